@@ -1,8 +1,9 @@
-//! What the contract costs: an empty layer per call, and the file backend against bare pread and pwrite.
+//! The costs of the contract: an empty layer, per call, and the file backend compared with plain
+//! pread and pwrite.
 //!
-//! One line per figure. Two things that are compared are run in turn, in the same process, over the same
-//! amount of data, and the median of the rounds is given. `cargo bench -p cached-blocker`; arguments choose parts:
-//! `layers`, `memory`, `file`.
+//! There is one line per figure. Two things that are compared run alternately in the same process
+//! over the same amount of data, and the median of the rounds is given. `cargo bench -p
+//! cached-blocker`; arguments select parts: `layers`, `memory`, `file`.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::fs::{File, OpenOptions};
@@ -39,7 +40,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Answers at once, with bytes that are always the same: a hit, without a cache.
+/// Answers at once, always with the same bytes: like a hit, but without a cache.
 struct Hit {
     data: Segments,
     events: EventHub,
@@ -104,7 +105,7 @@ fn object(index: u64) -> ObjectId {
     ObjectId::new(Namespace::new("bench").unwrap(), Name::new(format!("object-{index:02}")).unwrap())
 }
 
-/// The answer, taken as a server takes it: a future only where there is something to wait for.
+/// Takes the answer as a server does: a future only if there is something to wait for.
 fn answer<T: Unpin>(reply: Reply<T>) -> T {
     match reply {
         Reply::Ready(answer) => answer.unwrap(),
@@ -117,7 +118,7 @@ fn median(mut figures: Vec<f64>) -> f64 {
     figures[figures.len() / 2]
 }
 
-/// CPU time of the whole process, threads of a pool included.
+/// Returns the CPU time of the whole process, including threads of a pool.
 fn cpu_ns() -> u64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
@@ -147,7 +148,7 @@ fn layers() {
         start.elapsed().as_nanos() as f64 / f64::from(CALLS)
     };
     for (what, call) in [("read", &read as &dyn Fn(&dyn Blocker)), ("write", &write)] {
-        // The best of each: other work on the machine only ever adds.
+        // The best of each, because other work on the machine only adds time.
         let rounds: Vec<_> = (0..15).map(|_| (time(&*stack, call), time(&*hit, call))).collect();
         let stack_ns = rounds.iter().map(|(stack, _)| *stack).fold(f64::INFINITY, f64::min);
         let bare_ns = rounds.iter().map(|(_, bare)| *bare).fold(f64::INFINITY, f64::min);
@@ -164,10 +165,10 @@ fn layers() {
 const FILES: u64 = 16;
 const FILE_BYTES: u64 = 4 << 20;
 const OP_BYTES: usize = 4096;
-/// What the backend has before an object's data.
+/// The size of the backend's header before an object's data.
 const HEADER_BYTES: u64 = 4096;
 
-/// Where the n-th operation goes: all over 64 MiB, the same for both sides.
+/// Returns the position of the n-th operation: anywhere in 64 MiB, the same for both sides.
 fn place(n: u64) -> (usize, u64) {
     let hash = n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20;
     ((hash % FILES) as usize, hash / FILES % (FILE_BYTES / OP_BYTES as u64) * OP_BYTES as u64)
@@ -184,7 +185,8 @@ fn bare_files(dir: &std::path::Path) -> Vec<File> {
     let make = |index| {
         let path = dir.join(format!("bare-{index}"));
         let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(path).unwrap();
-        // Laid out as the backend's: the page cache treats a file by how it was first written.
+        // Laid out like the backend's files, because the page cache depends on how a file was first
+        // written.
         file.write_all_at(&data[..HEADER_BYTES as usize], 0).unwrap();
         file.write_all_at(&data, HEADER_BYTES).unwrap();
         file.sync_all().unwrap();
@@ -234,7 +236,7 @@ fn file_backend() {
     };
 
     let mut rounds = [const { Vec::new() }; 3];
-    // In turn, the other one first each time: the kernel's own state drifts.
+    // Alternately, with the other one first each time, because the kernel's state drifts.
     let compare = |rounds: &mut Vec<(f64, f64)>, bare: &mut dyn FnMut(u64), ours: &mut dyn FnMut(u64)| {
         let pair = if rounds.len().is_multiple_of(2) {
             let bare = per_op(OPS, &mut *bare);
@@ -262,7 +264,7 @@ fn file_backend() {
         compare(&mut rounds[1], &mut bare_write, &mut |n| {
             answer(write(&inline, n));
         });
-        // Through the pool, 32 in flight, as a server has them.
+        // Through the pool with 32 in flight, as in a server.
         let mut flight = Vec::with_capacity(32);
         compare(&mut rounds[2], &mut bare_write, &mut |n| {
             flight.push(write(&pooled, n));
@@ -273,7 +275,8 @@ fn file_backend() {
             }
         });
     }
-    // Where the difference comes from: building and dropping the request alone, then the system call.
+    // The components of the difference: building and dropping the request alone, then the system
+    // call.
     let request_ns = per_op(OPS, |n| {
         let (file, offset) = place(n);
         black_box(ReadRequest::new(objects[file].clone(), offset, OP_BYTES as u64));
@@ -323,7 +326,7 @@ fn memory() {
 
 fn main() {
     let parts: [(&str, fn()); 3] = [("layers", layers), ("memory", memory), ("file", file_backend)];
-    // Cargo adds options of its own.
+    // Cargo adds its own options.
     let wanted: Vec<_> = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
     for (name, run) in parts {
         if wanted.is_empty() || wanted.iter().any(|wanted| wanted == name) {

@@ -1,6 +1,6 @@
-//! A backend: objects in a map, as small as the contract allows. It has no fencing, no conditions and no
-//! compare-and-write, and its capabilities say so. The conformance suite checks the rest. Run it with
-//! `cargo run -p cached-blocker --example backend`.
+//! A backend: objects in a map, as small as the contract allows. It has no fencing, conditions or
+//! compare-and-write, and its capabilities say so. The conformance suite checks the rest. Run it
+//! with `cargo run -p cached-blocker --example backend`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,8 +18,8 @@ struct Map {
 }
 
 impl Map {
-    /// Makes one change in one critical section. `change` gets the old content, if any, and returns the new
-    /// one, if any.
+    /// Makes one change in a critical section. `change` gets the old content and returns the new
+    /// one; `None` means no object.
     fn change(
         &self,
         object: ObjectId,
@@ -59,7 +59,7 @@ fn check_call(call: Call) -> Result<()> {
     Ok(())
 }
 
-/// Returns the content with `bytes` at `offset`, longer if that is needed.
+/// Returns the content with `bytes` at `offset`, extended if necessary.
 fn patched(old: Option<Vec<u8>>, offset: u64, bytes: &[u8]) -> Result<Option<Vec<u8>>> {
     let end = range_end(offset, bytes.len() as u64, OBJECT_BYTES_MAX_DEFAULT)? as usize;
     let mut data = old.unwrap_or_default();

@@ -1,4 +1,4 @@
-//! A layer: it limits how many bytes may be read from the blocker below within each second. Run it with
+//! A layer that limits how many bytes per second may be read from the blocker below. Run it with
 //! `cargo run -p cached-blocker --example layer`.
 
 use std::sync::Arc;
@@ -14,7 +14,7 @@ struct ReadLimit<B> {
     below: Arc<B>,
     bytes_per_second: u64,
     clock: Arc<dyn Clock>,
-    /// When the bytes read so far are paid for.
+    /// The time until which the bytes read so far use up the limit.
     paid: Mutex<Timestamp>,
 }
 

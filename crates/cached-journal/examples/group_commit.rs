@@ -1,12 +1,12 @@
-//! Group commit of the journal beside an ideal one: the same bytes by `pwrite` and `fdatasync`, on the same
-//! disk, in one run.
+//! Compares the journal's group commit with an ideal one: the same bytes by `pwrite` and
+//! `fdatasync`, on the same disk, in one run.
 //!
 //! ```text
 //! cargo run --release -p cached-journal --example group_commit -- DIRECTORY [SECONDS]
 //! ```
 //!
-//! The ideal log has no heads, no checksums and no copies: one thread writes as many 4 KiB blocks as there
-//! are writers, into a zeroed file, and syncs. Rounds of both alternate.
+//! The ideal log has no headers, checksums or copies: one thread writes as many 4 KiB blocks as
+//! there are writers, into a zeroed file, and syncs. Rounds of both alternate.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -79,7 +79,7 @@ fn journaled(journal: &Journal, writers: usize, time: Duration) -> u64 {
     blocks.into_inner()
 }
 
-/// The appends alone: no thread waits for the disk, whose work is included.
+/// Only the appends: no thread waits for the disk, but the work of writing is included.
 fn appended(journal: &Journal, time: Duration) -> u64 {
     let payload = [7_u8; BLOCK_BYTES];
     let (begun, mut blocks) = (Instant::now(), 0);

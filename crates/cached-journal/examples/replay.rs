@@ -1,12 +1,12 @@
-//! Replay beside a sequential read of the same files, in one run.
+//! Compares a replay with a sequential read of the same files, in one run.
 //!
 //! ```text
 //! cargo run --release -p cached-journal --example replay -- DIRECTORY [MIB]
 //! ```
 //!
-//! Writes a journal of records of 4 KiB, then reads it in rounds: its files by reads of 1 MiB, and its records,
-//! verified, by the reader of a replay. Each round once with the files in the page cache, and once after the
-//! kernel was asked to forget them.
+//! Writes a journal of records of 4 KiB, then reads it in rounds: its files by reads of 1 MiB, and
+//! its records, verified, by the reader of a replay. Each round once with the files in the page
+//! cache, and once after the kernel was asked to forget them.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -41,7 +41,7 @@ fn fill(config: &JournalConfig, records: u64) {
             journal.wait_blocking(last).expect("durable");
         }
     }
-    // The holds are leaked: the records must stay.
+    // The guards that hold the records are leaked, because the records must stay.
     std::mem::forget(holds);
     journal.close().expect("closed");
 }

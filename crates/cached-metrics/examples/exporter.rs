@@ -1,5 +1,5 @@
-//! A component with metrics, and everything that a program does with them. Run it with
-//! `cargo run -p cached-metrics --example exporter`.
+//! A component with metrics, and everything that a program can do with them. Run it with `cargo run
+//! -p cached-metrics --example exporter`.
 
 use std::sync::Arc;
 use std::time::Instant;

@@ -4,7 +4,7 @@
 //! cargo run --release -p cached-nbd --example memory -- unix:/tmp/nbd.sock 1024
 //! nbdinfo 'nbd+unix:///disk?socket=/tmp/nbd.sock'
 //! ```
-//! The arguments are an address and the size in MiB. It ends when its standard input does.
+//! The arguments are an address and the size in MiB. It ends at the end of its standard input.
 
 use std::error::Error;
 use std::io::Read;

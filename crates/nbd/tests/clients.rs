@@ -1,7 +1,7 @@
-//! The clients that people use, against a server of this process: qemu's tools, libnbd's, fio.
+//! Common clients with a server in this process: qemu's tools, libnbd's, and fio.
 //!
-//! Debian's packages qemu-utils, libnbd-bin, python3-libnbd and fio have them. Where one is missing the test
-//! prints that it skips; with `CACHED_REQUIRE_ALL=1` that is a failure.
+//! They are in Debian's packages qemu-utils, libnbd-bin, python3-libnbd and fio. If one is missing,
+//! the test prints that it is skipped; with `CACHED_REQUIRE_ALL=1`, it fails.
 
 mod checks;
 
@@ -20,7 +20,7 @@ use tokio::runtime::Runtime;
 
 const SIZE_BYTES: u64 = 64 << 20;
 
-/// A server of the exports `disk` and `read-only`, at a unix socket and a TCP port.
+/// A server of the exports `disk` and `read-only`, on a unix socket and a TCP port.
 struct Site {
     exports: Arc<NamedExports>,
     server: Server,
@@ -61,13 +61,13 @@ impl Site {
         format!("nbd+unix:///{export}?socket={}", self.socket().display())
     }
 
-    /// Returns options of qemu for an export, with more of them.
+    /// Returns qemu's options for an export, with `more` added.
     fn qemu(&self, more: &str) -> Vec<String> {
         let options = format!("driver=nbd,export=disk,path={}{more}", self.socket().display());
         vec!["--image-opts".into(), options]
     }
 
-    /// Writes a file that is as long as the disk, with data and holes; no two blocks of data are the same.
+    /// Writes a file as long as the disk, with data and holes; no two blocks of data are equal.
     fn image(&self) -> PathBuf {
         let path = self.path("image");
         let mut image = std::fs::File::create(&path).unwrap();
@@ -98,7 +98,7 @@ fn serve(
     (server, port)
 }
 
-/// Returns whether the programs are there; if not, the skip is announced.
+/// Returns whether the programs are installed; if not, announces the skip.
 fn has(test: &str, programs: &[&str]) -> bool {
     let is_there = |name: &str| {
         let path = std::env::var_os("PATH").unwrap_or_default();
@@ -112,13 +112,13 @@ fn has(test: &str, programs: &[&str]) -> bool {
 fn skip(test: &str, why: &str) -> bool {
     let require_all = std::env::var("CACHED_REQUIRE_ALL").is_ok_and(|value| value == "1");
     assert!(!require_all, "{test}: {why}, and CACHED_REQUIRE_ALL=1 allows no skip");
-    // Not by a print macro, whose output the test runner captures.
+    // Not with a print macro, whose output the test runner captures.
     let _ = writeln!(std::io::stderr(), "\n*** SKIPPED {test}: {why} ***");
     false
 }
 
-/// Runs a program to its end, which must be a success, and returns its output. A program that hangs is ended
-/// by `timeout`.
+/// Runs a program until it exits, which must be successful, and returns its output. `timeout` ends
+/// a program that hangs.
 fn run<S: AsRef<std::ffi::OsStr>>(program: &str, arguments: impl IntoIterator<Item = S>) -> String {
     let output = outcome(program, arguments);
     assert!(output.status.success(), "{program}: {}\n{}", output.status, text(&output));
@@ -180,7 +180,7 @@ fn libnbd_gets_features_errors_and_data() {
     let site = Site::new();
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/clients/errors.py");
     run("/usr/bin/python3", [script.into(), site.uri("disk"), site.uri("read-only")]);
-    // nbdsh is this module.
+    // The command nbdsh is this module.
     let shell = ["-m", "nbd", "-u", &site.uri("disk"), "-c", "print(h.get_size())"].map(String::from);
     assert_eq!(run("/usr/bin/python3", shell).trim(), SIZE_BYTES.to_string());
 }
@@ -221,7 +221,7 @@ fn qemu_img_creates_converts_compares_maps_and_measures() {
     for more in [&["-w", "--flush-interval=64"][..], &["-w", "-t", "writethrough"], &[]] {
         run("qemu-img", [&["bench"], &size[..], more, &[&uri]].concat());
     }
-    // A format of qemu's own on it.
+    // One of qemu's own formats on the export.
     run("qemu-img", ["create", "-f", "qcow2", &uri, "128M"]);
     run("qemu-io", ["-f", "qcow2", "-c", "write -P 7 100M 1M", "-c", "flush", &uri]);
     run("qemu-io", ["-f", "qcow2", "-c", "read -P 7 100M 1M", "-c", "read -P 0 1M 1M", &uri]);
@@ -312,7 +312,7 @@ fn backup_tools_see_what_changed_since_a_snapshot() {
     };
     assert_eq!(changed("monday"), ["65536 131072 1", "33554432 65536 1"]);
     assert_eq!(changed("tuesday"), ["65536 65536 1", "33554432 65536 1"]);
-    // qemu shows the bitmap in the place of the allocation: what is dirty as a hole.
+    // qemu shows the bitmap instead of the allocation: dirty ranges as holes.
     let options = site.qemu(",x-dirty-bitmap=qemu:dirty-bitmap:tuesday");
     let map = run("qemu-img", [vec!["map".into(), "--output=json".into()], options].concat());
     assert!(map.contains("\"start\": 65536, \"length\": 65536"), "{map}");
@@ -342,13 +342,14 @@ fn a_client_reconnects_to_a_server_that_was_restarted_and_loses_nothing() {
     }
     assert!(bench.wait().unwrap().success());
     assert!(site.server.metric("nbd_requests_total") > 0);
-    // 40 000 blocks in order, and from the beginning again at the end of the disk.
+    // 40 000 blocks in order, continuing at the start after the end of the disk.
     if has("reconnect", &["qemu-io"]) {
         run("qemu-io", ["-f", "raw", "-c", "read -P 7 0 64M", &site.uri("disk")]);
     }
 }
 
-/// Writes what GnuTLS's users expect in a directory: `ca-cert.pem`, and a certificate with its key.
+/// Writes the files that users of GnuTLS expect in a directory: `ca-cert.pem`, and a certificate
+/// with its key.
 fn certificates(folder: &Path) {
     let authority_key = KeyPair::generate().unwrap();
     let mut params = CertificateParams::new(Vec::new()).unwrap();
@@ -399,7 +400,7 @@ fn tls_by_certificates_of_both_sides() {
     let io = ["-c", "write -P 3 5M 9M", "-c", "read -P 3 5M 9M"];
     run("qemu-io", [&["--object", &credentials, "--image-opts", &options], &io[..]].concat());
 
-    // Where it is optional, both kinds of clients are served.
+    // If TLS is optional, both kinds of clients are served.
     config.tls_required = false;
     let site = Site::with(MemoryExport::new(SIZE_BYTES), config);
     let uri = format!("nbds://localhost:{}/disk?tls-certificates={}", site.port, folder.path().display());
@@ -414,7 +415,7 @@ fn the_corpus_of_the_fuzzer_again() {
     for entry in std::fs::read_dir(folder).unwrap() {
         let bytes = std::fs::read(entry.unwrap().path()).unwrap();
         checks::client(&bytes);
-        // Cut off anywhere it is a client that goes away.
+        // Cut off at any position, it is like a client that disconnects.
         (0..bytes.len()).for_each(|end| checks::client(&bytes[..end]));
         count += 1;
     }

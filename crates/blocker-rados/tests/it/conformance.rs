@@ -9,11 +9,11 @@ use blocker_rados::RadosStore;
 
 use crate::support::Cluster;
 
-/// Each case has a root of its own, so that whatever it claims binds no other.
+/// Each case has its own root, so that its claims do not affect others.
 struct Rados<'a> {
     cluster: &'a Cluster,
     store: Mutex<Option<Arc<RadosStore>>>,
-    /// How the OSD ends and comes back.
+    /// The `ceph-dev` command that ends the OSD and starts it again.
     kills: Option<&'static str>,
 }
 
@@ -32,8 +32,8 @@ impl Harness for Rados<'_> {
         store
     }
 
-    /// Kills the OSD, and starts it on the same store. The client stays, as it would, and is given the time
-    /// to find it again: on a busy machine that can take longer than one operation waits.
+    /// Kills the OSD, and starts it on the same store. The client stays, as in reality, and gets
+    /// time to reconnect: on a busy machine, that can take longer than one operation waits.
     fn power_cycle(&self) -> Option<Arc<dyn Blocker>> {
         self.cluster.dev("osd", &[self.kills?]);
         let store = self.store.lock().unwrap().clone()?;
@@ -71,7 +71,8 @@ fn bluestore_and_the_osd_killed_in_between() {
     {
         passes(&Rados::new(&cluster, None), theme);
     }
-    // A restart takes seconds, so only the most telling cases; all of them with the variable.
+    // A restart takes seconds, so only the most significant cases run; all of them with the
+    // variable.
     let all = std::env::var_os("CACHED_RADOS_ALL_CRASHES").is_some();
     let cases: &[&str] = if all {
         &["crash::"]
@@ -88,7 +89,8 @@ fn bluestore_and_the_osd_killed_in_between() {
     }
 }
 
-/// Three copies, three monitors, one of them gone, a user that may read and write the pool and no more.
+/// Three copies, three monitors with one of them down, and a user that may only read and write the
+/// pool.
 #[test]
 #[ignore = "long: ceph, beyond the contract"]
 fn as_operators_run_it() {

@@ -1,5 +1,5 @@
-//! Faults of the cluster: the OSD killed, paused, full, the pool deleted. Nothing acknowledged is lost,
-//! errors name the cause, and the client continues by itself when it is over.
+//! Faults of the cluster: the OSD killed, paused or full, the pool deleted. No acknowledged data
+//! are lost, errors name the cause, and the client recovers by itself.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use blocker_rados::{RadosConfig, RadosStore};
 
 use crate::support::{Cluster, eventually, object, read, write};
 
-/// One cluster, one trouble after the other.
+/// One cluster, which meets one fault after the other.
 #[test]
 #[ignore = "long: ceph, beyond the contract"]
 fn trouble_below_is_survived() {
@@ -72,7 +72,7 @@ fn cancelled_calls_leave_nothing_behind(cluster: &Cluster) {
         poll_times(store.read(ReadRequest::new(id(), 0, 65_536)), polls, patience);
         poll_times(store.delete(DeleteRequest::new(id())), polls, patience);
     }
-    // Whatever was begun has its end.
+    // Every started change has completed.
     let last = object("last");
     write(&*store, &last, b"x").unwrap();
     let start = Instant::now();
@@ -87,7 +87,7 @@ fn cancelled_calls_leave_nothing_behind(cluster: &Cluster) {
 const KEYS: u64 = 6;
 const BYTES: usize = 8192;
 
-/// Every 512 bytes name the round that wrote them.
+/// Each 512 bytes contain the round that wrote them.
 fn content(round: u64) -> Vec<u8> {
     round.to_le_bytes().repeat(BYTES / 8)
 }
@@ -131,7 +131,7 @@ fn nothing_acknowledged_is_lost_when_the_osd_is_killed(cluster: &Cluster) {
                     std::thread::yield_now();
                 }
             }
-            // The second time it is back before anyone has missed it.
+            // The second time, it is back before its absence is noticed.
             cluster.dev("osd", &[if kill == 0 { "restart" } else { "bounce" }]);
             let before = total();
             let start = Instant::now();
@@ -165,19 +165,19 @@ fn a_change_that_comes_late_is_refused(cluster: &Cluster) {
     for id in [&one, &two] {
         eventually("write", || write(&*store, id, b"first"));
     }
-    // Another client, that has seen the object as it was before.
+    // Another client, which has seen the object's earlier state.
     let other = cluster.open(&patient);
     write(&*other, &one, b"first").unwrap();
     cluster.dev("osd", &["pause"]);
     let begun = Instant::now();
     let late = write(&*store, &one, b"late!");
     assert!(matches!(late, Err(Error::OutcomeUnknown(_))), "{late:?}");
-    // At its deadline a call answers, whatever the OSD does.
+    // A call answers at its deadline, whatever the OSD does.
     let deadline = SystemClock.now() + Duration::from_millis(100);
     let request = WriteRequest::new(two.clone(), 0, b"late?").deadline(deadline);
     let late = block_on(store.write(request));
     assert!(matches!(late, Err(Error::OutcomeUnknown(_))), "{late:?}");
-    // What is read or written next must first know what became of it.
+    // The next read or write must first find out the outcome of that change.
     let unread = read(&*store, &one);
     assert!(matches!(unread, Err(Error::Retryable(_))), "{unread:?}");
     let next = write(&*store, &one, b"newer");
@@ -189,13 +189,15 @@ fn a_change_that_comes_late_is_refused(cluster: &Cluster) {
     cluster.dev("osd", &["resume"]);
     for id in [&one, &two] {
         eventually("write", || write(&*store, id, b"newer"));
-        // Everything that was queued at the OSD is done when a later change of the same object is.
+        // Once a later change of the same object is done, everything queued before it at the OSD is
+        // done too.
         eventually("write", || write(&*store, id, b"newer"));
         assert_eq!(eventually("read", || read(&*store, id)), b"newer");
     }
     assert_eq!(store.families().number("rados_objects_unsettled"), Some(Number::Integer(0)));
-    // Settling has moved the gate: a change prepared before it is refused by the store, from any client, and
-    // has to be prepared anew. That is what keeps the late one out.
+    // Determining the outcome has changed the object's gate, the random number that every change
+    // replaces. So the store refuses a change prepared before it, from any client, and the change has
+    // to be prepared again. That keeps the late change out.
     assert_eq!(other.families().number("rados_changes_retried_total"), Some(Number::Integer(0)));
     write(&*other, &one, b"other").unwrap();
     assert_eq!(other.families().number("rados_changes_retried_total"), Some(Number::Integer(1)));
@@ -221,7 +223,7 @@ fn a_full_cluster_says_so_and_recovers(cluster: &Cluster) {
     };
     assert!(matches!(error, Error::OutOfSpace(_)), "{error}");
     assert_eq!(subscriber.try_next(), Some(Event::Full));
-    // What is there can be read, and removed.
+    // Existing objects can be read and removed.
     assert_eq!(read(&*store, &names[0]).unwrap(), b"before");
     block_on(store.delete(DeleteRequest::new(names[0].clone()))).unwrap();
     cluster.dev("full", &["off"]);
@@ -243,7 +245,7 @@ fn a_deleted_pool_is_waited_for(cluster: &Cluster) {
     let start = Instant::now();
     loop {
         match read(&*store, &id) {
-            // Not `Missing`: that would be a lie.
+            // Not `Missing`, which would be false.
             Err(error) => {
                 assert!(
                     matches!(&error, Error::Retryable(text) if text.contains("\"passing\" is gone")),

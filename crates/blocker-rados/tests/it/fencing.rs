@@ -1,5 +1,5 @@
-//! Two writers: once the newer one's claim has returned, nothing of the older one's lands any more, on any
-//! object of the scope, whether it was there before or not.
+//! Two writers: once the newer writer's claim has returned, no change of the older one takes effect
+//! any more on any object of the scope, existing or not.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -25,7 +25,7 @@ fn stamped(epoch: u64, sequence: u64, domain: Option<OrderDomain>) -> Change {
     change
 }
 
-/// Everything in the namespace: name, content, stamp.
+/// The name, content and stamp of every object in the namespace.
 fn snapshot(store: &RadosStore) -> Vec<(ObjectId, Vec<u8>, Option<Stamp>)> {
     let page = block_on(store.list(ListRequest::new(object("x").namespace).entries_max(10_000))).unwrap();
     let of = |name| {
@@ -36,7 +36,7 @@ fn snapshot(store: &RadosStore) -> Vec<(ObjectId, Vec<u8>, Option<Stamp>)> {
     page.entries.into_iter().map(|entry| of(entry.name)).collect()
 }
 
-/// A deposed writer continues to create, overwrite and delete while the claim is made, and after.
+/// A replaced writer continues to create, overwrite and delete during the claim and after it.
 fn depose(cluster: &Cluster, scope: &Scope, domain: Option<OrderDomain>, round: u64) {
     let config = cluster.config();
     let (old, new) = (cluster.open(&config), cluster.open(&config));
@@ -54,7 +54,8 @@ fn depose(cluster: &Cluster, scope: &Scope, domain: Option<OrderDomain>, round: 
                     if stop.load(Ordering::Acquire) {
                         break;
                     }
-                    // One that is there, one that never was, one that comes and goes.
+                    // An object that exists, one that never existed, and one that is created and
+                    // deleted repeatedly.
                     let name = match sequence % 3 {
                         0 => format!("kept-{writer}"),
                         1 => format!("new-{writer}-{sequence}"),
@@ -103,7 +104,7 @@ fn depose(cluster: &Cluster, scope: &Scope, domain: Option<OrderDomain>, round: 
         assert!(!at_claim.is_empty());
         assert!(at_claim == snapshot(&new), "round {round}: something landed after the claim had returned");
     });
-    // The new owner continues; the old one learns the epoch in force.
+    // The new owner continues, and the old one learns the current epoch.
     let request = WriteFullRequest::new(object("kept-0"), b"newer").change(stamped(2, 1, domain));
     block_on(new.write_full(request)).unwrap();
     assert_eq!(read(&*old, &object("kept-0")).unwrap(), b"newer");
@@ -127,21 +128,22 @@ fn a_deposed_writer_is_refused_by_the_store_on_every_object() {
     namespaces_are_found(&cluster);
 }
 
-/// Objects of other programs, ghosts, and memories of deletions.
+/// Objects of other programs, remnants of deletions, and records of stamped deletions.
 fn claims_meet_what_others_left(cluster: &Cluster) {
     let store = cluster.open(&cluster.config());
     let claim =
         |scope: Scope, epoch| block_on(store.claim(ClaimRequest::new(scope, Epoch(epoch), WriterId(1))));
     let fenced = |epoch| Err(Error::Fenced { epoch: Epoch(epoch) });
-    // Epoch 0 binds no writer, and leaves nothing.
+    // Epoch 0 does not bind any writer, and leaves no trace.
     for scope in [Scope::All, Scope::Namespace(object("x").namespace), Scope::Object(object("asked"))] {
         claim(scope, 0).unwrap();
     }
     assert_eq!(store.families().number("rados_objects_introduced_total"), Some(Number::Integer(0)));
-    // An object claimed by itself before it exists stays claimed.
+    // An object that was claimed individually before it existed stays claimed.
     claim(Scope::Object(object("early")), 5).unwrap();
     assert_eq!(write(&*store, &object("early"), b"late"), fenced(5));
-    // A stamped deletion is forgotten by a claim that makes it needless, and by no other.
+    // The record of a stamped deletion is removed by a claim that makes it unnecessary, and by no
+    // other claim.
     for name in ["forgotten", "remembered"] {
         let write = WriteRequest::new(object(name), 0, b"x").change(stamped(4, 1, None));
         block_on(store.write(write)).unwrap();
@@ -159,7 +161,7 @@ fn claims_meet_what_others_left(cluster: &Cluster) {
     assert_eq!(attached.epoch, Epoch(6));
 }
 
-/// Writers race for the same epoch in scopes that overlap, each by a connection of its own.
+/// Writers race for the same epoch in overlapping scopes, each with its own connection.
 fn an_epoch_is_held_by_one_writer(cluster: &Cluster) {
     const ROUNDS: u64 = 12;
     let config = cluster.config();
@@ -212,7 +214,7 @@ fn an_epoch_is_held_by_one_writer(cluster: &Cluster) {
     println!("{held} of {ROUNDS} epochs were had by anyone");
 }
 
-/// Records without a writer exclude every writer.
+/// Claim records without a writer exclude every writer.
 fn claims_of_older_versions_belong_to_no_one(cluster: &Cluster) {
     let config = cluster.config();
     let store = cluster.open(&config);
@@ -236,7 +238,7 @@ fn claims_of_older_versions_belong_to_no_one(cluster: &Cluster) {
         claim(scope, 6).unwrap();
         claim(scope, 6).unwrap();
     }
-    // A fence that a stamp has raised is no claim.
+    // A fence that a stamp has raised is not a claim.
     let stamp = WriteRequest::new(object("new"), 0, b"x").change(stamped(7, 1, None));
     block_on(store.write(stamp)).unwrap();
     claim(&Scope::Object(object("new")), 7).unwrap();

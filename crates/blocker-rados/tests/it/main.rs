@@ -1,4 +1,4 @@
-//! The tests of the store on RADOS, before a one-node Ceph.
+//! The tests of the store on RADOS, with a one-node Ceph.
 
 mod conformance;
 mod faults;

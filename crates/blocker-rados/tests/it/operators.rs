@@ -1,5 +1,5 @@
-//! RADOS as operators run it: keys, three OSDs with copies, three monitors. One of each may go at any time;
-//! the client waits no longer than the cluster does, and nothing acknowledged is lost.
+//! RADOS as operators run it: keys, three OSDs with copies, three monitors. One of each may fail at
+//! any time; the client waits no longer than the cluster does, and no acknowledged data are lost.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use blocker_rados::{RadosConfig, RadosStore};
 
 use crate::support::{Cluster, eventually, object, read, write};
 
-/// One cluster, one trouble after the other.
+/// One cluster, which meets one fault after the other.
 #[test]
 #[ignore = "long: ceph, beyond the contract"]
 fn one_of_each_may_go() {
@@ -33,7 +33,8 @@ fn what_is_wrong_with_a_key_is_said_in_one_line(cluster: &Cluster) {
         let mut config = cluster.config();
         change(&mut config);
         let open = || RadosStore::open(config.clone()).err().expect("opening must fail");
-        // A monitor that does not answer in time proves nothing about keys: on a busy machine that happens.
+        // A monitor that does not answer in time, which happens on a busy machine, says nothing
+        // about keys.
         let error = (0..6).map(|_| open()).find(|error| !error.is_retryable()).expect("no monitor answers");
         let text = error.to_string();
         assert!(error.kind() == "denied" && text.contains(words), "{}: {text}, not {words}", error.kind());
@@ -54,11 +55,11 @@ fn what_is_wrong_with_a_key_is_said_in_one_line(cluster: &Cluster) {
     let option = |key: &str| (key.to_owned(), "none".to_owned());
     let without = vec![option("auth_client_required"), option("auth_cluster_required")];
     fails(&|config| config.librados = without.clone(), "does not accept client.cached");
-    // The right one, named.
+    // The correct one, given by name.
     let mut config = cluster.config();
     config.keyring = Some(cluster.file("client.cached.keyring"));
     write(&*cluster.open(&config), &object("x"), b"x").unwrap();
-    // A pool that this user has no rights in.
+    // A pool for which this user has no rights.
     cluster.dev("pool", &["create", "other"]);
     config.pool = "other".into();
     let store = cluster.open(&config);
@@ -75,13 +76,13 @@ fn what_is_wrong_with_a_key_is_said_in_one_line(cluster: &Cluster) {
 const KEYS: u64 = 3;
 const BYTES: usize = 8192;
 
-/// Every 8 bytes name the round that wrote them.
+/// Each 8 bytes contain the round that wrote them.
 fn content(round: u64) -> Vec<u8> {
     round.to_le_bytes().repeat(BYTES / 8)
 }
 
-/// Writes all the time while `trouble` is made, which is given a way to wait for as many acknowledgements of
-/// every key as it says. Everything acknowledged must be there at the end.
+/// Writes continuously during `trouble`, which gets a function that waits for a number of
+/// acknowledgements for every key. Everything acknowledged must be there at the end.
 fn through(cluster: &Cluster, config: &RadosConfig, trouble: impl FnOnce(&dyn Fn(u64))) {
     let store = cluster.open(config);
     let acknowledged: Vec<AtomicU64> = (0..KEYS).map(|_| AtomicU64::new(0)).collect();
@@ -148,7 +149,7 @@ fn two_of_three_copies_are_enough(cluster: &Cluster) {
     });
 }
 
-/// What waits at it is sent to others meanwhile; it comes back with what it had of it.
+/// Requests that wait at it are meanwhile sent to others. It returns with the state that it had.
 fn an_osd_that_hangs_is_done_without(cluster: &Cluster) {
     through(cluster, &cluster.config(), |progress| {
         progress(5);
@@ -164,7 +165,7 @@ fn two_of_three_monitors_are_enough(cluster: &Cluster) {
         progress(5);
         cluster.dev("mon", &["a", "kill"]);
         progress(5);
-        // A client that comes now finds the others, and so does what needs a new map.
+        // A new client finds the others, and so do requests that need a new map.
         let new = cluster.open(&cluster.config());
         eventually("write", || write(&*new, &object("x"), b"x"));
         cluster.dev("osd", &["0", "restart"]);

@@ -1,4 +1,4 @@
-//! What the answers of a server over HTTP come to, where the library below does not distinguish them.
+//! The errors for a server's HTTP answers that the underlying library does not distinguish.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener};
@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use blocker_s3::{S3Config, S3Store};
 
-/// Starts a server that gives every request the same answer. Returns its address, and the number of its
-/// requests so far. Its thread ends with the process.
+/// Starts a server that gives every request the same answer. Returns its address and a counter of
+/// its requests. Its thread ends with the process.
 fn server(status: &'static str, body: &'static str) -> (SocketAddr, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -35,7 +35,8 @@ fn server(status: &'static str, body: &'static str) -> (SocketAddr, Arc<AtomicUs
     (address, count)
 }
 
-/// The kind and the text of the error when a store is opened on such a server, and the number of requests.
+/// Opens a store on such a server, and returns the kind and the text of the error, and the number
+/// of requests.
 fn opened(status: &'static str, body: &'static str) -> (&'static str, String, usize) {
     let (address, count) = server(status, body);
     let text = format!("disks,endpoint=http://{address},allow_http=true,anonymous=true,retries=1");

@@ -1,5 +1,5 @@
-//! How long a call takes at most, with a server that does not answer: its whole time, repetitions and waits included,
-//! and what its error states about the change.
+//! The longest time of a call with a server that does not answer, including retries and waits, and
+//! what its error says about the change.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use blocker_s3::{S3Config, S3Store};
 
 use crate::support::{Met, Server, drive, object, read};
 
-/// Many repetitions: without a bound a call would take ten times as long.
+/// Many retries: without a limit, a call would take ten times as long.
 fn config() -> S3Config {
     let text = "bucket,request_timeout_secs=30,retries=20,call_timeout_secs=100,sweep_age_secs=36000";
     text.parse().unwrap()
@@ -35,7 +35,7 @@ fn is_put_below(directory: &'static str) -> impl FnMut(&Met) -> bool + Send {
 #[test]
 fn a_call_ends_in_its_time_however_often_its_requests_are_repeated() {
     let (server, clock) = (Server::new(1), ManualClock::new());
-    // The other one remembers no head.
+    // The other store does not remember a head.
     let (store, other) = (open(&server, &clock), open(&server, &clock));
     drive(&clock, store.write_full(WriteFullRequest::new(object("disk"), vec![1; 100_000]))).unwrap();
     let named = |error: Error, kind: &str, part: &str| {
@@ -43,7 +43,7 @@ fn a_call_ends_in_its_time_however_often_its_requests_are_repeated() {
         assert_eq!(error.kind(), kind, "{text}");
         assert!(text.contains("call_timeout_secs = 100") && text.contains(part), "{text}");
     };
-    // Nothing is answered: a read, a listing, a change before its head.
+    // Nothing is answered: a read, a listing, and a change before its head.
     server.stall(|met| met.kind == "get");
     let start = clock.now();
     named(read(&store, &clock, &object("disk")).unwrap_err(), "retryable", "nothing was changed");
@@ -85,7 +85,7 @@ fn a_change_whose_head_was_on_its_way_is_open_until_the_next_look() {
     }
 }
 
-/// What a change leaves to be removed is removed after it.
+/// A change removes obsolete blobs only after it has completed.
 #[test]
 fn a_change_that_was_made_is_not_called_unmade() {
     let (server, clock) = (Server::new(1), ManualClock::new());
@@ -98,7 +98,7 @@ fn a_change_that_was_made_is_not_called_unmade() {
     assert_eq!(read(&store, &clock, &object("disk")).unwrap(), vec![2; 100_000]);
 }
 
-/// A caller's own deadline that comes first is the one that counts.
+/// A caller's own earlier deadline takes precedence.
 #[test]
 fn the_callers_deadline_comes_first_where_it_is_shorter() {
     let (server, clock) = (Server::new(1), ManualClock::new());
@@ -111,7 +111,7 @@ fn the_callers_deadline_comes_first_where_it_is_shorter() {
     assert_eq!(since(&clock, start), 10);
 }
 
-/// A claim has so long for each object, not for all of them.
+/// The time limit of a claim applies to each object, not to all of them.
 #[test]
 fn a_claim_takes_as_long_as_it_comes_further() {
     const OBJECTS: usize = 200;
@@ -122,7 +122,7 @@ fn a_claim_takes_as_long_as_it_comes_further() {
         drive(&clock, store.write(request)).unwrap();
     }
     let claim = |epoch| ClaimRequest::new(Scope::Namespace(object("x").namespace), Epoch(epoch), WriterId(1));
-    // Of each object the first look waits for the end of its attempt.
+    // For each object, the first read waits until its attempt times out.
     let mut met = std::collections::BTreeSet::new();
     let is_first = move |head: &Met| head.path.starts_with("h/") && met.insert(head.path.clone());
     let other = open(&server, &clock);
@@ -130,7 +130,7 @@ fn a_claim_takes_as_long_as_it_comes_further() {
     let start = clock.now();
     drive(&clock, other.claim(claim(2))).unwrap();
     assert!(since(&clock, start) > 150, "{} s: it tests nothing", since(&clock, start));
-    // Where it comes no further it ends, and has raised the epoch.
+    // If it cannot continue, it ends with the epoch raised.
     server.stall(|met| met.path.starts_with("h/"));
     let start = clock.now();
     let error = drive(&clock, other.claim(claim(3))).map(drop).unwrap_err();
@@ -144,7 +144,7 @@ fn a_server_that_never_answers_is_not_waited_for_without_end_when_a_store_is_ope
     server.stall(|_| true);
     let config: S3Config =
         "bucket,request_timeout_secs=1,retries=20,call_timeout_secs=2,sweep_age_secs=36000".parse().unwrap();
-    // It blocks, so its time is that of the system.
+    // It blocks, so the system's time applies.
     let error = S3Store::open_over(&config, server as Arc<dyn ObjectStore>, Arc::new(SystemClock));
     let error = error.map(drop).unwrap_err();
     assert_eq!(error.kind(), "retryable", "{error}");

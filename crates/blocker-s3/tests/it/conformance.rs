@@ -1,4 +1,4 @@
-//! The contract's conformance suite on a store over a server in memory.
+//! The contract's conformance suite on a store over an in-memory server.
 
 use std::sync::{Arc, Mutex};
 
@@ -8,12 +8,12 @@ use blocker_s3::S3Store;
 
 use crate::support::{Server, config};
 
-/// Each case has a server of its own, so that whatever it claims binds no other. A store that is opened again
-/// over what the server has is what a loss of power leaves.
+/// Each case has its own server, so that its claims do not affect others. Reopening a store on the
+/// server's contents corresponds to a loss of power.
 #[derive(Default)]
 struct InMemory {
     server: Mutex<Option<Arc<Server>>>,
-    /// How many of a thousand requests meet a fault that a repetition mends.
+    /// How many of a thousand requests meet a fault that a retry resolves.
     yields_max: u32,
 }
 

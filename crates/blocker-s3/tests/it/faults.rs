@@ -1,5 +1,5 @@
-//! A fault at every single request of a script: what was acknowledged is there, what failed is there wholly
-//! or not at all, whatever was answered, and what nothing names is swept.
+//! A fault at each request of a script. Acknowledged changes are there, failed ones are there
+//! completely or not at all, whatever was answered, and unreferenced blobs are swept.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::support::{Fault, Server, drive, object, open, read};
 
 const KIB: usize = 1024;
 
-/// What is done, one after the other.
+/// The steps of the script, in order.
 #[derive(Clone, Debug)]
 enum Step {
     Write(&'static str, usize, Vec<u8>),
@@ -60,7 +60,7 @@ fn put(model: &mut Model, name: &'static str, at: usize, data: &[u8]) {
     bytes[at..at + data.len()].copy_from_slice(data);
 }
 
-/// What a step that succeeds does.
+/// Applies the effect of a successful step to the model.
 fn apply(model: &mut Model, step: &Step) {
     match step {
         Step::Write(name, at, data) | Step::Compare(name, at, _, data) => put(model, name, *at, data),
@@ -82,7 +82,7 @@ fn apply(model: &mut Model, step: &Step) {
     }
 }
 
-/// Does a step; changes carry the stamp of the epoch that was claimed last.
+/// Performs a step. Changes carry the stamp of the latest claimed epoch.
 fn run(store: &S3Store, clock: &ManualClock, step: &Step, stamp: Stamp) -> Result<(), Error> {
     match step.clone() {
         Step::Write(name, at, data) => {
@@ -141,14 +141,15 @@ fn found(store: &S3Store, clock: &ManualClock) -> Model {
     model
 }
 
-/// Runs the script with a fault at its request number `at`. Returns whether the script has as many.
+/// Runs the script with a fault at request number `at`. Returns whether the script has that many
+/// requests.
 fn with_fault(at: usize, fault: Fault) -> bool {
     let context = format!("{fault:?} at request {at}");
     let (server, clock) = (Server::new(at as u64), ManualClock::new());
     let store = open(&server, &clock);
     server.met();
     server.fail_at(at, fault);
-    // An error that a repetition would mend comes through: another at the next requests.
+    // A retry would resolve an error, so the next requests fail too.
     if matches!(fault, Fault::Error | Fault::LostAnswer | Fault::Late) && at % 2 == 1 {
         (1..8).for_each(|more| server.fail_at(at + more, fault));
     }
@@ -180,7 +181,8 @@ fn with_fault(at: usize, fault: Fault) -> bool {
     }
     let reached = server.met_count() > at;
     server.heal();
-    // The same store, where it is alive, finds out what has become of it; then nothing late can land.
+    // The same store, if it is still alive, determines the outcome. After that, nothing late can
+    // take effect.
     let same = (!matches!(fault, Fault::DeadBefore | Fault::DeadAfter)).then(|| found(&store, &clock));
     server.land();
     let again = open(&server, &clock);
@@ -200,7 +202,7 @@ fn with_fault(at: usize, fault: Fault) -> bool {
     if let Some(same) = same {
         assert_eq!(same, model, "{context}: changed after it was read back");
     }
-    // What nothing names is swept, and what is named stays.
+    // Unreferenced blobs are swept, and referenced ones stay.
     let swept = drive(&clock, again.sweep(Duration::ZERO)).unwrap();
     let blobs = server.keys("d/").len() as u64;
     assert_eq!(swept.blobs - swept.removed, blobs, "{context}");

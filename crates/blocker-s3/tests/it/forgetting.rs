@@ -1,5 +1,5 @@
-//! What a sweep removes beside blobs: the heads of deleted objects, where nothing depends on them and the server keeps
-//! conditions of removals.
+//! Objects that a sweep removes apart from blobs: the heads of deleted objects, if nothing depends
+//! on them and the server supports conditions on removals.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::http::{Double, Trouble};
 
 const HOUR: Duration = Duration::from_secs(60 * 60);
 
-/// A server, and the file with credentials that it takes no notice of.
+/// A server, and a file with credentials that the server ignores.
 struct Place {
     server: Double,
     credentials: std::path::PathBuf,
@@ -99,7 +99,7 @@ fn old_ghosts_go_and_their_names_can_be_used_again() {
     assert_eq!(place.server.keys("h/").len(), 1);
     assert_eq!(place.server.keys("p/").len(), 0, "the probe leaves nothing");
     assert!(!is_there(&store, "a") && is_there(&store, "c"));
-    // Both from what they remember: one that it is gone, the other the head that it was.
+    // Both use what they remember: one that the object is gone, the other its former head.
     write(&store, "a", None).unwrap();
     write(&other, "b", None).unwrap();
     for store in [&store, &other] {
@@ -126,7 +126,7 @@ fn a_ghost_stays_while_its_stamp_or_fence_matters() {
     delete(&store, "claimed", Some(Stamp::new(8, 1))).unwrap();
     place.server.advance(7200);
     assert_eq!(place.sweep(&store).forgotten, 0);
-    // An older change of the same writer does not bring it back.
+    // An older change by the same writer does not bring it back.
     assert!(write(&store, "stamped", Some(Stamp::new(5, 1))).is_err());
     assert!(!is_there(&store, "stamped"));
     claim(&store, namespace(), 6);

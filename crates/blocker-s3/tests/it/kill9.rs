@@ -1,15 +1,17 @@
-//! Writers that are killed in the middle of what they do, over a troubled way to a server: nothing that was
-//! acknowledged is lost, a deposed writer changes nothing any more, and nothing that a writer has left outlives the sweep.
+//! Writers that are killed during their changes, over an unreliable connection to a server: nothing
+//! that was acknowledged is lost, a replaced writer changes nothing any more, and the sweep removes
+//! everything that writers have left behind.
 //!
 //! ```text
 //! KILL9_MINUTES=10 cargo test -p blocker-s3 --test it killed_writers_before_versitygw -- --ignored --nocapture
 //! ```
-//! `KILL9_ROUNDS` is another length than six rounds, `KILL9_SEED` another seed than 1.
+//! `KILL9_ROUNDS` sets the number of rounds (default 6), `KILL9_SEED` the seed (default 1).
 //!
-//! Each round claims an epoch, lets a writer (this program, as another process) change a few objects in an order that a
-//! seed gives, kills it, claims the next epoch, and compares the objects with a model of what the writer has reported as
-//! begun and as done. Requests that are still on their way are waited for only after the comparison: by then the claim
-//! must have shut them out.
+//! Each round claims an epoch, lets a writer (this program, as another process) change a few
+//! objects in an order given by a seed, kills it, claims the next epoch, and compares the objects
+//! with a model of the changes that the writer has reported as started and as completed. Requests
+//! still in transit are awaited only after the comparison: by then the claim must have shut them
+//! out.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -33,12 +35,12 @@ use crate::trouble;
 
 const OBJECTS: usize = 6;
 const THREADS: usize = 3;
-/// Begins what the writer reports in a line of its output.
+/// The start of the writer's output lines that contain its reports.
 const REPORT: &str = "writer: ";
-/// The most that an object grows to.
+/// The maximum size of an object.
 const OBJECT_BYTES: usize = 300_000;
 
-/// What a change does to an object that is there or not.
+/// A change of an object, which may or may not exist.
 enum Step {
     Write(usize, Vec<u8>),
     Runs(Vec<(usize, Vec<u8>)>),
@@ -47,7 +49,8 @@ enum Step {
     Delete,
 }
 
-/// The change number `number` of an object in a round: the same for the writer and for the model.
+/// Returns change number `number` of an object in a round, the same for the writer and for the
+/// model.
 fn step(seed: u64, round: u64, object: usize, number: u64) -> Step {
     let mut rng = SmallRng::seed_from_u64(
         seed ^ round.wrapping_mul(0x9e37_79b9) ^ number << 20 ^ (object as u64) << 56,
@@ -71,7 +74,7 @@ fn step(seed: u64, round: u64, object: usize, number: u64) -> Step {
 
 type Content = Option<Vec<u8>>;
 
-/// What an object is after a change that was made.
+/// Returns an object's content after a change.
 fn after(before: &Content, step: &Step) -> Content {
     let laid = |runs: &[(usize, &[u8])]| {
         let mut bytes = before.clone().unwrap_or_default();
@@ -85,7 +88,7 @@ fn after(before: &Content, step: &Step) -> Content {
         Step::Write(at, data) => laid(&[(*at, data)]),
         Step::Runs(runs) => laid(&runs.iter().map(|(at, data)| (*at, &data[..])).collect::<Vec<_>>()),
         Step::Full(data) => Some(data.clone()),
-        // Of an object that is not there it is refused.
+        // It is refused for a missing object.
         Step::Truncate(size) => before.clone().map(|mut bytes| {
             bytes.resize(*size, 0);
             bytes
@@ -118,7 +121,8 @@ fn claim(store: &S3Store, epoch: u64) {
 
 // ---- the writer
 
-/// Changes objects without end; a line for each begin and each end, with what has become of it.
+/// Changes objects without end. Prints a line at the start and at the end of each change, with its
+/// outcome.
 fn write(config: &S3Config, seed: u64, round: u64) {
     let store = loop {
         match S3Store::open(config) {
@@ -143,7 +147,7 @@ fn write(config: &S3Config, seed: u64, round: u64) {
                             Ok(()) => "done",
                             Err(Error::Missing | Error::Retryable(_)) => "refused",
                             Err(Error::OutcomeUnknown(_)) => "unknown",
-                            // The parent has taken over before its signal has arrived.
+                            // The parent has claimed the next epoch before its signal arrived.
                             Err(Error::Fenced { .. }) => "refused",
                             Err(error) => panic!("{error}"),
                         };
@@ -176,17 +180,17 @@ fn make(store: &S3Store, number: usize, step: &Step, stamp: Stamp) -> Result<(),
 
 // ---- the parent
 
-/// What the objects may be.
+/// The possible contents of the objects.
 struct Model {
     possible: Vec<Vec<Content>>,
-    /// The change of each object that has begun, and has not ended.
+    /// The change in progress for each object.
     open: BTreeMap<usize, u64>,
     counts: BTreeMap<&'static str, u64>,
 }
 
 impl Model {
     fn line(&mut self, seed: u64, round: u64, line: &str) {
-        // Before it, the test runner may have begun the line.
+        // The test runner may have written the start of the line.
         let Some((_, report)) = line.split_once(REPORT) else { return };
         let words: Vec<&str> = report.split(' ').collect();
         let [word, object, number] = words[..] else { return };
@@ -218,7 +222,7 @@ impl Model {
         *self.counts.entry(name).or_default() += 1;
     }
 
-    /// The writer has ended: what had begun may be made or not.
+    /// The writer has ended, so the changes in progress may or may not have been made.
     fn killed(&mut self, seed: u64, round: u64) {
         for (object, number) in std::mem::take(&mut self.open) {
             let step = step(seed, round, object, number);
@@ -228,7 +232,7 @@ impl Model {
         }
     }
 
-    /// Each object is one of what it may be; from now on it is that.
+    /// Checks that each object has one of its possible contents, which from now on is its only one.
     fn check(&mut self, store: &S3Store, context: &str) {
         for (number, possible) in self.possible.iter_mut().enumerate() {
             let found = loop {
@@ -255,8 +259,8 @@ impl Model {
     }
 }
 
-/// A server, or the way to one: requests and answers get into trouble there. `access` is how it lets writers in; `keys`
-/// returns the keys in the bucket that begin with these words.
+/// Runs against a server, or a proxy that makes requests and answers fail. `access` has the
+/// writers' credentials; `keys` returns the keys in the bucket that start with a prefix.
 fn run(
     way: &Double,
     access: &str,
@@ -295,10 +299,10 @@ fn run(
         assert!(writer.try_wait().unwrap().is_none(), "{context}: the writer has ended by itself");
         writer.kill().unwrap();
         writer.wait().unwrap();
-        // What it has reported before it died; a line that was cut off reports nothing.
+        // The reports before its death; a truncated line does not count.
         lines.map_while(Result::ok).for_each(|line| model.line(seed, round, &line));
         model.killed(seed, round);
-        // In every other round over the way as it is.
+        // Every other round uses the connection without faults.
         if round % 2 == 0 {
             way.heal();
         }
@@ -322,7 +326,7 @@ fn run(
         model.check(&store, &format!("{context}, after a sweep"));
         rounds += 1;
     }
-    // Without objects nothing is left of them.
+    // Without objects, nothing must remain of them.
     let store = S3Store::open(&config).unwrap();
     let epoch = 2 * rounds + 1;
     claim(&store, epoch);
@@ -333,7 +337,7 @@ fn run(
     claim(&store, epoch + 1);
     drop(store);
     way.wait_idle();
-    // A server of the tests has no clock of its own, and what is left of an object goes by its age.
+    // A test server has no clock of its own, and the removal of remnants depends on their age.
     way.advance(3600);
     let store = S3Store::open(&config).unwrap();
     block_on(store.sweep(Duration::ZERO)).unwrap();
@@ -353,14 +357,14 @@ fn seed() -> u64 {
     number("KILL9_SEED").unwrap_or(1)
 }
 
-/// Is the writer, if this is its process, which runs one test alone.
+/// Runs the writer if this is its process, which runs only one test.
 fn is_writer() -> bool {
     let Ok(config) = std::env::var("KILL9_CONFIG") else { return false };
     write(&config.parse().unwrap(), seed(), number("KILL9_ROUND").unwrap());
     true
 }
 
-/// Whether there have been enough rounds.
+/// Returns a function that tells whether there have been enough rounds.
 fn is_over() -> impl Fn(u64) -> bool {
     let since = Instant::now();
     move |done| match number("KILL9_MINUTES") {
@@ -375,7 +379,7 @@ fn killed_writers() {
         return;
     }
     let server = Double::new();
-    // Without keys a store forgets no object.
+    // Without these keys, a store never removes a deleted object's head.
     let file =
         std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("s3-kill9-{}", std::process::id()));
     std::fs::write(&file, "[default]\naws_access_key_id = any\naws_secret_access_key = any\n").unwrap();

@@ -1,4 +1,4 @@
-//! The tests of the store on S3: before a server in memory, and before real ones.
+//! The tests of the store on S3, with an in-memory server and with real ones.
 
 mod answers;
 mod bounds;

@@ -1,5 +1,6 @@
-//! The store over real connections, to a server in this process: the conformance suite; a model under connections that
-//! are cut, answers that are lost, cut off or wrong, and wishes for fewer requests; answers that come too late.
+//! The store over real connections to a server in this process: the conformance suite; a model with
+//! interrupted connections, answers that are lost, truncated or wrong, and requests to slow down;
+//! and answers that come too late.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -20,7 +21,8 @@ use rand::seq::index::sample;
 
 use crate::http::{Asked, Double, SLOW_DOWN, Trouble};
 
-/// After how long an attempt fails in the tests of late answers, which wait for that: long enough for a busy machine.
+/// The time limit of an attempt in the tests of late answers, which wait for it: long enough for a
+/// busy machine.
 const SHORT: Duration = Duration::from_secs(3);
 
 fn config(server: &Double) -> S3Config {
@@ -50,7 +52,7 @@ fn metric(store: &S3Store, name: &str) -> u64 {
     store.families().number(name).unwrap().to_u64()
 }
 
-/// Each case has a server of its own.
+/// Each case has its own server.
 struct OverHttp(AtomicU32, parking_lot::Mutex<Option<Double>>);
 
 impl OverHttp {
@@ -80,8 +82,8 @@ fn the_conformance_suite_passes() {
     report.assert_passed();
 }
 
-/// A cache's flush, with all that is on the way for it: 16 dirty ranges of 4 KiB, anywhere in 4 MiB, are two requests
-/// that together are at most 1.3 times as large and 8 KiB, but where the object is written anew.
+/// The traffic of a cache's flush: 16 dirty ranges of 4 KiB, anywhere in 4 MiB, cause two requests
+/// that together have at most 1.3 times the data plus 8 KiB, unless the object is rewritten.
 #[test]
 fn a_flush_is_two_requests_little_larger_than_what_is_dirty() {
     const FLUSHES: usize = 150;
@@ -93,7 +95,7 @@ fn a_flush_is_two_requests_little_larger_than_what_is_dirty() {
     let asked = Arc::new(parking_lot::Mutex::new(Vec::new()));
     let into = Arc::clone(&asked);
     server.trouble(move |request| {
-        // What is of no use any more is removed in the background, not as a part of a flush.
+        // Obsolete blobs are removed in the background, not as a part of a flush.
         if request.method != "DELETE" {
             into.lock().push((request.method.clone(), request.bytes()));
         }
@@ -120,7 +122,8 @@ fn a_flush_is_two_requests_little_larger_than_what_is_dirty() {
     assert!(anew * 40 <= FLUSHES, "{anew} of {FLUSHES} wrote the object anew");
 }
 
-/// A page asks the server for as many keys as it takes, and one that is longer than an answer of the server is complete.
+/// A page asks the server for as many keys as the caller wants. A page longer than one answer of
+/// the server is complete.
 #[test]
 fn a_page_is_as_long_as_what_is_asked_for() {
     const NAMES: usize = 1_010;
@@ -143,7 +146,7 @@ fn a_page_is_as_long_as_what_is_asked_for() {
     let namespace = object("0000").namespace;
     let page = block_on(store.list(ListRequest::new(namespace.clone()).entries_max(5))).unwrap();
     assert_eq!((page.entries.len(), page.has_more), (5, true));
-    // One more than fits, of either spelling.
+    // One more than fits, for either parameter name.
     assert_eq!(std::mem::take(&mut *asked.lock()), ["6", "6"]);
     let page = block_on(store.list(ListRequest::new(namespace).entries_max(10_000))).unwrap();
     assert_eq!((page.entries.len(), page.has_more), (NAMES, false));
@@ -171,7 +174,7 @@ fn a_server_that_names_no_etag_is_refused_when_the_store_is_opened() {
     }
 }
 
-/// A server that keeps objects as files, and has no place for one.
+/// A server that keeps objects as files, and has no space for one.
 #[test]
 fn a_name_that_the_server_cannot_keep_is_refused_at_once_and_one_that_it_could_not_is_kept() {
     let server = Double::new();
@@ -184,14 +187,15 @@ fn a_name_that_the_server_cannot_keep_is_refused_at_once_and_one_that_it_could_n
         let error = write(len).unwrap_err();
         assert_eq!(error.kind(), "denied", "{error}");
         assert!(error.to_string().contains("the server cannot keep a file of this name"), "{error}");
-        // As where the last object of a directory is removed at that moment.
+        // As when the last object of a directory is being removed at that moment.
         hold_once(&server, refused, plan);
         write(len).unwrap();
         server.heal();
     }
 }
 
-/// What is acknowledged is there, what is refused is not, and what is unknown is one or the other, for good.
+/// Acknowledged changes are there, refused ones are not, and unknown ones are one or the other
+/// permanently.
 #[test]
 fn nothing_is_lost_or_made_up_by_trouble_on_the_way() {
     for seed in 0..4 {
@@ -204,7 +208,7 @@ fn nothing_is_lost_or_made_up_by_trouble_on_the_way() {
     }
 }
 
-/// Holds the first request that `is_it`.
+/// Holds the first request for which `is_it` returns true.
 fn hold_once(server: &Double, trouble: Trouble, is_it: impl Fn(&Asked) -> bool + Send + 'static) {
     let mut is_over = false;
     server.trouble(move |asked| {
@@ -226,7 +230,7 @@ fn a_put_that_arrives_late_changes_nothing() {
     for (round, trouble) in [(2, Trouble::HeldBefore), (4, Trouble::HeldAfter)] {
         for kind in ["h/", "d/"] {
             hold_once(&server, trouble, move |asked| asked.method == "PUT" && asked.key.starts_with(kind));
-            // The attempt fails, and is repeated.
+            // The attempt fails, and is retried.
             write(round).unwrap();
             assert_eq!(server.held(), 1);
             write(round + 1).unwrap();
@@ -250,12 +254,12 @@ fn a_server_that_does_not_answer_is_an_error_and_no_wait_without_end() {
     assert_eq!(error.kind(), "retryable", "{error}");
     let error = read(&store, &disk).unwrap_err();
     assert_eq!(error.kind(), "retryable", "{error}");
-    // Its head gets none: that may be changed.
+    // Its head gets no answer: the object may have changed.
     server.trouble(|asked| if asked.key.starts_with("d/") { Trouble::None } else { Trouble::HeldBefore });
     let error = block_on(store.write(WriteRequest::new(disk.clone(), 0, vec![3; 50_000]))).unwrap_err();
     assert_eq!(error.kind(), "outcome_unknown", "{error}");
     server.heal();
-    // What it becomes is decided by the first look; whatever was on the way comes too late.
+    // The first read decides the outcome; requests still in transit arrive too late.
     let found = read(&store, &disk).unwrap();
     server.release();
     assert_eq!(read(&store, &disk).unwrap(), found);
@@ -285,6 +289,6 @@ fn a_wish_for_fewer_requests_halves_their_number() {
         assert_eq!(server.held(), 4, "others wait for a place");
         server.release();
     });
-    // As many answers as it is wide make it wider by one.
+    // After as many successful answers as its width, the limit grows by one.
     assert!(metric(&store, "s3_requests_in_flight_max") >= 6);
 }

@@ -1,5 +1,5 @@
-//! Several stores on one server, whose requests overtake each other, fail and land late by a seed: no update
-//! is lost or made twice, and a deposed writer changes nothing any more.
+//! Several stores on one server, whose requests overtake each other, fail and arrive late according
+//! to a seed. No update is lost or made twice, and a replaced writer changes nothing any more.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -17,7 +17,8 @@ const SEEDS: u64 = 60;
 
 type Task<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
 
-/// Each writer adds to counters by reading, and writing on the condition of the version that it has read.
+/// Each writer adds to counters by reading, and by writing on condition of the version that it has
+/// read.
 fn counters(seed: u64, permille: u32) {
     const WRITERS: usize = 3;
     const ADDITIONS: usize = 6;
@@ -34,7 +35,7 @@ fn counters(seed: u64, permille: u32) {
                 let counter = (writer + addition) % 2;
                 let id = object(format!("counter-{counter}"));
                 loop {
-                    // A large object, so that its bytes lie in blobs.
+                    // A large object, so that its bytes are in blobs.
                     let (value, condition) = match store.read(ReadRequest::new(id.clone(), 40_000, 8)).await {
                         Ok(reply) => {
                             let bytes = reply.data.to_vec().try_into().unwrap();
@@ -86,7 +87,8 @@ fn no_update_is_lost_or_made_twice_where_answers_are_lost() {
     (0..SEEDS).for_each(|seed| counters(seed, 100));
 }
 
-/// A writer continues to create, overwrite and delete while another claims its scope, and after.
+/// A writer continues to create, overwrite and delete while another one claims its scope, and after
+/// that.
 fn depose(seed: u64, scope: &Scope, domain: Option<OrderDomain>, permille: u32) {
     let (server, clock) = (Server::new(seed), ManualClock::new());
     let (old, new) = (open(&server, &clock), open(&server, &clock));
@@ -100,7 +102,8 @@ fn depose(seed: u64, scope: &Scope, domain: Option<OrderDomain>, permille: u32) 
         let (old, claimed, landed, refused) = (&old, &claimed, &landed, &refused);
         let task = async move {
             for sequence in 1..=24_u64 {
-                // One that is there, one that never was, one that comes and goes.
+                // An object that exists, one that never existed, and one that is created and
+                // deleted repeatedly.
                 let name = match sequence % 3 {
                     0 => format!("kept-{writer}"),
                     1 => format!("new-{writer}-{sequence}"),
@@ -126,7 +129,8 @@ fn depose(seed: u64, scope: &Scope, domain: Option<OrderDomain>, permille: u32) 
                         assert_eq!(epoch, Epoch(2), "seed {seed}: {name}");
                         refused.set(refused.get() + 1);
                     }
-                    // It may have been sent before the claim and land, or not; or it is tried no more.
+                    // It may have been sent before the claim and take effect or not, or it is not
+                    // retried any more.
                     Err(Error::Retryable(_) | Error::OutcomeUnknown(_)) => {}
                     Err(Error::Missing) if sequence % 3 == 2 => {}
                     Err(error) => panic!("seed {seed}: {name}: {error}"),
@@ -154,7 +158,7 @@ fn depose(seed: u64, scope: &Scope, domain: Option<OrderDomain>, permille: u32) 
     assert!(landed.get() + refused.get() > 0, "seed {seed}");
 }
 
-/// Name, content, version and stamp of each object.
+/// The name, content, version and stamp of each object.
 type Snapshot = BTreeMap<Vec<u8>, (Vec<u8>, Version, Option<Stamp>)>;
 
 async fn again<T>(mut call: impl AsyncFnMut() -> Result<T, Error>) -> T {
@@ -205,7 +209,7 @@ fn a_deposed_writer_changes_nothing_any_more_where_requests_land_late() {
     }
 }
 
-/// Of two writers that claim overlapping scopes with one epoch, one at most comes to hold it.
+/// Of two writers that claim overlapping scopes with the same epoch, at most one holds it.
 #[test]
 fn one_epoch_is_held_by_one_writer() {
     let namespace = object("x").namespace;

@@ -1,4 +1,4 @@
-//! What operations cost in requests and bytes, and which servers are refused.
+//! The cost of operations in requests and bytes, and the servers that are refused.
 
 use std::sync::Arc;
 
@@ -20,8 +20,9 @@ fn count(met: &[Met], kind: &str) -> usize {
     met.iter().filter(|met| met.kind == kind).count()
 }
 
-/// A cache's flush: 16 dirty ranges of 4 KiB, anywhere in 4 MiB. Each is two puts, and but for the ones that
-/// write the object anew, at most 1.3 times the dirty bytes and 8 KiB; over many the same holds for all.
+/// The cost of a cache's flush of 16 dirty ranges of 4 KiB, anywhere in 4 MiB. Each flush is two
+/// puts with at most 1.3 times the dirty bytes plus 8 KiB, unless it rewrites the object; the
+/// average over many flushes also stays within that.
 #[test]
 fn a_flush_of_scattered_ranges_is_two_puts() {
     let (server, clock) = (Server::new(1), ManualClock::new());
@@ -66,7 +67,8 @@ fn a_flush_of_scattered_ranges_is_two_puts() {
     assert!(server.keys("d/").len() <= 97, "old blobs are removed");
 }
 
-/// Callers that change one object at the same time wait for each other, and none does its work twice.
+/// Callers that change one object at the same time wait for each other, and none does its work
+/// twice.
 #[test]
 fn callers_of_one_store_do_not_make_each_other_repeat() {
     const CALLERS: u8 = 6;
@@ -88,7 +90,7 @@ fn callers_of_one_store_do_not_make_each_other_repeat() {
         };
         interleave(&clock, seed, (0..CALLERS).map(caller).collect());
         let puts = count(&server.met(), "put");
-        // A ghost at first, then a blob and a head for each.
+        // First a deletion marker, then a blob and a head for each change.
         assert_eq!(puts, 1 + 2 * usize::from(CALLERS * ROUNDS), "seed {seed}");
     }
 }
@@ -111,7 +113,7 @@ fn small_objects_are_one_put_and_one_get() {
     let met = server.met();
     assert_eq!((count(&met, "get"), met.len()), (1, 1), "{met:?}");
     assert_eq!(server.keys("d/").len(), 0);
-    // It grows out of its head.
+    // It becomes too large for its head.
     write(100_000, 10);
     assert_eq!(server.keys("d/").len(), 1);
     assert_eq!(read(&other, &clock, &object("small")).unwrap()[8191..8193], [0, 1]);
@@ -130,14 +132,14 @@ fn a_deleted_object_leaves_no_blob() {
     assert_eq!(gone.map(drop), Err(Error::Missing));
 }
 
-/// A reader with an old head, whose blobs are gone by the time it asks for them.
+/// A reader with an old head, whose blobs are gone by the time it requests them.
 #[test]
 fn a_reader_that_misses_a_blob_looks_again() {
     let (server, clock) = (Server::new(1), ManualClock::new());
     let (writer, reader) = (open(&server, &clock), open(&server, &clock));
     let full = |byte| WriteFullRequest::new(object("large"), vec![byte; 100_000]);
     drive(&clock, writer.write_full(full(1))).unwrap();
-    // Requests let each other go first, so the read meets each state of the change for some seed.
+    // Requests yield to each other, so that for some seed the read meets each state of the change.
     for seed in 0..60 {
         server.disturb(0, 4);
         let request = ReadRequest::new(object("large"), 0, 100_000);
@@ -152,7 +154,7 @@ fn a_reader_that_misses_a_blob_looks_again() {
         crate::support::interleave(&clock, seed, vec![Box::pin(read), Box::pin(write)]);
     }
     server.heal();
-    // A blob that is gone for good is damage, and no loop.
+    // A blob that is permanently gone is reported as damage, without endless retries.
     let blob = server.keys("d/").remove(0);
     use blocker_s3::object_store::ObjectStoreExt;
     blocker::executor::block_on(server.inner.delete(&blob.as_str().into())).unwrap();
@@ -198,7 +200,7 @@ fn the_probe_leaves_nothing() {
     let store = open(&server, &clock);
     assert_eq!(server.keys(""), ["s/layout"]);
     drive(&clock, store.flush(blocker::FlushRequest::new(Scope::All))).unwrap();
-    // A server without an answer is no server to open.
+    // A store cannot be opened on a server that does not answer.
     server.fail_at(0, crate::support::Fault::DeadBefore);
     let server: Arc<dyn ObjectStore> = server;
     let error = S3Store::open_over(&config(), server, Arc::new(SystemClock)).map(drop).unwrap_err();

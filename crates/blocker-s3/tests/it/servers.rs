@@ -1,7 +1,8 @@
-//! The store on servers that others have made, over HTTP with signed requests: the conformance suite, several programs
-//! that change one object, bytes that are damaged behind the store's back, and what cannot be reached.
+//! The store on other projects' servers, over HTTP with signed requests: the conformance suite,
+//! several programs that change one object, bytes damaged behind the store's back, and unreachable
+//! servers.
 //!
-//! `docs/s3.md` has a table of what works on which.
+//! `docs/s3.md` has a table of the results per server.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -20,10 +21,10 @@ use futures_util::StreamExt;
 use crate::http::Double;
 use crate::outside::{Outside, ask};
 
-/// Each case has a prefix of its own, so that whatever it claims binds no other.
+/// Each case has its own prefix, so that its claims do not affect others.
 struct On<'a> {
     server: &'a Outside,
-    /// What is between, where there is something.
+    /// The proxy in between, if there is one.
     way: Option<&'a Double>,
     case: AtomicU32,
 }
@@ -61,7 +62,7 @@ fn disk() -> ObjectId {
     ObjectId::new(Namespace::new("vm").unwrap(), Name::copy_from(b"disk").unwrap())
 }
 
-/// Several programs add to one number; none of their additions is lost.
+/// Several programs add to one number, and none of their additions is lost.
 fn programs_lose_no_update(server: &Outside) {
     const PROGRAMS: u64 = 4;
     const ADDITIONS: u64 = 10;
@@ -101,14 +102,14 @@ fn conforms(server: &Outside, way: Option<&Double>) {
     report.assert_passed();
 }
 
-/// The same, while one request of 40 is late, refused, cut off, or has its answer lost.
+/// The same, while one request of 40 is late, refused or interrupted, or has its answer lost.
 fn conforms_with_trouble_on_the_way(server: &Outside) {
     let way = Double::before(server.endpoint.trim_start_matches("http://"));
     way.trouble(crate::trouble::passable(1, 40));
     conforms(server, Some(&way));
 }
 
-/// Between the store and the server requests and answers are late, cut off, and lost.
+/// Requests and answers between the store and the server are late, interrupted or lost.
 fn trouble_on_the_way_loses_nothing(server: &Outside) {
     for seed in 0..2 {
         let way = Double::before(server.endpoint.trim_start_matches("http://"));
@@ -121,7 +122,7 @@ fn trouble_on_the_way_loses_nothing(server: &Outside) {
     }
 }
 
-/// Blobs that are cut off, or gone, under their head.
+/// Blobs that are truncated or missing while their head exists.
 fn damaged_blobs_are_noticed(server: &Outside) {
     let store = S3Store::open(&server.config("damage")).unwrap();
     block_on(store.write(WriteRequest::new(disk(), 0, vec![1; 100_000]))).unwrap();
@@ -137,7 +138,8 @@ fn damaged_blobs_are_noticed(server: &Outside) {
     assert_eq!(damaged().kind(), "corrupt", "{}: {}", server.name, damaged());
 }
 
-/// A bucket that is removed: its objects are not missing, they cannot be reached. And one that never was there.
+/// A removed bucket: its objects do not count as missing, because they cannot be reached. Also a
+/// bucket that never existed.
 fn a_bucket_that_is_gone_is_no_missing_object(server: &Outside) {
     server.bucket(Method::PUT, "short-lived");
     let mut config = server.config("");

@@ -30,7 +30,7 @@ fn memory() {
     passes(Arc::new(Memory::default()));
 }
 
-/// A fresh backend for each case: scopes that span everything may be claimed.
+/// A new backend for each case, so that cases may claim scopes that span everything.
 struct Fresh;
 
 impl Harness for Fresh {
@@ -66,7 +66,7 @@ fn file_on_the_callers_thread() {
 
 #[test]
 fn file_past_the_page_cache() {
-    // A temporary directory in memory may have no O_DIRECT; the build's own is on a disk.
+    // A temporary directory in memory may not support O_DIRECT; the build's directory is on a disk.
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     passes(file(&dir, FileConfig { direct: true, ..FileConfig::default() }));
 }

@@ -1,4 +1,4 @@
-//! Replays the fuzz corpus of what a file store may find on disk.
+//! Replays the fuzz corpus of a file store's files.
 
 #[test]
 fn the_corpus_is_opened_or_refused() {

@@ -1,4 +1,5 @@
-//! Fault injection follows its plan exactly, and the suite notices a disk that reports false success.
+//! Fault injection follows its plan exactly, and the suite detects a disk that reports false
+//! success.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -63,7 +64,7 @@ fn errors_that_say_try_again_are_survived() {
     let noisy = plan(4, |plan| plan.error_permille = 20);
     let memory: Arc<dyn Blocker> = faulty(Arc::new(Memory::default()), noisy);
     let mut options = Options::default();
-    // The suite tries again, except where it drops replies half-way.
+    // The suite retries, except where it drops replies half-way.
     for filter in ["content", "random", "fencing", "conditions"] {
         options.filter = filter.into();
         run(&Plain::new(Arc::clone(&memory)), &options).assert_passed();
@@ -188,7 +189,7 @@ fn a_stall_holds_everyone_until_it_ends_or_the_deadline_passes() {
     let patient = backend.write_full(WriteFullRequest::new(object(), b"patient"));
     assert!(matches!((&late, &patient), (Reply::Pending(_), Reply::Pending(_))));
     let waiting = std::thread::spawn(move || block_on(late));
-    // Steps the clock until the waiting call has its answer.
+    // Advances the clock until the waiting call has its answer.
     while !waiting.is_finished() {
         clock.advance(Duration::from_secs(1));
         std::thread::yield_now();

@@ -1,4 +1,4 @@
-//! The file store on a real file system: its directory, its lock, and what it costs.
+//! The file store on a real file system: its directory, its lock, and its costs.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -74,7 +74,7 @@ fn a_store_of_the_first_format_is_refused_with_a_way_on() {
 
 #[test]
 fn a_small_object_takes_one_block() {
-    // A temporary directory in memory may count in pages; the build's own is on a disk.
+    // A temporary directory in memory may count whole pages; the build's directory is on a disk.
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let store = open(dir.path()).unwrap();
     for (name, len, blocks) in [("small", 100, 1), ("packed", 3_072, 1), ("one", 3_073, 2), ("two", 4_096, 2)]

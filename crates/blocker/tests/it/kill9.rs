@@ -1,10 +1,11 @@
-//! The file backend under kill -9: a real process writes and reports what was acknowledged, is killed at a
-//! moment drawn from a seed, and its directory is looked at.
+//! The file backend with kill -9: a real process writes and reports what was acknowledged, is
+//! killed at a moment drawn from a seed, and its directory is checked.
 //!
-//! The child is the same binary; an environment variable makes it the writer. It prints a line after each
-//! acknowledgement; the parent kills it after a drawn number of lines, while it continues to work.
-//! What was acknowledged must be there whole: kill -9 spares the page cache, so *cached* survives it as
-//! well as *stored*; an operation under way is there whole or not at all, for any sector.
+//! The child is the same binary; an environment variable makes it the writer. It prints a line
+//! after each acknowledgement. The parent kills it after a random number of lines, while it
+//! continues to work. Acknowledged changes must be complete: kill -9 spares the page cache, so
+//! *cached* changes survive it just like *stored* ones. For each sector, an operation in progress
+//! is either complete or has had no effect.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
@@ -23,12 +24,12 @@ fn object(key: u64) -> ObjectId {
     ObjectId::new(Namespace::new("kill").unwrap(), Name::new(format!("object-{key}")).unwrap())
 }
 
-/// The content after round `round`: every sector names the round that wrote it.
+/// The content after round `round`: every sector contains the round that wrote it.
 fn content(round: u64) -> Vec<u8> {
     round.to_le_bytes().repeat(OBJECT_BYTES / 8)
 }
 
-/// Writes for ever: `done ROUND KEY KIND VERSION` after each acknowledgement.
+/// Writes forever: prints `done ROUND KEY KIND VERSION` after each acknowledgement.
 fn write_until_killed(dir: &str) {
     let store = FileStore::open_or_create(dir).unwrap();
     let start: u64 = std::env::var("KILL9_ROUND").unwrap().parse().unwrap();
@@ -76,8 +77,8 @@ fn nothing_acknowledged_is_lost_by_kill_9() {
     let mut versions: HashMap<(u64, Version), u64> = HashMap::new();
     for kill in 0..15 {
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        // Each object is changed at least once: what the kill before may have left of the operation it
-        // interrupted is then gone, and what is found is this run's doing.
+        // Each object is changed at least once, so that the effects of the operation interrupted by
+        // the previous kill are gone, and the results are from this run.
         let lines_max = OBJECTS + (random >> 33) % 60;
         round = run_and_kill(dir.path(), round, lines_max, &mut last, &mut versions);
         let store = FileStore::open_or_create(dir.path()).unwrap();
@@ -85,17 +86,17 @@ fn nothing_acknowledged_is_lost_by_kill_9() {
             check(&store, *key, *acknowledged, *is_there, round, &versions);
         }
         println!("kill {kill}: up to round {round}, {lines_max} acknowledgements read");
-        // Some runs end in order, so that both kinds of starts follow each other.
+        // Some runs end properly, so that both kinds of starts follow each other.
         if kill % 3 == 0 {
             store.close().unwrap();
         }
-        // The next writer begins above anything that the killed one may have begun.
+        // The next writer starts above any round that the killed one may have started.
         round += 2 * OBJECTS - round % OBJECTS;
     }
 }
 
-/// Runs the writer from `round` on, and kills it after a number of lines. Returns the last round
-/// acknowledged.
+/// Runs the writer from `round` on, and kills it after a number of lines. Returns the last
+/// acknowledged round.
 fn run_and_kill(
     dir: &std::path::Path,
     round: u64,
@@ -115,7 +116,7 @@ fn run_and_kill(
     let mut take = |line: &str| {
         let Some(line) = line.split_once("done ").map(|(_, line)| line) else { return false };
         let fields: Vec<&str> = line.split(' ').collect();
-        // The last line may be cut off; then it is no acknowledgement that anyone has seen.
+        // The last line may be truncated; then nobody has seen that acknowledgement.
         let [round, key, kind, version] = fields[..] else { return false };
         let (Ok(round), Ok(key)) = (round.parse(), key.parse()) else { return false };
         let Ok(version) = version.parse() else { return false };
@@ -134,7 +135,7 @@ fn run_and_kill(
     }
     child.kill().unwrap();
     child.wait().unwrap();
-    // What it reported before it was killed counts as well.
+    // Lines that it printed before it was killed count too.
     for line in lines {
         take(&line);
     }
@@ -149,7 +150,7 @@ fn check(
     reached: u64,
     versions: &HashMap<(u64, Version), u64>,
 ) {
-    // The one operation after the last acknowledged may have been done, wholly or in part.
+    // The operation after the last acknowledged one may have been done, completely or partly.
     let next = reached + 1;
     let begun = (next % OBJECTS == key).then_some(next);
     let read = match block_on(store.read(ReadRequest::new(object(key), 0, OBJECT_BYTES as u64))) {

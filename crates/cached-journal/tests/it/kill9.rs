@@ -1,8 +1,9 @@
-//! The journal under kill -9: a real process appends and prints what was acknowledged, is killed at a moment
-//! drawn from a seed, and its directory is read.
+//! The journal with kill -9: a real process appends and prints what was acknowledged, is killed at
+//! a moment drawn from a seed, and its directory is read.
 //!
-//! The child is this very binary, which the environment makes the writer. Each of its lines is printed after
-//! an acknowledgement; the parent kills it after a drawn number of lines, in the middle of its work.
+//! The child is the same binary; an environment variable makes it the writer. It prints a line
+//! after each acknowledgement; the parent kills it after a random number of lines, while it is
+//! working.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{BufRead, BufReader, Write};
@@ -11,7 +12,7 @@ use std::sync::{Arc, Mutex};
 
 use cached_journal::{AppendError, Head, Journal, JournalConfig, Kind, Object, Record, tools};
 
-/// How many records each writer holds at least, at any time.
+/// The minimum number of records that each writer holds at any time.
 const HELD: usize = 60;
 const WRITERS: u64 = 4;
 
@@ -19,21 +20,21 @@ fn config(directory: &str) -> JournalConfig {
     JournalConfig {
         segment_bytes: 1 << 20,
         limit_bytes: 8 << 20,
-        // tmpfs knows no O_DIRECT in older kernels.
+        // Older kernels do not support O_DIRECT on tmpfs.
         direct: std::env::var("KILL9_DIRECT").is_ok(),
         ..JournalConfig::new(directory)
     }
 }
 
-/// A payload from which its number can be read at any place.
+/// Returns a payload that identifies its number at every position.
 fn payload(number: u64) -> Vec<u8> {
     number.to_le_bytes().repeat(1 + number as usize % 700)
 }
 
-/// Appends for ever: `acknowledged POSITION NUMBER` after each wait.
+/// Appends forever: prints `acknowledged POSITION NUMBER` after each wait.
 fn write_until_killed(directory: &str) {
     let (journal, mut replay) = Journal::open(&config(directory), Arc::new(|_| {})).unwrap();
-    // What was recovered is applied a part at a time, while new records are appended.
+    // Recovered records are applied a few at a time while new records are appended.
     let recovered: Vec<_> = replay.records().map(|record| record.unwrap().position).collect();
     let start: u64 = std::env::var("KILL9_START").unwrap().parse().unwrap();
     let out = Mutex::new(std::io::stdout());
@@ -100,7 +101,7 @@ fn nothing_acknowledged_is_lost_by_kill_9() {
         let mut acknowledged = BTreeMap::new();
         let mut reader = BufReader::new(child.stdout.take().unwrap()).lines();
         let mut killed = false;
-        // Also what was printed between the decision and the kill counts.
+        // Lines printed between the decision and the kill count too.
         while let Some(Ok(line)) = reader.next() {
             let words: Vec<_> = line.split(' ').collect();
             if let ["acknowledged", position, number] = words[..] {
@@ -125,7 +126,7 @@ fn nothing_acknowledged_is_lost_by_kill_9() {
             next = Some(record.position.0 + 1);
             found.insert(record.position.0, record.head.sequence);
         }
-        // A writer waits for each of its records: the last ones of the child are held.
+        // A writer waits for each of its records, so the child's last records are held.
         let held = acknowledged.iter().rev().take(HELD - WRITERS as usize);
         for (position, number) in held {
             assert_eq!(found.get(position), Some(number), "round {round}: lost");

@@ -15,7 +15,7 @@ fn write(journal: &Journal, number: u64, bytes: usize) -> cached_journal::Hold {
     let appended = loop {
         match journal.append(&Record { head: head.clone(), payload: &[&payload] }) {
             Ok(appended) => break appended,
-            // The preparing thread has not made the segment yet.
+            // The preparing thread has not created the segment yet.
             Err(AppendError::Full) => std::thread::yield_now(),
             Err(error) => panic!("{error}"),
         }
@@ -25,7 +25,7 @@ fn write(journal: &Journal, number: u64, bytes: usize) -> cached_journal::Hold {
 }
 
 fn round_trip(direct: bool) {
-    // In the directory of the build, which is on a disk: tmpfs may know no O_DIRECT.
+    // In the build's directory, which is on a disk: tmpfs may not support O_DIRECT.
     let parent = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let directory = parent.path().join("journal");
     let config = config(&directory, direct);

@@ -1,5 +1,5 @@
-//! Arbitrary bytes, and slightly damaged requests: nothing panics, every call makes progress, and all cuts
-//! decode to the same events.
+//! Arbitrary bytes, and slightly damaged requests: nothing panics, every call makes progress, and
+//! all ways of cutting the stream decode to the same events.
 
 use std::sync::LazyLock;
 
@@ -13,7 +13,7 @@ fn seeds(targets: &[&str]) -> Vec<Vec<u8>> {
     targets.iter().flat_map(|target| crate::recorded::corpus(target)).map(|(_, data)| data).collect()
 }
 
-/// One small damage.
+/// A small change.
 #[derive(Clone, Debug)]
 enum Damage {
     Replace(Index, u8),
@@ -37,7 +37,7 @@ fn damage() -> impl Strategy<Value = Damage> {
     ]
 }
 
-/// A few seeds in a row, damaged.
+/// Returns a few consecutive seeds, damaged.
 fn damaged(seeds: &'static LazyLock<Vec<Vec<u8>>>) -> impl Strategy<Value = Vec<u8>> {
     let row = proptest::collection::vec(any::<Index>(), 1..4);
     let damages = proptest::collection::vec(damage(), 0..6);

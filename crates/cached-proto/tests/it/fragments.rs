@@ -1,9 +1,9 @@
-//! Any cut of a stream decodes to the same events: the committed corpus, and the inputs recorded from
-//! memcached.
+//! A stream decodes to the same events however it is cut: the committed corpus, and the inputs
+//! recorded from memcached.
 
 use crate::checks::{Event, assert_same, binary_events, text_events};
 
-/// Cuts `input` in two at every place, and into single bytes.
+/// Cuts `input` in two at every position, and into single bytes.
 fn cut_everywhere(input: &[u8], decode: impl Fn(&[u8], &[usize]) -> Vec<Event>) -> Vec<Event> {
     let whole = decode(input, &[usize::MAX]);
     assert_same(&whole, &decode(input, &[1]));
@@ -49,7 +49,8 @@ fn the_corpus_passes_the_fuzz_targets() {
     }
 }
 
-/// The replies of the decoders are part of memcached's reply, in its order; and they close when it did.
+/// The decoders' replies are contained in memcached's reply, in the same order, and they close when
+/// it did.
 #[test]
 fn recorded_inputs() {
     for vector in crate::recorded::vectors() {
@@ -71,7 +72,7 @@ fn recorded_inputs() {
             }
         }
         assert_eq!(closed, vector.closed, "{}: {events:?}", vector.name);
-        // Conversely, no text that only a decoder can have sent is missing.
+        // Conversely, no reply that only a decoder can have sent is missing.
         for words in [
             "bad command line format",
             "invalid flag",
@@ -89,7 +90,7 @@ fn recorded_inputs() {
                     _ => 0,
                 })
                 .sum();
-            // `slabs`, `stats` and their like are refused by the server.
+            // The server refuses `slabs`, `stats` and other administrative commands.
             if !events.iter().any(|event| format!("{event:?}").contains("Admin")) {
                 assert_eq!(ours, count(&vector.reply), "{}: {words}", vector.name);
             }

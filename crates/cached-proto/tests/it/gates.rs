@@ -1,4 +1,4 @@
-//! Arbitrary bytes, and the committed corpus, at the gates of clients that are not authenticated.
+//! Arbitrary bytes, and the committed corpus, from clients that are not authenticated.
 
 use proptest::prelude::*;
 

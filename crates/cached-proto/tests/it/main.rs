@@ -1,4 +1,4 @@
-//! The tests of the codecs on any bytes, whole and in fragments.
+//! The tests of the codecs on arbitrary bytes, whole and in fragments.
 
 mod arbitrary;
 #[path = "checks/auth.rs"]

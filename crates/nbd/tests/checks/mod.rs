@@ -1,13 +1,14 @@
-//! What must hold for any bytes of a client; called by tests with recorded and random bytes, and by the fuzz
-//! target.
+//! Properties that hold for any bytes of a client. Tests with recorded and random bytes and the
+//! fuzz target call these checks.
 
 use nbd::protocol::wire::REQUEST_BYTES;
 use nbd::protocol::{
     Action, Answered, Command, Context, Description, Negotiation, NoExport, Request, Session, TlsMode,
 };
 
-/// Any bytes as what a client sends. The first byte is the mode of TLS, and how many bytes arrive at a time;
-/// they are a negotiation, and after it requests. What is a request is written again, and is the same.
+/// Treats arbitrary bytes as what a client sends. The first byte gives the TLS mode and how many
+/// bytes arrive at a time. The bytes are a negotiation, followed by requests. A decoded request is
+/// encoded again, and must give the same bytes.
 pub(crate) fn client(data: &[u8]) {
     let Some((first, rest)) = data.split_first() else { return };
     let tls = [TlsMode::Off, TlsMode::Optional, TlsMode::Required][usize::from(first % 3)];

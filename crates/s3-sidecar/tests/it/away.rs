@@ -1,4 +1,5 @@
-//! An endpoint that is away: what is known whole answers for a time, the rest fails clearly, and its return is noticed.
+//! An unavailable endpoint: completely known objects are still served for a time, other requests
+//! fail clearly, and the endpoint's return is noticed.
 
 use std::time::Duration;
 
@@ -7,7 +8,8 @@ use s3_sidecar::{Auth, CachePolicy, Fresh, Sidecar};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// An endpoint, and a sidecar that knows an object of it: nothing is ever fresh, and all answers while it is away.
+/// An endpoint, and a sidecar that knows one of its objects. Nothing is ever fresh, and everything
+/// is served while the endpoint is unavailable.
 fn warm() -> (Endpoint, Sidecar) {
     let endpoint = Endpoint::start();
     endpoint.put("/bkt/k", object("one", "one"));
@@ -41,7 +43,7 @@ fn what_is_known_whole_answers_while_the_endpoint_is_away() {
             pattern(500_000, 0)[5..73 * 4096]
         );
         assert_eq!(sidecar.counts().stale.get(), before + 3);
-        // What is not known, or not whole, fails.
+        // Unknown or incomplete objects fail.
         for (line, range) in
             [("GET /bkt/large", "bytes=0-400000"), ("GET /bkt/other", "bytes=0-"), ("HEAD /bkt/large", "")]
         {
@@ -49,7 +51,7 @@ fn what_is_known_whole_answers_while_the_endpoint_is_away() {
             assert!(ask(&sidecar, line, headers).status >= 500, "{line}");
         }
     }
-    // As does what the client wants to be asked for.
+    // So do requests that the client wants to be forwarded.
     assert!(ask(&sidecar, "GET /bkt/k", &[("Cache-Control", "no-cache")]).status >= 500);
     endpoint.on_request(|_| Act::Serve);
     let answer = ask(&sidecar, "GET /bkt/k", &[]);
@@ -66,7 +68,7 @@ fn an_endpoint_that_does_not_answer_is_not_waited_for_each_time() {
         let answer = ask(&sidecar, "GET /bkt/k", &[]);
         assert!(answer.body == b"one" && answer.header("warning").is_some());
     }
-    // Further ones are asked once a second only.
+    // Further ones are forwarded only once a second.
     endpoint.take_seen();
     for _ in 0..200 {
         assert_eq!(ask(&sidecar, "GET /bkt/k", &[]).body, b"one");
@@ -97,7 +99,7 @@ fn the_readers_behind_one_that_is_not_answered_fail_with_it() {
         for reader in &mut readers {
             assert_eq!(reader.answer().status, 504);
         }
-        // One has asked for all of them.
+        // One request has checked for all of them.
         assert_eq!(endpoint.take_seen().len(), 1);
         gate.open();
     }
@@ -116,7 +118,7 @@ fn the_readers_behind_one_that_is_not_answered_get_what_memory_has() {
     let gate = Gate::new();
     let held = gate.clone();
     endpoint.on_request(move |_| Act::Late(held.clone()));
-    // What the first one wants is not all there, so that it waits for the endpoint as long as any read.
+    // Part of what the first client wants is missing, so it waits for the endpoint like any read.
     let mut first = Client::of(&sidecar);
     first.send(request("GET /bkt/large", &[]));
     endpoint.take_seen();
@@ -154,7 +156,7 @@ fn an_endpoint_that_cannot_be_reached_is_tried_once_a_second_until_it_returns() 
     let nobody = Endpoint::start();
     let sidecar = nobody.sidecar(|config| config.upstream = away.url().parse().unwrap());
     let mut client = Client::of(&sidecar);
-    // It is tried three times; then requests fail without a try, but for one each second.
+    // It is tried three times. Then requests fail without a try, except for one each second.
     for number in 0_u32.. {
         client.send(request("GET /bkt/k", &[]));
         let answer = client.answer();

@@ -1,4 +1,4 @@
-//! What buckets have for themselves: shares of the memory, and rates towards the endpoint.
+//! Settings per bucket: shares of the memory, and rates towards the endpoint.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use cached_metrics::Families;
 use s3_sidecar::{Auth, BucketTerms, ControlError, Fresh, Sidecar, SidecarConfig};
 
 const MIB: usize = 1 << 20;
-/// The size of the object that is to stay in memory, and of those of a scan.
+/// The size of the object that has to stay in memory, and of those of a scan.
 const KEPT: usize = 6 * MIB;
 const SCANNED: usize = 4 * MIB;
 
@@ -20,7 +20,8 @@ fn with_memory(bucket: &str, min: usize) -> BucketTerms {
     BucketTerms { memory_bytes_min: Some(min as u64), ..terms(bucket) }
 }
 
-/// Returns an endpoint with an object in one bucket and a dozen in another, three times as much as the memory of the sidecar.
+/// Returns an endpoint with an object in one bucket and a dozen in another, three times as large as
+/// the sidecar's memory.
 fn endpoint() -> Endpoint {
     let endpoint = Endpoint::start();
     endpoint.put("/media/k", object("a", pattern(KEPT, 0)));
@@ -72,7 +73,7 @@ fn a_scan_of_one_bucket_takes_nothing_from_the_share_of_another() {
         |name: &str| metric(&sidecar, &format!("cached_s3_sidecar_bucket_bodies_{name}"), "media").unwrap();
     assert_eq!(bytes("bytes"), KEPT as f64);
     assert!(bytes("target_bytes") >= (8 * MIB) as f64);
-    // Without a share it is gone.
+    // Without a share, it is evicted.
     let sidecar = small(&endpoint, Vec::new());
     read(&sidecar);
     scan(&sidecar);
@@ -105,7 +106,7 @@ fn a_bucket_takes_no_more_memory_than_it_may() {
     let sidecar = small(&endpoint, vec![most]);
     read(&sidecar);
     scan(&sidecar);
-    // What is under way may exceed it, and nothing is.
+    // Requests in progress may exceed it, but there are none.
     let bytes = metric(&sidecar, "cached_s3_sidecar_bucket_bodies_bytes", "scans").unwrap();
     assert!(bytes > 0.0 && bytes <= (3 * MIB) as f64, "{bytes}");
     assert_eq!(bytes_of_read(&sidecar), 0);
@@ -115,7 +116,7 @@ fn requests_max(bucket: &str, rate: u64) -> BucketTerms {
     BucketTerms { requests_per_second_max: Some(rate), ..terms(bucket) }
 }
 
-/// Sends requests at once on a connection each, and returns the answers.
+/// Sends concurrent requests, each on its own connection, and returns the answers.
 fn burst(sidecar: &Sidecar, line: &str, count: usize) -> Vec<Answer> {
     let mut clients: Vec<_> = (0..count).map(|_| Client::of(sidecar)).collect();
     clients.iter_mut().for_each(|client| client.send(request(line, &[])));
@@ -132,7 +133,7 @@ fn requests_beyond_the_rate_wait_or_are_refused() {
             config.auth = auth;
             config.terms = vec![requests_max("media", 1)];
         });
-        // Other buckets are not concerned.
+        // Other buckets are not affected.
         for line in ["GET /scans/k", "GET /scans/k?versionId=a"] {
             assert!(burst(&sidecar, line, 20).iter().all(|answer| answer.status == 200), "{line}");
         }
@@ -149,7 +150,7 @@ fn requests_beyond_the_rate_wait_or_are_refused() {
         assert_eq!(of("endpoint_requests"), passed as f64);
         assert_eq!(of("requests_refused"), (20 - passed) as f64);
         assert_eq!(sidecar.counts().refused.get(), 20 - passed as u64);
-        // It ends with the terms.
+        // It ends when the settings are removed.
         sidecar.control().set_terms(Vec::new()).unwrap();
         assert!(burst(&sidecar, "GET /media/k", 20).iter().all(|answer| answer.status == 200));
     }
@@ -179,7 +180,8 @@ fn bodies_pass_in_the_pace_of_the_rate_in_both_directions() {
     let sidecar = endpoint.sidecar(|config| {
         config.terms = vec![BucketTerms { bytes_per_second_max: Some(RATE as u64), ..terms("media") }];
     });
-    // At least as long as the rate says, but for what was saved up; how much longer, depends on the machine.
+    // At least as long as the rate implies, apart from saved-up tokens. How much longer depends on
+    // the machine.
     let least = Duration::from_secs_f64((MIB as f64 / RATE as f64) - 0.2);
     let began = Instant::now();
     assert!(ask(&sidecar, "GET /media/k", &[]).body == pattern(MIB, 0));
@@ -192,7 +194,7 @@ fn bodies_pass_in_the_pace_of_the_rate_in_both_directions() {
     assert!(began.elapsed() >= least);
     let bytes = metric(&sidecar, "cached_s3_sidecar_bucket_endpoint_bytes_total", "media").unwrap();
     assert_eq!(bytes, (2 * MIB) as f64);
-    // What comes from memory is free: the endpoint is asked for a change alone.
+    // Data from memory does not count: only the check for changes goes to the endpoint.
     thread::scope(|scope| {
         let readers: Vec<_> =
             (0..4).map(|_| scope.spawn(|| ask(&sidecar, "GET /media/k", &[]).body.len())).collect();

@@ -1,11 +1,13 @@
-//! Changes that pass through the sidecar, or are announced to it, are seen by every later read: answers are held back one by one.
+//! Every later read sees changes that pass through the sidecar or are announced to it. The answers
+//! are held back one at a time.
 
 use std::time::Duration;
 
 use crate::support::{Act, Away, Client, Endpoint, Gate, Seen, ask, object, request};
 use s3_sidecar::{ControlError, Fresh, Invalidation, Names, Sidecar, SidecarConfig, SidecarControl};
 
-/// An endpoint with an object, and a sidecar that takes everything for fresh for ever and knows the object.
+/// An endpoint with an object, and a sidecar that considers everything fresh forever and knows the
+/// object.
 fn warm() -> (Endpoint, Sidecar) {
     warm_with(|_| ())
 }
@@ -17,7 +19,7 @@ fn warm_with(change: impl FnOnce(&mut SidecarConfig)) -> (Endpoint, Sidecar) {
     endpoint.put("/cup/k", object("c", "elsewhere"));
     let sidecar = endpoint.fresh_sidecar(Fresh::Immutable, |config| {
         config.policy.negative = Duration::from_secs(3600);
-        // For so long a change whose answer is lost may come about.
+        // A change whose answer is lost may take effect within this time.
         config.response_timeout = Duration::from_secs(3600);
         change(config);
     });
@@ -73,7 +75,7 @@ fn every_change_is_seen_by_the_next_read() {
         assert_eq!(read(&sidecar, "/bkt/k"), b"old");
         assert_eq!(ask(&sidecar, line, &[]).status, 200);
         assert_eq!(read(&sidecar, "/bkt/k"), b"new", "{line}");
-        // And it is known from then on, as what is elsewhere has been all the time.
+        // From then on it is known, as unaffected objects have been all the time.
         assert!(!asks(&endpoint, &sidecar, "/bkt/k") && !asks(&endpoint, &sidecar, "/cup/k"), "{line}");
     }
     // A copy changes its target.
@@ -82,7 +84,7 @@ fn every_change_is_seen_by_the_next_read() {
     assert!(asks(&endpoint, &sidecar, "/bkt/k") && !asks(&endpoint, &sidecar, "/bkt/other"));
 }
 
-/// Names that an endpoint which keeps objects as files takes for `q/y`.
+/// Names that an endpoint which keeps objects as files treats as `q/y`.
 const ALIASES: [&str; 9] =
     ["/q/y", "q//y", "q///y", "./q/y", "q/./y", "q/%2e/y", "q/z/../y", "q%2F%2Fy", "q/y/."];
 
@@ -106,7 +108,7 @@ fn a_change_by_any_name_of_an_object_is_seen_by_every_name() {
         for name in names() {
             assert_eq!(client.ask(&format!("GET {name}"), &[]).status, 404, "{name} after {changed}");
         }
-        // That it is not there is known by its plain name alone; it comes back by any.
+        // Its absence is known only for its plain name; a change of any of the names ends it.
         put(&mut client, &format!("/bkt/{changed}"), "back");
         assert_eq!(client.answer().status, 200);
         for name in names() {
@@ -136,7 +138,7 @@ fn names_that_differ_in_letter_case_or_form_are_one_where_the_endpoint_folds_the
             }
         }
     }
-    // What is known is known by the name that was asked for.
+    // An object is known only by the name that was requested.
     endpoint.put("/bkt/q/y", object("old", "old"));
     for (name, is_asked) in [("Q/y", true), ("Q/y", false), ("q/Y", true), ("q/Y", false), ("Q/y", true)] {
         assert_eq!(asks(&endpoint, &sidecar, &format!("/bkt/{name}")), is_asked, "{name}");
@@ -151,7 +153,8 @@ fn names_that_differ_in_letter_case_or_form_are_one_where_the_endpoint_folds_the
         assert!(asks(&endpoint, &sidecar, "/bkt/q/y"), "{what:?}");
         assert_eq!(asks(&endpoint, &sidecar, "/bkt/k"), is_bucket, "{what:?}");
     }
-    // A name with letters that file systems fold in different ways is never answered from memory.
+    // A name with letters that file systems treat differently in upper and lower case is never
+    // answered from memory.
     endpoint.put("/bkt/%e2%84%aa", object("kelvin", "kelvin"));
     assert_eq!([(); 2].map(|()| asks(&endpoint, &sidecar, "/bkt/%E2%84%AA")), [true, true]);
     ask(&sidecar, "DELETE /bkt/%E2%84%AA", &[]);
@@ -213,7 +216,8 @@ fn an_answer_from_before_a_change_is_not_fresh_after_it() {
         let mut writer = Client::of(&sidecar);
         put(&mut writer, path, "new");
         assert_eq!(writer.answer().status, 200);
-        // What was asked before is answered now: it is old, and right for a read that began before.
+        // Requests from before are answered now, with the old content, which is correct for a read
+        // that started before the change.
         gate.open();
         let head = reader.head().unwrap();
         let answer = reader.finish(head, line.starts_with("HEAD"));
@@ -264,7 +268,7 @@ fn a_change_ends_with_the_body_of_its_answer() {
     let (endpoint, sidecar) = warm();
     let gate = Gate::new();
     let held = gate.clone();
-    // As S3 does for long ones: the status comes first, and the object is there when the body ends.
+    // As S3 does for long copies: the status comes first, and the object exists when the body ends.
     let changed = endpoint.clone();
     endpoint.on_request(move |seen| if is_read(seen) { Act::Serve } else { Act::PauseAt(3, held.clone()) });
     let mut writer = Client::of(&sidecar);
@@ -285,7 +289,7 @@ fn a_change_whose_answer_is_lost_may_come_about_later() {
         Act::Hang,
         Act::Raw(b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\n\r\n".into()),
         Act::Raw(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf".into()),
-        // As S3 states it that has begun to answer.
+        // As S3 reports an error after it has started its answer.
         Act::Raw(
             b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n\
               8\r\n<?xml?>\n\r\n2\r\n  \r\n1a\r\n<Error><Code>SlowDown</Code>\r\n8\r\n</Error>\r\n0\r\n\r\n"
@@ -308,7 +312,8 @@ fn a_change_whose_answer_is_lost_may_come_about_later() {
     }
 }
 
-/// An endpoint whose answers to requests without `Cache-Control` are made up when they are asked for, and sent once the gate is open.
+/// An endpoint that prepares answers to requests without `Cache-Control` when they arrive, and
+/// sends them once the gate is open.
 fn holding_back() -> (Endpoint, Sidecar, std::sync::Arc<Gate>) {
     let (endpoint, sidecar) = warm();
     let gate = Gate::new();
@@ -320,7 +325,7 @@ fn holding_back() -> (Endpoint, Sidecar, std::sync::Arc<Gate>) {
     (endpoint, sidecar, gate)
 }
 
-/// The headers of a read that asks the endpoint whatever is known, and waits for no other reader.
+/// A header with which a read always goes to the endpoint, and does not wait for another reader.
 const ASKING: (&str, &str) = ("Cache-Control", "no-cache");
 const CHECKSUMS: (&str, &str) = ("x-amz-checksum-mode", "ENABLED");
 
@@ -338,7 +343,7 @@ fn an_answer_to_an_older_question_undoes_no_newer_one() {
             let mut reader = Client::of(&sidecar);
             reader.send(request("GET /bkt/x", first));
             endpoint.wait_for_requests(1);
-            // Past the sidecar.
+            // Bypassing the sidecar.
             change(&endpoint, after);
             let status = |body: Option<&str>| if body.is_some() { 200 } else { 404 };
             assert_eq!(ask(&sidecar, "GET /bkt/x", second).status, status(after));
@@ -380,7 +385,7 @@ fn an_object_that_is_known_to_have_changed_is_not_known_with_its_checksums_eithe
         endpoint.put("/bkt/k", object("new", "new"));
         assert_eq!(get(&[first, &[ASKING]].concat()), b"new");
         assert_eq!(get(second), b"new");
-        // Nor when it is the older bytes that hold again.
+        // Nor if the older bytes become current again.
         endpoint.put("/bkt/k", object("old", "old"));
         assert_eq!(get(&[first, &[ASKING]].concat()), b"old");
         assert_eq!(get(second), b"old");
@@ -431,7 +436,7 @@ fn a_deletion_of_many_concerns_those_that_it_names() {
         client.send(body);
         client
     };
-    // While it is under way nothing in the bucket is fresh.
+    // While it is in progress, nothing in the bucket is fresh.
     let gate = Gate::new();
     let held = gate.clone();
     endpoint.on_request(move |seen| if is_read(seen) { Act::Serve } else { Act::ServeAfter(held.clone()) });
@@ -450,7 +455,7 @@ fn a_deletion_of_many_concerns_those_that_it_names() {
     assert_eq!(client.answer().status, 200);
     assert_eq!(ask(&sidecar, "GET /bkt/k", &[]).status, 404);
     assert!(!asks(&endpoint, &sidecar, "/bkt/other"));
-    // What cannot be read concerns the bucket.
+    // A request that cannot be parsed affects the whole bucket.
     let long = deletion(&["k"; 10_001]);
     for body in ["nonsense", &long, &format!("{}{}", " ".repeat(3 << 20), deletion(&["k"]))] {
         assert!(!asks(&endpoint, &sidecar, "/bkt/other"));
@@ -490,7 +495,8 @@ fn what_is_announced_is_asked_for_again() {
     let wrong = Invalidation::Key { bucket: "a/b".into(), key: "k".into() };
     assert!(matches!(control.invalidate(&wrong), Err(ControlError::Wrong(_))));
     assert_eq!(sidecar.counts().invalidated_by_command.get(), 4);
-    // Where the endpoint is asked at each read there is nothing to do, and after the end nobody to do it.
+    // If the endpoint is asked at each read, there is nothing to do, and after the shutdown nobody
+    // to do it.
     let asking: SidecarControl = endpoint.sidecar(|_| ()).control();
     assert_eq!(asking.invalidate(&Invalidation::All), Err(ControlError::Ended));
     let asking = endpoint.sidecar(|_| ());

@@ -1,4 +1,4 @@
-//! What is not understood is forwarded as it came, and what is no request is refused.
+//! Requests that are not understood are forwarded unchanged, and invalid requests are refused.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ fn a_request_and_its_answer_pass_unchanged() {
         assert_eq!(seen[0].line, format!("{line} HTTP/1.1"));
         assert_eq!(seen[0].header("host"), Some("localhost"));
         for (name, value) in headers {
-            // Byte for byte, and with its capitals.
+            // Byte for byte, including capital letters.
             assert!(seen[0].headers.contains(&((*name).into(), (*value).into())), "{line}: {:?}", seen[0]);
         }
         assert_eq!(seen[0].headers.len(), headers.len() + 1, "{:?}", seen[0]);
@@ -59,7 +59,7 @@ fn bodies_pass_whatever_their_framing() {
     assert_eq!((head.status, head.header("content-length")), (200, Some("3000000")));
     let whole = client.ask("GET /bucket/key", &[]);
     assert_eq!((whole.status, whole.body == body), (200, true));
-    // An answer in chunks.
+    // A chunked answer.
     endpoint.on_request(|_| {
         Act::Raw(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n".into())
     });
@@ -85,7 +85,7 @@ fn answers_are_framed_in_one_way() {
             ("200 OK\r\nTransfer-Encoding: identity\r\nContent-Length: 5".into(), "hello", None),
             ("101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade".into(), "hello", None),
         ] {
-            // The endpoint closes the connection: no later request may be sent on it.
+            // The endpoint closes the connection, so no later request may be sent on it.
             let raw = format!("HTTP/1.1 {head}\r\nConnection: close\r\n\r\n{body}").into_bytes();
             endpoint.on_request(move |_| Act::Raw(raw.clone()));
             for line in ["GET /bkt/k", "GET /bkt?list", "POST /bkt/k?uploads"] {
@@ -102,7 +102,7 @@ fn answers_are_framed_in_one_way() {
                 }
             }
         }
-        // A HEAD has no body, and may state no length that is none.
+        // The answer to a HEAD has no body, and must not state an invalid length.
         for (len, status) in [("5, 5", 200), ("5, 6", 502), ("-1", 502)] {
             let raw =
                 format!("HTTP/1.1 200 OK\r\nContent-Length: {len}\r\nConnection: close\r\n\r\n").into_bytes();
@@ -128,7 +128,7 @@ fn an_answer_before_the_end_of_an_upload_reaches_the_client() {
                     client.send(request("PUT /bkt/k", &[(framing, &value)]));
                     let begin =
                         if framing == "Content-Length" { String::new() } else { format!("{len:x}\r\n") };
-                    // It may be taken or not.
+                    // It may or may not be accepted.
                     let _sent = client.try_send(&[begin.into_bytes(), pattern(len, 0)].concat());
                     let answer = client.answer();
                     assert_eq!((answer.status, &answer.body[..]), (status, &b"early"[..]), "{len} {framing}");
@@ -142,7 +142,7 @@ fn an_answer_before_the_end_of_an_upload_reaches_the_client() {
 fn two_kib_of_user_metadata_pass_however_many_entries_they_are() {
     let endpoint = Endpoint::start();
     for sidecar in [endpoint.sidecar(|_| ()), endpoint.fresh_sidecar(Fresh::Immutable, |_| ())] {
-        // All names of one letter or digit, and of two, with nothing as their values: 2044 bytes.
+        // All names of one or two letters or digits, with empty values: 2044 bytes.
         let letters = "abcdefghijklmnopqrstuvwxyz0123456789";
         let two = letters.chars().flat_map(|one| letters.chars().map(move |other| format!("{one}{other}")));
         let all: Vec<_> = letters.chars().map(String::from).chain(two).take(1040).collect();
@@ -175,7 +175,7 @@ fn heads_beyond_their_limit_are_refused_in_both_directions() {
     assert_eq!(ask(&sidecar, "GET /bkt/k", &[("x-amz-meta-m", &short)]).status, 200);
     assert_eq!(endpoint.take_seen()[0].header("x-amz-meta-m"), Some(&*short));
     let mut client = Client::of(&sidecar);
-    // It is answered before all of it is sent.
+    // It is answered before it has been sent completely.
     let _ = client.try_send(request("GET /bkt/k", &[("x-amz-meta-m", &long)]).as_bytes());
     assert_eq!(client.answer().status, 431);
     assert!(client.is_closed() && endpoint.take_seen().is_empty());
@@ -231,7 +231,7 @@ fn a_body_that_the_endpoint_refuses_is_not_sent() {
     assert_eq!(endpoint.take_seen()[0].body, b"hello");
     endpoint.on_request(|_| Act::Raw(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 2\r\n\r\nno".into()));
     client.send(request("PUT /bucket/key", &headers));
-    // No 100 comes first.
+    // There is no status 100 first.
     let answer = client.answer();
     assert_eq!((answer.status, &answer.body[..]), (403, &b"no"[..]));
 }
@@ -254,7 +254,7 @@ fn a_body_that_was_not_asked_for_is_no_request() {
         for _ in 0..3 {
             let mut client = Client::of(&sidecar);
             let put = request("PUT /bucket/key", &[("Content-Length", &len), ("Expect", "100-continue")]);
-            // It does not wait for 100.
+            // The client does not wait for status 100.
             client.send(format!("{put}{smuggled}"));
             let answer = match client.answer() {
                 answer if answer.status == 100 => client.answer(),
@@ -265,7 +265,7 @@ fn a_body_that_was_not_asked_for_is_no_request() {
         }
         let lines: Vec<_> = endpoint.take_seen().into_iter().map(|seen| seen.line).collect();
         let is_there = lines.iter().any(|line| line.contains("secret"));
-        // What was sent before the answer, that connection has.
+        // The data sent before the answer belong to that connection.
         assert_eq!(is_there, is_late, "{lines:?}");
     }
 }
@@ -290,7 +290,7 @@ fn what_two_readers_could_understand_differently_is_refused_and_ends_the_connect
     for both in
         ["Content-Length: 4\r\nTransfer-Encoding: chunked", "Transfer-Encoding: chunked\r\nContent-Length: 4"]
     {
-        // The chunks count, and nothing after them is a request.
+        // The chunks determine the length, and nothing after them is a request.
         let mut client = Client::of(&sidecar);
         client.send(format!("POST /b/k HTTP/1.1\r\nHost: localhost\r\n{both}\r\n\r\n{smuggled}"));
         assert_eq!(client.answer().status, 200);
@@ -329,7 +329,7 @@ fn what_two_readers_could_understand_differently_is_refused_and_ends_the_connect
             Some(answer) => panic!("{head}: {answer:?}"),
         }
     }
-    // What the library would take off in part only, or not forward.
+    // Headers that the library would remove only partly, or not forward.
     for (head, status) in [
         ("PUT /b/k HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: gzip, chunked\r\n\r\n", 501),
         (
@@ -367,7 +367,7 @@ fn what_the_endpoint_does_wrong_is_stated() {
     endpoint.on_request(|_| Act::Hang);
     expect("GET /bucket/key", 502);
     expect("POST /bucket?x", 502);
-    // A read is tried twice: the connection might have been an old one.
+    // A read is tried twice, because the connection might have been an old one.
     assert_eq!(endpoint.take_seen().len(), 3);
     endpoint.on_request(|_| Act::Raw(b"nonsense\r\n\r\n".into()));
     expect("GET /bucket/key", 502);

@@ -1,4 +1,5 @@
-//! Reads that are answered without the endpoint: while what is known is fresh, and no longer.
+//! Reads that are answered without the endpoint as long as the known object is fresh, and no
+//! longer.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -86,7 +87,7 @@ fn conditions_are_decided_from_memory() {
     assert_eq!(get(&sidecar, &[range, ("If-Range", "\"one\"")]).body.len(), 10);
     assert_eq!(get(&sidecar, &[range, ("If-Range", "\"x\"")]).body.len(), SIZE);
     assert!(endpoint.take_seen().is_empty());
-    // What is no date, the endpoint may judge.
+    // The endpoint has to judge a value that is not a date.
     assert_eq!(get(&sidecar, &[("If-Modified-Since", "yesterday")]).status, 200);
     assert_eq!(endpoint.take_seen().len(), 1);
 }
@@ -139,7 +140,7 @@ fn without_freshness_each_read_asks_and_gets_what_the_endpoint_has() {
     endpoint.put("/bkt/k", object("two", "two"));
     assert_eq!(get(&sidecar, &[("If-None-Match", "\"one\"")]).body, b"two");
     endpoint.put("/bkt/k", object("three", "three"));
-    // The client has what the endpoint has, and memory has something else.
+    // The client has the endpoint's version, and memory has another one.
     assert_eq!(get(&sidecar, &[("If-None-Match", "\"three\"")]).status, 304);
     assert_eq!(get(&sidecar, &[("If-None-Match", "\"three\"")]).status, 304);
     endpoint.put("/bkt/k", object("four", "four"));
@@ -164,7 +165,7 @@ fn an_object_is_asked_about_by_its_head_and_comes_as_it_is_asked_for_if_it_has_c
         assert!(answer.header("content-range").is_none());
         let seen = endpoint.take_seen();
         assert_eq!((seen.len(), seen[1].header("range")), (2, None));
-        // It is asked for as the client asks.
+        // It is requested with the client's own condition.
         assert_eq!(seen[1].header("if-none-match"), Some("\"one\""));
     }
 }
@@ -198,7 +199,8 @@ fn the_time_of_freshness_counts_from_the_question() {
 fn what_is_verified_is_fresh_again() {
     let (endpoint, sidecar) = with_object(Fresh::For(Duration::from_millis(300)));
     get(&sidecar, &[]);
-    // It is asked for at some time, and then it is fresh for a while: of many reads few ask.
+    // It is checked from time to time and then fresh for a while, so that few of many reads ask the
+    // endpoint.
     let (mut reads, mut questions) = (0, 0);
     while questions < 2 {
         endpoint.take_seen();
@@ -216,7 +218,7 @@ fn the_readers_of_what_has_become_old_ask_once() {
     let (endpoint, sidecar) = with_object(HOUR);
     get(&sidecar, &[]);
     let rule = |fresh| CachePolicy { fresh, ..CachePolicy::default() };
-    // From now on everything that is known is too old.
+    // From now on, everything known is too old.
     sidecar.control().set_policies(rule(Fresh::For(Duration::from_nanos(1))), Vec::new()).unwrap();
     endpoint.take_seen();
     let gate = Gate::new();
@@ -264,7 +266,7 @@ fn what_changes_without_the_etag_is_as_new_as_the_last_question() {
         ["x-amz-tagging-count", "x-amz-storage-class", "x-amz-object-lock-legal-hold", "x-amz-restore"];
     let headers = |value| names.map(|name| (name, value));
     for _ in 0..2 {
-        // Their absence changes as well.
+        // Their absence is a change too.
         for value in [Some("1"), Some("2"), None] {
             with(&value.map(|value| headers(value).to_vec()).unwrap_or_default());
             for range in [&[][..], &[("Range", "bytes=0-9")]] {
@@ -288,7 +290,7 @@ fn a_head_does_not_state_that_an_object_is_empty() {
     });
     assert_eq!(ask(&sidecar, "HEAD /bkt/k", &[]).header("content-length"), Some("0"));
     assert!(get(&sidecar, &[]).body == whole());
-    // One that is empty, and is known to be by its GET, stays known.
+    // An empty object, known to be empty from its GET, stays known.
     endpoint.on_request(|_| Act::Serve);
     endpoint.put("/bkt/empty", object("empty", ""));
     for (line, questions) in
@@ -321,7 +323,7 @@ fn rules_decide_for_buckets_and_prefixes() {
         let verified = seen.iter().filter(|seen| seen.method() == "HEAD").count();
         assert_eq!((seen.len(), verified > 0), (questions, is_verified), "{path}");
     }
-    // They can be replaced.
+    // The rules can be replaced.
     sidecar.control().set_policies(CachePolicy::default(), vec![rule("cup", "", fresh)]).unwrap();
     for path in ["/bkt/k", "/cup/k"] {
         ask(&sidecar, &format!("GET {path}"), &[]);
@@ -338,12 +340,12 @@ fn objects_that_are_not_there_are_remembered() {
     for _ in 0..3 {
         let answer = ask(&sidecar, "GET /bkt/none", &[]);
         assert_eq!((answer.status, &answer.body[..]), (404, &b"<Code>NoSuchKey</Code>"[..]));
-        // The document names the request that was answered, and so do the headers.
+        // Both the document and the headers name the request that was answered.
         assert_eq!(answer.header("x-amz-request-id"), Some("r"));
         assert_eq!(ask(&sidecar, "HEAD /bkt/none", &[]).status, 404);
     }
     assert_eq!((endpoint.take_seen().len(), sidecar.counts().absent.get()), (1, 5));
-    // A HEAD has no body to answer a GET with.
+    // A HEAD has no body with which to answer a GET.
     for (line, questions) in
         [("HEAD /bkt/nor", 1), ("HEAD /bkt/nor", 0), ("GET /bkt/nor", 1), ("GET /bkt/nor", 0)]
     {
@@ -360,7 +362,7 @@ fn objects_that_are_not_there_are_remembered() {
     assert_eq!(client.ask("GET /bkt/none", &[]).body, b"new");
     assert_eq!(client.ask("DELETE /bkt/none", &[]).status, 204);
     assert_eq!(client.ask("GET /bkt/none", &[]).status, 404);
-    // Without a time for it nothing is remembered.
+    // Without a time for it, absences are not remembered.
     let sidecar = endpoint.fresh_sidecar(HOUR, |_| ());
     endpoint.take_seen();
     (0..3).for_each(|_| assert_eq!(ask(&sidecar, "GET /bkt/none", &[]).status, 404));
@@ -374,7 +376,7 @@ fn what_has_gone_is_not_known_any_more() {
     endpoint.remove("/bkt/k");
     assert_eq!(get(&sidecar, &[("Cache-Control", "no-cache")]).status, 404);
     endpoint.take_seen();
-    // The absence is what is known now.
+    // Now the absence is known.
     assert_eq!((get(&sidecar, &[]).status, endpoint.take_seen().len()), (404, 0));
 }
 
@@ -397,7 +399,7 @@ fn an_absence_is_remembered_without_a_length_of_its_document() {
     }
 }
 
-/// An answer that states too little to be kept.
+/// An answer with too little information to be kept.
 const UNKEPT: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nnew";
 
 #[test]
@@ -423,7 +425,7 @@ fn conditions_that_were_not_asked_are_decided_on_every_answer() {
         endpoint.on_request(|_| Act::Serve);
         get(&sidecar, &[]);
         endpoint.take_seen();
-        // The question whether what is known holds is answered so that nothing can be decided by it.
+        // The answer to the check of the known object does not allow a decision.
         let own = (name.to_ascii_lowercase(), value);
         endpoint.on_request(move |seen| {
             match seen.header(&own.0) == Some(own.1) && seen.header("range").is_none() {
@@ -434,7 +436,7 @@ fn conditions_that_were_not_asked_are_decided_on_every_answer() {
         assert_eq!(get(&sidecar, &[(name, value)]).status, status, "{name}: {value}");
         assert_eq!(endpoint.take_seen().len(), 2, "{name}: {value}");
     }
-    // As is one that cannot be decided by what has changed.
+    // Nor does one that leaves open what has changed.
     endpoint.on_request(|_| Act::Serve);
     endpoint.put("/bkt/k", object("short", "short"));
     get(&sidecar, &[]);

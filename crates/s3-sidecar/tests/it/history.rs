@@ -1,4 +1,5 @@
-//! Random changes and reads by many clients at once: every read must fit a history in which nothing goes back.
+//! Random concurrent changes and reads by many clients: every read must fit a history in which
+//! nothing goes back.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -13,7 +14,7 @@ const KEYS: usize = 3;
 const CLIENTS: u64 = 6;
 const STEPS: usize = 250;
 
-/// A sequence of numbers that look random.
+/// A pseudo-random sequence of numbers.
 struct Numbers(u64);
 
 impl Numbers {
@@ -23,7 +24,7 @@ impl Numbers {
     }
 }
 
-/// A change of a key: its value, and when it began and ended.
+/// A change of a key: its value, and its start and end.
 #[derive(Clone, Copy, Debug)]
 struct Change {
     value: Option<u64>,
@@ -43,7 +44,7 @@ impl History {
         self.clock.fetch_add(1, Ordering::SeqCst)
     }
 
-    /// Makes a change; it has no end if `make` returns false.
+    /// Makes a change, which has no end if `make` returns false.
     fn change(&self, path: &str, value: Option<u64>, make: impl FnOnce() -> bool) {
         let index = {
             let mut all = self.changes.lock().unwrap();
@@ -56,8 +57,8 @@ impl History {
         }
     }
 
-    /// Asserts that a read fits: its value was written before it ended, and no change began after that one had ended and
-    /// ended before the read began.
+    /// Asserts that a read is consistent: a change to its value started before the read ended, and no
+    /// other change took place entirely between the end of that change and the start of the read.
     fn check(&self, path: &str, value: Option<u64>, began: u64) {
         let ended = self.now();
         let all = self.changes.lock().unwrap();
@@ -73,7 +74,7 @@ impl History {
 }
 
 fn body(value: u64) -> String {
-    // Of several buckets of the cache, and different in each of them.
+    // Several cache buckets, each of them different.
     (0..1000).map(|_| format!("{value:015}\n")).collect()
 }
 
@@ -115,7 +116,7 @@ fn play(sidecar: &Sidecar, history: &History, seed: u64) {
                 match answer.status {
                     200 | 206 => history.check(&path, value_of(&answer.body), began),
                     404 => history.check(&path, None, began),
-                    // The endpoint broke off.
+                    // The endpoint closed the connection early.
                     status => assert!(status >= 500, "{status}"),
                 }
             }
@@ -123,7 +124,7 @@ fn play(sidecar: &Sidecar, history: &History, seed: u64) {
     }
 }
 
-/// Reads the answer to a change, and returns whether it has certainly come about.
+/// Reads the answer to a change, and returns whether the change has certainly been made.
 fn end(client: &mut Client, sidecar: &Sidecar) -> bool {
     match client.head() {
         Some(answer) => {

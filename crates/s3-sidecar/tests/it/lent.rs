@@ -1,5 +1,5 @@
-//! Bodies that go into sockets without a copy: what a client reads late is what it was when it was sent, whatever the cache has done with
-//! its memory since.
+//! Bodies that are sent from the cache's memory without a copy: a client that reads late gets the
+//! content as of sending, whatever has happened to that memory since.
 
 use std::thread;
 use std::time::Duration;
@@ -9,12 +9,13 @@ use s3_sidecar::{Fresh, Sidecar};
 
 const MIB: usize = 1 << 20;
 
-/// Returns what the object with this number is.
+/// Returns the content of the object with this number.
 fn body(number: u8, len: usize) -> Vec<u8> {
     pattern(len, number.wrapping_mul(37))
 }
 
-/// An endpoint with objects of 4 MiB, numbered, and a sidecar with little memory that keeps them fresh.
+/// Returns an endpoint with numbered objects of 4 MiB, and a sidecar with little memory that keeps
+/// them fresh.
 fn with_objects(count: u8) -> (Endpoint, Sidecar) {
     let endpoint = Endpoint::start();
     for number in 0..count {
@@ -40,7 +41,8 @@ fn lent(sidecar: &Sidecar) -> u64 {
     sidecar.counts().bytes_lent.get()
 }
 
-/// Asks for an object that is in memory, and waits until bytes of it are lent. The client reads nothing.
+/// Requests an object that is in memory, and waits until some of its bytes are lent. The client
+/// reads nothing.
 fn ask_and_wait(sidecar: &Sidecar, number: u8) -> Client {
     let before = lent(sidecar);
     let mut client = Client::of(sidecar);
@@ -61,7 +63,7 @@ fn a_client_that_reads_late_has_the_bytes_that_were_sent() {
         }
         let mut clients: Vec<_> =
             [round, 10 + round].map(|number| (number, ask_and_wait(&sidecar, number))).into();
-        // Several times what there is room for: every bucket is used for something else, and lent again.
+        // Several times the memory, so that every bucket is reused and lent again.
         for number in 20..40 {
             read(&sidecar, number);
             read(&sidecar, number);
@@ -89,7 +91,7 @@ fn answers_of_every_length_are_whole_and_follow_each_other() {
     let mut client = Client::of(&sidecar);
     for round in 0..3 {
         for (number, len) in lens.into_iter().enumerate() {
-            // Whole, and a part that begins and ends within buckets.
+            // The whole object, and a part that starts and ends within buckets.
             client.send(request(&format!("GET /bucket/{number}"), &[]));
             let (from, to) = (len / 3, len - 1 - len / 7);
             let range = format!("bytes={from}-{to}");
@@ -112,7 +114,7 @@ fn a_client_that_leaves_while_bytes_are_on_their_way_harms_no_other() {
         read(&sidecar, number);
     }
     for round in 0..100 {
-        // More of them than there are pipes.
+        // More of them than pipes.
         drop(ask_and_wait(&sidecar, round % 4));
     }
     for number in 0..4 {
@@ -126,7 +128,7 @@ fn a_client_that_leaves_while_bytes_are_on_their_way_harms_no_other() {
 #[test]
 fn where_all_pipes_are_taken_bodies_are_copied() {
     let endpoint = Endpoint::start();
-    // Longer than what a socket takes without its client.
+    // Longer than a socket accepts while its client reads nothing.
     endpoint.put("/bucket/0", object("long", body(0, 8 * MIB)));
     let sidecar = endpoint.fresh_sidecar(Fresh::Immutable, |config| {
         config.threads = 1;
@@ -134,14 +136,15 @@ fn where_all_pipes_are_taken_bodies_are_copied() {
     });
     let is_right = |body_read: &[u8]| body_read == body(0, 8 * MIB);
     assert!(is_right(&ask(&sidecar, "GET /bucket/0", &[]).body));
-    // Each of them keeps a pipe, in the end with bytes that its client does not take.
+    // Each of them has a pipe, which finally contains bytes that its client does not read.
     let waiting: Vec<_> = (0..64).map(|_| ask_and_wait(&sidecar, 0)).collect();
     let copies = |sidecar: &Sidecar| {
         let before = lent(sidecar);
         assert!(is_right(&ask(sidecar, "GET /bucket/0", &[]).body));
         lent(sidecar) == before
     };
-    // The thread has come to each of them between two requests; until nothing moves any more.
+    // Waits until nothing changes any more; between two requests, the thread has served each of
+    // them.
     let mut before = 0;
     while std::mem::replace(&mut before, lent(&sidecar)) != lent(&sidecar) {
         (0..50).for_each(|_| drop(ask(&sidecar, "HEAD /bucket/0", &[])));

@@ -1,4 +1,4 @@
-//! Signatures and rights that the listener decides about, and requests that the sidecar signs.
+//! Signatures and rights that the listener checks, and requests that the sidecar signs.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -21,7 +21,7 @@ fn key(read: &str, write: &str) -> String {
     )
 }
 
-/// A sidecar with a keys file of its own.
+/// A sidecar with its own keys file.
 struct Guarded {
     endpoint: Endpoint,
     sidecar: Sidecar,
@@ -49,7 +49,7 @@ fn open() -> Guarded {
 impl Guarded {
     fn send(&self, bytes: impl AsRef<[u8]>) -> Answer {
         let mut client = Client::of(&self.sidecar);
-        // It may be refused before all of it has been sent.
+        // It may be refused before it has been sent completely.
         let _ = client.try_send(bytes.as_ref());
         client.answer()
     }
@@ -111,7 +111,7 @@ fn a_signed_read_becomes_one_of_the_sidecars_own() {
             assert_own_signature(&seen, &guarded.endpoint);
         }
     }
-    // A second read comes from memory, as the endpoint states that it holds.
+    // A second read comes from memory, because the endpoint confirms that it is unchanged.
     guarded.ask("GET /bucket/a/k%2B%20y");
     let revalidated = guarded.sidecar.counts().revalidated.get();
     assert_eq!(guarded.ask("GET /bucket/a/k%2B%20y").body, body);
@@ -194,7 +194,7 @@ fn an_upload_is_verified_before_it_is_whole() {
         let answer = guarded.send(&wrong);
         assert_eq!((answer.status, &*code(&answer)), (400, "XAmzContentSHA256Mismatch"), "{at}");
     }
-    // The endpoint never had a whole request.
+    // The endpoint never received a complete request.
     assert!(guarded.endpoint.take_seen().is_empty());
     assert_eq!(guarded.refused("body"), 3);
     let empty = Signer::default().head("PUT /bucket/k", &sha256(b"x"), &[("content-length", "0")]).0;
@@ -225,7 +225,7 @@ fn chunks_are_verified_and_taken_off() {
         assert!([400, 403].contains(&answer.status), "{at}: {} {}", answer.status, code(&answer));
     }
     assert!(guarded.endpoint.take_seen().is_empty());
-    // Nothing could be withheld of a body without bytes.
+    // There is nothing to withhold of a body without bytes.
     let (right, _) = signer.chunked("PUT /bucket/empty", &[], None);
     assert_eq!(guarded.send(&right).status, 200);
     assert_eq!(guarded.endpoint.take_seen()[0].header("content-length"), Some("0"));
@@ -287,7 +287,8 @@ fn rights_are_those_of_the_file() {
     assert_eq!(anonymous("GET /public/k"), 403);
     assert_eq!(anonymous("GET /public/www/k?response-content-type=text/html"), 403);
     assert_eq!(anonymous("PUT /public/www/k"), 403);
-    // What a browser asks first goes on without any signature; a presigned URL's is that of the request that is to come.
+    // A browser's preflight request is forwarded unsigned; a presigned URL's signature is that of
+    // the request that follows.
     guarded.endpoint.take_seen();
     let presigned = "X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Credential=unknown%2F20130524%2Fus-east-1%2Fs3%2Faws4_request\
                      &X-Amz-Date=20130524T000000Z&X-Amz-Expires=600&X-Amz-SignedHeaders=host&x-amz-acl=private&X-Amz-Signature=00";
@@ -338,7 +339,8 @@ fn headers_that_are_not_known_reach_no_endpoint() {
         }
     }
     assert!(endpoint.take_seen().is_empty());
-    // What means nothing to S3 is left out, and what S3 has passes: its metadata with any name.
+    // Parameters unknown to S3 are left out, and those that S3 knows pass, including metadata with
+    // any name.
     let others = [
         ("x-forwarded-for", "1.2.3.4"),
         ("cookie", "a=b"),
@@ -406,7 +408,7 @@ fn unsigned_chunks_need_no_trailer() {
         (&b"hello"[..], Some("UNSIGNED-PAYLOAD"))
     );
     assert_own_signature(&seen, &guarded.endpoint);
-    // A trailer that is not announced is none, and one that is must come.
+    // A trailer that is not announced does not count, and an announced one must come.
     for (trailer, end) in
         [(None, "x-amz-checksum-crc32:NhCmhg==\r\n\r\n"), (Some("x-amz-checksum-crc32"), "\r\n")]
     {

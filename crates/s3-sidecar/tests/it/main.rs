@@ -1,4 +1,4 @@
-//! The tests of the sidecar between a client and an endpoint of the tests.
+//! The tests of the sidecar between a client and a test endpoint.
 
 mod away;
 mod buckets;

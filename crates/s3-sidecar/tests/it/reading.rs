@@ -1,4 +1,5 @@
-//! Reads of objects: what comes from memory, what from the endpoint, and that nothing is ever mixed.
+//! Reads of objects: which bytes come from memory, which from the endpoint, and that different
+//! versions are never mixed.
 
 use std::sync::Mutex;
 use std::thread;
@@ -13,7 +14,7 @@ fn whole() -> Vec<u8> {
     pattern(SIZE, 0)
 }
 
-/// An endpoint with one large object, and a sidecar before it.
+/// An endpoint with one large object, and a sidecar in front of it.
 fn with_object() -> (Endpoint, Sidecar) {
     let endpoint = Endpoint::start();
     let mut large = object("large", whole());
@@ -31,7 +32,7 @@ fn get(sidecar: &Sidecar, headers: &[(&str, &str)]) -> Answer {
     ask(sidecar, "GET /b/large", headers)
 }
 
-/// Asserts that the endpoint was asked once, whether the object is unchanged, and sent no body.
+/// Asserts that the endpoint was asked once whether the object is unchanged, and sent no body.
 fn assert_was_revalidation(seen: &[Seen]) {
     assert_eq!(seen.len(), 1, "{seen:?}");
     assert_eq!(seen[0].header("if-none-match"), Some("\"large\""));
@@ -83,14 +84,14 @@ fn parts_come_from_a_whole_and_cost_what_is_asked() {
         assert_eq!((part.status, part.body == whole()[from..to]), (206, true), "{range}");
         let text = format!("bytes {from}-{}/{SIZE}", to - 1);
         assert_eq!(part.header("content-range"), Some(text.as_str()));
-        // It holds for the whole.
+        // The checksum is that of the whole object.
         assert_eq!(part.header("x-amz-checksum-crc32"), None);
         assert_was_revalidation(&endpoint.take_seen());
     }
     let before = sidecar.counts().bytes_from_upstream.get();
     assert_eq!(get(&sidecar, &[("Range", "bytes=9000123-")]).status, 416);
     assert!(sidecar.counts().bytes_from_upstream.get() < before + 100);
-    // A cold part brings itself, and no more.
+    // A read of an unknown part fetches that part, and no more.
     let (endpoint, sidecar) = with_object();
     let part = get(&sidecar, &[("Range", "bytes=8192-1056767")]);
     assert_eq!((part.status, part.body == whole()[8192..1_056_768]), (206, true));
@@ -180,7 +181,8 @@ fn a_long_object_that_has_changed_comes_as_it_is_asked_for() {
         assert_eq!((answer.status, answer.body == pattern(size, 7)), (200, true), "{etag}");
         assert_eq!(answer.header("x-amz-checksum-crc32"), Some(etag));
         assert!(answer.header("content-range").is_none());
-        // One question for a change, unless what was known is short, and the object as the client asks for it.
+        // One check for changes, unless the known object is small, and the object as the client
+        // requests it.
         let seen = endpoint.take_seen();
         let last = seen.last().unwrap();
         assert!(seen.len() <= 2 && last.header("range").is_none(), "{seen:?}");
@@ -204,7 +206,7 @@ fn endpoints_that_look_at_the_range_before_the_condition_are_understood() {
     let unsatisfiable = "HTTP/1.1 416 Range Not Satisfiable\r\nContent-Length: 0\r\n\r\n".to_owned();
     get(&sidecar, &[]);
     for (raw, is_asked_anew, is_known) in [
-        // The one that is known: it is not asked for again.
+        // The known one, which is not requested again.
         (part("large", SIZE), false, true),
         (part("other", SIZE), true, true),
         (part("large", SIZE + 1), true, true),
@@ -277,7 +279,7 @@ fn a_changed_object_is_seen_at_once() {
     endpoint.put("/b/large", object("other", pattern(50_000, 9)));
     let changed = get(&sidecar, &[]);
     assert_eq!((changed.header("etag"), changed.body == pattern(50_000, 9)), (Some("\"other\""), true));
-    // The same bytes with another time may have other headers.
+    // The same bytes with another modification time may have other headers.
     let mut touched = object("other", pattern(50_000, 9));
     touched.modified = "Tue, 02 Jan 2024 00:00:00 GMT".into();
     touched.headers = vec![("x-amz-meta-new".into(), "1".into())];
@@ -298,7 +300,7 @@ fn a_changed_object_is_seen_at_once() {
 fn an_object_that_changes_while_it_is_read_breaks_the_read_and_is_never_mixed() {
     let (endpoint, sidecar) = with_object();
     get(&sidecar, &[("Range", "bytes=0-1048575")]);
-    // The question is answered for the old object, and the rest is asked of the new one.
+    // The check is answered for the old object, and the rest is requested from the new one.
     let new = pattern(SIZE, 77);
     let replaced = endpoint.clone();
     let replacement = Mutex::new(Some(object("new", new.clone())));
@@ -334,7 +336,7 @@ fn an_object_that_changes_while_it_is_read_breaks_the_read_and_is_never_mixed() 
 #[test]
 fn a_small_read_is_not_broken_off_by_a_change() {
     let (endpoint, sidecar) = with_object();
-    // The second of these waits until the bytes of the first are in memory.
+    // The second of these waits until the first one's bytes are in memory.
     for _ in 0..2 {
         get(&sidecar, &[("Range", "bytes=0-8191")]);
     }
@@ -375,7 +377,8 @@ fn a_small_read_that_shares_the_bytes_of_another_is_not_broken_off_by_a_change()
         }
         _ => Act::Serve,
     });
-    // The end of the range is in the middle of a bucket: of the first reader's bytes, those of that bucket are not kept.
+    // The end of the range is in the middle of a bucket, so the first reader's bytes in that bucket
+    // are not kept.
     let range = [("Range", "bytes=0-9999")];
     let mut first = Client::of(&sidecar);
     first.send(request("GET /b/large", &range));
@@ -471,9 +474,9 @@ fn readers_of_a_cold_object_share_one_body() {
     endpoint.wait_for_requests(1);
     thread::scope(|scope| {
         let others: Vec<_> = (0..6).map(|_| scope.spawn(|| get(&sidecar, &[]).body == whole())).collect();
-        // All of them are let in by the endpoint while the first one's body has come to a stop.
+        // The endpoint has authorised all of them while the first one's body has stopped.
         endpoint.wait_for_requests(7);
-        // They have what is there of it, and wait for more.
+        // They get the part that is there, and wait for more.
         let deadline = Instant::now() + PATIENCE;
         while sidecar.counts().bytes_from_memory.get() < 6 * 1_900_000 {
             assert!(Instant::now() < deadline, "{}", sidecar.counts().bytes_from_memory.get());
@@ -489,14 +492,14 @@ fn readers_of_a_cold_object_share_one_body() {
     assert!(sidecar.counts().shared.get() > 0);
 }
 
-/// The last bytes of a body may be on their way into the cache when the client has them.
+/// When the client has the last bytes of a body, these may still be on their way into the cache.
 #[test]
 fn what_one_client_has_just_read_is_not_asked_for_again() {
     let endpoint = Endpoint::start();
     let sidecar = endpoint.fresh_sidecar(Fresh::Immutable, |config| config.threads = 2);
     let mut clients = [0; 4].map(|_| Client::of(&sidecar));
     for number in 0..240_usize {
-        // One run and less, several, and more than is kept back until all of it is there.
+        // At most one run, several runs, and more than is kept back until everything is there.
         let size = [100, 70_000, 131_072, 300_000][number % 4];
         let body = pattern(size, number as u8);
         endpoint.put(&format!("/bucket/{number}"), object("a", body.clone()));
@@ -522,7 +525,7 @@ fn a_short_object_of_which_the_end_is_on_its_way_is_waited_for() {
     let held = gate.clone();
     endpoint.on_request(move |_| Act::PauseAt(HERE, held.clone()));
     let [mut first, mut second, mut third] = [0; 3].map(|_| Client::of(&sidecar));
-    // Every connection is served once before.
+    // Every connection has been served once before.
     for client in [&mut second, &mut third] {
         assert_eq!(client.ask("GET /bucket/other", &[]).body, b"other");
     }
@@ -530,7 +533,7 @@ fn a_short_object_of_which_the_end_is_on_its_way_is_waited_for() {
     let head = first.head().unwrap();
     let begin = first.bytes(HERE);
     second.send(request("GET /bucket/short", &[]));
-    // The only thread looks at the second client's request before the third one's.
+    // The only thread processes the second client's request before the third one's.
     assert_eq!(third.ask("GET /bucket/other", &[]).body, b"other");
     gate.open();
     let rest = first.bytes(body.len() - HERE);
@@ -555,7 +558,7 @@ fn a_reader_whose_leader_leaves_goes_on_by_itself() {
     thread::scope(|scope| {
         let other = scope.spawn(|| get(&sidecar, &[]));
         endpoint.wait_for_requests(2);
-        // It leaves in the middle of its body.
+        // It disconnects in the middle of its body.
         first.head().unwrap();
         drop(first.bytes(1_000_000));
         drop(first);

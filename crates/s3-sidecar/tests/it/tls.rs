@@ -1,4 +1,4 @@
-//! TLS on both sides: a sidecar whose endpoint is another one, which listens with TLS.
+//! TLS on both sides: a sidecar whose endpoint is another sidecar, which listens with TLS.
 
 use std::fs;
 use std::sync::Arc;

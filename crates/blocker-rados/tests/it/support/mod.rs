@@ -1,4 +1,4 @@
-//! A real Ceph for a test, brought up by `deploy/dev/ceph-dev`, gone when the test process is.
+//! A real Ceph for a test, started by `deploy/dev/ceph-dev`, which ends with the test process.
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
@@ -15,25 +15,25 @@ use blocker_rados::{RadosConfig, RadosStore};
 
 pub(crate) struct Cluster {
     dir: PathBuf,
-    /// The user that stores are opened as; none: the default.
+    /// The user with which stores are opened; `None` means the default.
     user: Option<&'static str>,
 }
 
 impl Cluster {
-    /// A cluster of one OSD on `store` (memstore or bluestore); `None`, and a loud word, where Ceph is not
-    /// installed.
+    /// Starts a cluster of one OSD on `store` (memstore or bluestore). `None`, with a visible
+    /// message, if Ceph is not installed.
     ///
     /// # Panics
-    /// If it does not come up; without Ceph if `CACHED_REQUIRE_ALL=1`.
+    /// If it does not start; without Ceph, if `CACHED_REQUIRE_ALL=1`.
     pub(crate) fn up(store: &str) -> Option<Self> {
         Self::up_with(store, None, &["--store", store, "--size", "2147483648"])
     }
 
-    /// A cluster as operators run it: three monitors, three OSDs with three copies, keys for each client.
-    /// Stores are opened by a user that may read and write the pool, and no more.
+    /// Starts a cluster as operators run it: three monitors, three OSDs with three copies, keys for
+    /// each client. Stores are opened by a user that may only read and write the pool.
     ///
     /// # Panics
-    /// As [`Self::up`].
+    /// As for [`Self::up`].
     pub(crate) fn up_as_operated() -> Option<Self> {
         let size = ["--osds", "3", "--copies", "3", "--mons", "3"];
         let store = ["--cephx", "--store", "bluestore", "--size", "2147483648"];
@@ -55,18 +55,18 @@ impl Cluster {
         Some(cluster)
     }
 
-    /// A file of the cluster's directory.
+    /// Returns the path of a file in the cluster's directory.
     pub(crate) fn file(&self, name: &str) -> PathBuf {
         self.dir.join(name)
     }
 
-    /// One command of `ceph-dev` on this cluster.
+    /// Runs one command of `ceph-dev` on this cluster.
     ///
     /// # Panics
     /// If it fails.
     pub(crate) fn dev(&self, command: &str, arguments: &[&str]) {
         let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/dev/ceph-dev");
-        // Into a file: the daemons keep whatever the script was given open.
+        // Into a file, because the daemons keep the script's output open.
         let log = self.dir.with_extension("log");
         let file = std::fs::File::options().create(true).append(true).open(&log).unwrap();
         let status = Command::new(script)
@@ -82,7 +82,7 @@ impl Cluster {
         assert!(status.success(), "ceph-dev {command} {arguments:?} failed:\n{}", output());
     }
 
-    /// Sets an attribute of a RADOS object behind the store's back.
+    /// Sets an attribute of a RADOS object, bypassing the store.
     ///
     /// # Panics
     /// If it fails.
@@ -98,7 +98,7 @@ impl Cluster {
         assert!(rados.wait().unwrap().success(), "{name} of {object} cannot be set");
     }
 
-    /// A configuration with a root of its own.
+    /// Returns a configuration with its own root.
     pub(crate) fn config(&self) -> RadosConfig {
         static ROOTS: AtomicU32 = AtomicU32::new(0);
         let mut config = RadosConfig::new("cached");
@@ -118,7 +118,7 @@ fn has(program: &str) -> bool {
     std::env::split_paths(&path).any(|dir| dir.join(program).is_file())
 }
 
-/// Reports that tests are skipped, past the test runner's capture.
+/// Reports skipped tests, bypassing the test runner's capture.
 ///
 /// # Panics
 /// With `CACHED_REQUIRE_ALL=1`.
@@ -142,10 +142,10 @@ pub(crate) fn read(store: &dyn Blocker, object: &ObjectId) -> Result<Vec<u8>> {
     block_on(store.read(ReadRequest::new(object.clone(), 0, 65_536))).map(|reply| reply.data.to_vec())
 }
 
-/// Tries until it works; the failures on the way must be ones that a caller may wait out.
+/// Retries until it succeeds. The errors on the way must be retryable.
 ///
 /// # Panics
-/// On another failure, or after three minutes.
+/// On another error, or after three minutes.
 #[track_caller]
 pub(crate) fn eventually<T>(what: &str, mut attempt: impl FnMut() -> Result<T>) -> T {
     let start = std::time::Instant::now();

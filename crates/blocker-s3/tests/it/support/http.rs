@@ -1,10 +1,10 @@
-//! A server of S3's protocol over real connections, in this process, that fails on request: answers that come late,
-//! are cut off or are lost, errors before and after the work is done, wishes for fewer requests. It answers itself, or
-//! stands before another server and has that do the work.
+//! A server of the S3 protocol over real connections, in this process, that fails on request:
+//! answers that are late, truncated or lost, errors before and after the work is done, and requests
+//! to slow down. It answers itself, or is a proxy for another server.
 //!
-//! By itself it keeps what the store needs: puts with conditions, gets with ranges and conditions, removals, listings by page.
-//! Signatures are not checked. Its ETags are those of the content, as S3's are, and its time stands still until a test
-//! moves it.
+//! By itself it supports what the store needs: conditional puts, gets with ranges and conditions,
+//! removals, and paged listings. Signatures are not checked. Its ETags derive from the content, as
+//! in S3, and its time stands still until a test advances it.
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
@@ -23,29 +23,29 @@ use parking_lot::{Condvar, Mutex};
 /// What happens to one request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Trouble {
-    /// Nothing.
+    /// It is served normally.
     None,
-    /// It is not done, and answered with this status and code.
+    /// It is not executed, and answered with this status and code.
     Refused(&'static str, &'static str),
-    /// It is done, and answered with an error all the same.
+    /// It is executed, but answered with an error.
     DoneAndFailed,
-    /// It is not done, and the connection is cut.
+    /// It is not executed, and the connection is closed.
     CutBefore,
-    /// It is done, and the connection is cut.
+    /// It is executed, and the connection is closed.
     CutAfter,
-    /// It is done, and half of the answer is sent.
+    /// It is executed, and half of the answer is sent.
     CutWithin,
-    /// It waits until it is released, and is done then.
+    /// It waits until it is released, and is then executed.
     HeldBefore,
-    /// It is done, and its answer waits until it is released.
+    /// It is executed, and its answer waits until it is released.
     HeldAfter,
-    /// It is done after so long.
+    /// It is executed after this delay.
     LateBefore(Duration),
-    /// It is done, and answered after so long.
+    /// It is executed, and answered after this delay.
     LateAfter(Duration),
 }
 
-/// A wish for fewer requests.
+/// A request to slow down.
 pub(crate) const SLOW_DOWN: Trouble = Trouble::Refused("503 Slow Down", "SlowDown");
 
 /// One request.
@@ -57,22 +57,22 @@ pub(crate) struct Asked {
     query: BTreeMap<String, String>,
     headers: BTreeMap<String, String>,
     body: Vec<u8>,
-    /// All of it but the body, as it came.
+    /// Everything except the body, as received.
     head: String,
 }
 
 impl Asked {
-    /// The number of bytes that it has on the way.
+    /// Returns the size of the request on the network, in bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.head.len() + self.body.len()
     }
 
-    /// A value of its query.
+    /// Returns a value from its query.
     pub(crate) fn query(&self, name: &str) -> Option<&str> {
         self.query.get(name).map(String::as_str)
     }
 
-    /// The number of bytes of its body.
+    /// Returns the size of its body, in bytes.
     pub(crate) fn body_bytes(&self) -> usize {
         self.body.len()
     }
@@ -81,7 +81,7 @@ impl Asked {
 struct Stored {
     body: Vec<u8>,
     etag: String,
-    /// Seconds from the server's first moment.
+    /// Seconds since the server's first moment.
     at_secs: u64,
 }
 
@@ -94,14 +94,14 @@ struct State {
     now_secs: u64,
     ignores_conditions_of_removals: bool,
     ignores_ranges: bool,
-    /// The method of requests whose answers name no ETag.
+    /// The method of requests whose answers have no ETag.
     hides_etags_of: Option<&'static str>,
-    /// How many requests are held or on their way again, and how many of them may go.
+    /// The number of requests held or just released, and how many of them may continue.
     held: usize,
     release: usize,
-    /// The server that does the work, where this one does not.
+    /// The server that does the work, if this one is a proxy.
     upstream: Option<String>,
-    /// How many requests are being served.
+    /// The number of requests in progress.
     busy: usize,
 }
 
@@ -155,7 +155,7 @@ impl Double {
         Self::start(None)
     }
 
-    /// One that has the server at `upstream`, `HOST:PORT`, do the work.
+    /// Returns a proxy for the server at `upstream`, `HOST:PORT`.
     pub(crate) fn before(upstream: &str) -> Self {
         Self::start(Some(upstream.to_owned()))
     }
@@ -176,12 +176,12 @@ impl Double {
         Self { address, state }
     }
 
-    /// From now on `plan` decides what happens to each request.
+    /// Has `plan` decide what happens to each request from now on.
     pub(crate) fn trouble(&self, plan: impl FnMut(&Asked) -> Trouble + Send + 'static) {
         self.state.0.lock().plan = Some(Box::new(plan));
     }
 
-    /// Everything works again; what is held stays held.
+    /// Serves all requests normally from now on; held ones stay held.
     pub(crate) fn heal(&self) {
         self.state.0.lock().plan = None;
     }
@@ -198,7 +198,7 @@ impl Double {
         self.state.0.lock().held
     }
 
-    /// Lets all that is held go, and waits until it is done.
+    /// Releases all held requests, and waits until they are done.
     pub(crate) fn release(&self) {
         let mut state = self.state.0.lock();
         state.release = state.held;
@@ -208,7 +208,8 @@ impl Double {
         }
     }
 
-    /// Waits until no request is being served: what clients that are gone have sent is done then.
+    /// Waits until no request is in progress, so that requests of clients that are gone are done
+    /// too.
     pub(crate) fn wait_idle(&self) {
         let mut state = self.state.0.lock();
         while state.busy > 0 {
@@ -216,44 +217,44 @@ impl Double {
         }
     }
 
-    /// Removals are made whatever their condition.
+    /// Executes removals regardless of their conditions.
     pub(crate) fn ignore_conditions_of_removals(&self) {
         self.state.0.lock().ignores_conditions_of_removals = true;
     }
 
-    /// Answers to requests with this method name no ETag.
+    /// Leaves the ETag out of answers to requests with this method.
     pub(crate) fn hide_etags_of(&self, method: &'static str) {
         self.state.0.lock().hides_etags_of = Some(method);
     }
 
-    /// Reads are answered with all of an object.
+    /// Answers reads with the whole object.
     pub(crate) fn ignore_ranges(&self) {
         self.state.0.lock().ignores_ranges = true;
     }
 
-    /// Moves the server's time.
+    /// Advances the server's time.
     pub(crate) fn advance(&self, secs: u64) {
         self.state.0.lock().now_secs += secs;
     }
 
-    /// All keys that begin with `prefix`.
+    /// Returns all keys that start with `prefix`.
     pub(crate) fn keys(&self, prefix: &str) -> Vec<String> {
         let state = self.state.0.lock();
         state.objects.keys().filter(|key| key.starts_with(prefix)).cloned().collect()
     }
 
-    /// What an object has.
+    /// Returns an object's content.
     pub(crate) fn get(&self, key: &str) -> Option<Vec<u8>> {
         self.state.0.lock().objects.get(key).map(|stored| stored.body.clone())
     }
 
-    /// Puts an object past the plan.
+    /// Puts an object, bypassing the plan.
     pub(crate) fn put(&self, key: &str, body: &[u8]) {
         self.state.0.lock().put(key.to_owned(), body.to_vec());
     }
 }
 
-/// A request that is being served, for as long as this lives.
+/// Counts a request as in progress for as long as this exists.
 struct Busy<'a>(&'a (Mutex<State>, Condvar));
 
 impl Drop for Busy<'_> {
@@ -263,9 +264,10 @@ impl Drop for Busy<'_> {
     }
 }
 
-/// Serves one request of a connection; `None` where it ends.
+/// Serves one request of a connection; `None` at the connection's end.
 fn serve(connection: &TcpStream, state: &(Mutex<State>, Condvar)) -> Option<()> {
-    // Each request is read to its end, so nothing of the next is lost: a client sends it after the answer.
+    // Each request is read completely. Nothing of the next one is lost, because a client sends it
+    // after the answer.
     let asked = read(connection)?;
     let (trouble, upstream) = {
         let mut state = state.0.lock();
@@ -317,10 +319,11 @@ fn serve(connection: &TcpStream, state: &(Mutex<State>, Condvar)) -> Option<()> 
     connection.write_all(&bytes).ok()
 }
 
-/// Has the server behind this one do the work. Its whole answer; `None` if it has none.
+/// Forwards the request to the server behind this one. Returns its whole answer; `None` without an
+/// answer.
 fn forward(upstream: &str, asked: &Asked) -> Option<Vec<u8>> {
     let mut connection = TcpStream::connect(upstream).ok()?;
-    // One request, one connection: the end of the answer is the end of the connection.
+    // Each request has its own connection: the end of the answer is the end of the connection.
     let (line, headers) = asked.head.split_once("\r\n")?;
     let headers = headers.split("\r\n").filter(|line| !line.to_ascii_lowercase().starts_with("connection:"));
     let head = std::iter::once(line).chain(["Connection: close"]).chain(headers).collect::<Vec<_>>();
@@ -386,7 +389,7 @@ fn decode(text: &str) -> String {
     String::from_utf8(bytes).unwrap()
 }
 
-/// The time of day of a second of the server's first month.
+/// Converts a second of the server's first month to the day and the time of day.
 fn clock(secs: u64) -> (u64, String) {
     let text = format!("{:02}:{:02}:{:02}", secs / 3600 % 24, secs / 60 % 60, secs % 60);
     (1 + secs / 86_400, text)

@@ -1,5 +1,5 @@
-//! What a server makes of conditions, ETags and listings, measured with signed requests of its own, and the table in
-//! `docs/s3.md` that has it.
+//! Measures a server's handling of conditions, ETags and listings with separately signed requests,
+//! and compares it with the table in `docs/s3.md`.
 
 use std::path::Path as File;
 use std::time::Duration;
@@ -12,14 +12,14 @@ use cached_http::{Client, Route};
 use futures_util::future::join_all;
 use http_body_util::BodyExt;
 
-/// How often a race is run.
+/// The number of repetitions of a race.
 const ROUNDS: usize = 10;
-/// How many take part in it.
+/// The number of participants in a race.
 const RACERS: usize = 8;
-/// An ETag that nothing has.
+/// An ETag that no object has.
 const WRONG: &str = "\"00000000000000000000000000000000\"";
 
-/// A client without opinions: it sends what it is given, signed.
+/// A plain client: it signs and sends exactly what it is given.
 pub(crate) struct Plain {
     endpoint: String,
     credential: AwsCredential,
@@ -41,7 +41,7 @@ impl Answer {
         matches!(self.status, 409 | 412)
     }
 
-    /// What lies between two tags.
+    /// Returns the text between two tags.
     fn element(&self, name: &str) -> &str {
         let (_, rest) = self.body.split_once(&format!("<{name}>")).unwrap_or_default();
         rest.split_once("</").map_or("", |(text, _)| text)
@@ -76,18 +76,18 @@ impl Plain {
     }
 
     async fn put(&self, key: &str, headers: &[(&str, &str)]) -> Answer {
-        // No two bodies are alike, so no two ETags are.
+        // No two bodies are equal, so no two ETags are.
         let body = format!("{:032x}", rand::random::<u128>());
         self.send(Method::PUT, key, headers, &body).await
     }
 
-    /// The ETag of an object as a read names it; empty if there is none.
+    /// Returns the ETag of an object from a read; empty if there is none.
     async fn etag(&self, key: &str) -> String {
         self.send(Method::GET, key, &[], "").await.etag
     }
 }
 
-/// A cell: what a condition does that is to hold, and one that is not.
+/// Returns a table cell: the effect of a condition that holds, and of one that does not.
 fn verdict(right: &Answer, wrong: &Answer) -> String {
     match (right.is_done(), wrong.is_refused_for_its_condition()) {
         (true, true) => "yes".into(),
@@ -112,7 +112,7 @@ async fn race(plain: &Plain, is_create: bool) -> String {
         let condition = if is_create {
             ("if-none-match", "*".to_owned())
         } else {
-            // As the store hands it back where the server compares it so.
+            // As the store sends it back if the server compares it that way.
             let etag = plain.put(&key, &[]).await.etag;
             let bare = etag.trim_matches('"').to_owned();
             let quoted = plain.put(&key, &[("if-match", &etag)]).await;
@@ -138,7 +138,7 @@ async fn delete_if_match(plain: &Plain) -> String {
     verdict(&right, &wrong)
 }
 
-/// Completes an upload of one part onto an object that is there, or not, on a condition.
+/// Completes an upload of one part for an existing or missing object, with a condition.
 async fn complete(plain: &Plain, key: &str, headers: &[(&str, &str)]) -> Answer {
     let begun = plain.send(Method::POST, &format!("{key}?uploads="), &[], "").await;
     let upload = begun.element("UploadId");
@@ -151,7 +151,7 @@ async fn complete(plain: &Plain, key: &str, headers: &[(&str, &str)]) -> Answer 
     if !answer.is_done() {
         plain.send(Method::DELETE, &format!("{key}?uploadId={upload}"), &[], "").await;
     }
-    // Some begin their answer before they know the outcome.
+    // Some servers begin their answer before they know the outcome.
     if answer.body.contains("<Error>") { Answer { status: 412, ..answer } } else { answer }
 }
 
@@ -177,7 +177,8 @@ async fn get_if_none_match(plain: &Plain) -> String {
     if (same, other) == (304, 200) { "yes".into() } else { format!("no: {same} and {other}") }
 }
 
-/// Whether a listing shows at once what was put and removed, in the order of bytes, and begins where it is asked to.
+/// Tests whether a listing shows puts and removals at once, in byte order, and starts at the
+/// requested key.
 async fn listing(plain: &Plain) -> String {
     let mut names =
         ["A", "B", "_", "a", "a-b", "a.b", "ab", "e-1", "e/1", "e0"].map(|name| format!("l/{name}"));
@@ -204,7 +205,7 @@ async fn listing(plain: &Plain) -> String {
     }
 }
 
-/// The longest last part of a key under which an object can be put, and another in its place.
+/// Tests the longest last part of a key with which an object can be put and replaced.
 async fn longest_segment(plain: &Plain) -> String {
     const LONGEST: usize = 900;
     let mut longest = 0;
@@ -218,14 +219,14 @@ async fn longest_segment(plain: &Plain) -> String {
     if longest == LONGEST { format!("{longest} bytes or more") } else { format!("{longest} bytes") }
 }
 
-/// Whether one key may be what another has before a slash.
+/// Tests whether one key may equal the part of another one before a slash.
 async fn key_below_key(plain: &Plain) -> String {
     plain.put("below", &[]).await;
     let below = plain.put("below/it", &[]).await;
     if below.is_done() { "yes".into() } else { format!("no: {}", below.status) }
 }
 
-/// How many keys a listing shows at a time, and whether it shows all of them.
+/// Tests how many keys a listing shows per page, and whether it shows all of them.
 async fn long_listing(plain: &Plain) -> String {
     const KEYS: usize = 1100;
     const AT_ONCE: usize = 16;
@@ -251,7 +252,7 @@ async fn long_listing(plain: &Plain) -> String {
     if found == names { format!("{first} at a time") } else { format!("no: {} of {KEYS}", found.len()) }
 }
 
-/// A value as a query has it.
+/// Encodes a value for a query.
 fn encoded(text: &str) -> String {
     let encode = |byte: u8| match byte {
         b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => char::from(byte).to_string(),
@@ -260,7 +261,7 @@ fn encoded(text: &str) -> String {
     text.bytes().map(encode).collect()
 }
 
-/// Measures all rows of the table. The bucket is `bucket`.
+/// Measures all rows of the table, in `bucket`.
 pub(crate) async fn rows(plain: &Plain) -> Vec<(&'static str, String)> {
     let absent = plain.put("created", &[("if-none-match", "*")]).await;
     let present = plain.put("created", &[("if-none-match", "*")]).await;
@@ -281,7 +282,7 @@ pub(crate) async fn rows(plain: &Plain) -> Vec<(&'static str, String)> {
     ]
 }
 
-/// Compares what was measured with the column of `server` in the table of `docs/s3.md`.
+/// Compares the measurements with the column of `server` in the table of `docs/s3.md`.
 pub(crate) fn compare(server: &str, rows: &[(&str, String)]) {
     let docs = File::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/s3.md");
     let docs = std::fs::read_to_string(docs).unwrap();

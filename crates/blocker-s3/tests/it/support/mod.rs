@@ -1,5 +1,6 @@
-//! A server in memory that fails on request: errors, lost answers, late puts, death, conditions ignored.
-//! And a scheduler that lets tasks and requests overtake each other by a seed.
+//! An in-memory server that fails on request: errors, lost answers, late puts, death, ignored
+//! conditions. Also a scheduler that lets tasks and requests overtake each other according to a
+//! seed.
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
@@ -28,37 +29,37 @@ type Outcome<T> = blocker_s3::object_store::Result<T>;
 /// What happens to one request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Fault {
-    /// It is not applied, and answered with an error that leaves that open.
+    /// It is not executed, and answered with an error that leaves this open.
     Error,
-    /// It is applied, and its answer is lost.
+    /// It is executed, and its answer is lost.
     LostAnswer,
-    /// Its answer is lost, and it is applied when all else is done, if it is a put.
+    /// Its answer is lost; a put is executed after everything else.
     Late,
-    /// Neither it nor anything after it arrives.
+    /// Neither it nor any later request arrives.
     DeadBefore,
-    /// It is applied, and then nothing is answered any more.
+    /// It is executed, and no request is answered from then on.
     DeadAfter,
-    /// It is never answered; a put is applied when all else is done.
+    /// It is never answered; a put is executed after everything else.
     Stall,
 }
 
-/// A rule that a server does not keep.
+/// A rule that a server violates.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Quirk {
     None,
     IgnoresIfNoneMatch,
     IgnoresIfMatch,
-    /// Compares ETags without their quotes, as old versions of radosgw do.
+    /// Compares ETags without their quotes, like old versions of radosgw.
     BareEtags,
-    /// Has no answer to a put with `If-Match` but a refusal.
+    /// Refuses every put with `If-Match`.
     RefusesIfMatch,
     NamesNoEtag,
     IgnoresRanges,
-    /// Lists nothing that was put.
+    /// Never lists an object.
     ListsNothing,
 }
 
-/// One request, as it was met.
+/// One request as the server received it.
 #[derive(Clone, Debug)]
 pub(crate) struct Met {
     pub(crate) kind: &'static str,
@@ -72,12 +73,12 @@ struct Plan {
     permille: u32,
     is_dead: bool,
     rng: SmallRng,
-    /// The most times that a request lets others go first.
+    /// The most times that a request yields to others.
     yields_max: u32,
     quirk: Quirk,
     met: Vec<Met>,
     late: Vec<(Path, PutPayload, PutOptions)>,
-    /// Which requests never get an answer; puts among them land late.
+    /// Selects the requests that never get an answer; puts among them take effect late.
     stalls: Option<Stalls>,
 }
 
@@ -126,25 +127,26 @@ impl Server {
         self
     }
 
-    /// The request number `at` from now on meets `fault`.
+    /// Makes the request number `at`, counted from now, meet `fault`.
     pub(crate) fn fail_at(&self, at: usize, fault: Fault) {
         let mut plan = self.plan.lock();
         let at = plan.met.len() + at;
         plan.faults.push((at, fault));
     }
 
-    /// Requests overtake each other, and some meet a fault.
+    /// Makes requests overtake each other, and some of them meet a fault.
     pub(crate) fn disturb(&self, permille: u32, yields_max: u32) {
         let mut plan = self.plan.lock();
         (plan.permille, plan.yields_max) = (permille, yields_max);
     }
 
-    /// From now on requests that `is_it` get no answer. Puts among them land late.
+    /// From now on, requests for which `is_it` returns true get no answer. Puts among them take
+    /// effect late.
     pub(crate) fn stall(&self, is_it: impl FnMut(&Met) -> bool + Send + 'static) {
         self.plan.lock().stalls = Some(Box::new(is_it));
     }
 
-    /// Everything works again. Late puts stay late.
+    /// Serves all requests normally from now on. Late puts stay late.
     pub(crate) fn heal(&self) {
         let mut plan = self.plan.lock();
         plan.stalls = None;
@@ -152,7 +154,7 @@ impl Server {
         plan.faults.clear();
     }
 
-    /// Late puts arrive, on their conditions.
+    /// Executes the late puts, subject to their conditions.
     pub(crate) fn land(&self) {
         let late = std::mem::take(&mut self.plan.lock().late);
         for (path, payload, options) in late {
@@ -160,7 +162,7 @@ impl Server {
         }
     }
 
-    /// What was met since the last time.
+    /// Returns the requests since the last call.
     pub(crate) fn met(&self) -> Vec<Met> {
         std::mem::take(&mut self.plan.lock().met)
     }
@@ -170,7 +172,7 @@ impl Server {
         self.plan.lock().met.len()
     }
 
-    /// All keys that begin with `prefix`.
+    /// Returns all keys that start with `prefix`.
     pub(crate) fn keys(&self, prefix: &str) -> Vec<String> {
         let all = blocker::executor::block_on(self.inner.list(None).collect::<Vec<_>>());
         let keys = all.into_iter().map(|meta| meta.unwrap().location.to_string());
@@ -335,7 +337,7 @@ impl Server {
     }
 }
 
-/// Lets others go first, once.
+/// Yields to other tasks once.
 pub(crate) async fn yield_now() {
     let mut is_first = true;
     std::future::poll_fn(|cx| {
@@ -357,13 +359,13 @@ impl Wake for Flag {
     }
 }
 
-/// Steps a clock to its next timer, so that every sleeper goes on.
+/// Advances a clock to its next timer, which wakes a sleeper.
 fn step(clock: &ManualClock) {
     let next = clock.next_timer().expect("a task waits for nothing");
     clock.advance(next.since(clock.now()).max(Duration::from_nanos(1)));
 }
 
-/// Runs a future to its end; time passes when it has nothing to do.
+/// Runs a future until it completes. Time advances when it is idle.
 pub(crate) fn drive<F: IntoFuture>(clock: &ManualClock, future: F) -> F::Output {
     let mut future = pin!(future.into_future());
     let flag = Arc::new(Flag::default());
@@ -379,7 +381,7 @@ pub(crate) fn drive<F: IntoFuture>(clock: &ManualClock, future: F) -> F::Output 
     }
 }
 
-/// Runs all tasks to their ends, one poll at a time, in an order drawn from the seed.
+/// Runs all tasks until they complete, one poll at a time, in an order drawn from the seed.
 pub(crate) fn interleave<'a>(
     clock: &ManualClock,
     seed: u64,
@@ -413,7 +415,7 @@ pub(crate) fn config() -> S3Config {
     S3Config::new("bucket")
 }
 
-/// A store over the server, which must be in order for that.
+/// Opens a store over the server, which must work for that.
 pub(crate) fn open(server: &Arc<Server>, clock: &ManualClock) -> S3Store {
     S3Store::open_over(&config(), Arc::clone(server) as Arc<dyn ObjectStore>, Arc::new(clock.clone()))
         .unwrap()

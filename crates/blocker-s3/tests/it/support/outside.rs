@@ -1,6 +1,6 @@
-//! Servers of S3's protocol that others have made, each on a port of the loopback, with a user and a bucket: moto, from
-//! PyPI, which is installed where it is not; versitygw, a Go program in the path or in the tests' tools; radosgw of
-//! Debian before the one-node Ceph of `deploy/dev/ceph-dev`.
+//! Other projects' servers of the S3 protocol, each on a loopback port with a user and a bucket:
+//! moto, installed from PyPI if it is missing; versitygw, a Go program in the path or among the
+//! tests' tools; Debian's radosgw with the one-node Ceph of `deploy/dev/ceph-dev`.
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
@@ -24,13 +24,13 @@ use blocker_s3::object_store::signer::{Method, Signer};
 use blocker_s3::object_store::{self, ClientOptions, ObjectStore};
 use http_body_util::BodyExt;
 
-/// How long a server may take to come up, on a busy machine.
+/// How long a server may take to start on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// The number of servers, and of ports for them, that this process has asked for.
+/// The number of servers and ports that this process has requested.
 static SERVERS: AtomicU32 = AtomicU32::new(0);
 
-/// A server; it ends with this.
+/// A server. Dropping this ends it.
 pub(crate) struct Outside {
     pub(crate) name: &'static str,
     process: Process,
@@ -45,7 +45,7 @@ enum Process {
     Ceph(PathBuf),
 }
 
-/// Reports that a test is skipped, past the test runner's capture.
+/// Reports a skipped test, bypassing the test runner's capture.
 ///
 /// # Panics
 /// With `CACHED_REQUIRE_ALL=1`.
@@ -72,7 +72,7 @@ fn directory(name: &str) -> PathBuf {
     dir
 }
 
-/// Runs a command. What it has written last is the error.
+/// Runs a command. The error is the end of its output.
 fn run_to_end(command: &mut Command) -> Result<(), String> {
     let output = command.stdin(Stdio::null()).output().map_err(|error| error.to_string())?;
     if output.status.success() {
@@ -81,7 +81,7 @@ fn run_to_end(command: &mut Command) -> Result<(), String> {
     Err(String::from_utf8_lossy(&output.stderr).lines().last().unwrap_or_default().to_owned())
 }
 
-/// Installs moto, unless it is there. The folder of its programs.
+/// Installs moto if it is missing. Returns the folder of its programs.
 fn install_moto() -> Result<PathBuf, String> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _alone = ONE_AT_A_TIME.lock().map_err(|_| "an installation of moto has failed".to_owned())?;
@@ -89,7 +89,7 @@ fn install_moto() -> Result<PathBuf, String> {
     let requirements = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/moto/requirements.txt");
     let wanted = std::fs::read(requirements).map_err(|error| error.to_string())?;
     let (programs, done) = (environment.join("bin"), environment.join("installed.txt"));
-    // Written last, so that an interrupted installation is repeated.
+    // This file is written last, so that an interrupted installation is repeated.
     if std::fs::read(&done).is_ok_and(|installed| installed == wanted) {
         return Ok(programs);
     }
@@ -115,7 +115,7 @@ fn in_path(name: &str) -> Option<PathBuf> {
     std::env::split_paths(&std::env::var_os("PATH")?).map(|dir| dir.join(name)).find(|path| path.is_file())
 }
 
-/// A free port below those that the system gives to outgoing connections.
+/// Returns a free port below those that the system uses for outgoing connections.
 fn free_port() -> u16 {
     let number = SERVERS.fetch_add(1, Ordering::Relaxed).wrapping_mul(101);
     let first = (std::process::id().wrapping_mul(0x9e37_79b1) >> 8).wrapping_add(number);
@@ -123,7 +123,7 @@ fn free_port() -> u16 {
     ports.find(|port| TcpListener::bind(("0.0.0.0", *port)).is_ok()).expect("a free port")
 }
 
-/// Whether it is this process that listens on a port of the loopback, and no other that has taken it.
+/// Returns whether this process, and not another one, listens on a loopback port.
 fn listens(process: u32, port: u16) -> bool {
     let sockets = std::fs::read_to_string("/proc/net/tcp").unwrap_or_default();
     let (ends_with, mut inodes) = (format!(":{port:04X}"), Vec::new());
@@ -142,7 +142,7 @@ fn listens(process: u32, port: u16) -> bool {
 }
 
 impl Outside {
-    /// moto. It keeps everything in memory, and checks no signature.
+    /// moto, which keeps everything in memory and does not check signatures.
     pub(crate) fn moto() -> Option<Self> {
         let programs = match install_moto() {
             Ok(programs) => programs,
@@ -184,7 +184,7 @@ impl Outside {
                 .spawn()
                 .unwrap();
             let since = std::time::Instant::now();
-            // It ends where another program has taken the port.
+            // It exits if another program has taken the port.
             while child.try_wait().unwrap().is_none() && since.elapsed() < PATIENCE {
                 if listens(child.id(), port) {
                     return Some(Self::up(
@@ -203,7 +203,7 @@ impl Outside {
         panic!("versitygw does not come up: {log}");
     }
 
-    /// radosgw before a Ceph of one monitor and one OSD.
+    /// radosgw with a Ceph of one monitor and one OSD.
     pub(crate) fn radosgw() -> Option<Self> {
         let needed = ["ceph-mon", "ceph-osd", "ceph", "rados", "radosgw", "radosgw-admin"];
         if let Some(missing) = needed.into_iter().find(|name| in_path(name).is_none()) {
@@ -233,7 +233,7 @@ impl Outside {
         path
     }
 
-    /// The server's own client, past the store.
+    /// Returns a client of the server that bypasses the store.
     pub(crate) fn client(&self, bucket: &str) -> AmazonS3 {
         AmazonS3Builder::new()
             .with_endpoint(&self.endpoint)
@@ -247,7 +247,7 @@ impl Outside {
             .unwrap()
     }
 
-    /// Makes or removes a bucket, by a request that is signed in its URL.
+    /// Creates or removes a bucket by a request with a signed URL.
     pub(crate) fn bucket(&self, method: Method, name: &str) {
         let what = format!("{method} {name}");
         let client = self.client(name);
@@ -267,7 +267,7 @@ impl Outside {
         assert!(status.contains(" 200 ") || status.contains(" 204 "), "{what}: {status}");
     }
 
-    /// The file with the user's credentials.
+    /// Returns a file with the user's credentials.
     pub(crate) fn credentials(&self) -> PathBuf {
         self.dir.join("credentials")
     }
@@ -280,7 +280,7 @@ impl Outside {
         config
     }
 
-    /// The same with a secret that is none.
+    /// Returns the same configuration with a wrong secret.
     pub(crate) fn config_with_wrong_secret(&self) -> S3Config {
         let mut config = self.config("wrong");
         config.credentials_file = Some(self.write_credentials("wrong", "of-another"));
@@ -288,7 +288,7 @@ impl Outside {
     }
 }
 
-/// `object_store` is built without an HTTP client of its own.
+/// `object_store` is built without its own HTTP client.
 #[derive(Debug)]
 struct Plain;
 
@@ -314,10 +314,10 @@ impl HttpService for PlainClient {
     }
 }
 
-/// Has `ceph-dev` do something with a cluster. What it has written is the error.
+/// Runs a `ceph-dev` command on a cluster. The error is its output.
 fn ceph_dev(cluster: &Path, command: &str, arguments: &[&str]) -> Result<(), String> {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/dev/ceph-dev");
-    // Into a file: the daemons keep whatever the script was given open.
+    // Into a file, because the daemons keep the script's output open.
     let log = cluster.with_extension("log");
     let file = std::fs::File::options().create(true).append(true).open(&log).unwrap();
     let status = Command::new(script)
@@ -340,7 +340,8 @@ impl Drop for Outside {
                 let _ = child.kill();
                 let _ = child.wait();
             }
-            // Also after a failure: the daemons outlive this process, and their directory names them.
+            // Also after a failure: the daemons outlive this process, and their directory
+            // identifies them.
             Process::Ceph(cluster) => match ceph_dev(cluster, "down", &["--wipe"]) {
                 Err(why) if !std::thread::panicking() => panic!("{why}"),
                 _ => {}
@@ -350,7 +351,7 @@ impl Drop for Outside {
     }
 }
 
-/// What [`Outside::client`] does, on a runtime of its own.
+/// Runs a request of [`Outside::client`] on its own runtime.
 pub(crate) fn ask<T>(client: &AmazonS3, what: impl AsyncFnOnce(&dyn ObjectStore) -> T) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(what(client))

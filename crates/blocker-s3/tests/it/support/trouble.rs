@@ -1,4 +1,5 @@
-//! A model of a few objects, and a store that changes them over a troubled way to its server.
+//! A model of a few objects, and stores that change them over an unreliable connection to their
+//! server.
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
@@ -14,7 +15,7 @@ use rand::{Rng, SeedableRng};
 
 use crate::http::{Asked, Double, SLOW_DOWN, Trouble};
 
-/// One request in `one_in` meets trouble.
+/// Returns a plan in which one request in `one_in` meets a fault.
 pub(crate) fn troubled(seed: u64, one_in: u32) -> impl FnMut(&Asked) -> Trouble + Send + 'static {
     const TROUBLES: [Trouble; 7] = [
         Trouble::Refused("500 Internal Server Error", "InternalError"),
@@ -39,7 +40,8 @@ pub(crate) fn troubled(seed: u64, one_in: u32) -> impl FnMut(&Asked) -> Trouble 
     }
 }
 
-/// As [`troubled`], but no key meets trouble more than twice in a row, so that what is repeated often enough comes through.
+/// Does the same as [`troubled`], but no key meets a fault more than twice in a row, so that a
+/// request succeeds if it is repeated often enough.
 pub(crate) fn passable(seed: u64, one_in: u32) -> impl FnMut(&Asked) -> Trouble + Send + 'static {
     const IN_A_ROW_MAX: u32 = 2;
     let (mut plan, mut in_a_row) = (troubled(seed, one_in), HashMap::<String, u32>::new());
@@ -63,11 +65,12 @@ fn read(store: &S3Store, object: &ObjectId) -> Result<Vec<u8>, Error> {
     block_on(store.read(ReadRequest::new(object.clone(), 0, max))).map(|reply| reply.data.to_vec())
 }
 
-/// What is acknowledged is there, what is refused is not, and what is unknown is one or the other, for good.
+/// Acknowledged changes are there, refused ones are not, and unknown ones are one or the other
+/// permanently.
 pub(crate) fn nothing_is_lost_or_made_up(server: &Double, open: &dyn Fn() -> S3Store, seed: u64) {
     let store = open();
     let names = ["a", "b", "c"].map(object);
-    // What each object may be; the first is what it most likely is.
+    // The possible contents of each object, starting with the most probable one.
     let mut possible = vec![vec![None::<Vec<u8>>]; names.len()];
     let mut rng = SmallRng::seed_from_u64(seed);
     server.trouble(troubled(seed, 8));
@@ -75,7 +78,7 @@ pub(crate) fn nothing_is_lost_or_made_up(server: &Double, open: &dyn Fn() -> S3S
     for step in 0..60_u8 {
         let which = rng.random_range(0..names.len());
         let context = format!("seed {seed}, step {step}");
-        // Small ones lie in the head, large ones in blobs.
+        // Small objects are in the head, large ones in blobs.
         let len = [100, 40_000][rng.random_range(0..2)];
         let at: usize = rng.random_range(0..50_000);
         let is_full = rng.random_range(0..3) == 0;
@@ -106,7 +109,7 @@ pub(crate) fn nothing_is_lost_or_made_up(server: &Double, open: &dyn Fn() -> S3S
             Err(error) => panic!("{context}: {error}"),
         };
         assert!(possible[which].contains(&found), "{context}: it is something else");
-        // A read settles it.
+        // A read decides which one it is.
         possible[which] = vec![found];
     }
     server.heal();
@@ -123,7 +126,8 @@ pub(crate) fn nothing_is_lost_or_made_up(server: &Double, open: &dyn Fn() -> S3S
         "seed {seed}: {failed} refused, {} repeated",
         store.families().number("s3_requests_repeated_total").unwrap().to_u64()
     );
-    // Requests in the background have ended with their store, but for those that the server has.
+    // Background requests have ended with their store, except for those that the server has
+    // received.
     drop(store);
     server.wait_idle();
     block_on(other.sweep(Duration::ZERO)).unwrap();

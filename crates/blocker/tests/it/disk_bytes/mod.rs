@@ -1,9 +1,10 @@
-//! Any bytes as what a file store finds on disk: it opens or reports what is wrong, and never panics.
+//! Arbitrary bytes as a file store's files: the store opens or reports the problem, and never
+//! panics.
 //!
-//! The first byte selects the file that the rest is: 0 the superblock, 1 the claims, 2 and above the two
-//! copies of an object's header. Checksums are made right, unless the first byte has its top bit set, so that
-//! the decoders behind them are reached. With the bit below it set, only the first copy of the superblock or
-//! the claims is replaced.
+//! The first byte selects the file for the remaining bytes: 0 the superblock, 1 the claims, 2 and
+//! above the two copies of an object's header. Checksums are corrected, unless the first byte's top
+//! bit is set, so that the decoders after the check are reached. With the next bit set, only the
+//! first copy of the superblock or the claims is replaced.
 
 use std::fs;
 use std::path::Path;
@@ -30,7 +31,8 @@ fn open(dir: &Path) -> Result<FileStore> {
     FileStore::open_with(dir, config, Arc::new(SystemClock))
 }
 
-/// Puts `program` into a store in `dir`, which must be empty and is left in any state.
+/// Puts `program` into a store in `dir`, which must be empty, and which is left in an arbitrary
+/// state.
 pub(crate) fn run(dir: &Path, program: &[u8]) {
     let Some((which, bytes)) = program.split_first() else { return };
     let store = open(dir).unwrap();
@@ -67,16 +69,16 @@ pub(crate) fn run(dir: &Path, program: &[u8]) {
     use_it(&store);
     let _ = store.close();
     drop(store);
-    // What the store wrote on top of what it had accepted, it accepts again.
+    // The store must accept what it has itself written after accepting the input.
     match open(dir) {
         Ok(store) => use_it(&store),
-        // It has been opened as often as it can be.
+        // It has been opened the maximum number of times.
         Err(Error::Unsupported(_)) => {}
         Err(error) => panic!("does not open again: {error}"),
     }
 }
 
-/// Every answer will do; a panic will not.
+/// Any answer is acceptable, but not a panic.
 fn use_it(store: &FileStore) {
     let (object, stamp) = (object(), Stamp::new(u64::MAX, u64::MAX));
     let _ = block_on(store.list(ListRequest::new(object.namespace.clone())));

@@ -1,10 +1,11 @@
-//! Properties of the gates and of datagrams that hold for all bytes.
+//! Properties of authentication and of datagrams that hold for all bytes.
 
 use cached_proto::limits::{AUTH_TOKEN_LEN_MAX, BINARY_FRAME_HEAD_LEN_MAX, LINE_LEN_MAX};
 use cached_proto::udp::{UDP_DATAGRAM_LEN_MAX, UDP_HEADER_LEN, decode_datagram, encode_datagrams};
 use cached_proto::{Decoded, binary::sasl, text::auth};
 
-/// Decodes any bytes at both gates, whole and with one byte more at a time, and as a datagram.
+/// Decodes arbitrary bytes with both kinds of authentication, as a whole and with one more byte at
+/// a time, and as a datagram.
 pub(crate) fn gates(data: &[u8]) {
     let Some((&cut, input)) = data.split_first() else { return };
     let step = usize::from(cut).max(1);
@@ -50,8 +51,8 @@ pub(crate) fn gates(data: &[u8]) {
     }
 }
 
-/// Decodes request after request as they arrive; `one` returns the bytes that one takes, and whether it is the
-/// last. What waits for more is bounded.
+/// Decodes one request after the other as they arrive. `one` returns the length of a request, and
+/// whether it is the last one. The waiting input has a limited length.
 fn walk(input: &[u8], step: usize, gate: &str, one: impl Fn(&[u8]) -> Option<(usize, bool)>) {
     let bound = LINE_LEN_MAX.max(BINARY_FRAME_HEAD_LEN_MAX) + AUTH_TOKEN_LEN_MAX + 2 * LINE_LEN_MAX;
     let (mut start, mut arrived) = (0, 0);
@@ -64,7 +65,7 @@ fn walk(input: &[u8], step: usize, gate: &str, one: impl Fn(&[u8]) -> Option<(us
                 start = start.saturating_add(used);
             }
             None if arrived == input.len() => {
-                // A line with its end in the same read may be longer than one without.
+                // A line that arrives together with its end may be longer than one without an end.
                 assert!(
                     arrived - start <= bound || input[start..].contains(&b'\n'),
                     "{gate}: too much waits"

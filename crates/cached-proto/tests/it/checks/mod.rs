@@ -1,9 +1,9 @@
-//! Properties that hold for all bytes. Shared by the tests and the fuzz targets (which include this file by
-//! its path).
+//! Properties that hold for all bytes, shared by the tests and the fuzz targets (which include this
+//! file by its path).
 //!
-//! The *events* of a stream are what a connection receives: requests with their bodies, refusals, a close.
-//! They must not depend on how the bytes were cut into pieces, and a request encoded again must decode to the
-//! same request.
+//! The *events* of a stream are what a connection receives: requests with their bodies, refusals,
+//! and closing. They must not depend on how the bytes were cut into pieces, and a request that is
+//! encoded again must decode to the same request.
 
 #![allow(dead_code, reason = "each user takes what it needs")]
 
@@ -16,7 +16,7 @@ use cached_proto::meta::{self, KeyBuffer, MetaItem, Status};
 use cached_proto::text::{self, BodyHeader, check_terminator};
 use cached_proto::{Decoded, Limits, Refused, binary};
 
-/// One event of a stream, and the bytes it took.
+/// One event of a stream, and its length in bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
     /// A request with its body, or an announced body that never arrived completely.
@@ -25,8 +25,8 @@ pub(crate) enum Event {
     Refused { reply: Vec<u8>, swallow: usize, close: bool },
     /// A close without a reply.
     Close,
-    /// The same, with more bytes waiting than a line or a frame's head may have: it may come earlier or not
-    /// at all if they arrive in other pieces.
+    /// Closing while more bytes wait than a line or a frame's head may have. If the bytes arrive in
+    /// other pieces, this may happen earlier or not at all.
     Overlong,
     /// Bytes at the end that are not a complete request.
     Rest(usize),
@@ -88,7 +88,7 @@ pub(crate) fn binary_events(input: &[u8], pieces: &[usize]) -> Vec<Event> {
     )
 }
 
-/// Checks any bytes as a text stream; the first byte determines how they are cut.
+/// Checks arbitrary bytes as a text stream; the first byte determines how they are cut.
 pub(crate) fn text(data: &[u8]) {
     let Some((cut, input)) = data.split_first() else { return };
     let whole = text_events(input, &[usize::MAX]);
@@ -96,7 +96,7 @@ pub(crate) fn text(data: &[u8]) {
     assert_same(&whole, &cut);
 }
 
-/// Checks any bytes as flags and arguments of each meta command in turn.
+/// Checks arbitrary bytes as flags and arguments of each meta command.
 pub(crate) fn meta(data: &[u8]) {
     text(data);
     let Some((_, rest)) = data.split_first() else { return };
@@ -106,7 +106,7 @@ pub(crate) fn meta(data: &[u8]) {
     }
 }
 
-/// Checks any bytes as a binary stream; the first byte determines how they are cut.
+/// Checks arbitrary bytes as a binary stream; the first byte determines how they are cut.
 pub(crate) fn binary(data: &[u8]) {
     let Some((cut, input)) = data.split_first() else { return };
     let whole = binary_events(input, &[usize::MAX]);
@@ -114,7 +114,7 @@ pub(crate) fn binary(data: &[u8]) {
     assert_same(&whole, &cut);
 }
 
-/// Asserts that the events are the same, however the stream was cut.
+/// Asserts that the events are the same regardless of how the stream was cut.
 pub(crate) fn assert_same(whole: &[Event], cut: &[Event]) {
     let plain = |event: &Event| if *event == Event::Overlong { Event::Close } else { event.clone() };
     let same = whole.iter().zip(cut).take_while(|(one, other)| plain(one) == plain(other)).count();
@@ -192,7 +192,7 @@ fn events_of<'a, R: Copy + Debug, B: Copy, E>(
     }
 }
 
-/// Calls every function that the server calls with a request.
+/// Calls every function that the server calls for a request.
 fn exercise_text(request: &text::Request<'_>) {
     let mut out = Vec::new();
     let mut buffer = KeyBuffer::new();

@@ -1,10 +1,10 @@
-//! Requests as a client would send them.
+//! Encodes requests as a client would send them.
 
 use cached_proto::binary::{self, Command, Header, MAGIC_REQUEST};
 use cached_proto::meta::{Flag, MetaFlags, MetaKey, ReturnFlag, SetMode};
 use cached_proto::text::{Request, StoreVerb, Tokens, Verb};
 
-/// Encodes a text or meta request in its plainest form.
+/// Encodes a text or meta request in its simplest form.
 pub(super) fn text(request: &Request<'_>) -> Vec<u8> {
     let mut line = Line(Vec::new());
     let mut body: &[u8] = b"";
@@ -40,7 +40,7 @@ pub(super) fn text(request: &Request<'_>) -> Vec<u8> {
         Request::Delete(delete) => {
             line.word("delete").bytes(delete.key);
             if delete.key == b"noreply" && !delete.noreply {
-                // A last word that is ignored, so that the key is not taken for one.
+                // A last word that is ignored, so that the key is not mistaken for one.
                 line.word("0");
             }
             quiet = delete.noreply;

@@ -1,11 +1,12 @@
-//! Inputs: the committed corpus, and exchanges recorded from memcached 1.6.45.
+//! Inputs from the committed corpus, and exchanges recorded from memcached 1.6.45.
 
 #![allow(dead_code, reason = "each test takes what it needs")]
 
 use std::fs;
 use std::path::Path;
 
-/// Returns the seeds of a fuzz target by name, in order. Their first byte determines how the rest is cut.
+/// Returns the seeds of a fuzz target with their names, in order. Their first byte determines how
+/// the rest is cut.
 pub(crate) fn corpus(target: &str) -> Vec<(String, Vec<u8>)> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(target);
     let mut seeds: Vec<_> = fs::read_dir(&folder)
@@ -55,7 +56,8 @@ pub(crate) fn vectors() -> Vec<Vector> {
     vectors
 }
 
-/// Returns a string of an object as it is written; none of them holds a quotation mark.
+/// Returns a string member of a JSON object, without unescaping; no string contains a quotation
+/// mark.
 fn string(object: &str, name: &str) -> Option<String> {
     let at = object.find(&format!("\"{name}\""))?;
     Some(object[at + name.len() + 2..].split('"').nth(1)?.to_string())

@@ -1,4 +1,5 @@
-//! An S3-like endpoint in this process, whose answers the tests steer, and a client that sends any bytes.
+//! An S3-like endpoint in this process whose answers the tests control, and a client that sends
+//! arbitrary bytes.
 #![allow(dead_code, unreachable_pub, reason = "each test program uses a part")]
 
 use std::collections::HashMap;
@@ -26,13 +27,13 @@ pub struct Object {
     pub headers: Vec<(String, String)>,
 }
 
-/// Returns an object with a body of its own.
+/// Returns an object with this body.
 pub fn object(etag: &str, body: impl Into<Vec<u8>>) -> Object {
     let modified = "Mon, 01 Jan 2024 00:00:00 GMT".to_owned();
     Object { body: body.into(), etag: format!("\"{etag}\""), modified, headers: Vec::new() }
 }
 
-/// Returns bytes in which every place is known.
+/// Returns bytes that identify their position.
 pub fn pattern(len: usize, seed: u8) -> Vec<u8> {
     (0..len).map(|at| (at ^ (at >> 8) ^ (at >> 16)) as u8 ^ seed).collect()
 }
@@ -59,27 +60,27 @@ impl Seen {
     }
 }
 
-/// What the endpoint does with a request.
+/// The treatment of a request by the endpoint.
 #[derive(Clone)]
 pub enum Act {
-    /// Answers as S3.
+    /// Answers like S3.
     Serve,
-    /// Answers as S3 once the gate is open.
+    /// Answers like S3 once the gate is open.
     ServeAfter(Arc<Gate>),
-    /// Makes up its answer, and sends it once the gate is open.
+    /// Prepares its answer at once, and sends it once the gate is open.
     Late(Arc<Gate>),
-    /// Makes up its answer, and lets other threads run so often before it sends that.
+    /// Prepares its answer, and yields to other threads this many times before it sends it.
     Lagging(u64),
-    /// Sends the head and so many bytes of the body, and the rest once the gate is open.
+    /// Sends the head and this many bytes of the body, and the rest once the gate is open.
     PauseAt(usize, Arc<Gate>),
-    /// Sends the head and so many bytes of the body, and breaks off.
+    /// Sends the head and this many bytes of the body, and closes.
     CutAt(usize),
     /// Sends these bytes and closes.
     Raw(Vec<u8>),
-    /// Answers with these bytes without reading the body, at once or when the body has begun to come, and takes what follows for the
-    /// next request, as radosgw does.
+    /// Like radosgw, answers with these bytes without reading the body, at once or when the body
+    /// has started to arrive, and treats what follows as the next request.
     Refuse { bytes: Vec<u8>, is_late: bool },
-    /// Reads the head alone, sends these bytes, and closes.
+    /// Reads only the head, sends these bytes, and closes.
     RefuseAndClose(Vec<u8>),
     /// Closes without an answer.
     Hang,
@@ -117,11 +118,11 @@ struct State {
     seen: Mutex<Vec<Seen>>,
     seen_changed: Condvar,
     hook: Mutex<Option<Arc<Hook>>>,
-    /// Whether 100 is sent to who expects it.
+    /// Whether status 100 is sent to clients that expect it.
     continues: Mutex<bool>,
-    /// Whether a key is taken for a path.
+    /// Whether keys are treated as paths.
     folds: AtomicBool,
-    /// Whether keys in other letter case are the same.
+    /// Whether keys that differ only in letter case are the same.
     folds_letters: AtomicBool,
 }
 
@@ -166,7 +167,7 @@ impl Endpoint {
         self.state.objects.lock().unwrap().remove(path);
     }
 
-    /// Decides what is done with each request from now on.
+    /// Sets the function that decides about each request from now on.
     pub fn on_request(&self, hook: impl Fn(&Seen) -> Act + Send + Sync + 'static) {
         *self.state.hook.lock().unwrap() = Some(Arc::new(Box::new(hook)));
     }
@@ -175,12 +176,13 @@ impl Endpoint {
         *self.state.continues.lock().unwrap() = false;
     }
 
-    /// Takes keys for paths from now on, as an endpoint that keeps objects as files.
+    /// Treats keys as paths from now on, like an endpoint that keeps objects as files.
     pub fn fold_paths(&self) {
         self.state.folds.store(true, Ordering::Relaxed);
     }
 
-    /// Takes keys that differ in letter case for one from now on. Those that were put before must be in lower case.
+    /// Treats keys that differ only in letter case as the same from now on. Existing keys must be
+    /// in lower case.
     pub fn fold_letters(&self) {
         self.state.folds_letters.store(true, Ordering::Relaxed);
     }
@@ -198,7 +200,8 @@ impl Endpoint {
         assert!(seen.len() >= count, "only {} requests came", seen.len());
     }
 
-    /// Starts a sidecar before it that decides about rights, and keeps what it knows fresh for `fresh`.
+    /// Starts a sidecar in front of it that decides about rights, and keeps objects fresh for
+    /// `fresh`.
     pub fn fresh_sidecar(&self, fresh: Fresh, change: impl FnOnce(&mut SidecarConfig)) -> Sidecar {
         self.sidecar(|config| {
             config.auth = Auth::None;
@@ -207,7 +210,7 @@ impl Endpoint {
         })
     }
 
-    /// Starts a sidecar before it, with small limits of time where tests wait for them.
+    /// Starts a sidecar in front of it, with short time limits where tests wait for them.
     pub fn sidecar(&self, change: impl FnOnce(&mut SidecarConfig)) -> Sidecar {
         let mut config = SidecarConfig::new(self.url().parse().unwrap());
         config.listen = vec!["127.0.0.1:0".into()];
@@ -219,7 +222,7 @@ impl Endpoint {
     }
 }
 
-/// The address of an endpoint that is away: connections to it are refused.
+/// The address of an unavailable endpoint, which refuses connections.
 pub struct Away(Socket);
 
 impl Away {
@@ -297,7 +300,7 @@ fn serve(socket: &TcpStream, state: &State) -> Option<()> {
                 reader.read_exact(&mut seen.body).ok()?;
             }
         }
-        // Once it is seen, its answer is made up, if that does not wait.
+        // The answer is prepared when the request is seen, unless that has to wait.
         let made_up =
             (!matches!(act, Act::ServeAfter(_) | Act::Raw(_) | Act::Refuse { .. } | Act::RefuseAndClose(_)))
                 .then(|| answer(&seen, state));
@@ -309,7 +312,7 @@ fn serve(socket: &TcpStream, state: &State) -> Option<()> {
                 writer.write_all(bytes).ok()?;
                 return socket.shutdown(Shutdown::Both).ok();
             }
-            // With bytes unread the connection is reset.
+            // With unread bytes, the connection is reset.
             Act::RefuseAndClose(bytes) => return writer.write_all(bytes).ok(),
             _ => (),
         }
@@ -338,7 +341,7 @@ fn serve(socket: &TcpStream, state: &State) -> Option<()> {
                 writer.write_all(&body[..at]).ok()?;
                 return socket.shutdown(Shutdown::Both).ok();
             }
-            // It is answered already.
+            // It has been answered already.
             Act::Raw(_) | Act::RefuseAndClose(_) => (),
             Act::Refuse { bytes, is_late } => {
                 if is_late {
@@ -352,7 +355,7 @@ fn serve(socket: &TcpStream, state: &State) -> Option<()> {
     Some(())
 }
 
-/// Returns a path without what file systems leave out.
+/// Returns a path without the parts that file systems ignore.
 fn fold(path: &str) -> String {
     let mut folded = Vec::new();
     for segment in path.split('/') {
@@ -365,7 +368,8 @@ fn fold(path: &str) -> String {
     format!("/{}", folded.join("/"))
 }
 
-/// Answers as S3: reads with conditions and one range, puts, deletes, and a list of words for everything else.
+/// Answers like S3: reads with conditions and one range, puts, deletes, and a plain list of words
+/// for everything else.
 fn answer(seen: &Seen, state: &State) -> (Vec<u8>, Vec<u8>) {
     let path = seen.target().split('?').next().unwrap_or_default();
     let path = if state.folds.load(Ordering::Relaxed) { fold(path) } else { path.to_owned() };
@@ -435,13 +439,13 @@ fn answer(seen: &Seen, state: &State) -> (Vec<u8>, Vec<u8>) {
     }
 }
 
-/// An answer, as a client sees it.
+/// An answer as a client sees it.
 #[derive(Clone, Debug)]
 pub struct Answer {
     pub status: u16,
     pub headers: Vec<(String, String)>,
     pub body: Vec<u8>,
-    /// Whether the body ended before its announced end.
+    /// Whether the body ended early.
     pub is_cut: bool,
 }
 
@@ -468,7 +472,7 @@ impl Client {
         self.reader.get_mut().write_all(bytes.as_ref()).unwrap();
     }
 
-    /// Sends as far as the other side takes it.
+    /// Sends as much as the other side accepts.
     pub fn try_send(&mut self, bytes: &[u8]) -> std::io::Result<()> {
         self.reader.get_mut().write_all(bytes)
     }
@@ -501,7 +505,7 @@ impl Client {
         }
         let len: usize = answer.header("content-length").map_or(0, |len| len.parse().unwrap());
         let mut limited = (&mut self.reader).take(len as u64);
-        // A connection may be reset.
+        // The connection may be reset.
         let ended = limited.read_to_end(&mut answer.body);
         answer.is_cut = ended.is_err() || answer.body.len() < len;
         answer
@@ -532,7 +536,7 @@ pub fn request(line: &str, headers: &[(&str, &str)]) -> String {
     format!("{line} HTTP/1.1\r\nHost: localhost\r\n{headers}\r\n")
 }
 
-/// Sends one request on a connection of its own.
+/// Sends one request on its own connection.
 pub fn ask(sidecar: &Sidecar, line: &str, headers: &[(&str, &str)]) -> Answer {
     Client::of(sidecar).ask(line, headers)
 }

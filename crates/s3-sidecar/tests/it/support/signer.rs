@@ -1,4 +1,5 @@
-//! Signs as the documentation of signature version 4 has it, step by step and apart from the code that is tested.
+//! Signs as described in the documentation of signature version 4, step by step, independently of
+//! the tested code.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -21,7 +22,7 @@ fn hmac(key: &[u8], text: &str) -> Vec<u8> {
     mac.chain_update(text.as_bytes()).finalize().into_bytes().to_vec()
 }
 
-/// Returns the time now as `YYYYMMDDTHHMMSSZ`, by counting days.
+/// Returns the current time as `YYYYMMDDTHHMMSSZ`, computed by counting days.
 pub fn stamp() -> String {
     let secs = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
     let (mut days, rest) = (secs / 86_400, secs % 86_400);
@@ -41,7 +42,8 @@ pub fn stamp() -> String {
     format!("{year:04}{:02}{:02}T{hour:02}{minute:02}{second:02}Z", month + 1, days + 1)
 }
 
-/// A request that is to be signed; its path and query are as they are signed, its headers in lower case.
+/// A request to be signed. Its path and query are in the form that is signed, and its headers in
+/// lower case.
 pub struct Unsigned<'a> {
     pub method: &'a str,
     pub path: &'a str,
@@ -78,7 +80,7 @@ pub fn sign(request: &Unsigned<'_>, access_key: &str, secret: &str, region: &str
     Signed { authorization, signature, key, scope }
 }
 
-/// A client that signs what it sends.
+/// A client that signs its requests.
 pub struct Signer {
     pub host: String,
     pub access_key: String,
@@ -92,7 +94,7 @@ impl Default for Signer {
 }
 
 impl Signer {
-    /// Returns the head of a signed request, and what its signature was made with.
+    /// Returns the head of a signed request, and the state with which its signature was made.
     pub fn head(&self, line: &str, payload: &str, headers: &[(&str, &str)]) -> (String, Signed, String) {
         let (method, target) = line.split_once(' ').unwrap();
         let (path, query) = target.split_once('?').unwrap_or((target, ""));
@@ -124,7 +126,8 @@ impl Signer {
         bytes
     }
 
-    /// Returns a signed request whose body comes in chunks, perhaps with a trailer, and where in it the body begins.
+    /// Returns a signed request with a chunked body, and optionally with a trailer, and the
+    /// position where the body starts.
     pub fn chunked(&self, line: &str, chunks: &[&[u8]], trailer: Option<(&str, &str)>) -> (Vec<u8>, usize) {
         let decoded = chunks.iter().map(|chunk| chunk.len()).sum::<usize>().to_string();
         let mut headers =
