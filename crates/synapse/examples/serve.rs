@@ -1,4 +1,4 @@
-//! Serves a backend over TCP with a shared secret, and uses it through a client, as another host would.
+//! Serves a backend over TCP with a shared secret, and uses it through a client like another host.
 //!
 //! ```text
 //! cargo run -p cached-synapse --example serve
@@ -17,13 +17,13 @@ async fn main() -> Result<(), Box<dyn Error>> {
     // Both sides need the same secret, for example the output of `openssl rand -hex 32`.
     let secret = Secret::new(b"5f1d0c9a7b3e4f5688aa0b1c2d3e4f50")?;
 
-    // The server: any backend, here a memory. Port 0 lets the system choose a port.
+    // The server, with an in-memory backend. Port 0 lets the system choose a port.
     let mut config = ServerConfig::default();
     config.secret = Some(secret.clone());
     let server = Server::new(Arc::new(Memory::default()), config)?;
     let address = server.listen(&"127.0.0.1:0".parse()?).await?;
 
-    // The client: the same backend, through the network.
+    // The client, through which the backend is used over the network.
     let mut config = ClientConfig::new(address);
     config.secret = Some(secret);
     config.name = "example".into();
@@ -35,7 +35,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let read = store.read(ReadRequest::new(disk, 4096, 5)).await?;
     println!("read {:?}", String::from_utf8(read.data.to_vec())?);
 
-    // The control plane crosses the network as well.
+    // The control plane is available over the network too.
     for pair in render::pairs(&store.control().metrics().await?) {
         println!("{pair}");
     }

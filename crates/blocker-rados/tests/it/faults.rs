@@ -196,7 +196,7 @@ fn a_change_that_comes_late_is_refused(cluster: &Cluster) {
     }
     assert_eq!(store.families().number("rados_objects_unsettled"), Some(Number::Integer(0)));
     // Determining the outcome has changed the object's gate, the random number that every change
-    // replaces. So the store refuses a change prepared before it, from any client, and the change has
+    // compares. So the store refuses a change prepared before it, from any client, and the change has
     // to be prepared again. That keeps the late change out.
     assert_eq!(other.families().number("rados_changes_retried_total"), Some(Number::Integer(0)));
     write(&*other, &one, b"other").unwrap();

@@ -1,4 +1,4 @@
-//! Bytes from a peer never panic: random ones here, and the fuzzers' corpus again.
+//! Bytes from a peer never cause a panic: random ones, and the fuzzers' corpus.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use synapse::codec::{HEADER_BYTES, Op};
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// Headers of known operations with anything in them, and something after them.
+    /// Headers of known operations with arbitrary contents, followed by arbitrary bytes.
     #[test]
     fn headers_of_anything(
         op in prop::sample::select(Op::ALL),
@@ -19,7 +19,7 @@ proptest! {
     ) {
         let mut bytes = vec![1];
         bytes.extend_from_slice(&header);
-        // Half of the fields at zero: otherwise next to nothing is within its range.
+        // Half of the fields are zero, because otherwise almost none is within its range.
         for at in 0..HEADER_BYTES {
             if keep >> (at % 64) & 1 == 0 {
                 bytes[1 + at] = 0;

@@ -1,7 +1,7 @@
 //! The conformance suite over chains: cache → synapse → TCP → cache → files, and shorter ones.
 //!
-//! The upper cache writes through or back, the lower one too; what holds for one layer holds for all of
-//! them together.
+//! Each of the two caches writes through or back. Guarantees of one layer must also hold for the
+//! whole chain.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use cached_core::object::{ObjectCache, ObjectCacheConfig, Writer};
 use synapse::{Address, ClientConfig, Server, ServerConfig, SynapseBlocker};
 use tokio::runtime::Runtime;
 
-/// A server, what is below it, and a client, all in this process.
+/// A server, the layers below it, and a client, all in this process.
 struct Chain {
     runtime: Runtime,
     // Ends with the chain.
@@ -25,7 +25,7 @@ impl Chain {
         Self { runtime: runtime.expect("a runtime"), _servers: Vec::new(), top: bottom }
     }
 
-    /// Puts a cache on top.
+    /// Adds a cache on top.
     fn cache(mut self, write: WriteMode) -> Self {
         let mut config = ObjectCacheConfig::default();
         (config.memory_bytes_max, config.dirty_bytes_max) = (32 << 20, 8 << 20);
@@ -36,7 +36,7 @@ impl Chain {
         self
     }
 
-    /// Puts a server and a client on top, with TCP between them.
+    /// Adds a server and a client on top, connected over TCP.
     fn wire(mut self) -> Self {
         let server = Server::new(self.top, ServerConfig::default()).expect("a server");
         let address = self.runtime.block_on(server.listen(&Address::Tcp("127.0.0.1:0".into())));

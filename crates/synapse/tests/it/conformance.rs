@@ -1,4 +1,4 @@
-//! The conformance suite over the wire.
+//! The conformance suite over a connection.
 
 use std::sync::Arc;
 use std::time::Duration;

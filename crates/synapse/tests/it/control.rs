@@ -1,4 +1,5 @@
-//! The control plane over the wire: it answers as the backend's own does, and events arrive by their kind.
+//! The control plane over a connection: it answers like the backend's own, and events arrive with
+//! their kind.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -10,11 +11,11 @@ use blocker::*;
 use synapse::ServerConfig;
 use synapse::codec::*;
 
-/// A memory with a control plane of its own, and a hub for events.
+/// An in-memory backend with its own control plane, and a hub for events.
 struct Controlled {
     memory: Memory,
     events: EventHub,
-    /// The namespaces, with what was set last.
+    /// The namespaces with their last settings.
     namespaces: Mutex<BTreeMap<Namespace, NamespaceState>>,
 }
 
@@ -116,7 +117,7 @@ fn namespaces_are_listed_changed_and_removed_as_at_the_backend() {
     let client = host.client();
     host.runtime.block_on(async {
         let control = client.control();
-        // Long names: the answer takes more than one page.
+        // Long names, so that the answer needs more than one page.
         let name = |number: u64| Namespace::new(format!("{number:0>250}")).unwrap();
         for number in 0..1200 {
             let mut settings = quota(number);
@@ -219,7 +220,7 @@ fn the_control_plane_answers_as_the_backends_own() {
         for family in &backend.metrics().await.unwrap() {
             assert_eq!(all.get(&family.name), Some(family));
         }
-        // The server's and the client's own come with them.
+        // The metrics of server and client are included.
         assert!(all.number("synapse_requests_total").is_some());
         assert_eq!(
             all.number("synapse_client_connections_total").map(|number| number.to_u64() > 0),

@@ -1,4 +1,5 @@
-//! The memory cost of a request: allocations on a hit, copies of large payloads. Counted, not timed.
+//! The memory costs of a request: allocations on a hit, and copies of large payloads. They are
+//! counted, not timed.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -42,8 +43,8 @@ fn allocations() -> u64 {
     COUNT.with(|count| count.get().unwrap_or(0))
 }
 
-/// A server on a thread of its own that counts, with what its backend does in the background; the function
-/// given runs beside it.
+/// Runs a server, including its backend's background work, on a counting thread, and `run`
+/// alongside it.
 fn beside_a_counting_server(
     backend: Arc<dyn Blocker>,
     background: impl Future<Output = ()> + Send + 'static,
@@ -131,7 +132,7 @@ fn a_small_read_allocates_nothing() {
             raw.frame();
         };
         (1..20).for_each(&mut round);
-        // Asking how many there were allocates a little, too: measured, and taken off.
+        // Reading the count allocates a little too, which is measured and subtracted.
         let idle = count();
         let asking = count() - idle;
         let before = count();
@@ -141,7 +142,7 @@ fn a_small_read_allocates_nothing() {
     });
 }
 
-/// A cache that writes back, over memory.
+/// Returns a write-back cache over memory.
 fn cache() -> (ObjectCache, Background) {
     let mut config = ObjectCacheConfig::default();
     (config.memory_bytes_max, config.dirty_bytes_max) = (32 << 20, 8 << 20);
@@ -155,7 +156,7 @@ fn a_hit_on_a_cache_allocates_nothing() {
     beside_a_counting_server(Arc::new(cache), background, |address, count, _| {
         let (mut raw, _) = Raw::welcomed(address, &hello(0));
         let mut round = |sequence: u32| {
-            // Four requests in one go, over 128 buckets of the object.
+            // Four requests at once, for 128 buckets of the object.
             let requests = (0..4).map(|slot| {
                 let offset = u64::from(sequence * 4 + slot) % 128 * 4096;
                 let disk = object("disk/0001");
@@ -189,13 +190,13 @@ fn a_call_of_the_client_allocates_no_more_than_its_reply() {
     config.connections = 1;
     let disk = object("disk/0001");
     let payload = Bytes::from(vec![3; 4096]);
-    // A runtime of this thread, so that all that the client does is done, and counted, here.
+    // A runtime on this thread, so that all of the client's work is done and counted here.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let client = SynapseBlocker::connect(config).await.unwrap();
         let round = async |n: u64| {
             let offset = n % 128 * 4096;
-            // Deadlines share one timer of the connection.
+            // Deadlines share one timer per connection.
             let deadline = SystemClock.now() + Duration::from_secs(10);
             let read = ReadRequest::new(disk.clone(), offset, 4096).deadline(deadline);
             client.read(read).await.unwrap();
@@ -236,12 +237,14 @@ fn a_large_payload_is_copied_only_as_far_as_it_came_with_its_head() {
             assert!(matches!(raw.frame().outcome(), Outcome::Answered(_)));
         }
         let copied = server.metric("synapse_copied_bytes_total");
-        // The first was not expected: a full buffer. The others: the bytes of one short read.
+        // The first payload was not expected, so it fills a buffer. For each of the others, the
+        // bytes of one short read are copied.
         let most = 128 * 1024 + 512 * u64::from(rounds);
         assert!(copied <= most, "{copied} of {} bytes were copied", size * rounds as usize);
 
-        // One after the other without a pause: each payload brings the next head with it, and nothing more.
-        // Where the socket was empty in between, a short read brings the head, with some of the payload.
+        // Consecutive requests without a pause: each payload is followed by the next head, and
+        // nothing more. If the socket was empty in between, a short read gets the head and some of
+        // the payload.
         let pipelined = (0..4).map(|slot| request_bytes(id(slot, rounds + 1), &write));
         let all: Vec<u8> = pipelined.flatten().collect();
         raw.send(|out| *out = all);

@@ -1,5 +1,5 @@
-//! One fault at a time, at every position where it makes a difference: the outcome for the caller, and what
-//! was applied.
+//! One fault at a time, at every position where it makes a difference: the outcome for the caller,
+//! and the changes that were made.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use crate::support::net::plan::{Direction, Fault, Kind, Plan};
 const A: Value = Value(1);
 const B: Value = Value(2);
 
-/// A environment with one register, made before the clients come.
+/// An environment with one register, created before the clients connect.
 struct Environment {
     server: Arc<SimServer>,
     ledger: Arc<Ledger>,
@@ -38,7 +38,7 @@ impl Environment {
         Self::with_plans(first, change).await
     }
 
-    /// Faults by the number of the connection.
+    /// Faults for each connection, by its number.
     async fn with_plans(
         plans: impl Fn(u64) -> Plan + Send + Sync + 'static,
         change: impl FnOnce(&mut ServerConfig),
@@ -65,7 +65,7 @@ fn write(value: Value) -> WriteRequest {
     WriteRequest::new(register(0), 0, value.to_bytes())
 }
 
-/// Repeats a call as long as it fails with `Retryable`.
+/// Repeats a call until it does not fail with `Retryable`.
 async fn settled<T: Unpin>(call: impl Fn() -> Reply<T>) -> Result<T, Error> {
     for _ in 0..20 {
         match call().await {
@@ -81,20 +81,20 @@ async fn read_value(client: &dyn Blocker) -> Value {
     Value::from_bytes(&read.data.to_vec()).expect("a whole value")
 }
 
-/// Every byte of the handshake and of both ends, and many of the payloads between.
+/// Every byte of the handshake and of both ends, and many positions in the payloads between.
 fn positions(total: u64) -> impl Iterator<Item = u64> {
     (0..=total).filter(move |at| *at < 700 || at + 300 > total || at % 61 == 0)
 }
 
-/// Both directions, each with one fault.
+/// Returns plans for both directions, each with one fault.
 fn plans(total: [u64; 2], fault: Fault) -> impl Iterator<Item = Plan> {
     let up = positions(total[0]).map(move |at| Plan { up: Direction::one(at, fault), ..Plan::default() });
     let down = positions(total[1]).map(move |at| Plan { down: Direction::one(at, fault), ..Plan::default() });
     up.chain(down)
 }
 
-/// A write, a compare-and-write, and a read. What the store has done, and how long it took; how many bytes
-/// were carried.
+/// Executes a write, a compare-and-write, and a read. Returns the values written, the duration, and
+/// the number of bytes carried.
 fn exchange(plan: Plan) -> (Vec<Value>, Duration, [u64; 2]) {
     simulate(async {
         let environment = Environment::new(plan.clone()).await;
@@ -116,7 +116,7 @@ fn exchange(plan: Plan) -> (Vec<Value>, Duration, [u64; 2]) {
     })
 }
 
-/// As long as the server lives, no fault of the network changes what is done, or leaves it open.
+/// While the server lives, no network fault changes the result or leaves it unknown.
 fn does_no_harm(fault: Fault) {
     let (_, _, total) = exchange(Plan::default());
     let mut count = 0;
@@ -149,7 +149,7 @@ fn a_peer_that_pauses_anywhere_loses_nothing_and_does_nothing_twice() {
     does_no_harm(Fault::Pause(Duration::from_secs(8)));
 }
 
-/// Returns the outcome of a write when the server is killed at some byte, and what was applied.
+/// Returns the outcome of a write when the server is killed at some byte, and the values written.
 fn dies(plan: &Plan) -> (Result<(), Error>, Vec<Value>) {
     simulate(async {
         let environment = Environment::new(plan.clone()).await;
@@ -177,7 +177,7 @@ fn after_the_server_has_died_the_outcome_is_unknown_and_never_guessed() {
                 [] => unknown_not_done += 1,
                 _ => panic!("{plan:?}: applied {applied:?}"),
             },
-            // Nothing was sent, and nothing may be done.
+            // Nothing was sent, so nothing may be written.
             (Err(Error::Retryable(_)), applied) => assert_eq!(applied, [], "{plan:?}"),
             (Err(error), _) => panic!("{plan:?}: {error:?}"),
         }
@@ -186,7 +186,7 @@ fn after_the_server_has_died_the_outcome_is_unknown_and_never_guessed() {
     assert!(done > 0 && unknown_done > 10 && unknown_not_done > 10);
 }
 
-/// Returns the bytes of the handshake in each direction: where requests and answers begin.
+/// Returns the length of the handshake in each direction, after which requests and answers start.
 fn handshake_bytes() -> [u64; 2] {
     simulate(async {
         let environment = Environment::new(Plan::default()).await;
@@ -216,8 +216,8 @@ fn only_one(config: &mut ServerConfig) {
     (config.connections_max, config.sessions_max) = (1, 1);
 }
 
-/// Returns the outcome of a write whose answer was lost, and whose session was then displaced by another
-/// client's.
+/// Returns the outcome of a write whose answer was lost and whose session was then replaced by
+/// another client's.
 async fn forgotten(environment: &Environment) -> Result<(), Error> {
     let mut patient = client_config(&environment.server);
     (patient.backoff_min, patient.backoff_max) = (Duration::from_secs(10), Duration::from_secs(10));
@@ -245,8 +245,8 @@ fn a_session_that_was_forgotten_leaves_the_outcome_unknown() {
     });
 }
 
-/// The connections with numbers in `vain` break before their welcome is complete; the first one's first
-/// answer is lost by `lost`.
+/// The connections with numbers in `vain` break before their welcome is complete. The first
+/// connection loses its first answer by the fault `lost`.
 fn handshakes_in_vain(
     [_, welcome]: [u64; 2],
     lost: Fault,
@@ -286,7 +286,7 @@ fn a_forgotten_session_is_not_resumed_even_if_it_was_begun_again() {
 fn at_its_deadline_a_sent_change_has_an_unknown_outcome() {
     let [up, _] = handshake_bytes();
     simulate(async {
-        // The server reads nothing after the handshake for a long time.
+        // After the handshake, the server reads nothing for a long time.
         let plan = Plan { up: Direction::one(up, Fault::Pause(Duration::from_secs(40))), ..Plan::default() };
         let environment = Environment::new(plan).await;
         let client = environment.server.client().await;
@@ -296,7 +296,8 @@ fn at_its_deadline_a_sent_change_has_an_unknown_outcome() {
         assert!(matches!(outcome, Err(Error::OutcomeUnknown(_))), "{outcome:?}");
         let took = start.elapsed();
         assert!(took >= Duration::from_secs(1) && took < Duration::from_millis(1_005), "{took:?}");
-        // Another write gets through on another connection, and stays: the old one's bytes are void.
+        // Another write succeeds on another connection, and stays: the old connection's bytes have
+        // no effect.
         settled(|| client.write(write(B))).await.expect("a write");
         tokio::time::sleep(Duration::from_secs(120)).await;
         assert_eq!(read_value(&client).await, B);
@@ -314,7 +315,7 @@ fn a_request_that_was_never_sent_is_never_executed() {
         let deadline = environment.clock.now() + Duration::from_secs(2);
         let outcome = client.write(write(A).deadline(deadline)).await;
         assert!(matches!(outcome, Err(Error::DeadlinePassed)), "{outcome:?}");
-        // A call whose caller has gone before there was a connection.
+        // A call whose caller disappeared before there was a connection.
         let gone = tokio::time::timeout(Duration::from_secs(1), client.write(write(B)).into_future()).await;
         assert!(gone.is_err(), "{gone:?}");
         environment.server.start();

@@ -1,5 +1,6 @@
-//! Histories over sockets, where a kernel adds its own buffers, segments and resets. A run repeats less than
-//! in memory: the seed decides the faults and their bytes, not the order of concurrent events.
+//! Histories over sockets, where a kernel adds its own buffers, segments and resets. A run is less
+//! repeatable than in memory: the seed determines the faults and their positions, but not the order
+//! of concurrent events.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -21,7 +22,7 @@ use crate::support::net::tcp::TcpRelay;
 /// An instance of the server, and the process around its backend.
 struct Instance {
     backend: Arc<Mortal>,
-    // Listens as long as it lives.
+    // Listens as long as it exists.
     _server: Server,
     address: SocketAddr,
 }
@@ -63,7 +64,7 @@ async fn histories_between_sockets_have_an_order_and_agree_with_the_store() {
         let mut workload = Workload::new(seed);
         workload.deadline = Duration::from_millis(5)..Duration::from_secs(2);
         workload.rest = Duration::from_millis(2);
-        // A machine may be busy; that nothing hangs is what counts here.
+        // The machine may be busy; this test is only about calls that hang.
         workload.lateness_max = Duration::from_secs(60);
         let ledger = Ledger::new(clock);
         prepare(&*ledger, &workload).await;
@@ -102,7 +103,7 @@ async fn histories_between_sockets_have_an_order_and_agree_with_the_store() {
         let outcomes = run(&backends, &workload, clock).await;
         drop(backends);
         reaper.abort();
-        // The last server dies: nothing more can be applied.
+        // The last server is killed, so that nothing more can be applied.
         if let Some(instance) = instance.lock().take() {
             instance.backend.die();
         }

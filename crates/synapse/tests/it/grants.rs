@@ -1,4 +1,5 @@
-//! Outstanding bytes, distributed over many clients: every client gets some, none keeps what others need.
+//! The distribution of outstanding bytes among many clients: every client gets some, and none keeps
+//! what others need.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -41,7 +42,7 @@ impl Raw {
         raw
     }
 
-    /// Sends a hello, and does not wait for an answer.
+    /// Sends a hello, without waiting for an answer.
     async fn hello(server: &SimServer, lane: u16, features: u64, bytes: u64) -> Self {
         let session = SessionId { client: [9; 16], lane };
         let hello = Hello::new(session, Features(features), [1; 32], Credits { slots: 16, bytes });
@@ -98,8 +99,8 @@ fn sixteen_clients_that_never_answer_do_not_lock_out_the_seventeenth() {
         for lane in 0..16 {
             greedy.push(Raw::welcomed(&server, lane, Features::CREDIT, u64::MAX).await);
         }
-        // Small requests at once, and large ones once the clients that do not accept smaller grants are
-        // closed.
+        // Small requests at once, and large ones after the clients that do not accept smaller
+        // grants have been disconnected.
         let client = server.client().await;
         client.write(WriteRequest::new(object("o"), 0, vec![1; 4096])).await.unwrap();
         let mut write = WriteRequest::new(object("o"), 0, vec![2; 4 << 20]);
@@ -190,7 +191,7 @@ fn a_client_that_answers_a_grant_wrongly_or_not_at_all_is_closed() {
         let mut first = Raw::welcomed(&server, 0, Features::CREDIT, u64::MAX).await;
         let before = first.welcome.credits.bytes;
         let _second = Raw::welcomed(&server, 1, Features::CREDIT, u64::MAX).await;
-        // Until it has answered it may use what it had.
+        // Until it has answered, it may use its old grant.
         let frame = first.frame().await;
         let bytes = parse(&frame).unwrap().header.length;
         assert!(bytes < before, "{bytes} after {before}");
@@ -208,7 +209,7 @@ fn a_client_that_answers_a_grant_wrongly_or_not_at_all_is_closed() {
         let head = parse(&goodbye).unwrap();
         let why = decode_goodbye(&head.header, &goodbye[head.head_bytes..]).to_string();
         assert!(why.contains("a grant that it was not given"), "{why}");
-        // One that pings, and does not answer.
+        // A client that sends pings, but does not answer.
         drop((first, _second));
         let mut silent = Raw::welcomed(&server, 2, Features::CREDIT, u64::MAX).await;
         let _other = Raw::welcomed(&server, 3, Features::CREDIT, u64::MAX).await;
@@ -248,7 +249,7 @@ fn slowly(step_bytes: u64, pause: Duration, steps: u64) -> Direction {
 #[test]
 fn a_frame_that_takes_longer_than_the_peer_timeout_arrives() {
     simulate(async {
-        // A megabit in a second, about, both ways.
+        // About a megabit per second in both directions.
         let slow = || slowly(8192, Duration::from_millis(65), 1 << 10);
         let server = server(Plan { up: slow(), down: slow() }, |_| ());
         let client = server.client().await;
@@ -281,7 +282,7 @@ fn call_timeout_limits_calls_without_a_deadline() {
         let (read, write, metrics) =
             tokio::join!(read.into_future(), write.into_future(), metrics.into_future());
         assert_eq!(read.map(drop).unwrap_err(), Error::DeadlinePassed);
-        // The only slot was taken: neither was ever sent.
+        // The only slot was taken, so neither was ever sent.
         assert_eq!(write.map(drop).unwrap_err(), Error::DeadlinePassed);
         assert_eq!(metrics.map(drop).unwrap_err(), Error::DeadlinePassed);
         assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());

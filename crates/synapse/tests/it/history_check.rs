@@ -1,5 +1,5 @@
-//! Tests of the linearizability check: it accepts what has an order, refuses what has none, and agrees with
-//! trying every order.
+//! Tests of the linearizability check: it accepts histories that have an order, refuses others, and
+//! agrees with an exhaustive search.
 
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
@@ -13,7 +13,7 @@ const A: Value = Value(1);
 const B: Value = Value(2);
 const ZERO: Value = Value::INITIAL;
 
-/// `client` did `action` from `called` to `answered`.
+/// Returns the operation `action` of `client`, from `called` to `answered`.
 fn op(client: usize, called: u64, answered: u64, action: Action) -> Operation {
     let answered = if action.is_unknown() { u64::MAX } else { answered };
     Operation { client, action, called, answered }
@@ -139,8 +139,9 @@ fn a_history_beyond_the_limits_gets_no_verdict() {
     }
 }
 
-/// Whether `order` is what [`linearize`] promises: every known operation once, each allowed where it
-/// stands, none before one that was answered before it was called.
+/// Returns whether `order` is what [`linearize`] promises: it contains every known operation once,
+/// each is allowed at its position, and none precedes another one that was answered before it was
+/// called.
 fn is_an_order_of(history: &[Operation], order: &[usize]) -> bool {
     let known = (0..history.len()).filter(|&at| !history[at].action.is_unknown());
     let complete = known.into_iter().all(|at| order.contains(&at));
@@ -185,7 +186,7 @@ fn a_corrupted_history_is_refused() {
             }
         }
     }
-    // Not one kind passes because it never came about.
+    // No kind passes merely because it never occurred.
     assert!(refused.iter().all(|&count| count > 100), "{refused:?}");
 }
 
@@ -205,7 +206,8 @@ fn the_verdict_is_that_of_trying_every_order() {
     assert!(good > 2_000 && bad > 2_000, "{good} good, {bad} bad");
 }
 
-/// By exhaustion: every arrangement of every choice of operations that has all the known ones.
+/// An exhaustive search: every arrangement of every subset of operations that includes all known
+/// ones.
 fn some_order_explains(history: &[Operation], order: &mut Vec<usize>) -> bool {
     if is_an_order_of(history, order) {
         return true;
@@ -221,8 +223,8 @@ fn some_order_explains(history: &[Operation], order: &mut Vec<usize>) -> bool {
     })
 }
 
-/// The worst case within the limits: nothing but writes to choose from, ten of them unknown, and a last
-/// read that no order explains.
+/// The worst case within the limits: only writes to choose from, ten of them with unknown outcome,
+/// and a last read that no order explains.
 #[test]
 fn the_search_ends_within_its_limits() {
     let mut history = Vec::new();

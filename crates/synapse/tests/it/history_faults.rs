@@ -1,8 +1,10 @@
-//! Histories over synapse with every fault of a network and a server: each has an order that explains it, and
-//! agrees with what the store applied. A safety rule that is switched off is detected.
+//! Histories over synapse with every fault of a network and a server. Each has an order that
+//! explains it and agrees with the changes that the store made. Switching off a safety rule is
+//! detected.
 //!
-//! A seed repeats its faults, its delays and the calls of the clients. What synapse draws for itself (names
-//! of sessions, pauses between attempts to connect) differs from run to run: each run tries a little more.
+//! A seed repeats its faults, its delays and the clients' calls. Values that synapse draws itself
+//! (session names, pauses between connection attempts) differ from run to run, so each run covers a
+//! little more.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,7 +27,7 @@ enum Rule {
     None,
     /// The server forgets outcomes, and executes repeated requests again.
     Outcomes,
-    /// The client sends requests again that another instance may have executed.
+    /// The client repeats requests that another instance may have executed.
     Instances,
 }
 
@@ -37,8 +39,8 @@ struct Run {
     replays: u64,
 }
 
-/// Clients on a rough network before a store whose answers take time: two share a connection, or two have
-/// two.
+/// Runs clients over an unreliable network to a store with delayed answers. Two clients share a
+/// connection, or two have two connections.
 fn play(seed: u64, kinds: &[Kind], off: Rule) -> Run {
     simulate(async {
         let (workload, clock) = (Workload::new(seed), TokioClock::new());
@@ -60,7 +62,7 @@ fn play(seed: u64, kinds: &[Kind], off: Rule) -> Run {
         }
         let outcomes = run(&backends, &workload, clock).await;
         let replays = server.metric("synapse_replays_total");
-        // Calls that were dropped may still be applied.
+        // Dropped calls may still be applied.
         drop(backends);
         tokio::time::sleep(Duration::from_secs(120)).await;
         let hits = kinds.iter().map(|&kind| (kind, server.sim.hits().of(kind))).collect();
@@ -78,7 +80,8 @@ fn sabotaged_client(mut config: ClientConfig, off: Rule) -> ClientConfig {
     config
 }
 
-/// What was written to register `number` by clients: the first write made it.
+/// Returns the values that clients wrote to register `number`, without the first write, which
+/// created it.
 fn applied(run: &Run, number: usize) -> Vec<crate::support::history::operation::Value> {
     run.ledger.applied(&register(number))[1..].to_vec()
 }
@@ -92,13 +95,13 @@ fn assert_safe(seed: u64, kinds: &[Kind], run: &Run) {
     }
 }
 
-/// The history, and what the store holds in the end.
+/// Returns the history, with the store's final content as a last read.
 fn with_final_read(run: &Run, number: usize, history: &[Operation]) -> Vec<Operation> {
     let mut history = history.to_vec();
     let end = history.iter().map(|o| o.called.max(if o.answered == u64::MAX { 0 } else { o.answered })).max();
     let end = end.unwrap_or(0);
     let action = Action::Read(run.ledger.value(&register(number)));
-    // The longest history has room for no more: then its last read is as good.
+    // If the history already has the maximum length, its last read serves instead.
     if history.len() < crate::support::history::check::OPERATIONS_MAX {
         history.push(Operation { client: 0, action, called: end + 1, answered: end + 2 });
     }
@@ -150,8 +153,9 @@ fn everything_at_once() {
     safe_under(&Kind::ALL, 500..530);
 }
 
-/// How many runs with `off` switched off it takes until one is refused by the order of its history, and one
-/// by the ledger. Not every run meets the fault at the byte where the rule matters.
+/// Returns how many runs with `off` switched off it takes until one is refused because of the order
+/// of its history, and one because of the ledger. Not every run has a fault at a byte where the
+/// rule matters.
 fn runs_until_noticed(off: Rule, kinds: &[Kind], seeds: std::ops::Range<u64>) -> Option<(usize, usize)> {
     let (mut by_order, mut by_ledger) = (None, None);
     for (count, seed) in seeds.enumerate() {

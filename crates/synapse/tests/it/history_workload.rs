@@ -1,5 +1,5 @@
-//! Tests of the workload, without a network: over a slow store its histories have an order and agree with
-//! what the store applied; over a store that breaks a promise they do not.
+//! Tests of the workload without a network. Over a slow store, its histories have an order and
+//! agree with the changes that the store made; over a store that breaks a promise, they do not.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::support::environment::workload::{Outcomes, Workload, prepare, registe
 use crate::support::history::check::{CLIENTS_MAX, Refusal, assert_linearizable, linearize};
 use crate::support::history::operation::{Action, Operation};
 
-/// Puts a layer on a store.
+/// Wraps a store in a layer.
 type Wrap = fn(Arc<dyn Blocker>) -> Arc<dyn Blocker>;
 
 /// Returns the outcomes of [`CLIENTS_MAX`] clients over a slow store below the layer `wrap`.
@@ -31,7 +31,7 @@ fn play(workload: &Workload, wrap: Wrap) -> (Outcomes, Arc<Ledger>) {
         let slow = Faulty::new(wrap(Arc::clone(&ledger) as _), plan, Arc::new(clock));
         let backends = vec![Arc::new(slow) as Arc<dyn Blocker>; CLIENTS_MAX];
         let outcomes = run(&backends, workload, clock).await;
-        // Calls that were dropped may still be applied.
+        // Dropped calls may still be applied.
         tokio::time::sleep(Duration::from_secs(60)).await;
         (outcomes, ledger)
     })
@@ -47,7 +47,7 @@ fn over_a_slow_store_histories_have_an_order_and_agree_with_the_store() {
             let context = format!("seed {seed}, register {number}");
             assert!(history.len() > workload.operations / 2, "{context}: {} operations", history.len());
             assert_linearizable(history, &context);
-            // The first write made the register.
+            // The first write created the register.
             assert_applied(&ledger.applied(&register(number))[1..], history, &context);
             unknown += history.iter().filter(|operation| operation.action.is_unknown()).count();
             swaps +=
@@ -55,7 +55,7 @@ fn over_a_slow_store_histories_have_an_order_and_agree_with_the_store() {
             overlaps += overlapping(history);
         }
     }
-    // The histories are worth checking.
+    // Makes sure that the histories cover enough.
     assert!(unknown > 20 && swaps > 200 && overlaps > 10_000, "{unknown} {swaps} {overlaps}");
 }
 
@@ -89,7 +89,7 @@ fn every_broken_promise_is_detected() {
                 by_ledger += usize::from(compare(&applied, history).is_err());
             }
         }
-        // In most of sixteen histories, by each of them.
+        // Each check detects it in most of sixteen histories.
         assert!(by_order >= 9 && by_ledger >= 9, "{promise:?}: {by_order} by order, {by_ledger} by ledger");
     }
 }

@@ -1,4 +1,4 @@
-//! Silent peers, deadlines and timeouts, on a clock that advances only when a test moves it.
+//! Silent peers, deadlines and timeouts, on a clock that only the tests advance.
 
 use std::io::Read;
 use std::sync::Arc;
@@ -18,8 +18,8 @@ fn clocked(backend: Arc<dyn Blocker>) -> (Host, ManualClock) {
     (Host::new(Kind::Tcp, backend, config), clock)
 }
 
-/// Steps the clock until `is` holds. Other threads may see many steps as one: for what must not depend on when it
-/// is noticed.
+/// Advances the clock in steps until `is` holds. Other threads may see many steps as one, so use it
+/// only for results that do not depend on when they are noticed.
 #[track_caller]
 fn step_until(clock: &ManualClock, step: Duration, what: &str, is: impl Fn() -> bool) {
     let give_up = Instant::now() + Duration::from_secs(60);
@@ -61,7 +61,7 @@ fn a_client_that_receives_nothing_is_closed_and_costs_no_more_than_its_grant() {
         .unwrap();
     let (mut raw, _) = Raw::welcomed(&host.address, &hello(0));
     let read = Request::Read(ReadRequest::new(object("o"), 0, 4 << 20));
-    // Answers beyond what the sockets hold wait, and the server stops reading.
+    // Answers beyond the sockets' buffers wait, and the server stops reading.
     for slot in 0..4 {
         raw.request(id(slot, 1), &read);
     }
@@ -101,13 +101,13 @@ fn a_client_detects_that_its_server_is_silent_and_connects_again() {
     let clock = ManualClock::new();
     let mut config = ClientConfig::new(address);
     (config.connections, config.clock) = (1, Arc::new(clock.clone()));
-    // The clock runs on while the second connection is greeted.
+    // The clock advances while the second connection performs its handshake.
     config.connect_timeout = Duration::from_secs(1 << 30);
     let keep_alive = config.keep_alive;
     let runtime = crate::support::host::runtime();
     let client = runtime.block_on(SynapseBlocker::connect(config)).unwrap();
     until("it has connected", || client.counters().connects == 1);
-    // It sends a ping, and no more time passes before that.
+    // It sends a ping, before any more time passes.
     clock.advance(keep_alive);
     let mut first = first.join().unwrap();
     let (mut received, mut byte) = (Vec::<u8>::new(), [0]);
@@ -129,7 +129,7 @@ fn an_idle_connection_is_kept_alive() {
     config.clock = Arc::new(clock.clone());
     let client = host.client_with(config);
     crate::support::host::until("both have connected", || client.counters().connects == 2);
-    // After five seconds of silence each of them sends a ping, which is answered.
+    // After five seconds of silence, each of them sends a ping, which is answered.
     for asked in (1..=100).map(|round| 2 * round) {
         clock.advance(Duration::from_secs(5));
         let answered = || client.counters().pings_answered == asked;
@@ -156,10 +156,10 @@ fn every_call_returns_at_its_deadline() {
     let read = host.runtime.spawn(read.into_future());
     let other = host.runtime.spawn(client.read(ReadRequest::new(object("o"), 0, 1)).into_future());
     until("all three are under way", || backend.begun.load(Ordering::SeqCst) == 3);
-    // No slot is left for this one.
+    // There is no slot left for this one.
     let waits = client.write(WriteRequest::new(object("o"), 0, b"y").deadline(deadline));
     let waits = host.runtime.spawn(waits.into_future());
-    // To the deadline, and no further: the connection is not to be found silent meanwhile.
+    // Only up to the deadline, so that the connection does not time out meanwhile.
     clock.advance(Duration::from_secs(2));
     until("the deadline has passed", || write.is_finished() && read.is_finished() && waits.is_finished());
     assert!(host.runtime.block_on(write).unwrap().unwrap_err().is_ambiguous());
@@ -167,7 +167,7 @@ fn every_call_returns_at_its_deadline() {
     assert_eq!(host.runtime.block_on(waits).unwrap().unwrap_err(), Error::DeadlinePassed);
     assert!(!other.is_finished());
     backend.open();
-    // Which of the two came first is open.
+    // Either of the two may have come first.
     let other = host.runtime.block_on(other).unwrap();
     assert!(matches!(other, Ok(_) | Err(Error::Missing)), "{other:?}");
     assert_eq!(backend.writes.load(Ordering::SeqCst), 1);
@@ -190,7 +190,7 @@ fn without_a_server_calls_wait_for_reconnect_timeout_and_then_fail() {
     });
     assert!(runtime.block_on(sent).unwrap().unwrap_err().is_ambiguous());
     assert!(matches!(runtime.block_on(queued).unwrap().unwrap_err(), Error::Retryable(_)));
-    // From then on at once.
+    // After that, calls fail at once.
     let error = runtime.block_on(client.info(InfoRequest::new(object("o"))).into_future()).unwrap_err();
     assert!(matches!(error, Error::Retryable(_)), "{error}");
 }
@@ -202,12 +202,12 @@ fn dropping_the_client_ends_its_connections() {
     let reply = client.info(InfoRequest::new(object("o")));
     until("both lanes are connected", || host.server.metric("synapse_connections_open") == 2);
     drop(client);
-    // A reply keeps them as long as it lives.
+    // A reply keeps the connections for as long as it exists.
     assert_eq!(host.runtime.block_on(reply.into_future()).unwrap_err(), Error::Missing);
     until("all are closed", || host.server.metric("synapse_connections_open") == 0);
 }
 
-/// A store that has no space: it says so at the deadline of each change.
+/// A store without space, which reports that at the deadline of each change.
 struct Full {
     memory: Memory,
     clock: ManualClock,
@@ -241,7 +241,7 @@ fn what_the_server_knows_at_the_deadline_of_a_call_reaches_its_caller_in_time() 
     let own = write().deadline(clock.now() + Duration::from_secs(2));
     let writes = [write(), own].map(|write| host.runtime.spawn(client.write(write).into_future()));
     until("both are under way", || backend.begun.load(Ordering::SeqCst) == 2);
-    // A quarter of a second is left for the answer, and does not pass here.
+    // A quarter of a second remains for the answer, and does not pass here.
     clock.advance(Duration::from_millis(1750));
     for write in writes {
         let why = host.runtime.block_on(write).unwrap().unwrap_err();

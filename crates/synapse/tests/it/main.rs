@@ -1,4 +1,4 @@
-//! The tests of synapse: a client and a server, over sockets and over a simulated network.
+//! The tests of synapse, with a client and a server over sockets and over a simulated network.
 
 mod arbitrary;
 mod chains;

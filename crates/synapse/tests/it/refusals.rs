@@ -1,5 +1,5 @@
-//! Connections and requests that are refused: with a clear reason, the connection closed where it must be,
-//! and no other client affected.
+//! Refused connections and requests: the reason is clear, the connection is closed where necessary,
+//! and other clients are not affected.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -131,7 +131,8 @@ fn an_operation_whose_feature_was_not_granted_ends_the_connection() {
     assert!(raw.frame().goodbye().to_string().contains("was not granted"));
 }
 
-/// A value that is cut or left out where it has another length than the protocol gives it means something else.
+/// A truncated or omitted value, where the protocol gives it another length, would change the
+/// meaning.
 #[test]
 fn a_hello_with_a_value_of_another_length_is_refused() {
     let host = Host::memory();
@@ -184,12 +185,12 @@ fn a_payload_that_is_damaged_on_the_way_changes_nothing() {
 #[test]
 fn breaking_the_rules_of_slots_and_credits_closes_the_connection() {
     let host = Host::new(Kind::Tcp, crate::support::host::Gated::new(), ServerConfig::default());
-    // A slot that is in use.
+    // A slot that is already in use.
     let (mut raw, _) = Raw::welcomed(&host.address, &hello(0));
     raw.request(id(0, 1), &read(4));
     raw.request(id(0, 2), &read(4));
     assert!(raw.frame().goodbye().to_string().contains("in use"));
-    // More bytes than granted.
+    // More bytes than were granted.
     let mut wanted = hello(1);
     wanted.credits.bytes = 1;
     let (mut raw, welcome) = Raw::welcomed(&host.address, &wanted);
@@ -209,7 +210,8 @@ fn the_least_grant_is_enough_for_every_kind_of_request() {
     let mut wanted = hello(0);
     wanted.credits.bytes = 1;
     let (mut raw, welcome) = Raw::welcomed(&host.address, &wanted);
-    // A page larger than there are counts, and is, as large as they are.
+    // A page larger than the server's limit is reduced to the limit, both in its cost and in its
+    // content.
     let mut page = ListRequest::new(object("o").namespace);
     page.entries_max = u32::MAX;
     for (sequence, request) in [
@@ -252,7 +254,7 @@ fn a_handshake_must_be_complete_and_in_time() {
     let mut raw = Raw::new(&host.address);
     raw.send(|out| codec::encode(out, &Header::new(Op::Hello, id(0, 0)), &Attached::default()));
     assert!(raw.frame().goodbye().to_string().contains("lacks a session"));
-    // A request for TLS, which this version does not have.
+    // A request for TLS, which this version does not support.
     let mut raw = Raw::new(&host.address);
     let mut writer = Writer::default();
     writer.put(kind::TLS, b"");
@@ -282,7 +284,8 @@ fn listening_beyond_loopback_needs_a_secret_or_allow_exposed() {
     let everywhere: Address = "0.0.0.0:0".parse().unwrap();
     let refused = runtime.block_on(server(|_| ()).listen(&everywhere)).unwrap_err().to_string();
     assert!(refused.contains("no secret is configured"), "{refused}");
-    // An address that cannot be bound: it shows whether the server would listen, without listening.
+    // The address cannot be bound, so the error shows whether the server would listen, without
+    // listening.
     let elsewhere: Address = "192.0.2.1:0".parse().unwrap();
     for allowed in [
         server(|config| config.allow_exposed = true),
@@ -326,7 +329,8 @@ fn a_client_without_the_secret_is_refused() {
     assert!(error.to_string().contains("does not prove"), "{error}");
 }
 
-/// While a secret is changed, clients may have the one or the other; at the end only the new one.
+/// While a secret is being changed, clients may use the old or the new one; at the end, only the
+/// new one.
 #[test]
 fn two_secrets_are_accepted_while_they_are_changed() {
     let (old, new) = (&b"correct horse battery"[..], &b"another horse battery"[..]);
@@ -343,7 +347,7 @@ fn two_secrets_are_accepted_while_they_are_changed() {
     }
     assert!(connect(&host, None).is_err());
     assert!(connect(&host, Some(b"incorrect horse battery")).is_err());
-    // A connection that is open stays open, and its client connects again with the new one.
+    // An open connection stays open, and its client reconnects with the new secret.
     client.secret().set(secret(new));
     host.server.set_secrets(secret(new), None).unwrap();
     assert!(connect(&host, Some(old)).is_err());
@@ -358,7 +362,7 @@ fn two_secrets_are_accepted_while_they_are_changed() {
     connect(&host, None).unwrap();
 }
 
-/// A server beyond loopback keeps a secret.
+/// A server that listens beyond loopback must have a secret.
 #[test]
 fn an_exposed_server_keeps_its_secret() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -370,7 +374,8 @@ fn an_exposed_server_keeps_its_secret() {
     server.set_secrets(Some(Secret::new(&[8; 32]).unwrap()), None).unwrap();
 }
 
-/// A server that asks for a proof as one that knows the secret does, and sends some proof of its own.
+/// A server that asks for a proof, as one that knows the secret does, and sends an invalid proof of
+/// its own.
 #[test]
 fn a_server_whose_proof_is_wrong_is_refused() {
     let open = Host::memory();
@@ -384,7 +389,7 @@ fn a_server_whose_proof_is_wrong_is_refused() {
         raw.frame();
         raw.send(|out| welcome.encode(out));
         raw.send(|out| codec::encode_proof(out, &[2; 32], true));
-        // Nothing more is asked of it.
+        // The client sends nothing more.
         raw.try_frame().is_none()
     });
     let mut config = ClientConfig::new(address);
@@ -398,7 +403,7 @@ fn a_server_whose_proof_is_wrong_is_refused() {
 fn the_secret_never_crosses_the_wire_and_a_proof_cannot_be_sent_again() {
     let secret = b"correct horse battery";
     let host = with_secret(secret);
-    // Before the proof no request is answered.
+    // Without the proof, no request is answered.
     let mut raw = Raw::new(&host.address);
     raw.send(|out| hello(0).encode(out));
     let challenge = raw.frame();
@@ -406,7 +411,7 @@ fn the_secret_never_crosses_the_wire_and_a_proof_cannot_be_sent_again() {
     assert!(!challenge.bytes.windows(secret.len()).any(|window| window == secret));
     raw.request(id(0, 1), &read(4));
     assert!(raw.frame().goodbye().to_string().contains("instead of Prove"));
-    // Every challenge is another one.
+    // Every challenge is different.
     let mut again = Raw::new(&host.address);
     again.send(|out| hello(0).encode(out));
     let second = again.frame();

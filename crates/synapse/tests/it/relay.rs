@@ -1,4 +1,5 @@
-//! Tests of the faulty network: each fault happens as specified at its byte, and a seed repeats a run.
+//! Tests of the faulty network: each fault happens at its byte as specified, and a seed repeats a
+//! run.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,7 +37,7 @@ async fn without_faults_both_directions_arrive_as_sent() {
     let mut received = Vec::new();
     server.read_to_end(&mut received).await.unwrap();
     assert_eq!(received, sent);
-    // The other direction is still there after the first has ended.
+    // The other direction still works after the first has ended.
     server.write_all(b"thanks").await.unwrap();
     drop(server);
     received.clear();
@@ -109,7 +110,7 @@ fn a_plan_depends_on_seed_and_connection_alone_and_every_kind_comes() {
     assert!(faults().any(|(_, fault)| matches!(fault, Fault::Pause(_))));
     assert!(faults().any(|(_, fault)| matches!(fault, Fault::Delay(_))));
     assert!(faults().any(|(_, fault)| matches!(fault, Fault::Corrupt(_))));
-    // The first bytes are hit as well as the later ones.
+    // Faults affect the first bytes as well as later ones.
     assert!(faults().any(|&(bytes, _)| bytes < 64) && faults().any(|&(bytes, _)| bytes > 10_000));
 }
 
@@ -145,7 +146,7 @@ async fn between_sockets_a_cut_comes_after_its_byte_too() {
     let mut profile = Profile::rough(11, &[Kind::Cut]);
     profile.permille = 1000;
     let relay = TcpRelay::start(listener.local_addr().unwrap(), profile.clone()).await.unwrap();
-    // An orderly end first, a reset second.
+    // First a proper end, then a reset.
     for number in 0..2 {
         let plan = profile.draw(number);
         let first = |direction: &Direction| direction.faults[0].0;
@@ -153,7 +154,7 @@ async fn between_sockets_a_cut_comes_after_its_byte_too() {
         let (mut server, _) = listener.accept().await.unwrap();
         let sent = client.write_all(&vec![1; 1 << 20]).await;
         let mut received = Vec::new();
-        // A reset may overtake the bytes: an error is an end as well.
+        // A reset may overtake the bytes, so an error is an end too.
         let ended = server.read_to_end(&mut received).await;
         let limit = first(&plan.up);
         assert!(received.len() as u64 <= limit, "{sent:?} {ended:?}");

@@ -1,4 +1,5 @@
-//! A server that restarts: with other limits, in order or after a crash, over its store or over another one.
+//! A server that restarts: with other limits, properly or after a crash, over its own store or
+//! another one.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,12 +19,12 @@ fn object(name: &str) -> ObjectId {
     ObjectId::new(Namespace::new("n").unwrap(), Name::copy_from(name.as_bytes()).unwrap())
 }
 
-/// A server for `store`, on a quiet network.
+/// Returns a server for `store` on a network without faults.
 fn server(clock: TokioClock, store: Arc<dyn Blocker>) -> Arc<SimServer> {
     SimServer::open(store, |_| Plan::default(), clock, server_config(clock))
 }
 
-/// A write-back cache before a client of the server.
+/// Returns a write-back cache over a client of the server.
 fn front(server: &SimServer, client: &SynapseBlocker) -> ObjectCache {
     let mut config = ObjectCacheConfig::default();
     (config.memory_bytes_max, config.dirty_bytes_max) = (8 << 20, 4 << 20);
@@ -52,7 +53,7 @@ fn a_cache_loses_nothing_when_its_server_restarts_with_smaller_limits() {
         assert_eq!(written.durability, Durability::Cached);
         server.reconfigure(|config| (config.request_bytes_max, config.list_entries_max) = (8192, 7));
         server.restart().await;
-        // What was on its way is refused, kept, and split anew.
+        // Requests in transit are refused; the data are kept and split again.
         let mut flushed = front.flush(FlushRequest::new(Scope::All)).into_future().await;
         if let Err(Error::NotStored(_)) = flushed {
             flushed = front.flush(FlushRequest::new(Scope::All)).into_future().await;
@@ -61,10 +62,10 @@ fn a_cache_loses_nothing_when_its_server_restarts_with_smaller_limits() {
         assert!(content(&*store, object("o")).await == payload, "what was acknowledged is not stored");
         let can = client.capabilities();
         assert_eq!((can.request_bytes_max, can.list_entries_max), (8192, 7));
-        // Reads come in smaller pieces as well.
+        // Reads are split into smaller pieces too.
         front.invalidate(InvalidateRequest::new(Scope::All)).await.unwrap();
         assert!(content(&front, object("o")).await == payload);
-        // And larger ones again, with larger limits than ever.
+        // Then larger ones again, with larger limits than ever.
         server.reconfigure(|config| (config.request_bytes_max, config.list_entries_max) = (8 << 20, 1000));
         server.restart().await;
         front.write(WriteRequest::new(object("p"), 0, payload.clone())).await.unwrap();
@@ -82,7 +83,7 @@ fn a_request_beyond_the_limits_of_the_restarted_server_is_refused_and_others_suc
         client.write(WriteRequest::new(object("o"), 0, vec![1; 100_000])).await.unwrap();
         server.reconfigure(|config| (config.request_bytes_max, config.list_entries_max) = (8192, 7));
         server.kill();
-        // Waits for the server, made for what it was.
+        // The call waits for the server, but was prepared for its earlier limits.
         tokio::time::sleep(Duration::from_secs(1)).await;
         let large =
             tokio::spawn(client.write(WriteRequest::new(object("o"), 0, vec![2; 100_000])).into_future());
@@ -112,7 +113,7 @@ fn a_server_that_promises_less_is_refused_until_it_promises_as_much_again() {
         };
         let server = server(clock, promising(|can| can.fencing = false));
         let client = server.client().await;
-        // More than before is welcome.
+        // Higher limits than before are accepted.
         server.replace_store(promising(|_| ()));
         server.restart().await;
         client.write(WriteRequest::new(object("o"), 0, b"x")).await.unwrap();
@@ -141,7 +142,7 @@ fn a_server_that_promises_less_is_refused_until_it_promises_as_much_again() {
     });
 }
 
-/// Shuts the server down as a program does that has stored everything, and restarts it.
+/// Shuts the server down like a program that has stored everything, and restarts it.
 async fn planned_restart(server: &SimServer, store: &dyn Blocker) {
     let instance = server.instance();
     server.kill();
@@ -170,7 +171,7 @@ fn a_planned_restart_is_no_loss_and_a_crash_after_it_is() {
         let full = |name| client.write_full(WriteFullRequest::new(object(name), b"cached"));
         let flush = |scope| client.flush(FlushRequest::new(scope));
         assert_eq!(full("before").await.unwrap().durability, Durability::Cached);
-        // Twice, so that the client learns of the first instance only by the second restart.
+        // Twice, so that the client hears of the first restart only after the second.
         planned_restart(&server, &*store).await;
         planned_restart(&server, &*store).await;
         flush(Scope::All).await.unwrap();
@@ -179,7 +180,7 @@ fn a_planned_restart_is_no_loss_and_a_crash_after_it_is() {
         assert!(lost(flush(Scope::All).into_future().await));
         assert!(lost(flush(Scope::Object(object("after"))).into_future().await));
         flush(Scope::Object(object("before"))).await.unwrap();
-        // That an instance ended in order later on makes nothing good of what one lost before.
+        // A later instance's proper end does not make up for data that an earlier one lost.
         planned_restart(&server, &*store).await;
         assert!(lost(flush(Scope::All).into_future().await));
         full("after").await.unwrap();
@@ -218,7 +219,7 @@ fn a_server_that_comes_back_over_another_store_is_refused_until_it_is_the_same_a
         refused(client.flush(FlushRequest::new(Scope::All)).into_future().await.unwrap_err());
         refused(client.read(ReadRequest::new(object("o"), 0, 4)).into_future().await.map(drop).unwrap_err());
         assert_eq!(stores[1].info(InfoRequest::new(object("o"))).await.unwrap_err(), Error::Missing);
-        // One without any identity may be any store.
+        // A server without an identity may have any store.
         server.reconfigure(|config| config.store = None);
         server.restart().await;
         tokio::time::sleep(TIMEOUT).await;
@@ -245,7 +246,8 @@ fn a_claim_far_beyond_the_epoch_in_force_does_not_lock_a_namespace() {
         let error = claim(u64::MAX, 1).into_future().await.unwrap_err();
         assert!(matches!(error, Error::Invalid(_)), "{error}");
         claim(1, 1 << 100 | 7).await.unwrap();
-        // The writer may claim again, another writer may not, and a claim without a writer is invalid.
+        // The same writer may claim again, another one may not, and a claim without a writer is
+        // invalid.
         claim(1, 1 << 100 | 7).await.unwrap();
         assert_eq!(claim(1, 7).into_future().await.unwrap_err(), Error::Fenced { epoch: Epoch(1) });
         let anonymous = claim(2, 0).into_future().await.unwrap_err();
@@ -320,7 +322,7 @@ fn reserved_namespaces_are_hidden_from_clients_and_refused_to_them() {
             control.remove_namespace(own.clone(), DirtyData::Discard),
         );
         assert_eq!(control.namespaces().await.unwrap(), std::slice::from_ref(&other.namespace));
-        // A server that has this one as its store keeps its record there.
+        // A server whose store is this one keeps its record there.
         let mut config = client_config(&server);
         config.is_server = true;
         let front = server.client_with(config).await;
@@ -371,7 +373,7 @@ fn a_store_in_memory_that_comes_back_without_anything_is_accepted_and_reported()
         for round in 0..3 {
             let empty = Arc::new(clock.memory());
             serve(&empty).await;
-            // What is dirty is stored, and of what was stored nothing is left.
+            // Dirty data are stored, and all data stored before are gone.
             tokio::time::sleep(TIMEOUT).await;
             front.flush(FlushRequest::new(Scope::All)).await.unwrap();
             assert_eq!(content(&*empty, object("dirty")).await, [7; 10_000], "round {round}");
@@ -383,7 +385,8 @@ fn a_store_in_memory_that_comes_back_without_anything_is_accepted_and_reported()
             assert_eq!(emptied, 1, "round {round}");
             write("dirty").await.unwrap();
         }
-        // Beside one that survives more, another identity is another store.
+        // A store that survives a power loss cannot have been emptied, so another identity means
+        // another store.
         let mut can = store.capabilities();
         can.survives = Survives::PowerLoss;
         let record = NodeRecord::open(&*store, &server.clock, TIMEOUT).await.unwrap();

@@ -1,5 +1,5 @@
-//! What survives a connection: outstanding requests and their outcomes, and what a restarted server does with
-//! them.
+//! The state that survives a connection: outstanding requests and their outcomes, and how a
+//! restarted server treats them.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -67,14 +67,14 @@ fn a_change_outstanding_when_its_connection_breaks_is_executed_once_and_answered
     assert_eq!(client.counters().unanswered, 0);
 }
 
-/// Stops a server and starts another one at the same place.
+/// Stops a server and starts another one at the same address.
 fn restart(host: &mut Host, backend: Arc<dyn Blocker>) {
     let (place, config) = (host.address.clone(), ServerConfig::default());
     let server = Arc::new(Server::new(backend, config).unwrap());
     let old = std::mem::replace(&mut host.server, Arc::clone(&server));
     drop(old);
     let listening = async {
-        // The old listener goes with its task, a moment later.
+        // The old listener ends with its task, a moment later.
         while server.listen(&place).await.is_err() {
             tokio::task::yield_now().await;
         }
@@ -129,7 +129,7 @@ fn a_flush_after_a_restart_reports_writes_that_were_only_cached() {
     assert!(lost(run(&host, client.flush(FlushRequest::new(Scope::All)))));
     assert!(lost(run(&host, client.flush(FlushRequest::new(Scope::Object(object("lost")))))));
     run(&host, client.flush(FlushRequest::new(Scope::Object(object("flushed"))))).unwrap();
-    // Once it is written anew, the flush succeeds.
+    // After the data have been rewritten, the flush succeeds.
     host.runtime.block_on(client.write_full(full("lost")).into_future()).unwrap();
     run(&host, client.flush(FlushRequest::new(Scope::All))).unwrap();
 }
@@ -164,7 +164,7 @@ fn a_cancelled_request_is_dropped_at_the_backend_and_its_slot_used_again() {
         reading.abort();
         until("the backend has let go", || backend.dropped.load(Ordering::SeqCst) == round);
     }
-    // Each is counted when its connection has handled what came with it.
+    // Each one is counted once its connection has processed it.
     until("the cancels are counted", || host.server.metric("synapse_cancels_total") == 3);
     backend.open();
     let reply = host.runtime.block_on(client.write(WriteRequest::new(object("o"), 0, b"x")).into_future());
@@ -176,7 +176,7 @@ fn cancelled_means_that_nothing_was_changed() {
     let backend = Gated::new();
     let host = Host::new(Kind::Tcp, Arc::clone(&backend) as _, ServerConfig::default());
     let (mut raw, _) = Raw::welcomed(&host.address, &hello(0));
-    // Begun by the backend, which may have executed it.
+    // The backend has started it, and may have executed it.
     raw.request(id(0, 1), &write(1));
     until("the write is under way", || backend.begun.load(Ordering::SeqCst) == 1);
     raw.send(|out| encode_cancel(out, id(0, 1)));
@@ -187,7 +187,7 @@ fn cancelled_means_that_nothing_was_changed() {
     until("the read is under way", || backend.begun.load(Ordering::SeqCst) == 2);
     raw.send(|out| encode_cancel(out, id(0, 2)));
     assert!(matches!(raw.frame().outcome(), Outcome::Cancelled));
-    // One whose cancellation arrives before it.
+    // A request whose cancellation arrives before it.
     raw.send(|out| encode_cancel(out, id(1, 1)));
     assert!(matches!(raw.frame().outcome(), Outcome::Cancelled));
     raw.request(id(1, 1), &write(2));
@@ -230,13 +230,13 @@ fn an_orderly_shutdown_answers_requests_that_have_begun() {
     assert!(raw.frame().goodbye().to_string().contains("ending"));
     assert!(raw.try_frame().is_none());
     assert!(host.runtime.block_on(ending).unwrap(), "not in order");
-    // The server does not listen any more.
+    // The server has stopped listening.
     let synapse::Address::Tcp(address) = &host.address else { panic!("TCP") };
     assert!(std::net::TcpStream::connect(address.as_str()).is_err());
 }
 
-/// The socket outlives the first server: a client is not refused meanwhile, and a change that the server has received and
-/// not begun, or that it did not receive any more, is made by the second.
+/// The socket outlives the first server. No client is refused meanwhile, and a change that the
+/// first server has not started or not received is made by the second one.
 #[test]
 fn a_change_that_an_ending_server_has_not_begun_is_made_by_the_next() {
     let dir = tempfile::tempdir().unwrap();
@@ -250,10 +250,10 @@ fn a_change_that_an_ending_server_has_not_begun_is_made_by_the_next() {
 
 fn made_by_the_next(place: &Address, is_late: bool) {
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    // The server runs only while this is called: in between it stands still.
+    // The server runs only during this call, and stands still in between.
     let drive = |runtime: tokio::runtime::Runtime, stop: tokio::sync::oneshot::Receiver<()>| {
         std::thread::spawn(move || {
-            // Ends with an error, when the other half is dropped.
+            // This ends with an error when the other half is dropped.
             let _ = runtime.block_on(stop);
             runtime
         })
@@ -280,7 +280,7 @@ fn made_by_the_next(place: &Address, is_late: bool) {
 
     let write = || clients.spawn(client.write(WriteRequest::new(object("o"), 0, b"once")).into_future());
     let early = (!is_late).then(write);
-    // The socket takes it at once.
+    // The socket accepts it at once.
     clients.block_on(async {
         for _ in 0..100 {
             tokio::task::yield_now().await;

@@ -1,4 +1,5 @@
-//! A traced request is traced at the server, too, whatever share that samples; others are not.
+//! The server also traces every traced request, whatever share it samples itself; others are not
+//! traced.
 
 use std::sync::{Arc, Mutex};
 
@@ -9,7 +10,7 @@ use synapse::ServerConfig;
 
 type Spans = Arc<Mutex<Vec<FinishedSpan>>>;
 
-/// Returns a tracer that samples this share, and the spans that have ended.
+/// Returns a tracer that samples this share, and the finished spans.
 fn tracer(ratio: f64) -> (Tracer, Spans) {
     let spans = Spans::default();
     let sink = Arc::clone(&spans);
@@ -33,7 +34,8 @@ fn the_context_of_a_trace_crosses_the_wire() {
     traced.call.trace = Some(root.context());
     host.runtime.block_on(async {
         client.write(untraced).await.unwrap();
-        // With another extension beside it; its outcome is none of a failure.
+        // Together with another extension. The outcome is an error, but does not count as a
+        // failure.
         client.copy(traced).await.unwrap_err();
     });
     drop(root);

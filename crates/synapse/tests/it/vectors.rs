@@ -1,7 +1,9 @@
-//! A frame of each operation, byte for byte as the specification has it: what is written here is read there.
+//! A frame of each operation, byte for byte as in the specification: frames encoded here are also
+//! decoded.
 //!
-//! `vectors/frames.txt` is for authors of clients and servers in other languages. A change of it is a change
-//! of the protocol. With `SYNAPSE_VECTORS=write` in the environment the test writes the file anew.
+//! `vectors/frames.txt` is for authors of clients and servers in other languages. Changing it
+//! changes the protocol. With `SYNAPSE_VECTORS=write` in the environment, the test writes the file
+//! again.
 
 use std::collections::HashSet;
 use std::fmt::Write as _;
@@ -22,7 +24,7 @@ fn namespace() -> Namespace {
     Namespace::new("vm").unwrap()
 }
 
-/// A frame: its meaning, and its bytes.
+/// A frame, with its meaning and its bytes.
 struct Vector {
     op: Op,
     name: String,
@@ -178,7 +180,7 @@ fn decoded(bytes: &[u8]) -> Head<'_> {
     head
 }
 
-/// Every vector, each found to say what it is to say.
+/// Returns all vectors, after checking that each decodes to its meaning.
 fn vectors() -> Vec<Vector> {
     let mut all = greeting();
     for (name, request) in requests() {
@@ -219,7 +221,7 @@ fn framed(op: Op, name: &str, encode: impl FnOnce(&mut Vec<u8>)) -> Vector {
     Vector { op, name: name.into(), bytes }
 }
 
-/// Greeting, and what belongs to no request.
+/// The handshake, and frames that do not belong to a request.
 fn greeting() -> Vec<Vector> {
     let session = SessionId { client: *b"0123456789abcdef", lane: 1 };
     let credits = Credits { slots: 64, bytes: 32 << 20 };
@@ -323,7 +325,7 @@ fn a_flush_without_a_durability_is_to_be_stored() {
         (Stored, 0, Stored),
         (Journaled, 1, Journaled),
         (Replicated(3), 2, Replicated(3)),
-        // No code stands for less.
+        // There is no code for a lower level.
         (Cached, 1, Journaled),
     ] {
         let mut bytes = Vec::new();

@@ -1,13 +1,14 @@
-//! What must hold for any bytes; called by tests with recorded and random bytes, and by the fuzz targets.
+//! Properties that hold for any bytes. Tests with recorded and random bytes and the fuzz targets
+//! call these checks.
 
 use blocker::{Capabilities, Segments, Timestamp};
 use synapse::codec::*;
 
-/// The longest payload here.
+/// The longest payload in these checks.
 const PAYLOAD_BYTES_MAX: u32 = 4096;
 
-/// Any bytes as what a client sent: they are requests, errors, or incomplete. What is a request is written
-/// and read again, and is the same.
+/// Treats arbitrary bytes as what a client sent: they are requests, errors, or incomplete. A
+/// decoded request is encoded and decoded again, and must be the same.
 pub(crate) fn requests(data: &[u8]) {
     let mut names = Names::default();
     each_frame(data, |head, payload| {
@@ -31,7 +32,8 @@ pub(crate) fn requests(data: &[u8]) {
     });
 }
 
-/// Any bytes as what a server sent. What makes sense is written and read again, and is the same.
+/// Treats arbitrary bytes as what a server sent. A valid message is encoded and decoded again, and
+/// must be the same.
 pub(crate) fn answers(data: &[u8]) {
     let mut names = Names::default();
     each_frame(data, |head, payload| {
@@ -60,13 +62,13 @@ pub(crate) fn answers(data: &[u8]) {
     });
 }
 
-/// Reads a frame of our own encoder.
+/// Decodes a frame from our own encoder.
 fn whole(frame: &[u8]) -> Head<'_> {
     decode(frame, u32::MAX).expect("our own frame").expect("a whole one")
 }
 
-/// Calls `check` for each frame until one is wrong or incomplete. The first byte decides whether checksums
-/// are corrected first: a fuzzer does not find them by itself.
+/// Calls `check` for each frame until one is invalid or incomplete. The first byte decides whether
+/// checksums are corrected first, because a fuzzer does not find valid ones.
 fn each_frame(data: &[u8], mut check: impl FnMut(&Head<'_>, &[u8])) {
     let Some((mode, rest)) = data.split_first() else { return };
     let mut rest = rest.to_vec();

@@ -8,7 +8,7 @@ use blocker::*;
 use synapse::{Address, ClientConfig, Server, ServerConfig, SynapseBlocker};
 use tokio::runtime::Runtime;
 
-/// A server on a runtime of its own. The runtime ends with it.
+/// A server on its own runtime, which ends with it.
 pub(crate) struct Host {
     pub(crate) server: Arc<Server>,
     pub(crate) address: Address,
@@ -67,7 +67,7 @@ pub(crate) fn object(name: &str) -> ObjectId {
     ObjectId::new(Namespace::new("test").unwrap(), Name::copy_from(name.as_bytes()).unwrap())
 }
 
-/// A backend whose reads and writes wait until it is opened, and that counts calls.
+/// A backend whose reads and writes wait until it is opened. It counts calls.
 pub(crate) struct Gated {
     inner: Memory,
     pub(crate) writes: AtomicU64,
@@ -88,7 +88,7 @@ impl Gated {
     }
 }
 
-/// Counts a future that is dropped before it is done.
+/// Counts futures that are dropped before they are done.
 struct Dropped(Arc<AtomicU64>);
 
 impl Drop for Dropped {
@@ -137,7 +137,7 @@ impl Blocker for Gated {
     }
 }
 
-/// Waits until `is` holds, by the work of another thread.
+/// Waits until another thread makes `is` true.
 #[track_caller]
 pub(crate) fn until(what: &str, is: impl Fn() -> bool) {
     let give_up = std::time::Instant::now() + Duration::from_secs(60);

@@ -1,4 +1,4 @@
-//! Backends that promise less than they do: of durability, or of capabilities.
+//! Backends that promise less than they provide, in durability or capabilities.
 
 use std::sync::Arc;
 

@@ -1,14 +1,14 @@
-//! What the tests of `synapse` share.
+//! Code shared by the tests of `synapse`.
 //!
 //! - [`host`]: a server and its clients in one process, over sockets.
-//! - [`raw`]: a client that sends given frames, right or wrong.
-//! - [`layers`]: backends that promise less than they do.
+//! - [`raw`]: a client that sends given frames, valid or not.
+//! - [`layers`]: backends that promise less than they provide.
 //! - [`history`]: histories of registers, and the search for an order that explains them.
 //! - [`net`]: networks with seeded faults.
-//! - [`environment`]: a simulated clock, a server that can be killed, stores that record their changes,
-//!   workloads.
+//! - [`environment`]: a simulated clock, a server that can be killed, stores that record their
+//!   changes, workloads.
 
-// Each test binary includes it and uses a part; public means: to the tests.
+// Each test binary includes this module and uses a part of it. Public items are for the tests.
 #![allow(dead_code, unreachable_pub)]
 
 pub mod environment;

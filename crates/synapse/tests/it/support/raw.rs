@@ -1,4 +1,4 @@
-//! A client that sends given frames, right or wrong.
+//! A client that sends given frames, valid or not.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -51,10 +51,10 @@ impl Raw {
         Self::over(TcpStream::connect(address.as_str()).unwrap())
     }
 
-    /// Over a connection that is there, from either side.
+    /// Uses an existing connection, from either side.
     pub(crate) fn over(stream: TcpStream) -> Self {
         stream.set_nodelay(true).unwrap();
-        // A server that hangs fails the test instead of hanging it.
+        // If a server hangs, the test fails instead of hanging too.
         stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         Self { stream, buffer: Vec::new() }
     }
@@ -98,9 +98,9 @@ impl Raw {
             match self.stream.read(&mut chunk) {
                 Ok(0) => return None,
                 Ok(count) => self.buffer.extend_from_slice(&chunk[..count]),
-                // The server has closed it while bytes were on their way there.
+                // The server has closed the connection while bytes were in transit to it.
                 Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => return None,
-                // The process was suspended: a read with a timeout is not begun again by the system.
+                // The process was suspended, and the system does not restart a read with a timeout.
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
                 Err(error) => panic!("{error}"),
             }

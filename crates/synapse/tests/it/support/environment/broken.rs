@@ -1,4 +1,4 @@
-//! Layers that break one promise each: a check that does not detect them proves nothing.
+//! Layers that each break one promise, to prove that the checks detect it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,15 +9,15 @@ use blocker::{Blocker, ChangeReply, Durability, Error, Reply, Version, WriteRequ
 /// The promise that is broken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Promise {
-    /// A write is applied once more, some time after it was acknowledged.
+    /// A write is applied again some time after it was acknowledged.
     Once,
-    /// A write is acknowledged and not made.
+    /// A write is acknowledged but not made.
     Acknowledged,
-    /// A write is refused for good, and made all the same.
+    /// A write is refused permanently, but made nevertheless.
     Refused,
     /// A write is acknowledged before it is made.
     Order,
-    /// A write of unknown outcome is reported as failed.
+    /// A write with unknown outcome is reported as failed.
     Unknown,
 }
 
@@ -25,7 +25,7 @@ impl Promise {
     pub const ALL: [Self; 5] = [Self::Once, Self::Acknowledged, Self::Refused, Self::Order, Self::Unknown];
 }
 
-/// Forwards every call, but breaks `promise` at one write in `every`.
+/// Forwards every call, but breaks `promise` for one write in `every`.
 pub struct Broken {
     inner: Arc<dyn Blocker>,
     promise: Promise,
@@ -38,7 +38,7 @@ impl Broken {
         Arc::new(Self { inner, promise, every, writes: AtomicU64::new(0) })
     }
 
-    /// Makes the write after `delay`, without a caller, be that after its deadline.
+    /// Makes the write after `delay`, without a caller, even after its deadline.
     fn later(&self, mut request: WriteRequest, delay: Duration) {
         request.call.deadline = None;
         let inner = Arc::clone(&self.inner);

@@ -1,4 +1,4 @@
-//! Tokio's clock as the contract's.
+//! Tokio's clock, as a clock of the storage contract.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use blocker::memory::MemoryConfig;
 use blocker::{Clock, Memory, Timestamp};
 use tokio::time::Instant;
 
-/// Tokio's time. Starts at zero when it is made.
+/// Tokio's time, starting at zero when this is created.
 #[derive(Clone, Copy)]
 pub struct TokioClock {
     start: Instant,
@@ -20,8 +20,8 @@ impl TokioClock {
         Self { start: Instant::now() }
     }
 
-    /// Returns an empty store on this clock. One on another clock would take the deadlines for other times: for past
-    /// ones, on a machine on which the test process has run for a while.
+    /// Returns an empty store with this clock. With another clock, it would misread the deadlines,
+    /// for example as past ones if the test process has run for a while.
     pub fn memory(self) -> Memory {
         Memory::new(MemoryConfig::default(), Arc::new(self))
     }
@@ -37,7 +37,7 @@ impl Clock for TokioClock {
         Box::pin(async move {
             match at {
                 Some(at) => tokio::time::sleep_until(at).await,
-                // Beyond the range of tokio's clock: never.
+                // Never, because this is beyond the range of tokio's clock.
                 None => std::future::pending().await,
             }
         })

@@ -1,5 +1,5 @@
-//! A store that records which changes were applied to it, in order. Each value is written once, so that an
-//! entry identifies its change: one that was applied twice is recorded twice, a lost one is not recorded.
+//! A store that records the changes made to it, in order. Each value is written only once, so an
+//! entry identifies its change: one made twice is recorded twice, and a lost one is not recorded.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -31,17 +31,17 @@ impl Ledger {
         applied.iter().filter(|(changed, _)| changed == object).map(|&(_, value)| value).collect()
     }
 
-    /// Returns the value that `object` holds now.
+    /// Returns the present value of `object`.
     ///
     /// # Panics
-    /// If it is not a whole value.
+    /// If it is not a complete value.
     pub fn value(&self, object: &ObjectId) -> Value {
         let read = blocker::executor::block_on(self.memory.read(ReadRequest::new(object.clone(), 0, 4096)));
         Value::from_bytes(&read.expect("the register is there").data.to_vec()).expect("a whole value")
     }
 
-    /// Makes a change, and records it if it succeeds. The store answers at once, so this is the order of the
-    /// changes.
+    /// Makes a change, and records it if it succeeds. The store answers at once, so the record has
+    /// the order of the changes.
     fn note(
         &self,
         object: ObjectId,
@@ -58,9 +58,9 @@ impl Ledger {
     }
 }
 
-/// Compares what was applied to a register with the outcomes of its clients: an acknowledged change is
-/// recorded once, one of unknown outcome at most once, a refused one never; and a change that was answered
-/// before another was called precedes it.
+/// Compares the changes made to a register with their outcomes for its clients. An acknowledged
+/// change is recorded once, one with unknown outcome at most once, and a refused one never. A
+/// change that was answered before another one was called precedes it.
 ///
 /// # Errors
 /// The first contradiction.
@@ -97,10 +97,10 @@ pub fn compare(applied: &[Value], history: &[Operation]) -> Result<(), String> {
     Ok(())
 }
 
-/// Panics, with both lists, unless they agree. See [`compare`].
+/// Panics with both lists unless they agree, see [`compare`].
 ///
 /// # Panics
-/// If they do not.
+/// If they do not agree.
 #[track_caller]
 pub fn assert_applied(applied: &[Value], history: &[Operation], context: &str) {
     if let Err(why) = compare(applied, history) {
@@ -109,7 +109,7 @@ pub fn assert_applied(applied: &[Value], history: &[Operation], context: &str) {
     }
 }
 
-/// Returns the value of a payload; `u32::MAX`, which no client writes, if it is not one.
+/// Returns the value of a payload; if it is invalid, `u32::MAX`, which no client writes.
 fn value_of(data: &blocker::Segments) -> Value {
     Value::from_bytes(&data.to_vec()).unwrap_or(Value(u32::MAX))
 }

@@ -1,5 +1,5 @@
-//! A process around a backend: when it is killed, the calls of its clients stop where they are, and the store
-//! below stays.
+//! A process around a backend. When it is killed, its clients' calls stop where they are, and the
+//! store below survives.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -13,7 +13,8 @@ use blocker::{
     TruncateRequest, WriteFullRequest, WriteRequest, WriteZeroesRequest,
 };
 
-/// Forwards every call until it is killed. Then no call begins, and none that had begun continues.
+/// Forwards every call until it is killed. After that, no call starts, and none in progress
+/// continues.
 pub struct Mortal {
     inner: Arc<dyn Blocker>,
     is_dead: Arc<AtomicBool>,

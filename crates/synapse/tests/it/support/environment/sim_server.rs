@@ -1,4 +1,4 @@
-//! Synapse in a simulation: a server that can be killed, its clients, and a network between them.
+//! Synapse in a simulation: a server that can be killed, its clients, and the network between them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,13 +30,13 @@ struct Instance {
     backend: Arc<Mortal>,
 }
 
-/// Runs a simulation on one thread, with tokio's clock paused: nothing waits for real.
+/// Runs a simulation on one thread with tokio's clock paused, so that it takes no real time.
 pub fn simulate<T>(run: impl Future<Output = T>) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
     runtime.expect("a runtime").block_on(run)
 }
 
-/// Settings with times short enough for many failures in one run.
+/// Settings with time limits short enough for many failures in one run.
 pub fn server_config(clock: TokioClock) -> ServerConfig {
     let mut config = ServerConfig::default();
     config.clock = Arc::new(clock);
@@ -44,8 +44,8 @@ pub fn server_config(clock: TokioClock) -> ServerConfig {
     config
 }
 
-/// Settings of a client that detects a dead server within seconds. Payloads carry CRCs, since bytes get
-/// damaged.
+/// Settings of a client that detects a dead server within seconds. Payloads carry CRCs, because the
+/// network damages bytes.
 pub fn client_config(server: &SimServer) -> ClientConfig {
     let mut config = ClientConfig::new(Address::Tcp("simulated:1".into()));
     let sim = server.sim.clone();
@@ -64,8 +64,8 @@ pub fn client_config(server: &SimServer) -> ClientConfig {
 }
 
 impl SimServer {
-    /// Returns a server for `store` that listens, behind a network with the faults of `plans`. When a fault
-    /// kills it, it restarts as another instance after [`DOWNTIME`].
+    /// Starts a listening server for `store`, behind a network with the faults of `plans`. When a
+    /// fault kills it, it restarts as another instance after [`DOWNTIME`].
     pub fn open(
         store: Arc<dyn Blocker>,
         plans: impl Fn(u64) -> Plan + Send + Sync + 'static,
@@ -98,7 +98,7 @@ impl SimServer {
         self.start();
     }
 
-    /// Kills the server, whatever it is doing.
+    /// Kills the server at whatever it is doing.
     pub fn kill(&self) {
         if let Some(instance) = self.instance.lock().take() {
             instance.backend.die();
@@ -131,7 +131,7 @@ impl SimServer {
     /// Returns the id of the running instance.
     ///
     /// # Panics
-    /// If it does not run.
+    /// If none is running.
     pub fn instance(&self) -> [u8; 16] {
         self.instance.lock().as_ref().expect("a server").server.instance()
     }
@@ -141,7 +141,7 @@ impl SimServer {
         self.instance.lock().as_ref().map_or(0, |instance| instance.server.metric(name))
     }
 
-    /// Returns a connected client with the usual settings, after as many attempts as that takes.
+    /// Returns a client with the usual settings, connected after as many attempts as necessary.
     pub async fn client(&self) -> SynapseBlocker {
         self.client_with(client_config(self)).await
     }

@@ -1,5 +1,5 @@
-//! Clients of registers: each reads, writes, and compares-and-writes at random, with deadlines, sometimes
-//! drops a call before its answer, and records the outcomes.
+//! Clients of registers. Each reads, writes, and compares-and-writes at random, with deadlines,
+//! sometimes drops a call before its answer, and records the outcomes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -17,7 +17,8 @@ use crate::support::history::check::OPERATIONS_MAX;
 use crate::support::history::operation::{Action, Operation, REGISTER_BYTES, Value};
 use crate::support::history::recorder::Recorder;
 
-/// The time after which a call without a deadline counts as hanging. Far beyond every pause and backoff.
+/// The time after which a call without a deadline counts as hanging, far longer than every pause
+/// and backoff.
 const HANG: Duration = Duration::from_secs(3600);
 
 /// What the clients do.
@@ -25,23 +26,23 @@ const HANG: Duration = Duration::from_secs(3600);
 pub struct Workload {
     pub seed: u64,
     pub registers: usize,
-    /// Operations on each register, of all its clients together.
+    /// The number of operations on each register, by all its clients together.
     pub operations: usize,
-    /// The time of a call with a deadline.
+    /// The range of time limits of calls with a deadline.
     pub deadline: std::ops::Range<Duration>,
-    /// The most time after its deadline at which an answer may come: little where time is simulated.
+    /// How late after its deadline an answer may come; small if time is simulated.
     pub lateness_max: Duration,
-    /// The number of calls in a thousand without a deadline.
+    /// How many calls in a thousand have no deadline.
     pub unlimited_permille: u32,
-    /// The number of calls in a thousand that are dropped before their answer.
+    /// How many calls in a thousand are dropped before their answer.
     pub cancelled_permille: u32,
     /// The longest pause of a client between calls.
     pub rest: Duration,
 }
 
 impl Workload {
-    /// Returns a workload of two registers, the most operations that can be checked, and deadlines short and
-    /// long.
+    /// Returns a workload of two registers, as many operations as can be checked, and both short
+    /// and long deadlines.
     pub fn new(seed: u64) -> Self {
         Self {
             seed,
@@ -56,7 +57,7 @@ impl Workload {
     }
 }
 
-/// Register number `register`.
+/// Returns the object of register number `register`.
 pub fn register(register: usize) -> ObjectId {
     let namespace = Namespace::copy_from(b"registers").expect("a short name");
     ObjectId::new(namespace, Name::new(format!("register-{register}").into_bytes()).expect("a short name"))
@@ -77,10 +78,10 @@ pub async fn prepare(store: &dyn Blocker, workload: &Workload) {
     }
 }
 
-/// Runs one client for each of `backends` on every register, all at the same time, and waits for them.
+/// Runs one client for each of `backends` on every register, all concurrently, and waits for them.
 ///
 /// # Panics
-/// If a call hangs, is answered late, or with an answer that is impossible.
+/// If a call hangs, is answered late, or gets an impossible answer.
 pub async fn run(backends: &[Arc<dyn Blocker>], workload: &Workload, clock: TokioClock) -> Outcomes {
     let mut outcomes = Outcomes::default();
     let mut clients = tokio::task::JoinSet::new();
@@ -121,7 +122,7 @@ struct Client {
     recorder: Arc<Recorder>,
     /// The number of operations left for this register's clients.
     left: Arc<AtomicU32>,
-    /// The next value that was not written yet.
+    /// The next value that has not been written yet.
     values: Arc<AtomicU32>,
     workload: Workload,
     clock: TokioClock,
@@ -144,7 +145,7 @@ impl Client {
         let take = |left: u32| left.checked_sub(1);
         while self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok() {
             match self.rng.random_range(0..10) {
-                // After a mismatch it reads again, or it would never match.
+                // After a mismatch it reads again, because otherwise it would never match.
                 _ if std::mem::take(&mut self.is_outdated) => self.read().await,
                 0..4 => self.read().await,
                 4..7 => self.write().await,
@@ -206,7 +207,7 @@ impl Client {
         self.recorder.answered(called, action);
     }
 
-    /// What the end of a change means.
+    /// Returns the action for the end of a change.
     fn action(
         &mut self,
         ended: Ended<ChangeReply>,
@@ -234,7 +235,8 @@ impl Client {
         Value(self.values.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// The deadline to ask for, and how long this client really waits, if less.
+    /// Returns the deadline to request, and the time that this client really waits if that is
+    /// shorter.
     fn limits(&mut self) -> (Option<Timestamp>, Option<Duration>) {
         let given = self.rng.random_range(self.workload.deadline.clone());
         let is_patient = self.rng.random_range(0..1000) < self.workload.unlimited_permille;
@@ -263,7 +265,7 @@ impl Client {
     }
 }
 
-/// Whether a network, however bad, is a reason for this error.
+/// Returns whether network problems can cause this error.
 #[track_caller]
 fn assert_is_fair(error: &Error, is_change: bool) {
     let is_fair = match error {

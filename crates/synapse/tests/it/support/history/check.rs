@@ -1,22 +1,23 @@
-//! Is there one order of the operations that explains every answer, and in which nothing comes before
-//! what was answered before it was called? *Linearizable*, that is, for one register.
+//! Checks whether one order of the operations explains every answer, where no operation comes
+//! before another one that was answered before it was called. That is *linearizability* for one
+//! register.
 //!
-//! The search is Wing and Gong's (*Testing and verifying concurrent objects*, 1993): take any operation
-//! that was called before the first answer still missing, see whether the register allows it, go on from
-//! there, go back when stuck. Lowe's addition (*Testing for linearizability*, 2017) makes it fast enough:
-//! a set of operations done and a value of the register that have been tried once are not tried again.
-//! Three shortcuts change no verdict:
+//! The search is Wing and Gong's (*Testing and verifying concurrent objects*, 1993): choose any
+//! operation that was called before the first answer still missing, check whether the register
+//! allows it, continue from there, and backtrack if stuck. Lowe's addition (*Testing for
+//! linearizability*, 2017) makes it fast enough: a set of completed operations together with a
+//! value of the register is tried only once. Three shortcuts do not change the verdict:
 //!
-//! - An observation that fits now is taken now. It changes nothing, so an order that has it later stays
-//!   right when it is moved here.
-//! - An operation of unknown outcome need not happen. So a point with the same known operations done and
-//!   the same value, but with fewer unknown ones used up, can do all that another can: only points with
-//!   the fewest used are kept.
-//! - An unknown one is taken only if something that depends on it can come next: where a write follows, the
-//!   order without it is as good.
+//! - An observation that fits now is chosen now. It changes nothing, so an order that has it later
+//!   stays valid when it is moved here.
+//! - An operation with unknown outcome need not happen. So if two points have the same completed
+//!   known operations and the same value, the one that has used fewer unknown operations can do
+//!   everything that the other can. Only points with the fewest are kept.
+//! - An unknown operation is chosen only if something that depends on it can come next. If a write
+//!   follows, the order without it is just as good.
 //!
-//! Registers are independent: a history of several is linearizable if each one's is, so it is cut by
-//! register before it comes here.
+//! Registers are independent: a history of several is linearizable if the history of each is, so it
+//! is split by register before this check.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -29,25 +30,26 @@ pub const OPERATIONS_MAX: usize = 200;
 pub const CLIENTS_MAX: usize = 8;
 /// The most operations of unknown outcome in one history.
 pub const UNKNOWN_MAX: usize = 10;
-/// The most points that are tried before the search is given up: no verdict, which is a failure too.
+/// The most points tried before the search ends without a verdict, which also counts as a failure.
 const POINTS_MAX: usize = 4_000_000;
 
-/// Why a history is not accepted.
+/// The reason why a history is not accepted.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Refusal {
-    /// It is beyond a limit, or not a history; with the reason.
+    /// It exceeds a limit, or is not a valid history; with the reason.
     Unfit(String),
-    /// No order explains it. Shows the longest order found, and what could not follow.
+    /// No order explains it. Shows the longest order found, and the operations that could not
+    /// follow.
     NotLinearizable { order: Vec<Operation>, stuck: Vec<Operation>, held: Value },
-    /// The search was given up.
+    /// The search ended without a verdict.
     Undecided,
 }
 
-/// An order that explains `history`, as indices into it; unknown operations that need not have happened
-/// are left out.
+/// Returns an order that explains `history`, as indices into it, without the unknown operations
+/// that need not have happened.
 ///
 /// # Errors
-/// The reason why there is none, or why it was not looked for.
+/// The reason why there is no order, or why the search did not run.
 pub fn linearize(history: &[Operation]) -> Result<Vec<usize>, Refusal> {
     fit(history)?;
     let mut by_call: Vec<usize> = (0..history.len()).collect();
@@ -57,10 +59,10 @@ pub fn linearize(history: &[Operation]) -> Result<Vec<usize>, Refusal> {
     Ok(order.into_iter().map(|at| by_call[at]).collect())
 }
 
-/// Panics, with the history in full, unless it is linearizable. `context` identifies the run.
+/// Panics with the full history unless it is linearizable. `context` identifies the run.
 ///
 /// # Panics
-/// If it is not.
+/// If it is not linearizable.
 #[track_caller]
 pub fn assert_linearizable(history: &[Operation], context: &str) {
     if let Err(refusal) = linearize(history) {
@@ -90,7 +92,7 @@ fn fit(history: &[Operation]) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Operations by their place in the history, a bit each.
+/// A set of operations, with a bit for each position in the history.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 struct Set([u64; OPERATIONS_MAX.div_ceil(64)]);
 
@@ -119,7 +121,7 @@ impl Set {
     }
 }
 
-/// A point of the search: what has been put in order, and what the register then holds.
+/// A point of the search: the operations put in order so far, and the register's value after them.
 #[derive(Clone, Copy)]
 struct Point {
     done: Set,
@@ -127,14 +129,15 @@ struct Point {
 }
 
 struct Search<'a> {
-    /// By the time of the call.
+    /// Sorted by the time of the call.
     history: &'a [Operation],
     unknown: Set,
     known_count: usize,
-    /// Known operations done and value held, with the unknown ones used up: no set within another.
+    /// For the known operations done and the register's value, the sets of unknown ones used; none
+    /// of these sets contains another.
     tried: HashMap<(Set, Value), Vec<Set>>,
     tried_count: usize,
-    /// The most known operations put in order so far, and how.
+    /// The largest number of known operations put in order so far, with that order.
     best: (usize, Vec<usize>, Value),
 }
 
@@ -149,7 +152,8 @@ impl<'a> Search<'a> {
     }
 
     fn run(mut self) -> Result<Vec<usize>, Refusal> {
-        // A point and what is still to be tried from it, last first; `order` leads to the top one.
+        // A point and the choices still to be tried from it, last first; `order` leads to the top
+        // one.
         let start = Point { done: Set::default(), held: Value::INITIAL };
         let mut stack = vec![(start, self.choices(&start))];
         let mut order: Vec<usize> = Vec::new();
@@ -183,7 +187,7 @@ impl<'a> Search<'a> {
         Err(Refusal::NotLinearizable { order: all(order), stuck: all(&stuck), held: *held })
     }
 
-    /// What may come next at `point`, the most promising last.
+    /// Returns the operations that may come next at `point`, the most promising one last.
     fn choices(&self, point: &Point) -> Vec<usize> {
         let open = || (0..self.history.len()).filter(|&at| !point.done.has(at));
         let first_answer = open().map(|at| self.history[at].answered).min().unwrap_or(u64::MAX);
@@ -198,12 +202,13 @@ impl<'a> Search<'a> {
         if let Some(&at) = choices.iter().find(|&&at| self.history[at].action.is_observation()) {
             return vec![at];
         }
-        // Tried from the last: known ones before unknown ones, and the first answered first.
+        // They are tried from the end: known ones before unknown ones, and the earliest answer
+        // first.
         choices.sort_by_key(|&at| std::cmp::Reverse(self.history[at].answered));
         choices
     }
 
-    /// Whether `at` becomes possible when the register goes from `before` to `held`.
+    /// Returns whether `at` becomes possible when the register changes from `before` to `held`.
     fn depends(&self, at: usize, before: Value, held: Value) -> bool {
         let action = self.history[at].action;
         action.apply(before).is_none() && action.apply(held).is_some()

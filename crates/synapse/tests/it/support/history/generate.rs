@@ -1,5 +1,5 @@
-//! Histories that are known to be good, because they were made from an order; small ones of any kind;
-//! and ways to spoil a good one for certain.
+//! Histories that are known to be linearizable because they were derived from an order; small
+//! arbitrary ones; and ways to make a linearizable one certainly invalid.
 
 use rand::Rng;
 use rand::rngs::SmallRng;
@@ -8,11 +8,12 @@ use rand::seq::{IndexedRandom, IteratorRandom};
 use super::check::{CLIENTS_MAX, OPERATIONS_MAX, UNKNOWN_MAX};
 use super::operation::{Action, Operation, Value};
 
-/// The time between two steps of the order that a history is made from.
+/// The time between two steps of the order from which a history is derived.
 const STEP: u64 = 1_000;
 
-/// A linearizable history of `count` operations: a sequential run, in which each operation's span of
-/// time is then stretched at random around its place, as far as its client's others leave room.
+/// Returns a linearizable history of `count` operations: a sequential run, in which the time span
+/// of each operation is then randomly extended around its position, as far as its client's other
+/// operations allow.
 pub fn linearizable(rng: &mut SmallRng, count: usize) -> Vec<Operation> {
     assert!(count <= OPERATIONS_MAX, "at most {OPERATIONS_MAX} operations");
     let clients = rng.random_range(1..=CLIENTS_MAX);
@@ -35,7 +36,7 @@ pub fn linearizable(rng: &mut SmallRng, count: usize) -> Vec<Operation> {
         let called = at - rng.random_range(0..reach.min(at - free_from[client]).max(1));
         let ended = at + rng.random_range(1..=reach);
         free_from[client] = ended + 1;
-        // An unknown one may come to pass here, or not at all.
+        // An operation with unknown outcome may happen here, or not at all.
         if !action.is_unknown() || rng.random_bool(0.5) {
             held = action.apply(held).unwrap_or(held);
         }
@@ -46,7 +47,8 @@ pub fn linearizable(rng: &mut SmallRng, count: usize) -> Vec<Operation> {
     history
 }
 
-/// What may happen while the register holds `held`, with a value never written before.
+/// Returns an action that may happen while the register has the value `held`. A written value has
+/// never been written before.
 fn any_action(rng: &mut SmallRng, held: Value, next_value: &mut u32) -> Action {
     let mut value = || {
         *next_value += 1;
@@ -68,7 +70,7 @@ fn forget_outcome(action: Action) -> Action {
     }
 }
 
-/// A history of up to six operations and three values, good or bad.
+/// Returns an arbitrary history of up to six operations and three values, linearizable or not.
 pub fn any_small(rng: &mut SmallRng) -> Vec<Operation> {
     let count = rng.random_range(1..=6);
     let mut times: Vec<u64> = (1..=4 * count).collect();
@@ -92,7 +94,7 @@ pub fn any_small(rng: &mut SmallRng) -> Vec<Operation> {
     history
 }
 
-/// Makes all times differ without changing their order.
+/// Makes all times different without changing their order.
 fn untie(history: &mut [Operation]) {
     let mut ends: Vec<(u64, bool, usize)> = Vec::new();
     for (at, operation) in history.iter().enumerate() {
@@ -109,25 +111,27 @@ fn untie(history: &mut [Operation]) {
     }
 }
 
-/// A way to make a history wrong for certain.
+/// A way to make a history certainly invalid.
 #[derive(Clone, Copy, Debug)]
 pub enum Spoil {
     /// A read finds a value that was not written.
     FromNowhere,
-    /// A read finds what had been replaced before it was called.
+    /// A read returns a value that had been replaced before the read was called.
     Stale,
-    /// A read finds what was written only after it was answered.
+    /// A read returns a value that was written only after the read was answered.
     FromTheFuture,
-    /// An acknowledged write that a later read had found is replaced by a write of another value.
+    /// An acknowledged write whose value a later read returned is changed to write another value.
     Lost,
-    /// What was replaced, as a read has shown, is found again by a later one: applied twice.
+    /// A value that was replaced, as a read has shown, is returned again by a later read: it was
+    /// applied twice.
     Twice,
 }
 
 impl Spoil {
     pub const ALL: [Self; 5] = [Self::FromNowhere, Self::Stale, Self::FromTheFuture, Self::Lost, Self::Twice];
 
-    /// Spoils `history`, whose values are written once each, if it has what that needs.
+    /// Makes `history` invalid if it has the necessary operations. Each of its values must be
+    /// written only once.
     pub fn apply(self, rng: &mut SmallRng, history: &[Operation]) -> Option<Vec<Operation>> {
         let mut spoilt = history.to_vec();
         let reads: Vec<usize> = of(history, |action| matches!(action, Action::Read(_)));
@@ -157,7 +161,7 @@ impl Spoil {
                 spoilt[write].action = Action::Write(Value(u32::MAX));
             }
             Self::Twice => {
-                // A read of the value, then one of another, then the value once more.
+                // A read of the value, then one of another value, then the first value again.
                 let found = |r: usize| read_value(history[r].action);
                 let triples = reads.iter().flat_map(|&a| {
                     let reads = &reads;

@@ -1,5 +1,5 @@
-//! Records a history: one counter for all clients, ticked before each call and after
-//! each answer, and a budget of outcomes that may stay unknown.
+//! Records a history, with one counter for all clients, which increases before each call and after
+//! each answer, and with a limit on the outcomes that may stay unknown.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -17,11 +17,12 @@ pub struct Recorder {
 #[derive(Default)]
 struct Written {
     operations: Vec<Operation>,
-    /// Changes under way or of unknown outcome: each could end up unknown.
+    /// The number of changes in progress or with unknown outcome, all of which could stay unknown.
     perhaps_unknown: usize,
 }
 
-/// A call under way: made before it, ended by [`Recorder::answered`] or dropped.
+/// A call in progress: created before the call, and ended by [`Recorder::answered`] or by being
+/// dropped.
 #[derive(Debug)]
 pub struct Called {
     client: usize,
@@ -40,8 +41,8 @@ impl Recorder {
         Called { client, at: self.tick(), is_change: false }
     }
 
-    /// Called when `client` is about to make a change. Returns `None` if too many outcomes could become
-    /// unknown by it: read instead.
+    /// Called when `client` is about to make a change. Returns `None` if too many outcomes could
+    /// then become unknown; the client has to read instead.
     pub fn changes(&self, client: usize) -> Option<Called> {
         {
             let mut written = self.written.lock();
@@ -53,7 +54,8 @@ impl Recorder {
         Some(Called { client, at: self.tick(), is_change: true })
     }
 
-    /// Called when the answer has arrived. `None`: for certain nothing was changed, and nothing will be.
+    /// Called when the answer has arrived. `None`: certainly nothing was changed, and nothing will
+    /// be.
     pub fn answered(&self, called: Called, action: Option<Action>) {
         let is_unknown = action.is_some_and(Action::is_unknown);
         let answered = if is_unknown { u64::MAX } else { self.tick() };

@@ -1,9 +1,10 @@
 //! Networks with seeded faults between a client and a server.
 //!
-//! - [`plan`]: what goes wrong on one connection, drawn from a seed and the connection's number.
-//! - [`pump`]: carries one direction of a connection, with its faults at their bytes.
-//! - [`relay`]: two streams joined by two pumps.
-//! - [`sim`]: a network in memory, for tokio's paused clock: nothing waits for real, and a run repeats.
+//! - [`plan`]: the faults of one connection, drawn from a seed and the connection's number.
+//! - [`pump`]: forwards one direction of a connection, with faults at given bytes.
+//! - [`relay`]: two streams connected by two pumps.
+//! - [`sim`]: a network in memory, for tokio's paused clock: it takes no real time, and runs are
+//!   repeatable.
 //! - [`tcp`]: the same between sockets.
 
 pub mod plan;

@@ -1,5 +1,5 @@
-//! The faults of one connection: at byte positions of either direction, drawn from a seed and the
-//! connection's number alone, so that no interleaving changes them.
+//! The faults of one connection, at byte positions in either direction. They are drawn only from a
+//! seed and the connection's number, so that no interleaving changes them.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -10,18 +10,19 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use tokio::sync::Notify;
 
-/// A fault of one direction, at a byte position.
+/// A fault in one direction, at a byte position.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
     /// Both directions end at once, in the middle of a frame.
     Cut,
-    /// The same, because the server is killed: see [`Hits::kill`].
+    /// The same, because the server is killed, see [`Hits::kill`].
     Kill,
-    /// This direction swallows everything from here on; the other continues. Neither side is notified.
+    /// From here on, bytes in this direction disappear, while the other direction continues.
+    /// Neither side is notified.
     HalfOpen,
-    /// Nothing is taken from the sender for this time: the receiver seems paused.
+    /// Nothing is read from the sender for this time, as if the receiver had paused.
     Pause(Duration),
-    /// The next bytes arrive later by this time.
+    /// The next bytes are delayed by this time.
     Delay(Duration),
     /// These bits of the next byte are flipped.
     Corrupt(u8),
@@ -43,14 +44,14 @@ impl Kind {
         [Self::Cut, Self::Kill, Self::HalfOpen, Self::Pause, Self::Delay, Self::Corrupt];
 }
 
-/// The faults of one direction of one connection, by rising byte position.
+/// The faults in one direction of a connection, in ascending byte order.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Direction {
     pub faults: VecDeque<(u64, Fault)>,
 }
 
 impl Direction {
-    /// One fault, after `bytes`.
+    /// Returns one fault, after `bytes`.
     pub fn one(bytes: u64, fault: Fault) -> Self {
         Self { faults: VecDeque::from([(bytes, fault)]) }
     }
@@ -65,17 +66,17 @@ pub struct Plan {
     pub down: Direction,
 }
 
-/// Which faults happen, and where. Connections beyond `faulty_connections` have none, so that
-/// every run comes to an end.
+/// The kinds and positions of faults. Connections from number `faulty_connections` on have none, so
+/// that every run ends.
 #[derive(Clone, Debug)]
 pub struct Profile {
     pub seed: u64,
     pub kinds: Vec<Kind>,
     pub faulty_connections: u64,
-    /// The number of directions in a thousand with faults.
+    /// How many directions in a thousand have faults.
     pub permille: u32,
-    /// Faults lie below this position, at every order of magnitude alike: handshakes are hit as well as
-    /// payloads.
+    /// The upper limit of the positions of faults, which are equally frequent at every order of
+    /// magnitude, so that handshakes are hit as well as payloads.
     pub bytes_max: u64,
     pub pause: Range<Duration>,
     pub delay: Range<Duration>,
@@ -95,7 +96,8 @@ impl Profile {
         }
     }
 
-    /// Faults of these kinds on most connections, pauses from harmless to beyond every deadline.
+    /// Returns faults of these kinds on most connections, with pauses from harmless ones to ones
+    /// beyond every deadline.
     pub fn rough(seed: u64, kinds: &[Kind]) -> Self {
         Self {
             seed,
@@ -141,14 +143,15 @@ impl Profile {
     }
 }
 
-/// How often each kind of fault has happened: a test proves by it that the network was not quiet.
+/// The number of faults of each kind that have happened, with which a test proves that there were
+/// any.
 #[derive(Default, Debug)]
 pub struct Hits {
     pub connections: AtomicU64,
     pub refused: AtomicU64,
     pub cut: AtomicU64,
     pub killed: AtomicU64,
-    /// Notified when the server is to be killed, by the test that runs it.
+    /// Notifies the test that it has to kill the server.
     pub kill: Notify,
     pub half_open: AtomicU64,
     pub pause: AtomicU64,
@@ -176,7 +179,7 @@ impl Hits {
         }
     }
 
-    /// Returns how often `kind` has happened.
+    /// Returns how many faults of `kind` have happened.
     pub fn of(&self, kind: Kind) -> u64 {
         let counter = match kind {
             Kind::Cut => &self.cut,

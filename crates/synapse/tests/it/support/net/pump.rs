@@ -1,4 +1,4 @@
-//! Carries the bytes of one direction as they were sent, except for the faults of its plan.
+//! Forwards the bytes of one direction as they were sent, except for the faults of its plan.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,21 +7,21 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use super::plan::{Direction, Fault, Hits};
 
-/// The most that is carried at once, in bytes.
+/// The most bytes forwarded at once.
 const CHUNK_BYTES: usize = 16 * 1024;
 
-/// How a direction ended.
+/// The way in which a direction ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum End {
-    /// The sender was done, and the receiver has seen the end.
+    /// The sender closed it, and the receiver has seen that.
     Closed,
-    /// The sender was done, and the receiver has not seen it: half-open.
+    /// The sender closed it, and the receiver has not seen that: half-open.
     Swallowed,
-    /// The whole connection is to end now.
+    /// The whole connection has to end now.
     Cut,
 }
 
-/// Carries from `source` to `sink` with the faults of `direction`.
+/// Forwards bytes from `source` to `sink` with the faults of `direction`.
 pub async fn pump(
     mut source: impl AsyncRead + Unpin,
     mut sink: impl AsyncWrite + Unpin,
@@ -32,7 +32,7 @@ pub async fn pump(
     let mut chunk = vec![0; CHUNK_BYTES];
     let mut passed = 0;
     loop {
-        // Faults that lie here come first: a pause, then, takes nothing from the sender.
+        // Faults at this position come first, so that a pause then reads nothing from the sender.
         let mut corruption = 0;
         while let Some(&(at, fault)) = direction.faults.front()
             && at <= passed

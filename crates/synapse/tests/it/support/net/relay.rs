@@ -1,4 +1,4 @@
-//! Two streams joined, with the faults of a plan between them.
+//! Two connected streams, with the faults of a plan between them.
 
 use std::future::pending;
 
@@ -7,12 +7,13 @@ use tokio::io::{AsyncRead, AsyncWrite, split};
 use super::plan::{Hits, Plan};
 use super::pump::{End, pump};
 
-/// A stream of bytes both ways, of any kind.
+/// A bidirectional byte stream of any kind.
 pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin + 'static {}
 impl<S: AsyncRead + AsyncWrite + Send + Unpin + 'static> Stream for S {}
 
-/// Carries between `client` and `server` until one of them is gone or the plan cuts the connection;
-/// both are closed then. A direction that swallows bytes keeps the connection open.
+/// Forwards between `client` and `server` until one of them disconnects or the plan cuts the
+/// connection; then both are closed. A direction in which bytes disappear keeps the connection
+/// open.
 pub async fn relay(client: impl Stream, server: impl Stream, plan: Plan, hits: &Hits) {
     let (client_source, client_sink) = split(client);
     let (server_source, server_sink) = split(server);
@@ -35,7 +36,7 @@ pub async fn relay(client: impl Stream, server: impl Stream, plan: Plan, hits: &
     }
 }
 
-/// A direction in which bytes were swallowed never ends by itself.
+/// A direction in which bytes disappear never ends by itself.
 async fn ended(pump: impl Future<Output = End>) -> End {
     match pump.await {
         End::Swallowed => pending().await,

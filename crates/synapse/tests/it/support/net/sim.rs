@@ -1,5 +1,5 @@
-//! A network in memory. On a runtime of one thread with tokio's clock paused, a run takes no real time and
-//! depends on its seed alone, as far as the tested code does.
+//! A network in memory. On a single-threaded runtime with tokio's clock paused, a run takes no real
+//! time and depends only on its seed, as far as the tested code does.
 
 use std::future::poll_fn;
 use std::io;
@@ -14,7 +14,8 @@ use tokio::task::{AbortHandle, JoinSet};
 use super::plan::{Hits, Plan, Profile};
 use super::relay::relay;
 
-/// What one side may send before the other has read, in bytes: small, so that frames come in pieces.
+/// How many bytes one side may send before the other has read: few, so that frames arrive in
+/// pieces.
 const WINDOW_BYTES: usize = 8 * 1024;
 
 /// Accepts a connection at the server's end. The task that it starts is aborted with the server.
@@ -35,7 +36,7 @@ struct Shared {
     server: Mutex<Server>,
 }
 
-/// The server's side as the network sees it.
+/// The server's side from the network's view.
 #[derive(Default)]
 struct Server {
     /// `None`: no server listens.
@@ -57,13 +58,13 @@ impl Sim {
         Self { shared: Arc::new(Shared { plans, hits: Arc::default(), server: Mutex::default() }) }
     }
 
-    /// Has `accept` accept connections from now on.
+    /// Makes `accept` accept connections from now on.
     pub fn listen(&self, accept: Accept) {
         self.shared.server.lock().accept = Some(accept);
     }
 
-    /// Ends the server as if it were killed: its tasks stop where they are, its connections end, and new ones
-    /// are refused until a server listens again.
+    /// Ends the server as a kill would: its tasks stop where they are, its connections end, and new
+    /// ones are refused until a server listens again.
     pub fn kill_server(&self) {
         let mut server = self.shared.server.lock();
         server.accept = None;
@@ -81,7 +82,7 @@ impl Sim {
     /// # Errors
     /// `ConnectionRefused` if no server listens.
     pub async fn dial(&self) -> io::Result<DuplexStream> {
-        // As with sockets, the answer never comes in the same poll.
+        // As with sockets, the answer never arrives within the same poll.
         yield_once().await;
         let mut server = self.shared.server.lock();
         let hits = &self.shared.hits;

@@ -1,4 +1,5 @@
-//! The relay between sockets on loopback: what a kernel adds (resets, segments, its own buffers).
+//! The relay between loopback sockets, which adds a kernel's effects: resets, segments, and its own
+//! buffers.
 
 use std::io;
 use std::net::SocketAddr;
@@ -12,7 +13,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use super::plan::{Hits, Profile};
 use super::relay::relay;
 
-/// A relay that listens on a port of its own. Dropping it ends every connection through it.
+/// A relay that listens on its own port. Dropping it ends every connection through it.
 pub struct TcpRelay {
     address: SocketAddr,
     target: Arc<Mutex<SocketAddr>>,
@@ -21,10 +22,10 @@ pub struct TcpRelay {
 }
 
 impl TcpRelay {
-    /// A relay to `target` with these faults.
+    /// Starts a relay to `target` with these faults.
     ///
     /// # Errors
-    /// The system's error when it cannot listen.
+    /// The system's error if it cannot listen.
     pub async fn start(target: SocketAddr, profile: Profile) -> io::Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let address = listener.local_addr()?;
@@ -33,12 +34,12 @@ impl TcpRelay {
         Ok(Self { address, target, hits, accepting })
     }
 
-    /// Returns the address that clients connect to.
+    /// Returns the address to which clients connect.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Connects new connections to `target` from now on.
+    /// Connects later connections to `target`.
     pub fn retarget(&self, target: SocketAddr) {
         *self.target.lock() = target;
     }
@@ -66,10 +67,10 @@ async fn accept(listener: TcpListener, target: Arc<Mutex<SocketAddr>>, profile: 
         };
         let plan = profile.draw(number);
         for socket in [&client, &server] {
-            // Best effort: without it the relay is only slower.
+            // On a best-effort basis: without it, the relay is only slower.
             let _ = socket.set_nodelay(true);
-            // Every other connection ends with a reset instead of an orderly end, whatever is still on its
-            // way.
+            // Every other connection ends with a reset instead of a proper end, even if bytes are
+            // still in transit.
             if number % 2 == 1 {
                 let _ = socket.set_zero_linger();
             }
