@@ -23,7 +23,7 @@ const FOURTH: &str = "fourth";
 
 fn unfit(what: &str, needed: &str) -> Error {
     let text = format!(
-        "the server {what}; a store needs {needed}, which this server or a proxy before it does not keep"
+        "the server {what}; a store needs {needed}, which this server, or a proxy in front of it, does not support"
     );
     Error::Unsupported(text.into())
 }

@@ -73,7 +73,7 @@ pub fn check_epoch_step(in_force: Epoch, epoch: Epoch) -> Result<()> {
         return Ok(());
     }
     let text = format!(
-        "epoch {epoch} is more than {EPOCH_STEP_MAX} above the one in force, {in_force}; a writer claims the one after it"
+        "epoch {epoch} is more than {EPOCH_STEP_MAX} above the current epoch {in_force}; a writer claims the next one"
     );
     Err(Error::Invalid(text.into()))
 }

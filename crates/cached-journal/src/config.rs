@@ -74,7 +74,7 @@ impl JournalConfig {
             || !segment_bytes.is_multiple_of(BLOCK_BYTES as u64)
         {
             return Err(format!(
-                "segment_bytes is {segment_bytes}: a multiple of 4096 from {SEGMENT_BYTES_MIN} to {SEGMENT_BYTES_MAX} is needed"
+                "segment_bytes is {segment_bytes}; it must be a multiple of 4096 from {SEGMENT_BYTES_MIN} to {SEGMENT_BYTES_MAX}"
             ));
         }
         if self.commit_timeout.is_zero() {

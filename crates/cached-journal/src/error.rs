@@ -84,7 +84,7 @@ pub enum AppendError {
     Full,
     /// More bytes wait for the disk than `unsynced_bytes_max`. The next commit frees space; the
     /// next event is `Event::Room`.
-    #[error("the journal's disk is behind")]
+    #[error("the journal's disk is too slow: too many bytes wait for it")]
     Busy,
     /// The disk has failed, and no segment works now. The next event is `Event::Restarted`.
     #[error("the journal's disk has failed")]

@@ -342,7 +342,7 @@ impl Survey {
             format!("damaged headers: {}", damaged.join(", "))
         };
         let reason = format!(
-            "no segment has life {}, which comes before life {}: {suspects}",
+            "the segment with life number {}, the predecessor of life {}, is missing: {suspects}",
             next.previous_life, next.life
         );
         Corruption::new(next_name, 0, reason)

@@ -197,7 +197,7 @@ impl Config {
         if table.backend.is_some() {
             return invalid(
                 "objects.backend",
-                "is not a key here; the top-level key backend names what the cache stands before",
+                "is not a key here; the store behind the cache is set by the top-level key backend",
             );
         }
         table.check_cache().map_err(in_this_file)?;

@@ -512,7 +512,7 @@ impl<'a> Check<'a> {
         let known = superblocks.value().copied();
         let outdated = known.filter(|known| known.boot < starts).map(|known| {
             let what = format!(
-                "knows of {} starts, where an object was changed in start {starts}: it is of an earlier time",
+                "counts {} starts, but an object was changed in start {starts}: the file is of an earlier time",
                 known.boot
             );
             (what, "the count of starts is raised".to_owned())
@@ -529,7 +529,7 @@ impl<'a> Check<'a> {
             _ => made_up,
         };
         let last_resort =
-            "made from the versions of the objects; every object has a new version at the next start";
+            "recreated from the objects' versions; at the next start, every object gets a new version";
         self.twice(SUPERBLOCK, superblocks, last_resort, outdated, || value.encode())
     }
 

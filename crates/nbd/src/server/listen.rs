@@ -128,7 +128,7 @@ async fn serve(shared: &Arc<Shared>, peer: Peer, accepted: Accepted) {
             if let Some(suppressed) = shared.admit_log("slowest") {
                 tracing::info!(
                     %peer, suppressed,
-                    "NBD connection closed: others need the memory that waits for this client, the slowest",
+                    "NBD connection closed: others need its memory, and its client is the slowest",
                 );
             }
         }

@@ -197,7 +197,7 @@ impl Decoder {
     fn take_trailer(&mut self, line: &[u8]) -> Result<(), Denial> {
         let wrong = || {
             Denial::trailer(
-                "the trailer must have what x-amz-trailer announces, and its signature where chunks are signed",
+                "the trailer must contain what x-amz-trailer announces, and a signature if the chunks are signed",
             )
         };
         let Some(checksum) = &self.checksum else {

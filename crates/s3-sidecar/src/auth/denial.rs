@@ -124,7 +124,7 @@ impl Denial {
     /// Returns the refusal of an unknown header that an endpoint could take for one of S3's.
     pub(crate) fn unknown_header(name: &str) -> Self {
         let text = format!(
-            "the header {name} is not known to cached and is not forwarded: an endpoint could take it for one that means more; leave it out"
+            "the header {name} is not known to cached and is not forwarded: an endpoint might treat it as another, meaningful header; leave it out"
         );
         Self::new(Reason::Malformed, StatusCode::BAD_REQUEST, "InvalidRequest", text)
     }

@@ -111,7 +111,7 @@ fn wrong(head: &Parts) -> Option<&'static str> {
     }
     if head.uri.scheme().is_some() || head.uri.authority().is_some() {
         return Some(
-            "the request's target is a whole URL: this is no forward proxy; use it as the endpoint's URL",
+            "the request's target is a complete URL, but this is not a forward proxy; set it as the endpoint's URL",
         );
     }
     if !head.uri.path().starts_with('/') {

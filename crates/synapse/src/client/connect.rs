@@ -204,7 +204,7 @@ impl Shared {
         if is_emptied {
             tracing::error!(
                 server = %self.config.address,
-                "the server has its store in memory and has come back without anything: all that was stored there is lost"
+                "the server's store is in memory, and was empty after a restart: everything stored there is lost"
             );
             self.events.publish(&Event::Emptied);
         }

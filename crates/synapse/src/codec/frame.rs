@@ -394,7 +394,7 @@ pub enum FrameError {
         limit: u64,
     },
     /// The extensions do not fill their area exactly.
-    #[error("the extensions do not add up")]
+    #[error("the extensions do not fill their area exactly")]
     Extensions,
     /// A critical extension is unknown.
     #[error("the critical extension {kind} is not known")]

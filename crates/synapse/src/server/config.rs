@@ -144,7 +144,7 @@ impl ServerConfig {
         check(
             self.sessions_max < self.connections_max,
             "sessions_max",
-            "must be at least connections_max, or clients push each other's outcomes out",
+            "must be at least connections_max; otherwise clients' remembered outcomes displace each other",
         )?;
         check(!(1..=65_536).contains(&self.session_slots_max), "session_slots_max", "must be 1 to 65536")?;
         check(self.request_bytes_max < 4096, "request_bytes_max", "must be at least 4096")?;

@@ -160,7 +160,7 @@ impl VolumeLock {
             match held.volume.close().await {
                 Err(Error::Fenced { .. }) => tracing::warn!(
                     volume = self.name,
-                    "another owner has taken the volume over: what was not stored here is lost",
+                    "another owner has taken over the volume: changes that were not stored yet are lost",
                 ),
                 closed => closed?,
             }
@@ -203,7 +203,7 @@ impl VolumeLock {
         };
         tracing::warn!(
             volume = self.name, cause = %error,
-            "a volume without connections stays attached, and is to be released later",
+            "a volume without connections could not be released, and stays attached; this is tried again later",
         );
         false
     }

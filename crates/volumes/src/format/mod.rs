@@ -74,7 +74,7 @@ impl<'a> Reader<'a> {
         let found = reader.u32()?;
         if !versions.contains(&found) {
             return Err(format!(
-                "it has format {found}; this program knows formats up to {}",
+                "its format is {found}; this program supports formats up to {}",
                 versions.end()
             ));
         }

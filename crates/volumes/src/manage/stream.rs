@@ -331,7 +331,7 @@ impl Import {
                 if size_bytes != self.volume.size_bytes() {
                     let has = self.volume.size_bytes();
                     let why = format!(
-                        "the stream is of a volume of {size_bytes} bytes, and this one has {has}: resize it first"
+                        "the stream is from a volume of {size_bytes} bytes, but this volume has {has}: resize it first"
                     );
                     return Err(Error::Invalid(why));
                 }
