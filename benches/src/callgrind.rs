@@ -1,7 +1,8 @@
-//! User instructions of a program, counted by valgrind: they repeat where time does not, however busy the machine.
+//! User instructions of a program, counted by valgrind, which are reproducible where time is not,
+//! however busy the machine.
 //!
-//! A figure per operation comes from two runs that differ in the number of operations alone, so that what happens
-//! once falls out: [`Callgrind::each`].
+//! A figure per operation comes from two runs that differ only in the number of operations, so that
+//! one-time costs cancel out: [`Callgrind::each`].
 
 use std::ffi::OsStr;
 use std::fs;
@@ -19,19 +20,19 @@ pub struct Callgrind {
 }
 
 impl Callgrind {
-    /// Returns the tool of `valgrind`, a path or a name to look for in `PATH`.
+    /// Returns the tool of `valgrind`, a path or a name to look up in `PATH`.
     ///
     /// # Errors
-    /// When there is none.
+    /// If it does not exist.
     pub fn find(valgrind: &Path) -> Result<Self> {
         Ok(Self { valgrind: find_program(valgrind, "install valgrind, or give its path")? })
     }
 
-    /// Returns the instructions of all threads of a run of this very program with `arguments`, from its start to
-    /// its end.
+    /// Returns the instructions of all threads of a run of this program with `arguments`, from its
+    /// start to its end.
     ///
     /// # Errors
-    /// When the run fails, or nothing was counted.
+    /// If the run fails, or nothing was counted.
     pub fn of_this_program(&self, arguments: &[impl AsRef<OsStr>]) -> Result<u64> {
         let directory = tempfile::tempdir().context("a directory for callgrind's output")?;
         let output = directory.path().join("callgrind.out");

@@ -1,8 +1,9 @@
-//! A server that knows one answer: the floor of what a request costs.
+//! A server with a single answer, as a lower bound of a request's costs.
 //!
-//! It reads as a memcached would (epoll, one thread, one read and one write per wake-up), counts the commands and
-//! keys of the text protocol, and answers each with bytes made beforehand. No table, no memory, no statistics: what
-//! is left is the kernel and the loop. Start the load with `--verify length`, for every value is the same.
+//! It reads like memcached (epoll, one thread, one read and one write per wake-up), counts the
+//! commands and keys of the text protocol, and answers each with prepared bytes. It has no table,
+//! no memory management and no statistics: what remains is the kernel and the loop. Start the load
+//! with `--verify length`, because all values are the same.
 //!
 //! ```text
 //! template   [VALUE k000… 0 100 CRLF value CRLF] × KEYS_MAX, END CRLF
@@ -64,7 +65,7 @@ impl Replies {
     }
 }
 
-/// What a connection has not finished yet.
+/// The unfinished input and output of a connection.
 #[derive(Debug, Default)]
 struct Requests {
     /// A command line whose end has not come.
@@ -74,7 +75,7 @@ struct Requests {
 }
 
 impl Requests {
-    /// The reply, where `bytes` are exactly one get that has a prepared one.
+    /// Returns the reply if `bytes` are exactly one get with a prepared reply.
     fn as_one_get<'a>(&self, bytes: &[u8], replies: &'a Replies) -> Option<&'a [u8]> {
         let is_between = self.line_part.is_empty() && self.value_bytes_left == 0;
         let is_one_line = memchr::memchr(b'\n', bytes).is_some_and(|end| end + 1 == bytes.len());
@@ -143,7 +144,7 @@ struct Client {
 impl Client {
     /// Reads once and answers. Returns whether the connection stays open.
     fn serve(&mut self, buffer: &mut [u8], replies: &Replies) -> io::Result<bool> {
-        // No more is read from a client that does not take its replies.
+        // Nothing more is read from a client that does not receive its replies.
         if self.out.is_empty() {
             match self.stream.read(buffer) {
                 Ok(0) => return Ok(false),
@@ -167,7 +168,7 @@ impl Client {
         Ok(true)
     }
 
-    /// Sends a prepared reply from where it lies; only what the socket does not take is copied.
+    /// Sends a prepared reply in place; only the part that the socket does not accept is copied.
     fn send_uncopied(&mut self, reply: &[u8]) -> io::Result<()> {
         let sent_bytes = match self.stream.write(reply) {
             Ok(bytes) => bytes,
@@ -188,10 +189,10 @@ pub fn serve(address: SocketAddr, replies: &Replies) -> Result<()> {
     serve_on(&listener, replies)
 }
 
-/// As [`serve`], on a socket that listens already.
+/// Does the same as [`serve`] on a socket that is already listening.
 ///
 /// # Errors
-/// When epoll fails.
+/// If epoll fails.
 pub fn serve_on(listener: &TcpListener, replies: &Replies) -> Result<()> {
     listener.set_nonblocking(true)?;
     let epoll = epoll::create(CreateFlags::CLOEXEC)?;
@@ -215,7 +216,7 @@ pub fn serve_on(listener: &TcpListener, replies: &Replies) -> Result<()> {
             let Some(place) = clients.get_mut(data as usize) else { continue };
             let Some(client) = place else { continue };
             let was_full = !client.out.is_empty();
-            // An error is the end of this connection, and of no other.
+            // An error ends only this connection.
             if !client.serve(&mut buffer, replies).unwrap_or(false) {
                 *place = None;
                 continue;

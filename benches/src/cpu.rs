@@ -1,4 +1,4 @@
-//! Cores: pinning a thread to one, and the limits a process with a thousand connections needs.
+//! CPU cores: pinning threads, and the limits that a process with a thousand connections needs.
 
 use std::io;
 

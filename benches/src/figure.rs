@@ -1,4 +1,4 @@
-//! One measured number with its name and unit: one line of output, one object of JSON.
+//! A measured number with its name and unit: one line of output, or one JSON object.
 
 use std::fmt;
 
@@ -9,9 +9,9 @@ use serde::Serialize;
 pub struct Figure {
     /// What was measured.
     pub name: String,
-    /// How much.
+    /// Its value.
     pub value: f64,
-    /// Of what; empty for counts and ratios.
+    /// Its unit; empty for counts and ratios.
     pub unit: String,
 }
 
@@ -28,7 +28,8 @@ impl fmt::Display for Figure {
     }
 }
 
-/// A number with as many digits as it deserves: whole when large or whole, three decimals when small.
+/// A number with suitable precision: none after the point if it is large or an integer, three
+/// decimals if it is small.
 #[derive(Clone, Copy, Debug)]
 pub struct Number(pub f64);
 

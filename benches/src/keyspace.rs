@@ -1,22 +1,24 @@
-//! The keys and values that exist: both follow from an index, so that every reply can be checked without a table.
+//! The existing keys and values. Both are derived from an index, so that every reply can be checked
+//! without a table.
 //!
 //! ```text
 //! key    k 0000…index            one letter, then the index in decimal, zero-padded to key_bytes
 //! value  ssssssssssssssss fff…   16 hex digits drawn from (salt, index), then filler from an offset drawn alike
 //! ```
-//! A value's length is drawn from (salt, index) as well, so a set rewrites what was there and mixes stay checkable.
+//! A value's length is drawn from (salt, index) as well, so a set rewrites the same value, and
+//! mixed loads can be checked.
 
 use std::sync::Arc;
 
 use anyhow::{Result, ensure};
 
-/// Longest key that memcached takes.
+/// The longest key that memcached accepts.
 pub const KEY_BYTES_MAX: usize = 250;
-/// The largest value that memcached can be configured to take.
+/// The largest value for which memcached can be configured.
 pub const VALUE_BYTES_MAX: usize = 1 << 30;
-/// Length of the index-derived head of every value.
+/// The length of the index-derived start of every value.
 const STAMP_BYTES: usize = 16;
-/// How many places in the filler a value may start at.
+/// The number of positions in the filler at which a value may start.
 const FILLER_OFFSETS: usize = 1024;
 
 /// Smallest and largest value; equal for a fixed size.
@@ -35,10 +37,10 @@ impl ValueBytes {
     }
 }
 
-/// How much of a value to compare with what was stored.
+/// How much of a value is compared with the stored one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Verify {
-    /// Its length only: for the canned server, whose values mean nothing.
+    /// Only its length, for the canned server, whose values have no meaning.
     Length,
     /// Length, the first and the last 16 bytes: the index-derived stamp and the end.
     Ends,

@@ -1,10 +1,13 @@
-//! What the benches share: a memcached load generator, the servers it measures, and the figures it reports.
+//! Code shared by the benches: a memcached load generator, the servers that it measures, and the
+//! figures that it reports.
 //!
-//! Read in this order: [`keyspace`] (which keys and values exist), [`protocol`] (their bytes on the wire),
-//! [`load`] (connections, closed and open loops), [`server`] (child processes under measurement),
-//! [`process`] (their CPU time and memory), then the binaries in `src/bin/`, one per question asked.
+//! Read in this order: [`keyspace`] (which keys and values exist), [`protocol`] (their bytes on the
+//! wire), [`load`] (connections, closed and open loops), [`server`] (child processes under
+//! measurement), [`process`] (their CPU time and memory), then the binaries in `src/bin/`, one per
+//! question.
 //!
-//! Non-goals: driving a cluster, and anything that asserts a time. A bench prints; people judge.
+//! Non-goals: loads on a cluster, and assertions about times. A bench only prints figures, which
+//! people judge.
 
 pub mod args;
 pub mod callgrind;

@@ -1,4 +1,4 @@
-//! The load: which keys, in which order, and what a caller does with the answers.
+//! The load: the keys and their order, and the checks of the answers.
 
 use std::sync::Barrier;
 use std::thread;
@@ -13,11 +13,11 @@ use rand::{Rng, SeedableRng};
 
 use super::subject::Subject;
 
-/// Keys that are asked for, in all.
+/// The number of keys that are requested.
 const KEYS: u64 = 1_000_000;
-/// Items that every cache has room for.
+/// The number of items for which every cache has space.
 pub(crate) const ENTRIES: u64 = 100_000;
-/// Requests drawn beforehand and repeated.
+/// The number of requests that are drawn in advance and repeated.
 const DRAWN: usize = 1 << 22;
 /// The number of requests per set.
 const SET_EVERY: u32 = 10;
@@ -58,16 +58,16 @@ impl Items {
     }
 }
 
-/// By what a run is timed.
+/// The clock that times a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TimedBy {
-    /// The CPU clocks of the threads: their mean.
+    /// The mean of the threads' CPU clocks.
     ThreadCpu,
-    /// The clock on the wall.
+    /// The wall clock.
     Wall,
 }
 
-/// What came of a run.
+/// The results of a run.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Tally {
     gets: u64,
@@ -80,10 +80,10 @@ impl Tally {
     }
 }
 
-/// Requests, drawn beforehand so that drawing them costs nothing while the time runs.
+/// Requests, drawn in advance so that drawing them does not count.
 pub(crate) struct Load {
     pub(crate) items: Items,
-    /// A rank, and the mark of a set.
+    /// A rank, and a bit that marks a set.
     requests: Vec<u32>,
 }
 
@@ -100,10 +100,10 @@ impl Load {
         Load { items, requests }
     }
 
-    /// Runs `ops` requests from the `from`th on.
+    /// Runs `ops` requests, starting at request `from`.
     ///
     /// # Errors
-    /// When a value does not belong to its key: the run then has no figure.
+    /// If a value does not belong to its key; the run then has no result.
     pub(crate) fn run<S: Subject>(&self, subject: &S, from: usize, ops: usize) -> Result<Tally> {
         match self.items {
             Items::Small => self.run_sized::<S, 8, 64>(subject, from, ops),
@@ -128,7 +128,7 @@ impl Load {
             if request & SET == 0 {
                 tally.gets += 1;
                 let found = subject.get(&key, |found: &[u8]| {
-                    // The first and the last byte are looked at, so the value is there as a whole.
+                    // Checks the start and the end, so that the whole value must be there.
                     found.len() == VALUE && found[..8] == key[..8] && found[VALUE - 1] == key[7]
                 });
                 if let Some(right) = found {
@@ -147,10 +147,11 @@ impl Load {
         Ok(tally)
     }
 
-    /// The time of `ops` requests on each of `threads` threads, each with a stretch of requests and a core of its own.
+    /// Returns the time of `ops` requests on each of `threads` threads, each with its own range of
+    /// requests and its own core.
     ///
     /// # Errors
-    /// As [`Load::run`]; and when there are fewer cores than threads.
+    /// As for [`Load::run`], and if there are fewer cores than threads.
     pub(crate) fn time<S: Subject>(
         &self,
         subject: &S,
@@ -173,7 +174,8 @@ impl Load {
                         let clock = CpuClock::of_this_thread();
                         start.wait();
                         let (wall, cpu) = (Instant::now(), clock.now_ns()?);
-                        // Criterion's calls begin at the same place; so that a long run is not always the same.
+                        // Criterion's calls start at the same position; this keeps a long run from
+                        // always being the same.
                         self.run(subject, thread * (DRAWN / 2) + ops, ops)?;
                         Ok(match by {
                             TimedBy::ThreadCpu => Duration::from_nanos(clock.now_ns()? - cpu),
@@ -191,7 +193,7 @@ impl Load {
     }
 }
 
-/// The key of a rank: what is frequent lies nowhere in particular.
+/// Returns the key of a rank. Frequent keys are not close to each other.
 #[inline]
 fn key<const KEY: usize>(rank: u32) -> [u8; KEY] {
     let mut key = [b'k'; KEY];

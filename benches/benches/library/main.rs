@@ -1,17 +1,22 @@
-//! The embedded store: `cached_core::kv::Kv` inside a program, beside quick_cache, moka and foyer in the same run.
+//! Compares the embedded store, `cached_core::kv::Kv`, with quick_cache, moka and foyer in the same
+//! run.
 //!
-//! `cargo bench --manifest-path benches/Cargo.toml --bench library [-- key8_value64]` prints, for items of 8 + 64 and 20 + 100 bytes:
+//! `cargo bench --manifest-path benches/Cargo.toml --bench library [-- key8_value64]` prints, for
+//! items of 8 + 64 and 20 + 100 bytes:
 //!
-//! - time per operation on one thread and on two, measured through criterion, with the ratio to quick_cache;
+//! - time per operation on one thread and on two, measured through criterion, with the ratio to
+//!   quick_cache;
 //! - the share of gets that hit, for the same requests: a cache that misses more also stores more;
 //! - resident bytes per item held.
 //!
-//! The load (`load.rs`): keys from a Zipf distribution of exponent 1 over a million, nine gets to one set, room for a
-//! hundred thousand items; after a miss the caller stores the value. Every value read is checked against its key.
-//! Times are CPU time of the threads, so that other work on the machine does not count; `CACHED_LIBRARY_WALL=1`
-//! measures by the clock on the wall, which also counts waiting for locks.
+//! The load (`load.rs`): keys from a Zipf distribution with exponent 1 over a million keys, nine
+//! gets per set, space for a hundred thousand items; after a miss the caller stores the value.
+//! Every value read is checked against its key. Times are CPU time of the threads, so that other
+//! work on the machine does not count; `CACHED_LIBRARY_WALL=1` measures by the wall clock, which
+//! also counts waiting for locks.
 //!
-//! `CACHED_LIBRARY_THREADS=1,2,4,8,16` prints, instead of all that, how the rate grows with the number of threads (`scaling.rs`).
+//! `CACHED_LIBRARY_THREADS=1,2,4,8,16` prints, instead of all that, how the rate grows with the
+//! number of threads (`scaling.rs`).
 
 mod load;
 mod memory;
@@ -29,12 +34,12 @@ use criterion::Criterion;
 use load::{Items, Load, TimedBy};
 use subject::{FoyerBorrow, KvBorrow, KvCopy, MokaBorrow, MokaCopy, QuickBorrow, QuickCopy, Subject};
 
-/// Requests that fill a cache and let its policy settle before anything is measured.
+/// Requests that fill a cache and let its policy stabilise before anything is measured.
 const SETTLE_OPS: usize = 4_000_000;
 /// Requests over which hits are counted.
 const COUNTED_OPS: usize = 4_000_000;
 
-/// What was measured of one subject.
+/// The measurements of one subject.
 struct Row {
     name: &'static str,
     kind: Kind,
@@ -44,12 +49,12 @@ struct Row {
     entry_bytes: f64,
 }
 
-/// How a get hands the value over; only like is compared with like.
+/// The way in which a get returns the value. Only equal ways are compared.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Kind {
-    /// As bytes of the caller's own.
+    /// As a copy owned by the caller.
     Copy,
-    /// Read where it lies (or shared by a count).
+    /// Read in place (or shared by a reference count).
     Borrow,
 }
 

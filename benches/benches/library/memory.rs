@@ -1,7 +1,8 @@
-//! Resident bytes per item: each cache alone in a process of its own, before it is made and after the load has run.
+//! Resident bytes per item. Each cache is alone in a process, measured before it is created and
+//! after the load has run.
 //!
-//! Resident memory counts what the allocator keeps beside what was asked for, and tables, ghosts and queues; of an arena
-//! it counts what has been touched.
+//! Resident memory includes the allocator's overhead, tables, ghosts and queues; of an arena, it
+//! includes the touched part.
 
 use std::process::Command;
 
@@ -12,10 +13,11 @@ use super::SETTLE_OPS;
 use super::load::{Items, Load};
 use super::subject::{FoyerBorrow, KvBorrow, KvCopy, MokaBorrow, MokaCopy, QuickBorrow, QuickCopy, Subject};
 
-/// Names the subject (its type), the items and the room for the child.
+/// The environment variable that passes the subject (its type), the items and the size to the
+/// child.
 const CHILD: &str = "CACHED_LIBRARY_MEMORY_OF";
 
-/// Resident bytes per item that a fresh process holds with this cache.
+/// Returns the resident bytes per item in a new process with this cache.
 pub(crate) fn entry_bytes<S: Subject>(items: Items, room: u64) -> Result<f64> {
     // `library::subject::KvCopy<false>`, and so on.
     let subject = std::any::type_name::<S>().rsplit("::").next().context("a type has a name")?;

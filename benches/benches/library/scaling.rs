@@ -1,4 +1,5 @@
-//! How the rate of one cache grows with the threads that use it, each on a core of its own.
+//! Measures how the rate of one cache grows with the number of threads that use it, each on its own
+//! core.
 
 use anyhow::{Context, Result};
 use cached_benches::statistics::Spread;
@@ -7,15 +8,15 @@ use super::SETTLE_OPS;
 use super::load::{Items, Load, TimedBy};
 use super::subject::{FoyerBorrow, KvBorrow, MokaBorrow, QuickBorrow, Subject};
 
-/// Requests of each thread in one measurement.
+/// The number of requests per thread and measurement.
 const OPS: u64 = 1_500_000;
-/// Measurements, of which the median counts.
+/// The number of measurements, of which the median counts.
 const ROUNDS: usize = 3;
 
-/// Prints a table of the caches with these numbers of threads, separated by commas.
+/// Prints a table of the caches with these comma-separated numbers of threads.
 ///
 /// # Errors
-/// When they are no numbers, or more than the machine has cores.
+/// If they are not numbers, or exceed the number of cores.
 pub(crate) fn run(threads: &str) -> Result<()> {
     let threads = threads
         .split(',')

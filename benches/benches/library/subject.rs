@@ -1,8 +1,9 @@
-//! The caches, each as its documentation would have it used, behind one small trait.
+//! The caches behind a small trait, each used as its documentation recommends.
 //!
-//! Values are shared by count (`Arc<[u8]>`) where a get is to borrow them, and owned (`Box<[u8]>`) where it is to copy
-//! them, as quick_cache and moka hand out clones. foyer's entries are counted handles, so it has the first kind only.
-//! Hashers, shards and policies are each cache's own defaults.
+//! Values are reference-counted (`Arc<[u8]>`) if a get borrows them, and owned (`Box<[u8]>`) if it
+//! copies them, because quick_cache and moka return clones. foyer returns reference-counted
+//! entries, so only the first way applies to it. Hashers, shards and policies are each cache's
+//! defaults.
 
 use std::sync::Arc;
 
@@ -16,14 +17,14 @@ pub(crate) trait Subject: Sized + Sync {
     /// Its name in the table.
     const NAME: &'static str;
 
-    /// What to ask for so that a hundred thousand items are held: an item count, or bytes.
+    /// Returns the capacity with which a hundred thousand items fit: a number of items, or bytes.
     fn room(_load: &Load) -> Result<u64> {
         Ok(ENTRIES)
     }
 
     fn new(items: Items, room: u64) -> Result<Self>;
 
-    /// Shows the value to `look`, if there is one.
+    /// Passes the value, if there is one, to `look`.
     fn get(&self, key: &[u8], look: impl FnOnce(&[u8]) -> bool) -> Option<bool>;
 
     fn set(&self, key: &[u8], value: &[u8]);
@@ -32,7 +33,8 @@ pub(crate) trait Subject: Sized + Sync {
     fn entries(&self) -> u64;
 }
 
-/// The arena in which a hundred thousand items live once eviction has settled: found by trying.
+/// Determines by trial the arena in which a hundred thousand items fit once eviction has
+/// stabilised.
 fn kv_room<S: Subject>(load: &Load) -> Result<u64> {
     let items = load.items;
     let mut room = ENTRIES * (items.key_bytes() + items.value_bytes() + 25) as u64;
@@ -48,7 +50,7 @@ fn kv_room<S: Subject>(load: &Load) -> Result<u64> {
     bail!("no arena holds a hundred thousand items of {}", items.name())
 }
 
-/// Ours, copying values out; with a CAS value in each item or, as the others, without.
+/// Our store, copying values; with a CAS value in each item or, like the others, without.
 pub(crate) struct KvCopy<const CAS: bool>(Kv);
 
 impl<const CAS: bool> Subject for KvCopy<CAS> {
@@ -76,7 +78,7 @@ impl<const CAS: bool> Subject for KvCopy<CAS> {
     }
 }
 
-/// Ours, reading values where they lie.
+/// Our store, reading values in place.
 pub(crate) struct KvBorrow<const CAS: bool>(KvCopy<CAS>);
 
 impl<const CAS: bool> Subject for KvBorrow<CAS> {
@@ -128,7 +130,7 @@ impl Subject for QuickCopy {
     }
 }
 
-/// quick_cache with counted values.
+/// quick_cache with reference-counted values.
 pub(crate) struct QuickBorrow(quick_cache::sync::Cache<Box<[u8]>, Arc<[u8]>>);
 
 impl Subject for QuickBorrow {
@@ -175,7 +177,7 @@ impl Subject for MokaCopy {
     }
 }
 
-/// moka with counted values.
+/// moka with reference-counted values.
 pub(crate) struct MokaBorrow(moka::sync::Cache<Box<[u8]>, Arc<[u8]>>);
 
 impl Subject for MokaBorrow {
@@ -199,7 +201,7 @@ impl Subject for MokaBorrow {
     }
 }
 
-/// foyer's memory part.
+/// foyer's in-memory cache.
 pub(crate) struct FoyerBorrow(foyer_memory::Cache<Box<[u8]>, Box<[u8]>>);
 
 impl Subject for FoyerBorrow {

@@ -1,4 +1,4 @@
-//! `canned`: answers every text command with bytes made beforehand; the floor for comparisons.
+//! `canned`: answers every text command with prepared bytes, as a lower bound for comparisons.
 
 use std::net::SocketAddr;
 

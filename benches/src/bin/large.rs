@@ -1,8 +1,10 @@
-//! Values of 1 MiB against values of 1 GiB, in process, after churn: does a value in a thousand pieces cost more per byte?
+//! Compares values of 1 MiB with values of 1 GiB, in process and after churn: does a value in a
+//! thousand pieces cost more per byte?
 //!
-//! `cargo run --release --manifest-path benches/Cargo.toml --bin large`. The store is first filled with values of mixed sizes several
-//! times over, so that free memory lies scattered. Then values of each size are stored and read (copied out piece by
-//! piece), the same number of bytes each time, in rounds that alternate between the sizes; the median of the rounds is printed.
+//! `cargo run --release --manifest-path benches/Cargo.toml --bin large`. The store is first filled
+//! with values of mixed sizes several times over, so that free memory is fragmented. Then values of
+//! each size are stored and read (copied out piece by piece), the same number of bytes each time,
+//! in rounds that alternate between the sizes; the median of the rounds is printed.
 
 use cached_core::kv::{Kv, KvConfig};
 use clap::Parser;
@@ -31,7 +33,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         ..KvConfig::default()
     })?;
     churn(&kv)?;
-    // A little below the round size, for the key counts as well.
+    // A little below the round size, because the key counts too.
     let sizes = [MIB - 64, 16 * MIB - 64, 256 * MIB - 64, 1024 * MIB - 64];
     let value = vec![7u8; sizes[sizes.len() - 1]];
     let mut into = vec![0u8; MIB];
@@ -56,7 +58,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Three times the arena in values of 0 to 200 kB, with a third of them deleted again.
+/// Stores three times the arena's size in values of 0 to 200 kB, and deletes a third of them.
 fn churn(kv: &Kv) -> Result<(), Box<dyn std::error::Error>> {
     let bytes = kv.limits().arena_bytes * 3;
     let value = vec![1u8; 200_000];
@@ -77,7 +79,8 @@ fn names(size: usize) -> impl Iterator<Item = String> {
     (0..ROUND_BYTES / (size + 64)).map(move |n| format!("large-{size}-{n}"))
 }
 
-/// Every size reads the same gigabyte of source once: a value that stays in the processor's cache would flatter the small.
+/// For every size, the same gigabyte of source is read once: a value that stays in the CPU cache
+/// would make small sizes look better.
 fn store(kv: &Kv, size: usize, source: &[u8]) -> Result<Duration, Box<dyn std::error::Error>> {
     let start = Instant::now();
     for (name, value) in names(size).zip(source.chunks(size)) {

@@ -1,4 +1,4 @@
-//! `load`: sends a load to one memcached-compatible server and prints one line per figure.
+//! `load`: sends a load to a memcached-compatible server and prints one figure per line.
 
 use std::fs;
 use std::path::PathBuf;
@@ -101,7 +101,8 @@ impl Options {
         let seed = self.seed.unwrap_or_else(|| {
             SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |since| since.as_nanos() as u64)
         });
-        // The contents of the keys do not follow the seed: a later run reads what an earlier one has stored.
+        // The keys do not depend on the seed, so a later run can read what an earlier one has
+        // stored.
         let keys = KeySpace::new(0, self.keys, self.key_size, self.value_size, 0)?;
         Ok(LoadSpec {
             protocol: self.protocol,

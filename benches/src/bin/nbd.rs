@@ -1,18 +1,23 @@
-//! Disks over NBD: the CPU time of `cached` for each request, beside nbdkit's memory disk and qemu-nbd.
+//! Disks over NBD: the CPU time per request of `cached`, compared with nbdkit's memory disk and
+//! qemu-nbd.
 //!
 //! `cargo run --release --manifest-path benches/Cargo.toml --bin nbd -- [--cached PATH]`
 //!
-//! Each server has a disk of the same size over a unix socket, on one core: `cached` a volume in its object cache (write-back over
-//! a store in memory, no journal), nbdkit its memory plugin, qemu-nbd a raw file on a tmpfs. fio's NBD engine is the client, on another
-//! core. Every disk is written once from end to end before anything is measured. The servers take turns in each round; the median of
-//! the rounds is printed, and its ratio to nbdkit's. CPU time is the process's, user and system, over all threads.
+//! Each server has a disk of the same size on a unix socket, and runs on one core: `cached` a
+//! volume in its object cache (write-back over a store in memory, no journal), nbdkit its memory
+//! plugin, qemu-nbd a raw file on a tmpfs. fio's NBD engine is the client, on another core. Every
+//! disk is written once from start to end before anything is measured. The servers alternate within
+//! each round; the median of the rounds is printed, and its ratio to nbdkit's. CPU time is that of
+//! the process, user and system, over all threads.
 //!
-//! A connection to each disk is open all the time, as a running machine's is: without one, `cached` would give the volume
-//! up at the end of each run of fio and store all of it, which would count as the next run's.
+//! A connection to each disk stays open, as for a running virtual machine. Without one, `cached`
+//! would release the volume at the end of each run of fio and store all of it, which would count
+//! for the next run.
 //!
-//! `cached` is there twice. The first has room for a disk that is dirty as a whole, and stores nothing meanwhile: it does what the
-//! others do. *cached, storing* stores what is beyond half of the disk: of writes to random places every second one makes a bucket
-//! dirty that was clean, and has another one stored, on the same core.
+//! `cached` occurs twice. The first one has space for a completely dirty disk, and stores nothing
+//! meanwhile, so it does the same work as the others. *cached, storing* stores everything beyond
+//! half of the disk: every second random write makes a clean bucket dirty and causes another one to
+//! be stored, on the same core.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -51,7 +56,7 @@ struct Args {
     rounds: u64,
 }
 
-/// One load: fio's name of the pattern, the bytes of each request, and how many are outstanding.
+/// A load: fio's name of the pattern, the request size, and the number of outstanding requests.
 struct Load {
     name: &'static str,
     pattern: &'static str,
@@ -68,9 +73,9 @@ const LOADS: [Load; 6] = [
     Load { name: "128 KiB write, depth 8", pattern: "randwrite", request_bytes: 128 << 10, depth: 8 },
 ];
 
-/// The server that the others are compared with, by its place.
+/// The index of the server with which the others are compared.
 const BASE: usize = 1;
-/// Longest wait for a server to answer.
+/// The longest wait for a server to answer.
 const START_LIMIT: Duration = Duration::from_secs(60);
 
 fn main() -> Result<()> {
@@ -81,7 +86,7 @@ fn main() -> Result<()> {
     let directory = tempfile::tempdir_in(&args.dir).context("a directory for the disks")?;
     let path = directory.path();
     let disk_bytes = args.disk_mib << 20;
-    // Storing begins at half of what may be dirty.
+    // Storing starts at half of the dirty limit.
     let servers = [
         Disk::cached("cached", &args, path, server_cpu, disk_bytes / 2 * 5)?,
         Disk::nbdkit(&args, path, server_cpu)?,
@@ -135,7 +140,7 @@ fn measure(server: &Disk, load: &Load, args: &Args, client_cpu: usize) -> Result
         "--time_based=1".to_owned(),
         format!("--runtime={}", args.seconds),
         "--norandommap=1".to_owned(),
-        // One wake-up of the client takes all replies that are there.
+        // One wake-up of the client takes all available replies.
         format!("--iodepth_batch_complete_max={}", load.depth),
     ];
     let clock = CpuClock::of(server.server.0.id())?;
@@ -145,7 +150,7 @@ fn measure(server: &Disk, load: &Load, args: &Args, client_cpu: usize) -> Result
     Ok((used as f64 / 1000.0 / requests, rate))
 }
 
-/// Runs fio on a server's disk; returns the number of requests, and how many were done each second.
+/// Runs fio on a server's disk. Returns the number of requests, and how many were done per second.
 fn fio(server: &Disk, client_cpu: usize, words: &[String]) -> Result<(f64, f64)> {
     let mut command = Command::new("fio");
     command.args(["--name=disk", "--ioengine=nbd", "--output-format=json", "--randseed=1"]);
@@ -159,7 +164,7 @@ fn fio(server: &Disk, client_cpu: usize, words: &[String]) -> Result<(f64, f64)>
         server.name,
         String::from_utf8_lossy(&output.stderr)
     );
-    // Warnings may stand before the document.
+    // Warnings may precede the document.
     let document = text.find('{').map_or("", |start| &text[start..]);
     let report: Value = serde_json::from_str(document).context("fio's report")?;
     let job = &report["jobs"][0];
@@ -175,7 +180,7 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// A server with one disk; dropping it ends it.
+/// A server with one disk. Dropping it ends the server.
 struct Disk {
     name: &'static str,
     server: Server,
@@ -191,7 +196,7 @@ fn open_disk(socket: &Path, export: &str) -> Result<UnixStream> {
     let mut greeting = [0; 18];
     stream.read_exact(&mut greeting)?;
     ensure!(greeting.starts_with(b"NBDMAGICIHAVEOPT"), "no server of fixed newstyle NBD");
-    // Fixed newstyle without zeros after the answer; then the option EXPORT_NAME.
+    // Fixed newstyle, without zeros after the answer, followed by the option EXPORT_NAME.
     let mut request = 3_u32.to_be_bytes().to_vec();
     request.extend(b"IHAVEOPT");
     request.extend(1_u32.to_be_bytes());
@@ -204,7 +209,8 @@ fn open_disk(socket: &Path, export: &str) -> Result<UnixStream> {
 }
 
 impl Disk {
-    /// A volume of `cached`, in its cache as a whole, of which up to `dirty_bytes_max` may be dirty.
+    /// Starts `cached` with a volume that is completely in its cache, of which up to
+    /// `dirty_bytes_max` may be dirty.
     fn cached(
         name: &'static str,
         args: &Args,
@@ -276,7 +282,7 @@ impl Disk {
         Self::start("qemu-nbd", command, &socket, "", args, cpu, || Ok(()))
     }
 
-    /// Starts a server; `make` makes its disk once it listens.
+    /// Starts a server. `make` creates its disk once it listens.
     fn start(
         name: &'static str,
         mut command: Command,
@@ -307,12 +313,12 @@ impl Disk {
     }
 }
 
-/// A process; dropping it ends it.
+/// A process. Dropping it ends the process.
 struct Server(Child);
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Both fail only when the child has been waited for already.
+        // Both fail only if the child has already been waited for.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

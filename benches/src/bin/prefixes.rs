@@ -1,8 +1,9 @@
-//! `prefixes`: user instructions of a get and a set of the embedded store while flushes of prefixes are pending,
-//! counted by valgrind; repeatable where time is not.
+//! `prefixes`: user instructions of a get and a set of the embedded store while flushes of prefixes
+//! are pending. Counted by valgrind, which is reproducible where time is not.
 //!
-//! Each figure comes from two runs of this program that make the same store, enter the same prefixes, and do N and
-//! 2N operations ([`Callgrind::each`]). Nothing sweeps, so that every prefix stays pending.
+//! Each figure comes from two runs of this program that create the same store, flush the same
+//! prefixes, and do N and 2N operations ([`Callgrind::each`]). Nothing sweeps, so every prefix
+//! stays pending.
 
 use std::hint::black_box;
 use std::path::PathBuf;

@@ -1,11 +1,13 @@
-//! Warm restarts: how long a store takes to take over what an earlier process has left.
+//! Warm restarts: how long a store takes to take over the items of an earlier process.
 //!
-//! `cargo run --release --manifest-path benches/Cargo.toml --bin restart -- [--memcached PATH] [--cached PATH]`
+//! `cargo run --release --manifest-path benches/Cargo.toml --bin restart -- [--memcached PATH]
+//! [--cached PATH]`
 //!
-//! *In process*: a child fills a store in a memory file and is killed, or ends in order; this process opens the file. The processor
-//! time counts, so that the figure is one of a core. *Servers*: filled over a socket, ended, started again; the time from the start to the
-//! first reply counts. memcached keeps its items with SIGUSR1 only, and only if it starts in a later second than it has ended in; so each
-//! server has a pause between the two, which does not count.
+//! *In process*: a child fills a store in a memory file and is killed, or ends properly; this
+//! process opens the file. CPU time counts, so the figure is that of one core. *Servers* are filled
+//! over a socket, ended and started again; the time from the start to the first reply counts.
+//! memcached keeps its items only if it is ended with SIGUSR1 and starts in a later second than it
+//! ended, so each server pauses between the two, which does not count.
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -51,13 +53,13 @@ struct Args {
 
 const KEY_BYTES: usize = 20;
 const VALUE: [u8; 100] = [b'v'; 100];
-/// What an item takes of the memory, at most: with headers and slack for memcached's slabs.
+/// The most memory per item, including headers and slack for memcached's slabs.
 const ITEM_BYTES: u64 = 220;
-/// Beyond that: memcached gives a page to each size of items.
+/// Additional memory, because memcached gives a page to each item size.
 const BASE_BYTES: u64 = 64 << 20;
-/// Longest wait for a server to answer after its start, and to end.
+/// The longest wait for a server to answer after its start, and to end.
 const START_STOP_LIMIT: Duration = Duration::from_secs(600);
-/// Between an end and the next start: memcached compares whole seconds.
+/// The pause between an end and the next start, because memcached compares whole seconds.
 const PAUSE: Duration = Duration::from_millis(2_100);
 
 fn main() -> Result<()> {
@@ -99,7 +101,7 @@ fn open(path: &Path, items: u64) -> Result<Kv> {
     })?)
 }
 
-/// What the child does.
+/// The work of the child.
 fn fill(path: &Path, items: u64, abort: bool) -> Result<()> {
     let kv = open(path, items)?;
     (0..items).try_for_each(|n| kv.set(&key(n), &VALUE))?;
@@ -173,7 +175,7 @@ fn server(name: &str, program: &Path, signal: Signal, args: &Args, directory: &P
     Ok(())
 }
 
-/// A server that is killed if it is dropped, so that none is left behind by an error.
+/// A server that is killed when dropped, so that an error does not leave it running.
 struct Running(Child);
 
 impl Running {
@@ -191,7 +193,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Fails if it has ended.
+        // This fails if it has already ended.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -260,7 +262,7 @@ fn preload(address: SocketAddr, items: u64) -> Result<()> {
     Ok(())
 }
 
-/// Processor time of this process.
+/// Returns the CPU time of this process.
 fn cpu_secs() -> f64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9

@@ -1,12 +1,15 @@
-//! Worker threads: `cached` beside memcached with 1 to as many threads as the machine has cores.
+//! Worker threads: `cached` compared with memcached, with 1 to as many threads as the machine has
+//! cores.
 //!
-//! `cargo run --release --manifest-path benches/Cargo.toml --bin scaling -- --memcached PATH [--threads 1,2,4,8,16]`
+//! `cargo run --release --manifest-path benches/Cargo.toml --bin scaling -- --memcached PATH
+//! [--threads 1,2,4,8,16]`
 //!
-//! Each server has as many cores as threads, as far as a quarter of the cores is left to the load; with more threads the load
-//! shares the machine with them. 100 000 keys of 20 bytes, values of 100, uniform, 32 connections for each thread of the
-//! server, in a closed loop. Both servers run at the same time and are measured in turn, in each round in another order; the
-//! median of the rounds is printed: keys per second, CPU time of the server for each key, and how busy the load's threads were. Where
-//! they were busy all the time, the rate is theirs and not the server's.
+//! Each server has as many cores as threads, as long as a quarter of the cores is left for the
+//! load; with more threads, the load shares the cores with them. 100 000 keys of 20 bytes, values
+//! of 100, uniform, with 32 connections per server thread, in a closed loop. Both servers run at
+//! the same time and are measured alternately, in a different order in each round. The medians of
+//! the rounds are printed: keys per second, CPU time of the server per key, and how busy the load's
+//! threads were. If these were always busy, the rate is limited by them rather than by the server.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -43,7 +46,7 @@ struct Args {
     rounds: u32,
 }
 
-/// What clients send.
+/// The requests of the clients.
 struct Scenario {
     name: &'static str,
     keys_per_get: usize,
@@ -110,7 +113,8 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Returns the cores of the server and of the load: apart, as long as the load has a quarter of them all.
+/// Divides the cores between the server and the load, without overlap as long as the load has a
+/// quarter of all cores.
 fn divide(cpus: &[usize], threads: usize) -> (Vec<usize>, Vec<usize>) {
     let least = (cpus.len() / 4).max(1);
     if threads + least <= cpus.len() {
@@ -128,7 +132,7 @@ fn start(
 ) -> Result<Server> {
     let spec = ServerSpec {
         connections_max: 8_192,
-        // The last one counts.
+        // The last occurrence of the option counts.
         extra: [OsString::from("-t"), threads.to_string().into()].into(),
         ..ServerSpec::new(name, program)
     };

@@ -1,4 +1,5 @@
-//! One connection: a non-blocking socket, bytes not yet sent, replies not yet come.
+//! One connection: a non-blocking socket, the bytes still to be sent, and the replies still
+//! expected.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -10,7 +11,7 @@ use super::requests::RequestMaker;
 use super::{LoadSpec, Stream};
 use crate::keyspace::KeySpace;
 
-/// Output capacity kept after a batch; larger ones are given back.
+/// The output capacity kept after a batch; more is freed.
 const OUT_BYTES_KEPT: usize = 1 << 20;
 
 #[derive(Debug)]
@@ -52,7 +53,7 @@ impl Connection {
         }
     }
 
-    /// Sends what the socket takes. Returns whether anything is left.
+    /// Sends as much as the socket accepts. Returns whether anything remains.
     pub(super) fn send(&mut self) -> Result<bool> {
         while self.out_sent < self.out.len() {
             match self.stream.write(&self.out[self.out_sent..]) {
@@ -68,7 +69,8 @@ impl Connection {
         Ok(false)
     }
 
-    /// Reads once and hands complete replies to `on_done`. Returns the bytes read, 0 if there were none yet.
+    /// Reads once and passes complete replies to `on_done`. Returns the bytes read, 0 if none were
+    /// available.
     pub(super) fn receive(
         &mut self,
         buffer: &mut [u8],

@@ -1,12 +1,16 @@
-//! The load generator: what to send ([`LoadSpec`]), sending it ([`run`], [`preload`]), what came of it ([`LoadReport`]).
+//! The load generator: the requests ([`LoadSpec`]), sending them ([`run`], [`preload`]), and the
+//! results ([`LoadReport`]).
 //!
-//! One thread per core, each with its own epoll set and its own connections; nothing is shared during a run.
-//! Every reply is checked against the key space: wrong order, length or content ends the run with an error.
+//! One thread per core, each with its own epoll set and its own connections; nothing is shared
+//! during a run. Every reply is checked against the key space: wrong order, length or content ends
+//! the run with an error.
 //!
-//! - **Closed loop**: each connection sends `pipeline` requests, waits for all replies, sends the next. Latency is
-//!   counted from just before the send. It shows what a server can do at most, and what a request costs.
-//! - **Open loop**: requests are due at times drawn beforehand, whatever the server does. Latency is counted from
-//!   the due time, so that a stall shows in every request it delayed (no coordinated omission).
+//! - **Closed loop**: each connection sends `pipeline` requests, waits for all replies, sends the
+//!   next. Latency is counted from just before the send. It shows the maximum rate of a server, and
+//!   the cost of a request.
+//! - **Open loop**: requests are due at times drawn in advance, whatever the server does. Latency
+//!   is counted from the due time, so that a stall shows in every request it delayed (no
+//!   coordinated omission).
 
 mod connection;
 mod replies;
@@ -39,11 +43,11 @@ use worker::{Outcome, Worker};
 
 /// Most connections of one run.
 pub const CONNECTIONS_MAX: usize = 50_000;
-/// Most requests that one connection has under way.
+/// The most requests in progress on one connection.
 pub const PIPELINE_MAX: usize = 1_024;
 /// Most keys of one get.
 pub const KEYS_PER_GET_MAX: usize = 1_000;
-/// Most bytes that all connections together may have under way, in requests or in replies.
+/// The most bytes of requests or replies in progress on all connections together.
 const BYTES_UNDER_WAY_MAX: usize = 4 << 30;
 
 /// Where a server listens.
@@ -57,10 +61,10 @@ pub enum Target {
     Tls(SocketAddr),
 }
 
-/// Which keys are asked for.
+/// The choice of the requested keys.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum KeyChoice {
-    /// Every key as often as any other.
+    /// Every key equally often.
     Uniform,
     /// Rank k with a frequency of k to the power of minus this; ranks are scattered over the indexes.
     Zipf(f64),
@@ -82,7 +86,7 @@ pub enum Arrival {
     },
 }
 
-/// When a run is over.
+/// The end of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
     /// After a warm-up that is not counted and a span that is.
@@ -108,7 +112,7 @@ pub struct Expiry {
 /// Nothing expires.
 pub const EXPIRY_NEVER: Expiry = Expiry { seconds: 0, odd_only: false };
 
-/// A load, in full.
+/// The complete description of a load.
 #[derive(Clone, Debug)]
 pub struct LoadSpec {
     /// The server.
@@ -117,7 +121,7 @@ pub struct LoadSpec {
     pub protocol: Protocol,
     /// Keys and values that exist.
     pub keys: KeySpace,
-    /// Which of them are asked for.
+    /// The choice of the requested keys.
     pub key_choice: KeyChoice,
     /// Share of requests that are sets, 0 to 1; the others are gets.
     pub set_share: f64,
@@ -137,9 +141,9 @@ pub struct LoadSpec {
     pub limit: Limit,
     /// Expiry of what is set.
     pub expiry: Expiry,
-    /// How closely values are looked at.
+    /// How closely values are checked.
     pub verify: Verify,
-    /// Decides keys, operations and arrivals.
+    /// Determines keys, operations and arrivals.
     pub seed: u64,
     /// Process whose CPU time and memory are measured.
     pub server_pid: Option<u32>,
@@ -228,7 +232,8 @@ pub fn run(spec: &LoadSpec) -> Result<LoadReport> {
                 })
             })
             .collect();
-        // A worker that stopped because another one failed has no error of its own: report the other.
+        // A worker that stopped because another one failed has no error of its own, so the other
+        // one's is reported.
         let results: Vec<_> = handles.into_iter().map(|handle| handle.join()).collect();
         let mut outcomes = Vec::new();
         for result in results {
@@ -240,7 +245,7 @@ pub fn run(spec: &LoadSpec) -> Result<LoadReport> {
         Ok(outcomes)
     })?;
     if let (Limit::Requests(_), Some(clock), Some(before_ns)) = (spec.limit, cpu_clock, cpu_before_ns) {
-        // All threads have ended: the whole run is the window.
+        // All threads have ended, so the whole run is the window.
         outcomes[0].server_cpu_ns = Some(clock.now_ns()?.saturating_sub(before_ns));
     }
     let resident = spec.server_pid.map(Resident::of).transpose()?;
@@ -263,23 +268,24 @@ fn run_worker(
     Worker::new(spec, thread, connections, requests, base, cpu_clock, failed)?.run()
 }
 
-/// What a preload did.
+/// The results of a preload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct PreloadReport {
     /// Sets acknowledged.
     pub stored: u64,
     /// Sets that the server refused.
     pub refused: u64,
-    /// Keys that were there, with the right value, when all were asked for afterwards.
+    /// Keys found with the correct value when all of them were read afterwards.
     pub found: u64,
-    /// Keys that were not.
+    /// Keys that were not found.
     pub missing: u64,
 }
 
 /// Sets every key of `spec` once, in order, then gets every key once and checks each value.
 ///
 /// # Errors
-/// As [`run`]. A missing key is no error here: the caller knows whether all should fit.
+/// As for [`run`]. A missing key is not an error here, because only the caller knows whether all of
+/// them should fit.
 pub fn preload(spec: &LoadSpec) -> Result<PreloadReport> {
     let stored = run(&sweep(spec, true))?;
     let found = run(&sweep(spec, false))?;
@@ -311,7 +317,7 @@ pub fn read_all(spec: &LoadSpec) -> Result<LoadReport> {
 fn sweep(spec: &LoadSpec, is_set: bool) -> LoadSpec {
     const BATCH_BYTES: usize = 256 << 10;
     let item_bytes = spec.keys.key_bytes() + spec.keys.value_bytes_bounds().max + 64;
-    // memcached 1.6.18 leaves requests unread that share a TLS record with one before them.
+    // memcached 1.6.18 does not read requests that share a TLS record with an earlier one.
     let pipeline_max = if matches!(spec.target, Target::Tls(_)) { 1 } else { 64 };
     let pipeline = (BATCH_BYTES / item_bytes).clamp(1, pipeline_max);
     LoadSpec {
@@ -326,7 +332,8 @@ fn sweep(spec: &LoadSpec, is_set: bool) -> LoadSpec {
     }
 }
 
-/// The share of `count` things that falls to `thread` of `threads`: as even as can be, in order.
+/// Returns the part of `count` things for `thread` of `threads`: consecutive, and as even as
+/// possible.
 fn part(count: u64, thread: usize, threads: usize) -> std::ops::Range<u64> {
     let (thread, threads) = (thread as u128, threads as u128);
     let cut = |place: u128| (u128::from(count) * place / threads) as u64;

@@ -1,4 +1,5 @@
-//! Reads the replies of one connection, however they are cut into pieces, and checks each against its request.
+//! Reads the replies of one connection, whatever pieces they arrive in, and checks each against its
+//! request.
 //!
 //! ```text
 //!            head incomplete: keep its bytes (at most HEAD_BYTES_MAX)
@@ -6,35 +7,35 @@
 //!  ───────> Head ──Value──> Body ──value and trailer taken──> Head, or the next request
 //!            └──Miss, End, Stored, Refused──> the next request
 //! ```
-//! Values are compared as they pass and never collected. No sockets, no clock.
+//! Values are compared as they arrive, and never collected. There are no sockets or clocks here.
 
 use std::collections::VecDeque;
 
 use crate::keyspace::{KeySpace, Verify};
 use crate::protocol::{HEAD_BYTES_MAX, Head, HeadError, Protocol};
 
-/// A request whose reply has come.
+/// A request whose reply has arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Done {
     /// When it was sent, or due in an open loop.
     pub(super) started_ns: u64,
-    /// A set; else a get.
+    /// Whether it is a set; otherwise a get.
     pub(super) is_set: bool,
-    /// The server answered that it could not.
+    /// Whether the server refused it.
     pub(super) is_refused: bool,
-    /// Keys asked for.
+    /// The number of keys requested.
     pub(super) keys: u32,
-    /// Keys whose value came, and was right.
+    /// The number of keys whose value arrived and was correct.
     pub(super) hits: u32,
 }
 
-/// Why a reply is not the right one.
+/// The reason why a reply is wrong.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub(super) enum ReplyError {
-    /// Not a reply at all.
+    /// It is not a valid reply.
     #[error(transparent)]
     Head(#[from] HeadError),
-    /// A reply while nothing was asked.
+    /// A reply arrived without a request.
     #[error("a reply to nothing that was asked")]
     Unasked,
     /// A reply of the wrong kind.

@@ -1,5 +1,5 @@
-//! A store of items and a cache of objects, with a fixed split of the memory or with an arbiter, and the load
-//! on both.
+//! A store of items and a cache of objects, whose memory is divided by a fixed split or by an
+//! arbiter, and the load on both.
 
 use std::sync::Arc;
 
@@ -15,14 +15,14 @@ use rand::{Rng, SeedableRng};
 const BUCKET: u64 = blocker::BUCKET_BYTES;
 const OBJECT_BUCKETS: u64 = 1024;
 const VALUE_BYTES: u64 = 1000;
-/// As much is asked for of each half as this many times the memory.
+/// The size of each half's data, as a multiple of the memory.
 const UNIVERSE: u64 = 3;
-/// The arbiter looks every so many requests.
+/// The number of requests between two decisions of the arbiter.
 const LOOK_REQUESTS: u64 = 1000;
-/// The least of each half, of the memory.
+/// The minimum of each half, as a divisor of the memory.
 const LEAST_DIVISOR: u64 = 8;
 
-/// Which item or bucket is asked for next.
+/// The source of item and bucket requests.
 pub(crate) struct Load {
     random: SmallRng,
     items: Zipf,
@@ -51,7 +51,8 @@ impl Load {
         if self.random.random_range(0..100) < items_of_100 {
             return Request::Item(self.items.sample(&mut self.random));
         }
-        // Buckets that are asked for often do not lie side by side: 7919 divides no count of buckets.
+        // Frequently requested buckets are not adjacent: 7919 does not divide any of the counts of
+        // buckets.
         Request::Bucket(self.buckets.sample(&mut self.random) * 7919 % self.bucket_count)
     }
 }
@@ -72,7 +73,7 @@ fn object(number: u64) -> anyhow::Result<ObjectId> {
     Ok(ObjectId::new(Namespace::new("volume")?, Name::new(format!("object.{number:06}"))?))
 }
 
-/// A store with all objects, of zeroes.
+/// Returns a store with all objects, filled with zeroes.
 fn store(memory_bytes: u64) -> anyhow::Result<Arc<Memory>> {
     let store = Arc::new(Memory::default());
     let zeroes = bytes::Bytes::from(vec![0; (OBJECT_BUCKETS * BUCKET) as usize]);
@@ -83,12 +84,12 @@ fn store(memory_bytes: u64) -> anyhow::Result<Arc<Memory>> {
 }
 
 impl Halves {
-    /// Halves that never change.
+    /// Returns halves that never change.
     pub(crate) fn fixed(memory_bytes: u64, items_bytes: u64) -> anyhow::Result<Halves> {
         Halves::new(memory_bytes, items_bytes, None)
     }
 
-    /// Halves with an arbiter, of the same size at the start.
+    /// Returns halves with an arbiter, initially of equal size.
     pub(crate) fn shared(memory_bytes: u64) -> anyhow::Result<Halves> {
         let least = memory_bytes / LEAST_DIVISOR;
         let memory = SharedMemory {
@@ -152,7 +153,7 @@ impl Halves {
         }
     }
 
-    /// Serves until so many times the memory has been stored after misses.
+    /// Serves requests until a multiple of the memory has been stored after misses.
     pub(crate) fn run_turnovers(
         &mut self,
         load: &mut Load,
@@ -166,7 +167,7 @@ impl Halves {
         Ok(())
     }
 
-    /// Serves so many requests; returns the share of hits.
+    /// Serves this many requests; returns the share of hits.
     pub(crate) fn run(&mut self, load: &mut Load, items_of_100: u64, requests: u64) -> anyhow::Result<f64> {
         let mut hits = 0;
         for _ in 0..requests {

@@ -1,11 +1,11 @@
-//! Items and objects that share memory: the hits of a load that moves from items to objects and back, beside
-//! those that the best fixed split of each phase has.
+//! Items and objects that share memory: the hit rates of a load that moves from items to objects
+//! and back, compared with those of the best fixed split for each phase.
 //!
-//! `cargo run --release --manifest-path benches/Cargo.toml --bin arbiter`. Nothing is timed, and the arbiter
-//! is stepped between requests, so the figures repeat but for what the background of the object cache does in
-//! between.
+//! `cargo run --release --manifest-path benches/Cargo.toml --bin arbiter`. Nothing is timed, and
+//! the arbiter is stepped between requests, so results are reproducible except for the timing of
+//! the object cache's background.
 //!
-//! A *turnover* is as many bytes stored after misses as the whole memory has.
+//! A *turnover* means that as many bytes as the whole memory have been stored after misses.
 
 mod halves;
 
@@ -28,18 +28,20 @@ struct Args {
     exponent: f64,
 }
 
-/// The phases: how many of a hundred requests are for items.
+/// The phases: how many requests of a hundred are for items.
 const PHASES: [u64; 3] = [90, 10, 90];
-/// Fixed splits: eighths of the memory that items have. The arbiter's least for each half is one.
+/// Fixed splits, in eighths of the memory for items. The arbiter's minimum for each half is one
+/// eighth.
 const EIGHTHS: u64 = 8;
-/// Turnovers after which the hits count.
+/// The number of turnovers after which hits count.
 const TURNOVERS: f64 = 2.0;
 
 fn print(name: &str, value: f64, unit: &str) {
     println!("{}", Figure::new(name, value, unit));
 }
 
-/// The hits of each fixed split in a phase, once memory is full and settled; the best one, with its split.
+/// Returns the hit rate of each fixed split in a phase once memory is full and stable; the best
+/// one, with its split.
 fn best_fixed(args: &Args, items_of_100: u64) -> anyhow::Result<(f64, u64)> {
     let memory = args.memory_mib << 20;
     let mut best = (0.0, 0);
@@ -65,7 +67,7 @@ fn main() -> anyhow::Result<()> {
     for (number, items_of_100) in PHASES.into_iter().enumerate() {
         let (wanted, eighths) = best[number % 2];
         let name = |what: &str| format!("phase {}, {items_of_100} % items: {what}", number + 1);
-        // The memory is empty before the first.
+        // The memory is empty before the first phase.
         let first = if number == 0 { 1.0 } else { 0.0 };
         halves.run_turnovers(&mut load, items_of_100, TURNOVERS + first)?;
         print(&name("items' share of the memory after two turnovers"), halves.share(Half::Items), "");

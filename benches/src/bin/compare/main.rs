@@ -1,8 +1,9 @@
-//! `compare`: cached and memcached side by side, under the same load, by one command.
+//! `compare`: compares cached and memcached under the same load with one command.
 //!
-//! For each scenario both servers are started afresh on one core and preloaded; then they are measured in turn, in
-//! pairs whose order alternates, from one load thread on another core. A ratio is taken within each pair, so that a
-//! slow change of the machine falls out; the median and the range of the ratios are printed beside the bar.
+//! For each scenario, both servers are started on one core and preloaded. Then they are measured
+//! alternately, in pairs whose order alternates, from one load thread on another core. Ratios are
+//! computed within each pair, so that slow changes of the machine cancel out; the median and the
+//! range of the ratios are printed next to the required value.
 
 mod measure;
 mod memcaslap;
@@ -83,7 +84,7 @@ struct Options {
     serve_canned: Option<Vec<String>>,
 }
 
-/// Everything measured, as written by `--json`.
+/// All measurements, as written by `--json`.
 #[derive(Serialize)]
 struct Record<'a> {
     machine: &'a Machine,
@@ -128,11 +129,11 @@ fn run(options: &Options) -> Result<()> {
         None => workspace_cached(options.no_build)?,
     };
     let memcached = find_program(&options.memcached, "install it, or give its path with --memcached PATH")?;
-    // Before pinning, which leaves this process one core.
+    // Read before pinning, which leaves this process one core.
     let machine = Machine::read();
-    // Servers inherit this limit; not all raise it themselves.
+    // Servers inherit this limit, and not all of them raise it themselves.
     cpu::reserve_descriptors(4_096)?;
-    // Everything that is not a server runs beside the load.
+    // Everything except the servers runs on the load's core.
     cpu::pin_current_thread(client_cpu).with_context(|| format!("pinning to core {client_cpu}"))?;
     let server = |name: &str, path| ServerSpec { cpu: Some(server_cpu), ..ServerSpec::new(name, path) };
     let bench = Bench {

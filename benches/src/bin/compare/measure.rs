@@ -1,4 +1,5 @@
-//! Measures one scenario: both servers fresh and preloaded, runs in alternating pairs, ratios within each pair.
+//! Measures one scenario: newly started and preloaded servers, runs in alternating pairs, ratios
+//! within each pair.
 
 use std::ffi::OsString;
 use std::time::Duration;
@@ -11,7 +12,7 @@ use cached_benches::server::{Server, ServerSpec, free_address};
 use cached_benches::statistics::Spread;
 use serde::Serialize;
 
-/// How everything is measured.
+/// The settings of the measurements.
 pub(crate) struct Bench {
     pub(crate) cached: ServerSpec,
     pub(crate) memcached: ServerSpec,
@@ -24,11 +25,11 @@ pub(crate) struct Bench {
     pub(crate) seed: u64,
 }
 
-/// What a scenario came to.
+/// The results of a scenario.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Comparison {
     pub(crate) name: String,
-    /// Of the three figures: `ns` of CPU time per key, or `us` of latency.
+    /// The unit of the three figures: `ns` of CPU time per key, or `us` of latency.
     pub(crate) unit: &'static str,
     pub(crate) cached: Spread,
     pub(crate) memcached: Spread,
@@ -39,19 +40,19 @@ pub(crate) struct Comparison {
     /// (cached − canned) ÷ (memcached − canned), within each pair.
     pub(crate) ratio_over_floor: Option<Spread>,
     pub(crate) bar_over_floor: Option<f64>,
-    /// Arrival rate, where the loop was open.
+    /// The arrival rate of an open loop.
     pub(crate) requests_per_s_offered: Option<f64>,
-    /// Every run, for a closer look.
+    /// All runs, for further analysis.
     pub(crate) pairs: Vec<Pair>,
 }
 
-/// Runs measured one after the other.
+/// Consecutive runs.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Pair {
     pub(crate) cached: Option<LoadReport>,
     pub(crate) memcached: Option<LoadReport>,
     pub(crate) canned: Option<LoadReport>,
-    /// The figure compared, of cached, memcached and the canned server.
+    /// The compared figure for cached, memcached and the canned server.
     pub(crate) figures: (f64, f64, Option<f64>),
 }
 
@@ -69,7 +70,8 @@ impl Comparison {
             bar: None,
             ratio_over_floor: spread(|pair| {
                 let (cached, memcached, canned) = (pair.figures.0, pair.figures.1, pair.figures.2?);
-                // Below the floor there is nothing to compare: noise, or a floor that is none.
+                // At or below the lower bound there is nothing to compare: it is noise, or not a
+                // lower bound.
                 (memcached > canned).then(|| (cached - canned) / (memcached - canned))
             }),
             bar_over_floor: None,
@@ -80,12 +82,12 @@ impl Comparison {
 }
 
 impl Bench {
-    /// Versions of cached and memcached, as they report them.
+    /// Returns the versions that cached and memcached report.
     pub(crate) fn versions(&self) -> Result<(String, String)> {
         let version = |spec: &ServerSpec| -> Result<String> {
             let server = spec.start()?;
             let version = server.client()?.version()?;
-            // A server that cannot end when asked to is killed, and is not worth measuring.
+            // A server that does not end on request is killed, and not worth measuring.
             server.stop()?;
             Ok(version)
         };
@@ -144,7 +146,7 @@ impl Bench {
         for pair in 0..self.pairs {
             let spec = |server: &Server| -> Result<LoadSpec> {
                 let arrival = open_loop(requests_per_s);
-                // The tail is made of few requests: twice the span.
+                // The tail consists of few requests, so this takes twice as long.
                 Ok(LoadSpec { arrival, ..self.load(scenario, server, self.measured * 2, pair)? })
             };
             let (of_cached, of_memcached) =
@@ -194,13 +196,13 @@ impl Bench {
     }
 }
 
-/// Runs of which none counted anything before that is an error.
+/// The number of runs without any counted request after which that is an error.
 const ATTEMPTS_MAX: u32 = 3;
 
-/// One run, whose every key must be there.
+/// Performs one run, in which every key must be found.
 ///
-/// A machine that stands still for a while (a paused virtual machine, a core taken away) can swallow a short span
-/// whole; such a run shows nothing about the server and is repeated, with a note.
+/// A machine that stands still for a while (a paused virtual machine, a core taken away) can use up
+/// a short run entirely. Such a run says nothing about the server and is repeated, with a note.
 fn run(spec: LoadSpec, server: &Server) -> Result<LoadReport> {
     let name = server.name();
     for attempt in 1..=ATTEMPTS_MAX {
@@ -219,7 +221,7 @@ fn run(spec: LoadSpec, server: &Server) -> Result<LoadReport> {
     bail!("{name} answered nothing in {ATTEMPTS_MAX} runs")
 }
 
-/// Runs both, the first one first in even pairs.
+/// Runs both functions, the first one first in even pairs.
 pub(crate) fn in_turn<T>(
     pair: u32,
     first: impl FnOnce() -> Result<T>,

@@ -1,7 +1,8 @@
-//! memcaslap's own load beside ours: a second opinion from a generator that is not ours.
+//! memcaslap's own load next to ours, as a second opinion from an independent generator.
 //!
-//! Its default mix is 90 % gets and 10 % sets of 64-byte keys and 1 KiB values. Only its operation count is taken
-//! from it; CPU time is read from the server's clock over its whole run, as it gives no edges.
+//! Its default mix is 90 % gets and 10 % sets of 64-byte keys and 1 KiB values. Only its operation
+//! count is used; CPU time is read from the server's clock over the whole run, because memcaslap
+//! does not report when its measurement starts and ends.
 
 use std::path::Path;
 use std::process::{Command, Stdio};

@@ -61,7 +61,7 @@ pub(crate) fn print_notes(comparisons: &[Comparison]) {
     }
 }
 
-/// Whether a server had a tenth of its core or more to spare in a closed loop.
+/// Returns whether a server was idle for a tenth of the time or more in a closed loop.
 fn was_idle(comparison: &Comparison) -> bool {
     comparison.requests_per_s_offered.is_none()
         && comparison

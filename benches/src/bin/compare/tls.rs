@@ -1,4 +1,4 @@
-//! What a TLS connection costs beside requests: its handshake, and its memory while it is idle.
+//! The costs of a TLS connection apart from requests: its handshake, and its memory while idle.
 
 use anyhow::{Context, Result};
 use cached_benches::process::{CpuClock, Resident};
@@ -11,7 +11,7 @@ use crate::measure::{Bench, Comparison, Pair, in_turn};
 const HANDSHAKES: usize = 300;
 /// Idle connections whose memory is measured.
 const IDLE_CONNECTIONS: usize = 1_000;
-/// The highest ratios that are good enough.
+/// The highest acceptable ratios.
 const HANDSHAKE_BAR: f64 = 0.8;
 const IDLE_BAR: f64 = 0.7;
 
@@ -28,7 +28,7 @@ pub(crate) fn compare_handshakes(bench: &Bench) -> Result<Comparison> {
         drop(tls::connect_many(&server.address(), HANDSHAKES).with_context(|| server.name().to_owned())?);
         Ok((clock.now_ns()? - before) as f64 / HANDSHAKES as f64)
     };
-    // The first ones touch everything for the first time.
+    // The first connections touch everything for the first time.
     cost(&cached)?;
     cost(&memcached)?;
     let mut pairs = Vec::new();
@@ -51,7 +51,7 @@ pub(crate) fn compare_idle(bench: &Bench) -> Result<Comparison> {
     for pair in 0..bench.pairs.min(3) {
         let cost = |spec: &ServerSpec| -> Result<f64> {
             let server = start(spec)?;
-            // Buffers of the threads come with the first connections.
+            // The threads' buffers are created with the first connections.
             let first = tls::connect_many(&server.address(), 10)?;
             let before = Resident::of(server.pid())?.bytes;
             let idle = tls::connect_many(&server.address(), IDLE_CONNECTIONS)?;

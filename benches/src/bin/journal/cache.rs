@@ -1,4 +1,5 @@
-//! A cache with a journal: the CPU time of a journaled write, and its rate beside write-through over RADOS.
+//! A cache with a journal: the CPU time of a journaled write, and its rate compared with
+//! write-through over RADOS.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,7 +20,7 @@ const OBJECTS: u64 = 8;
 
 fn config(write: WriteMode, durability: Durability) -> ObjectCacheConfig {
     ObjectCacheConfig {
-        // Nothing is stored while a part runs: the journal's figures are to be seen alone.
+        // Nothing is stored during a part, so that the figures are those of the journal alone.
         memory_bytes_max: 2 << 30,
         dirty_bytes_max: 768 << 20,
         dirty_age_max: Duration::from_secs(86_400),
@@ -48,7 +49,7 @@ pub(crate) fn cache(
 
 fn journal_config(dir: &Path) -> Result<JournalConfig> {
     let config = JournalConfig { limit_bytes: 2 << 30, ..JournalConfig::new(dir) };
-    // Zeroed beforehand: the time for that is not the writers'.
+    // Zeroed in advance, so that the time for that does not count for the writers.
     crate::commit::ready(&config)?.close().map_err(|error| anyhow!("{error}"))?;
     Ok(config)
 }
@@ -112,7 +113,7 @@ fn cpu_of(writers: usize, arguments: &Arguments, ideal: &Ideal, journal: &Journa
     Ok(())
 }
 
-/// The time of the checksum of a block whose bytes are in the processor's cache.
+/// Returns the time for the checksum of a block whose bytes are in the CPU cache.
 fn crc_seconds() -> f64 {
     const ROUNDS: u32 = 100_000;
     let block = [7_u8; BLOCK_BYTES];
@@ -131,7 +132,7 @@ pub(crate) fn rados(arguments: &Arguments, dir: &Path) -> Result<()> {
     let journal = journal_config(&dir.join("rados"))?;
     let mut ratios = vec![];
     for _ in 0..arguments.rounds {
-        // One after the other: each claims what it writes.
+        // One after the other, because each claims what it writes.
         let outcome_of = |write, journal: Option<&JournalConfig>| {
             let cache = cache(Arc::clone(&store) as _, write, journal)?;
             let blocker: Arc<dyn Blocker> = Arc::new(cache.clone());

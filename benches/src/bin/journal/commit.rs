@@ -1,4 +1,4 @@
-//! Group commit beside an ideal one.
+//! Group commit compared with an ideal one.
 
 use std::cell::Cell;
 use std::path::Path;
@@ -14,7 +14,8 @@ use futures_util::stream::FuturesUnordered;
 use crate::disk::{BLOCK_BYTES, Ideal};
 use crate::{Arguments, measure, median, verdict};
 
-/// Opens a journal and waits until all of its segments are zeroed: that would be measured otherwise.
+/// Opens a journal and waits until all of its segments are zeroed, which would otherwise be
+/// measured too.
 pub(crate) fn ready(config: &JournalConfig) -> Result<Journal> {
     let (journal, _) = Journal::open(config, Arc::new(|_| {})).context("a journal")?;
     while journal.metrics().capacity_bytes < config.limit_bytes / 100 * 99 {
@@ -54,7 +55,7 @@ pub(crate) fn run(arguments: &Arguments, dir: &Path) -> Result<()> {
     bytes(&journal)
 }
 
-/// Runs `writers` writers in a closed loop, on the threads of the arguments.
+/// Runs `writers` writers in a closed loop, on the number of threads in the arguments.
 fn write(journal: &Journal, writers: usize, arguments: &Arguments) -> Result<u64> {
     let threads = arguments.threads.clamp(1, writers);
     std::thread::scope(|scope| {
@@ -95,8 +96,8 @@ fn tasks(journal: &Journal, writers: usize, time: Duration) -> Result<u64> {
     })
 }
 
-/// Bytes written per byte of payload, in batches of 16 × 4 KiB: each is appended while the disk is busy with
-/// the one before.
+/// Bytes written per byte of payload, in batches of 16 × 4 KiB: each is appended while the disk is
+/// busy with the previous one.
 fn bytes(journal: &Journal) -> Result<()> {
     let payload = [7_u8; BLOCK_BYTES];
     let before = journal.metrics();
@@ -113,7 +114,8 @@ fn bytes(journal: &Journal) -> Result<()> {
     let payload = (after.counts.appended_bytes - before.counts.appended_bytes) as f64;
     let batches = after.batch_records.count - before.batch_records.count;
     let records = (after.batch_records.sum - before.batch_records.sum) as f64 / batches as f64;
-    // A batch has two blocks beside its payloads, whatever their number: as if each had sixteen.
+    // A batch has two blocks beside its payloads, whatever their number. This computes the overhead
+    // for sixteen payloads per batch.
     let extra = (written - payload) / batches as f64;
     println!("bytes written / payload: {:.3} at {records:.1} records in a batch", written / payload);
     let of_sixteen = 1.0 + extra / (16 * BLOCK_BYTES) as f64;

@@ -1,5 +1,5 @@
-//! The ideal log: one thread, no heads, no checksums, no copies. So many blocks in one write into a zeroed
-//! file, then a sync.
+//! The ideal log: one thread, without headers, checksums or copies. It writes a number of blocks at
+//! once into a zeroed file, then syncs.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -12,7 +12,7 @@ use rustix::fs::OFlags;
 pub(crate) const BLOCK_BYTES: usize = 4096;
 const FILE_BYTES: u64 = 64 << 20;
 
-/// A file of zeros, opened past the page cache.
+/// A file of zeros, opened with O_DIRECT.
 pub(crate) struct Ideal {
     file: File,
     memory: Vec<u8>,
@@ -35,7 +35,7 @@ impl Ideal {
         Ok(Self { file, memory: vec![7; 65 * BLOCK_BYTES] })
     }
 
-    /// Writes and syncs for a while. Returns the number of blocks.
+    /// Writes and syncs for `time`. Returns the number of blocks.
     pub(crate) fn run(&self, blocks: usize, time: Duration) -> Result<u64> {
         let skip = self.memory.as_ptr().align_offset(BLOCK_BYTES);
         let bytes = &self.memory[skip..skip + blocks * BLOCK_BYTES];

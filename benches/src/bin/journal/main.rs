@@ -1,5 +1,5 @@
-//! What the journal costs, and what it is worth: each figure as a ratio to something measured in the same run
-//! on the same disk.
+//! The costs and benefits of the journal: each figure as a ratio to another one measured in the
+//! same run on the same disk.
 //!
 //! ```text
 //! cargo run --release --manifest-path benches/Cargo.toml --bin journal -- --dir DIR          # about 3 minutes
@@ -8,14 +8,14 @@
 //!
 //! | part | question | bar |
 //! |---|---|---|
-//! | `commit` | group commit beside an ideal one: the same blocks by one thread that writes and syncs | 0.85 alone, 0.6 at 16 and 64 writers, goal 0.8 |
+//! | `commit` | group commit compared with an ideal one: the same blocks by one thread that writes and syncs | 0.85 alone, 0.6 at 16 and 64 writers, goal 0.8 |
 //! | `commit` | bytes written per byte of payload, in batches of 16 × 4 KiB | 1.10 |
-//! | `cpu` | CPU time of a journaled write of 4 KiB beside a cached one, a CRC and a share of the write | 1.5 |
-//! | `rados` | journaled write-back beside write-through over a one-node Ceph, 16 writers | 10 |
-//! | `replay` | a full journal read and verified beside a sequential read of its files | 0.7 |
-//! | `replay` | the same until all is applied to a cache, which serves meanwhile | none |
+//! | `cpu` | CPU time of a journaled write of 4 KiB compared with a cached one, a CRC and a share of the write | 1.5 |
+//! | `rados` | journaled write-back compared with write-through over a one-node Ceph, 16 writers | 10 |
+//! | `replay` | reading and verifying a full journal compared with a sequential read of its files | 0.7 |
+//! | `replay` | the same until everything is applied to a cache, which serves meanwhile | none |
 //!
-//! Writers are tasks, as the connections of a server are: those of one thread are polled by that thread.
+//! Writers are tasks, like the connections of a server; each thread polls its own.
 
 mod cache;
 #[path = "../rados/ceph.rs"]
@@ -78,27 +78,28 @@ fn main() -> Result<()> {
     outcome
 }
 
-/// Prints a ratio with its bar. `is_least`: the bar is the least that is good.
+/// Prints a ratio with its required value. With `is_least`, that is the minimum.
 fn verdict(name: &str, ratio: f64, bar: f64, is_least: bool) {
     let is_met = if is_least { ratio >= bar } else { ratio <= bar };
     let word = if is_met { "pass" } else { "MISS" };
     println!("{name:<64} {ratio:>7.2}  bar {} {bar}: {word}", if is_least { ">=" } else { "<=" });
 }
 
-/// Returns how often something happened per second, and the CPU time of the process for each, in seconds.
+/// Returns how many operations happened per second, and the process's CPU time per operation, in
+/// seconds.
 fn measure(run: impl FnOnce() -> Result<u64>) -> Result<(f64, f64)> {
     let (begun, cpu) = (Instant::now(), cpu_seconds());
     let count = run()? as f64;
     Ok((count / begun.elapsed().as_secs_f64(), (cpu_seconds() - cpu) / count))
 }
 
-/// The CPU time of all threads so far.
+/// Returns the CPU time of all threads so far.
 fn cpu_seconds() -> f64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
-/// Returns the middle one.
+/// Returns the median.
 fn median(mut figures: Vec<f64>) -> f64 {
     figures.sort_by(f64::total_cmp);
     figures[figures.len() / 2]

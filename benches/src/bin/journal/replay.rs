@@ -1,4 +1,5 @@
-//! Replay of a full journal, and recovery into a cache, beside a sequential read of its files, all from the disk.
+//! Replay of a full journal, and recovery into a cache, compared with a sequential read of its
+//! files, all from the disk.
 
 use std::fs::File;
 use std::io::Read;
@@ -15,7 +16,7 @@ use futures_util::future::try_join_all;
 use crate::disk::BLOCK_BYTES;
 use crate::{Arguments, cache, median, verdict};
 
-/// How many writes are in flight while the journal is filled.
+/// The number of writes in flight while the journal is filled.
 const WRITERS: usize = 16;
 
 pub(crate) fn run(arguments: &Arguments, dir: &Path) -> Result<()> {
@@ -24,7 +25,7 @@ pub(crate) fn run(arguments: &Arguments, dir: &Path) -> Result<()> {
     let bytes = fill(&config, arguments.replay_mib << 20)?;
     let (mut replays, mut recoveries) = (vec![], vec![]);
     for round in 0..arguments.rounds {
-        // What is recovered stays in the log, as it is not stored: each round works on a copy.
+        // Recovered data stay in the log because they are not stored, so each round uses a copy.
         let copy = dir.join(format!("replay-{round}"));
         let files = copy_journal(&directory, &copy)?;
         let read_seconds = read(&files, bytes)?;
@@ -55,7 +56,8 @@ pub(crate) fn run(arguments: &Arguments, dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Opens a copy of a journal, and reads and verifies all of its records. Returns the seconds.
+/// Opens a copy of a journal, and reads and verifies all of its records. Returns the time in
+/// seconds.
 fn replay(config: &JournalConfig, directory: &Path, copy: &Path) -> Result<f64> {
     let files = copy_journal(directory, copy)?;
     forget(&files)?;
@@ -74,9 +76,10 @@ fn replay(config: &JournalConfig, directory: &Path, copy: &Path) -> Result<f64> 
     Ok(seconds)
 }
 
-/// Logs `payload_bytes` of payload and leaves them in the journal. Returns the bytes of its used segments.
+/// Logs `payload_bytes` of payload and leaves them in the journal. Returns the size of its used
+/// segments.
 fn fill(config: &JournalConfig, payload_bytes: u64) -> Result<u64> {
-    // The store takes nothing: what is logged stays.
+    // The store accepts nothing, so the logged data stay in the journal.
     let cache = cache::cache(Arc::new(Memory::default()), WriteMode::Back, Some(config))?;
     let object = |index| {
         let name = Name::new(format!("volume.{index:08}")).expect("a proper name");
@@ -86,7 +89,8 @@ fn fill(config: &JournalConfig, payload_bytes: u64) -> Result<u64> {
     let blocks = payload_bytes / BLOCK_BYTES as u64;
     let each = load_blocks();
     for first in (0..blocks).step_by(WRITERS) {
-        // Batches as those of that many writers: each appends before the disk is done with the last batch.
+        // Batches like those of that many writers: each appends before the disk has finished the
+        // previous batch.
         let last = blocks.min(first + WRITERS as u64);
         let writes = (first..last).map(|block| {
             let offset = block % each * BLOCK_BYTES as u64;
@@ -97,7 +101,8 @@ fn fill(config: &JournalConfig, payload_bytes: u64) -> Result<u64> {
     let copied = config.directory.with_extension("full");
     copy_journal(&config.directory, &copied)?;
     drop(cache);
-    // The orderly end of the cache may have marked what it has stored: the copy is the journal after a crash.
+    // The cache's shutdown may have marked what it has stored, so the copy serves as the journal
+    // after a crash.
     std::fs::remove_dir_all(&config.directory)?;
     std::fs::rename(&copied, &config.directory)?;
     let disk = cached_journal::disk::RealDisk::open(&config.directory, false)?;
@@ -111,7 +116,7 @@ fn load_blocks() -> u64 {
     crate::load::OBJECT_BYTES / BLOCK_BYTES as u64
 }
 
-/// Copies the files of a journal, durably. Returns the segments.
+/// Copies the files of a journal durably. Returns the segments.
 fn copy_journal(from: &Path, to: &Path) -> Result<Vec<PathBuf>> {
     std::fs::create_dir(to)?;
     let mut files = Vec::new();
@@ -132,7 +137,7 @@ fn copy_journal(from: &Path, to: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Takes the files out of the page cache.
+/// Removes the files from the page cache.
 fn forget(files: &[PathBuf]) -> Result<()> {
     for file in files {
         let file = File::open(file)?;
@@ -141,7 +146,8 @@ fn forget(files: &[PathBuf]) -> Result<()> {
     Ok(())
 }
 
-/// Reads `bytes` bytes of the files, one after the other, in pieces of 1 MiB. Returns the seconds.
+/// Reads `bytes` bytes of the files, one after the other, in pieces of 1 MiB. Returns the time in
+/// seconds.
 fn read(files: &[PathBuf], mut bytes: u64) -> Result<f64> {
     forget(files)?;
     let (begun, mut buffer) = (Instant::now(), vec![0; 1 << 20]);

@@ -1,8 +1,10 @@
-//! Live items held when half of all items live for two seconds only, at an equal memory limit.
+//! The number of live items held when half of all items live only two seconds, with equal memory
+//! limits.
 //!
-//! An eighth of what fits is stored every second, three times over in all. Odd keys expire after two seconds, even
-//! ones never. Three seconds after the end every even key is asked for: what is there are the live items held. A
-//! server that lets dead items push out live ones holds half of what it could.
+//! Every second, an eighth of what fits is stored, three times the memory in all. Odd keys expire
+//! after two seconds, even ones never. Three seconds after the end, every even key is requested,
+//! and those found are the live items held. A server in which dead items displace live ones holds
+//! half of what it could.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -15,7 +17,8 @@ use crate::subject::{Subject, count_held, keys, store};
 use crate::{Bar, print};
 
 const VALUE_BYTES: usize = 100;
-/// Roughly what an item of 20 + 100 bytes takes in memcached; decides how many are stored, alike for both.
+/// The approximate size of an item of 20 + 100 bytes in memcached; determines how many are stored,
+/// the same for both.
 const ITEM_BYTES_ESTIMATE: usize = 200;
 const STEPS_PER_FILL: usize = 8;
 const FILLS: usize = 3;
@@ -41,7 +44,7 @@ pub(crate) fn measure(subjects: &[Subject], memory_mib: usize, figures: &mut Vec
         let took = start.elapsed();
         thread::sleep(Duration::from_secs(u64::from(SHORT_LIFE_S) + 1));
         let total = step_count * (STEPS_PER_FILL * FILLS) as u64;
-        // Odd keys have expired: whatever is found is live.
+        // Odd keys have expired, so every item found is live.
         let live = count_held(&server, keys(0, total, VALUE_BYTES)?)?;
         let figure =
             |what: &str, value, unit: &str| Figure::new(format!("{name}: expiring, {what}"), value, unit);

@@ -1,6 +1,7 @@
-//! Bytes of resident memory over key and value, at 20 + 100 bytes, as the items grow in number.
+//! Bytes of resident memory beyond key and value, at 20 + 100 bytes, as the number of items grows.
 //!
-//! All of the process counts, its start and its connections too: (resident − items × 120) ÷ items.
+//! The whole process counts, including its startup and its connections: (resident − items × 120) ÷
+//! items.
 
 use anyhow::{Result, ensure};
 use cached_benches::figure::Figure;
@@ -9,7 +10,7 @@ use crate::subject::{KEY_BYTES, Subject, count_held, keys, resident_settled, sto
 use crate::{Bar, print};
 
 const VALUE_BYTES: usize = 100;
-/// Item counts: doubling tables are at their worst somewhere between a million and two.
+/// Numbers of items. Tables that double are at their worst somewhere between one and two million.
 const COUNTS: [u64; 5] = [1_000_000, 1_200_000, 1_400_000, 1_700_000, 2_000_000];
 /// Far more than two million items need.
 const MEMORY_MIB: usize = 2_048;

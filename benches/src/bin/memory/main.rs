@@ -1,7 +1,8 @@
-//! `memory`: what items cost, what a server holds when sizes shift and when half of the items expire.
+//! `memory`: the memory per item, and the number of items held after sizes shift and when half of
+//! the items expire.
 //!
-//! Every server is fresh, is filled by real sets, and is asked itself what it holds: items are counted by reading
-//! them back with the right value. CAS is on, as it is unless turned off.
+//! Every server is newly started and filled by real sets. Items are counted by reading them back
+//! with the correct value. CAS is on, as by default.
 
 mod expiring;
 mod items;
@@ -72,7 +73,7 @@ enum Which {
     Memcached,
 }
 
-/// Everything measured, as written by `--json`.
+/// All measurements, as written by `--json`.
 #[derive(Serialize)]
 struct Record<'a> {
     machine: &'a Machine,
@@ -134,7 +135,7 @@ fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Prints a figure, beside its bar where it has one, and keeps it.
+/// Prints a figure, with its required value if it has one, and records it.
 fn print(figures: &mut Vec<Figure>, figure: Figure, bar: Option<Bar>) {
     let verdict = match bar {
         Some(bar) => format!(" {bar}: {}", if bar.is_met(figure.value) { "pass" } else { "miss" }),
@@ -144,7 +145,7 @@ fn print(figures: &mut Vec<Figure>, figure: Figure, bar: Option<Bar>) {
     figures.push(figure);
 }
 
-/// What a figure is expected to be.
+/// The required value of a figure.
 #[derive(Clone, Copy)]
 enum Bar {
     AtMost(f64),

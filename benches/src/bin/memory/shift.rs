@@ -1,7 +1,8 @@
-//! Items held after the value size has shifted: 100 B, then 2 KiB, then 300 B, against 300 B from a fresh start.
+//! The number of items held after the value size has shifted (100 B, then 2 KiB, then 300 B),
+//! compared with 300 B from the start.
 //!
-//! Each phase stores new keys worth one and a half times the memory limit, so that the server is full of that size
-//! and must find its memory for the next in what it has.
+//! Each phase stores new keys with one and a half times the memory limit, so the server is full of
+//! that size and must free this memory for the next one.
 
 use anyhow::Result;
 use cached_benches::figure::Figure;
@@ -34,8 +35,9 @@ pub(crate) fn measure(subjects: &[Subject], memory_mib: usize, figures: &mut Vec
     Ok(())
 }
 
-/// Items of the last size that are held once all sizes have been stored. With `read`, each size is read back before the next
-/// comes, which no client does to the next: then it is the policy's business which of them should stay.
+/// Returns how many items of the last size are held after all sizes have been stored. With `read`,
+/// the items of each size are read back before those of the next one are stored; then it is up to
+/// the policy which items should stay.
 fn after_shifts(subject: &Subject, memory_mib: usize, read: bool, figures: &mut Vec<Figure>) -> Result<u64> {
     let server = subject.start(memory_mib, None)?;
     let (mut first, mut counted) = (0, 0);
@@ -49,12 +51,12 @@ fn after_shifts(subject: &Subject, memory_mib: usize, read: bool, figures: &mut 
     Ok(counted)
 }
 
-/// How many items are one and a half times the memory limit.
+/// Returns how many items are one and a half times the memory limit.
 fn count_to_fill(memory_mib: usize, value_bytes: usize) -> u64 {
     ((memory_mib << 20) * 3 / 2 / (KEY_BYTES + value_bytes)) as u64
 }
 
-/// Stores items from index `first` on.
+/// Stores items, starting at index `first`.
 fn fill(
     server: &Server,
     memory_mib: usize,
@@ -71,7 +73,7 @@ fn fill(
     Ok(())
 }
 
-/// How many of the items stored from index `first` on are held, found by reading them.
+/// Returns how many of the items from index `first` on are held, by reading them.
 fn held(server: &Server, memory_mib: usize, first: u64, value_bytes: usize) -> Result<u64> {
     count_held(server, keys(first, count_to_fill(memory_mib, value_bytes), value_bytes)?)
 }

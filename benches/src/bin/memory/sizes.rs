@@ -1,4 +1,4 @@
-//! Bytes of resident memory over key and value, at value sizes from 10 B to 1 MiB.
+//! Bytes of resident memory beyond key and value, at value sizes from 10 B to 1 MiB.
 
 use anyhow::{Result, ensure};
 use cached_benches::figure::Figure;
@@ -8,12 +8,12 @@ use crate::{Bar, print};
 
 const VALUE_SIZES_BYTES: [usize; 11] =
     [10, 30, 100, 300, 1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 1 << 20];
-/// Key and value bytes stored at each size.
+/// The bytes of keys and values stored at each size.
 const PAYLOAD_BYTES: usize = 192 << 20;
-/// Most items at each size.
+/// The most items at each size.
 const ITEMS_MAX: usize = 1_000_000;
 const MEMORY_MIB: usize = 2_048;
-/// For the largest size: an item is more than its value.
+/// For the largest size, because an item is larger than its value.
 const ITEM_BYTES_MAX: usize = 2 << 20;
 
 pub(crate) fn measure(subjects: &[Subject], figures: &mut Vec<Figure>) -> Result<()> {
@@ -32,7 +32,8 @@ pub(crate) fn measure(subjects: &[Subject], figures: &mut Vec<Figure>) -> Result
             ensure!(held == count, "{name} holds {held} of {count} items of {value_bytes} bytes");
             overheads.push(resident_bytes as f64 / count as f64 - payload_bytes as f64);
             let figure_name = format!("{name}: over key + value at {value_bytes} B, {count} items");
-            // The first of two is ours, and held against the second one below, when both are known.
+            // The first of the two is ours, and is compared with the second one below if both are
+            // known.
             print(figures, Figure::new(figure_name, overheads[overheads.len() - 1], "bytes/item"), None);
         }
         if let [cached, memcached] = overheads[..] {

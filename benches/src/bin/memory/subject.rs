@@ -1,4 +1,5 @@
-//! A server program, and the few things every part does with it: start, fill, count, weigh.
+//! A server program, and the operations that every part needs: start, fill, count, and measure
+//! memory.
 
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -12,10 +13,10 @@ use cached_benches::server::{Server, ServerSpec};
 
 /// Length of every key.
 pub(crate) const KEY_BYTES: usize = 20;
-/// Memory counts as settled when it has moved by less than this share within [`SETTLE_STEP`].
+/// Memory counts as stable if it has changed by less than this share within [`SETTLE_STEP`].
 const SETTLED_SHARE: f64 = 0.001;
 const SETTLE_STEP: Duration = Duration::from_millis(500);
-/// Longest wait for that.
+/// The longest wait for that.
 const SETTLE_LIMIT: Duration = Duration::from_secs(15);
 
 /// A server program.
@@ -31,13 +32,13 @@ impl Subject {
         Ok(Self { name: name.to_owned(), version, program: program.to_owned() })
     }
 
-    /// A fresh server.
+    /// Starts a new server.
     pub(crate) fn start(&self, memory_mib: usize, item_bytes_max: Option<usize>) -> Result<Server> {
         ServerSpec { memory_mib, item_bytes_max, ..ServerSpec::new(&self.name, &self.program) }.start()
     }
 }
 
-/// Keys `first..first + count` with values of one size.
+/// Returns the keys `first..first + count`, with values of one size.
 pub(crate) fn keys(first: u64, count: u64, value_bytes: usize) -> Result<KeySpace> {
     KeySpace::new(first, count, KEY_BYTES, ValueBytes::fixed(value_bytes), 0)
 }
@@ -49,13 +50,14 @@ pub(crate) fn store(server: &Server, keys: KeySpace, expiry: Option<Expiry>) -> 
         .with_context(|| format!("filling {}", server.name()))
 }
 
-/// How many of the keys are there, with their value in full.
+/// Returns how many of the keys are found with their complete values.
 pub(crate) fn count_held(server: &Server, keys: KeySpace) -> Result<u64> {
     let spec = LoadSpec { verify: Verify::Full, ..LoadSpec::new(server.target(), keys) };
     Ok(load::read_all(&spec).with_context(|| format!("reading {} back", server.name()))?.hits)
 }
 
-/// Resident memory once it no longer moves: servers grow their tables in the background.
+/// Returns the resident memory once it is stable, because servers grow their tables in the
+/// background.
 pub(crate) fn resident_settled(server: &Server) -> Result<u64> {
     let start = Instant::now();
     let mut before = Resident::of(server.pid())?.bytes;

@@ -1,4 +1,4 @@
-//! A blocking text client for batches: one multiget, then the sets of what was missed.
+//! A blocking text client for batches: one multiget, then sets of the missed keys.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -10,7 +10,7 @@ use crate::load::Load;
 
 /// Keys read together.
 pub(crate) const BATCH: usize = 64;
-/// Longest wait for a reply.
+/// The longest wait for a reply.
 const REPLY_LIMIT: Duration = Duration::from_secs(30);
 /// The largest value a reply may announce.
 const VALUE_BYTES_MAX: usize = 1 << 20;
@@ -40,7 +40,7 @@ impl Client {
         Ok(())
     }
 
-    /// Reads keys; returns the places of those that were missed.
+    /// Reads keys; returns the positions of the missed ones.
     pub(crate) fn get(&mut self, keys: &[u64]) -> Result<Vec<usize>> {
         self.out.extend_from_slice(b"get");
         for key in keys {
@@ -48,7 +48,8 @@ impl Client {
         }
         self.out.extend_from_slice(b"\r\n");
         self.send()?;
-        // Replies come in the order of the keys, missed ones left out; a key may be in a batch twice.
+        // Replies come in the order of the keys, without the missed ones; a key may occur twice in
+        // a batch.
         let mut missed = Vec::new();
         let mut place = 0;
         let mut line = String::new();
@@ -79,7 +80,7 @@ impl Client {
         }
     }
 
-    /// Sets what was missed, and waits for each reply.
+    /// Sets the missed keys, and waits for each reply.
     pub(crate) fn set(&mut self, load: &Load, keys: &[u64], missed: &[usize]) -> Result<()> {
         let filler = [b'm'; 4096];
         for &place in missed {
@@ -98,7 +99,8 @@ impl Client {
         for _ in missed {
             line.clear();
             self.replies.read_line(&mut line)?;
-            // memcached may find no page for a size it has not seen before: a miss later, not an error here.
+            // memcached may have no page for a new size. That causes a miss later, but is not an
+            // error here.
             ensure!(
                 line == "STORED\r\n" || line == "SERVER_ERROR out of memory storing object\r\n",
                 "a set was answered `{}`",

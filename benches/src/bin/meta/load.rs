@@ -1,4 +1,5 @@
-//! Keys, value sizes, lifetimes and requests, drawn from histograms; the same for the same seed.
+//! Keys, value sizes, lifetimes and requests, drawn from histograms. Equal seeds give equal
+//! results.
 
 use std::path::Path;
 
@@ -9,9 +10,9 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use serde::Deserialize;
 
-/// The largest value drawn; with key and header it fits memcached's default item limit.
+/// The largest value drawn. Together with key and header, it fits memcached's default item limit.
 const VALUE_BYTES_MAX: usize = 512 << 10;
-/// Lifetimes, seconds, 0 for ever; each key has one of them.
+/// Lifetimes in seconds, 0 for unlimited; each key has one of them.
 const LIFETIMES_SECS: [u32; 5] = [0, 0, 60, 10, 2];
 
 /// `popularityBuckets[i]` keys share `popularityWeights[i]` of the requests evenly; `oneHits` of all requests are for keys never asked for again.
@@ -31,10 +32,10 @@ struct Sizes {
     val_size_range_probability: Vec<u64>,
 }
 
-/// What is asked for, and what it is.
+/// The requests, and the properties of the keys.
 pub(crate) struct Load {
     one_hits: f64,
-    /// Cumulated weight and keys of every bucket, both after it.
+    /// Cumulative weight and number of keys up to the end of each bucket.
     weights: Vec<(f64, u64)>,
     sizes: Vec<(u64, usize)>,
     seed: u64,
@@ -57,7 +58,8 @@ impl Load {
         let (mut weight, mut kept) = (0.0, 0u64);
         let mut weights = Vec::new();
         for (bucket, total) in popularity.popularity_buckets.iter().zip(&popularity.popularity_weights) {
-            // Each key stays with the same chance, whatever its popularity: the shape stays the same.
+            // Each key is kept with the same probability, whatever its popularity, so the shape
+            // stays the same.
             let expected = *bucket as f64 * rate;
             let sampled = expected.floor() as u64 + u64::from(rng.random_bool(expected.fract()));
             if sampled > 0 {
@@ -80,22 +82,22 @@ impl Load {
         Ok(Load { one_hits: popularity.one_hits, weights, sizes, seed })
     }
 
-    /// Keys that are asked for more than once.
+    /// Returns the number of keys that are requested more than once.
     pub(crate) fn keys(&self) -> u64 {
         self.weights.last().map_or(0, |(_, keys)| *keys)
     }
 
-    /// Bytes of all their values.
+    /// Returns the size of all their values, in bytes.
     pub(crate) fn value_bytes(&self) -> u64 {
         (0..self.keys()).map(|key| self.value_of(key).0 as u64).sum()
     }
 
-    /// A key as it is sent.
+    /// Returns a key in the form in which it is sent.
     pub(crate) fn name(key: u64) -> String {
         format!("meta:{key:016x}")
     }
 
-    /// A key's value size and lifetime: always the same.
+    /// Returns a key's value size and lifetime, which never change.
     pub(crate) fn value_of(&self, key: u64) -> (usize, u32) {
         let mut rng = SmallRng::seed_from_u64(self.seed ^ key.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let last = self.sizes.len() - 1;
@@ -106,7 +108,7 @@ impl Load {
         (bytes, LIFETIMES_SECS[rng.random_range(0..LIFETIMES_SECS.len())])
     }
 
-    /// An endless stream of keys.
+    /// Returns an endless stream of keys.
     pub(crate) fn requests(&self, seed: u64) -> impl Iterator<Item = u64> + '_ {
         let mut rng = SmallRng::seed_from_u64(seed.rotate_left(17));
         let total = self.weights.last().map_or(1.0, |(weight, _)| *weight);

@@ -1,9 +1,11 @@
-//! `meta`: misses of a cache-aside load drawn from Meta's published histograms, cached beside memcached at equal `-m`.
+//! `meta`: the misses of a cache-aside load drawn from Meta's published histograms, for cached and
+//! memcached with equal `-m`.
 //!
-//! The load is a website's: read a batch of keys, and set those that were missed. Popularity and value sizes are drawn from the
-//! histogram files given; keys are sampled spatially (Waldspurger et al., *SHARDS*, FAST '15) down to a
-//! number this machine can serve; three fifths of the keys have an expiry. Both servers get the very same requests, one after
-//! the other; the first half of them warms up and is not counted.
+//! The load is like a website's: it reads a batch of keys, and sets those that were missed.
+//! Popularity and value sizes are drawn from the given histogram files. Keys are sampled spatially
+//! (Waldspurger et al., *SHARDS*, FAST '15) down to a number that this machine can serve; three
+//! fifths of the keys have an expiry. Both servers get the same requests, one server after the
+//! other; the first half is a warm-up and does not count.
 
 mod client;
 mod load;
@@ -86,7 +88,7 @@ fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// The share of requests missed after the warm-up, by a fresh server.
+/// Returns the share of requests missed after the warm-up, on a new server.
 fn misses(name: &str, program: &Path, memory_mib: usize, load: &Load, options: &Options) -> Result<f64> {
     let spec = ServerSpec { memory_mib, ..ServerSpec::new(name, program) };
     let server = spec.start()?;

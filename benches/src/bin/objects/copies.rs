@@ -1,4 +1,5 @@
-//! Hits that copy, beside memcpy: random 4 KiB over 256 MiB, 64 KiB after churn, one thread and two.
+//! Hits that copy, compared with memcpy: random 4 KiB over 256 MiB, and 64 KiB after churn, on one
+//! thread and two.
 
 use std::hint::black_box;
 use std::sync::Barrier;
@@ -21,7 +22,7 @@ fn full() -> anyhow::Result<(ObjectCache, Vec<ObjectId>)> {
     full_of(1024)
 }
 
-/// A cache that is full, with room for as many objects in its index.
+/// Returns a full cache, with space for this many objects in its index.
 fn full_of(objects_count_max: u32) -> anyhow::Result<(ObjectCache, Vec<ObjectId>)> {
     let ids = objects(BYTES / OBJECT);
     let cache = cache(memory_store(), ample(BYTES, objects_count_max, WriteMode::Back))?;
@@ -29,7 +30,7 @@ fn full_of(objects_count_max: u32) -> anyhow::Result<(ObjectCache, Vec<ObjectId>
     Ok((cache, ids))
 }
 
-/// Bare memory of the same size, touched.
+/// Returns plain memory of the same size, already touched.
 fn bare() -> Vec<u8> {
     vec![7u8; BYTES as usize]
 }
@@ -53,7 +54,7 @@ fn write(cache: &ObjectCache, ids: &[ObjectId], places: &mut Places, data: &Byte
     block_on(cache.write(request)).expect("a hit");
 }
 
-/// Random 4 KiB hits over 256 MiB. The bare copies are made from the cache's own buckets.
+/// Random 4 KiB hits over 256 MiB. The plain copies are made from the cache's own buckets.
 pub(crate) fn hits(rounds: u32) -> anyhow::Result<()> {
     let (cache, ids) = full()?;
     let data = Bytes::from(vec![9u8; BLOCK as usize]);
@@ -91,7 +92,7 @@ pub(crate) fn hits(rounds: u32) -> anyhow::Result<()> {
                 black_box(block_on(cache.read(ReadRequest::new(id, at, BLOCK))).expect("a hit"));
             },
         ));
-        // What is written must not be held, or it would be written elsewhere.
+        // Written data must not be pinned, because they would then be written elsewhere.
         drop(buckets);
         let mut at = places();
         times[3].push(timed_over(
@@ -102,7 +103,8 @@ pub(crate) fn hits(rounds: u32) -> anyhow::Result<()> {
             },
         ));
     }
-    // The same direction as a write, for comparison; into memory of its own, as a cache's is not to be written.
+    // In the same direction as a write, for comparison, but into separate memory, because a cache's
+    // must not be written.
     let mut memory = bare();
     for round in 0..u64::from(rounds) {
         let mut at = Places::new(round * 77 + 5);
@@ -110,7 +112,7 @@ pub(crate) fn hits(rounds: u32) -> anyhow::Result<()> {
         times[4].push(timed_over(CALLS, place, |at| {
             let target = &mut memory[at..at + BLOCK as usize];
             target.copy_from_slice(black_box(&data));
-            // Nothing reads these bytes: without this an optimizer leaves the copy out.
+            // Nothing reads these bytes, so without this the optimizer would remove the copy.
             black_box(target);
         }));
     }
@@ -132,13 +134,14 @@ pub(crate) fn hits(rounds: u32) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// 64 KiB after the buckets have been shuffled by random 4 KiB rewriting, beside sixteen random 4 KiB copies.
+/// 64 KiB after the buckets have been shuffled by random 4 KiB rewrites, compared with sixteen
+/// random 4 KiB copies.
 pub(crate) fn churn(rounds: u32) -> anyhow::Result<()> {
     const LEN: u64 = 64 << 10;
     let (cache, ids) = full()?;
     let data = Bytes::from(vec![9u8; BLOCK as usize]);
     let mut places = Places::new(3);
-    // Readers hold on to what is rewritten, so that it is rewritten elsewhere.
+    // Readers pin rewritten data, so that they are rewritten elsewhere.
     let mut held = std::collections::VecDeque::new();
     for _ in 0..2 * BYTES / BLOCK {
         held.push_back(read(&cache, &ids, &mut places, BLOCK));
@@ -174,8 +177,9 @@ pub(crate) fn churn(rounds: u32) -> anyhow::Result<()> {
 /// The most threads that are measured.
 const THREADS_MAX: usize = 16;
 
-/// Threads that read and write 4 KiB at random, and copy 4 KiB without the cache, by the number of threads: on objects of
-/// their own, and all on the same objects. Every thread goes over as many bytes, whatever the number of threads.
+/// Threads that read and write random 4 KiB, and copy 4 KiB without the cache, by the number of
+/// threads: each on its own objects, and all on the same objects. Every thread covers the same
+/// number of bytes, whatever the number of threads.
 pub(crate) fn threads(rounds: u32) -> anyhow::Result<()> {
     let cores = std::thread::available_parallelism()?.get().min(THREADS_MAX);
     let counts: Vec<usize> = (0..).map(|power| 1 << power).take_while(|&count| count <= cores).collect();
@@ -228,7 +232,7 @@ pub(crate) fn threads(rounds: u32) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns how often a second `count` threads make a step, all together.
+/// Returns how many steps per second `count` threads make together.
 fn rate_of_threads(count: usize, seed: u64, step: &(dyn Fn(usize, &mut Places, &mut [u8]) + Sync)) -> f64 {
     let barrier = Barrier::new(count + 1);
     std::thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! Sixteen parallel misses on one object: how many of them the store sees at once.
+//! Sixteen concurrent misses on one object: how many of them reach the store at the same time.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! What a hit costs beyond its bytes, with 128 thousand objects of one bucket and with a million: warm (the same
-//! few again) and cold (any of them).
+//! The costs of a hit beyond copying its bytes, with 128 thousand objects of one bucket and with a
+//! million: warm (the same few objects) and cold (any of them).
 
 use std::hint::black_box;
 
@@ -16,21 +16,21 @@ const CALLS: u64 = 200_000;
 const WARM: u64 = 1000;
 const COUNTS: [u64; 2] = [128 << 10, 1 << 20];
 
-/// A cache full of objects, and the buckets that it keeps them in.
+/// A cache full of objects, and the buckets that contain them.
 struct Population {
     ids: Vec<ObjectId>,
     cache: ObjectCache,
     buckets: Vec<Segments>,
-    /// Time beyond the bare copy, warm and cold.
+    /// The time beyond a plain copy, warm and cold.
     beyond: [Vec<f64>; 2],
-    /// Time by reference, where no byte is touched, warm and cold.
+    /// The time by reference, where no byte is touched, warm and cold.
     shared: [Vec<f64>; 2],
 }
 
 impl Population {
     fn new(count: u64) -> anyhow::Result<Self> {
         let ids = objects(count);
-        // All of it stays dirty, so that the store below keeps no second copy of it.
+        // Everything stays dirty, so that the store below has no second copy of it.
         let config = ample(count * BLOCK, count as u32 * 5 / 4, WriteMode::Back);
         let cache = cache(memory_store(), config)?;
         let data = Bytes::from(vec![1u8; BLOCK as usize]);

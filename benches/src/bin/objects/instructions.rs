@@ -1,7 +1,8 @@
-//! User instructions of a hit, counted by valgrind: a read and a write of what is in memory, one at a time.
+//! User instructions of a hit, counted by valgrind: single reads and writes of data in memory.
 //!
-//! The load is random over 16 MiB in four objects, all in memory and dirty, copied to and from the same place. Each
-//! figure is the difference of two runs of this program ([`Callgrind::each`]); the background has nothing to do.
+//! The load is random over 16 MiB in four objects, all in memory and dirty, copied from and to the
+//! same location. Each figure is the difference of two runs of this program ([`Callgrind::each`]);
+//! the background has nothing to do.
 
 use std::hint::black_box;
 use std::path::Path;
@@ -15,11 +16,11 @@ use cached_benches::figure::Figure;
 
 use crate::setup::{OBJECT, Places, ample, cache, fill, memory_store, objects};
 
-/// Bytes of the objects together.
+/// The size of the objects together.
 const BYTES: u64 = 16 << 20;
 /// Operations of the shorter run.
 const CALLS: u64 = 20_000;
-/// What is counted: its name, whether it writes, and the bytes of each.
+/// The counted operations: name, whether it writes, and the number of bytes.
 const SHAPES: [(&str, bool, u64); 5] = [
     ("read of 512 bytes", false, 512),
     ("read of 4 KiB", false, 4 << 10),
@@ -28,10 +29,11 @@ const SHAPES: [(&str, bool, u64); 5] = [
     ("write of 64 KiB", true, 64 << 10),
 ];
 
-/// The word that makes this program the one that is counted, before the number of a shape and the number of calls.
+/// The argument that makes this program the counted one; it precedes the number of an operation and
+/// the number of calls.
 pub(crate) const COUNTED: &str = "instructions-counted";
 
-/// Prints a line for each shape.
+/// Prints a line for each operation.
 pub(crate) fn instructions(_: u32) -> Result<()> {
     let callgrind = Callgrind::find(Path::new("valgrind"))?;
     for (number, (name, ..)) in SHAPES.iter().enumerate() {
@@ -42,7 +44,7 @@ pub(crate) fn instructions(_: u32) -> Result<()> {
     Ok(())
 }
 
-/// Makes the calls that are counted.
+/// Makes the counted calls.
 pub(crate) fn counted(words: &[String]) -> Result<()> {
     let [shape, calls] = words else { bail!("a shape and a number of calls are needed") };
     let &(_, is_write, len) = SHAPES.get(shape.parse::<usize>()?).context("there is no such shape")?;

@@ -1,5 +1,6 @@
-//! What namespaces have of one cache and one store beside each other: a small hot set beside a stream of writes, eight
-//! reservations beside a ninth namespace that takes what it can, and how soon lent capacity is back.
+//! Isolation of namespaces that share a cache and a store: a small hot set next to a stream of
+//! writes, eight reservations next to a ninth namespace that takes as much as it can, and how soon
+//! lent capacity is returned.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,15 +17,15 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use crate::setup::{BLOCK, OBJECT, Places, ample, cache, memory_store};
 use crate::slow::Slow;
 
-/// The store: the number of requests that it works on at once, and the time that each takes.
+/// The store's number of concurrent requests, and the time of each.
 const AT_ONCE: usize = 16;
 const SERVICE: Duration = Duration::from_millis(2);
-/// Requests a second that it does at most.
+/// The maximum rate of the store, in requests per second.
 const STORE_RATE: f64 = AT_ONCE as f64 / 0.002;
 /// Objects of each namespace.
 const OBJECTS: u64 = 4;
 
-/// The time of a part: ten seconds, or as many as there are rounds, if they are fewer than usual.
+/// The duration of a part: ten seconds, or as many as there are rounds if that is less.
 fn seconds(rounds: u32) -> u64 {
     if rounds < 7 { u64::from(rounds) } else { 10 }
 }
@@ -42,7 +43,7 @@ fn reserved(rate: u64) -> StoreTerms {
     StoreTerms { requests_per_second_min: Some(rate), ..StoreTerms::default() }
 }
 
-/// A cache over the slow store, which has objects in these namespaces.
+/// Returns a cache over the slow store, which contains objects in these namespaces.
 fn over_slow(names: &[String], config: ObjectCacheConfig) -> anyhow::Result<ObjectCache> {
     let memory = memory_store();
     let data = Bytes::from(vec![7u8; OBJECT as usize]);
@@ -54,7 +55,7 @@ fn over_slow(names: &[String], config: ObjectCacheConfig) -> anyhow::Result<Obje
     cache(Arc::new(Slow::new(memory, SERVICE, AT_ONCE)), config)
 }
 
-/// Keeps `depth` reads of what is not cached under way until `stop`.
+/// Keeps `depth` reads of uncached data in progress until `stop`.
 fn flood(cache: &ObjectCache, name: &str, depth: usize, stop: &AtomicBool) -> anyhow::Result<()> {
     let mut places = Places::new(name.bytes().map(u64::from).sum::<u64>() * 7919);
     let mut read = || {
@@ -74,7 +75,7 @@ fn flood(cache: &ObjectCache, name: &str, depth: usize, stop: &AtomicBool) -> an
     })
 }
 
-/// What a namespace has had of the store, in the units in which reservations count.
+/// Returns a namespace's use of the store, in the units in which reservations count.
 fn units(cache: &ObjectCache, name: &str) -> f64 {
     let all = cache.namespaces();
     let of = all.iter().find(|of| of.namespace.as_ref().is_some_and(|own| own.as_bytes() == name.as_bytes()));
@@ -87,7 +88,8 @@ pub(crate) fn isolation(rounds: u32) -> anyhow::Result<()> {
     lent_and_back(seconds(rounds))
 }
 
-/// Reads 95 of 100 times in a small hot set, and else what is not cached; returns the share of hits and p99.
+/// Makes 95 of 100 reads in a small hot set, and the others of uncached data. Returns the share of
+/// hits and the p99 latency.
 fn hot_reads(cache: &ObjectCache, time: Duration) -> anyhow::Result<(f64, Duration)> {
     let counts = || {
         let all = cache.namespaces();
@@ -114,7 +116,7 @@ fn hot_reads(cache: &ObjectCache, time: Duration) -> anyhow::Result<(f64, Durati
     Ok((hits as f64 / (hits + misses).max(1) as f64, p99))
 }
 
-/// Writes 256 KiB after the other, eight at once, over far more than the cache holds.
+/// Writes consecutive blocks of 256 KiB, eight at a time, over far more than the cache holds.
 fn stream(cache: &ObjectCache, stop: &AtomicBool) -> anyhow::Result<u64> {
     const LEN: u64 = 256 << 10;
     let data = Bytes::from(vec![1u8; LEN as usize]);

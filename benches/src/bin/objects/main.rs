@@ -1,7 +1,9 @@
-//! The object cache in process, beside bare memcpy over the same addresses and beside the bare store.
+//! The object cache in process, compared with plain memcpy over the same addresses and with the
+//! plain store.
 //!
-//! `cargo run --release --manifest-path benches/Cargo.toml --bin objects [-- --only hits,churn,index,threads,depth,twice,foyer,memory,isolation,instructions]`.
-//! One line per figure; rounds alternate between the two that are compared, and medians are printed.
+//! `cargo run --release --manifest-path benches/Cargo.toml --bin objects [-- --only
+//! hits,churn,index,threads,depth,twice,foyer,memory,isolation,instructions]`. One line per figure;
+//! rounds alternate between the two that are compared, and medians are printed.
 
 mod copies;
 mod depth;
@@ -46,7 +48,7 @@ fn main() -> anyhow::Result<()> {
         ("isolation", isolation::isolation),
         ("instructions", instructions::instructions),
     ];
-    // What `memory` starts processes of its own for.
+    // The parts for which `memory` starts separate processes.
     let children: [(&str, Part); 3] =
         [("memory-dirty", memory::dirty), ("memory-clean", memory::clean), ("memory-full", memory::full)];
     if let [first, words @ ..] = &args.only[..]

@@ -1,5 +1,5 @@
-//! What the cache keeps beside the data: per object of one bucket, per bucket of full objects. Resident memory of a
-//! process of its own for each, so that no memory freed by another is used again unseen.
+//! The cache's memory beside the data: per object of one bucket, and per bucket of full objects.
+//! Each is the resident memory of a separate process, so that no freed memory is reused unnoticed.
 
 use std::process::Command;
 
@@ -18,8 +18,8 @@ fn resident() -> anyhow::Result<f64> {
     Ok(pages * 4096.0)
 }
 
-/// Objects of one bucket each, and full ones, in each of two steps: the second shows what each of them takes, the
-/// first what a process takes that has begun.
+/// The number of objects with one bucket, and of full ones, in each of two steps: the second shows
+/// the memory per object, and the first that of a started process.
 const SMALL: u64 = 100_000;
 const FULL: u64 = 150;
 
@@ -55,7 +55,7 @@ pub(crate) fn clean(_rounds: u32) -> anyhow::Result<()> {
     small(WriteMode::Through)
 }
 
-/// Enough room that nothing is flushed by need: the store's copy would count as ours.
+/// Enough space that nothing has to be flushed, because the store's copy would count as ours.
 fn roomy(bytes: u64, objects: u32, write: WriteMode) -> ObjectCacheConfig {
     let mut config = ample(bytes * 2, objects, write);
     config.huge_pages = false;

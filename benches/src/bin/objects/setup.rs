@@ -1,4 +1,4 @@
-//! A cache over a store, its background on a thread, and what the parts share.
+//! A cache over a store with its background on a thread, and the code shared by the parts.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,7 +14,8 @@ use cached_core::object::{ObjectCache, ObjectCacheConfig};
 pub(crate) const OBJECT: u64 = 4 << 20;
 pub(crate) const BLOCK: u64 = 4096;
 
-/// Whether caches ask for huge pages. Bare copies are made from the same memory, so they have them as well.
+/// Whether caches ask for huge pages. Plain copies are made from the same memory, so they use them
+/// too.
 pub(crate) static HUGE_PAGES: AtomicBool = AtomicBool::new(false);
 
 pub(crate) fn cache(below: Arc<dyn Blocker>, config: ObjectCacheConfig) -> anyhow::Result<ObjectCache> {
@@ -23,7 +24,8 @@ pub(crate) fn cache(below: Arc<dyn Blocker>, config: ObjectCacheConfig) -> anyho
     Ok(cache)
 }
 
-/// Room for `bytes` of data, all of which may be dirty, and nothing is flushed by age.
+/// Returns a configuration with space for `bytes` of data, all of which may be dirty, and without
+/// flushes by age.
 pub(crate) fn ample(bytes: u64, objects: u32, write: WriteMode) -> ObjectCacheConfig {
     ObjectCacheConfig {
         memory_bytes_max: bytes * 2,
@@ -41,12 +43,12 @@ pub(crate) fn object(number: u64) -> ObjectId {
     ObjectId::new(namespace, Name::new(format!("volume.{number:08}")).expect("a name"))
 }
 
-/// Names made beforehand: making one costs more than a hit.
+/// Returns names created in advance, because creating one costs more than a hit.
 pub(crate) fn objects(count: u64) -> Vec<ObjectId> {
     (0..count).map(object).collect()
 }
 
-/// Objects of 4 MiB, full of something.
+/// Writes objects of 4 MiB.
 pub(crate) fn fill(store: &dyn Blocker, ids: &[ObjectId]) -> anyhow::Result<()> {
     let data = Bytes::from(vec![7u8; OBJECT as usize]);
     for id in ids {
@@ -59,7 +61,7 @@ pub(crate) fn memory_store() -> Arc<dyn Blocker> {
     Arc::new(Memory::default())
 }
 
-/// A cheap, good enough source of places.
+/// A cheap, sufficiently random source of positions.
 pub(crate) struct Places(u64);
 
 impl Places {
@@ -75,11 +77,13 @@ impl Places {
     }
 }
 
-/// Calls made ready at a time by [`timed_over`]: few enough to stay in the nearest cache.
+/// The number of calls that [`timed_over`] prepares at a time: few enough to stay in the nearest
+/// CPU cache.
 const BATCH: u64 = 64;
 
-/// Time per call of what is made ready beforehand, so that neither side of a comparison pays for finding out what
-/// to ask for: in a server the name has just been received, and does not come from far away in memory.
+/// Returns the time per call with arguments prepared in advance, so that neither side of a
+/// comparison pays for choosing them: in a server, the name has just been received, and need not
+/// come from far memory.
 pub(crate) fn timed_over<T>(calls: u64, mut ready: impl FnMut() -> T, mut call: impl FnMut(T)) -> f64 {
     let mut batch = Vec::with_capacity(BATCH as usize);
     let (mut spent, mut made) = (Duration::ZERO, 0);
@@ -93,7 +97,7 @@ pub(crate) fn timed_over<T>(calls: u64, mut ready: impl FnMut() -> T, mut call: 
     spent.as_nanos() as f64 / made as f64
 }
 
-/// What the cache holds of these blocks, where it holds it: what a bare copy is made from.
+/// Returns the cache's contents of these blocks in place, as the source of plain copies.
 pub(crate) fn held(cache: &ObjectCache, ids: &[ObjectId], blocks_each: u64) -> anyhow::Result<Vec<Segments>> {
     let blocks = ids.iter().flat_map(|id| (0..blocks_each).map(move |block| (id, block * BLOCK)));
     let read =
@@ -101,8 +105,8 @@ pub(crate) fn held(cache: &ObjectCache, ids: &[ObjectId], blocks_each: u64) -> a
     blocks.map(read).collect()
 }
 
-/// Where a block is copied to: at the same place within a page in every run, half a page away from where blocks begin,
-/// so that no load waits for an unrelated store whose address looks alike.
+/// The destination of copied blocks: always at the same position within a page, half a page away
+/// from where blocks start, so that no load waits for an unrelated store with a similar address.
 pub(crate) struct Target {
     memory: Vec<u8>,
     from: usize,
@@ -140,7 +144,7 @@ pub(crate) fn median(values: &mut [f64]) -> f64 {
     values[values.len() / 2]
 }
 
-/// `a ÷ b` of each round, its median and spread.
+/// Returns the median and spread of `a ÷ b` per round.
 pub(crate) fn ratio(a: &[f64], b: &[f64]) -> String {
     let mut ratios: Vec<f64> = a.iter().zip(b).map(|(a, b)| a / b).collect();
     let median = median(&mut ratios);

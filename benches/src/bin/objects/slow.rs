@@ -1,4 +1,4 @@
-//! A store with a fixed time for each operation and a fixed number of them at once.
+//! A store with a fixed time per operation and a fixed number of concurrent ones.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -40,7 +40,7 @@ impl Slow {
         Self { below, delay, gate: Arc::new(gate) }
     }
 
-    /// The most operations that were inside at once.
+    /// Returns the largest number of concurrent operations so far.
     pub(crate) fn most_at_once(&self) -> usize {
         self.gate.most.load(Ordering::Relaxed)
     }

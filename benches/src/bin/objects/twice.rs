@@ -1,5 +1,5 @@
-//! A working set twice the cache, over a store that takes 1 ms for an operation and 16 at once: never slower than
-//! the store alone, and faster where the access is skewed.
+//! A working set of twice the cache, over a store that takes 1 ms per operation and executes 16 at
+//! a time: never slower than the store alone, and faster if the access is skewed.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ const CACHE_BYTES: u64 = 32 << 20;
 const CLIENTS: u64 = 16;
 const SPAN: Duration = Duration::from_millis(700);
 
-/// Operations in a span of time, by clients that each wait for their answer.
+/// Returns the operations per second of clients that each wait for their answer.
 fn rate(store: &Arc<dyn Blocker>, is_write: bool, skewed: bool, seed: u64) -> f64 {
     let ids = objects(2 * CACHE_BYTES / OBJECT);
     let data = Bytes::from(vec![5u8; BLOCK as usize]);
@@ -30,7 +30,7 @@ fn rate(store: &Arc<dyn Blocker>, is_write: bool, skewed: bool, seed: u64) -> f6
                     let blocks = 2 * CACHE_BYTES / BLOCK;
                     let mut done = 0;
                     while start.elapsed() < SPAN {
-                        // Skewed: nine in ten go to a tenth.
+                        // Skewed: nine of ten requests go to a tenth of the data.
                         let near = skewed && places.below(10) > 0;
                         let at = places.below(if near { blocks / 10 } else { blocks }) * BLOCK;
                         let id = ids[(at / OBJECT) as usize].clone();
@@ -67,7 +67,7 @@ pub(crate) fn twice(rounds: u32) -> anyhow::Result<()> {
                     ..ObjectCacheConfig::default()
                 };
                 let cached: Arc<dyn Blocker> = Arc::new(cache(Arc::clone(&slow), config)?);
-                // Until it is full.
+                // Until the cache is full.
                 for seed in 0..3 {
                     rate(&cached, is_write, skewed, 100 + seed);
                 }

@@ -1,5 +1,5 @@
-//! The cluster, by `deploy/dev/ceph-dev`, and the programs that are measured beside us: fio's rados engine and
-//! `rados bench`.
+//! The cluster, started by `deploy/dev/ceph-dev`, and the programs measured for comparison: fio's
+//! rados engine and `rados bench`.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// A cluster that goes with this process.
+/// A cluster that ends with this process.
 pub(crate) struct Ceph {
     dir: PathBuf,
     pub(crate) conf: PathBuf,
@@ -58,8 +58,8 @@ impl Ceph {
         Ok(value["jobs"][0][side]["iops"].as_f64().filter(|iops| *iops > 0.0))
     }
 
-    /// Gives fio's objects their bytes: reads of objects that it has only touched would cost nothing. Nothing
-    /// where fio is not installed.
+    /// Writes data to fio's objects, because reading objects that it has only touched would cost
+    /// nothing. Does nothing if fio is not installed.
     pub(crate) fn fio_preload(&self, objects: u64) {
         let mut command = self.fio_command(objects);
         // Without fio, or without the engine, fio or the shell prints an error.

@@ -1,5 +1,5 @@
-//! Closed loops over any [`Blocker`]: random aligned blocks of a set of objects, so many in parallel, for so
-//! long; throughput and latency.
+//! Closed loops over any [`Blocker`]: random aligned blocks of a set of objects, with a given
+//! parallelism and duration; throughput and latency.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,27 +17,28 @@ use hdrhistogram::Histogram;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
-/// How large the objects are: the contract's default.
+/// The size of the objects: the contract's default.
 pub(crate) const OBJECT_BYTES: u64 = 4 << 20;
-/// The number of answers that were ready at once after which a loop reads the clock and lets the next one run.
+/// The number of immediately ready answers after which a loop reads the clock and yields to the
+/// next one.
 const TURN_OPS: u32 = 64;
 
-/// What a run does.
+/// The parameters of a run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Load {
     pub(crate) write: bool,
     pub(crate) block_bytes: u64,
-    /// How many operations are under way, in all threads together.
+    /// The number of operations in progress, in all threads together.
     pub(crate) depth: usize,
     pub(crate) threads: usize,
     pub(crate) objects: u64,
-    /// Zipf exponent over blocks; none: uniform.
+    /// The Zipf exponent over blocks; `None`: uniform.
     pub(crate) skew: Option<f64>,
     pub(crate) duration: Duration,
     pub(crate) seed: u64,
 }
 
-/// What came out.
+/// The results.
 #[derive(Clone, Debug)]
 pub(crate) struct Outcome {
     pub(crate) ops_per_s: f64,
@@ -58,7 +59,7 @@ pub(crate) fn object(index: u64) -> ObjectId {
 
 /// Writes every object in full.
 pub(crate) fn preload(store: &dyn Blocker, objects: u64) -> Result<()> {
-    // Not zeros: a store may know how to keep none.
+    // Not zeros, because a store may avoid storing those.
     let data = Bytes::from((0..OBJECT_BYTES).map(|at| ((at * 31) >> 3) as u8 | 1).collect::<Vec<u8>>());
     block_on(async {
         let write = |index| {
@@ -122,7 +123,8 @@ fn one_thread(
             let mut turn = 0;
             loop {
                 let block = match zipf {
-                    // Popular blocks lie anywhere: a multiplication by an odd number shuffles a power of two.
+                    // Popular blocks are anywhere: multiplying by an odd number permutes a power of
+                    // two.
                     Some(zipf) => zipf.sample(&mut random).wrapping_mul(0x9e37_79b1) % blocks,
                     None => random.random_range(0..blocks),
                 };
@@ -161,7 +163,7 @@ fn one_thread(
     Ok(all)
 }
 
-/// The answer, and whether it was there at once.
+/// Returns the answer, and whether it was ready at once.
 async fn finish<T: Unpin>(reply: Reply<T>) -> Result<(T, bool), Error> {
     match reply {
         Reply::Ready(answer) => Ok((answer?, true)),
@@ -169,7 +171,7 @@ async fn finish<T: Unpin>(reply: Reply<T>) -> Result<(T, bool), Error> {
     }
 }
 
-/// Pending once, so that others have their turn.
+/// Pending once, so that others can run.
 fn yield_once() -> impl FnMut(&mut std::task::Context<'_>) -> std::task::Poll<()> {
     let mut yielded = false;
     move |cx| {

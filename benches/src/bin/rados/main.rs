@@ -1,8 +1,9 @@
-//! The headline: `cached` in front of a real Ceph against that Ceph alone, in one run on one machine.
+//! The main comparison: `cached` in front of a real Ceph, and that Ceph alone, in one run on one
+//! machine.
 //!
-//! Brings up a one-node cluster (`deploy/dev/ceph-dev`), measures RADOS alone through `blocker-rados` (and
-//! beside it fio's rados engine and `rados bench`, so that the baseline can be checked), then
-//! the same loads through an `ObjectCache` over the same store. Prints a table, draws a plot.
+//! Starts a one-node cluster (`deploy/dev/ceph-dev`), measures RADOS alone through `blocker-rados`
+//! (and for comparison fio's rados engine and `rados bench`, so that the baseline can be checked),
+//! then the same loads through an `ObjectCache` over the same store. Prints a table, draws a plot.
 //!
 //! ```text
 //! cargo run --release --manifest-path benches/Cargo.toml --bin rados              # about 12 minutes
@@ -56,7 +57,7 @@ struct Arguments {
     seed: u64,
 }
 
-/// The working set within the cache.
+/// A working set that fits into the cache.
 const WITHIN_OBJECTS: u64 = 64;
 /// Twice the small cache.
 const TWICE_OBJECTS: u64 = 128;
@@ -94,7 +95,7 @@ fn main() -> Result<()> {
     let mut bench = Bench { arguments, ceph, store: Arc::clone(&rados) as _, pairs: Vec::new() };
     bench.run(&machine)?;
     drop(bench);
-    // What is left of the connection ends with it.
+    // The rest of the connection ends with it.
     if let Some(rados) = Arc::into_inner(rados) {
         rados.close(Duration::from_secs(10));
     }
@@ -130,7 +131,8 @@ impl Bench {
             ("throttled", Self::throttled),
             ("twice", Self::twice),
             ("threads", Self::threads),
-            // Before `index`, whose objects keep the OSD busy for a while after they have gone.
+            // Before `index`, whose objects keep the OSD busy for a while after they have been
+            // removed.
             ("synapse", Self::synapse),
             ("index", Self::index),
         ];
@@ -149,7 +151,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Seconds of one run: short ones with `--quick`.
+    /// The duration of a run; shorter with `--quick`.
     fn time(&self, seconds: u64) -> Duration {
         Duration::from_secs(if self.arguments.quick { seconds.div_ceil(5).max(2) } else { seconds })
     }
@@ -167,13 +169,13 @@ impl Bench {
         }
     }
 
-    /// RADOS alone with the same load, measured next to what it is compared with: a shared machine's speed
-    /// changes by the minute.
+    /// Measures RADOS alone with the same load, close in time to the run with which it is compared,
+    /// because a shared machine's speed changes by the minute.
     fn alone_like(&self, load: &Load, seconds: u64) -> Result<Outcome> {
         load::run(&self.store, &Load { threads: 1, duration: self.time(seconds), ..*load })
     }
 
-    /// The baseline, and whether it is a fair one.
+    /// Measures the baseline, and checks that it is fair.
     fn alone(&mut self) -> Result<()> {
         self.ceph.fio_preload(WITHIN_OBJECTS);
         for write in [false, true] {
@@ -190,7 +192,7 @@ impl Bench {
                 )?);
             }
             if !write {
-                // Something for the next line to read.
+                // Data for the next line to read.
                 self.ceph.rados_bench(true, load.block_bytes, load.depth, load.duration)?;
             }
             let bench = self.ceph.rados_bench(write, load.block_bytes, load.depth, load.duration)?;
@@ -231,7 +233,7 @@ impl Bench {
         over(Arc::clone(&self.store), config)
     }
 
-    /// Everything fits: the cache, and for writes the dirty limit.
+    /// Everything fits: into the cache and, for writes, into the dirty limit.
     fn within(&mut self) -> Result<()> {
         for write in [true, false] {
             for (block_kib, depth) in [(4, 16), (4, 4), (16, 16), (64, 16)] {
@@ -240,7 +242,7 @@ impl Bench {
                 let alone = self.alone_like(&load, 5)?;
                 let cache = self.cache(roomy())?;
                 let backend: Arc<dyn Blocker> = Arc::new(cache.clone());
-                // Once through everything, so that what is measured is the cache.
+                // One pass over everything, so that the cache is measured.
                 touch(&backend, &load)?;
                 let outcome = load::run(&backend, &load)?;
                 let ratio = outcome.ops_per_s / alone.ops_per_s;
@@ -263,14 +265,14 @@ impl Bench {
         Ok(())
     }
 
-    /// The dirty limit is below the working set: writers go at the pace of the flushes.
+    /// The dirty limit is below the working set, so writers are limited by the flushes.
     fn throttled(&mut self) -> Result<()> {
         let load = self.load(true, 4, 16, 60);
         let alone = self.alone_like(&load, 10)?;
         let config = ObjectCacheConfig { dirty_bytes_max: 128 << 20, ..roomy() };
         let cache = self.cache(config)?;
         let backend: Arc<dyn Blocker> = Arc::new(cache.clone());
-        // Until the limit is felt.
+        // Until the limit takes effect.
         let filling = Load { duration: Duration::from_millis(200), ..load };
         let start = Instant::now();
         while cache.counters().writes_throttled == 0 && start.elapsed() < self.time(60) {
@@ -357,8 +359,8 @@ impl Bench {
         Ok(())
     }
 
-    /// What an index of up to a million objects costs: one bucket each, over memory, since it is the index that
-    /// is asked about. Cold: each object's first touch; warm: reads of them in random order.
+    /// The costs of an index of up to a million objects with one bucket each, over memory, since
+    /// only the index matters. Cold: each object's first access; warm: reads in random order.
     fn index(&mut self) -> Result<()> {
         let steps: &[u32] = if self.arguments.quick { &[128, 256] } else { &[128, 256, 512, 1024] };
         for thousands in steps {
@@ -384,7 +386,7 @@ impl Bench {
             }
             let mut warm = load::histogram();
             for step in 0..1_u64 << 19 {
-                // Visits in an order without pattern: an odd multiplier over a power of two.
+                // Visits in an irregular order: an odd multiplier over a power of two.
                 let at = (step.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20) % u64::from(count);
                 let begun = Instant::now();
                 block_on(backend.read(blocker::ReadRequest::new(ids[at as usize].clone(), 0, 4096)))?;
@@ -402,7 +404,7 @@ impl Bench {
     }
 }
 
-/// A cache with room for the working set, clean and dirty, that is in no hurry to flush.
+/// A cache with space for the working set, clean and dirty, that does not flush soon.
 fn roomy() -> ObjectCacheConfig {
     ObjectCacheConfig {
         memory_bytes_max: 768 << 20,
@@ -435,7 +437,7 @@ fn touch(backend: &Arc<dyn Blocker>, load: &Load) -> Result<()> {
     Ok(())
 }
 
-/// Flushes everything; how long that took.
+/// Flushes everything; returns how long that took.
 fn drain(backend: &Arc<dyn Blocker>) -> Result<f64> {
     let start = Instant::now();
     block_on(backend.flush(FlushRequest::new(Scope::All)))?;

@@ -1,4 +1,4 @@
-//! The picture: operations per second of RADOS alone and of `cached` over it, on a logarithmic scale.
+//! The plot: operations per second of RADOS alone and of `cached` over it, on a logarithmic scale.
 
 use std::fmt::Write;
 
@@ -18,7 +18,7 @@ const ROW: f64 = 38.0;
 pub(crate) fn draw(title: &str, caption: &str, pairs: &[Pair]) -> String {
     let highest = pairs.iter().map(|pair| pair.cached_ops.max(pair.alone_ops)).fold(1.0, f64::max);
     let decades = highest.log10().ceil().max(3.0);
-    // From 100 operations per second on.
+    // The scale starts at 100 operations per second.
     let x = |ops: f64| LEFT + (WIDTH - LEFT - RIGHT) * ((ops.max(100.0).log10() - 2.0) / (decades - 2.0));
     let height = TOP + ROW * pairs.len() as f64 + 50.0;
     let mut out = format!(

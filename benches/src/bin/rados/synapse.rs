@@ -1,4 +1,5 @@
-//! The full chain: this process, TCP, a `synapsed` with a cache over the cluster; held against RADOS alone.
+//! The full chain: this process, TCP, and a `synapsed` with a cache over the cluster, compared with
+//! RADOS alone.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
@@ -15,12 +16,12 @@ use super::load;
 use super::plot::Pair;
 use super::{Bench, drain, line, touch, verb};
 
-/// The bars: 4 KiB x 16, everything within the cache, times RADOS alone.
+/// The required values for 4 KiB × 16 with everything in the cache, as multiples of RADOS alone.
 const WRITE_BAR: f64 = 12.0;
 const READ_BAR: f64 = 8.0;
 
 impl Bench {
-    /// Through the synapse from another process, everything within the cache.
+    /// From another process through synapse, with everything in the cache.
     pub(crate) fn synapse(&mut self) -> Result<()> {
         let directory = tempfile::tempdir()?;
         let program = match &self.arguments.synapsed {
@@ -59,7 +60,7 @@ struct Synapsed {
 }
 
 impl Synapsed {
-    /// Starts it with a cache that has room for everything, clean and dirty.
+    /// Starts it with a cache that has space for everything, clean and dirty.
     fn start(program: &Path, directory: &Path, conf: &Path) -> Result<Self> {
         let config: PathBuf = directory.join("synapsed.toml");
         let text = format!(
@@ -88,7 +89,7 @@ impl Synapsed {
 
 impl Drop for Synapsed {
     fn drop(&mut self) {
-        // Everything has been drained; an error means that it is gone already.
+        // Everything has been stored. An error means that it has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,10 +1,11 @@
-//! What reading ahead in order can cover at most: of the misses without it, those that a detector which knows the
-//! future would still need two misses to foresee.
+//! The upper bound of what sequential read-ahead can cover: of the misses without it, those that a
+//! detector which knows the future would still need two misses to foresee.
 //!
-//! A *chain* is a sequence of misses each of which begins at most [`GAP_MAX`] buckets beyond the end of the one before,
-//! with at most [`REQUESTS_MAX`] other requests between. A detector that reads ahead upon the second
-//! miss of a chain, and knows how far it goes on, covers everything from the third miss on, and none covers more: before
-//! the second miss there is no sequence. The figure says nothing of steps that are longer, or of patterns that come back.
+//! A *chain* is a sequence of misses each of which begins at most [`GAP_MAX`] buckets beyond the
+//! end of the one before, with at most [`REQUESTS_MAX`] other requests between. A detector that
+//! reads ahead upon the second miss of a chain, and knows how far it continues, covers everything
+//! from the third miss on. None covers more: before the second miss there is no sequence. The
+//! figure does not cover longer steps or recurring patterns.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -12,13 +13,14 @@ use std::collections::{BTreeMap, VecDeque};
 const GAP_MAX: u64 = 8;
 /// The most requests between two misses of a chain.
 const REQUESTS_MAX: u64 = 1024;
-/// Misses from which on a chain can be foreseen.
+/// The number of misses after which a chain can be predicted.
 const FORESEEN_FROM: u32 = 2;
 
-/// See the module.
+/// The bound, see the module.
 #[derive(Default)]
 pub(crate) struct Bound {
-    /// Where each chain may go on: the misses that it has, and the request of the last one.
+    /// The positions where chains may continue: the number of misses in each, and the request of
+    /// the last one.
     ends: BTreeMap<u64, (u32, u64)>,
     /// The same, oldest first.
     ages: VecDeque<(u64, u64)>,
@@ -27,18 +29,18 @@ pub(crate) struct Bound {
 }
 
 impl Bound {
-    /// Takes note that the request with this number missed `missed` buckets of those from `first` to `end`.
+    /// Records that the request with this number missed `missed` buckets between `first` and `end`.
     pub(crate) fn miss(&mut self, request: u64, first: u64, end: u64, missed: u64) {
         while let Some((end, at)) = self.ages.front().copied()
             && at + REQUESTS_MAX < request
         {
             self.ages.pop_front();
-            // Another chain may have come to the same end since.
+            // Another chain may have reached the same end since.
             if self.ends.get(&end).is_some_and(|(_, last)| *last == at) {
                 self.ends.remove(&end);
             }
         }
-        // The last bucket of the miss before may be asked for again.
+        // The last bucket of the previous miss may be requested again.
         let near = self.ends.range(first.saturating_sub(GAP_MAX)..=first + 1).next_back();
         let before = near.map(|(end, (misses, _))| (*end, *misses));
         let misses = before.map_or(0, |(_, misses)| misses);

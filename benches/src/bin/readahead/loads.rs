@@ -1,4 +1,4 @@
-//! The loads: made up, and replayed from block traces.
+//! The loads: artificial ones, and replayed block traces.
 
 use std::path::Path;
 
@@ -9,14 +9,14 @@ use cached_benches::files::read_plain_or_zst;
 /// The bytes of an object.
 pub(crate) const OBJECT_BYTES: u64 = 4 << 20;
 const KIB: u64 = 1024;
-/// What the made-up loads read from.
+/// The size of the volume that the artificial loads read.
 const VOLUME_BYTES: u64 = 1 << 30;
 
-/// Reads of a volume: where each begins, and its length, in bytes.
+/// Reads of a volume: the start and the length of each, in bytes.
 pub(crate) struct Load {
     pub(crate) name: String,
     pub(crate) requests: Vec<(u64, u64)>,
-    /// Where the volume ends.
+    /// The end of the volume.
     pub(crate) end_bytes: u64,
 }
 
@@ -30,7 +30,7 @@ fn load(name: &str, requests: Vec<(u64, u64)>) -> Load {
     Load { name: name.into(), requests, end_bytes: VOLUME_BYTES }
 }
 
-/// A cheap, good enough source of places.
+/// A cheap, sufficiently random source of positions.
 struct Places(u64);
 
 impl Places {
@@ -42,7 +42,7 @@ impl Places {
     }
 }
 
-/// Returns loads of which it is known what they ask for next.
+/// Returns loads whose next requests are predictable by construction.
 pub(crate) fn made_up() -> Vec<Load> {
     let mut places = Places(0x9e37_79b9_7f4a_7c15);
     let in_order = |bytes: u64, count: u64| (0..count).map(|nth| (nth * bytes, bytes)).collect();
@@ -53,7 +53,7 @@ pub(crate) fn made_up() -> Vec<Load> {
         (0..count).map(|_| (places.below(blocks) * 4 * KIB, 4 * KIB)).collect()
     };
     let random_4k = random(200_000);
-    // Readers in order, a random read after each of theirs.
+    // Sequential readers, with a random read after each of their reads.
     let noise = random(120_000);
     let beside_random = |readers: u64| -> Vec<_> {
         let interleaved = (0..120_000u64).flat_map(|nth| {
@@ -63,7 +63,7 @@ pub(crate) fn made_up() -> Vec<Load> {
         });
         interleaved.collect()
     };
-    // Short runs: three in order, here and there.
+    // Short runs: three in order at random positions.
     let starts = random(50_000);
     let last = VOLUME_BYTES - 12 * KIB;
     let runs = starts.iter().flat_map(|(at, len)| (0..3).map(move |nth| (at.min(&last) + nth * len, *len)));
@@ -81,10 +81,10 @@ pub(crate) fn made_up() -> Vec<Load> {
     ]
 }
 
-/// Reads the traces of a directory.
+/// Reads the traces in a directory.
 ///
 /// # Errors
-/// What cannot be read, or is no trace.
+/// The file that cannot be read or is not a trace.
 pub(crate) fn traces(directory: &Path, block_bytes: u64) -> anyhow::Result<Vec<Load>> {
     let entries = std::fs::read_dir(directory).with_context(|| format!("opening {}", directory.display()))?;
     let mut paths = entries.map(|entry| Ok(entry?.path())).collect::<std::io::Result<Vec<_>>>()?;

@@ -1,8 +1,9 @@
-//! Reading ahead, counted: what of a load is read before it is asked for, how much of that is used, and how
-//! many requests the store gets, beside the same load without reading ahead.
+//! Counts read-ahead: how much of a load is read in advance, how much of that is used, and how many
+//! requests the store gets, compared with the same load without read-ahead.
 //!
 //! `cargo run --release --manifest-path benches/Cargo.toml --bin readahead [-- --traces DIR]`.
-//! Nothing is timed: the background runs to its end after each request, so the figures repeat exactly.
+//! Nothing is timed: the background runs to completion after each request, so the results are
+//! exactly reproducible.
 
 mod bound;
 mod loads;
@@ -33,12 +34,12 @@ struct Args {
     memory_mib: Vec<u64>,
 }
 
-/// What a load has come to.
+/// The results of a load.
 struct Outcome {
     requests: u64,
     store_bytes: u64,
     misses: u64,
-    /// The coverage that a detector of sequences can have at most.
+    /// The largest possible coverage of a sequence detector.
     bound: f64,
     ahead: u64,
     used: u64,

@@ -1,4 +1,4 @@
-//! A store that counts what it is asked for, and a background that runs when it is asked to.
+//! A store that counts its requests, and a background that runs on request.
 
 use std::future::Future;
 use std::pin::{Pin, pin};
@@ -11,7 +11,7 @@ use bytes::Bytes;
 
 use crate::loads::{OBJECT_BYTES, object};
 
-/// A volume of objects that are full of the same bytes. It is read, and never changed.
+/// A volume whose objects are full of the same byte. It is only read.
 pub(crate) struct Counted {
     empty: Memory,
     content: Bytes,
@@ -36,7 +36,7 @@ impl Counted {
         self.requests.load(Ordering::Relaxed)
     }
 
-    /// Returns the bytes that they asked for.
+    /// Returns the number of bytes requested.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
@@ -58,7 +58,7 @@ impl Blocker for Counted {
     fn read(&self, request: ReadRequest) -> Reply<ReadReply> {
         self.requests.fetch_add(1, Ordering::Relaxed);
         self.bytes.fetch_add(request.len_bytes, Ordering::Relaxed);
-        // Numbers of one width: their order is that of the names.
+        // The numbers have equal widths, so their order is that of the names.
         if request.object.name >= self.first_missing.name {
             return Reply::err(Error::Missing);
         }
@@ -88,7 +88,7 @@ impl Blocker for Counted {
     }
 }
 
-/// Notes that it was woken.
+/// Records that it was woken.
 struct Woken(AtomicBool);
 
 impl Wake for Woken {
@@ -119,7 +119,7 @@ impl<F: Future<Output = ()>> Stepped<F> {
         }
     }
 
-    /// Runs `work` to its end, and the background where the work waits.
+    /// Runs `work` to completion, and the background whenever `work` waits.
     pub(crate) fn finish<T>(&mut self, work: impl IntoFuture<Output = Result<T>>) -> Result<T> {
         let mut work = pin!(work.into_future());
         loop {

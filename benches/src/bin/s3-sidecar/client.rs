@@ -1,4 +1,4 @@
-//! The load: requests that are signed beforehand, each connection with one at a time, as fast as the answers come.
+//! The load: requests signed in advance, one at a time per connection, as fast as the answers come.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -10,17 +10,17 @@ use hdrhistogram::Histogram;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
-/// The longest wait for anything of a server.
+/// The longest wait for a server.
 const PATIENCE: Duration = Duration::from_secs(60);
 const BUFFER_BYTES: usize = 1 << 20;
 const HEAD_BYTES_MAX: usize = 16 << 10;
 
-/// A request for bytes that are known.
+/// A request for known bytes.
 #[derive(Clone, Debug)]
 pub(crate) struct Get {
     /// The whole head.
     pub(crate) head: String,
-    /// The length of the answer's body: a multiple of eight, more than nothing.
+    /// The length of the answer's body, a positive multiple of eight.
     pub(crate) bytes: u64,
     /// The first and the last eight bytes of it.
     pub(crate) ends: [[u8; 8]; 2],
@@ -53,7 +53,8 @@ impl Connection {
         Ok((status, String::from_utf8_lossy(&text).into_owned()))
     }
 
-    /// Sends a read, and takes its answer. `must_have` is a line of the head, in lower case.
+    /// Sends a read, and receives its answer. `must_have` is a required line of the head, in lower
+    /// case.
     pub(crate) fn get(&mut self, get: &Get, must_have: Option<&str>) -> Result<()> {
         self.stream.write_all(get.head.as_bytes())?;
         let (status, begin, filled, len) = self.head()?;
@@ -66,7 +67,7 @@ impl Connection {
         ensure!(here as u64 <= len, "{}: more than the answer has come", get.head);
         self.buffer.copy_within(begin..filled, 0);
         let mut left = len - here as u64;
-        // At least the last eight bytes come in one piece.
+        // At least the last eight bytes are received in one piece.
         let mut is_first = true;
         loop {
             let more = usize::try_from(left).unwrap_or(usize::MAX).min(self.buffer.len() - here);
@@ -78,7 +79,7 @@ impl Connection {
             if left == 0 {
                 break;
             }
-            // A body is a multiple of eight, as the buffer is.
+            // The body's length is a multiple of eight, like the buffer's.
             here = 0;
         }
         ensure!(
@@ -89,11 +90,12 @@ impl Connection {
         Ok(())
     }
 
-    /// Reads the head of an answer: its status, where it ends, up to where the buffer is filled, and the length of the body.
+    /// Reads the head of an answer. Returns its status, its end, the filled length of the buffer,
+    /// and the length of the body.
     fn head(&mut self) -> Result<(u16, usize, usize, u64)> {
         let mut filled = 0;
         let end = loop {
-            // What comes behind the head belongs to the same answer.
+            // The bytes after the head belong to the same answer.
             let count = self.stream.read(&mut self.buffer[filled..])?;
             ensure!(count > 0, "the connection has ended");
             filled += count;
@@ -121,7 +123,7 @@ impl Connection {
     }
 }
 
-/// What a run has measured.
+/// The results of a run.
 #[derive(Clone, Debug)]
 pub(crate) struct Outcome {
     pub(crate) requests: u64,
@@ -140,7 +142,7 @@ impl Outcome {
     }
 }
 
-/// Sends random ones of these requests over `connections` connections for `time`.
+/// Sends random requests out of `gets` over `connections` connections for `time`.
 pub(crate) fn run(
     address: SocketAddr,
     gets: &[Get],

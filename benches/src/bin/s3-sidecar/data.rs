@@ -1,4 +1,4 @@
-//! The objects: how many of which size, and the bytes that each has.
+//! The objects: their numbers per size, and their contents.
 
 /// The bucket of all objects.
 pub(crate) const BUCKET: &str = "bench";
@@ -11,7 +11,7 @@ pub(crate) struct Objects {
     pub(crate) bytes: u64,
 }
 
-/// Read again and again.
+/// Read repeatedly.
 pub(crate) const WARM: [Objects; 4] = [
     Objects { name: "warm-4k", count: 1024, bytes: 4 << 10 },
     Objects { name: "warm-64k", count: 512, bytes: 64 << 10 },
@@ -31,7 +31,8 @@ impl Objects {
         format!("/{BUCKET}/{}-{number}", self.name)
     }
 
-    /// Returns the eight bytes of an object from `at` on, a multiple of eight: they differ for each object and place.
+    /// Returns the eight bytes of an object at `at`, a multiple of eight. They differ for each
+    /// object and position.
     pub(crate) fn word(&self, number: usize, at: u64) -> [u8; 8] {
         let name = self.name.bytes().fold(7_u64, |sum, byte| sum.wrapping_mul(31).wrapping_add(byte.into()));
         (name << 48 | (number as u64) << 32 | (at / 8)).to_le_bytes()

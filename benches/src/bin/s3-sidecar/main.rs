@@ -1,15 +1,21 @@
-//! The S3 sidecar beside nginx's `proxy_cache` and the endpoint itself: CPU time per request, throughput, latency.
+//! The S3 sidecar compared with nginx's `proxy_cache` and the endpoint itself: CPU time per
+//! request, throughput, latency.
 //!
-//! `cargo run --release --manifest-path benches/Cargo.toml --bin s3-sidecar -- [--cached PATH] [--auth gateway]`
+//! `cargo run --release --manifest-path benches/Cargo.toml --bin s3-sidecar -- [--cached PATH]
+//! [--auth gateway]`
 //!
-//! The endpoint (radosgw with one OSD in memory, or versitygw over a directory in `--dir`) has the same objects for all. nginx keeps its files
-//! in `--dir`, has one worker and does not look at signatures; `cached` has one thread. Every server is on one core, the load
-//! on another, unless `--cores apart` gives each server a core of its own, as where the endpoint is on another machine: requests signed beforehand by a header, random objects of one size, each connection with one at a time; the length, the
-//! first and the last bytes of every body are checked. nginx must state `HIT` with each answer, and the sidecar's own count of
-//! hits must be the number of requests. The servers take turns in each round; the median of the rounds counts.
+//! The endpoint (radosgw with one OSD in memory, or versitygw over a directory in `--dir`) has the
+//! same objects for all. nginx keeps its files in `--dir`, has one worker and does not check
+//! signatures; `cached` has one thread. All servers are on one core and the load on another, unless
+//! `--cores apart` gives each server its own core, as if the endpoint were on another machine.
+//! Requests are signed in advance by a header and read random objects of one size, one at a time
+//! per connection; the length, the first and the last bytes of every body are checked. nginx must
+//! state `HIT` with each answer, and the sidecar's own count of hits must equal the number of
+//! requests. The servers alternate within each round, and the median of the rounds counts.
 //!
-//! CPU time is of the processes named, user and system: radosgw's is its own and the OSD's; the endpoint's share of a hit that asks it is a
-//! figure of its own. `cold` reads each object once from the endpoint, through nginx and through `cached`, in turns, one at a time.
+//! CPU time is that of the named processes, user and system; radosgw's includes the OSD's. The
+//! endpoint's share of a hit that asks it is a separate figure. `cold` reads each object once from
+//! the endpoint, through nginx and through `cached`, alternately, one at a time.
 
 mod client;
 mod data;
@@ -95,7 +101,7 @@ impl Cores {
             return Ok([first, first, first, last]);
         }
         ensure!(usable.len() >= 4, "--cores apart needs four cores, and {} can be used", usable.len());
-        // As far from each other as possible: neighbours may be threads of one core.
+        // As far apart as possible, because neighbours may be threads of one core.
         Ok([0, 1, 2, 3].map(|server| usable[server * usable.len() / 4]))
     }
 }
@@ -104,7 +110,7 @@ impl Cores {
 struct Load {
     name: &'static str,
     objects: Objects,
-    /// The bytes of each part; the whole object if there is none.
+    /// The size of each part; the whole object if `None`.
     part_bytes: Option<u64>,
 }
 
@@ -130,7 +136,7 @@ fn main() -> Result<()> {
     let (more, cached_keys) = settings(args.auth, path, &keys)?;
     let (cached, admin) = servers::cached(&args.cached, path, endpoint.address, &more, cached_cpu)?;
     println!("{}", Machine::read());
-    // The load's threads inherit it.
+    // The load's threads inherit the core.
     cpu::pin_current_thread(client_cpu)?;
     println!(
         "auth = {:?}, {} connections, {} s, {} rounds; cores of the endpoint, nginx, cached and the load: {cores:?}; machine's load {}",
@@ -151,8 +157,8 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Returns the lines of `[s3]` that state which party checks signatures, and the keys that its clients have. Writes the files that the
-/// lines name.
+/// Returns the lines of `[s3]` that determine who checks signatures, and the keys for its clients.
+/// Writes the files named in these lines.
 fn settings(auth: Auth, directory: &Path, keys: &Keys) -> Result<(String, Keys)> {
     if auth == Auth::Gateway {
         return Ok(("auth = \"gateway\"".into(), keys.clone()));
@@ -177,7 +183,7 @@ fn settings(auth: Auth, directory: &Path, keys: &Keys) -> Result<(String, Keys)>
     Ok((lines, own))
 }
 
-/// Makes the bucket and its objects.
+/// Creates the bucket and its objects.
 fn fill(endpoint: &Server, keys: &Keys) -> Result<()> {
     let mut connection = Connection::open(endpoint.address)?;
     let mut put = |path: &str, body: &[u8]| -> Result<()> {
@@ -223,7 +229,7 @@ struct Servers {
     cached: Server,
     admin: SocketAddr,
     keys: Keys,
-    /// Those that clients of `cached` have.
+    /// The keys of `cached`'s clients.
     cached_keys: Keys,
 }
 
@@ -237,12 +243,12 @@ struct Medians {
 }
 
 impl Servers {
-    /// Measures a load on all three, and prints what came out.
+    /// Measures a load on all three, and prints the results.
     fn measure(&self, load: &Load, args: &Args) -> Result<()> {
         for server in [&self.nginx, &self.cached] {
             let all = gets(self.keys_of(server), load);
             let mut connection = Connection::open(server.address)?;
-            // What is entered last is entered for certain once it is read again.
+            // An object that is entered late is certainly there once it is read again.
             for _ in 0..2 {
                 all.iter().try_for_each(|get| connection.get(get, None))?;
             }
@@ -251,7 +257,7 @@ impl Servers {
         let mut rounds: [Vec<(Outcome, f64, f64)>; 3] = Default::default();
         for _ in 0..args.rounds {
             for (server, rounds) in servers.iter().zip(&mut rounds) {
-                // Signed anew each time: the signatures are valid for fifteen minutes.
+                // Signed again each time, because signatures are valid for fifteen minutes.
                 let all = gets(self.keys_of(server), load);
                 rounds.push(self.round(server, &all, args)?);
             }
@@ -297,7 +303,8 @@ impl Servers {
         if server.name == self.cached.name { &self.cached_keys } else { &self.keys }
     }
 
-    /// Returns one measurement, with the CPU time of a request in microseconds: the server's, and the endpoint's behind it.
+    /// Makes one measurement, with the CPU time per request in microseconds of the server and of
+    /// the endpoint behind it.
     fn round(&self, server: &Server, all: &[Get], args: &Args) -> Result<(Outcome, f64, f64)> {
         let must_have = (server.name == self.nginx.name).then_some("x-cache: hit");
         let hits = self.hits()?;
@@ -326,7 +333,8 @@ impl Servers {
         value.with_context(|| format!("no {name} in {text}"))
     }
 
-    /// Reads objects that were never read, one at a time, from the endpoint, through nginx and through the sidecar in turns.
+    /// Reads objects that were never read before, one at a time, alternately from the endpoint,
+    /// through nginx and through the sidecar.
     fn measure_cold(&self, objects: &Objects) -> Result<()> {
         let servers = [&self.endpoint, &self.nginx, &self.cached];
         let connections = servers.map(|server| Connection::open(server.address));
@@ -353,14 +361,14 @@ impl Servers {
     }
 }
 
-/// What a ratio should be.
+/// The required value of a ratio.
 #[derive(Clone, Copy, Debug)]
 enum Bar {
     Most(f64),
     Least(f64),
 }
 
-/// Prints a ratio, and whether it is as it should be.
+/// Prints a ratio, and whether it meets its required value.
 fn judged(load: &str, what: &str, value: f64, bar: Option<Bar>) {
     let figure = Figure::new(format!("{load}: {what}"), value, "x");
     let word = |is_met| if is_met { "met" } else { "missed" };

@@ -1,4 +1,4 @@
-//! The endpoint, nginx before it, and `cached` before it, each on the core that is given.
+//! The endpoint, and nginx and `cached` in front of it, each on a given core.
 
 use std::fs;
 use std::net::{SocketAddr, TcpStream};
@@ -15,15 +15,15 @@ use crate::sign::{HOST, Keys};
 
 const START_LIMIT: Duration = Duration::from_secs(60);
 const END_LIMIT: Duration = Duration::from_secs(5);
-/// What nginx and `cached` may keep.
+/// The cache size of nginx and `cached`.
 const CACHE_MIB: u64 = 1024;
 
-/// A server with the processes whose CPU time counts.
+/// A server, with the processes whose CPU time counts.
 pub(crate) struct Server {
     pub(crate) name: &'static str,
     pub(crate) address: SocketAddr,
     pids: Vec<u32>,
-    /// What ends it.
+    /// Ends the server when dropped.
     _held: Held,
 }
 
@@ -43,7 +43,8 @@ struct Process(Child);
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // In order first: nginx ends its workers then. All three fail only if it has been waited for already.
+        // First a proper end, in which nginx ends its workers. All three calls fail only if it has
+        // already been waited for.
         let _ = kill_process(Pid::from_child(&self.0), Signal::TERM);
         let begun = Instant::now();
         while begun.elapsed() < END_LIMIT && matches!(self.0.try_wait(), Ok(None)) {
@@ -129,7 +130,8 @@ pub(crate) fn versitygw(directory: &Path, cpu: usize) -> Result<(Server, Keys)> 
     Ok((Server { name: "versitygw", address, pids, _held: Held::Process { _process: process } }, keys))
 }
 
-/// Starts nginx with `proxy_cache` before an endpoint: one worker, files in `directory`, no log.
+/// Starts nginx with `proxy_cache` in front of an endpoint: one worker, files in `directory`, no
+/// log.
 pub(crate) fn nginx(directory: &Path, endpoint: SocketAddr, cpu: usize) -> Result<Server> {
     let program =
         find_program(Path::new("nginx"), "Debian has it in the package nginx-light").or_else(|_| {
@@ -183,7 +185,8 @@ fn worker_of(master: u32) -> Result<u32> {
     }
 }
 
-/// Starts `cached` before an endpoint; `more` are further lines of `[s3]` and the tables behind it.
+/// Starts `cached` in front of an endpoint. `more` has further lines of `[s3]` and the tables after
+/// it.
 pub(crate) fn cached(
     program: &Path,
     directory: &Path,

@@ -1,5 +1,5 @@
-//! Requests that are signed once and sent many times: the signature (AWS's version 4) is in a header and does not cover
-//! `Range`.
+//! Requests that are signed once and sent many times: the signature (AWS version 4) is in a header
+//! and does not cover `Range`.
 
 use std::fmt::Write as _;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -8,7 +8,8 @@ use cached_benches::machine::civil_date;
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
 
-/// The `Host` of every request, whichever server it is sent to: what is signed is the same for all of them.
+/// The `Host` of every request, regardless of its server, so that the signed data are always the
+/// same.
 pub(crate) const HOST: &str = "localhost";
 const REGION: &str = "us-east-1";
 
@@ -20,8 +21,8 @@ pub(crate) struct Keys {
 }
 
 impl Keys {
-    /// Returns the head of a request without its last, empty line. It is valid for fifteen minutes; `path` has no character that
-    /// is escaped.
+    /// Returns the head of a request without its last, empty line. It is valid for fifteen minutes.
+    /// `path` must not need escaping.
     pub(crate) fn signed(&self, method: &str, path: &str) -> String {
         let secs = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         self.signed_at(method, path, secs)

@@ -1,6 +1,7 @@
-//! The same reads and writes as unary calls of tonic: what one would reach for instead of a protocol of one's own.
-//! Messages are written by hand as prost would generate them, payloads as [`Bytes`], so that nothing is copied that
-//! need not be. Limits and windows are raised until they no longer bind.
+//! The same reads and writes as unary calls of tonic, the usual alternative to a separate protocol.
+//! Messages are written by hand as prost would generate them, with payloads as [`Bytes`], so that
+//! nothing is copied unnecessarily. Limits and windows are raised until they no longer have an
+//! effect.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -57,7 +58,7 @@ struct Answer {
 /// Serves the slots.
 ///
 /// # Errors
-/// tonic's view of its listener.
+/// tonic's error for its listener.
 pub(crate) async fn serve(listener: TcpListener, slots: Arc<Slots>) -> Result<()> {
     let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
     Server::builder()
@@ -141,10 +142,10 @@ fn status(error: &blocker::Error) -> Status {
     Status::internal(error.to_string())
 }
 
-/// Puts the closed loop `shape` on the server at `address`.
+/// Runs the closed loop `shape` against the server at `address`.
 ///
 /// # Errors
-/// When a call fails.
+/// If a call fails.
 pub(crate) async fn load(address: SocketAddr, shape: &Shape, meter: &mut Meter) -> Result<()> {
     let channel = Endpoint::from_shared(format!("http://{address}"))?
         .tcp_nodelay(true)

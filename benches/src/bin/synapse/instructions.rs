@@ -1,6 +1,6 @@
-//! User instructions per request, client and server together, under callgrind: two runs in one process that differ
-//! in the number of requests, so that what happens once falls out. Repeats to a percent on any machine, however busy;
-//! excludes what the kernel does.
+//! User instructions per request, client and server together, under callgrind. Two runs in one
+//! process differ only in the number of requests, so one-time costs cancel out. Results are
+//! reproducible to within a percent on any machine, however busy, but exclude the kernel's work.
 
 use std::path::Path;
 use std::time::Duration;
@@ -31,10 +31,10 @@ pub(crate) struct PlayOptions {
 }
 
 impl PlayOptions {
-    /// Plays it.
+    /// Performs the run.
     ///
     /// # Errors
-    /// When either side fails.
+    /// If either side fails.
     pub(crate) fn run(&self) -> Result<()> {
         service::play(self.kind, &shape(self.operation, self.bytes, self.depth), self.requests)
     }
@@ -47,7 +47,7 @@ fn shape(operation: Operation, bytes: usize, depth: usize) -> Shape {
 /// Prints a line for each of a few shapes and every service.
 ///
 /// # Errors
-/// When valgrind is missing or a run fails.
+/// If valgrind is missing or a run fails.
 pub(crate) fn print() -> Result<()> {
     let callgrind = Callgrind::find(Path::new("valgrind"))?;
     for (bytes, depth) in [(4 << 10, 1), (4 << 10, 32), (64 << 10, 8)] {

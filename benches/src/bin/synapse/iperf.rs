@@ -1,4 +1,4 @@
-//! `iperf3` beside it, where it is installed: what others take loopback's bandwidth to be.
+//! `iperf3`, if it is installed, as a common measure of the loopback's bandwidth.
 
 use std::net::TcpListener;
 use std::process::{Command, Stdio};
@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-/// Bytes per second of one stream in writes of `bytes`; `None` without `iperf3`.
+/// Returns the bytes per second of one stream with writes of `bytes`; `None` without `iperf3`.
 ///
 /// # Errors
-/// When it is installed but prints no figure.
+/// If it is installed but prints no figure.
 pub(crate) fn bandwidth(
     bytes: usize,
     duration: Duration,
@@ -27,7 +27,7 @@ pub(crate) fn bandwidth(
         .stdout(Stdio::null())
         .spawn()?;
     let figure = client(&port, bytes, duration, affinity(cpus.map(|(_, client)| client)));
-    // After one client it ends by itself; if none came it would wait for ever.
+    // It ends by itself after one client; without one it would wait forever.
     let _ = server.kill();
     let _ = server.wait();
     figure.map(Some)
@@ -44,7 +44,7 @@ fn client(
     command
         .args(["-c", "127.0.0.1", "-p", port, "-J", "-t", &seconds, "-l", &bytes.to_string()])
         .args(affinity);
-    // The server listens a moment after it has been started.
+    // The server listens shortly after its start.
     for _ in 0..50 {
         let output = command.output()?;
         let report: serde_json::Value = serde_json::from_slice(&output.stdout).context("iperf3's report")?;

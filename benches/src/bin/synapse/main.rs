@@ -1,8 +1,8 @@
-//! `synapse`: the protocol on loopback, beside raw sockets, beside gRPC, in one run.
+//! `synapse`: the protocol on loopback, compared with raw sockets and gRPC in one run.
 //!
-//! Each scenario is a closed loop of one operation over one connection. Services are child processes on a core of
-//! their own, over the same working set; rounds go through all of them in turn, and ratios are taken within a round.
-//! One line per figure; nothing asserts a time.
+//! Each scenario is a closed loop of one operation over one connection. Services are child
+//! processes on a separate core, over the same working set. Each round goes through all of them,
+//! and ratios are computed within a round. There is one line per figure, and no time is asserted.
 
 #[cfg(feature = "grpc")]
 mod grpc;
@@ -104,7 +104,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// The server's core and ours, if there are two; the calling thread is pinned to ours.
+/// Returns the server's core and ours, if there are two; pins the calling thread to ours.
 fn pin(no_pin: bool) -> Result<Option<(usize, usize)>> {
     let [server, client, ..] = cpu::usable_cpus()?[..] else { return Ok(None) };
     if no_pin {
@@ -128,7 +128,7 @@ fn measure(
         .map(|&kind| Service::start(kind, &scenario.shape, cpus.map(|(server, _)| server)))
         .collect::<Result<Vec<_>>>()?;
     for round in 0..options.rounds {
-        // Backwards every other time, so that no service is always the first.
+        // In reverse order every other time, so that no service is always the first.
         let mut order: Vec<usize> = (0..kinds.len()).collect();
         if round % 2 == 1 {
             order.reverse();

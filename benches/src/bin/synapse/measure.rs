@@ -1,4 +1,4 @@
-//! Counting a closed loop: what it did per second of time, and what it cost both processes in CPU time.
+//! Counts a closed loop: its answers per second, and the CPU time of both processes.
 
 use std::time::{Duration, Instant};
 
@@ -7,10 +7,10 @@ use cached_benches::process::CpuClock;
 
 use crate::shape::Shape;
 
-/// How many answers lie between two looks at the clock.
+/// The number of answers between two reads of the clock.
 const LOOK_EVERY: u64 = 16;
 
-/// Counts a load: a while to warm up, then the span that is measured.
+/// Counts a load: first a warm-up, then the measured span.
 pub(crate) struct Meter {
     client: CpuClock,
     server: CpuClock,
@@ -20,7 +20,7 @@ pub(crate) struct Meter {
     began: Instant,
     counted_from: Option<Reading>,
     counted_to: Option<Reading>,
-    /// The number of answers, instead of a span of time.
+    /// The number of answers to count, instead of a span of time.
     count_max: Option<u64>,
     failure: Option<anyhow::Error>,
 }
@@ -50,7 +50,7 @@ impl Meter {
     /// Counts answers to this process from process `server`.
     ///
     /// # Errors
-    /// When a process's clock cannot be read.
+    /// If a process's clock cannot be read.
     pub(crate) fn new(server: u32, shape: &Shape) -> Result<Self> {
         Ok(Self {
             client: CpuClock::of(std::process::id())?,
@@ -66,27 +66,27 @@ impl Meter {
         })
     }
 
-    /// Is done after `count` answers; takes no sample.
+    /// Ends after `count` answers, without a sample.
     ///
     /// # Errors
-    /// As [`Self::new`].
+    /// As for [`Self::new`].
     pub(crate) fn counting(count: u64, shape: &Shape) -> Result<Self> {
         Ok(Self { count_max: Some(count), ..Self::new(std::process::id(), shape)? })
     }
 
-    /// An answer has come.
+    /// Counts an answer.
     pub(crate) fn count(&mut self) {
         self.count += 1;
         if self.count_max.is_some() {
             return;
         }
-        // Large payloads are few: look at the clock each time until there is a rate to go by.
+        // Large payloads are rare, so the clock is read each time until the rate is known.
         if self.count.is_multiple_of(LOOK_EVERY) || self.count < 1_000 {
             self.look();
         }
     }
 
-    /// Whether the span is over.
+    /// Returns whether the span has ended.
     pub(crate) fn is_done(&self) -> bool {
         match self.count_max {
             Some(count) => self.count >= count,
@@ -94,10 +94,10 @@ impl Meter {
         }
     }
 
-    /// What was measured.
+    /// Returns the measurement.
     ///
     /// # Errors
-    /// When a clock could not be read, or the load ended before its time.
+    /// If a clock could not be read, or the load ended early.
     pub(crate) fn sample(self) -> Result<Sample> {
         if let Some(failure) = self.failure {
             return Err(failure);

@@ -1,6 +1,7 @@
-//! The measure: a header of 64 bytes and a payload over blocking sockets, one thread on each side, the same working
-//! set. No names, no checks, no deadlines; a write goes from the socket into its slot, a read from its slot to the
-//! socket, and what is small and there at the same time leaves in one send.
+//! The reference: a header of 64 bytes and a payload over blocking sockets, one thread on each
+//! side, with the same working set. It has no names, checks or deadlines. A write goes from the
+//! socket into its slot, a read from its slot to the socket, and small messages available at the
+//! same time are sent together.
 
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -11,14 +12,14 @@ use crate::measure::Meter;
 use crate::shape::{Operation, Shape};
 
 const HEADER_BYTES: usize = 64;
-/// What is received or sent at once, in bytes: all there is, so that the sides take turns.
+/// The bytes received or sent at once: everything available, so that the sides alternate.
 pub(crate) const WHOLE_BYTES: usize = 256 * 1024;
-/// The same where either side works on some while the other works on the next, as synapse does.
+/// The same if one side processes a batch while the other processes the next, as in synapse.
 pub(crate) const BATCH_BYTES: usize = 32 * 1024;
-/// A payload from this size on is sent and received without passing through a buffer, in bytes.
+/// Payloads of at least this many bytes are sent and received without a buffer in between.
 const DIRECT_BYTES_MIN: usize = 32 * 1024;
 
-/// Request and reply alike.
+/// The header of both requests and replies.
 struct Header {
     is_write: bool,
     slot: u32,
@@ -40,10 +41,10 @@ impl Header {
     }
 }
 
-/// Serves one connection after the other, for ever.
+/// Serves one connection after the other, forever.
 ///
 /// # Errors
-/// When the socket cannot be used. A client that leaves is none.
+/// If the socket cannot be used. A client that disconnects is not an error.
 pub(crate) fn serve(
     listener: &TcpListener,
     slot_count: usize,
@@ -55,7 +56,7 @@ pub(crate) fn serve(
         let (stream, _) = listener.accept().context("accepting")?;
         stream.set_nodelay(true)?;
         match serve_one(&stream, &mut slots, batch_bytes) {
-            // The client has left.
+            // The client has disconnected.
             Err(error) if matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe) => {}
             Err(error) => return Err(error.into()),
             _ => {}
@@ -97,10 +98,10 @@ fn serve_one(mut stream: &TcpStream, slots: &mut [Vec<u8>], batch_bytes: usize) 
     }
 }
 
-/// Puts the closed loop `shape` on the server at `address`.
+/// Runs the closed loop `shape` against the server at `address`.
 ///
 /// # Errors
-/// When the connection fails or an answer is not what it should be.
+/// If the connection fails or an answer is wrong.
 pub(crate) fn load(address: SocketAddr, shape: &Shape, batch_bytes: usize, meter: &mut Meter) -> Result<()> {
     let stream = TcpStream::connect(address).context("connecting")?;
     stream.set_nodelay(true)?;
@@ -153,7 +154,7 @@ fn send(
     Ok(())
 }
 
-/// All of both, in as few sends as the kernel allows.
+/// Writes all of both, in as few sends as the kernel allows.
 fn write_both(mut stream: &TcpStream, first: &[u8], second: &[u8]) -> io::Result<()> {
     let mut slices = [IoSlice::new(first), IoSlice::new(second)];
     let mut rest = &mut slices[..];
@@ -164,7 +165,7 @@ fn write_both(mut stream: &TcpStream, first: &[u8], second: &[u8]) -> io::Result
     Ok(())
 }
 
-/// What has been received and not been taken yet.
+/// The bytes received but not consumed yet.
 struct Input {
     buffer: Vec<u8>,
     start: usize,
@@ -172,13 +173,13 @@ struct Input {
 }
 
 impl Input {
-    /// Before large payloads only a header is received, so that they are not copied.
+    /// Before large payloads, only a header is received, so that the payloads are not copied.
     fn for_payloads(bytes: usize, batch_bytes: usize) -> Self {
         let len = if bytes >= DIRECT_BYTES_MIN { HEADER_BYTES } else { batch_bytes };
         Self { buffer: vec![0; len], start: 0, end: 0 }
     }
 
-    /// Waits for more. False: there is no more.
+    /// Waits for more bytes. Returns false at the end of the stream.
     fn receive(&mut self, mut stream: &TcpStream) -> io::Result<bool> {
         self.buffer.copy_within(self.start..self.end, 0);
         (self.start, self.end) = (0, self.end - self.start);
@@ -187,21 +188,22 @@ impl Input {
         Ok(received > 0)
     }
 
-    /// The next `len` bytes, if they are here.
+    /// Returns the next `len` bytes if they have arrived.
     fn take(&mut self, len: usize) -> Option<&[u8]> {
         let bytes = self.buffer[self.start..self.end].get(..len)?;
         self.start += len;
         Some(bytes)
     }
 
-    /// Fills `target` with what comes next: from here, then straight from the socket, and what follows with it.
+    /// Fills `target` with the next bytes: from this buffer, then directly from the socket, along
+    /// with the bytes that follow.
     fn fill(&mut self, mut stream: &TcpStream, target: &mut [u8]) -> io::Result<()> {
         let here = target.len().min(self.end - self.start);
         target[..here].copy_from_slice(&self.buffer[self.start..self.start + here]);
         self.start += here;
         let mut filled = here;
         while filled < target.len() {
-            // Nothing is left here: the buffer takes what comes after the target.
+            // The buffer is empty, and takes the bytes after the target.
             let room = target.len() - filled;
             let mut places = [IoSliceMut::new(&mut target[filled..]), IoSliceMut::new(&mut self.buffer)];
             let count = stream.read_vectored(&mut places)?;

@@ -1,4 +1,5 @@
-//! What is printed: for each scenario and service its medians, its ratio to raw TCP in the same round, and the bar.
+//! The output: for each scenario and service the medians, the ratio to raw TCP in the same round,
+//! and the required value.
 
 use std::path::Path;
 
@@ -31,7 +32,7 @@ struct Run {
 }
 
 impl Report {
-    /// Takes in one run.
+    /// Adds a run.
     pub(crate) fn add(&mut self, scenario: &Scenario, round: usize, kind: Kind, sample: Sample) {
         self.runs.push(Run {
             scenario: scenario.name(),
@@ -75,7 +76,7 @@ impl Report {
         }
     }
 
-    /// The ratio to raw within the rounds, and whether it keeps the bar.
+    /// Returns the ratio to raw TCP within the rounds, and whether it meets the required value.
     fn verdict(&self, scenario: &Scenario, kind: Kind) -> String {
         if kind == Kind::Raw {
             return String::new();
@@ -111,10 +112,10 @@ impl Report {
         self.runs.iter().filter(|run| run.scenario == name && run.kind == Some(kind)).collect()
     }
 
-    /// Every run, with the machine, as JSON.
+    /// Writes all runs and the machine's description as JSON.
     ///
     /// # Errors
-    /// When the file cannot be written.
+    /// If the file cannot be written.
     pub(crate) fn write_json(&self, path: &Path) -> Result<()> {
         let all = serde_json::json!({ "machine": Machine::read(), "runs": self.runs });
         std::fs::write(path, serde_json::to_vec_pretty(&all)?)

@@ -1,31 +1,31 @@
-//! The scenarios, and the bar of each against raw TCP.
+//! The scenarios, and the required value of each compared with raw TCP.
 
 use std::time::Duration;
 
 use crate::shape::{Operation, Shape};
 
-/// What is compared with the raw figure.
+/// The quantity compared with raw TCP.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Measure {
-    /// Rate over raw's, at least the bar.
+    /// The rate divided by raw TCP's, at least the required value.
     Rate,
-    /// Round trip over raw's, at most the bar.
+    /// The round-trip time divided by raw TCP's, at most the required value.
     RoundTrip,
 }
 
-/// One closed loop and its bar.
+/// A closed loop and its required value.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Scenario {
     /// The loop.
     pub(crate) shape: Shape,
-    /// What counts.
+    /// The quantity that counts.
     pub(crate) measure: Measure,
-    /// What synapse without payload checksums is held to.
+    /// The required value for synapse without payload checksums.
     pub(crate) bar: f64,
 }
 
 impl Scenario {
-    /// All of them.
+    /// Returns all scenarios.
     pub(crate) fn all(working_set_bytes: usize, duration: Duration) -> Vec<Self> {
         let table = [
             (4 << 10, 1, Measure::RoundTrip, 1.25),
@@ -42,7 +42,7 @@ impl Scenario {
         scenarios.collect()
     }
 
-    /// What it is called in output.
+    /// Returns its name in the output.
     pub(crate) fn name(&self) -> String {
         self.shape.to_string()
     }

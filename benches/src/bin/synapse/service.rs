@@ -1,5 +1,6 @@
-//! A service under measurement: a child process of this very program, pinned to a core, on a free loopback port,
-//! ended by its id when it is dropped (and by the kernel should this process be killed first).
+//! A service under measurement: a child process of this program, pinned to a core, on a free
+//! loopback port. It is ended by its id when dropped, and by the kernel if this process is killed
+//! first.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpListener};
@@ -35,10 +36,10 @@ pub(crate) struct ServeOptions {
     cpu: Option<usize>,
 }
 
-/// The child's side: serves until it is ended, having printed its address.
+/// The child's side: prints its address, and serves until it is ended.
 ///
 /// # Errors
-/// When it cannot listen, or its service is not built in.
+/// If it cannot listen, or its service is not built in.
 pub(crate) fn serve(options: &ServeOptions) -> Result<()> {
     if let Some(cpu) = options.cpu {
         cpu::pin_current_thread(cpu)?;
@@ -59,12 +60,12 @@ pub(crate) fn serve(options: &ServeOptions) -> Result<()> {
     })
 }
 
-/// One thread for everything, as on the raw side.
+/// One thread for everything, as in the raw service.
 fn runtime() -> Result<tokio::runtime::Runtime> {
     Ok(tokio::runtime::Builder::new_current_thread().enable_all().build()?)
 }
 
-/// A service that listens already, and runs as long as it is polled.
+/// A service that is already listening, and runs while it is polled.
 type Serving = Pin<Box<dyn Future<Output = Result<()>>>>;
 
 async fn start(kind: Kind, slots: Arc<Slots>) -> Result<(SocketAddr, Serving)> {
@@ -81,10 +82,11 @@ async fn start(kind: Kind, slots: Arc<Slots>) -> Result<(SocketAddr, Serving)> {
     Ok((address, Box::pin(serving)))
 }
 
-/// Client and server in this one process, a given number of requests: to be counted from outside.
+/// Runs client and server in this process for a given number of requests, to be counted from
+/// outside.
 ///
 /// # Errors
-/// When either side fails.
+/// If either side fails.
 pub(crate) fn play(kind: Kind, shape: &Shape, requests: u64) -> Result<()> {
     let mut meter = Meter::counting(requests, shape)?;
     if let Some(batch_bytes) = kind.raw_batch_bytes() {
@@ -134,7 +136,7 @@ impl Service {
     /// Starts the service for `shape`'s working set.
     ///
     /// # Errors
-    /// When the child cannot be started or ends at once.
+    /// If the child cannot be started or ends at once.
     pub(crate) fn start(kind: Kind, shape: &Shape, cpu: Option<usize>) -> Result<Self> {
         let mut command = Command::new(std::env::current_exe()?);
         let kind_name = clap::ValueEnum::to_possible_value(&kind).context("a kind has a name")?;
@@ -164,7 +166,7 @@ impl Service {
     /// Measures `shape` on it.
     ///
     /// # Errors
-    /// When the load fails.
+    /// If the load fails.
     pub(crate) fn measure(&self, shape: &Shape) -> Result<Sample> {
         let mut meter = Meter::new(self.child.id(), shape)?;
         let done = match self.kind.raw_batch_bytes() {
@@ -188,7 +190,7 @@ async fn grpc_load(_: SocketAddr, _: &Shape, _: &mut Meter) -> Result<()> {
 
 impl Drop for Service {
     fn drop(&mut self) {
-        // It has nothing to lose; an error means that it is gone already.
+        // It has nothing to lose. An error means that it has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

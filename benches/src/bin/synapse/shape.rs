@@ -1,5 +1,5 @@
-//! What one measurement asks for, the same of every service: which operation, how large, how many at once, over
-//! which working set.
+//! The parameters of a measurement, the same for every service: operation, size, parallelism, and
+//! working set.
 
 use std::fmt;
 use std::time::Duration;
@@ -11,18 +11,19 @@ use crate::raw;
 /// Reads or writes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum Operation {
-    /// The payload comes back.
+    /// The payload is received.
     Read,
-    /// The payload goes out.
+    /// The payload is sent.
     Write,
 }
 
-/// The services that are compared.
+/// The compared services.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum Kind {
-    /// A small header and the payload over blocking sockets, one thread each side: nothing can do much less.
+    /// A small header and the payload over blocking sockets, one thread on each side: hardly
+    /// anything can do less.
     Raw,
-    /// The same, working on some while the other side works on the next.
+    /// The same, with one side processing a batch while the other processes the next.
     RawBatched,
     /// synapse, payloads without a checksum.
     Synapse,
@@ -33,7 +34,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// Those that this program was built with.
+    /// Returns the services with which this program was built.
     pub(crate) fn built() -> Vec<Self> {
         let mut kinds = vec![Self::Raw, Self::RawBatched, Self::Synapse, Self::SynapseCrc];
         if cfg!(feature = "grpc") {
@@ -44,7 +45,7 @@ impl Kind {
 }
 
 impl Kind {
-    /// Of raw sockets, how much is received or sent at once.
+    /// Returns how many bytes a raw service receives or sends at once.
     pub(crate) fn raw_batch_bytes(self) -> Option<usize> {
         match self {
             Self::Raw => Some(raw::WHOLE_BYTES),
@@ -69,15 +70,15 @@ impl fmt::Display for Kind {
 /// A closed loop of one operation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shape {
-    /// Which.
+    /// The operation.
     pub(crate) operation: Operation,
     /// Payload of each request.
     pub(crate) bytes: usize,
-    /// Requests on their way at any time.
+    /// The number of requests in flight at any time.
     pub(crate) depth: usize,
-    /// How long it is counted.
+    /// The duration of counting.
     pub(crate) duration: Duration,
-    /// Bytes that the requests go over; whole slots of `bytes`.
+    /// The size of the working set in bytes, in whole slots of `bytes`.
     pub(crate) working_set_bytes: usize,
 }
 
@@ -87,7 +88,8 @@ impl Shape {
         (self.working_set_bytes / self.bytes).max(1)
     }
 
-    /// Slot of the request with this number: all of them in turn, far apart, in the same order for every service.
+    /// Returns the slot of the request with this number: every slot in turn, far apart, in the same
+    /// order for every service.
     pub(crate) fn slot(&self, number: u64) -> usize {
         // An odd step visits every slot of a power of two.
         let slots = self.slots().next_power_of_two() as u64;

@@ -1,7 +1,8 @@
-//! The working set, behind every service the same: slots of payload in memory.
+//! The working set, the same behind every service: slots of payload in memory.
 //!
-//! A read hands a slot's bytes out without a copy; a write replaces them by what came in. So what is measured
-//! above it is the way to it. As a [`Blocker`] it knows reads and writes of whole slots and refuses the rest.
+//! A read returns a slot's bytes without a copy, and a write replaces them with the received ones,
+//! so the measurement covers only the path to the slots. As a [`Blocker`], it supports reads and
+//! writes of whole slots and refuses everything else.
 
 use std::sync::Arc;
 
@@ -15,10 +16,10 @@ use blocker::{
 use bytes::Bytes;
 use parking_lot::Mutex;
 
-/// The size of an object: as in a store of blocks.
+/// The size of an object, as in a block store.
 pub(crate) const OBJECT_BYTES: usize = 4 << 20;
 
-/// Where slot `slot` of `bytes` lies: which object, and where in it.
+/// Returns the object and the offset of slot `slot` of size `bytes`.
 pub(crate) fn place(slot: usize, bytes: usize) -> (usize, usize) {
     let at = slot * bytes;
     (at / OBJECT_BYTES, at % OBJECT_BYTES)
@@ -41,7 +42,7 @@ pub(crate) struct Slots {
 }
 
 impl Slots {
-    /// `count` slots, each page of them touched.
+    /// Returns `count` slots, with each of their pages touched.
     pub(crate) fn new(count: usize, slot_bytes: usize) -> Arc<Self> {
         let slot = |n: usize| Mutex::new(Segments::from(vec![n as u8 | 1; slot_bytes]));
         Arc::new(Self { slot_bytes, slots: (0..count).map(slot).collect(), events: EventHub::default() })

@@ -1,4 +1,4 @@
-//! synapse itself: a server for the slots, and a client with many callers.
+//! Synapse itself: a server for the slots, and a client with many callers.
 
 use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
@@ -14,20 +14,21 @@ use crate::measure::Meter;
 use crate::shape::{Operation, Shape};
 use crate::slots::{Slots, object, place};
 
-/// Serves the slots on a free loopback port, as long as the server lives.
+/// Serves the slots on a free loopback port until the server is dropped.
 ///
 /// # Errors
-/// When the server is not content with its settings, or cannot listen.
+/// If the server refuses its settings or cannot listen.
 pub(crate) async fn serve(slots: Arc<Slots>) -> Result<(SocketAddr, Server)> {
     let server = Server::new(slots, ServerConfig::default()).map_err(Error::msg)?;
     let bound = server.listen(&Address::Tcp("127.0.0.1:0".to_owned())).await.map_err(Error::msg)?;
     Ok((bound.to_string().parse()?, server))
 }
 
-/// Puts the closed loop `shape` on the server at `address`, over one connection, as on the raw side.
+/// Runs the closed loop `shape` against the server at `address`, over one connection like the raw
+/// service.
 ///
 /// # Errors
-/// When a call fails.
+/// If a call fails.
 pub(crate) async fn load(address: SocketAddr, shape: &Shape, has_crc: bool, meter: &mut Meter) -> Result<()> {
     let mut config = ClientConfig::new(Address::Tcp(address.to_string()));
     (config.connections, config.payload_crc) = (1, has_crc);
@@ -35,7 +36,7 @@ pub(crate) async fn load(address: SocketAddr, shape: &Shape, has_crc: bool, mete
     drive(&backend, shape, meter).await
 }
 
-/// The closed loop on any backend: one caller per unit of depth, each with one call at a time.
+/// Runs the closed loop on any backend: one caller per unit of depth, each with one call at a time.
 async fn drive(backend: &dyn Blocker, shape: &Shape, meter: &mut Meter) -> Result<()> {
     let payload = Bytes::from(vec![0x5a; shape.bytes]);
     let objects: Vec<ObjectId> = (0..=place(shape.slots(), shape.bytes).0).map(object).collect();
@@ -57,6 +58,6 @@ async fn drive(backend: &dyn Blocker, shape: &Shape, meter: &mut Meter) -> Resul
         Ok(())
     };
     let mut callers: FuturesUnordered<_> = (0..shape.depth).map(|_| caller()).collect();
-    // The first to find that the time is over ends it for all.
+    // The first caller that finds the time over ends the loop for all.
     callers.next().await.expect("there is a caller")
 }

@@ -1,4 +1,5 @@
-//! Servers with a disk over NBD: `cached` with volumes, and any other program that listens at a unix socket.
+//! Servers with a disk over NBD: `cached` with volumes, and any other program that listens on a
+//! unix socket.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -16,11 +17,11 @@ use serde_json::Value;
 
 use crate::Arguments;
 
-/// Longest wait for a server to listen, and to end: it stores what is dirty.
+/// The longest wait for a server to listen, and to end, since it stores its dirty data first.
 const LIMIT: Duration = Duration::from_secs(300);
 const TOKEN: &str = "a-token-of-the-bench-for-volumes";
 
-/// A server at a unix socket; dropping it kills it.
+/// A server on a unix socket. Dropping it kills it.
 pub(crate) struct Server {
     child: Child,
     name: String,
@@ -29,9 +30,9 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Starts a server, which is to listen at the socket.
+    /// Starts a server that has to listen on the socket.
     pub(crate) fn start(name: &str, mut command: Command, socket: PathBuf) -> Result<Self> {
-        // One that was killed may have left it.
+        // A killed server may have left the file.
         let _ = fs::remove_file(&socket);
         let log = socket.with_extension("log");
         let file = fs::File::create(&log)?;
@@ -55,7 +56,7 @@ impl Server {
         format!("nbd+unix:///{export}?socket={}", self.socket.display())
     }
 
-    /// Ends it in order, and waits.
+    /// Ends it properly, and waits.
     pub(crate) fn end(mut self) -> Result<()> {
         kill_process(Pid::from_child(&self.child), Signal::TERM)?;
         let begun = Instant::now();
@@ -76,13 +77,13 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Both fail only when the child has been waited for already.
+        // Both fail only if the child has already been waited for.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// How a `cached` is configured: lines of `[objects]`, and of its tables.
+/// The configuration of a `cached`: lines of `[objects]` and of its subtables.
 pub(crate) struct Configuration {
     pub(crate) memory_mib: u64,
     pub(crate) dirty_mib: u64,
@@ -106,11 +107,11 @@ impl Cached {
         fs::set_permissions(&token, std::os::unix::fs::PermissionsExt::from_mode(0o600))?;
         let (memcached, admin) = (free_address()?, free_address()?);
         let Configuration { memory_mib, dirty_mib, backend, has_journal, more } = wanted;
-        // The process before has ended in order, so that its journal has nothing that the store has not.
+        // The earlier process has ended properly, so its journal has nothing that the store lacks.
         let folder = directory.join("journal");
         let _ = fs::remove_dir_all(&folder);
         let journal = match has_journal {
-            // Room for all that may be dirty twice, and four segments.
+            // Space for twice the dirty limit, and four segments.
             true => format!(
                 "journal = {{ create = true, directory = \"{}\", limit_bytes = {} }}\n",
                 folder.display(),
@@ -136,7 +137,7 @@ impl Cached {
             command.args(["-u", "root"]);
         }
         let cached = Self { server: Server::start("cached", command, socket)?, admin };
-        // It listens for NBD before its store serves.
+        // It listens for NBD before its store is available.
         let begun = Instant::now();
         while !cached.ask("GET /startupz HTTP/1.1\r\n", "")?.starts_with("HTTP/1.1 200") {
             ensure!(begun.elapsed() < LIMIT, "cached does not start: {}", cached.server.words());
@@ -145,13 +146,13 @@ impl Cached {
         Ok(cached)
     }
 
-    /// Makes a volume.
+    /// Creates a volume.
     pub(crate) fn create(&self, name: &str, size_bytes: u64) -> Result<()> {
         self.post("/volumes/create", &format!("{{\"name\": \"{name}\", \"size_bytes\": {size_bytes}}}"))?;
         Ok(())
     }
 
-    /// Sends a request that must be done, and waits until it is; returns how long it took.
+    /// Sends a request that must succeed, and waits until it is done. Returns the duration.
     pub(crate) fn post(&self, path: &str, body: &str) -> Result<Duration> {
         let begun = Instant::now();
         let begin = format!(
@@ -160,7 +161,7 @@ impl Cached {
         );
         let answer = self.ask(&begin, body)?;
         if answer.starts_with("HTTP/1.1 202") {
-            // It goes on as a job.
+            // It continues as a job.
             let job = format!("/volumes/job?id={}", json(&answer)?["job"]);
             while self.get(&job)?["state"] == "running" {
                 ensure!(begun.elapsed() < LIMIT, "{path} {body} takes too long");
@@ -178,7 +179,7 @@ impl Cached {
         json(&self.ask(&format!("GET {path} HTTP/1.1\r\n"), "")?)
     }
 
-    /// Waits until no connection has the volume, and everything of it is stored.
+    /// Waits until no connection uses the volume, and all of it is stored.
     pub(crate) fn wait_until_detached(&self, name: &str) -> Result<()> {
         let begun = Instant::now();
         loop {
@@ -191,7 +192,7 @@ impl Cached {
         }
     }
 
-    /// Returns the sum of the series of `/metrics` whose names begin so.
+    /// Returns the sum of the `/metrics` series whose names start with `begin`.
     pub(crate) fn sum(&self, begin: &str) -> Result<f64> {
         let answer = self.ask("GET /metrics HTTP/1.1\r\n", "")?;
         let values = answer.lines().filter(|line| line.starts_with(begin));
@@ -208,7 +209,7 @@ impl Cached {
     }
 }
 
-/// Returns the document of an answer of the admin listener.
+/// Parses the body of an answer of the admin listener.
 fn json(answer: &str) -> Result<Value> {
     let document = answer.split("\r\n\r\n").nth(1).unwrap_or_default();
     serde_json::from_str(document).with_context(|| format!("the answer: {answer}"))

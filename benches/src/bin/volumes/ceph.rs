@@ -1,4 +1,4 @@
-//! The cluster, by `deploy/dev/ceph-dev`.
+//! The cluster, started by `deploy/dev/ceph-dev`.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -24,7 +24,7 @@ impl Ceph {
         self.dir.join("ceph.conf")
     }
 
-    /// Makes an image of RBD in the pool `rbd`.
+    /// Creates an RBD image in the pool `rbd`.
     pub(crate) fn create_image(&self, name: &str, mebibytes: u64) -> Result<()> {
         let size = format!("{mebibytes}M");
         run(Command::new("rbd")
@@ -47,7 +47,7 @@ impl Drop for Ceph {
     }
 }
 
-/// Runs a program to its end. The daemons that it starts keep its descriptors.
+/// Runs a program until it exits. The daemons that it starts keep its descriptors open.
 fn run(command: &mut Command) -> Result<()> {
     let status = command.stdin(Stdio::null()).stdout(Stdio::null()).status();
     let status = status.with_context(|| format!("cannot run {}", command.get_program().display()))?;

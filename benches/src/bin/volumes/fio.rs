@@ -15,7 +15,7 @@ pub(crate) fn run(uri: &str, words: &[String]) -> Result<f64> {
     let output = command.stdin(Stdio::null()).output().context("fio cannot be started")?;
     let text = String::from_utf8_lossy(&output.stdout);
     ensure!(output.status.success(), "fio: {text}{}", String::from_utf8_lossy(&output.stderr));
-    // Warnings may stand before the document.
+    // Warnings may precede the document.
     let document = text.find('{').map_or("", |start| &text[start..]);
     let report: Value = serde_json::from_str(document).context("fio's report")?;
     let job = &report["jobs"][0];
@@ -25,14 +25,14 @@ pub(crate) fn run(uri: &str, words: &[String]) -> Result<f64> {
     Ok(rate)
 }
 
-/// Writes a disk from end to end.
+/// Writes a disk from start to end.
 pub(crate) fn fill(uri: &str, mebibytes: u64) -> Result<()> {
     let size = format!("--size={mebibytes}m");
     run(uri, &["--rw=write".into(), "--bs=1m".into(), "--iodepth=8".into(), size])?;
     Ok(())
 }
 
-/// Writes 4 KiB at random places, sixteen at a time, for some seconds.
+/// Writes 4 KiB at random positions, sixteen at a time, for some seconds.
 pub(crate) fn random_writes(uri: &str, mebibytes: u64, seconds: u64) -> Result<f64> {
     let (size, time) = (format!("--size={mebibytes}m"), format!("--runtime={seconds}"));
     let words = ["--rw=randwrite", "--bs=4k", "--iodepth=16", "--time_based=1", "--norandommap=1"];

@@ -1,4 +1,5 @@
-//! Volumes of `cached`: beside RBD over the same Ceph, and what their size, a snapshot and their map cost.
+//! Volumes of `cached`: a comparison with RBD over the same Ceph, and the costs of a volume's size,
+//! snapshots and map.
 //!
 //! ```text
 //! cargo build --release -p cached-server
@@ -6,15 +7,20 @@
 //! cargo run --release --manifest-path benches/Cargo.toml --bin volumes -- --quick  # about 4
 //! ```
 //!
-//! `rbd`: random 4 KiB writes by fio's NBD engine, to `cached` over RADOS (with a journal and without one) and to qemu-nbd's librbd
-//! (with its cache and without it). Within the cache, and with a working set of twice the cache. Each server is started anew
-//! for each measurement, has its disk written from end to end first, and has stored everything before the next one starts.
+//! `rbd`: random 4 KiB writes by fio's NBD engine, to `cached` over RADOS (with a journal and
+//! without one) and to qemu-nbd's librbd (with its cache and without it), with a working set that
+//! fits the cache, and one of twice the cache. Each server is started again for each measurement,
+//! has its disk written from end to end first, and has stored everything before the next one
+//! starts.
 //!
-//! `size`: snapshots and clones of a volume of 1 TiB beside one of 1 GiB, over files, each with data in all pages of its map.
+//! `size`: snapshots and clones of a volume of 1 TiB compared with one of 1 GiB, over files, each
+//! with data in all pages of its map.
 //!
-//! `pause-files`, `pause-rados`: the latency of writes that are under way while snapshots are made, beside that of those before.
+//! `pause-files`, `pause-rados`: the latency of writes during snapshots, compared with that of
+//! earlier writes.
 //!
-//! `operations`: what a volume asks of the cache below it beyond its reads, writes and flushes. Counted, in this process.
+//! `operations`: a volume's requests to the cache below it apart from its reads, writes and
+//! flushes, counted in this process.
 
 mod cached;
 mod ceph;
@@ -89,14 +95,14 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// What a ratio is held against.
+/// The required value of a ratio.
 #[derive(Clone, Copy)]
 enum Bar {
     AtLeast(f64),
     AtMost(f64),
 }
 
-/// Prints a figure on a line, with its bar if it has one.
+/// Prints a figure on a line, with its required value if it has one.
 fn print(name: impl Into<String>, value: f64, unit: &str, bar: Option<Bar>) {
     let verdict = |is_met| if is_met { "" } else { ": missed" };
     let bar = match bar {

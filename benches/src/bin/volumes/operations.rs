@@ -1,4 +1,4 @@
-//! What a volume asks of the cache below it, counted.
+//! Counts a volume's requests to the cache below it.
 
 use std::sync::Arc;
 use std::thread;
@@ -16,7 +16,7 @@ use crate::{Bar, print};
 
 const DISK_BYTES: u64 = 256 << 20;
 const WRITES: u64 = 100_000;
-/// Writes between two flushes.
+/// The number of writes between two flushes.
 const BETWEEN: u64 = 100;
 
 pub(crate) fn run() -> Result<()> {

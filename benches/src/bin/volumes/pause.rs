@@ -1,4 +1,4 @@
-//! The latency of writes while snapshots are made.
+//! The latency of writes while snapshots are created.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,7 +16,7 @@ use crate::{Arguments, Bar, print};
 const DISK_MIB: u64 = 256;
 const WRITERS: u64 = 4;
 
-/// When something began and ended.
+/// The start and the end of an operation.
 type Span = (Instant, Instant);
 
 /// Measures over a store, without a journal and with one.
@@ -55,7 +55,7 @@ fn measure(arguments: &Arguments, cached: Cached, name: &str) -> Result<()> {
             let body = format!("{{\"volumes\": [\"disk\"], \"snapshot\": \"s{number}\"}}");
             cached.post("/volumes/snapshot", &body)?;
             let made = (begun, Instant::now());
-            // Long enough for what follows the snapshot to be over.
+            // Long enough for the work after the snapshot to end.
             thread::sleep(Duration::from_secs(2));
             Ok(made)
         };
@@ -94,7 +94,7 @@ fn measure(arguments: &Arguments, cached: Cached, name: &str) -> Result<()> {
     cached.server.end()
 }
 
-/// Writes the disk from end to end, and has it stored.
+/// Writes the disk from start to end, and waits until it is stored.
 fn fill(cached: &Cached) -> Result<()> {
     let mut writer = Writer::connect(&cached.server.socket, "disk")?;
     let data = vec![0xa5; 1 << 20];
@@ -104,7 +104,7 @@ fn fill(cached: &Cached) -> Result<()> {
     writer.flush()
 }
 
-/// Writes until it is over; returns when each write began and ended.
+/// Writes until `is_over`; returns the start and the end of each write.
 fn write(cached: &Cached, is_over: &AtomicBool, seed: u64) -> Result<Vec<Span>> {
     let mut writer = Writer::connect(&cached.server.socket, "disk")?;
     let (mut random, data) = (SmallRng::seed_from_u64(seed), [0x5a; 4096]);

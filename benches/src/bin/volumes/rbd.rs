@@ -11,7 +11,7 @@ use crate::cached::{Cached, Configuration, Server};
 use crate::ceph::Ceph;
 use crate::{Arguments, Bar, fio, print};
 
-/// The four disks. The order is that of the turns within a round.
+/// The four disks, in the order in which a round measures them.
 #[derive(Clone, Copy, PartialEq)]
 enum Disk {
     Cached { has_journal: bool },
@@ -36,13 +36,13 @@ impl Disk {
     }
 }
 
-/// A working set, and the cache before it.
+/// A working set, and the cache in front of it.
 struct Load {
     name: &'static str,
     disk_mib: u64,
     memory_mib: u64,
     dirty_mib: u64,
-    /// Changes are not stored before the limit is felt.
+    /// Changes are not stored before the limit takes effect.
     more: &'static str,
     bar: f64,
 }
@@ -95,7 +95,7 @@ pub(crate) fn run(arguments: &Arguments, directory: &Path, ceph: &Ceph) -> Resul
     Ok(())
 }
 
-/// Returns the requests per second; everything is stored when it returns.
+/// Returns the requests per second, once everything is stored.
 fn measure(
     arguments: &Arguments,
     directory: &Path,

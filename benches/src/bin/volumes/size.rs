@@ -10,12 +10,13 @@ use crate::writer::Writer;
 use crate::{Arguments, Bar, fio, print};
 
 const OBJECT_BYTES: u64 = 4 << 20;
-/// How many objects of a volume have data, if it has so many. They are spread over all pages of the map.
+/// The number of a volume's objects with data, at most. They are spread over all pages of the map.
 const OBJECTS_MAX: u64 = 1024;
 const SMALL_BYTES: u64 = 1 << 30;
 const LARGE_BYTES: u64 = 1 << 40;
 
-/// Seconds of the median snapshot and clone, and what the store was sent and asked for meanwhile.
+/// The median duration of a snapshot and of a clone in seconds, and the traffic to the store
+/// meanwhile.
 struct Cost {
     snapshot_s: f64,
     clone_s: f64,
@@ -59,7 +60,7 @@ fn measure(cached: &Cached, name: &str, size_bytes: u64) -> Result<Cost> {
     let more = [format!("--io_size={}", objects * 4096), format!("--size={size_bytes}")];
     fio::run(&uri, &[words.as_slice(), &more].concat())?;
     let mut writer = Writer::connect(&cached.server.socket, name)?;
-    // What the writes above have left is stored first.
+    // The data of the writes above are stored first.
     writer.flush()?;
     let (mut snapshots, mut clones, mut carried, mut copied) =
         (Vec::new(), Vec::new(), Vec::new(), Vec::new());
