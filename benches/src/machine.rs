@@ -1,11 +1,11 @@
-//! Where and when a measurement was made: printed with every table, part of every JSON file.
+//! The place and time of a measurement, printed with every table and included in every JSON file.
 
 use std::fs;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 
-/// The machine, as far as it matters to a measurement.
+/// The properties of the machine that matter to a measurement.
 #[derive(Clone, Debug, Serialize)]
 pub struct Machine {
     /// Day of the measurement (UTC), as 2026-01-31.
@@ -21,7 +21,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Reads `/proc`; what is missing there is `unknown` or 0.
+    /// Reads `/proc`. Missing values become `unknown` or 0.
     pub fn read() -> Self {
         let field = |path: &str, name: &str| {
             let text = fs::read_to_string(path).unwrap_or_default();

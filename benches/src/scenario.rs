@@ -1,4 +1,4 @@
-//! The scenarios of the comparison and the bars they are held against.
+//! The scenarios of the comparison, and the required values.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::keyspace::{KeySpace, ValueBytes, Verify};
 use crate::load::{Arrival, ArrivalKind, KeyChoice, Limit, LoadSpec, Target};
 use crate::protocol::Protocol;
 
-/// Length of every key, in bytes.
+/// The length of every key, in bytes.
 pub const KEY_BYTES: usize = 20;
 
 /// What a scenario compares.
@@ -25,7 +25,7 @@ pub enum Measure {
 /// One load that both servers get.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Scenario {
-    /// What it is called everywhere.
+    /// Its name in all outputs.
     pub name: &'static str,
     /// What is compared.
     pub measure: Measure,
@@ -45,7 +45,7 @@ pub struct Scenario {
     pub keys: u64,
     /// Zipf exponent; uniform without.
     pub zipf: Option<f64>,
-    /// Highest ratio of cached to memcached that is good enough.
+    /// The highest acceptable ratio of cached to memcached.
     pub bar: Option<f64>,
     /// The same after the canned server's figure is subtracted from both.
     pub bar_over_floor: Option<f64>,
@@ -73,10 +73,10 @@ const BASE: Scenario = Scenario {
     is_extra: false,
 };
 
-/// As [`BASE`], through TLS.
+/// Like [`BASE`], with TLS.
 const TLS: Scenario = Scenario { is_tls: true, bar: Some(0.8), ..BASE };
 
-/// As [`BASE`], without a bar, and only run when all scenarios are asked for.
+/// Like [`BASE`], without a required value, and run only if all scenarios are requested.
 const EXTRA: Scenario = Scenario { is_extra: true, ..BASE };
 
 /// All scenarios, the ones with bars first.

@@ -28,7 +28,7 @@ use crate::tls;
 const START_LIMIT: Duration = Duration::from_secs(60);
 /// Longest wait for a server to end by itself before it is killed.
 const STOP_LIMIT: Duration = Duration::from_secs(30);
-/// Longest part of a server's messages that an error repeats.
+/// The longest part of a server's messages that an error includes.
 const MESSAGE_BYTES_MAX: usize = 2_000;
 
 /// How to start a server that takes memcached's flags.
@@ -36,7 +36,7 @@ const MESSAGE_BYTES_MAX: usize = 2_000;
 pub struct ServerSpec {
     /// The program.
     pub program: PathBuf,
-    /// What it is called in output.
+    /// Its name in the output.
     pub name: String,
     /// Arguments before the program: valgrind and its options, for example.
     pub wrapper: Vec<OsString>,
@@ -144,7 +144,7 @@ impl Server {
         Ok(server)
     }
 
-    /// What it is called in output.
+    /// Returns its name in the output.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -211,7 +211,7 @@ impl Server {
 
     /// The end of the server's log.
     fn message_tail(&self) -> String {
-        // Read at a place, so that the offset the child writes at stays where it is.
+        // Read at a position, so that the offset at which the child writes stays unchanged.
         let length = self.messages.metadata().map_or(0, |metadata| metadata.len());
         let start = length.saturating_sub(MESSAGE_BYTES_MAX as u64);
         let mut bytes = vec![0; MESSAGE_BYTES_MAX];
@@ -225,7 +225,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Both fail only when the child has been waited for already.
+        // Both fail only if the child has already been waited for.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -256,12 +256,12 @@ pub fn bind_to_parent(command: &mut Command, cpu: Option<usize>) {
 pub fn free_address() -> io::Result<SocketAddr> {
     const PORTS: std::ops::Range<u32> = 10_000..20_000;
     static TRIED: AtomicU32 = AtomicU32::new(0);
-    // Processes that run side by side start at different places.
+    // Concurrent processes start at different positions.
     let first = std::process::id().wrapping_mul(0x9e37_79b1) >> 8;
     for _ in PORTS {
         let number = first.wrapping_add(TRIED.fetch_add(1, Ordering::Relaxed)) % (PORTS.end - PORTS.start);
         let port = u16::try_from(PORTS.start + number).map_err(io::Error::other)?;
-        // For every address, since the program may listen so.
+        // Tested for every address, because the program may listen that way.
         if TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).is_ok() {
             return Ok(SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
         }

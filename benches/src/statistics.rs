@@ -1,4 +1,5 @@
-//! Median and spread of a handful of runs. No means: one disturbed run must not move the result.
+//! Median and spread of a few runs. Means are not used, so that a single disturbed run cannot
+//! change the result.
 
 use serde::Serialize;
 

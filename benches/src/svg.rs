@@ -1,4 +1,5 @@
-//! Draws the comparison as an SVG: one row per scenario, its ratio as a bar, its range as a whisker, its bar as a mark.
+//! Draws the comparison as an SVG: one row per scenario, with the ratio as a bar, its range as a
+//! whisker, and the required value as a mark.
 
 use std::fmt::Write;
 
@@ -11,7 +12,7 @@ pub struct Row {
     pub name: String,
     /// Ratio to memcached; below 1 is better.
     pub ratio: Spread,
-    /// What it should be at most.
+    /// The highest acceptable ratio.
     pub bar: Option<f64>,
 }
 

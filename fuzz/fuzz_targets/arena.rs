@@ -1,6 +1,7 @@
-//! Memory files with arbitrary changes: opening one never panics, and makes a store that is consistent and works.
+//! Memory files with arbitrary changes: opening one never panics, and gives a consistent, working
+//! store.
 //!
-//! The input is a list of changes (place, byte) of the file of a store that was killed.
+//! The input is a list of changes (position, byte) to the file of a killed store.
 #![no_main]
 
 use cached_core::arena::ArenaFile;
@@ -22,7 +23,7 @@ fn open(path: &Path) -> Kv {
         .expect("a store")
 }
 
-/// The file of a store that was killed.
+/// Returns the file of a killed store.
 fn killed() -> &'static [u8] {
     static BYTES: OnceLock<Vec<u8>> = OnceLock::new();
     BYTES.get_or_init(|| {
@@ -44,7 +45,7 @@ fn killed() -> &'static [u8] {
 
 fuzz_target!(|data: &[u8]| {
     let mut bytes = killed().to_vec();
-    // Everything but the identity, whose checksum refuses any change.
+    // Everything except the identity, whose checksum detects every change.
     let (first, places) = (1024, bytes.len() - 1024);
     for change in data.chunks_exact(4) {
         let at = usize::from(change[0]) | usize::from(change[1]) << 8 | usize::from(change[2]) << 16;

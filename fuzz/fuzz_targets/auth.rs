@@ -1,9 +1,9 @@
-//! Any bytes as what a client without a password sends, and as a datagram; the first byte says how they are
-//! cut into pieces.
+//! Treats arbitrary bytes as what a client without a password sends, and as a datagram. The first
+//! byte determines how they are cut into pieces.
 
 #![no_main]
 
-// The checks are the tests' own, so that `cargo test` replays the corpus through the same functions.
+// The tests' own checks, so that `cargo test` replays the corpus through the same functions.
 #[path = "../../crates/cached-proto/tests/it/checks/auth.rs"]
 mod checks;
 

@@ -1,8 +1,9 @@
-//! Any bytes as a stream of binary frames; the first byte says how they are cut into pieces.
+//! Treats arbitrary bytes as a stream of binary frames. The first byte determines how they are cut
+//! into pieces.
 
 #![no_main]
 
-// The checks are the tests' own, so that `cargo test` replays the corpus through the same functions.
+// The tests' own checks, so that `cargo test` replays the corpus through the same functions.
 #[path = "../../crates/cached-proto/tests/it/checks/mod.rs"]
 mod checks;
 

@@ -1,8 +1,8 @@
-//! Any bytes as a file of a file store; the first byte says which.
+//! Treats arbitrary bytes as a file of a file store. The first byte determines which file.
 
 #![no_main]
 
-// The checks are the tests' own, so that `cargo test` replays the corpus through the same functions.
+// The tests' own checks, so that `cargo test` replays the corpus through the same functions.
 #[path = "../../crates/blocker/tests/it/disk_bytes/mod.rs"]
 mod disk_bytes;
 

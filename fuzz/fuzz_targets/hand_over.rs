@@ -1,4 +1,4 @@
-//! Messages between a process that hands over and the one that takes over.
+//! Messages between a process that hands its state over and the process that takes it over.
 
 #![no_main]
 

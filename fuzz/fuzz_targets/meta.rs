@@ -1,8 +1,8 @@
-//! The same as `text`, and the bytes once more as key and flags of each meta command.
+//! The same as `text`, and also treats the bytes as key and flags of each meta command.
 
 #![no_main]
 
-// The checks are the tests' own, so that `cargo test` replays the corpus through the same functions.
+// The tests' own checks, so that `cargo test` replays the corpus through the same functions.
 #[path = "../../crates/cached-proto/tests/it/checks/mod.rs"]
 mod checks;
 

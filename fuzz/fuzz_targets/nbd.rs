@@ -1,8 +1,8 @@
-//! Any bytes as what an NBD client sends: a negotiation, and after it requests.
+//! Treats arbitrary bytes as what an NBD client sends: a negotiation, followed by requests.
 
 #![no_main]
 
-// The checks are the tests' own, so that `cargo test` replays the corpus through the same functions.
+// The tests' own checks, so that `cargo test` replays the corpus through the same functions.
 #[path = "../../crates/nbd/tests/checks/mod.rs"]
 mod checks;
 

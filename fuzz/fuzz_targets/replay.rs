@@ -1,8 +1,9 @@
-//! Any bytes as damage to a journal's files or records, replayed through a cache over a store in memory.
+//! Treats arbitrary bytes as damage to a journal's files or records, which is replayed through a
+//! cache over a store in memory.
 
 #![no_main]
 
-// The check is the tests' own, so that `cargo test` replays the corpus through the same code.
+// The tests' own check, so that `cargo test` replays the corpus through the same code.
 #[path = "../../crates/cached-core/tests/it/replay_bytes/mod.rs"]
 mod replay_bytes;
 

@@ -1,5 +1,5 @@
-//! Any bytes as what lies in the bucket of a store on S3 (a head, a record, a key, what states the edition of its
-//! layout), or as a server's refusal.
+//! Treats arbitrary bytes as the contents of the bucket of a store on S3 (a head, a record, a key,
+//! or the object with the layout's edition), or as a server's refusal.
 
 #![no_main]
 

@@ -1,4 +1,5 @@
-//! Any bytes as the body of an S3 upload in chunks (`aws-chunked`), cut into any parts.
+//! Treats arbitrary bytes as the body of a chunked S3 upload (`aws-chunked`), cut into arbitrary
+//! parts.
 
 #![no_main]
 

@@ -1,4 +1,5 @@
-//! Any bytes as what identifies a client of S3: a header, a query, a path, a time, and a document of keys to delete.
+//! Treats arbitrary bytes as the data that identify an S3 client (a header, a query, a path, a
+//! time), and as a document of keys to delete.
 
 #![no_main]
 

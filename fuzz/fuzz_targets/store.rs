@@ -1,8 +1,8 @@
-//! Any bytes as a program of operations on a small store, beside a plain map.
+//! Treats arbitrary bytes as a program of operations on a small store, run alongside a plain map.
 
 #![no_main]
 
-// The interpreter is the tests' own, so that `cargo test` replays the corpus through the same code.
+// The tests' own interpreter, so that `cargo test` replays the corpus through the same code.
 #[path = "../../crates/cached-core/tests/it/store_ops/mod.rs"]
 mod store_ops;
 

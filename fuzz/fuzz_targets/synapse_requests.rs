@@ -1,8 +1,9 @@
-//! Any bytes as what a synapse client sends; the first byte says whether checksums are mended first.
+//! Treats arbitrary bytes as what a synapse client sends. The first byte determines whether
+//! checksums are corrected first.
 
 #![no_main]
 
-// The checks are the tests' own, so that `cargo test` replays the corpus through the same functions.
+// The tests' own checks, so that `cargo test` replays the corpus through the same functions.
 #[path = "../../crates/synapse/tests/it/checks/mod.rs"]
 #[allow(dead_code, reason = "the other direction is another target's")]
 mod checks;

@@ -1,4 +1,5 @@
-//! TLS records that are cut, flipped and doubled on their way to the server; the bytes say how.
+//! TLS records that are truncated, modified and duplicated on their way to the server; the input
+//! determines how.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! What a run found, as numbers, as lines and as JSON.
+//! The results of a run as numbers, as lines, and as JSON.
 
 use serde::Serialize;
 
@@ -28,7 +28,7 @@ pub struct Latency {
 /// The figures of one run. A *request* is a command, a *key* a key got or set: a get of 16 keys is one and sixteen.
 #[derive(Clone, Debug, Serialize)]
 pub struct LoadReport {
-    /// Decided keys, operations and arrivals.
+    /// Determined keys, operations and arrivals.
     pub seed: u64,
     /// Length of the counted span.
     pub seconds: f64,
@@ -82,7 +82,7 @@ impl LoadReport {
         let seconds = outcomes.iter().map(window_s).fold(0.0, f64::max);
         let server_cpu_share =
             outcomes[0].server_cpu_ns.map(|cpu_ns| cpu_ns as f64 / 1e9 / window_s(&outcomes[0]));
-        // Rates, not sums: each thread's span has its own edges.
+        // Rates rather than sums, because each thread's span starts and ends at different times.
         let server_cpu_ns_per_request = server_cpu_share.map(|share| share * 1e9 / requests_per_s);
         let client_cpu_ns: u64 = outcomes.iter().map(|outcome| outcome.client_cpu_ns).sum();
         Self {
@@ -158,7 +158,7 @@ impl Latency {
         let mut histograms = outcomes.into_iter().map(|outcome| outcome.tally.latency_ns);
         let Some(mut all) = histograms.next() else { return Self::default() };
         for histogram in histograms {
-            // Same bounds by construction, so adding cannot fail.
+            // The bounds are the same by construction, so adding cannot fail.
             let _ = all.add(histogram);
         }
         let at = |quantile| all.value_at_quantile(quantile) as f64 / 1e3;

@@ -1,4 +1,4 @@
-//! Makes requests: which operation, which keys, from a seeded random state per thread.
+//! Creates requests: chooses operations and keys, from a seeded random state per thread.
 
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -18,7 +18,7 @@ pub(super) struct RequestMaker {
     set_share: f64,
     keys_per_get: usize,
     expiry: Expiry,
-    /// Keys of the get in the making.
+    /// The keys of the get being created.
     indexes: Vec<u64>,
 }
 
@@ -106,7 +106,7 @@ impl KeyPicker {
     }
 }
 
-/// A step that visits all of `count` places, so that hot ranks do not lie side by side.
+/// Returns a step that visits all of `count` positions, so that hot ranks are not adjacent.
 fn scatter_step(count: u64) -> u64 {
     let golden = (count as f64 * 0.618_033_988_749) as u64;
     (golden.max(1)..).find(|&step| greatest_common_divisor(step, count) == 1).unwrap_or(1)

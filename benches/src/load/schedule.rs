@@ -1,4 +1,4 @@
-//! When the requests of an open loop are due: drawn beforehand, never moved by what the server does.
+//! The due times of an open loop's requests, drawn in advance and independent of the server.
 
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -7,13 +7,13 @@ use rand::{Rng, SeedableRng};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ArrivalKind {
-    /// All gaps alike.
+    /// Equal gaps.
     Fixed,
     /// Exponential gaps, as from many independent users.
     Poisson,
 }
 
-/// An endless row of due times, in nanoseconds since the start of the run.
+/// An endless sequence of due times, in nanoseconds since the start of the run.
 #[derive(Debug)]
 pub(super) struct Schedule {
     kind: ArrivalKind,
@@ -23,7 +23,8 @@ pub(super) struct Schedule {
 }
 
 impl Schedule {
-    /// `arrivals_per_s` on average. `phase` (0 to 1) shifts the first one, so that threads do not fire together.
+    /// Creates a schedule with `arrivals_per_s` on average. `phase` (0 to 1) shifts the first one,
+    /// so that threads do not send at the same moment.
     pub(super) fn new(kind: ArrivalKind, arrivals_per_s: f64, phase: f64, seed: u64) -> Self {
         let gap_ns = 1e9 / arrivals_per_s;
         Self { kind, gap_ns, next_ns: gap_ns * phase, random: SmallRng::seed_from_u64(seed) }
@@ -38,7 +39,7 @@ impl Schedule {
     pub(super) fn advance(&mut self) {
         self.next_ns += match self.kind {
             ArrivalKind::Fixed => self.gap_ns,
-            // `random` is below 1, so the logarithm is of a number above 0.
+            // `random` is below 1, so the logarithm's argument is above 0.
             ArrivalKind::Poisson => -self.gap_ns * (1.0 - self.random.random::<f64>()).ln(),
         };
     }

@@ -5,7 +5,7 @@ use hdrhistogram::Histogram;
 
 use super::replies::Done;
 
-/// The longest latency that is distinguished; anything above is recorded as this.
+/// The longest latency that is distinguished. Longer ones are recorded as this one.
 const LATENCY_NS_MAX: u64 = 600_000_000_000;
 /// Significant decimal digits of a latency.
 const LATENCY_DIGITS: u8 = 3;
@@ -15,7 +15,7 @@ pub(super) fn latency_histogram() -> Result<Histogram<u64>> {
     Ok(Histogram::new_with_bounds(1, LATENCY_NS_MAX, LATENCY_DIGITS)?)
 }
 
-/// What has been answered while the window was open, and how fast.
+/// The requests answered while the window was open, and their latencies.
 #[derive(Debug)]
 pub(super) struct Tally {
     pub(super) requests: u64,

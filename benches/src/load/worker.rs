@@ -29,14 +29,15 @@ use crate::process::CpuClock;
 const EVENTS_MAX: usize = 256;
 /// Bytes read per call.
 const READ_BYTES: usize = 256 << 10;
-/// Longest sleep, so that edges and stalls are noticed.
+/// The longest sleep, so that the ends of spans and stalls are noticed.
 const SLEEP_NS_MAX: u64 = 50_000_000;
-/// Most requests under way on one connection in an open loop; later ones wait, and their latency runs.
+/// The most requests in progress on one connection in an open loop. Later ones wait, which counts
+/// towards their latency.
 const OPEN_PENDING_MAX: usize = 128;
 /// Longest wait for outstanding replies after the measured span.
 const DRAIN_NS_MAX: u64 = 5_000_000_000;
 
-/// What one thread found.
+/// The results of one thread.
 #[derive(Debug)]
 pub(super) struct Outcome {
     pub(super) tally: Tally,
@@ -50,7 +51,7 @@ pub(super) struct Outcome {
     pub(super) unanswered: u64,
 }
 
-/// Which part of the run it is.
+/// The phase of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Warmup,
@@ -58,7 +59,7 @@ enum Phase {
     Drain,
 }
 
-/// Readings at an edge of the counted span.
+/// Readings at the start or end of the counted span.
 #[derive(Clone, Copy, Debug)]
 struct Edge {
     at_ns: u64,
@@ -83,7 +84,7 @@ pub(super) struct Worker<'a> {
     window: (u64, u64),
     opened: Option<Edge>,
     closed: Option<Edge>,
-    /// Requests still to be sent, where the run has a count.
+    /// The requests still to be sent, if the run has a fixed number.
     requests_left: u64,
     pending_count: usize,
     last_reply_ns: u64,
@@ -219,7 +220,7 @@ impl<'a> Worker<'a> {
             if now_ns > self.window.1.saturating_add(DRAIN_NS_MAX) {
                 return Ok(self.give_up(&mut schedule, now_ns));
             }
-            // Never sleeps: a wake-up would cost more than the latencies measured here.
+            // Never sleeps, because a wake-up would cost more than the latencies measured here.
             self.wait(0)?;
             for event in 0..self.events.len() {
                 self.serve_event(self.events[event].data.u64() as usize, self.events[event].flags)?;
@@ -227,7 +228,7 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// The next connection from `start` on that can take more.
+    /// Returns the next connection from `start` on that can accept more.
     fn free_connection(&self, start: usize) -> Option<usize> {
         let count = self.connections.len();
         let places = (start..count).chain(0..start);
@@ -238,7 +239,7 @@ impl<'a> Worker<'a> {
         free.next()
     }
 
-    /// Records what was never answered as having taken until now at least, and counts it.
+    /// Records requests that were never answered with their latency so far, and counts them.
     fn give_up(&mut self, schedule: &mut Schedule, now_ns: u64) -> u64 {
         let (start_ns, end_ns) = self.window;
         let mut unanswered = 0;
@@ -279,7 +280,8 @@ impl<'a> Worker<'a> {
         self.send(place, false)
     }
 
-    /// Sends what can be sent, and asks for a wake-up where the socket is full (`was_full`: it had been).
+    /// Sends what can be sent, and asks for a wake-up if the socket is full (`was_full`: it was
+    /// full before).
     fn send(&mut self, place: usize, was_full: bool) -> Result<()> {
         let connection = &mut self.connections[place];
         let is_full = connection.send().with_context(|| format!("connection {place}"))?;
