@@ -4,7 +4,7 @@ use crate::conn::Conn;
 use crate::server::Server;
 use std::time::{Duration, Instant};
 
-/// A well-behaved client beside the abusive ones.
+/// A well-behaved client alongside the abusive ones.
 pub struct Witness {
     conn: Conn,
     slowest: Duration,

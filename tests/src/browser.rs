@@ -50,16 +50,16 @@ pub struct Browser {
     messages: Receiver<Value>,
     session: String,
     last_id: u64,
-    /// What the page reported: exceptions, lines of the console, failed requests.
+    /// Reports of the page: exceptions, console lines, failed requests.
     reports: Vec<String>,
     _profile: tempfile::TempDir,
 }
 
 impl Browser {
-    /// Starts the browser. Returns `None`, with a message, if there is none on this machine.
+    /// Starts the browser. Returns `None`, with a message, if it is not installed.
     ///
     /// # Panics
-    /// If it does not start; with `CACHED_REQUIRE_ALL=1` also if there is none.
+    /// If it does not start; with `CACHED_REQUIRE_ALL=1`, also if it is not installed.
     pub fn start(test: &str) -> Option<Browser> {
         let Some(program) = find_program("chromium") else {
             skip(test, "chromium is not installed");
@@ -165,7 +165,7 @@ impl Browser {
         }
     }
 
-    /// Remembers what is a report of the page.
+    /// Records an event if it is a report of the page.
     fn note(&mut self, message: &Value) {
         let parameters = &message["params"];
         let report = match message["method"].as_str() {
@@ -278,7 +278,7 @@ impl Browser {
     /// Returns what the page has reported since the last call: exceptions, lines of the console, failed
     /// requests, dialogs.
     pub fn take_reports(&mut self) -> Vec<String> {
-        // An answer comes after all events before it.
+        // An answer follows all events before it.
         self.evaluate("0");
         std::mem::take(&mut self.reports)
     }
@@ -286,7 +286,7 @@ impl Browser {
 
 impl Drop for Browser {
     fn drop(&mut self) {
-        // The child ends with its pipes; what is left of it is killed.
+        // The child ends when its pipes are closed; the rest is killed.
         let _ = self.to.write_all(b"{\"id\":0,\"method\":\"Browser.close\"}\0");
         let deadline = Instant::now() + Duration::from_secs(30);
         while Instant::now() < deadline {

@@ -39,7 +39,7 @@ impl Cluster {
             skip(test, &format!("{missing} is not installed"));
             return None;
         }
-        // Tests of one process run beside each other.
+        // Tests in one process run concurrently.
         static CLUSTERS: AtomicU32 = AtomicU32::new(0);
         let number = CLUSTERS.fetch_add(1, Ordering::Relaxed);
         let cluster = Self { dir: parent.join(format!("ceph-{}-{number}-{test}", std::process::id())) };

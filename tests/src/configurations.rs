@@ -1,4 +1,5 @@
-//! The servers that the two checkers run against: how each is started, and the load beside the checks.
+//! The servers against which the two checkers run: how each is started, and the load that
+//! accompanies the checks.
 
 /// One server, and the load on it.
 #[derive(Debug, Clone, Copy)]

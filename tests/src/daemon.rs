@@ -151,7 +151,7 @@ impl Daemon {
         (output.status.code().expect("an exit status"), text(&output))
     }
 
-    /// Returns a document of its admin listener, asked for with the token.
+    /// Returns a document of its admin listener, requested with the token.
     ///
     /// # Panics
     /// If it is not JSON.

@@ -1,4 +1,4 @@
-//! A client of the admin listener: one request on a connection of its own.
+//! A client of the admin listener, with a new connection for each request.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;

@@ -43,14 +43,14 @@ pub struct Play<'a> {
     pub program: &'a Program,
     /// The memcached that it is compared with.
     pub reference: &'a Program,
-    /// How both are started, and the load beside the comparison.
+    /// How both servers are started, and the load that accompanies the comparison.
     pub configuration: &'a Configuration,
     /// The number of connections to each, which take turns.
     pub connections: usize,
     /// The number of batches of requests.
     pub batches: usize,
-    /// Whether clients of the server under test give a password first. Only for configurations without load beside
-    /// the comparison.
+    /// Whether clients of the tested server must authenticate first. Only for configurations
+    /// without further load.
     pub password: bool,
 }
 
@@ -259,7 +259,7 @@ fn flush_later(servers: [&Server; 2]) {
     }
 }
 
-/// A client beside the comparison.
+/// A client that runs alongside the comparison.
 struct Beside<'a> {
     server: &'a Server,
     half_sent: bool,

@@ -43,11 +43,11 @@ pub fn run(command: &mut Command, deadline: Duration) -> Output {
     try_run(command, deadline).unwrap_or_else(|problem| panic!("{problem}"))
 }
 
-/// Runs a command that fetches something, several times if it fails or takes too long: networks and registries have bad
-/// moments.
+/// Runs a command that downloads something, several times if it fails or takes too long, because
+/// networks and registries are sometimes unavailable.
 ///
 /// # Errors
-/// What the last attempt has written.
+/// The output of the last attempt.
 pub fn fetch(command: &mut Command, deadline: Duration) -> Result<(), String> {
     const ATTEMPTS: u32 = 4;
     let mut attempt = 1;
@@ -71,7 +71,8 @@ fn try_run(command: &mut Command, deadline: Duration) -> Result<Output, String> 
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
-        // A group of its own: what it has started may have the pipes open, which are read to their end.
+        // In its own process group, because processes that it has started may hold the pipes open,
+        // which are read until their end.
         .process_group(0)
         .spawn()
         .map_err(|error| format!("{command:?}: {error}"))?;

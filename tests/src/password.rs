@@ -15,7 +15,7 @@ const OPAQUE: u32 = 0x0a07_0a07;
 /// Returns the file with the user, which all servers of this process share.
 ///
 /// # Panics
-/// If the system has no room for it.
+/// If it cannot be written.
 pub fn file() -> &'static Path {
     static FILE: OnceLock<(tempfile::TempDir, PathBuf)> = OnceLock::new();
     let (_, path) = FILE.get_or_init(|| {
@@ -28,7 +28,8 @@ pub fn file() -> &'static Path {
     path
 }
 
-/// Adds what makes a server require the password: in both protocols, or, of memcached, in the one that is used.
+/// Adds the arguments that make a server require the password: in both protocols or, for memcached,
+/// in the protocol used.
 pub fn require(start: Start, flavour: Flavour, binary: bool) -> Start {
     let text = flavour == Flavour::Cached || !binary;
     let start = if text { start.args(&format!("-Y {}", file().display())) } else { start };

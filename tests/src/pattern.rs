@@ -26,7 +26,7 @@ pub enum Piece {
     Word(Option<String>),
     /// Anything up to the next `\r\n`, which is not part of it.
     Line,
-    /// Whole lines, up to the first one that begins with the following literal.
+    /// Whole lines, up to the first one that starts with the following literal.
     Lines,
     /// Eight bytes, not all zero: a CAS value in a binary header, captured under the name if there is one.
     Cas(Option<String>),

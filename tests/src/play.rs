@@ -37,7 +37,7 @@ impl Shape {
     }
 }
 
-/// What lies between client and server.
+/// The transport between client and server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wire {
     /// TCP, and a unix socket for pipelined requests.
@@ -180,7 +180,7 @@ impl<'a> Player<'a> {
         } else {
             self.fence();
         }
-        // The engine behind the connection still serves, whatever the case did to the connection.
+        // The engine behind the connection still works, whatever the case did to the connection.
         self.conn = connect(self.server, self.wire);
         if self.wire == Wire::Password {
             let (request, reply) = password::login(case.is_binary());
@@ -234,7 +234,7 @@ impl<'a> Player<'a> {
             self.log_in();
         }
         match self.shape {
-            // What comes before a reply goes into one datagram.
+            // The output before a reply goes into one datagram.
             _ if self.wire == Wire::Udp => self.to_send.extend_from_slice(bytes),
             Shape::Whole => self.conn.send(bytes),
             Shape::Fragmented => self.conn.send_fragments(bytes, fragment_sizes(bytes.len())),
@@ -275,7 +275,8 @@ impl<'a> Player<'a> {
         }
     }
 
-    /// Sends a request with a known reply: if exactly that comes next, nothing else was sent before it.
+    /// Sends a request with a known reply. If exactly that reply comes next, nothing else was sent
+    /// before it.
     fn fence(&mut self) {
         if self.is_binary.is_none() {
             self.is_binary = Some(false);

@@ -14,7 +14,7 @@ const INSTALL_DEADLINE: Duration = Duration::from_secs(600);
 /// # Errors
 /// Why there is no such environment: there is no Python, or what its installer has written.
 pub fn install(environment: &Path, requirements: &Path) -> Result<PathBuf, String> {
-    // Tests beside each other may want the same environment.
+    // Concurrent tests may want the same environment.
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let wanted = std::fs::read(requirements).map_err(|error| error.to_string())?;

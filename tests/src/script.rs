@@ -49,7 +49,7 @@ pub struct Case {
     pub differs: Option<String>,
     /// The part of `cached` that it waits for.
     pub later: Option<String>,
-    /// What it is not played through.
+    /// The transports with which it is not played.
     pub not: Vec<Wire>,
     /// Whether to check at the end that requests and replies are in step.
     pub fence: bool,

@@ -39,7 +39,7 @@ pub struct Server {
     dir: tempfile::TempDir,
 }
 
-/// What to start: arguments and address.
+/// The program to start, its arguments and its address.
 #[derive(Clone, Debug)]
 pub struct Start {
     program: Program,

@@ -60,7 +60,7 @@ impl Client {
         }
     }
 
-    /// Appends to a value; [`Answer::Other`] for whatever reason it fails.
+    /// Appends to a value. A failure for any reason gives [`Answer::Other`].
     pub fn append(&mut self, key: &str, value: &[u8]) -> Answer {
         let bytes = value.len();
         match self.speaks {

@@ -20,7 +20,7 @@ pub struct Account {
     doubtful: AtomicU64,
 }
 
-/// What was known of a key before a request.
+/// The state of knowledge about a key before a request.
 #[derive(Debug, Clone, Copy)]
 pub struct Before {
     floor: u64,
@@ -67,7 +67,7 @@ impl Account {
         !before.floor.is_multiple_of(2)
     }
 
-    /// Returns what is known before a request is sent.
+    /// Returns the state of knowledge before a request is sent.
     pub fn before(&self) -> Before {
         Before { floor: self.floor.load(SeqCst) }
     }
@@ -75,7 +75,7 @@ impl Account {
     /// Checks a version that was read.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// A description of the contradiction.
     pub fn judge_hit(&self, before: Before, version: u64) -> Result<(), String> {
         let (sent, void) = (self.sent(), self.void.load(SeqCst));
         let acknowledged = before.floor / 2;

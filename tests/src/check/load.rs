@@ -10,13 +10,13 @@ use std::sync::atomic::Ordering;
 
 /// The number of keys of one retrieval.
 const RETRIEVAL: usize = 8;
-/// The number of versions in a list before it begins anew.
+/// The number of versions in a list before it starts again.
 const LIST_MAX: u64 = 200;
 /// The time to live of mortal keys, in seconds, and the time by which the clock is advanced to expire them.
 const LIFE_SECS: u32 = 100;
 const MOVE_SECS: u32 = 200;
-/// The delay of a flush, and the time by which the clock is advanced to bring it. Long: what is stored until then is removed,
-/// and a client that is held up may be late with the advance.
+/// The delay of a flush, and the time by which the clock is advanced to trigger it. It is long
+/// because values stored until then are removed, and a delayed client may be late with the advance.
 const DELAY_SECS: u32 = 100;
 const DELAY_MOVE_SECS: u32 = 102;
 /// The number of values between two fences of a flood.
@@ -168,7 +168,7 @@ fn change_list(shared: &Shared<'_>, key: &Key, client: &mut Client) {
                 shared.counts.changes.fetch_add(1, Ordering::Relaxed);
                 return;
             }
-            // Absent, or no memory: begins anew.
+            // The key is absent, or there is no memory: starts again.
             Answer::Absent | Answer::Other | Answer::NoMemory => {}
         }
     }

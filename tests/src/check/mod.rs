@@ -82,7 +82,7 @@ impl Key {
     /// Returns the version in a value of this key.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// A description of the problem.
     pub fn version(&self, value: &[u8]) -> Result<u64, String> {
         match self.group {
             Group::List => list_version(value),
@@ -124,7 +124,7 @@ pub struct Counts {
     pub refused: AtomicU64,
     /// Flushes, and advances of the clock.
     pub flushes: AtomicU64,
-    /// Values that were begun and given up, by either side.
+    /// The number of values that were started and abandoned by either side.
     pub given_up: AtomicU64,
 }
 
@@ -255,7 +255,7 @@ pub fn run(program: &Program, configuration: &Configuration, until: Until, seed:
     violations.is_empty()
 }
 
-/// Starts a client with a seed of its own; an impossible reply and a failed connection are violations.
+/// Starts a client with its own seed. An impossible reply or a failed connection is a violation.
 fn spawn<'scope>(
     scope: &'scope Scope<'scope, '_>,
     shared: &'scope Shared<'_>,

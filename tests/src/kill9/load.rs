@@ -13,7 +13,7 @@ use rand::{Rng, SeedableRng};
 
 use super::model::{Model, OBJECT_BYTES};
 
-/// What all writers share in one round.
+/// The state shared by all writers in a round.
 #[derive(Debug, Default)]
 pub struct Round {
     /// The server is about to be killed: an error is its end.
@@ -24,7 +24,7 @@ pub struct Round {
     pub acknowledged: AtomicU64,
 }
 
-/// What one writer has seen in a round.
+/// The observations of one writer in a round.
 #[derive(Debug, Default)]
 pub struct Seen {
     /// Changes acknowledged as *cached*.
@@ -35,7 +35,7 @@ pub struct Seen {
     pub stored: u64,
     /// Flushes answered.
     pub flushed: u64,
-    /// What the server should not have answered.
+    /// Answers that the server should not have given.
     pub wrong: Vec<String>,
 }
 

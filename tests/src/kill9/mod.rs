@@ -56,7 +56,7 @@ pub struct Options {
     pub is_verbose: bool,
 }
 
-/// What came out of a run.
+/// The results of a run.
 #[derive(Debug, Default)]
 pub struct Report {
     /// Rounds completed.
@@ -67,9 +67,9 @@ pub struct Report {
     pub kills_in_recovery: u64,
     /// Records that the starts after a kill found to replay.
     pub replayed: u64,
-    /// What the writers saw.
+    /// The observations of the writers.
     pub seen: Seen,
-    /// What was wrong.
+    /// The problems found.
     pub faults: Faults,
     /// A line for each fault and each unexpected answer.
     pub lines: Vec<String>,
@@ -111,10 +111,10 @@ const OBJECTS: usize = 5;
 /// How long a round's load may go on without another acknowledgement.
 const PROGRESS_DEADLINE: Duration = Duration::from_secs(120);
 
-/// Runs.
+/// Performs the run.
 ///
 /// # Errors
-/// What kept the run from going on: a start that failed, a server that hangs.
+/// The reason why the run could not continue: a failed start, or a server that hangs.
 pub fn run(options: &Options) -> Result<Report, String> {
     Run::new(options).run()
 }
@@ -148,7 +148,8 @@ impl<'a> Run<'a> {
         for round in 0..self.options.rounds {
             self.load(&mut process)?;
             self.report.kills += 1;
-            // The limits of the journal may change from start to start; so may what is flushed when.
+            // The limits of the journal may change between starts, and so may the conditions for
+            // flushing.
             self.configure();
             for _ in 0..self.random.random_range(0..3_u32) {
                 self.kill_in_recovery()?;
@@ -167,7 +168,7 @@ impl<'a> Run<'a> {
         Ok(self.report)
     }
 
-    /// Writes a configuration for the next start, drawn anew.
+    /// Writes a configuration for the next start, with newly drawn settings.
     fn configure(&mut self) {
         let random = &mut self.random;
         let journaled_bytes_max = [16 << 10, 256 << 10][random.random_range(0..2_usize)];
@@ -248,13 +249,13 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Starts a process and kills it while it recovers: before it listens, as soon as it does, or after a few
-    /// of its objects have been asked for.
+    /// Starts a process and kills it while it recovers: before it listens, as soon as it does, or
+    /// after a few of its objects have been read.
     fn kill_in_recovery(&mut self) -> Result<(), String> {
         let mut process = self.place.spawn();
         let reads = match self.random.random_range(0..3) {
             0 => {
-                // Anywhere in the start: the time is what is drawn.
+                // At any point of the start, because the time is random.
                 std::thread::sleep(Duration::from_micros(self.random.random_range(0..40_000)));
                 0
             }

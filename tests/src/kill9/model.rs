@@ -20,7 +20,7 @@ type Hashing = BuildHasherDefault<DefaultHasher>;
 /// An object's content; `None` where there is no such object.
 pub type Content = Option<Vec<u8>>;
 
-/// What was found wrong after a crash.
+/// A problem found after a crash.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Faults {
     /// Objects without a change that was acknowledged as durable.
@@ -190,7 +190,7 @@ impl Model {
                     faults.torn += 1;
                     report(format!("{} ({shown}) has a content that it never had", history.id));
                 }
-                // A later step with the same content counts: it is the one that must be there.
+                // A later step with the same content counts, because that one must be there.
                 Some(step) if step.number < history.durable => {
                     faults.lost += 1;
                     report(format!(
@@ -294,7 +294,7 @@ mod tests {
             ([Some("a3"), Some("b2")], 0, 0, 0),
             ([Some("a1"), Some("b2")], 0, 0, 0),
             ([Some("a1"), None], 0, 0, 0),
-            // a3 is there, b2 before it is not.
+            // a3 is there, but the earlier b2 is not.
             ([Some("a3"), None], 0, 0, 1),
             ([None, None], 1, 0, 0),
             ([Some("a0"), None], 0, 1, 0),

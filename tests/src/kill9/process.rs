@@ -81,7 +81,7 @@ impl Place {
     /// Waits until the process listens.
     ///
     /// # Errors
-    /// What it wrote, if it ended instead or took too long.
+    /// Its output, if it exited or took too long.
     pub fn wait(&self, process: &mut Process) -> Result<(), String> {
         let begun = Instant::now();
         while UnixStream::connect(self.path("socket")).is_err() {
@@ -96,10 +96,10 @@ impl Place {
         Ok(())
     }
 
-    /// Connects a client that gives up soon after the server has gone.
+    /// Connects a client that stops trying soon after the server has ended.
     ///
     /// # Errors
-    /// The client's.
+    /// The client's error.
     pub fn connect(&self) -> blocker::Result<SynapseBlocker> {
         let mut config = object_client::config(Address::Unix(self.path("socket")));
         config.reconnect_timeout = Duration::from_millis(50);
@@ -116,10 +116,10 @@ impl Process {
         let _ = self.child.wait();
     }
 
-    /// Ends the process in order.
+    /// Ends the process properly.
     ///
     /// # Errors
-    /// What it wrote, if it does not end.
+    /// Its output, if it does not end.
     pub fn end(mut self) -> Result<ExitStatus, String> {
         let pid = i32::try_from(self.child.id()).map_err(|error| error.to_string())?;
         // SAFETY: our own child, not yet waited for, so the id is still its own.

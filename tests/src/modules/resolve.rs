@@ -2,7 +2,7 @@
 
 use super::source::Crate;
 
-/// Re-exports followed before a path is given up; a chain is never that long.
+/// The number of re-exports followed before a path counts as unresolvable; no chain is that long.
 const HOPS_MAX: usize = 16;
 
 impl Crate {

@@ -25,7 +25,7 @@ pub struct Module {
     pub file: PathBuf,
     /// Names that `use` items bring into its scope, with the paths that they stand for.
     pub aliases: BTreeMap<String, Vec<String>>,
-    /// What it names.
+    /// The item that it names.
     pub uses: Vec<Use>,
 }
 

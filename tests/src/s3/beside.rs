@@ -15,14 +15,15 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
 
-/// How requests reach the second endpoint.
+/// The way in which requests reach the second endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// Each is allowed by the endpoint. Changes pass by other ways too.
+    /// The endpoint authorises each request. Changes may bypass the sidecar.
     Gateway,
-    /// The sidecar verifies and asks at each read. Changes pass by other ways too.
+    /// The sidecar checks signatures, and asks the endpoint at each read. Changes may bypass the
+    /// sidecar.
     Asking,
-    /// The sidecar verifies and answers from memory for an hour.
+    /// The sidecar checks signatures, and answers from memory for an hour.
     Fresh,
 }
 
@@ -40,28 +41,29 @@ impl Way {
     }
 }
 
-/// Why two answers may differ.
+/// The reason why two answers may differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Excuse {
     /// RFC 9112, 6.1: a server that does not know a transfer coding answers 501; one may refuse a request with a length as well.
     Coding,
-    /// RFC 9112, 6.3: two lengths are an error that cannot be recovered from; the status is the server's choice.
+    /// RFC 9112, 6.3: two lengths are an unrecoverable error; the server chooses the status.
     Lengths,
     /// RFC 9110, 7.6.1: `Connection` must not name a header that is for all recipients.
     Nominated,
     /// RFC 9110, 15.4.5: a 304 need not have other headers than the validators, so that what is answered after it lacks them.
     NotModified,
-    /// S3, "Authenticating requests": every `x-amz-` header must be signed, which the endpoint does not look at.
+    /// S3, "Authenticating requests": every `x-amz-` header must be signed, which the endpoint does
+    /// not check.
     Unsigned,
     /// S3, error code `InvalidRequest`: a header that is not implemented; the endpoint ignores it.
     Unknown,
     /// S3, "Naming objects": segments of dots are not supported; the sidecar refuses those that lead out of the bucket.
     Dots,
-    /// S3, "Listing buckets": nothing else is asked of the endpoint itself through the sidecar.
+    /// S3, "Listing buckets": the sidecar forwards no other requests to the endpoint itself.
     Service,
     /// S3, "Transferring payload in multiple chunks": `aws-chunked` is not stored with the object; versitygw stores it.
     Chunks,
-    /// RFC 9110, 13.2.2: a range counts after the conditions; versitygw looks at it before.
+    /// RFC 9110, 13.2.2: a range is evaluated after the conditions; versitygw evaluates it before.
     Order,
     /// RFC 9110, 9.3.1: content in a GET has no meaning, and a server may refuse it.
     Content,
@@ -73,16 +75,16 @@ impl fmt::Display for Excuse {
     }
 }
 
-/// What has been played.
+/// The statistics of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Played {
     /// The number of requests.
     pub requests: u64,
-    /// How often two answers differed for a reason.
+    /// The number of allowed differences, by reason.
     pub excused: BTreeMap<Excuse, u64>,
 }
 
-/// Two endpoints of one kind, and a sidecar for each way before the second one.
+/// Two endpoints of one kind, and a sidecar per way in front of the second one.
 #[derive(Debug)]
 pub struct Both {
     sidecars: Vec<(Way, Sidecar)>,
@@ -93,7 +95,7 @@ pub struct Both {
     _programs: Vec<Endpoint>,
 }
 
-/// What is before the endpoints that are compared.
+/// The kind of the compared endpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Before {
     /// versitygw, which keeps objects as files, and verifies signatures.
@@ -117,21 +119,24 @@ impl Before {
         }
     }
 
-    /// Returns the value of `names` that is right for it.
+    /// Returns the value of the setting `names` for this kind of endpoint.
     pub const fn names(self) -> &'static str {
         if matches!(self, Before::FoldingFiles) { "folded" } else { "exact" }
     }
 }
 
-/// The keys: objects in folders and beside them, with letters that are encoded, and that differ in letter case or in their form alone.
+/// The keys: objects in folders and outside of them, with letters that are encoded, and with
+/// letters that differ only in case or Unicode form.
 const KEYS: [&str; 9] = ["k", "q/y", "q/z", "q/s/t", "r", "R", "q/Y", "%C3%BC%20b%2B", "u%CC%88%20b%2B"];
 
-/// What stands for a slash, or before or behind a key, for an endpoint that takes keys for paths.
+/// Texts that an endpoint which treats keys as paths treats like a slash, or ignores before or
+/// after a key.
 const SLASHES: [&str; 6] = ["//", "///", "%2F", "%2F%2F", "/./", "/%2e/"];
 
 impl Both {
-    /// Starts them, and sidecars that are told that `names` is how the endpoint tells keys apart. The state of programs is below
-    /// `parent`; returns `None`, and prints that `test` is skipped, if one is not installed.
+    /// Starts them, and sidecars whose setting `names` states how the endpoint distinguishes keys.
+    /// Programs keep their state below `parent`. Returns `None`, and prints that `test` is skipped,
+    /// if one is not installed.
     pub fn start(before: Before, ways: &[Way], names: &str, test: &str, parent: &Path) -> Option<Both> {
         let user = User::new(Kind::Versitygw, "owner", 0);
         let mut programs = Vec::new();
@@ -161,10 +166,10 @@ impl Both {
         Some(Both { sidecars, alone, behind, user, _programs: programs })
     }
 
-    /// Plays a sequence of requests in a bucket of its own.
+    /// Plays a sequence of requests in its own bucket.
     ///
     /// # Errors
-    /// The first difference without an excuse, with what led to it.
+    /// The first difference that is not allowed, with the requests that led to it.
     pub fn play(&self, way: Way, seed: u64, count: usize, played: &mut Played) -> Result<(), String> {
         let (_, sidecar) = self.sidecars.iter().find(|(each, _)| *each == way).ok_or("no such way")?;
         let mut ends = Ends {
@@ -204,7 +209,7 @@ impl Both {
                             let excuse = excuses.into_iter().find(|one| one.allows(&direct, &through));
                             excuse.into_iter().for_each(|one| *played.excused.entry(one).or_default() += 1);
                             if excuses_change(&request) && direct.status < 300 {
-                                // The endpoint has made what the sidecar has refused.
+                                // The endpoint has made a change that the sidecar has refused.
                                 return Ok(());
                             }
                         }
@@ -220,7 +225,7 @@ impl Both {
                         }
                     }
                 }
-                // Some requests have no answer but the end of the connection.
+                // For some requests, the connection ends without an answer.
                 (Err(_), Err(_)) => (),
                 (direct, through) if excuses.is_empty() => {
                     return Err(format!(
@@ -236,7 +241,8 @@ impl Both {
     }
 }
 
-/// Returns whether a request that only one side has carried out ends the sequence: the two have different objects then.
+/// Returns whether a request that only one side has executed ends the sequence, because the two now
+/// have different objects.
 fn excuses_change(request: &Request) -> bool {
     !["GET", "HEAD", "OPTIONS"].contains(&request.method)
 }
@@ -250,7 +256,7 @@ fn show(answer: &Answer) -> String {
 struct Ends<'a> {
     alone: Connection,
     through: Connection,
-    /// Past the sidecar.
+    /// Bypasses the sidecar.
     past: Connection,
     user: &'a User,
 }
@@ -263,7 +269,8 @@ impl Ends<'_> {
 }
 
 impl Excuse {
-    /// Returns whether the answers are such as it allows: the sidecar refuses, whatever the endpoint does.
+    /// Returns whether the reason allows these answers: the sidecar refuses, whatever the endpoint
+    /// does.
     fn allows(self, _direct: &Answer, through: &Answer) -> bool {
         let statuses: &[u16] = match self {
             Excuse::Coding => &[501, 400],
@@ -283,7 +290,7 @@ enum Compared {
     Different(String),
 }
 
-/// The headers that are compared, beside S3's own.
+/// The compared headers, apart from S3's own.
 const HEADERS: [&str; 9] = [
     "cache-control",
     "content-disposition",
@@ -296,7 +303,7 @@ const HEADERS: [&str; 9] = [
     "expires",
 ];
 
-/// S3's headers of one answer alone.
+/// S3's headers that are in only one answer.
 const OF_ONE_ANSWER: [&str; 3] = ["x-amz-request-id", "x-amz-id-2", "x-amz-bucket-region"];
 
 fn difference(request: &Request, direct: &Answer, through: &Answer, way: Way) -> Compared {
@@ -333,7 +340,7 @@ fn difference(request: &Request, direct: &Answer, through: &Answer, way: Way) ->
     let mut excused = None;
     for name in names {
         let (one, other) = (direct.header(name), through.header(name));
-        // A 304 may have more than it must.
+        // A 304 may have more headers than required.
         if one == other || direct.status == 304 && (one.is_none() || other.is_none()) {
             continue;
         }
@@ -354,20 +361,20 @@ fn difference(request: &Request, direct: &Answer, through: &Answer, way: Way) ->
     excused.map_or(Compared::Same, Compared::Excused)
 }
 
-/// A request that was drawn.
+/// A random request.
 struct Drawn {
     request: Request,
-    /// Whether it passes the sidecar by.
+    /// Whether it bypasses the sidecar.
     is_past: bool,
     excuses: Vec<Excuse>,
 }
 
-/// What draws requests.
+/// The generator of random requests.
 struct Drawing {
     rng: SmallRng,
     bucket: String,
     way: Way,
-    /// The last `ETag`s that were stated.
+    /// The last `ETag`s seen.
     etags: Vec<String>,
     /// The number of bodies.
     count: u64,
@@ -387,7 +394,7 @@ impl Drawing {
         *of.choose(&mut self.rng).expect("one of several")
     }
 
-    /// Returns a key by one of its names, and what follows from that.
+    /// Returns a key by one of its names, and the resulting allowances.
     fn key(&mut self, excuses: &mut Vec<Excuse>) -> String {
         let key = self.one(&KEYS).to_owned();
         match self.rng.random_range(0..12) {
@@ -471,8 +478,8 @@ impl Drawing {
         request
     }
 
-    /// Returns bytes that no object has had, or none. Of two changes within a second that leave the `ETag`, the second may not be seen
-    /// (RFC 9110, 8.8.2.2).
+    /// Returns bytes that no object has had before, or none. If two changes within a second leave
+    /// the `ETag` unchanged, the second may go unnoticed (RFC 9110, 8.8.2.2).
     fn bytes(&mut self) -> Vec<u8> {
         let len = self.one(&[0, 8, 9, 100, 4096, 10_000, 70_000, 200_000]);
         let mut bytes: Vec<u8> = (0..len).map(|at: usize| (at ^ (at >> 8)) as u8).collect();
@@ -575,7 +582,7 @@ impl Drawing {
         }
     }
 
-    /// Returns a request whose end two readers could see in different places.
+    /// Returns a request whose end two readers could see at different positions.
     fn strange_framing(&mut self, excuses: &mut Vec<Excuse>) -> Request {
         let (method, excuse, lines, body) = self.one(&[
             ("PUT", Excuse::Coding, &[("transfer-encoding", "gzip, chunked")][..], "2\r\nhi\r\n0\r\n\r\n"),
@@ -590,7 +597,7 @@ impl Drawing {
         ]);
         excuses.push(excuse);
         let unsigned = lines.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
-        // Nothing that the endpoint could make of it is to be a change.
+        // However the endpoint interprets it, it must not become a change.
         let path = format!("/{}/never", self.bucket);
         let payload = "UNSIGNED-PAYLOAD".into();
         Request {
@@ -631,7 +638,7 @@ impl Drawing {
     }
 }
 
-/// Makes the body one in unsigned chunks, perhaps with a checksum behind them.
+/// Turns the body into unsigned chunks, optionally followed by a checksum.
 fn chunked(request: &mut Request, has_trailer: bool) {
     let decoded = request.body.len();
     let mut body = format!("{decoded:x}\r\n").into_bytes();
@@ -657,7 +664,7 @@ fn crc32(bytes: &[u8]) -> u32 {
     !crc
 }
 
-/// Returns the text of four bytes.
+/// Returns four bytes as text.
 fn base64(bytes: &[u8; 4]) -> String {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let bits = u64::from(u32::from_be_bytes(*bytes)) << 4;

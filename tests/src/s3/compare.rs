@@ -1,4 +1,4 @@
-//! Two passes of s3-tests beside each other, and the differences that are expected.
+//! Compares two passes of s3-tests, and checks the expected differences.
 
 use crate::s3::endpoint::Kind;
 use crate::s3::judge::Outcomes;
@@ -8,15 +8,15 @@ use std::collections::BTreeSet;
 
 const EXPECTED: &str = include_str!("../../s3/suite/expected.toml");
 
-/// What `expected.toml` lists.
+/// The contents of `expected.toml`.
 #[derive(Debug, Deserialize)]
 pub struct Expected {
     /// The snapshot of s3-tests that it is about.
     pub snapshot: String,
-    /// What differs.
+    /// The expected differences.
     #[serde(default)]
     differs: Vec<Listed>,
-    /// What is not run at all.
+    /// The tests that are not run.
     #[serde(default)]
     skipped: Vec<Listed>,
 }

@@ -55,7 +55,7 @@ impl User {
     /// Returns the user of a role (letters and digits) and a number.
     pub fn new(kind: Kind, role: &str, number: usize) -> Self {
         let name = format!("{role}{number}");
-        // versitygw has no tenants, and no names beside access keys.
+        // versitygw has no tenants, and no user names apart from access keys.
         let tenant = if kind == Kind::Radosgw && role == "tenant" { "testx" } else { "" };
         let access_key = name.to_uppercase();
         let id = match (kind, tenant) {

@@ -353,7 +353,7 @@ fn tagging(object: &mut Object, request: &Request) -> Answer {
     }
 }
 
-/// The headers that are kept with an object, beside its metadata.
+/// The headers that are stored with an object, apart from its metadata.
 const KEPT: [&str; 5] =
     ["cache-control", "content-disposition", "content-encoding", "content-language", "content-type"];
 

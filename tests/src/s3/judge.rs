@@ -35,9 +35,9 @@ pub struct Judge {
 /// A pass over the suite.
 #[derive(Clone, Debug)]
 pub struct Pass<'a> {
-    /// What is judged: one URL for all slices, or one for each.
+    /// The tested endpoint: one URL for all slices, or one for each.
     pub urls: &'a [&'a str],
-    /// What the names of its buckets begin with: a few small letters and a hyphen.
+    /// The prefix of its bucket names: a few small letters and a hyphen.
     pub buckets: &'a str,
     /// How often each object is read.
     pub reads: u32,
@@ -45,7 +45,7 @@ pub struct Pass<'a> {
     pub names: &'a [String],
 }
 
-/// What became of one test.
+/// The outcome of one test.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Outcome {
     /// The file and the test.
@@ -65,7 +65,7 @@ impl Outcome {
     }
 }
 
-/// What became of each test, by its name.
+/// The outcome of each test, by name.
 pub type Outcomes = BTreeMap<String, Outcome>;
 
 impl Judge {

@@ -66,10 +66,10 @@ impl Sidecar {
         Self { daemon, url }
     }
 
-    /// Returns a count of its metrics, by name and labels.
+    /// Returns the value of one of its metrics, by name and labels.
     ///
     /// # Panics
-    /// If there is none of that name.
+    /// If it does not exist.
     pub fn metric(&self, name: &str) -> u64 {
         let (_, shown) = http::get(&self.daemon.admin, "/metrics");
         let line = shown.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));

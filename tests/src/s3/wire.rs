@@ -25,7 +25,7 @@ pub struct Request {
     pub signed: Vec<(String, String)>,
     /// Lines of headers that are not.
     pub unsigned: Vec<(String, String)>,
-    /// What is signed as the hash of the body; empty for its hash.
+    /// The value that is signed as the hash of the body; empty for the real hash.
     pub payload: String,
     /// The body as it is sent, framing included.
     pub body: Vec<u8>,
@@ -89,7 +89,7 @@ fn stamp() -> String {
     format!("{year:04}{month:02}{day:02}T{:02}{:02}{:02}Z", rest / 3600, rest / 60 % 60, rest % 60)
 }
 
-/// Returns a path in the encoding that is signed: decoded, and encoded anew.
+/// Returns a path in the encoding that is signed: decoded, and encoded again.
 fn canonical(path: &str) -> String {
     let bytes = path.as_bytes();
     let (mut at, mut text) = (0, String::new());
@@ -149,7 +149,7 @@ impl Request {
     }
 }
 
-/// A connection to a server, which is made anew when it has ended.
+/// A connection to a server, which is opened again after it has ended.
 #[derive(Debug)]
 pub struct Connection {
     host: String,
@@ -165,7 +165,7 @@ impl Connection {
     /// Sends a request and returns its answer.
     ///
     /// # Errors
-    /// If there is none that can be read.
+    /// If there is no readable answer.
     pub fn ask(&mut self, request: &Request, user: &User) -> io::Result<Answer> {
         let bytes = request.bytes(&self.host, user);
         let was_kept = self.socket.is_some();

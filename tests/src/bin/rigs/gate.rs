@@ -91,7 +91,7 @@ const REQUESTS: usize = 20_000;
 const KEYS: usize = 1_000;
 const VALUE: [u8; 100] = [b'v'; 100];
 
-/// What is counted: `keys` keys are asked for or stored by a batch of requests that is sent at once.
+/// The load to count: a batch of requests, sent at once, reads or stores `keys` keys.
 struct Subject {
     name: &'static str,
     keys: usize,
@@ -224,7 +224,7 @@ fn memory_per_item(server: &Path) -> f64 {
     (growth * 1024) as f64 / (ITEMS - KEYS) as f64
 }
 
-/// What `rustc` calls itself.
+/// The version that `rustc` reports.
 fn compiler() -> String {
     let output = Command::new("rustc").arg("--version").output();
     output.map_or_else(

@@ -66,7 +66,7 @@ pub(crate) fn run(arguments: Arguments) -> ExitCode {
     match outcome {
         Ok(report) if report.is_good() => {
             println!("{report}");
-            // What a good run leaves is of no use.
+            // The files of a successful run are not needed any more.
             let _ = std::fs::remove_dir_all(&directory);
             ExitCode::SUCCESS
         }

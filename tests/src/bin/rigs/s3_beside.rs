@@ -6,7 +6,7 @@ use clap::builder::PossibleValuesParser;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-/// The number of requests of a sequence, which begins with an empty bucket.
+/// The number of requests in a sequence, which starts with an empty bucket.
 const STEPS: usize = 200;
 
 /// Sends the same random requests of S3 to an endpoint and through the sidecar, each way of authentication in turn
