@@ -24,7 +24,8 @@ use synapse::{Address, SynapseBlocker};
 const ANSWER: Duration = Duration::from_secs(15);
 /// The same for the end of all that attackers held: 5 s, and what a busy machine adds.
 const GIVEN_BACK: Duration = Duration::from_secs(15);
-/// What may stay resident of an attack: free memory that the allocator keeps, and pools.
+/// The memory that may stay resident after an attack: free memory that the allocator keeps, and
+/// pools.
 const KEPT_KIB: u64 = 16 << 10;
 /// The requests of each well-behaved client during an attack.
 const ROUND: usize = 40;
@@ -285,7 +286,7 @@ fn no_client_of_memcached_or_objects_takes_the_memory_of_others() {
     }
     let appends = [&b"append witness 0 0 900000\r\n"[..], &vec![b'x'; 500_000]].concat();
     besieged.withstand("half-sent appends", memcached(500, &appends));
-    // What was reserved for the others has evicted what was there.
+    // The memory reserved for the others has evicted the items.
     fill("large");
     besieged.withstand("unread values", memcached(300, &b"get large\r\n".repeat(50)));
     let endless = [&b"get"[..], &b" key".repeat(100_000)].concat();

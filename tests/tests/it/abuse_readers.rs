@@ -10,8 +10,8 @@ use std::time::Duration;
 /// How long a write may stall before the client counts as stuck. A short time only makes the abuse milder.
 const STUCK: Duration = Duration::from_millis(200);
 
-/// The memory that all clients of one test together may add: their reply buffers, whatever the total of the
-/// replies.
+/// The memory that all clients of one test together may add: their reply buffers, regardless of the
+/// total size of the replies.
 const GROWTH_MIB: u64 = 64;
 
 fn store(server: &Server, key: &str, len: usize) {
@@ -87,8 +87,8 @@ fn one_unread_reply_of_a_gigabyte() {
     server.assert_serves(TEST);
 }
 
-/// Clients that read late and in small pieces receive every byte, whatever is stored, deleted and read
-/// meanwhile.
+/// Clients that read late and in small pieces receive every byte, whatever is stored, deleted and
+/// read meanwhile.
 #[test]
 fn late_readers_get_every_byte() {
     const TEST: &str = "late_readers_get_every_byte";

@@ -302,8 +302,8 @@ fn garbage_after_binary() {
     server.assert_serves(TEST);
 }
 
-/// Connections up to the limit and above: those inside stay, new ones are refused with a reply, and room is
-/// reused.
+/// Connections up to the limit and above: existing ones stay, new ones are refused with a reply,
+/// and freed places are reused.
 #[test]
 fn connections_above_the_limit_are_refused() {
     const TEST: &str = "connections_above_the_limit_are_refused";
@@ -469,7 +469,7 @@ fn with_full_memory_half_sent_values_are_given_up() {
     server.assert_serves(TEST);
 }
 
-/// A value to be appended may be as large as an item, whatever the default buffers are.
+/// A value to be appended may be as large as an item, whatever the default buffer sizes are.
 #[test]
 fn large_values_can_be_appended() {
     const TEST: &str = "large_values_can_be_appended";

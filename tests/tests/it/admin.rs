@@ -111,7 +111,7 @@ impl Metrics {
     }
 }
 
-/// Sends a known set of commands, each in a write of its own.
+/// Sends a known set of commands, each in a separate write.
 fn load(server: &Server) {
     let mut conn = server.connect();
     for number in 0..10 {
@@ -464,7 +464,8 @@ fn probes_follow_the_start_the_store_and_the_end() {
     assert_eq!(http::get(&admin, "/livez"), (200, "ok\n".into()));
     let (status, reasons) = http::get(&admin, "/readyz");
     assert_eq!((status, reasons.starts_with("waiting for the store")), (503, true), "{waiting}");
-    // What needs the store says so; `cachectl` ends as where it is to be tried again.
+    // Requests that need the store report that it is missing; `cachectl` exits with the status for
+    // retrying.
     let cachectl = |args: &[&str]| {
         let mut command = Command::new(workspace_programs().join("cachectl"));
         let output = command.args(["--admin", &admin]).args(args).output().expect("cachectl runs");
@@ -528,7 +529,7 @@ fn the_reference_names_every_metric() {
     wait_for("the start is complete", || (http::get(&admin, "/startupz").0 == 200).then_some(()));
     let (_, text) = http::get(&admin, "/metrics");
     let is_ours = |name: &str| name.starts_with("cached_") || name.starts_with("process_");
-    // The store of this one is a synapse server, and it has no synapse listener of its own.
+    // This one's store is a synapse server, and it has no synapse listener itself.
     let others = [
         "cached_file_",
         "cached_rados_",

@@ -1,4 +1,4 @@
-//! Authentication from outside: what is answered before a password has been checked, and what is not.
+//! Authentication from outside: which requests are answered before a password has been checked.
 
 use cached_tests::conn::Conn;
 use cached_tests::frame::{OPS, Request, op};
@@ -328,7 +328,7 @@ fn passwords_are_read_again() {
     }
 }
 
-/// CVE-2013-7239, ced9e1730, CVE-2016-8706: what is answered before SASL has succeeded.
+/// CVE-2013-7239, ced9e1730, CVE-2016-8706: requests that are answered before SASL has succeeded.
 #[test]
 fn sasl_before_anything_else() {
     if !is_cached() {
@@ -422,7 +422,7 @@ fn frames_of_sasl_that_break_the_rules() {
             assert_ne!(response(&mut conn).1, 0, "{name} with {extras} bytes of extras");
         }
     }
-    // What was refused is not continued by a step, whatever it brings.
+    // After a refusal, no step can continue the exchange, whatever it contains.
     let mut conn = server.connect();
     for _ in 0..3 {
         ask(&mut conn, &sasl("SASL_AUTH", b"PLAIN", b"\0user\0wrong"), FAILURE);

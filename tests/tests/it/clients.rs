@@ -60,7 +60,7 @@ fn folder() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("clients")
 }
 
-/// Returns the interpreter of an environment with the clients, or why there is none.
+/// Returns the interpreter of an environment with the clients, or the reason why there is none.
 fn python() -> Result<&'static PathBuf, &'static str> {
     static PYTHON: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     PYTHON.get_or_init(install).as_ref().map_err(String::as_str)

@@ -68,7 +68,7 @@ fn run_python(test: &str, script: &str) {
     }
 }
 
-/// Returns the interpreter of an environment with the clients, or why there is none.
+/// Returns the interpreter of an environment with the clients, or the reason why there is none.
 fn install() -> Result<PathBuf, String> {
     let environment = Path::new(env!("CARGO_TARGET_TMPDIR")).join("more-python-clients");
     Ok(cached_tests::python::install(&environment, &clients().join("requirements.txt"))?.join("python"))
@@ -273,7 +273,7 @@ fn exchange(stream: &mut TcpStream, request: &[u8], reply: &[u8]) {
     assert_eq!(String::from_utf8_lossy(&found), String::from_utf8_lossy(reply));
 }
 
-/// twemproxy spreads keys over several servers, and takes one that ends out of the ring.
+/// twemproxy distributes keys over several servers, and ejects one that ends.
 #[test]
 #[ignore = "long: clients, from the registries of their languages"]
 fn twemproxy() {
@@ -321,7 +321,7 @@ fn twemproxy() {
     assert!(items.iter().all(|items| *items > 0) && items.iter().sum::<u64>() == 199, "{items:?}");
 }
 
-/// nginx answers from the cache, and sends what is missing to the application.
+/// nginx answers from the cache, and forwards misses to the application.
 #[test]
 #[ignore = "long: clients, from the registries of their languages"]
 fn nginx() {

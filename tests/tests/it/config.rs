@@ -10,7 +10,7 @@ fn is_cached() -> bool {
     Program::under_test().flavour == Flavour::Cached
 }
 
-/// A file in a directory of its own, and the flag that names it.
+/// A file in its own directory, and the flag that names it.
 struct File {
     _dir: tempfile::TempDir,
     path: PathBuf,
@@ -327,7 +327,7 @@ fn the_printed_configuration_can_be_read_back() {
     let file = File::new(&printed);
     let (_, again) = Start::new().args(&file.flag()).args("--print-config").run_to_exit();
     assert_eq!(again, printed);
-    // Flags give both servers their addresses, each on a port of its own.
+    // Flags give both servers their addresses, each with its own port.
     let comparable = |server: &Server| {
         let mut lines = settings(server);
         // The number of `-v`, of which the file has the level that follows.

@@ -173,7 +173,7 @@ fn figures_are_those_of_the_documents() {
             .unwrap_or_else(|| panic!("{figure}: {title}"));
         assert_eq!(Some(title), wanted.as_f64(), "{figure}");
     }
-    // What a reader sees. The history has 288 hits of 310 gets.
+    // The page as a reader sees it. The history has 288 hits of 310 gets.
     for (selector, wanted) in [
         ("header", "cached 0.1.0 ✓ Ready node1 pid 4242 up 1 h 0 min"),
         (".tiles", "92.9 %"),
@@ -341,7 +341,7 @@ fn what_is_absent_is_left_out() {
     for part in ["Namespaces", "Store", "Dirty", "Hot keys", "NaN", "undefined", "null"] {
         assert!(!text.contains(part), "{part} is in: {text}");
     }
-    // What is not there is asked for once: a browser reports each such request.
+    // A missing document is requested only once, because a browser reports each such request.
     let absent = browser.take_reports();
     assert_eq!(absent.len(), 5, "{absent:#?}");
     browser.wait_for("performance.getEntriesByName(new URL('status.json', location).href).length >= 7");
@@ -555,7 +555,7 @@ fn a_server_under_load_shows_what_its_clients_do() {
     assert_eq!(browser.evaluate("typeof window.hacked"), json!("undefined"));
     let pictures = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../target/console-screenshots");
     browser.screenshot(Viewport::LAPTOP, &pictures.join("cached-laptop-light.png"));
-    // Documents that a program does not have are asked for once; nothing else is reported.
+    // Documents that a program does not have are requested only once; nothing else is reported.
     let failures: Vec<_> =
         browser.take_reports().into_iter().filter(|report| !report.contains("404")).collect();
     assert_eq!(failures, Vec::<String>::new());

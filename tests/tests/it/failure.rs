@@ -33,8 +33,8 @@ fn connect(socket: &Path) -> SynapseBlocker {
         .expect("a connection")
 }
 
-/// The process names the thread, stores dirty data, and ends with a status of its own, whichever thread has
-/// panicked.
+/// The process names the thread, stores dirty data, and exits with a specific status, whichever
+/// thread has panicked.
 #[test]
 fn a_thread_that_panics_ends_the_process_and_loses_nothing() {
     if !injects_faults() {

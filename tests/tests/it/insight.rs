@@ -1,5 +1,5 @@
-//! What the server knows beyond counters: predicted miss ratios, reasons of misses, hot keys, shapes of items,
-//! slow requests; by its own statistics.
+//! The server's statistics beyond counters: predicted miss ratios, reasons of misses, hot keys,
+//! shapes of items, slow requests.
 
 use cached_tests::conn::Conn;
 use cached_tests::server::Server;
@@ -73,7 +73,7 @@ fn misses_are_told_apart_by_their_reason() {
 fn evicted_keys_are_counted_and_more_memory_is_predicted_to_keep_them() {
     let server = start("-m 8");
     let mut conn = server.connect();
-    // Twice: 12 MiB in 8. What is missed is stored, as a client does; what is there stays.
+    // Twice: 12 MiB in 8. Missed items are stored, as a client does; the others stay.
     let value = "x".repeat(1000);
     for batch in (0..24_000).collect::<Vec<_>>().chunks(200) {
         let mut requests = Vec::new();

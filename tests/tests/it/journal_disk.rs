@@ -232,7 +232,7 @@ impl<'a> Trial<'a> {
         metric(&self.client, "cached_journal_state")
     }
 
-    /// The journal's disk is away: what is asked to be journaled is stored.
+    /// The journal's disk is unavailable, so changes requested as journaled are stored.
     fn is_in_trouble(&mut self) {
         assert_eq!(self.write(), Durability::Stored, "nothing is journaled on a disk that is away");
         assert!(self.state() != 0);
@@ -277,7 +277,7 @@ impl<'a> Trial<'a> {
     }
 }
 
-/// Runs a test for both programs beside each other, each in a directory of its own.
+/// Runs a test for both programs concurrently, each in its own directory.
 fn for_both(name: &str, test: impl Fn(&Site) + Sync) {
     if Program::under_test().flavour != Flavour::Cached {
         return;
@@ -379,8 +379,8 @@ impl Drop for Unmount<'_> {
     }
 }
 
-/// A file system that has shut down answers every write with an error, for as long as it is open. What comes
-/// back is another device with the same files.
+/// A file system that has shut down answers every write with an error until it is closed. When it
+/// returns, it is another device with the same files.
 #[test]
 fn a_journal_on_a_disk_that_fails_comes_back_on_another_device() {
     const TEST: &str = "a_journal_on_a_disk_that_fails_comes_back_on_another_device";

@@ -29,7 +29,7 @@ const NEVER_MS: u64 = 86_400_000;
 const OBJECTS: usize = 4;
 const SEGMENT: &str = "segment-000000";
 
-/// Runs a test for both programs, each in a directory of its own.
+/// Runs a test for both programs, each in its own directory.
 fn for_both(name: &str, test: impl Fn(&Site)) {
     if Program::under_test().flavour != Flavour::Cached {
         return;
@@ -73,7 +73,7 @@ fn is_there(client: &SynapseBlocker, number: usize) -> bool {
     }
 }
 
-/// Leaves a journal whose records the store has not, each in a batch of its own, as kill -9 does.
+/// Leaves a journal with records that the store lacks, each in its own batch, as kill -9 does.
 fn crash(site: &Site) {
     let mut running = site.start();
     let client = site.connect();
@@ -127,8 +127,8 @@ fn journal(site: &Site, command: &str, more: &[&str], status: i32) -> String {
     text
 }
 
-/// Does what the refusal recommends: what is readable is saved, the journal is discarded, and the program
-/// starts. Returns which objects were saved.
+/// Follows the refusal's recommendation: saves the readable records, discards the journal, and
+/// starts the program. Returns the saved objects.
 #[track_caller]
 fn export_and_discard(site: &Site, export_status: i32) -> Vec<usize> {
     let saved = export(site, export_status);
@@ -146,7 +146,7 @@ fn export_and_discard(site: &Site, export_status: i32) -> Vec<usize> {
     saved
 }
 
-/// Saves what is readable of a journal, and returns which objects were saved.
+/// Saves the readable records of a journal, and returns the saved objects.
 #[track_caller]
 fn export(site: &Site, status: i32) -> Vec<usize> {
     let saved = site.path("saved");
@@ -236,7 +236,8 @@ fn a_damaged_journal_is_refused_and_can_be_exported_and_discarded() {
     });
 }
 
-/// The last batch cannot be told from one that a crash has torn, unless something was written behind it.
+/// The last batch cannot be distinguished from one torn by a crash, unless something was written
+/// after it.
 #[test]
 fn every_flipped_bit_is_refused_or_loses_no_more_than_the_last_batch() {
     // The scan is the same in both programs; one is enough.
@@ -428,7 +429,8 @@ fn a_journal_that_was_overtaken_is_kept_aside_and_what_it_holds_can_be_saved() {
     });
 }
 
-/// The disk of a directory may not be mounted: an empty one is no new journal unless that is asked for.
+/// The disk of a directory may not be mounted, so an empty directory does not become a new journal
+/// unless that is requested.
 #[test]
 fn a_journal_that_is_missing_is_made_on_request_only() {
     for_both("journal-missing", |site| {
@@ -549,7 +551,7 @@ fn a_file_system_without_direct_writes_is_refused() {
     });
 }
 
-/// Gives back the blocks of the segments behind the log's end, so that what is appended next needs room.
+/// Frees the blocks of the segments after the log's end, so that later appends need space.
 fn punch_holes(journal: &Path) {
     for entry in std::fs::read_dir(journal).expect("the journal") {
         let path = entry.expect("an entry").path();
@@ -567,8 +569,9 @@ fn punch_holes(journal: &Path) {
     }
 }
 
-/// A disk that fails at the start is waited for, with a new journal and with one that has something to recover: it is no
-/// mistake in the configuration and no damage, and nothing is to be discarded.
+/// The program waits for a disk that fails at the start, both for a new journal and for one with
+/// records to recover. This is neither a mistake in the configuration nor damage, and nothing has
+/// to be discarded.
 #[test]
 fn a_disk_that_fails_is_waited_for() {
     const TEST: &str = "a_disk_that_fails_is_waited_for";

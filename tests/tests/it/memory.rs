@@ -87,7 +87,7 @@ fn sizes_shift() {
     server.assert_serves("sizes that shift");
 }
 
-/// With `-M`, values that do not fit are refused, stored ones stay, and a deletion makes room.
+/// With `-M`, values that do not fit are refused, stored ones stay, and a deletion frees space.
 #[test]
 fn a_full_cache_without_eviction() {
     const ITEMS_MIB: u64 = 16;

@@ -263,7 +263,7 @@ fn expressions_find_their_metrics_and_no_alert_fires() {
     }
 }
 
-/// Returns what is wrong with the figures of a healthy server.
+/// Returns the contradictions in the figures of a healthy server.
 fn judge(prometheus: u16, used: &BTreeSet<&str>, panels: &[String]) -> Result<(), String> {
     let exported: BTreeSet<String> = query(prometheus, "count by (__name__) ({job=\"cached\"})")
         .iter()

@@ -15,7 +15,7 @@ const ATTEMPTS: u32 = 4;
 /// The exit status of `fetch` if Debian has another version.
 const OTHER_VERSION: i32 = 3;
 
-/// Returns the directory of the client and its traces, or `None` after saying why there is none.
+/// Returns the directory of the client and its traces, or `None` after printing why it is missing.
 fn tester() -> Option<PathBuf> {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("nbd-tester");
     if path.join("nbd-tester-client").exists() {

@@ -1,4 +1,5 @@
-//! Full memory with `-M`: deletions and expiry make room, and changes without a new value need none.
+//! Full memory with `-M`: deletions and expiry free space, and changes without a new value need
+//! none.
 
 use cached_tests::conn::Conn;
 use cached_tests::daemon::wait_for;
@@ -76,8 +77,8 @@ fn deletions_make_room() {
     }
 }
 
-/// Whatever the life and the size, set at once or by a touch: when it is over there is room, in the same
-/// second.
+/// Whatever the time to live and the size, and whether set by a store or a touch, expiry frees the
+/// space in the same second.
 #[test]
 fn expired_items_make_room() {
     for (exptime, len) in [(3_000, 100), (9_000, 100), (9_000, 200_000), (90_000, 1_000)] {

@@ -223,7 +223,7 @@ fn cut_off(store: &Place, cache: &Place, flush_secs: u64) -> (Server, Server) {
     (behind, front)
 }
 
-/// When its time is over, the log and the exit status report what is lost.
+/// When its time limit is over, the log and the exit status report the lost data.
 #[test]
 fn data_that_cannot_be_stored_are_reported() {
     if !is_cached() {

@@ -219,7 +219,8 @@ fn namespaces_are_managed_over_synapse() {
     }
 }
 
-/// A quota that is set while it runs refuses what is beyond it, and dirty data are dropped on explicit request alone.
+/// A quota set at run time refuses data above it, and dirty data are dropped only on explicit
+/// request.
 #[test]
 fn a_namespace_gets_a_quota_and_is_removed_with_what_is_dirty() {
     for daemon in [cached(), synapsed()] {
@@ -242,8 +243,8 @@ fn a_namespace_gets_a_quota_and_is_removed_with_what_is_dirty() {
     }
 }
 
-/// What the configuration has set for a namespace stays in force when the namespace is removed: what is acknowledged
-/// afterwards outlives a kill.
+/// The configuration's settings for a namespace stay active when the namespace is removed: data
+/// acknowledged afterwards survive a kill.
 #[test]
 fn a_removed_namespace_is_treated_as_the_file_has_it_and_loses_nothing_by_a_kill() {
     let own = "namespaces = [{ name = \"vm\", write = \"through\", quota_bytes_max = \"1 MiB\" }, \
@@ -273,7 +274,7 @@ fn a_removed_namespace_is_treated_as_the_file_has_it_and_loses_nothing_by_a_kill
         assert!(listed.contains("vm  through,") && !listed.contains("changing"), "{listed}");
         namespace(&["remove", "vm"]);
         stored(write("vm/disk", 2));
-        // What a command has set goes, and nothing else.
+        // Only settings made by commands are removed.
         namespace(&["set", "vm", "--write", "back", "quota_bytes_max=16KiB"]);
         let shown = namespace(&["show", "vm"]);
         assert!(shown.contains("back (command)") && shown.contains("= 16384 (command)"), "{shown}");
@@ -373,7 +374,8 @@ fn synapsed_knows_which_objects_are_hot_why_they_were_missed_and_what_more_memor
     let synapsed = synapsed();
     let client = connect(&synapsed.path("synapse"));
     let object = |name: &str| -> ObjectId { format!("vm/{name}").parse().expect("a name") };
-    // 4 MiB in a cache of 1 MiB, read twice in turn: all of it is evicted before it is read again.
+    // 4 MiB in a cache of 1 MiB, read twice in order, so that everything is evicted before it is
+    // read again.
     let names: Vec<String> = (0..64).map(|n| format!("disk-{n}")).collect();
     for (n, name) in names.iter().enumerate() {
         // So that no queue of samples is full, however slow the server's own thread is.

@@ -1,5 +1,5 @@
-//! What operators install: the Debian packages, the images and the units, built from this build's programs and
-//! tried by the scripts in `deploy`.
+//! The operators' installation: the Debian packages, the images and the units, built from this
+//! build's programs and tested by the scripts in `deploy`.
 
 use cached_tests::{outside, program};
 use std::fs;

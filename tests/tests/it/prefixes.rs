@@ -1,5 +1,5 @@
-//! What memcached does not have: flushes of a prefix, counts by prefix and hot keys from a sample, and the
-//! answer to clients that look for a cluster.
+//! Features that memcached does not have: flushes of a prefix, counts by prefix and hot keys from a
+//! sample, and the answer to clients that look for a cluster.
 
 use cached_tests::conn::Conn;
 use cached_tests::daemon::{Daemon, wait_for};
@@ -56,7 +56,7 @@ fn the_memory_of_a_prefix_comes_back() {
     if !is_cached() {
         return;
     }
-    // Without eviction the room can only be that of the items that have ended.
+    // Without eviction, the space can only come from the ended items.
     let server = Server::start("-M -m 16");
     let mut conn = server.connect();
     let value = "v".repeat(50_000);
@@ -72,7 +72,7 @@ fn the_memory_of_a_prefix_comes_back() {
     let values = swept(&mut conn);
     assert_eq!((number(&values, "flushes"), number(&values, "sweeps")), (1.0, 1.0));
     assert!(number(&values, "bytes_removed") > first as f64 * 50_000.0, "{values:?}");
-    // Whether a miss counts as flushed depends on whether the sweep has removed the item before it.
+    // Whether a miss counts as flushed depends on whether the sweep has already removed the item.
     assert_eq!((server.stat("curr_items"), server.stat("get_misses")), (10_000, 2));
     assert!(server.stat("get_flushed") <= 2);
     let again = (0..first - 20).filter(|number| set(&mut conn, &format!("b:{number}"))).count();
@@ -98,7 +98,7 @@ fn clients_that_flush_their_prefixes_leave_each_other_alone() {
                     let own = format!("client{client}:");
                     fill(&mut conn, &own, 300);
                     conn.ask(format!("flush_prefix {own}\r\n").as_bytes(), b"OK\r\n");
-                    // Some anew, before the sweep or after it.
+                    // Some are stored again, before the sweep or after it.
                     let anew = || (round % 7..300).step_by(7);
                     let sets: String =
                         anew().map(|number| format!("set {own}{number} 0 0 2\r\n{round:02}\r\n")).collect();
@@ -152,7 +152,7 @@ fn a_thousand_flushes_at_once_are_answered_each() {
     server.assert_serves("a thousand flushes");
 }
 
-/// The binary protocol and flush_all beside it: what the one stores the other ends.
+/// The binary protocol and flush_all as well: each ends items that the other has stored.
 #[test]
 fn a_prefix_ends_for_all_protocols() {
     if !is_cached() {
@@ -296,7 +296,7 @@ fn clients_that_look_for_a_cluster_find_this_server() {
     assert!(version > 1_600_000_000);
     assert_eq!(cluster(&mut server.connect()), (version, node), "the same for every client");
     conn.ask(b"config get other\r\nconfig set cluster 1\r\nconfig get\r\n", b"ERROR\r\nERROR\r\nERROR\r\n");
-    // Of two listeners the one that the client reached, which is not the first.
+    // Of two listeners, the one that the client reached, which is not the first.
     let server = Server::start("-l 127.0.0.2 -o cluster_discovery=reached");
     assert_eq!(cluster(&mut server.connect()).1, format!("127.0.0.1|127.0.0.1|{}", server.port()));
     let server = Server::start("-o cluster_discovery=cache.example:11299");

@@ -232,8 +232,8 @@ fn the_port_is_written_to_a_file() {
 
 #[test]
 fn listeners_with_a_protocol_of_their_own() {
-    // memcached drops an `-l` whose text is part of an earlier one, and with it the one that the test waits
-    // for.
+    // memcached drops an `-l` whose text is part of an earlier one, including the one for which the
+    // test waits.
     if !is_cached() {
         return;
     }

@@ -1,5 +1,5 @@
-//! Every shell example of `README.md`, in order, in a network of its own, as after a fresh clone: each command
-//! succeeds and prints what the page shows.
+//! Runs every shell example of `README.md` in order, in a separate network namespace, as after a
+//! fresh clone: each command succeeds and prints the output on the page.
 
 use cached_tests::outside::{find_program, skip};
 use cached_tests::program::{repository, workspace_programs};
@@ -15,7 +15,7 @@ use std::time::Duration;
 const TEST: &str = "the examples of README.md";
 /// How long a server may take to start.
 const START_DEADLINE: Duration = Duration::from_secs(120);
-/// What the examples need beside a Rust toolchain.
+/// The programs that the examples need apart from a Rust toolchain.
 const OUTSIDE: [&str; 6] = ["unshare", "ip", "nc", "qemu-io", "python3", "curl"];
 /// The only block of the page that is not an example: it would run this test.
 const NOT_RUN: &str = "cargo test --workspace";
@@ -57,7 +57,7 @@ fn steps(page: &str) -> Vec<Step> {
     steps
 }
 
-/// A shell in a network namespace of its own; dropping it kills everything that it has started.
+/// A shell in its own network namespace. Dropping it kills everything that it has started.
 struct Shell {
     child: Child,
     input: ChildStdin,

@@ -196,7 +196,7 @@ fn write_modes_and_dirty_limits_change() {
     let through = "[[objects.namespaces]]\nname = \"vm\"\nwrite = \"through\"\n";
     file.reload(&server, &text("write = \"back\"", through));
     until("the namespace's own", &server, || mode() == WriteMode::Through);
-    // An age that has become shorter concerns what is dirty already.
+    // A shortened age limit also applies to data that are already dirty.
     file.reload(&server, &text("write = \"back\"", ""));
     until("write-back again", &server, || mode() == WriteMode::Back);
     write(1);
@@ -217,7 +217,8 @@ fn write_modes_and_dirty_limits_change() {
     until_logged(&server, "objects.memory_bytes_max \\\"8 MiB\\\" -> \\\"80 MiB\\\"");
 }
 
-/// A file of passwords that is wrong keeps the object cache as it was: what is refused is refused as a whole.
+/// An invalid password file leaves the object cache unchanged, because a reload is refused as a
+/// whole.
 #[test]
 fn a_wrong_password_file_keeps_the_object_cache_as_it_was() {
     if !is_cached() {
@@ -395,7 +396,7 @@ fn every_line_of_a_json_log_is_an_object() {
     let log = server.log();
     let mut messages = Vec::new();
     for line in log.lines() {
-        // What standard output has, which is the same file here.
+        // The contents of standard output, which is the same file here.
         if ["cached serves", "try: ", "memory: "].iter().any(|start| line.starts_with(start)) {
             continue;
         }

@@ -29,7 +29,7 @@ fn programs() -> Result<PathBuf, String> {
     PROGRAMS.get_or_init(install).clone()
 }
 
-/// An endpoint and a sidecar before it.
+/// An endpoint and a sidecar in front of it.
 struct Both {
     endpoint: Child,
     daemon: Daemon,

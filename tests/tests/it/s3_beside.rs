@@ -3,7 +3,7 @@
 use cached_tests::s3::beside::{Before, Both, Played, Way};
 use std::path::Path;
 
-/// Plays sequences of each way before an endpoint, and returns what has differed.
+/// Plays sequences for each way, and returns the differences.
 fn play(test: &str, before: Before, ways: &[Way], names: &str, seeds: u64) -> Option<Result<Played, String>> {
     let parent = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let both = Both::start(before, ways, names, test, parent)?;

@@ -91,7 +91,7 @@ fn an_operator_announces_changes_reloads_policies_and_rotates_the_log() {
     assert_eq!(http::post(&daemon.admin, "/s3/events", token, event), (200, "{\"records\":1}".into()));
     assert_ne!(read("/media/a/1"), before.0);
     assert_eq!(read("/media/b"), before.1);
-    // Without the token, and what is none.
+    // Without the token, and with an invalid one.
     for path in ["/s3/events", "/s3/invalidate"] {
         assert_eq!(http::post(&daemon.admin, path, "", event).0, 401);
         for body in
@@ -105,7 +105,7 @@ fn an_operator_announces_changes_reloads_policies_and_rotates_the_log() {
     assert_eq!(daemon.metric("cached_s3_sidecar_invalidations_total{by=\"command\"}"), Some(4.0));
     assert_eq!(daemon.metric("cached_s3_sidecar_invalidations_total{by=\"event\"}"), Some(1.0));
 
-    // Each request is in the log, which is opened anew by a reload, as policies are put in force.
+    // Each request is logged. A reload opens the log file again, and applies the policies.
     let requests = |path: &str| {
         let text = std::fs::read_to_string(path).unwrap_or_default();
         text.lines().filter(|line| line.contains("\"path\":\"/media/")).count()

@@ -17,7 +17,7 @@ fn folder() -> PathBuf {
     repository().join("tests/s3")
 }
 
-/// An endpoint with a user, and a sidecar before it.
+/// An endpoint with a user, and a sidecar in front of it.
 struct Both {
     sidecar: Sidecar,
     endpoint: Endpoint,

@@ -19,16 +19,17 @@ use std::sync::OnceLock;
 
 /// How often the tests that differ are run again, alone, at the endpoint and through the sidecar: some depend on time.
 const ATTEMPTS_ALONE: usize = 2;
-/// The least share of what passes at the endpoint that must pass through the sidecar, whatever is listed.
+/// The minimum share of the endpoint's passing tests that must pass through the sidecar, regardless
+/// of the listed exceptions.
 const RATIO_MIN: f64 = 0.99;
-/// How long what is known is fresh where the sidecar decides: longer than the tests read it, so that a change through the sidecar
-/// that does not end it makes a test fail.
+/// How long objects are fresh if the sidecar decides: longer than the tests run, so that a test
+/// fails if a change through the sidecar does not end it.
 const FRESH: &str = "fresh_secs = 3600\nnegative_secs = 3600\n";
 
 /// The folder of Python's programs.
 static PROGRAMS: OnceLock<PathBuf> = OnceLock::new();
 
-/// Returns what runs the suite, or `None` after a line that says why there is none.
+/// Returns the program that runs the suite, or `None` after printing why it is missing.
 fn judge(test: &str) -> Option<Judge> {
     let variable = |name: &str| std::env::var(name).ok();
     let Some(suite) = variable("CACHED_S3_TESTS").map(PathBuf::from) else {
@@ -103,7 +104,7 @@ fn sidecars(endpoint: &Endpoint, mode: Mode, slices: usize) -> Vec<Sidecar> {
     }
 }
 
-/// An endpoint with a way of authentication before it, and what became of the tests at the endpoint itself.
+/// An endpoint with its authentication mode, and the outcome of the tests at the endpoint itself.
 struct Compared<'a> {
     judge: &'a Judge,
     endpoint: &'a Endpoint,
@@ -135,7 +136,7 @@ impl Compared<'_> {
         format!("{} {}", self.endpoint.kind().name(), self.mode.name())
     }
 
-    /// Prints how a pass compares, and adds what is wrong with it.
+    /// Prints the comparison of a pass, and adds its problems.
     fn judge_pass(&self, title: &str, through: &Outcomes, pass: &Pass<'_>, problems: &mut String) {
         let (kind, compared) = (self.endpoint.kind(), Comparison::of(self.direct, through));
         let expected = expected();
@@ -183,7 +184,8 @@ impl Compared<'_> {
             };
             let _ = writeln!(problems, "{title}: {test} {problem}, and expected.toml lists it");
         }
-        // With keys of its own the sidecar makes all users one: what that changes is listed.
+        // With its own keys, the sidecar treats all users as one; the resulting differences are
+        // listed.
         let is_short = self.mode == Mode::Gateway && compared.ratio() < RATIO_MIN;
         if compared.at_endpoint == 0 || is_short {
             let _ = writeln!(problems, "{title}: ratio {:.4}, {RATIO_MIN} is the least", compared.ratio());

@@ -41,7 +41,7 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use std::path::PathBuf;
 
-/// Runs a test on a silent server and on one that logs everything.
+/// Runs a test on a server with minimal logging and on one that logs everything.
 fn with_and_without_log(test: impl Fn(&mut Server)) {
     for args in ["", "-vv"] {
         let mut server = Server::start(args);
@@ -214,7 +214,8 @@ fn every_flag_of_every_meta_command() {
                         request.extend(b"5\r\n");
                     }
                     conn.send(&request);
-                    // The word after `me` is repeated: the reply before it, of any kind, is complete.
+                    // The word after `me` is repeated, and the earlier reply, of any kind, is
+                    // complete.
                     conn.send(b"mn\r\n");
                     let mut replies = 0;
                     while conn.read_line() != b"MN" {
@@ -384,7 +385,7 @@ fn long_opaques_leak_nothing() {
             format!("md busy O{long}\r\n"),
             format!("ma busy O{long}\r\n"),
         ];
-        // All are written before any is read to the end, so that they run beside each other.
+        // All are written before any is read completely, so that they run concurrently.
         for (conn, request) in conns.iter_mut().zip(&requests) {
             conn.send(&request.as_bytes().repeat(times));
         }

@@ -19,14 +19,15 @@ use std::time::Duration;
 const FETCH_DEADLINE: Duration = Duration::from_secs(600);
 /// The number of files that run at the same time. Most of their time is sleep.
 const AT_ONCE: usize = 6;
-/// How often a file that has failed beside others is run again: this machine may be slow for a moment.
+/// How often a file that failed while others ran is repeated, because the machine may be slow for a
+/// moment.
 const ATTEMPTS_ALONE: usize = 3;
 /// The exit status of `fetch` if Debian has another version.
 const OTHER_VERSION: i32 = 3;
 
 const TEST: &str = "memcached_s_own_suite";
 
-/// Returns memcached's source, or `None` after saying why there is none.
+/// Returns memcached's source, or `None` after printing why it is missing.
 fn source() -> Option<PathBuf> {
     if let Some(path) = std::env::var_os("CACHED_MEMCACHED_SOURCE") {
         return Some(PathBuf::from(path));

@@ -208,7 +208,7 @@ fn a_request_is_one_trace_from_its_client_to_the_store_behind_another_server() {
     assert!(status.success(), "{log}");
     let (status, log) = node.end();
     assert!(status.success(), "{log}");
-    // The end sends what is left.
+    // The shutdown sends the remaining spans.
     let spans = collector.spans();
     assert!(spans.iter().all(|(_, span)| span.trace_id == trace_id), "others are not traced: {spans:?}");
 }

@@ -1,4 +1,4 @@
-//! Datagrams: memcached's frame, requests and replies, and what is dropped.
+//! Datagrams: memcached's frame, requests and replies, and datagrams that are dropped.
 
 use cached_tests::frame::{Request, op};
 use cached_tests::program::{Flavour, Program};
@@ -116,8 +116,8 @@ fn requests_as_in_memcacheds_suite() {
     }
 }
 
-/// CVE-2022-48571 and its like: what is not one whole request in one datagram is dropped, and the server
-/// lives.
+/// CVE-2022-48571 and similar: anything other than one complete request per datagram is dropped,
+/// and the server continues.
 #[test]
 fn datagrams_that_are_dropped() {
     let (mut server, mut client) = start("-vv");
@@ -177,7 +177,7 @@ fn one_reply_for_one_datagram() {
     conn.ask(b"set a 0 0 1\r\n1\r\n", b"STORED\r\n");
     client.ask(b"get a b a\r\n", b"VALUE a 0 1\r\n1\r\nVALUE a 0 1\r\n1\r\nEND\r\n");
     client.ask(b"mg a v\r\nmg none v\r\nmn\r\n", b"VA 1\r\n1\r\nEN\r\nMN\r\n");
-    // The longest request, and a reply of many datagrams that the client's socket has room for.
+    // The longest request, and a reply of as many datagrams as the client's socket can hold.
     client.ask(format!("get{}\r\n", " n".repeat(32_000)).as_bytes(), b"END\r\n");
     let keys = " a".repeat(4000);
     let all = [&b"VALUE a 0 1\r\n1\r\n".repeat(4000)[..], b"END\r\n"].concat();

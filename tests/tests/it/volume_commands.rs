@@ -22,7 +22,7 @@ fn start() -> Daemon {
     })
 }
 
-/// Runs `cachectl volume`; `FILE:` before an argument makes it a file beside the program's own.
+/// Runs `cachectl volume`. With `FILE:` before an argument, it is a file next to the program's own.
 fn volume(daemon: &Daemon, arguments: &[&str]) -> (i32, String) {
     let backend = format!("synapse:unix:{}", daemon.path("synapse").display());
     on(daemon, &backend, arguments)
@@ -79,7 +79,7 @@ fn a_disk_is_imported_used_rolled_back_and_copied_elsewhere() {
     assert!(done(&daemon, &["import", "disk", "FILE:image"]).contains("disk is a volume of 8.0 MiB"));
     refused(&daemon, &["import", "disk", "FILE:image"], 4, "\"disk\" exists already");
 
-    // What a client writes, between two snapshots.
+    // The client's data, written between two snapshots.
     let mut disk = connect(&daemon, "disk");
     assert_eq!(disk.read(5 * MIB, 4).expect("it is read"), [7; 4]);
     assert!(done(&daemon, &["snapshot", "disk@clean"]).starts_with("disk@clean is made"));
@@ -164,7 +164,8 @@ fn volumes_are_made_changed_and_deleted() {
     refused(&daemon, &["job", "1000"], 3, "there is no job 1000");
 }
 
-/// What an owner wrote and gave up is stored, but may still be queued when another one looks.
+/// Data that an owner wrote before it released the volume are stored, but may still be queued when
+/// another one looks.
 #[test]
 fn a_check_and_a_listing_find_what_is_still_queued() {
     let daemon = start();

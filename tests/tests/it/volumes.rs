@@ -90,7 +90,7 @@ fn volumes_are_managed_through_the_admin_listener() {
         json!({ "extents": [{ "offset": 65536, "bytes": 65536, "kind": "data" }], "more": false })
     );
 
-    // What would pull the disk out from under its client is refused.
+    // Operations that would remove the disk in use by a client are refused.
     for (path, body) in [
         ("/volumes/rollback", json!({ "name": "disk", "snapshot": "monday" })),
         ("/volumes/delete", json!({ "name": "disk" })),
@@ -213,7 +213,7 @@ fn a_volume_has_the_quota_and_rates_that_are_set_for_it() {
     let (code, refused) = daemon.cachectl(&remove);
     assert_eq!((code, refused.contains("detach the volume first")), (4, true), "{refused}");
     assert_eq!(in_force(&daemon), [Some(MIB), Some(500), Some(1000)]);
-    // Each block lies in an object of its own, of 64 KiB.
+    // Each block is in its own object, of 64 KiB.
     let error = (0..64).find_map(|block| disk.write(block * 65536, &[1; 65536]).err()).expect("the quota");
     assert!(error.to_string().contains("error 28"), "{error}");
     drop(disk);

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 const SIZE_BYTES: usize = 1 << 20;
 const BLOCK_BYTES: usize = 4096;
-/// What the owner that takes over writes: no round has this number.
+/// The value that the new owner writes; no round has this number.
 const NEW: u64 = u64::MAX;
 
 /// A cache that writes back, and stores nothing by age.
@@ -131,12 +131,12 @@ fn moves_and_is_taken_over(backend: &str, writer: &str) {
     let mut disk = connect(&one);
     assert_all(&mut disk, NEW);
     drop(disk);
-    // What the store has.
+    // The contents of the store.
     let one = one.restart("cached", libc::SIGTERM);
     let mut disk = connect(&one);
     assert_all(&mut disk, NEW);
 
-    // The deposed one can have it again.
+    // The replaced owner can open it again.
     volume(&one, &["hand-over", "disk", "two"]);
     drop(disk);
     let mut disk = wait_for("a connection", || try_connect(&two).ok());

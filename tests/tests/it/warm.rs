@@ -53,7 +53,7 @@ fn a_restart_keeps_what_clients_stored() {
         server.signal(signal);
         server.wait_exit();
         server = start("");
-        // It listens before it has taken the file over, and answers after that.
+        // It listens before it has taken the file over, and answers afterwards.
         let mut conn = server.connect();
         conn.ask(b"get k gone\r\n", b"VALUE k 7 5\r\nvalue\r\nEND\r\n");
         conn.ask(b"mg m v\r\n", b"VA 2\r\nhi\r\n");

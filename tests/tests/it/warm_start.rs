@@ -85,15 +85,15 @@ fn tls_and_passwords() {
             }
             use_store(&mut conn, binary, n);
             if password {
-                // What was taken over is behind the password, too.
+                // Items that were taken over also require the password.
                 server.connect().ask(b"get secret\r\n", b"CLIENT_ERROR unauthenticated\r\n");
             }
         });
     }
 }
 
-/// Arguments that decide what is stored, and how; a restart with the same ones keeps everything, whatever the number of
-/// threads.
+/// Arguments that determine which items are stored and how. A restart with the same ones keeps
+/// everything, whatever the number of threads.
 #[test]
 fn other_arguments() {
     if !is_cached() {
@@ -135,8 +135,8 @@ fn other_arguments() {
     }
 }
 
-/// A lower limit for items leaves out what is above it; items with CAS values and items without do not mix,
-/// nor do memory in which items are evicted and memory in which they are not.
+/// A lower item size limit leaves out larger items. Items with and without CAS values do not mix,
+/// and neither does memory with and without eviction.
 #[test]
 fn arguments_that_change() {
     if !is_cached() {
@@ -166,7 +166,7 @@ fn arguments_that_change() {
 fn busy_manager(path: &Path) -> UnixDatagram {
     let manager = UnixDatagram::bind(path).expect("a socket");
     manager.set_read_timeout(Some(DEADLINE)).expect("a timeout");
-    // Each sender has a limit of its own; the receiver's is reached when a new one can send nothing.
+    // Each sender has its own limit; the receiver's is reached when a new one can send nothing.
     loop {
         let sender = UnixDatagram::unbound().expect("a socket");
         sender.set_nonblocking(true).expect("a mode");
@@ -254,7 +254,8 @@ fn a_start_can_be_ended() {
     server.connect().ask(b"get k\r\n", b"VALUE k 0 1\r\nv\r\nEND\r\n");
 }
 
-/// However the end is requested, and whatever clients are doing: the next start finds checksums.
+/// However the shutdown is requested, and whatever clients are doing, the next start finds
+/// checksums.
 #[test]
 fn every_orderly_end_is_clean() {
     if !is_cached() {
@@ -284,7 +285,7 @@ fn every_orderly_end_is_clean() {
         let mut conn = server.connect();
         conn.ask(b"incr k 1\r\n", if n == 0 { b"NOT_FOUND\r\n" } else { b"2\r\n" });
         conn.ask(b"set k 0 0 1\r\n1\r\n", b"STORED\r\n");
-        // One client watches, one has sent half a value, one does not read what it has asked for.
+        // One client watches, one has sent half a value, and one does not read its replies.
         let mut others = [server.connect(), server.connect(), server.connect()];
         others[0].ask(b"watch mutations\r\n", b"OK\r\n");
         others[1].send(b"set half 0 0 100000\r\nnot all of it");

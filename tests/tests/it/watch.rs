@@ -76,7 +76,7 @@ fn connection_events() {
     conn.send(b"quit\r\n");
     conn.expect_closed("quit");
     assert_eq!(event(&mut watcher), "conn_close rip=127.0.0.1 transport=tcp reason=normal");
-    // What the client sends ends the connection.
+    // Any input from the client ends the connection.
     let get = Request::new(op("GET").expect("GET")).key(b"a key");
     let broken = Request { bodylen: Some(3), ..get }.bytes();
     for bytes in [&b"GET / HTTP/1.1\r\n"[..], &[b'x'; 3000], &broken] {
@@ -124,7 +124,7 @@ fn a_watcher_that_does_not_read() {
     server.assert_serves("a watcher that does not read");
     assert_eq!(server.stat("log_watchers"), 1);
     assert!(server.stat("log_worker_written") > 0);
-    // Once it reads, there is room again, and the next line follows the number of skipped ones.
+    // Once it reads, there is space again, and the number of skipped lines precedes the next line.
     let asker = std::thread::scope(|scope| {
         let reader = scope.spawn(|| {
             loop {

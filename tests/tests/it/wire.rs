@@ -6,7 +6,7 @@ use cached_tests::script::{Case, parse};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-/// One test for each script, so that they run beside each other.
+/// One test for each script, so that they run concurrently.
 macro_rules! scripts {
     ($($name:ident),+ $(,)?) => {
         const SCRIPTS: &[&str] = &[$(stringify!($name)),+];

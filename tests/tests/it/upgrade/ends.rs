@@ -15,7 +15,8 @@ fn injects_faults(server: &Upgradable) -> bool {
     conn.read_line() == b"OK"
 }
 
-/// Once the old process has given the memory away it serves no request any more, whatever becomes of the new one.
+/// Once the old process has handed over the memory, it serves no request any more, whatever happens
+/// to the new one.
 #[test]
 fn a_process_that_has_given_the_memory_away_serves_no_more() {
     if is_memcached() {
@@ -42,7 +43,8 @@ fn a_process_that_has_given_the_memory_away_serves_no_more() {
             counting.send(b"incr counter 1\r\n");
             let Some(line) = counting.try_read_line() else { break };
             acknowledged = String::from_utf8_lossy(&line).parse().expect("a number");
-            // On a slow machine the new process may be given up before it has the memory.
+            // On a slow machine, the upgrade may be abandoned before the new process has the
+            // memory.
             if acknowledged.is_multiple_of(100) && server.failures() > failed {
                 failed = server.failures();
                 server.signal(libc::SIGUSR2);
@@ -71,7 +73,8 @@ fn an_end_that_is_requested_first_wins() {
         return;
     }
     let mut server = Upgradable::start("-m 64", "[process]\ndrain_delay_secs = 2\n");
-    // The new process goes on once the end has been requested; or where the directory is gone, and it finds nothing.
+    // The new process continues after the shutdown has been requested; or it finds nothing if the
+    // directory is gone.
     let go = server.path("go");
     let wait = format!("while [ -e {} ] && [ ! -e {} ]", server.path("log").display(), go.display());
     server.use_script(&format!("{wait}; do sleep 0.05; done\nexec $REAL \"$@\""));

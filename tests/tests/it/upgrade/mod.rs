@@ -1,5 +1,5 @@
-//! Upgrades without a gap: a new process takes over from the running one, under load, again and again; and the running
-//! one goes on with everything if the new one fails, at whatever step.
+//! Upgrades without interruption: a new process takes over from the running one, under load,
+//! repeatedly. If the new one fails at any step, the running one continues with everything.
 
 mod ends;
 mod objects;
@@ -71,7 +71,7 @@ fn under_load_no_reply_is_missing_and_none_is_wrong() {
     }
 }
 
-/// What a connection was in the middle of goes on, and so does what it had achieved.
+/// A connection's unfinished requests continue, and their earlier effects stay.
 #[test]
 fn connections_go_on_where_they_were() {
     if is_memcached() {
@@ -203,7 +203,7 @@ fn connections_with_tls_are_closed_in_order() {
     server.end();
 }
 
-/// A client that has authenticated stays so, and one that has not must.
+/// An authenticated client stays authenticated, and another one still has to authenticate.
 #[test]
 fn authentication_is_handed_over() {
     if is_memcached() {
@@ -233,7 +233,7 @@ struct Failing {
     items: Items,
     /// Whether the program was built with faults that can be injected.
     injects_faults: bool,
-    /// What was stored after the last failure.
+    /// Items stored after the last failure.
     last: String,
     _memory: tempfile::TempDir,
 }
@@ -333,7 +333,7 @@ fn the_old_process_goes_on_if_the_new_one_fails() {
     failing.succeed();
 }
 
-/// A new process that stands still is given up, at whatever step.
+/// An upgrade whose new process hangs at any step is abandoned.
 #[test]
 fn the_old_process_goes_on_if_the_new_one_hangs() {
     if is_memcached() {

@@ -58,7 +58,7 @@ struct Failing<'a> {
 }
 
 impl Failing<'_> {
-    /// Lets an upgrade fail; the load goes on before it and after it.
+    /// Makes an upgrade fail; the load continues before and after it.
     fn fail(&mut self, what: &str) {
         self.load.more(60);
         let line = self.server.upgrade_in_vain();
@@ -124,7 +124,8 @@ fn the_old_process_opens_the_store_again_if_the_new_one_fails() {
     assert!(again >= 2, "{again}");
 }
 
-/// The same with a process that has the store when it hangs, and must not serve it: it is given up.
+/// The same with a process that hangs while it has the store and must not serve it: the upgrade is
+/// abandoned.
 #[test]
 fn the_old_process_opens_the_store_again_if_the_new_one_hangs() {
     if is_memcached() {
@@ -137,7 +138,7 @@ fn the_old_process_opens_the_store_again_if_the_new_one_hangs() {
     });
 }
 
-/// What would be lost is not handed over, nor memory that moves between items and objects.
+/// Data that would be lost are not handed over, nor memory that moves between items and objects.
 #[test]
 fn what_cannot_be_handed_over_stays_where_it_is() {
     if is_memcached() {
