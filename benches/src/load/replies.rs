@@ -44,7 +44,7 @@ pub(super) enum ReplyError {
         /// What the request was.
         is_set: bool,
     },
-    /// A value for a key that this request did not ask for, or out of order.
+    /// A value for a key that this request did not ask for, or a value out of order.
     #[error("a value of a key that was not asked for: {0}")]
     WrongKey(String),
     /// A value of the wrong length.
@@ -68,7 +68,7 @@ pub(super) enum ReplyError {
     HeadTooLong,
 }
 
-/// A request under way.
+/// A request in progress.
 #[derive(Clone, Copy, Debug)]
 struct Pending {
     started_ns: u64,
@@ -79,7 +79,7 @@ struct Pending {
     hits: u32,
 }
 
-/// A value under way.
+/// A value in progress.
 #[derive(Clone, Copy, Debug)]
 struct Body {
     index: u64,
@@ -96,7 +96,7 @@ pub(super) struct ReplyReader {
     pending: VecDeque<Pending>,
     /// Keys of all pending gets, in order.
     indexes: VecDeque<u64>,
-    /// Start of a head whose end has not come yet.
+    /// The start of a head that is not complete yet.
     head_part: Vec<u8>,
     body: Option<Body>,
 }
@@ -133,7 +133,8 @@ impl ReplyReader {
         self.pending.push_back(Pending { started_ns, is_set: true, keys: 1, keys_left: 0, hits: 0 });
     }
 
-    /// Takes `bytes` off the stream and calls `on_done` for each request whose reply is complete.
+    /// Consumes `bytes` of the stream, and calls `on_done` for each request whose reply is
+    /// complete.
     pub(super) fn feed(
         &mut self,
         mut bytes: &[u8],
@@ -166,7 +167,7 @@ impl ReplyReader {
         Ok(&[])
     }
 
-    /// Continues a head of which a part is kept.
+    /// Continues a head whose first part has been kept.
     fn feed_head_part<'a>(
         &mut self,
         bytes: &'a [u8],
@@ -227,7 +228,8 @@ impl ReplyReader {
         }
     }
 
-    /// The index of the key whose value comes: the next one asked for that `key` fits, those before it are misses.
+    /// Returns the index of the key whose value arrives: the next requested one that matches `key`;
+    /// those before it are misses.
     fn next_index(&mut self, key: Option<&[u8]>, keys: &KeySpace) -> Result<u64, ReplyError> {
         let verify = self.verify;
         let front = self.pending.front_mut().ok_or(ReplyError::Unasked)?;
