@@ -156,6 +156,15 @@ impl Admin {
     }
 }
 
+/// Returns a name as a part of a query.
+pub(crate) fn encoded(name: &str) -> String {
+    let letter = |byte: u8| match byte {
+        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' => char::from(byte).to_string(),
+        other => format!("%{other:02x}"),
+    };
+    name.bytes().map(letter).collect()
+}
+
 /// Returns the status and the text of an answer.
 fn whole<B: AsRef<[u8]>>(
     response: Result<Response<B>, RequestError>,
@@ -257,6 +266,11 @@ mod tests {
             matches!(new(Some(file.path())), Err(Failure::Usage(line)) if line.contains("no certificate"))
         );
         assert!(new(Some(Path::new("/nonexistent"))).is_err());
+    }
+
+    #[test]
+    fn names_are_encoded() {
+        assert_eq!(encoded("a/b c-1"), "a%2fb%20c-1");
     }
 
     #[test]

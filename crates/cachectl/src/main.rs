@@ -22,8 +22,8 @@ use std::time::Duration;
 use clap::parser::ValueSource;
 use clap::{CommandFactory, FromArgMatches, Parser};
 
-use backend::{BackendSpec, Opened};
-use command::Command;
+use backend::BackendSpec;
+use command::{Call, Command};
 use output::Output;
 
 /// Try a storage backend of cached: put, get, copy, list, flush, or test it against the contract.
@@ -65,45 +65,22 @@ struct Arguments {
     command: Command,
 }
 
-impl Arguments {
-    fn timeout(&self) -> Option<Duration> {
-        (self.timeout > 0).then(|| Duration::from_secs(self.timeout))
-    }
-}
-
 fn main() -> std::process::ExitCode {
     if let Some(code) = cached_manual::written_on_request(Arguments::command) {
         return code;
     }
     let matches = Arguments::command().get_matches();
     let arguments = Arguments::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
-    let output = Output::new(arguments.json);
-    if let Some(code) = arguments.command.run_alone(&output) {
-        return code;
-    }
     // A server that the environment names is that of objects; a running server is asked by its admin listener.
     let is_named = |option| matches.value_source(option) == Some(ValueSource::CommandLine);
     let names_server = arguments.backend.as_ref().is_some_and(BackendSpec::is_server) && is_named("backend");
-    let over_synapse = names_server && !is_named("url");
-    let (admin, timeout) = (&arguments.admin, arguments.timeout());
-    let done = match arguments.command.run_admin(admin, over_synapse, timeout, &output) {
-        Some(done) => done,
-        None => run(arguments, &output),
-    };
-    output.end(done)
-}
-
-fn run(arguments: Arguments, output: &Output) -> Result<(), exit::Failure> {
-    let timeout = arguments.timeout();
-    let namespace = blocker::Namespace::new(arguments.namespace.into_bytes())?;
-    let secret = arguments.secret_file.as_deref().map(synapse::Secret::from_file).transpose();
-    let secret = secret.map_err(|error| exit::Failure::Usage(error.to_string()))?;
-    let backend = arguments.backend.as_ref().ok_or_else(|| {
-        exit::Failure::Usage("no backend is given; name one, for example --backend file:DIR".into())
-    })?;
-    let opened = Opened::open(backend, secret.as_ref(), timeout, arguments.command.only_reads())?;
-    let done = arguments.command.run(&opened, &namespace, output);
-    // Close in order even after a failure; the first failure is reported.
-    let closed = opened.close();
-    done.and(closed.map_err(Into::into))
+    arguments.command.run(&Call {
+        backend: arguments.backend.as_ref(),
+        secret_file: arguments.secret_file.as_deref(),
+        namespace: &arguments.namespace,
+        timeout: (arguments.timeout > 0).then(|| Duration::from_secs(arguments.timeout)),
+        admin: &arguments.admin,
+        over_synapse: names_server && !is_named("url"),
+        output: &Output::new(arguments.json),
+    })
 }

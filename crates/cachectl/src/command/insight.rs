@@ -1,13 +1,10 @@
 //! `mrc`, `hot`, `misses` and `slow`: what a running server knows about its requests, by its admin listener.
 
-use std::time::Duration;
-
 use clap::Args;
 use serde_json::Value;
 
-use crate::admin::{Admin, AdminArguments};
+use crate::command::Call;
 use crate::exit::Failure;
-use crate::output::Output;
 
 /// Letters of a name that a table shows.
 const NAME_LETTERS: usize = 60;
@@ -36,57 +33,37 @@ pub(crate) struct Misses;
 pub(crate) struct Slow;
 
 impl Mrc {
-    pub(crate) fn run(
-        &self,
-        admin: &AdminArguments,
-        timeout: Option<Duration>,
-        output: &Output,
-    ) -> Result<(), Failure> {
-        let mut document = Admin::new(admin, timeout)?.get("/mrc.json")?;
+    pub(crate) fn run(&self, call: &Call<'_>) -> Result<(), Failure> {
+        let mut document = call.admin()?.get("/mrc.json")?;
         if let (Some(scope), Some(curves)) = (&self.scope, document["curves"].as_array_mut()) {
             curves.retain(|curve| curve["scope"] == scope.as_str());
         }
-        output.write(curves(&document), &document)
+        call.output.write(curves(&document), &document)
     }
 }
 
 impl Hot {
-    pub(crate) fn run(
-        &self,
-        admin: &AdminArguments,
-        timeout: Option<Duration>,
-        output: &Output,
-    ) -> Result<(), Failure> {
-        let document = Admin::new(admin, timeout)?.get(&format!("/hot.json?count={}", self.count))?;
-        output.write(hot(&document), &document)
+    pub(crate) fn run(&self, call: &Call<'_>) -> Result<(), Failure> {
+        let document = call.admin()?.get(&format!("/hot.json?count={}", self.count))?;
+        call.output.write(hot(&document), &document)
     }
 }
 
 impl Misses {
-    pub(crate) fn run(
-        &self,
-        admin: &AdminArguments,
-        timeout: Option<Duration>,
-        output: &Output,
-    ) -> Result<(), Failure> {
-        let document = Admin::new(admin, timeout)?.get("/hot.json?count=1")?;
+    pub(crate) fn run(&self, call: &Call<'_>) -> Result<(), Failure> {
+        let document = call.admin()?.get("/hot.json?count=1")?;
         let mut reasons = document["misses"].clone();
         if let (Some(reasons), Value::Object(_)) = (reasons.as_object_mut(), &document["objects"]) {
             reasons.insert("objects".into(), document["objects"]["misses"].clone());
         }
-        output.write(misses(&document), &reasons)
+        call.output.write(misses(&document), &reasons)
     }
 }
 
 impl Slow {
-    pub(crate) fn run(
-        &self,
-        admin: &AdminArguments,
-        timeout: Option<Duration>,
-        output: &Output,
-    ) -> Result<(), Failure> {
-        let document = Admin::new(admin, timeout)?.get("/slow.json")?;
-        output.write(slow(&document), &document)
+    pub(crate) fn run(&self, call: &Call<'_>) -> Result<(), Failure> {
+        let document = call.admin()?.get("/slow.json")?;
+        call.output.write(slow(&document), &document)
     }
 }
 

@@ -11,13 +11,15 @@ mod store;
 mod top;
 mod volume;
 
+use std::path::Path;
+use std::process::ExitCode;
 use std::time::Duration;
 
 use blocker::{Name, Namespace, ObjectId};
 use clap::Subcommand;
 
-use crate::admin::AdminArguments;
-use crate::backend::Opened;
+use crate::admin::{Admin, AdminArguments};
+use crate::backend::{BackendSpec, Opened};
 use crate::exit::Failure;
 use crate::output::Output;
 
@@ -111,79 +113,96 @@ pub(crate) enum Command {
 }
 
 impl Command {
-    /// Runs a command that needs no backend. Returns its exit code, or `None` if the command needs one.
-    pub(crate) fn run_alone(&self, output: &Output) -> Option<std::process::ExitCode> {
-        match self {
-            Self::Fsck(fsck) => Some(fsck.run(output)),
-            Self::Init(init) => Some(output.end(init.run(output))),
-            Self::Journal(journal) => Some(journal.run(output)),
-            _ => None,
-        }
-    }
-
-    /// Runs a command that uses a server's admin listener only. Returns `None` if the command does not, or if it can
-    /// do without and is to go `over_synapse`.
-    pub(crate) fn run_admin(
-        &self,
-        admin: &AdminArguments,
-        over_synapse: bool,
-        timeout: Option<Duration>,
-        output: &Output,
-    ) -> Option<Result<(), Failure>> {
-        match self {
-            Self::Health(health) => Some(health.run(admin, timeout, output)),
-            Self::Top(top) => Some(top.run(admin, timeout, output)),
-            Self::Config(config) => Some(config.run(admin, timeout, output)),
-            Self::Reload(reload) => Some(reload.run(admin, timeout, output)),
-            Self::Drain(drain) => Some(drain.run(admin, timeout, output)),
-            Self::FlushPrefix(flush) => Some(flush.run(admin, timeout, output)),
-            Self::S3(s3) => Some(s3.run(admin, timeout, output)),
-            Self::Namespace(_) if over_synapse => None,
-            Self::Namespace(namespaces) => Some(namespaces.run(admin, timeout, output)),
-            Self::Cache(cache) => Some(cache.run(admin, timeout, output)),
-            Self::Volume(volume) => volume.run_admin(admin, timeout, output),
-            Self::Mrc(mrc) => Some(mrc.run(admin, timeout, output)),
-            Self::Hot(hot) => Some(hot.run(admin, timeout, output)),
-            Self::Misses(misses) => Some(misses.run(admin, timeout, output)),
-            Self::Slow(slow) => Some(slow.run(admin, timeout, output)),
-            _ => None,
-        }
-    }
-
-    /// Returns whether the command changes nothing in its backend.
-    pub(crate) fn only_reads(&self) -> bool {
-        // Not an export of a volume: to read one, its owner, or that a snapshot is read, is written down.
-        matches!(self, Self::Get(_) | Self::Info(_) | Self::Ls(_) | Self::Stats(_) | Self::Lost(_))
-    }
-
-    pub(crate) fn run(&self, opened: &Opened, namespace: &Namespace, output: &Output) -> Result<(), Failure> {
-        let context = Context { opened, namespace, output };
-        match self {
-            Self::Put(put) => put.run(&context),
-            Self::Get(get) => get.run(&context),
-            Self::Cp(copy) => copy.run(&context),
-            Self::Info(info) => info.run(&context),
-            Self::Ls(list) => list.run(&context),
-            Self::Rm(remove) => remove.run(&context),
-            Self::Flush(flush) => flush.run(&context),
-            // They have no backend, see `run_alone` and `run_admin`.
-            Self::Fsck(_) | Self::Init(_) | Self::Health(_) | Self::Journal(_) | Self::Top(_) => Ok(()),
-            Self::Config(_) | Self::Reload(_) | Self::Drain(_) | Self::FlushPrefix(_) => Ok(()),
-            Self::Cache(_) | Self::S3(_) => Ok(()),
-            Self::Namespace(namespaces) => namespaces.run_on(&*context.opened.backend, output),
-            Self::Mrc(_) | Self::Hot(_) | Self::Misses(_) | Self::Slow(_) => Ok(()),
-            Self::Conformance(conformance) => conformance.run(&context),
-            Self::Sweep(sweep) => sweep.run(&context),
-            Self::Stats(stats) => stats.run(&context),
-            Self::Policy(policy) => policy.run(&context),
-            Self::Lost(lost) => lost.run(&context),
-            Self::Bench(bench) => bench.run(&context),
-            Self::Volume(volume) => volume.run(&context),
-        }
+    /// Runs the command. Returns the exit code of the process.
+    pub(crate) fn run(&self, call: &Call<'_>) -> ExitCode {
+        let output = call.output;
+        output.end(match self {
+            // They have exit codes of their own.
+            Self::Fsck(fsck) => return fsck.run(output),
+            Self::Journal(journal) => return journal.run(output),
+            Self::Init(init) => init.run(output),
+            Self::Put(put) => call.changes(|context| put.run(context)),
+            Self::Get(get) => call.reads(|context| get.run(context)),
+            Self::Cp(copy) => call.changes(|context| copy.run(context)),
+            Self::Info(info) => call.reads(|context| info.run(context)),
+            Self::Ls(list) => call.reads(|context| list.run(context)),
+            Self::Rm(remove) => call.changes(|context| remove.run(context)),
+            Self::Flush(flush) => call.changes(|context| flush.run(context)),
+            Self::Sweep(sweep) => call.changes(|context| sweep.run(context)),
+            Self::Conformance(conformance) => call.changes(|context| conformance.run(context)),
+            Self::Stats(stats) => call.reads(|context| stats.run(context)),
+            Self::Policy(policy) => call.changes(|context| policy.run(context)),
+            Self::Lost(lost) => call.reads(|context| lost.run(context)),
+            Self::Bench(bench) => call.changes(|context| bench.run(context)),
+            Self::Health(health) => health.run(call),
+            Self::Top(top) => top.run(call),
+            Self::Config(config) => config.run(call),
+            Self::Reload(reload) => reload.run(call),
+            Self::Drain(drain) => drain.run(call),
+            Self::FlushPrefix(flush) => flush.run(call),
+            Self::S3(s3) => s3.run(call),
+            Self::Namespace(namespaces) => namespaces.run(call),
+            Self::Cache(cache) => cache.run(call),
+            Self::Volume(volume) => volume.run(call),
+            Self::Mrc(mrc) => mrc.run(call),
+            Self::Hot(hot) => hot.run(call),
+            Self::Misses(misses) => misses.run(call),
+            Self::Slow(slow) => slow.run(call),
+        })
     }
 }
 
-/// What every subcommand uses.
+/// The options that all commands have, and the output. A command opens its backend, or asks a server's admin listener.
+pub(crate) struct Call<'a> {
+    pub(crate) backend: Option<&'a BackendSpec>,
+    pub(crate) secret_file: Option<&'a Path>,
+    pub(crate) namespace: &'a str,
+    pub(crate) timeout: Option<Duration>,
+    pub(crate) admin: &'a AdminArguments,
+    /// Whether the command line names a server for objects, and no admin listener.
+    pub(crate) over_synapse: bool,
+    pub(crate) output: &'a Output,
+}
+
+impl Call<'_> {
+    /// Returns a client of the admin listener.
+    pub(crate) fn admin(&self) -> Result<Admin, Failure> {
+        Admin::new(self.admin, self.timeout)
+    }
+
+    /// Opens the backend for a command that changes nothing in it, and runs the command.
+    pub(crate) fn reads(&self, run: impl FnOnce(&Context<'_>) -> Result<(), Failure>) -> Result<(), Failure> {
+        self.with_backend(true, run)
+    }
+
+    /// Opens the backend for a command that may change something in it, and runs the command.
+    pub(crate) fn changes(
+        &self,
+        run: impl FnOnce(&Context<'_>) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        self.with_backend(false, run)
+    }
+
+    fn with_backend(
+        &self,
+        only_reads: bool,
+        run: impl FnOnce(&Context<'_>) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        let namespace = Namespace::copy_from(self.namespace.as_bytes())?;
+        let secret = self.secret_file.map(synapse::Secret::from_file).transpose();
+        let secret = secret.map_err(|error| Failure::Usage(error.to_string()))?;
+        let backend = self.backend.ok_or_else(|| {
+            Failure::Usage("no backend is given; name one, for example --backend file:DIR".into())
+        })?;
+        let opened = Opened::open(backend, secret.as_ref(), self.timeout, only_reads)?;
+        let done = run(&Context { opened: &opened, namespace: &namespace, output: self.output });
+        // Close in order even after a failure; the first failure is reported.
+        let closed = opened.close();
+        done.and(closed.map_err(Into::into))
+    }
+}
+
+/// An open backend, and what each command on one uses.
 pub(crate) struct Context<'a> {
     pub(crate) opened: &'a Opened,
     pub(crate) namespace: &'a Namespace,

@@ -13,7 +13,8 @@ use serde::de::IntoDeserializer;
 use serde::de::value::StrDeserializer;
 use serde_json::{Value, json};
 
-use crate::admin::{Admin, AdminArguments};
+use crate::admin::{Admin, encoded};
+use crate::command::Call;
 use crate::command::operate::until_done;
 use crate::exit::{About, Failure};
 use crate::output::Output;
@@ -113,18 +114,16 @@ trait Manager {
 }
 
 impl Namespaces {
-    /// Asks the admin listener.
-    pub(crate) fn run(
-        &self,
-        arguments: &AdminArguments,
-        timeout: Option<Duration>,
-        output: &Output,
-    ) -> Result<(), Failure> {
-        self.manage(&ByAdmin { admin: Admin::new(arguments, timeout)?, timeout }, output)
+    /// Asks the admin listener, or over synapse if the command line says so.
+    pub(crate) fn run(&self, call: &Call<'_>) -> Result<(), Failure> {
+        if call.over_synapse {
+            return call.changes(|context| self.run_on(&*context.opened.backend, call.output));
+        }
+        self.manage(&ByAdmin { admin: call.admin()?, timeout: call.timeout }, call.output)
     }
 
     /// Asks a backend that is a server.
-    pub(crate) fn run_on(&self, backend: &dyn Blocker, output: &Output) -> Result<(), Failure> {
+    fn run_on(&self, backend: &dyn Blocker, output: &Output) -> Result<(), Failure> {
         let done = self.manage(&ByBackend(backend.control()), output);
         done.map_err(|failure| {
             failure.leaves("asked over synapse, as -b says; --admin asks an admin listener")
@@ -241,9 +240,9 @@ fn shown(of: &Value) -> String {
 }
 
 /// One request waits for 20 seconds at most; `timeout` is for all of them together.
-pub(super) struct ByAdmin {
-    pub(super) admin: Admin,
-    pub(super) timeout: Option<Duration>,
+struct ByAdmin {
+    admin: Admin,
+    timeout: Option<Duration>,
 }
 
 impl Manager for ByAdmin {
@@ -272,16 +271,7 @@ impl Manager for ByAdmin {
     }
 }
 
-/// Returns a name as a part of a query.
-fn encoded(name: &str) -> String {
-    let letter = |byte: u8| match byte {
-        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' => char::from(byte).to_string(),
-        other => format!("%{other:02x}"),
-    };
-    name.bytes().map(letter).collect()
-}
-
-pub(super) struct ByBackend<'a>(pub(super) &'a dyn Control);
+struct ByBackend<'a>(&'a dyn Control);
 
 impl Manager for ByBackend<'_> {
     fn list(&self) -> Result<Value, Failure> {
@@ -381,15 +371,5 @@ mod namespaces_tests {
             let error = setting(wrong).unwrap_err();
             assert!(error.contains(why), "{wrong}: {error}");
         }
-    }
-}
-
-#[cfg(test)]
-mod by_admin_tests {
-    use super::*;
-
-    #[test]
-    fn names_are_encoded() {
-        assert_eq!(encoded("a/b c-1"), "a%2fb%20c-1");
     }
 }

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
-use crate::admin::{Admin, AdminArguments};
+use crate::admin::Admin;
+use crate::command::Call;
 use crate::exit::Failure;
-use crate::output::Output;
 use std::fmt::Write as _;
 
 #[derive(Args)]
@@ -42,13 +42,8 @@ fn list(value: &Value) -> &[Value] {
 }
 
 impl Config {
-    pub(crate) fn run(
-        &self,
-        arguments: &AdminArguments,
-        timeout: Option<Duration>,
-        output: &Output,
-    ) -> Result<(), Failure> {
-        let mut answer = Admin::new(arguments, timeout)?.get("/config.json")?;
+    pub(crate) fn run(&self, call: &Call<'_>) -> Result<(), Failure> {
+        let mut answer = call.admin()?.get("/config.json")?;
         if let Some(entries) = answer.get_mut("entries").and_then(Value::as_array_mut) {
             let wanted = self.key.as_deref().unwrap_or_default();
             entries.retain(|entry| {
@@ -63,45 +58,30 @@ impl Config {
             // Writing to a String cannot fail.
             let _ = writeln!(shown, "{key} = {value}  # {origin}, {change}");
         }
-        output.write(shown.trim_end(), &answer)
+        call.output.write(shown.trim_end(), &answer)
     }
 }
 
 impl Reload {
-    pub(crate) fn run(
-        &self,
-        arguments: &AdminArguments,
-        timeout: Option<Duration>,
-        output: &Output,
-    ) -> Result<(), Failure> {
-        let answer = Admin::new(arguments, timeout)?.post("/reload", &json!({}))?;
-        output.write(text(&answer["text"]).trim_end(), &answer)
+    pub(crate) fn run(&self, call: &Call<'_>) -> Result<(), Failure> {
+        let answer = call.admin()?.post("/reload", &json!({}))?;
+        call.output.write(text(&answer["text"]).trim_end(), &answer)
     }
 }
 
 impl Drain {
-    pub(crate) fn run(
-        &self,
-        arguments: &AdminArguments,
-        timeout: Option<Duration>,
-        output: &Output,
-    ) -> Result<(), Failure> {
-        let answer = Admin::new(arguments, timeout)?.post("/drain", &json!({}))?;
-        output.write("the end was requested: the server is not ready any more", &answer)
+    pub(crate) fn run(&self, call: &Call<'_>) -> Result<(), Failure> {
+        let answer = call.admin()?.post("/drain", &json!({}))?;
+        call.output.write("the end was requested: the server is not ready any more", &answer)
     }
 }
 
 impl FlushPrefix {
-    pub(crate) fn run(
-        &self,
-        arguments: &AdminArguments,
-        timeout: Option<Duration>,
-        output: &Output,
-    ) -> Result<(), Failure> {
+    pub(crate) fn run(&self, call: &Call<'_>) -> Result<(), Failure> {
         let body = json!({ "prefix": self.prefix });
-        let answer = Admin::new(arguments, timeout)?.post("/flush-prefix", &body)?;
+        let answer = call.admin()?.post("/flush-prefix", &body)?;
         let line = format!("no item of a key that begins with {:?} is served any more", self.prefix);
-        output.write(&line, &answer)
+        call.output.write(&line, &answer)
     }
 }
 
@@ -126,21 +106,16 @@ enum CacheCommand {
 }
 
 impl Cache {
-    pub(crate) fn run(
-        &self,
-        arguments: &AdminArguments,
-        timeout: Option<Duration>,
-        output: &Output,
-    ) -> Result<(), Failure> {
+    pub(crate) fn run(&self, call: &Call<'_>) -> Result<(), Failure> {
         // One request waits for 20 seconds at most; `timeout` is for all of them together.
-        let admin = Admin::new(arguments, timeout)?;
+        let admin = call.admin()?;
         let answer = match &self.command {
             CacheCommand::Show => admin.get("/cache.json")?,
-            CacheCommand::Detach => until_done(&admin, "/cache/detach", &json!({}), timeout)?,
-            CacheCommand::Attach => until_done(&admin, "/cache/attach", &json!({}), timeout)?,
+            CacheCommand::Detach => until_done(&admin, "/cache/detach", &json!({}), call.timeout)?,
+            CacheCommand::Attach => until_done(&admin, "/cache/attach", &json!({}), call.timeout)?,
         };
         let lasts = if matches!(self.command, CacheCommand::Detach) { LASTS } else { "" };
-        output.write(format!("{}{lasts}", attachment(&answer)), &answer)
+        call.output.write(format!("{}{lasts}", attachment(&answer)), &answer)
     }
 }
 
@@ -172,25 +147,20 @@ pub(crate) struct Health {
 }
 
 impl Health {
-    pub(crate) fn run(
-        &self,
-        arguments: &AdminArguments,
-        timeout: Option<Duration>,
-        output: &Output,
-    ) -> Result<(), Failure> {
+    pub(crate) fn run(&self, call: &Call<'_>) -> Result<(), Failure> {
         let (path, yes, no) = match (self.live, self.started) {
             (true, _) => ("/livez", "live", "not live"),
             (_, true) => ("/startupz", "started", "not started"),
             _ => ("/readyz", "ready", "not ready"),
         };
-        let admin = Admin::new(arguments, timeout)?;
+        let admin = call.admin()?;
         let reasons = admin.probe(path)?;
         let value = json!({ "probe": path, "ok": reasons.is_empty(), "reasons": reasons });
         if reasons.is_empty() {
-            return output.write(yes, &value);
+            return call.output.write(yes, &value);
         }
         let text: Vec<String> = reasons.iter().map(|reason| format!("{no}: {reason}")).collect();
-        output.write(text.join("\n"), &value)?;
+        call.output.write(text.join("\n"), &value)?;
         let what = format!("{}{path}", admin.url());
         Err(Failure::Admin { what, status: Some(503), text: no.into() })
     }
@@ -212,15 +182,10 @@ enum S3Command {
 }
 
 impl S3 {
-    pub(crate) fn run(
-        &self,
-        arguments: &AdminArguments,
-        timeout: Option<Duration>,
-        output: &Output,
-    ) -> Result<(), Failure> {
+    pub(crate) fn run(&self, call: &Call<'_>) -> Result<(), Failure> {
         let S3Command::Invalidate { objects } = &self.command;
-        let answer = Admin::new(arguments, timeout)?.post("/s3/invalidate", &invalidation(objects)?)?;
-        output.write(format!("the endpoint is asked for {objects} again"), &answer)
+        let answer = call.admin()?.post("/s3/invalidate", &invalidation(objects)?)?;
+        call.output.write(format!("the endpoint is asked for {objects} again"), &answer)
     }
 }
 

@@ -2,11 +2,9 @@
 //!
 //! | module | content |
 //! |---|---|
-//! | `status` | the parts of `/status.json` that are shown |
-//! | `model` | rates, ratios, what is at risk |
+//! | `model` | rates, ratios, risks; the parts of `/status.json` |
 //! | `view` | figures and tables as text |
-//! | `screen` | draws them |
-//! | `watch` | the terminal, its keys, and the thread that asks |
+//! | `screen` | draws them; the terminal, its keys, and the thread that asks |
 
 mod model;
 mod screen;
@@ -20,7 +18,8 @@ use std::time::Duration;
 use clap::Args;
 use serde_json::Value;
 
-use crate::admin::{Admin, AdminArguments};
+use crate::admin::Admin;
+use crate::command::Call;
 use crate::exit::Failure;
 use crate::output::Output;
 
@@ -42,21 +41,16 @@ pub(crate) struct Top {
 }
 
 impl Top {
-    pub(crate) fn run(
-        &self,
-        admin: &AdminArguments,
-        timeout: Option<Duration>,
-        output: &Output,
-    ) -> Result<(), Failure> {
+    pub(crate) fn run(&self, call: &Call<'_>) -> Result<(), Failure> {
         if self.once {
-            return once(&Admin::new(admin, timeout)?, output);
+            return once(&call.admin()?, call.output);
         }
-        if !std::io::stdout().is_terminal() || output.is_json() {
+        if !std::io::stdout().is_terminal() || call.output.is_json() {
             let text = "top needs a terminal; for scripts: top --once, with or without --json";
             return Err(Failure::Usage(text.into()));
         }
-        let timeout = timeout.map_or(ANSWER_TIMEOUT_MAX, |timeout| timeout.min(ANSWER_TIMEOUT_MAX));
-        screen::watch(Admin::new(admin, Some(timeout))?, Duration::from_secs(self.every.into()))
+        let timeout = call.timeout.map_or(ANSWER_TIMEOUT_MAX, |timeout| timeout.min(ANSWER_TIMEOUT_MAX));
+        screen::watch(Admin::new(call.admin, Some(timeout))?, Duration::from_secs(self.every.into()))
     }
 }
 

@@ -5,7 +5,8 @@ use std::time::Duration;
 use clap::Args;
 use serde_json::{Value, json};
 
-use crate::admin::{Admin, AdminArguments, line_of};
+use crate::admin::{Admin, encoded, line_of};
+use crate::command::Call;
 use crate::command::volume::name::{
     Setting, SnapshotName, Source, shown_size, size, snapshot_name, volume_name,
 };
@@ -156,12 +157,8 @@ pub(super) struct Server<'a> {
 }
 
 impl<'a> Server<'a> {
-    pub(super) fn new(
-        arguments: &AdminArguments,
-        timeout: Option<Duration>,
-        output: &'a Output,
-    ) -> Result<Self, Failure> {
-        Ok(Self { admin: Admin::new(arguments, timeout)?, output })
+    pub(super) fn new(call: &Call<'a>) -> Result<Self, Failure> {
+        Ok(Self { admin: call.admin()?, output: call.output })
     }
 
     /// Requests a change, and waits for it.
@@ -349,15 +346,6 @@ fn kept(name: &str, why: &str) -> Failure {
     Failure::Usage(format!("{name} is kept as it is: {why}"))
 }
 
-/// Returns a name as a part of a query.
-fn encoded(name: &str) -> String {
-    let letter = |byte: u8| match byte {
-        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' => char::from(byte).to_string(),
-        other => format!("%{other:02x}"),
-    };
-    name.bytes().map(letter).collect()
-}
-
 /// How long to wait between two questions.
 const STEP: Duration = Duration::from_millis(300);
 
@@ -365,7 +353,7 @@ const STEP: Duration = Duration::from_millis(300);
 ///
 /// # Errors
 /// The job fails, or a signal ends the wait: the job goes on.
-pub(super) fn finished(admin: &Admin, answer: Value) -> Result<Value, Failure> {
+fn finished(admin: &Admin, answer: Value) -> Result<Value, Failure> {
     match answer["job"].as_u64() {
         Some(job) => followed(admin, job),
         None => Ok(answer),
@@ -376,7 +364,7 @@ pub(super) fn finished(admin: &Admin, answer: Value) -> Result<Value, Failure> {
 ///
 /// # Errors
 /// As for [`finished`]; there is no such job.
-pub(super) fn followed(admin: &Admin, job: u64) -> Result<Value, Failure> {
+fn followed(admin: &Admin, job: u64) -> Result<Value, Failure> {
     let interrupt = Interrupt::watch()?;
     let mut progress = Progress::of_steps();
     loop {

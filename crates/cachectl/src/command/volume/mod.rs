@@ -1,5 +1,5 @@
 //! `volume`: disks. A running server makes and changes them, by its admin listener (`manage`); contents are
-//! imported and exported on the store itself (`import`, `export`, `stream`).
+//! imported and exported on the store itself (`import`, `export`).
 
 mod export;
 mod import;
@@ -7,14 +7,10 @@ mod manage;
 mod name;
 mod show;
 
-use std::time::Duration;
-
 use clap::{Args, Subcommand};
 
-use super::Context;
-use crate::admin::AdminArguments;
+use super::{Call, Context};
 use crate::exit::Failure;
-use crate::output::Output;
 use manage::Server;
 
 #[derive(Args)]
@@ -87,50 +83,32 @@ enum VolumeCommand {
 }
 
 impl Volume {
-    /// Runs a command that uses a server's admin listener. Returns `None` if the command uses a backend.
-    pub(crate) fn run_admin(
-        &self,
-        admin: &AdminArguments,
-        timeout: Option<Duration>,
-        output: &Output,
-    ) -> Option<Result<(), Failure>> {
-        let server = || Server::new(admin, timeout, output);
-        Some(match &self.command {
-            VolumeCommand::Create(create) => server().and_then(|server| server.create(create)),
-            VolumeCommand::List => server().and_then(|server| server.list()),
-            VolumeCommand::Show(name) => server().and_then(|server| server.show(name)),
-            VolumeCommand::Clone(clone) => server().and_then(|server| server.clone_volume(clone)),
-            VolumeCommand::Resize(resize) => server().and_then(|server| server.resize(resize)),
-            VolumeCommand::Set(set) => server().and_then(|server| server.set(set)),
-            VolumeCommand::Snapshot(snapshot) => server().and_then(|server| server.snapshot(snapshot)),
-            VolumeCommand::DeleteSnapshot(delete) => {
-                server().and_then(|server| server.delete_snapshot(delete))
-            }
-            VolumeCommand::Rollback(rollback) => server().and_then(|server| server.rollback(rollback)),
-            VolumeCommand::Flatten(name) => server().and_then(|server| server.flatten(name)),
-            VolumeCommand::Delete(delete) => server().and_then(|server| server.delete(delete)),
-            VolumeCommand::Check(check) => server().and_then(|server| server.check(check)),
-            VolumeCommand::Diff(diff) => server().and_then(|server| server.diff(diff)),
-            VolumeCommand::Detach(name) => server().and_then(|server| server.detach(name)),
-            VolumeCommand::HandOver(hand) => server().and_then(|server| server.hand_over(hand)),
-            VolumeCommand::TakeOver(take) => server().and_then(|server| server.take_over(take)),
-            VolumeCommand::Job(job) => server().and_then(|server| server.job(job)),
-            VolumeCommand::Import(_)
-            | VolumeCommand::Export(_)
-            | VolumeCommand::ImportDiff(_)
-            | VolumeCommand::ExportDiff(_) => return None,
-        })
-    }
-
-    /// Runs a command that uses a backend.
-    pub(crate) fn run(&self, context: &Context<'_>) -> Result<(), Failure> {
+    pub(crate) fn run(&self, call: &Call<'_>) -> Result<(), Failure> {
+        use VolumeCommand as Of;
+        let server = || Server::new(call);
         match &self.command {
-            VolumeCommand::Import(import) => import.run(context),
-            VolumeCommand::Export(export) => export.run(context),
-            VolumeCommand::ImportDiff(import) => import.run(context),
-            VolumeCommand::ExportDiff(export) => export.run(context),
-            // They have no backend, see `run_admin`.
-            _ => Ok(()),
+            Of::Create(create) => server()?.create(create),
+            Of::List => server()?.list(),
+            Of::Show(name) => server()?.show(name),
+            Of::Clone(clone) => server()?.clone_volume(clone),
+            Of::Resize(resize) => server()?.resize(resize),
+            Of::Set(set) => server()?.set(set),
+            Of::Snapshot(snapshot) => server()?.snapshot(snapshot),
+            Of::DeleteSnapshot(delete) => server()?.delete_snapshot(delete),
+            Of::Rollback(rollback) => server()?.rollback(rollback),
+            Of::Flatten(name) => server()?.flatten(name),
+            Of::Delete(delete) => server()?.delete(delete),
+            Of::Check(check) => server()?.check(check),
+            Of::Diff(diff) => server()?.diff(diff),
+            Of::Detach(name) => server()?.detach(name),
+            Of::HandOver(hand) => server()?.hand_over(hand),
+            Of::TakeOver(take) => server()?.take_over(take),
+            Of::Job(job) => server()?.job(job),
+            // To read a volume, its owner, or that a snapshot is read, is written down.
+            Of::Import(import) => call.changes(|context| import.run(context)),
+            Of::Export(export) => call.changes(|context| export.run(context)),
+            Of::ImportDiff(import) => call.changes(|context| import.run(context)),
+            Of::ExportDiff(export) => call.changes(|context| export.run(context)),
         }
     }
 }
