@@ -4,16 +4,18 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::time::Duration;
 
 use ::synapse::{Address, AddressError, ClientConfig, Secret};
 use blocker::file::FileConfig;
 use blocker::memory::MemoryConfig;
+#[cfg(feature = "rados")]
+use blocker_rados::RadosConfig;
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::error::{ConfigError, can_be_read, require, within};
+use crate::config_keys;
+use crate::error::{ConfigError, can_be_read, require};
+use crate::keys::Size;
 use crate::s3_table::S3Table;
-use crate::tables::Size;
 use serde::de::Error as _;
 
 /// The table, by kind.
@@ -32,187 +34,116 @@ pub enum BackendTable {
     Synapse(RemoteTable),
 }
 
-/// The keys of `kind = "memory"`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct MemoryTable {
+config_keys! {
+    /// The keys of `kind = "memory"`.
+    pub struct MemoryTable over MemoryConfig = MemoryConfig::default();
+
     /// The most that all objects together may take.
-    pub bytes_max: Size,
+    pub bytes_max: Size = size(bytes_max), in Size(1 << 20)..=Size(1 << 50);
 }
 
-impl Default for MemoryTable {
-    fn default() -> Self {
-        MemoryTable { bytes_max: Size(MemoryConfig::default().bytes_max) }
-    }
-}
+config_keys! {
+    /// The keys of `kind = "file"`.
+    pub struct FileTable over FileConfig = FileConfig::default();
 
-/// The keys of `kind = "file"`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct FileTable {
     /// The directory; required.
-    pub path: PathBuf,
+    pub path: PathBuf = own(PathBuf::new());
     /// Whether to make the directory and the store in it if they are missing.
-    pub create: bool,
+    pub create: bool = own(false);
     /// Whether to bypass the page cache.
-    pub direct: bool,
+    pub direct: bool = same(direct);
     /// The number of threads for blocking work.
-    pub threads: usize,
+    pub threads: usize = same(threads), in 1..=1024;
     /// About the largest number of open files.
-    pub open_files_max: usize,
+    pub open_files_max: usize = same(open_files_max), in 16..=1 << 20;
 }
 
-impl Default for FileTable {
-    fn default() -> Self {
-        let config = FileConfig::default();
-        FileTable {
-            path: PathBuf::new(),
-            create: false,
-            direct: config.direct,
-            threads: config.threads,
-            open_files_max: config.open_files_max,
-        }
-    }
-}
+config_keys! {
+    /// The keys of `kind = "rados"`. An empty text means librados' own default. The defaults are those of `blocker-rados`, which
+    /// a test compares.
+    pub struct RadosTable over RadosConfig, if "rados";
 
-/// The keys of `kind = "rados"`. An empty text means librados' own default.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct RadosTable {
     /// The pool; required.
-    pub pool: String,
+    pub pool: String = same(pool) or String::new();
     /// Ceph's configuration file.
-    pub conf: PathBuf,
+    pub conf: PathBuf = optional(conf_file) or PathBuf::new();
     /// The user without `client.`; `id` means the same.
     #[serde(alias = "id")]
-    pub user: String,
+    pub user: String = same(user) or "admin".into();
     /// The file with the user's key.
-    pub keyring: PathBuf,
+    pub keyring: PathBuf = optional(keyring) or PathBuf::new();
     /// The RADOS namespace in which everything is.
-    pub root: String,
+    pub root: String = same(root) or String::new();
     /// The prefix of the name of every RADOS object.
-    pub prefix: String,
+    pub prefix: String = same(prefix) or String::new();
     /// How long to wait for a monitor when connecting.
-    pub connect_timeout_secs: u64,
+    pub connect_timeout_secs: u64 = secs(connect_timeout) or 10;
     /// How long an operation may wait for an answer from an OSD before it fails; 0 is for ever.
-    pub op_timeout_secs: u64,
+    pub op_timeout_secs: u64 = secs(op_timeout) or 30;
     /// The largest number of operations under way.
-    pub ops_in_flight_max: u32,
+    pub ops_in_flight_max: u32 = same(ops_in_flight_max) or 512;
     /// The most payload under way.
-    pub bytes_in_flight_max: Size,
+    pub bytes_in_flight_max: Size = size(bytes_in_flight_max) or Size(64 << 20);
     /// The largest number of objects whose heads are remembered between changes.
-    pub heads_remembered_max: usize,
+    pub heads_remembered_max: usize = same(heads_remembered_max) or 65_536;
     /// Whether to receive the claims and invalidations of other clients.
-    pub watch: bool,
+    pub watch: bool = same(watch) or false;
     /// The largest object, where no other key sets it.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub object_bytes_max: Option<Size>,
+    pub object_bytes_max: Option<Size> = own(None);
     /// Settings passed to librados as they are.
-    pub librados: BTreeMap<String, String>,
-}
-
-impl Default for RadosTable {
-    /// The defaults of `blocker-rados`, which a test compares.
-    fn default() -> Self {
-        RadosTable {
-            pool: String::new(),
-            conf: PathBuf::new(),
-            user: "admin".into(),
-            keyring: PathBuf::new(),
-            root: String::new(),
-            prefix: String::new(),
-            connect_timeout_secs: 10,
-            op_timeout_secs: 30,
-            ops_in_flight_max: 512,
-            bytes_in_flight_max: Size(64 << 20),
-            heads_remembered_max: 65_536,
-            watch: false,
-            object_bytes_max: None,
-            librados: BTreeMap::new(),
-        }
-    }
+    pub librados: BTreeMap<String, String> = own(BTreeMap::new());
 }
 
 #[cfg(feature = "rados")]
 impl RadosTable {
     /// Returns the configuration of the store.
     #[must_use]
-    pub fn store(&self, object_bytes_max: u64) -> blocker_rados::RadosConfig {
-        let named = |path: &PathBuf| Some(path.clone()).filter(|path| !path.as_os_str().is_empty());
-        let mut config = blocker_rados::RadosConfig::new(&self.pool);
-        config.conf_file = named(&self.conf);
-        config.user.clone_from(&self.user);
-        config.keyring = named(&self.keyring);
-        config.root.clone_from(&self.root);
-        config.prefix.clone_from(&self.prefix);
+    pub fn store(&self, object_bytes_max: u64) -> RadosConfig {
+        let mut config = RadosConfig::default();
+        self.apply(&mut config);
         config.object_bytes_max = self.object_bytes_max.map_or(object_bytes_max, |size| size.0);
-        config.connect_timeout = Duration::from_secs(self.connect_timeout_secs);
-        config.op_timeout = Duration::from_secs(self.op_timeout_secs);
-        config.ops_in_flight_max = self.ops_in_flight_max;
-        config.bytes_in_flight_max = self.bytes_in_flight_max.0;
-        config.heads_remembered_max = self.heads_remembered_max;
-        config.watch = self.watch;
         config.librados = self.librados.clone().into_iter().collect();
         config
     }
 }
 
-/// The keys of `kind = "synapse"`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct RemoteTable {
+config_keys! {
+    /// The keys of `kind = "synapse"`.
+    pub struct RemoteTable over ClientConfig = ClientConfig::new(Address::Tcp(String::new()));
+
     /// The server's address; required: `host:port`, or `unix:` and a path.
-    pub address: String,
+    pub address: String = own(String::new());
     /// The file with the secret that client and server share.
-    pub secret_file: PathBuf,
+    pub secret_file: PathBuf = own(PathBuf::new());
     /// The number of connections.
-    pub connections: u16,
+    pub connections: u16 = same(connections);
     /// The largest number of requests under way on each connection.
-    pub slots_max: u32,
+    pub slots_max: u32 = same(slots);
     /// The most bytes of requests under way on each connection.
-    pub bytes_max: Size,
+    pub bytes_max: Size = size(bytes);
     /// The largest number of calls that wait to be sent, for each connection.
-    pub waiting_max: usize,
+    pub waiting_max: usize = same(waiting_max);
     /// Whether to protect payloads by a CRC-32.
-    pub payload_crc: bool,
+    pub payload_crc: bool = same(payload_crc);
     /// How long connecting may take.
-    pub connect_timeout_ms: u64,
+    pub connect_timeout_ms: u64 = millis(connect_timeout), in 1..=DAY_MS;
     /// How long the server may be silent before it is pinged.
-    pub keep_alive_ms: u64,
+    pub keep_alive_ms: u64 = millis(keep_alive), in 1..=DAY_MS;
     /// How long the server may be silent before the connection is replaced.
-    pub peer_timeout_ms: u64,
+    pub peer_timeout_ms: u64 = millis(peer_timeout), in 1..=DAY_MS;
     /// The delay between two attempts to connect, doubled each time …
-    pub backoff_ms_min: u64,
+    pub backoff_ms_min: u64 = millis(backoff_min), in 1..=DAY_MS;
     /// … up to this long.
-    pub backoff_ms_max: u64,
+    pub backoff_ms_max: u64 = millis(backoff_max), in 1..=DAY_MS;
     /// How long requests wait for a connection before they fail.
-    pub reconnect_timeout_ms: u64,
+    pub reconnect_timeout_ms: u64 = millis(reconnect_timeout), in 1..=DAY_MS;
     /// The size of the buffers for large payloads that are kept for reuse.
-    pub payload_pool_bytes_max: Size,
+    pub payload_pool_bytes_max: Size = size(payload_pool_bytes_max);
 }
 
-impl Default for RemoteTable {
-    fn default() -> Self {
-        let config = ClientConfig::new(Address::Tcp(String::new()));
-        let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-        RemoteTable {
-            address: String::new(),
-            secret_file: PathBuf::new(),
-            connections: config.connections,
-            slots_max: config.slots,
-            bytes_max: Size(config.bytes),
-            waiting_max: config.waiting_max,
-            payload_crc: config.payload_crc,
-            connect_timeout_ms: millis(config.connect_timeout),
-            keep_alive_ms: millis(config.keep_alive),
-            peer_timeout_ms: millis(config.peer_timeout),
-            backoff_ms_min: millis(config.backoff_min),
-            backoff_ms_max: millis(config.backoff_max),
-            reconnect_timeout_ms: millis(config.reconnect_timeout),
-            payload_pool_bytes_max: config.payload_pool_bytes_max.into(),
-        }
-    }
-}
+/// One day, in milliseconds.
+const DAY_MS: u64 = 24 * 60 * 60 * 1000;
 
 impl RemoteTable {
     /// Returns the configuration of the client, without the secret.
@@ -226,18 +157,7 @@ impl RemoteTable {
         };
         let address = self.address.parse().map_err(wrong)?;
         let mut config = ClientConfig::new(address);
-        config.connections = self.connections;
-        config.slots = self.slots_max;
-        config.bytes = self.bytes_max.0;
-        config.waiting_max = self.waiting_max;
-        config.payload_crc = self.payload_crc;
-        config.connect_timeout = Duration::from_millis(self.connect_timeout_ms);
-        config.keep_alive = Duration::from_millis(self.keep_alive_ms);
-        config.peer_timeout = Duration::from_millis(self.peer_timeout_ms);
-        config.backoff_min = Duration::from_millis(self.backoff_ms_min);
-        config.backoff_max = Duration::from_millis(self.backoff_ms_max);
-        config.reconnect_timeout = Duration::from_millis(self.reconnect_timeout_ms);
-        config.payload_pool_bytes_max = self.payload_pool_bytes_max.to_usize();
+        self.apply(&mut config);
         Ok(config)
     }
 
@@ -254,16 +174,7 @@ impl RemoteTable {
             "is missing; it must say where the server is, as in \"host:11311\" or \"unix:/path/of/socket\""
                 .into()
         })?;
-        for (key, time) in [
-            ("connect_timeout_ms", self.connect_timeout_ms),
-            ("keep_alive_ms", self.keep_alive_ms),
-            ("peer_timeout_ms", self.peer_timeout_ms),
-            ("backoff_ms_min", self.backoff_ms_min),
-            ("backoff_ms_max", self.backoff_ms_max),
-            ("reconnect_timeout_ms", self.reconnect_timeout_ms),
-        ] {
-            within(&format!("objects.backend.{key}"), time, 1..=24 * 60 * 60 * 1000)?;
-        }
+        self.check_ranges("objects.backend")?;
         // The text begins with the name of the field.
         self.client()?
             .check()
@@ -378,16 +289,13 @@ impl BackendTable {
     /// The first key whose value cannot work.
     pub fn check(&self) -> Result<(), ConfigError> {
         match self {
-            BackendTable::Memory(table) => {
-                within("objects.backend.bytes_max", table.bytes_max, Size(1 << 20)..=Size(1 << 50)).map(drop)
-            }
+            BackendTable::Memory(table) => table.check_ranges("objects.backend"),
             BackendTable::File(table) => {
                 require(!table.path.as_os_str().is_empty(), "objects.backend.path", || {
                     "is missing; it must name a directory".into()
                 })?;
                 is_directory("objects.backend.path", &table.path)?;
-                within("objects.backend.threads", table.threads, 1..=1024)?;
-                within("objects.backend.open_files_max", table.open_files_max, 16..=1 << 20).map(drop)
+                table.check_ranges("objects.backend")
             }
             BackendTable::Rados(table) => {
                 require(!table.pool.is_empty(), "objects.backend.pool", || {
@@ -449,25 +357,12 @@ impl fmt::Display for BackendTable {
 
 #[cfg(feature = "rados")]
 fn rados(text: &str) -> Result<RadosTable, String> {
-    let config: blocker_rados::RadosConfig = text.parse()?;
-    let default = blocker_rados::RadosConfig::default();
-    let size = Some(config.object_bytes_max).filter(|bytes| *bytes != default.object_bytes_max);
-    Ok(RadosTable {
-        pool: config.pool,
-        conf: config.conf_file.unwrap_or_default(),
-        user: config.user,
-        keyring: config.keyring.unwrap_or_default(),
-        root: config.root,
-        prefix: config.prefix,
-        connect_timeout_secs: config.connect_timeout.as_secs(),
-        op_timeout_secs: config.op_timeout.as_secs(),
-        ops_in_flight_max: config.ops_in_flight_max,
-        bytes_in_flight_max: crate::tables::Size(config.bytes_in_flight_max),
-        heads_remembered_max: config.heads_remembered_max,
-        watch: config.watch,
-        object_bytes_max: size.map(crate::tables::Size),
-        librados: config.librados.into_iter().collect(),
-    })
+    let config: RadosConfig = text.parse()?;
+    let size =
+        Some(config.object_bytes_max).filter(|bytes| *bytes != RadosConfig::default().object_bytes_max);
+    let mut table = RadosTable { object_bytes_max: size.map(Size), ..RadosTable::from(&config) };
+    table.librados = config.librados.into_iter().collect();
+    Ok(table)
 }
 
 #[cfg(not(feature = "rados"))]

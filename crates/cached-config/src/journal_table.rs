@@ -1,8 +1,8 @@
 //! `[objects.journal]`: the journal that makes write-back lose nothing. Off unless the table is there.
 
 use std::io::ErrorKind;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use blocker::Durability;
 use cached_core::object::{AtLimit, JournalOptions, OpenJournal};
@@ -10,45 +10,46 @@ use cached_journal::{DiskError, JournalConfig, OpenError, SEGMENT_BYTES_MAX, SEG
 use serde::{Deserialize, Serialize};
 
 use crate::error::{ConfigError, invalid, is_mistake, require, within};
+use crate::keys::Size;
 use crate::lifecycle::{StartError, Waiting};
 use crate::objects::{ObjectsTable, WriterName};
-use crate::tables::Size;
+use crate::{config_keys, config_names};
 
-/// The table `[objects.journal]`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields, expecting = "a table")]
-pub struct JournalTable {
+config_keys! {
+    /// The table `[objects.journal]`.
+    pub struct JournalTable over JournalConfig = JournalConfig::new("");
+
     /// The journal's directory, for itself alone; required.
-    pub directory: PathBuf,
+    pub directory: PathBuf = same(directory);
     /// Whether the start makes a journal that is missing, and the directory if its parent is there. Without it, a directory
     /// whose disk is not mounted is not taken for a new journal.
-    pub create: bool,
+    pub create: bool = same(create) or false;
     /// The size of a segment file.
-    pub segment_bytes: Size,
+    pub segment_bytes: Size = size(segment_bytes), in SEGMENT_BYTES;
     /// The most disk that the journal takes.
-    pub limit_bytes: Size,
+    pub limit_bytes: Size = size(limit_bytes);
     /// Whether to bypass the page cache.
-    pub direct: bool,
+    pub direct: bool = same(direct);
     /// The most bytes that wait in memory for the disk.
-    pub unsynced_bytes_max: Size,
+    pub unsynced_bytes_max: Size = size(unsynced_bytes_max);
     /// How long the disk may take to confirm a batch, in seconds; beyond it, it has failed.
-    pub commit_timeout_secs: u64,
+    pub commit_timeout_secs: u64 = secs(commit_timeout), in 1..=COMMIT_TIMEOUT_SECS_MAX;
     /// What writers do while the journal is nearly full.
-    pub at_limit: AtLimitName,
+    pub at_limit: AtLimitName = own(JournalOptions::default().at_limit.into());
     /// The largest payload that is logged; larger ones go to the store before they are acknowledged. 512 KiB unless set, or
     /// the longest payload that segments of this size take.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub journaled_bytes_max: Option<Size>,
+    pub journaled_bytes_max: Option<Size> = own(None);
 }
 
-/// What writers do while the journal is nearly full.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum AtLimitName {
-    /// They wait for room.
-    Wait,
-    /// They go to the store.
-    Through,
+config_names! {
+    /// What writers do while the journal is nearly full.
+    pub enum AtLimitName for AtLimit {
+        /// They wait for room.
+        Wait,
+        /// They go to the store.
+        Through,
+    }
 }
 
 /// The least durability of an acknowledgement.
@@ -70,26 +71,6 @@ impl From<DurabilityName> for Durability {
     }
 }
 
-impl Default for JournalTable {
-    fn default() -> Self {
-        let (config, options) = (JournalConfig::new(""), JournalOptions::default());
-        JournalTable {
-            directory: config.directory,
-            create: false,
-            segment_bytes: Size(config.segment_bytes),
-            limit_bytes: Size(config.limit_bytes),
-            direct: config.direct,
-            unsynced_bytes_max: Size(config.unsynced_bytes_max),
-            commit_timeout_secs: config.commit_timeout.as_secs(),
-            at_limit: match options.at_limit {
-                AtLimit::Wait => AtLimitName::Wait,
-                AtLimit::Through => AtLimitName::Through,
-            },
-            journaled_bytes_max: None,
-        }
-    }
-}
-
 const KEY: &str = "objects.journal";
 
 fn key(name: &str) -> String {
@@ -100,25 +81,15 @@ impl JournalTable {
     /// Returns the configuration of the journal.
     #[must_use]
     pub fn config(&self) -> JournalConfig {
-        JournalConfig {
-            directory: self.directory.clone(),
-            create: self.create,
-            segment_bytes: self.segment_bytes.0,
-            limit_bytes: self.limit_bytes.0,
-            direct: self.direct,
-            unsynced_bytes_max: self.unsynced_bytes_max.0,
-            commit_timeout: Duration::from_secs(self.commit_timeout_secs),
-        }
+        let mut config = JournalConfig::new("");
+        self.apply(&mut config);
+        config
     }
 
     /// Returns how the cache uses the journal.
     #[must_use]
     pub fn options(&self) -> JournalOptions {
-        let at_limit = match self.at_limit {
-            AtLimitName::Wait => AtLimit::Wait,
-            AtLimitName::Through => AtLimit::Through,
-        };
-        JournalOptions { at_limit, journaled_bytes_max: self.journaled_bytes_max().0 }
+        JournalOptions { at_limit: self.at_limit.into(), journaled_bytes_max: self.journaled_bytes_max().0 }
     }
 
     fn journaled_bytes_max(&self) -> Size {
@@ -144,8 +115,8 @@ impl JournalTable {
              a crash, that no other writer has changed what the journal replays"
                 .into()
         })?;
-        let (segment, range) = (self.segment_bytes, Size(SEGMENT_BYTES_MIN)..=Size(SEGMENT_BYTES_MAX));
-        within(&key("segment_bytes"), segment, range)?;
+        self.check_ranges(KEY)?;
+        let segment = self.segment_bytes;
         require(segment.0.is_multiple_of(blocker::BUCKET_BYTES), &key("segment_bytes"), || {
             format!("is {segment}; it must be a multiple of {}", Size(blocker::BUCKET_BYTES))
         })?;
@@ -163,7 +134,6 @@ impl JournalTable {
         require(self.unsynced_bytes_max.0 >= UNSYNCED_BYTES_MIN, &key("unsynced_bytes_max"), || {
             format!("is {}; it must be at least {}", self.unsynced_bytes_max, Size(UNSYNCED_BYTES_MIN))
         })?;
-        within(&key("commit_timeout_secs"), self.commit_timeout_secs, 1..=COMMIT_TIMEOUT_SECS_MAX)?;
         let longest = Size(self.config().payload_bytes_max());
         within(
             &key("journaled_bytes_max"),
@@ -271,6 +241,9 @@ fn trouble(error: &DiskError) -> String {
         _ => error.to_string(),
     }
 }
+
+/// The sizes of a segment that a journal can have.
+const SEGMENT_BYTES: RangeInclusive<Size> = Size(SEGMENT_BYTES_MIN)..=Size(SEGMENT_BYTES_MAX);
 
 /// A disk that takes longer serves no writer.
 const COMMIT_TIMEOUT_SECS_MAX: u64 = 3600;

@@ -27,6 +27,7 @@ mod backend;
 mod config_file;
 mod error;
 mod journal_table;
+mod keys;
 mod lifecycle;
 mod objects;
 mod running;
@@ -44,6 +45,7 @@ pub use error::{
     within,
 };
 pub use journal_table::{AtLimitName, DurabilityName, JournalTable};
+pub use keys::{Size, units};
 pub use lifecycle::log_events;
 pub use lifecycle::{ShutdownError, close_stored_journal, flush_all, store_all};
 pub use lifecycle::{StartError, Waiting};
@@ -58,5 +60,4 @@ pub use store::{SweepCounts, SweepOptions};
 pub use synapse_table::{SynapseTable, unix_mode};
 pub use tables::DrainTimes;
 pub use tables::InsightTable;
-pub use tables::Size;
 pub use tables::{ClientCertificatesName, KeyFormatName, MinVersionName, TlsTable};

@@ -1,10 +1,11 @@
 //! `[objects]`: the object cache. It is off unless this table is there.
 
 use crate::backend::BackendTable;
-use crate::error::{ConfigError, eviction_policy, invalid, require, within};
+use crate::error::{ConfigError, eviction_policy, invalid, require};
 use crate::journal_table::{DurabilityName, JournalTable, check_durability};
+use crate::keys::Size;
 use crate::lifecycle::{StartError, Waiting};
-use crate::tables::Size;
+use crate::{config_keys, config_names};
 use blocker::{Blocker, Capabilities, NAME_BYTES_MAX, Namespace, NamespaceKey, NamespaceSettings, WriteMode};
 use cached_core::arena::MemoryRange;
 use cached_core::insight::Sampling;
@@ -18,76 +19,76 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The table `[objects]`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields, expecting = "a table")]
-pub struct ObjectsTable {
+config_keys! {
+    /// The table `[objects]`.
+    pub struct ObjectsTable over ObjectCacheConfig = ObjectCacheConfig::default();
+
     /// The memory for buckets.
-    pub memory_bytes_max: Size,
+    pub memory_bytes_max: Size = size(memory_bytes_max), in Size(0)..=Size(MEMORY_BYTES_MAX);
     /// The largest number of objects in the index.
-    pub objects_count_max: u32,
+    pub objects_count_max: u32 = same(objects_count_max);
     /// The largest object.
-    pub object_bytes_max: Size,
+    pub object_bytes_max: Size = size(object_bytes_max);
     /// The most data that may be dirty; `None` for half of the least memory.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub dirty_bytes_max: Option<Size>,
+    pub dirty_bytes_max: Option<Size> = own(None);
     /// How long a change may be dirty before its flush begins.
-    pub dirty_age_ms_max: u64,
+    pub dirty_age_ms_max: u64 = millis(dirty_age_max), in 0..=TIME_MS_MAX;
     /// The largest number of flush requests under way.
-    pub flush_requests_max: u32,
+    pub flush_requests_max: u32 = count(flush_requests_max);
     /// How much clean data may be written between two dirty runs, to save a request.
-    pub flush_gap_bytes_max: Size,
+    pub flush_gap_bytes_max: Size = size(flush_gap_bytes_max);
     /// The largest number of reads of the store under way.
-    pub load_requests_max: u32,
+    pub load_requests_max: u32 = count(load_requests_max);
     /// How far ahead of a client that reads in order the store is read; 0: not at all.
-    pub read_ahead_bytes_max: Size,
+    pub read_ahead_bytes_max: Size = size(read_ahead_bytes_max);
     /// Nothing is read ahead while the store usually answers faster than this.
-    pub read_ahead_latency_us_min: u64,
+    pub read_ahead_latency_us_min: u64 = micros(read_ahead_latency_min), in 0..=TIME_MS_MAX * 1000;
     /// From how many bytes on reads in order are not kept; 0: all are.
-    pub bypass_read_bytes_min: Size,
+    pub bypass_read_bytes_min: Size = size(bypass_read_bytes_min);
     /// From how many bytes on writes in order go around the cache; 0: none does.
-    pub bypass_write_bytes_min: Size,
+    pub bypass_write_bytes_min: Size = size(bypass_write_bytes_min);
     /// The delay before a failed flush is tried again, doubled each time …
-    pub retry_delay_ms_min: u64,
+    pub retry_delay_ms_min: u64 = millis(retry_delay_min);
     /// … up to this long.
-    pub retry_delay_ms_max: u64,
+    pub retry_delay_ms_max: u64 = millis(retry_delay_max), in 1..=TIME_MS_MAX;
     /// The eviction policy.
-    pub eviction_policy: String,
+    pub eviction_policy: String = same(eviction_policy);
     /// Whether to ask for huge pages.
-    pub huge_pages: bool,
+    pub huge_pages: bool = same(huge_pages);
     /// Whether requests go to the cache; if not, they go to the store.
-    pub attached: bool,
+    pub attached: bool = same(attached);
     /// How writes are treated.
-    pub write: WriteMode,
+    pub write: WriteMode = same(write);
     /// Which writer makes the changes that reach the store.
-    pub writer: WriterName,
+    pub writer: WriterName = name(writer);
     /// The least durability of an acknowledgement in namespaces with a journal.
-    pub durability: DurabilityName,
+    pub durability: DurabilityName = own(DurabilityName::Cached);
     /// How long a shutdown may take to store what is dirty.
-    pub shutdown_flush_secs: u64,
+    pub shutdown_flush_secs: u64 = own(SHUTDOWN_FLUSH_SECS), in 1..=24 * 60 * 60;
     /// The journal, if there is to be one.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub journal: Option<JournalTable>,
+    pub journal: Option<JournalTable> = own(None);
     /// The store; required.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub backend: Option<BackendTable>,
+    pub backend: Option<BackendTable> = own(None);
     /// The namespaces with terms of their own.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub namespaces: Vec<NamespaceTable>,
+    pub namespaces: Vec<NamespaceTable> = own(Vec::new());
     /// The range in which the memory changes while the program runs. No key: a program that shares memory between
     /// this cache and another sets it.
     #[serde(skip)]
-    pub memory_range: Option<MemoryRange>,
+    pub memory_range: Option<MemoryRange> = same(memory_range);
 }
 
-/// Which writer makes the changes that reach the store.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum WriterName {
-    /// The clients, with stamps and claims of their own.
-    Callers,
-    /// The cache: it claims what it changes.
-    Cache,
+config_names! {
+    /// Which writer makes the changes that reach the store.
+    pub enum WriterName for Writer {
+        /// The clients, with stamps and claims of their own.
+        Callers,
+        /// The cache: it claims what it changes.
+        Cache,
+    }
 }
 
 /// One of `[[objects.namespaces]]`: its settings, each by its key, beside what is here.
@@ -167,52 +168,8 @@ impl<'de> Visitor<'de> for NamespaceVisitor {
     }
 }
 
-impl Default for ObjectsTable {
-    fn default() -> Self {
-        ObjectsTable::from(&ObjectCacheConfig::default())
-    }
-}
-
 /// How long a shutdown may take to store what is dirty, by default.
 const SHUTDOWN_FLUSH_SECS: u64 = 60;
-
-impl From<&ObjectCacheConfig> for ObjectsTable {
-    fn from(cache: &ObjectCacheConfig) -> Self {
-        let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
-        let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-        ObjectsTable {
-            memory_bytes_max: Size(cache.memory_bytes_max),
-            objects_count_max: cache.objects_count_max,
-            object_bytes_max: Size(cache.object_bytes_max),
-            dirty_bytes_max: None,
-            dirty_age_ms_max: millis(cache.dirty_age_max),
-            flush_requests_max: count(cache.flush_requests_max),
-            flush_gap_bytes_max: Size(cache.flush_gap_bytes_max),
-            load_requests_max: count(cache.load_requests_max),
-            read_ahead_bytes_max: Size(cache.read_ahead_bytes_max),
-            read_ahead_latency_us_min: u64::try_from(cache.read_ahead_latency_min.as_micros())
-                .unwrap_or(u64::MAX),
-            bypass_read_bytes_min: Size(cache.bypass_read_bytes_min),
-            bypass_write_bytes_min: Size(cache.bypass_write_bytes_min),
-            retry_delay_ms_min: millis(cache.retry_delay_min),
-            retry_delay_ms_max: millis(cache.retry_delay_max),
-            eviction_policy: cache.eviction_policy.clone(),
-            huge_pages: cache.huge_pages,
-            attached: cache.attached,
-            write: cache.write,
-            writer: match cache.writer {
-                Writer::Callers => WriterName::Callers,
-                Writer::Cache => WriterName::Cache,
-            },
-            durability: DurabilityName::Cached,
-            shutdown_flush_secs: SHUTDOWN_FLUSH_SECS,
-            journal: None,
-            backend: None,
-            namespaces: Vec::new(),
-            memory_range: cache.memory_range,
-        }
-    }
-}
 
 impl ObjectsTable {
     /// Returns the most data that may be dirty.
@@ -263,40 +220,14 @@ impl ObjectsTable {
                 settings: table.settings.clone(),
             });
         }
-        Ok(ObjectCacheConfig {
-            memory_bytes_max: self.memory_bytes_max.0,
-            memory_range: self.memory_range,
-            objects_count_max: self.objects_count_max,
-            object_bytes_max: self.object_bytes_max.0,
+        let mut config = ObjectCacheConfig {
             dirty_bytes_max: self.dirty_bytes_max().0,
-            dirty_age_max: Duration::from_millis(self.dirty_age_ms_max),
-            flush_requests_max: self.flush_requests_max as usize,
-            load_requests_max: self.load_requests_max as usize,
-            read_ahead_bytes_max: self.read_ahead_bytes_max.0,
-            read_ahead_latency_min: Duration::from_micros(self.read_ahead_latency_us_min),
-            bypass_read_bytes_min: self.bypass_read_bytes_min.0,
-            bypass_write_bytes_min: self.bypass_write_bytes_min.0,
-            retry_delay_min: Duration::from_millis(self.retry_delay_ms_min),
-            retry_delay_max: Duration::from_millis(self.retry_delay_ms_max),
-            eviction_policy: self.eviction_policy.clone(),
-            attached: self.attached,
-            write: self.write,
-            journal: None,
             durability: self.durability.into(),
             namespaces,
-            writer: match self.writer {
-                WriterName::Callers => Writer::Callers,
-                WriterName::Cache => Writer::Cache,
-            },
-            huge_pages: self.huge_pages,
-            lends_buckets: false,
-            flush_gap_bytes_max: self.flush_gap_bytes_max.0,
-            // No key: it limits how long a store may break the contract, not how it is used.
-            flush_timeout: ObjectCacheConfig::default().flush_timeout,
-            // The program's switch, see `open_cache`.
-            insight: Sampling::Off,
-            hash_seed: None,
-        })
+            ..ObjectCacheConfig::default()
+        };
+        self.apply(&mut config);
+        Ok(config)
     }
 
     /// Opens the journal, if one is configured, for [`open_cache`](Self::open_cache). While its disk fails, tries again
@@ -361,13 +292,8 @@ impl ObjectsTable {
     /// # Errors
     /// The first key whose value cannot work.
     pub fn check_cache(&self) -> Result<(), ConfigError> {
-        within("objects.shutdown_flush_secs", self.shutdown_flush_secs, 1..=24 * 60 * 60)?;
+        self.check_ranges("objects")?;
         eviction_policy("objects.eviction_policy", &self.eviction_policy)?;
-        // Above that, a typing error is more likely than such a machine.
-        within("objects.memory_bytes_max", self.memory_bytes_max, Size(0)..=Size(MEMORY_BYTES_MAX))?;
-        within("objects.dirty_age_ms_max", self.dirty_age_ms_max, 0..=TIME_MS_MAX)?;
-        within("objects.read_ahead_latency_us_min", self.read_ahead_latency_us_min, 0..=TIME_MS_MAX * 1000)?;
-        within("objects.retry_delay_ms_max", self.retry_delay_ms_max, 1..=TIME_MS_MAX)?;
         self.cache()?
             .check(&Capabilities::full(OBJECT_BYTES_LIMIT))
             .map_err(|error| ConfigError::from(&error))?;
@@ -397,6 +323,7 @@ const OBJECT_BYTES: u64 = 350;
 const CHUNK_SLOTS: u64 = 64;
 const CHUNK_BYTES: u64 = 280;
 
+/// Above that, a typing error is more likely than such a machine.
 const MEMORY_BYTES_MAX: u64 = 4 << 40;
 /// One day.
 const TIME_MS_MAX: u64 = 24 * 60 * 60 * 1000;

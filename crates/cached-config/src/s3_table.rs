@@ -2,84 +2,58 @@
 
 use std::path::PathBuf;
 
-use serde::{Deserialize, Serialize};
+#[cfg(feature = "s3")]
+use blocker_s3::S3Config;
 
+use crate::config_keys;
 use crate::error::{ConfigError, require};
-use crate::tables::Size;
+use crate::keys::Size;
 
-/// The keys of `kind = "s3"`. An empty text means the default.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct S3Table {
+config_keys! {
+    /// The keys of `kind = "s3"`. An empty text means the default. The defaults are those of `blocker-s3`, which a test compares.
+    pub struct S3Table over S3Config, if "s3";
+
     /// The bucket; required.
-    pub bucket: String,
+    pub bucket: String = same(bucket) or String::new();
     /// The server's URL; empty is AWS.
-    pub endpoint: String,
+    pub endpoint: String = optional(endpoint) or String::new();
     /// The region; empty is that of the environment.
-    pub region: String,
+    pub region: String = optional(region) or String::new();
     /// What the keys of all S3 objects begin with.
-    pub prefix: String,
+    pub prefix: String = same(prefix) or String::new();
     /// Whether the bucket is a part of the server's name, not of the path.
-    pub virtual_host: bool,
+    pub virtual_host: bool = same(virtual_host) or false;
     /// Whether the endpoint may be without TLS.
-    pub allow_http: bool,
+    pub allow_http: bool = same(allow_http) or false;
     /// Whether requests are sent without a signature.
-    pub anonymous: bool,
+    pub anonymous: bool = same(anonymous) or false;
     /// The file with the credentials; empty is the environment.
-    pub credentials_file: PathBuf,
+    pub credentials_file: PathBuf = optional(credentials_file) or PathBuf::new();
     /// The profile in that file.
-    pub profile: String,
+    pub profile: String = same(profile) or "default".into();
     /// Certificates of further authorities, PEM.
-    pub ca_file: PathBuf,
+    pub ca_file: PathBuf = optional(ca_file) or PathBuf::new();
     /// How long to wait for a connection.
-    pub connect_timeout_secs: u64,
+    pub connect_timeout_secs: u64 = secs(connect_timeout) or 5;
     /// How long an attempt may wait for an answer before it fails.
-    pub request_timeout_secs: u64,
+    pub request_timeout_secs: u64 = secs(request_timeout) or 30;
     /// How often a request that may be repeated is repeated.
-    pub retries: u32,
+    pub retries: u32 = same(retries) or 3;
     /// How long a call may take, with all its requests and their repetitions.
-    pub call_timeout_secs: u64,
+    pub call_timeout_secs: u64 = secs(call_timeout) or 120;
     /// The largest number of requests under way.
-    pub requests_in_flight_max: u32,
+    pub requests_in_flight_max: u32 = same(requests_in_flight_max) or 128;
     /// The most payload under way.
-    pub bytes_in_flight_max: Size,
+    pub bytes_in_flight_max: Size = size(bytes_in_flight_max) or Size(256 << 20);
     /// Memory for what is remembered of objects between changes.
-    pub heads_bytes_max: Size,
+    pub heads_bytes_max: Size = size(heads_bytes_max) or Size(32 << 20);
     /// The time between two sweeps; 0 is never.
-    pub sweep_interval_secs: u64,
+    pub sweep_interval_secs: u64 = secs(sweep_interval) or 24 * 60 * 60;
     /// How old a left-over must be to be removed by a sweep.
-    pub sweep_age_secs: u64,
+    pub sweep_age_secs: u64 = secs(sweep_age) or 60 * 60;
     /// The largest object, where no other key sets it.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub object_bytes_max: Option<Size>,
-}
-
-impl Default for S3Table {
-    /// The defaults of `blocker-s3`, which a test compares.
-    fn default() -> Self {
-        S3Table {
-            bucket: String::new(),
-            endpoint: String::new(),
-            region: String::new(),
-            prefix: String::new(),
-            virtual_host: false,
-            allow_http: false,
-            anonymous: false,
-            credentials_file: PathBuf::new(),
-            profile: "default".into(),
-            ca_file: PathBuf::new(),
-            connect_timeout_secs: 5,
-            request_timeout_secs: 30,
-            retries: 3,
-            call_timeout_secs: 120,
-            requests_in_flight_max: 128,
-            bytes_in_flight_max: Size(256 << 20),
-            heads_bytes_max: Size(32 << 20),
-            sweep_interval_secs: 24 * 60 * 60,
-            sweep_age_secs: 60 * 60,
-            object_bytes_max: None,
-        }
-    }
+    pub object_bytes_max: Option<Size> = own(None);
 }
 
 impl S3Table {
@@ -115,37 +89,16 @@ impl S3Table {
 mod store {
     use super::S3Table;
     use crate::error::{ConfigError, invalid};
-    use crate::tables::Size;
+    use crate::keys::Size;
     use blocker_s3::S3Config;
-    use std::path::PathBuf;
     use std::str::FromStr;
-    use std::time::Duration;
 
     impl S3Table {
         /// Returns the configuration of the store.
         #[must_use]
         pub fn store(&self, object_bytes_max: u64) -> S3Config {
-            let text = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
-            let path = |path: &PathBuf| Some(path.clone()).filter(|path| !path.as_os_str().is_empty());
-            let mut config = S3Config::new(&self.bucket);
-            config.endpoint = text(&self.endpoint);
-            config.region = text(&self.region);
-            config.prefix.clone_from(&self.prefix);
-            config.virtual_host = self.virtual_host;
-            config.allow_http = self.allow_http;
-            config.anonymous = self.anonymous;
-            config.credentials_file = path(&self.credentials_file);
-            config.profile.clone_from(&self.profile);
-            config.ca_file = path(&self.ca_file);
-            config.connect_timeout = Duration::from_secs(self.connect_timeout_secs);
-            config.request_timeout = Duration::from_secs(self.request_timeout_secs);
-            config.retries = self.retries;
-            config.call_timeout = Duration::from_secs(self.call_timeout_secs);
-            config.requests_in_flight_max = self.requests_in_flight_max;
-            config.bytes_in_flight_max = self.bytes_in_flight_max.0;
-            config.heads_bytes_max = self.heads_bytes_max.0;
-            config.sweep_interval = Duration::from_secs(self.sweep_interval_secs);
-            config.sweep_age = Duration::from_secs(self.sweep_age_secs);
+            let mut config = S3Config::default();
+            self.apply(&mut config);
             config.object_bytes_max = self.object_bytes_max.map_or(object_bytes_max, |size| size.0);
             config
         }
@@ -179,28 +132,7 @@ mod store {
             let config: S3Config = text.parse()?;
             let default = S3Config::default();
             let size = Some(config.object_bytes_max).filter(|bytes| *bytes != default.object_bytes_max);
-            Ok(S3Table {
-                bucket: config.bucket,
-                endpoint: config.endpoint.unwrap_or_default(),
-                region: config.region.unwrap_or_default(),
-                prefix: config.prefix,
-                virtual_host: config.virtual_host,
-                allow_http: config.allow_http,
-                anonymous: config.anonymous,
-                credentials_file: config.credentials_file.unwrap_or_default(),
-                profile: config.profile,
-                ca_file: config.ca_file.unwrap_or_default(),
-                connect_timeout_secs: config.connect_timeout.as_secs(),
-                request_timeout_secs: config.request_timeout.as_secs(),
-                retries: config.retries,
-                call_timeout_secs: config.call_timeout.as_secs(),
-                requests_in_flight_max: config.requests_in_flight_max,
-                bytes_in_flight_max: Size(config.bytes_in_flight_max),
-                heads_bytes_max: Size(config.heads_bytes_max),
-                sweep_interval_secs: config.sweep_interval.as_secs(),
-                sweep_age_secs: config.sweep_age.as_secs(),
-                object_bytes_max: size.map(Size),
-            })
+            Ok(S3Table { object_bytes_max: size.map(Size), ..S3Table::from(&config) })
         }
     }
 }

@@ -3,86 +3,57 @@
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
-use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
 use synapse::{Address, AddressError, PORT_DEFAULT, Secret, ServerConfig, SettingError};
 
 use crate::addresses::{Listening, exposure};
-use crate::error::{ConfigError, invalid, secret, secret_warning, within};
-use crate::tables::Size;
+use crate::config_keys;
+use crate::error::{ConfigError, invalid, secret, secret_warning};
+use crate::keys::Size;
 
-/// The table. An empty string means none.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields, expecting = "a table")]
-pub struct SynapseTable {
+config_keys! {
+    /// The table. An empty string means none.
+    pub struct SynapseTable over ServerConfig = ServerConfig::default();
+
     /// The addresses to listen on: `host:port`, or `unix:` and a path.
-    pub listen: Vec<String>,
+    pub listen: Vec<String> = own(vec![format!("127.0.0.1:{PORT_DEFAULT}")]);
     /// Permissions of unix sockets, in octal.
-    pub unix_mode: String,
+    pub unix_mode: String = own("700".into());
     /// A file with the secret that clients must have.
-    pub secret_file: PathBuf,
+    pub secret_file: PathBuf = own(PathBuf::new());
     /// A file with a second secret that clients may have instead, while they change from one to the other.
-    pub secret_file_previous: PathBuf,
+    pub secret_file_previous: PathBuf = own(PathBuf::new());
     /// Allow addresses that other machines can reach without a secret.
-    pub allow_exposed: bool,
+    pub allow_exposed: bool = same(allow_exposed);
     /// Let clients set, create and remove the namespaces of the object cache.
-    pub allow_namespace_changes: bool,
+    pub allow_namespace_changes: bool = same(allow_namespace_changes);
     /// The number of threads that serve connections.
-    pub threads: usize,
+    pub threads: usize = own(THREADS), in 1..=THREADS_MAX;
     /// The largest number of connections.
-    pub connections_max: u32,
+    pub connections_max: u32 = same(connections_max);
     /// The largest number of connections of one address; `None`: half of `connections_max`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub peer_connections_max: Option<u32>,
+    pub peer_connections_max: Option<u32> = same(peer_connections_max);
     /// The largest number of sessions, connected or not.
-    pub sessions_max: u32,
+    pub sessions_max: u32 = same(sessions_max);
     /// How long a session without a connection is kept, in seconds.
-    pub session_linger_secs: u64,
+    pub session_linger_secs: u64 = secs(session_linger), in 0..=24 * 60 * 60;
     /// The largest number of outstanding requests of each session.
-    pub session_requests_max: u32,
+    pub session_requests_max: u32 = same(session_slots_max);
     /// The largest sum of their payloads for each session.
-    pub session_bytes_max: Size,
+    pub session_bytes_max: Size = size(session_bytes_max);
     /// The largest sum of their payloads for all sessions.
-    pub bytes_max: Size,
+    pub bytes_max: Size = size(bytes_max);
     /// The largest payload of one request.
-    pub request_bytes_max: Size,
+    pub request_bytes_max: Size = size(request_bytes_max);
     /// The largest page of a listing.
-    pub list_entries_max: u32,
+    pub list_entries_max: u32 = same(list_entries_max);
     /// The buffers for large payloads that are kept for reuse.
-    pub payload_pool_bytes_max: Size,
+    pub payload_pool_bytes_max: Size = size(payload_pool_bytes_max);
     /// After how many milliseconds without a sign of life a connection is closed.
-    pub peer_timeout_ms: u64,
+    pub peer_timeout_ms: u64 = millis(peer_timeout), in 10..=24 * 60 * 60 * 1000;
     /// How long a handshake may take, in milliseconds.
-    pub handshake_timeout_ms: u64,
-}
-
-impl Default for SynapseTable {
-    fn default() -> Self {
-        let config = ServerConfig::default();
-        let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-        SynapseTable {
-            listen: vec![format!("127.0.0.1:{PORT_DEFAULT}")],
-            unix_mode: "700".into(),
-            secret_file: PathBuf::new(),
-            secret_file_previous: PathBuf::new(),
-            allow_exposed: config.allow_exposed,
-            allow_namespace_changes: config.allow_namespace_changes,
-            threads: THREADS,
-            connections_max: config.connections_max,
-            peer_connections_max: config.peer_connections_max,
-            sessions_max: config.sessions_max,
-            session_linger_secs: config.session_linger.as_secs(),
-            session_requests_max: config.session_slots_max,
-            session_bytes_max: Size(config.session_bytes_max),
-            bytes_max: Size(config.bytes_max),
-            request_bytes_max: Size(config.request_bytes_max),
-            list_entries_max: config.list_entries_max,
-            payload_pool_bytes_max: config.payload_pool_bytes_max.into(),
-            peer_timeout_ms: millis(config.peer_timeout),
-            handshake_timeout_ms: millis(config.handshake_timeout),
-        }
-    }
+    pub handshake_timeout_ms: u64 = millis(handshake_timeout), in 1..=24 * 60 * 60 * 1000;
 }
 
 /// The default number of threads, that of memcached's workers.
@@ -154,20 +125,7 @@ impl SynapseTable {
     #[must_use]
     pub fn server(&self) -> ServerConfig {
         let mut config = ServerConfig::default();
-        config.allow_exposed = self.allow_exposed;
-        config.allow_namespace_changes = self.allow_namespace_changes;
-        config.connections_max = self.connections_max;
-        config.peer_connections_max = self.peer_connections_max;
-        config.sessions_max = self.sessions_max;
-        config.session_linger = Duration::from_secs(self.session_linger_secs);
-        config.session_slots_max = self.session_requests_max;
-        config.session_bytes_max = self.session_bytes_max.0;
-        config.bytes_max = self.bytes_max.0;
-        config.request_bytes_max = self.request_bytes_max.0;
-        config.list_entries_max = self.list_entries_max;
-        config.payload_pool_bytes_max = self.payload_pool_bytes_max.to_usize();
-        config.peer_timeout = Duration::from_millis(self.peer_timeout_ms);
-        config.handshake_timeout = Duration::from_millis(self.handshake_timeout_ms);
+        self.apply(&mut config);
         config
     }
 
@@ -177,10 +135,7 @@ impl SynapseTable {
     /// The first key whose value cannot work.
     pub fn check(&self) -> Result<(), ConfigError> {
         self.unix_mode()?;
-        within("synapse.threads", self.threads, 1..=THREADS_MAX)?;
-        within("synapse.session_linger_secs", self.session_linger_secs, 0..=24 * 60 * 60)?;
-        within("synapse.peer_timeout_ms", self.peer_timeout_ms, 10..=24 * 60 * 60 * 1000)?;
-        within("synapse.handshake_timeout_ms", self.handshake_timeout_ms, 1..=24 * 60 * 60 * 1000)?;
+        self.check_ranges("synapse")?;
         self.server().check().map_err(|error| SynapseTable::error(&error))?;
         let secrets = self.secrets()?;
         let addresses = self.addresses()?;

@@ -1,15 +1,14 @@
-//! Small tables and values that both programs have: sizes, the times of an end, what is learned of requests, TLS of a listener.
+//! Small tables that both programs have: the times of an end, what is learned of requests, TLS of a listener.
 
-use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use cached_core::insight::{self, Sampling};
 use cached_tls::{ClientCertificates, KeyFormat, MinVersion, TlsSettings, suite_names};
-use serde::de::{self, Visitor};
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 
 use crate::error::{ConfigError, invalid, require, within};
+use crate::{config_keys, config_names};
 
 /// How long the steps of the end may take before dirty data are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -117,175 +116,60 @@ impl InsightTable {
     }
 }
 
-/// A number of bytes.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
-pub struct Size(pub u64);
+config_keys! {
+    /// A table of TLS for a listener. An empty string means none.
+    #[derive(Eq)]
+    pub struct TlsTable over TlsSettings = TlsSettings::default();
 
-/// The units, the largest first.
-const UNITS: [(&str, u32); 5] = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10), ("B", 0)];
-
-const EXPECTED: &str =
-    "a size: a whole number of bytes, or of B, KiB, MiB, GiB or TiB in quotes, as in \"256 MiB\"";
-
-impl Size {
-    /// Parses a size with its unit.
-    fn parse(text: &str) -> Option<Size> {
-        let digits = text.find(|letter: char| !letter.is_ascii_digit())?;
-        let (number, unit) = text.split_at(digits);
-        let unit = unit.trim_start();
-        let (_, shift) = UNITS.iter().find(|(name, _)| *name == unit)?;
-        let bytes = number.parse::<u64>().ok()?.checked_mul(1 << shift)?;
-        Some(Size(bytes))
-    }
-
-    /// Returns the number of bytes as a `usize`, saturating.
-    pub fn to_usize(self) -> usize {
-        usize::try_from(self.0).unwrap_or(usize::MAX)
-    }
-}
-
-impl From<usize> for Size {
-    fn from(bytes: usize) -> Size {
-        Size(bytes as u64)
-    }
-}
-
-/// Writes the size in the largest unit that it is a whole number of; below a KiB, the number of bytes alone.
-impl fmt::Display for Size {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let whole =
-            UNITS.iter().find(|(_, shift)| *shift > 0 && self.0 > 0 && self.0.is_multiple_of(1 << shift));
-        match whole {
-            Some((name, shift)) => write!(f, "{} {name}", self.0 >> shift),
-            None => write!(f, "{}", self.0),
-        }
-    }
-}
-
-impl fmt::Debug for Size {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
-impl Serialize for Size {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let text = self.to_string();
-        if text.ends_with('B') { serializer.serialize_str(&text) } else { serializer.serialize_u64(self.0) }
-    }
-}
-
-impl<'de> Deserialize<'de> for Size {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Size, D::Error> {
-        deserializer.deserialize_any(SizeVisitor)
-    }
-}
-
-struct SizeVisitor;
-
-impl Visitor<'_> for SizeVisitor {
-    type Value = Size;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(EXPECTED)
-    }
-
-    fn visit_u64<E: de::Error>(self, bytes: u64) -> Result<Size, E> {
-        Ok(Size(bytes))
-    }
-
-    fn visit_i64<E: de::Error>(self, bytes: i64) -> Result<Size, E> {
-        u64::try_from(bytes).map(Size).map_err(|_| E::invalid_value(de::Unexpected::Signed(bytes), &self))
-    }
-
-    fn visit_str<E: de::Error>(self, text: &str) -> Result<Size, E> {
-        Size::parse(text).ok_or_else(|| E::invalid_value(de::Unexpected::Str(text), &self))
-    }
-}
-
-/// The table. An empty string means none.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields, expecting = "a table")]
-pub struct TlsTable {
     /// The certificate chain: PEM, the server's own certificate first.
-    pub chain_file: PathBuf,
+    pub chain_file: PathBuf = same(chain_file);
     /// The private key, if it is not in `chain_file`.
-    pub key_file: PathBuf,
+    pub key_file: PathBuf = same(key_file);
     /// The form of the private key.
-    pub key_format: KeyFormatName,
+    pub key_format: KeyFormatName = name(key_format);
     /// Which certificates clients must show.
-    pub client_certificates: ClientCertificatesName,
+    pub client_certificates: ClientCertificatesName = name(client_certificates);
     /// The certificates of the authorities that sign those of clients.
-    pub ca_file: PathBuf,
+    pub ca_file: PathBuf = same(ca_file);
     /// The oldest version of TLS that is accepted.
-    pub min_version: MinVersionName,
+    pub min_version: MinVersionName = name(min_version);
     /// The cipher suites; empty for all.
-    pub cipher_suites: Vec<String>,
+    pub cipher_suites: Vec<String> = same(cipher_suites);
     /// Whether clients may resume sessions.
-    pub session_tickets: bool,
+    pub session_tickets: bool = same(session_tickets);
 }
 
-/// The form of a private key.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum KeyFormatName {
-    /// PEM.
-    Pem,
-    /// DER.
-    Der,
-}
-
-/// Which certificates clients must show.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum ClientCertificatesName {
-    /// None is requested.
-    None,
-    /// One is requested, and verified if there is one.
-    Request,
-    /// One is required.
-    Require,
-}
-
-/// The oldest version of TLS that is accepted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum MinVersionName {
-    /// TLS 1.2 and 1.3.
-    #[serde(rename = "1.2")]
-    Tls12,
-    /// TLS 1.3 alone.
-    #[serde(rename = "1.3")]
-    Tls13,
-}
-
-impl Default for TlsTable {
-    fn default() -> Self {
-        TlsTable::from(&TlsSettings::default())
+config_names! {
+    /// The form of a private key.
+    pub enum KeyFormatName for KeyFormat {
+        /// PEM.
+        Pem,
+        /// DER.
+        Der,
     }
 }
 
-impl From<&TlsSettings> for TlsTable {
-    fn from(settings: &TlsSettings) -> Self {
-        TlsTable {
-            chain_file: settings.chain_file.clone(),
-            key_file: settings.key_file.clone(),
-            key_format: match settings.key_format {
-                KeyFormat::Pem => KeyFormatName::Pem,
-                KeyFormat::Der => KeyFormatName::Der,
-            },
-            client_certificates: match settings.client_certificates {
-                ClientCertificates::None => ClientCertificatesName::None,
-                ClientCertificates::Request => ClientCertificatesName::Request,
-                ClientCertificates::Require => ClientCertificatesName::Require,
-            },
-            ca_file: settings.ca_file.clone(),
-            min_version: match settings.min_version {
-                MinVersion::Tls12 => MinVersionName::Tls12,
-                MinVersion::Tls13 => MinVersionName::Tls13,
-            },
-            cipher_suites: settings.cipher_suites.clone(),
-            session_tickets: settings.session_tickets,
-        }
+config_names! {
+    /// Which certificates clients must show.
+    pub enum ClientCertificatesName for ClientCertificates {
+        /// None is requested.
+        None,
+        /// One is requested, and verified if there is one.
+        Request,
+        /// One is required.
+        Require,
+    }
+}
+
+config_names! {
+    /// The oldest version of TLS that is accepted.
+    pub enum MinVersionName for MinVersion {
+        /// TLS 1.2 and 1.3.
+        #[serde(rename = "1.2")]
+        Tls12,
+        /// TLS 1.3 alone.
+        #[serde(rename = "1.3")]
+        Tls13,
     }
 }
 
@@ -309,65 +193,9 @@ impl TlsTable {
             let why = format!("has \"{name}\"; there are {}", known.join(", "));
             return invalid(key("cipher_suites"), why);
         }
-        Ok(TlsSettings {
-            chain_file: self.chain_file.clone(),
-            key_file: self.key_file.clone(),
-            key_format: match self.key_format {
-                KeyFormatName::Pem => KeyFormat::Pem,
-                KeyFormatName::Der => KeyFormat::Der,
-            },
-            client_certificates: match self.client_certificates {
-                ClientCertificatesName::None => ClientCertificates::None,
-                ClientCertificatesName::Request => ClientCertificates::Request,
-                ClientCertificatesName::Require => ClientCertificates::Require,
-            },
-            ca_file: self.ca_file.clone(),
-            min_version: match self.min_version {
-                MinVersionName::Tls12 => MinVersion::Tls12,
-                MinVersionName::Tls13 => MinVersion::Tls13,
-            },
-            cipher_suites: self.cipher_suites.clone(),
-            session_tickets: self.session_tickets,
-        })
-    }
-}
-
-#[cfg(test)]
-mod size_tests {
-    use super::*;
-
-    #[test]
-    fn sizes_are_exact_or_refused() {
-        let parsed = |text| Size::parse(text).map(|size| size.0);
-        assert_eq!(parsed("256 MiB"), Some(256 << 20));
-        assert_eq!(parsed("1GiB"), Some(1 << 30));
-        assert_eq!(parsed("512 B"), Some(512));
-        assert_eq!(parsed("0 KiB"), Some(0));
-        let wrong = [
-            "1m",
-            "1 MB",
-            "1.5 GiB",
-            "-1 KiB",
-            "KiB",
-            "",
-            "12",
-            "1 KiB x",
-            "1 kib",
-            "16777216 TiB",
-            " 1 KiB",
-        ];
-        for text in wrong {
-            assert_eq!(parsed(text), None, "{text}");
-        }
-    }
-
-    #[test]
-    fn what_is_printed_is_read_back() {
-        for bytes in [1 << 10, 1 << 20, 3 << 30, 1 << 40, (1 << 40) + (1 << 10), 5 << 50] {
-            let text = Size(bytes).to_string();
-            assert_eq!(Size::parse(&text), Some(Size(bytes)), "{text}");
-        }
-        assert_eq!((Size(0).to_string(), Size(1000).to_string()), ("0".into(), "1000".into()));
+        let mut settings = TlsSettings::default();
+        self.apply(&mut settings);
+        Ok(settings)
     }
 }
 

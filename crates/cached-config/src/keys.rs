@@ -1,0 +1,356 @@
+//! The keys of a table, each in one place: its name, type, default, range, and the field of the engine's configuration that it
+//! sets; and sizes as values of keys.
+
+use std::fmt;
+
+use serde::de::{self, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// Defines a table of a configuration file, with one line for each key.
+///
+/// `over` names the engine's configuration, and the value of it that has the defaults. A line is
+/// `key: Type = unit(field), in range;`: the field has the key's default and takes its value, in a [unit](units) of the key's
+/// own. A key that sets no field is `own(default)`; `or default` states a default that is not the field's; `in range` is the range
+/// that `check_ranges` checks. `if "feature"` is for a configuration that only builds with a feature have: then each key
+/// states its default.
+///
+/// Besides the table, which serde reads and writes, it defines its `Default`, its `From` the engine's configuration,
+/// `apply`, which sets the fields, and `check_ranges`.
+#[macro_export]
+macro_rules! config_keys {
+    (@default $config:ident own($value:expr)) => { $value };
+    (@default $config:ident $unit:ident($($field:tt)*) or $value:expr) => { $value };
+    (@default $config:ident $unit:ident($($field:tt)*)) => { $crate::config_keys!(@of $config $unit($($field)*)) };
+    (@of $config:ident own($value:expr)) => { $value };
+    (@of $config:ident $unit:ident($($field:ident).+)) => { $crate::units::$unit::of(&$config.$($field).+) };
+    (@set $config:ident $value:expr, own($default:expr)) => {};
+    (@set $config:ident $value:expr, $unit:ident($($field:ident).+)) => {
+        $config.$($field).+ = $crate::units::$unit::to(&$value);
+    };
+    (
+        $(#[$attribute:meta])*
+        $visible:vis struct $Table:ident over $Config:ty $(= $initial:expr)? $(, if $feature:literal)?;
+        $(
+            $(#[$key_attribute:meta])*
+            $key_visible:vis $key:ident: $Key:ty = $unit:ident($($field:tt)*) $(or $default:expr)? $(, in $range:expr)?;
+        )*
+    ) => {
+        $(#[$attribute])*
+        #[derive(Debug, Clone, PartialEq, ::serde::Serialize, ::serde::Deserialize)]
+        #[serde(default, deny_unknown_fields, expecting = "a table")]
+        $visible struct $Table {
+            $($(#[$key_attribute])* $key_visible $key: $Key,)*
+        }
+
+        impl Default for $Table {
+            fn default() -> Self {
+                $(let config = $initial;)?
+                $Table {
+                    $($key: $crate::config_keys!(@default config $unit($($field)*) $(or $default)?),)*
+                }
+            }
+        }
+
+        $(#[cfg(feature = $feature)])?
+        impl From<&$Config> for $Table {
+            fn from(config: &$Config) -> Self {
+                $Table { $($key: $crate::config_keys!(@of config $unit($($field)*)),)* }
+            }
+        }
+
+        impl $Table {
+            /// Sets the fields of the engine's configuration that have keys.
+            $(#[cfg(feature = $feature)])?
+            $visible fn apply(&self, config: &mut $Config) {
+                $($crate::config_keys!(@set config self.$key, $unit($($field)*));)*
+            }
+
+            /// Checks the keys that have a range; `table` is the table's name.
+            ///
+            /// # Errors
+            /// The first key whose value is out of its range.
+            $visible fn check_ranges(&self, table: &str) -> Result<(), $crate::ConfigError> {
+                let _ = table;
+                $($($crate::within(&format!("{table}.{}", stringify!($key)), self.$key, $range)?;)?)*
+                Ok(())
+            }
+        }
+    };
+}
+
+/// Defines the names that a key's values have in a file, each for a variant of the engine's own type.
+#[macro_export]
+macro_rules! config_names {
+    (
+        $(#[$attribute:meta])*
+        $visible:vis enum $Name:ident for $Engine:ident { $($(#[$variant_attribute:meta])* $Variant:ident,)* }
+    ) => {
+        $(#[$attribute])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, ::serde::Serialize, ::serde::Deserialize)]
+        #[serde(rename_all = "lowercase")]
+        $visible enum $Name {
+            $($(#[$variant_attribute])* $Variant,)*
+        }
+
+        impl From<$Engine> for $Name {
+            fn from(value: $Engine) -> Self {
+                match value {
+                    $($Engine::$Variant => $Name::$Variant,)*
+                }
+            }
+        }
+
+        impl From<$Name> for $Engine {
+            fn from(name: $Name) -> Self {
+                match name {
+                    $($Name::$Variant => $Engine::$Variant,)*
+                }
+            }
+        }
+    };
+}
+
+/// How the value of a key (`of`) and that of a field (`to`) follow from each other.
+pub mod units {
+    /// The same value.
+    pub mod same {
+        /// Returns the key's value.
+        pub fn of<T: Clone>(field: &T) -> T {
+            field.clone()
+        }
+
+        pub use of as to;
+    }
+
+    /// A number of bytes.
+    pub mod size {
+        use crate::Size;
+
+        /// A field's type.
+        pub trait Bytes: Copy {
+            /// Returns the key's value.
+            fn size(self) -> Size;
+            /// Returns the field's value.
+            fn of(size: Size) -> Self;
+        }
+
+        impl Bytes for u64 {
+            fn size(self) -> Size {
+                Size(self)
+            }
+
+            fn of(size: Size) -> u64 {
+                size.0
+            }
+        }
+
+        impl Bytes for usize {
+            fn size(self) -> Size {
+                self.into()
+            }
+
+            fn of(size: Size) -> usize {
+                size.to_usize()
+            }
+        }
+
+        /// Returns the key's value.
+        pub fn of(field: &impl Bytes) -> Size {
+            field.size()
+        }
+
+        /// Returns the field's value.
+        pub fn to<T: Bytes>(key: &Size) -> T {
+            T::of(*key)
+        }
+    }
+
+    macro_rules! times {
+        ($($(#[$doc:meta])* $unit:ident $units_of:expr, $from_units:ident;)*) => {
+            $($(#[$doc])*
+            pub mod $unit {
+                use std::time::Duration;
+
+                /// Returns the key's value.
+                pub fn of(field: &Duration) -> u64 {
+                    let units_of: fn(&Duration) -> u64 = $units_of;
+                    units_of(field)
+                }
+
+                /// Returns the field's value.
+                pub fn to(key: &u64) -> Duration {
+                    Duration::$from_units(*key)
+                }
+            })*
+        };
+    }
+    times! {
+        /// A time in seconds.
+        secs Duration::as_secs, from_secs;
+        /// A time in milliseconds.
+        millis |time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX), from_millis;
+        /// A time in microseconds.
+        micros |time| u64::try_from(time.as_micros()).unwrap_or(u64::MAX), from_micros;
+    }
+
+    /// A count, which the field has as a `usize`.
+    pub mod count {
+        /// Returns the key's value.
+        pub fn of(field: &usize) -> u32 {
+            u32::try_from(*field).unwrap_or(u32::MAX)
+        }
+
+        /// Returns the field's value.
+        pub fn to(key: &u32) -> usize {
+            *key as usize
+        }
+    }
+
+    /// A text, a path or a number that is empty, or 0, where the field is `None`.
+    pub mod optional {
+        /// Returns the key's value.
+        pub fn of<T: Clone + Default>(field: &Option<T>) -> T {
+            field.clone().unwrap_or_default()
+        }
+
+        /// Returns the field's value.
+        pub fn to<T: Clone + Default + PartialEq>(key: &T) -> Option<T> {
+            Some(key).filter(|key| **key != T::default()).cloned()
+        }
+    }
+
+    /// A [name](crate::config_names) of the field's value.
+    pub mod name {
+        /// Returns the key's value.
+        pub fn of<T: Copy, Name: From<T>>(field: &T) -> Name {
+            (*field).into()
+        }
+
+        pub use of as to;
+    }
+}
+
+/// A number of bytes.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct Size(pub u64);
+
+/// The units, the largest first.
+const UNITS: [(&str, u32); 5] = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10), ("B", 0)];
+
+const EXPECTED: &str =
+    "a size: a whole number of bytes, or of B, KiB, MiB, GiB or TiB in quotes, as in \"256 MiB\"";
+
+impl Size {
+    /// Parses a size with its unit.
+    fn parse(text: &str) -> Option<Size> {
+        let digits = text.find(|letter: char| !letter.is_ascii_digit())?;
+        let (number, unit) = text.split_at(digits);
+        let unit = unit.trim_start();
+        let (_, shift) = UNITS.iter().find(|(name, _)| *name == unit)?;
+        let bytes = number.parse::<u64>().ok()?.checked_mul(1 << shift)?;
+        Some(Size(bytes))
+    }
+
+    /// Returns the number of bytes as a `usize`, saturating.
+    pub fn to_usize(self) -> usize {
+        usize::try_from(self.0).unwrap_or(usize::MAX)
+    }
+}
+
+impl From<usize> for Size {
+    fn from(bytes: usize) -> Size {
+        Size(bytes as u64)
+    }
+}
+
+/// Writes the size in the largest unit that it is a whole number of; below a KiB, the number of bytes alone.
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let whole =
+            UNITS.iter().find(|(_, shift)| *shift > 0 && self.0 > 0 && self.0.is_multiple_of(1 << shift));
+        match whole {
+            Some((name, shift)) => write!(f, "{} {name}", self.0 >> shift),
+            None => write!(f, "{}", self.0),
+        }
+    }
+}
+
+impl fmt::Debug for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl Serialize for Size {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let text = self.to_string();
+        if text.ends_with('B') { serializer.serialize_str(&text) } else { serializer.serialize_u64(self.0) }
+    }
+}
+
+impl<'de> Deserialize<'de> for Size {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Size, D::Error> {
+        deserializer.deserialize_any(SizeVisitor)
+    }
+}
+
+struct SizeVisitor;
+
+impl Visitor<'_> for SizeVisitor {
+    type Value = Size;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(EXPECTED)
+    }
+
+    fn visit_u64<E: de::Error>(self, bytes: u64) -> Result<Size, E> {
+        Ok(Size(bytes))
+    }
+
+    fn visit_i64<E: de::Error>(self, bytes: i64) -> Result<Size, E> {
+        u64::try_from(bytes).map(Size).map_err(|_| E::invalid_value(de::Unexpected::Signed(bytes), &self))
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<Size, E> {
+        Size::parse(text).ok_or_else(|| E::invalid_value(de::Unexpected::Str(text), &self))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_exact_or_refused() {
+        let parsed = |text| Size::parse(text).map(|size| size.0);
+        assert_eq!(parsed("256 MiB"), Some(256 << 20));
+        assert_eq!(parsed("1GiB"), Some(1 << 30));
+        assert_eq!(parsed("512 B"), Some(512));
+        assert_eq!(parsed("0 KiB"), Some(0));
+        let wrong = [
+            "1m",
+            "1 MB",
+            "1.5 GiB",
+            "-1 KiB",
+            "KiB",
+            "",
+            "12",
+            "1 KiB x",
+            "1 kib",
+            "16777216 TiB",
+            " 1 KiB",
+        ];
+        for text in wrong {
+            assert_eq!(parsed(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_printed_is_read_back() {
+        for bytes in [1 << 10, 1 << 20, 3 << 30, 1 << 40, (1 << 40) + (1 << 10), 5 << 50] {
+            let text = Size(bytes).to_string();
+            assert_eq!(Size::parse(&text), Some(Size(bytes)), "{text}");
+        }
+        assert_eq!((Size(0).to_string(), Size(1000).to_string()), ("0".into(), "1000".into()));
+    }
+}
