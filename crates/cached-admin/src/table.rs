@@ -9,39 +9,27 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use cached_config::{ConfigError, TlsTable, exposure, invalid, within};
-use cached_tls::{ServerTls, TlsError};
+use cached_config::{ConfigError, TlsTable, config_keys, exposure, invalid};
+use cached_tls::ServerTls;
 use parking_lot::RwLock;
-use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::listener::{HEAD_BYTES_MAX, RESPONSES_BYTES_MAX, SMALL_RESPONSE_BYTES};
 
-/// The table, with the same keys in `cached` and `synapsed`. An empty string means none.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields, expecting = "a table")]
-pub struct AdminTable {
+config_keys! {
+    /// The table, with the same keys in `cached` and `synapsed`. An empty string means none.
+    #[derive(Eq)]
+    pub struct AdminTable over AdminConfig = AdminConfig::default();
+
     /// The addresses to listen on: `host:port` each.
-    pub listen: Vec<String>,
+    pub listen: Vec<String> = same(listen);
     /// A file with one token, or two during a rotation.
-    pub token_file: PathBuf,
+    pub token_file: PathBuf = own(PathBuf::new());
     /// The largest number of connections.
-    pub connections_max: u32,
+    pub connections_max: u32 = count(connections_max), in 2..=4096;
     /// TLS for the addresses that other machines can reach; none without this table.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub tls: Option<TlsTable>,
-}
-
-impl Default for AdminTable {
-    fn default() -> Self {
-        let config = AdminConfig::default();
-        AdminTable {
-            listen: vec![ADDRESS_DEFAULT.into()],
-            token_file: PathBuf::new(),
-            connections_max: u32::try_from(config.connections_max).unwrap_or(u32::MAX),
-            tls: None,
-        }
-    }
+    pub tls: Option<TlsTable> = own(None);
 }
 
 impl AdminTable {
@@ -50,7 +38,7 @@ impl AdminTable {
     /// # Errors
     /// The first key whose value cannot work.
     pub fn check(&self) -> Result<(), ConfigError> {
-        within("admin.connections_max", self.connections_max, 2..=4096)?;
+        self.check_ranges("admin")?;
         if self.listen.is_empty() {
             return invalid("admin.listen", "is empty; it must name an address to listen on");
         }
@@ -92,9 +80,7 @@ impl AdminTable {
     /// # Errors
     /// What is wrong with them.
     pub fn load_tls(&self) -> Result<Option<Arc<ServerTls>>, ConfigError> {
-        let Some(table) = &self.tls else { return Ok(None) };
-        let wrong = |error: TlsError| ConfigError { key: "admin.tls".into(), why: error.to_string() };
-        ServerTls::load(table.settings("admin.tls")?, &[]).map(Arc::new).map(Some).map_err(wrong)
+        self.tls.as_ref().map(|table| table.load("admin.tls")).transpose()
     }
 
     /// Returns the configuration of the listener with these tokens, which [`Self::tokens`] has read, and these
@@ -102,10 +88,9 @@ impl AdminTable {
     #[must_use]
     pub fn config(&self, tokens: Option<Tokens>, tls: Option<Arc<ServerTls>>) -> AdminConfig {
         let mut config = AdminConfig::default();
-        config.listen.clone_from(&self.listen);
+        self.apply(&mut config);
         config.tokens = tokens;
         config.tls = tls;
-        config.connections_max = self.connections_max as usize;
         config
     }
 

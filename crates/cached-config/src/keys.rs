@@ -10,7 +10,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 ///
 /// `over` names the engine's configuration, and the value of it that has the defaults. A line is
 /// `key: Type = unit(field), in range;`: the field has the key's default and takes its value, in a [unit](units) of the key's
-/// own. A key that sets no field is `own(default)`; `or default` states a default that is not the field's; `in range` is the range
+/// own. A key that sets no field by itself is `own(default)`, or `made(function)` of the configuration; `or default` states a default that is not the field's; `in range` is the range
 /// that `check_ranges` checks. `if "feature"` is for a configuration that only builds with a feature have: then each key
 /// states its default.
 ///
@@ -19,11 +19,14 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 #[macro_export]
 macro_rules! config_keys {
     (@default $config:ident own($value:expr)) => { $value };
+    (@default $config:ident made($make:expr)) => { $make($config) };
     (@default $config:ident $unit:ident($($field:tt)*) or $value:expr) => { $value };
     (@default $config:ident $unit:ident($($field:tt)*)) => { $crate::config_keys!(@of $config $unit($($field)*)) };
     (@of $config:ident own($value:expr)) => { $value };
+    (@of $config:ident made($make:expr)) => { $make($config) };
     (@of $config:ident $unit:ident($($field:ident).+)) => { $crate::units::$unit::of(&$config.$($field).+) };
     (@set $config:ident $value:expr, own($default:expr)) => {};
+    (@set $config:ident $value:expr, made($make:expr)) => {};
     (@set $config:ident $value:expr, $unit:ident($($field:ident).+)) => {
         $config.$($field).+ = $crate::units::$unit::to(&$value);
     };
@@ -44,7 +47,7 @@ macro_rules! config_keys {
 
         impl Default for $Table {
             fn default() -> Self {
-                $(let config = $initial;)?
+                $(let config = &$initial;)?
                 $Table {
                     $($key: $crate::config_keys!(@default config $unit($($field)*) $(or $default)?),)*
                 }

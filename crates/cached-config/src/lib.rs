@@ -57,7 +57,7 @@ pub use running::{LIVE_KEYS, LiveObjects, Secrets};
 pub use s3_table::S3Table;
 pub use store::{OpenError, OpenOptions, Store};
 pub use store::{SweepCounts, SweepOptions};
-pub use synapse_table::{SynapseTable, unix_mode};
+pub use synapse_table::{SynapseTable, restrict_socket, unix_mode};
 pub use tables::DrainTimes;
 pub use tables::InsightTable;
 pub use tables::{ClientCertificatesName, KeyFormatName, MinVersionName, TlsTable};

@@ -2,7 +2,7 @@
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use synapse::{Address, AddressError, PORT_DEFAULT, Secret, ServerConfig, SettingError};
 
@@ -79,23 +79,13 @@ impl SynapseTable {
         Listening::of("synapse.listen", &texts).collect()
     }
 
-    /// Returns the permissions of unix sockets.
-    ///
-    /// # Errors
-    /// If they are not in octal.
-    pub fn unix_mode(&self) -> Result<u32, ConfigError> {
-        unix_mode("synapse.unix_mode", &self.unix_mode)
-    }
-
     /// Sets the permissions of a unix socket that a server listens at.
     ///
     /// # Errors
     /// One line, if the system refuses.
     pub fn restrict(&self, address: &Address) -> Result<(), String> {
         let Address::Unix(path) = address else { return Ok(()) };
-        let mode = self.unix_mode().map_err(|error| error.to_string())?;
-        let set = std::fs::set_permissions(path, Permissions::from_mode(mode));
-        set.map_err(|error| format!("{}: {error}", path.display()))
+        restrict_socket("synapse.unix_mode", &self.unix_mode, path)
     }
 
     /// Reads the secrets from their files: the one that clients are to have, and the one that is accepted as
@@ -134,7 +124,7 @@ impl SynapseTable {
     /// # Errors
     /// The first key whose value cannot work.
     pub fn check(&self) -> Result<(), ConfigError> {
-        self.unix_mode()?;
+        unix_mode("synapse.unix_mode", &self.unix_mode)?;
         self.check_ranges("synapse")?;
         self.server().check().map_err(|error| SynapseTable::error(&error))?;
         let secrets = self.secrets()?;
@@ -174,4 +164,14 @@ pub fn unix_mode(key: &str, text: &str) -> Result<u32, ConfigError> {
         Ok(mode @ 0..=0o777) => Ok(mode),
         _ => invalid(key, format!("is \"{text}\"; it must be permissions in octal, as in \"660\"")),
     }
+}
+
+/// Sets the permissions of a unix socket: those of the key `key`, in octal.
+///
+/// # Errors
+/// One line, if they are not in octal, or the system refuses.
+pub fn restrict_socket(key: &str, mode: &str, path: &Path) -> Result<(), String> {
+    let mode = unix_mode(key, mode).map_err(|error| error.to_string())?;
+    let set = std::fs::set_permissions(path, Permissions::from_mode(mode));
+    set.map_err(|error| format!("{}: {error}", path.display()))
 }

@@ -1,10 +1,11 @@
 //! Small tables that both programs have: the times of an end, what is learned of requests, TLS of a listener.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use cached_core::insight::{self, Sampling};
-use cached_tls::{ClientCertificates, KeyFormat, MinVersion, TlsSettings, suite_names};
+use cached_tls::{ClientCertificates, KeyFormat, MinVersion, ServerTls, TlsSettings, suite_names};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{ConfigError, invalid, require, within};
@@ -174,6 +175,15 @@ config_names! {
 }
 
 impl TlsTable {
+    /// Reads the certificates that the table with this name names.
+    ///
+    /// # Errors
+    /// What is wrong with the table, or with a file.
+    pub fn load(&self, table: &str) -> Result<Arc<ServerTls>, ConfigError> {
+        let loaded = ServerTls::load(self.settings(table)?, &[]).map(Arc::new);
+        loaded.map_err(|error| ConfigError { key: table.into(), why: error.to_string() })
+    }
+
     /// Returns the settings of the table with this name. The files are not read.
     ///
     /// # Errors

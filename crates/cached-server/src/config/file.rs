@@ -9,7 +9,7 @@ use super::volumes::{NbdTable, VolumesTable};
 use cached_admin::AdminTable;
 use cached_config::{
     BackendTable, ConfigError, ConfigFileError, DrainTimes, InsightTable, ObjectsTable, Secrets, Size,
-    SynapseTable, invalid, parse_config, require, within,
+    SynapseTable, config_keys, invalid, parse_config, require, within,
 };
 use cached_core::arbiter::SharedMemory;
 use cached_core::arena::MemoryRange;
@@ -61,7 +61,7 @@ impl File {
             process: ProcessTable::from(&config.settings),
             log: config.settings.log,
             memcached: MemcachedTable::from(&config.settings),
-            insight: insight_table(&config.settings),
+            insight: config.settings.insight.clone(),
             objects: config.objects.clone(),
             shared_memory: config.shared_memory.clone(),
             synapse: config.synapse.clone(),
@@ -139,85 +139,37 @@ impl File {
     /// Returns the settings of the process and of memcached's listeners, except for the addresses.
     pub(crate) fn settings(&self) -> Result<Settings, ConfigError> {
         let mut settings = Settings::default();
-        self.process.clone().apply(&mut settings)?;
+        self.process.check_ranges("process")?;
+        DrainTimes::new(self.process.drain_delay_secs, self.process.drain_timeout_secs)?;
+        self.process.apply(&mut settings);
         settings.log = self.log;
-        self.memcached.apply(&mut settings)?;
-        apply_insight(&self.insight, &mut settings)?;
+        self.memcached.settle(&mut settings)?;
+        self.insight.check()?;
+        settings.insight = self.insight.clone();
         Ok(settings)
     }
 }
 
-/// The table. An empty string means none.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields, expecting = "a table")]
-pub(crate) struct ProcessTable {
+config_keys! {
+    /// The table `[process]`. An empty string means none.
+    pub(crate) struct ProcessTable over Settings = Settings::default();
+
     /// `-u`.
-    user: String,
+    user: String = optional(user);
     /// `-d`.
-    daemon: bool,
+    daemon: bool = same(daemon);
     /// `-P`.
-    pid_file: PathBuf,
+    pid_file: PathBuf = optional(pid_file);
     /// `-r`.
-    core_dumps: bool,
+    core_dumps: bool = same(core_dumps);
     /// `-k`.
-    lock_memory: bool,
+    lock_memory: bool = same(lock_memory);
     /// How long the process is not ready before its listeners close.
-    drain_delay_secs: u64,
+    drain_delay_secs: u64 = same(drain.delay_secs);
     /// How long clients have to take their replies after that.
-    drain_timeout_secs: u64,
+    drain_timeout_secs: u64 = same(drain.timeout_secs);
     /// How long a new process may take to start, and again to take over.
-    upgrade_timeout_secs: u64,
-}
-
-impl Default for ProcessTable {
-    fn default() -> Self {
-        ProcessTable::from(&Settings::default())
-    }
-}
-
-impl From<&Settings> for ProcessTable {
-    fn from(settings: &Settings) -> Self {
-        ProcessTable {
-            user: settings.user.clone().unwrap_or_default(),
-            daemon: settings.daemon,
-            pid_file: settings.pid_file.clone().unwrap_or_default(),
-            core_dumps: settings.core_dumps,
-            lock_memory: settings.lock_memory,
-            drain_delay_secs: settings.drain.delay_secs,
-            drain_timeout_secs: settings.drain.timeout_secs,
-            upgrade_timeout_secs: settings.upgrade_timeout_secs,
-        }
-    }
-}
-
-impl ProcessTable {
-    pub(super) fn apply(self, settings: &mut Settings) -> Result<(), ConfigError> {
-        settings.user = Some(self.user).filter(|user| !user.is_empty());
-        settings.daemon = self.daemon;
-        settings.pid_file = Some(self.pid_file).filter(|path| !path.as_os_str().is_empty());
-        settings.core_dumps = self.core_dumps;
-        settings.lock_memory = self.lock_memory;
-        settings.drain = DrainTimes::new(self.drain_delay_secs, self.drain_timeout_secs)?;
-        settings.upgrade_timeout_secs =
-            within("process.upgrade_timeout_secs", self.upgrade_timeout_secs, 1..=60 * 60)?;
-        Ok(())
-    }
-}
-
-fn insight_table(settings: &Settings) -> InsightTable {
-    InsightTable {
-        enabled: settings.insight,
-        sampled_share: settings.insight_share,
-        slow_request_ms: settings.slow_request_ms,
-    }
-}
-
-fn apply_insight(table: &InsightTable, settings: &mut Settings) -> Result<(), ConfigError> {
-    table.check()?;
-    settings.insight = table.enabled;
-    settings.insight_share = table.sampled_share;
-    settings.slow_request_ms = table.slow_request_ms;
-    Ok(())
+    upgrade_timeout_secs: u64 = same(upgrade_timeout_secs), in 1..=60 * 60;
 }
 
 /// The table.
@@ -346,14 +298,4 @@ pub(crate) fn share(
     objects.memory_range = Some(memory.objects_range());
     objects.check_cache()?;
     Ok(memory)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_settings_and_the_insight_table_have_the_same_defaults() {
-        assert_eq!(insight_table(&Settings::default()), InsightTable::default());
-    }
 }

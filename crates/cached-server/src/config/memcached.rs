@@ -4,97 +4,98 @@
 //! Flags without effect in this engine have no key; they are accepted on command lines only.
 
 use super::auth::Credentials;
-use super::settings::{InertSettings, ListenAddress, ListenTls, Settings, SlabClasses};
-use cached_config::{ConfigError, Size, TlsTable, eviction_policy, invalid, require, unix_mode, within};
+use super::settings::{ListenAddress, ListenTls, Settings};
+use cached_config::{ConfigError, Size, TlsTable, config_keys, eviction_policy, invalid, require, unix_mode};
 use cached_core::kv::{ARENA_BYTES_MIN, ITEM_BYTES_MAX, ITEM_BYTES_MIN};
 use cached_proto::Protocol;
 use cached_proto::udp::{UDP_DATA_LEN_MAX, UDP_REPLY_LEN_MAX};
 use serde::{Deserialize, Serialize};
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
-/// The table. An empty string means none.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields, expecting = "a table")]
-pub(crate) struct MemcachedTable {
+config_keys! {
+    /// The table `[memcached]`. An empty string means none.
+    pub(crate) struct MemcachedTable over Settings = Settings::default();
+
     /// `-l` and `-p`, one listener each.
-    pub(crate) listen: Vec<String>,
+    pub(crate) listen: Vec<String> = made(|settings: &Settings| listeners(&settings.listen, settings.protocol));
     /// `-U`, with the addresses of `-l`.
-    pub(crate) udp_listen: Vec<String>,
+    pub(crate) udp_listen: Vec<String> = made(|settings: &Settings| listeners(&settings.udp_listen, None));
     /// No flag; without it replies to datagrams would have no limit.
-    udp_reply_bytes_max: Size,
+    udp_reply_bytes_max: Size = size(udp_reply_bytes_max), in Size::from(UDP_DATA_LEN_MAX)..=Size::from(UDP_REPLY_LEN_MAX);
     /// `-s`; in addition to TCP, not instead of it.
-    unix_path: PathBuf,
+    unix_path: PathBuf = optional(unix_path);
     /// `-a`.
-    unix_mode: String,
+    unix_mode: String = made(|settings: &Settings| format!("{:o}", settings.unix_mask));
     /// `-B`.
-    protocol: ListenProtocol,
+    protocol: ListenProtocol = name(protocol);
     /// `-Y`.
-    auth_file: PathBuf,
+    auth_file: PathBuf = made(|settings: &Settings| settings.auth.text_path());
     /// `-S`, with the file that MEMCACHED_SASL_PWDB names.
-    sasl_file: PathBuf,
+    sasl_file: PathBuf = made(|settings: &Settings| settings.auth.sasl_path());
     /// `-m`.
-    memory_bytes_max: Size,
+    memory_bytes_max: Size = size(memory_bytes), in Size::from(ARENA_BYTES_MIN)..=Size(MEMORY_BYTES_MAX);
     /// `-e`.
-    memory_file: PathBuf,
+    memory_file: PathBuf = optional(memory_file);
     /// `-L`.
-    huge_pages: bool,
+    huge_pages: bool = same(huge_pages);
     /// `-I`.
-    item_bytes_max: Size,
+    item_bytes_max: Size = size(item_bytes_max), in Size::from(ITEM_BYTES_MIN)..=Size::from(ITEM_BYTES_MAX);
     /// Not `-M`.
-    evict: bool,
+    evict: bool = same(evict);
     /// `-o eviction_policy`.
-    eviction_policy: String,
+    eviction_policy: String = made(|settings: &Settings| settings.eviction_policy.into());
     /// Not `-C`.
-    cas: bool,
+    cas: bool = same(cas);
     /// `-t`.
-    threads: u32,
+    threads: u32 = count(threads), in 1..=1024;
     /// `-c`.
-    connections_max: u32,
+    connections_max: u32 = count(connections_max), in 1..=i32::MAX as u32;
     /// `-o maxconns_fast` and `no_maxconns_fast`.
-    connections_excess: Excess,
+    connections_excess: Excess = made(|settings: &Settings| if settings.connections_max_fast { Excess::Refuse } else { Excess::Wait });
     /// No flag; 0 is without limit.
-    peer_connections_max: u32,
+    peer_connections_max: u32 = count(peer_connections_max);
     /// `-o read_buf_mem_limit`; with 0 it follows from `connections_max`.
-    connection_bytes_max: Size,
+    connection_bytes_max: Size = size(inert.read_buf_mem_limit);
     /// `-o idle_timeout`.
-    idle_timeout_secs: u32,
+    idle_timeout_secs: u32 = same(idle_timeout_secs), in 0..=i32::MAX as u32;
     /// `-b`.
-    listen_backlog: u32,
+    listen_backlog: u32 = same(backlog), in 0..=i32::MAX as u32;
     /// No flag; the limit of a drive without `-R`.
-    batches_per_wake: u32,
+    batches_per_wake: u32 = same(batches_per_wake), in 1..=i32::MAX as u32;
     /// `-R`; 0 is without limit.
-    requests_per_wake: u32,
+    requests_per_wake: u32 = optional(requests_per_wake), in 0..=i32::MAX as u32;
     /// `-o pin_workers`.
-    pin_workers: bool,
+    pin_workers: bool = same(pin_workers);
     /// Not `-F`.
-    flush_command: bool,
+    flush_command: bool = same(flush_enabled);
     /// Not `-X`.
-    dump_commands: bool,
+    dump_commands: bool = same(dump_enabled);
     /// Not `-W`.
-    watch_command: bool,
+    watch_command: bool = same(watch_enabled);
     /// `-A`.
-    shutdown_command: bool,
+    shutdown_command: bool = same(shutdown_command);
     /// `-o cluster_discovery`.
-    cluster_discovery: String,
+    cluster_discovery: String = made(|settings: &Settings| settings.cluster_discovery.to_string());
     /// `-D`.
-    prefix_delimiter: String,
+    prefix_delimiter: String = made(|settings: &Settings| settings.prefix_delimiter.map(char::from).map(String::from).unwrap_or_default());
     /// `-o watcher_logbuf_size`.
-    watcher_buffer_bytes: Size,
+    watcher_buffer_bytes: Size = size(watcher_buffer_bytes), in BUFFER_BYTES;
     /// `-o worker_logbuf_size`.
-    worker_buffer_bytes: Size,
+    worker_buffer_bytes: Size = size(worker_buffer_bytes), in BUFFER_BYTES;
     /// `-f`.
-    size_class_factor: f64,
+    size_class_factor: f64 = same(classes.factor);
     /// `-n`.
-    size_class_bytes_min: Size,
+    size_class_bytes_min: Size = size(classes.chunk_bytes_min), in Size(1)..=Size(MIB);
     /// `-o slab_chunk_max`.
-    size_class_bytes_max: Size,
+    size_class_bytes_max: Size = size(classes.chunk_bytes_max);
     /// `-o slab_sizes`.
-    size_classes_bytes: Vec<Size>,
+    size_classes_bytes: Vec<Size> = made(|settings: &Settings| settings.classes.sizes.iter().copied().map(Size::from).collect());
     /// `-o track_sizes`.
-    size_report: bool,
+    size_report: bool = same(track_sizes);
     /// `-Z` and `-o ssl_…`; no TLS without this table.
     #[serde(skip_serializing_if = "Option::is_none")]
-    tls: Option<TlsTable>,
+    tls: Option<TlsTable> = made(|settings: &Settings| settings.tls.as_ref().map(TlsTable::from));
 }
 
 /// The protocol of clients.
@@ -116,61 +117,28 @@ enum Excess {
     Wait,
 }
 
-impl Default for MemcachedTable {
-    fn default() -> Self {
-        MemcachedTable::from(&Settings::default())
-    }
-}
-
-impl From<&Settings> for MemcachedTable {
-    fn from(settings: &Settings) -> Self {
-        let speaks = |protocol| match protocol {
+impl From<Option<Protocol>> for ListenProtocol {
+    fn from(protocol: Option<Protocol>) -> ListenProtocol {
+        match protocol {
             None => ListenProtocol::Auto,
             Some(Protocol::Text) => ListenProtocol::Text,
             Some(Protocol::Binary) => ListenProtocol::Binary,
-        };
-        MemcachedTable {
-            listen: settings.listen.iter().map(|address| listener(address, settings.protocol)).collect(),
-            udp_listen: settings.udp_listen.iter().map(|address| listener(address, None)).collect(),
-            udp_reply_bytes_max: settings.udp_reply_bytes_max.into(),
-            unix_path: settings.unix_path.clone().unwrap_or_default(),
-            unix_mode: format!("{:o}", settings.unix_mask),
-            protocol: speaks(settings.protocol),
-            auth_file: settings.auth.text_path(),
-            sasl_file: settings.auth.sasl_path(),
-            memory_bytes_max: settings.memory_bytes.into(),
-            memory_file: settings.memory_file.clone().unwrap_or_default(),
-            huge_pages: settings.huge_pages,
-            item_bytes_max: settings.item_bytes_max.into(),
-            evict: settings.evict,
-            eviction_policy: settings.eviction_policy.into(),
-            cas: settings.cas,
-            threads: u32::try_from(settings.threads).unwrap_or(u32::MAX),
-            connections_max: u32::try_from(settings.connections_max).unwrap_or(u32::MAX),
-            peer_connections_max: u32::try_from(settings.peer_connections_max).unwrap_or(u32::MAX),
-            connections_excess: if settings.connections_max_fast { Excess::Refuse } else { Excess::Wait },
-            connection_bytes_max: settings.inert.read_buf_mem_limit.into(),
-            idle_timeout_secs: settings.idle_timeout_secs,
-            listen_backlog: settings.backlog,
-            batches_per_wake: settings.batches_per_wake,
-            requests_per_wake: settings.requests_per_wake.unwrap_or(0),
-            pin_workers: settings.pin_workers,
-            flush_command: settings.flush_enabled,
-            dump_commands: settings.dump_enabled,
-            watch_command: settings.watch_enabled,
-            shutdown_command: settings.shutdown_command,
-            cluster_discovery: settings.cluster_discovery.to_string(),
-            prefix_delimiter: settings.prefix_delimiter.map(char::from).map(String::from).unwrap_or_default(),
-            watcher_buffer_bytes: settings.watcher_buffer_bytes.into(),
-            worker_buffer_bytes: settings.worker_buffer_bytes.into(),
-            size_class_factor: settings.classes.factor,
-            size_class_bytes_min: settings.classes.chunk_bytes_min.into(),
-            size_class_bytes_max: settings.classes.chunk_bytes_max.into(),
-            size_classes_bytes: settings.classes.sizes.iter().map(|size| Size::from(*size)).collect(),
-            size_report: settings.track_sizes,
-            tls: settings.tls.as_ref().map(TlsTable::from),
         }
     }
+}
+
+impl From<ListenProtocol> for Option<Protocol> {
+    fn from(protocol: ListenProtocol) -> Option<Protocol> {
+        match protocol {
+            ListenProtocol::Auto => None,
+            ListenProtocol::Text => Some(Protocol::Text),
+            ListenProtocol::Binary => Some(Protocol::Binary),
+        }
+    }
+}
+
+fn listeners(addresses: &[ListenAddress], protocol: Option<Protocol>) -> Vec<String> {
+    addresses.iter().map(|address| listener(address, protocol)).collect()
 }
 
 /// Returns an address in the form of `-l`.
@@ -197,57 +165,24 @@ fn listener(address: &ListenAddress, protocol: Option<Protocol>) -> String {
 const MIB: u64 = 1 << 20;
 /// As for `-m`: a larger number is more likely a mistake than intended.
 const MEMORY_BYTES_MAX: u64 = 4 << 40;
-const LOG_BYTES_MAX: u64 = 1 << 30;
+/// The sizes of a buffer for lines of the log.
+const BUFFER_BYTES: RangeInclusive<Size> = Size(4 << 10)..=Size(1 << 30);
 const CLASS_BYTES_MIN: u64 = 48;
 const CLASS_BYTES_MAX: u64 = 512 << 10;
 
 impl MemcachedTable {
-    /// Copies the table to the settings, except for the addresses, which depend on flags as well.
-    pub(super) fn apply(&self, settings: &mut Settings) -> Result<(), ConfigError> {
-        settings.unix_path = Some(self.unix_path.clone()).filter(|path| !path.as_os_str().is_empty());
+    /// Checks the table, and copies it to the settings, except for the addresses, which depend on flags as well.
+    pub(super) fn settle(&self, settings: &mut Settings) -> Result<(), ConfigError> {
+        self.check_ranges("memcached")?;
+        self.apply(settings);
         settings.unix_mask = unix_mode("memcached.unix_mode", &self.unix_mode)?;
-        settings.protocol = match self.protocol {
-            ListenProtocol::Auto => None,
-            ListenProtocol::Text => Some(Protocol::Text),
-            ListenProtocol::Binary => Some(Protocol::Binary),
-        };
-        let (least, most) = (Size::from(UDP_DATA_LEN_MAX), Size::from(UDP_REPLY_LEN_MAX));
-        let reply = within("memcached.udp_reply_bytes_max", self.udp_reply_bytes_max, least..=most)?;
-        settings.udp_reply_bytes_max = reply.to_usize();
         let given = |path: &PathBuf| Some(path.clone()).filter(|path| !path.as_os_str().is_empty());
         settings.auth.text = given(&self.auth_file).map(Credentials::text);
         settings.auth.sasl = given(&self.sasl_file).map(Credentials::sasl);
-        let least = Size::from(ARENA_BYTES_MIN);
-        let memory =
-            within("memcached.memory_bytes_max", self.memory_bytes_max, least..=Size(MEMORY_BYTES_MAX))?;
-        settings.memory_bytes = memory.to_usize();
-        settings.memory_file = given(&self.memory_file);
-        settings.huge_pages = self.huge_pages;
-        let (least, most) = (Size::from(ITEM_BYTES_MIN), Size::from(ITEM_BYTES_MAX));
-        settings.item_bytes_max =
-            within("memcached.item_bytes_max", self.item_bytes_max, least..=most)?.to_usize();
-        settings.evict = self.evict;
         settings.eviction_policy = eviction_policy("memcached.eviction_policy", &self.eviction_policy)?;
-        settings.cas = self.cas;
-        settings.threads = within("memcached.threads", self.threads, 1..=1024)? as usize;
-        settings.connections_max =
-            within("memcached.connections_max", self.connections_max, 1..=i32::MAX as u32)? as usize;
         settings.connections_max_fast = self.connections_excess == Excess::Refuse;
-        settings.peer_connections_max = self.peer_connections_max as usize;
-        self.apply_buffers(settings)?;
-        let idle = within("memcached.idle_timeout_secs", self.idle_timeout_secs, 0..=i32::MAX as u32)?;
-        settings.idle_timeout_secs = idle;
-        settings.inert = InertSettings { idle_timeout: idle as i32, ..settings.inert.clone() };
-        settings.backlog = within("memcached.listen_backlog", self.listen_backlog, 0..=i32::MAX as u32)?;
-        settings.batches_per_wake =
-            within("memcached.batches_per_wake", self.batches_per_wake, 1..=i32::MAX as u32)?;
-        let requests = within("memcached.requests_per_wake", self.requests_per_wake, 0..=i32::MAX as u32)?;
-        settings.requests_per_wake = Some(requests).filter(|requests| *requests > 0);
-        settings.pin_workers = self.pin_workers;
-        settings.flush_enabled = self.flush_command;
-        settings.dump_enabled = self.dump_commands;
-        settings.watch_enabled = self.watch_command;
-        settings.shutdown_command = self.shutdown_command;
+        self.settle_buffers(settings)?;
+        settings.inert.idle_timeout = self.idle_timeout_secs as i32;
         settings.cluster_discovery = match self.cluster_discovery.parse() {
             Ok(discovery) => discovery,
             Err(wrong) => return invalid("memcached.cluster_discovery", wrong),
@@ -257,39 +192,30 @@ impl MemcachedTable {
             [letter] => Some(*letter),
             _ => return invalid("memcached.prefix_delimiter", "must be one ASCII letter or sign, or empty"),
         };
-        settings.classes = self.classes()?;
-        settings.track_sizes = self.size_report;
-        let tls = self.tls.as_ref().map(|table| table.settings("memcached.tls")).transpose()?;
-        settings.tls = tls;
+        self.check_classes()?;
+        settings.classes.sizes = self.size_classes_bytes.iter().map(|size| size.to_usize()).collect();
+        settings.tls = self.tls.as_ref().map(|table| table.settings("memcached.tls")).transpose()?;
         Ok(())
     }
 
-    fn apply_buffers(&self, settings: &mut Settings) -> Result<(), ConfigError> {
+    fn settle_buffers(&self, settings: &mut Settings) -> Result<(), ConfigError> {
         let bytes = self.connection_bytes_max;
         let enough = bytes.0 == 0 || (MIB..=MEMORY_BYTES_MAX).contains(&bytes.0);
         require(enough, "memcached.connection_bytes_max", || {
             format!("is {bytes}; it must be at least 1 MiB, or 0 for 64 KiB for each connection")
         })?;
-        settings.inert.read_buf_mem_limit = bytes.to_usize();
         settings.connection_bytes_max = match bytes.to_usize() {
             0 => Settings::connection_bytes_for(settings.connections_max, settings.item_bytes_max),
             bytes => bytes,
         };
-        let range = Size(4 << 10)..=Size(LOG_BYTES_MAX);
-        let watcher = within("memcached.watcher_buffer_bytes", self.watcher_buffer_bytes, range.clone())?;
-        let worker = within("memcached.worker_buffer_bytes", self.worker_buffer_bytes, range)?;
-        settings.watcher_buffer_bytes = watcher.to_usize();
-        settings.worker_buffer_bytes = worker.to_usize();
         Ok(())
     }
 
-    fn classes(&self) -> Result<SlabClasses, ConfigError> {
+    fn check_classes(&self) -> Result<(), ConfigError> {
         let factor = self.size_class_factor;
         require(factor.is_finite() && factor > 1.0, "memcached.size_class_factor", || {
             format!("is {factor}; it must be above 1")
         })?;
-        let chunk_min =
-            within("memcached.size_class_bytes_min", self.size_class_bytes_min, Size(1)..=Size(MIB))?;
         let chunk_max = self.size_class_bytes_max;
         let fits = (1024..=MIB).contains(&chunk_max.0) && MIB.is_multiple_of(chunk_max.0);
         require(fits, "memcached.size_class_bytes_max", || {
@@ -305,12 +231,6 @@ impl MemcachedTable {
             after = size.0;
         }
         let count = self.size_classes_bytes.len();
-        require(count < 63, "memcached.size_classes_bytes", || format!("has {count} sizes; at most 62 do"))?;
-        Ok(SlabClasses {
-            factor,
-            chunk_bytes_min: chunk_min.to_usize(),
-            chunk_bytes_max: chunk_max.to_usize(),
-            sizes: self.size_classes_bytes.iter().map(|size| size.to_usize()).collect(),
-        })
+        require(count < 63, "memcached.size_classes_bytes", || format!("has {count} sizes; at most 62 do"))
     }
 }

@@ -1,8 +1,8 @@
 //! `[s3]`: the sidecar, a caching proxy before an S3 endpoint; `[[s3.buckets]]`: what holds for the objects of a bucket.
 //! Without `[s3]` there is none.
 
-use cached_config::{ConfigError, Size, TlsTable, invalid, within};
-use cached_tls::{ServerTls, TlsError};
+use cached_config::{ConfigError, Size, TlsTable, config_keys, config_names, invalid};
+use cached_tls::ServerTls;
 use s3_sidecar::{
     Auth, BucketTerms, CachePolicy, Credentials, Endpoint, Fresh, Keys, LogTarget, Names, Rule, Secrets,
     SidecarConfig,
@@ -12,98 +12,97 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The table. An empty string means none.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields, expecting = "a table")]
-pub struct S3Table {
+config_keys! {
+    /// The table `[s3]`. An empty string means none.
+    #[derive(Eq)]
+    pub struct S3Table over SidecarConfig = SidecarConfig::new(Endpoint { has_tls: false, authority: String::new() });
+
     /// The addresses to listen on: `host:port`.
-    pub listen: Vec<String>,
+    pub listen: Vec<String> = same(listen);
     /// The endpoint behind the proxy, as a URL.
-    pub upstream: String,
+    pub upstream: String = own(String::new());
     /// The certificates of the authorities that sign the endpoint's; the system's without.
-    pub upstream_ca_file: PathBuf,
+    pub upstream_ca_file: PathBuf = optional(upstream_ca_file);
     /// The names by which clients address the endpoint.
-    pub domains: Vec<String>,
+    pub domains: Vec<String> = same(domains);
     /// The party that authorizes the requests of clients.
-    pub auth: AuthName,
+    pub auth: AuthName = name(auth);
     /// The clients' keys and their rights; with `auth = "listener"`.
-    pub keys_file: PathBuf,
+    pub keys_file: PathBuf = own(PathBuf::new());
     /// The region for which clients must sign with `auth = "listener"`; any without.
-    pub region: String,
+    pub region: String = same(region);
     /// Whether requests to the endpoint are signed, where they do not keep the clients' signatures.
-    pub upstream_auth: UpstreamAuthName,
+    pub upstream_auth: UpstreamAuthName = own(UpstreamAuthName::Signed);
     /// The sidecar's own access key at the endpoint; that of the environment without.
-    pub upstream_access_key: String,
+    pub upstream_access_key: String = own(String::new());
     /// The file with its secret key.
-    pub upstream_secret_file: PathBuf,
+    pub upstream_secret_file: PathBuf = own(PathBuf::new());
     /// The region for which the sidecar signs.
-    pub upstream_region: String,
+    pub upstream_region: String = same(upstream_region);
     /// For how long the known state of an object answers reads: seconds, or `"immutable"`.
-    pub fresh_secs: FreshSecs,
+    pub fresh_secs: FreshSecs = own(FreshSecs::Secs(0));
     /// For how long beyond that it answers while the endpoint is away, in seconds.
-    pub stale_if_error_secs: u64,
+    pub stale_if_error_secs: u64 = own(0);
     /// For how long it is remembered that an object is not there, in seconds.
-    pub negative_secs: u64,
+    pub negative_secs: u64 = own(0);
     /// The largest number of objects that are remembered not to be there.
-    pub negative_max: usize,
+    pub negative_max: usize = same(absent_max);
     /// Which keys the endpoint takes for one.
-    pub names: NamesName,
+    pub names: NamesName = name(names);
     /// Where requests are logged: a file, `-` for standard output; nowhere without.
-    pub access_log: PathBuf,
+    pub access_log: PathBuf = own(PathBuf::new());
     /// The memory for bodies.
-    pub memory_bytes_max: Size,
+    pub memory_bytes_max: Size = size(memory_bytes);
     /// The largest number of objects whose headers are known.
-    pub heads_max: usize,
+    pub heads_max: usize = same(heads_max);
     /// The most memory for their headers.
-    pub heads_bytes_max: Size,
+    pub heads_bytes_max: Size = size(heads_bytes_max);
     /// The number of threads.
-    pub threads: usize,
+    pub threads: usize = same(threads);
     /// The largest number of connections of clients.
-    pub connections_max: usize,
+    pub connections_max: usize = same(connections_max);
     /// The largest head of a request or an answer, and the buffer for each direction of a connection.
-    pub head_bytes_max: Size,
+    pub head_bytes_max: Size = size(head_bytes_max);
     /// The largest number of headers.
-    pub headers_max: usize,
+    pub headers_max: usize = same(headers_max);
     /// How long a client may take for the head of a request, and be idle between two, in seconds.
-    pub client_idle_secs: u64,
+    pub client_idle_secs: u64 = secs(client_idle_max);
     /// How long the sending side of a body, or a client that takes one, may make no progress, in seconds.
-    pub stall_secs: u64,
+    pub stall_secs: u64 = secs(stall_max);
     /// How long connecting to the endpoint may take, in seconds.
-    pub connect_timeout_secs: u64,
+    pub connect_timeout_secs: u64 = secs(connect_timeout);
     /// How long the endpoint may take to answer, in seconds.
-    pub response_timeout_secs: u64,
+    pub response_timeout_secs: u64 = secs(response_timeout);
     /// How long a reader waits for another reader's bytes that do not come, in milliseconds.
-    pub share_wait_ms: u64,
+    pub share_wait_ms: u64 = millis(share_wait_max), in 1..=SHARE_WAIT_MS_MAX;
     /// Rules for the objects of buckets.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub buckets: Vec<BucketTable>,
+    pub buckets: Vec<BucketTable> = own(Vec::new());
     /// TLS; none without this table.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub tls: Option<TlsTable>,
+    pub tls: Option<TlsTable> = own(None);
 }
 
-/// The party that authorizes the requests of clients.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum AuthName {
-    /// The endpoint, with each request.
-    #[default]
-    Gateway,
-    /// The listener, which has the clients' keys.
-    Listener,
-    /// None.
-    None,
+config_names! {
+    /// The party that authorizes the requests of clients.
+    pub enum AuthName for Auth {
+        /// The endpoint, with each request.
+        Gateway,
+        /// The listener, which has the clients' keys.
+        Listener,
+        /// None.
+        None,
+    }
 }
 
-/// Which keys the endpoint takes for one, beside those with empty segments or dots.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum NamesName {
-    /// None.
-    #[default]
-    Exact,
-    /// Those that differ in letter case or in the form of Unicode.
-    Folded,
+config_names! {
+    /// Which keys the endpoint takes for one, beside those with empty segments or dots.
+    pub enum NamesName for Names {
+        /// None.
+        Exact,
+        /// Those that differ in letter case or in the form of Unicode.
+        Folded,
+    }
 }
 
 /// Whether the sidecar signs its requests to the endpoint.
@@ -128,45 +127,6 @@ const LOG_BYTES: u64 = 16 << 20;
 /// The memory of a connection beside its buffers.
 const CONNECTION_BYTES: u64 = 16 << 10;
 
-impl Default for S3Table {
-    fn default() -> Self {
-        let config = SidecarConfig::new(Endpoint { has_tls: false, authority: String::new() });
-        S3Table {
-            listen: config.listen,
-            upstream: String::new(),
-            upstream_ca_file: PathBuf::new(),
-            domains: config.domains,
-            auth: AuthName::Gateway,
-            keys_file: PathBuf::new(),
-            region: config.region,
-            upstream_auth: UpstreamAuthName::Signed,
-            upstream_access_key: String::new(),
-            upstream_secret_file: PathBuf::new(),
-            upstream_region: config.upstream_region,
-            fresh_secs: FreshSecs::Secs(0),
-            stale_if_error_secs: 0,
-            negative_secs: 0,
-            negative_max: config.absent_max,
-            names: NamesName::Exact,
-            access_log: PathBuf::new(),
-            memory_bytes_max: Size(config.memory_bytes),
-            heads_max: config.heads_max,
-            heads_bytes_max: config.heads_bytes_max.into(),
-            threads: config.threads,
-            connections_max: config.connections_max,
-            head_bytes_max: config.head_bytes_max.into(),
-            headers_max: config.headers_max,
-            client_idle_secs: config.client_idle_max.as_secs(),
-            stall_secs: config.stall_max.as_secs(),
-            connect_timeout_secs: config.connect_timeout.as_secs(),
-            response_timeout_secs: config.response_timeout.as_secs(),
-            share_wait_ms: u64::try_from(config.share_wait_max.as_millis()).unwrap_or(SHARE_WAIT_MS_MAX),
-            buckets: Vec::new(),
-            tls: None,
-        }
-    }
-}
-
 impl S3Table {
     /// Returns the configuration of the sidecar, with certificates and secrets that were read before.
     ///
@@ -183,43 +143,16 @@ impl S3Table {
         }
         let wrong = |why| ConfigError { key: "s3.upstream".into(), why };
         let mut config = SidecarConfig::new(self.upstream.parse().map_err(wrong)?);
-        config.listen.clone_from(&self.listen);
+        self.apply(&mut config);
         config.tls = tls;
-        config.auth = match self.auth {
-            AuthName::Gateway => Auth::Gateway,
-            AuthName::Listener => Auth::Listener,
-            AuthName::None => Auth::None,
-        };
         config.secrets = secrets;
-        config.region.clone_from(&self.region);
-        config.upstream_region.clone_from(&self.upstream_region);
-        config.upstream_ca_file =
-            Some(self.upstream_ca_file.clone()).filter(|path| !path.as_os_str().is_empty());
-        config.domains.clone_from(&self.domains);
         (config.policy, config.rules) = self.policies();
         config.terms = self.terms();
-        config.absent_max = self.negative_max;
-        config.names = match self.names {
-            NamesName::Exact => Names::Exact,
-            NamesName::Folded => Names::Folded,
-        };
         config.access_log = match self.access_log.as_os_str() {
             path if path.is_empty() => None,
             path if path == "-" => Some(LogTarget::Stdout),
             _ => Some(LogTarget::File(self.access_log.clone())),
         };
-        config.memory_bytes = self.memory_bytes_max.0;
-        config.heads_max = self.heads_max;
-        config.heads_bytes_max = self.heads_bytes_max.to_usize();
-        config.threads = self.threads;
-        config.connections_max = self.connections_max;
-        config.head_bytes_max = self.head_bytes_max.to_usize();
-        config.headers_max = self.headers_max;
-        config.client_idle_max = Duration::from_secs(self.client_idle_secs);
-        config.stall_max = Duration::from_secs(self.stall_secs);
-        config.connect_timeout = Duration::from_secs(self.connect_timeout_secs);
-        config.response_timeout = Duration::from_secs(self.response_timeout_secs);
-        config.share_wait_max = Duration::from_millis(self.share_wait_ms);
         config.drain_timeout = drain_timeout;
         Ok(config)
     }
@@ -240,9 +173,7 @@ impl S3Table {
     /// # Errors
     /// The reason why they cannot be used.
     pub(crate) fn load_tls(&self) -> Result<Option<Arc<ServerTls>>, ConfigError> {
-        let Some(table) = &self.tls else { return Ok(None) };
-        let wrong = |error: TlsError| ConfigError { key: "s3.tls".into(), why: error.to_string() };
-        ServerTls::load(table.settings("s3.tls")?, &[]).map(Arc::new).map(Some).map_err(wrong)
+        self.tls.as_ref().map(|table| table.load("s3.tls")).transpose()
     }
 
     /// Reads the clients' keys and the sidecar's own credentials.
@@ -345,7 +276,7 @@ impl S3Table {
     /// # Errors
     /// The first key whose value cannot work.
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
-        within("s3.share_wait_ms", self.share_wait_ms, 1..=SHARE_WAIT_MS_MAX)?;
+        self.check_ranges("s3")?;
         if let Some(table) = &self.tls {
             table.settings("s3.tls")?;
         }

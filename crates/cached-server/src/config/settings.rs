@@ -3,9 +3,8 @@
 pub use cached_tls::{ClientCertificates, KeyFormat, MinVersion, TlsSettings};
 
 use super::auth::Auth;
-use cached_config::DrainTimes;
+use cached_config::{DrainTimes, InsightTable};
 use cached_core::arbiter::SharedMemory;
-use cached_core::insight::Sampling;
 use cached_process::log::LogTable;
 use cached_proto::Protocol;
 use cached_tls::{ServerTls, TlsError};
@@ -124,12 +123,8 @@ pub struct Settings {
     pub inert: InertSettings,
     /// Lines to log once at the start.
     pub notes: Vec<String>,
-    /// Whether to sample requests: for predicted miss ratios, reasons of misses and hot keys.
-    pub insight: bool,
-    /// The share of the keys and buckets that are sampled, above 0 to 1; 0 if it adapts to the requests.
-    pub insight_share: f64,
-    /// From how many milliseconds on a request is recorded as slow; 0 for none.
-    pub slow_request_ms: u32,
+    /// What is learned of requests.
+    pub insight: InsightTable,
     /// The bytes that all connections together may hold for unfinished input and unsent output.
     pub connection_bytes_max: usize,
     /// The largest number of connections of one address; 0 is without limit.
@@ -270,15 +265,6 @@ impl Settings {
         self.listen.iter().filter_map(|address| self.client_certificates(address.tls)).collect()
     }
 
-    /// Returns which requests are sampled.
-    pub(crate) fn sampling(&self) -> Sampling {
-        match self.insight_share {
-            _ if !self.insight => Sampling::Off,
-            0.0 => Sampling::Adaptive,
-            share => Sampling::Share(share),
-        }
-    }
-
     /// Returns the largest sum of key and value, by memcached's calculation of an item's size. The store
     /// checks it, because only the store knows the length of a value after an append.
     pub(crate) fn joined_bytes_max(&self) -> usize {
@@ -353,9 +339,7 @@ impl Default for Settings {
             worker_buffer_bytes: 64 << 10,
             inert: InertSettings::default(),
             notes: Vec::new(),
-            insight: true,
-            insight_share: 0.0,
-            slow_request_ms: 100,
+            insight: InsightTable::default(),
             connection_bytes_max: Settings::connection_bytes_for(1024, 1 << 20),
             peer_connections_max: 0,
         }

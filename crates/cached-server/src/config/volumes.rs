@@ -2,16 +2,13 @@
 
 use blocker::{Durability, NAME_BYTES_MAX, WriteMode};
 use cached_config::{
-    ClientCertificatesName, ConfigError, Listening, ObjectsTable, Size, TlsTable, exposure, invalid, require,
-    unix_mode, within,
+    ClientCertificatesName, ConfigError, Listening, ObjectsTable, Size, TlsTable, config_keys, exposure,
+    invalid, require, restrict_socket, unix_mode, within,
 };
-use cached_tls::{ServerTls, TlsError};
+use cached_tls::ServerTls;
 use nbd::{Address, AddressError, PORT_DEFAULT, ServerConfig, SettingError};
 use serde::{Deserialize, Serialize};
-use std::fs::Permissions;
-use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// The longest name of a namespace's begin, or of an owner, in bytes.
 const TEXT_BYTES_MAX: usize = 200;
@@ -111,43 +108,44 @@ impl VolumesTable {
     }
 }
 
-/// The table.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields, expecting = "a table")]
-pub struct NbdTable {
+config_keys! {
+    /// The table `[nbd]`.
+    #[derive(Eq)]
+    pub struct NbdTable over ServerConfig = ServerConfig::default();
+
     /// The addresses to listen on: `host:port`, or `unix:` and a path.
-    pub listen: Vec<String>,
+    pub listen: Vec<String> = own(vec![format!("127.0.0.1:{PORT_DEFAULT}")]);
     /// Permissions of unix sockets, in octal.
-    pub unix_mode: String,
+    pub unix_mode: String = own("700".into());
     /// The volumes that clients may have; `None`: all of them.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub exports: Option<Vec<String>>,
+    pub exports: Option<Vec<String>> = own(None);
     /// Allow addresses that other machines can reach without certificates of clients.
-    pub allow_exposed: bool,
+    pub allow_exposed: bool = own(false);
     /// The number of threads that serve connections.
-    pub threads: usize,
+    pub threads: usize = own(THREADS), in 1..=THREADS_MAX;
     /// The largest number of connections.
-    pub connections_max: u32,
+    pub connections_max: u32 = same(connections_max);
     /// The largest number of connections of one address; `None`: half of `connections_max`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub peer_connections_max: Option<u32>,
+    pub peer_connections_max: Option<u32> = same(peer_connections_max);
     /// The largest number of outstanding requests of each connection.
-    pub connection_requests_max: u32,
+    pub connection_requests_max: u32 = same(connection_requests_max);
     /// The largest sum of their payloads for each connection.
-    pub connection_bytes_max: Size,
+    pub connection_bytes_max: Size = size(connection_bytes_max);
     /// The largest sum of their payloads for all connections.
-    pub bytes_max: Size,
+    pub bytes_max: Size = size(bytes_max);
     /// The buffers for large payloads that are kept for reuse.
-    pub payload_pool_bytes_max: Size,
+    pub payload_pool_bytes_max: Size = size(payload_pool_bytes_max);
     /// How long a negotiation may take, in milliseconds.
-    pub negotiation_timeout_ms: u64,
+    pub negotiation_timeout_ms: u64 = millis(negotiation_timeout), in 1..=TIME_MS_MAX;
     /// After how many milliseconds a client is disconnected that makes no progress with a message it has begun.
-    pub stall_timeout_ms: u64,
+    pub stall_timeout_ms: u64 = millis(stall_timeout), in 1..=TIME_MS_MAX;
     /// Whether clients must use TLS.
-    pub tls_required: bool,
+    pub tls_required: bool = same(tls_required);
     /// TLS; none without this table.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub tls: Option<TlsTable>,
+    pub tls: Option<TlsTable> = own(None);
 }
 
 /// The default number of threads.
@@ -157,30 +155,6 @@ const THREADS_MAX: usize = 1024;
 const EXPORTS_MAX: usize = 4096;
 /// One day.
 const TIME_MS_MAX: u64 = 24 * 60 * 60 * 1000;
-
-impl Default for NbdTable {
-    fn default() -> Self {
-        let config = ServerConfig::default();
-        let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-        NbdTable {
-            listen: vec![format!("127.0.0.1:{PORT_DEFAULT}")],
-            unix_mode: "700".into(),
-            exports: None,
-            allow_exposed: false,
-            threads: THREADS,
-            connections_max: config.connections_max,
-            peer_connections_max: config.peer_connections_max,
-            connection_requests_max: config.connection_requests_max,
-            connection_bytes_max: Size(config.connection_bytes_max),
-            bytes_max: Size(config.bytes_max),
-            payload_pool_bytes_max: config.payload_pool_bytes_max.into(),
-            negotiation_timeout_ms: millis(config.negotiation_timeout),
-            stall_timeout_ms: millis(config.stall_timeout),
-            tls_required: config.tls_required,
-            tls: None,
-        }
-    }
-}
 
 impl NbdTable {
     /// Returns the addresses to listen on.
@@ -205,24 +179,14 @@ impl NbdTable {
     /// One line, if the system refuses.
     pub(crate) fn restrict(&self, address: &Address) -> Result<(), String> {
         let Address::Unix(path) = address else { return Ok(()) };
-        let mode = unix_mode("nbd.unix_mode", &self.unix_mode).map_err(|error| error.to_string())?;
-        let set = std::fs::set_permissions(path, Permissions::from_mode(mode));
-        set.map_err(|error| format!("{}: {error}", path.display()))
+        restrict_socket("nbd.unix_mode", &self.unix_mode, path)
     }
 
     /// Returns the configuration of the server, without runtimes, with certificates that [`Self::load_tls`] has read.
     pub(crate) fn server(&self, tls: Option<Arc<ServerTls>>) -> ServerConfig {
         let mut config = ServerConfig::default();
-        config.connections_max = self.connections_max;
-        config.peer_connections_max = self.peer_connections_max;
-        config.connection_requests_max = self.connection_requests_max;
-        config.connection_bytes_max = self.connection_bytes_max.0;
-        config.bytes_max = self.bytes_max.0;
-        config.payload_pool_bytes_max = self.payload_pool_bytes_max.to_usize();
-        config.negotiation_timeout = Duration::from_millis(self.negotiation_timeout_ms);
-        config.stall_timeout = Duration::from_millis(self.stall_timeout_ms);
+        self.apply(&mut config);
         config.tls = tls;
-        config.tls_required = self.tls_required;
         config
     }
 
@@ -231,9 +195,7 @@ impl NbdTable {
     /// # Errors
     /// The reason why they cannot be used.
     pub(crate) fn load_tls(&self) -> Result<Option<Arc<ServerTls>>, ConfigError> {
-        let Some(table) = &self.tls else { return Ok(None) };
-        let wrong = |error: TlsError| ConfigError { key: "nbd.tls".into(), why: error.to_string() };
-        ServerTls::load(table.settings("nbd.tls")?, &[]).map(Arc::new).map(Some).map_err(wrong)
+        self.tls.as_ref().map(|table| table.load("nbd.tls")).transpose()
     }
 
     /// Returns the number of file descriptors that the listener may need.
@@ -250,9 +212,7 @@ impl NbdTable {
             return invalid("nbd", "serves volumes; a [volumes] table must say where they lie");
         }
         unix_mode("nbd.unix_mode", &self.unix_mode)?;
-        within("nbd.threads", self.threads, 1..=THREADS_MAX)?;
-        within("nbd.negotiation_timeout_ms", self.negotiation_timeout_ms, 1..=TIME_MS_MAX)?;
-        within("nbd.stall_timeout_ms", self.stall_timeout_ms, 1..=TIME_MS_MAX)?;
+        self.check_ranges("nbd")?;
         if let Some(table) = &self.tls {
             table.settings("nbd.tls")?;
         }

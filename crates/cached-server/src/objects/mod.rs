@@ -143,13 +143,13 @@ impl Objects {
         admin: Option<&Arc<AdminServer>>,
         tracer: Option<&Tracer>,
     ) -> Result<Objects, ObjectsError> {
-        let slow = Arc::new(SlowLog::new(Duration::from_millis(settings.slow_request_ms.into())));
+        let slow = Arc::new(SlowLog::new(settings.insight.slow_threshold()));
         let opening = Opening {
             objects: objects.clone(),
             synapse: synapse.cloned(),
             volumes,
             secrets,
-            sampling: settings.sampling(),
+            sampling: settings.insight.sampling(),
             tracer: tracer.cloned(),
             slow: slow.clone(),
             health: admin.map(|admin| admin.health().clone()),

@@ -211,14 +211,14 @@ impl Shared {
         let counters: Box<[Arc<Counters>]> =
             (0..settings.threads).map(|worker| Arc::new(Counters::of_worker(worker))).collect();
         let insight = Insight {
-            is_on: settings.insight,
+            is_on: settings.insight.enabled,
             hot: HotKeys::new(
-                if settings.insight { settings.threads } else { 0 },
+                if settings.insight.enabled { settings.threads } else { 0 },
                 settings.prefix_delimiter.unwrap_or(b':'),
             ),
-            slow: Arc::new(SlowLog::new(Duration::from_millis(settings.slow_request_ms.into()))),
+            slow: Arc::new(SlowLog::new(settings.insight.slow_threshold())),
         };
-        if settings.insight {
+        if settings.insight.enabled {
             counters.iter().for_each(|worker| worker.next_sample.start());
         }
         Shared {

@@ -63,7 +63,7 @@ impl Limits {
             connections: settings.connections_max
                 * (CONNECTION_BYTES + tls.map_or(0, |_| TLS_CONNECTION_BYTES)),
             workers: settings.threads * (worker_bytes + tls.map_or(0, |_| TLS_BUFFERS_BYTES) + udp_bytes),
-            insight: if settings.insight { insight_bytes_max(settings.threads) } else { 0 },
+            insight: if settings.insight.enabled { insight_bytes_max(settings.threads) } else { 0 },
             objects: 0,
             object_listener: 0,
             s3: 0,

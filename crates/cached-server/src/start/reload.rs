@@ -50,8 +50,7 @@ impl LiveServer {
             }
         }
         shared.live.set(settings);
-        let slow = Duration::from_millis(settings.slow_request_ms.into());
-        shared.insight.slow.set_threshold(slow);
+        shared.insight.slow.set_threshold(settings.insight.slow_threshold());
         if let Some(objects) = shared.objects.get() {
             objects.set_slow_threshold(slow);
         }

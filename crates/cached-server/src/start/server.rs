@@ -422,7 +422,7 @@ pub(crate) fn open_store(
         policy: policy::by_name(settings.eviction_policy).unwrap_or_else(|| KvConfig::default().policy),
         huge_pages: settings.huge_pages,
         clock: clock.ticks(),
-        insight: settings.sampling(),
+        insight: settings.insight.sampling(),
         eviction_hook: Some(Arc::new(Evictions::new(watch.clone(), settings))),
         ..KvConfig::default()
     };

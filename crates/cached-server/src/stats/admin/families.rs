@@ -170,7 +170,7 @@ pub(super) fn fill(shared: &Shared, document: &mut Document) {
     }));
     document.shared_memory = shared.arbiter.get().map(|arbiter| shared_memory_part(arbiter));
     document.items = Some(items_part(shared));
-    document.insight = shared.settings.sampling() != Sampling::Off;
+    document.insight = shared.settings.insight.sampling() != Sampling::Off;
     for kind in Kind::ALL {
         let mut sum = LatencySnapshot::default();
         for worker in 0..shared.workers() {
