@@ -156,6 +156,11 @@ impl Admin {
     }
 }
 
+/// Returns the elements of an answer's list; none if it is missing.
+pub(crate) fn list<'a>(of: &'a Value, key: &str) -> &'a [Value] {
+    of[key].as_array().map_or(&[], Vec::as_slice)
+}
+
 /// Returns a name as a part of a query.
 pub(crate) fn encoded(name: &str) -> String {
     let letter = |byte: u8| match byte {

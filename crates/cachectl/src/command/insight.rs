@@ -3,6 +3,7 @@
 use clap::Args;
 use serde_json::Value;
 
+use crate::admin::list;
 use crate::command::Call;
 use crate::exit::Failure;
 
@@ -65,11 +66,6 @@ impl Slow {
         let document = call.admin()?.get("/slow.json")?;
         call.output.write(slow(&document), &document)
     }
-}
-
-/// The elements of a list; none if it is missing.
-fn list<'a>(document: &'a Value, name: &str) -> &'a [Value] {
-    document[name].as_array().map_or(&[], Vec::as_slice)
 }
 
 /// Text of a server, which has it of its clients: without control characters, and not too long.

@@ -13,7 +13,7 @@ use serde::de::IntoDeserializer;
 use serde::de::value::StrDeserializer;
 use serde_json::{Value, json};
 
-use crate::admin::{Admin, encoded};
+use crate::admin::{Admin, encoded, list};
 use crate::command::Call;
 use crate::command::operate::until_done;
 use crate::exit::{About, Failure};
@@ -134,8 +134,7 @@ impl Namespaces {
         match &self.command {
             NamespaceCommand::List => {
                 let answer = manager.list()?;
-                let all = answer["namespaces"].as_array().map_or(&[][..], Vec::as_slice);
-                let lines: Vec<String> = all.iter().map(line).collect();
+                let lines: Vec<String> = list(&answer, "namespaces").iter().map(line).collect();
                 output.write(lines.join("\n"), &answer)
             }
             NamespaceCommand::Show(Name { name }) => {

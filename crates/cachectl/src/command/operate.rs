@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
-use crate::admin::Admin;
+use crate::admin::{Admin, list};
 use crate::command::Call;
 use crate::exit::Failure;
 use std::fmt::Write as _;
@@ -37,10 +37,6 @@ fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_default()
 }
 
-fn list(value: &Value) -> &[Value] {
-    value.as_array().map_or(&[], Vec::as_slice)
-}
-
 impl Config {
     pub(crate) fn run(&self, call: &Call<'_>) -> Result<(), Failure> {
         let mut answer = call.admin()?.get("/config.json")?;
@@ -52,7 +48,7 @@ impl Config {
             });
         }
         let mut shown = String::new();
-        for entry in list(&answer["entries"]) {
+        for entry in list(&answer, "entries") {
             let change = if entry["live"] == Value::Bool(true) { "live" } else { "restart" };
             let [key, value, origin] = ["key", "value", "origin"].map(|name| text(&entry[name]));
             // Writing to a String cannot fail.

@@ -429,8 +429,15 @@ pub(super) fn take(screen: &mut Screen, answer: Answer, since: Option<Duration>)
 /// Acts on a key. Returns whether to go on.
 pub(super) fn press(screen: &mut Screen, key: KeyEvent) -> bool {
     let is_log = screen.page == Page::Log;
-    let (up, down) = if is_log { (1, -1) } else { (-1, 1) };
-    let mut turn = |by: i32| screen.scroll = screen.scroll.saturating_add_signed(by.try_into().unwrap_or(0));
+    let down: i16 = if is_log { -1 } else { 1 };
+    let rows = match key.code {
+        KeyCode::Up | KeyCode::Char('k') => -down,
+        KeyCode::Down | KeyCode::Char('j') => down,
+        KeyCode::PageUp => -10 * down,
+        KeyCode::PageDown | KeyCode::Char(' ') => 10 * down,
+        _ => 0,
+    };
+    screen.scroll = screen.scroll.saturating_add_signed(rows);
     let page = |screen: &Screen, by: usize| {
         let at = Page::ALL.iter().position(|page| *page == screen.page).unwrap_or(0);
         Page::ALL[(at + by) % Page::ALL.len()]
@@ -438,30 +445,6 @@ pub(super) fn press(screen: &mut Screen, key: KeyEvent) -> bool {
     let chosen = match key.code {
         KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => return false,
         KeyCode::Char('q') | KeyCode::Esc => return false,
-        KeyCode::Up | KeyCode::Char('k') => {
-            return {
-                turn(up);
-                true
-            };
-        }
-        KeyCode::Down | KeyCode::Char('j') => {
-            return {
-                turn(down);
-                true
-            };
-        }
-        KeyCode::PageUp => {
-            return {
-                turn(up * 10);
-                true
-            };
-        }
-        KeyCode::PageDown | KeyCode::Char(' ') => {
-            return {
-                turn(down * 10);
-                true
-            };
-        }
         KeyCode::Char('p') => {
             screen.link.is_paused = !screen.link.is_paused;
             return true;

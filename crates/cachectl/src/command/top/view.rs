@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 
+use crate::admin::list;
 use crate::command::top::model::{Model, Part, ratio, requests};
 
 /// The longest key, name or address that is shown, in characters.
@@ -287,10 +288,6 @@ fn table_of(
         }
     };
     Table { title, columns, rows, note }
-}
-
-fn list<'a>(document: &'a Value, name: &str) -> &'a [Value] {
-    document[name].as_array().map_or(&[], Vec::as_slice)
 }
 
 fn text(value: &Value, longest: usize) -> String {

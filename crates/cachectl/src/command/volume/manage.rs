@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::Args;
 use serde_json::{Value, json};
 
-use crate::admin::{Admin, encoded, line_of};
+use crate::admin::{Admin, encoded, line_of, list};
 use crate::command::Call;
 use crate::command::volume::name::{
     Setting, SnapshotName, Source, shown_size, size, snapshot_name, volume_name,
@@ -174,8 +174,8 @@ impl<'a> Server<'a> {
 
     pub(super) fn list(&self) -> Result<(), Failure> {
         let answer = finished(&self.admin, self.admin.get("/volumes")?)?;
-        let damaged = show::list(&answer, "damaged").len() as u64;
-        if damaged > 0 || !show::list(&answer, "volumes").is_empty() || self.output.is_json() {
+        let damaged = list(&answer, "damaged").len() as u64;
+        if damaged > 0 || !list(&answer, "volumes").is_empty() || self.output.is_json() {
             self.output.write(show::volumes(&answer), &answer)?;
         }
         match damaged {
@@ -271,7 +271,7 @@ impl<'a> Server<'a> {
         if !yes {
             let of = self.volume(name)?;
             let size = shown_size(of["size_bytes"].as_u64().unwrap_or(0));
-            let snapshots = match show::list(&of, "snapshots").len() {
+            let snapshots = match list(&of, "snapshots").len() {
                 0 => String::new(),
                 1 => " and its snapshot".to_owned(),
                 count => format!(" and its {count} snapshots"),
@@ -323,7 +323,7 @@ impl<'a> Server<'a> {
         loop {
             let answer = self.admin.get(&format!("{base}&offset={offset}"))?;
             let answer = finished(&self.admin, answer)?;
-            let found = show::list(&answer, "extents");
+            let found = list(&answer, "extents");
             if !found.is_empty() || self.output.is_json() {
                 self.output.write(show::extents(found), &answer)?;
             }

@@ -3,11 +3,7 @@
 use serde_json::Value;
 
 use super::name::shown_size;
-
-/// Returns the list of an answer.
-pub(super) fn list<'a>(of: &'a Value, key: &str) -> &'a [Value] {
-    of[key].as_array().map_or(&[], Vec::as_slice)
-}
+use crate::admin::list;
 
 /// Returns text of an answer without what a terminal would obey.
 fn text(value: &Value) -> String {
