@@ -100,8 +100,8 @@ impl Opened {
         timeout: Option<Duration>,
         only_reads: bool,
     ) -> Result<Self> {
-        let options = OpenOptions::default().secret(secret.cloned()).timeout(timeout).client_name("cachectl");
-        let options = options.only_reads(only_reads);
+        let (secret, client_name) = (secret.cloned(), "cachectl".into());
+        let options = OpenOptions { secret, timeout, client_name, only_reads, ..OpenOptions::default() };
         let mut store = Store::open(&spec.store, &options).map_err(|error| match error {
             OpenError::Config(error) => Error::Denied(error.why.into()),
             OpenError::Store(error) => error,

@@ -186,12 +186,6 @@ impl ObjectsTable {
         ObjectsTable { dirty_bytes_max, journal: self.journal.map(JournalTable::filled_in), ..self }
     }
 
-    /// Returns how long a shutdown may take to store what is dirty.
-    #[must_use]
-    pub fn shutdown_flush(&self) -> Duration {
-        Duration::from_secs(self.shutdown_flush_secs)
-    }
-
     /// Returns the configuration of the cache.
     ///
     /// # Errors

@@ -32,7 +32,6 @@ pub enum OpenError {
 
 /// What opening a store needs beside its table.
 #[derive(Clone, Debug)]
-#[non_exhaustive]
 pub struct OpenOptions {
     /// The largest object, in bytes, where the table does not set it.
     pub object_bytes_max: u64,
@@ -64,57 +63,6 @@ impl Default for OpenOptions {
             only_reads: false,
             is_server: false,
         }
-    }
-}
-
-impl OpenOptions {
-    /// Sets the largest object, in bytes, where the table does not set it.
-    #[must_use]
-    pub fn object_bytes_max(mut self, bytes: u64) -> Self {
-        self.object_bytes_max = bytes;
-        self
-    }
-
-    /// Sets the secret that a synapse server demands.
-    #[must_use]
-    pub fn secret(mut self, secret: Option<Secret>) -> Self {
-        self.secret = secret;
-        self
-    }
-
-    /// Sets the longest time that connecting or one request may take.
-    #[must_use]
-    pub fn timeout(mut self, timeout: Option<Duration>) -> Self {
-        self.timeout = timeout;
-        self
-    }
-
-    /// Sets the name under which a synapse server logs this client.
-    #[must_use]
-    pub fn client_name(mut self, name: impl Into<String>) -> Self {
-        self.client_name = name.into();
-        self
-    }
-
-    /// Sets whether the store is only to be read.
-    #[must_use]
-    pub fn only_reads(mut self, only_reads: bool) -> Self {
-        self.only_reads = only_reads;
-        self
-    }
-
-    /// Opens the store for a server, which keeps its record there.
-    #[must_use]
-    pub fn server(mut self) -> Self {
-        self.is_server = true;
-        self
-    }
-
-    /// Sets what makes spans of the store's operations that are traced.
-    #[must_use]
-    pub fn tracer(mut self, tracer: Option<Tracer>) -> Self {
-        self.tracer = tracer;
-        self
     }
 }
 

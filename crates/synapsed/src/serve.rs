@@ -296,8 +296,13 @@ async fn open(
         Some(table) => table.open_journal(waiting).await?,
         None => None,
     };
-    let options = OpenOptions::default().object_bytes_max(config.object_bytes_max());
-    let options = options.secret(secrets.store.clone()).tracer(tracer.cloned()).server();
+    let options = OpenOptions {
+        object_bytes_max: config.object_bytes_max(),
+        secret: secrets.store.clone(),
+        tracer: tracer.cloned(),
+        is_server: true,
+        ..OpenOptions::default()
+    };
     Ok((Store::open_when_available(&config.backend, &options, waiting).await?, journal))
 }
 

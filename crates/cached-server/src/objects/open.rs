@@ -92,8 +92,13 @@ impl Opening {
         let mut waiting = Waiting::new(|line| health.iter().for_each(|health| health.set_starting(line)));
         // Before the wait for the store: a journal that cannot be used ends the start at once.
         let journal = objects.open_journal(&mut waiting).await?;
-        let options = OpenOptions::default().object_bytes_max(objects.object_bytes_max.0);
-        let options = options.secret(secrets.store.clone()).tracer(tracer.clone()).server();
+        let options = OpenOptions {
+            object_bytes_max: objects.object_bytes_max.0,
+            secret: secrets.store.clone(),
+            tracer: tracer.clone(),
+            is_server: true,
+            ..OpenOptions::default()
+        };
         let store = Store::open_when_available(table, &options, &mut waiting).await?;
         let (store, measurements) = match health {
             Some(_) => measured(store, table.kind()),
