@@ -45,35 +45,24 @@ pub(crate) fn register(
 /// Adds the routes.
 pub(crate) fn add_routes(routes: &Routes, registry: &Registry, health: &Health, status: &Status) {
     let registry = registry.clone();
-    routes.get("/metrics", Access::Read, move |request| {
-        let accept = request.header("accept").unwrap_or_default().to_owned();
-        let response = metrics(&registry, &accept);
-        async move { response }
+    routes.get_now("/metrics", Access::Read, move |request| {
+        metrics(&registry, request.header("accept").unwrap_or_default())
     });
     let state = health.clone();
-    routes.get("/livez", Access::Public, move |_| {
-        let response = probe(&state.not_live());
-        async move { response }
-    });
+    routes.get_now("/livez", Access::Public, move |_| probe(&state.not_live()));
     let state = health.clone();
-    routes.get("/readyz", Access::Public, move |_| {
-        let mut response = probe(&state.not_ready());
+    routes.get_now("/readyz", Access::Public, move |_| {
+        let response = probe(&state.not_ready());
         let notes = state.notes();
-        if response.status == 200 && !notes.is_empty() {
-            response = Response::text(format!("ok\n{}\n", notes.join("\n")));
+        match response.status == 200 && !notes.is_empty() {
+            true => Response::text(format!("ok\n{}\n", notes.join("\n"))),
+            false => response,
         }
-        async move { response }
     });
     let state = health.clone();
-    routes.get("/startupz", Access::Public, move |_| {
-        let response = probe(state.not_started().as_slice());
-        async move { response }
-    });
+    routes.get_now("/startupz", Access::Public, move |_| probe(state.not_started().as_slice()));
     let status = status.clone();
-    routes.get("/status.json", Access::Read, move |_| {
-        let response = Response::json(&status.document());
-        async move { response }
-    });
+    routes.get_now("/status.json", Access::Read, move |_| Response::json(&status.document()));
 }
 
 /// Returns 200, or 503 with one line for each reason.
@@ -144,7 +133,7 @@ const FILES: [(&str, &str, &str); 10] = [
 /// Adds the page and its files.
 pub(crate) fn add_console_routes(routes: &Routes) {
     for (path, kind, content) in FILES {
-        routes.get(path, Access::Public, move |_| async move { response(kind, content) });
+        routes.get_now(path, Access::Public, move |_| response(kind, content));
     }
 }
 

@@ -35,9 +35,8 @@ struct Switch {
 /// Adds the routes. They keep no cache open.
 pub(crate) fn add_attach_routes(routes: &Routes, cache: &ObjectCache) {
     let shown = cache.downgrade();
-    routes.get("/cache.json", Access::Read, move |_| {
-        let response = shown.upgrade().map_or_else(ended, |cache| Response::json(&status(&cache)));
-        async move { response }
+    routes.get_now("/cache.json", Access::Read, move |_| {
+        shown.upgrade().map_or_else(ended, |cache| Response::json(&status(&cache)))
     });
     let detached = cache.downgrade();
     routes.post("/cache/detach", move |request| detach(detached.clone(), request));
@@ -122,9 +121,8 @@ struct Remove {
 /// Adds the routes. They keep no cache open.
 pub(crate) fn add_namespace_routes(routes: &Routes, cache: &ObjectCache) {
     let listed = cache.downgrade();
-    routes.get("/namespaces.json", Access::Read, move |request| {
-        let response = listed.upgrade().map_or_else(ended, |cache| list(&cache, request.query("name")));
-        async move { response }
+    routes.get_now("/namespaces.json", Access::Read, move |request| {
+        listed.upgrade().map_or_else(ended, |cache| list(&cache, request.query("name")))
     });
     let changed = cache.downgrade();
     routes.post("/namespaces/set", move |request| set(changed.clone(), request));

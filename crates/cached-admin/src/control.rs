@@ -40,10 +40,10 @@ pub fn add_routes(routes: &Routes, reloader: &Arc<Reloader>, drain: &Drain, log:
         }
     });
     let drain = drain.clone();
-    routes.post("/drain", move |request| {
+    routes.post_now("/drain", move |request| {
         tracing::info!(peer = %request.peer(), "the admin listener requests the end");
         drain.request();
-        async move { Response::json(&json!({ "draining": true })) }
+        Response::json(&json!({ "draining": true }))
     });
     let shown = Arc::clone(reloader);
     routes.get("/config.json", Access::Read, move |_| {
@@ -59,8 +59,8 @@ pub fn add_routes(routes: &Routes, reloader: &Arc<Reloader>, drain: &Drain, log:
         }
     });
     let log = log.clone();
-    routes.get("/log.json", Access::Read, move |request| {
-        let response = match request.query("after").map(|after| after.parse()).transpose() {
+    routes.get_now("/log.json", Access::Read, move |request| {
+        match request.query("after").map(|after| after.parse()).transpose() {
             Ok(after) => {
                 let lines = log.tail(after);
                 let next = lines.last().map(|line| line.id + 1);
@@ -69,8 +69,7 @@ pub fn add_routes(routes: &Routes, reloader: &Arc<Reloader>, drain: &Drain, log:
                 Response::json(&json!({ "next": next, "lines": lines }))
             }
             Err(_) => Response::failure(400, "after must be the number of a line"),
-        };
-        async move { response }
+        }
     });
 }
 

@@ -207,6 +207,21 @@ impl Routes {
         self.add(&Method::POST, path, Access::Token, handler);
     }
 
+    /// As [`get`](Self::get), for a handler that does not wait.
+    pub fn get_now(
+        &self,
+        path: &str,
+        access: Access,
+        handler: impl Fn(Request) -> Response + Send + Sync + 'static,
+    ) {
+        self.get(path, access, move |request| std::future::ready(handler(request)));
+    }
+
+    /// As [`post`](Self::post), for a handler that does not wait.
+    pub fn post_now(&self, path: &str, handler: impl Fn(Request) -> Response + Send + Sync + 'static) {
+        self.post(path, move |request| std::future::ready(handler(request)));
+    }
+
     fn add<F>(
         &self,
         method: &Method,

@@ -150,12 +150,9 @@ fn take_samples(cache: &WeakObjectCache, ended: &mpsc::Receiver<()>) {
 fn add_routes(admin: &AdminServer, source: &Arc<InsightSource>) {
     let add = |path: &str, answer: fn(&InsightSource, &Request) -> Response| {
         let source: Weak<InsightSource> = Arc::downgrade(source);
-        admin.routes().get(path, Access::Read, move |request| {
-            let response = match source.upgrade() {
-                Some(source) => answer(&source, &request),
-                None => Response::failure(503, "the cache has ended"),
-            };
-            async move { response }
+        admin.routes().get_now(path, Access::Read, move |request| match source.upgrade() {
+            Some(source) => answer(&source, &request),
+            None => Response::failure(503, "the cache has ended"),
         });
     };
     add("/mrc.json", |source, _| Response::json(&MissRatios { curves: source.curves() }));

@@ -15,7 +15,7 @@ use super::history::History;
 use crate::process::Process;
 
 /// The whole document.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 #[non_exhaustive]
 pub struct Document {
     /// 1.
@@ -83,7 +83,7 @@ pub struct Document {
 }
 
 /// What the probes report.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct HealthPart {
     /// As `/livez`.
     pub live: bool,

@@ -101,20 +101,8 @@ impl Status {
             },
             health: HealthPart { ready: health.reasons.is_empty(), ..health },
             process: Process::read(),
-            memory: Vec::new(),
-            shared_memory: None,
-            items: None,
-            latency: Vec::new(),
-            workers: Vec::new(),
-            listeners: Vec::new(),
-            connections: None,
-            objects: None,
-            store: None,
-            synapse: None,
-            volumes: None,
-            journal: None,
-            insight: false,
             history: History::new(),
+            ..Document::default()
         };
         // Outside of the lock: a source may take its time.
         let sources = inner.sources.lock().clone();

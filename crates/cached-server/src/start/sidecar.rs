@@ -117,15 +117,9 @@ struct Body {
 /// Adds the routes.
 fn add_routes(routes: &Routes, control: &SidecarControl) {
     let own = control.clone();
-    routes.post("/s3/invalidate", move |request| {
-        let response = invalidate(&own, &request);
-        async move { response }
-    });
+    routes.post_now("/s3/invalidate", move |request| invalidate(&own, &request));
     let own = control.clone();
-    routes.post("/s3/events", move |request| {
-        let response = take_events(&own, &request);
-        async move { response }
-    });
+    routes.post_now("/s3/events", move |request| take_events(&own, &request));
 }
 
 fn invalidate(control: &SidecarControl, request: &Request) -> Response {

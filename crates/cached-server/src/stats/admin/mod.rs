@@ -119,12 +119,9 @@ fn flush_prefix(shared: &Weak<Shared>, request: &Request) -> Response {
 fn add_insight_routes(admin: &AdminServer, shared: &Arc<Shared>) {
     let add = |path: &str, answer: fn(&Reports, &Request) -> Response| {
         let shared = Arc::downgrade(shared);
-        admin.routes().get(path, Access::Read, move |request| {
-            let response = match shared.upgrade() {
-                Some(shared) => answer(&Reports::new(shared), &request),
-                None => Response::failure(503, "the server has ended"),
-            };
-            async move { response }
+        admin.routes().get_now(path, Access::Read, move |request| match shared.upgrade() {
+            Some(shared) => answer(&Reports::new(shared), &request),
+            None => Response::failure(503, "the server has ended"),
         });
     };
     add("/mrc.json", |reports, _| Response::json(&reports.miss_ratios()));
