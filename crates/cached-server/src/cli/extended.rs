@@ -5,7 +5,7 @@
 
 use super::wrong;
 use crate::config::settings::{
-    ClientCertificates, Discovery, InertSettings, KeyFormat, MinVersion, Settings, TlsSettings,
+    ClientCertificates, InertSettings, KeyFormat, MinVersion, Settings, TlsSettings,
 };
 use cached_core::kv::policy;
 use cached_process::{Exit, Failure};
@@ -15,25 +15,13 @@ const PAGE_BYTES: usize = 1 << 20;
 /// The default size of the largest chunk.
 const CHUNK_BYTES_MAX: usize = PAGE_BYTES / 2;
 
-/// The options of all `-o` together.
+/// What all `-o` together leave for the end. Their other options are in the settings at once.
 #[derive(Debug, Clone)]
 pub(super) struct Extended {
-    pub(super) inert: InertSettings,
-    pub(super) maxconns_fast: bool,
-    pub(super) track_sizes: bool,
-    /// Not memcached's; one of [`policy::NAMES`].
-    pub(super) eviction_policy: &'static str,
-    /// Not memcached's.
-    pub(super) pin_workers: bool,
-    /// Not memcached's.
-    pub(super) cluster_discovery: Discovery,
-    pub(super) watcher_buffer_bytes: usize,
-    pub(super) worker_buffer_bytes: usize,
     pub(super) chunk_bytes_max: usize,
     chunk_changed: bool,
     /// In effect with `-Z`, or with `[memcached.tls]` in the file.
     pub(super) tls: TlsSettings,
-    pub(super) slab_sizes: Vec<usize>,
     /// The options given that have no effect.
     pub(super) without_effect: Vec<String>,
 }
@@ -42,141 +30,98 @@ impl Extended {
     /// Returns the options that hold where none is given.
     pub(super) fn over(settings: &Settings) -> Extended {
         Extended {
-            inert: settings.inert.clone(),
-            maxconns_fast: settings.connections_max_fast,
-            track_sizes: settings.track_sizes,
-            eviction_policy: settings.eviction_policy,
-            pin_workers: settings.pin_workers,
-            cluster_discovery: settings.cluster_discovery.clone(),
-            watcher_buffer_bytes: settings.watcher_buffer_bytes,
-            worker_buffer_bytes: settings.worker_buffer_bytes,
             chunk_bytes_max: settings.classes.chunk_bytes_max,
             chunk_changed: settings.classes.chunk_bytes_max != CHUNK_BYTES_MAX,
             tls: settings.tls.clone().unwrap_or_default(),
-            slab_sizes: settings.classes.sizes.clone(),
             without_effect: Vec::new(),
         }
     }
 
-    /// Copies the options to the settings, except for the size classes.
-    pub(super) fn apply(self, settings: &mut Settings) {
-        settings.connections_max_fast = self.maxconns_fast;
-        settings.idle_timeout_secs = u32::try_from(self.inert.idle_timeout).unwrap_or(0);
-        settings.eviction_policy = self.eviction_policy;
-        settings.pin_workers = self.pin_workers;
-        settings.cluster_discovery = self.cluster_discovery;
-        settings.track_sizes = self.track_sizes;
-        settings.watcher_buffer_bytes = self.watcher_buffer_bytes;
-        settings.worker_buffer_bytes = self.worker_buffer_bytes;
-        settings.connection_bytes_max = match self.inert.read_buf_mem_limit {
-            0 => Settings::connection_bytes_for(settings.connections_max, settings.item_bytes_max),
-            bytes => bytes,
-        };
-        settings.inert = self.inert;
-    }
-
     /// Reads one list.
-    pub(super) fn read(&mut self, list: &str) -> Result<(), Failure> {
+    pub(super) fn read(&mut self, settings: &mut Settings, list: &str) -> Result<(), Failure> {
         for part in list.trim_start().split(',').filter(|part| !part.is_empty()) {
             let (name, value) = match part.split_once('=') {
                 Some((name, value)) => (name, Some(value)),
                 None => (part, None),
             };
-            self.option(part, name, value)?;
+            self.option(settings, part, name, value)?;
         }
         Ok(())
     }
 
-    fn option(&mut self, part: &str, name: &str, value: Option<&str>) -> Result<(), Failure> {
+    fn option(
+        &mut self,
+        settings: &mut Settings,
+        part: &str,
+        name: &str,
+        value: Option<&str>,
+    ) -> Result<(), Failure> {
         match name {
-            "maxconns_fast" => self.maxconns_fast = true,
-            "no_maxconns_fast" => self.maxconns_fast = false,
-            "track_sizes" => self.track_sizes = true,
-            "eviction_policy" => self.eviction_policy = eviction_policy(value)?,
-            "pin_workers" => self.pin_workers = true,
-            "no_pin_workers" => self.pin_workers = false,
+            "maxconns_fast" => settings.connections_max_fast = true,
+            "no_maxconns_fast" => settings.connections_max_fast = false,
+            "track_sizes" => settings.track_sizes = true,
+            // Not memcached's, nor are the next three.
+            "eviction_policy" => settings.eviction_policy = eviction_policy(value)?,
+            "pin_workers" => settings.pin_workers = true,
+            "no_pin_workers" => settings.pin_workers = false,
             "cluster_discovery" => {
                 let parsed = value.unwrap_or("reached").parse();
-                self.cluster_discovery = parsed
+                settings.cluster_discovery = parsed
                     .or_else(|why: String| wrong(Exit::FlagValue, format!("cluster_discovery {why}")))?;
             }
             "idle_timeout" => {
-                self.inert.idle_timeout = integer(given(value, "Missing numeric argument for idle_timeout")?);
+                let secs = integer(given(value, "Missing numeric argument for idle_timeout")?);
+                settings.inert.idle_timeout = secs;
+                settings.idle_timeout_secs = u32::try_from(secs).unwrap_or(0);
             }
-            "watcher_logbuf_size" => self.watcher_buffer_bytes = kibibytes(name, value)?,
-            "worker_logbuf_size" => self.worker_buffer_bytes = kibibytes(name, value)?,
+            "watcher_logbuf_size" => settings.watcher_buffer_bytes = kibibytes(name, value)?,
+            "worker_logbuf_size" => settings.worker_buffer_bytes = kibibytes(name, value)?,
             "read_buf_mem_limit" => {
-                self.inert.read_buf_mem_limit = unsigned(name, value)?.saturating_mul(1 << 20);
+                settings.inert.read_buf_mem_limit = unsigned(name, value)?.saturating_mul(1 << 20);
             }
-            "slab_sizes" => self.slab_sizes = slab_sizes(value)?,
+            "slab_sizes" => settings.classes.sizes = slab_sizes(value)?,
             "slab_chunk_max" => {
                 self.chunk_bytes_max = chunk_max(value)?;
                 self.chunk_changed = true;
             }
             "no_chunked_items" => self.chunk_bytes_max = PAGE_BYTES,
-            "modern" | "no_inline_ascii_resp" | "inline_ascii_resp" => {}
             // This program does not drop privileges by system call filters; keeping them is accepted.
-            "no_drop_privileges" | "drop_privileges" | "relaxed_privileges" => {}
-            "resp_obj_mem_limit" => {}
-            _ if name.starts_with("ssl_") && read_ssl(&mut self.tls, &mut self.inert, name, value)? => {}
+            "modern"
+            | "no_inline_ascii_resp"
+            | "inline_ascii_resp"
+            | "resp_obj_mem_limit"
+            | "no_drop_privileges"
+            | "drop_privileges"
+            | "relaxed_privileges" => self.ignore(name),
+            _ if name.starts_with("ssl_") && read_ssl(&mut self.tls, &mut settings.inert, name, value)? => {
+                if matches!(name, "ssl_wbuf_size" | "ssl_kernel_tls") {
+                    self.ignore(name);
+                }
+            }
             _ if name.starts_with("ext_") => {
                 return wrong(Exit::Usage, format!("-o {name}: this server has no external storage yet."));
             }
-            _ if self.tuning(name, value)? => {}
+            _ if self.tuning(settings, name, value)? => self.ignore(name),
             _ => return wrong(Exit::FlagValue, format!("Illegal suboption \"{part}\"")),
-        }
-        let has_effect = matches!(
-            name,
-            "maxconns_fast"
-                | "no_maxconns_fast"
-                | "track_sizes"
-                | "eviction_policy"
-                | "pin_workers"
-                | "no_pin_workers"
-                | "cluster_discovery"
-                | "idle_timeout"
-                | "watcher_logbuf_size"
-                | "worker_logbuf_size"
-                | "read_buf_mem_limit"
-                | "slab_sizes"
-                | "slab_chunk_max"
-                | "no_chunked_items"
-                | "ssl_chain_cert"
-                | "ssl_key"
-                | "ssl_keyformat"
-                | "ssl_verify_mode"
-                | "ssl_ca_cert"
-                | "ssl_session_cache"
-                | "ssl_min_version"
-        );
-        if !has_effect {
-            self.without_effect.push(format!("-o {name}"));
         }
         Ok(())
     }
 
+    fn ignore(&mut self, name: &str) {
+        self.without_effect.push(format!("-o {name}"));
+    }
+
     /// Reads an option of a part that this engine does not have; returns false for a name that memcached does
     /// not know either.
-    fn tuning(&mut self, name: &str, value: Option<&str>) -> Result<bool, Failure> {
-        let inert = &mut self.inert;
+    fn tuning(&mut self, settings: &mut Settings, name: &str, value: Option<&str>) -> Result<bool, Failure> {
+        let inert = &mut settings.inert;
         match name {
             "hashpower" => {
                 let power = integer(given(value, "Missing numeric argument for hashpower")?);
-                match power {
-                    12..=32 => inert.hashpower_init = power,
-                    ..12 => {
-                        return wrong(
-                            Exit::FlagValue,
-                            format!("Initial hashtable multiplier of {power} is too low"),
-                        );
-                    }
-                    _ => {
-                        return wrong(
-                            Exit::FlagValue,
-                            format!("Initial hashtable multiplier of {power} is too high"),
-                        );
-                    }
-                }
+                let multiplier = format!("Initial hashtable multiplier of {power}");
+                require(power >= 12, &format!("{multiplier} is too low"))?;
+                require(power <= 32, &format!("{multiplier} is too high"))?;
+                inert.hashpower_init = power;
             }
             "no_hashexpand" => {}
             "slab_reassign" => inert.slab_reassign = true,
@@ -241,7 +186,7 @@ impl Extended {
                 if !self.chunk_changed {
                     self.chunk_bytes_max = PAGE_BYTES;
                 }
-                self.maxconns_fast = false;
+                settings.connections_max_fast = false;
                 (inert.slab_reassign, inert.slab_automove) = (false, 0);
                 (inert.lru_crawler, inert.lru_maintainer, inert.lru_segmented) = (false, false, false);
             }
@@ -251,7 +196,8 @@ impl Extended {
     }
 
     /// Checks options that depend on each other.
-    pub(super) fn check(&mut self, item_bytes_max: usize) -> Result<(), Failure> {
+    pub(super) fn check(&mut self, settings: &Settings) -> Result<(), Failure> {
+        let item_bytes_max = settings.item_bytes_max;
         let chunk = self.chunk_bytes_max;
         if item_bytes_max > PAGE_BYTES && !self.chunk_changed {
             self.chunk_bytes_max = CHUNK_BYTES_MAX;
@@ -271,7 +217,7 @@ impl Extended {
             );
             return wrong(Exit::Usage, line);
         }
-        let inert = &self.inert;
+        let inert = &settings.inert;
         if inert.hot_lru_pct + inert.warm_lru_pct > 80 {
             return wrong(Exit::Usage, "hot_lru_pct + warm_lru_pct cannot be more than 80% combined");
         }

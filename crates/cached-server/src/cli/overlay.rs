@@ -33,7 +33,7 @@ impl Cli {
         };
         let mut extended = Extended::over(&settings);
         for list in &self.extended {
-            extended.read(list)?;
+            extended.read(&mut settings, list)?;
         }
         let mut notes = Vec::new();
         let port = self.port_given(&mut notes)?;
@@ -55,7 +55,7 @@ impl Cli {
             let why = format!("is more than half of memory_bytes_max, {} bytes", settings.memory_bytes);
             return Err(blame(ConfigError { key: "memcached.item_bytes_max".into(), why }));
         }
-        if let Err(error) = extended.check(settings.item_bytes_max) {
+        if let Err(error) = extended.check(&settings) {
             if path.is_none() || sizes_given || !self.extended.is_empty() {
                 return Err(error);
             }
@@ -92,7 +92,10 @@ impl Cli {
             let names = extended.without_effect.join(", ");
             notes.push(format!("accepted, but without effect in this engine: {names}"));
         }
-        extended.apply(&mut settings);
+        settings.connection_bytes_max = match settings.inert.read_buf_mem_limit {
+            0 => Settings::connection_bytes_for(settings.connections_max, settings.item_bytes_max),
+            bytes => bytes,
+        };
         // A daemon leaves the directory in which it was started. Without one the path stays as it is.
         settings.memory_file = settings.memory_file.map(|path| std::path::absolute(&path).unwrap_or(path));
         settings.notes = notes;
@@ -270,7 +273,6 @@ impl Cli {
             classes.chunk_bytes_min = usize::try_from(bytes).unwrap_or(usize::MAX).min(1 << 20);
         }
         classes.chunk_bytes_max = extended.chunk_bytes_max;
-        classes.sizes = extended.slab_sizes.clone();
         Ok(classes)
     }
 
