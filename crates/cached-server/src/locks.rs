@@ -6,6 +6,7 @@
 //! | table of connections | 5 | a command is sent to a worker |
 //! | counts at the last `stats reset` | 6 | they are copied |
 //! | wrong passwords by address | 7 | one is counted |
+//! | settings without effect | 8 | they are copied, or a client sets one |
 //! | lines for watchers | 60 | a line is queued; the store's eviction hook takes it while it holds the store's locks |
 //! | sketches of hot keys | 61 | queued keys are counted, or the hottest copied |
 //! | lines on their way to a worker | 63 | they are added, or all are taken |
@@ -23,6 +24,7 @@ pub(crate) static CHANGES: Rank = Rank::new("server: changes from outside of req
 pub(crate) static CONNECTIONS: Rank = Rank::new("server: table of connections", 5);
 pub(crate) static BASELINE: Rank = Rank::new("server: counts at the last reset", 6);
 pub(crate) static ATTEMPTS: Rank = Rank::new("server: wrong passwords by address", 7);
+pub(crate) static INERT: Rank = Rank::new("server: settings without effect", 8);
 pub(crate) static WATCHERS: Rank = Rank::new("server: lines for watchers", 60);
 pub(crate) static RELAY: Rank = Rank::new("server: lines on their way to a worker", 63);
 pub(crate) static HOT: Rank = Rank::new("server: hot keys", 61);

@@ -14,7 +14,6 @@ use cached_core::kv::ScanCursor;
 use cached_proto::text::{Admin, Tokens, Verb, Verbosity};
 use cached_proto::{number, reply};
 use std::net::SocketAddr;
-use std::sync::atomic::Ordering;
 
 const WATCH_NOT_ALLOWED: &[u8] = b"CLIENT_ERROR watch commands not allowed\r\n";
 const BAD_CLASS: &[u8] = b"BADCLASS invalid class id\r\n";
@@ -149,7 +148,7 @@ fn slabs(executor: &Executor<'_>, tokens: &Tokens<'_>) -> &'static [u8] {
 
 /// `lru`: settings of memcached's LRU, stored for `stats settings`.
 fn lru(executor: &Executor<'_>, tokens: &Tokens<'_>) -> &'static [u8] {
-    let inert = &executor.shared.inert;
+    let mut inert = executor.shared.inert.lock();
     if tokens.is_prefix_of(1, "tune") && tokens.len() >= 6 {
         let (Some(hot), Some(warm)) = (number_u32(tokens, 2), number_u32(tokens, 3)) else {
             return reply::ERROR;
@@ -163,10 +162,10 @@ fn lru(executor: &Executor<'_>, tokens: &Tokens<'_>) -> &'static [u8] {
         if factor <= 0.0 || hot_factor <= 0.0 {
             return b"ERROR hot/warm age factors must be greater than 0\r\n";
         }
-        inert.hot_lru_pct.store(hot, Ordering::Relaxed);
-        inert.warm_lru_pct.store(warm, Ordering::Relaxed);
-        inert.hot_max_factor.store(hot_factor.to_bits(), Ordering::Relaxed);
-        inert.warm_max_factor.store(factor.to_bits(), Ordering::Relaxed);
+        inert.hot_lru_pct = hot;
+        inert.warm_lru_pct = warm;
+        inert.hot_max_factor = hot_factor;
+        inert.warm_max_factor = factor;
         return reply::OK;
     }
     if tokens.is_prefix_of(1, "mode") && tokens.len() >= 3 {
@@ -175,14 +174,14 @@ fn lru(executor: &Executor<'_>, tokens: &Tokens<'_>) -> &'static [u8] {
             Some(b"segmented") => true,
             _ => return reply::ERROR,
         };
-        inert.lru_segmented.store(segmented, Ordering::Relaxed);
+        inert.lru_segmented = segmented;
         return reply::OK;
     }
     if tokens.is_prefix_of(1, "temp_ttl") && tokens.len() >= 3 {
         let Some(ttl) = tokens.get(2).and_then(number::token_i32) else { return reply::ERROR };
-        inert.temp_lru.store(ttl >= 0, Ordering::Relaxed);
+        inert.temp_lru = ttl >= 0;
         if let Ok(ttl) = u32::try_from(ttl) {
-            inert.temporary_ttl.store(ttl, Ordering::Relaxed);
+            inert.temporary_ttl = ttl;
         }
         return reply::OK;
     }
@@ -202,7 +201,7 @@ fn lru_crawler(executor: &Executor<'_>, tokens: &Tokens<'_>) -> Crawl {
         && let Some(walk) =
             ["crawl", "metadump", "mgdump"].into_iter().find(|name| tokens.is_prefix_of(1, name))
     {
-        if !executor.shared.inert.lru_crawler.load(Ordering::Relaxed) {
+        if !executor.shared.inert.lock().lru_crawler {
             return Crawl::Reply(b"CLIENT_ERROR lru crawler disabled\r\n");
         }
         let known = tokens.get(2).is_some_and(size_classes::is_known);
@@ -238,17 +237,17 @@ fn dump(executor: &Executor<'_>, is_known: bool, kind: DumpKind) -> Crawl {
 }
 
 fn crawler_setting(executor: &Executor<'_>, tokens: &Tokens<'_>) -> &'static [u8] {
-    let inert = &executor.shared.inert;
+    let mut inert = executor.shared.inert.lock();
     if tokens.len() == 3 {
         if tokens.is_prefix_of(1, "tocrawl") {
             let Some(count) = number_u32(tokens, 2) else { return reply::BAD_FORMAT };
-            inert.lru_crawler_tocrawl.store(count, Ordering::Relaxed);
+            inert.lru_crawler_tocrawl = count;
             return reply::OK;
         }
         if tokens.is_prefix_of(1, "sleep") {
             return match number_u32(tokens, 2) {
                 Some(micros @ 0..=1_000_000) => {
-                    inert.lru_crawler_sleep.store(micros, Ordering::Relaxed);
+                    inert.lru_crawler_sleep = micros;
                     reply::OK
                 }
                 Some(_) => b"CLIENT_ERROR sleep must be one second or less\r\n",
@@ -257,11 +256,11 @@ fn crawler_setting(executor: &Executor<'_>, tokens: &Tokens<'_>) -> &'static [u8
         }
     }
     if tokens.len() == 2 && tokens.is_prefix_of(1, "enable") {
-        let runs = inert.lru_crawler.swap(true, Ordering::Relaxed);
+        let runs = std::mem::replace(&mut inert.lru_crawler, true);
         return if runs { b"ERROR failed to start lru crawler thread\r\n" } else { reply::OK };
     }
     if tokens.len() == 2 && tokens.is_prefix_of(1, "disable") {
-        inert.lru_crawler.store(false, Ordering::Relaxed);
+        inert.lru_crawler = false;
         return reply::OK;
     }
     reply::ERROR

@@ -28,103 +28,63 @@ pub(crate) const SERVER_LIVE_KEYS: [&str; 15] = [
     "s3.buckets",
 ];
 
-/// The settings in force. [`Settings`] explains each.
-#[derive(Debug)]
-pub(crate) struct Live {
-    connections_max: AtomicUsize,
-    refuses_excess: AtomicBool,
-    connection_bytes_max: AtomicUsize,
-    idle_timeout_secs: AtomicU32,
-    batches_per_wake: AtomicU32,
-    /// 0: no limit.
-    requests_per_wake: AtomicU32,
-    flush_command: AtomicBool,
-    dump_commands: AtomicBool,
-    watch_command: AtomicBool,
-    shutdown_command: AtomicBool,
-    /// How long the server is not ready before its listeners close.
-    pub(crate) drain_delay: LiveSecs,
-    /// How long clients have to take their replies.
-    pub(crate) drain_timeout: LiveSecs,
+/// Defines [`Live`]: a line for each setting, with its word, its type and where the settings have it.
+macro_rules! live {
+    ($($(#[$doc:meta])* $name:ident: $Word:ident, $Type:ty, $of:expr;)*) => {
+        /// The settings in force. [`Settings`] explains each.
+        #[derive(Debug)]
+        pub(crate) struct Live {
+            $($name: $Word,)*
+            /// How long the server is not ready before its listeners close.
+            pub(crate) drain_delay: LiveSecs,
+            /// How long clients have to take their replies.
+            pub(crate) drain_timeout: LiveSecs,
+        }
+
+        impl Live {
+            pub(crate) fn new(settings: &Settings) -> Live {
+                Live {
+                    $($name: $Word::new($of(settings)),)*
+                    drain_delay: LiveSecs::new(settings.drain.delay_secs),
+                    drain_timeout: LiveSecs::new(settings.drain.timeout_secs),
+                }
+            }
+
+            /// Applies the settings that can change.
+            pub(crate) fn set(&self, settings: &Settings) {
+                $(self.$name.store($of(settings), Ordering::Relaxed);)*
+                self.drain_delay.set(settings.drain.delay_secs);
+                self.drain_timeout.set(settings.drain.timeout_secs);
+            }
+
+            $($(#[$doc])*
+            #[inline]
+            pub(crate) fn $name(&self) -> $Type {
+                self.$name.load(Ordering::Relaxed)
+            })*
+        }
+    };
+}
+
+live! {
+    connections_max: AtomicUsize, usize, |of: &Settings| of.connections_max;
+    /// Returns whether clients above [`connections_max`](Self::connections_max) are refused; otherwise they wait.
+    refuses_excess: AtomicBool, bool, |of: &Settings| of.connections_max_fast;
+    connection_bytes_max: AtomicUsize, usize, |of: &Settings| of.connection_bytes_max;
+    idle_timeout_secs: AtomicU32, u32, |of: &Settings| of.idle_timeout_secs;
+    batches_per_wake: AtomicU32, u32, |of: &Settings| of.batches_per_wake;
+    /// Returns [`requests_per_wake`](Self::requests_per_wake), or 0 for no limit.
+    requests_per_wake_or_0: AtomicU32, u32, |of: &Settings| of.requests_per_wake.unwrap_or(0);
+    flush_command: AtomicBool, bool, |of: &Settings| of.flush_enabled;
+    dump_commands: AtomicBool, bool, |of: &Settings| of.dump_enabled;
+    watch_command: AtomicBool, bool, |of: &Settings| of.watch_enabled;
+    shutdown_command: AtomicBool, bool, |of: &Settings| of.shutdown_command;
 }
 
 impl Live {
-    pub(crate) fn new(settings: &Settings) -> Live {
-        Live {
-            connections_max: AtomicUsize::new(settings.connections_max),
-            refuses_excess: AtomicBool::new(settings.connections_max_fast),
-            connection_bytes_max: AtomicUsize::new(settings.connection_bytes_max),
-            idle_timeout_secs: AtomicU32::new(settings.idle_timeout_secs),
-            batches_per_wake: AtomicU32::new(settings.batches_per_wake),
-            requests_per_wake: AtomicU32::new(settings.requests_per_wake.unwrap_or(0)),
-            flush_command: AtomicBool::new(settings.flush_enabled),
-            dump_commands: AtomicBool::new(settings.dump_enabled),
-            watch_command: AtomicBool::new(settings.watch_enabled),
-            shutdown_command: AtomicBool::new(settings.shutdown_command),
-            drain_delay: LiveSecs::new(settings.drain.delay_secs),
-            drain_timeout: LiveSecs::new(settings.drain.timeout_secs),
-        }
-    }
-
-    /// Applies the settings that can change.
-    pub(crate) fn set(&self, settings: &Settings) {
-        self.connections_max.store(settings.connections_max, Ordering::Relaxed);
-        self.refuses_excess.store(settings.connections_max_fast, Ordering::Relaxed);
-        self.connection_bytes_max.store(settings.connection_bytes_max, Ordering::Relaxed);
-        self.idle_timeout_secs.store(settings.idle_timeout_secs, Ordering::Relaxed);
-        self.batches_per_wake.store(settings.batches_per_wake, Ordering::Relaxed);
-        self.requests_per_wake.store(settings.requests_per_wake.unwrap_or(0), Ordering::Relaxed);
-        self.flush_command.store(settings.flush_enabled, Ordering::Relaxed);
-        self.dump_commands.store(settings.dump_enabled, Ordering::Relaxed);
-        self.watch_command.store(settings.watch_enabled, Ordering::Relaxed);
-        self.shutdown_command.store(settings.shutdown_command, Ordering::Relaxed);
-        self.drain_delay.set(settings.drain.delay_secs);
-        self.drain_timeout.set(settings.drain.timeout_secs);
-    }
-
-    #[inline]
-    pub(crate) fn connections_max(&self) -> usize {
-        self.connections_max.load(Ordering::Relaxed)
-    }
-
-    /// Returns whether clients above [`connections_max`](Self::connections_max) are refused; otherwise they
-    /// wait.
-    pub(crate) fn refuses_excess(&self) -> bool {
-        self.refuses_excess.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn connection_bytes_max(&self) -> usize {
-        self.connection_bytes_max.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn idle_timeout_secs(&self) -> u32 {
-        self.idle_timeout_secs.load(Ordering::Relaxed)
-    }
-
-    #[inline]
-    pub(crate) fn batches_per_wake(&self) -> u32 {
-        self.batches_per_wake.load(Ordering::Relaxed)
-    }
-
     #[inline]
     pub(crate) fn requests_per_wake(&self) -> Option<u32> {
-        Some(self.requests_per_wake.load(Ordering::Relaxed)).filter(|requests| *requests > 0)
-    }
-
-    pub(crate) fn flush_command(&self) -> bool {
-        self.flush_command.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn dump_commands(&self) -> bool {
-        self.dump_commands.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn watch_command(&self) -> bool {
-        self.watch_command.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn shutdown_command(&self) -> bool {
-        self.shutdown_command.load(Ordering::Relaxed)
+        Some(self.requests_per_wake_or_0()).filter(|requests| *requests > 0)
     }
 }
 

@@ -10,7 +10,7 @@ pub(crate) mod live;
 use crate::config::settings::{InertSettings, Settings};
 use crate::config::size_classes::SizeClasses;
 use crate::connections::{Attempts, CommandQueue, Connections, Endpoints, ListenerCounts, UdpSocket};
-use crate::locks::{BASELINE, CHANGES, Lock};
+use crate::locks::{BASELINE, CHANGES, INERT, Lock};
 use crate::objects::ObjectStatistics;
 use crate::process::Logging;
 use crate::telemetry::counters::{Counters, Totals};
@@ -49,7 +49,8 @@ pub(crate) struct Shared {
     pub(crate) connections: Connections,
     pub(crate) prefixes: PrefixCounts,
     pub(crate) insight: Insight,
-    pub(crate) inert: InertValues,
+    /// Settings without effect; clients may change those of memcached's LRU and crawler.
+    pub(crate) inert: Lock<InertSettings>,
     pub(crate) size_classes: SizeClasses,
     /// The kinds of events that are observed, by watchers or by `stats detail`: the one word that requests
     /// read.
@@ -110,40 +111,6 @@ struct Baseline {
     kv: KvStats,
     connections: u64,
     rejected: u64,
-}
-
-/// Settings of memcached's LRU and crawler, which clients may change and which have no effect.
-#[derive(Debug)]
-pub(crate) struct InertValues {
-    pub(crate) lru_segmented: AtomicBool,
-    pub(crate) hot_lru_pct: AtomicU32,
-    pub(crate) warm_lru_pct: AtomicU32,
-    /// The bits of an `f64`.
-    pub(crate) hot_max_factor: AtomicU64,
-    /// The bits of an `f64`.
-    pub(crate) warm_max_factor: AtomicU64,
-    pub(crate) temp_lru: AtomicBool,
-    pub(crate) temporary_ttl: AtomicU32,
-    pub(crate) lru_crawler: AtomicBool,
-    pub(crate) lru_crawler_sleep: AtomicU32,
-    pub(crate) lru_crawler_tocrawl: AtomicU32,
-}
-
-impl InertValues {
-    fn new(settings: &InertSettings) -> Self {
-        InertValues {
-            lru_segmented: AtomicBool::new(settings.lru_segmented),
-            hot_lru_pct: AtomicU32::new(settings.hot_lru_pct),
-            warm_lru_pct: AtomicU32::new(settings.warm_lru_pct),
-            hot_max_factor: AtomicU64::new(settings.hot_max_factor.to_bits()),
-            warm_max_factor: AtomicU64::new(settings.warm_max_factor.to_bits()),
-            temp_lru: AtomicBool::new(settings.temp_lru),
-            temporary_ttl: AtomicU32::new(settings.temporary_ttl),
-            lru_crawler: AtomicBool::new(settings.lru_crawler),
-            lru_crawler_sleep: AtomicU32::new(settings.lru_crawler_sleep),
-            lru_crawler_tocrawl: AtomicU32::new(settings.lru_crawler_tocrawl),
-        }
-    }
 }
 
 /// The request to stop the server, without the delay of [`Drain`].
@@ -228,7 +195,7 @@ impl Shared {
             connections: Connections::new(queues),
             prefixes: PrefixCounts::new(settings.prefix_delimiter, observed_events.clone()),
             insight,
-            inert: InertValues::new(&settings.inert),
+            inert: Lock::new(&INERT, settings.inert.clone()),
             size_classes: SizeClasses::new(&settings.classes),
             observed_events,
             watch,

@@ -80,12 +80,14 @@ pub(super) fn write_general(shared: &Shared, sink: &mut Sink<'_>) {
     sink.put("hash_bytes", kv.index_bytes);
     sink.put("hash_is_expanding", 0);
     if settings.inert.slab_reassign {
-        sink.put("slab_reassign_rescues", 0);
-        sink.put("slab_reassign_chunk_rescues", 0);
-        sink.put("slab_reassign_inline_reclaim", 0);
-        sink.put("slab_reassign_busy_items", 0);
-        sink.put("slab_reassign_busy_deletes", 0);
-        sink.put("slab_reassign_busy_nomem", 0);
+        sink.put_zeros(&[
+            "slab_reassign_rescues",
+            "slab_reassign_chunk_rescues",
+            "slab_reassign_inline_reclaim",
+            "slab_reassign_busy_items",
+            "slab_reassign_busy_deletes",
+            "slab_reassign_busy_nomem",
+        ]);
         sink.put("slab_reassign_last_busy_status", "none");
         sink.put("slab_reassign_running", 0);
         sink.put("slabs_moved", 0);
@@ -124,15 +126,15 @@ pub(super) fn write_general(shared: &Shared, sink: &mut Sink<'_>) {
     }
     sink.put("evictions", kv.evictions);
     sink.put("reclaimed", kv.reclaimed);
-    sink.put("crawler_reclaimed", 0);
-    sink.put("crawler_items_checked", 0);
-    sink.put("lrutail_reflocked", 0);
+    sink.put_zeros(&["crawler_reclaimed", "crawler_items_checked", "lrutail_reflocked"]);
     if settings.inert.lru_maintainer {
-        sink.put("moves_to_cold", 0);
-        sink.put("moves_to_warm", 0);
-        sink.put("moves_within_lru", 0);
-        sink.put("direct_reclaims", 0);
-        sink.put("lru_bumps_dropped", 0);
+        sink.put_zeros(&[
+            "moves_to_cold",
+            "moves_to_warm",
+            "moves_within_lru",
+            "direct_reclaims",
+            "lru_bumps_dropped",
+        ]);
     }
 }
 
@@ -150,14 +152,13 @@ pub(super) fn write_settings(shared: &Shared, sink: &mut Sink<'_>) {
     let (settings, live) = (&shared.settings, &shared.live);
     // The values at the start, and those that clients may have changed since.
     let initial = &settings.inert;
-    let current = &shared.inert;
+    let current = shared.inert.lock().clone();
     let protocol = match settings.protocol {
         None => "auto-negotiate",
         Some(Protocol::Text) => "ascii",
         Some(Protocol::Binary) => "binary",
     };
     let yes_no = |yes: bool| if yes { "yes" } else { "no" };
-    let factor = |bits: u64| format!("{:.2}", f64::from_bits(bits));
 
     sink.put("maxbytes", settings.memory_bytes);
     sink.put("maxconns", live.connections_max());
@@ -197,21 +198,21 @@ pub(super) fn write_settings(shared: &Shared, sink: &mut Sink<'_>) {
     sink.put("slab_automove_ratio", format_args!("{:.2}", initial.slab_automove_ratio));
     sink.put("slab_automove_window", initial.slab_automove_window);
     sink.put("slab_chunk_max", settings.classes.chunk_bytes_max);
-    sink.put("lru_crawler", yes_no(current.lru_crawler.load(Ordering::Relaxed)));
-    sink.put("lru_crawler_sleep", current.lru_crawler_sleep.load(Ordering::Relaxed));
-    sink.put("lru_crawler_tocrawl", current.lru_crawler_tocrawl.load(Ordering::Relaxed));
+    sink.put("lru_crawler", yes_no(current.lru_crawler));
+    sink.put("lru_crawler_sleep", current.lru_crawler_sleep);
+    sink.put("lru_crawler_tocrawl", current.lru_crawler_tocrawl);
     sink.put("tail_repair_time", initial.tail_repair_time);
     sink.put("flush_enabled", yes_no(live.flush_command()));
     sink.put("dump_enabled", yes_no(live.dump_commands()));
     sink.put("hash_algorithm", "foldhash");
     sink.put("lru_maintainer_thread", yes_no(initial.lru_maintainer));
-    sink.put("lru_segmented", yes_no(current.lru_segmented.load(Ordering::Relaxed)));
-    sink.put("hot_lru_pct", current.hot_lru_pct.load(Ordering::Relaxed));
-    sink.put("warm_lru_pct", current.warm_lru_pct.load(Ordering::Relaxed));
-    sink.put("hot_max_factor", factor(current.hot_max_factor.load(Ordering::Relaxed)));
-    sink.put("warm_max_factor", factor(current.warm_max_factor.load(Ordering::Relaxed)));
-    sink.put("temp_lru", yes_no(current.temp_lru.load(Ordering::Relaxed)));
-    sink.put("temporary_ttl", current.temporary_ttl.load(Ordering::Relaxed));
+    sink.put("lru_segmented", yes_no(current.lru_segmented));
+    sink.put("hot_lru_pct", current.hot_lru_pct);
+    sink.put("warm_lru_pct", current.warm_lru_pct);
+    sink.put("hot_max_factor", format_args!("{:.2}", current.hot_max_factor));
+    sink.put("warm_max_factor", format_args!("{:.2}", current.warm_max_factor));
+    sink.put("temp_lru", yes_no(current.temp_lru));
+    sink.put("temporary_ttl", current.temporary_ttl);
     sink.put("idle_timeout", initial.idle_timeout);
     sink.put("watcher_logbuf_size", settings.watcher_buffer_bytes);
     sink.put("worker_logbuf_size", settings.worker_buffer_bytes);

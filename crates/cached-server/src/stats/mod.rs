@@ -58,6 +58,11 @@ impl<'a> Sink<'a> {
         }
     }
 
+    /// Writes names of which each has the value 0.
+    pub(crate) fn put_zeros(&mut self, names: &[&str]) {
+        names.iter().for_each(|name| self.put(name, 0));
+    }
+
     fn end(self) {
         match self.head {
             None => self.out.extend_from_slice(reply::END),
