@@ -8,7 +8,7 @@ use cached_http::{Blocking, RequestError, Route};
 use clap::Args;
 use serde_json::Value;
 
-use crate::exit::Failure;
+use crate::output::Failure;
 
 /// The largest answer that is read.
 const ANSWER_BYTES_MAX: usize = 16 << 20;

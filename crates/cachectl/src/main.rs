@@ -6,7 +6,7 @@
 //!
 //! The subcommands are in `command/`; `backend` opens what `--backend` names. Output goes to standard
 //! output, as text or with `--json` as one JSON value per line; progress and errors go to standard error,
-//! an error as one line. The exit code is the kind of the error, see [`exit`].
+//! an error as one line. The exit code is the kind of the error, see [`output`].
 
 // They panic when the reader of the output has gone: see `Output`.
 #![warn(clippy::print_stdout, clippy::print_stderr)]
@@ -14,7 +14,6 @@
 mod admin;
 mod backend;
 mod command;
-mod exit;
 mod output;
 
 use std::time::Duration;

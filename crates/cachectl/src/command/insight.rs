@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use crate::admin::list;
 use crate::command::Call;
-use crate::exit::Failure;
+use crate::output::Failure;
 
 /// Letters of a name that a table shows.
 const NAME_LETTERS: usize = 60;

@@ -1,9 +1,9 @@
 //! The subcommands: those on objects of a backend, those that ask a running program, and those on the directory of a store or
 //! a journal. What they print, and the backends that they open, are not theirs.
 
-mod bench;
 mod insight;
 mod journal;
+mod journal_export;
 mod namespaces;
 mod object;
 mod operate;
@@ -20,8 +20,7 @@ use clap::Subcommand;
 
 use crate::admin::{Admin, AdminArguments};
 use crate::backend::{BackendSpec, Opened};
-use crate::exit::Failure;
-use crate::output::Output;
+use crate::output::{Failure, Output};
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
@@ -53,7 +52,7 @@ pub(crate) enum Command {
     /// Exit codes: 0 in order, 1 damaged, 2 it could not be read, for example because it is in use.
     Journal(journal::Journal),
     /// Test the backend against the storage contract.
-    Conformance(bench::Conformance),
+    Conformance(store::Conformance),
     /// Show the metrics of the backend and of the layers before it.
     Stats(object::Stats),
     /// Show how writes to the namespace are treated, or change it: cachectl -b synapse://… policy back.
@@ -63,7 +62,7 @@ pub(crate) enum Command {
     /// List acknowledged changes that can never be stored and have not been repaired, of all namespaces.
     Lost(object::Lost),
     /// Measure reads and writes at random offsets.
-    Bench(bench::Bench),
+    Bench(store::Bench),
     /// Ask a running cached or synapsed whether it is ready, by its admin listener (--admin): exit code 0, or 5
     /// with the reasons.
     Health(operate::Health),

@@ -16,8 +16,7 @@ use serde_json::{Value, json};
 use crate::admin::{Admin, encoded, list};
 use crate::command::Call;
 use crate::command::operate::until_done;
-use crate::exit::{About, Failure};
-use crate::output::Output;
+use crate::output::{About, Failure, Output};
 
 #[derive(Args)]
 pub(crate) struct Namespaces {

@@ -15,8 +15,7 @@ use clap::Args;
 use serde_json::{Map, Value, json};
 
 use crate::command::Context;
-use crate::exit::{About, Failure};
-use crate::output::Progress;
+use crate::output::{About, Failure, Progress};
 
 #[derive(Args)]
 pub(crate) struct Copy {

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::admin::{Admin, list};
 use crate::command::Call;
-use crate::exit::Failure;
+use crate::output::Failure;
 use std::fmt::Write as _;
 
 #[derive(Args)]

@@ -20,8 +20,7 @@ use serde_json::Value;
 
 use crate::admin::Admin;
 use crate::command::Call;
-use crate::exit::Failure;
-use crate::output::Output;
+use crate::output::{Failure, Output};
 
 /// The longest wait after a failure, unless figures are wanted less often.
 const FAILED_DELAY_MAX: Duration = Duration::from_secs(5);

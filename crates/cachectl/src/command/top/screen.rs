@@ -17,7 +17,7 @@ use crate::command::top::view::{
     Documents, NONE, Page, Table, age, figures, header, is_ready, percent, rate, tables,
 };
 use crate::command::top::{FAILED_DELAY_MAX, parse};
-use crate::exit::Failure;
+use crate::output::Failure;
 
 /// From this width on, figures and tables stand in two columns.
 const WIDE: u16 = 110;

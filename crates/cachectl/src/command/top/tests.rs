@@ -13,7 +13,7 @@ use super::screen::{Link, Screen};
 use super::screen::{colors_wanted, press, retry_delay, take};
 use super::view::{Documents, Page};
 use super::{FAILED_DELAY_MAX, once_text, parse};
-use crate::exit::Failure;
+use crate::output::Failure;
 
 fn example() -> Value {
     serde_json::from_str(include_str!("example.json")).expect("the example is JSON")

@@ -19,8 +19,7 @@ use crate::command::volume::manage::Name;
 use crate::command::volume::name::{
     Setting, SnapshotName, Source, StoreArguments, TakeOver, ended, made, removed, shown_size, snapshot_name,
 };
-use crate::exit::{About, Failure};
-use crate::output::{Interrupt, Progress};
+use crate::output::{About, Failure, Interrupt, Progress};
 
 /// Reads under way at once, of 4 MiB each at most.
 const READS_MAX: usize = 4;

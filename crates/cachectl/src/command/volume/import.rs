@@ -23,8 +23,7 @@ use crate::command::volume::manage::Name;
 use crate::command::volume::name::{
     Setting, StoreArguments, TakeOver, ended, made, removed, shown_size, size,
 };
-use crate::exit::{About, Failure};
-use crate::output::{Interrupt, Progress};
+use crate::output::{About, Failure, Interrupt, Progress};
 
 /// The longest run of zeros that is written among data.
 const GRAIN_BYTES: u64 = 64 << 10;

@@ -10,9 +10,7 @@ use crate::command::Call;
 use crate::command::volume::name::{
     Setting, SnapshotName, Source, shown_size, size, snapshot_name, volume_name,
 };
-use crate::command::volume::show;
-use crate::exit::Failure;
-use crate::output::{Interrupt, Output, Progress};
+use crate::output::{Failure, Interrupt, Output, Progress};
 
 #[derive(Args)]
 pub(crate) struct Create {
@@ -176,7 +174,7 @@ impl<'a> Server<'a> {
         let answer = finished(&self.admin, self.admin.get("/volumes")?)?;
         let damaged = list(&answer, "damaged").len() as u64;
         if damaged > 0 || !list(&answer, "volumes").is_empty() || self.output.is_json() {
-            self.output.write(show::volumes(&answer), &answer)?;
+            self.output.write(super::volumes(&answer), &answer)?;
         }
         match damaged {
             0 => Ok(()),
@@ -186,7 +184,7 @@ impl<'a> Server<'a> {
 
     pub(super) fn show(&self, Name { name }: &Name) -> Result<(), Failure> {
         let answer = self.volume(name)?;
-        self.output.write(show::volume(&answer), &answer)
+        self.output.write(super::volume(&answer), &answer)
     }
 
     pub(super) fn create(&self, create: &Create) -> Result<(), Failure> {
@@ -308,8 +306,8 @@ impl<'a> Server<'a> {
 
     pub(super) fn check(&self, Check { repair }: &Check) -> Result<(), Failure> {
         let answer = self.change("/volumes/check", &json!({ "repair": repair }))?;
-        self.output.write(show::report(&answer), &answer)?;
-        match show::problems(&answer) {
+        self.output.write(super::report(&answer), &answer)?;
+        match super::problems(&answer) {
             (0, false) => Ok(()),
             (count, is_loss) => Err(Failure::Problems { count, is_loss }),
         }
@@ -325,7 +323,7 @@ impl<'a> Server<'a> {
             let answer = finished(&self.admin, answer)?;
             let found = list(&answer, "extents");
             if !found.is_empty() || self.output.is_json() {
-                self.output.write(show::extents(found), &answer)?;
+                self.output.write(super::extents(found), &answer)?;
             }
             let end = |of: &Value| of["offset"].as_u64()?.checked_add(of["bytes"].as_u64()?);
             match found.last().and_then(end) {

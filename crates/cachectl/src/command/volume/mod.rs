@@ -1,17 +1,19 @@
-//! `volume`: disks. A running server makes and changes them, by its admin listener (`manage`); contents are
-//! imported and exported on the store itself (`import`, `export`).
+//! `volume`: disks. A running server makes and changes them, by its admin listener (`manage`), whose
+//! answers are shown here as text; contents are imported and exported on the store itself (`import`, `export`).
 
 mod export;
 mod import;
 mod manage;
 mod name;
-mod show;
 
 use clap::{Args, Subcommand};
+use manage::Server;
+use name::shown_size;
+use serde_json::Value;
 
 use super::{Call, Context};
-use crate::exit::Failure;
-use manage::Server;
+use crate::admin::list;
+use crate::output::Failure;
 
 #[derive(Args)]
 pub(crate) struct Volume {
@@ -110,5 +112,221 @@ impl Volume {
             Of::ImportDiff(import) => call.changes(|context| import.run(context)),
             Of::ExportDiff(export) => call.changes(|context| export.run(context)),
         }
+    }
+}
+
+/// Returns text of an answer without what a terminal would obey.
+fn text(value: &Value) -> String {
+    let printable = |letter: char| if letter.is_control() { '\u{fffd}' } else { letter };
+    value.as_str().unwrap_or_default().chars().map(printable).collect()
+}
+
+fn bytes(value: &Value) -> String {
+    value.as_u64().map_or_else(|| "unknown".to_owned(), shown_size)
+}
+
+/// Returns the volumes of a list, one line each.
+fn volumes(answer: &Value) -> String {
+    let all = list(answer, "volumes");
+    let names: Vec<String> = all.iter().map(|of| text(&of["name"])).collect();
+    let width = names.iter().map(|name| name.chars().count()).max().unwrap_or(0);
+    let line = |(name, of): (&String, &Value)| format!("{name:<width$}  {}", summary(of));
+    let damaged = list(answer, "damaged").iter();
+    let damaged = damaged.map(|of| format!("{}  damaged: {}", text(&of["name"]), text(&of["error"])));
+    names.iter().zip(all).map(line).chain(damaged).collect::<Vec<_>>().join("\n")
+}
+
+fn summary(of: &Value) -> String {
+    let mut parts = vec![format!("{:>9}", bytes(&of["size_bytes"]))];
+    parts.push(state(of));
+    if of["settings"]["is_read_only"] == true {
+        parts.push("read-only".into());
+    }
+    if of["origin"].is_object() {
+        parts.push(format!("clone of {}", origin(&of["origin"])));
+    }
+    match of["snapshot_count"].as_u64().unwrap_or(0) {
+        0 => {}
+        1 => parts.push("1 snapshot".into()),
+        count => parts.push(format!("{count} snapshots")),
+    }
+    if of["exported"] == false {
+        parts.push("not exported".into());
+    }
+    parts.join(", ")
+}
+
+/// Returns who has a volume.
+fn state(of: &Value) -> String {
+    match (of["connections"].as_u64().unwrap_or(0), of["attached"] == true) {
+        (1, _) => "1 connection".to_owned(),
+        (connections @ 2.., _) => format!("{connections} connections"),
+        (_, true) if of["owner"].is_string() => format!("attached by {}", text(&of["owner"])),
+        (_, true) => "attached".to_owned(),
+        (_, false) => "not in use".to_owned(),
+    }
+}
+
+/// Returns the snapshot that a clone is of; one that was deleted since has no name.
+fn origin(of: &Value) -> String {
+    match (of["volume"].is_string(), of["snapshot"].is_string()) {
+        (true, true) => format!("{}@{}", text(&of["volume"]), text(&of["snapshot"])),
+        (true, false) => text(&of["volume"]),
+        (false, _) => "a volume that was deleted".to_owned(),
+    }
+}
+
+/// Returns everything about one volume.
+fn volume(of: &Value) -> String {
+    let mut lines = vec![text(&of["name"])];
+    let mut add = |key: &str, value: String| lines.push(format!("  {key:<16} {value}"));
+    add("size", format!("{} ({} bytes)", bytes(&of["size_bytes"]), of["size_bytes"]));
+    add("objects of", bytes(&of["object_bytes"]));
+    add("state", state(of));
+    add("exported", if of["exported"] == true { "yes" } else { "no" }.to_owned());
+    if of["origin"].is_object() {
+        add("clone of", origin(&of["origin"]));
+    }
+    for (key, label) in [("referenced_bytes", "data"), ("exclusive_bytes", "since snapshot")] {
+        if let Some(found) = of["usage"][key].as_u64() {
+            add(label, shown_size(found));
+        }
+    }
+    // Those that are set.
+    for (key, value) in of["settings"].as_object().into_iter().flatten() {
+        match value {
+            Value::Null | Value::Bool(false) => {}
+            _ if key == "object_bytes" => {}
+            Value::String(_) => add(key, text(value)),
+            other => add(key, other.to_string()),
+        }
+    }
+    for snapshot in list(of, "snapshots") {
+        let made = snapshot["created_unix_secs"].as_u64().map_or_else(String::new, date);
+        add("snapshot", format!("{}  {}  {made}", text(&snapshot["name"]), bytes(&snapshot["size_bytes"])));
+    }
+    lines.join("\n")
+}
+
+/// Returns the ranges of a difference, one line each: where it begins, its length, and what is there now.
+fn extents(all: &[Value]) -> String {
+    let line = |of: &Value| {
+        let [offset, bytes] = ["offset", "bytes"].map(|key| of[key].as_u64().unwrap_or(0));
+        format!("{offset:>16} {bytes:>14}  {}", text(&of["kind"]))
+    };
+    all.iter().map(line).collect::<Vec<_>>().join("\n")
+}
+
+/// Returns what a check has found.
+fn report(of: &Value) -> String {
+    let line = |problem: &Value| format!("{}: {}", text(&problem["kind"]), text(&problem["what"]));
+    let mut lines: Vec<String> = list(of, "problems").iter().map(line).collect();
+    let count = |key: &str| of[key].as_u64().unwrap_or(0);
+    if count("unlisted") > 0 {
+        lines.push(format!("and {} more", count("unlisted")));
+    }
+    for skipped in list(of, "skipped") {
+        lines.push(format!("{} was not checked: another owner has it", text(skipped)));
+    }
+    let repaired = match count("repaired") {
+        0 => String::new(),
+        1 => ", 1 leftover removed".to_owned(),
+        repaired => format!(", {repaired} leftovers removed"),
+    };
+    let verdict = match problems(of).0 {
+        0 => "in order".to_owned(),
+        1 => "1 problem".to_owned(),
+        problems => format!("{problems} problems"),
+    };
+    lines.push(format!("{} volumes, {} objects: {verdict}{repaired}", count("volumes"), count("objects")));
+    lines.join("\n")
+}
+
+/// Returns how many problems a check has found and not repaired, and whether data are lost by them.
+fn problems(of: &Value) -> (u64, bool) {
+    let count = |key: &str| of[key].as_u64().unwrap_or(0);
+    let listed = list(of, "problems");
+    let found = listed.len() as u64 + count("unlisted") + count("births_met");
+    let is_loss = listed.iter().any(|problem| problem["kind"].as_str() != Some("leftover"));
+    (found.saturating_sub(count("repaired")), is_loss || count("births_met") > 0)
+}
+
+/// Returns a time in seconds since 1970 as a date.
+fn date(unix_secs: u64) -> String {
+    let (days, second) = (unix_secs / 86_400, unix_secs % 86_400);
+    // Years begin in March, so that a leap day is the last one; 400 of them have 146 097 days.
+    let days = days + 719_468;
+    let (era, day) = (days / 146_097, days % 146_097);
+    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let day = day - (153 * month + 2) / 5 + 1;
+    let month = if month < 10 { month + 3 } else { month - 9 };
+    let year = era * 400 + year + u64::from(month <= 2);
+    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+    format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02} UTC")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn dates_are_those_of_the_calendar() {
+        for (unix_secs, wanted) in [
+            (0, "1970-01-01 00:00:00 UTC"),
+            (951_782_400, "2000-02-29 00:00:00 UTC"),
+            (1_709_251_199, "2024-02-29 23:59:59 UTC"),
+            (1_795_437_605, "2026-11-23 12:40:05 UTC"),
+            (4_107_542_400, "2100-03-01 00:00:00 UTC"),
+        ] {
+            assert_eq!(date(unix_secs), wanted);
+        }
+    }
+
+    #[test]
+    fn volumes_are_listed_and_shown() {
+        let base = json!({
+            "name": "base", "size_bytes": 20_u64 << 30, "object_bytes": 4 << 20, "attached": false, "connections": 0,
+            "exported": true, "snapshot_count": 3, "settings": { "is_read_only": true, "write": null }, "origin": null,
+        });
+        let clone = json!({
+            "name": "a\u{1b}[2J", "size_bytes": 512 << 20, "object_bytes": 65536, "attached": true, "connections": 2,
+            "exported": false, "settings": { "is_read_only": false, "write": "back", "object_bytes": 65536 },
+            "origin": { "volume": "base", "snapshot": "gold" },
+            "usage": { "referenced_bytes": 8 << 20, "exclusive_bytes": 65536 },
+            "snapshots": [{ "name": "monday", "size_bytes": 512 << 20, "created_unix_secs": 1_795_437_605 }],
+        });
+        let listed = volumes(&json!({ "volumes": [base, clone] }));
+        let wanted = "base      20 GiB, not in use, read-only, 3 snapshots\n\
+                      a\u{fffd}[2J    512 MiB, 2 connections, clone of base@gold, not exported";
+        assert_eq!(listed, wanted);
+        let wanted = "a\u{fffd}[2J\n  size             512 MiB (536870912 bytes)\n  objects of       64 KiB\n  \
+                      state            2 connections\n  exported         no\n  clone of         base@gold\n  \
+                      data             8 MiB\n  since snapshot   64 KiB\n  write            back\n  \
+                      snapshot         monday  512 MiB  2026-11-23 12:40:05 UTC";
+        assert_eq!(volume(&clone), wanted);
+        let owner = json!({ "attached": true, "owner": "node2" });
+        assert_eq!(state(&owner), "attached by node2");
+        assert_eq!(origin(&json!({ "volume": null, "snapshot": null })), "a volume that was deleted");
+    }
+
+    #[test]
+    fn a_check_counts_what_is_left() {
+        let leftover = json!({ "kind": "leftover", "what": "volumes.0000001/d/1" });
+        let found = json!({ "volumes": 2, "objects": 7, "problems": [leftover], "unlisted": 0, "repaired": 0,
+            "births_met": 0, "skipped": ["disk"] });
+        assert_eq!(problems(&found), (1, false));
+        let wanted = "leftover: volumes.0000001/d/1\ndisk was not checked: another owner has it\n2 volumes, 7 \
+                      objects: 1 problem";
+        assert_eq!(report(&found), wanted);
+        let mut repaired = found.clone();
+        repaired["repaired"] = json!(1);
+        assert_eq!(problems(&repaired), (0, false));
+        assert!(report(&repaired).ends_with("in order, 1 leftover removed"));
+        let lost = json!({ "problems": [{ "kind": "missing", "what": "x" }], "unlisted": 3 });
+        assert_eq!(problems(&lost), (4, true));
     }
 }

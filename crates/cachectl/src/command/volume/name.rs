@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 use volumes::{Fencing, OpenOptions, Options, Settings, Volume, Volumes};
 
 use crate::command::volume::Context;
-use crate::exit::{About, Failure};
+use crate::output::{About, Failure};
 
 /// A snapshot: `VOLUME@SNAPSHOT`.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -1,19 +1,20 @@
 //! `journal`: what an operator does with a journal that no process has open. Like `fsck`, it opens no
 //! backend but the one that `export` fills.
 
-mod export;
-mod inspect;
-
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use blocker::Namespace;
+use cached_core::object::journal_records;
 use cached_journal::disk::RealDisk;
-use cached_journal::{Corruption, DiskError, OpenError, tools};
+use cached_journal::tools::{self, Inspection, SegmentReport};
+use cached_journal::{Corruption, DiskError, OpenError};
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
-use crate::exit::Failure;
-use crate::output::Output;
+use crate::command::journal_export::Export;
+use crate::output::{Failure, Output};
 
 #[derive(Args)]
 pub(crate) struct Journal {
@@ -42,7 +43,7 @@ enum JournalCommand {
     /// Applies the records to the store in their order: of each object it then has what the journal has, and
     /// zeros between. A line for each object lists the ranges that come from the journal, so that they can be
     /// merged into the object of the cache's own store. Changes nothing in the journal.
-    Export(export::Export),
+    Export(Export),
     /// Remove a journal with all its records: acknowledged changes that are not stored are lost.
     ///
     /// An empty journal is left, which the next start uses. Export first what may still be needed. Journals that a start
@@ -51,10 +52,10 @@ enum JournalCommand {
 }
 
 #[derive(Args)]
-struct Directory {
+pub(super) struct Directory {
     /// The journal's directory. No process may have it open.
     #[arg(value_name = "DIR")]
-    directory: PathBuf,
+    pub(super) directory: PathBuf,
 }
 
 #[derive(Args)]
@@ -67,14 +68,14 @@ struct Discard {
 }
 
 /// Whether all is in order, or why that could not be found out.
-type Verdict = Result<bool, Failure>;
+pub(super) type Verdict = Result<bool, Failure>;
 
 impl Journal {
     /// Exit codes: 0 in order, 1 damaged, 2 it could not be read.
     pub(crate) fn run(&self, output: &Output) -> ExitCode {
         let verdict = match &self.command {
             JournalCommand::Init(Directory { directory }) => init(directory, output),
-            JournalCommand::Inspect(Directory { directory }) => inspect::run(directory, output),
+            JournalCommand::Inspect(Directory { directory }) => inspect(directory, output),
             JournalCommand::Verify(Directory { directory }) => verify(directory, output),
             JournalCommand::Export(export) => export.run(output),
             JournalCommand::Discard(discard) => discard.run(output),
@@ -105,7 +106,7 @@ fn init(directory: &Path, output: &Output) -> Verdict {
 }
 
 /// Opens a directory that has to hold a journal, to read it.
-fn open(directory: &Path) -> Result<RealDisk, Failure> {
+pub(super) fn open(directory: &Path) -> Result<RealDisk, Failure> {
     check_is_journal(directory)?;
     Ok(RealDisk::read_only(directory))
 }
@@ -134,7 +135,7 @@ fn check_is_journal(directory: &Path) -> Result<(), Failure> {
 }
 
 /// Returns why a tool could not read a journal, as a line that names the directory.
-fn failure(directory: &Path, error: OpenError) -> Failure {
+pub(super) fn failure(directory: &Path, error: OpenError) -> Failure {
     let shown = directory.display();
     Failure::Unread(match error {
         OpenError::Locked => format!("{shown} is in use: a process has the journal open; stop it first"),
@@ -145,7 +146,7 @@ fn failure(directory: &Path, error: OpenError) -> Failure {
 }
 
 /// Writes a place that is damaged.
-fn write_damage(output: &Output, corruption: &Corruption) -> Result<(), Failure> {
+pub(super) fn write_damage(output: &Output, corruption: &Corruption) -> Result<(), Failure> {
     output.write(format!("damage: {corruption}"), &damage_value(corruption))
 }
 
@@ -194,4 +195,141 @@ impl Discard {
         output.write(format!("{shown} is an empty journal by now"), &json!({}))?;
         Ok(true)
     }
+}
+
+/// What the next start would replay of one namespace.
+struct NamespaceReport {
+    records: u64,
+    payload_bytes: u64,
+    epoch_min: u64,
+    epoch_max: u64,
+}
+
+fn inspect(directory: &Path, output: &Output) -> Verdict {
+    let disk = open(directory)?;
+    let inspection = tools::inspect(&disk).map_err(|error| failure(directory, error))?;
+    let mut namespaces: BTreeMap<Option<Namespace>, NamespaceReport> = BTreeMap::new();
+    if inspection.problem.is_none() {
+        let each = |_, head: &cached_journal::Head<'_>, payload_bytes| {
+            let namespace = journal_records::namespace_of(head);
+            let report = namespaces.entry(namespace).or_insert(NamespaceReport {
+                records: 0,
+                payload_bytes: 0,
+                epoch_min: head.epoch,
+                epoch_max: head.epoch,
+            });
+            report.records += 1;
+            report.payload_bytes += payload_bytes;
+            report.epoch_min = report.epoch_min.min(head.epoch);
+            report.epoch_max = report.epoch_max.max(head.epoch);
+        };
+        tools::heads(&disk, each).map_err(|error| failure(directory, error))?;
+    }
+    let text = inspection_text(directory, &inspection, &namespaces);
+    output.write(text, &inspection_value(directory, &inspection, &namespaces))?;
+    Ok(inspection.problem.is_none())
+}
+
+fn namespace_name(namespace: Option<&Namespace>) -> String {
+    namespace.map_or_else(|| "(unreadable)".to_owned(), ToString::to_string)
+}
+
+fn inspection_text(
+    directory: &Path,
+    inspection: &Inspection,
+    namespaces: &BTreeMap<Option<Namespace>, NamespaceReport>,
+) -> String {
+    let Inspection {
+        journal, segment_bytes, segments, records, payload_bytes, end, problem, cut_off, ..
+    } = inspection;
+    let live = segments.iter().filter(|segment| segment.is_in_log).count();
+    let mut lines = vec![
+        format!("journal      {journal:016x} in {}", directory.display()),
+        format!("segments     {} of {segment_bytes} bytes, {live} of them in the log", segments.len()),
+    ];
+    if let (Some(records), Some(payload_bytes), Some(end)) = (records, payload_bytes, end) {
+        lines.push(format!(
+            "to replay    {records} records with {payload_bytes} bytes of payload, before position {}",
+            end.0
+        ));
+    }
+    for (namespace, report) in namespaces {
+        let NamespaceReport { records, payload_bytes, epoch_min, epoch_max } = report;
+        let epochs = match epoch_min == epoch_max {
+            true => format!("epoch {epoch_min}"),
+            false => format!("epochs {epoch_min} to {epoch_max}"),
+        };
+        let name = namespace_name(namespace.as_ref());
+        lines.push(format!("  namespace  {name}: {records} records, {payload_bytes} bytes, {epochs}"));
+    }
+    lines.push(format!(
+        "{:15} {:>8} {:>4} {:>9} {:>10} {:>12}",
+        "file", "life", "log", "batches", "records", "used bytes"
+    ));
+    for segment in segments {
+        let SegmentReport { file, life, is_in_log, batches, records, used_bytes, header_problem } = segment;
+        let is_in_log = if *is_in_log { "yes" } else { "no" };
+        lines.push(format!("{file:15} {life:>8} {is_in_log:>4} {batches:>9} {records:>10} {used_bytes:>12}"));
+        if let Some(problem) = header_problem {
+            lines.push(format!("  a header of it is damaged: {problem}"));
+        }
+    }
+    lines.push(match (problem, records) {
+        (Some(problem), _) => format!(
+            "verdict      damaged, the next start refuses it: {problem}; verify lists all damage, export saves \
+             what is readable, discard starts anew"
+        ),
+        (None, _) if cut_off.is_some() => format!(
+            "verdict      the next start replays it but for a last batch: {}",
+            cut_off.as_ref().map(ToString::to_string).unwrap_or_default()
+        ),
+        (None, Some(0)) => "verdict      intact, nothing to replay".to_owned(),
+        (None, _) => "verdict      intact, the next start replays it".to_owned(),
+    });
+    lines.join("\n")
+}
+
+fn inspection_value(
+    directory: &Path,
+    inspection: &Inspection,
+    namespaces: &BTreeMap<Option<Namespace>, NamespaceReport>,
+) -> Value {
+    let segments: Vec<_> = inspection.segments.iter().map(segment_value).collect();
+    let namespaces: Vec<_> = namespaces
+        .iter()
+        .map(|(namespace, report)| {
+            json!({
+                "namespace": namespace.as_ref().map(ToString::to_string),
+                "records": report.records,
+                "payload_bytes": report.payload_bytes,
+                "epoch_min": report.epoch_min,
+                "epoch_max": report.epoch_max,
+            })
+        })
+        .collect();
+    json!({
+        "directory": directory.to_string_lossy(),
+        "journal": format!("{:016x}", inspection.journal),
+        "segment_bytes": inspection.segment_bytes,
+        "records": inspection.records,
+        "payload_bytes": inspection.payload_bytes,
+        "begin": inspection.begin.map(|position| position.0),
+        "end": inspection.end.map(|position| position.0),
+        "namespaces": namespaces,
+        "segments": segments,
+        "cut_off": inspection.cut_off.as_ref().map(damage_value),
+        "problem": inspection.problem.as_ref().map(damage_value),
+    })
+}
+
+fn segment_value(segment: &SegmentReport) -> Value {
+    json!({
+        "file": segment.file,
+        "life": segment.life,
+        "in_log": segment.is_in_log,
+        "batches": segment.batches,
+        "records": segment.records,
+        "used_bytes": segment.used_bytes,
+        "header_problem": segment.header_problem,
+    })
 }

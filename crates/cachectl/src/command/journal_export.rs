@@ -14,10 +14,9 @@ use cached_journal::{Kind, Marks, OpenError, Position, tools};
 use clap::Args;
 use serde_json::json;
 
-use super::{Directory, Verdict, failure, open, write_damage};
 use crate::backend::{BackendSpec, Opened};
-use crate::exit::Failure;
-use crate::output::Output;
+use crate::command::journal::{Directory, Verdict, failure, open, write_damage};
+use crate::output::{Failure, Output};
 
 #[derive(Args)]
 pub(super) struct Export {
