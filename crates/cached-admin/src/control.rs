@@ -1,4 +1,5 @@
-//! The routes that change a running program, and those that show its configuration and its log.
+//! The routes that every program has: probes, metrics, the document `/status.json` and the console; and those that change the
+//! program, or show its configuration and its log.
 //!
 //! | route | |
 //! |---|---|
@@ -9,13 +10,156 @@
 
 use std::sync::Arc;
 
+use cached_metrics::{Collect, Families, Registration, Registry, render};
 use cached_process::drain::Drain;
 use cached_process::log::{self, Log, Record};
 use cached_process::reload::{Change, Effective, Origin, ReloadReport, Reloader};
 use serde_json::{Value, json};
 
+use crate::health::Health;
 use crate::insight::documents::shortened;
+use crate::listener::Counts;
+use crate::process;
 use crate::routes::{Access, Response, Routes};
+use crate::status::Status;
+
+/// What the listener itself adds to the registry.
+struct Own {
+    counts: Arc<Counts>,
+    program: &'static str,
+    version: &'static str,
+    health: Health,
+}
+
+impl Collect for Own {
+    fn collect(&self, into: &mut Families) {
+        let labels = vec![("program", self.program).into(), ("version", self.version).into()];
+        let help = "The program and its version; the value is always 1.";
+        into.sample("cached_build_info", help, labels, cached_metrics::Value::Gauge(1.0));
+        let is_ready = self.health.not_ready().is_empty();
+        into.measure("cached_ready", "1 if /readyz answers 200, else 0.", &is_ready);
+        process::collect(into);
+        self.counts.collect(into);
+    }
+}
+
+/// Registers what the listener itself shows.
+pub(crate) fn register(
+    registry: &Registry,
+    counts: &Arc<Counts>,
+    program: &'static str,
+    version: &'static str,
+    health: &Health,
+) -> Registration {
+    let own = Own { counts: Arc::clone(counts), program, version, health: health.clone() };
+    registry.register(Arc::new(own), std::iter::empty::<(&str, &str)>())
+}
+
+/// Adds the routes.
+pub(crate) fn add_common_routes(routes: &Routes, registry: &Registry, health: &Health, status: &Status) {
+    let registry = registry.clone();
+    routes.get_now("/metrics", Access::Read, move |request| {
+        metrics(&registry, request.header("accept").unwrap_or_default())
+    });
+    let state = health.clone();
+    routes.get_now("/livez", Access::Public, move |_| probe(&state.not_live()));
+    let state = health.clone();
+    routes.get_now("/readyz", Access::Public, move |_| {
+        let response = probe(&state.not_ready());
+        let notes = state.notes();
+        match response.status == 200 && !notes.is_empty() {
+            true => Response::text(format!("ok\n{}\n", notes.join("\n"))),
+            false => response,
+        }
+    });
+    let state = health.clone();
+    routes.get_now("/startupz", Access::Public, move |_| probe(state.not_started().as_slice()));
+    let status = status.clone();
+    routes.get_now("/status.json", Access::Read, move |_| Response::json(&status.document()));
+}
+
+/// Returns 200, or 503 with one line for each reason.
+fn probe(reasons: &[String]) -> Response {
+    match reasons {
+        [] => Response::text("ok\n"),
+        reasons => Response::failure(503, reasons.join("\n")),
+    }
+}
+
+const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
+const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// Returns all metrics in the format that the client prefers.
+fn metrics(registry: &Registry, accept: &str) -> Response {
+    let gathered = registry.gather();
+    for error in &gathered.errors {
+        tracing::debug!(cause = %error, "a metric was left out");
+    }
+    if prefers_openmetrics(accept) {
+        Response::new(200, OPENMETRICS, render::openmetrics(&gathered.families))
+    } else {
+        Response::new(200, PROMETHEUS, render::prometheus(&gathered.families))
+    }
+}
+
+/// Returns whether OpenMetrics is accepted, and not less than plain text is.
+fn prefers_openmetrics(accept: &str) -> bool {
+    let quality = |wanted: &str| {
+        let of = |range: &str| {
+            let mut parts = range.split(';').map(str::trim);
+            let name = parts.next()?;
+            if !name.eq_ignore_ascii_case(wanted) {
+                return None;
+            }
+            let weight = parts.find_map(|part| part.strip_prefix("q="));
+            Some(weight.map_or(1.0, |weight| weight.parse::<f64>().unwrap_or(0.0)))
+        };
+        accept.split(',').filter_map(of).fold(0.0, f64::max)
+    };
+    let open = quality("application/openmetrics-text");
+    open > 0.0 && open >= quality("text/plain")
+}
+
+/// What the page may do: load its own files and ask its own origin. No script from a string, no HTML from a string.
+const POLICY: &str = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; \
+    object-src 'none'; require-trusted-types-for 'script'; trusted-types 'none'";
+
+const HTML: &str = "text/html; charset=utf-8";
+const CSS: &str = "text/css; charset=utf-8";
+const SCRIPT: &str = "text/javascript; charset=utf-8";
+const IMAGE: &str = "image/svg+xml";
+
+/// The path, the media type and the content of each file.
+const FILES: [(&str, &str, &str); 10] = [
+    ("/", HTML, include_str!("console/index.html")),
+    ("/console/console.css", CSS, include_str!("console/console.css")),
+    ("/console/icon.svg", IMAGE, include_str!("console/icon.svg")),
+    ("/console/main.js", SCRIPT, include_str!("console/main.js")),
+    ("/console/feed.js", SCRIPT, include_str!("console/feed.js")),
+    ("/console/model.js", SCRIPT, include_str!("console/model.js")),
+    ("/console/panels.js", SCRIPT, include_str!("console/panels.js")),
+    ("/console/chart.js", SCRIPT, include_str!("console/chart.js")),
+    ("/console/dom.js", SCRIPT, include_str!("console/dom.js")),
+    ("/console/format.js", SCRIPT, include_str!("console/format.js")),
+];
+
+/// Adds the page and its files.
+pub(crate) fn add_console_routes(routes: &Routes) {
+    for (path, kind, content) in FILES {
+        routes.get_now(path, Access::Public, move |_| response(kind, content));
+    }
+}
+
+fn response(kind: &'static str, content: &'static str) -> Response {
+    Response::new(200, kind, content)
+        .header("content-security-policy", POLICY)
+        .header("x-content-type-options", "nosniff")
+        .header("x-frame-options", "DENY")
+        .header("referrer-policy", "no-referrer")
+        .header("cross-origin-opener-policy", "same-origin")
+        // After an upgrade the files of two versions must not meet.
+        .header("cache-control", "no-store")
+}
 
 /// Adds the routes of one program.
 pub fn add_routes(routes: &Routes, reloader: &Arc<Reloader>, drain: &Drain, log: &Log) {
@@ -113,6 +257,80 @@ fn line(mut record: Record, has_token: bool) -> Value {
         "target": record.target,
         "message": record.text(),
     })
+}
+
+#[cfg(test)]
+mod builtin_tests {
+    use super::*;
+
+    #[test]
+    fn the_format_follows_the_accept_header() {
+        // Prometheus 2.42's own header.
+        assert!(prefers_openmetrics(
+            "application/openmetrics-text;version=1.0.0;q=0.75,application/openmetrics-text;version=0.0.1;q=0.5,\
+             text/plain;version=0.0.4;q=0.3,*/*;q=0.2"
+        ));
+        assert!(prefers_openmetrics("application/openmetrics-text"));
+        assert!(!prefers_openmetrics("text/plain, application/openmetrics-text; q=0.5"));
+        assert!(!prefers_openmetrics("application/openmetrics-text; q=0"));
+        assert!(!prefers_openmetrics("*/*"));
+        assert!(!prefers_openmetrics(""));
+    }
+
+    #[test]
+    fn a_probe_has_a_line_for_each_reason() {
+        let failing = probe(&["a".into(), "b".into()]);
+        assert_eq!((failing.status.as_u16(), &failing.body[..]), (503, &b"a\nb\n"[..]));
+        assert_eq!(probe(&[]).status.as_u16(), 200);
+    }
+}
+
+#[cfg(test)]
+mod console_tests {
+    use super::*;
+
+    #[test]
+    fn the_page_is_small_and_refers_to_its_own_files_only() {
+        let bytes: usize = FILES.iter().map(|(_, _, content)| content.len()).sum();
+        assert!(bytes <= 60 << 10, "{bytes} bytes");
+        for (path, _, content) in FILES {
+            let foreign = content.replace("http://www.w3.org/2000/svg", "");
+            assert!(!foreign.contains("://") && !foreign.contains("url("), "{path} refers to something else");
+            for word in [
+                "innerHTML",
+                "outerHTML",
+                "insertAdjacentHTML",
+                "document.write",
+                "eval(",
+                " style=",
+                "new Function",
+            ] {
+                assert!(!content.contains(word), "{path} has {word}");
+            }
+            for quote in ["from \"./", "src=\"", "href=\"console/"] {
+                for (at, _) in content.match_indices(quote) {
+                    let name = content[at + quote.len()..].split('"').next().unwrap_or_default();
+                    let name = name.trim_start_matches("console/");
+                    let is_known = FILES.iter().any(|(path, _, _)| path.ends_with(&format!("/{name}")));
+                    assert!(is_known, "{path} refers to {name}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_file_forbids_foreign_content() {
+        let response = response(SCRIPT, "");
+        let policy = response.headers.get("content-security-policy").and_then(|value| value.to_str().ok());
+        assert!(
+            policy
+                .is_some_and(|policy| policy.starts_with("default-src 'self'") && !policy.contains("unsafe"))
+        );
+        assert_eq!(
+            response.headers.get("x-content-type-options").map(|value| value.as_bytes()),
+            Some(&b"nosniff"[..])
+        );
+    }
 }
 
 #[cfg(test)]

@@ -18,7 +18,7 @@
 //! | [`status`] | the document `/status.json`, with an hour of history |
 //! | [`sources`] | what an object cache, a store and a synapse server show |
 //! | [`insight`] | what is known of requests beyond counters: predictions, hot names, reasons of misses, slow requests |
-//! | [`control`] | reload, drain, the configuration in force, the log's last lines |
+//! | [`control`] | probes, metrics, the console; reload, drain, the configuration in force, the log's last lines |
 //! | [`process`] | what the system counts for this process |
 //!
 //! A part adds a route:
@@ -33,7 +33,6 @@
 //! ```
 #![warn(missing_debug_implementations)]
 
-mod builtin;
 mod cache_routes;
 pub mod control;
 pub mod health;

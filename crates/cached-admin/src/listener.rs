@@ -119,9 +119,9 @@ impl AdminServer {
         let (routes, registry, health) = (Routes::new(), Registry::new(), Health::new());
         let status = Status::new(program, version, health.clone());
         let counts = Arc::new(Counts::default());
-        let registration = crate::builtin::register(&registry, &counts, program, version, &health);
-        crate::builtin::add_routes(&routes, &registry, &health, &status);
-        crate::builtin::add_console_routes(&routes);
+        let registration = crate::control::register(&registry, &counts, program, version, &health);
+        crate::control::add_common_routes(&routes, &registry, &health, &status);
+        crate::control::add_console_routes(&routes);
         let service = Arc::new(Service::new(&config, routes.clone(), health.clone(), counts));
         let tokens = config.tokens.clone();
         let (end, ended) = oneshot::channel();

@@ -11,8 +11,7 @@ use std::time::Duration;
 use blocker::trace::Tracer;
 use blocker::{Blocker, Traced};
 use cached_admin::insight::ObjectsInsight;
-use cached_admin::insight::slow::SlowLog;
-use cached_admin::insight::slow_store::SlowStore;
+use cached_admin::insight::slow::{SlowLog, SlowStore};
 use cached_admin::sources::{ObjectsSource, StoreSource, SynapseSource, measured};
 use cached_admin::{AdminConfig, AdminError, AdminServer, Health, control};
 use cached_config::{

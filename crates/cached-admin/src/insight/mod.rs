@@ -5,11 +5,10 @@
 //! |---|---|
 //! | [`documents`] | the documents `/mrc.json` and `/hot.json`, and metrics of what is in them |
 //! | [`objects`] | what an object cache shows, and the thread that makes it of samples |
-//! | [`slow`], [`slow_store`] | slow requests, and those to a store |
+//! | [`slow`] | slow requests, and those to a store |
 
 pub mod documents;
 pub mod objects;
 pub mod slow;
-pub mod slow_store;
 
 pub use objects::ObjectsInsight;

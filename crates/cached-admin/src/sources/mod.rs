@@ -1,20 +1,27 @@
 //! What an object cache, a store and a synapse server show: their metrics under the program's prefix, their part of the
 //! document `/status.json`, and what readiness depends on.
 
+mod objects;
+
+pub use objects::ObjectsSource;
+
 use std::any::Any;
 use std::fmt;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
-use cached_metrics::{Collect, Families, Registration};
+use blocker::{Blocker, Clock, InfoRequest, Measured, Measurements, ObjectId, SystemClock};
+use cached_config::Store as Opened;
+use cached_core::object::{JournalState, ObjectCache};
+use cached_metrics::{Collect, Families, Number, Registration, Value};
+use synapse::Server;
+use tokio::time::MissedTickBehavior;
 
 use crate::listener::AdminServer;
+use crate::status::document::{
+    Distribution, Document, JournalCommits, JournalPart, ListenerPart, OperationPart, Store, Synapse,
+};
 use crate::status::{Document, Source};
-
-mod objects;
-mod store;
-
-pub use objects::ObjectsSource;
-pub use store::{AWAY_AFTER, Prefixed, StoreSource, SynapseSource, measured};
 
 /// Keeps a component shown. Dropping it removes the component from metrics, status and health, and releases it: to be
 /// dropped before the component is closed.
@@ -57,5 +64,277 @@ impl<C: Source> Source for WhileShown<C> {
         if let Some(component) = self.0.upgrade() {
             component.fill(document);
         }
+    }
+}
+
+/// For how long a store may answer nothing before the program is not ready.
+pub const AWAY_AFTER: Duration = Duration::from_secs(5);
+
+/// How long a store may be without an answer before it is asked for one, and how long that may take.
+const ASK_AFTER: Duration = Duration::from_secs(5);
+
+/// Returns the store under a layer that measures it, and what that measures; `kind` is the label of its metrics.
+#[must_use]
+pub fn measured(store: Opened, kind: &'static str) -> (Opened, Option<Arc<Measurements>>) {
+    let mut measurements = None;
+    let store = store.with_layer(|below| {
+        let layer = Measured::new(below, kind, Arc::new(SystemClock));
+        measurements = Some(layer.measurements());
+        Arc::new(layer)
+    });
+    (store, measurements)
+}
+
+/// What is shown of a store.
+pub struct StoreSource {
+    name: String,
+    measurements: Arc<Measurements>,
+    /// The store's own.
+    metrics: Weak<dyn Collect>,
+}
+
+impl fmt::Debug for StoreSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StoreSource").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+impl StoreSource {
+    /// Shows the store called `name`, which is measured by `measurements` and counts `metrics` itself: all of these, its part of
+    /// the document, and that the program is not ready while the store answers nothing.
+    pub fn show(
+        admin: &AdminServer,
+        name: String,
+        measurements: &Arc<Measurements>,
+        metrics: Weak<dyn Collect>,
+    ) -> Shown {
+        let source = Arc::new(StoreSource { name, measurements: Arc::clone(measurements), metrics });
+        let checked = Arc::downgrade(&source);
+        admin.health().check_readiness(move || {
+            let silence = checked.upgrade()?.measurements.silence();
+            (silence >= AWAY_AFTER).then(|| format!("the store has not answered for {} s", silence.as_secs()))
+        });
+        Shown::new(admin, &source)
+    }
+
+    /// Asks the store something small whenever it has not answered anything for a while, so that its absence is noticed when no
+    /// client needs it. Ends with the store.
+    pub async fn watch(store: Weak<dyn Blocker>, measurements: Arc<Measurements>) {
+        // It need not exist: that it does not is an answer.
+        let Ok(object) = "cached/readiness".parse::<ObjectId>() else { return };
+        let mut ticks = tokio::time::interval(Duration::from_secs(1));
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            if measurements.since_answer() < ASK_AFTER {
+                continue;
+            }
+            let mut request = InfoRequest::new(object.clone());
+            request.call.deadline = Some(SystemClock.now() + ASK_AFTER);
+            let reply = match store.upgrade() {
+                Some(store) => store.info(request),
+                None => return,
+            };
+            // The measurements have the outcome. A store that breaks the contract's deadline is given up here.
+            let _ = tokio::time::timeout(2 * ASK_AFTER, async { reply.await.is_ok() }).await;
+        }
+    }
+}
+
+impl Collect for StoreSource {
+    fn collect(&self, into: &mut Families) {
+        self.measurements.collect(into);
+        if let Some(store) = self.metrics.upgrade() {
+            store.collect(into);
+        }
+    }
+}
+
+impl Source for StoreSource {
+    fn fill(&self, document: &mut Document) {
+        let silence = self.measurements.silence();
+        let operations = self.measurements.operations();
+        let shown = operations.into_iter().filter(|operation| operation.latency.count() > 0);
+        document.store = Some(Store {
+            backend: self.name.clone(),
+            kind: self.measurements.backend(),
+            state: if silence >= AWAY_AFTER { "away" } else { "serving" },
+            away_ms: u64::try_from(silence.as_millis()).unwrap_or(u64::MAX),
+            operations: shown
+                .map(|operation| OperationPart {
+                    operation: operation.name,
+                    errors: operation.failures,
+                    distribution: Distribution(operation.latency),
+                })
+                .collect(),
+        });
+    }
+}
+
+/// What is shown of a synapse server.
+pub struct SynapseSource {
+    server: Arc<Server>,
+    addresses: Vec<String>,
+}
+
+impl SynapseSource {
+    /// Shows a synapse server that listens on these addresses: its metrics and its part of the document.
+    pub fn show(admin: &AdminServer, server: &Arc<Server>, addresses: Vec<String>) -> Shown {
+        Shown::new(admin, &Arc::new(SynapseSource { server: Arc::clone(server), addresses }))
+    }
+}
+
+impl std::fmt::Debug for SynapseSource {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SynapseSource").field("addresses", &self.addresses).finish_non_exhaustive()
+    }
+}
+
+impl Collect for SynapseSource {
+    fn collect(&self, into: &mut Families) {
+        self.server.collect(into);
+    }
+}
+
+impl Source for SynapseSource {
+    fn fill(&self, document: &mut Document) {
+        let number = |name: &str| self.server.metric(name);
+        let connections = number("synapse_connections_open");
+        let refused = number("synapse_connections_refused_total");
+        document.listeners.push(ListenerPart {
+            listener: self.addresses.join(", "),
+            protocol: "synapse",
+            connections,
+            accepted: number("synapse_connections_total"),
+            refused,
+        });
+        document.synapse = Some(Synapse {
+            connections,
+            sessions: number("synapse_sessions"),
+            requests: number("synapse_requests_total"),
+            refused,
+            broken: number("synapse_connections_broken_total"),
+            silent: number("synapse_connections_silent_total"),
+            replays: number("synapse_replays_total"),
+        });
+    }
+}
+
+/// Returns the part of a cache's journal; `None` if it has none.
+pub(super) fn journal_part(cache: &ObjectCache) -> Option<JournalPart> {
+    let health = cache.journal_health()?;
+    let families = cache.families();
+    let number = |name: &str| families.number(name).map_or(0, Number::to_u64);
+    let millis = |name: &str| gauge(&families, name).map_or(0, |seconds| (seconds * 1000.0) as u64);
+    Some(JournalPart {
+        fill_bytes: number("cached_journal_fill_bytes"),
+        capacity_bytes: number("cached_journal_capacity_bytes"),
+        oldest_age_ms: millis("cached_journal_oldest_seconds"),
+        failed: health.state != JournalState::Ok,
+        records: number("cached_journal_records_total"),
+        commit: commits(&families).unwrap_or_default(),
+    })
+}
+
+fn gauge(families: &Families, name: &str) -> Option<f64> {
+    match families.get(name)?.samples.first()?.value {
+        Value::Gauge(value) => Some(value),
+        _ => None,
+    }
+}
+
+fn commits(families: &Families) -> Option<JournalCommits> {
+    let sample = families.get("cached_journal_commit_seconds")?.samples.first()?;
+    let Value::Histogram { buckets, sum, count } = &sample.value else { return None };
+    let micros = |quantile: f64| quantile_secs(buckets, *count, quantile).map(|secs| (secs * 1e6).round());
+    Some(JournalCommits {
+        count: *count,
+        sum_us: (sum * 1e6) as u64,
+        p50_us: micros(0.5),
+        p99_us: micros(0.99),
+        p999_us: micros(0.999),
+    })
+}
+
+/// Returns a quantile: the upper bound of the bucket that has it, or the last bound.
+fn quantile_secs(buckets: &[(f64, u64)], count: u64, quantile: f64) -> Option<f64> {
+    let rank = (count as f64 * quantile).ceil().max(1.0) as u64;
+    let found = buckets.iter().find(|(_, below)| *below >= rank).or(buckets.last());
+    found.filter(|_| count > 0).map(|(bound, _)| *bound)
+}
+
+/// A component whose metrics get the program's prefix: `synapse_requests_total` becomes
+/// `cached_synapse_requests_total`. The object cache's own, `cache_…`, become `cached_objects_…`, and the memory
+/// backend's, `memory_…`, `cached_memory_backend_…`: the program has memory of other owners.
+///
+/// Names that begin with `cached_`, `memcached_` or `process_` stay as they are.
+#[derive(Debug)]
+pub struct Prefixed<C>(pub C);
+
+impl<C: Collect> Collect for Prefixed<C> {
+    fn collect(&self, into: &mut Families) {
+        for mut family in self.0.families() {
+            let name = &*family.name;
+            if !["cached_", "memcached_", "process_"].iter().any(|prefix| name.starts_with(prefix)) {
+                let renamed = match name.split_once('_') {
+                    Some(("cache", rest)) => format!("cached_objects_{rest}"),
+                    Some(("memory", rest)) => format!("cached_memory_backend_{rest}"),
+                    _ => format!("cached_{name}"),
+                };
+                family.name = renamed.into();
+            }
+            into.add(family);
+        }
+    }
+}
+
+#[cfg(test)]
+mod journal_tests {
+    use super::*;
+
+    #[test]
+    fn a_quantile_is_the_bound_that_so_many_are_below() {
+        let buckets = [(0.001, 0), (0.002, 50), (0.004, 98), (0.008, 99)];
+        assert_eq!(quantile_secs(&buckets, 100, 0.5), Some(0.002));
+        assert_eq!(quantile_secs(&buckets, 100, 0.51), Some(0.004));
+        assert_eq!(quantile_secs(&buckets, 100, 0.99), Some(0.008));
+        assert_eq!(quantile_secs(&buckets, 100, 1.0), Some(0.008), "above all bounds");
+        assert_eq!(quantile_secs(&buckets, 0, 0.5), None);
+    }
+}
+
+#[cfg(test)]
+mod prefixed_tests {
+    use super::*;
+
+    struct Names(&'static [&'static str]);
+
+    impl Collect for Names {
+        fn collect(&self, into: &mut Families) {
+            self.0.iter().for_each(|name| into.counter(*name, "Help.", 1));
+        }
+    }
+
+    #[test]
+    fn every_name_begins_with_the_program() {
+        let names = [
+            "cache_flushes_total",
+            "memory_objects",
+            "synapse_x_total",
+            "cached_y",
+            "memcached_up",
+            "process_z",
+        ];
+        let families = Prefixed(Names(Box::leak(Box::new(names)))).families();
+        let renamed: Vec<&str> = families.as_slice().iter().map(|family| &*family.name).collect();
+        let expected = [
+            "cached_objects_flushes_total",
+            "cached_memory_backend_objects",
+            "cached_synapse_x_total",
+            "cached_y",
+            "memcached_up",
+            "process_z",
+        ];
+        assert_eq!(renamed, expected);
     }
 }

@@ -8,8 +8,7 @@ use cached_core::object::{AttachState, DURABILITIES, JournalState, NamespaceCoun
 use cached_metrics::{Collect, Families, LabelledMetric};
 
 use crate::listener::AdminServer;
-use crate::sources::Shown;
-use crate::sources::store::journal_part;
+use crate::sources::{Shown, journal_part};
 use crate::status::Source;
 use crate::status::document::{Document, Memory, NamespacePart, Objects};
 

@@ -11,7 +11,7 @@ use cached_core::object::Counters;
 use cached_metrics::LatencySnapshot;
 use serde::{Serialize, Serializer};
 
-use super::history::History;
+use super::History;
 use crate::process::Process;
 
 /// The whole document.

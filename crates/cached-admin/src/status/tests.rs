@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use cached_metrics::Latency;
 
 use super::document::{CommandLatency, Distribution, Items};
-use super::history::{Cell, STEPS_MAX};
 use super::*;
 
 /// A source whose numbers a test sets.
@@ -62,7 +61,7 @@ fn a_step_has_what_was_counted_in_it_and_what_was_there_at_its_end() {
     let mut history = History::new();
     numbers.is_absent.store(true, Ordering::Relaxed);
     let first = status.present();
-    history::add_step(&mut history, &first, &status.present());
+    add_step(&mut history, &first, &status.present());
     assert!(history.column("gets").is_none());
     numbers.is_absent.store(false, Ordering::Relaxed);
     let mut before = status.present();
@@ -73,7 +72,7 @@ fn a_step_has_what_was_counted_in_it_and_what_was_there_at_its_end() {
             numbers.latency.observe(Duration::from_micros(8));
         }
         let now = status.present();
-        history::add_step(&mut history, &before, &now);
+        add_step(&mut history, &before, &now);
         before = now;
     }
     let column = |name: &str| Vec::from(history.column(name).expect(name).clone());
@@ -92,7 +91,7 @@ fn a_history_is_bounded_and_its_columns_have_the_same_length() {
     for step in 1..=STEPS_MAX as u64 + 10 {
         numbers.gets.store(step * step, Ordering::Relaxed);
         let now = status.present();
-        history::add_step(&mut history, &before, &now);
+        add_step(&mut history, &before, &now);
         before = now;
     }
     assert_eq!(history.len(), STEPS_MAX);

@@ -8,8 +8,7 @@ use crate::config::{BackendTable, ConfigError, ObjectsTable, Secrets, SynapseTab
 use blocker::trace::Tracer;
 use blocker::{Blocker, Measurements};
 use cached_admin::Health;
-use cached_admin::insight::slow::SlowLog;
-use cached_admin::insight::slow_store::SlowStore;
+use cached_admin::insight::slow::{SlowLog, SlowStore};
 use cached_admin::sources::{StoreSource, measured};
 use cached_config::{LiveObjects, OpenOptions, Store, Waiting, begin_recovery, log_events, log_recovery};
 use cached_core::insight::Sampling;
