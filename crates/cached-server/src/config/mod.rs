@@ -12,11 +12,13 @@
 //! | `file` | the file as a whole, and its small tables: `[process]`, `[insight]`, `[shared_memory]` |
 //! | `memcached`, `volumes`, `s3` | `[memcached]`; `[volumes]` and `[nbd]`; `[s3]` |
 //! | `settings`, `size_classes` | the settings of a server in plain types; memcached's size classes |
-//! | `load`, `auth` | reads the files that the configuration names, those of passwords among them |
+//! | `auth` | the files of users and passwords |
+//!
+//! [`Config::load`] reads every file that the configuration names, and refuses what the start would refuse. `--check-config` does no
+//! less and no more; neither takes a lock, or creates a file.
 
 pub mod auth;
 mod file;
-mod load;
 mod memcached;
 #[cfg(feature = "sidecar")]
 mod s3;
@@ -34,13 +36,23 @@ pub use cached_config::{
 pub use cached_tracing::TracingTable;
 pub use file::SharedMemoryTable;
 pub(crate) use file::{File, share};
-pub use load::{Loaded, SidecarSecrets};
+#[cfg(not(feature = "sidecar"))]
+pub use none::SidecarSecrets;
 #[cfg(feature = "sidecar")]
 pub use s3::{AuthName, BucketTable, FreshSecs, FreshWord, NamesName, S3Table, UpstreamAuthName};
+#[cfg(feature = "sidecar")]
+pub use s3_sidecar::Secrets as SidecarSecrets;
 pub use volumes::{FuaName, NbdTable, VolumesTable};
 
-use settings::Settings;
+use crate::process;
+use cached_admin::Tokens;
+use cached_config::{Listening, check_addresses, reading_trouble};
+use cached_core::arena::ArenaFile;
+use cached_process::{Exit, Failure};
+use cached_tls::ServerTls;
+use settings::{ListenAddress, Settings};
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// The configuration of the program, from flags and file.
 #[derive(Debug, Clone, Default)]
@@ -112,5 +124,141 @@ impl Config {
     /// If TOML cannot express a value.
     pub fn to_toml(&self) -> Result<String, toml::ser::Error> {
         toml::to_string(&toml::Table::try_from(File::from(self))?)
+    }
+}
+
+/// The content of the files that a configuration names.
+#[derive(Debug)]
+pub struct Loaded {
+    /// The secrets of the object listener and of the store.
+    pub secrets: Secrets,
+    /// The tokens of the admin listener.
+    pub tokens: Option<Tokens>,
+    /// The certificates for memcached's protocols.
+    pub tls: Option<Arc<ServerTls>>,
+    /// Those of the admin listener.
+    pub admin_tls: Option<Arc<ServerTls>>,
+    /// Those of the listener of volumes.
+    pub nbd_tls: Option<Arc<ServerTls>>,
+    /// Those of the S3 listener.
+    pub s3_tls: Option<Arc<ServerTls>>,
+    /// The keys of the S3 listener, and its own credentials.
+    pub s3_secrets: SidecarSecrets,
+}
+
+impl Config {
+    /// Reads the files that the configuration names, and checks users and addresses. To be called while the
+    /// process may read the files. The passwords are in force then.
+    ///
+    /// # Errors
+    /// The first mistake: in the file with its path and the key, in a flag with memcached's words and exit status. What
+    /// a disk or the system fails to read is none: it may be read later.
+    pub fn load(&self) -> Result<Loaded, Failure> {
+        let settings = &self.settings;
+        if let Some(user) = settings.user.as_deref().filter(|_| process::is_root()) {
+            let found = process::user(user).map(drop);
+            found.map_err(|error| self.mistake(wrong("process.user", error), Exit::NoUser))?;
+        }
+        // Those that the file names have been read with it.
+        let (auth, tls) = (&settings.auth, settings.tls.iter());
+        let certificates =
+            tls.flat_map(|tls| [&tls.chain_file, &tls.key_file, &tls.ca_file].map(PathBuf::clone));
+        for path in [auth.text_path(), auth.sasl_path()].into_iter().chain(certificates) {
+            if let Some(error) = reading_trouble(&path) {
+                let line = format!("{} cannot be read at present: {error}", path.display());
+                return Err(Failure::new(Exit::Trouble, line));
+            }
+        }
+        check_addresses(&self.addresses()).map_err(|error| self.mistake(error, Exit::Usage))?;
+        settings.auth.load().map_err(|error| self.mistake(error, Exit::FlagValue))?;
+        let tls = settings.load_tls().map_err(|error| wrong("memcached.tls", error));
+        let tls = tls.map_err(|error| self.mistake(error, Exit::Usage))?;
+        if let Some(path) = &settings.memory_file {
+            let checked = ArenaFile::check(path).map_err(|error| wrong("memcached.memory_file", error));
+            checked.map_err(|error| self.mistake(error, Exit::Usage))?;
+        }
+        self.load_others(tls).map_err(|error| self.mistake(error, Exit::Configuration))
+    }
+
+    /// Loads the files that no flag can name.
+    fn load_others(&self, tls: Option<Arc<ServerTls>>) -> Result<Loaded, ConfigError> {
+        self.objects.as_ref().map_or(Ok(()), ObjectsTable::check_files)?;
+        let loaded = Loaded {
+            secrets: File::from(self).secrets()?,
+            tokens: self.admin.as_ref().map_or(Ok(None), AdminTable::tokens)?,
+            tls,
+            admin_tls: self.admin.as_ref().map_or(Ok(None), AdminTable::load_tls)?,
+            nbd_tls: self.nbd.as_ref().map_or(Ok(None), NbdTable::load_tls)?,
+            #[cfg(feature = "sidecar")]
+            s3_tls: self.s3.as_ref().map_or(Ok(None), S3Table::load_tls)?,
+            #[cfg(not(feature = "sidecar"))]
+            s3_tls: None,
+            #[cfg(feature = "sidecar")]
+            s3_secrets: self.s3.as_ref().map_or(Ok(SidecarSecrets::default()), S3Table::load_secrets)?,
+            #[cfg(not(feature = "sidecar"))]
+            s3_secrets: SidecarSecrets,
+        };
+        #[cfg(feature = "sidecar")]
+        self.s3.as_ref().map_or(Ok(()), |table| table.check_loaded(loaded.s3_secrets.clone()))?;
+        Ok(loaded)
+    }
+
+    /// Returns the failure for a value that cannot work: with the path of the file and the key, or with the line alone and
+    /// the status `by_flag` where a flag has set it.
+    pub fn mistake(&self, error: ConfigError, by_flag: Exit) -> Failure {
+        match &self.path {
+            Some(path) if !self.by_flag.contains(&error.key.as_str()) => {
+                Failure::new(Exit::Configuration, ConfigFileError::of_key(path, error))
+            }
+            _ => Failure::new(by_flag, error.why),
+        }
+    }
+
+    /// Returns the addresses of all listeners.
+    fn addresses(&self) -> Vec<Listening> {
+        let settings = &self.settings;
+        let host = |address: &ListenAddress| address.host.clone();
+        let tcp = settings
+            .listen
+            .iter()
+            .map(|address| Listening::tcp("memcached.listen", host(address).as_deref(), address.port));
+        let udp = settings
+            .udp_listen
+            .iter()
+            .map(|address| Listening::udp("memcached.udp_listen", host(address).as_deref(), address.port));
+        let unix = settings.unix_path.iter().map(|path| Listening::unix("memcached.unix_path", path));
+        let mut all: Vec<Listening> = tcp.chain(udp).chain(unix).collect();
+        all.extend(self.synapse.iter().flat_map(SynapseTable::listening));
+        all.extend(self.nbd.iter().flat_map(NbdTable::listening));
+        #[cfg(feature = "sidecar")]
+        all.extend(self.s3.iter().flat_map(|table| Listening::of("s3.listen", &table.listen)));
+        all.extend(self.admin.iter().flat_map(|table| Listening::of("admin.listen", &table.listen)));
+        all
+    }
+}
+
+fn wrong(key: &str, why: impl std::fmt::Display) -> ConfigError {
+    ConfigError { key: key.into(), why: why.to_string() }
+}
+
+#[cfg(not(feature = "sidecar"))]
+mod none {
+    /// The secrets of a sidecar, of which there are none.
+    #[derive(Clone, Debug, Default)]
+    pub struct SidecarSecrets;
+
+    impl SidecarSecrets {
+        /// Reads nothing.
+        ///
+        /// # Errors
+        /// None.
+        pub fn read_again(&self) -> Result<SidecarSecrets, String> {
+            Ok(SidecarSecrets)
+        }
+
+        /// Returns nothing.
+        pub fn put_in_force(self) -> Vec<&'static str> {
+            Vec::new()
+        }
     }
 }

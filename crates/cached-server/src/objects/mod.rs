@@ -10,18 +10,15 @@
 //!
 //! | module | content |
 //! |---|---|
-//! | `open` | opens a cache, at the start and again after a failed upgrade; changes its settings while it runs |
+//! | `open` | opens a cache, at the start and again after a failed upgrade; changes its settings while it runs; the sockets of its listener, which stay, and the server that accepts from them, which ends with its cache |
 //! | `thread` | the control thread, which also releases the store for another process, and the requests to it |
-//! | `listener` | the sockets, which stay; the server that accepts from them, which ends with its cache |
 //! | `volumes` | volumes in the cache, served over NBD |
 
-mod listener;
 mod open;
 mod thread;
 mod volumes;
 
-pub use listener::ObjectSockets;
-pub use open::ReloadObjects;
+pub use open::{ObjectSockets, ReloadObjects};
 pub use thread::{ObjectsControl, ShutdownError};
 pub use volumes::VolumesOpening;
 
@@ -36,8 +33,7 @@ use cached_core::insight::MissRatioCurve;
 use cached_core::object::{JournalHealth, ObjectCache, RecoveryProgress, WeakObjectCache};
 use cached_process::reload::LiveSecs;
 use cached_process::{Exit, Failure};
-use listener::ObjectListener;
-use open::{OpenObjects, Opening, Parts};
+use open::{ObjectListener, OpenObjects, Opening, Parts};
 use parking_lot::Mutex;
 use std::io;
 use std::path::Path;

@@ -4,8 +4,7 @@
 
 pub use cached_config::ShutdownError;
 
-use super::listener::{ObjectListener, ObjectSockets};
-use super::open::{OpenObjects, Parts, ReloadObjects};
+use super::open::{ObjectListener, ObjectSockets, OpenObjects, Parts, ReloadObjects};
 use super::volumes::VolumeService;
 use super::{ObjectStatistics, ObjectsError};
 use blocker::executor::block_on;

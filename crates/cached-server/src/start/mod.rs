@@ -2,19 +2,14 @@
 //! the configuration is read again; everything ends in order. The promises of the process as a whole are here, such as
 //! the sum of its memory; the handling of a request is not.
 
-pub(crate) mod limits;
-pub(crate) mod memory_file;
+pub(crate) mod memory;
 pub mod reload;
 pub(crate) mod server;
 #[cfg(feature = "sidecar")]
 pub mod sidecar;
-#[cfg(not(feature = "sidecar"))]
-#[path = "no_sidecar.rs"]
-pub mod sidecar;
 mod take_over;
 
-pub use limits::Limits;
-pub use memory_file::{MemoryFileStart, OnTakingOver, TakingOver};
+pub use memory::{Limits, MemoryFileStart, OnTakingOver, TakingOver};
 pub use server::{Server, Stopper};
 pub use take_over::PreparedServer;
 
@@ -106,5 +101,67 @@ pub enum ServeError {
 impl From<ListenError> for StartError {
     fn from(error: ListenError) -> StartError {
         StartError::Listen { address: error.address, cause: error.cause }
+    }
+}
+
+#[cfg(not(feature = "sidecar"))]
+pub mod sidecar {
+    //! The sidecar in a program that was built without the feature `sidecar`: there is none.
+
+    use crate::config::{Config, SidecarSecrets};
+    use cached_admin::AdminServer;
+    use cached_process::Failure;
+    use cached_tls::ServerTls;
+    use std::sync::Arc;
+
+    /// The settings of a sidecar that can change while it runs: none.
+    #[derive(Clone, Debug, Default)]
+    pub struct LiveSidecar;
+
+    impl LiveSidecar {
+        /// Changes nothing.
+        ///
+        /// # Errors
+        /// None.
+        pub(crate) fn change(&self, _: &crate::config::File) -> Result<(), String> {
+            Ok(())
+        }
+    }
+
+    /// The sidecar, which this program was built without.
+    #[derive(Debug)]
+    pub struct RunningSidecar;
+
+    impl RunningSidecar {
+        /// Starts nothing.
+        ///
+        /// # Errors
+        /// None.
+        pub fn start(
+            _: &Config,
+            _: Option<Arc<ServerTls>>,
+            _: SidecarSecrets,
+            _: Option<&AdminServer>,
+        ) -> Result<RunningSidecar, Failure> {
+            Ok(RunningSidecar)
+        }
+
+        /// Returns false.
+        pub fn is_some(&self) -> bool {
+            false
+        }
+
+        /// Returns nothing.
+        pub fn announcement(&self) -> Option<(String, u64)> {
+            None
+        }
+
+        /// Returns nothing.
+        pub fn live(&self) -> LiveSidecar {
+            LiveSidecar
+        }
+
+        /// Does nothing.
+        pub fn request_end(&self) {}
     }
 }

@@ -1,7 +1,6 @@
 //! The server as a whole: opening sockets, starting threads, stopping in order.
 
-use super::limits::Limits;
-use super::memory_file::{self, OnTakingOver};
+use super::memory::{self, Limits, OnTakingOver};
 use super::reload::LiveServer;
 use super::{ServeError, StartError};
 use crate::config::settings::Settings;
@@ -426,7 +425,7 @@ pub(crate) fn open_store(
         eviction_hook: Some(Arc::new(Evictions::new(watch.clone(), settings))),
         ..KvConfig::default()
     };
-    let kv = memory_file::make_store(config, file, on_taking_over)?;
+    let kv = memory::make_store(config, file, on_taking_over)?;
     Ok((watch, kv))
 }
 

@@ -1,7 +1,7 @@
 //! A server that takes over from a running process: it is prepared before that one stops, and then takes its state.
 
 use super::StartError;
-use super::memory_file::OnTakingOver;
+use super::memory::OnTakingOver;
 use super::server::{Server, open_store};
 use crate::config::settings::Settings;
 use crate::connections::{AcceptedConnection, Command, ConnInfo, Endpoints, HandedConnection};

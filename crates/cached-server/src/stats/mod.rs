@@ -5,15 +5,13 @@
 //!
 //! | module | content |
 //! |---|---|
-//! | `general` | plain `stats`, `stats settings` |
-//! | `items` | `stats items`, `slabs`, `sizes` |
+//! | `general` | plain `stats`, `stats settings`, `items`, `slabs`, `sizes` |
 //! | `insight` | `stats mrc`, `hot`, `misses`, `shape`, `slow`, and the same as values |
 //! | `admin` | what the admin listener shows |
 
 pub(crate) mod admin;
 mod general;
 pub(crate) mod insight;
-mod items;
 
 use crate::connections::Endpoints;
 use crate::objects::ObjectStatistics;
@@ -76,9 +74,9 @@ fn report(shared: &Shared, sink: &mut Sink<'_>, name: &[u8], client: RawFd) -> b
     match name {
         b"" => general::write_general(shared, sink),
         b"settings" => general::write_settings(shared, sink),
-        b"items" => items::write_items(shared, sink),
-        b"slabs" => items::write_slabs(shared, sink),
-        b"sizes" => items::write_sizes(shared, sink),
+        b"items" => general::write_items(shared, sink),
+        b"slabs" => general::write_slabs(shared, sink),
+        b"sizes" => general::write_sizes(shared, sink),
         // There is no external storage; memcached without one reports nothing either.
         b"extstore" => {}
         b"conns" => write_conns(shared, sink, client),

@@ -1,7 +1,7 @@
 //! The old process: starts the new one, stops, passes what it has, and continues if that fails.
 
-use super::channel::{Channel, ChannelError};
 use super::message::{BATCH_BYTES, DESCRIPTORS_MAX, MemoryState, Message, Offer, SocketKind, VERSION};
+use super::{Channel, ChannelError};
 use super::{Program, VARIABLE};
 use crate::connections::{Command, Pause, Paused, Verdict};
 use crate::listen::{Listeners, SocketName};

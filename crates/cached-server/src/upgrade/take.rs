@@ -1,8 +1,8 @@
 //! The new process: takes sockets, memory and connections of the old one, step by step.
 
 use super::VARIABLE;
-use super::channel::{Channel, ChannelError};
 use super::message::{MemoryState, Message, Offer, SocketKind, VERSION};
+use super::{Channel, ChannelError};
 use crate::connections::HandedConnection;
 use crate::listen::{Handed, SocketName};
 use crate::shared::faults;

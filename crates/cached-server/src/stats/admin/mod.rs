@@ -1,10 +1,8 @@
 //! What the admin listener shows of a server: metrics, its part of the status, whether its threads make progress, and the
 //! routes that answer for items.
 //!
-//! | module | content |
-//! |---|---|
-//! | `families` | metrics under names of their own, and the part of `/status.json` |
-//! | `exporter` | the same under the names of memcached's exporter |
+//! Metrics have names of their own, for counts since the start whatever `stats reset` does; `exporter` shows the same under the
+//! names of memcached's exporter.
 //!
 //! | route | |
 //! |---|---|
@@ -12,19 +10,28 @@
 //! | `GET /mrc.json`, `/hot.json`, `/slow.json` | the documents of [`Reports`] |
 
 mod exporter;
-mod families;
 
 use super::insight::Reports;
-use crate::shared::Shared;
+use crate::connections::Endpoints;
+use crate::shared::{ListenerInfo, Shared};
+use crate::telemetry::counters::{COMMANDS, Kind};
 use cached_admin::insight::documents::hot_count;
 use cached_admin::sources::Shown;
+use cached_admin::status::document::{
+    CommandLatency, Connections, Distribution, Document, Items, ListenerPart, Memory, SharedHalf,
+    SharedMemoryPart, WorkerPart,
+};
 use cached_admin::{Access, AdminServer, Request, Response};
+use cached_core::arbiter::{ArbiterMetrics, Half};
+use cached_core::insight::Sampling;
 use cached_core::kv::PrefixError;
-use cached_metrics::{Collect, Families};
+use cached_metrics::{Collect, Families, Label, LabelledMetric, LatencySnapshot, Value};
 use serde::Deserialize;
 use serde_json::json;
-use std::sync::atomic::Ordering;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 /// For how many seconds a thread may make no progress before the process should be restarted.
 const STALLED_SECS_MAX: u32 = 30;
@@ -57,7 +64,7 @@ fn not_live(shared: &Shared) -> Option<String> {
 
 impl Collect for ServerSource {
     fn collect(&self, into: &mut Families) {
-        families::collect(&self.shared, into);
+        collect(&self.shared, into);
         exporter::collect(&self.shared, into);
         if let Some(arbiter) = self.shared.arbiter.get() {
             arbiter.collect(into);
@@ -67,8 +74,8 @@ impl Collect for ServerSource {
 }
 
 impl cached_admin::status::Source for ServerSource {
-    fn fill(&self, document: &mut cached_admin::status::Document) {
-        families::fill(&self.shared, document);
+    fn fill(&self, document: &mut Document) {
+        fill(&self.shared, document);
     }
 }
 
@@ -130,4 +137,229 @@ fn add_insight_routes(admin: &AdminServer, shared: &Arc<Shared>) {
         Err(refused) => *refused,
     });
     add("/slow.json", |reports, request| reports.slow_requests().response(request));
+}
+
+/// The powers of two of a microsecond between which request latencies are shown: 1 µs to 4.2 s.
+const LATENCY_OCTAVES: (u32, u32) = (0, 22);
+
+const WORKER_COMMANDS: LabelledMetric<1> = LabelledMetric::new(
+    "cached_worker_commands_total",
+    ["command"],
+    "Keys retrieved (get) and stored (set), by worker.",
+);
+const CLOSED: LabelledMetric<1> = LabelledMetric::new(
+    "cached_connections_closed_total",
+    ["reason"],
+    "Connections closed by the server: idle (for too long), memory (they held too much).",
+);
+
+fn collect(shared: &Shared, into: &mut Families) {
+    let totals = shared.sum();
+    totals.collect(into);
+    // A `cas` is counted as a store as well.
+    into.measure(COMMANDS.of(["set", "hit"]), "", &totals.sets.saturating_sub(totals.cas()));
+    latency(shared, into);
+    workers(shared, into);
+    items(shared, into);
+    shared.kv.prefix_flushes().collect(into);
+    memory(shared, into);
+    restart(shared, into);
+    connections(shared, into);
+    tls(shared, into);
+}
+
+fn latency(shared: &Shared, into: &mut Families) {
+    let (first, last) = LATENCY_OCTAVES;
+    for kind in Kind::ALL {
+        let mut sum = LatencySnapshot::default();
+        for worker in 0..shared.workers() {
+            sum.add(&shared.counters(worker).latency.snapshot(kind));
+        }
+        let help = "The time from the end of a worker's wait for events to the reply, in seconds, of a sample of all \
+                    requests: about one in 64 wake-ups of a worker, and at least one each second.";
+        let labels = vec![("command", kind.name()).into()];
+        into.sample("cached_request_duration_seconds", help, labels, sum.value(first, last));
+    }
+    for worker in 0..shared.workers() {
+        let help = "The same time by worker, of all commands together.";
+        let value = shared.counters(worker).latency.sum().value(first, last);
+        into.sample("cached_worker_request_duration_seconds", help, of_worker(worker), value);
+    }
+}
+
+fn of_worker(worker: usize) -> Vec<Label> {
+    vec![("worker", worker.to_string()).into()]
+}
+
+fn workers(shared: &Shared, into: &mut Families) {
+    for worker in 0..shared.workers() {
+        let (totals, mut own) = (shared.counters(worker).totals(), Families::new());
+        own.measure(WORKER_COMMANDS.of(["get"]), "", &totals.gets);
+        own.measure(WORKER_COMMANDS.of(["set"]), "", &totals.sets);
+        let help = "Bytes received from clients, by worker.";
+        own.measure("cached_worker_received_bytes_total", help, &totals.received_bytes);
+        let help = "Bytes sent to clients, by worker.";
+        own.measure("cached_worker_sent_bytes_total", help, &totals.sent_bytes);
+        let secs = shared.stalled_secs.get(worker).map_or(0, |secs| secs.load(Ordering::Relaxed));
+        let help = "For how long a worker has made no progress within one step; 0 is normal, 30 ends /livez.";
+        own.measure("cached_worker_stalled_seconds", help, &secs);
+        into.append_labelled(&of_worker(worker), own);
+    }
+}
+
+fn items(shared: &Shared, into: &mut Families) {
+    shared.kv.stats().collect(into);
+    let limits = shared.kv.limits();
+    let limit = match shared.settings.shared_memory {
+        Some(_) => limits.arena_bytes + limits.policy_bytes,
+        None => shared.settings.memory_bytes,
+    };
+    into.gauge("cached_item_limit_bytes", "The memory that items may take.", limit as u64);
+}
+
+/// Returns the used bytes and the limit of each owner of memory.
+fn memory_by_owner(shared: &Shared) -> [(&'static str, u64, u64); 3] {
+    let (kv, limits) = (shared.kv.stats(), shared.kv.limits());
+    let connections = shared.connections.buffer_bytes() as u64;
+    let used_regions = u64::from(kv.regions - kv.regions_free);
+    let region_bytes = kv.arena_bytes as u64 / u64::from(kv.regions.max(1));
+    [
+        ("items", used_regions * region_bytes, limits.arena_bytes as u64),
+        ("index", kv.index_bytes as u64, limits.index_bytes_max as u64),
+        ("connections", connections, shared.settings.connection_bytes_max as u64),
+    ]
+}
+
+fn memory(shared: &Shared, into: &mut Families) {
+    for (owner, used, limit) in memory_by_owner(shared) {
+        let labels = || vec![("owner", owner).into()];
+        let help = "Memory in use, by owner: items, index, connections.";
+        into.sample("cached_memory_used_bytes", help, labels(), Value::Gauge(used as f64));
+        let help = "The most memory that an owner may use.";
+        into.sample("cached_memory_limit_bytes", help, labels(), Value::Gauge(limit as f64));
+    }
+}
+
+/// Returns a listener's address as metrics and the status show it.
+fn listener_name(listener: &ListenerInfo) -> String {
+    match &listener.endpoints {
+        Endpoints::Tcp { peer, .. } => peer.to_string(),
+        Endpoints::Unix { path } => format!("unix:{}", path.display()),
+        Endpoints::Udp { local } => format!("udp:{local}"),
+    }
+}
+
+/// The items taken over from the previous process, if the memory is in a file.
+fn restart(shared: &Shared, into: &mut Families) {
+    let Some(restart) = shared.kv.restart() else { return };
+    let help = "1 if nothing was taken over from the memory file.";
+    into.measure("cached_restart_cold", help, &restart.cold.is_some());
+    let help = "Items taken over from the memory file at the start.";
+    into.measure("cached_restart_items", help, &restart.items);
+    let help = "Items and regions of the memory file that were left out because they are damaged.";
+    into.measure("cached_restart_damaged_items", help, &(restart.damaged_items + restart.damaged_regions));
+    into.measure("cached_restart_seconds", "How long taking over the memory file took.", &restart.took);
+}
+
+fn connections(shared: &Shared, into: &mut Families) {
+    for listener in shared.listeners.get().into_iter().flatten() {
+        let name = listener_name(listener);
+        into.append_labelled(&[("listener", name).into()], listener.counts.families());
+    }
+    let help = "The largest number of connections of all listeners of memcached's protocols together.";
+    into.gauge("cached_connections_limit", help, shared.settings.connections_max as u64);
+    into.measure(CLOSED.of(["idle"]), "", &shared.idle_kicks());
+    into.measure(CLOSED.of(["memory"]), "", &shared.connections.closed_for_memory);
+    let help = "Pauses in accepting, for lack of descriptors or of room.";
+    into.measure("cached_accept_pauses_total", help, &shared.listen_disabled);
+    let paused = Duration::from_micros(shared.listen_disabled_micros.load(Ordering::Relaxed));
+    let help = "The length of those pauses together.";
+    into.measure("cached_accept_paused_seconds_total", help, &paused);
+}
+
+fn tls(shared: &Shared, into: &mut Families) {
+    let Some(tls) = &shared.tls else { return };
+    let help = "For how long the certificates have been in use.";
+    into.measure("cached_tls_certificates_age_seconds", help, &tls.age());
+    let help = "When the first certificate of the chain expires, in seconds since 1970.";
+    into.measure("cached_tls_certificates_expiry_timestamp_seconds", help, &tls.expiry());
+}
+
+fn fill(shared: &Shared, document: &mut Document) {
+    let owners = memory_by_owner(shared);
+    document.memory.extend(owners.map(|(owner, used_bytes, limit_bytes)| Memory {
+        owner,
+        used_bytes,
+        limit_bytes,
+    }));
+    document.shared_memory = shared.arbiter.get().map(|arbiter| shared_memory_part(arbiter));
+    document.items = Some(items_part(shared));
+    document.insight = shared.settings.insight.sampling() != Sampling::Off;
+    for kind in Kind::ALL {
+        let mut sum = LatencySnapshot::default();
+        for worker in 0..shared.workers() {
+            sum.add(&shared.counters(worker).latency.snapshot(kind));
+        }
+        if sum.count() > 0 {
+            let latency = CommandLatency { command: kind.name(), distribution: Distribution(sum) };
+            document.latency.push(latency);
+        }
+    }
+    document.workers = (0..shared.workers()).map(|index| worker_part(shared, index)).collect();
+    let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+    for listener in shared.listeners.get().into_iter().flatten() {
+        document.listeners.push(ListenerPart {
+            listener: listener_name(listener),
+            protocol: "memcached",
+            connections: listener.counts.open.load(Ordering::Relaxed) as u64,
+            accepted: read(&listener.counts.accepted),
+            refused: read(&listener.counts.refused),
+        });
+    }
+    document.connections = Some(Connections {
+        current: shared.connections.count() as u64,
+        limit: shared.settings.connections_max as u64,
+        accepted: read(&shared.connections.total),
+        refused: read(&shared.connections.rejected),
+        idle_closed: shared.idle_kicks(),
+        memory_closed: read(&shared.connections.closed_for_memory),
+        accepting: shared.accepting.load(Ordering::Relaxed),
+    });
+}
+
+fn shared_memory_part(of: &ArbiterMetrics) -> SharedMemoryPart {
+    let half = |half: Half| SharedHalf {
+        half: half.name(),
+        bytes: of.bytes(half),
+        least_bytes: of.bytes_min(half),
+        given_bytes: of.given_bytes(half),
+        gain_us: of.gain_nanos(half) as f64 / 1e3,
+    };
+    SharedMemoryPart { halves: Half::BOTH.map(half).into(), moves: of.moves(), failures: of.failures() }
+}
+
+fn items_part(shared: &Shared) -> Items {
+    let totals = shared.sum();
+    let mut requests: BTreeMap<_, _> = totals.fields().map(|(name, count)| (name, *count)).collect();
+    requests.extend([
+        ("deletes", totals.delete_hits + totals.delete_misses),
+        ("incrs", totals.incr_hits + totals.incr_misses),
+        ("decrs", totals.decr_hits + totals.decr_misses),
+        ("cas", totals.cas()),
+    ]);
+    Items { store: shared.kv.stats(), limit_bytes: shared.settings.memory_bytes as u64, requests }
+}
+
+fn worker_part(shared: &Shared, index: usize) -> WorkerPart {
+    let counters = shared.counters(index);
+    let totals = counters.totals();
+    WorkerPart {
+        worker: index,
+        gets: totals.gets,
+        sets: totals.sets,
+        received_bytes: totals.received_bytes,
+        sent_bytes: totals.sent_bytes,
+        busy: !counters.heartbeat.read().is_idle(),
+        p99_us: WorkerPart::p99_us(&counters.latency.sum()),
+    }
 }
