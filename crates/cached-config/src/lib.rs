@@ -22,21 +22,19 @@
 //! ```
 #![warn(missing_debug_implementations)]
 
-mod addresses;
 mod backend;
 mod config_file;
 mod error;
 mod journal_table;
 mod keys;
 mod lifecycle;
+mod listeners;
 mod objects;
 mod running;
 mod s3_table;
 mod store;
-mod synapse_table;
 mod tables;
 
-pub use addresses::{Listening, check_addresses, exposure};
 pub use backend::{BackendTable, FileTable, MemoryTable, RadosTable, RemoteTable};
 pub use cached_process::notify;
 pub use config_file::{ConfigFileError, parse_config, read_config};
@@ -50,6 +48,7 @@ pub use lifecycle::log_events;
 pub use lifecycle::{ShutdownError, close_stored_journal, flush_all, store_all};
 pub use lifecycle::{StartError, Waiting};
 pub use lifecycle::{begin_recovery, log_recovery};
+pub use listeners::{Listening, SynapseTable, check_addresses, exposure, restrict_socket, unix_mode};
 pub use objects::{NamespaceTable, ObjectsTable, WriterName};
 pub use running::CacheReceiveBuffers;
 pub use running::raise_descriptor_limit;
@@ -57,7 +56,6 @@ pub use running::{LIVE_KEYS, LiveObjects, Secrets};
 pub use s3_table::S3Table;
 pub use store::{OpenError, OpenOptions, Store};
 pub use store::{SweepCounts, SweepOptions};
-pub use synapse_table::{SynapseTable, restrict_socket, unix_mode};
 pub use tables::DrainTimes;
 pub use tables::InsightTable;
 pub use tables::{ClientCertificatesName, KeyFormatName, MinVersionName, TlsTable};

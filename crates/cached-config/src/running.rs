@@ -11,8 +11,8 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use synapse::{ReceiveBuffer, Secret, SecretHandle, Server};
 
 use crate::error::ConfigError;
+use crate::listeners::SynapseTable;
 use crate::objects::ObjectsTable;
-use crate::synapse_table::SynapseTable;
 
 /// The keys that can change while a program runs, of the tables that `cached` and `synapsed` share.
 pub const LIVE_KEYS: [&str; 32] = [
