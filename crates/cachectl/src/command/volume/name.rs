@@ -7,7 +7,7 @@ use blocker::executor::block_on;
 use blocker::{WriteMode, WriterId};
 use cached_config::Size;
 use clap::Args;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use volumes::{Fencing, OpenOptions, Options, Settings, Volume, Volumes};
 
 use crate::command::volume::Context;
@@ -108,106 +108,56 @@ pub(super) fn shown_size(bytes: u64) -> String {
     format!("{:.1} {name}", bytes as f64 / (1_u64 << shift) as f64)
 }
 
-/// What is set for a volume, with the names that it has in the answers of the server.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Setting {
-    ReadOnly(bool),
-    /// `None`: that of the server's configuration.
-    Write(Option<WriteMode>),
-    /// `None`: no quota.
-    QuotaBytesMax(Option<u64>),
-    ObjectBytes(u64),
-    /// A rate; `None`: none.
-    Rate(Rate, Option<u64>),
+/// A setting of a volume: its name and its value, as the server takes them; `null` is none.
+#[derive(Clone, PartialEq, Debug)]
+pub(super) struct Setting {
+    key: &'static str,
+    value: Value,
 }
 
-/// A rate of a volume.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Rate {
-    RequestsPerSecondMax,
-    BytesPerSecondMax,
-    BurstMs,
-}
-
-impl Rate {
-    const ALL: [Self; 3] = [Self::RequestsPerSecondMax, Self::BytesPerSecondMax, Self::BurstMs];
-
-    fn key(self) -> &'static str {
-        match self {
-            Self::RequestsPerSecondMax => "store_requests_per_second_max",
-            Self::BytesPerSecondMax => "store_bytes_per_second_max",
-            Self::BurstMs => "store_burst_ms",
-        }
-    }
-
-    fn parse(self, value: &str) -> Result<Option<u64>, String> {
-        match (value, self) {
-            ("none", _) => Ok(None),
-            (value, Self::BytesPerSecondMax) => size(value).map(Some),
-            (value, _) => {
-                let number = value.parse::<u64>().map(Some);
-                number.map_err(|_| format!("{} is a number or none, not {value:?}", self.key()))
-            }
-        }
-    }
-}
+const KEYS: [&str; 7] = [
+    "is_read_only",
+    "write",
+    "quota_bytes_max",
+    "object_bytes",
+    "store_requests_per_second_max",
+    "store_bytes_per_second_max",
+    "store_burst_ms",
+];
 
 impl FromStr for Setting {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
         let (key, value) = text.split_once('=').ok_or("give KEY=VALUE")?;
-        Ok(match key {
-            "is_read_only" => Self::ReadOnly(match value {
-                "true" => true,
-                "false" => false,
-                _ => return Err(format!("is_read_only is true or false, not {value:?}")),
-            }),
-            "write" if value == "none" => Self::Write(None),
-            "write" => {
+        let unknown = || format!("there is no setting {key:?}; there are {}", KEYS.join(", "));
+        let key = *KEYS.iter().find(|known| **known == key).ok_or_else(unknown)?;
+        let wrong = |right: &str| format!("{key} is {right}, not {value:?}");
+        let value = match (key, value) {
+            ("is_read_only", _) => json!(value.parse::<bool>().map_err(|_| wrong("true or false"))?),
+            ("object_bytes", _) => json!(size(value)?),
+            (_, "none") => Value::Null,
+            ("write", _) => {
                 let mode = value.parse().ok().filter(|mode| *mode != WriteMode::ReadOnly);
-                let wanted = "back, through, around or none; is_read_only=true for one that takes no changes";
-                Self::Write(Some(mode.ok_or_else(|| format!("write is {wanted}, not {value:?}"))?))
+                let right = "back, through, around or none; is_read_only=true for one that takes no changes";
+                json!(mode.ok_or_else(|| wrong(right))?.to_string())
             }
-            "quota_bytes_max" if value == "none" => Self::QuotaBytesMax(None),
-            "quota_bytes_max" => Self::QuotaBytesMax(Some(size(value)?)),
-            "object_bytes" => Self::ObjectBytes(size(value)?),
-            _ => {
-                if let Some(rate) = Rate::ALL.into_iter().find(|rate| rate.key() == key) {
-                    return Ok(Self::Rate(rate, rate.parse(value)?));
-                }
-                let rates = Rate::ALL.map(Rate::key).join(", ");
-                let known = format!("is_read_only, write, quota_bytes_max, object_bytes, {rates}");
-                return Err(format!("there is no setting {key:?}; there are {known}"));
-            }
-        })
+            ("quota_bytes_max" | "store_bytes_per_second_max", _) => json!(size(value)?),
+            _ => json!(value.parse::<u64>().map_err(|_| wrong("a number or none"))?),
+        };
+        Ok(Self { key, value })
     }
 }
 
 impl Setting {
-    fn value(self) -> (&'static str, Value) {
-        match self {
-            Self::ReadOnly(is_read_only) => ("is_read_only", json!(is_read_only)),
-            Self::Write(mode) => ("write", json!(mode.map(|mode| mode.to_string()))),
-            Self::QuotaBytesMax(bytes) => ("quota_bytes_max", json!(bytes)),
-            Self::ObjectBytes(bytes) => ("object_bytes", json!(bytes)),
-            Self::Rate(rate, value) => (rate.key(), json!(value)),
-        }
-    }
-
     /// Returns settings as the server takes them.
     pub(super) fn values(all: &[Self]) -> Value {
-        Value::Object(
-            all.iter()
-                .map(|one| one.value())
-                .map(|(key, value)| (key.to_owned(), value))
-                .collect::<Map<_, _>>(),
-        )
+        Value::Object(all.iter().map(|one| (one.key.to_owned(), one.value.clone())).collect())
     }
 
     /// Checks that a volume with these settings can be filled.
     pub(super) fn check_writable(all: &[Self]) -> Result<(), String> {
-        if all.contains(&Self::ReadOnly(true)) {
+        if all.iter().any(|one| one.key == "is_read_only" && one.value == true) {
             return Err(
                 "a volume that is read-only cannot be filled: `cachectl volume set` it afterwards".into()
             );
@@ -216,24 +166,21 @@ impl Setting {
     }
 
     /// Returns settings as the library takes them.
-    pub(super) fn settings(all: &[Self]) -> volumes::Settings {
-        let add = |settings: volumes::Settings, one: &Self| match *one {
-            Self::ReadOnly(is_read_only) => settings.read_only(is_read_only),
-            Self::Write(Some(mode)) => settings.write(mode),
-            Self::QuotaBytesMax(Some(bytes)) => settings.quota_bytes_max(bytes),
-            Self::Write(None) | Self::QuotaBytesMax(None) => settings,
-            Self::ObjectBytes(bytes) => settings.object_bytes(bytes),
-            Self::Rate(rate, value) => {
-                let mut rates = settings.rates;
-                match rate {
-                    Rate::RequestsPerSecondMax => rates.store_requests_per_second_max = value,
-                    Rate::BytesPerSecondMax => rates.store_bytes_per_second_max = value,
-                    Rate::BurstMs => rates.store_burst_ms = value,
-                }
-                settings.rates(rates)
+    pub(super) fn settings(all: &[Self]) -> Settings {
+        let mut settings = Settings::default();
+        for Self { key, value } in all {
+            let number = value.as_u64();
+            match *key {
+                "is_read_only" => settings.is_read_only = *value == true,
+                "write" => settings.write = value.as_str().and_then(|mode| mode.parse().ok()),
+                "quota_bytes_max" => settings.quota_bytes_max = number,
+                "object_bytes" => settings.object_bytes = number,
+                "store_requests_per_second_max" => settings.rates.store_requests_per_second_max = number,
+                "store_bytes_per_second_max" => settings.rates.store_bytes_per_second_max = number,
+                _ => settings.rates.store_burst_ms = number,
             }
-        };
-        all.iter().fold(volumes::Settings::default(), add)
+        }
+        settings
     }
 }
 
