@@ -44,18 +44,13 @@ pub use error::{
 };
 pub use journal_table::{AtLimitName, DurabilityName, JournalTable};
 pub use keys::{Size, units};
-pub use lifecycle::log_events;
-pub use lifecycle::{ShutdownError, close_stored_journal, flush_all, store_all};
-pub use lifecycle::{StartError, Waiting};
-pub use lifecycle::{begin_recovery, log_recovery};
+pub use lifecycle::{
+    ShutdownError, StartError, Waiting, begin_recovery, close_stored_journal, flush_all, log_events,
+    log_recovery, store_all,
+};
 pub use listeners::{Listening, SynapseTable, check_addresses, exposure, restrict_socket, unix_mode};
 pub use objects::{NamespaceTable, ObjectsTable, WriterName};
-pub use running::CacheReceiveBuffers;
-pub use running::raise_descriptor_limit;
-pub use running::{LIVE_KEYS, LiveObjects, Secrets};
+pub use running::{CacheReceiveBuffers, LIVE_KEYS, LiveObjects, Secrets, raise_descriptor_limit};
 pub use s3_table::S3Table;
-pub use store::{OpenError, OpenOptions, Store};
-pub use store::{SweepCounts, SweepOptions};
-pub use tables::DrainTimes;
-pub use tables::InsightTable;
-pub use tables::{ClientCertificatesName, KeyFormatName, MinVersionName, TlsTable};
+pub use store::{OpenError, OpenOptions, Store, SweepCounts, SweepOptions};
+pub use tables::{ClientCertificatesName, DrainTimes, InsightTable, KeyFormatName, MinVersionName, TlsTable};
