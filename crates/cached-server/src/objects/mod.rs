@@ -29,8 +29,7 @@ use blocker::trace::Tracer;
 use cached_admin::AdminServer;
 use cached_admin::insight::slow::{SlowLog, SlowReport};
 use cached_config::{ConfigFileError, StartError};
-use cached_core::insight::MissRatioCurve;
-use cached_core::object::{JournalHealth, ObjectCache, RecoveryProgress, WeakObjectCache};
+use cached_core::object::{ObjectCache, WeakObjectCache};
 use cached_process::reload::LiveSecs;
 use cached_process::{Exit, Failure};
 use open::{ObjectListener, OpenObjects, Opening, Parts};
@@ -350,24 +349,9 @@ impl ObjectStatistics {
         self.present.lock().cache.as_ref().and_then(WeakObjectCache::upgrade)
     }
 
-    /// Returns the miss ratios that other amounts of memory would give; `None` if requests are not sampled.
-    pub fn miss_ratio_curve(&self) -> Option<MissRatioCurve> {
-        self.cache()?.miss_ratio_curve()
-    }
-
     /// Returns the last slow requests to the store.
     pub fn slow_requests(&self) -> SlowReport {
         self.slow.report()
-    }
-
-    /// Returns the state of the journal, if there is one: also for whether the server is ready.
-    pub fn journal_health(&self) -> Option<JournalHealth> {
-        self.cache()?.journal_health()
-    }
-
-    /// Returns the progress of the journal's recovery.
-    pub fn recovery(&self) -> RecoveryProgress {
-        self.cache().map_or_else(RecoveryProgress::default, |cache| cache.recovery())
     }
 
     /// Returns the objects with acknowledged changes that are lost and not repaired: the name of each, and

@@ -23,12 +23,16 @@ const SLOW_SHOWN: usize = 50;
 
 /// `stats mrc`: miss ratios that other amounts of memory would give.
 pub(super) fn write_mrc(shared: &Shared, sink: &mut Sink<'_>) {
+    curves(shared).for_each(|(scope, curve)| write_curve(sink, scope, &curve));
+}
+
+/// Returns the curves of all items and of all objects, where requests are sampled.
+fn curves(shared: &Shared) -> impl Iterator<Item = (&'static str, MissRatioCurve)> {
     shared.take_samples();
-    let objects = shared.objects.get().and_then(|objects| objects.miss_ratio_curve());
-    let curves = [("items", shared.kv.miss_ratio_curve()), ("objects", objects)];
-    for (scope, curve) in curves.iter().filter_map(|(scope, curve)| Some((scope, curve.as_ref()?))) {
-        write_curve(sink, scope, curve);
-    }
+    let objects = shared.objects.get().and_then(ObjectStatistics::cache);
+    let objects = objects.and_then(|cache| cache.miss_ratio_curve());
+    let all = [("items", shared.kv.miss_ratio_curve()), ("objects", objects)];
+    all.into_iter().filter_map(|(scope, curve)| Some((scope, curve?)))
 }
 
 fn write_curve(sink: &mut Sink<'_>, scope: &str, curve: &MissRatioCurve) {
@@ -184,11 +188,7 @@ impl Reports {
     /// Returns the miss ratios that other amounts of memory would give, for items, for objects, and for each
     /// namespace.
     pub fn miss_ratio_curve(&self) -> Vec<Curve> {
-        self.shared.take_samples();
-        let objects = self.shared.objects.get().and_then(|objects| objects.miss_ratio_curve());
-        let all = [("items", self.shared.kv.miss_ratio_curve()), ("objects", objects)];
-        let all = all.into_iter().filter_map(|(scope, curve)| Some((scope, curve?)));
-        all.flat_map(|(scope, curve)| curves_of(scope, curve)).collect()
+        curves(&self.shared).flat_map(|(scope, curve)| curves_of(scope, curve)).collect()
     }
 
     /// Returns why keys of items were missed; `None` if requests are not sampled.

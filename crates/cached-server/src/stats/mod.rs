@@ -338,7 +338,8 @@ fn write_lost(statistics: &ObjectStatistics, sink: &mut Sink<'_>) {
 /// `stats journal`: the state of the journal, how far its recovery is, and its metrics; returns false if there
 /// is no journal.
 fn write_journal(statistics: &ObjectStatistics, sink: &mut Sink<'_>) -> bool {
-    let Some(health) = statistics.journal_health() else { return false };
+    let Some(cache) = statistics.cache() else { return false };
+    let Some(health) = cache.journal_health() else { return false };
     let state = match health.state {
         JournalState::Ok => "ok",
         JournalState::Draining => "draining",
@@ -352,7 +353,7 @@ fn write_journal(statistics: &ObjectStatistics, sink: &mut Sink<'_>) -> bool {
     if let Some(reason) = health.reason {
         sink.put("reason", reason);
     }
-    let recovery = statistics.recovery();
+    let recovery = cache.recovery();
     sink.put("recovery_done", u8::from(recovery.is_done));
     sink.put("recovery_records", recovery.records);
     sink.put("recovery_records_applied", recovery.records_applied);
