@@ -17,7 +17,6 @@ use serde::de::{Error as _, MapAccess, Visitor};
 use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::sync::Arc;
-use std::time::Duration;
 
 config_keys! {
     /// The table `[objects]`.

@@ -18,10 +18,10 @@ use synapse::Server;
 use tokio::time::MissedTickBehavior;
 
 use crate::listener::AdminServer;
+use crate::status::Source;
 use crate::status::document::{
     Distribution, Document, JournalCommits, JournalPart, ListenerPart, OperationPart, Store, Synapse,
 };
-use crate::status::{Document, Source};
 
 /// Keeps a component shown. Dropping it removes the component from metrics, status and health, and releases it: to be
 /// dropped before the component is closed.

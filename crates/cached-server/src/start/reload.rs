@@ -15,7 +15,6 @@ use cached_process::reload::{LiveSecs, Program, Source};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::time::Duration;
 use toml::Table;
 
 /// Changes the settings of a running server. It keeps nothing of the server: whatever the server shows, a cache

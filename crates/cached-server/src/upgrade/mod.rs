@@ -264,7 +264,7 @@ mod tests {
 
 #[cfg(test)]
 mod channel_tests {
-    use super::super::message::SocketKind;
+    use super::message::SocketKind;
     use super::*;
     use std::fs::File;
 

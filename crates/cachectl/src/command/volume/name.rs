@@ -138,7 +138,7 @@ impl FromStr for Setting {
             ("object_bytes", _) => json!(size(value)?),
             (_, "none") => Value::Null,
             ("write", _) => {
-                let mode = value.parse().ok().filter(|mode| *mode != WriteMode::ReadOnly);
+                let mode = value.parse().ok().filter(|mode: &WriteMode| *mode != WriteMode::ReadOnly);
                 let right = "back, through, around or none; is_read_only=true for one that takes no changes";
                 json!(mode.ok_or_else(|| wrong(right))?.to_string())
             }
