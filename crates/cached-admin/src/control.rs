@@ -23,7 +23,7 @@ use crate::process;
 use crate::routes::{Access, Response, Routes};
 use crate::status::Status;
 
-/// What the listener itself adds to the registry.
+/// Metrics of the listener itself.
 struct Own {
     counts: Arc<Counts>,
     program: &'static str,
@@ -43,7 +43,7 @@ impl Collect for Own {
     }
 }
 
-/// Registers what the listener itself shows.
+/// Registers the metrics of the listener itself.
 pub(crate) fn register(
     registry: &Registry,
     counts: &Arc<Counts>,
@@ -120,7 +120,7 @@ fn prefers_openmetrics(accept: &str) -> bool {
     open > 0.0 && open >= quality("text/plain")
 }
 
-/// What the page may do: load its own files and ask its own origin. No script from a string, no HTML from a string.
+/// The content security policy: the page may load its own files and ask its own origin. No script from a string, no HTML from a string.
 const POLICY: &str = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; \
     object-src 'none'; require-trusted-types-for 'script'; trusted-types 'none'";
 

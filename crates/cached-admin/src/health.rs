@@ -1,4 +1,4 @@
-//! What the probes depend on: checks, each of which returns the reason why the program is not well, or nothing.
+//! The checks behind the probes. Each returns the reason why the program is unhealthy, or nothing.
 //!
 //! | probe | 200 while | a 503 means |
 //! |---|---|---|
@@ -69,12 +69,12 @@ impl Health {
         self.inner.lock().live.push(Arc::new(check));
     }
 
-    /// Adds what a reader of the readiness probe is to know, although the program is ready.
+    /// Adds a note for readers of the readiness probe, which does not make the program unready.
     pub fn note_readiness(&self, note: impl Fn() -> Option<String> + Send + Sync + 'static) {
         self.inner.lock().notes.push(Arc::new(note));
     }
 
-    /// Records what the start waits for. Has no effect once it is complete.
+    /// Records the step that the start waits for. Has no effect once the start is complete.
     pub fn set_starting(&self, line: impl Into<String>) {
         let mut inner = self.inner.lock();
         if matches!(inner.starting, Starting::Waiting(_)) {
@@ -128,14 +128,14 @@ impl Health {
         reasons
     }
 
-    /// Returns what is out of the ordinary although it keeps no client away.
+    /// Returns the notes: unusual states that keep no client away.
     #[must_use]
     pub fn notes(&self) -> Vec<String> {
         let notes = self.inner.lock().notes.clone();
         run(&notes)
     }
 
-    /// Returns what the start waits for; `None` if it is complete.
+    /// Returns the step that the start waits for; `None` if it is complete.
     #[must_use]
     pub fn not_started(&self) -> Option<String> {
         match &self.inner.lock().starting {

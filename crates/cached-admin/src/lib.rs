@@ -14,12 +14,12 @@
 //! |---|---|
 //! | [`routes`] | requests, responses, and the table of routes |
 //! | [`Tokens`] | the bearer tokens and their file |
-//! | [`health`] | what liveness, readiness and the end of the start depend on |
+//! | [`health`] | the conditions for liveness, readiness and a complete start |
 //! | [`status`] | the document `/status.json`, with an hour of history |
-//! | [`sources`] | what an object cache, a store and a synapse server show |
-//! | [`insight`] | what is known of requests beyond counters: predictions, hot names, reasons of misses, slow requests |
+//! | [`sources`] | metrics and status of an object cache, a store and a synapse server |
+//! | [`insight`] | reports about requests beyond counters: predictions, hot names, reasons for misses, slow requests |
 //! | [`control`] | probes, metrics, the console; reload, drain, the configuration in force, the log's last lines |
-//! | [`process`] | what the system counts for this process |
+//! | [`process`] | the system's counts for this process |
 //!
 //! A part adds a route:
 //!

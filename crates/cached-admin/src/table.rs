@@ -1,4 +1,4 @@
-//! What `[admin]` of a configuration file sets, the configuration that a program makes of it, and the tokens in its file.
+//! The table `[admin]`, the listener's configuration that follows from it, and the tokens in its file.
 
 use std::fmt;
 use std::fs::OpenOptions;
@@ -66,7 +66,7 @@ impl AdminTable {
     /// Reads the tokens; `None` if no file is named.
     ///
     /// # Errors
-    /// What is wrong with the file.
+    /// The file cannot be read, or has a wrong form.
     pub fn tokens(&self) -> Result<Option<Tokens>, ConfigError> {
         if self.token_file.as_os_str().is_empty() {
             return Ok(None);
@@ -78,7 +78,7 @@ impl AdminTable {
     /// Reads the certificates; `None` without TLS.
     ///
     /// # Errors
-    /// What is wrong with them.
+    /// The certificates cannot be used.
     pub fn load_tls(&self) -> Result<Option<Arc<ServerTls>>, ConfigError> {
         self.tls.as_ref().map(|table| table.load("admin.tls")).transpose()
     }
@@ -211,7 +211,7 @@ impl Tokens {
     }
 }
 
-/// What a file of tokens has when it is read again.
+/// The tokens of a file that was read again.
 #[must_use = "without `put_in_force` the tokens are the same as before"]
 pub struct TokensRead {
     tokens: Tokens,

@@ -144,10 +144,10 @@ impl JournalTable {
         checked.map_err(|error| ConfigError::from(&error))
     }
 
-    /// Checks that the directory is one, and that one that is to be made can be.
+    /// Checks that the path is a directory or, with `create`, that the directory can be made.
     ///
     /// # Errors
-    /// What stands in its place.
+    /// The path is something else, or its parent is missing.
     pub(crate) fn check_place(&self) -> Result<(), ConfigError> {
         let (directory, parent) = (&self.directory, self.directory.parent());
         let shown = directory.display();
@@ -208,7 +208,7 @@ impl JournalTable {
     }
 }
 
-/// Returns that a directory holds no journal, and what would be right.
+/// Returns a line that states that a directory holds no journal, and the remedy.
 fn missing(directory: &Path) -> String {
     let shown = directory.display();
     format!(
@@ -217,7 +217,7 @@ fn missing(directory: &Path) -> String {
     )
 }
 
-/// Returns what is wrong with a directory in which an operation has failed, and what would be right.
+/// Returns a line about an operation that has failed in a directory by a mistake of the configuration, and the remedy.
 fn disk_mistake(directory: &Path, DiskError { file, operation, error }: &DiskError) -> String {
     let shown = directory.display();
     let place = match directory.join(file) {

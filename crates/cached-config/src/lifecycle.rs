@@ -1,4 +1,5 @@
-//! A cache from its start, which waits for trouble to pass, through the recovery of its journal and its events, to its shutdown.
+//! The life of a cache: the start, which waits while the store or the journal's disk fails; the recovery of the journal; the
+//! store's events; the shutdown.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -18,7 +19,7 @@ const RETRY_DELAY: Duration = Duration::from_secs(1);
 /// The time between two lines of the log about the same trouble.
 const LOG_INTERVAL: Duration = Duration::from_secs(30);
 
-/// How long an operation may take before it is named.
+/// How long an operation may take before it is reported.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Why a start cannot go on with its journal and its store. Waiting would not help.
@@ -55,39 +56,40 @@ impl From<OpenError> for StartError {
     }
 }
 
-/// Returns whether what a store has answered may be otherwise later.
+/// Returns whether a later attempt may succeed after this error of a store.
 pub(crate) fn may_pass(error: &Error) -> bool {
     error.is_retryable() || matches!(error, Error::DeadlinePassed | Error::OutcomeUnknown(_))
 }
 
-/// The trouble that a start waits for. Needs a tokio runtime with time.
+/// A start that waits while something fails. Needs a tokio runtime with time.
 pub struct Waiting<'a> {
     show: Box<dyn Fn(&str) + 'a>,
     logged: Option<(String, Instant)>,
 }
 
 impl<'a> Waiting<'a> {
-    /// Returns what waits, and gives `show` a line about each step of the start: for the probes.
+    /// Returns a start that passes a line about each of its steps to `show`, for the probes.
     #[must_use]
     pub fn new(show: impl Fn(&str) + 'a) -> Waiting<'a> {
         Waiting { show: Box::new(show), logged: None }
     }
 
-    /// Shows what the start does.
+    /// Shows the step of the start.
     pub(crate) fn step(&self, step: impl fmt::Display) {
         (self.show)(&step.to_string());
     }
 
-    /// Names the trouble of `what`, and returns when it is to be tried again.
+    /// Reports why `what` fails, and returns when the next attempt is due.
     pub(crate) async fn pause(&mut self, what: &str, cause: impl fmt::Display) {
         self.name(what, &cause.to_string());
         tokio::time::sleep(RETRY_DELAY).await;
     }
 
-    /// Runs what blocks on a thread of its own, and names `what` while it takes long; `None` if it has panicked.
+    /// Runs blocking work on a thread of its own, and reports `what` while that takes long. Returns `None` if the work has
+    /// panicked.
     ///
     /// # Cancel safety
-    /// What was begun goes on on its thread; dropping the runtime waits for it,
+    /// Work that has begun continues on its thread; dropping the runtime waits for it,
     /// [`shutdown_background`](tokio::runtime::Runtime::shutdown_background) does not.
     pub(crate) async fn blocking<T: Send + 'static>(
         &mut self,
@@ -130,11 +132,11 @@ impl fmt::Debug for Waiting<'_> {
     }
 }
 
-/// The time between two looks at the progress, and the number of looks between two lines about it.
+/// The time between two checks of the progress, and the number of checks between two lines of the log.
 const LOOK_DELAY: Duration = Duration::from_millis(200);
 const LOOKS_PER_LINE: u32 = 50;
 
-/// Begins the recovery of what an earlier process logged. While the store does not answer, or the journal's disk fails,
+/// Begins the recovery of the changes that an earlier process logged. While the store does not answer, or the journal's disk fails,
 /// tries again every second.
 ///
 /// # Cancel safety
@@ -174,7 +176,7 @@ pub async fn log_recovery(cache: ObjectCache) {
     if records == 0 || is_done {
         return;
     }
-    tracing::info!(records, "recovering what the journal holds; objects are served meanwhile");
+    tracing::info!(records, "recovering the journal's records; objects are served meanwhile");
     let begun = SystemClock.now();
     for look in 1.. {
         SystemClock.sleep(LOOK_DELAY).await;
@@ -189,7 +191,7 @@ pub async fn log_recovery(cache: ObjectCache) {
                 "some objects could not be recovered: their records are damaged, and operations on them fail"
             );
         } else if is_done {
-            tracing::info!(records, took_ms, "everything that the journal held is recovered");
+            tracing::info!(records, took_ms, "all records of the journal are recovered");
         } else if look % LOOKS_PER_LINE == 0 {
             tracing::info!(records, records_applied, objects_failed, took_ms, "recovering");
         }
@@ -235,13 +237,13 @@ impl ShutdownError {
     }
 }
 
-/// Stores what is dirty, for at most `flush_max`, and closes the journal, if there is one: it then has nothing to
-/// replay. What the store does not take in time is no loss if the journal has all of it: the next start stores it.
-/// No other task may change anything any more.
+/// Stores dirty data, for at most `flush_max`, and closes the journal, if there is one: it then has nothing to
+/// replay. Data that the store does not take in time are not lost if the journal has all of them: the next start stores
+/// them. No other task may change the cache any more.
 ///
 /// # Errors
-/// [`ShutdownError`] with what was acknowledged and is neither stored nor in the journal, and if objects could not be
-/// recovered from the journal, which then keeps their records.
+/// [`ShutdownError`] if acknowledged data are neither stored nor in the journal, or if objects could not be recovered from
+/// the journal, which then keeps their records.
 pub async fn store_all(cache: &ObjectCache, flush_max: Duration) -> Result<(), ShutdownError> {
     if cache.is_stored() {
         // The store need not be asked, which may be away.
@@ -256,7 +258,7 @@ pub async fn store_all(cache: &ObjectCache, flush_max: Duration) -> Result<(), S
     Ok(())
 }
 
-/// Closes the journal of a cache that has everything stored, if there is one.
+/// Closes the journal, if there is one, of a cache whose data are all stored.
 pub async fn close_stored_journal(cache: &ObjectCache) {
     // Everything is stored: a journal that fails to state so costs the next start a replay.
     if let Err(error) = cache.close_journal().await {
@@ -264,17 +266,18 @@ pub async fn close_stored_journal(cache: &ObjectCache) {
     }
 }
 
-/// Stores what is dirty when it is called, and tries for at most `flush_max`. The cache goes on, whatever comes of it.
+/// Stores the data that are dirty at the time of the call, and tries for at most `flush_max`. The cache continues in any
+/// case.
 ///
 /// # Cancel safety
 /// Dropping the future ends the attempts.
 ///
 /// # Errors
-/// The last attempt's.
+/// The error of the last attempt.
 pub async fn flush_all(cache: &ObjectCache, flush_max: Duration) -> Result<(), Error> {
     let dirty_bytes = cache.counters().dirty_bytes;
     if dirty_bytes > 0 {
-        tracing::info!(dirty_bytes, "storing what is dirty");
+        tracing::info!(dirty_bytes, "storing dirty data");
     }
     let deadline = SystemClock.now() + flush_max;
     let mut last_logged = String::new();
@@ -293,15 +296,15 @@ pub async fn flush_all(cache: &ObjectCache, flush_max: Duration) -> Result<(), E
         }
         let cause = error.to_string();
         if cause != last_logged {
-            tracing::warn!(cause, "cannot store what is dirty yet");
+            tracing::warn!(cause, "cannot store dirty data yet");
             last_logged = cause;
         }
         SystemClock.sleep_until(again).await;
     }
 }
 
-/// Makes durable in the journal what the store has not taken, and closes the journal. Returns whether all of it is
-/// there.
+/// Makes the data that the store has not taken durable in the journal, and closes the journal. Returns whether it has all
+/// of them.
 async fn journal_all(cache: &ObjectCache) -> bool {
     if cache.journal_health().is_none() {
         return false;
@@ -314,9 +317,9 @@ async fn journal_all(cache: &ObjectCache) -> bool {
     let dirty_bytes = cache.counters().dirty_bytes;
     match cache.close_journal().await {
         Ok(()) => {
-            // Of objects that could not be recovered the caller reports.
+            // The caller reports objects that could not be recovered.
             if dirty_bytes > 0 || cache.recovery().objects_failed == 0 {
-                tracing::warn!(dirty_bytes, "the journal has what is not stored: the next start stores it");
+                tracing::warn!(dirty_bytes, "the journal has the data that are not stored: the next start stores them");
             }
             true
         }
@@ -351,8 +354,8 @@ pub async fn log_events(mut events: Subscription, name: String) {
             Event::Emptied => {
                 tracing::error!(
                     store = name,
-                    "the store was in memory and has come back without anything: all that was stored there is lost; clean \
-                     copies are dropped, and what is dirty is stored again"
+                    "the store keeps its data in memory and has restarted empty: everything stored there is lost; clean \
+                     copies are dropped, and dirty data are stored again"
                 );
             }
             Event::Full => {
@@ -362,7 +365,7 @@ pub async fn log_events(mut events: Subscription, name: String) {
             Event::Degraded(why) => {
                 if let Some(more) = trouble.admits(Instant::now()) {
                     is_logged = true;
-                    tracing::warn!(store = name, cause = %why, times = more + 1, "the store is in trouble");
+                    tracing::warn!(store = name, cause = %why, times = more + 1, "the store reports errors");
                 }
             }
             Event::Recovered if std::mem::take(&mut is_logged) => {

@@ -13,7 +13,7 @@ use crate::config_keys;
 use crate::error::{ConfigError, invalid, secret, secret_warning};
 use crate::keys::Size;
 
-/// Returns that other machines can reach an address, as the beginning of a line, if it is so. `address` is `host:port`,
+/// Returns the beginning of a line that states that other machines can reach an address, if they can. `address` is `host:port`,
 /// or `unix:` and a path. No name is resolved: one that is not localhost may lead anywhere.
 #[must_use]
 pub fn exposure(address: &str) -> Option<String> {
@@ -72,8 +72,8 @@ impl Host {
     }
 }
 
-/// Returns the address of a host that only the system takes for one: `0`, `127.1` or `0x7f000001`. The last part of a
-/// name in the DNS is no number, so that nothing is looked up.
+/// Returns the address for a host in a form that only the system parses: `0`, `127.1` or `0x7f000001`. The last label of a
+/// DNS name is never a number, so this looks up no name.
 fn numeric(host: &str) -> Option<IpAddr> {
     let last = host.rsplit('.').next().unwrap_or_default();
     let digits = last.strip_prefix("0x").or_else(|| last.strip_prefix("0X"));
@@ -103,7 +103,7 @@ impl Listening {
         Listening { key, place: Place::Unix(path.to_owned()) }
     }
 
-    /// Returns addresses as a table has them: `host:port`, or `unix:` and a path. What is neither is left out.
+    /// Returns the addresses of a table: `host:port`, or `unix:` and a path. Other texts are left out.
     pub fn of<'a>(key: &'static str, texts: &'a [String]) -> impl Iterator<Item = Listening> + 'a {
         texts.iter().filter_map(move |text| match text.strip_prefix("unix:") {
             Some(path) => Some(Listening::unix(key, Path::new(path))),
@@ -226,7 +226,7 @@ impl SynapseTable {
         self.listen.iter().map(|text| text.parse().map_err(wrong)).collect()
     }
 
-    /// Returns the addresses for a [check](crate::check_addresses) of all listeners; those that are none are left out.
+    /// Returns the addresses for a [check](crate::check_addresses) of all listeners; invalid ones are left out.
     #[must_use]
     pub fn listening(&self) -> Vec<Listening> {
         let addresses = self.listen.iter().filter_map(|text| text.parse::<Address>().ok());

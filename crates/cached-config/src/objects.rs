@@ -71,7 +71,7 @@ config_keys! {
     /// The store; required.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backend: Option<BackendTable> = own(None);
-    /// The namespaces with terms of their own.
+    /// The namespaces with settings of their own.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub namespaces: Vec<NamespaceTable> = own(Vec::new());
     /// The range in which the memory changes while the program runs. No key: a program that shares memory between
@@ -90,7 +90,7 @@ config_names! {
     }
 }
 
-/// One of `[[objects.namespaces]]`: its settings, each by its key, beside what is here.
+/// One of `[[objects.namespaces]]`. In the file its settings are keys beside the other fields.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NamespaceTable {
     /// The namespace's name.
@@ -100,7 +100,7 @@ pub struct NamespaceTable {
     pub journal: Option<bool>,
     /// The least durability of an acknowledgement; `None`: as `[objects]` has it.
     pub durability: Option<DurabilityName>,
-    /// What can change while the program runs; what is not there is as `[objects]` has it.
+    /// The settings that can change while the program runs; for the absent ones those of `[objects]` hold.
     pub settings: NamespaceSettings,
 }
 
@@ -270,11 +270,11 @@ impl ObjectsTable {
         self.check_cache()
     }
 
-    /// Checks what the keys name, as far as that is possible without opening the journal or the store: files that must be
-    /// readable are read.
+    /// Checks the files and directories that keys name, as far as that is possible without opening the journal or the store:
+    /// files that must be readable are read.
     ///
     /// # Errors
-    /// The first key that names something else than it must.
+    /// The first key that names a wrong file or directory.
     pub fn check_files(&self) -> Result<(), ConfigError> {
         self.backend.as_ref().map_or(Ok(()), BackendTable::check_files)?;
         self.journal.as_ref().map_or(Ok(()), JournalTable::check_place)

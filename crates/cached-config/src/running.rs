@@ -1,4 +1,4 @@
-//! A running program: what of its tables can change, the memory in which a cache receives payloads, and file descriptors.
+//! A running program: the keys that can change, the memory in which a cache receives payloads, and file descriptors.
 
 use std::fmt;
 use std::io::{self, IoSliceMut};
@@ -74,7 +74,7 @@ pub struct Secrets {
 }
 
 impl LiveObjects {
-    /// Returns the handles of what runs with `secrets`.
+    /// Returns handles of a running cache, listener and store, with the secrets in force.
     pub fn new(
         cache: Option<(LiveSettings, LiveSecs)>,
         listener: Option<Weak<Server>>,
@@ -84,7 +84,7 @@ impl LiveObjects {
         LiveObjects { cache, listener, store, secrets: Mutex::new(secrets) }
     }
 
-    /// Puts in force what can change of the table `after`, and of `listener`, the listener's.
+    /// Applies the keys that can change, of the table `after` and of the listener's table `listener`.
     /// Returns the keys of the secrets that have changed; `store_key` is the one of the store's.
     ///
     /// # Errors

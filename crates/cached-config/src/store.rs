@@ -30,7 +30,7 @@ pub enum OpenError {
     Store(#[from] blocker::Error),
 }
 
-/// What opening a store needs beside its table.
+/// The options of opening a store, beyond its table.
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
     /// The largest object, in bytes, where the table does not set it.
@@ -44,7 +44,7 @@ pub struct OpenOptions {
     pub client_name: String,
     /// Makes spans of the store's operations that are traced.
     pub tracer: Option<Tracer>,
-    /// Whether the store is only to be read: a file store then changes nothing in its directory. Other stores take no notice.
+    /// Whether the store is only to be read: a file store then changes nothing in its directory. Other stores ignore this.
     pub only_reads: bool,
     /// Whether a server opens the store, which keeps its record there: a synapse server lets no other client use
     /// [reserved namespaces](blocker::Namespace::is_reserved).
@@ -76,7 +76,7 @@ pub struct Store {
     close: Close,
 }
 
-/// What closing has to do beside dropping the handles.
+/// The work of closing, beyond dropping the handles.
 enum Close {
     Nothing,
     File(Arc<FileStore>),
@@ -120,7 +120,7 @@ impl Store {
         Arc::clone(&self.backend)
     }
 
-    /// Returns the means of changing the secret, of a store that is another server.
+    /// Returns a handle that changes the secret, if the store is another server.
     #[must_use]
     pub fn secret(&self) -> Option<SecretHandle> {
         self.secret.clone()
@@ -132,15 +132,15 @@ impl Store {
         self.memory_bytes_max
     }
 
-    /// Returns what the store itself counts, without its layers, for as long as it is open.
+    /// Returns the store's own metrics, without those of its layers, for as long as it is open.
     #[must_use]
     pub fn metrics(&self) -> Weak<dyn Collect> {
         Weak::clone(&self.metrics)
     }
 
-    /// Removes what unfinished changes and deleted objects have left in the store. `watch` is called from time to time
-    /// with what was done so far, on the thread that polls the reply. Returns `None` for a store that has no sweep: of all
-    /// kinds, only `s3` has one.
+    /// Removes the left-overs of unfinished changes and of deleted objects from the store. `watch` is called from time to
+    /// time with the progress, on the thread that polls the reply. Returns `None` for a store that has no sweep: only the
+    /// kind `s3` has one.
     #[must_use]
     pub fn sweep(
         &self,
@@ -325,13 +325,13 @@ fn remote(table: &RemoteTable, options: &OpenOptions) -> Result<Store, OpenError
     Ok(Store { backend, memory_bytes_max, secret, metrics, close: Close::Nothing })
 }
 
-/// What a sweep is to remove.
+/// Which left-overs a sweep removes.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct SweepOptions {
     /// How old a left-over must be to be removed, on the clock of the store's server.
     pub age: Duration,
-    /// Whether to count what would be removed, and to leave it.
+    /// Whether to count the left-overs without removing them.
     pub dry_run: bool,
 }
 
@@ -340,14 +340,14 @@ impl SweepOptions {
     /// change and the record that names them.
     pub const AGE_MIN: Duration = Duration::from_secs(15 * 60);
 
-    /// Returns the options of a sweep that removes what is older than `age`, or counts it if `dry_run`.
+    /// Returns the options of a sweep that removes left-overs older than `age`, or counts them if `dry_run`.
     #[must_use]
     pub fn new(age: Duration, dry_run: bool) -> Self {
         Self { age, dry_run }
     }
 }
 
-/// What a sweep has done so far or, if it was to leave everything, would have.
+/// The progress of a sweep: what it has removed or, in a dry run, would have removed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct SweepCounts {
@@ -361,7 +361,7 @@ pub struct SweepCounts {
     pub heads: u64,
     /// The number of heads of deleted objects removed.
     pub ghosts: u64,
-    /// The number of heads of deleted objects that are old enough, and that something depends on.
+    /// The number of heads of deleted objects that are old enough, but that other data depend on.
     pub ghosts_kept: u64,
     /// Whether heads of deleted objects can be removed: the server keeps conditions of removals.
     pub ghosts_can_go: bool,
@@ -447,8 +447,8 @@ impl Store {
         }
     }
 
-    /// Records that a listener's `instance` has ended with everything stored. The store may be away: it has
-    /// little time if `cache`, through which all changes went, has changed nothing.
+    /// Records that a listener's `instance` has ended with everything stored. The store may be away, so the time for it is
+    /// short if `cache`, through which all changes went, has changed nothing.
     pub async fn record_end(&self, instance: InstanceId, cache: Option<&ObjectCache>) {
         let counters = cache.map(ObjectCache::counters);
         let is_unchanged =

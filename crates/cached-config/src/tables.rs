@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::{ConfigError, invalid, require, within};
 use crate::{config_keys, config_names};
 
-/// How long the steps of the end may take before dirty data are stored.
+/// The times of an orderly shutdown, before dirty data are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DrainTimes {
     /// How long the process is not ready, and still serves everything, before its listeners close: the time
@@ -60,7 +60,7 @@ const SLOW_MS_MAX: u32 = 24 * 60 * 60 * 1000;
 /// The queues of samples of an object cache.
 const SAMPLE_QUEUES: usize = 8;
 
-/// The table.
+/// The table `[insight]`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, expecting = "a table")]
 pub struct InsightTable {
@@ -68,7 +68,7 @@ pub struct InsightTable {
     pub enabled: bool,
     /// The share of the names that are sampled; 0 if it adapts.
     pub sampled_share: f64,
-    /// From how many milliseconds on a request is recorded as slow; 0 for none.
+    /// The duration in milliseconds from which a request is recorded as slow; 0 records none.
     pub slow_request_ms: u32,
 }
 
@@ -110,7 +110,7 @@ impl InsightTable {
         }
     }
 
-    /// Returns from how long on a request is slow; zero for none.
+    /// Returns the duration from which a request is slow; zero if none is.
     #[must_use]
     pub fn slow_threshold(&self) -> Duration {
         Duration::from_millis(self.slow_request_ms.into())

@@ -402,7 +402,7 @@ async fn serve_on(signals: &Signals, delay: &LiveSecs) {
     if delay.get().is_zero() {
         return;
     }
-    tracing::info!(delay_secs = delay.get().as_secs(), "not ready any more; the listeners close later");
+    tracing::info!(delay_secs = delay.get().as_secs(), "no longer ready; the listeners close after the delay");
     tokio::select! {
         () = tokio::time::sleep(delay.get()) => {}
         () = signals.end_requested("while the process ends") => {}
@@ -416,7 +416,7 @@ fn pass_on_end(signals: &Signals, drain: &Drain, successor: u32) {
     }
     tracing::info!(
         pid = successor,
-        "the end was requested, and is passed on to the process that has taken over"
+        "the requested end is passed on to the process that has taken over"
     );
     if let Err(error) = process::request_end(successor) {
         tracing::error!(cause = %error, pid = successor, "the end cannot be passed on");

@@ -367,7 +367,7 @@ fn the_listeners_close_after_the_delay() {
     let mut server = file.start("");
     let mut early = server.connect();
     server.signal(libc::SIGTERM);
-    until_logged(&server, "not ready any more");
+    until_logged(&server, "no longer ready");
     early.ask(b"mn\r\n", b"MN\r\n");
     server.assert_serves("a signal to end");
     server.signal(libc::SIGTERM);

@@ -101,7 +101,7 @@ fn init(directory: &Path, output: &Output) -> Verdict {
         }
         error => failure(directory, error),
     })?;
-    output.write(format!("{shown} is an empty journal by now"), &json!({}))?;
+    output.write(format!("{shown} is an empty journal now"), &json!({}))?;
     Ok(true)
 }
 
@@ -192,7 +192,7 @@ impl Discard {
         // Buffered: the tools work on any file system.
         let disk = RealDisk::open(directory, false).map_err(Failure::io(shown.to_string()))?;
         tools::discard(&disk).map_err(|error| failure(directory, error))?;
-        output.write(format!("{shown} is an empty journal by now"), &json!({}))?;
+        output.write(format!("{shown} is an empty journal now"), &json!({}))?;
         Ok(true)
     }
 }

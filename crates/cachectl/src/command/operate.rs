@@ -68,7 +68,7 @@ impl Reload {
 impl Drain {
     pub(crate) fn run(&self, call: &Call<'_>) -> Result<(), Failure> {
         let answer = call.admin()?.post("/drain", &json!({}))?;
-        call.output.write("the end was requested: the server is not ready any more", &answer)
+        call.output.write("the end was requested: the server is no longer ready", &answer)
     }
 }
 

@@ -111,7 +111,7 @@ impl Init {
     pub(crate) fn run(&self, output: &Output) -> Result<(), Failure> {
         let shown = self.dir.display();
         FileStore::create(&self.dir).about(&shown)?;
-        output.write(format!("{shown} is a store by now"), &json!({ "dir": self.dir.to_string_lossy() }))
+        output.write(format!("{shown} is a store now"), &json!({ "dir": self.dir.to_string_lossy() }))
     }
 }
 

@@ -1,4 +1,4 @@
-//! The documents `/mrc.json` and `/hot.json`, and metrics of what is in them.
+//! The documents `/mrc.json` and `/hot.json`, and metrics of their content.
 
 use cached_core::insight::{CurvePoint, Hot, MissRatioCurve, MissesByReason};
 use cached_metrics::{Families, Label, Value};

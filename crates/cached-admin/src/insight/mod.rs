@@ -1,10 +1,10 @@
-//! What programs show of their requests beyond counters: predicted miss ratios, hot keys and objects, reasons of misses,
+//! Reports about requests, beyond counters: predicted miss ratios, hot keys and objects, reasons of misses,
 //! slow requests.
 //!
 //! | module | content |
 //! |---|---|
-//! | [`documents`] | the documents `/mrc.json` and `/hot.json`, and metrics of what is in them |
-//! | [`objects`] | what an object cache shows, and the thread that makes it of samples |
+//! | [`documents`] | the documents `/mrc.json` and `/hot.json`, and metrics of their content |
+//! | [`objects`] | the reports of an object cache, and the thread that computes them from samples |
 //! | [`slow`] | slow requests, and those to a store |
 
 pub mod documents;

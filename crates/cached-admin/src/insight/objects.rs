@@ -1,4 +1,4 @@
-//! What an object cache shows of its requests, and the thread that makes it of samples.
+//! Reports about the requests of an object cache, and the thread that computes them from samples.
 
 use std::fmt;
 use std::io;

@@ -1,5 +1,5 @@
-//! What an object cache, a store and a synapse server show: their metrics under the program's prefix, their part of the
-//! document `/status.json`, and what readiness depends on.
+//! The parts of the admin listener for an object cache, a store and a synapse server: their metrics under the program's prefix,
+//! their part of the document `/status.json`, and their conditions for readiness.
 
 mod objects;
 

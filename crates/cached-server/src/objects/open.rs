@@ -360,7 +360,7 @@ impl ObjectSockets {
         if !handed.is_empty() {
             tracing::warn!(
                 sockets = handed.len(),
-                "sockets of the object cache that the configuration does not have any more are closed"
+                "sockets of the object cache that the configuration no longer names are closed"
             );
         }
         Ok(ObjectSockets { sockets: Mutex::new(sockets) })

@@ -62,7 +62,7 @@ impl ObjectThread {
             if let Closed::End(result) = self.serve(open, shown, &mut wanted) {
                 return result;
             }
-            tracing::info!("the object cache has stored everything, and has let the store go");
+            tracing::info!("the object cache has stored everything, and has released the store");
             self.control.set_released(Released::Done);
             let next = block_on(other_than(Wanted::Release, &mut wanted));
             let again = (next == Wanted::Serve).then(|| self.open_again(&wanted)).flatten();
@@ -279,7 +279,7 @@ impl ObjectThread {
         shown: &mut Vec<Shown>,
         wanted: &watch::Receiver<Wanted>,
     ) -> Result<(), String> {
-        let unstored = |error: blocker::Error| format!("the store does not take what is dirty: {error}");
+        let unstored = |error: blocker::Error| format!("the store does not take dirty data: {error}");
         let mut wanted = wanted.clone();
         tokio::select! {
             flushed = flush_all(&parts.cache, self.flush_max.get()) => flushed.map_err(unstored)?,

@@ -239,7 +239,7 @@ impl Server {
         let upgradable = upgrades.and_then(|upgrades| match upgrades.over(&listeners, &shared) {
             Ok(upgradable) => Some(upgradable),
             Err(error) => {
-                tracing::warn!(cause = %error, "no other process will be able to take over");
+                tracing::warn!(cause = %error, "an upgrade will not be possible");
                 None
             }
         });
@@ -261,7 +261,7 @@ impl Server {
         if let Some(taking) = taking
             && let Err(error) = taking.serving()
         {
-            tracing::warn!(cause = %error, "the process that has handed over is gone");
+            tracing::warn!(cause = %error, "the process that handed over has ended");
         }
         let watchdog = BackgroundThread::watchdog(shared.clone()).map_err(ServeError::Thread)?;
         let insight = BackgroundThread::insight(shared.clone()).map_err(ServeError::Thread)?;
@@ -364,7 +364,7 @@ fn serve(
             (Next::End, _) => return false,
             (Next::Upgrade, None) => tracing::warn!("no other process can take over from this one"),
             (Next::Upgrade, Some(_)) if preparing.is_some() => {
-                tracing::warn!("a new process is being started already");
+                tracing::warn!("a new process is already being started");
             }
             (Next::Upgrade, Some(upgradable)) => preparing = Some(upgradable.start(shared)),
             (Next::Finish(prepared), Some(upgradable)) => {

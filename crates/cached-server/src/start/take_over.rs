@@ -49,7 +49,7 @@ impl PreparedServer {
         if handed.len() > 0 {
             tracing::warn!(
                 sockets = handed.len(),
-                "sockets that the configuration does not have any more are closed"
+                "sockets that the configuration no longer names are closed"
             );
         }
         let offered = take_over.prepared(settings.memory_file.as_deref())?;

@@ -265,7 +265,7 @@ fn a_second_signal_ends_at_once() {
         panic!("{words:?} is never logged: {seen}");
     };
     daemon.signal("TERM");
-    until("storing what is dirty");
+    until("storing dirty data");
     daemon.signal("TERM");
     let line = until("acknowledged writes not stored");
     assert!(!line.contains(" 0 bytes") && line.contains("a second signal forced the end"), "{line}");

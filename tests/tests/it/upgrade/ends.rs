@@ -81,7 +81,7 @@ fn an_end_that_is_requested_first_wins() {
     server.signal(libc::SIGUSR2);
     wait_for("the new process", || server.log().contains("starting a new process").then_some(()));
     server.signal(libc::SIGTERM);
-    wait_for("the drain", || server.log().contains("not ready any more").then_some(()));
+    wait_for("the drain", || server.log().contains("no longer ready").then_some(()));
     std::fs::write(go, "").expect("a file");
     assert_eq!(server.wait_exit(), 0);
     server.pid = 0;

@@ -96,7 +96,7 @@ fn fail_under_load(limit_secs: u64, seed: u64, fail: impl FnOnce(&mut Failing<'_
     assert_eq!(objects.check(&server, true), [""; 0]);
     let log = server.log();
     let times = |line: &str| log.matches(line).count();
-    let (let_go, again) = (times("has let the store go"), times("the object cache serves again"));
+    let (let_go, again) = (times("has released the store"), times("the object cache serves again"));
     assert_eq!(let_go, again + 1, "{log}");
     server.end();
     again
