@@ -178,7 +178,7 @@ fn whole<B: AsRef<[u8]>>(
     Ok((response.status(), String::from_utf8_lossy(response.body().as_ref()).into_owned()))
 }
 
-/// Returns the first line of a reason, without what a terminal would obey.
+/// Returns the first line of a reason, without characters that a terminal would obey.
 pub(crate) fn line_of(reason: &str) -> String {
     let line = reason.lines().next().unwrap_or_default();
     line.chars().filter(|letter| !letter.is_control()).take(REASON_BYTES_MAX).collect()
@@ -198,7 +198,7 @@ fn reason_of(status: StatusCode, body: &str) -> String {
     if reason.is_empty() { format!("{status}{hint}") } else { format!("{status}: {reason}{hint}") }
 }
 
-/// Returns the URL without a path of what the user has given.
+/// Returns the URL that the user has given, without a path.
 fn base_of(given: &str) -> Result<String, Failure> {
     let wrong = || {
         Failure::Usage(format!(

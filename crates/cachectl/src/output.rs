@@ -59,12 +59,12 @@ impl Output {
     }
 }
 
-/// Returns a text with escapes for what a terminal would obey, or not show: names are of any bytes.
+/// Returns a text in which characters that a terminal would obey, or not show, are escaped: names may have any bytes.
 fn shown(text: &str) -> String {
     escaped(text, |letter| letter.escape_unicode().to_string())
 }
 
-/// Returns a JSON value that means the same. Only strings have what is escaped.
+/// Returns an equal JSON value with the same characters escaped, which only strings have.
 fn shown_json(text: &str) -> String {
     escaped(text, |letter| {
         letter.encode_utf16(&mut [0; 2]).iter().map(|unit| format!("\\u{unit:04x}")).collect()
@@ -110,7 +110,7 @@ impl Progress {
         }
     }
 
-    /// Returns the progress of what is done elsewhere, in steps.
+    /// Returns the progress, in steps, of work that another process does.
     pub(crate) fn of_steps() -> Self {
         Self { are_bytes: false, ..Self::new(None) }
     }
@@ -171,7 +171,7 @@ impl Drop for Progress {
     }
 }
 
-/// What a command asks whether it is to end.
+/// Tells a command whether a signal has requested its end.
 pub(crate) struct Interrupt {
     /// Readable from the first signal on; nothing reads it.
     bell: PipeReader,
@@ -276,11 +276,11 @@ pub(crate) enum Failure {
     Problems { count: u64, is_loss: bool },
     /// A signal has ended the command.
     Interrupted,
-    /// Another failure, and what has become of the work that it ended.
+    /// Another failure, and the state in which it left the work.
     Ended { by: Box<Self>, left: String },
     /// The command line is wrong.
     Usage(String),
-    /// What is to be looked at could not be read.
+    /// The data to be inspected could not be read.
     Unread(String),
     /// The number of rules that the conformance suite found broken.
     NotConforming(usize),
@@ -292,12 +292,12 @@ impl Failure {
         move |error| Self::Io { what, error }
     }
 
-    /// Returns whether the reader of the output has gone, as `head` does when it has enough. That is no news to anyone.
+    /// Returns whether the reader of the output has gone, as `head` does when it has enough. Nobody needs to be told.
     pub(crate) fn is_output_closed(&self) -> bool {
         matches!(self, Self::Io { error, .. } if error.kind() == std::io::ErrorKind::BrokenPipe)
     }
 
-    /// Adds what has become of the work that the failure ended.
+    /// Adds the state in which the failure left the work.
     pub(crate) fn leaves(self, left: impl Into<String>) -> Self {
         Self::Ended { by: Box::new(self), left: left.into() }
     }
@@ -435,7 +435,7 @@ impl From<Error> for Failure {
     }
 }
 
-/// Adds to an error what it is about.
+/// Adds the subject to an error.
 pub(crate) trait About<T> {
     fn about(self, what: impl fmt::Display) -> Result<T, Failure>;
 }

@@ -1,4 +1,4 @@
-//! `mrc`, `hot`, `misses` and `slow`: what a running server knows about its requests, by its admin listener.
+//! `mrc`, `hot`, `misses` and `slow`: reports of a running server about its requests, by its admin listener.
 
 use clap::Args;
 use serde_json::Value;
@@ -111,7 +111,7 @@ fn curves(document: &Value) -> String {
     lines.join("\n")
 }
 
-/// What `show` makes of a document, and of what it has about objects.
+/// Returns the text of `show` for a document, and for its part about objects.
 fn with_objects(document: &Value, heading: &str, show: fn(&Value) -> String) -> String {
     let mut text = show(document);
     if document["objects"].is_object() {

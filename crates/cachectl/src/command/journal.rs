@@ -29,7 +29,7 @@ enum JournalCommand {
     /// The directory is made with its parents if it is missing, and must be empty otherwise. What root makes belongs to
     /// the directory's owner.
     Init(Directory),
-    /// Show what a journal consists of, and what the next start would replay.
+    /// Show the segments of a journal, and the records that the next start would replay.
     ///
     /// Reads the heads of all records, changes nothing. The verdict is the last line: whether the next start
     /// takes the journal, or why it refuses it.
@@ -38,10 +38,10 @@ enum JournalCommand {
     ///
     /// One line for each place, with file and byte. Changes nothing.
     Verify(Directory),
-    /// Save what is readable, also of a damaged journal, as objects of an empty store.
+    /// Save the readable records, also of a damaged journal, as objects of an empty store.
     ///
-    /// Applies the records to the store in their order: of each object it then has what the journal has, and
-    /// zeros between. A line for each object lists the ranges that come from the journal, so that they can be
+    /// Applies the records to the store in their order: each object then has the ranges that the journal has,
+    /// and zeros between. A line for each object lists the ranges that come from the journal, so that they can be
     /// merged into the object of the cache's own store. Changes nothing in the journal.
     Export(Export),
     /// Remove a journal with all its records: acknowledged changes that are not stored are lost.
@@ -117,7 +117,7 @@ fn check_is_journal(directory: &Path) -> Result<(), Failure> {
     if !directory.is_dir() {
         return Err(Failure::Usage(format!("{shown} is no directory")));
     }
-    // Segments without a superblock are what is left of a journal.
+    // Segments without a superblock are the remains of a journal.
     let is_own = |name: &str| ["journal", "discarded"].contains(&name) || name.starts_with("segment-");
     let entries = std::fs::read_dir(directory).map_err(Failure::io(shown.to_string()))?;
     let mut has_journal = false;
@@ -197,7 +197,7 @@ impl Discard {
     }
 }
 
-/// What the next start would replay of one namespace.
+/// The records of one namespace that the next start would replay.
 struct NamespaceReport {
     records: u64,
     payload_bytes: u64,

@@ -1,4 +1,4 @@
-//! `journal export`: what is readable of a journal becomes objects of a store.
+//! `journal export`: the readable records of a journal become objects of a store.
 //!
 //! Two passes: the first finds the marks, the second makes to the store every change that no mark covers. A
 //! store, rather than a file for each record, because the records of an object only make sense together; and
@@ -26,12 +26,12 @@ pub(super) struct Export {
     /// It must have none of the objects.
     #[arg(value_name = "TO")]
     to: String,
-    /// Save also what the log needs no longer: records of changes that were stored before.
+    /// Save also records that the log no longer needs: those of changes that are stored.
     #[arg(long)]
     all: bool,
 }
 
-/// What was saved of an object.
+/// The saved part of an object.
 #[derive(Default)]
 struct Saved {
     records: u64,

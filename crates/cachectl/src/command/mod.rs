@@ -42,10 +42,10 @@ pub(crate) enum Command {
     Init(store::Init),
     /// Check the directory of a file store that is not open, and repair it: cachectl fsck DIR [--repair].
     Fsck(store::Fsck),
-    /// Remove what unfinished changes and deleted objects have left in a bucket of S3, or count it: cachectl -b s3:… sweep
-    /// --dry-run.
+    /// Remove the left-overs of unfinished changes and deleted objects from a bucket of S3, or count them: cachectl -b s3:…
+    /// sweep --dry-run.
     ///
-    /// Programs that use the bucket need not stop. They do the same by themselves once in sweep_interval_secs.
+    /// Programs that use the bucket need not stop. They sweep it themselves every sweep_interval_secs.
     Sweep(store::Sweep),
     /// Inspect, verify, export or discard a journal that no process has open: cachectl journal inspect DIR.
     ///
@@ -57,7 +57,7 @@ pub(crate) enum Command {
     Stats(object::Stats),
     /// Show how writes to the namespace are treated, or change it: cachectl -b synapse://… policy back.
     ///
-    /// A change ends when nothing of the mode before is left, and holds until the cache restarts.
+    /// The command ends when no data of the mode before are left. The change holds until the cache restarts.
     Policy(object::ShowPolicy),
     /// List acknowledged changes that can never be stored and have not been repaired, of all namespaces.
     Lost(object::Lost),
@@ -75,10 +75,10 @@ pub(crate) enum Command {
     Config(operate::Config),
     /// Let a running cached or synapsed read its configuration again, by its admin listener (--admin).
     ///
-    /// Shows what has changed, and what needs a restart. A configuration that is wrong changes nothing.
+    /// Shows the changes, and which of them need a restart. A wrong configuration changes nothing.
     Reload(operate::Reload),
     /// Request the end of a running cached or synapsed, by its admin listener (--admin): it becomes not ready,
-    /// serves what has begun, stores what is dirty, and ends.
+    /// answers the requests that it has received, stores dirty data, and ends.
     Drain(operate::Drain),
     /// Remove all items of a running cached whose keys begin with a prefix, by its admin listener (--admin).
     ///

@@ -28,20 +28,20 @@ pub(crate) struct Namespaces {
 enum NamespaceCommand {
     /// List the namespaces that are configured or have been used, those with the most dirty data first.
     List,
-    /// Show one namespace: its write mode, what the cache has of it, and what has been done with it.
+    /// Show one namespace: its write mode, its data in the cache, and its counters.
     Show(Name),
-    /// As set, of a namespace that is neither configured nor has been used: of any other it fails, and changes nothing.
+    /// As set, for a namespace that is neither configured nor in use. For any other it fails, and changes nothing.
     Create(Set),
-    /// Set the write mode of a namespace, or other settings; ends when nothing of the mode before is left.
+    /// Set the write mode of a namespace, or other settings; ends when no data of the mode before are left.
     ///
     /// Settings have the names that they have in the configuration ([[objects.namespaces]]): quota_bytes_max=10GiB,
     /// store_requests_per_second_max=500, memory_weight=none. Mode and settings hold until the server restarts, or until
     /// its configuration is read again with another mode, or that setting, of the namespace: write them into the file to
-    /// keep them. They are in force at once. If --timeout passes before what was written back is stored, the exit code is
-    /// not 0, and the rest is stored in the background.
+    /// keep them. They are in force at once. If --timeout passes before dirty data are stored, the exit code is not 0,
+    /// and the rest is stored in the background.
     Set(Set),
-    /// Drop what the cache has of a namespace, and what `set` has set for it. The store keeps its objects, and what the
-    /// configuration file has set stays in force.
+    /// Drop the data of a namespace from the cache, and the settings that `set` has made. The store keeps its objects, and the
+    /// settings of the configuration file stay in force.
     ///
     /// Refused while a volume in it is attached, and while data of it are not stored, unless --flush stores them first, or --discard-dirty drops them.
     Remove(Remove),
@@ -90,11 +90,11 @@ struct Remove {
     #[command(flatten)]
     name: Name,
 
-    /// Store first what is not stored.
+    /// Store data first that are not stored.
     #[arg(long)]
     flush: bool,
 
-    /// Drop what is not stored: acknowledged writes are lost.
+    /// Drop data that are not stored: acknowledged writes are lost.
     #[arg(long, conflicts_with = "flush")]
     discard_dirty: bool,
 }
@@ -204,7 +204,7 @@ fn line(of: &Value) -> String {
     )
 }
 
-/// Returns what has set a value, in brackets; nothing if the server has no word of it.
+/// Returns the source of a value, in brackets; nothing if the server does not state it.
 fn source_of(of: &Value, key: &str) -> String {
     of["sources"][key].as_str().map_or_else(String::new, |source| format!(" ({source})"))
 }

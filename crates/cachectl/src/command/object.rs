@@ -1,4 +1,4 @@
-//! Objects of a backend, whole or striped: written, read, copied, listed and removed; and what the backend states of itself.
+//! Objects of a backend, whole or striped: written, read, copied, listed and removed; and reports of the backend itself.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -23,7 +23,7 @@ pub(crate) struct Copy {
     from: String,
     /// What to copy it to.
     to: String,
-    /// Fail if there is such an object already.
+    /// Fail if the object exists.
     #[arg(long)]
     new: bool,
 }
@@ -109,7 +109,7 @@ fn name_value(name: &Name) -> Value {
 pub(crate) struct Remove {
     /// The object's name.
     name: String,
-    /// Remove what was stored with `put --stripe`.
+    /// Remove the stripes of an object that was stored with `put --stripe`.
     #[arg(long)]
     stripe: bool,
 }
@@ -136,8 +136,8 @@ pub(crate) struct Flush {
     /// Flush all namespaces.
     #[arg(long)]
     all: bool,
-    /// What everything acknowledged must survive before the command ends: stored, or journaled (a crash of
-    /// the server and of its host, if the server has a journal). The output states what it got.
+    /// What all acknowledged data must survive before the command ends: stored, or journaled (a crash of
+    /// the server and of its host, if the server has a journal). The output states the durability reached.
     #[arg(long, value_name = "DURABILITY", default_value_t = Durability::Stored)]
     durability: Durability,
 }
@@ -157,14 +157,14 @@ pub(crate) struct Put {
     name: String,
     /// The file to store; standard input if it is `-` or left out.
     file: Option<PathBuf>,
-    /// Fail if there is such an object already.
+    /// Fail if the object exists.
     #[arg(long, conflicts_with = "stripe")]
     new: bool,
-    /// Split what is larger than an object may be into NAME/00000000, NAME/00000001, ...
+    /// Split data that are larger than an object may be into NAME/00000000, NAME/00000001, ...
     #[arg(long)]
     stripe: bool,
     /// What the object must survive before the command ends: stored, journaled (a crash of the server and
-    /// of its host, if the server has a journal) or cached (nothing). The output states what it got.
+    /// of its host, if the server has a journal) or cached (nothing). The output states the durability reached.
     #[arg(long, value_name = "DURABILITY", default_value_t = Durability::Stored)]
     durability: Durability,
 }
@@ -286,7 +286,7 @@ pub(crate) struct Get {
     name: String,
     /// The file to write; standard output if it is `-` or left out.
     file: Option<PathBuf>,
-    /// Put together again what was stored with `put --stripe`.
+    /// Join the stripes of an object that was stored with `put --stripe`.
     #[arg(long)]
     stripe: bool,
 }

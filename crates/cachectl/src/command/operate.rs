@@ -1,5 +1,5 @@
-//! A running program, asked by its admin listener: its configuration, reloads, its health and its end, what its object cache and its
-//! sidecar are to do.
+//! Commands to a running program, by its admin listener: its configuration and reloads, its health and its end, its object cache and
+//! its sidecar.
 
 use std::time::{Duration, Instant};
 
@@ -115,7 +115,7 @@ impl Cache {
     }
 }
 
-/// What the line does not show: the server keeps no record of a detachment.
+/// The line does not show this: the server keeps no record of a detachment.
 const LASTS: &str =
     "\nuntil the server restarts; objects.attached = false in its configuration holds beyond that";
 
@@ -170,7 +170,7 @@ pub(crate) struct S3 {
 
 #[derive(Subcommand)]
 enum S3Command {
-    /// Make void what the sidecar knows of objects: the next read of each asks the endpoint.
+    /// Drop the cached state of objects from the sidecar: the next read of each asks the endpoint.
     Invalidate {
         /// BUCKET, an object as BUCKET/KEY, or all whose keys begin with something as BUCKET/PREFIX*.
         objects: String,
@@ -202,7 +202,7 @@ fn invalidation(objects: &str) -> Result<Value, Failure> {
 /// Asks until the answer is that it is done, or `timeout` has nearly passed.
 ///
 /// # Errors
-/// Why it is not done yet; those of [`Admin::post`].
+/// The reason why it is not done yet; the errors of [`Admin::post`].
 pub(super) fn until_done(
     admin: &Admin,
     path: &str,

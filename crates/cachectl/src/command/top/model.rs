@@ -1,4 +1,4 @@
-//! What the answers mean: rates from differences, ratios over the history, and what is at risk.
+//! Figures from the answers: rates from differences, ratios over the history, and risks.
 
 use std::collections::VecDeque;
 
@@ -182,7 +182,7 @@ pub(super) fn requests(status: Part<'_>) -> Option<f64> {
     items.into_iter().chain(synapse).reduce(|all, one| all + one)
 }
 
-/// An answer, or a part of it. What is not there is 0, an empty text, or no rows.
+/// An answer, or a part of it. A missing value is 0, an empty text, or no rows.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Part<'a>(pub(super) &'a Value);
 

@@ -44,7 +44,7 @@ pub(super) struct Screen {
     pub(super) colors: bool,
 }
 
-/// What a text is, which decides its style.
+/// The kind of a text, which decides its style.
 #[derive(Clone, Copy)]
 enum Kind {
     Quiet,
@@ -327,10 +327,10 @@ pub(super) fn lines(table: &Table, room: usize) -> Vec<(bool, String)> {
 /// How long keys wait at most before the screen is drawn again.
 const TICK: Duration = Duration::from_millis(250);
 
-/// What the thread has asked for.
+/// The documents that the thread has fetched.
 type Answer = Result<(Value, Documents), Failure>;
 
-/// What the thread is to do.
+/// An order to the thread.
 enum Order {
     /// Show this page: ask for its documents, at once.
     Page(Page),
@@ -405,7 +405,7 @@ fn run(
     }
 }
 
-/// Takes an answer into what is shown; the last good one is `since` ago.
+/// Shows an answer; the last good one is `since` ago.
 pub(super) fn take(screen: &mut Screen, answer: Answer, since: Option<Duration>) {
     let parsed = answer.and_then(|(status, documents)| Ok((parse(status)?, documents)));
     match parsed {
@@ -490,7 +490,7 @@ pub(super) fn retry_delay(failed: u32) -> Duration {
     (Duration::from_millis(500) * doubled).min(FAILED_DELAY_MAX)
 }
 
-/// Asks for what a page shows beside the status.
+/// Fetches the documents that a page shows beside the status.
 fn documents(admin: &Admin, page: Page) -> Documents {
     let get = |path| Some(admin.get(path).map_err(|failure| failure.to_string()));
     match page {

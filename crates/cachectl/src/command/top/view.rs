@@ -1,4 +1,4 @@
-//! What is shown, as text: figures and tables, for the screen and for `--once` alike.
+//! Figures and tables as text, for the screen and for `--once` alike.
 
 use serde_json::Value;
 

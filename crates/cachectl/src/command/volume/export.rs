@@ -39,7 +39,7 @@ pub(crate) struct Export {
     store: StoreArguments,
 }
 
-/// What is read.
+/// The source of an image.
 enum Disk {
     Volume(Volume),
     Snapshot(volumes::Snapshot),
@@ -88,7 +88,7 @@ impl Export {
                 file.set_len(disk.size_bytes()).map_err(Failure::io(what.clone()))?;
                 disk.copy(shown, &mut Sparse(file), &what, interrupt)?
             } else {
-                // What a device has had before must be overwritten.
+                // Earlier content of a device must be overwritten.
                 disk.copy(shown, &mut Straight { out: file, at: 0 }, &what, interrupt)?
             };
             data = written.1;
@@ -169,7 +169,7 @@ fn pieces(extent: &Extent) -> impl Iterator<Item = (u64, u64)> + use<> {
     })
 }
 
-/// What is written, in order.
+/// The destination of an image, written in order.
 trait Target {
     fn write_at(&mut self, offset: u64, data: &[u8]) -> io::Result<()>;
 
@@ -302,7 +302,7 @@ pub(crate) struct ImportDiff {
     store: StoreArguments,
 }
 
-/// What the volume was before the stream, so that it can become that again.
+/// The state of the volume before the stream, to return to after a failure.
 enum Before<'a> {
     Absent,
     Empty { size_bytes: u64 },
@@ -379,7 +379,7 @@ struct Stream<'a> {
 }
 
 impl Stream<'_> {
-    /// Checks that the volume is what the stream begins at, and has room for where it ends.
+    /// Checks that the volume has the content at which the stream begins, and not yet the snapshot at which it ends.
     fn before(&self) -> Result<Before<'_>, Failure> {
         let Stream { name, header, .. } = self;
         let snapshots = block_on(self.volumes.snapshots(name)).about(name)?;
@@ -429,7 +429,7 @@ impl Stream<'_> {
         Ok(bytes)
     }
 
-    /// Makes the volume what it was. Returns what it is now.
+    /// Restores the volume. Returns a line about its state.
     fn undo(&self, before: &Before<'_>) -> Result<String, Failure> {
         let Stream { volumes, volume, name, .. } = self;
         let undone = async {

@@ -42,7 +42,8 @@ pub(crate) struct Import {
     /// A setting of the new volume, as `volume create` takes it.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     settings: Vec<Setting>,
-    /// Overwrite a volume that there is. What the image does not have becomes zeros; what a failure leaves is a mixture.
+    /// Overwrite an existing volume. Ranges that the image does not have become zeros. After a failure the volume is a mixture of
+    /// both.
     #[arg(long, conflicts_with_all = ["size", "settings"])]
     existing: bool,
     /// Take the bytes as they are, also if they look like another format of images.
@@ -54,14 +55,14 @@ pub(crate) struct Import {
     store: StoreArguments,
 }
 
-/// What is being filled.
+/// The volume that is being filled.
 struct Target<'a> {
     volumes: &'a Volumes,
     volume: &'a Volume,
     name: &'a str,
     /// Whether everything of it reads as zeros yet.
     is_new: bool,
-    /// Whether its size is that of the image, whatever that will be.
+    /// Whether its size grows with the image, whose size is unknown.
     grows: bool,
     /// Whether anything was written yet.
     is_touched: Cell<bool>,
@@ -225,7 +226,7 @@ pub(super) struct Piece {
 
 pub(super) struct Input {
     source: Source,
-    /// What it is called in errors.
+    /// Its name in errors.
     pub(super) name: String,
     /// Its length, where that is known from the start.
     pub(super) len: Option<u64>,
@@ -263,7 +264,7 @@ impl Input {
         let name = path.map_or("standard input".to_owned(), |path| path.display().to_string());
         let open = || {
             let Some(path) = path else {
-                // Without the buffer of the standard library: what is in that, no wait would see.
+                // Without the buffer of the standard library: a wait would not see bytes that are in it.
                 return Ok((File::from(io::stdin().as_fd().try_clone_to_owned()?), None, false));
             };
             let mut file = File::open(path)?;

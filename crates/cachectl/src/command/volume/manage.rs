@@ -1,4 +1,4 @@
-//! What a server does with its volumes, by its admin listener.
+//! Commands to a server about its volumes, by its admin listener.
 
 use std::time::Duration;
 
@@ -89,7 +89,7 @@ pub(crate) struct Rollback {
     /// The snapshot that the volume becomes again.
     #[arg(value_name = "VOLUME@SNAPSHOT")]
     snapshot: SnapshotName,
-    /// Yes, drop what was written since.
+    /// Yes, drop the data written since.
     #[arg(long)]
     yes: bool,
 }
@@ -101,7 +101,7 @@ pub(crate) struct Delete {
     /// Yes, delete it with its snapshots.
     #[arg(long)]
     yes: bool,
-    /// Also if it is damaged, by what is there of it, and not by its map. No other host may have it.
+    /// Delete it even if its map is damaged, by listing its objects. No other host may have it.
     #[arg(long)]
     damaged: bool,
 }
@@ -347,7 +347,7 @@ fn kept(name: &str, why: &str) -> Failure {
 /// How long to wait between two questions.
 const STEP: Duration = Duration::from_millis(300);
 
-/// Returns what `answer` is, or, if it names a job, what the job's result is.
+/// Returns `answer` or, if it names a job, the result of the job.
 ///
 /// # Errors
 /// The job fails, or a signal ends the wait: the job goes on.

@@ -27,11 +27,11 @@ enum VolumeCommand {
     Create(manage::Create),
     /// List the volumes.
     List,
-    /// Show one volume with its snapshots, and what it uses.
+    /// Show one volume with its snapshots, and the space that it uses.
     Show(manage::Name),
     /// Make a volume of a snapshot, or of a volume as it is now. No data are copied.
     Clone(manage::Clone),
-    /// Change the size of a volume. What is gained reads as zeros; --yes makes it smaller.
+    /// Change the size of a volume. New space reads as zeros; --yes makes it smaller.
     ///
     /// Clients of the volume see the new size when they connect again.
     Resize(manage::Resize),
@@ -41,15 +41,15 @@ enum VolumeCommand {
     Snapshot(manage::Snapshot),
     /// Delete a snapshot. Clones of it, and other snapshots, keep what they have.
     DeleteSnapshot(manage::DeleteSnapshot),
-    /// Make a volume what a snapshot of it has. What was written since is lost, unless another snapshot has it.
+    /// Restore a volume to a snapshot of it. Data written since are lost, unless another snapshot has them.
     ///
     /// Refused while connections use the volume.
     Rollback(manage::Rollback),
-    /// Make a clone independent of what it was cloned from, by a copy of what it shares. It may be in use meanwhile.
+    /// Make a clone independent of its origin, by a copy of the data that they share. It may be in use meanwhile.
     Flatten(manage::Name),
     /// Delete a volume with its snapshots. Refused while connections use it. Clones keep what they have.
     Delete(manage::Delete),
-    /// Check all volumes, and with --repair remove what operations that were cut short have left.
+    /// Check all volumes, and with --repair remove left-overs of operations that were cut short.
     ///
     /// Exit codes: 0 in order, 1 leftovers that --repair removes, 6 data are missing or damaged.
     Check(manage::Check),
@@ -115,7 +115,7 @@ impl Volume {
     }
 }
 
-/// Returns text of an answer without what a terminal would obey.
+/// Returns text of an answer without characters that a terminal would obey.
 fn text(value: &Value) -> String {
     let printable = |letter: char| if letter.is_control() { '\u{fffd}' } else { letter };
     value.as_str().unwrap_or_default().chars().map(printable).collect()
@@ -208,7 +208,7 @@ fn volume(of: &Value) -> String {
     lines.join("\n")
 }
 
-/// Returns the ranges of a difference, one line each: where it begins, its length, and what is there now.
+/// Returns the ranges of a difference, one line each: offset, length, and the kind of the content now.
 fn extents(all: &[Value]) -> String {
     let line = |of: &Value| {
         let [offset, bytes] = ["offset", "bytes"].map(|key| of[key].as_u64().unwrap_or(0));
@@ -217,7 +217,7 @@ fn extents(all: &[Value]) -> String {
     all.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// Returns what a check has found.
+/// Returns the findings of a check.
 fn report(of: &Value) -> String {
     let line = |problem: &Value| format!("{}: {}", text(&problem["kind"]), text(&problem["what"]));
     let mut lines: Vec<String> = list(of, "problems").iter().map(line).collect();

@@ -187,7 +187,7 @@ impl Setting {
 /// Which volumes of the store.
 #[derive(Args)]
 pub(crate) struct StoreArguments {
-    /// What the names of the volumes' namespaces begin with: `prefix` of [volumes] in the server's configuration.
+    /// The prefix of the names of the volumes' namespaces: `prefix` of [volumes] in the server's configuration.
     #[arg(long, value_name = "NAME", default_value = "volumes")]
     prefix: String,
 
@@ -229,7 +229,7 @@ impl StoreArguments {
 /// Makes a volume and opens it.
 ///
 /// # Errors
-/// One of both failed, with what has become of the volume.
+/// One of both failed, with the state of the volume.
 pub(super) fn made(
     volumes: &Volumes,
     name: &str,
@@ -245,10 +245,10 @@ pub(super) fn made(
     })
 }
 
-/// Stores everything of a volume that was filled, and gives it up; after a failure, undoes what was done.
+/// Stores the data of a volume that was filled, and detaches it; after a failure, undoes the changes.
 ///
 /// # Errors
-/// The failure, with what has become of the volume.
+/// The failure, with the state of the volume.
 pub(super) fn ended(
     volume: &Volume,
     name: &str,
@@ -262,7 +262,7 @@ pub(super) fn ended(
     })
 }
 
-/// Removes a volume that this command has made. Returns what is left of it.
+/// Removes a volume that this command has made. Returns a line about the remains.
 ///
 /// # Errors
 /// It cannot be removed.
