@@ -319,7 +319,10 @@ async fn journal_all(cache: &ObjectCache) -> bool {
         Ok(()) => {
             // The caller reports objects that could not be recovered.
             if dirty_bytes > 0 || cache.recovery().objects_failed == 0 {
-                tracing::warn!(dirty_bytes, "the journal has the data that are not stored: the next start stores them");
+                tracing::warn!(
+                    dirty_bytes,
+                    "the journal has the data that are not stored: the next start stores them"
+                );
             }
             true
         }

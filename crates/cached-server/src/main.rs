@@ -402,7 +402,10 @@ async fn serve_on(signals: &Signals, delay: &LiveSecs) {
     if delay.get().is_zero() {
         return;
     }
-    tracing::info!(delay_secs = delay.get().as_secs(), "no longer ready; the listeners close after the delay");
+    tracing::info!(
+        delay_secs = delay.get().as_secs(),
+        "no longer ready; the listeners close after the delay"
+    );
     tokio::select! {
         () = tokio::time::sleep(delay.get()) => {}
         () = signals.end_requested("while the process ends") => {}
@@ -414,10 +417,7 @@ fn pass_on_end(signals: &Signals, drain: &Drain, successor: u32) {
     if !drain.is_requested() && !signals.is_end_requested("after another process has taken over") {
         return;
     }
-    tracing::info!(
-        pid = successor,
-        "the requested end is passed on to the process that has taken over"
-    );
+    tracing::info!(pid = successor, "the requested end is passed on to the process that has taken over");
     if let Err(error) = process::request_end(successor) {
         tracing::error!(cause = %error, pid = successor, "the end cannot be passed on");
     }

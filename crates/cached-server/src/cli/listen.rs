@@ -87,7 +87,7 @@ fn address(
 
 /// Returns the text after `notls:` and the like.
 fn tls(text: &str, has_tls: bool) -> Result<(&str, ListenTls), Failure> {
-    // `tls` is not memcached's: the contrary of `notls`.
+    // `tls` is not memcached's: it is the opposite of `notls`.
     let names = [
         ("notls", ListenTls::Off),
         ("tls", ListenTls::AsSet),

@@ -48,7 +48,7 @@ impl Auth {
     /// Reads the files. Until then no password is accepted. To be called while the process may read them.
     ///
     /// # Errors
-    /// The key of a file, what is wrong with it, and what would be right.
+    /// The key of a file, the mistake in it, and the remedy.
     pub fn load(&self) -> Result<(), ConfigError> {
         let read = self.read_again()?;
         self.put_in_force(read);

@@ -47,7 +47,7 @@ pub(crate) struct File {
     pub(crate) tracing: Option<TracingTable>,
 }
 
-/// With the values that follow from others.
+/// Returns the file with derived values.
 impl From<&Config> for File {
     fn from(config: &Config) -> File {
         File::with_derived_values_absent(config).filled_in()
@@ -55,7 +55,7 @@ impl From<&Config> for File {
 }
 
 impl File {
-    /// Returns the configuration as a file, without the values that follow from others.
+    /// Returns the configuration as a file, without values that derive from others.
     pub(crate) fn with_derived_values_absent(config: &Config) -> File {
         File {
             process: ProcessTable::from(&config.settings),
@@ -74,7 +74,7 @@ impl File {
         }
     }
 
-    /// Returns the file with the values that follow from others.
+    /// Returns the file with derived values.
     pub(crate) fn filled_in(self) -> File {
         let shared = self.settings().ok().zip(self.objects.as_ref()).zip(self.shared_memory.as_ref());
         let shared_memory = match shared {
@@ -182,7 +182,7 @@ pub struct SharedMemoryTable {
     /// The least memory for objects; `None`: an eighth of both, if objects have as much at the start.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub objects_bytes_min: Option<Size>,
-    /// The cost of a missed item, in microseconds; 0: that of loading a bucket.
+    /// The cost of a missed item, in microseconds; 0 for the cost of loading a bucket.
     pub item_miss_us: u64,
 }
 
@@ -228,7 +228,7 @@ fn set_range(table: Option<&SharedMemoryTable>, settings: &Settings, objects: Op
 /// Returns how items and objects share their memory, and sets the range of the objects'.
 ///
 /// # Errors
-/// What does not allow it.
+/// The key whose value does not allow it.
 pub(crate) fn share(
     table: &SharedMemoryTable,
     settings: &Settings,

@@ -3,7 +3,7 @@
 //!
 //! Each table is a struct that serde reads and writes, so that the printed configuration can be read back; its defaults
 //! come from the code that uses it. An unknown key or an invalid value stops the start with one line: the file and key,
-//! what is wrong, what would be right. `deploy/cached.toml` shows every key, and a test compares its values with the
+//! the mistake, the remedy. `deploy/cached.toml` shows every key, and a test compares its values with the
 //! defaults. Tables shared with `synapsed` are in the crates `cached-config` (`[insight]`, `[objects]` and its backend,
 //! `[synapse]`) and `cached-admin` (`[admin]`).
 //!
@@ -78,7 +78,7 @@ pub struct Config {
     pub tracing: Option<TracingTable>,
     /// The file, if there is one; absolute.
     pub path: Option<PathBuf>,
-    /// The file's text: what was read once is not read again, as it may have changed by then.
+    /// The file's text. It is read once, since the file may change later.
     pub text: Option<String>,
     /// The keys whose values flags have set, of those that name something.
     pub by_flag: Vec<&'static str>,

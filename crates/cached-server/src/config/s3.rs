@@ -1,5 +1,5 @@
 //! `[s3]`: the sidecar, a caching proxy before an S3 endpoint; `[[s3.buckets]]`: what holds for the objects of a bucket.
-//! Without `[s3]` there is none.
+//! Without `[s3]` the sidecar is off.
 
 use cached_config::{ConfigError, Size, TlsTable, config_keys, config_names, invalid};
 use cached_tls::ServerTls;
@@ -33,7 +33,7 @@ config_keys! {
     pub region: String = same(region);
     /// Whether requests to the endpoint are signed, where they do not keep the clients' signatures.
     pub upstream_auth: UpstreamAuthName = own(UpstreamAuthName::Signed);
-    /// The sidecar's own access key at the endpoint; that of the environment without.
+    /// The sidecar's own access key at the endpoint; if empty, that of the environment.
     pub upstream_access_key: String = own(String::new());
     /// The file with its secret key.
     pub upstream_secret_file: PathBuf = own(PathBuf::new());
@@ -131,7 +131,7 @@ impl S3Table {
     /// Returns the configuration of the sidecar, with certificates and secrets that were read before.
     ///
     /// # Errors
-    /// The endpoint that is none.
+    /// The endpoint is missing or invalid.
     pub fn sidecar(
         &self,
         tls: Option<Arc<ServerTls>>,
@@ -298,8 +298,8 @@ impl S3Table {
         config.check().map_err(S3Table::wrong)
     }
 
-    /// Checks the table with keys and credentials that [`load_secrets`](Self::load_secrets) has read, and what it names
-    /// besides.
+    /// Checks the table with keys and credentials that [`load_secrets`](Self::load_secrets) has read, and the other files that
+    /// it names.
     ///
     /// # Errors
     /// The first key whose value cannot work.

@@ -123,7 +123,7 @@ pub struct Settings {
     pub inert: InertSettings,
     /// Lines to log once at the start.
     pub notes: Vec<String>,
-    /// What is learned of requests.
+    /// The table `[insight]`.
     pub insight: InsightTable,
     /// The bytes that all connections together may hold for unfinished input and unsent output.
     pub connection_bytes_max: usize,

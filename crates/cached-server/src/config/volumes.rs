@@ -1,4 +1,4 @@
-//! `[volumes]`: disks in the object cache; `[nbd]`: the listener that serves them. Without a table there is none.
+//! `[volumes]`: disks in the object cache; `[nbd]`: the listener that serves them. Each is off without its table.
 
 use blocker::{Durability, NAME_BYTES_MAX, WriteMode};
 use cached_config::{

@@ -72,7 +72,7 @@ pub(crate) struct Handed {
 }
 
 impl Handed {
-    /// Returns those of a process, none at first.
+    /// Returns the sockets of a process; it has none at first.
     pub(crate) fn of_process() -> Handed {
         Handed { sockets: Vec::new(), is_of_process: true }
     }

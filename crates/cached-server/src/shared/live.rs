@@ -91,7 +91,7 @@ impl Live {
 /// Reads the certificates again, and logs the outcome. After an error the old ones stay.
 ///
 /// # Errors
-/// What is wrong with them. `None` without TLS.
+/// The certificates cannot be used. `None` without TLS.
 pub(crate) fn refresh_certificates(shared: &Shared) -> Option<Result<(), TlsError>> {
     let result = shared.tls.as_ref()?.reload();
     match &result {
@@ -107,7 +107,7 @@ pub(crate) fn refresh_certificates(shared: &Shared) -> Option<Result<(), TlsErro
 /// outcome of `others`, and whether there are certificates.
 ///
 /// # Errors
-/// One line: what is wrong with the certificates, or the error of `others`.
+/// One line: the mistake in the certificates, or the error of `others`.
 pub(crate) fn refresh_certificates_with<T>(
     shared: &Shared,
     others: impl FnOnce() -> Result<T, String>,

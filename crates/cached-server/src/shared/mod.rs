@@ -265,7 +265,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Returns why keys were missed, after what has been sampled so far; `None` without samples.
+    /// Returns why keys were missed, from all samples so far; `None` without samples.
     pub(crate) fn misses_by_reason(&self) -> Option<insight::MissesByReason> {
         self.take_samples();
         self.kv.misses_by_reason()
@@ -400,7 +400,7 @@ impl Shared {
     }
 }
 
-/// Requests that a new process takes over from this one. It keeps nothing of the server.
+/// Requests that a new process takes over from this one. It does not keep the server alive.
 #[derive(Debug, Clone, Default)]
 pub struct Upgrader {
     state: Arc<State>,

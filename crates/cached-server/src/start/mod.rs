@@ -106,7 +106,7 @@ impl From<ListenError> for StartError {
 
 #[cfg(not(feature = "sidecar"))]
 pub mod sidecar {
-    //! The sidecar in a program that was built without the feature `sidecar`: there is none.
+    //! Stands in for the sidecar in a build without the feature `sidecar`.
 
     use crate::config::{Config, SidecarSecrets};
     use cached_admin::AdminServer;

@@ -17,8 +17,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use toml::Table;
 
-/// Changes the settings of a running server. It keeps nothing of the server: whatever the server shows, a cache
-/// and its store among it, can be closed while this is still there.
+/// Changes the settings of a running server. It does not keep the server alive: its cache and its store can be closed while this
+/// still exists.
 #[derive(Clone)]
 pub struct LiveServer {
     shared: Weak<Shared>,
@@ -141,7 +141,7 @@ impl Cached {
         Cached { tracer, ..self }
     }
 
-    /// Returns the program with a sidecar, of which the files of its secrets and what it has in `live` can change.
+    /// Returns the program with a sidecar, whose secrets and settings in `live_sidecar` can change.
     #[must_use]
     pub fn with_sidecar(self, sidecar: SidecarSecrets, live_sidecar: LiveSidecar) -> Cached {
         Cached { sidecar, live_sidecar, ..self }
@@ -157,7 +157,7 @@ impl Cached {
 /// text.
 ///
 /// # Errors
-/// One line: what is wrong where, and what would be right.
+/// One line with the place of the mistake, the mistake and the remedy.
 pub fn source(arguments: &[OsString], file: Option<(&Path, &str)>) -> Result<Source, String> {
     let table = |arguments: &[OsString]| match cli::read_with(arguments, file) {
         Ok(Request::Serve(config)) => {

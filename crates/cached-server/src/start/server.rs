@@ -40,7 +40,7 @@ use tokio::task::{JoinHandle, LocalSet};
 /// How long workers may take to end beyond the time that clients have.
 const END_MARGIN: Duration = Duration::from_secs(5);
 
-/// The least speed at which a memory file is written at the end: that of a slow disk.
+/// The least speed at which the shutdown writes a memory file: that of a slow disk.
 const MEMORY_FILE_BYTES_PER_SEC: usize = 50 << 20;
 
 /// A server whose sockets are open. Clients can connect, and are served once [`run`](Server::run) is called.
@@ -177,8 +177,8 @@ impl Server {
         let _ = self.shared.tracer.set(tracer);
     }
 
-    /// Returns how long the end may take beyond that of its threads: the checksums of a memory file, and its bytes on a
-    /// disk. Zero without a memory file.
+    /// Returns how long the shutdown may take once the threads have ended: for the checksums of a memory file, and for writing it
+    /// to a disk. Zero without a memory file.
     pub fn memory_file_end(&self) -> Duration {
         let settings = &self.shared.settings;
         let bytes = settings.memory_file.as_ref().map_or(0, |_| settings.memory_bytes);
@@ -401,7 +401,7 @@ impl Begin {
     }
 }
 
-/// Makes the store, in `file` if there is one, and what observes its evictions.
+/// Makes the store, in `file` if there is one, and the observer of its evictions.
 pub(crate) fn open_store(
     settings: &Settings,
     clock: &ServerClock,

@@ -1,4 +1,4 @@
-//! A server that takes over from a running process: it is prepared before that one stops, and then takes its state.
+//! A server that takes over from a running process: it prepares itself before that process stops, and then takes its state.
 
 use super::StartError;
 use super::memory::OnTakingOver;

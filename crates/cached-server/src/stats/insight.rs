@@ -1,4 +1,4 @@
-//! What samples and the slow log show: `stats mrc`, `hot`, `misses`, `shape` and `slow`, which are not memcached's, and
+//! Reports from samples and from the slow log: `stats mrc`, `hot`, `misses`, `shape` and `slow`, which are not memcached's, and
 //! [`Reports`], the same as plain values for the admin listener and for programs that embed the server.
 
 pub use cached_admin::insight::documents::{Curve, HotDocument, Misses};

@@ -7,7 +7,7 @@
 //! |---|---|
 //! | `general` | plain `stats`, `stats settings`, `items`, `slabs`, `sizes` |
 //! | `insight` | `stats mrc`, `hot`, `misses`, `shape`, `slow`, and the same as values |
-//! | `admin` | what the admin listener shows |
+//! | `admin` | the metrics, status and routes of the admin listener |
 
 pub(crate) mod admin;
 mod general;
@@ -91,7 +91,7 @@ fn report(shared: &Shared, sink: &mut Sink<'_>, name: &[u8], client: RawFd) -> b
         // Keys of other clients are shown where key dumps are.
         b"hot" | b"slow" if !shared.settings.dump_enabled => return false,
         b"hot" | b"mrc" | b"misses" | b"shape" => {
-            // They take what has been sampled so far, or look at thousands of items.
+            // They evaluate all samples so far, or look at thousands of items.
             sink.work.use_up();
             match name {
                 b"hot" => insight::write_hot(shared, sink),

@@ -1,4 +1,4 @@
-//! What a server observes of itself while it works: counters of each worker, latencies, heartbeats, hot keys and slow
+//! Self-observation of a server while it works: counters of each worker, latencies, heartbeats, hot keys and slow
 //! requests, counts by key prefix, event lines for `watch`. Threads write here without waiting for each other; who
 //! reports it (`stats`) and what is done about it are elsewhere.
 

@@ -1,4 +1,4 @@
-//! The old process: starts the new one, stops, passes what it has, and continues if that fails.
+//! The old process: starts the new one, stops, hands over its state, and continues if that fails.
 
 use super::message::{BATCH_BYTES, DESCRIPTORS_MAX, MemoryState, Message, Offer, SocketKind, VERSION};
 use super::{Channel, ChannelError};

@@ -5,7 +5,7 @@
 //!  SIGUSR2: starts the program at its own path ──► reads its configuration
 //!  offers its sockets ───────────────────────────► opens those that are missing
 //!                     ◄─────────────────────────── Prepared
-//!  stores what is dirty, releases the store
+//!  stores dirty data, releases the store
 //!  StoreFree ────────────────────────────────────► opens journal and store, begins their recovery
 //!                     ◄─────────────────────────── StoreOpen
 //!  stops between two requests

@@ -22,7 +22,7 @@ const CONNECTIONS_MAX: u32 = 1 << 22;
 /// Why a process cannot take over: one line.
 #[derive(Debug, thiserror::Error)]
 pub enum TakeOverError {
-    /// The environment says that there is a process to take over from, and there is none.
+    /// The environment names a process to take over from, which does not exist.
     #[error("{VARIABLE} is set, but standard input is not the socket of a process that hands over: {0}")]
     NoSocket(io::Error),
     /// The other process has another user.
@@ -173,7 +173,7 @@ impl Offered {
         Ok(())
     }
 
-    /// Reports that the store of objects is open, and takes what the old process has when it has stopped. `memory_file`
+    /// Reports that the store of objects is open, and takes the state of the old process once that has stopped. `memory_file`
     /// is the one of the configuration.
     pub(crate) fn take(self, memory_file: Option<&Path>) -> Result<(Taken, Taking), TakeOverError> {
         faults::at_step("opened");

@@ -2,7 +2,7 @@
 //! it work.
 //!
 //! They are made of the reports `stats`, `stats settings`, `stats items` and `stats slabs`, as the exporter does: so a value is
-//! the one that it would show. What a report has for the sake of programs that read it (LRU threads, crawlers) is here as well.
+//! the one that it would show. Values that a report has only for programs that read it (LRU threads, crawlers) are here as well.
 
 use crate::shared::Shared;
 use crate::stats;

@@ -1,5 +1,5 @@
-//! What the admin listener shows of a server: metrics, its part of the status, whether its threads make progress, and the
-//! routes that answer for items.
+//! The part of the admin listener for a server: metrics, its part of the status, the liveness of its threads, and the routes for
+//! items.
 //!
 //! Metrics have names of their own, for counts since the start whatever `stats reset` does; `exporter` shows the same under the
 //! names of memcached's exporter.
@@ -120,7 +120,7 @@ fn flush_prefix(shared: &Weak<Shared>, request: &Request) -> Response {
     }
 }
 
-/// Adds the routes. They show what is known at the moment of the request, and nothing once the server has ended.
+/// Adds the routes. They show the state at the moment of the request, and nothing once the server has ended.
 ///
 /// Keys are clients' data: without a token only their first letters are shown, on loopback too.
 fn add_insight_routes(admin: &AdminServer, shared: &Arc<Shared>) {
