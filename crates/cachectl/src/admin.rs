@@ -22,8 +22,8 @@ const REASON_BYTES_MAX: usize = 500;
 /// Where the admin listener is, and what authenticates this client.
 #[derive(Args, Clone)]
 pub(crate) struct AdminArguments {
-    /// The admin listener of a cached or synapsed: http://HOST:PORT or HOST:PORT, or https://HOST:PORT with
-    /// --admin-ca-file. Without it http://127.0.0.1:9150.
+    /// The admin listener of a cached or synapsed: http://HOST:PORT or HOST:PORT, or
+    /// https://HOST:PORT with --admin-ca-file. Without it http://127.0.0.1:9150.
     #[arg(long = "admin", value_name = "URL", env = "CACHECTL_ADMIN", global = true)]
     url: Option<String>,
 
@@ -31,7 +31,8 @@ pub(crate) struct AdminArguments {
     #[arg(long = "admin-token-file", value_name = "FILE", env = "CACHECTL_ADMIN_TOKEN_FILE", global = true)]
     token_file: Option<PathBuf>,
 
-    /// For https: the file (PEM) with the certificates of the authorities that the listener's must be signed by.
+    /// For https: the file (PEM) with the certificates of the authorities that the listener's must
+    /// be signed by.
     #[arg(long = "admin-ca-file", value_name = "FILE", env = "CACHECTL_ADMIN_CA_FILE", global = true)]
     ca_file: Option<PathBuf>,
 }
@@ -49,8 +50,8 @@ pub(crate) struct Admin {
 }
 
 impl Admin {
-    /// Returns a client; it connects with its first request. A request may take `timeout`, `None` being
-    /// without limit.
+    /// Returns a client; it connects with its first request. A request may take `timeout`, `None`
+    /// being without limit.
     ///
     /// # Errors
     /// The URL, the token file or the file of authorities cannot be used.
@@ -82,7 +83,8 @@ impl Admin {
             }
             None => None,
         };
-        // The listener is this host's or a near one's: no proxy from the environment is meant for it.
+        // The listener is this host's or a near one's: no proxy from the environment is meant for
+        // it.
         let connector = Route::new(CONNECT_TIMEOUT).with_tls(tls, true);
         let client = Blocking::new(connector, concat!("cachectl/", env!("CARGO_PKG_VERSION")), timeout)
             .map_err(Failure::io("starting the HTTP client"))?;

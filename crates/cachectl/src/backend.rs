@@ -89,8 +89,8 @@ pub(crate) struct Opened {
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl Opened {
-    /// Opens the backend; `timeout` limits connecting and each request. With `only_reads`, a store in a directory is not
-    /// changed, and refuses changes.
+    /// Opens the backend; `timeout` limits connecting and each request. With `only_reads`, a store
+    /// in a directory is not changed, and refuses changes.
     ///
     /// # Errors
     /// The store's own.

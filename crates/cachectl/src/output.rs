@@ -1,5 +1,5 @@
-//! What the operator sees: results, as text or as JSON; failures, as one line and an exit code; and progress. And Ctrl-C, which
-//! ends a long command in order.
+//! What the operator sees: results, as text or as JSON; failures, as one line and an exit code; and
+//! progress. And Ctrl-C, which ends a long command in order.
 
 use std::fmt;
 use std::io::{IsTerminal, PipeReader, Write};
@@ -36,7 +36,8 @@ impl Output {
         written.map_err(Failure::io("standard output"))
     }
 
-    /// Writes why the command failed: one line on standard error. Nothing if only the output's reader has gone.
+    /// Writes why the command failed: one line on standard error. Nothing if only the output's
+    /// reader has gone.
     pub(crate) fn failure(&self, failure: &Failure) {
         if failure.is_output_closed() {
             return;
@@ -59,7 +60,8 @@ impl Output {
     }
 }
 
-/// Returns a text in which characters that a terminal would obey, or not show, are escaped: names may have any bytes.
+/// Returns a text in which characters that a terminal would obey, or not show, are escaped: names
+/// may have any bytes.
 fn shown(text: &str) -> String {
     escaped(text, |letter| letter.escape_unicode().to_string())
 }
@@ -255,8 +257,8 @@ async fn any(signals: &mut [Signal; 2]) {
 
 /// The exit code of a command that a signal has ended.
 pub(crate) const INTERRUPTED: u8 = 130;
-/// The exit code of a command whose output is read by no process any more: as if SIGPIPE had ended it, which would leave
-/// a backend without an orderly close.
+/// The exit code of a command whose output is read by no process any more: as if SIGPIPE had ended
+/// it, which would leave a backend without an orderly close.
 const OUTPUT_CLOSED: u8 = 141;
 
 /// Why the command failed.
@@ -292,7 +294,8 @@ impl Failure {
         move |error| Self::Io { what, error }
     }
 
-    /// Returns whether the reader of the output has gone, as `head` does when it has enough. Nobody needs to be told.
+    /// Returns whether the reader of the output has gone, as `head` does when it has enough. Nobody
+    /// needs to be told.
     pub(crate) fn is_output_closed(&self) -> bool {
         matches!(self, Self::Io { error, .. } if error.kind() == std::io::ErrorKind::BrokenPipe)
     }
@@ -329,7 +332,8 @@ impl Failure {
         ExitCode::from(self.number())
     }
 
-    /// As [`code`](Self::code), for a command with exit codes of its own: `other`, unless the output is closed.
+    /// As [`code`](Self::code), for a command with exit codes of its own: `other`, unless the
+    /// output is closed.
     pub(crate) fn code_or(&self, other: u8) -> ExitCode {
         if self.is_output_closed() { self.code() } else { ExitCode::from(other) }
     }

@@ -1,4 +1,5 @@
-//! The routes of an object cache: taking it out of the path of requests and putting it back, and its namespaces.
+//! The routes of an object cache: taking it out of the path of requests and putting it back, and
+//! its namespaces.
 
 use std::cmp::Reverse;
 use std::future::Future;
@@ -21,7 +22,8 @@ pub(crate) fn ended() -> Response {
     Response::failure(503, "the object cache has ended")
 }
 
-/// Returns how long a request waits that asks for `asked_ms` milliseconds, or for no time in particular.
+/// Returns how long a request waits that asks for `asked_ms` milliseconds, or for no time in
+/// particular.
 pub(crate) fn wait_of(asked_ms: Option<u64>) -> Duration {
     asked_ms.map_or(WAIT_MAX, |millis| Duration::from_millis(millis).min(WAIT_MAX))
 }
@@ -152,7 +154,8 @@ fn list(cache: &ObjectCache, name: Option<String>) -> Response {
     Response::json(&json!({ "namespaces": values }))
 }
 
-/// Adds the settings of a namespace, by key, `null` where it has none of its own, and their sources.
+/// Adds the settings of a namespace, by key, `null` where it has none of its own, and their
+/// sources.
 fn add_settings(cache: &ObjectCache, name: &Namespace, value: &mut Value) {
     let SettingsInForce { write: (_, write), values, .. } = cache.namespace_settings(name);
     value["sources"]["write"] = json!(write.to_string());
@@ -164,7 +167,8 @@ fn add_settings(cache: &ObjectCache, name: &Namespace, value: &mut Value) {
     }
 }
 
-/// Returns what is shown of a namespace; its name is `null` for all together that are not counted apart.
+/// Returns what is shown of a namespace; its name is `null` for all together that are not counted
+/// apart.
 fn value(of: &NamespaceCounters) -> Value {
     json!({
         "namespace": of.namespace.as_ref().map(ToString::to_string),

@@ -1,5 +1,5 @@
-//! The routes that every program has: probes, metrics, the document `/status.json` and the console; and those that change the
-//! program, or show its configuration and its log.
+//! The routes that every program has: probes, metrics, the document `/status.json` and the console;
+//! and those that change the program, or show its configuration and its log.
 //!
 //! | route | |
 //! |---|---|
@@ -120,7 +120,8 @@ fn prefers_openmetrics(accept: &str) -> bool {
     open > 0.0 && open >= quality("text/plain")
 }
 
-/// The content security policy: the page may load its own files and ask its own origin. No script from a string, no HTML from a string.
+/// The content security policy: the page may load its own files and ask its own origin. No script
+/// from a string, no HTML from a string.
 const POLICY: &str = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; \
     object-src 'none'; require-trusted-types-for 'script'; trusted-types 'none'";
 
@@ -242,8 +243,8 @@ fn document(effective: &Effective) -> Value {
     json!({ "file": effective.file, "entries": entries })
 }
 
-/// Returns a line of the log; its message has the event's fields behind it. Names of objects are clients' data, and
-/// shown whole with a token only.
+/// Returns a line of the log; its message has the event's fields behind it. Names of objects are
+/// clients' data, and shown whole with a token only.
 fn line(mut record: Record, has_token: bool) -> Value {
     for (key, value) in record.fields.iter_mut().filter(|_| !has_token) {
         if let ("object", log::Value::Text(name)) = (*key, value) {

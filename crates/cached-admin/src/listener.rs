@@ -92,7 +92,8 @@ pub struct AdminServer {
 }
 
 impl AdminServer {
-    /// Opens the sockets and serves `/metrics`, `/livez`, `/readyz`, `/startupz`, `/status.json` and the console at `/`, on a thread of its own.
+    /// Opens the sockets and serves `/metrics`, `/livez`, `/readyz`, `/startupz`, `/status.json`
+    /// and the console at `/`, on a thread of its own.
     ///
     /// `program` is the name that the metrics and the status show; `version` its version.
     ///
@@ -217,7 +218,8 @@ impl AdminServer {
         drop(self.begin.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
 
-    /// Removes and returns copies of its sockets for another process, each with its configured address.
+    /// Removes and returns copies of its sockets for another process, each with its configured
+    /// address.
     pub fn take_sockets(&mut self) -> Vec<(String, OwnedFd)> {
         std::mem::take(&mut self.copies)
     }
@@ -357,7 +359,8 @@ fn refuse(mut socket: TcpStream, has_tls: bool) {
     let words = if has_tls { cached_tls::BUSY } else { BUSY };
     let mut attempt = Box::pin(async move { socket.write_all(words).await });
     let mut context = std::task::Context::from_waker(std::task::Waker::noop());
-    // A small answer fits into the socket's buffer; a client that has gone already does not miss it.
+    // A small answer fits into the socket's buffer; a client that has gone already does not miss
+    // it.
     let _ = attempt.as_mut().poll(&mut context);
 }
 
@@ -370,8 +373,8 @@ pub(crate) const SMALL_RESPONSE_BYTES: usize = 32 << 10;
 /// The most bytes of all larger responses that wait for their clients; a single one may be larger.
 pub(crate) const RESPONSES_BYTES_MAX: usize = 4 << 20;
 
-/// A client's socket, with TLS or without. It is not a parameter of the connection's type: hyper's code for a
-/// connection takes long to compile, and would be there twice.
+/// A client's socket, with TLS or without. It is not a parameter of the connection's type: hyper's
+/// code for a connection takes long to compile, and would be there twice.
 pub(crate) trait Socket: AsyncRead + AsyncWrite + Unpin + Send {}
 
 impl<S: AsyncRead + AsyncWrite + Unpin + Send> Socket for S {}
@@ -496,7 +499,8 @@ impl Service {
         }
     }
 
-    /// Waits until there is memory for a response that is not small. It counts until its client has taken it.
+    /// Waits until there is memory for a response that is not small. It counts until its client has
+    /// taken it.
     async fn count_bytes(&self, mut response: Response) -> Response {
         let bytes = response.body.len().min(RESPONSES_BYTES_MAX);
         if bytes > SMALL_RESPONSE_BYTES

@@ -22,7 +22,8 @@ pub enum Access {
     Public,
     /// Any client of a listener on loopback; beyond it only with a token.
     Read,
-    /// Only with a token, on loopback too: for what changes something, and for what shows clients' data.
+    /// Only with a token, on loopback too: for what changes something, and for what shows clients'
+    /// data.
     Token,
 }
 
@@ -44,7 +45,8 @@ impl Request {
         &self.path
     }
 
-    /// Returns the decoded value of the query's first parameter called `name`; empty if it has no value.
+    /// Returns the decoded value of the query's first parameter called `name`; empty if it has no
+    /// value.
     #[must_use]
     pub fn query(&self, name: &str) -> Option<String> {
         self.query.split('&').find_map(|pair| {
@@ -59,7 +61,8 @@ impl Request {
         self.headers.get(name)?.to_str().ok()
     }
 
-    /// Returns the body: at most [`body_bytes_max`](crate::AdminConfig::body_bytes_max) bytes, empty for a GET.
+    /// Returns the body: at most [`body_bytes_max`](crate::AdminConfig::body_bytes_max) bytes,
+    /// empty for a GET.
     #[must_use]
     pub fn body(&self) -> &[u8] {
         &self.body
@@ -71,14 +74,16 @@ impl Request {
         self.peer
     }
 
-    /// Returns whether the request has a valid token. A route with [`Access::Read`] may show more to one that has.
+    /// Returns whether the request has a valid token. A route with [`Access::Read`] may show more
+    /// to one that has.
     #[must_use]
     pub fn has_token(&self) -> bool {
         self.has_token
     }
 }
 
-/// Decodes `%XX` and `+`; what is no such code stays as it is, and what is not UTF-8 becomes U+FFFD.
+/// Decodes `%XX` and `+`; what is no such code stays as it is, and what is not UTF-8 becomes
+/// U+FFFD.
 fn decode(text: &str) -> Cow<'_, str> {
     if !text.contains(['%', '+']) {
         return Cow::Borrowed(text);
@@ -124,7 +129,8 @@ impl Response {
         Response::new(200, "text/plain; charset=utf-8", body)
     }
 
-    /// Returns a response of plain text with another status than 200: one line that states the reason.
+    /// Returns a response of plain text with another status than 200: one line that states the
+    /// reason.
     pub fn failure(status: u16, line: impl fmt::Display) -> Response {
         Response::new(status, "text/plain; charset=utf-8", format!("{line}\n"))
     }
@@ -174,11 +180,12 @@ pub(crate) enum Found {
     Nothing,
 }
 
-/// The routes of a program. Cheap to clone; all clones are the same table. Routes can be added while the listener serves.
+/// The routes of a program. Cheap to clone; all clones are the same table. Routes can be added
+/// while the listener serves.
 ///
-/// Handlers run on the admin listener's thread, one after the other where they do not await: one that needs more than some
-/// milliseconds belongs on a thread of its own. A response that takes longer than
-/// [`request_timeout`](crate::AdminConfig::request_timeout) is dropped.
+/// Handlers run on the admin listener's thread, one after the other where they do not await: one
+/// that needs more than some milliseconds belongs on a thread of its own. A response that takes
+/// longer than [`request_timeout`](crate::AdminConfig::request_timeout) is dropped.
 #[derive(Clone, Default)]
 pub struct Routes {
     table: Arc<RwLock<BTreeMap<(String, String), Route>>>,
@@ -199,7 +206,8 @@ impl Routes {
         self.add(&Method::GET, path, access, handler);
     }
 
-    /// Adds a route for POST, which replaces the one that the path had. A POST always needs a token.
+    /// Adds a route for POST, which replaces the one that the path had. A POST always needs a
+    /// token.
     pub fn post<F>(&self, path: &str, handler: impl Fn(Request) -> F + Send + Sync + 'static)
     where
         F: Future<Output = Response> + Send + 'static,
@@ -318,7 +326,8 @@ fn bearer(value: &[u8]) -> Option<&[u8]> {
 
 /// Returns whether the request names this host by an address or as `localhost`, or not at all.
 ///
-/// A web page that has its own name point to this host, so that a browser lets it read the answers, uses that name.
+/// A web page that has its own name point to this host, so that a browser lets it read the answers,
+/// uses that name.
 fn is_of_this_host(uri: &Uri, headers: &HeaderMap) -> bool {
     let named = match uri.authority() {
         Some(authority) => Some(authority.as_str()),
@@ -336,8 +345,8 @@ fn is_of_this_host(uri: &Uri, headers: &HeaderMap) -> bool {
     host.eq_ignore_ascii_case("localhost") || host.parse::<IpAddr>().is_ok()
 }
 
-/// How paths of parts begin, each with the table without which there is no such part; empty for what every program has
-/// once it serves.
+/// How paths of parts begin, each with the table without which there is no such part; empty for
+/// what every program has once it serves.
 const PARTS: [(&str, &str); 12] = [
     ("/cache", "[objects]"),
     ("/config.json", ""),
@@ -353,7 +362,8 @@ const PARTS: [(&str, &str); 12] = [
     ("/volumes", "[volumes]"),
 ];
 
-/// Returns the answer for a path without a route. `starting` is what the start waits for, until it is complete.
+/// Returns the answer for a path without a route. `starting` is what the start waits for, until it
+/// is complete.
 pub(crate) fn absent(path: &str, starting: Option<String>) -> Response {
     let part = PARTS.iter().find(|(begin, _)| path.starts_with(begin));
     match (part, starting) {

@@ -1,4 +1,5 @@
-//! The table `[admin]`, the listener's configuration that follows from it, and the tokens in its file.
+//! The table `[admin]`, the listener's configuration that follows from it, and the tokens in its
+//! file.
 
 use std::fmt;
 use std::fs::OpenOptions;
@@ -83,8 +84,8 @@ impl AdminTable {
         self.tls.as_ref().map(|table| table.load("admin.tls")).transpose()
     }
 
-    /// Returns the configuration of the listener with these tokens, which [`Self::tokens`] has read, and these
-    /// certificates, which [`Self::load_tls`] has read.
+    /// Returns the configuration of the listener with these tokens, which [`Self::tokens`] has
+    /// read, and these certificates, which [`Self::load_tls`] has read.
     #[must_use]
     pub fn config(&self, tokens: Option<Tokens>, tls: Option<Arc<ServerTls>>) -> AdminConfig {
         let mut config = AdminConfig::default();
@@ -119,9 +120,11 @@ pub struct AdminConfig {
     pub request_timeout: Duration,
     /// After how long a connection ends with the next response.
     pub connection_time_max: Duration,
-    /// Sockets that another process has opened, each with its address in `listen`: they are used instead of new ones.
+    /// Sockets that another process has opened, each with its address in `listen`: they are used
+    /// instead of new ones.
     pub inherited: Vec<(String, Arc<TcpListener>)>,
-    /// Whether to accept connections only from [`AdminServer::accept`](crate::AdminServer::accept) on.
+    /// Whether to accept connections only from [`AdminServer::accept`](crate::AdminServer::accept)
+    /// on.
     pub is_held: bool,
 }
 
@@ -134,7 +137,8 @@ impl AdminConfig {
     }
 }
 
-/// The memory of a connection beside bodies, in bytes: buffers for the heads of requests and responses, and TLS.
+/// The memory of a connection beside bodies, in bytes: buffers for the heads of requests and
+/// responses, and TLS.
 const CONNECTION_BYTES: u64 = 2 * HEAD_BYTES_MAX as u64 + 64 * 1024;
 
 impl Default for AdminConfig {
@@ -154,7 +158,8 @@ impl Default for AdminConfig {
     }
 }
 
-/// The address to listen on by default: the port that memcached's exporter uses, so that scrape configurations stay.
+/// The address to listen on by default: the port that memcached's exporter uses, so that scrape
+/// configurations stay.
 pub const ADDRESS_DEFAULT: &str = "127.0.0.1:9150";
 
 /// The shortest token, in bytes.
@@ -187,7 +192,8 @@ impl Tokens {
         Ok(Tokens { inner: Arc::new(Inner { path, digests }) })
     }
 
-    /// Reads the file again. Its tokens are accepted once they are [put in force](TokensRead::put_in_force).
+    /// Reads the file again. Its tokens are accepted once they are [put in
+    /// force](TokensRead::put_in_force).
     ///
     /// # Errors
     /// One line: what is wrong with the file, and what would be right.
@@ -219,7 +225,8 @@ pub struct TokensRead {
 }
 
 impl TokensRead {
-    /// Accepts these tokens from now on, and no others. Returns whether they are others than before.
+    /// Accepts these tokens from now on, and no others. Returns whether they are others than
+    /// before.
     pub fn put_in_force(self) -> bool {
         let mut accepted = self.tokens.inner.digests.write();
         let are_new = *accepted != self.digests;

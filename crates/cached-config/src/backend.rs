@@ -1,4 +1,5 @@
-//! `[objects.backend]`: the store behind the object cache. `kind` selects it, and with it the other keys.
+//! `[objects.backend]`: the store behind the object cache. `kind` selects it, and with it the other
+//! keys.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -59,8 +60,8 @@ config_keys! {
 }
 
 config_keys! {
-    /// The keys of `kind = "rados"`. An empty text means librados' own default. The defaults are those of `blocker-rados`, which
-    /// a test compares.
+    /// The keys of `kind = "rados"`. An empty text means librados' own default. The defaults are
+    /// those of `blocker-rados`, which a test compares.
     pub struct RadosTable over RadosConfig, if "rados";
 
     /// The pool; required.
@@ -246,8 +247,8 @@ impl BackendTable {
     /// The kinds.
     pub const KINDS: [&str; 5] = ["memory", "file", "rados", "s3", "synapse"];
 
-    /// Returns the file with what the store demands of its clients, if there is one: no other users should be able to
-    /// read it.
+    /// Returns the file with what the store demands of its clients, if there is one: no other users
+    /// should be able to read it.
     #[must_use]
     pub fn secret_file(&self) -> Option<&Path> {
         match self {

@@ -1,4 +1,5 @@
-//! `[objects.journal]`: the journal that makes write-back lose nothing. Off unless the table is there.
+//! `[objects.journal]`: the journal that makes write-back lose nothing. Off unless the table is
+//! there.
 
 use std::io::ErrorKind;
 use std::ops::RangeInclusive;
@@ -21,8 +22,8 @@ config_keys! {
 
     /// The journal's directory, for itself alone; required.
     pub directory: PathBuf = same(directory);
-    /// Whether the start makes a journal that is missing, and the directory if its parent is there. Without it, a directory
-    /// whose disk is not mounted is not taken for a new journal.
+    /// Whether the start makes a journal that is missing, and the directory if its parent is there.
+    /// Without it, a directory whose disk is not mounted is not taken for a new journal.
     pub create: bool = same(create) or false;
     /// The size of a segment file.
     pub segment_bytes: Size = size(segment_bytes), in SEGMENT_BYTES;
@@ -36,8 +37,8 @@ config_keys! {
     pub commit_timeout_secs: u64 = secs(commit_timeout), in 1..=COMMIT_TIMEOUT_SECS_MAX;
     /// What writers do while the journal is nearly full.
     pub at_limit: AtLimitName = own(JournalOptions::default().at_limit.into());
-    /// The largest payload that is logged; larger ones go to the store before they are acknowledged. 512 KiB unless set, or
-    /// the longest payload that segments of this size take.
+    /// The largest payload that is logged; larger ones go to the store before they are
+    /// acknowledged. 512 KiB unless set, or the longest payload that segments of this size take.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub journaled_bytes_max: Option<Size> = own(None);
 }
@@ -164,8 +165,8 @@ impl JournalTable {
         })
     }
 
-    /// Opens the journal, on a thread of its own because opening reads the heads of all records that an earlier process
-    /// left. While its disk fails, tries again every second.
+    /// Opens the journal, on a thread of its own because opening reads the heads of all records
+    /// that an earlier process left. While its disk fails, tries again every second.
     ///
     /// # Cancel safety
     /// As [`Store::open_when_available`](crate::Store::open_when_available).
@@ -217,7 +218,8 @@ fn missing(directory: &Path) -> String {
     )
 }
 
-/// Returns a line about an operation that has failed in a directory by a mistake of the configuration, and the remedy.
+/// Returns a line about an operation that has failed in a directory by a mistake of the
+/// configuration, and the remedy.
 fn disk_mistake(directory: &Path, DiskError { file, operation, error }: &DiskError) -> String {
     let shown = directory.display();
     let place = match directory.join(file) {

@@ -1,5 +1,5 @@
-//! The keys of a table, each in one place: its name, type, default, range, and the field of the engine's configuration that it
-//! sets; and sizes as values of keys.
+//! The keys of a table, each in one place: its name, type, default, range, and the field of the
+//! engine's configuration that it sets; and sizes as values of keys.
 
 use std::fmt;
 
@@ -9,13 +9,14 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 /// Defines a table of a configuration file, with one line for each key.
 ///
 /// `over` names the engine's configuration, and the value of it that has the defaults. A line is
-/// `key: Type = unit(field), in range;`: the field has the key's default and takes its value, in a [unit](units) of the key's
-/// own. A key that sets no field by itself is `own(default)`, or `made(function)` of the configuration; `or default` states a default that is not the field's; `in range` is the range
-/// that `check_ranges` checks. `if "feature"` is for a configuration that only builds with a feature have: then each key
-/// states its default.
+/// `key: Type = unit(field), in range;`: the field has the key's default and takes its value, in a
+/// [unit](units) of the key's own. A key that sets no field by itself is `own(default)`, or
+/// `made(function)` of the configuration; `or default` states a default that is not the field's;
+/// `in range` is the range that `check_ranges` checks. `if "feature"` is for a configuration that
+/// only builds with a feature have: then each key states its default.
 ///
-/// Besides the table, which serde reads and writes, it defines its `Default`, its `From` the engine's configuration,
-/// `apply`, which sets the fields, and `check_ranges`.
+/// Besides the table, which serde reads and writes, it defines its `Default`, its `From` the
+/// engine's configuration, `apply`, which sets the fields, and `check_ranges`.
 #[macro_export]
 macro_rules! config_keys {
     (@default $config:ident own($value:expr)) => { $value };
@@ -81,7 +82,8 @@ macro_rules! config_keys {
     };
 }
 
-/// Defines the names that a key's values have in a file, each for a variant of the engine's own type.
+/// Defines the names that a key's values have in a file, each for a variant of the engine's own
+/// type.
 #[macro_export]
 macro_rules! config_names {
     (
@@ -266,7 +268,8 @@ impl From<usize> for Size {
     }
 }
 
-/// Writes the size in the largest unit that it is a whole number of; below a KiB, the number of bytes alone.
+/// Writes the size in the largest unit that it is a whole number of; below a KiB, the number of
+/// bytes alone.
 impl fmt::Display for Size {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let whole =

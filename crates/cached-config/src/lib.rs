@@ -1,11 +1,12 @@
 //! The configuration of an object cache and its store, and opening what it names.
 //!
-//! `cached`, `synapsed` and `cachectl` share this crate. A store is one of five kinds ([`BackendTable`]),
-//! written as a table of a configuration file or in one line (`file:/var/lib/objects`); [`Store::open`] opens
-//! it and [`Store::close`] closes it in order. [`ObjectsTable`] has the keys of the object cache;
-//! [`begin_recovery`] begins what a cache with a journal has to recover, [`store_all`] stores what is dirty at
-//! the end. [`read_config`] and [`parse_config`] read a whole file, and
-//! every error is one line that names the key, what is wrong with its value, and what would be right.
+//! `cached`, `synapsed` and `cachectl` share this crate. A store is one of five kinds
+//! ([`BackendTable`]), written as a table of a configuration file or in one line
+//! (`file:/var/lib/objects`); [`Store::open`] opens it and [`Store::close`] closes it in order.
+//! [`ObjectsTable`] has the keys of the object cache; [`begin_recovery`] begins what a cache with a
+//! journal has to recover, [`store_all`] stores what is dirty at the end. [`read_config`] and
+//! [`parse_config`] read a whole file, and every error is one line that names the key, what is
+//! wrong with its value, and what would be right.
 //!
 //! Listeners and threads belong to the programs.
 //!

@@ -1,5 +1,5 @@
-//! The life of a cache: the start, which waits while the store or the journal's disk fails; the recovery of the journal; the
-//! store's events; the shutdown.
+//! The life of a cache: the start, which waits while the store or the journal's disk fails; the
+//! recovery of the journal; the store's events; the shutdown.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -85,8 +85,8 @@ impl<'a> Waiting<'a> {
         tokio::time::sleep(RETRY_DELAY).await;
     }
 
-    /// Runs blocking work on a thread of its own, and reports `what` while that takes long. Returns `None` if the work has
-    /// panicked.
+    /// Runs blocking work on a thread of its own, and reports `what` while that takes long. Returns
+    /// `None` if the work has panicked.
     ///
     /// # Cancel safety
     /// Work that has begun continues on its thread; dropping the runtime waits for it,
@@ -132,12 +132,13 @@ impl fmt::Debug for Waiting<'_> {
     }
 }
 
-/// The time between two checks of the progress, and the number of checks between two lines of the log.
+/// The time between two checks of the progress, and the number of checks between two lines of the
+/// log.
 const LOOK_DELAY: Duration = Duration::from_millis(200);
 const LOOKS_PER_LINE: u32 = 50;
 
-/// Begins the recovery of the changes that an earlier process logged. While the store does not answer, or the journal's disk fails,
-/// tries again every second.
+/// Begins the recovery of the changes that an earlier process logged. While the store does not
+/// answer, or the journal's disk fails, tries again every second.
 ///
 /// # Cancel safety
 /// Dropping the future ends the attempts. It may be called again.
@@ -237,13 +238,13 @@ impl ShutdownError {
     }
 }
 
-/// Stores dirty data, for at most `flush_max`, and closes the journal, if there is one: it then has nothing to
-/// replay. Data that the store does not take in time are not lost if the journal has all of them: the next start stores
-/// them. No other task may change the cache any more.
+/// Stores dirty data, for at most `flush_max`, and closes the journal, if there is one: it then has
+/// nothing to replay. Data that the store does not take in time are not lost if the journal has all
+/// of them: the next start stores them. No other task may change the cache any more.
 ///
 /// # Errors
-/// [`ShutdownError`] if acknowledged data are neither stored nor in the journal, or if objects could not be recovered from
-/// the journal, which then keeps their records.
+/// [`ShutdownError`] if acknowledged data are neither stored nor in the journal, or if objects
+/// could not be recovered from the journal, which then keeps their records.
 pub async fn store_all(cache: &ObjectCache, flush_max: Duration) -> Result<(), ShutdownError> {
     if cache.is_stored() {
         // The store need not be asked, which may be away.
@@ -266,8 +267,8 @@ pub async fn close_stored_journal(cache: &ObjectCache) {
     }
 }
 
-/// Stores the data that are dirty at the time of the call, and tries for at most `flush_max`. The cache continues in any
-/// case.
+/// Stores the data that are dirty at the time of the call, and tries for at most `flush_max`. The
+/// cache continues in any case.
 ///
 /// # Cancel safety
 /// Dropping the future ends the attempts.
@@ -303,8 +304,8 @@ pub async fn flush_all(cache: &ObjectCache, flush_max: Duration) -> Result<(), E
     }
 }
 
-/// Makes the data that the store has not taken durable in the journal, and closes the journal. Returns whether it has all
-/// of them.
+/// Makes the data that the store has not taken durable in the journal, and closes the journal.
+/// Returns whether it has all of them.
 async fn journal_all(cache: &ObjectCache) -> bool {
     if cache.journal_health().is_none() {
         return false;
@@ -336,8 +337,8 @@ async fn journal_all(cache: &ObjectCache) -> bool {
 /// The shortest time between two lines of a kind; events in between are counted.
 const QUIET: Duration = Duration::from_secs(10);
 
-/// Logs the events of the store called `name` until it is dropped: full, degraded, recovered, or lost and
-/// found again. Lines of a kind are at least 10 s apart.
+/// Logs the events of the store called `name` until it is dropped: full, degraded, recovered, or
+/// lost and found again. Lines of a kind are at least 10 s apart.
 pub async fn log_events(mut events: Subscription, name: String) {
     let mut away = Rate::default();
     let mut trouble = Rate::default();

@@ -1,5 +1,6 @@
-//! Listeners: which of the addresses that a configuration names other machines can reach, and whether two are one; `[synapse]`,
-//! the listener for programs that use the storage contract over the network.
+//! Listeners: which of the addresses that a configuration names other machines can reach, and
+//! whether two are one; `[synapse]`, the listener for programs that use the storage contract over
+//! the network.
 
 use std::fmt;
 use std::fs::Permissions;
@@ -13,8 +14,9 @@ use crate::config_keys;
 use crate::error::{ConfigError, invalid, secret, secret_warning};
 use crate::keys::Size;
 
-/// Returns the beginning of a line that states that other machines can reach an address, if they can. `address` is `host:port`,
-/// or `unix:` and a path. No name is resolved: one that is not localhost may lead anywhere.
+/// Returns the beginning of a line that states that other machines can reach an address, if they
+/// can. `address` is `host:port`, or `unix:` and a path. No name is resolved: one that is not
+/// localhost may lead anywhere.
 #[must_use]
 pub fn exposure(address: &str) -> Option<String> {
     if address.starts_with("unix:") {
@@ -72,8 +74,8 @@ impl Host {
     }
 }
 
-/// Returns the address for a host in a form that only the system parses: `0`, `127.1` or `0x7f000001`. The last label of a
-/// DNS name is never a number, so this looks up no name.
+/// Returns the address for a host in a form that only the system parses: `0`, `127.1` or
+/// `0x7f000001`. The last label of a DNS name is never a number, so this looks up no name.
 fn numeric(host: &str) -> Option<IpAddr> {
     let last = host.rsplit('.').next().unwrap_or_default();
     let digits = last.strip_prefix("0x").or_else(|| last.strip_prefix("0X"));
@@ -103,7 +105,8 @@ impl Listening {
         Listening { key, place: Place::Unix(path.to_owned()) }
     }
 
-    /// Returns the addresses of a table: `host:port`, or `unix:` and a path. Other texts are left out.
+    /// Returns the addresses of a table: `host:port`, or `unix:` and a path. Other texts are left
+    /// out.
     pub fn of<'a>(key: &'static str, texts: &'a [String]) -> impl Iterator<Item = Listening> + 'a {
         texts.iter().filter_map(move |text| match text.strip_prefix("unix:") {
             Some(path) => Some(Listening::unix(key, Path::new(path))),
@@ -176,7 +179,8 @@ config_keys! {
     pub unix_mode: String = own("700".into());
     /// A file with the secret that clients must have.
     pub secret_file: PathBuf = own(PathBuf::new());
-    /// A file with a second secret that clients may have instead, while they change from one to the other.
+    /// A file with a second secret that clients may have instead, while they change from one to the
+    /// other.
     pub secret_file_previous: PathBuf = own(PathBuf::new());
     /// Allow addresses that other machines can reach without a secret.
     pub allow_exposed: bool = same(allow_exposed);
@@ -226,7 +230,8 @@ impl SynapseTable {
         self.listen.iter().map(|text| text.parse().map_err(wrong)).collect()
     }
 
-    /// Returns the addresses for a [check](crate::check_addresses) of all listeners; invalid ones are left out.
+    /// Returns the addresses for a [check](crate::check_addresses) of all listeners; invalid ones
+    /// are left out.
     #[must_use]
     pub fn listening(&self) -> Vec<Listening> {
         let addresses = self.listen.iter().filter_map(|text| text.parse::<Address>().ok());
@@ -243,8 +248,8 @@ impl SynapseTable {
         restrict_socket("synapse.unix_mode", &self.unix_mode, path)
     }
 
-    /// Reads the secrets from their files: the one that clients are to have, and the one that is accepted as
-    /// well.
+    /// Reads the secrets from their files: the one that clients are to have, and the one that is
+    /// accepted as well.
     ///
     /// # Errors
     /// What is wrong with a file.
@@ -297,7 +302,8 @@ impl SynapseTable {
         }
     }
 
-    /// Returns the error of a server with the key of the table, which has other names for its settings.
+    /// Returns the error of a server with the key of the table, which has other names for its
+    /// settings.
     #[must_use]
     pub fn error(error: &SettingError) -> ConfigError {
         let key = match error.setting() {

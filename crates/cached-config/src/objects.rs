@@ -74,8 +74,8 @@ config_keys! {
     /// The namespaces with settings of their own.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub namespaces: Vec<NamespaceTable> = own(Vec::new());
-    /// The range in which the memory changes while the program runs. No key: a program that shares memory between
-    /// this cache and another sets it.
+    /// The range in which the memory changes while the program runs. No key: a program that shares
+    /// memory between this cache and another sets it.
     #[serde(skip)]
     pub memory_range: Option<MemoryRange> = same(memory_range);
 }
@@ -100,7 +100,8 @@ pub struct NamespaceTable {
     pub journal: Option<bool>,
     /// The least durability of an acknowledgement; `None`: as `[objects]` has it.
     pub durability: Option<DurabilityName>,
-    /// The settings that can change while the program runs; for the absent ones those of `[objects]` hold.
+    /// The settings that can change while the program runs; for the absent ones those of
+    /// `[objects]` hold.
     pub settings: NamespaceSettings,
 }
 
@@ -223,8 +224,8 @@ impl ObjectsTable {
         Ok(config)
     }
 
-    /// Opens the journal, if one is configured, for [`open_cache`](Self::open_cache). While its disk fails, tries again
-    /// every second.
+    /// Opens the journal, if one is configured, for [`open_cache`](Self::open_cache). While its
+    /// disk fails, tries again every second.
     ///
     /// # Cancel safety
     /// As [`JournalTable::open`].
@@ -238,9 +239,9 @@ impl ObjectsTable {
         }
     }
 
-    /// Returns a cache over `below`, with the journal that [`open_journal`](Self::open_journal) has opened, and
-    /// the background task that it needs. With `insight`, other amounts of memory are simulated on a sample of
-    /// the requests.
+    /// Returns a cache over `below`, with the journal that [`open_journal`](Self::open_journal) has
+    /// opened, and the background task that it needs. With `insight`, other amounts of memory are
+    /// simulated on a sample of the requests.
     ///
     /// # Errors
     /// The key whose value cannot work.
@@ -270,8 +271,8 @@ impl ObjectsTable {
         self.check_cache()
     }
 
-    /// Checks the files and directories that keys name, as far as that is possible without opening the journal or the store:
-    /// files that must be readable are read.
+    /// Checks the files and directories that keys name, as far as that is possible without opening
+    /// the journal or the store: files that must be readable are read.
     ///
     /// # Errors
     /// The first key that names a wrong file or directory.
@@ -294,9 +295,9 @@ impl ObjectsTable {
         self.journal.as_ref().map_or(Ok(()), |journal| journal.check(self))
     }
 
-    /// Returns the most memory that the cache takes, in bytes: content, and bookkeeping as if every object
-    /// were of the largest size and all of its slots were known, which copies and discards reach without
-    /// content.
+    /// Returns the most memory that the cache takes, in bytes: content, and bookkeeping as if every
+    /// object were of the largest size and all of its slots were known, which copies and discards
+    /// reach without content.
     #[must_use]
     pub fn cache_bytes_max(&self) -> u64 {
         let most = self.memory_range.map_or(self.memory_bytes_max.0, |range| range.bytes_max);
@@ -308,7 +309,8 @@ impl ObjectsTable {
     }
 }
 
-/// The memory of a bucket beside its content: its masks and count, and its share of the policy's queues.
+/// The memory of a bucket beside its content: its masks and count, and its share of the policy's
+/// queues.
 const BUCKET_OVERHEAD_BYTES: u64 = 24;
 /// The memory of an object in the index, with a name of usual length.
 const OBJECT_BYTES: u64 = 350;

@@ -1,4 +1,5 @@
-//! A running program: the keys that can change, the memory in which a cache receives payloads, and file descriptors.
+//! A running program: the keys that can change, the memory in which a cache receives payloads, and
+//! file descriptors.
 
 use std::fmt;
 use std::io::{self, IoSliceMut};
@@ -50,8 +51,8 @@ pub const LIVE_KEYS: [&str; 32] = [
     "tracing.sample_ratio",
 ];
 
-/// A running object cache, its listener and its store, as far as their settings can change. Keeps none of
-/// them open.
+/// A running object cache, its listener and its store, as far as their settings can change. Keeps
+/// none of them open.
 #[derive(Debug)]
 pub struct LiveObjects {
     /// The cache and the time for storing dirty data at the end, if there is a cache.
@@ -84,8 +85,9 @@ impl LiveObjects {
         LiveObjects { cache, listener, store, secrets: Mutex::new(secrets) }
     }
 
-    /// Applies the keys that can change, of the table `after` and of the listener's table `listener`.
-    /// Returns the keys of the secrets that have changed; `store_key` is the one of the store's.
+    /// Applies the keys that can change, of the table `after` and of the listener's table
+    /// `listener`. Returns the keys of the secrets that have changed; `store_key` is the one of the
+    /// store's.
     ///
     /// # Errors
     /// The key that cannot work with the others in force; then nothing has changed.
@@ -107,7 +109,8 @@ impl LiveObjects {
         }
         let undo_limits = || {
             if let (Some(server), Some(before)) = (&server, limits_before) {
-                // They were in force a moment ago; connections that came since may make them too small.
+                // They were in force a moment ago; connections that came since may make them too
+                // small.
                 let _ = server.set_limits(before);
             }
         };

@@ -10,7 +10,8 @@ use crate::error::{ConfigError, require};
 use crate::keys::Size;
 
 config_keys! {
-    /// The keys of `kind = "s3"`. An empty text means the default. The defaults are those of `blocker-s3`, which a test compares.
+    /// The keys of `kind = "s3"`. An empty text means the default. The defaults are those of
+    /// `blocker-s3`, which a test compares.
     pub struct S3Table over S3Config, if "s3";
 
     /// The bucket; required.

@@ -37,22 +37,24 @@ pub struct OpenOptions {
     pub object_bytes_max: u64,
     /// The secret that a synapse server demands.
     pub secret: Option<Secret>,
-    /// The longest time that connecting or one request may take, if it is shorter than what the table sets.
-    /// `None`: as the table has it.
+    /// The longest time that connecting or one request may take, if it is shorter than what the
+    /// table sets. `None`: as the table has it.
     pub timeout: Option<Duration>,
     /// The name under which a synapse server logs this client; empty for none.
     pub client_name: String,
     /// Makes spans of the store's operations that are traced.
     pub tracer: Option<Tracer>,
-    /// Whether the store is only to be read: a file store then changes nothing in its directory. Other stores ignore this.
+    /// Whether the store is only to be read: a file store then changes nothing in its directory.
+    /// Other stores ignore this.
     pub only_reads: bool,
-    /// Whether a server opens the store, which keeps its record there: a synapse server lets no other client use
-    /// [reserved namespaces](blocker::Namespace::is_reserved).
+    /// Whether a server opens the store, which keeps its record there: a synapse server lets no
+    /// other client use [reserved namespaces](blocker::Namespace::is_reserved).
     pub is_server: bool,
 }
 
 impl Default for OpenOptions {
-    /// Objects of up to 4 MiB, no secret, the table's own timeouts, no name, reads and changes, not for a server.
+    /// Objects of up to 4 MiB, no secret, the table's own timeouts, no name, reads and changes, not
+    /// for a server.
     fn default() -> Self {
         Self {
             object_bytes_max: OBJECT_BYTES_MAX_DEFAULT,
@@ -138,9 +140,9 @@ impl Store {
         Weak::clone(&self.metrics)
     }
 
-    /// Removes the left-overs of unfinished changes and of deleted objects from the store. `watch` is called from time to
-    /// time with the progress, on the thread that polls the reply. Returns `None` for a store that has no sweep: only the
-    /// kind `s3` has one.
+    /// Removes the left-overs of unfinished changes and of deleted objects from the store. `watch`
+    /// is called from time to time with the progress, on the thread that polls the reply. Returns
+    /// `None` for a store that has no sweep: only the kind `s3` has one.
     #[must_use]
     pub fn sweep(
         &self,
@@ -155,8 +157,9 @@ impl Store {
         None
     }
 
-    /// Closes the store in order, once all other handles have been dropped. Blocks. A connection that is still used
-    /// after `timeout`, or does not close within it, is left to the end of the process.
+    /// Closes the store in order, once all other handles have been dropped. Blocks. A connection
+    /// that is still used after `timeout`, or does not close within it, is left to the end of the
+    /// process.
     ///
     /// # Errors
     /// The store's own error: something may not be stored.
@@ -175,13 +178,13 @@ impl Store {
             #[cfg(feature = "rados")]
             Close::Rados(rados) => {
                 match alone(rados, timeout) {
-                    // Everything acknowledged is stored: a connection that does not close in time loses
-                    // nothing.
+                    // Everything acknowledged is stored: a connection that does not close in time
+                    // loses nothing.
                     Ok(rados) => drop(rados.close(timeout)),
                     Err(rados) => {
                         tracing::warn!("the connection to the cluster is still used, and is not closed");
-                        // Its last handle, wherever that is, would close it while the process ends, and librados does
-                        // not survive that.
+                        // Its last handle, wherever that is, would close it while the process ends,
+                        // and librados does not survive that.
                         std::mem::forget(rados);
                     }
                 }
@@ -197,7 +200,8 @@ impl fmt::Debug for Store {
     }
 }
 
-/// Returns the value once all other handles of it have been dropped; a thread that is about to end may have one.
+/// Returns the value once all other handles of it have been dropped; a thread that is about to end
+/// may have one.
 ///
 /// # Errors
 /// The handle, after `timeout`.
@@ -336,11 +340,12 @@ pub struct SweepOptions {
 }
 
 impl SweepOptions {
-    /// The least age that is safe beside programs that change the store: no writer waits longer between the bytes of a
-    /// change and the record that names them.
+    /// The least age that is safe beside programs that change the store: no writer waits longer
+    /// between the bytes of a change and the record that names them.
     pub const AGE_MIN: Duration = Duration::from_secs(15 * 60);
 
-    /// Returns the options of a sweep that removes left-overs older than `age`, or counts them if `dry_run`.
+    /// Returns the options of a sweep that removes left-overs older than `age`, or counts them if
+    /// `dry_run`.
     #[must_use]
     pub fn new(age: Duration, dry_run: bool) -> Self {
         Self { age, dry_run }
@@ -401,12 +406,13 @@ const END_TIMEOUT: Duration = Duration::from_secs(5);
 const IDLE_END_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Store {
-    /// Opens the store, on a thread of its own because opening blocks. While the store is away, tries again every
-    /// second.
+    /// Opens the store, on a thread of its own because opening blocks. While the store is away,
+    /// tries again every second.
     ///
     /// # Cancel safety
-    /// Dropping the future ends the attempts. One that is under way continues on its thread; dropping the
-    /// runtime waits for it, [`shutdown_background`](tokio::runtime::Runtime::shutdown_background) does not.
+    /// Dropping the future ends the attempts. One that is under way continues on its thread;
+    /// dropping the runtime waits for it,
+    /// [`shutdown_background`](tokio::runtime::Runtime::shutdown_background) does not.
     ///
     /// # Errors
     /// Errors that waiting does not resolve.
@@ -428,8 +434,8 @@ impl Store {
         }
     }
 
-    /// Reads the store's record of servers, which is made if there is none. While the store is away, tries again every
-    /// second.
+    /// Reads the store's record of servers, which is made if there is none. While the store is
+    /// away, tries again every second.
     ///
     /// # Cancel safety
     /// Dropping the future ends the attempts.
@@ -447,8 +453,9 @@ impl Store {
         }
     }
 
-    /// Records that a listener's `instance` has ended with everything stored. The store may be away, so the time for it is
-    /// short if `cache`, through which all changes went, has changed nothing.
+    /// Records that a listener's `instance` has ended with everything stored. The store may be
+    /// away, so the time for it is short if `cache`, through which all changes went, has changed
+    /// nothing.
     pub async fn record_end(&self, instance: InstanceId, cache: Option<&ObjectCache>) {
         let counters = cache.map(ObjectCache::counters);
         let is_unchanged =

@@ -1,4 +1,5 @@
-//! Small tables that both programs have: the times of an end, what is learned of requests, TLS of a listener.
+//! Small tables that both programs have: the times of an end, what is learned of requests, TLS of a
+//! listener.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,8 +15,8 @@ use crate::{config_keys, config_names};
 /// The times of an orderly shutdown, before dirty data are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DrainTimes {
-    /// How long the process is not ready, and still serves everything, before its listeners close: the time
-    /// that load balancers need to see it. In seconds.
+    /// How long the process is not ready, and still serves everything, before its listeners close:
+    /// the time that load balancers need to see it. In seconds.
     pub delay_secs: u64,
     /// How long clients have to take their replies once the listeners are closed, in seconds.
     pub timeout_secs: u64,

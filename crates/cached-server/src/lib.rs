@@ -51,7 +51,8 @@ mod worker;
 pub mod fuzzing {
     pub use crate::stream::tls::harness::transport;
 
-    /// Reads a message of a process that hands over; a valid one must be the same when it is written again.
+    /// Reads a message of a process that hands over; a valid one must be the same when it is
+    /// written again.
     ///
     /// # Panics
     /// If it is not.

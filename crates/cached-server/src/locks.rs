@@ -1,4 +1,5 @@
-//! The server's own locks: each has a name and a level in the order in which a thread may take several.
+//! The server's own locks: each has a name and a level in the order in which a thread may take
+//! several.
 //!
 //! | lock | level | held while |
 //! |---|---|---|
@@ -12,9 +13,9 @@
 //! | lines on their way to a worker | 63 | they are added, or all are taken |
 //! | a worker's commands | 300 | a command is added, or all are taken |
 //!
-//! The store's locks have the levels between, 10 to 59. Builds with debug assertions check the order at run
-//! time. The counts of `stats detail` are in a concurrent map, whose locks are taken last and held for one
-//! operation.
+//! The store's locks have the levels between, 10 to 59. Builds with debug assertions check the
+//! order at run time. The counts of `stats detail` are in a concurrent map, whose locks are taken
+//! last and held for one operation.
 
 use cached_core::lock_order::{Held, Rank};
 use std::ops::{Deref, DerefMut};
@@ -42,8 +43,8 @@ impl<T> Lock<T> {
         Lock { rank, mutex: Mutex::new(value) }
     }
 
-    /// Takes the lock. A panic leaves nothing half-done behind these locks, so a poisoned one is used like
-    /// any other.
+    /// Takes the lock. A panic leaves nothing half-done behind these locks, so a poisoned one is
+    /// used like any other.
     #[track_caller]
     pub(crate) fn lock(&self) -> Guard<'_, T> {
         let order = self.rank.enter();

@@ -53,7 +53,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Executes the command line. `parent` has the process that waits for the outcome of a daemon's start.
+/// Executes the command line. `parent` has the process that waits for the outcome of a daemon's
+/// start.
 fn run(parent: &Cell<Option<Parent>>) -> Result<(), Failure> {
     let take_over = TakeOver::from_environment().map_err(refused)?;
     let inherited = process::inherited_sockets();
@@ -81,8 +82,9 @@ fn not_started(error: StartError) -> Failure {
     Failure::new(error.exit(), error)
 }
 
-/// Serves until the end is requested. Mistakes come first, before anything is touched; then the order is memcached's:
-/// what needs root's rights comes before these are dropped, sockets and files come after.
+/// Serves until the end is requested. Mistakes come first, before anything is touched; then the
+/// order is memcached's: what needs root's rights comes before these are dropped, sockets and files
+/// come after.
 fn serve(
     config: Config,
     arguments: Vec<OsString>,
@@ -198,7 +200,8 @@ fn serve(
     } else if sidecar.is_some() {
         Err("the listener of [s3] cannot be handed over; restart instead")
     } else if config.settings.shared_memory.is_some() {
-        // The process that continues after a failed upgrade opens its object cache anew, and items may have its memory.
+        // The process that continues after a failed upgrade opens its object cache anew, and items
+        // may have its memory.
         Err("items and objects share memory ([shared_memory]), which cannot be handed over; restart instead")
     } else if std::process::id() == 1 {
         Err("process 1 cannot hand over: its end is the end of the container")
@@ -285,8 +288,8 @@ fn open_admin(config: AdminConfig) -> Result<AdminServer, Failure> {
     })
 }
 
-/// Serves on all listeners until the end is requested, then ends in order: first no more requests are
-/// accepted, then dirty objects are stored.
+/// Serves on all listeners until the end is requested, then ends in order: first no more requests
+/// are accepted, then dirty objects are stored.
 fn until_served(
     server: Server,
     objects: Option<Objects>,
@@ -374,8 +377,8 @@ struct Requests<'a> {
     upgrades: Result<Upgrader, &'static str>,
 }
 
-/// Waits until the end is requested. Whenever that is requested the configuration is read again, or a new process
-/// started that takes over.
+/// Waits until the end is requested. Whenever that is requested the configuration is read again, or
+/// a new process started that takes over.
 async fn until_end(requests: &Requests<'_>, drain: &Drain) {
     let mut reloads = Reloads::new(requests.reloader);
     loop {
@@ -412,7 +415,8 @@ async fn serve_on(signals: &Signals, delay: &LiveSecs) {
     }
 }
 
-/// Requests the end of the process that has taken over, if the end of this one was requested while it did.
+/// Requests the end of the process that has taken over, if the end of this one was requested while
+/// it did.
 fn pass_on_end(signals: &Signals, drain: &Drain, successor: u32) {
     if !drain.is_requested() && !signals.is_end_requested("after another process has taken over") {
         return;

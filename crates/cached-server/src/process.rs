@@ -1,5 +1,5 @@
-//! The process: descriptors, user, memory, terminal, cores, log level; the files that it writes for others (pid file, ports,
-//! unix sockets), and the sockets that a service manager passes to it.
+//! The process: descriptors, user, memory, terminal, cores, log level; the files that it writes for
+//! others (pid file, ports, unix sockets), and the sockets that a service manager passes to it.
 
 use cached_process::log::{Level, Log, LogTable};
 use cached_process::{Exit, Failure};
@@ -25,8 +25,8 @@ pub fn request_end(pid: u32) -> io::Result<()> {
     Ok(rustix::process::kill_process(pid, rustix::process::Signal::TERM)?)
 }
 
-/// Raises the limit of descriptors for this number of connections and threads, and the rest of the server.
-/// Returns the limit that the system allows.
+/// Raises the limit of descriptors for this number of connections and threads, and the rest of the
+/// server. Returns the limit that the system allows.
 pub fn raise_descriptor_limit(connections: usize, threads: usize) -> u64 {
     // Listeners, log, the acceptor's runtime, and two for each worker's event loop.
     cached_config::raise_descriptor_limit((connections + 32 + 2 * threads) as u64)
@@ -88,8 +88,8 @@ pub fn allow_core_dumps() -> io::Result<()> {
     }
 }
 
-/// Keeps the process's memory, present and future, from being paged out once it has been used for the first
-/// time.
+/// Keeps the process's memory, present and future, from being paged out once it has been used for
+/// the first time.
 ///
 /// # Errors
 /// If the system refuses, usually for lack of rights.
@@ -101,7 +101,8 @@ pub fn lock_memory() -> io::Result<()> {
     }
 }
 
-/// The process that has started this one as a daemon. It waits until this one serves or ends, and ends with its status.
+/// The process that has started this one as a daemon. It waits until this one serves or ends, and
+/// ends with its status.
 #[derive(Debug)]
 pub struct Parent(OwnedFd);
 
@@ -124,8 +125,9 @@ impl Parent {
     }
 }
 
-/// Leaves the terminal: continues in a child with a session of its own, while the parent waits for what the child
-/// [tells](Parent). With `keep_folder` the working directory stays, with `keep_output` the standard streams do.
+/// Leaves the terminal: continues in a child with a session of its own, while the parent waits for
+/// what the child [tells](Parent). With `keep_folder` the working directory stays, with
+/// `keep_output` the standard streams do.
 ///
 /// # Errors
 /// When the system refuses.
@@ -237,8 +239,9 @@ const FIRST_FD: RawFd = 3;
 /// The largest number of inherited descriptors that is accepted.
 const FDS_MAX: usize = 64;
 
-/// Returns the sockets of `LISTEN_FDS`, inherited from a service manager (systemd's `sd_listen_fds`), if they are meant
-/// for this process. The server listens on them instead of the addresses in its settings.
+/// Returns the sockets of `LISTEN_FDS`, inherited from a service manager (systemd's
+/// `sd_listen_fds`), if they are meant for this process. The server listens on them instead of the
+/// addresses in its settings.
 ///
 /// To be called once, before anything else opens descriptors and before the process forks.
 pub fn inherited_sockets() -> Vec<OwnedFd> {
@@ -256,8 +259,9 @@ pub fn inherited_sockets() -> Vec<OwnedFd> {
     descriptors.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }).collect()
 }
 
-/// The file of a unix socket that this process listens at. It is removed when this is dropped, unless the path leads to
-/// another file by then (a new server may have bound a socket there), or the file still belongs to another process.
+/// The file of a unix socket that this process listens at. It is removed when this is dropped,
+/// unless the path leads to another file by then (a new server may have bound a socket there), or
+/// the file still belongs to another process.
 ///
 /// To be dropped while the socket is still open: only then can no other file have the same inode.
 #[derive(Debug)]
@@ -300,8 +304,8 @@ fn file_at(path: &Path) -> Option<(u64, u64)> {
     std::fs::symlink_metadata(path).ok().map(|found| (found.dev(), found.ino()))
 }
 
-/// Writes the opened ports to the file that `MEMCACHED_PORT_FILENAME` names, one line per address: for test programs that
-/// request any free port. Does nothing if the variable is not set.
+/// Writes the opened ports to the file that `MEMCACHED_PORT_FILENAME` names, one line per address:
+/// for test programs that request any free port. Does nothing if the variable is not set.
 ///
 /// # Errors
 /// When the file cannot be written.
@@ -317,11 +321,11 @@ pub(crate) fn write_port_file(tcp: &[SocketAddr], udp: &[SocketAddr]) -> io::Res
     write_whole(Path::new(&path), ".lck", &text)
 }
 
-/// Pins the calling thread to one of the cores it may run on, if there are enough for all `threads`. Best
-/// effort.
+/// Pins the calling thread to one of the cores it may run on, if there are enough for all
+/// `threads`. Best effort.
 ///
-/// The cores are those of the process's affinity mask, which the kernel keeps within the cpuset of its
-/// cgroup.
+/// The cores are those of the process's affinity mask, which the kernel keeps within the cpuset of
+/// its cgroup.
 pub(crate) fn pin_thread(index: usize, threads: usize) {
     let Ok(allowed) = sched_getaffinity(None) else { return };
     let Some(core) = core_of(index, threads, |core| allowed.is_set(core)) else {

@@ -1,4 +1,5 @@
-//! `mrc`, `hot`, `misses` and `slow`: reports of a running server about its requests, by its admin listener.
+//! `mrc`, `hot`, `misses` and `slow`: reports of a running server about its requests, by its admin
+//! listener.
 
 use clap::Args;
 use serde_json::Value;

@@ -1,5 +1,5 @@
-//! `journal`: what an operator does with a journal that no process has open. Like `fsck`, it opens no
-//! backend but the one that `export` fills.
+//! `journal`: what an operator does with a journal that no process has open. Like `fsck`, it opens
+//! no backend but the one that `export` fills.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -26,13 +26,13 @@ pub(crate) struct Journal {
 enum JournalCommand {
     /// Make an empty journal, which a start does not do by itself unless create = true.
     ///
-    /// The directory is made with its parents if it is missing, and must be empty otherwise. What root makes belongs to
-    /// the directory's owner.
+    /// The directory is made with its parents if it is missing, and must be empty otherwise. What
+    /// root makes belongs to the directory's owner.
     Init(Directory),
     /// Show the segments of a journal, and the records that the next start would replay.
     ///
-    /// Reads the heads of all records, changes nothing. The verdict is the last line: whether the next start
-    /// takes the journal, or why it refuses it.
+    /// Reads the heads of all records, changes nothing. The verdict is the last line: whether the
+    /// next start takes the journal, or why it refuses it.
     Inspect(Directory),
     /// Read a whole journal, payloads included, and list everything that is damaged.
     ///
@@ -40,14 +40,15 @@ enum JournalCommand {
     Verify(Directory),
     /// Save the readable records, also of a damaged journal, as objects of an empty store.
     ///
-    /// Applies the records to the store in their order: each object then has the ranges that the journal has,
-    /// and zeros between. A line for each object lists the ranges that come from the journal, so that they can be
-    /// merged into the object of the cache's own store. Changes nothing in the journal.
+    /// Applies the records to the store in their order: each object then has the ranges that the
+    /// journal has, and zeros between. A line for each object lists the ranges that come from the
+    /// journal, so that they can be merged into the object of the cache's own store. Changes
+    /// nothing in the journal.
     Export(Export),
     /// Remove a journal with all its records: acknowledged changes that are not stored are lost.
     ///
-    /// An empty journal is left, which the next start uses. Export first what may still be needed. Journals that a start
-    /// has kept aside, as overtaken-1, stay.
+    /// An empty journal is left, which the next start uses. Export first what may still be needed.
+    /// Journals that a start has kept aside, as overtaken-1, stay.
     Discard(Discard),
 }
 

@@ -1,8 +1,9 @@
 //! `journal export`: the readable records of a journal become objects of a store.
 //!
-//! Two passes: the first finds the marks, the second makes to the store every change that no mark covers. A
-//! store, rather than a file for each record, because the records of an object only make sense together; and
-//! with the ranges that are listed, what was saved can be told from the zeros between.
+//! Two passes: the first finds the marks, the second makes to the store every change that no mark
+//! covers. A store, rather than a file for each record, because the records of an object only make
+//! sense together; and with the ranges that are listed, what was saved can be told from the zeros
+//! between.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -22,8 +23,8 @@ use crate::output::{Failure, Output};
 pub(super) struct Export {
     #[command(flatten)]
     directory: Directory,
-    /// Where to save it: a directory, which becomes a store if it is missing or empty, or any backend as --backend takes it.
-    /// It must have none of the objects.
+    /// Where to save it: a directory, which becomes a store if it is missing or empty, or any
+    /// backend as --backend takes it. It must have none of the objects.
     #[arg(value_name = "TO")]
     to: String,
     /// Save also records that the log no longer needs: those of changes that are stored.

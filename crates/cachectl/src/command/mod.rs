@@ -1,5 +1,6 @@
-//! The subcommands: those on objects of a backend, those that ask a running program, and those on the directory of a store or
-//! a journal. What they print, and the backends that they open, are not theirs.
+//! The subcommands: those on objects of a backend, those that ask a running program, and those on
+//! the directory of a store or a journal. What they print, and the backends that they open, are not
+//! theirs.
 
 mod insight;
 mod journal;
@@ -38,16 +39,20 @@ pub(crate) enum Command {
     Rm(object::Remove),
     /// Make everything in the namespace stored, or journaled.
     Flush(object::Flush),
-    /// Make a file store, which other commands and programs do not do by themselves: cachectl init DIR.
+    /// Make a file store, which other commands and programs do not do by themselves: cachectl init
+    /// DIR.
     Init(store::Init),
-    /// Check the directory of a file store that is not open, and repair it: cachectl fsck DIR [--repair].
+    /// Check the directory of a file store that is not open, and repair it: cachectl fsck DIR
+    /// [--repair].
     Fsck(store::Fsck),
-    /// Remove the left-overs of unfinished changes and deleted objects from a bucket of S3, or count them: cachectl -b s3:…
-    /// sweep --dry-run.
+    /// Remove the left-overs of unfinished changes and deleted objects from a bucket of S3, or
+    /// count them: cachectl -b s3:… sweep --dry-run.
     ///
-    /// Programs that use the bucket need not stop. They sweep it themselves every sweep_interval_secs.
+    /// Programs that use the bucket need not stop. They sweep it themselves every
+    /// sweep_interval_secs.
     Sweep(store::Sweep),
-    /// Inspect, verify, export or discard a journal that no process has open: cachectl journal inspect DIR.
+    /// Inspect, verify, export or discard a journal that no process has open: cachectl journal
+    /// inspect DIR.
     ///
     /// Exit codes: 0 in order, 1 damaged, 2 it could not be read, for example because it is in use.
     Journal(journal::Journal),
@@ -55,57 +60,68 @@ pub(crate) enum Command {
     Conformance(store::Conformance),
     /// Show the metrics of the backend and of the layers before it.
     Stats(object::Stats),
-    /// Show how writes to the namespace are treated, or change it: cachectl -b synapse://… policy back.
+    /// Show how writes to the namespace are treated, or change it: cachectl -b synapse://… policy
+    /// back.
     ///
-    /// The command ends when no data of the mode before are left. The change holds until the cache restarts.
+    /// The command ends when no data of the mode before are left. The change holds until the cache
+    /// restarts.
     Policy(object::ShowPolicy),
-    /// List acknowledged changes that can never be stored and have not been repaired, of all namespaces.
+    /// List acknowledged changes that can never be stored and have not been repaired, of all
+    /// namespaces.
     Lost(object::Lost),
     /// Measure reads and writes at random offsets.
     Bench(store::Bench),
-    /// Ask a running cached or synapsed whether it is ready, by its admin listener (--admin): exit code 0, or 5
-    /// with the reasons.
+    /// Ask a running cached or synapsed whether it is ready, by its admin listener (--admin): exit
+    /// code 0, or 5 with the reasons.
     Health(operate::Health),
     /// Watch a running cached or synapsed, by its admin listener (--admin).
     Top(top::Top),
-    /// Show the configuration in force of a running cached or synapsed, by its admin listener (--admin).
+    /// Show the configuration in force of a running cached or synapsed, by its admin listener
+    /// (--admin).
     ///
-    /// Each key with its value, where that is from (default, file, flag), and whether it can change while the
-    /// server runs (live) or needs a restart.
+    /// Each key with its value, where that is from (default, file, flag), and whether it can change
+    /// while the server runs (live) or needs a restart.
     Config(operate::Config),
-    /// Let a running cached or synapsed read its configuration again, by its admin listener (--admin).
+    /// Let a running cached or synapsed read its configuration again, by its admin listener
+    /// (--admin).
     ///
     /// Shows the changes, and which of them need a restart. A wrong configuration changes nothing.
     Reload(operate::Reload),
-    /// Request the end of a running cached or synapsed, by its admin listener (--admin): it becomes not ready,
-    /// answers the requests that it has received, stores dirty data, and ends.
+    /// Request the end of a running cached or synapsed, by its admin listener (--admin): it becomes
+    /// not ready, answers the requests that it has received, stores dirty data, and ends.
     Drain(operate::Drain),
-    /// Remove all items of a running cached whose keys begin with a prefix, by its admin listener (--admin).
+    /// Remove all items of a running cached whose keys begin with a prefix, by its admin listener
+    /// (--admin).
     ///
     /// None of them is served once this is done; their memory becomes free a little later.
     FlushPrefix(operate::FlushPrefix),
     /// Ask something of the S3 sidecar of a running cached, by its admin listener (--admin).
     S3(operate::S3),
-    /// List, show, create, change or remove the namespaces of a running cached or synapsed's object cache, by its admin
-    /// listener (--admin), or over synapse if the command line has -b synapse:… and no --admin.
+    /// List, show, create, change or remove the namespaces of a running cached or synapsed's object
+    /// cache, by its admin listener (--admin), or over synapse if the command line has -b synapse:…
+    /// and no --admin.
     ///
-    /// CACHECTL_BACKEND changes nothing about that. Over synapse, changes need allow_namespace_changes in the server's
-    /// configuration.
+    /// CACHECTL_BACKEND changes nothing about that. Over synapse, changes need
+    /// allow_namespace_changes in the server's configuration.
     Namespace(namespaces::Namespaces),
-    /// Take the object cache of a running cached or synapsed out of the path of requests, or put it back, by its admin
-    /// listener (--admin).
+    /// Take the object cache of a running cached or synapsed out of the path of requests, or put it
+    /// back, by its admin listener (--admin).
     Cache(operate::Cache),
-    /// Disks: make, list, show, change, snapshot, clone and delete the volumes of a running cached, by its admin listener
-    /// (--admin); import and export contents, on the store itself (--backend).
+    /// Disks: make, list, show, change, snapshot, clone and delete the volumes of a running cached,
+    /// by its admin listener (--admin); import and export contents, on the store itself
+    /// (--backend).
     Volume(volume::Volume),
-    /// Show the miss ratios that other amounts of memory would give a running cached or synapsed (--admin).
+    /// Show the miss ratios that other amounts of memory would give a running cached or synapsed
+    /// (--admin).
     Mrc(insight::Mrc),
-    /// Show the keys and prefixes, or the objects and namespaces, that clients of a running cached or synapsed ask for
-    /// most (--admin).
+    /// Show the keys and prefixes, or the objects and namespaces, that clients of a running cached
+    /// or synapsed ask for most (--admin).
     ///
-    /// Whole keys and objects are shown only with the token of the admin listener, otherwise their first letters.
+    /// Whole keys and objects are shown only with the token of the admin listener, otherwise their
+    /// first letters.
     Hot(insight::Hot),
-    /// Show why clients of a running cached missed keys, or why reads of a running synapsed missed its cache (--admin).
+    /// Show why clients of a running cached missed keys, or why reads of a running synapsed missed
+    /// its cache (--admin).
     Misses(insight::Misses),
     /// Show the last slow requests of a running cached or synapsed (--admin).
     Slow(insight::Slow),
@@ -151,7 +167,8 @@ impl Command {
     }
 }
 
-/// The options that all commands have, and the output. A command opens its backend, or asks a server's admin listener.
+/// The options that all commands have, and the output. A command opens its backend, or asks a
+/// server's admin listener.
 pub(crate) struct Call<'a> {
     pub(crate) backend: Option<&'a BackendSpec>,
     pub(crate) secret_file: Option<&'a Path>,

@@ -1,4 +1,5 @@
-//! `namespace`: the namespaces of a running server's object cache, by its admin listener or over synapse.
+//! `namespace`: the namespaces of a running server's object cache, by its admin listener or over
+//! synapse.
 
 use std::time::Duration;
 
@@ -26,24 +27,29 @@ pub(crate) struct Namespaces {
 
 #[derive(Subcommand)]
 enum NamespaceCommand {
-    /// List the namespaces that are configured or have been used, those with the most dirty data first.
+    /// List the namespaces that are configured or have been used, those with the most dirty data
+    /// first.
     List,
     /// Show one namespace: its write mode, its data in the cache, and its counters.
     Show(Name),
-    /// As set, for a namespace that is neither configured nor in use. For any other it fails, and changes nothing.
+    /// As set, for a namespace that is neither configured nor in use. For any other it fails, and
+    /// changes nothing.
     Create(Set),
-    /// Set the write mode of a namespace, or other settings; ends when no data of the mode before are left.
+    /// Set the write mode of a namespace, or other settings; ends when no data of the mode before
+    /// are left.
     ///
-    /// Settings have the names that they have in the configuration ([[objects.namespaces]]): quota_bytes_max=10GiB,
-    /// store_requests_per_second_max=500, memory_weight=none. Mode and settings hold until the server restarts, or until
-    /// its configuration is read again with another mode, or that setting, of the namespace: write them into the file to
-    /// keep them. They are in force at once. If --timeout passes before dirty data are stored, the exit code is not 0,
-    /// and the rest is stored in the background.
+    /// Settings have the names that they have in the configuration ([[objects.namespaces]]):
+    /// quota_bytes_max=10GiB, store_requests_per_second_max=500, memory_weight=none. Mode and
+    /// settings hold until the server restarts, or until its configuration is read again with
+    /// another mode, or that setting, of the namespace: write them into the file to keep them. They
+    /// are in force at once. If --timeout passes before dirty data are stored, the exit code is not
+    /// 0, and the rest is stored in the background.
     Set(Set),
-    /// Drop the data of a namespace from the cache, and the settings that `set` has made. The store keeps its objects, and the
-    /// settings of the configuration file stay in force.
+    /// Drop the data of a namespace from the cache, and the settings that `set` has made. The store
+    /// keeps its objects, and the settings of the configuration file stay in force.
     ///
-    /// Refused while a volume in it is attached, and while data of it are not stored, unless --flush stores them first, or --discard-dirty drops them.
+    /// Refused while a volume in it is attached, and while data of it are not stored, unless
+    /// --flush stores them first, or --discard-dirty drops them.
     Remove(Remove),
 }
 

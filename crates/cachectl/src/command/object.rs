@@ -1,4 +1,5 @@
-//! Objects of a backend, whole or striped: written, read, copied, listed and removed; and reports of the backend itself.
+//! Objects of a backend, whole or striped: written, read, copied, listed and removed; and reports
+//! of the backend itself.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -136,8 +137,9 @@ pub(crate) struct Flush {
     /// Flush all namespaces.
     #[arg(long)]
     all: bool,
-    /// What all acknowledged data must survive before the command ends: stored, or journaled (a crash of
-    /// the server and of its host, if the server has a journal). The output states the durability reached.
+    /// What all acknowledged data must survive before the command ends: stored, or journaled (a
+    /// crash of the server and of its host, if the server has a journal). The output states the
+    /// durability reached.
     #[arg(long, value_name = "DURABILITY", default_value_t = Durability::Stored)]
     durability: Durability,
 }
@@ -163,8 +165,9 @@ pub(crate) struct Put {
     /// Split data that are larger than an object may be into NAME/00000000, NAME/00000001, ...
     #[arg(long)]
     stripe: bool,
-    /// What the object must survive before the command ends: stored, journaled (a crash of the server and
-    /// of its host, if the server has a journal) or cached (nothing). The output states the durability reached.
+    /// What the object must survive before the command ends: stored, journaled (a crash of the
+    /// server and of its host, if the server has a journal) or cached (nothing). The output states
+    /// the durability reached.
     #[arg(long, value_name = "DURABILITY", default_value_t = Durability::Stored)]
     durability: Durability,
 }

@@ -1,5 +1,5 @@
-//! Commands to a running program, by its admin listener: its configuration and reloads, its health and its end, its object cache and
-//! its sidecar.
+//! Commands to a running program, by its admin listener: its configuration and reloads, its health
+//! and its end, its object cache and its sidecar.
 
 use std::time::{Duration, Instant};
 
@@ -89,15 +89,19 @@ pub(crate) struct Cache {
 
 #[derive(Subcommand)]
 enum CacheCommand {
-    /// Show whether requests go to the cache (attached), to the store (detached), or on the way from one to the other.
+    /// Show whether requests go to the cache (attached), to the store (detached), or on the way
+    /// from one to the other.
     Show,
-    /// Take the cache out of the path of requests: everything is stored, then requests go to the store.
+    /// Take the cache out of the path of requests: everything is stored, then requests go to the
+    /// store.
     ///
-    /// Requests go on meanwhile, and none fails for it. If --timeout passes before, the exit code is not 0, and it goes on in
-    /// the background: while the store is away, the cache answers as before. `cache attach` undoes it at any time. It holds
-    /// until the server restarts; a server with objects.attached = false starts detached.
+    /// Requests go on meanwhile, and none fails for it. If --timeout passes before, the exit code
+    /// is not 0, and it goes on in the background: while the store is away, the cache answers as
+    /// before. `cache attach` undoes it at any time. It holds until the server restarts; a server
+    /// with objects.attached = false starts detached.
     Detach,
-    /// Put the cache back into the path of requests. It begins empty, with the write modes that are set.
+    /// Put the cache back into the path of requests. It begins empty, with the write modes that are
+    /// set.
     Attach,
 }
 
@@ -172,7 +176,8 @@ pub(crate) struct S3 {
 enum S3Command {
     /// Drop the cached state of objects from the sidecar: the next read of each asks the endpoint.
     Invalidate {
-        /// BUCKET, an object as BUCKET/KEY, or all whose keys begin with something as BUCKET/PREFIX*.
+        /// BUCKET, an object as BUCKET/KEY, or all whose keys begin with something as
+        /// BUCKET/PREFIX*.
         objects: String,
     },
 }

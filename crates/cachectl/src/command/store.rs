@@ -1,5 +1,5 @@
-//! A store as a whole: a directory that is made, or checked and repaired; a bucket that is swept; how fast a backend is, and
-//! whether it keeps the contract.
+//! A store as a whole: a directory that is made, or checked and repaired; a bucket that is swept;
+//! how fast a backend is, and whether it keeps the contract.
 
 use std::future::{Future, IntoFuture};
 use std::path::PathBuf;
@@ -21,15 +21,16 @@ use serde_json::json;
 use crate::command::Context;
 use crate::output::{About, Failure, Output, Progress};
 
-/// What the exit code says of a store: 0 in order, 1 damaged (and with --repair repaired as reported), 2 it
-/// could not be checked, or the repair could not go on. Without --repair nothing is written.
+/// What the exit code says of a store: 0 in order, 1 damaged (and with --repair repaired as
+/// reported), 2 it could not be checked, or the repair could not go on. Without --repair nothing is
+/// written.
 #[derive(Args)]
 pub(crate) struct Fsck {
     /// The directory of the store. No process may have it open.
     dir: PathBuf,
 
-    /// Repair what can be repaired, as the check without this option reports. What is replaced is kept in
-    /// DIR/damaged. Nothing is repaired where something cannot be read.
+    /// Repair what can be repaired, as the check without this option reports. What is replaced is
+    /// kept in DIR/damaged. Nothing is repaired where something cannot be read.
     #[arg(long)]
     repair: bool,
 }
@@ -103,7 +104,8 @@ impl Fsck {
 
 #[derive(Args)]
 pub(crate) struct Init {
-    /// The directory of the store. It is made with its parents if it is missing, and must be empty otherwise.
+    /// The directory of the store. It is made with its parents if it is missing, and must be empty
+    /// otherwise.
     dir: PathBuf,
 }
 
@@ -120,8 +122,8 @@ pub(crate) struct Sweep {
     /// Count what would be removed, and leave it.
     #[arg(long)]
     dry_run: bool,
-    /// How old a left-over must be to be removed, in seconds, on the server's clock: 900 at least, unless --alone is
-    /// given. All programs on the bucket should use one age.
+    /// How old a left-over must be to be removed, in seconds, on the server's clock: 900 at least,
+    /// unless --alone is given. All programs on the bucket should use one age.
     #[arg(long, value_name = "SECONDS", default_value_t = 3600)]
     age: u64,
     /// No other program uses the bucket and prefix: allows any --age.

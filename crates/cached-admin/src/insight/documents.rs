@@ -18,7 +18,8 @@ const NAMESPACES_SHOWN: usize = 50;
 /// One curve.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Curve {
-    /// `items`, `namespace:NAME` for keys with a prefix, `objects`, or `objects:NAME` for a namespace of objects.
+    /// `items`, `namespace:NAME` for keys with a prefix, `objects`, or `objects:NAME` for a
+    /// namespace of objects.
     pub scope: String,
     /// The memory of the cache in bytes; that of a namespace is what its entries take.
     pub memory_bytes: u64,
@@ -38,7 +39,8 @@ pub struct Curve {
     pub points: Vec<CurvePoint>,
 }
 
-/// Returns the curve of a whole cache, and one for each of its namespaces. `scope` is `items` or `objects`.
+/// Returns the curve of a whole cache, and one for each of its namespaces. `scope` is `items` or
+/// `objects`.
 #[must_use]
 pub fn curves_of(scope: &str, curve: MissRatioCurve) -> Vec<Curve> {
     let MissRatioCurve { since_secs, sampled_share, dropped_samples, is_warm, .. } = curve;
@@ -121,7 +123,8 @@ pub struct HotKey {
 }
 
 impl HotKey {
-    /// Returns what is shown of a name, one of `sampled` requests of which there are `per_sec` in a second.
+    /// Returns what is shown of a name, one of `sampled` requests of which there are `per_sec` in a
+    /// second.
     #[must_use]
     pub fn new(hot: &Hot, sampled: u64, per_sec: f64) -> HotKey {
         let share = |count: u64| count as f64 / sampled.max(1) as f64;
@@ -150,7 +153,8 @@ pub(crate) fn shortened(name: &str) -> String {
     name.chars().take(letters).chain(['…']).collect()
 }
 
-/// A prefix that is asked for often, the part of a key before the delimiter; or a namespace of objects.
+/// A prefix that is asked for often, the part of a key before the delimiter; or a namespace of
+/// objects.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct HotPrefix {
     /// The prefix; bytes that are no UTF-8 are replaced.
@@ -164,7 +168,8 @@ pub struct HotPrefix {
     pub error_share: f64,
     /// Gets per second.
     pub per_sec: f64,
-    /// The share of its gets that hit, 0 to 1, if it is among the namespaces that are counted apart.
+    /// The share of its gets that hit, 0 to 1, if it is among the namespaces that are counted
+    /// apart.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hit_ratio: Option<f64>,
     /// The bytes of its items, or of its objects in memory, likewise.
@@ -219,7 +224,8 @@ pub struct HotDocument {
     /// The number of misses since the start by their reason; absent if requests are not sampled.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub misses: Option<Misses>,
-    /// The number of sampled misses from which the reasons are estimated where the engine does not know them.
+    /// The number of sampled misses from which the reasons are estimated where the engine does not
+    /// know them.
     pub misses_sampled: u64,
     /// The same of the object cache of a program that has items too.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -26,8 +26,8 @@ const INTERVAL: Duration = Duration::from_millis(50);
 /// How often, at least, without requests.
 const INTERVAL_IDLE: Duration = Duration::from_secs(1);
 
-/// Returns the objects and namespaces that have been read most, and why buckets were missed; `None` if the cache
-/// samples nothing.
+/// Returns the objects and namespaces that have been read most, and why buckets were missed; `None`
+/// if the cache samples nothing.
 #[must_use]
 pub fn hot_document(cache: &ObjectCache, count: usize) -> Option<HotDocument> {
     cache.take_samples();
@@ -104,7 +104,8 @@ impl Source for InsightSource {
     }
 }
 
-/// Makes of a cache's samples what is shown, and shows it, until this is dropped. Keeps no handle of the cache.
+/// Makes of a cache's samples what is shown, and shows it, until this is dropped. Keeps no handle
+/// of the cache.
 #[must_use = "dropping this ends it"]
 pub struct ObjectsInsight {
     end: Option<mpsc::Sender<()>>,
@@ -113,10 +114,11 @@ pub struct ObjectsInsight {
 }
 
 impl ObjectsInsight {
-    /// Starts the thread, if the cache samples anything, and shows the documents `/mrc.json`, `/hot.json` and
-    /// `/slow.json` and metrics on the admin listener, if there is one.
+    /// Starts the thread, if the cache samples anything, and shows the documents `/mrc.json`,
+    /// `/hot.json` and `/slow.json` and metrics on the admin listener, if there is one.
     ///
-    /// Names are clients' data: without a token only the first letters of objects are shown, on loopback too.
+    /// Names are clients' data: without a token only the first letters of objects are shown, on
+    /// loopback too.
     ///
     /// # Errors
     /// If the system has no thread for it.

@@ -1,5 +1,5 @@
-//! Slow requests: the last of them, and a log line for each, at most ten a second; and a layer over the store of objects that
-//! records requests to it.
+//! Slow requests: the last of them, and a log line for each, at most ten a second; and a layer over
+//! the store of objects that records requests to it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -36,7 +36,8 @@ fn millis(duration: Duration) -> u64 {
 pub struct SlowRequest {
     /// When it ended, in milliseconds since 1970.
     pub unix_ms: u64,
-    /// What it came through: `memcached`, or `store` for a request of the object cache to its store.
+    /// What it came through: `memcached`, or `store` for a request of the object cache to its
+    /// store.
     pub listener: &'static str,
     /// The client's address, if it is known.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -87,7 +88,8 @@ pub struct SlowReport {
 }
 
 impl SlowReport {
-    /// Returns the document `/slow.json`. Names are clients' data: without a token they are not shown.
+    /// Returns the document `/slow.json`. Names are clients' data: without a token they are not
+    /// shown.
     #[must_use]
     pub fn response(mut self, request: &Request) -> Response {
         if !request.has_token() {
@@ -234,8 +236,8 @@ impl std::fmt::Debug for SlowStore {
     }
 }
 
-/// Writes the operations that are watched: each with its name, its request and reply, and how many bytes it
-/// asks for or sends.
+/// Writes the operations that are watched: each with its name, its request and reply, and how many
+/// bytes it asks for or sends.
 macro_rules! watched {
     ($($name:ident($request:ident: $type:ty) -> $reply:ty, $object:ident, $bytes:expr;)*) => {$(
         fn $name(&self, $request: $type) -> Reply<$reply> {

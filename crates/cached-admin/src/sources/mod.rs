@@ -1,5 +1,6 @@
-//! The parts of the admin listener for an object cache, a store and a synapse server: their metrics under the program's prefix,
-//! their part of the document `/status.json`, and their conditions for readiness.
+//! The parts of the admin listener for an object cache, a store and a synapse server: their metrics
+//! under the program's prefix, their part of the document `/status.json`, and their conditions for
+//! readiness.
 
 mod objects;
 
@@ -23,8 +24,8 @@ use crate::status::document::{
     Distribution, Document, JournalCommits, JournalPart, ListenerPart, OperationPart, Store, Synapse,
 };
 
-/// Keeps a component shown. Dropping it removes the component from metrics, status and health, and releases it: to be
-/// dropped before the component is closed.
+/// Keeps a component shown. Dropping it removes the component from metrics, status and health, and
+/// releases it: to be dropped before the component is closed.
 #[must_use = "dropping this removes the component from what is shown"]
 pub struct Shown {
     _component: Arc<dyn Any + Send + Sync>,
@@ -32,7 +33,8 @@ pub struct Shown {
 }
 
 impl Shown {
-    /// Shows the metrics of `component`, with the program's prefix, and its part of the status, until this is dropped.
+    /// Shows the metrics of `component`, with the program's prefix, and its part of the status,
+    /// until this is dropped.
     pub fn new<C: Collect + Source + 'static>(admin: &AdminServer, component: &Arc<C>) -> Shown {
         let while_shown = Arc::downgrade(component);
         admin.status().add(WhileShown(Weak::clone(&while_shown)));
@@ -70,10 +72,12 @@ impl<C: Source> Source for WhileShown<C> {
 /// For how long a store may answer nothing before the program is not ready.
 pub const AWAY_AFTER: Duration = Duration::from_secs(5);
 
-/// How long a store may be without an answer before it is asked for one, and how long that may take.
+/// How long a store may be without an answer before it is asked for one, and how long that may
+/// take.
 const ASK_AFTER: Duration = Duration::from_secs(5);
 
-/// Returns the store under a layer that measures it, and what that measures; `kind` is the label of its metrics.
+/// Returns the store under a layer that measures it, and what that measures; `kind` is the label of
+/// its metrics.
 #[must_use]
 pub fn measured(store: Opened, kind: &'static str) -> (Opened, Option<Arc<Measurements>>) {
     let mut measurements = None;
@@ -100,8 +104,9 @@ impl fmt::Debug for StoreSource {
 }
 
 impl StoreSource {
-    /// Shows the store called `name`, which is measured by `measurements` and counts `metrics` itself: all of these, its part of
-    /// the document, and that the program is not ready while the store answers nothing.
+    /// Shows the store called `name`, which is measured by `measurements` and counts `metrics`
+    /// itself: all of these, its part of the document, and that the program is not ready while the
+    /// store answers nothing.
     pub fn show(
         admin: &AdminServer,
         name: String,
@@ -117,8 +122,8 @@ impl StoreSource {
         Shown::new(admin, &source)
     }
 
-    /// Asks the store something small whenever it has not answered anything for a while, so that its absence is noticed when no
-    /// client needs it. Ends with the store.
+    /// Asks the store something small whenever it has not answered anything for a while, so that
+    /// its absence is noticed when no client needs it. Ends with the store.
     pub async fn watch(store: Weak<dyn Blocker>, measurements: Arc<Measurements>) {
         // It need not exist: that it does not is an answer.
         let Ok(object) = "cached/readiness".parse::<ObjectId>() else { return };
@@ -135,7 +140,8 @@ impl StoreSource {
                 Some(store) => store.info(request),
                 None => return,
             };
-            // The measurements have the outcome. A store that breaks the contract's deadline is given up here.
+            // The measurements have the outcome. A store that breaks the contract's deadline is
+            // given up here.
             let _ = tokio::time::timeout(2 * ASK_AFTER, async { reply.await.is_ok() }).await;
         }
     }
@@ -178,7 +184,8 @@ pub struct SynapseSource {
 }
 
 impl SynapseSource {
-    /// Shows a synapse server that listens on these addresses: its metrics and its part of the document.
+    /// Shows a synapse server that listens on these addresses: its metrics and its part of the
+    /// document.
     pub fn show(admin: &AdminServer, server: &Arc<Server>, addresses: Vec<String>) -> Shown {
         Shown::new(admin, &Arc::new(SynapseSource { server: Arc::clone(server), addresses }))
     }
@@ -264,8 +271,9 @@ fn quantile_secs(buckets: &[(f64, u64)], count: u64, quantile: f64) -> Option<f6
 }
 
 /// A component whose metrics get the program's prefix: `synapse_requests_total` becomes
-/// `cached_synapse_requests_total`. The object cache's own, `cache_…`, become `cached_objects_…`, and the memory
-/// backend's, `memory_…`, `cached_memory_backend_…`: the program has memory of other owners.
+/// `cached_synapse_requests_total`. The object cache's own, `cache_…`, become `cached_objects_…`,
+/// and the memory backend's, `memory_…`, `cached_memory_backend_…`: the program has memory of other
+/// owners.
 ///
 /// Names that begin with `cached_`, `memcached_` or `process_` stay as they are.
 #[derive(Debug)]

@@ -12,7 +12,8 @@ use crate::sources::{Shown, journal_part};
 use crate::status::Source;
 use crate::status::document::{Document, Memory, NamespacePart, Objects};
 
-/// By how much dirty data may be older than the age at which their flush begins before the program is not ready.
+/// By how much dirty data may be older than the age at which their flush begins before the program
+/// is not ready.
 const DIRTY_AGE_MARGIN: Duration = Duration::from_secs(30);
 
 /// What is shown of an object cache.
@@ -22,8 +23,9 @@ pub struct ObjectsSource {
 }
 
 impl ObjectsSource {
-    /// Shows an object cache: its metrics, its part of the document, and that the program is not ready while dirty data are much
-    /// older than they should get, or the journal does not work. A cache that is detached is noted, and no reason.
+    /// Shows an object cache: its metrics, its part of the document, and that the program is not
+    /// ready while dirty data are much older than they should get, or the journal does not work. A
+    /// cache that is detached is noted, and no reason.
     pub fn show(admin: &AdminServer, cache: &ObjectCache) -> Shown {
         let source = Arc::new(ObjectsSource { cache: cache.clone() });
         let checked = Arc::downgrade(&source);
@@ -120,9 +122,10 @@ fn name(of: &NamespaceCounters) -> String {
     of.namespace.as_ref().map_or_else(|| OTHERS.to_owned(), ToString::to_string)
 }
 
-/// Returns the namespaces that have series of their own, and at the end one that has the sums of the others, if
-/// there are any. Those that are configured have series of their own, and of the others the first
-/// [`SERIES_MAX`] that were used: not the largest, whose counters would jump as they come and go.
+/// Returns the namespaces that have series of their own, and at the end one that has the sums of
+/// the others, if there are any. Those that are configured have series of their own, and of the
+/// others the first [`SERIES_MAX`] that were used: not the largest, whose counters would jump as
+/// they come and go.
 fn with_series(all: Vec<NamespaceCounters>) -> Vec<NamespaceCounters> {
     let mut unconfigured = 0;
     let (mut shown, others): (Vec<_>, Vec<_>) = all.into_iter().partition(|of| {
@@ -159,8 +162,8 @@ fn together(a: NamespaceCounters, b: NamespaceCounters) -> NamespaceCounters {
     sum
 }
 
-/// Writes the metrics: a series for each of the namespaces that have one ([`with_series`]), and for the others
-/// together.
+/// Writes the metrics: a series for each of the namespaces that have one ([`with_series`]), and for
+/// the others together.
 pub(super) fn collect_namespaces(all: Vec<NamespaceCounters>, into: &mut Families) {
     for of in with_series(all) {
         let mut own = of.families();

@@ -1,7 +1,8 @@
 //! The document `/status.json`.
 //!
-//! Units come last in a key (`_bytes`, `_secs`, `_ms`, `_us`). Counters are since the start of the process. A part that
-//! the program does not have is absent. `schema` rises only when the meaning of a key changes; new keys may appear.
+//! Units come last in a key (`_bytes`, `_secs`, `_ms`, `_us`). Counters are since the start of the
+//! process. A part that the program does not have is absent. `schema` rises only when the meaning
+//! of a key changes; new keys may appear.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -128,8 +129,8 @@ pub struct SharedHalf {
     pub least_bytes: u64,
     /// What it has given to the other one.
     pub given_bytes: u64,
-    /// The misses that more memory would have saved it lately, by what they cost: memory moves to the half that
-    /// would gain more.
+    /// The misses that more memory would have saved it lately, by what they cost: memory moves to
+    /// the half that would gain more.
     pub gain_us: f64,
 }
 

@@ -1,5 +1,5 @@
-//! The document `/status.json`: the state of the program, and the history of the last hour in steps of ten seconds, each with the
-//! counts in it and the sizes at its end.
+//! The document `/status.json`: the state of the program, and the history of the last hour in steps
+//! of ten seconds, each with the counts in it and the sizes at its end.
 
 pub mod document;
 

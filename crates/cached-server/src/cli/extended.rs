@@ -1,7 +1,8 @@
 //! `-o`: memcached's extended options.
 //!
-//! Options that tune slabs, LRU threads and the hash table are checked as memcached checks them and shown by `stats
-//! settings`; they have no other effect. `ssl_…` keeps memcached's names and messages.
+//! Options that tune slabs, LRU threads and the hash table are checked as memcached checks them and
+//! shown by `stats settings`; they have no other effect. `ssl_…` keeps memcached's names and
+//! messages.
 
 use super::wrong;
 use crate::config::settings::{
@@ -85,7 +86,8 @@ impl Extended {
                 self.chunk_changed = true;
             }
             "no_chunked_items" => self.chunk_bytes_max = PAGE_BYTES,
-            // This program does not drop privileges by system call filters; keeping them is accepted.
+            // This program does not drop privileges by system call filters; keeping them is
+            // accepted.
             "modern"
             | "no_inline_ascii_resp"
             | "inline_ascii_resp"
@@ -111,8 +113,8 @@ impl Extended {
         self.without_effect.push(format!("-o {name}"));
     }
 
-    /// Reads an option of a part that this engine does not have; returns false for a name that memcached does
-    /// not know either.
+    /// Reads an option of a part that this engine does not have; returns false for a name that
+    /// memcached does not know either.
     fn tuning(&mut self, settings: &mut Settings, name: &str, value: Option<&str>) -> Result<bool, Failure> {
         let inert = &mut settings.inert;
         match name {

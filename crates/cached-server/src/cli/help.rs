@@ -1,7 +1,7 @@
 //! The output of `-h`, `-i` and `-V`, and the manual page made of it.
 //!
-//! Tools search the help for words to find out what a server supports, so it names the flags and options that work, and
-//! neither those that are refused nor those without effect.
+//! Tools search the help for words to find out what a server supports, so it names the flags and
+//! options that work, and neither those that are refused nor those without effect.
 
 use super::Cli;
 use crate::config::settings::MEMCACHED_VERSION;
@@ -103,8 +103,8 @@ pub(super) const FLAGS: &str = "\
     --print-config        print the settings of flags and file as such a file, and start nothing
 ";
 
-// Manual pages and shell completions: the flags of [`Cli`] with the texts of `-h`. Flags that `-h` does
-// not name (refused ones, those for tests) are hidden.
+// Manual pages and shell completions: the flags of [`Cli`] with the texts of `-h`. Flags that `-h`
+// does not name (refused ones, those for tests) are hidden.
 
 /// Returns the command line with a text for each flag that `-h` names.
 pub fn command() -> Command {

@@ -1,7 +1,8 @@
-//! The addresses of `-l` and `-U`, the protocol of each listener, and what `-S` and `-Y` leave of these.
+//! The addresses of `-l` and `-U`, the protocol of each listener, and what `-S` and `-Y` leave of
+//! these.
 //!
-//! `[notls:|tls:|btls:|mtls:][proto[ascii|binary|negotiating]:][tag[name]:]host[:port]`, separated by commas. Tags are for
-//! memcached's proxy; they are checked and ignored.
+//! `[notls:|tls:|btls:|mtls:][proto[ascii|binary|negotiating]:][tag[name]:]host[:port]`, separated
+//! by commas. Tags are for memcached's proxy; they are checked and ignored.
 
 use super::overlay::{PORT, move_to, number};
 use super::{Cli, wrong};
@@ -11,8 +12,8 @@ use crate::config::{ConfigError, File};
 use cached_process::{Exit, Failure};
 use cached_proto::Protocol;
 
-/// Returns the addresses of all listeners. Without `-l`: every interface, or the loopback one with no
-/// argument at all.
+/// Returns the addresses of all listeners. Without `-l`: every interface, or the loopback one with
+/// no argument at all.
 pub(super) fn addresses(
     arguments: &[String],
     port: i32,
@@ -228,8 +229,8 @@ impl Cli {
     }
 }
 
-// `-S` and `-Y`. A protocol without passwords must not lead around those of the other: with `-S` alone
-// only the binary protocol is served, with `-Y` alone only text and meta.
+// `-S` and `-Y`. A protocol without passwords must not lead around those of the other: with `-S`
+// alone only the binary protocol is served, with `-Y` alone only text and meta.
 
 /// The variable that names memcached's file of SASL passwords.
 const SASL_FILE_VARIABLE: &str = "MEMCACHED_SASL_PWDB";

@@ -1,12 +1,14 @@
-//! The command line: memcached's flags and long names, and the values that they accept. It ends with a
-//! [`Config`], or with a text to print.
+//! The command line: memcached's flags and long names, and the values that they accept. It ends
+//! with a [`Config`], or with a text to print.
 //!
-//! An invalid value stops the start with one line, which is memcached's message where memcached has one. A flag that
-//! tunes a part this engine does not have is checked, accepted, and named once in the log. A flag that protects or
-//! persists data in a way that is not implemented stops the start: an operator must not rely on a lock that is missing.
+//! An invalid value stops the start with one line, which is memcached's message where memcached has
+//! one. A flag that tunes a part this engine does not have is checked, accepted, and named once in
+//! the log. A flag that protects or persists data in a way that is not implemented stops the start:
+//! an operator must not rely on a lock that is missing.
 //!
-//! To add a setting: a field in [`Settings`](crate::Settings), a key in `config/memcached.rs`, a line in
-//! `deploy/cached.toml`, and, if memcached has a flag for it, the flag here and in `overlay`.
+//! To add a setting: a field in [`Settings`](crate::Settings), a key in `config/memcached.rs`, a
+//! line in `deploy/cached.toml`, and, if memcached has a flag for it, the flag here and in
+//! `overlay`.
 
 mod extended;
 mod help;
@@ -26,8 +28,8 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 /// A memcached-compatible cache.
-// The text of `-h` is in `help.rs`. As in `getopt_long`, the last of two values of a flag counts, and a long
-// name may be abbreviated.
+// The text of `-h` is in `help.rs`. As in `getopt_long`, the last of two values of a flag counts,
+// and a long name may be abbreviated.
 #[derive(Parser, Debug)]
 #[command(
     name = "cached",
@@ -149,17 +151,18 @@ pub enum Request {
     Serve(Box<Config>),
 }
 
-/// Reads the command line; `arguments` has the program's name first. Reads the file that `--config` names,
-/// too.
+/// Reads the command line; `arguments` has the program's name first. Reads the file that `--config`
+/// names, too.
 ///
 /// # Errors
-/// [`Failure`] for a flag that is unknown or a value that cannot work, with memcached's exit status where it has one.
+/// [`Failure`] for a flag that is unknown or a value that cannot work, with memcached's exit status
+/// where it has one.
 pub fn read(arguments: &[std::ffi::OsString]) -> Result<Request, Failure> {
     read_with(arguments, None)
 }
 
-/// Does the same with the file's path and text, if they are given, in place of the file that `--config` names:
-/// the process may have left the directory in which it was started.
+/// Does the same with the file's path and text, if they are given, in place of the file that
+/// `--config` names: the process may have left the directory in which it was started.
 pub(crate) fn read_with(
     arguments: &[std::ffi::OsString],
     file: Option<(&Path, &str)>,
@@ -184,8 +187,8 @@ pub(crate) fn read_with(
 }
 
 impl Cli {
-    /// Checks the arguments. `bare` is set if none of them is memcached's; the server then listens on the
-    /// loopback interface only. `text` is the file's, read if it is absent.
+    /// Checks the arguments. `bare` is set if none of them is memcached's; the server then listens
+    /// on the loopback interface only. `text` is the file's, read if it is absent.
     fn check(self, bare: bool, mut text: Option<String>) -> Result<Request, Failure> {
         if self.help > 0 {
             return Ok(Request::Print(help_text()));

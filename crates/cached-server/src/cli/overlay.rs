@@ -1,5 +1,5 @@
-//! Flags override the configuration file, which overrides the defaults: each flag replaces one setting, then
-//! the settings are checked together.
+//! Flags override the configuration file, which overrides the defaults: each flag replaces one
+//! setting, then the settings are checked together.
 //!
 //! Errors in flags have memcached's messages; errors in the file name its key.
 
@@ -96,7 +96,8 @@ impl Cli {
             0 => Settings::connection_bytes_for(settings.connections_max, settings.item_bytes_max),
             bytes => bytes,
         };
-        // A daemon leaves the directory in which it was started. Without one the path stays as it is.
+        // A daemon leaves the directory in which it was started. Without one the path stays as it
+        // is.
         settings.memory_file = settings.memory_file.map(|path| std::path::absolute(&path).unwrap_or(path));
         settings.notes = notes;
         let file = file.map_or_else(File::default, |(_, file)| file);
@@ -313,8 +314,8 @@ impl Cli {
         Ok(())
     }
 
-    /// Sets the addresses to listen on with a file: `-s` and `-l` replace those of the file, `-p` alone
-    /// changes their port.
+    /// Sets the addresses to listen on with a file: `-s` and `-l` replace those of the file, `-p`
+    /// alone changes their port.
     fn listen_over(&self, file: &File, settings: &mut Settings, port: Option<i32>) -> Result<(), Failure> {
         if let Some(path) = &self.unix_socket {
             settings.unix_path = Some(path.clone());

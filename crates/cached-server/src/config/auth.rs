@@ -7,7 +7,8 @@
 //!                                              wrong ones ▼
 //!                                              by address (`attempts`)
 //! ```
-//! With either, every connection begins behind a gate; a protocol without passwords of its own is not served.
+//! With either, every connection begins behind a gate; a protocol without passwords of its own is
+//! not served.
 
 use cached_config::ConfigError;
 use parking_lot::RwLock;
@@ -45,7 +46,8 @@ impl Auth {
         self.text.is_some() || self.sasl.is_some()
     }
 
-    /// Reads the files. Until then no password is accepted. To be called while the process may read them.
+    /// Reads the files. Until then no password is accepted. To be called while the process may read
+    /// them.
     ///
     /// # Errors
     /// The key of a file, the mistake in it, and the remedy.
@@ -75,8 +77,8 @@ impl Auth {
         self.given().map(read).collect::<Result<_, _>>().map(PasswordsRead)
     }
 
-    /// Accepts the passwords that have been read from now on, and no others. Returns the configuration keys of
-    /// the files that differ.
+    /// Accepts the passwords that have been read from now on, and no others. Returns the
+    /// configuration keys of the files that differ.
     pub fn put_in_force(&self, read: PasswordsRead) -> Vec<&'static str> {
         let changed =
             self.given().zip(read.0).filter_map(|((one, key), read)| one.put_in_force(read).then_some(key));
@@ -106,9 +108,9 @@ impl Auth {
     }
 }
 
-// A file of users and passwords, as memcached has it: a line `user:password` for each user. Only digests
-// of user and password are kept, and each attempt is compared with all of them, so that the time of an
-// answer reveals neither which users exist nor how much of a password was right.
+// A file of users and passwords, as memcached has it: a line `user:password` for each user. Only
+// digests of user and password are kept, and each attempt is compared with all of them, so that the
+// time of an answer reveals neither which users exist nor how much of a password was right.
 
 /// The largest file, in bytes.
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -164,8 +166,8 @@ impl Credentials {
         &self.inner.path
     }
 
-    /// Returns whether the password is the user's. Takes the same time for every user and password of the
-    /// same length together.
+    /// Returns whether the password is the user's. Takes the same time for every user and password
+    /// of the same length together.
     #[must_use]
     pub fn accept(&self, user: &[u8], password: &[u8]) -> bool {
         let digest = digest(user, password);

@@ -179,7 +179,8 @@ pub struct SharedMemoryTable {
     /// The least memory for items; `None`: an eighth of both, if items have as much at the start.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub items_bytes_min: Option<Size>,
-    /// The least memory for objects; `None`: an eighth of both, if objects have as much at the start.
+    /// The least memory for objects; `None`: an eighth of both, if objects have as much at the
+    /// start.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub objects_bytes_min: Option<Size>,
     /// The cost of a missed item, in microseconds; 0 for the cost of loading a bucket.
@@ -217,8 +218,8 @@ impl SharedMemoryTable {
     }
 }
 
-/// Sets the range of the objects' memory, from which other values follow, if memory is shared. Checks
-/// nothing.
+/// Sets the range of the objects' memory, from which other values follow, if memory is shared.
+/// Checks nothing.
 fn set_range(table: Option<&SharedMemoryTable>, settings: &Settings, objects: Option<&mut ObjectsTable>) {
     if let (Some(table), Some(objects)) = (table, objects) {
         objects.memory_range = Some(table.memory(settings.memory_bytes, objects).objects_range());

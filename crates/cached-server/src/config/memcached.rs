@@ -1,5 +1,5 @@
-//! `[memcached]`: the listeners for memcached's protocols. Each key stands for one of memcached's flags, with
-//! a clear name and its unit.
+//! `[memcached]`: the listeners for memcached's protocols. Each key stands for one of memcached's
+//! flags, with a clear name and its unit.
 //!
 //! Flags without effect in this engine have no key; they are accepted on command lines only.
 
@@ -171,7 +171,8 @@ const CLASS_BYTES_MIN: u64 = 48;
 const CLASS_BYTES_MAX: u64 = 512 << 10;
 
 impl MemcachedTable {
-    /// Checks the table, and copies it to the settings, except for the addresses, which depend on flags as well.
+    /// Checks the table, and copies it to the settings, except for the addresses, which depend on
+    /// flags as well.
     pub(super) fn settle(&self, settings: &mut Settings) -> Result<(), ConfigError> {
         self.check_ranges("memcached")?;
         self.apply(settings);

@@ -1,11 +1,13 @@
-//! Configuration: the file that `--config` names (TOML), the settings that result from file and flags, and the files
-//! that these name. Nothing here opens a socket or a store, or starts a thread.
+//! Configuration: the file that `--config` names (TOML), the settings that result from file and
+//! flags, and the files that these name. Nothing here opens a socket or a store, or starts a
+//! thread.
 //!
-//! Each table is a struct that serde reads and writes, so that the printed configuration can be read back; its defaults
-//! come from the code that uses it. An unknown key or an invalid value stops the start with one line: the file and key,
-//! the mistake, the remedy. `deploy/cached.toml` shows every key, and a test compares its values with the
-//! defaults. Tables shared with `synapsed` are in the crates `cached-config` (`[insight]`, `[objects]` and its backend,
-//! `[synapse]`) and `cached-admin` (`[admin]`).
+//! Each table is a struct that serde reads and writes, so that the printed configuration can be
+//! read back; its defaults come from the code that uses it. An unknown key or an invalid value
+//! stops the start with one line: the file and key, the mistake, the remedy. `deploy/cached.toml`
+//! shows every key, and a test compares its values with the defaults. Tables shared with `synapsed`
+//! are in the crates `cached-config` (`[insight]`, `[objects]` and its backend, `[synapse]`) and
+//! `cached-admin` (`[admin]`).
 //!
 //! | module | content |
 //! |---|---|
@@ -14,8 +16,8 @@
 //! | `settings`, `size_classes` | the settings of a server in plain types; memcached's size classes |
 //! | `auth` | the files of users and passwords |
 //!
-//! [`Config::load`] reads every file that the configuration names, and refuses what the start would refuse. `--check-config` does no
-//! less and no more; neither takes a lock, or creates a file.
+//! [`Config::load`] reads every file that the configuration names, and refuses what the start would
+//! refuse. `--check-config` does no less and no more; neither takes a lock, or creates a file.
 
 pub mod auth;
 mod file;
@@ -102,8 +104,8 @@ impl Config {
         listener.into_iter().chain(store).chain(admin).collect()
     }
 
-    /// Returns the number of descriptors that the object cache may need, beyond those of memcached's
-    /// connections.
+    /// Returns the number of descriptors that the object cache may need, beyond those of
+    /// memcached's connections.
     pub fn object_descriptors(&self) -> usize {
         let listener =
             self.synapse.as_ref().map_or(0, |table| table.connections_max as usize + 3 * table.threads + 16);
@@ -118,7 +120,8 @@ impl Config {
         self.admin.as_ref().map_or(0, |table| table.descriptors_max() as usize)
     }
 
-    /// Returns the text of a configuration file with the same meaning, which `--print-config` prints.
+    /// Returns the text of a configuration file with the same meaning, which `--print-config`
+    /// prints.
     ///
     /// # Errors
     /// If TOML cannot express a value.
@@ -147,12 +150,12 @@ pub struct Loaded {
 }
 
 impl Config {
-    /// Reads the files that the configuration names, and checks users and addresses. To be called while the
-    /// process may read the files. The passwords are in force then.
+    /// Reads the files that the configuration names, and checks users and addresses. To be called
+    /// while the process may read the files. The passwords are in force then.
     ///
     /// # Errors
-    /// The first mistake: in the file with its path and the key, in a flag with memcached's words and exit status. What
-    /// a disk or the system fails to read is none: it may be read later.
+    /// The first mistake: in the file with its path and the key, in a flag with memcached's words
+    /// and exit status. What a disk or the system fails to read is none: it may be read later.
     pub fn load(&self) -> Result<Loaded, Failure> {
         let settings = &self.settings;
         if let Some(user) = settings.user.as_deref().filter(|_| process::is_root()) {
@@ -203,8 +206,8 @@ impl Config {
         Ok(loaded)
     }
 
-    /// Returns the failure for a value that cannot work: with the path of the file and the key, or with the line alone and
-    /// the status `by_flag` where a flag has set it.
+    /// Returns the failure for a value that cannot work: with the path of the file and the key, or
+    /// with the line alone and the status `by_flag` where a flag has set it.
     pub fn mistake(&self, error: ConfigError, by_flag: Exit) -> Failure {
         match &self.path {
             Some(path) if !self.by_flag.contains(&error.key.as_str()) => {

@@ -1,5 +1,5 @@
-//! `[s3]`: the sidecar, a caching proxy before an S3 endpoint; `[[s3.buckets]]`: what holds for the objects of a bucket.
-//! Without `[s3]` the sidecar is off.
+//! `[s3]`: the sidecar, a caching proxy before an S3 endpoint; `[[s3.buckets]]`: what holds for the
+//! objects of a bucket. Without `[s3]` the sidecar is off.
 
 use cached_config::{ConfigError, Size, TlsTable, config_keys, config_names, invalid};
 use cached_tls::ServerTls;
@@ -61,13 +61,15 @@ config_keys! {
     pub threads: usize = same(threads);
     /// The largest number of connections of clients.
     pub connections_max: usize = same(connections_max);
-    /// The largest head of a request or an answer, and the buffer for each direction of a connection.
+    /// The largest head of a request or an answer, and the buffer for each direction of a
+    /// connection.
     pub head_bytes_max: Size = size(head_bytes_max);
     /// The largest number of headers.
     pub headers_max: usize = same(headers_max);
     /// How long a client may take for the head of a request, and be idle between two, in seconds.
     pub client_idle_secs: u64 = secs(client_idle_max);
-    /// How long the sending side of a body, or a client that takes one, may make no progress, in seconds.
+    /// How long the sending side of a body, or a client that takes one, may make no progress, in
+    /// seconds.
     pub stall_secs: u64 = secs(stall_max);
     /// How long connecting to the endpoint may take, in seconds.
     pub connect_timeout_secs: u64 = secs(connect_timeout);
@@ -128,7 +130,8 @@ const LOG_BYTES: u64 = 16 << 20;
 const CONNECTION_BYTES: u64 = 16 << 10;
 
 impl S3Table {
-    /// Returns the configuration of the sidecar, with certificates and secrets that were read before.
+    /// Returns the configuration of the sidecar, with certificates and secrets that were read
+    /// before.
     ///
     /// # Errors
     /// The endpoint is missing or invalid.
@@ -250,13 +253,15 @@ impl S3Table {
         }
     }
 
-    /// Returns the number of file descriptors that it may need: a connection may have one to the endpoint.
+    /// Returns the number of file descriptors that it may need: a connection may have one to the
+    /// endpoint.
     pub(crate) fn descriptors_max(&self) -> usize {
         let threads = self.threads * (3 + s3_sidecar::PIPE_DESCRIPTORS_MAX);
         2 * self.connections_max + self.listen.len() * (1 + self.threads) + threads + 9
     }
 
-    /// Returns the most memory that it takes, in bytes: bodies, headers, and the buffers of connections on both sides.
+    /// Returns the most memory that it takes, in bytes: bodies, headers, and the buffers of
+    /// connections on both sides.
     pub fn bytes_max(&self) -> u64 {
         let connection = 4 * self.head_bytes_max.0 + CONNECTION_BYTES;
         let connections = connection.saturating_mul(self.connections_max as u64);
@@ -298,8 +303,8 @@ impl S3Table {
         config.check().map_err(S3Table::wrong)
     }
 
-    /// Checks the table with keys and credentials that [`load_secrets`](Self::load_secrets) has read, and the other files that
-    /// it names.
+    /// Checks the table with keys and credentials that [`load_secrets`](Self::load_secrets) has
+    /// read, and the other files that it names.
     ///
     /// # Errors
     /// The first key whose value cannot work.
@@ -308,7 +313,8 @@ impl S3Table {
         config.check().and_then(|()| config.check_files()).map_err(S3Table::wrong)
     }
 
-    /// Returns the error of a sidecar with the key of the table, which has other names for some settings.
+    /// Returns the error of a sidecar with the key of the table, which has other names for some
+    /// settings.
     pub(crate) fn wrong((key, why): (&str, String)) -> ConfigError {
         let key = match key {
             "memory_bytes" => "memory_bytes_max",
@@ -420,7 +426,8 @@ impl BucketTable {
         })
     }
 
-    /// Returns the first key that concerns the bucket as a whole and stands in a table with a prefix.
+    /// Returns the first key that concerns the bucket as a whole and stands in a table with a
+    /// prefix.
     fn misplaced(&self) -> Option<&'static str> {
         let of_bucket = [
             ("memory_bytes_min", self.memory_bytes_min.is_some()),

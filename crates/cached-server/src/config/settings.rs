@@ -13,8 +13,8 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 
-/// The version that `version`, `stats` and `-V` report: memcached's, because clients parse it to learn what a
-/// server can do.
+/// The version that `version`, `stats` and `-V` report: memcached's, because clients parse it to
+/// learn what a server can do.
 pub const MEMCACHED_VERSION: &str = "1.6.45";
 
 /// The bytes that memcached counts for an item besides key, flags, value and CAS value.
@@ -93,7 +93,8 @@ pub struct Settings {
     pub cluster_discovery: Discovery,
     /// Whether `debugtime` is enabled, for tests.
     pub debug_clock: bool,
-    /// The number of batches (one read, or one full output buffer) of a connection before others are served.
+    /// The number of batches (one read, or one full output buffer) of a connection before others
+    /// are served.
     pub batches_per_wake: u32,
     /// The number of its requests before others are served; `None` for as many as the batches hold.
     pub requests_per_wake: Option<u32>,
@@ -109,7 +110,8 @@ pub struct Settings {
     pub core_dumps: bool,
     /// The file for the process ID.
     pub pid_file: Option<PathBuf>,
-    /// The delimiter after a key's prefix in `stats detail`, which is on from the start if this is set.
+    /// The delimiter after a key's prefix in `stats detail`, which is on from the start if this is
+    /// set.
     pub prefix_delimiter: Option<u8>,
     /// The size classes of reports.
     pub classes: SlabClasses,
@@ -234,8 +236,8 @@ impl Default for InertSettings {
 }
 
 impl Settings {
-    /// Reads the certificates that the settings name; `None` without TLS. To be called while the process may
-    /// read their files.
+    /// Reads the certificates that the settings name; `None` without TLS. To be called while the
+    /// process may read their files.
     ///
     /// # Errors
     /// [`TlsError`] if they cannot be used.
@@ -244,7 +246,8 @@ impl Settings {
         ServerTls::load(tls.clone(), &self.certificate_policies()).map(Arc::new).map(Some)
     }
 
-    /// Returns which certificates the clients of a TCP listener must show; `None` if they do not use TLS.
+    /// Returns which certificates the clients of a TCP listener must show; `None` if they do not
+    /// use TLS.
     pub(crate) fn client_certificates(&self, listen: ListenTls) -> Option<ClientCertificates> {
         let tls = self.tls.as_ref()?;
         match listen {
@@ -265,16 +268,16 @@ impl Settings {
         self.listen.iter().filter_map(|address| self.client_certificates(address.tls)).collect()
     }
 
-    /// Returns the largest sum of key and value, by memcached's calculation of an item's size. The store
-    /// checks it, because only the store knows the length of a value after an append.
+    /// Returns the largest sum of key and value, by memcached's calculation of an item's size. The
+    /// store checks it, because only the store knows the length of a value after an append.
     pub(crate) fn joined_bytes_max(&self) -> usize {
         let cas_bytes = if self.cas { 8 } else { 0 };
         self.item_bytes_max.saturating_sub(ITEM_HEADER_BYTES + ITEM_ENDS_BYTES + cas_bytes)
     }
 
-    /// Returns the default of [`connection_bytes_max`](Settings::connection_bytes_max): 64 KiB for each
-    /// connection, within 16 and 256 MiB, but enough for the largest value, which is collected in one buffer
-    /// for an append.
+    /// Returns the default of [`connection_bytes_max`](Settings::connection_bytes_max): 64 KiB for
+    /// each connection, within 16 and 256 MiB, but enough for the largest value, which is collected
+    /// in one buffer for an append.
     pub fn connection_bytes_for(connections_max: usize, item_bytes_max: usize) -> usize {
         let by_count = connections_max.saturating_mul(64 << 10).clamp(16 << 20, 256 << 20);
         by_count.max(item_bytes_max.saturating_add(64 << 10))

@@ -244,8 +244,8 @@ fn a_missing_file_is_an_error() {
     assert!(error.to_string().starts_with("/nonexistent/cached.toml: cannot be read: "), "{error}");
 }
 
-/// Returns `deploy/cached.toml`, cut at each alternative for `[objects.backend]`: the text before all, each
-/// of them, the text after.
+/// Returns `deploy/cached.toml`, cut at each alternative for `[objects.backend]`: the text before
+/// all, each of them, the text after.
 fn deployed() -> (String, Vec<String>, String) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/cached.toml");
     let text = std::fs::read_to_string(path).expect("deploy/cached.toml");
@@ -262,8 +262,8 @@ fn deployed() -> (String, Vec<String>, String) {
     (first, parts, last)
 }
 
-/// Returns the lines that are settings, without `#`; with `examples`, only the examples and the names of
-/// tables.
+/// Returns the lines that are settings, without `#`; with `examples`, only the examples and the
+/// names of tables.
 fn uncommented(text: &str, examples: bool) -> String {
     let mut lines = String::new();
     for line in text.lines() {
@@ -364,7 +364,8 @@ fn the_sidecar_is_configured_by_a_short_file_and_its_mistakes_are_named() {
     }
 }
 
-/// The file that documents every key has every key, and each default that it shows is the built-in one.
+/// The file that documents every key has every key, and each default that it shows is the built-in
+/// one.
 #[test]
 fn the_deployed_file_shows_every_key_with_its_default() {
     let (first, backends, last) = deployed();

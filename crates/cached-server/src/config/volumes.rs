@@ -1,4 +1,5 @@
-//! `[volumes]`: disks in the object cache; `[nbd]`: the listener that serves them. Each is off without its table.
+//! `[volumes]`: disks in the object cache; `[nbd]`: the listener that serves them. Each is off
+//! without its table.
 
 use blocker::{Durability, NAME_BYTES_MAX, WriteMode};
 use cached_config::{
@@ -18,16 +19,18 @@ const _: () = assert!(TEXT_BYTES_MAX < NAME_BYTES_MAX);
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, expecting = "a table")]
 pub struct VolumesTable {
-    /// The namespace of the volumes' names, and the begin of the names of the volumes' own namespaces.
+    /// The namespace of the volumes' names, and the begin of the names of the volumes' own
+    /// namespaces.
     pub prefix: String,
     /// The name of this program in the volumes that it has attached; empty for the host's name.
     pub owner: String,
-    /// The durability of a client's flush, and of a write that it demands to be durable; `None`: *journaled* where there is a
-    /// journal, and *stored* elsewhere.
+    /// The durability of a client's flush, and of a write that it demands to be durable; `None`:
+    /// *journaled* where there is a journal, and *stored* elsewhere.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fua: Option<FuaName>,
-    /// Whether a write is answered only once the volume's map has its object, so that it survives a kill of the process
-    /// as far as the cache's acknowledgements do; `None`: where there is a journal, and where writes are not write-back.
+    /// Whether a write is answered only once the volume's map has its object, so that it survives a
+    /// kill of the process as far as the cache's acknowledgements do; `None`: where there is a
+    /// journal, and where writes are not write-back.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub record_at_once: Option<bool>,
 }
@@ -139,7 +142,8 @@ config_keys! {
     pub payload_pool_bytes_max: Size = size(payload_pool_bytes_max);
     /// How long a negotiation may take, in milliseconds.
     pub negotiation_timeout_ms: u64 = millis(negotiation_timeout), in 1..=TIME_MS_MAX;
-    /// After how many milliseconds a client is disconnected that makes no progress with a message it has begun.
+    /// After how many milliseconds a client is disconnected that makes no progress with a message
+    /// it has begun.
     pub stall_timeout_ms: u64 = millis(stall_timeout), in 1..=TIME_MS_MAX;
     /// Whether clients must use TLS.
     pub tls_required: bool = same(tls_required);
@@ -182,7 +186,8 @@ impl NbdTable {
         restrict_socket("nbd.unix_mode", &self.unix_mode, path)
     }
 
-    /// Returns the configuration of the server, without runtimes, with certificates that [`Self::load_tls`] has read.
+    /// Returns the configuration of the server, without runtimes, with certificates that
+    /// [`Self::load_tls`] has read.
     pub(crate) fn server(&self, tls: Option<Arc<ServerTls>>) -> ServerConfig {
         let mut config = ServerConfig::default();
         self.apply(&mut config);
@@ -203,7 +208,8 @@ impl NbdTable {
         self.connections_max as usize + self.listen.len() + 3 * self.threads + 8
     }
 
-    /// Checks the table beside the one of the volumes, as far as that is possible without opening a socket or a file.
+    /// Checks the table beside the one of the volumes, as far as that is possible without opening a
+    /// socket or a file.
     ///
     /// # Errors
     /// The first key whose value cannot work.
@@ -235,8 +241,8 @@ impl NbdTable {
         self.check_exposure(&addresses)
     }
 
-    /// Checks that clients of other machines must show certificates, unless `allow_exposed`. The protocol has no other
-    /// means of knowing a client.
+    /// Checks that clients of other machines must show certificates, unless `allow_exposed`. The
+    /// protocol has no other means of knowing a client.
     fn check_exposure(&self, addresses: &[Address]) -> Result<(), ConfigError> {
         let knows_clients = self.tls_required
             && self
@@ -257,7 +263,8 @@ impl NbdTable {
         )
     }
 
-    /// Returns the error of a server with the key of the table, which has other names for some settings.
+    /// Returns the error of a server with the key of the table, which has other names for some
+    /// settings.
     pub(crate) fn error(error: &SettingError) -> ConfigError {
         let key = match error.setting() {
             name @ ("negotiation_timeout" | "stall_timeout") => format!("{name}_ms"),

@@ -8,8 +8,8 @@ use crate::shared::live::Live;
 use crate::stream::{INPUT_BYTES, READ_BYTES, Transport};
 use std::task::Poll;
 
-/// Above this number of missing bytes a value is read straight into its place; below it, one read brings the
-/// next commands along.
+/// Above this number of missing bytes a value is read straight into its place; below it, one read
+/// brings the next commands along.
 const DIRECT_READ_BYTES_MIN: usize = 4 << 10;
 
 /// The result of [`Connection::drive`].
@@ -24,8 +24,9 @@ pub(crate) enum DriveResult {
 }
 
 impl Connection {
-    /// Reads before the connection is driven, if it waits for a new request. Returns the number of bytes, 0
-    /// at the end of the stream; the next call of [`drive`](Self::drive) must be given them.
+    /// Reads before the connection is driven, if it waits for a new request. Returns the number of
+    /// bytes, 0 at the end of the stream; the next call of [`drive`](Self::drive) must be given
+    /// them.
     #[inline]
     pub(crate) fn receive_ahead(&mut self, input: &mut [u8], io: &mut impl Transport) -> Option<usize> {
         // Input that was held back comes first.
@@ -234,8 +235,8 @@ impl Connection {
         }
     }
 
-    /// Executes input and sends the replies. Returns how many bytes were used, and `None` to continue with
-    /// reading.
+    /// Executes input and sends the replies. Returns how many bytes were used, and `None` to
+    /// continue with reading.
     #[inline]
     fn run(
         &mut self,
@@ -271,8 +272,8 @@ impl Connection {
         }
     }
 
-    /// Sends the worker's output buffer; replies that the client does not take move to a buffer of the
-    /// connection. `None` when all is sent.
+    /// Sends the worker's output buffer; replies that the client does not take move to a buffer of
+    /// the connection. `None` when all is sent.
     #[inline]
     fn send(&mut self, context: &mut WorkerContext<'_>, io: &mut impl Transport) -> Option<DriveResult> {
         let mut sent = 0;
@@ -301,11 +302,13 @@ impl Connection {
     }
 }
 
-/// The remaining budget of a connection in one call of [`Connection::drive`](super::Connection::drive).
+/// The remaining budget of a connection in one call of
+/// [`Connection::drive`](super::Connection::drive).
 pub(super) struct Budget {
     /// Batches: one read, or one full output buffer.
     batches: u32,
-    /// Requests, if `-R` limits them, else [`UNLIMITED`](Self::UNLIMITED) less the number carried out.
+    /// Requests, if `-R` limits them, else [`UNLIMITED`](Self::UNLIMITED) less the number carried
+    /// out.
     requests: u32,
 }
 
@@ -317,8 +320,8 @@ impl Budget {
         Budget { batches: live.batches_per_wake(), requests }
     }
 
-    /// Returns whether requests are counted one by one. `-R` is at most `i32::MAX`, and without it no drive
-    /// has so many requests that the counter falls to that.
+    /// Returns whether requests are counted one by one. `-R` is at most `i32::MAX`, and without it
+    /// no drive has so many requests that the counter falls to that.
     pub(super) fn limits_requests(&self) -> bool {
         self.requests <= i32::MAX as u32
     }

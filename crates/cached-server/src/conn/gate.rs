@@ -1,8 +1,8 @@
 //! The gate: the phase of a connection before its client is authenticated.
 //!
-//! A gate is a phase like any other, so requests of an authenticated connection pay nothing for it. Each
-//! SASL frame leads through the gate again: as in memcached, a failed one ends what an earlier one has
-//! achieved.
+//! A gate is a phase like any other, so requests of an authenticated connection pay nothing for it.
+//! Each SASL frame leads through the gate again: as in memcached, a failed one ends what an earlier
+//! one has achieved.
 
 use super::{Connection, Gate, Phase, StopReason};
 use crate::config::settings::MEMCACHED_VERSION;
@@ -33,8 +33,8 @@ impl Connection {
         self.phase = Phase::Gate(Gate::default());
     }
 
-    /// Executes the request at the front of the input for a client that is not authenticated. Returns how
-    /// many bytes were used, or why it stopped.
+    /// Executes the request at the front of the input for a client that is not authenticated.
+    /// Returns how many bytes were used, or why it stopped.
     #[cold]
     pub(super) fn pass_gate(
         &mut self,
@@ -161,8 +161,8 @@ impl Connection {
         self.fail(gate, executor)
     }
 
-    /// Counts and logs a wrong password. The connection is closed after too many of its own, or of its client's
-    /// address.
+    /// Counts and logs a wrong password. The connection is closed after too many of its own, or of
+    /// its client's address.
     fn fail(&self, gate: &mut Gate, executor: &Executor<'_>) -> Passage {
         executor.counters.auth_errors.bump();
         gate.failures += 1;

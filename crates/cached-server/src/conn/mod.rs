@@ -1,5 +1,6 @@
 //! A connection: bytes in, requests executed, replies out. No event loop is here: the worker calls
-//! [`Connection::drive`] with a [`Transport`](crate::stream::Transport) whenever that may make progress.
+//! [`Connection::drive`] with a [`Transport`](crate::stream::Transport) whenever that may make
+//! progress.
 //!
 //! ```text
 //!             ┌──────────────── input ──────────────┐
@@ -12,9 +13,9 @@
 //!        │   the input buffer ─────┘   │
 //!        └── refused with a value ── Swallow
 //! ```
-//! Reading and writing use the worker's buffers. A connection that waits for its client holds none, except for what is
-//! unfinished: part of a request, or replies that the client has not taken. These bytes are counted
-//! ([`connections`](crate::connections)).
+//! Reading and writing use the worker's buffers. A connection that waits for its client holds none,
+//! except for what is unfinished: part of a request, or replies that the client has not taken.
+//! These bytes are counted ([`connections`](crate::connections)).
 //!
 //! | module | content |
 //! |---|---|
@@ -93,7 +94,8 @@ impl Connection {
         matches!(self.info.endpoints, Endpoints::Udp { .. })
     }
 
-    /// Returns the memory that this connection keeps while it waits; `tls_bytes` are those of its TLS side.
+    /// Returns the memory that this connection keeps while it waits; `tls_bytes` are those of its
+    /// TLS side.
     fn held(&self, tls_bytes: usize) -> HeldMemory {
         let (body, arriving_bytes) = match &self.phase {
             Phase::Body(body) => (body.held_bytes(), body.reserved_bytes()),
@@ -150,8 +152,8 @@ enum Phase {
     Gate(Gate),
     /// At the start of a request, or within one that is incomplete.
     Command,
-    /// Within a retrieval that filled the output buffer; its line is still in the input and `line_bytes`
-    /// long.
+    /// Within a retrieval that filled the output buffer; its line is still in the input and
+    /// `line_bytes` long.
     Get { cursor: GetCursor, line_bytes: usize },
     /// Within a dump.
     Dump(Dump),
@@ -175,7 +177,8 @@ struct Gate {
 }
 
 impl Phase {
-    /// Returns the phase for a value of `body_len` bytes that follows `head`, once its command has begun.
+    /// Returns the phase for a value of `body_len` bytes that follows `head`, once its command has
+    /// begun.
     fn of_body(begun: Begun, protocol: Protocol, head: &[u8], body_len: usize) -> Phase {
         match begun {
             Begun::Reserved(reservation) => {
@@ -194,7 +197,8 @@ enum StopReason {
     Input,
     /// The output is to be sent before more is executed.
     Output,
-    /// Other connections are to be served first: the budget of requests is used up, or the work for costly ones.
+    /// Other connections are to be served first: the budget of requests is used up, or the work for
+    /// costly ones.
     Budget,
     /// The connection is to be closed once the output is sent.
     Close,
@@ -223,13 +227,13 @@ impl WorkerContext<'_> {
     }
 }
 
-// Hand-over to another process. Between two requests, a connection is its protocol, whether its client
-// has authenticated, and unused input. Within a value, a retrieval or a dump there is more, and replies
-// may wait; that is completed first.
+// Hand-over to another process. Between two requests, a connection is its protocol, whether its
+// client has authenticated, and unused input. Within a value, a retrieval or a dump there is more,
+// and replies may wait; that is completed first.
 
 impl Connection {
-    /// Returns whether it stands between two requests, or within one of which only the beginning has arrived, and
-    /// holds nothing of the store.
+    /// Returns whether it stands between two requests, or within one of which only the beginning
+    /// has arrived, and holds nothing of the store.
     pub(crate) fn is_at_rest(&self) -> bool {
         let is_between = match self.phase {
             Phase::Command | Phase::Gate(_) | Phase::Swallow(_) | Phase::Watch(_) => true,
@@ -238,8 +242,8 @@ impl Connection {
         is_between && self.output.is_none() && !self.closing
     }
 
-    /// Returns the state with which another process can continue it; `None` if none can: it is not at rest, watches,
-    /// is encrypted, or has too much input.
+    /// Returns the state with which another process can continue it; `None` if none can: it is not
+    /// at rest, watches, is encrypted, or has too much input.
     pub(crate) fn hand_over(&self, auth_is_required: bool) -> Option<HandedConnection> {
         if !self.is_at_rest() || self.info.is_encrypted || self.input.len() > HANDED_INPUT_BYTES_MAX {
             return None;
@@ -256,8 +260,8 @@ impl Connection {
         Some(HandedConnection { protocol: self.protocol, is_authenticated, phase, input: self.input.clone() })
     }
 
-    /// Returns a connection that continues where it has stopped in another process. Where clients must
-    /// authenticate here and did not have to there, it must.
+    /// Returns a connection that continues where it has stopped in another process. Where clients
+    /// must authenticate here and did not have to there, it must.
     pub(crate) fn resume_handed(
         info: Arc<ConnInfo>,
         handed: HandedConnection,
@@ -293,7 +297,8 @@ impl Connection {
     }
 }
 
-/// A transport of which only `allowed` bytes are read: a request is brought to its end, and the next is not begun.
+/// A transport of which only `allowed` bytes are read: a request is brought to its end, and the
+/// next is not begun.
 pub(crate) struct Finishing<T> {
     pub(crate) io: T,
     /// The bytes that may be read.

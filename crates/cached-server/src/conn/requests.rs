@@ -1,9 +1,10 @@
-//! From input bytes to executed requests: the loop, one function for each protocol, and how a connection continues within
-//! an unfinished request.
+//! From input bytes to executed requests: the loop, one function for each protocol, and how a
+//! connection continues within an unfinished request.
 //!
-//! To add a protocol: give it a variant in [`Protocol`] and a decoder in `cached-proto`, a function `…_request` here that
-//! takes one request from the front of the input, and a function in `exec/` that carries it out. Reading, sending,
-//! budgets and large values ([`Connection::begin_body`]) are the same for all protocols.
+//! To add a protocol: give it a variant in [`Protocol`] and a decoder in `cached-proto`, a function
+//! `…_request` here that takes one request from the front of the input, and a function in `exec/`
+//! that carries it out. Reading, sending, budgets and large values ([`Connection::begin_body`]) are
+//! the same for all protocols.
 
 use super::drive::Budget;
 use super::{Connection, Phase, StopReason, WorkerContext};
@@ -18,12 +19,13 @@ use std::os::fd::BorrowedFd;
 /// Values up to this size are collected in the input buffer; larger ones are read into their place.
 const BUFFERED_BODY_BYTES_MAX: usize = 4 << 10;
 
-/// The bytes that one request took from the input, and how the connection continues; or why execution stops.
+/// The bytes that one request took from the input, and how the connection continues; or why
+/// execution stops.
 type Executed = Result<(usize, Next), StopReason>;
 
 impl Connection {
-    /// Executes the complete requests in `input`; replies go to the output buffer. Returns how many bytes
-    /// were used, and why it stopped.
+    /// Executes the complete requests in `input`; replies go to the output buffer. Returns how many
+    /// bytes were used, and why it stopped.
     pub(super) fn execute(
         &mut self,
         context: &mut WorkerContext<'_>,
@@ -127,8 +129,8 @@ impl Connection {
         shared.watch.subscribe(subscriber, events)
     }
 
-    /// Executes the text or meta request at the front of `rest`, of which the first `scanned` bytes hold no
-    /// line feed.
+    /// Executes the text or meta request at the front of `rest`, of which the first `scanned` bytes
+    /// hold no line feed.
     #[inline(always)]
     fn text_request(&mut self, executor: &mut Executor<'_>, rest: &[u8], scanned: usize) -> Executed {
         match text::decode_line(rest, scanned, &Limits::DEFAULT) {
@@ -183,8 +185,9 @@ impl Connection {
         }
     }
 
-    /// Prepares for a value of `body_len` bytes that follows `head` and has not arrived completely. A short
-    /// one is collected in the input buffer with its head; for a longer one `begin` finds a place.
+    /// Prepares for a value of `body_len` bytes that follows `head` and has not arrived completely.
+    /// A short one is collected in the input buffer with its head; for a longer one `begin` finds a
+    /// place.
     #[inline(always)]
     fn begin_body(
         &mut self,
@@ -224,8 +227,8 @@ impl Connection {
         }
     }
 
-    /// Continues in a phase other than `Command`. Returns how many bytes of the input were used, or why it
-    /// stopped.
+    /// Continues in a phase other than `Command`. Returns how many bytes of the input were used, or
+    /// why it stopped.
     #[cold]
     pub(super) fn resume(&mut self, executor: &mut Executor<'_>, input: &[u8]) -> Result<usize, StopReason> {
         match &mut self.phase {

@@ -114,7 +114,8 @@ impl Bench {
         result
     }
 
-    /// Drives until the connection waits for its socket, once in each iteration of a worker's loop; returns how often.
+    /// Drives until the connection waits for its socket, once in each iteration of a worker's loop;
+    /// returns how often.
     fn drive_until_it_waits(&mut self) -> usize {
         for count in 1.. {
             self.work.renew();
@@ -181,7 +182,8 @@ fn binary(opcode: u8, key: &[u8]) -> Vec<u8> {
     request
 }
 
-/// However many reports are in one read, other connections are served after each that walks over items.
+/// However many reports are in one read, other connections are served after each that walks over
+/// items.
 #[test]
 fn a_report_that_walks_over_items_ends_the_drive() {
     const REPORTS: usize = 20;
@@ -321,7 +323,8 @@ fn a_connection_within_a_value_is_brought_to_its_end_and_no_further() {
     assert_eq!(left, b"get a\r\n".len(), "the next request stays in the socket");
 }
 
-/// A client that had to authenticate, and did, need not again; one that did not, or did not have to, must.
+/// A client that had to authenticate, and did, need not again; one that did not, or did not have
+/// to, must.
 #[test]
 fn a_client_that_has_not_authenticated_must() {
     let info = || Arc::new(ConnInfo::new(9, Endpoints::Unix { path: "/x".into() }, None, 0, 2));

@@ -1,14 +1,15 @@
-//! Wrong passwords by the address that they come from. Beyond a limit each costs the client its connection, so that
-//! guessing is not free.
+//! Wrong passwords by the address that they come from. Beyond a limit each costs the client its
+//! connection, so that guessing is not free.
 //!
-//! A right password is accepted from every address at all times: many clients may share one, and a ban would let any of
-//! them lock out the others. Nothing is delayed either: a client that guesses would not wait for the answer, but
-//! connect anew, which is what it costs here.
+//! A right password is accepted from every address at all times: many clients may share one, and a
+//! ban would let any of them lock out the others. Nothing is delayed either: a client that guesses
+//! would not wait for the answer, but connect anew, which is what it costs here.
 
 use crate::locks::{ATTEMPTS, Lock};
 use std::net::IpAddr;
 
-/// The addresses that are remembered, at most. Beyond that the one that has been quiet for longest is forgotten.
+/// The addresses that are remembered, at most. Beyond that the one that has been quiet for longest
+/// is forgotten.
 const ADDRESSES_MAX: usize = 1024;
 /// How many wrong passwords an address may send at once; one more for each second.
 const BURST: u32 = 100;
@@ -22,7 +23,8 @@ pub(crate) enum WrongPassword {
     TooMany,
 }
 
-/// What identifies a client: an address of IPv4, a network of IPv6 (whose hosts choose the rest), this host.
+/// What identifies a client: an address of IPv4, a network of IPv6 (whose hosts choose the rest),
+/// this host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Source {
     V4(u32),

@@ -13,7 +13,8 @@ use std::time::Duration;
 pub(crate) enum Command {
     /// Serve this connection.
     Serve(AcceptedConnection),
-    /// Check whether the connection in this slot is to be closed; its socket raises no event for that.
+    /// Check whether the connection in this slot is to be closed; its socket raises no event for
+    /// that.
     Check(usize),
     /// Send the lines that wait for the watcher in this slot; its socket raises no event for that.
     Relay(usize),
@@ -97,8 +98,8 @@ impl CommandQueue {
 
     /// Removes and returns all commands, oldest first.
     pub(crate) fn take(&self) -> Vec<Command> {
-        // Fails if the waker has not been written to since the last call; the commands are taken all the
-        // same.
+        // Fails if the waker has not been written to since the last call; the commands are taken
+        // all the same.
         let _ = rustix::io::read(&self.waker, &mut [0; 8]);
         std::mem::take(&mut *self.commands.lock())
     }

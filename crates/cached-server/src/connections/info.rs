@@ -1,7 +1,8 @@
 //! What threads other than its worker may know about a connection.
 //!
-//! The worker that serves a connection writes its [`ConnInfo`]. `stats conns` reads it, and so does the thread that finds
-//! that connections together hold too much memory and chooses which of them to close.
+//! The worker that serves a connection writes its [`ConnInfo`]. `stats conns` reads it, and so does
+//! the thread that finds that connections together hold too much memory and chooses which of them
+//! to close.
 
 use cached_metrics::counters;
 use cached_proto::Protocol;
@@ -91,7 +92,8 @@ pub(crate) struct HeldMemory {
 #[derive(Debug, Default)]
 pub(super) struct HeldSums {
     pub(super) buffer_bytes: AtomicUsize,
-    /// The most buffers since [`Connections::has_freed_much`](super::Connections::has_freed_much) was last true.
+    /// The most buffers since [`Connections::has_freed_much`](super::Connections::has_freed_much)
+    /// was last true.
     pub(super) buffer_bytes_peak: AtomicUsize,
     pub(super) pinned_bytes: AtomicUsize,
     pub(super) arriving_bytes: AtomicUsize,
@@ -148,7 +150,8 @@ impl ConnInfo {
         }
     }
 
-    /// Returns the address by which the connections of its client are counted; `None` if they are not.
+    /// Returns the address by which the connections of its client are counted; `None` if they are
+    /// not.
     pub(super) fn network(&self) -> Option<IpAddr> {
         match &self.endpoints {
             Endpoints::Tcp { peer, .. } => Peer::Tcp(*peer).network(),
@@ -273,9 +276,9 @@ impl ConnInfo {
     }
 }
 
-/// A connection's own handle of its entry, which it drops after its buffers. What it holds is counted from when it
-/// reports that until this is dropped: nothing else takes a share out of the sums, so no share is given back
-/// while its memory is in use.
+/// A connection's own handle of its entry, which it drops after its buffers. What it holds is
+/// counted from when it reports that until this is dropped: nothing else takes a share out of the
+/// sums, so no share is given back while its memory is in use.
 #[derive(Debug)]
 pub(crate) struct Holder(Arc<ConnInfo>);
 

@@ -1,5 +1,6 @@
-//! The table of connections: what every thread may know about each of them, and how it reaches the worker that serves
-//! one. The connections themselves (`conn`) belong to their workers and are not here.
+//! The table of connections: what every thread may know about each of them, and how it reaches the
+//! worker that serves one. The connections themselves (`conn`) belong to their workers and are not
+//! here.
 //!
 //! ```text
 //!  acceptor ── add ──────────────► Connections ◄── Holder ────── worker (its own connections)
@@ -38,9 +39,9 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 /// All connections, and the memory that they hold.
 #[derive(Debug)]
 pub(crate) struct Connections {
-    /// By descriptor. One plain lock and no concurrent map: the table changes when a connection comes or
-    /// goes, not per request, and a choice of connections to close must see all of them while no other thread
-    /// chooses.
+    /// By descriptor. One plain lock and no concurrent map: the table changes when a connection
+    /// comes or goes, not per request, and a choice of connections to close must see all of them
+    /// while no other thread chooses.
     table: Lock<BTreeMap<RawFd, Arc<ConnInfo>>>,
     /// The command queue of each worker.
     queues: Arc<[CommandQueue]>,
@@ -60,15 +61,16 @@ pub(crate) struct Connections {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Memory {
     Enough,
-    /// More is held than the limit allows. Connections to close have been chosen, and their workers have been told.
+    /// More is held than the limit allows. Connections to close have been chosen, and their workers
+    /// have been told.
     Short,
 }
 
 /// With so many bytes of buffers freed, memory is worth returning to the system.
 const FREED_BYTES_MIN: usize = 4 << 20;
 
-/// For how many of the clock's seconds a value may be arriving before its connection can be closed to free
-/// memory.
+/// For how many of the clock's seconds a value may be arriving before its connection can be closed
+/// to free memory.
 const ARRIVING_SECS_MIN: u32 = 2;
 
 impl Connections {
@@ -109,8 +111,8 @@ impl Connections {
         info
     }
 
-    /// Removes a connection. Called before its socket is closed: afterwards the descriptor may belong to
-    /// another one. Its memory counts until its [`Holder`] is dropped.
+    /// Removes a connection. Called before its socket is closed: afterwards the descriptor may
+    /// belong to another one. Its memory counts until its [`Holder`] is dropped.
     pub(crate) fn remove(&self, info: &ConnInfo) {
         self.table.lock().remove(&info.fd);
         self.count.fetch_sub(1, Ordering::Relaxed);
@@ -153,8 +155,8 @@ impl Connections {
         self.table.lock().values().cloned().collect()
     }
 
-    /// Closes the TCP connections that have waited for a request since before second `since`; returns how
-    /// many.
+    /// Closes the TCP connections that have waited for a request since before second `since`;
+    /// returns how many.
     pub(crate) fn close_idle(&self, since: u32) -> u64 {
         let mut closed = 0;
         for info in self.snapshot() {
@@ -174,9 +176,9 @@ impl Connections {
         self.queues[info.worker].send(Command::Check(info.slot()));
     }
 
-    /// Closes the connection whose value is the slowest to arrive, by size and time, which frees the memory
-    /// reserved for the value. Called when a store finds no memory. A value that has only just begun to
-    /// arrive is left alone.
+    /// Closes the connection whose value is the slowest to arrive, by size and time, which frees
+    /// the memory reserved for the value. Called when a store finds no memory. A value that has
+    /// only just begun to arrive is left alone.
     #[inline]
     pub(crate) fn close_stalled(&self, now: u32) {
         if self.sums.arriving_bytes.load(Ordering::Relaxed) > 0 {
@@ -202,10 +204,11 @@ impl Connections {
         self.request_close(slowest);
     }
 
-    /// Closes connections as long as the others together hold more than `limit`, beginning with those that
-    /// have held the most for the longest time. None is closed that holds no more than its floor: its part of half
-    /// of the buffers, which the limit has for each of `connections_max`. One connection alone may hold more
-    /// than the limit of pinned bytes: a single value may be that large.
+    /// Closes connections as long as the others together hold more than `limit`, beginning with
+    /// those that have held the most for the longest time. None is closed that holds no more than
+    /// its floor: its part of half of the buffers, which the limit has for each of
+    /// `connections_max`. One connection alone may hold more than the limit of pinned bytes: a
+    /// single value may be that large.
     #[inline]
     pub(crate) fn enforce_limits(&self, limit: HeldMemory, connections_max: usize, now: u32) -> Memory {
         let mut memory = Memory::Enough;
@@ -222,8 +225,8 @@ impl Connections {
         memory
     }
 
-    /// Returns whether a connection's buffers may grow by `more_bytes`. If not, the slowest holders are closed, which may
-    /// be this connection; it asks again once the workers have done that.
+    /// Returns whether a connection's buffers may grow by `more_bytes`. If not, the slowest holders
+    /// are closed, which may be this connection; it asks again once the workers have done that.
     pub(crate) fn ask_for(
         &self,
         info: &ConnInfo,
@@ -251,8 +254,8 @@ impl Connections {
         bytes_of: impl Fn(HeldMemory) -> usize,
     ) {
         let table = self.table.lock();
-        // Summed up under the lock: another worker may have chosen enough meanwhile. What is being closed comes back by
-        // itself: no other connection is to be closed for the same bytes.
+        // Summed up under the lock: another worker may have chosen enough meanwhile. What is being
+        // closed comes back by itself: no other connection is to be closed for the same bytes.
         let mut sum = 0;
         let mut holders: Vec<(u64, usize, &Arc<ConnInfo>)> = Vec::new();
         for info in table.values().filter(|info| !info.is_close_requested()) {
@@ -330,7 +333,8 @@ mod tests {
         assert_eq!((connections.buffer_bytes(), connections.count(), connections.count_peak()), (2000, 2, 3));
     }
 
-    /// A connection that is to be closed still holds its memory, which counts; no other is closed for that.
+    /// A connection that is to be closed still holds its memory, which counts; no other is closed
+    /// for that.
     #[test]
     fn a_connection_that_is_being_closed_counts_and_costs_no_other_its_place() {
         let connections = table();

@@ -1,7 +1,7 @@
 //! Administrative commands.
 //!
-//! Settings of memcached's slabs and LRU threads, which this engine does not have, are checked and stored for `stats
-//! settings`; they change nothing else.
+//! Settings of memcached's slabs and LRU threads, which this engine does not have, are checked and
+//! stored for `stats settings`; they change nothing else.
 
 use super::dump::{Dump, DumpKind};
 use super::{Executor, Next};
@@ -48,7 +48,8 @@ pub(super) fn execute(executor: &mut Executor<'_>, command: &Admin<'_>) -> Next 
             Err(words) => words,
         },
         Verb::DebugTime => debug_time(executor, tokens),
-        // A usual build of memcached answers the same: it lacks these commands, or what they work on.
+        // A usual build of memcached answers the same: it lacks these commands, or what they work
+        // on.
         Verb::RefreshCerts => {
             // Reads files and checks keys.
             executor.work.use_up();
@@ -215,7 +216,8 @@ fn lru_crawler(executor: &Executor<'_>, tokens: &Tokens<'_>) -> Crawl {
     Crawl::Reply(crawler_setting(executor, tokens))
 }
 
-/// Starts a dump, unless something forbids it. It must be the first command of its batch, as in memcached.
+/// Starts a dump, unless something forbids it. It must be the first command of its batch, as in
+/// memcached.
 fn dump(executor: &Executor<'_>, is_known: bool, kind: DumpKind) -> Crawl {
     let words: [&[u8]; 2] = match kind {
         DumpKind::Attributes => {
@@ -304,8 +306,8 @@ impl Executor<'_> {
     }
 }
 
-/// `debugtime`: pauses the clock, resumes it, or moves it by seconds; in debug builds it injects faults. For
-/// tests, and only with `--debug-clock`.
+/// `debugtime`: pauses the clock, resumes it, or moves it by seconds; in debug builds it injects
+/// faults. For tests, and only with `--debug-clock`.
 fn debug_time(executor: &Executor<'_>, tokens: &Tokens<'_>) -> &'static [u8] {
     let shared = executor.shared;
     if !shared.settings.debug_clock || tokens.len() < 2 {
@@ -325,8 +327,8 @@ fn debug_time(executor: &Executor<'_>, tokens: &Tokens<'_>) -> &'static [u8] {
     reply::OK
 }
 
-// `config get cluster`: a client that looks for the nodes of a cluster finds this server as the only
-// one.
+// `config get cluster`: a client that looks for the nodes of a cluster finds this server as the
+// only one.
 
 const NO_ADDRESS: &[u8] =
     b"SERVER_ERROR no address is known to the client: set cluster_discovery to HOST:PORT\r\n";
@@ -366,8 +368,8 @@ fn reached(executor: &Executor<'_>) -> Option<SocketAddr> {
     }
 }
 
-/// Returns the address of a TCP listener, if one has an address of its own: for clients of the unix socket and for
-/// datagrams.
+/// Returns the address of a TCP listener, if one has an address of its own: for clients of the unix
+/// socket and for datagrams.
 fn listener(executor: &Executor<'_>) -> Option<SocketAddr> {
     executor.shared.listeners.get()?.iter().find_map(|listener| match listener.endpoints {
         Endpoints::Tcp { peer, .. } if !peer.ip().is_unspecified() => Some(canonical(peer)),

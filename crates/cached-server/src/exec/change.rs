@@ -157,7 +157,8 @@ pub(super) fn meta_arithmetic(executor: &mut Executor<'_>, command: &meta::Arith
     };
     let mut buffer = KeyBuffer::new();
     let key_bytes = key.bytes(&mut buffer);
-    // Flags act in the order in which they were written: `t` before `T` shows what was there before.
+    // Flags act in the order in which they were written: `t` before `T` shows what was there
+    // before.
     let before = match touch {
         Some(_) if flags.shows_ttl_before_update() => {
             let kv = executor.kv();

@@ -1,8 +1,10 @@
-//! `lru_crawler metadump` and `mgdump`: lists of all keys; `stats cachedump`: the keys of a size class.
+//! `lru_crawler metadump` and `mgdump`: lists of all keys; `stats cachedump`: the keys of a size
+//! class.
 //!
-//! A dump walks the index one hash bucket at a time and stops whenever the output buffer is full or the work of this
-//! iteration is used up, so a client that does not read holds nothing but its cursor, and other clients are served
-//! meanwhile. It lists every item that is present throughout; items that come or go meanwhile may be in it or not.
+//! A dump walks the index one hash bucket at a time and stops whenever the output buffer is full or
+//! the work of this iteration is used up, so a client that does not read holds nothing but its
+//! cursor, and other clients are served meanwhile. It lists every item that is present throughout;
+//! items that come or go meanwhile may be in it or not.
 
 use super::{Executor, Next};
 use crate::config::size_classes::CLASS_MAX;
@@ -52,7 +54,8 @@ impl Dump {
     }
 }
 
-/// Begins `stats cachedump class limit`: at most `limit` items of one size class; 0 is without limit.
+/// Begins `stats cachedump class limit`: at most `limit` items of one size class; 0 is without
+/// limit.
 pub(super) fn class(executor: &mut Executor<'_>, tokens: &Tokens<'_>) -> Next {
     let number = |index| tokens.get(index).and_then(number::token_u32);
     let words: &[u8] = match (number(2), number(3)) {
@@ -70,7 +73,8 @@ pub(super) fn class(executor: &mut Executor<'_>, tokens: &Tokens<'_>) -> Next {
     Next::Continue
 }
 
-/// Continues a dump until it is complete, the output is full, or other connections are to be served.
+/// Continues a dump until it is complete, the output is full, or other connections are to be
+/// served.
 pub(crate) fn resume(executor: &mut Executor<'_>, mut dump: Dump) -> Next {
     let Executor { shared, out, work, .. } = executor;
     let out = &mut out.bytes;

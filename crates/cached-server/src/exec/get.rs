@@ -11,8 +11,8 @@ use cached_core::kv::{FetchOptions, ItemView, Miss, READ_BATCH};
 use cached_proto::reply;
 use cached_proto::text::{Get, Touch, encode_value_head, plain_get, plain_gets};
 
-/// Executes the `get`s of one key each at the front of `input`, as a pipelining client sends them; `key` and
-/// `consumed` are those of the first. Returns how many bytes of the input they took.
+/// Executes the `get`s of one key each at the front of `input`, as a pipelining client sends them;
+/// `key` and `consumed` are those of the first. Returns how many bytes of the input they took.
 #[inline]
 pub(crate) fn plain_run(executor: &mut Executor<'_>, input: &[u8], key: &[u8], consumed: usize) -> usize {
     if input.len() == consumed {
@@ -22,8 +22,8 @@ pub(crate) fn plain_run(executor: &mut Executor<'_>, input: &[u8], key: &[u8], c
     plain_batch(executor, input, key, consumed)
 }
 
-/// Executes a `get` of two to [`READ_BATCH`] keys at the front of `input`; returns how many bytes of the
-/// input it took. `None` if the input begins with anything else.
+/// Executes a `get` of two to [`READ_BATCH`] keys at the front of `input`; returns how many bytes
+/// of the input it took. `None` if the input begins with anything else.
 #[inline(never)]
 pub(crate) fn plain_keys(executor: &mut Executor<'_>, input: &[u8]) -> Option<usize> {
     let mut keys: [&[u8]; READ_BATCH] = [b""; READ_BATCH];
@@ -49,7 +49,8 @@ fn plain_batch(executor: &mut Executor<'_>, input: &[u8], key: &[u8], consumed: 
     used
 }
 
-/// Replies for a batch of keys and counts them: with `LAST` a whole reply for each key, else its values only.
+/// Replies for a batch of keys and counts them: with `LAST` a whole reply for each key, else its
+/// values only.
 #[inline(always)]
 fn read_batch<const LAST: bool, const WITH_CAS: bool>(executor: &mut Executor<'_>, keys: &[&[u8]]) {
     if executor.is_observed() {
@@ -73,8 +74,8 @@ fn read_batch<const LAST: bool, const WITH_CAS: bool>(executor: &mut Executor<'_
     count_gets(executor, keys, keys.len() as u64 - misses);
 }
 
-/// The same while requests are observed: the attributes of an item are looked up after its hash bucket has
-/// been unlocked.
+/// The same while requests are observed: the attributes of an item are looked up after its hash
+/// bucket has been unlocked.
 #[cold]
 fn read_one_by_one<const LAST: bool>(executor: &mut Executor<'_>, keys: &[&[u8]], with_cas: bool) {
     let mut hits = 0;
@@ -150,8 +151,8 @@ fn touch_many(executor: &mut Executor<'_>, get: &mut Get<'_>, exptime: i32) -> N
     Next::Continue
 }
 
-/// Replies for one key of a `get` if it is found, with `LAST` the whole reply; returns whether it was found.
-/// The caller counts hits and misses.
+/// Replies for one key of a `get` if it is found, with `LAST` the whole reply; returns whether it
+/// was found. The caller counts hits and misses.
 #[inline(always)]
 fn read_one<const LAST: bool>(
     executor: &mut Executor<'_>,
@@ -257,12 +258,12 @@ pub(super) fn touch(executor: &mut Executor<'_>, command: &Touch<'_>) {
 }
 
 // The reply to a hit of a classic retrieval, the most frequent reply. `cached_proto` has the same
-// encoder made of appends; each append checks the capacity and calls `memcpy` for a few bytes, together
-// a third of the cost of a key in a multiget. Here the capacity is reserved once and the pieces are
-// stored at their offsets; a test compares the two encoders.
+// encoder made of appends; each append checks the capacity and calls `memcpy` for a few bytes,
+// together a third of the cost of a key in a multiget. Here the capacity is reserved once and the
+// pieces are stored at their offsets; a test compares the two encoders.
 
-/// The length of `VALUE `, flags, length and CAS value with a space each, two CRLFs, `END`, and the slack of
-/// the copies below.
+/// The length of `VALUE `, flags, length and CAS value with a space each, two CRLFs, `END`, and the
+/// slack of the copies below.
 const OVERHEAD_BYTES: usize = 6 + 1 + 10 + 1 + 20 + 1 + 20 + 2 + 2 + 5 + 32;
 
 /// Appends `VALUE key flags len[ cas]`, CRLF, the value, CRLF, and with `LAST` the reply's `END`.
@@ -272,9 +273,9 @@ fn encode_value<const LAST: bool>(out: &mut Vec<u8>, key: &[u8], flags: u32, val
     out.reserve(OVERHEAD_BYTES + key.len() + value.len());
     let start = out.len();
     // SAFETY: `reserve` has allocated for everything that is written from `start` on: the key, the value and
-    // `OVERHEAD_BYTES` for all else, of which `put_short`'s and `put_number`'s slack is a part. So every
-    // pointer stays within the vector's allocation. All bytes up to `at` have been written when the length is
-    // set.
+    // `OVERHEAD_BYTES` for all else, of which `put_short`'s and `put_number`'s slack is a part. So
+    // every pointer stays within the vector's allocation. All bytes up to `at` have been written
+    // when the length is set.
     unsafe {
         let mut at = out.as_mut_ptr().add(start);
         at = put(at, *b"VALUE ");
@@ -347,7 +348,8 @@ unsafe fn put_value(at: *mut u8, value: &[u8]) -> *mut u8 {
     type Chunk = [u8; 16];
     let (len, from) = (value.len(), value.as_ptr());
     // SAFETY: where `N` chunks at the front and `N` at the end are copied there are at least `N` of them, at
-    // most twice as many. So all of `value` is copied, nothing else is read, and nothing else is written.
+    // most twice as many. So all of `value` is copied, nothing else is read, and nothing else is
+    // written.
     unsafe {
         let copy = |offset: usize| {
             at.add(offset).cast::<Chunk>().write(from.add(offset).cast::<Chunk>().read());
@@ -373,7 +375,8 @@ unsafe fn put_value(at: *mut u8, value: &[u8]) -> *mut u8 {
     }
 }
 
-/// The digits of the numbers below 1000, from the lowest byte, and in the highest byte how many there are.
+/// The digits of the numbers below 1000, from the lowest byte, and in the highest byte how many
+/// there are.
 static DIGITS: [u32; 1000] = {
     let mut table = [0; 1000];
     let mut number = 0;

@@ -8,8 +8,8 @@ use cached_proto::meta::{
 };
 use cached_proto::reply;
 
-/// The expiries that `T` and `N` request. Flags act in the order in which they were written: on an item that
-/// is present (`T` only), or on one that the command has just created without an expiry.
+/// The expiries that `T` and `N` request. Flags act in the order in which they were written: on an
+/// item that is present (`T` only), or on one that the command has just created without an expiry.
 #[derive(Clone, Copy)]
 pub(super) struct Expiries {
     /// `T`.
@@ -43,7 +43,8 @@ impl Expiries {
     }
 }
 
-/// Returns the seconds left as memcached shows them: a wrapped difference for an expiry in the past.
+/// Returns the seconds left as memcached shows them: a wrapped difference for an expiry in the
+/// past.
 pub(super) fn ttl_left(expiry: Expiry, now: u32) -> Option<u32> {
     (expiry != Expiry::NEVER).then(|| expiry.as_secs().wrapping_sub(now))
 }

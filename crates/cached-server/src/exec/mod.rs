@@ -1,8 +1,8 @@
-//! Execution of requests: from a decoded request to a reply in the output buffer. Nothing here reads or writes a socket,
-//! and nothing waits.
+//! Execution of requests: from a decoded request to a reply in the output buffer. Nothing here
+//! reads or writes a socket, and nothing waits.
 //!
-//! One file for each family of commands; each calls the store, counts what memcached would count, and encodes the reply.
-//! This file dispatches the requests of each protocol.
+//! One file for each family of commands; each calls the store, counts what memcached would count,
+//! and encodes the reply. This file dispatches the requests of each protocol.
 //!
 //! | commands | file |
 //! |---|---|
@@ -61,7 +61,8 @@ pub(crate) enum Next {
     Suspend(GetCursor),
     /// With the same request, which has not begun, once other connections have been served.
     Defer,
-    /// With the rest of a dump, once the output has space for more of it and other connections have been served.
+    /// With the rest of a dump, once the output has space for more of it and other connections have
+    /// been served.
     Dump(Dump),
     /// As a watcher of events of these kinds.
     Watch(u32),
@@ -260,8 +261,8 @@ fn encode_binary_hit(out: &mut Output, head: &Head, key: Option<&[u8]>, item: &I
 }
 
 // Observed requests: counts for `stats detail` and event lines for `watch`. Requests check
-// `is_observed`, one word, and call these functions only if it holds. They look the item up again, so
-// that the usual path carries nothing for them; another client may have changed it in between.
+// `is_observed`, one word, and call these functions only if it holds. They look the item up again,
+// so that the usual path carries nothing for them; another client may have changed it in between.
 
 impl Executor<'_> {
     /// Returns whether requests are observed. A request may change that in the middle of a batch.
@@ -311,8 +312,8 @@ impl Executor<'_> {
         }
     }
 
-    /// Reports a deletion that is about to happen; returns what [`observe_delete`](Self::observe_delete)
-    /// needs of the item.
+    /// Reports a deletion that is about to happen; returns what
+    /// [`observe_delete`](Self::observe_delete) needs of the item.
     #[cold]
     fn observe_before_delete(&self, key: &[u8]) -> Option<ItemSummary> {
         if self.wants(DETAIL) {

@@ -1,8 +1,9 @@
-//! Commands that store a value, in all three protocols: whole requests, and values read into their place.
+//! Commands that store a value, in all three protocols: whole requests, and values read into their
+//! place.
 //!
-//! A `set` whose value cannot be stored (too large, no memory) also removes the present item, so that no
-//! client reads a value that the sender believes replaced; `add` and the like leave it. `ms` removes it in
-//! every mode. memcached does the same.
+//! A `set` whose value cannot be stored (too large, no memory) also removes the present item, so
+//! that no client reads a value that the sender believes replaced; `add` and the like leave it.
+//! `ms` removes it in every mode. memcached does the same.
 
 use super::Executor;
 use crate::config::settings::{ITEM_ENDS_BYTES, ITEM_HEADER_BYTES};
@@ -56,7 +57,8 @@ impl Refusal {
 }
 
 impl Executor<'_> {
-    /// Returns whether a value of this size fits into an item, by memcached's calculation of an item's size.
+    /// Returns whether a value of this size fits into an item, by memcached's calculation of an
+    /// item's size.
     #[inline]
     fn fits(&self, key: &[u8], value_bytes: usize, client_flags: u32) -> bool {
         let settings = &self.shared.settings;
@@ -80,13 +82,14 @@ impl Executor<'_> {
         if !joins {
             match kv.reserve(key, kv.hash(key), value_bytes, options) {
                 Ok(reservation) => return Ok(Begun::Reserved(reservation)),
-                // Other arriving values have reserved all that the store allows. That is no reason to refuse
-                // this one.
+                // Other arriving values have reserved all that the store allows. That is no reason
+                // to refuse this one.
                 Err(StoreOutcome::OutOfMemory) => {}
                 Err(outcome) => return Err(Refusal::of(outcome).unwrap_or(Refusal::OutOfMemory)),
             }
         }
-        // A value larger than all connections may hold would only get this one closed before it is complete.
+        // A value larger than all connections may hold would only get this one closed before it is
+        // complete.
         let fits = value_bytes < self.shared.live.connection_bytes_max();
         if fits { Ok(Begun::Collect(value_bytes)) } else { Err(Refusal::OutOfMemory) }
     }
@@ -97,8 +100,8 @@ impl Executor<'_> {
         self.shared.connections.close_stalled(self.shared.clock.now_secs());
     }
 
-    /// Returns the outcome that memcached reports: an append that makes an item too large is a failed
-    /// condition, not a large value.
+    /// Returns the outcome that memcached reports: an append that makes an item too large is a
+    /// failed condition, not a large value.
     fn memcached_outcome(mode: StoreMode, outcome: StoreOutcome) -> StoreOutcome {
         match outcome {
             StoreOutcome::TooLarge if matches!(mode, StoreMode::Append | StoreMode::Prepend) => {

@@ -20,7 +20,8 @@ use tokio::io::unix::AsyncFd;
 /// The number of connections accepted before other tasks of the acceptor's thread run.
 const BATCH: usize = 64;
 
-/// How long accepting pauses when there are no descriptors left or the limit of connections is reached.
+/// How long accepting pauses when there are no descriptors left or the limit of connections is
+/// reached.
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// The worker of the next connection, shared by all listeners.
@@ -98,7 +99,8 @@ struct Origin {
     counts: Arc<ListenerCounts>,
 }
 
-/// Enters an accepted connection in the table and sends it to a worker, or turns it away if the table is full.
+/// Enters an accepted connection in the table and sends it to a worker, or turns it away if the
+/// table is full.
 fn admit(
     socket: OwnedFd,
     peer: Option<SocketAddr>,

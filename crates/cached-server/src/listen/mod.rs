@@ -1,15 +1,18 @@
-//! Listeners: the sockets that clients connect to. Everything behind the acceptor sees connected stream sockets.
+//! Listeners: the sockets that clients connect to. Everything behind the acceptor sees connected
+//! stream sockets.
 //!
 //! ```text
 //!  tcp, unix, inherited ──► Listener ──► acceptor ── Command::Serve ──► workers, round robin
 //! ```
-//! `sockets` opens or adopts sockets of each kind, `acceptor` accepts connections and assigns them to workers.
+//! `sockets` opens or adopts sockets of each kind, `acceptor` accepts connections and assigns them
+//! to workers.
 //!
-//! To add a kind of listener: write a function in `sockets` that returns a [`Listener`], give [`ListenerAddress`] a
-//! variant, and call the function in [`Listeners::open`]. Each listener has a `protocol`; a new protocol is added in
-//! `conn/requests.rs`.
+//! To add a kind of listener: write a function in `sockets` that returns a [`Listener`], give
+//! [`ListenerAddress`] a variant, and call the function in [`Listeners::open`]. Each listener has a
+//! `protocol`; a new protocol is added in `conn/requests.rs`.
 //!
-//! The object cache's clients do not come this way: `objects/` runs a synapse server with sockets and threads of its own.
+//! The object cache's clients do not come this way: `objects/` runs a synapse server with sockets
+//! and threads of its own.
 
 pub(crate) mod acceptor;
 mod sockets;
@@ -103,7 +106,8 @@ pub(crate) struct Listeners {
     pub(crate) names: Vec<SocketName>,
 }
 
-/// The name of a socket in the configuration, by which another process recognises one that is handed over.
+/// The name of a socket in the configuration, by which another process recognises one that is
+/// handed over.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum SocketName {
     /// A TCP listener of this `HOST:PORT`.
@@ -122,8 +126,9 @@ fn configured(address: &ListenAddress) -> String {
 }
 
 impl Listeners {
-    /// Opens the sockets that the settings name, or takes over the `inherited` ones instead if there are any. Of those
-    /// that the settings name, the ones are taken from `handed` that are there.
+    /// Opens the sockets that the settings name, or takes over the `inherited` ones instead if
+    /// there are any. Of those that the settings name, the ones are taken from `handed` that are
+    /// there.
     ///
     /// # Errors
     /// For the first address that fails.

@@ -1,5 +1,6 @@
-//! Opens the sockets of listeners, with the options that memcached sets (accepted connections inherit them), and adopts
-//! sockets that are open already. UDP sockets are read by the workers: there is nothing to accept.
+//! Opens the sockets of listeners, with the options that memcached sets (accepted connections
+//! inherit them), and adopts sockets that are open already. UDP sockets are read by the workers:
+//! there is nothing to accept.
 
 use super::{Listener, ListenerAddress};
 use crate::config::settings::ListenAddress;
@@ -21,8 +22,8 @@ pub(super) fn bind_tcp(address: &ListenAddress, backlog: u32) -> io::Result<Vec<
     bind_all(address, |candidate| open_tcp(candidate, address.protocol, backlog))
 }
 
-/// Opens the sockets of an address; a name or the wildcard may stand for several. A send buffer for a reply of
-/// `reply_bytes_max` is requested from the system.
+/// Opens the sockets of an address; a name or the wildcard may stand for several. A send buffer for
+/// a reply of `reply_bytes_max` is requested from the system.
 ///
 /// # Errors
 /// If none can be opened, or a port is in use.
@@ -30,7 +31,8 @@ pub(super) fn bind_udp(address: &ListenAddress, reply_bytes_max: usize) -> io::R
     bind_all(address, |candidate| open_udp(candidate, reply_bytes_max))
 }
 
-/// Opens a socket for each address that `address` stands for; `open` returns it with its local address.
+/// Opens a socket for each address that `address` stands for; `open` returns it with its local
+/// address.
 fn bind_all<T>(
     address: &ListenAddress,
     open: impl Fn(SocketAddr) -> io::Result<(T, SocketAddr)>,
@@ -118,7 +120,8 @@ pub(super) fn adopt_udp(descriptor: OwnedFd) -> io::Result<UdpSocket> {
     }
 }
 
-/// Opens a listening socket with permissions `mask`. A socket left behind at this path is replaced, any other file is not.
+/// Opens a listening socket with permissions `mask`. A socket left behind at this path is replaced,
+/// any other file is not.
 ///
 /// # Errors
 /// If another file is there, or the system refuses.

@@ -1,9 +1,9 @@
 //! Time for the whole server: one counter of seconds, stepped by one ticker.
 //!
-//! No request reads the system's clock. The store and the workers read a [`TickClock`]; the acceptor's thread
-//! advances it every second by the monotonic clock, so that a change of the wall clock neither expires nor
-//! revives items. Absolute expiry times are converted to the counter's seconds with the wall clock as it was
-//! at the start, as memcached does.
+//! No request reads the system's clock. The store and the workers read a [`TickClock`]; the
+//! acceptor's thread advances it every second by the monotonic clock, so that a change of the wall
+//! clock neither expires nor revives items. Absolute expiry times are converted to the counter's
+//! seconds with the wall clock as it was at the start, as memcached does.
 
 use cached_core::clock::{Clock, Expiry, FIRST_SECOND, TickClock};
 use std::sync::Arc;
@@ -49,8 +49,8 @@ impl ServerClock {
         }
     }
 
-    /// Returns a clock that continues another process's: it was `nanos` into the second `secs` when the system's
-    /// [monotonic clock](monotonic_nanos) showed `then_nanos`.
+    /// Returns a clock that continues another process's: it was `nanos` into the second `secs` when
+    /// the system's [monotonic clock](monotonic_nanos) showed `then_nanos`.
     pub(crate) fn continuing(secs: u32, nanos: u32, then_nanos: u64) -> ServerClock {
         let since = Duration::from_nanos(monotonic_nanos().saturating_sub(then_nanos));
         let into = Duration::from_nanos(nanos.into()) + since;
@@ -88,7 +88,8 @@ impl ServerClock {
         self.ticks.set(self.first_secs.saturating_add(secs).max(self.now_secs()));
     }
 
-    /// Advances the counter by `secs` at once, for tests, also while it is stopped. It never moves back.
+    /// Advances the counter by `secs` at once, for tests, also while it is stopped. It never moves
+    /// back.
     pub(crate) fn shift(&self, secs: i32) {
         self.shift_secs.fetch_add(secs.into(), Ordering::Relaxed);
         if self.paused.load(Ordering::Relaxed) {
@@ -124,8 +125,8 @@ impl ServerClock {
         self.origin_unix_secs + i64::from(secs)
     }
 
-    /// Returns the expiry for `exptime` in the text and meta protocols: 0 is never, negative is at once, up
-    /// to 30 days is relative, more is a Unix time.
+    /// Returns the expiry for `exptime` in the text and meta protocols: 0 is never, negative is at
+    /// once, up to 30 days is relative, more is a Unix time.
     #[inline]
     pub(crate) fn expiry(&self, exptime: i32) -> Expiry {
         match exptime {

@@ -1,7 +1,7 @@
-//! Defects on request, so that tests can check how a server ends that has one: a thread that panics, a worker
-//! that makes no progress. Requested by `debugtime` with `--debug-clock`, and only in builds with debug
-//! assertions; other builds have none. A process that takes over from another can be ended or stopped at each step
-//! (`CACHED_FAULT`).
+//! Defects on request, so that tests can check how a server ends that has one: a thread that
+//! panics, a worker that makes no progress. Requested by `debugtime` with `--debug-clock`, and only
+//! in builds with debug assertions; other builds have none. A process that takes over from another
+//! can be ended or stopped at each step (`CACHED_FAULT`).
 
 #[cfg(debug_assertions)]
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,8 +19,8 @@ pub(crate) struct InjectedFaults {
 
 #[cfg(debug_assertions)]
 impl InjectedFaults {
-    /// Injects the fault called `word`, on the worker that received it. Returns false if there is no such
-    /// fault.
+    /// Injects the fault called `word`, on the worker that received it. Returns false if there is
+    /// no such fault.
     ///
     /// # Panics
     /// If that is the fault.
@@ -60,8 +60,8 @@ impl InjectedFaults {
     pub(crate) fn check_acceptor(&self) {}
 }
 
-/// Ends or stops the process at this step of taking over from another, if the environment requests that:
-/// `CACHED_FAULT=kill:STEP`, `stall:STEP`, or `slow:STEP` for a second's pause.
+/// Ends or stops the process at this step of taking over from another, if the environment requests
+/// that: `CACHED_FAULT=kill:STEP`, `stall:STEP`, or `slow:STEP` for a second's pause.
 #[cfg(debug_assertions)]
 pub(crate) fn at_step(step: &str) {
     let Ok(fault) = std::env::var("CACHED_FAULT") else { return };

@@ -1,7 +1,7 @@
 //! Settings and certificates that can change while the server runs.
 //!
-//! Each setting is a word that threads read without a lock, and that only a reload writes. All others are in
-//! [`Settings`], which stay as they were at the start.
+//! Each setting is a word that threads read without a lock, and that only a reload writes. All
+//! others are in [`Settings`], which stay as they were at the start.
 
 use super::Shared;
 use crate::config::settings::Settings;
@@ -28,7 +28,8 @@ pub(crate) const SERVER_LIVE_KEYS: [&str; 15] = [
     "s3.buckets",
 ];
 
-/// Defines [`Live`]: a line for each setting, with its word, its type and where the settings have it.
+/// Defines [`Live`]: a line for each setting, with its word, its type and where the settings have
+/// it.
 macro_rules! live {
     ($($(#[$doc:meta])* $name:ident: $Word:ident, $Type:ty, $of:expr;)*) => {
         /// The settings in force. [`Settings`] explains each.
@@ -68,7 +69,8 @@ macro_rules! live {
 
 live! {
     connections_max: AtomicUsize, usize, |of: &Settings| of.connections_max;
-    /// Returns whether clients above [`connections_max`](Self::connections_max) are refused; otherwise they wait.
+    /// Returns whether clients above [`connections_max`](Self::connections_max) are refused;
+    /// otherwise they wait.
     refuses_excess: AtomicBool, bool, |of: &Settings| of.connections_max_fast;
     connection_bytes_max: AtomicUsize, usize, |of: &Settings| of.connection_bytes_max;
     idle_timeout_secs: AtomicU32, u32, |of: &Settings| of.idle_timeout_secs;
@@ -103,8 +105,8 @@ pub(crate) fn refresh_certificates(shared: &Shared) -> Option<Result<(), TlsErro
     Some(result)
 }
 
-/// Reads the certificates again, runs `others`, and puts the certificates in force if that succeeds. Returns the
-/// outcome of `others`, and whether there are certificates.
+/// Reads the certificates again, runs `others`, and puts the certificates in force if that
+/// succeeds. Returns the outcome of `others`, and whether there are certificates.
 ///
 /// # Errors
 /// One line: the mistake in the certificates, or the error of `others`.

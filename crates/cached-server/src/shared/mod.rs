@@ -1,7 +1,8 @@
 //! The state that all threads of one server share.
 //!
-//! It consists of parts that know nothing of each other: the store, the clock, the table of connections,
-//! counters, watchers. Listeners, workers, requests and reports use it; it uses none of them.
+//! It consists of parts that know nothing of each other: the store, the clock, the table of
+//! connections, counters, watchers. Listeners, workers, requests and reports use it; it uses none
+//! of them.
 
 pub(crate) mod clock;
 pub(crate) mod faults;
@@ -52,8 +53,8 @@ pub(crate) struct Shared {
     /// Settings without effect; clients may change those of memcached's LRU and crawler.
     pub(crate) inert: Lock<InertSettings>,
     pub(crate) size_classes: SizeClasses,
-    /// The kinds of events that are observed, by watchers or by `stats detail`: the one word that requests
-    /// read.
+    /// The kinds of events that are observed, by watchers or by `stats detail`: the one word that
+    /// requests read.
     pub(crate) observed_events: Arc<AtomicU32>,
     pub(crate) watch: Arc<Watch>,
     pub(crate) stop: Stop,
@@ -63,7 +64,8 @@ pub(crate) struct Shared {
     pub(crate) faults: InjectedFaults,
     /// Changes once a second.
     pub(crate) acceptor_heartbeat: Heartbeat,
-    /// For how many seconds each worker, and after them the acceptor, has made no progress; written by the watchdog.
+    /// For how many seconds each worker, and after them the acceptor, has made no progress; written
+    /// by the watchdog.
     pub(crate) stalled_secs: Box<[AtomicU32]>,
     /// Whether new connections are being accepted.
     pub(crate) accepting: AtomicBool,
@@ -91,7 +93,8 @@ pub(crate) struct Shared {
     counters: Box<[Arc<Counters>]>,
     /// The counts at the last `stats reset`.
     baseline: Lock<Baseline>,
-    /// Held by threads other than workers while they change the store; true once another process has it.
+    /// Held by threads other than workers while they change the store; true once another process
+    /// has it.
     pub(crate) is_handed_over: Lock<bool>,
     /// The request that another process takes over.
     pub(crate) upgrade: Upgrader,
@@ -143,7 +146,8 @@ impl Defect {
 }
 
 impl Shared {
-    /// Waits until an orderly end has been requested and its delay, during which clients are served, is over.
+    /// Waits until an orderly end has been requested and its delay, during which clients are
+    /// served, is over.
     pub(crate) async fn drained(&self) {
         self.drain.requested().await;
         tokio::time::sleep(self.live.drain_delay.get()).await;
@@ -156,8 +160,8 @@ impl Shared {
         self.fail(format!("{thread} has panicked: {}", words.unwrap_or("no reason is given")));
     }
 
-    /// Records why a part of the server cannot work, and requests the stop: the server does not continue
-    /// without the part.
+    /// Records why a part of the server cannot work, and requests the stop: the server does not
+    /// continue without the part.
     pub(crate) fn fail(&self, text: String) {
         tracing::error!("{text}; the server ends");
         // The first one is the cause of those that follow.
@@ -253,7 +257,8 @@ impl Shared {
         self.kv.take_samples(Some(gets)) + keys + objects > 0
     }
 
-    /// Removes all items whose keys begin with `prefix`, and wakes the thread that frees their memory.
+    /// Removes all items whose keys begin with `prefix`, and wakes the thread that frees their
+    /// memory.
     ///
     /// # Errors
     /// [`PrefixError`]; nothing is removed then.
@@ -287,11 +292,11 @@ impl Shared {
         Some(info.client())
     }
 
-    /// Returns the number of descriptors in use besides those of clients: listeners, event loops, the
-    /// acceptor's runtime.
+    /// Returns the number of descriptors in use besides those of clients: listeners, event loops,
+    /// the acceptor's runtime.
     pub(crate) fn reserved_descriptors(&self) -> usize {
-        // Two for each listener, of which one is for a new process; two for each worker's event loop, and eight
-        // for the acceptor's runtime and the signals.
+        // Two for each listener, of which one is for a new process; two for each worker's event
+        // loop, and eight for the acceptor's runtime and the signals.
         2 * self.listeners.get().map_or(0, Vec::len) + 2 * self.settings.threads + 8
     }
 

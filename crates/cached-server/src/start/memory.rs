@@ -1,6 +1,7 @@
-//! Memory at the start: the sum of all limits, which is the most that the server takes, and a store whose memory is in a file, where
-//! the items of an earlier process are taken over. The log, the probes, the service manager and a metric state the progress
-//! of that. Clients can connect meanwhile, and wait.
+//! Memory at the start: the sum of all limits, which is the most that the server takes, and a store
+//! whose memory is in a file, where the items of an earlier process are taken over. The log, the
+//! probes, the service manager and a metric state the progress of that. Clients can connect
+//! meanwhile, and wait.
 
 use crate::config::settings::Settings;
 use crate::connections::ConnInfo;
@@ -28,8 +29,8 @@ pub struct TakingOver {
     progress: Arc<RestartProgress>,
 }
 
-/// A function called, on a thread of its own, when a memory file begins to be taken over and once a second until that has
-/// ended. The start waits until it returns.
+/// A function called, on a thread of its own, when a memory file begins to be taken over and once a
+/// second until that has ended. The start waits until it returns.
 pub type OnTakingOver<'a> = dyn Fn(&TakingOver) + Sync + 'a;
 
 impl TakingOver {
@@ -37,7 +38,8 @@ impl TakingOver {
         TakingOver { progress }
     }
 
-    /// Returns the regions that have been read, and all that are to be read; 0 of 0 while the file is being opened.
+    /// Returns the regions that have been read, and all that are to be read; 0 of 0 while the file
+    /// is being opened.
     #[must_use]
     pub fn regions(&self) -> (u32, u32) {
         (self.progress.regions.load(Ordering::Relaxed), self.progress.regions_max.load(Ordering::Relaxed))
@@ -127,14 +129,15 @@ fn log_result(restart: &Restart, path: &Path) {
     }
 }
 
-/// The time requested from a service manager while the file is opened, which may reserve and clear it.
+/// The time requested from a service manager while the file is opened, which may reserve and clear
+/// it.
 const OPENING_TIME: Duration = Duration::from_secs(600);
 
 /// The time requested whenever a memory file has been taken over a little further.
 const TAKING_OVER_TIME: Duration = Duration::from_secs(60);
 
-/// Shows on the admin listener and to the service manager how far the start is with taking over a memory file. The metrics
-/// stay until it is dropped.
+/// Shows on the admin listener and to the service manager how far the start is with taking over a
+/// memory file. The metrics stay until it is dropped.
 #[derive(Debug)]
 pub struct MemoryFileStart {
     admin: Option<(Health, Registry)>,
@@ -151,7 +154,8 @@ impl MemoryFileStart {
         MemoryFileStart { admin, metrics: OnceLock::new(), place: AtomicU32::new(u32::MAX) }
     }
 
-    /// Shows how far the start is. A service manager is asked for more time if it has come further since the last call.
+    /// Shows how far the start is. A service manager is asked for more time if it has come further
+    /// since the last call.
     pub fn show(&self, now: &TakingOver) {
         if let Some((health, registry)) = &self.admin {
             let none = std::iter::empty::<(&str, &str)>;
@@ -172,7 +176,8 @@ impl MemoryFileStart {
     }
 }
 
-/// Numbers the progress of a start: 0 while the file is opened, then 1 plus the number of regions read.
+/// Numbers the progress of a start: 0 while the file is opened, then 1 plus the number of regions
+/// read.
 fn place(now: &TakingOver) -> u32 {
     match now.regions() {
         (_, 0) => 0,
@@ -180,7 +185,8 @@ fn place(now: &TakingOver) -> u32 {
     }
 }
 
-/// A connection without buffers: its state, its entry in the table, its socket in the kernel's view.
+/// A connection without buffers: its state, its entry in the table, its socket in the kernel's
+/// view.
 const CONNECTION_BYTES: usize = 2048;
 
 /// What TLS adds to a connection without buffers: keys, and rustls's state.
@@ -193,7 +199,8 @@ const _: () = assert!(size_of::<ConnInfo>() + size_of::<ConnectionSlot>() < CONN
 pub struct Limits {
     /// The memory of `-m`: keys, values and their headers, and the eviction policy's ghosts.
     pub arena: usize,
-    /// The index for an arena full of the smallest items, and the marks of keys while a flushed prefix is swept.
+    /// The index for an arena full of the smallest items, and the marks of keys while a flushed
+    /// prefix is swept.
     pub index: usize,
     /// Unfinished input and unsent output of all connections.
     pub connection_buffers: usize,
@@ -213,7 +220,8 @@ pub struct Limits {
     pub admin: usize,
 }
 
-/// Returns the bytes of the samples of items and of objects, and of the hot keys, with `threads` workers.
+/// Returns the bytes of the samples of items and of objects, and of the hot keys, with `threads`
+/// workers.
 fn insight_bytes_max(threads: usize) -> usize {
     2 * insight::bytes_max(threads.max(8)) + insight::hot_objects_bytes_max() + hot_keys_bytes_max(threads)
 }

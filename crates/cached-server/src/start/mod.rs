@@ -1,6 +1,7 @@
-//! The life of a server: sockets and store are opened, or taken over from a running process; threads are started;
-//! the configuration is read again; everything ends in order. The promises of the process as a whole are here, such as
-//! the sum of its memory; the handling of a request is not.
+//! The life of a server: sockets and store are opened, or taken over from a running process;
+//! threads are started; the configuration is read again; everything ends in order. The promises of
+//! the process as a whole are here, such as the sum of its memory; the handling of a request is
+//! not.
 
 pub(crate) mod memory;
 pub mod reload;
@@ -86,8 +87,8 @@ pub enum ServeError {
     /// A thread, its runtime or a descriptor for it cannot be created.
     #[error("cannot start a thread: {0}")]
     Thread(io::Error),
-    /// A thread has panicked, or cannot continue its work. The server has ended: it does not continue without
-    /// the thread.
+    /// A thread has panicked, or cannot continue its work. The server has ended: it does not
+    /// continue without the thread.
     #[error("{0}")]
     Defect(String),
     /// These workers did not end in time.

@@ -1,4 +1,5 @@
-//! Reading the configuration again while `cached` runs: the same command line, and the file as it is now.
+//! Reading the configuration again while `cached` runs: the same command line, and the file as it
+//! is now.
 
 use super::sidecar::LiveSidecar;
 use crate::cli::{self, Request};
@@ -17,8 +18,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use toml::Table;
 
-/// Changes the settings of a running server. It does not keep the server alive: its cache and its store can be closed while this
-/// still exists.
+/// Changes the settings of a running server. It does not keep the server alive: its cache and its
+/// store can be closed while this still exists.
 #[derive(Clone)]
 pub struct LiveServer {
     shared: Weak<Shared>,
@@ -36,8 +37,8 @@ impl LiveServer {
     }
 
     /// Applies the settings that can change. Connections that are open stay open: a limit that has
-    /// become lower is reached as they end. `more_descriptors` are those that the object cache needs beyond what it
-    /// needed at the start. Does nothing once the server is gone.
+    /// become lower is reached as they end. `more_descriptors` are those that the object cache
+    /// needs beyond what it needed at the start. Does nothing once the server is gone.
     pub fn change(&self, settings: &Settings, more_descriptors: usize) {
         let Some(shared) = self.shared.upgrade() else { return };
         let reserved = shared.reserved_descriptors();
@@ -56,8 +57,9 @@ impl LiveServer {
         shared.logging.configure(settings.log);
     }
 
-    /// Reads the files of passwords and certificates again, then runs `others`, and puts what was read in force
-    /// if that succeeds. Returns what `others` returns, and the keys of the files that are in force anew.
+    /// Reads the files of passwords and certificates again, then runs `others`, and puts what was
+    /// read in force if that succeeds. Returns what `others` returns, and the keys of the files
+    /// that are in force anew.
     ///
     /// # Errors
     /// The mistake in the files, or the error of `others`; then all earlier files stay in force.
@@ -153,8 +155,8 @@ impl Cached {
     }
 }
 
-/// Returns the source of the configuration that `arguments` lead to; `file` is the file's absolute path and its
-/// text.
+/// Returns the source of the configuration that `arguments` lead to; `file` is the file's absolute
+/// path and its text.
 ///
 /// # Errors
 /// One line with the place of the mistake, the mistake and the remedy.
@@ -201,7 +203,8 @@ impl Program for Cached {
         let (settings, secrets) = (after.settings().map_err(line)?, after.secrets().map_err(line)?);
         let mut in_force = self.in_force.lock().unwrap_or_else(PoisonError::into_inner);
         let objects = after.objects.as_ref();
-        // What can be refused comes first: all files are read, then the object cache changes, or nothing does.
+        // What can be refused comes first: all files are read, then the object cache changes, or
+        // nothing does.
         let tokens = self.tokens.as_ref().map(Tokens::read_again).transpose()?;
         let sidecar = self.sidecar.read_again()?;
         let mut files = self.server.refresh_files(|| match &self.objects {
@@ -266,8 +269,8 @@ mod tests {
         all
     }
 
-    /// Tests of both programs compare their shipped files with the defaults in the code, so what is the same in
-    /// the files is the same in the programs.
+    /// Tests of both programs compare their shipped files with the defaults in the code, so what is
+    /// the same in the files is the same in the programs.
     #[test]
     fn both_programs_have_the_same_keys_with_the_same_defaults() {
         let (cached, synapsed) = (shown("deploy/cached.toml"), shown("deploy/synapsed.toml"));
@@ -277,8 +280,8 @@ mod tests {
                 assert_eq!(cached.get(key), Some(value), "{key}");
             }
         }
-        // What cached alone is or has: the process's user and terminal, the tables of memcached's listeners, and
-        // memory for both halves.
+        // What cached alone is or has: the process's user and terminal, the tables of memcached's
+        // listeners, and memory for both halves.
         let own = [
             "process.",
             "memcached.",

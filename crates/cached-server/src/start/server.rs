@@ -43,7 +43,8 @@ const END_MARGIN: Duration = Duration::from_secs(5);
 /// The least speed at which the shutdown writes a memory file: that of a slow disk.
 const MEMORY_FILE_BYTES_PER_SEC: usize = 50 << 20;
 
-/// A server whose sockets are open. Clients can connect, and are served once [`run`](Server::run) is called.
+/// A server whose sockets are open. Clients can connect, and are served once [`run`](Server::run)
+/// is called.
 pub struct Server {
     pub(crate) shared: Arc<Shared>,
     listeners: Listeners,
@@ -90,9 +91,10 @@ impl Server {
         Server::open_with(settings, logging, Vec::new(), tls, &|_| ())
     }
 
-    /// Creates the store and opens the sockets, with sockets that are open already and certificates that
-    /// [`Settings::load_tls`] has read. If there are any such sockets, the addresses in the settings are
-    /// ignored. Calls `on_taking_over` while a memory file is taken over; the sockets are open then.
+    /// Creates the store and opens the sockets, with sockets that are open already and certificates
+    /// that [`Settings::load_tls`] has read. If there are any such sockets, the addresses in the
+    /// settings are ignored. Calls `on_taking_over` while a memory file is taken over; the sockets
+    /// are open then.
     ///
     /// # Errors
     /// [`StartError`] if the store cannot be created or a socket not be opened.
@@ -164,8 +166,8 @@ impl Server {
         Limits::new(&self.shared.settings, &self.shared.kv.limits())
     }
 
-    /// Shows an object cache's statistics in `stats objects` and `stats objects_lost`. Calls after the first
-    /// have no effect.
+    /// Shows an object cache's statistics in `stats objects` and `stats objects_lost`. Calls after
+    /// the first have no effect.
     pub fn report_objects(&self, statistics: ObjectStatistics) {
         // Fails after the first call.
         let _ = self.shared.objects.set(statistics);
@@ -177,8 +179,8 @@ impl Server {
         let _ = self.shared.tracer.set(tracer);
     }
 
-    /// Returns how long the shutdown may take once the threads have ended: for the checksums of a memory file, and for writing it
-    /// to a disk. Zero without a memory file.
+    /// Returns how long the shutdown may take once the threads have ended: for the checksums of a
+    /// memory file, and for writing it to a disk. Zero without a memory file.
     pub fn memory_file_end(&self) -> Duration {
         let settings = &self.shared.settings;
         let bytes = settings.memory_file.as_ref().map_or(0, |_| settings.memory_bytes);
@@ -195,8 +197,8 @@ impl Server {
         self.shared.drain.clone()
     }
 
-    /// Shows the server's metrics, its part of the status and whether its threads make progress on an admin listener, until the
-    /// result is dropped.
+    /// Shows the server's metrics, its part of the status and whether its threads make progress on
+    /// an admin listener, until the result is dropped.
     pub fn show(&self, admin: &AdminServer) -> Shown {
         ServerSource::show(admin, &self.shared)
     }
@@ -206,8 +208,9 @@ impl Server {
         Reports::new(self.shared.clone())
     }
 
-    /// Lets another process take over when an [`Upgrader`] requests it: `program`, which also gets the sockets of the
-    /// admin listener, each with its configured address, and the store of `objects` with its sockets.
+    /// Lets another process take over when an [`Upgrader`] requests it: `program`, which also gets
+    /// the sockets of the admin listener, each with its configured address, and the store of
+    /// `objects` with its sockets.
     pub fn allow_upgrades(
         &mut self,
         program: Program,
@@ -227,9 +230,9 @@ impl Server {
         Stopper { shared: self.shared.clone() }
     }
 
-    /// Serves until it is stopped: by a [`Stopper`], by a client's `shutdown`, or when `end` is ready. It
-    /// ends within seconds then, whatever clients do. `serving` is called once it serves: at once, unless it takes
-    /// over from another process.
+    /// Serves until it is stopped: by a [`Stopper`], by a client's `shutdown`, or when `end` is
+    /// ready. It ends within seconds then, whatever clients do. `serving` is called once it serves:
+    /// at once, unless it takes over from another process.
     ///
     /// # Errors
     /// [`ServeError`] if a thread cannot be created, has panicked, or does not end.
@@ -292,7 +295,8 @@ impl Server {
             // The socket is another process's now.
             std::mem::forget(listeners.unix_file);
         } else {
-            // Before the listeners: while the socket is open, no other file can be mistaken for its file.
+            // Before the listeners: while the socket is open, no other file can be mistaken for its
+            // file.
             drop(listeners.unix_file);
         }
         // Closes the listeners: from now on the system refuses clients.
@@ -307,7 +311,8 @@ impl Server {
         drop(insight);
         drop(sweep);
         drop(arbiter);
-        // A thread may be reading a file that a hung disk never returns: the end does not wait for it.
+        // A thread may be reading a file that a hung disk never returns: the end does not wait for
+        // it.
         runtime.shutdown_background();
         match shared.defect.first() {
             Some(text) => Err(ServeError::Defect(text.to_owned())),
@@ -369,7 +374,8 @@ fn serve(
             (Next::Upgrade, Some(upgradable)) => preparing = Some(upgradable.start(shared)),
             (Next::Finish(prepared), Some(upgradable)) => {
                 preparing = None;
-                // The end wins, also while it waits for load balancers: the new process would not know of it.
+                // The end wins, also while it waits for load balancers: the new process would not
+                // know of it.
                 let prepared = match shared.drain.is_requested() {
                     true => {
                         drop(prepared);
@@ -443,7 +449,8 @@ fn start_workers(shared: &Arc<Shared>, begin: &Begin) -> Result<mpsc::Receiver<u
                 pin_thread(index, shared.settings.threads);
             }
             run_worker(index, worker, &shared);
-            // First: the last to have the store completes its memory file, and the process may end once the workers have.
+            // First: the last to have the store completes its memory file, and the process may end
+            // once the workers have.
             drop(shared);
             // Fails if the server has stopped waiting.
             let _ = sender.send(index);
@@ -488,7 +495,8 @@ fn runtime() -> Result<Runtime, ServeError> {
 
 /// Advances the clock once a second, closes idle connections, and runs the store's upkeep.
 async fn tick(shared: Arc<Shared>) {
-    /// The number of upkeep steps per second; bounded, so that it never delays the acceptor for long.
+    /// The number of upkeep steps per second; bounded, so that it never delays the acceptor for
+    /// long.
     const UPKEEP_STEPS: usize = 16;
     let mut seconds = tokio::time::interval(Duration::from_secs(1));
     for second in 1.. {
@@ -516,8 +524,8 @@ async fn tick(shared: Arc<Shared>) {
 mod tests {
     use super::*;
 
-    /// The last to have the store completes its memory file: a thread that is not waited for would do so while the process
-    /// ends, or not at all.
+    /// The last to have the store completes its memory file: a thread that is not waited for would
+    /// do so while the process ends, or not at all.
     #[test]
     fn no_thread_has_the_store_after_the_end() {
         for _ in 0..50 {

@@ -1,5 +1,5 @@
-//! The sidecar before an S3 endpoint as a part of the program, and its routes of the admin listener. Each request to
-//! these is logged with the client's address.
+//! The sidecar before an S3 endpoint as a part of the program, and its routes of the admin
+//! listener. Each request to these is logged with the client's address.
 //!
 //! | route | body | |
 //! |---|---|---|
@@ -22,7 +22,8 @@ use std::time::Duration;
 pub struct LiveSidecar(Option<SidecarControl>);
 
 impl LiveSidecar {
-    /// Puts its policies and what buckets have for themselves in force, and opens the file of its access log anew, for it may have been renamed.
+    /// Puts its policies and what buckets have for themselves in force, and opens the file of its
+    /// access log anew, for it may have been renamed.
     ///
     /// # Errors
     /// One line; then nothing has changed.

@@ -1,4 +1,5 @@
-//! A server that takes over from a running process: it prepares itself before that process stops, and then takes its state.
+//! A server that takes over from a running process: it prepares itself before that process stops,
+//! and then takes its state.
 
 use super::StartError;
 use super::memory::OnTakingOver;
@@ -15,8 +16,8 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 
-/// A server that is prepared to take over from a running process, which serves until it does. That process continues if
-/// this, or the server made of it, is dropped before it serves.
+/// A server that is prepared to take over from a running process, which serves until it does. That
+/// process continues if this, or the server made of it, is dropped before it serves.
 pub struct PreparedServer {
     settings: Settings,
     logging: Logging,
@@ -32,7 +33,8 @@ impl std::fmt::Debug for PreparedServer {
 }
 
 impl PreparedServer {
-    /// Takes the sockets of a running process, as far as the settings have them, and opens the others.
+    /// Takes the sockets of a running process, as far as the settings have them, and opens the
+    /// others.
     ///
     /// # Errors
     /// [`StartError`]: the running process continues.
@@ -56,8 +58,8 @@ impl PreparedServer {
         Ok(PreparedServer { settings, logging, tls, listeners, offered })
     }
 
-    /// Waits until the running process has no store of objects open: this one can open its own, and must not serve it
-    /// before the server serves.
+    /// Waits until the running process has no store of objects open: this one can open its own, and
+    /// must not serve it before the server serves.
     ///
     /// # Errors
     /// [`StartError`]: the running process continues.
@@ -65,8 +67,8 @@ impl PreparedServer {
         Ok(self.offered.wait_for_store()?)
     }
 
-    /// Takes the memory file and the connections of the running process, which has stopped when this returns. The store
-    /// of objects is open by then, if there is one.
+    /// Takes the memory file and the connections of the running process, which has stopped when
+    /// this returns. The store of objects is open by then, if there is one.
     ///
     /// # Errors
     /// [`StartError`]: the running process continues.

@@ -1,7 +1,9 @@
-//! Plain `stats`, `stats settings`, and those of items by size class: memcached's names in memcached's order, and no others.
+//! Plain `stats`, `stats settings`, and those of items by size class: memcached's names in
+//! memcached's order, and no others.
 //!
-//! Values and settings of slabs, LRU threads and logs that this engine does not have are 0, memcached's defaults, or the
-//! values that clients have set: programs find the names they expect, and nothing depends on the values.
+//! Values and settings of slabs, LRU threads and logs that this engine does not have are 0,
+//! memcached's defaults, or the values that clients have set: programs find the names they expect,
+//! and nothing depends on the values.
 
 use super::{Sink, Work};
 use crate::config::settings::{ClientCertificates, KeyFormat, MEMCACHED_VERSION, MinVersion, TlsSettings};
@@ -279,7 +281,8 @@ fn write_tls(shared: &Shared, sink: &mut Sink<'_>) {
     sink.put("ssl_min_version", version);
 }
 
-/// The number of hash buckets that a report reads at most: some ten thousand items, about a millisecond.
+/// The number of hash buckets that a report reads at most: some ten thousand items, about a
+/// millisecond.
 const HASH_BUCKETS_MAX: usize = 2048;
 
 /// The step of `stats sizes`.

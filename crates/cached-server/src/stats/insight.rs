@@ -1,5 +1,6 @@
-//! Reports from samples and from the slow log: `stats mrc`, `hot`, `misses`, `shape` and `slow`, which are not memcached's, and
-//! [`Reports`], the same as plain values for the admin listener and for programs that embed the server.
+//! Reports from samples and from the slow log: `stats mrc`, `hot`, `misses`, `shape` and `slow`,
+//! which are not memcached's, and [`Reports`], the same as plain values for the admin listener and
+//! for programs that embed the server.
 
 pub use cached_admin::insight::documents::{Curve, HotDocument, Misses};
 
@@ -91,8 +92,9 @@ pub(super) fn write_hot(shared: &Shared, sink: &mut Sink<'_>) {
     }
 }
 
-/// Returns a key or prefix as one word of ASCII or as the text that it is: no two names look the same, since a backslash
-/// is doubled. `hex` are its bytes in hexadecimal digits if it is no printable text.
+/// Returns a key or prefix as one word of ASCII or as the text that it is: no two names look the
+/// same, since a backslash is doubled. `hex` are its bytes in hexadecimal digits if it is no
+/// printable text.
 fn name<'a>(text: &'a str, hex: Option<&str>) -> Cow<'a, str> {
     let Some(hex) = hex else {
         return if text.contains('\\') { text.replace('\\', r"\\").into() } else { text.into() };
@@ -185,8 +187,8 @@ impl Reports {
         Reports { shared }
     }
 
-    /// Returns the miss ratios that other amounts of memory would give, for items, for objects, and for each
-    /// namespace.
+    /// Returns the miss ratios that other amounts of memory would give, for items, for objects, and
+    /// for each namespace.
     pub fn miss_ratio_curve(&self) -> Vec<Curve> {
         curves(&self.shared).flat_map(|(scope, curve)| curves_of(scope, curve)).collect()
     }
@@ -206,8 +208,8 @@ impl Reports {
         MissRatioReport { curves: self.miss_ratio_curve(), item_shape: self.item_shape() }
     }
 
-    /// Returns the `count` hottest keys and prefixes of the last minutes. Without `whole_keys` only the first
-    /// letters of keys are shown.
+    /// Returns the `count` hottest keys and prefixes of the last minutes. Without `whole_keys` only
+    /// the first letters of keys are shown.
     pub fn hot_keys(&self, count: usize, whole_keys: bool) -> HotReport {
         let mut report = hot_report(&self.shared, count);
         if !whole_keys {
@@ -241,7 +243,8 @@ impl std::fmt::Debug for Reports {
     }
 }
 
-/// Returns the hottest keys and prefixes, these with the hit ratios of namespaces of the same names.
+/// Returns the hottest keys and prefixes, these with the hit ratios of namespaces of the same
+/// names.
 fn hot_report(shared: &Shared, count: usize) -> HotReport {
     shared.take_samples();
     let mut report = shared.insight.hot.report(count, Instant::now());

@@ -1,7 +1,9 @@
-//! Reports of a server: `stats` in text and binary, metrics and documents of the admin listener, and [`Reports`] for
-//! programs that embed the server. Reports only read: the counters, the table of connections, the store and the settings.
+//! Reports of a server: `stats` in text and binary, metrics and documents of the admin listener,
+//! and [`Reports`] for programs that embed the server. Reports only read: the counters, the table
+//! of connections, the store and the settings.
 //!
-//! A report of `stats` is a list of names and values written to a [`Sink`], which encodes them for the client's protocol.
+//! A report of `stats` is a list of names and values written to a [`Sink`], which encodes them for
+//! the client's protocol.
 //!
 //! | module | content |
 //! |---|---|
@@ -215,12 +217,13 @@ fn dump_prefixes(shared: &Shared, out: &mut Vec<u8>, work: &mut Work) {
     work.take((out.len() - before) / PREFIX_LINE_BYTES);
 }
 
-/// How much of the work that does not follow from the bytes of requests and replies is left for one iteration of a
-/// worker's event loop: that of reports, key dumps and administrative commands.
+/// How much of the work that does not follow from the bytes of requests and replies is left for one
+/// iteration of a worker's event loop: that of reports, key dumps and administrative commands.
 ///
-/// All connections of the worker share it. A costly request begins while some is left and may exceed it, so an iteration
-/// does at most one report more than allowed, however many clients send however many requests; one that finds nothing
-/// left is held back until the next iteration. Dumps stop in between.
+/// All connections of the worker share it. A costly request begins while some is left and may
+/// exceed it, so an iteration does at most one report more than allowed, however many clients send
+/// however many requests; one that finds nothing left is held back until the next iteration. Dumps
+/// stop in between.
 ///
 /// One unit is a hash bucket walked (about ten items) or a line of a report: half a microsecond.
 #[derive(Debug)]
@@ -274,7 +277,8 @@ impl fmt::Display for Address<'_> {
     }
 }
 
-/// Writes the report for the connection `client`, the only one that is known to be within a request.
+/// Writes the report for the connection `client`, the only one that is known to be within a
+/// request.
 fn write_conns(shared: &Shared, sink: &mut Sink<'_>, client: RawFd) {
     let now = shared.clock.now_secs();
     for listener in shared.listeners.get().into_iter().flatten() {
@@ -327,16 +331,16 @@ fn write_objects(statistics: &ObjectStatistics, sink: &mut Sink<'_>) {
     }
 }
 
-/// `stats objects_lost`: each object with acknowledged changes that are lost, and how much is lost for what
-/// reason.
+/// `stats objects_lost`: each object with acknowledged changes that are lost, and how much is lost
+/// for what reason.
 fn write_lost(statistics: &ObjectStatistics, sink: &mut Sink<'_>) {
     for (name, text) in statistics.lost() {
         sink.put(&name, text);
     }
 }
 
-/// `stats journal`: the state of the journal, how far its recovery is, and its metrics; returns false if there
-/// is no journal.
+/// `stats journal`: the state of the journal, how far its recovery is, and its metrics; returns
+/// false if there is no journal.
 fn write_journal(statistics: &ObjectStatistics, sink: &mut Sink<'_>) -> bool {
     let Some(cache) = statistics.cache() else { return false };
     let Some(health) = cache.journal_health() else { return false };

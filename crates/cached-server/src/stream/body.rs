@@ -4,8 +4,9 @@
 //!  set k 0 0 1000000␍␊ │ a million bytes            │ ␍␊
 //!  kept as `head`       │ read into their place      │ checked, not kept
 //! ```
-//! The command line is kept and decoded again when the value is complete: the reply needs key and flags, and
-//! large values are rare enough for a second decoding to be cheaper than a second representation.
+//! The command line is kept and decoded again when the value is complete: the reply needs key and
+//! flags, and large values are rare enough for a second decoding to be cheaper than a second
+//! representation.
 
 use cached_core::kv::{Kv, Reservation, StoreOptions, StoreOutcome};
 use cached_proto::Protocol;
@@ -30,9 +31,9 @@ pub(crate) struct Body {
 enum Place {
     /// Into the store's memory.
     Reserved(Reservation),
-    /// Into a buffer: appending and prepending need the whole value first, and other values are collected
-    /// when the store has no more memory to reserve. `value` holds `filled` bytes of it, followed by space for
-    /// more.
+    /// Into a buffer: appending and prepending need the whole value first, and other values are
+    /// collected when the store has no more memory to reserve. `value` holds `filled` bytes of it,
+    /// followed by space for more.
     Collected { value: Vec<u8>, filled: usize, missing: usize },
 }
 
@@ -98,7 +99,8 @@ impl Body {
         self.reserved_bytes
     }
 
-    /// Takes the bytes that belong to the body from the front of `input`; returns how many they were.
+    /// Takes the bytes that belong to the body from the front of `input`; returns how many they
+    /// were.
     pub(crate) fn feed(&mut self, input: &[u8]) -> (usize, Result<(), OutOfMemory>) {
         let mut used = 0;
         while self.value_missing() > 0 && used < input.len() {
@@ -117,7 +119,8 @@ impl Body {
         (used, Ok(()))
     }
 
-    /// Returns by how many bytes the buffer outside the store grows for the next bytes of the value.
+    /// Returns by how many bytes the buffer outside the store grows for the next bytes of the
+    /// value.
     pub(crate) fn growth_bytes(&self) -> usize {
         match &self.place {
             Place::Collected { value, filled, missing } if *filled == value.len() => {
@@ -128,8 +131,8 @@ impl Body {
         }
     }
 
-    /// Returns the next place for bytes of the value, not empty while any are missing. `None` if there is no
-    /// memory.
+    /// Returns the next place for bytes of the value, not empty while any are missing. `None` if
+    /// there is no memory.
     pub(crate) fn spare(&mut self) -> Option<&mut [u8]> {
         let step = self.growth_bytes();
         match &mut self.place {

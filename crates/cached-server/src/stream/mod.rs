@@ -1,5 +1,5 @@
-//! The byte stream of a connection, below the execution of requests: nonblocking reads and writes ([`Transport`]), buffers,
-//! TLS. Nothing here knows an event loop or executes a request.
+//! The byte stream of a connection, below the execution of requests: nonblocking reads and writes
+//! ([`Transport`]), buffers, TLS. Nothing here knows an event loop or executes a request.
 //!
 //! | module | content |
 //! |---|---|
@@ -27,12 +27,13 @@ pub(crate) const READ_BYTES: usize = 16 << 10;
 /// A worker's input buffer: one read, and the unused rest of the one before.
 pub(crate) const INPUT_BYTES: usize = 2 * READ_BYTES;
 
-/// The number of connections that are read from before the first of them is answered: enough for their waits
-/// for memory to overlap, and few enough for the first reply not to be late.
+/// The number of connections that are read from before the first of them is answered: enough for
+/// their waits for memory to overlap, and few enough for the first reply not to be late.
 pub(crate) const GROUP: usize = 4;
 
-/// Bytes read from each connection of a group: a value of 4 KiB with its command. The rest of a larger value
-/// is better read straight into its place, and buffers that every sender fills to the end cost memory.
+/// Bytes read from each connection of a group: a value of 4 KiB with its command. The rest of a
+/// larger value is better read straight into its place, and buffers that every sender fills to the
+/// end cost memory.
 pub(crate) const AHEAD_BYTES: usize = (4 << 10) + (1 << 9);
 
 /// A worker's input buffers together.
@@ -40,7 +41,8 @@ pub(crate) const INPUT_BUFFERS_BYTES: usize = INPUT_BYTES + GROUP * AHEAD_BYTES;
 
 /// A byte stream that never blocks.
 ///
-/// `Pending` is a promise: the connection will be driven again when the same call can make progress.
+/// `Pending` is a promise: the connection will be driven again when the same call can make
+/// progress.
 pub(crate) trait Transport {
     /// Reads into the front of `into`; returns the number of bytes, 0 at the end of the stream.
     fn read(&mut self, into: &mut [u8]) -> Poll<io::Result<usize>>;
@@ -99,9 +101,9 @@ impl Transport for Socket<'_> {
         loop {
             match rustix::net::recv(self.fd, &mut *into, RecvFlags::empty()) {
                 Ok((count, _)) => {
-                    // A short read has emptied the socket, and more input raises an event of its own. Except
-                    // when the end has been reported, which is reported once, or when the read stopped at
-                    // urgent data.
+                    // A short read has emptied the socket, and more input raises an event of its
+                    // own. Except when the end has been reported, which is reported once, or when
+                    // the read stopped at urgent data.
                     self.ready.read = count == wanted || self.ready.closed | self.ready.urgent;
                     return Poll::Ready(Ok(count));
                 }

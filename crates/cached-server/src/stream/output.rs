@@ -5,17 +5,17 @@
 //!                                            ▲
 //!  pins:                                     └ 70000 bytes in the arena, sent from there
 //! ```
-//! A worker has one such buffer for all its connections. Bytes that a client does not take at once move to a
-//! buffer of the connection's own; small values are copied then, so that a slow reader keeps no arena memory
-//! from being reused.
+//! A worker has one such buffer for all its connections. Bytes that a client does not take at once
+//! move to a buffer of the connection's own; small values are copied then, so that a slow reader
+//! keeps no arena memory from being reused.
 
 use super::Transport;
 use cached_core::kv::{ItemView, PinnedValue};
 use std::io::{self, IoSlice};
 use std::task::{Poll, ready};
 
-/// Values from this size on are sent from the arena, smaller ones are copied: at 4 KiB a pin and a gathering
-/// write cost 1 to 3 % more CPU time than the copy (`compare --only "4 KiB"`).
+/// Values from this size on are sent from the arena, smaller ones are copied: at 4 KiB a pin and a
+/// gathering write cost 1 to 3 % more CPU time than the copy (`compare --only "4 KiB"`).
 pub(crate) const PIN_BYTES_MIN: usize = 8 << 10;
 
 /// The number of bytes after which the buffer is sent before more requests are executed.
@@ -49,9 +49,9 @@ struct Pin {
     value: PinnedValue,
 }
 
-/// The position of the first byte that has not been sent. All of `Output::bytes` before `bytes` have been
-/// sent, all pins before `pin`, the chunks of that pin before `chunk`, and of that chunk the first `within`
-/// bytes.
+/// The position of the first byte that has not been sent. All of `Output::bytes` before `bytes`
+/// have been sent, all pins before `pin`, the chunks of that pin before `chunk`, and of that chunk
+/// the first `within` bytes.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 struct Progress {
     bytes: usize,
@@ -102,9 +102,10 @@ impl Output {
         self.pins.push(Pin { at: self.bytes.len(), value });
     }
 
-    /// Sends the whole buffer with one write, which is the usual case and is therefore inlined. Returns
-    /// whether everything was sent and the buffer is empty again; if not, [`send`](Self::send) continues
-    /// where this has stopped. The bytes that were sent are added to `count` in both cases.
+    /// Sends the whole buffer with one write, which is the usual case and is therefore inlined.
+    /// Returns whether everything was sent and the buffer is empty again; if not,
+    /// [`send`](Self::send) continues where this has stopped. The bytes that were sent are added to
+    /// `count` in both cases.
     #[inline(always)]
     pub(crate) fn send_at_once(&mut self, to: &mut impl Transport, count: &mut u64) -> bool {
         if !self.pins.is_empty() || self.sent.bytes > 0 {
@@ -124,8 +125,8 @@ impl Output {
         true
     }
 
-    /// Sends the buffer. `Ready(Ok)` means that everything is sent and the buffer is empty again. The bytes
-    /// that were sent are added to `count`, on errors and `Pending` too.
+    /// Sends the buffer. `Ready(Ok)` means that everything is sent and the buffer is empty again.
+    /// The bytes that were sent are added to `count`, on errors and `Pending` too.
     pub(crate) fn send(&mut self, to: &mut impl Transport, count: &mut u64) -> Poll<io::Result<()>> {
         if self.pins.is_empty() {
             while self.sent.bytes < self.bytes.len() {
@@ -212,8 +213,8 @@ impl Output {
         sent.bytes += count;
     }
 
-    /// Moves everything that has not been sent to a buffer of its own. Small values are copied, large ones
-    /// stay pinned.
+    /// Moves everything that has not been sent to a buffer of its own. Small values are copied,
+    /// large ones stay pinned.
     pub(crate) fn take_unsent(&mut self) -> Output {
         let first = self.pins.get(self.sent.pin);
         let pinned: usize = self.pins[self.sent.pin..].iter().map(|pin| pin.value.bytes()).sum();
@@ -267,7 +268,8 @@ impl Output {
         }
     }
 
-    /// Frees memory: one huge reply of statistics or keys must not occupy it for as long as the worker lives.
+    /// Frees memory: one huge reply of statistics or keys must not occupy it for as long as the
+    /// worker lives.
     #[cold]
     fn shrink(&mut self) {
         self.bytes.shrink_to(2 * FULL_BYTES);

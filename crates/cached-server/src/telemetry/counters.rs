@@ -1,7 +1,8 @@
 //! The counters of each worker, without a shared cache line and without a locked instruction.
 //!
-//! A [`Counters`] belongs to one worker, which alone adds to it; other threads only read. `stats reset` cannot therefore
-//! write zeroes: it stores the counts of that moment, and later reports subtract them.
+//! A [`Counters`] belongs to one worker, which alone adds to it; other threads only read. `stats
+//! reset` cannot therefore write zeroes: it stores the counts of that moment, and later reports
+//! subtract them.
 
 use super::heartbeat::Heartbeat;
 use super::insight::NextSample;
@@ -93,8 +94,8 @@ impl Totals {
 }
 
 counters! {
-    /// What workers count: one of them in a `Totals<Counter>`, the sums over all in a `Totals`. The fields' names are
-    /// keys of `/status.json`.
+    /// What workers count: one of them in a `Totals<Counter>`, the sums over all in a `Totals`. The
+    /// fields' names are keys of `/status.json`.
     #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
     pub(crate) struct Totals<C = u64> {
         /// Keys of retrievals.
@@ -161,7 +162,8 @@ counters! {
         tls_handshakes_resumed => HANDSHAKES.of(["resumed"]),
         /// TLS handshakes that failed or took too long.
         tls_handshake_failures => HANDSHAKES.of(["failed"]),
-        /// TLS connections that failed after their handshake: cut off, or with records that are not right.
+        /// TLS connections that failed after their handshake: cut off, or with records that are not
+        /// right.
         tls_failures => "cached_tls_failures_total",
     }
 }
@@ -196,8 +198,8 @@ impl Counters {
         Counters { worker, ..Counters::default() }
     }
 
-    /// Counts gets of `keys` keys. Returns the number of all, if one of these is to be sampled for the hot
-    /// keys.
+    /// Counts gets of `keys` keys. Returns the number of all, if one of these is to be sampled for
+    /// the hot keys.
     #[inline]
     pub(crate) fn count_gets(&self, keys: u64) -> Option<u64> {
         self.gets.add(keys);
@@ -206,11 +208,11 @@ impl Counters {
     }
 }
 
-// Request latency by command, from a sample of the worker's loop iterations. An iteration is one wait
-// for events and the connections served after it. No request reads a clock: in a timed iteration, about
-// one in 64 steps and at least one each second, the worker reads it when the wait ends and after each
-// connection. The requests of that connection have taken the time in between, because their replies
-// leave together.
+// Request latency by command, from a sample of the worker's loop iterations. An iteration is one
+// wait for events and the connections served after it. No request reads a clock: in a timed
+// iteration, about one in 64 steps and at least one each second, the worker reads it when the wait
+// ends and after each connection. The requests of that connection have taken the time in between,
+// because their replies leave together.
 
 /// A kind of command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -271,8 +273,8 @@ impl CommandLatency {
     }
 }
 
-/// The number of the step from which the next loop iteration is timed: one word that the worker reads once in each
-/// iteration and each step, in a cache line of its own counters.
+/// The number of the step from which the next loop iteration is timed: one word that the worker
+/// reads once in each iteration and each step, in a cache line of its own counters.
 #[derive(Debug)]
 pub(crate) struct NextTimed(AtomicU64);
 
@@ -288,11 +290,12 @@ impl NextTimed {
     /// The next iteration is to be timed, whatever its number.
     const SOON: u64 = 1;
 
-    /// Requests that the next iteration is timed. Called once a second, so that a worker with few requests is
-    /// measured too.
+    /// Requests that the next iteration is timed. Called once a second, so that a worker with few
+    /// requests is measured too.
     pub(crate) fn request(&self) {
         if self.0.load(Ordering::Relaxed) != Self::RUNNING {
-            // The worker may begin a timed iteration meanwhile, which then is not measured; the next one is.
+            // The worker may begin a timed iteration meanwhile, which then is not measured; the
+            // next one is.
             self.0.store(Self::SOON, Ordering::Relaxed);
         }
     }

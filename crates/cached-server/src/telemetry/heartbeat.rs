@@ -1,7 +1,7 @@
 //! A thread's heartbeat: one word that states what the thread is doing, for the watchdog.
 //!
-//! A worker writes it when it begins to drive a connection, when a request is anything but a plain retrieval,
-//! and before it waits for events. A hit writes nothing.
+//! A worker writes it when it begins to drive a connection, when a request is anything but a plain
+//! retrieval, and before it waits for events. A hit writes nothing.
 //!
 //! ```text
 //!  63     62 ……… 32      31 …… 8      7 …… 0

@@ -1,7 +1,7 @@
 //! Samples of the server's requests: hot keys ([`HotKeys`]) and slow requests ([`WatchedStep`]).
 //!
-//! The engine samples keys for predicted miss ratios ([`cached_core::insight`]). One thread evaluates all samples, and
-//! watches the workers for slow requests.
+//! The engine samples keys for predicted miss ratios ([`cached_core::insight`]). One thread
+//! evaluates all samples, and watches the workers for slow requests.
 
 pub use cached_admin::insight::documents::{HotKey, HotPrefix, HotReport};
 pub use cached_admin::insight::slow::{SlowLog, SlowReport, SlowRequest};
@@ -22,10 +22,10 @@ pub(crate) struct Insight {
     pub(crate) slow: Arc<SlowLog>,
 }
 
-// Hot keys and prefixes: one get in about 256, counted by space-saving sketches. Requests are sampled,
-// not keys, because a hot key is one of many requests. The gap between two samples varies, so that a
-// client that requests its keys in turn is not always sampled at the same one. A worker queues the
-// keys, and the insight thread counts them.
+// Hot keys and prefixes: one get in about 256, counted by space-saving sketches. Requests are
+// sampled, not keys, because a hot key is one of many requests. The gap between two samples varies,
+// so that a client that requests its keys in turn is not always sampled at the same one. A worker
+// queues the keys, and the insight thread counts them.
 
 /// Requests between two samples, on average.
 pub(crate) const GAP: u64 = 256;
@@ -60,8 +60,8 @@ impl NextSample {
         gets >= self.0.load(Ordering::Relaxed)
     }
 
-    /// Sets the next one, after a gap of half to three halves of the mean. Returns how many of the latest
-    /// gets came after the one that was to be sampled.
+    /// Sets the next one, after a gap of half to three halves of the mean. Returns how many of the
+    /// latest gets came after the one that was to be sampled.
     fn advance(&self, gets: u64) -> u64 {
         let reached = self.0.load(Ordering::Relaxed);
         let gap = GAP / 2 + (gets.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) % (GAP + 1);
@@ -115,8 +115,8 @@ impl HotKeys {
         HotKeys { queues, counts: Lock::new(&HOT, counts), delimiter }
     }
 
-    /// Queues one of the keys of the latest gets of a worker, and sets when the next one is sampled. Never
-    /// waits; what does not fit is dropped.
+    /// Queues one of the keys of the latest gets of a worker, and sets when the next one is
+    /// sampled. Never waits; what does not fit is dropped.
     #[cold]
     #[inline(never)]
     pub(crate) fn sample(&self, worker: usize, next: &NextSample, gets: u64, keys: &[&[u8]]) {
@@ -140,8 +140,8 @@ impl HotKeys {
         queued.extend_from_slice(key);
     }
 
-    /// Counts the queued keys; `gets` is the number of all gets since the start. Returns the number of
-    /// keys.
+    /// Counts the queued keys; `gets` is the number of all gets since the start. Returns the number
+    /// of keys.
     pub(crate) fn take(&self, gets: u64, now: Instant) -> usize {
         let mut counts = self.counts.lock();
         let mut taken = Vec::with_capacity(QUEUE_BYTES_MAX);
@@ -192,17 +192,17 @@ impl HotKeys {
     }
 }
 
-/// Returns the memory for the keys of `workers` workers, in bytes at most: a key has up to 250 bytes, and is kept
-/// twice.
+/// Returns the memory for the keys of `workers` workers, in bytes at most: a key has up to 250
+/// bytes, and is kept twice.
 pub(crate) fn hot_keys_bytes_max(workers: usize) -> usize {
     const ENTRY_BYTES_MAX: usize = 2 * 250 + 128;
     (KEYS_MAX + PREFIXES_MAX) * ENTRY_BYTES_MAX + (workers + 1) * QUEUE_BYTES_MAX
 }
 
-// Slow steps of workers. A request of memcached's protocols reads no clock. The insight thread reads
-// each worker's heartbeat every 25 to 50 ms; a step that lasted longer than the threshold is recorded
-// when it has ended, with the connection and the command. Requests to the store of objects are measured
-// one by one.
+// Slow steps of workers. A request of memcached's protocols reads no clock. The insight thread
+// reads each worker's heartbeat every 25 to 50 ms; a step that lasted longer than the threshold is
+// recorded when it has ended, with the connection and the command. Requests to the store of objects
+// are measured one by one.
 
 /// The observation of one worker's current step.
 #[derive(Debug, Clone, Copy)]
@@ -216,8 +216,8 @@ impl WatchedStep {
         WatchedStep { last: HeartbeatState::default(), since: now }
     }
 
-    /// Compares the heartbeat at `now` with the last one. Returns the step that has ended since, and how long
-    /// it was seen.
+    /// Compares the heartbeat at `now` with the last one. Returns the step that has ended since,
+    /// and how long it was seen.
     pub(crate) fn check(
         &mut self,
         state: HeartbeatState,
@@ -246,7 +246,8 @@ mod tests {
         next.start();
         let mut samples = 0;
         for gets in 1..=256_000u64 {
-            // Every eighth is for one key, the others in turn for 256: they must not all be met at one.
+            // Every eighth is for one key, the others in turn for 256: they must not all be met at
+            // one.
             let key = if gets % 8 == 0 { "hot:1".to_owned() } else { format!("k{}", gets % 256) };
             if next.is_reached(gets) {
                 samples += 1;

@@ -1,4 +1,5 @@
-//! `stats detail`: gets, sets and deletes by key prefix, which is the part of a key before the first `:`.
+//! `stats detail`: gets, sets and deletes by key prefix, which is the part of a key before the
+//! first `:`.
 //!
 //! Off unless requested. The table is bounded: once it is full, new prefixes are not counted.
 
@@ -96,14 +97,16 @@ impl PrefixCounts {
         self.record(key, |counts| counts.deletes += 1);
     }
 
-    /// Counts for the prefix of `key`. Keys without the delimiter have no prefix and are not counted.
+    /// Counts for the prefix of `key`. Keys without the delimiter have no prefix and are not
+    /// counted.
     fn record(&self, key: &[u8], count: impl FnOnce(&mut Counts)) {
         let Some(end) = key.iter().position(|byte| *byte == self.delimiter) else { return };
         let prefix = &key[..end];
         if let Some(mut counts) = self.table.get_mut(prefix) {
             return count(&mut counts);
         }
-        // The length is counted before the entry is made: threads that enter prefixes at the same time keep the bound.
+        // The length is counted before the entry is made: threads that enter prefixes at the same
+        // time keep the bound.
         let next = |len: usize| (len < PREFIXES_MAX).then_some(len + 1);
         if self.len.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).is_err() {
             return;

@@ -102,8 +102,8 @@ impl Successor {
         self.child.id()
     }
 
-    /// Returns the reason why the process does not take over. One that has closed the channel is given a moment to
-    /// end by itself: its last words name the reason.
+    /// Returns the reason why the process does not take over. One that has closed the channel is
+    /// given a moment to end by itself: its last words name the reason.
     fn reason(&mut self, error: &ChannelError) -> String {
         let deadline = Instant::now() + LAST_WORDS_WITHIN;
         let has_closed = matches!(error, ChannelError::Ended);
@@ -145,8 +145,9 @@ pub(crate) fn memory_file(shared: &Shared) -> Option<(u64, u64)> {
     Some((metadata.dev(), metadata.ino()))
 }
 
-/// Stops this process between two requests, and passes memory and connections on. Blocks the acceptor's thread, so
-/// that nothing is accepted meanwhile and the clock stands still; the new process may take `limit` to be ready.
+/// Stops this process between two requests, and passes memory and connections on. Blocks the
+/// acceptor's thread, so that nothing is accepted meanwhile and the clock stands still; the new
+/// process may take `limit` to be ready.
 ///
 /// # Errors
 /// [`NotGiven`].
@@ -189,7 +190,8 @@ pub(crate) fn give(shared: &Shared, successor: &mut Successor, limit: Duration) 
     }
     let serves = successor.channel.expect(&Message::Serving, Instant::now() + limit);
     if let Err(error) = serves {
-        // The workers must not continue: the memory may be in use by the new process, and is not known here any more.
+        // The workers must not continue: the memory may be in use by the new process, and is not
+        // known here any more.
         workers.give_verdict(Verdict::End);
         return Err(NotGiven::Lost(successor.reason(&error)));
     }
@@ -356,8 +358,8 @@ fn name_of(path: &Path) -> io::Result<String> {
 }
 
 impl Upgradable {
-    /// Starts the new process, on a thread, and lets it open the store of objects: this one serves items meanwhile. The
-    /// result comes on the channel.
+    /// Starts the new process, on a thread, and lets it open the store of objects: this one serves
+    /// items meanwhile. The result comes on the channel.
     pub(crate) fn start(&self, shared: &Shared) -> oneshot::Receiver<Prepared> {
         tracing::info!(program = %self.program.path().display(), "starting a new process that takes over");
         let (sender, prepared) = oneshot::channel();
@@ -378,8 +380,8 @@ impl Upgradable {
         prepared
     }
 
-    /// Lets the new process take over. Returns whether it has; if not, this one continues, or must end because of a
-    /// defect.
+    /// Lets the new process take over. Returns whether it has; if not, this one continues, or must
+    /// end because of a defect.
     pub(crate) fn finish(&self, shared: &Shared, prepared: Prepared) -> bool {
         let given = prepared.map_err(NotGiven::Resumed).and_then(|mut successor| {
             if shared.kv.memory_file().is_none() {

@@ -4,9 +4,9 @@
 //!  old ► new:  Offer, Socket …, ......... StoreFree, ......... Memory, Connections …, ...... Go
 //!  new ► old:  ............... Prepared, .......... StoreOpen, ..................... Ready, ... Serving
 //! ```
-//! Each is one packet: a byte that names it, and its fields, little-endian; text and bytes follow their length.
-//! Descriptors travel beside it. The packet's length is bounded ([`MESSAGE_BYTES_MAX`]), and so is all that it
-//! names.
+//! Each is one packet: a byte that names it, and its fields, little-endian; text and bytes follow
+//! their length. Descriptors travel beside it. The packet's length is bounded
+//! ([`MESSAGE_BYTES_MAX`]), and so is all that it names.
 
 use crate::connections::{HANDED_INPUT_BYTES_MAX, HandedConnection, HandedPhase};
 use cached_proto::Protocol;
@@ -43,7 +43,8 @@ pub(crate) enum Message {
     Socket { kind: SocketKind, name: String },
     /// The configuration is right, and the sockets are open.
     Prepared,
-    /// The old process has no store of objects open, any more or at all: the new one can open its own.
+    /// The old process has no store of objects open, any more or at all: the new one can open its
+    /// own.
     StoreFree,
     /// The new process has its store of objects open, if it is to have one.
     StoreOpen,
@@ -166,8 +167,8 @@ impl Message {
     /// Reads a packet.
     ///
     /// # Errors
-    /// [`Unknown`] if it is none of these messages, or has too much of anything. An offer of another version is
-    /// read as far as its version.
+    /// [`Unknown`] if it is none of these messages, or has too much of anything. An offer of
+    /// another version is read as far as its version.
     pub(crate) fn decode(packet: &[u8]) -> Result<Message, Unknown> {
         if packet.len() > MESSAGE_BYTES_MAX {
             return Err(Unknown);

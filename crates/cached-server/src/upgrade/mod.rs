@@ -15,16 +15,17 @@
 //!                     ◄─────────────────────────── Serving
 //!  ends                                            writes the pid file; is the main process of the unit
 //! ```
-//! Before `Go` the old process can continue at any moment, with the memory as it was: it does so if the new one ends,
-//! sends an unexpected message, or is late; it ends the new one first, and waits until it is gone. From `Go` on the
-//! new process has the memory; if it ends before it serves, the old one ends with an error, and the next start finds
-//! the items in the memory file.
+//! Before `Go` the old process can continue at any moment, with the memory as it was: it does so if
+//! the new one ends, sends an unexpected message, or is late; it ends the new one first, and waits
+//! until it is gone. From `Go` on the new process has the memory; if it ends before it serves, the
+//! old one ends with an error, and the next start finds the items in the memory file.
 //!
-//! A store of objects, its claims and its journal can be open in one process only. So the old one releases them before
-//! the new one opens them (`objects/thread.rs`), and opens them again if the new one fails: before `Go` that one
-//! serves no object, so it has acknowledged nothing that could be lost with it. What can be checked without the store
-//! is checked before `Prepared`. Requests for items are served all that time; those for objects wait from the moment
-//! at which the old process's listener ends: the sockets stay open, and clients wait in their queues.
+//! A store of objects, its claims and its journal can be open in one process only. So the old one
+//! releases them before the new one opens them (`objects/thread.rs`), and opens them again if the
+//! new one fails: before `Go` that one serves no object, so it has acknowledged nothing that could
+//! be lost with it. What can be checked without the store is checked before `Prepared`. Requests
+//! for items are served all that time; those for objects wait from the moment at which the old
+//! process's listener ends: the sockets stay open, and clients wait in their queues.
 //!
 //! | module | content |
 //! |---|---|
@@ -67,8 +68,8 @@ pub struct Program {
 }
 
 impl Program {
-    /// Returns the program that `arguments` name, the first of them, as a shell would find it. To be called before
-    /// the working directory changes.
+    /// Returns the program that `arguments` name, the first of them, as a shell would find it. To
+    /// be called before the working directory changes.
     #[must_use]
     pub fn of_this_process(arguments: &[OsString]) -> Program {
         let name = arguments.first().map_or(OsStr::new(""), |name| name);

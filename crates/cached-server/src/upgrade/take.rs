@@ -84,8 +84,8 @@ pub(crate) struct Taken {
 }
 
 impl TakeOver {
-    /// Returns the offer of a running process, if it has started this one for that. To be called once, before
-    /// standard input is used.
+    /// Returns the offer of a running process, if it has started this one for that. To be called
+    /// once, before standard input is used.
     ///
     /// # Errors
     /// [`TakeOverError`].
@@ -103,7 +103,8 @@ impl TakeOver {
         if !peer.uid.is_root() && peer.uid != rustix::process::geteuid() {
             return Err(TakeOverError::Stranger);
         }
-        // The other process ends its child before it continues with the memory: it can end no other.
+        // The other process ends its child before it continues with the memory: it can end no
+        // other.
         if rustix::process::getppid() != Some(peer.pid) {
             return Err(TakeOverError::NoChild);
         }
@@ -150,7 +151,8 @@ impl TakeOver {
         std::mem::take(&mut self.handed)
     }
 
-    /// Reports that the configuration is right and the sockets are open. `memory_file` is the one of the configuration.
+    /// Reports that the configuration is right and the sockets are open. `memory_file` is the one
+    /// of the configuration.
     pub(crate) fn prepared(self, memory_file: Option<&Path>) -> Result<Offered, TakeOverError> {
         let TakeOver { channel, offer, .. } = self;
         let id = |metadata: std::fs::Metadata| (metadata.dev(), metadata.ino());
@@ -173,8 +175,8 @@ impl Offered {
         Ok(())
     }
 
-    /// Reports that the store of objects is open, and takes the state of the old process once that has stopped. `memory_file`
-    /// is the one of the configuration.
+    /// Reports that the store of objects is open, and takes the state of the old process once that
+    /// has stopped. `memory_file` is the one of the configuration.
     pub(crate) fn take(self, memory_file: Option<&Path>) -> Result<(Taken, Taking), TakeOverError> {
         faults::at_step("opened");
         let Offered { channel } = self;

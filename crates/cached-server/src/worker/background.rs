@@ -1,7 +1,7 @@
 //! The threads beside the workers: the watchdog, and those that sample, sweep and move memory.
 //!
-//! A panic of the sweeping or the arbitrating thread ends the server, which cannot continue without its work. One of the
-//! others costs clients nothing.
+//! A panic of the sweeping or the arbitrating thread ends the server, which cannot continue without
+//! its work. One of the others costs clients nothing.
 
 use super::timing::record_slow;
 use crate::shared::Shared;
@@ -63,7 +63,8 @@ impl BackgroundThread {
         BackgroundThread::start("cached-insight", move |end| sample(&shared, end))
     }
 
-    /// Starts the thread that removes the items of flushed prefixes. It sleeps until [`Shared::flush_prefix`] wakes it.
+    /// Starts the thread that removes the items of flushed prefixes. It sleeps until
+    /// [`Shared::flush_prefix`] wakes it.
     ///
     /// # Errors
     /// When the system has no thread for it.
@@ -114,8 +115,8 @@ fn fail_on_panic(shared: &Shared, thread: &str, body: impl FnOnce()) {
     }
 }
 
-/// The interval between two looks at both halves of shared memory. How much moves depends on what is stored, not on
-/// this.
+/// The interval between two looks at both halves of shared memory. How much moves depends on what
+/// is stored, not on this.
 const ARBITER_INTERVAL: Duration = Duration::from_millis(100);
 
 fn arbitrate(mut arbiter: Arbiter, end: &End) {
@@ -149,12 +150,13 @@ fn sweep(shared: &Shared, end: &End) {
     }
 }
 
-/// How often samples are taken while there are any. A queue holds what comes in that time at 40 000 samples a
-/// second.
+/// How often samples are taken while there are any. A queue holds what comes in that time at 40 000
+/// samples a second.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(50);
 /// How often, at least, without requests.
 const SAMPLE_INTERVAL_IDLE: Duration = Duration::from_secs(1);
-/// Workers are looked at at least twice within the threshold of slow requests, and this often at most.
+/// Workers are looked at at least twice within the threshold of slow requests, and this often at
+/// most.
 const SLOW_WATCH_MIN: Duration = Duration::from_millis(25);
 
 /// Evaluates samples: simulates other amounts of memory, counts hot keys, and finds slow requests.
@@ -200,8 +202,8 @@ fn record_slow_steps(shared: &Shared, steps: &mut [WatchedStep]) {
 /// How often the heartbeats are read.
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 
-/// For how long a worker may be in one step before a line is logged. Each following line comes after twice as
-/// long.
+/// For how long a worker may be in one step before a line is logged. Each following line comes
+/// after twice as long.
 const WORKER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The same for the acceptor's thread, whose heartbeat changes once a second.
@@ -261,9 +263,9 @@ impl WatchedThread {
     }
 }
 
-/// The watchdog. A worker waits for nothing but events, and a step takes milliseconds at most: one that stays in a
-/// step for seconds is held up by a lock, by the system or by a defect, and nothing else would report it. The
-/// watchdog takes no lock that a worker takes.
+/// The watchdog. A worker waits for nothing but events, and a step takes milliseconds at most: one
+/// that stays in a step for seconds is held up by a lock, by the system or by a defect, and nothing
+/// else would report it. The watchdog takes no lock that a worker takes.
 fn watch(shared: &Shared, end: &End) {
     let start = Instant::now();
     let worker = |index| WatchedThread::new(format!("worker {index}"), WORKER_TIMEOUT, Duration::ZERO);

@@ -1,20 +1,23 @@
-//! A worker: one thread, its share of the connections, and the event loop that drives them; and the threads beside the
-//! workers. What a connection does with its bytes (`conn`) is not here.
+//! A worker: one thread, its share of the connections, and the event loop that drives them; and the
+//! threads beside the workers. What a connection does with its bytes (`conn`) is not here.
 //!
 //! ```text
 //!  acceptor ── Command::Serve ──► epoll ──► slot 0 ─┐
 //!  table ───── Command::Check ──►       ──► slot 1 ─┤ each connection is driven when its socket is ready,
 //!                                       ──► …       ▼ with the worker's input and output buffers
 //! ```
-//! The loop is edge-triggered epoll and nothing else: a request costs one wait, one receive and one send. Only the
-//! acceptor's thread has a tokio runtime; there a connection is the unit, not a request.
+//! The loop is edge-triggered epoll and nothing else: a request costs one wait, one receive and one
+//! send. Only the acceptor's thread has a tokio runtime; there a connection is the unit, not a
+//! request.
 //!
-//! Connections that are ready together are served in groups: all of a group are read from, the items that their first
-//! requests name are prefetched into the processor's cache, and then they are answered one after the other. So the waits
-//! for memory of a group overlap, as those of a multiget's keys do.
+//! Connections that are ready together are served in groups: all of a group are read from, the
+//! items that their first requests name are prefetched into the processor's cache, and then they
+//! are answered one after the other. So the waits for memory of a group overlap, as those of a
+//! multiget's keys do.
 //!
-//! Sockets report changes only, so what is known of each is kept in its connection slot. A connection with more to do
-//! than its budget allows is driven again after all others, without waiting for its socket.
+//! Sockets report changes only, so what is known of each is kept in its connection slot. A
+//! connection with more to do than its budget allows is driven again after all others, without
+//! waiting for its socket.
 //!
 //! | module | content |
 //! |---|---|
@@ -61,7 +64,8 @@ const EVENTS_MAX: usize = 256;
 /// The event number of the command queue's waker, which has no slot.
 const WAKER: u64 = u64::MAX;
 
-/// A connection and its socket: two cache lines, which are all that a wake-up touches of a connection.
+/// A connection and its socket: two cache lines, which are all that a wake-up touches of a
+/// connection.
 #[repr(align(64))]
 pub(crate) struct ConnectionSlot {
     /// `None` without TLS. Dropped before the connection, which counts its buffers.
@@ -78,7 +82,8 @@ const _: () = assert!(size_of::<Option<ConnectionSlot>>() == 128);
 /// The bytes read from a connection before it is driven.
 #[derive(Clone, Copy, Default)]
 struct ReadAhead {
-    /// The number of bytes, 0 at the end of the stream; `None` if the connection has not been read from.
+    /// The number of bytes, 0 at the end of the stream; `None` if the connection has not been read
+    /// from.
     received: Option<usize>,
     /// The hash of its first request's key.
     hash: Option<KeyHash>,
@@ -267,8 +272,8 @@ impl Worker {
     #[inline]
     fn record_event(&mut self, event: epoll::Event) {
         let (flags, number) = (event.flags, event.data.u64() as usize);
-        // An event of a connection closed a moment ago may reach its slot's next one, which is driven once
-        // too often then. The waker has no slot.
+        // An event of a connection closed a moment ago may reach its slot's next one, which is
+        // driven once too often then. The waker has no slot.
         let Some(Some(slot)) = self.slots.get_mut(number) else { return };
         let closed =
             flags.intersects(epoll::EventFlags::RDHUP | epoll::EventFlags::HUP | epoll::EventFlags::ERR);
@@ -278,8 +283,8 @@ impl Worker {
         slot.ready.urgent |= flags.contains(epoll::EventFlags::PRI);
     }
 
-    /// Reads from a connection before it is driven, if it waits for a request, and prefetches the index line
-    /// of the request's key.
+    /// Reads from a connection before it is driven, if it waits for a request, and prefetches the
+    /// index line of the request's key.
     #[inline]
     fn receive_ahead(&mut self, number: usize, at: usize) -> ReadAhead {
         let Some(Some(slot)) = self.slots.get_mut(number) else { return ReadAhead::default() };
@@ -374,7 +379,8 @@ impl Worker {
         self.serve_here(number, received);
     }
 
-    /// The same within the caller: for a single event, the usual one, a call would cost a tenth of a get.
+    /// The same within the caller: for a single event, the usual one, a call would cost a tenth of
+    /// a get.
     #[inline(always)]
     fn serve_here(&mut self, number: usize, received: Option<Range<usize>>) {
         let Some(Some(slot)) = self.slots.get_mut(number) else { return };
@@ -417,7 +423,8 @@ impl Worker {
         }
     }
 
-    /// Closes those of the worker's connections that are to be closed, before any other takes more memory.
+    /// Closes those of the worker's connections that are to be closed, before any other takes more
+    /// memory.
     #[cold]
     fn close_requested(&mut self) {
         for number in self.shared.connections.queue(self.index).take_checks() {
@@ -463,9 +470,9 @@ impl Worker {
         }
     }
 
-    /// Serves connections at shutdown: reads what has arrived, replies, and closes each connection whose
-    /// client has taken the replies, until none is left or `drain_timeout` is over. A client that continues
-    /// to send is served no longer than that.
+    /// Serves connections at shutdown: reads what has arrived, replies, and closes each connection
+    /// whose client has taken the replies, until none is left or `drain_timeout` is over. A client
+    /// that continues to send is served no longer than that.
     fn drain(&mut self, events: &mut Vec<epoll::Event>) {
         self.run_commands();
         let end = Instant::now() + self.shared.live.drain_timeout.get();
@@ -536,8 +543,8 @@ impl Worker {
         false
     }
 
-    /// Shuts down the sockets of all connections and touches nothing else. Called after a panic, which may
-    /// have left anything half-done.
+    /// Shuts down the sockets of all connections and touches nothing else. Called after a panic,
+    /// which may have left anything half-done.
     pub(crate) fn shut_down_sockets(&self) {
         for slot in self.slots.iter().flatten() {
             // Fails for a socket whose peer has gone already.

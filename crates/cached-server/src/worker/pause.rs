@@ -1,8 +1,8 @@
 //! A worker that stops between two requests, so that another process can continue its connections.
 //!
-//! Requests that have begun are brought to their end, and no other is begun; connections whose request does not end
-//! in time are closed. Then the worker waits for the verdict, with all sockets open: it resumes as if nothing had
-//! been, or closes its descriptors and ends.
+//! Requests that have begun are brought to their end, and no other is begun; connections whose
+//! request does not end in time are closed. Then the worker waits for the verdict, with all sockets
+//! open: it resumes as if nothing had been, or closes its descriptors and ends.
 
 use super::Worker;
 use crate::conn::{DriveResult, Finishing, WorkerContext};
@@ -31,7 +31,8 @@ impl Worker {
         }
     }
 
-    /// Brings requests that have begun to their end; closes connections of those that do not end before `end`.
+    /// Brings requests that have begun to their end; closes connections of those that do not end
+    /// before `end`.
     fn finish_requests(&mut self, end: Instant) {
         loop {
             let unfinished: Vec<usize> =

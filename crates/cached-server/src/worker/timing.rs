@@ -37,7 +37,8 @@ impl Timing {
     #[cold]
     pub(super) fn begin_or_end(&mut self, step: u64, counters: &Counters) {
         if counters.next_timed.is_running() {
-            // Irregular, so that no rhythm of the clients decides which of their requests are measured.
+            // Irregular, so that no rhythm of the clients decides which of their requests are
+            // measured.
             self.random = self.random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
             let more = u64::from(self.random >> 16) % (2 * STEPS_MIN);
             counters.next_timed.end(step + STEPS_MIN + more);
@@ -48,7 +49,8 @@ impl Timing {
         self.start = Instant::now();
     }
 
-    /// Counts the requests of a connection that has been served in a timed iteration, and returns them.
+    /// Counts the requests of a connection that has been served in a timed iteration, and returns
+    /// them.
     #[cold]
     pub(super) fn served(&mut self, counters: &Counters) -> Served {
         let totals = counters.totals();
@@ -59,9 +61,9 @@ impl Timing {
     }
 }
 
-// Spans of memcached's protocols. A request is not timed by itself, so a span is what one connection
-// was served in a timed iteration, of which the tracer samples its share; slow requests are all
-// recorded.
+// Spans of memcached's protocols. A request is not timed by itself, so a span is what one
+// connection was served in a timed iteration, of which the tracer samples its share; slow requests
+// are all recorded.
 
 /// The names of the attributes with the numbers of commands, in the order of [`Kind::ALL`].
 const COUNTS: [&str; Kind::ALL.len()] = [

@@ -1,8 +1,8 @@
 //! TLS connections of a worker: buffers, and limits on handshakes.
 //!
-//! A handshake costs as much as some hundred requests. So a worker does a few steps of them in each iteration of
-//! its loop; clients that want more wait in line, while the others are served in every iteration. A handshake that is not
-//! complete after ten seconds ends its connection.
+//! A handshake costs as much as some hundred requests. So a worker does a few steps of them in each
+//! iteration of its loop; clients that want more wait in line, while the others are served in every
+//! iteration. A handshake that is not complete after ten seconds ends its connection.
 
 use super::Worker;
 use crate::conn::{Connection, DriveResult, WorkerContext};
@@ -38,8 +38,8 @@ impl WorkerTls {
         (self.handshaking > 0).then_some(Timespec { tv_sec: 1, tv_nsec: 0 })
     }
 
-    /// Begins an iteration of the loop. `others_wait` states that connections wait in line: they come before those
-    /// whose events are new.
+    /// Begins an iteration of the loop. `others_wait` states that connections wait in line: they
+    /// come before those whose events are new.
     pub(super) fn begin_iteration(&mut self, others_wait: bool) {
         self.buffers.handshakes_left = if others_wait { 0 } else { HANDSHAKES_PER_ITERATION };
     }
@@ -81,7 +81,8 @@ impl WorkerTls {
         }
     }
 
-    /// Drives a connection at shutdown. One without requests, because its handshake is not complete, ends.
+    /// Drives a connection at shutdown. One without requests, because its handshake is not
+    /// complete, ends.
     pub(super) fn drain(
         &mut self,
         connection: &mut Connection,

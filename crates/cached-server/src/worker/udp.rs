@@ -1,8 +1,9 @@
 //! Datagrams: each is a request, or several, of a connection that lasts no longer.
 //!
-//! All workers wait for all UDP sockets, and whichever is free reads. A datagram whose request is not whole
-//! is dropped, as is one of several. A reply is sent in as many datagrams as it takes, up to a limit: the
-//! sender's address may be forged, and what is sent there should not be many times what was received.
+//! All workers wait for all UDP sockets, and whichever is free reads. A datagram whose request is
+//! not whole is dropped, as is one of several. A reply is sent in as many datagrams as it takes, up
+//! to a limit: the sender's address may be forged, and what is sent there should not be many times
+//! what was received.
 
 use super::Worker;
 use crate::conn::{Connection, DriveResult, WorkerContext};
@@ -22,8 +23,8 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::task::Poll;
 
-/// The event number of the first UDP socket; no connection slot has so large a number, and the waker's is
-/// larger.
+/// The event number of the first UDP socket; no connection slot has so large a number, and the
+/// waker's is larger.
 pub(super) const UDP_FIRST: u64 = 1 << 48;
 
 /// The number of datagrams that are answered before connections are served.
@@ -50,8 +51,8 @@ pub(crate) fn udp_bytes_max(reply_bytes_max: usize) -> usize {
 }
 
 impl WorkerUdp {
-    /// Returns the means of reading from the server's UDP sockets, of which the worker's event loop reports
-    /// datagrams from now on; `None` if there are none.
+    /// Returns the means of reading from the server's UDP sockets, of which the worker's event loop
+    /// reports datagrams from now on; `None` if there are none.
     ///
     /// # Errors
     /// When a socket cannot be registered.
@@ -164,7 +165,8 @@ impl Worker {
             match rustix::net::sendto(socket, datagram, SendFlags::DONTWAIT | SendFlags::NOSIGNAL, &peer) {
                 // The reply itself was counted when it was executed.
                 Ok(_) => counters.sent_bytes.add(UDP_HEADER_LEN as u64),
-                // There is no buffer space, or no route to that address; the client asks again, as for any datagram lost.
+                // There is no buffer space, or no route to that address; the client asks again, as
+                // for any datagram lost.
                 Err(_) => {
                     counters.udp_dropped.bump();
                     break;

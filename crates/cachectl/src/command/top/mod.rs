@@ -29,8 +29,8 @@ const ANSWER_TIMEOUT_MAX: Duration = Duration::from_secs(5);
 
 #[derive(Args)]
 pub(crate) struct Top {
-    /// Write the figures once and end, for scripts: as text, or with --json the server's status.json as one
-    /// line.
+    /// Write the figures once and end, for scripts: as text, or with --json the server's
+    /// status.json as one line.
     #[arg(long)]
     once: bool,
 

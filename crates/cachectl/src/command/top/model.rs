@@ -48,8 +48,8 @@ impl Model {
         self.now()?.at("/history/step_secs")
     }
 
-    /// Returns the increase of a counter per second: between the answers, or in the history's last step. `None` if
-    /// neither is known.
+    /// Returns the increase of a counter per second: between the answers, or in the history's last
+    /// step. `None` if neither is known.
     pub(super) fn rate(&self, pick: impl Fn(Part<'_>) -> Option<f64>, column: &str) -> Option<f64> {
         self.rise(pick).or_else(|| {
             let step_secs = self.step_secs()?;
@@ -67,7 +67,8 @@ impl Model {
         (secs > 0.0 && rise >= 0.0).then(|| rise / secs)
     }
 
-    /// Returns a column of the history, oldest first: increases within each step, or values at its end.
+    /// Returns a column of the history, oldest first: increases within each step, or values at its
+    /// end.
     pub(super) fn column(&self, name: &str) -> Option<Vec<Option<f64>>> {
         let column = self.now()?.part("history")?.part("columns")?.part(name)?.0.as_array()?;
         Some(column.iter().map(Value::as_f64).collect())
@@ -91,7 +92,8 @@ impl Model {
         ratio(hits, hits + misses)
     }
 
-    /// Returns the hit ratio in each step of the history, with the number of steps that `hit_ratio_hour` covers.
+    /// Returns the hit ratio in each step of the history, with the number of steps that
+    /// `hit_ratio_hour` covers.
     pub(super) fn hit_ratios(&self) -> Vec<Option<f64>> {
         let pair = |hits: &str, others: &str, others_are_all: bool| {
             let (hits, others) = (self.column(hits)?, self.column(others)?);

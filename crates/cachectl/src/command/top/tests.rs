@@ -48,7 +48,8 @@ fn shown(document: Value) -> Screen {
     screen
 }
 
-/// Draws on a terminal of this size. Returns its lines, the colours that were used, and the largest scroll.
+/// Draws on a terminal of this size. Returns its lines, the colours that were used, and the largest
+/// scroll.
 fn drawn(screen: &Screen, width: u16, height: u16) -> (Vec<String>, Vec<Color>, u16) {
     let mut terminal = Terminal::new(TestBackend::new(width, height)).expect("a terminal");
     let mut last = 0;

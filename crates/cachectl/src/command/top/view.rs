@@ -478,8 +478,8 @@ pub(super) fn clock(unix_ms: u64) -> String {
     format!("{:02}:{:02}:{:02}", s / 3600, s / 60 % 60, s % 60)
 }
 
-/// Returns foreign text with every character written out that would move others, or that would not be seen; at most
-/// `longest` characters of it.
+/// Returns foreign text with every character written out that would move others, or that would not
+/// be seen; at most `longest` characters of it.
 pub(super) fn printable(text: &str, longest: usize) -> String {
     let mut shown = String::new();
     let mut letters = text.chars();

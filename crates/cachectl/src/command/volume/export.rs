@@ -379,7 +379,8 @@ struct Stream<'a> {
 }
 
 impl Stream<'_> {
-    /// Checks that the volume has the content at which the stream begins, and not yet the snapshot at which it ends.
+    /// Checks that the volume has the content at which the stream begins, and not yet the snapshot
+    /// at which it ends.
     fn before(&self) -> Result<Before<'_>, Failure> {
         let Stream { name, header, .. } = self;
         let snapshots = block_on(self.volumes.snapshots(name)).about(name)?;

@@ -42,8 +42,8 @@ pub(crate) struct Import {
     /// A setting of the new volume, as `volume create` takes it.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     settings: Vec<Setting>,
-    /// Overwrite an existing volume. Ranges that the image does not have become zeros. After a failure the volume is a mixture of
-    /// both.
+    /// Overwrite an existing volume. Ranges that the image does not have become zeros. After a
+    /// failure the volume is a mixture of both.
     #[arg(long, conflicts_with_all = ["size", "settings"])]
     existing: bool,
     /// Take the bytes as they are, also if they look like another format of images.
@@ -213,7 +213,8 @@ fn check_raw(name: &str, first: Option<&Piece>) -> Result<(), Failure> {
     }
 }
 
-/// The most that is read at once: the object of a volume, as a rule. A piece does not cross a multiple of it.
+/// The most that is read at once: the object of a volume, as a rule. A piece does not cross a
+/// multiple of it.
 pub(super) const PIECE_BYTES: u64 = 4 << 20;
 
 /// A part of the input.
@@ -264,7 +265,8 @@ impl Input {
         let name = path.map_or("standard input".to_owned(), |path| path.display().to_string());
         let open = || {
             let Some(path) = path else {
-                // Without the buffer of the standard library: a wait would not see bytes that are in it.
+                // Without the buffer of the standard library: a wait would not see bytes that are
+                // in it.
                 return Ok((File::from(io::stdin().as_fd().try_clone_to_owned()?), None, false));
             };
             let mut file = File::open(path)?;

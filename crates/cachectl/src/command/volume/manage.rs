@@ -19,8 +19,8 @@ pub(crate) struct Create {
     /// Its size: bytes, or 512M, 20G, 1T.
     #[arg(value_parser = size)]
     size: u64,
-    /// Settings: is_read_only=true, write=back (through, around), quota_bytes_max=40G, object_bytes=4M, and
-    /// those of `volume set`.
+    /// Settings: is_read_only=true, write=back (through, around), quota_bytes_max=40G,
+    /// object_bytes=4M, and those of `volume set`.
     #[arg(value_name = "KEY=VALUE")]
     settings: Vec<Setting>,
 }
@@ -59,7 +59,8 @@ pub(crate) struct Set {
     #[command(flatten)]
     name: Name,
     /// Settings: is_read_only=true, write=back (through, around, none), quota_bytes_max=40G (none);
-    /// store_requests_per_second_max=500, store_bytes_per_second_max=50M, store_burst_ms=1000 (none).
+    /// store_requests_per_second_max=500, store_bytes_per_second_max=50M, store_burst_ms=1000
+    /// (none).
     #[arg(value_name = "KEY=VALUE", required = true)]
     settings: Vec<Setting>,
 }
@@ -110,7 +111,8 @@ pub(crate) struct Delete {
 pub(crate) struct HandOver {
     #[command(flatten)]
     name: Name,
-    /// The owner that is to have it: `owner` in [volumes] of its configuration, or the name of its host.
+    /// The owner that is to have it: `owner` in [volumes] of its configuration, or the name of its
+    /// host.
     #[arg(value_name = "OWNER")]
     to: String,
 }

@@ -1,5 +1,6 @@
-//! `volume`: disks. A running server makes and changes them, by its admin listener (`manage`), whose
-//! answers are shown here as text; contents are imported and exported on the store itself (`import`, `export`).
+//! `volume`: disks. A running server makes and changes them, by its admin listener (`manage`),
+//! whose answers are shown here as text; contents are imported and exported on the store itself
+//! (`import`, `export`).
 
 mod export;
 mod import;
@@ -37,50 +38,65 @@ enum VolumeCommand {
     Resize(manage::Resize),
     /// Change the settings of a volume, which are kept with it. Refused while connections use it.
     Set(manage::Set),
-    /// Make a snapshot of a volume, or of several at one instant: volume snapshot disk@monday data log.
+    /// Make a snapshot of a volume, or of several at one instant: volume snapshot disk@monday data
+    /// log.
     Snapshot(manage::Snapshot),
     /// Delete a snapshot. Clones of it, and other snapshots, keep what they have.
     DeleteSnapshot(manage::DeleteSnapshot),
-    /// Restore a volume to a snapshot of it. Data written since are lost, unless another snapshot has them.
+    /// Restore a volume to a snapshot of it. Data written since are lost, unless another snapshot
+    /// has them.
     ///
     /// Refused while connections use the volume.
     Rollback(manage::Rollback),
-    /// Make a clone independent of its origin, by a copy of the data that they share. It may be in use meanwhile.
+    /// Make a clone independent of its origin, by a copy of the data that they share. It may be in
+    /// use meanwhile.
     Flatten(manage::Name),
-    /// Delete a volume with its snapshots. Refused while connections use it. Clones keep what they have.
+    /// Delete a volume with its snapshots. Refused while connections use it. Clones keep what they
+    /// have.
     Delete(manage::Delete),
     /// Check all volumes, and with --repair remove left-overs of operations that were cut short.
     ///
     /// Exit codes: 0 in order, 1 leftovers that --repair removes, 6 data are missing or damaged.
     Check(manage::Check),
-    /// List where a volume, or a snapshot, differs from an earlier snapshot: offset, bytes, and data or zero.
+    /// List where a volume, or a snapshot, differs from an earlier snapshot: offset, bytes, and
+    /// data or zero.
     Diff(manage::Diff),
-    /// Store everything of a volume and give it up, so that another host may take it. Refused while connections use it.
+    /// Store everything of a volume and give it up, so that another host may take it. Refused while
+    /// connections use it.
     Detach(manage::Name),
-    /// Give a volume to the server of another host, by the name that this has as an owner, also while clients use it.
+    /// Give a volume to the server of another host, by the name that this has as an owner, also
+    /// while clients use it.
     ///
-    /// Everything is stored; the other server has the volume with the next client that connects there. Clients of this one
-    /// get the error ESHUTDOWN from then on, and are refused when they connect again.
+    /// Everything is stored; the other server has the volume with the next client that connects
+    /// there. Clients of this one get the error ESHUTDOWN from then on, and are refused when they
+    /// connect again.
     HandOver(manage::HandOver),
-    /// Take a volume from an owner that is gone and has not given it up, and give it up. That owner is fenced off.
+    /// Take a volume from an owner that is gone and has not given it up, and give it up. That owner
+    /// is fenced off.
     TakeOver(manage::TakeOver),
-    /// Wait for something that the server still does, by the number that an interrupted command names.
+    /// Wait for something that the server still does, by the number that an interrupted command
+    /// names.
     Job(manage::Job),
-    /// Fill a volume with a raw image, on the store itself (--backend): a new one unless --existing.
+    /// Fill a volume with a raw image, on the store itself (--backend): a new one unless
+    /// --existing.
     ///
-    /// Holes of a sparse file, and zeros, take no space. If it fails or is interrupted, a new volume is removed again.
+    /// Holes of a sparse file, and zeros, take no space. If it fails or is interrupted, a new
+    /// volume is removed again.
     Import(import::Import),
-    /// Write a volume that is not in use, or a snapshot, as a raw image, from the store itself (--backend).
+    /// Write a volume that is not in use, or a snapshot, as a raw image, from the store itself
+    /// (--backend).
     ///
     /// A file becomes sparse, and takes its name only when it is complete.
     Export(export::Export),
-    /// Apply a stream of export-diff, or of `rbd export-diff`, to a volume, on the store itself (--backend).
+    /// Apply a stream of export-diff, or of `rbd export-diff`, to a volume, on the store itself
+    /// (--backend).
     ///
-    /// The volume must be what the stream begins at: as its snapshot of that name. A stream that begins at nothing makes the
-    /// volume. Then the snapshot is made at which the stream ends. If it fails or is interrupted, all is as it was.
+    /// The volume must be what the stream begins at: as its snapshot of that name. A stream that
+    /// begins at nothing makes the volume. Then the snapshot is made at which the stream ends. If
+    /// it fails or is interrupted, all is as it was.
     ImportDiff(export::ImportDiff),
-    /// Write a snapshot, or what it has changed since another one, as a stream in the format of `rbd export-diff`, from the
-    /// store itself (--backend).
+    /// Write a snapshot, or what it has changed since another one, as a stream in the format of
+    /// `rbd export-diff`, from the store itself (--backend).
     ExportDiff(export::ExportDiff),
 }
 
@@ -208,7 +224,8 @@ fn volume(of: &Value) -> String {
     lines.join("\n")
 }
 
-/// Returns the ranges of a difference, one line each: offset, length, and the kind of the content now.
+/// Returns the ranges of a difference, one line each: offset, length, and the kind of the content
+/// now.
 fn extents(all: &[Value]) -> String {
     let line = |of: &Value| {
         let [offset, bytes] = ["offset", "bytes"].map(|key| of[key].as_u64().unwrap_or(0));

@@ -187,11 +187,13 @@ impl Setting {
 /// Which volumes of the store.
 #[derive(Args)]
 pub(crate) struct StoreArguments {
-    /// The prefix of the names of the volumes' namespaces: `prefix` of [volumes] in the server's configuration.
+    /// The prefix of the names of the volumes' namespaces: `prefix` of [volumes] in the server's
+    /// configuration.
     #[arg(long, value_name = "NAME", default_value = "volumes")]
     prefix: String,
 
-    /// Claim each volume with an epoch of its own, as a server with writer = "callers" does over a store that it shares.
+    /// Claim each volume with an epoch of its own, as a server with writer = "callers" does over a
+    /// store that it shares.
     #[arg(long)]
     claim: bool,
 }
@@ -199,7 +201,8 @@ pub(crate) struct StoreArguments {
 /// Whose volumes.
 #[derive(Args)]
 pub(crate) struct TakeOver {
-    /// Take the volume from an owner that has not given it up. That one is fenced off: only if it is gone.
+    /// Take the volume from an owner that has not given it up. That one is fenced off: only if it
+    /// is gone.
     #[arg(long)]
     take_over: bool,
 }
@@ -216,7 +219,8 @@ impl StoreArguments {
     /// # Errors
     /// The store cannot hold volumes.
     pub(super) fn volumes(&self, context: &Context<'_>) -> Result<Volumes, Failure> {
-        // Each command is an owner of its own: one of them does not take a volume from another that is at work.
+        // Each command is an owner of its own: one of them does not take a volume from another that
+        // is at work.
         let host = rustix::system::uname();
         let host: String = host.nodename().to_string_lossy().chars().take(60).collect();
         let owner = format!("cachectl on {host}, {:08x}", WriterId::random().0 as u32);
@@ -245,7 +249,8 @@ pub(super) fn made(
     })
 }
 
-/// Stores the data of a volume that was filled, and detaches it; after a failure, undoes the changes.
+/// Stores the data of a volume that was filled, and detaches it; after a failure, undoes the
+/// changes.
 ///
 /// # Errors
 /// The failure, with the state of the volume.

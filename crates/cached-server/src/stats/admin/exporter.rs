@@ -1,8 +1,9 @@
-//! The metrics of memcached's Prometheus exporter, by its names, types and labels, so that dashboards and rules made for
-//! it work.
+//! The metrics of memcached's Prometheus exporter, by its names, types and labels, so that
+//! dashboards and rules made for it work.
 //!
-//! They are made of the reports `stats`, `stats settings`, `stats items` and `stats slabs`, as the exporter does: so a value is
-//! the one that it would show. Values that a report has only for programs that read it (LRU threads, crawlers) are here as well.
+//! They are made of the reports `stats`, `stats settings`, `stats items` and `stats slabs`, as the
+//! exporter does: so a value is the one that it would show. Values that a report has only for
+//! programs that read it (LRU threads, crawlers) are here as well.
 
 use crate::shared::Shared;
 use crate::stats;
@@ -20,7 +21,8 @@ enum Show {
 
 use Show::{Counter, Flag, Gauge};
 
-/// A number of a report: its name there, the metric's name after `memcached_`, its type, and its help text.
+/// A number of a report: its name there, the metric's name after `memcached_`, its type, and its
+/// help text.
 type Line = (&'static str, &'static str, Show, &'static str);
 
 /// A row a line, however long it is.

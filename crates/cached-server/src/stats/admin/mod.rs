@@ -1,8 +1,8 @@
-//! The part of the admin listener for a server: metrics, its part of the status, the liveness of its threads, and the routes for
-//! items.
+//! The part of the admin listener for a server: metrics, its part of the status, the liveness of
+//! its threads, and the routes for items.
 //!
-//! Metrics have names of their own, for counts since the start whatever `stats reset` does; `exporter` shows the same under the
-//! names of memcached's exporter.
+//! Metrics have names of their own, for counts since the start whatever `stats reset` does;
+//! `exporter` shows the same under the names of memcached's exporter.
 //!
 //! | route | |
 //! |---|---|
@@ -86,13 +86,15 @@ struct Body {
     prefix: String,
 }
 
-/// Adds the route. It works under `-F` too: that is for clients, and this needs the listener's token.
+/// Adds the route. It works under `-F` too: that is for clients, and this needs the listener's
+/// token.
 fn add_flush_route(admin: &AdminServer, shared: &Arc<Shared>) {
     let shared = Arc::downgrade(shared);
     admin.routes().post("/flush-prefix", move |request| {
         let shared = shared.clone();
         async move {
-            // With a memory file it takes as long as sweeping all items; the listener has other requests meanwhile.
+            // With a memory file it takes as long as sweeping all items; the listener has other
+            // requests meanwhile.
             let flushed = tokio::task::spawn_blocking(move || flush_prefix(&shared, &request)).await;
             flushed.unwrap_or_else(|error| Response::failure(500, format_args!("flushing failed: {error}")))
         }
@@ -120,7 +122,8 @@ fn flush_prefix(shared: &Weak<Shared>, request: &Request) -> Response {
     }
 }
 
-/// Adds the routes. They show the state at the moment of the request, and nothing once the server has ended.
+/// Adds the routes. They show the state at the moment of the request, and nothing once the server
+/// has ended.
 ///
 /// Keys are clients' data: without a token only their first letters are shown, on loopback too.
 fn add_insight_routes(admin: &AdminServer, shared: &Arc<Shared>) {

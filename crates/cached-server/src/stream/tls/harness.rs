@@ -1,4 +1,5 @@
-//! A server's side over a pair of sockets, with rustls's client at the other end: for tests and for fuzzing.
+//! A server's side over a pair of sockets, with rustls's client at the other end: for tests and for
+//! fuzzing.
 
 use super::*;
 use crate::stream::Readiness;
@@ -131,11 +132,13 @@ impl Bench {
     }
 }
 
-/// Sends records that are cut, flipped and doubled as `data` says. The server receives the start of what was
-/// sent and nothing else, all of it if nothing was changed, and holds a bounded number of bytes.
+/// Sends records that are cut, flipped and doubled as `data` says. The server receives the start of
+/// what was sent and nothing else, all of it if nothing was changed, and holds a bounded number of
+/// bytes.
 ///
-/// The first byte chooses the version, and whether the handshake is changed or what follows it. Each pair after
-/// it is an action on the records: how many bytes are passed on, and what happens to them.
+/// The first byte chooses the version, and whether the handshake is changed or what follows it.
+/// Each pair after it is an action on the records: how many bytes are passed on, and what happens
+/// to them.
 pub fn transport(data: &[u8]) {
     let Some((first, actions)) = data.split_first() else { return };
     let versions = if first & 1 == 0 { BOTH } else { &BOTH[..1] };

@@ -6,15 +6,16 @@
 //!  replies ──► rustls, up to 16 KiB a record ──► worker's `outgoing` ──► one send
 //!                                                (what the socket does not take: `unsent`)
 //! ```
-//! A connection keeps none of these buffers while it is idle. rustls holds no bytes of its own: its interface without
-//! buffers is used. Until a client has sent its first byte there is no TLS state at all.
+//! A connection keeps none of these buffers while it is idle. rustls holds no bytes of its own: its
+//! interface without buffers is used. Until a client has sent its first byte there is no TLS state
+//! at all.
 //!
-//! Encrypted bytes must be sent as they are. So bytes count as written once the last of their records has been taken by
-//! the socket; until then [`TlsSocket::write`] returns `Pending` and the caller offers the same bytes again, which are
-//! not encrypted a second time.
+//! Encrypted bytes must be sent as they are. So bytes count as written once the last of their
+//! records has been taken by the socket; until then [`TlsSocket::write`] returns `Pending` and the
+//! caller offers the same bytes again, which are not encrypted a second time.
 //!
-//! `records` has the calls to rustls: decrypting, encrypting, alerts; `harness` a client at the other end, for tests and
-//! fuzzing.
+//! `records` has the calls to rustls: decrypting, encrypting, alerts; `harness` a client at the
+//! other end, for tests and fuzzing.
 
 #[cfg(any(test, fuzzing))]
 #[cfg_attr(not(test), allow(dead_code, reason = "the tests use more of it than the fuzz target"))]
@@ -31,10 +32,12 @@ use std::io::{self, IoSlice};
 use std::sync::Arc;
 use std::task::{Poll, ready};
 
-/// Bytes of records that have arrived incompletely, at most: one record, or one handshake message of several.
+/// Bytes of records that have arrived incompletely, at most: one record, or one handshake message
+/// of several.
 const PARTIAL_BYTES_MAX: usize = 32 << 10;
 
-/// The number of reads that bring no plaintext before other connections are served: records may be empty.
+/// The number of reads that bring no plaintext before other connections are served: records may be
+/// empty.
 const FRUITLESS_READS_MAX: usize = 8;
 
 /// The TLS side of one connection.
@@ -196,7 +199,8 @@ impl Transport for TlsSocket<'_> {
 }
 
 impl TlsSocket<'_> {
-    /// Reads from the socket once, and decrypts. Returns the number of bytes of plaintext, which may be 0.
+    /// Reads from the socket once, and decrypts. Returns the number of bytes of plaintext, which
+    /// may be 0.
     fn read_records(&mut self, into: &mut [u8]) -> Poll<io::Result<usize>> {
         if !self.stream.is_established && self.socket.ready.read && self.buffers.handshakes_left == 0 {
             self.stream.is_deferred = true;
@@ -239,8 +243,8 @@ impl TlsSocket<'_> {
         self.process(held + count, into)
     }
 
-    /// Decrypts the first `filled` bytes of `incoming`, and sends what the protocol answers by itself. Returns
-    /// the number of bytes of plaintext in `into`.
+    /// Decrypts the first `filled` bytes of `incoming`, and sends what the protocol answers by
+    /// itself. Returns the number of bytes of plaintext in `into`.
     fn process(&mut self, filled: usize, into: &mut [u8]) -> Poll<io::Result<usize>> {
         if let State::Waiting(config) = &self.stream.state {
             match UnbufferedServerConnection::new(config.clone()) {
@@ -337,8 +341,8 @@ impl TlsSocket<'_> {
     }
 }
 
-/// Bytes requested by one read: the longest record that peers send, so that a stream of them is read record
-/// by record.
+/// Bytes requested by one read: the longest record that peers send, so that a stream of them is
+/// read record by record.
 const READ_BYTES: usize = (16 << 10) + 256 + 5;
 
 /// Bytes of plaintext encrypted before they are sent.

@@ -27,8 +27,8 @@ impl<'a> Processed<'a> {
         Processed { into, overflow, plain_bytes: 0, used: 0, is_ended: false }
     }
 
-    /// Processes all complete records of `input`. What the protocol answers is appended to `outgoing`, the
-    /// alert after an error included.
+    /// Processes all complete records of `input`. What the protocol answers is appended to
+    /// `outgoing`, the alert after an error included.
     pub(super) fn take_in(
         &mut self,
         connection: &mut UnbufferedServerConnection,
@@ -81,7 +81,8 @@ impl<'a> Processed<'a> {
     }
 }
 
-/// Appends the alert that states a failure to the peer. A connection that has failed takes no more input.
+/// Appends the alert that states a failure to the peer. A connection that has failed takes no more
+/// input.
 fn collect_alert(connection: &mut UnbufferedServerConnection, outgoing: &mut Vec<u8>, used: &mut usize) {
     while connection.wants_write() {
         let Ok(ConnectionState::EncodeTlsData(mut data)) = connection.process_tls_records(&mut []).state
@@ -124,8 +125,8 @@ pub(super) fn handshake(connection: &UnbufferedServerConnection) -> Option<Hands
     })
 }
 
-/// Encrypts pieces into the worker's `outgoing`, full records as far as possible; returns the number of bytes
-/// of plaintext. `partial` are the records that have arrived incompletely.
+/// Encrypts pieces into the worker's `outgoing`, full records as far as possible; returns the
+/// number of bytes of plaintext. `partial` are the records that have arrived incompletely.
 pub(super) fn encrypt(
     connection: &mut UnbufferedServerConnection,
     partial: &mut Vec<u8>,
@@ -186,7 +187,8 @@ pub(super) fn close_notify(
     });
 }
 
-/// Calls `act` with the connection in the state in which it encrypts, after what the protocol sends by itself.
+/// Calls `act` with the connection in the state in which it encrypts, after what the protocol sends
+/// by itself.
 fn with_traffic(
     connection: &mut UnbufferedServerConnection,
     partial: &mut Vec<u8>,

@@ -1,5 +1,5 @@
-//! Event lines in memcached's format, and their way to the watchers: the log thread passes pending lines on as fast as
-//! each watcher reads.
+//! Event lines in memcached's format, and their way to the watchers: the log thread passes pending
+//! lines on as fast as each watcher reads.
 
 use super::{DELETIONS, EVICTIONS, FETCHERS, KINDS, Line, MUTATIONS, NewWatcher, Sink, Watch};
 use crate::connections::{Command, CommandQueue, ConnInfo};
@@ -126,7 +126,8 @@ pub(crate) struct Relay {
 }
 
 impl Relay {
-    /// Returns an empty relay to the worker that serves this connection; `queues` are those of all workers.
+    /// Returns an empty relay to the worker that serves this connection; `queues` are those of all
+    /// workers.
     pub(crate) fn new(info: Arc<ConnInfo>, queues: Arc<[CommandQueue]>) -> Relay {
         Relay { lines: Lock::new(&RELAY, Vec::new()), info, queues }
     }
@@ -187,7 +188,8 @@ pub(super) fn run(watch: &Arc<Watch>) {
     }
 }
 
-/// Waits for lines, for watchers that come or go, and for space in the sockets of watchers with unsent lines.
+/// Waits for lines, for watchers that come or go, and for space in the sockets of watchers with
+/// unsent lines.
 fn wait(watch: &Watch, watchers: &[Watcher]) {
     let mut waited_for = vec![PollFd::new(&watch.waker, PollFlags::IN)];
     let behind = watchers.iter().filter(|watcher| watcher.sent < watcher.buffer.len());
@@ -202,8 +204,8 @@ fn wait(watch: &Watch, watchers: &[Watcher]) {
     let _ = rustix::io::read(&watch.waker, &mut [0; 8]);
 }
 
-/// Records which kinds of events the remaining watchers observe. Returns false when none remain and the
-/// thread is to end.
+/// Records which kinds of events the remaining watchers observe. Returns false when none remain and
+/// the thread is to end.
 fn update_observed(watch: &Watch, watchers: &[Watcher]) -> bool {
     let mut pending = watch.pending();
     pending.watchers = watchers.len() + pending.new_watchers.len();

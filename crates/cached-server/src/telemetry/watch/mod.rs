@@ -1,4 +1,5 @@
-//! `watch`: log lines for connections that subscribe to them, without ever waiting for those connections.
+//! `watch`: log lines for connections that subscribe to them, without ever waiting for those
+//! connections.
 //!
 //! ```text
 //!  worker ──line──► pending (bounded: worker_logbuf_size for each worker; full: dropped and counted)
@@ -9,10 +10,11 @@
 //!                                    ▼
 //!                                  client
 //! ```
-//! Without watchers a request reads one word ([`Watch::observed_events`]) and there is no log thread. A
-//! watcher's socket still belongs to its connection's worker, which notices when the client closes it; the
-//! log thread writes to a duplicate of the descriptor. Where the connection is encrypted, its worker alone can
-//! write to it; the log thread passes lines to the worker ([`Relay`]).
+//! Without watchers a request reads one word ([`Watch::observed_events`]) and there is no log
+//! thread. A watcher's socket still belongs to its connection's worker, which notices when the
+//! client closes it; the log thread writes to a duplicate of the descriptor. Where the connection
+//! is encrypted, its worker alone can write to it; the log thread passes lines to the worker
+//! ([`Relay`]).
 
 mod lines;
 
@@ -124,7 +126,8 @@ pub(crate) struct Subscription {
 }
 
 impl Subscription {
-    /// Removes and returns the lines that its connection's worker is to send; empty if there are none.
+    /// Removes and returns the lines that its connection's worker is to send; empty if there are
+    /// none.
     pub(crate) fn take_lines(&self) -> Vec<u8> {
         let lines = self.relay.as_ref().map_or_else(Vec::new, |relay| relay.take());
         if !lines.is_empty() {
@@ -152,8 +155,8 @@ pub(crate) enum Refused {
 }
 
 impl Watch {
-    /// Returns a `Watch` without watchers. The queue to the log thread holds at most `pending_bytes_max`
-    /// bytes, each watcher's buffer at most `watcher_bytes_max`.
+    /// Returns a `Watch` without watchers. The queue to the log thread holds at most
+    /// `pending_bytes_max` bytes, each watcher's buffer at most `watcher_bytes_max`.
     ///
     /// # Errors
     /// When the system has no descriptor for the waker.
@@ -223,7 +226,8 @@ impl Watch {
         }
         pending.gid += 1;
         let mut text = String::with_capacity(160);
-        // As memcached prints it: microseconds without leading zeroes. Writing to a String cannot fail.
+        // As memcached prints it: microseconds without leading zeroes. Writing to a String cannot
+        // fail.
         let _ = writeln!(text, "ts={}.{} gid={} {rest}", now.as_secs(), now.subsec_micros(), pending.gid);
         if pending.bytes + text.len() > self.pending_bytes_max {
             self.counts.worker_dropped.fetch_add(1, Ordering::Relaxed);
@@ -326,8 +330,8 @@ pub(crate) const NOTHING: u32 = 1 << 6;
 /// All kinds that `watch` accepts.
 pub(crate) const KINDS: u32 = EVICTIONS | FETCHERS | MUTATIONS | CONNEVENTS | DELETIONS | NOTHING;
 
-/// The names that `watch` accepts. A word may be a prefix, as in memcached; the first name that fits is
-/// taken.
+/// The names that `watch` accepts. A word may be a prefix, as in memcached; the first name that
+/// fits is taken.
 pub(crate) const EVENT_NAMES: [(&str, u32); 10] = [
     ("rawcmds", NOTHING),
     ("evictions", EVICTIONS),
