@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use cached_config::{ConfigError, TlsTable, config_keys, exposure, invalid};
+use cached_config::{ConfigError, TlsTable, config_keys, exposure, invalid, with_defaults};
 use cached_tls::ServerTls;
 use parking_lot::RwLock;
 use sha2::{Digest, Sha256};
@@ -102,30 +102,32 @@ impl AdminTable {
     }
 }
 
-/// Where the listener is and what it allows.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct AdminConfig {
-    /// The addresses to listen on, each `HOST:PORT`; port 0 is any free one.
-    pub listen: Vec<String>,
-    /// The tokens; needed for an address that other machines can reach.
-    pub tokens: Option<Tokens>,
-    /// TLS for the addresses that other machines can reach; `None` without it.
-    pub tls: Option<Arc<ServerTls>>,
-    /// The largest number of connections at a time; others are answered 503 and closed.
-    pub connections_max: usize,
-    /// The largest body of a request, in bytes.
-    pub body_bytes_max: usize,
-    /// How long a client may take for a request, and a handler for its response.
-    pub request_timeout: Duration,
-    /// After how long a connection ends with the next response.
-    pub connection_time_max: Duration,
-    /// Sockets that another process has opened, each with its address in `listen`: they are used
-    /// instead of new ones.
-    pub inherited: Vec<(String, Arc<TcpListener>)>,
-    /// Whether to accept connections only from [`AdminServer::accept`](crate::AdminServer::accept)
-    /// on.
-    pub is_held: bool,
+with_defaults! {
+    /// Where the listener is and what it allows.
+    #[derive(Clone, Debug)]
+    #[non_exhaustive]
+    pub struct AdminConfig {
+        /// The addresses to listen on, each `HOST:PORT`; port 0 is any free one.
+        pub listen: Vec<String> = vec![ADDRESS_DEFAULT.into()],
+        /// The tokens; needed for an address that other machines can reach.
+        pub tokens: Option<Tokens> = None,
+        /// TLS for the addresses that other machines can reach; `None` without it.
+        pub tls: Option<Arc<ServerTls>> = None,
+        /// The largest number of connections at a time; others are answered 503 and closed.
+        pub connections_max: usize = 64,
+        /// The largest body of a request, in bytes.
+        pub body_bytes_max: usize = 64 << 10,
+        /// How long a client may take for a request, and a handler for its response.
+        pub request_timeout: Duration = Duration::from_secs(30),
+        /// After how long a connection ends with the next response.
+        pub connection_time_max: Duration = Duration::from_secs(600),
+        /// Sockets that another process has opened, each with its address in `listen`: they are
+        /// used instead of new ones.
+        pub inherited: Vec<(String, Arc<TcpListener>)> = Vec::new(),
+        /// Whether to accept connections only from
+        /// [`AdminServer::accept`](crate::AdminServer::accept) on.
+        pub is_held: bool = false,
+    }
 }
 
 impl AdminConfig {
@@ -140,23 +142,6 @@ impl AdminConfig {
 /// The memory of a connection beside bodies, in bytes: buffers for the heads of requests and
 /// responses, and TLS.
 const CONNECTION_BYTES: u64 = 2 * HEAD_BYTES_MAX as u64 + 64 * 1024;
-
-impl Default for AdminConfig {
-    /// `127.0.0.1:9150`, no tokens.
-    fn default() -> Self {
-        AdminConfig {
-            listen: vec![ADDRESS_DEFAULT.into()],
-            tokens: None,
-            tls: None,
-            connections_max: 64,
-            body_bytes_max: 64 << 10,
-            request_timeout: Duration::from_secs(30),
-            connection_time_max: Duration::from_secs(600),
-            inherited: Vec::new(),
-            is_held: false,
-        }
-    }
-}
 
 /// The address to listen on by default: the port that memcached's exporter uses, so that scrape
 /// configurations stay.

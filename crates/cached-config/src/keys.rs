@@ -82,6 +82,28 @@ macro_rules! config_keys {
     };
 }
 
+/// Defines a struct with the default of each field beside it.
+#[macro_export]
+macro_rules! with_defaults {
+    (
+        $(#[$attribute:meta])*
+        $visible:vis struct $Struct:ident {
+            $($(#[$field_attribute:meta])* $field_visible:vis $field:ident: $Field:ty = $default:expr,)*
+        }
+    ) => {
+        $(#[$attribute])*
+        $visible struct $Struct {
+            $($(#[$field_attribute])* $field_visible $field: $Field,)*
+        }
+
+        impl Default for $Struct {
+            fn default() -> Self {
+                $Struct { $($field: $default,)* }
+            }
+        }
+    };
+}
+
 /// Defines the names that a key's values have in a file, each for a variant of the engine's own
 /// type.
 #[macro_export]

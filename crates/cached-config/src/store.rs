@@ -18,6 +18,7 @@ use crate::backend::{BackendTable, FileTable, MemoryTable, RadosTable, RemoteTab
 use crate::error::{ConfigError, is_mistake};
 use crate::lifecycle::{StartError, Waiting, may_pass};
 use crate::s3_table::S3Table;
+use crate::with_defaults;
 
 /// Why a store cannot be opened.
 #[derive(Debug, thiserror::Error)]
@@ -30,41 +31,27 @@ pub enum OpenError {
     Store(#[from] blocker::Error),
 }
 
-/// The options of opening a store, beyond its table.
-#[derive(Clone, Debug)]
-pub struct OpenOptions {
-    /// The largest object, in bytes, where the table does not set it.
-    pub object_bytes_max: u64,
-    /// The secret that a synapse server demands.
-    pub secret: Option<Secret>,
-    /// The longest time that connecting or one request may take, if it is shorter than what the
-    /// table sets. `None`: as the table has it.
-    pub timeout: Option<Duration>,
-    /// The name under which a synapse server logs this client; empty for none.
-    pub client_name: String,
-    /// Makes spans of the store's operations that are traced.
-    pub tracer: Option<Tracer>,
-    /// Whether the store is only to be read: a file store then changes nothing in its directory.
-    /// Other stores ignore this.
-    pub only_reads: bool,
-    /// Whether a server opens the store, which keeps its record there: a synapse server lets no
-    /// other client use [reserved namespaces](blocker::Namespace::is_reserved).
-    pub is_server: bool,
-}
-
-impl Default for OpenOptions {
-    /// Objects of up to 4 MiB, no secret, the table's own timeouts, no name, reads and changes, not
-    /// for a server.
-    fn default() -> Self {
-        Self {
-            object_bytes_max: OBJECT_BYTES_MAX_DEFAULT,
-            secret: None,
-            timeout: None,
-            client_name: String::new(),
-            tracer: None,
-            only_reads: false,
-            is_server: false,
-        }
+with_defaults! {
+    /// The options of opening a store, beyond its table.
+    #[derive(Clone, Debug)]
+    pub struct OpenOptions {
+        /// The largest object, in bytes, where the table does not set it.
+        pub object_bytes_max: u64 = OBJECT_BYTES_MAX_DEFAULT,
+        /// The secret that a synapse server demands.
+        pub secret: Option<Secret> = None,
+        /// The longest time that connecting or one request may take, if it is shorter than what the
+        /// table sets. `None`: as the table has it.
+        pub timeout: Option<Duration> = None,
+        /// The name under which a synapse server logs this client; empty for none.
+        pub client_name: String = String::new(),
+        /// Makes spans of the store's operations that are traced.
+        pub tracer: Option<Tracer> = None,
+        /// Whether the store is only to be read: a file store then changes nothing in its
+        /// directory. Other stores ignore this.
+        pub only_reads: bool = false,
+        /// Whether a server opens the store, which keeps its record there: a synapse server lets no
+        /// other client use [reserved namespaces](blocker::Namespace::is_reserved).
+        pub is_server: bool = false,
     }
 }
 
@@ -108,6 +95,12 @@ impl Store {
                 store.map(|store| store.with_layer(traced))
             }
         }
+    }
+
+    /// Returns a store that is open.
+    fn of<S: Blocker + Collect + 'static>(store: Arc<S>, memory_bytes_max: u64, close: Close) -> Store {
+        let metrics: Weak<S> = Arc::downgrade(&store);
+        Store { backend: store, memory_bytes_max, secret: None, metrics, close }
     }
 
     /// Returns the store with `layer` over it, which closing drops first.
@@ -219,18 +212,10 @@ fn alone<T>(mut shared: Arc<T>, timeout: Duration) -> Result<T, Arc<T>> {
     }
 }
 
-/// Returns the store as a blocker, and its metrics.
-fn handles<S: Blocker + Collect + 'static>(store: &Arc<S>) -> (Arc<dyn Blocker>, Weak<dyn Collect>) {
-    let metrics: Weak<S> = Arc::downgrade(store);
-    (Arc::clone(store) as _, metrics)
-}
-
 fn memory(table: &MemoryTable, options: &OpenOptions) -> Store {
     let config = MemoryConfig { object_bytes_max: options.object_bytes_max, bytes_max: table.bytes_max.0 };
     let memory = Arc::new(Memory::new(config, Arc::new(SystemClock)));
-    let (backend, metrics) = handles(&memory);
-    let memory_bytes_max = table.bytes_max.0;
-    Store { backend, memory_bytes_max, secret: None, metrics, close: Close::Nothing }
+    Store::of(memory, table.bytes_max.0, Close::Nothing)
 }
 
 fn file(table: &FileTable, options: &OpenOptions) -> Result<Store, OpenError> {
@@ -257,8 +242,7 @@ fn file(table: &FileTable, options: &OpenOptions) -> Result<Store, OpenError> {
         })?;
     }
     let file = Arc::new(FileStore::open_with(&table.path, config, Arc::new(SystemClock))?);
-    let (backend, metrics) = handles(&file);
-    Ok(Store { backend, memory_bytes_max: 0, secret: None, metrics, close: Close::File(file) })
+    Ok(Store::of(Arc::clone(&file), 0, Close::File(file)))
 }
 
 #[cfg(feature = "rados")]
@@ -276,8 +260,7 @@ fn rados(table: &RadosTable, options: &OpenOptions) -> Result<Store, OpenError> 
     }
     let memory_bytes_max = config.bytes_in_flight_max + config.heads_remembered_max as u64 * HEAD_BYTES;
     let rados = Arc::new(blocker_rados::RadosStore::open(config)?);
-    let (backend, metrics) = handles(&rados);
-    Ok(Store { backend, memory_bytes_max, secret: None, metrics, close: Close::Rados(rados) })
+    Ok(Store::of(Arc::clone(&rados), memory_bytes_max, Close::Rados(rados)))
 }
 
 #[cfg(not(feature = "rados"))]
@@ -298,8 +281,7 @@ fn s3(table: &S3Table, options: &OpenOptions) -> Result<Store, OpenError> {
     }
     let memory_bytes_max = config.memory_bytes_max();
     let s3 = Arc::new(blocker_s3::S3Store::open(&config)?);
-    let (backend, metrics) = handles(&s3);
-    Ok(Store { backend, memory_bytes_max, secret: None, metrics, close: Close::S3(s3) })
+    Ok(Store::of(Arc::clone(&s3), memory_bytes_max, Close::S3(s3)))
 }
 
 #[cfg(not(feature = "s3"))]
@@ -325,8 +307,7 @@ fn remote(table: &RemoteTable, options: &OpenOptions) -> Result<Store, OpenError
     let memory_bytes_max = in_flight + config.payload_pool_bytes_max as u64;
     let backend = Arc::new(SynapseBlocker::connect_on_thread(config)?);
     let secret = Some(backend.secret());
-    let (backend, metrics) = handles(&backend);
-    Ok(Store { backend, memory_bytes_max, secret, metrics, close: Close::Nothing })
+    Ok(Store { secret, ..Store::of(backend, memory_bytes_max, Close::Nothing) })
 }
 
 /// Which left-overs a sweep removes.

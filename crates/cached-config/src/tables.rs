@@ -10,21 +10,17 @@ use cached_tls::{ClientCertificates, KeyFormat, MinVersion, ServerTls, TlsSettin
 use serde::{Deserialize, Serialize};
 
 use crate::error::{ConfigError, invalid, require, within};
-use crate::{config_keys, config_names};
+use crate::{config_keys, config_names, with_defaults};
 
-/// The times of an orderly shutdown, before dirty data are stored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct DrainTimes {
-    /// How long the process is not ready, and still serves everything, before its listeners close:
-    /// the time that load balancers need to see it. In seconds.
-    pub delay_secs: u64,
-    /// How long clients have to take their replies once the listeners are closed, in seconds.
-    pub timeout_secs: u64,
-}
-
-impl Default for DrainTimes {
-    fn default() -> Self {
-        DrainTimes { delay_secs: 0, timeout_secs: 5 }
+with_defaults! {
+    /// The times of an orderly shutdown, before dirty data are stored.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub struct DrainTimes {
+        /// How long the process is not ready, and still serves everything, before its listeners
+        /// close: the time that load balancers need to see it. In seconds.
+        pub delay_secs: u64 = 0,
+        /// How long clients have to take their replies once the listeners are closed, in seconds.
+        pub timeout_secs: u64 = 5,
     }
 }
 
@@ -61,21 +57,17 @@ const SLOW_MS_MAX: u32 = 24 * 60 * 60 * 1000;
 /// The queues of samples of an object cache.
 const SAMPLE_QUEUES: usize = 8;
 
-/// The table `[insight]`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields, expecting = "a table")]
-pub struct InsightTable {
-    /// Sample requests: for predicted miss ratios, reasons of misses, hot keys and hot objects.
-    pub enabled: bool,
-    /// The share of the names that are sampled; 0 if it adapts.
-    pub sampled_share: f64,
-    /// The duration in milliseconds from which a request is recorded as slow; 0 records none.
-    pub slow_request_ms: u32,
-}
-
-impl Default for InsightTable {
-    fn default() -> Self {
-        InsightTable { enabled: true, sampled_share: 0.0, slow_request_ms: 100 }
+with_defaults! {
+    /// The table `[insight]`.
+    #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+    #[serde(default, deny_unknown_fields, expecting = "a table")]
+    pub struct InsightTable {
+        /// Sample requests: for predicted miss ratios, reasons of misses, hot keys and hot objects.
+        pub enabled: bool = true,
+        /// The share of the names that are sampled; 0 if it adapts.
+        pub sampled_share: f64 = 0.0,
+        /// The duration in milliseconds from which a request is recorded as slow; 0 records none.
+        pub slow_request_ms: u32 = 100,
     }
 }
 

@@ -3,7 +3,7 @@
 pub use cached_tls::{ClientCertificates, KeyFormat, MinVersion, TlsSettings};
 
 use super::auth::Auth;
-use cached_config::{DrainTimes, InsightTable};
+use cached_config::{DrainTimes, InsightTable, with_defaults};
 use cached_core::arbiter::SharedMemory;
 use cached_process::log::LogTable;
 use cached_proto::Protocol;
@@ -22,115 +22,120 @@ pub(crate) const ITEM_HEADER_BYTES: usize = 48;
 /// And the bytes after its key and its value.
 pub(crate) const ITEM_ENDS_BYTES: usize = 1 + 2;
 
-/// The settings of a server.
-#[derive(Debug, Clone)]
-pub struct Settings {
-    /// The TCP addresses to listen on; empty with `unix_path`, or if TCP is off.
-    pub listen: Vec<ListenAddress>,
-    /// The addresses at which datagrams are read; each has a port of its own, 0 for any free one.
-    pub udp_listen: Vec<ListenAddress>,
-    /// The UDP port as it was set: 0 is off, -1 any free one.
-    pub udp_port: i32,
-    /// The longest reply to a datagram; longer ones are to be asked for over TCP.
-    pub udp_reply_bytes_max: usize,
-    /// The value of `-l`, for `stats settings`.
-    pub interface: Option<String>,
-    /// The TCP port as it was set: 0 is off, -1 any free one.
-    pub port: i32,
-    /// The protocol of clients; `None` if the first byte decides. A listener may have its own.
-    pub protocol: Option<Protocol>,
-    /// The passwords that clients need.
-    pub auth: Auth,
-    /// TLS for TCP listeners; `None` without it.
-    pub tls: Option<TlsSettings>,
-    /// The path of a unix socket.
-    pub unix_path: Option<PathBuf>,
-    /// The unix socket's permissions.
-    pub unix_mask: u32,
-    /// The memory for items, in bytes.
-    pub memory_bytes: usize,
-    /// How items and objects share their memory, if they do.
-    pub shared_memory: Option<SharedMemory>,
-    /// The file in which the items' memory is, which the next process takes over.
-    pub memory_file: Option<PathBuf>,
-    /// Use large pages if the system has them.
-    pub huge_pages: bool,
-    /// Keep the process's memory from being paged out.
-    pub lock_memory: bool,
-    /// The largest number of connections at the same time.
-    pub connections_max: usize,
-    /// Refuse clients above that number; otherwise they wait.
-    pub connections_max_fast: bool,
-    /// After how many idle seconds a TCP connection is closed; 0 for never.
-    pub idle_timeout_secs: u32,
-    /// The number of worker threads.
-    pub threads: usize,
-    /// The largest item with key and header, in bytes.
-    pub item_bytes_max: usize,
-    /// Evict when memory is full; otherwise refuse to store.
-    pub evict: bool,
-    /// The eviction policy, one of [`cached_core::kv::policy::NAMES`].
-    pub eviction_policy: &'static str,
-    /// Keep CAS values.
-    pub cas: bool,
-    /// memcached's verbosity, 0 to 3: the number of `-v`.
-    pub verbosity: u8,
-    /// The log.
-    pub log: LogTable,
-    /// The times of an orderly end.
-    pub drain: DrainTimes,
-    /// How long a new process may take to start, and again to take over, in seconds.
-    pub upgrade_timeout_secs: u64,
-    /// Whether `flush_all` is enabled.
-    pub flush_enabled: bool,
-    /// Whether key dumps and counts by prefix are enabled.
-    pub dump_enabled: bool,
-    /// Whether `watch` is enabled.
-    pub watch_enabled: bool,
-    /// Whether `shutdown` is enabled.
-    pub shutdown_command: bool,
-    /// What `config get cluster` answers.
-    pub cluster_discovery: Discovery,
-    /// Whether `debugtime` is enabled, for tests.
-    pub debug_clock: bool,
-    /// The number of batches (one read, or one full output buffer) of a connection before others
-    /// are served.
-    pub batches_per_wake: u32,
-    /// The number of its requests before others are served; `None` for as many as the batches hold.
-    pub requests_per_wake: Option<u32>,
-    /// Tie each worker thread to one of the cores that the process may run on.
-    pub pin_workers: bool,
-    /// The number of connections that may wait to be accepted.
-    pub backlog: u32,
-    /// The user to become, when started as root.
-    pub user: Option<String>,
-    /// Leave the terminal.
-    pub daemon: bool,
-    /// Allow core files of any size.
-    pub core_dumps: bool,
-    /// The file for the process ID.
-    pub pid_file: Option<PathBuf>,
-    /// The delimiter after a key's prefix in `stats detail`, which is on from the start if this is
-    /// set.
-    pub prefix_delimiter: Option<u8>,
-    /// The size classes of reports.
-    pub classes: SlabClasses,
-    /// Whether `stats sizes` is enabled.
-    pub track_sizes: bool,
-    /// The buffer of log lines for each watcher, in bytes.
-    pub watcher_buffer_bytes: usize,
-    /// The queue of log lines for all watchers, in bytes for each worker.
-    pub worker_buffer_bytes: usize,
-    /// Settings without effect.
-    pub inert: InertSettings,
-    /// Lines to log once at the start.
-    pub notes: Vec<String>,
-    /// The table `[insight]`.
-    pub insight: InsightTable,
-    /// The bytes that all connections together may hold for unfinished input and unsent output.
-    pub connection_bytes_max: usize,
-    /// The largest number of connections of one address; 0 is without limit.
-    pub peer_connections_max: usize,
+with_defaults! {
+    /// The settings of a server. The defaults are memcached's, on the loopback interface.
+    #[derive(Debug, Clone)]
+    pub struct Settings {
+        /// The TCP addresses to listen on; empty with `unix_path`, or if TCP is off.
+        pub listen: Vec<ListenAddress> =
+            vec![ListenAddress { host: Some("127.0.0.1".into()), port: 11211, protocol: None, tls: ListenTls::AsSet }],
+        /// The addresses at which datagrams are read; each has a port of its own, 0 for any free
+        /// one.
+        pub udp_listen: Vec<ListenAddress> = Vec::new(),
+        /// The UDP port as it was set: 0 is off, -1 any free one.
+        pub udp_port: i32 = 0,
+        /// The longest reply to a datagram; longer ones are to be asked for over TCP.
+        pub udp_reply_bytes_max: usize = 2 << 20,
+        /// The value of `-l`, for `stats settings`.
+        pub interface: Option<String> = Some("127.0.0.1".into()),
+        /// The TCP port as it was set: 0 is off, -1 any free one.
+        pub port: i32 = 11211,
+        /// The protocol of clients; `None` if the first byte decides. A listener may have its own.
+        pub protocol: Option<Protocol> = None,
+        /// The passwords that clients need.
+        pub auth: Auth = Auth::default(),
+        /// TLS for TCP listeners; `None` without it.
+        pub tls: Option<TlsSettings> = None,
+        /// The path of a unix socket.
+        pub unix_path: Option<PathBuf> = None,
+        /// The unix socket's permissions.
+        pub unix_mask: u32 = 0o700,
+        /// The memory for items, in bytes.
+        pub memory_bytes: usize = 64 << 20,
+        /// How items and objects share their memory, if they do.
+        pub shared_memory: Option<SharedMemory> = None,
+        /// The file in which the items' memory is, which the next process takes over.
+        pub memory_file: Option<PathBuf> = None,
+        /// Use large pages if the system has them.
+        pub huge_pages: bool = false,
+        /// Keep the process's memory from being paged out.
+        pub lock_memory: bool = false,
+        /// The largest number of connections at the same time.
+        pub connections_max: usize = 1024,
+        /// Refuse clients above that number; otherwise they wait.
+        pub connections_max_fast: bool = true,
+        /// After how many idle seconds a TCP connection is closed; 0 for never.
+        pub idle_timeout_secs: u32 = 0,
+        /// The number of worker threads.
+        pub threads: usize = 4,
+        /// The largest item with key and header, in bytes.
+        pub item_bytes_max: usize = 1 << 20,
+        /// Evict when memory is full; otherwise refuse to store.
+        pub evict: bool = true,
+        /// The eviction policy, one of [`cached_core::kv::policy::NAMES`].
+        pub eviction_policy: &'static str = cached_core::kv::policy::NAMES[0],
+        /// Keep CAS values.
+        pub cas: bool = true,
+        /// memcached's verbosity, 0 to 3: the number of `-v`.
+        pub verbosity: u8 = 0,
+        /// The log.
+        pub log: LogTable = LogTable::default(),
+        /// The times of an orderly end.
+        pub drain: DrainTimes = DrainTimes::default(),
+        /// How long a new process may take to start, and again to take over, in seconds.
+        pub upgrade_timeout_secs: u64 = 30,
+        /// Whether `flush_all` is enabled.
+        pub flush_enabled: bool = true,
+        /// Whether key dumps and counts by prefix are enabled.
+        pub dump_enabled: bool = true,
+        /// Whether `watch` is enabled.
+        pub watch_enabled: bool = true,
+        /// Whether `shutdown` is enabled.
+        pub shutdown_command: bool = false,
+        /// What `config get cluster` answers.
+        pub cluster_discovery: Discovery = Discovery::Off,
+        /// Whether `debugtime` is enabled, for tests.
+        pub debug_clock: bool = false,
+        /// The number of batches (one read, or one full output buffer) of a connection before
+        /// others are served.
+        pub batches_per_wake: u32 = 20,
+        /// The number of its requests before others are served; `None` for as many as the batches
+        /// hold.
+        pub requests_per_wake: Option<u32> = None,
+        /// Tie each worker thread to one of the cores that the process may run on.
+        pub pin_workers: bool = false,
+        /// The number of connections that may wait to be accepted.
+        pub backlog: u32 = 1024,
+        /// The user to become, when started as root.
+        pub user: Option<String> = None,
+        /// Leave the terminal.
+        pub daemon: bool = false,
+        /// Allow core files of any size.
+        pub core_dumps: bool = false,
+        /// The file for the process ID.
+        pub pid_file: Option<PathBuf> = None,
+        /// The delimiter after a key's prefix in `stats detail`, which is on from the start if this
+        /// is set.
+        pub prefix_delimiter: Option<u8> = None,
+        /// The size classes of reports.
+        pub classes: SlabClasses = SlabClasses::default(),
+        /// Whether `stats sizes` is enabled.
+        pub track_sizes: bool = false,
+        /// The buffer of log lines for each watcher, in bytes.
+        pub watcher_buffer_bytes: usize = 256 << 10,
+        /// The queue of log lines for all watchers, in bytes for each worker.
+        pub worker_buffer_bytes: usize = 64 << 10,
+        /// Settings without effect.
+        pub inert: InertSettings = InertSettings::default(),
+        /// Lines to log once at the start.
+        pub notes: Vec<String> = Vec::new(),
+        /// The table `[insight]`.
+        pub insight: InsightTable = InsightTable::default(),
+        /// The bytes that all connections together may hold for unfinished input and unsent output.
+        pub connection_bytes_max: usize = Settings::connection_bytes_for(1024, 1 << 20),
+        /// The largest number of connections of one address; 0 is without limit.
+        pub peer_connections_max: usize = 0,
+    }
 }
 
 /// One `-l` address.
@@ -160,78 +165,47 @@ pub enum ListenTls {
     WithCertificates,
 }
 
-/// memcached's size classes, for reports.
-#[derive(Debug, Clone, PartialEq)]
-pub struct SlabClasses {
-    /// The growth from one class to the next.
-    pub factor: f64,
-    /// The smallest chunk's space for key, value and flags, in bytes.
-    pub chunk_bytes_min: usize,
-    /// The largest chunk, in bytes.
-    pub chunk_bytes_max: usize,
-    /// The classes one by one, in bytes; if empty, they follow from the other fields.
-    pub sizes: Vec<usize>,
-}
-
-impl Default for SlabClasses {
-    fn default() -> Self {
-        SlabClasses { factor: 1.25, chunk_bytes_min: 48, chunk_bytes_max: 512 << 10, sizes: Vec::new() }
+with_defaults! {
+    /// memcached's size classes, for reports.
+    #[derive(Debug, Clone, PartialEq)]
+    pub struct SlabClasses {
+        /// The growth from one class to the next.
+        pub factor: f64 = 1.25,
+        /// The smallest chunk's space for key, value and flags, in bytes.
+        pub chunk_bytes_min: usize = 48,
+        /// The largest chunk, in bytes.
+        pub chunk_bytes_max: usize = 512 << 10,
+        /// The classes one by one, in bytes; if empty, they follow from the other fields.
+        pub sizes: Vec<usize> = Vec::new(),
     }
 }
 
-/// Settings of parts that this engine does not have, for `stats settings`.
-#[derive(Debug, Clone, PartialEq)]
-#[expect(missing_docs, reason = "each is memcached's option of that name")]
-pub struct InertSettings {
-    pub hashpower_init: i32,
-    pub slab_reassign: bool,
-    pub slab_automove: i32,
-    pub slab_automove_ratio: f64,
-    pub slab_automove_window: i32,
-    pub slab_automove_freeratio: f64,
-    pub tail_repair_time: i32,
-    pub lru_crawler: bool,
-    pub lru_crawler_sleep: u32,
-    pub lru_crawler_tocrawl: u32,
-    pub lru_maintainer: bool,
-    pub lru_segmented: bool,
-    pub hot_lru_pct: u32,
-    pub warm_lru_pct: u32,
-    pub hot_max_factor: f64,
-    pub warm_max_factor: f64,
-    pub temp_lru: bool,
-    pub temporary_ttl: u32,
-    pub idle_timeout: i32,
-    pub read_buf_mem_limit: usize,
-    pub ssl_wbuf_size: usize,
-}
-
-impl Default for InertSettings {
-    /// memcached's defaults.
-    fn default() -> Self {
-        InertSettings {
-            hashpower_init: 0,
-            slab_reassign: true,
-            slab_automove: 1,
-            slab_automove_ratio: 0.8,
-            slab_automove_window: 10,
-            slab_automove_freeratio: 0.01,
-            tail_repair_time: 0,
-            lru_crawler: true,
-            lru_crawler_sleep: 100,
-            lru_crawler_tocrawl: 0,
-            lru_maintainer: true,
-            lru_segmented: true,
-            hot_lru_pct: 20,
-            warm_lru_pct: 40,
-            hot_max_factor: 0.2,
-            warm_max_factor: 2.0,
-            temp_lru: false,
-            temporary_ttl: 61,
-            idle_timeout: 0,
-            read_buf_mem_limit: 0,
-            ssl_wbuf_size: 16 << 10,
-        }
+with_defaults! {
+    /// Settings of parts that this engine does not have, for `stats settings`.
+    #[derive(Debug, Clone, PartialEq)]
+    #[expect(missing_docs, reason = "each is memcached's option of that name")]
+    pub struct InertSettings {
+        pub hashpower_init: i32 = 0,
+        pub slab_reassign: bool = true,
+        pub slab_automove: i32 = 1,
+        pub slab_automove_ratio: f64 = 0.8,
+        pub slab_automove_window: i32 = 10,
+        pub slab_automove_freeratio: f64 = 0.01,
+        pub tail_repair_time: i32 = 0,
+        pub lru_crawler: bool = true,
+        pub lru_crawler_sleep: u32 = 100,
+        pub lru_crawler_tocrawl: u32 = 0,
+        pub lru_maintainer: bool = true,
+        pub lru_segmented: bool = true,
+        pub hot_lru_pct: u32 = 20,
+        pub warm_lru_pct: u32 = 40,
+        pub hot_max_factor: f64 = 0.2,
+        pub warm_max_factor: f64 = 2.0,
+        pub temp_lru: bool = false,
+        pub temporary_ttl: u32 = 61,
+        pub idle_timeout: i32 = 0,
+        pub read_buf_mem_limit: usize = 0,
+        pub ssl_wbuf_size: usize = 16 << 10,
     }
 }
 
@@ -281,71 +255,6 @@ impl Settings {
     pub fn connection_bytes_for(connections_max: usize, item_bytes_max: usize) -> usize {
         let by_count = connections_max.saturating_mul(64 << 10).clamp(16 << 20, 256 << 20);
         by_count.max(item_bytes_max.saturating_add(64 << 10))
-    }
-}
-
-impl Default for Settings {
-    /// memcached's defaults, on the loopback interface.
-    fn default() -> Self {
-        Settings {
-            listen: vec![ListenAddress {
-                host: Some("127.0.0.1".into()),
-                port: 11211,
-                protocol: None,
-                tls: ListenTls::AsSet,
-            }],
-            udp_listen: Vec::new(),
-            udp_port: 0,
-            udp_reply_bytes_max: 2 << 20,
-            interface: Some("127.0.0.1".into()),
-            port: 11211,
-            protocol: None,
-            auth: Auth::default(),
-            tls: None,
-            unix_path: None,
-            unix_mask: 0o700,
-            memory_bytes: 64 << 20,
-            shared_memory: None,
-            memory_file: None,
-            huge_pages: false,
-            lock_memory: false,
-            connections_max: 1024,
-            connections_max_fast: true,
-            idle_timeout_secs: 0,
-            threads: 4,
-            item_bytes_max: 1 << 20,
-            evict: true,
-            eviction_policy: cached_core::kv::policy::NAMES[0],
-            cas: true,
-            verbosity: 0,
-            log: LogTable::default(),
-            drain: DrainTimes::default(),
-            upgrade_timeout_secs: 30,
-            flush_enabled: true,
-            dump_enabled: true,
-            watch_enabled: true,
-            shutdown_command: false,
-            cluster_discovery: Discovery::Off,
-            debug_clock: false,
-            batches_per_wake: 20,
-            requests_per_wake: None,
-            pin_workers: false,
-            backlog: 1024,
-            user: None,
-            daemon: false,
-            core_dumps: false,
-            pid_file: None,
-            prefix_delimiter: None,
-            classes: SlabClasses::default(),
-            track_sizes: false,
-            watcher_buffer_bytes: 256 << 10,
-            worker_buffer_bytes: 64 << 10,
-            inert: InertSettings::default(),
-            notes: Vec::new(),
-            insight: InsightTable::default(),
-            connection_bytes_max: Settings::connection_bytes_for(1024, 1 << 20),
-            peer_connections_max: 0,
-        }
     }
 }
 

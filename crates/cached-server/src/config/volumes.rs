@@ -4,7 +4,7 @@
 use blocker::{Durability, NAME_BYTES_MAX, WriteMode};
 use cached_config::{
     ClientCertificatesName, ConfigError, Listening, ObjectsTable, Size, TlsTable, config_keys, exposure,
-    invalid, require, restrict_socket, unix_mode, within,
+    invalid, require, restrict_socket, unix_mode, with_defaults, within,
 };
 use cached_tls::ServerTls;
 use nbd::{Address, AddressError, PORT_DEFAULT, ServerConfig, SettingError};
@@ -15,24 +15,26 @@ use std::sync::Arc;
 const TEXT_BYTES_MAX: usize = 200;
 const _: () = assert!(TEXT_BYTES_MAX < NAME_BYTES_MAX);
 
-/// The table. An empty string means none.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields, expecting = "a table")]
-pub struct VolumesTable {
-    /// The namespace of the volumes' names, and the begin of the names of the volumes' own
-    /// namespaces.
-    pub prefix: String,
-    /// The name of this program in the volumes that it has attached; empty for the host's name.
-    pub owner: String,
-    /// The durability of a client's flush, and of a write that it demands to be durable; `None`:
-    /// *journaled* where there is a journal, and *stored* elsewhere.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub fua: Option<FuaName>,
-    /// Whether a write is answered only once the volume's map has its object, so that it survives a
-    /// kill of the process as far as the cache's acknowledgements do; `None`: where there is a
-    /// journal, and where writes are not write-back.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub record_at_once: Option<bool>,
+with_defaults! {
+    /// The table `[volumes]`. An empty string means none.
+    #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+    #[serde(default, deny_unknown_fields, expecting = "a table")]
+    pub struct VolumesTable {
+        /// The namespace of the volumes' names, and the begin of the names of the volumes' own
+        /// namespaces.
+        pub prefix: String = "volumes".into(),
+        /// The name of this program in the volumes that it has attached; empty for the host's name.
+        pub owner: String = String::new(),
+        /// The durability of a client's flush, and of a write that it demands to be durable;
+        /// `None`: *journaled* where there is a journal, and *stored* elsewhere.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub fua: Option<FuaName> = None,
+        /// Whether a write is answered only once the volume's map has its object, so that it
+        /// survives a kill of the process as far as the cache's acknowledgements do; `None`: where
+        /// there is a journal, and where writes are not write-back.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub record_at_once: Option<bool> = None,
+    }
 }
 
 /// The durability of a flush.
@@ -51,12 +53,6 @@ impl From<FuaName> for Durability {
             FuaName::Journaled => Durability::Journaled,
             FuaName::Stored => Durability::Stored,
         }
-    }
-}
-
-impl Default for VolumesTable {
-    fn default() -> Self {
-        VolumesTable { prefix: "volumes".into(), owner: String::new(), fua: None, record_at_once: None }
     }
 }
 

@@ -82,14 +82,14 @@ fn report(shared: &Shared, sink: &mut Sink<'_>, name: &[u8], client: RawFd) -> b
         // There is no external storage; memcached without one reports nothing either.
         b"extstore" => {}
         b"conns" => write_conns(shared, sink, client),
-        b"objects" => match shared.objects.get() {
-            Some(statistics) => write_objects(statistics, sink),
-            None => return false,
-        },
-        b"objects_lost" => match shared.objects.get() {
-            Some(statistics) => write_lost(statistics, sink),
-            None => return false,
-        },
+        b"objects" | b"objects_lost" | b"journal" => {
+            let Some(statistics) = shared.objects.get() else { return false };
+            match name {
+                b"objects" => write_objects(statistics, sink),
+                b"objects_lost" => write_lost(statistics, sink),
+                _ => return write_journal(statistics, sink),
+            }
+        }
         // Keys of other clients are shown where key dumps are.
         b"hot" | b"slow" if !shared.settings.dump_enabled => return false,
         b"hot" | b"mrc" | b"misses" | b"shape" => {
@@ -104,10 +104,6 @@ fn report(shared: &Shared, sink: &mut Sink<'_>, name: &[u8], client: RawFd) -> b
         }
         b"slow" => insight::write_slow(shared, sink),
         b"flush_prefix" => write_flush_prefix(shared, sink),
-        b"journal" => match shared.objects.get() {
-            Some(statistics) => return write_journal(statistics, sink),
-            None => return false,
-        },
         _ => return false,
     }
     true
