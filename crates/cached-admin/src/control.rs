@@ -17,10 +17,9 @@ use cached_process::reload::{Change, Effective, Origin, ReloadReport, Reloader};
 use serde_json::{Value, json};
 
 use crate::health::Health;
-use crate::insight::documents::shortened;
 use crate::listener::Counts;
 use crate::process;
-use crate::routes::{Access, Response, Routes};
+use crate::routes::{Access, Response, Routes, shortened};
 use crate::status::Status;
 
 /// Metrics of the listener itself.

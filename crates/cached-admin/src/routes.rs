@@ -107,6 +107,15 @@ fn decode(text: &str) -> Cow<'_, str> {
     Cow::Owned(String::from_utf8_lossy(&decoded).into_owned())
 }
 
+/// The most letters of a key that is not shown whole; of a short one at most half.
+pub(crate) const SHORTENED_LETTERS: usize = 8;
+
+/// Returns the first letters of a key or of an object's name, as it is shown without a token.
+pub(crate) fn shortened(name: &str) -> String {
+    let letters = SHORTENED_LETTERS.min(name.chars().count() / 2);
+    name.chars().take(letters).chain(['…']).collect()
+}
+
 /// What a handler answers.
 #[derive(Clone, Debug)]
 pub struct Response {

@@ -4,14 +4,12 @@ use cached_core::insight::{CurvePoint, Hot, MissRatioCurve, MissesByReason};
 use cached_metrics::{Families, Label, Value};
 use serde::Serialize;
 
-use crate::routes::{Request, Response};
+use crate::routes::{Request, Response, SHORTENED_LETTERS, shortened};
 
 /// Keys and prefixes in `/hot.json`, unless the query asks for another number.
 const HOT_SHOWN: usize = 20;
 /// The most that it may ask for.
 const HOT_SHOWN_MAX: usize = 256;
-/// The most letters of a key that is not shown whole; of a short one at most half.
-const SHORTENED_LETTERS: usize = 8;
 /// Namespaces with metrics of their own; the others are added up.
 const NAMESPACES_SHOWN: usize = 50;
 
@@ -145,12 +143,6 @@ impl HotKey {
             bytes.truncate(2 * SHORTENED_LETTERS.min(bytes.len() / 4));
         }
     }
-}
-
-/// Returns the first letters of a key or of an object's name, as it is shown without a token.
-pub(crate) fn shortened(name: &str) -> String {
-    let letters = SHORTENED_LETTERS.min(name.chars().count() / 2);
-    name.chars().take(letters).chain(['…']).collect()
 }
 
 /// A prefix that is asked for often, the part of a key before the delimiter; or a namespace of
