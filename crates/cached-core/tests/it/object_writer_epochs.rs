@@ -193,6 +193,19 @@ fn a_deposed_cache_refuses_write_through_changes() {
 }
 
 #[test]
+fn a_deposed_cache_whose_copy_was_refused_refuses_further_changes() {
+    let mut env = Environment::new(true, 0);
+    env.start(WriteMode::Through);
+    env.write(0, &id("a"), pattern(1, 0, 5000)).unwrap();
+    env.take_over(ns(), 50);
+    let copy = env.caches[0].copy(CopyRequest::new(id("a"), id("b")));
+    assert_eq!(refused(env.sim.run(copy)), 50);
+    env.store.clear_log();
+    assert_eq!(refused(env.write(0, &id("c"), pattern(2, 0, 100))), 50);
+    assert_eq!(env.store.count(Op::Write), 0, "the store is not asked again");
+}
+
+#[test]
 fn two_caches_that_start_together_get_epochs_of_their_own() {
     let mut env = Environment::new(false, 2);
     env.store.hold(&[Op::Claim]);

@@ -14,7 +14,6 @@ use super::{Shared, log_waits};
 use crate::object::config::{OTHERS, Writer};
 use crate::object::journal::JournalState;
 use crate::object::memory::pool::{BUCKET, Reserved};
-use crate::object::state::Invalidated;
 use crate::object::store::epochs::{NAMESPACES_MAX, Own};
 use crate::object::tasks::wait_queue::Permits;
 use crate::sync::Arc;
@@ -195,9 +194,25 @@ async fn claim_below(store: &StoreSide, scope: &Scope, epoch: Epoch) -> Result<(
     }
 }
 
+/// Takes note of the store's answer to a change of an object: if it has refused the change because of an epoch of
+/// this cache's own, the change can be made again; if because of another writer's, that may bind more than the
+/// object.
+pub(crate) fn note_answer<T>(shared: &Shared, object: &ObjectId, answer: Result<T>) -> Result<T> {
+    match answer {
+        Err(Error::Fenced { epoch }) if shared.store.epochs.is_own(&object.namespace, epoch) => {
+            Err(Error::Retryable("the namespace was claimed anew meanwhile".into()))
+        }
+        Err(Error::Fenced { epoch }) => {
+            note_refusal(shared, object, epoch);
+            Err(Error::Fenced { epoch })
+        }
+        answer => answer,
+    }
+}
+
 /// Notes that the store has refused a change of an object because `newer` is in force: for the object alone,
 /// or for more.
-pub(crate) fn note_refusal(shared: &Shared, object: &ObjectId, newer: Epoch) {
+fn note_refusal(shared: &Shared, object: &ObjectId, newer: Epoch) {
     if shared.control.config.writer == Writer::Callers {
         return;
     }
@@ -252,7 +267,8 @@ pub(crate) async fn drop_clean(shared: &Arc<Shared>, scope: &Scope) -> Result<u6
     let mut dropped = 0;
     let mut rest = Vec::new();
     for handle in handles_of(shared, scope) {
-        let invalidated = drop_clean_object(&handle).await;
+        let invalidated =
+            handle.enter(|object, env| object.invalidate(env, &mut Reserved::none(env.pool))).await;
         dropped += u64::from(invalidated.dropped) * BUCKET as u64;
         if invalidated.left > 0 {
             rest.push((handle, invalidated.left));
@@ -262,11 +278,6 @@ pub(crate) async fn drop_clean(shared: &Arc<Shared>, scope: &Scope) -> Result<u6
         narrow_rest(handle, left).await?;
     }
     Ok(dropped)
-}
-
-/// Drops the clean copies of an object, waiting for nothing but its exclusive section.
-async fn drop_clean_object(handle: &Handle) -> Invalidated {
-    handle.enter(|object, env| object.invalidate(env, &mut Reserved::none(env.pool))).await
 }
 
 /// Continues with an object of which `left` buckets are still to be narrowed to what is newer than the store.

@@ -8,7 +8,7 @@ use blocker::{ChangeReply, CopyRequest, Durability, Error, ObjectId, Result, Sco
 
 use super::back as write_back;
 use super::modes::TakenMode;
-use super::through::forget_head_if_direct;
+use super::through::{answered, forget_head_if_direct};
 use crate::object::memory::geometry::WHOLE;
 use crate::object::memory::pool::BUCKET;
 use crate::object::mutation::{CopiedContent, Mutation};
@@ -96,27 +96,17 @@ async fn copy_below(
     let asking = begin(shared, namespace, (Lane::Change, Class::of(call.priority)), 0).await?;
     let own_stamp = own_stamp(shared, &to.namespace).await?;
     store_asked.begin(&*shared.clock, call)?;
-    let (own, handle, target_namespace) = (Arc::clone(shared), target.clone(), to.namespace.clone());
+    let (own, handle) = (Arc::clone(shared), target.clone());
     let work = async move {
         let started = handle.enter(move |object, _| object.begin_change(ticket)).await;
         let mut request = CopyRequest::new(from, to).change(change);
         request.change.stamp = own_stamp.or(change.stamp);
         request.change.durability = forwarded_durability(taken_mode.mode, change.durability);
         (request.from_condition, request.call) = (from_condition, call);
-        let is_volatile = request.change.durability < Durability::Stored;
+        let asked = request.change.durability;
         let answer = own.store.below.copy(request).await;
         asking.end(&own, &answer, 0);
-        resize.into_iter().for_each(|resize| resize.end(&answer));
-        if is_volatile {
-            let durability = answer.as_ref().map(|reply| reply.durability);
-            log_waits::note_forwarded(&own.journal, &handle.id().namespace, durability);
-        }
-        let answer = answer.map_err(|error| match error {
-            Error::Fenced { epoch } if own.store.epochs.is_own(&handle.id().namespace, epoch) => {
-                Error::Retryable("the namespace was claimed anew meanwhile".into())
-            }
-            error => error,
-        });
+        let answer = answered(&handle, asked, resize, answer);
         let hash = handle.in_use().node.hash();
         let (shared, target) = (Arc::clone(&own), handle.id().clone());
         let done = handle.enter(move |object, env| {
@@ -152,7 +142,7 @@ async fn copy_below(
     };
     let reply = shielded(shared, work).await?;
     let durability =
-        log_waits::acknowledged(&shared.journal, &target_namespace, change.durability, reply.durability)
+        log_waits::acknowledged(&shared.journal, &target.id().namespace, change.durability, reply.durability)
             .await?;
     Ok(with_durability(reply, durability))
 }

@@ -13,7 +13,7 @@ use super::flush_send::{Terms, send, succeeded};
 use super::log_space::crowded_before;
 use crate::object::config::Writer;
 use crate::object::memory::pool::BUCKET;
-use crate::object::shared::claim::{log_failure, narrow_rest, note_refusal};
+use crate::object::shared::claim::{log_failure, narrow_rest, note_answer};
 use crate::object::shared::handle::Handle;
 use crate::object::shared::{Shared, log_waits};
 use crate::object::state::losses::Lost;
@@ -64,12 +64,7 @@ pub(crate) async fn flush_object(shared: Arc<Shared>, number: u64, node: u32) {
                 true => restore(&terms, &plan, limits).await,
                 false => send(&terms, &plan, limits).await,
             };
-            let result = result.map_err(|error| match error {
-                Error::Fenced { epoch } if shared.store.epochs.is_own(&handle.id().namespace, epoch) => {
-                    Error::Retryable("the namespace was claimed anew meanwhile".into())
-                }
-                error => error,
-            });
+            let result = note_answer(&shared, handle.id(), result);
             if let Err(error) = &result
                 && !is_discarded
             {
@@ -105,8 +100,7 @@ pub(crate) async fn flush_object(shared: Arc<Shared>, number: u64, node: u32) {
                     object.pending.is_held = false;
                     released.push(own.objects.dirty_queue.release_all(number));
                 }
-                Some((plan, Err(why @ Error::Fenced { epoch }))) => {
-                    note_refusal(&own, &id, epoch);
+                Some((plan, Err(why @ Error::Fenced { .. }))) => {
                     let (lost, waiters) = object.lose(env, &plan);
                     own.metrics.counts.lost_bytes.add(lost.map_or(0, |lost| lost.bytes));
                     // In the exclusive section: every later look at the object finds that its changes are

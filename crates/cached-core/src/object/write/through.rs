@@ -21,7 +21,7 @@ use crate::object::read::list::Resize;
 use crate::object::read::load;
 use crate::object::read::load::{forwarded_durability, store_condition, with_durability};
 use crate::object::shared::calls::{StoreCall, begin, shielded, store_pending};
-use crate::object::shared::claim::{note_refusal, own_stamp};
+use crate::object::shared::claim::{note_answer, own_stamp};
 use crate::object::shared::handle::{Handle, RangeGuard};
 use crate::object::shared::resources::OwnedResources;
 use crate::object::shared::{Shared, log_waits};
@@ -153,23 +153,7 @@ async fn send(
     terms.durability = forwarded_durability(route.taken.mode, change.durability);
     let answer = ask(shared, id, &mutation, terms, call).await;
     asking.end(shared, &answer, mutation.sent_bytes());
-    resize.into_iter().for_each(|resize| resize.end(&answer));
-    if terms.durability < Durability::Stored {
-        log_waits::note_forwarded(
-            &shared.journal,
-            &handle.id().namespace,
-            answer.as_ref().map(|it| it.durability),
-        );
-    }
-    let answer = answer.map_err(|error| match error {
-        Error::Fenced { epoch } if shared.store.epochs.is_own(&handle.id().namespace, epoch) => {
-            Error::Retryable("the namespace was claimed anew meanwhile".into())
-        }
-        error => error,
-    });
-    if let Err(Error::Fenced { epoch }) = &answer {
-        note_refusal(shared, handle.id(), *epoch);
-    }
+    let answer = answered(handle, terms.durability, resize, answer);
     let mode = route.keeping();
     let keeps = mode != WriteMode::Around && answer.is_ok();
     let received = if keeps { mutation.received_buckets(&shared.memory.pool) } else { 0 };
@@ -202,10 +186,24 @@ async fn send(
         })
         .await;
     drop((guard, route));
-    let namespace = handle.namespace();
-    let durability = answer.as_ref().ok().map(|reply| rank(reply.durability));
-    shared.metrics.count_forwarded(namespace, durability);
     answer
+}
+
+/// Takes note of the store's answer to a change that was forwarded with a durability.
+pub(super) fn answered(
+    handle: &Handle,
+    asked: Durability,
+    resize: Option<Resize>,
+    answer: Result<ChangeReply>,
+) -> Result<ChangeReply> {
+    let (shared, id) = (&handle.shared, handle.id());
+    resize.into_iter().for_each(|resize| resize.end(&answer));
+    let made = answer.as_ref().map(|reply| reply.durability);
+    if asked < Durability::Stored {
+        log_waits::note_forwarded(&shared.journal, &id.namespace, made);
+    }
+    shared.metrics.count_forwarded(handle.namespace(), made.ok().map(rank));
+    note_answer(shared, id, answer)
 }
 
 /// Forgets what is known of an object as a whole while the cache is detached: reads do not use it, so a caller
