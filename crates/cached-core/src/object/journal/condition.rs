@@ -158,8 +158,6 @@ pub(crate) struct Events {
     pub(crate) trouble: WaitQueue,
     /// The task that keeps objects that cannot be recovered from filling the log.
     pub(crate) stuck: WaitQueue,
-    /// How often the trouble has begun.
-    pub(crate) troubles: AtomicU64,
     background: Mutex<Option<Waker>>,
 }
 
@@ -175,7 +173,6 @@ impl Default for Events {
             space: WaitQueue::default(),
             trouble: WaitQueue::default(),
             stuck: WaitQueue::default(),
-            troubles: AtomicU64::new(0),
             background: Mutex::ranked(None, &lock_ranks::JOURNAL_EVENTS),
         }
     }
@@ -205,7 +202,6 @@ impl Events {
     /// Changes are no longer logged.
     pub(crate) fn fail(&self, why: &str) {
         if self.condition.step(&[JournalState::Ok], JournalState::Draining, Some(why.to_owned().into())) {
-            self.troubles.fetch_add(1, Ordering::Relaxed);
             tracing::error!(
                 why,
                 "the journal has failed: changes are not logged, and what was logged is being stored"
