@@ -189,6 +189,7 @@ fn of_file<'a>(config: &'a ObjectCacheConfig, namespace: &Namespace) -> Option<&
 
 /// The values that are in force, but for those that have a place of their own: the dirty limit, the write
 /// modes, the gate.
+#[derive(Default)]
 pub(crate) struct LiveValues {
     dirty_age_nanos: AtomicU64,
     flush_requests_max: AtomicU64,
@@ -203,14 +204,8 @@ fn nanos(time: Duration) -> u64 {
 
 impl LiveValues {
     pub(crate) fn new(config: &ObjectCacheConfig, namespaces: &Namespaces) -> Self {
-        let values = Self {
-            dirty_age_nanos: AtomicU64::new(nanos(config.dirty_age_max)),
-            flush_requests_max: AtomicU64::new(config.flush_requests_max as u64),
-            flush_gap_bytes_max: AtomicU64::new(config.flush_gap_bytes_max),
-            retry_delay_nanos_min: AtomicU64::new(nanos(config.retry_delay_min)),
-            retry_delay_nanos_max: AtomicU64::new(nanos(config.retry_delay_max)),
-        };
-        set_own_ages(config, namespaces);
+        let values = Self::default();
+        values.set(config, namespaces);
         values
     }
 

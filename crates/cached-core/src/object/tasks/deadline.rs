@@ -63,14 +63,8 @@ pub(crate) async fn until_forwarded<T, F: Future<Output = Result<T>>>(
 }
 
 /// Whether the store has been asked for a change.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub(crate) struct StoreAsked(Arc<AtomicBool>);
-
-impl Default for StoreAsked {
-    fn default() -> Self {
-        Self(Arc::new(AtomicBool::new(false)))
-    }
-}
 
 impl StoreAsked {
     /// Notes that the store is about to be asked.
