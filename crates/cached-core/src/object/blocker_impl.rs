@@ -153,7 +153,7 @@ fn passes(shared: &Shared, id: &ObjectId, mutation: &Mutation) -> bool {
         return false;
     }
     let namespace = shared.control.namespaces.of(&id.namespace);
-    shared.read_ahead.observe_write(namespace, id, buckets_of(offset, bytes), bytes).is_passing
+    shared.read_ahead.observe_write(namespace, id, buckets_of(offset, bytes), bytes)
 }
 
 /// Checks that a change can be made over this store, and before its deadline.
@@ -213,7 +213,7 @@ impl Blocker for ObjectCache {
             Some((object.read_at_once(env, &request, None)?, env.namespace))
         };
         if let Some(Some((answer, namespace))) = shared.at_once(hash, &request.object, ahead, read) {
-            shared.metrics.count_hit(namespace, hash);
+            shared.metrics.of(namespace).hits.increment(hash);
             return Reply::Ready(answer);
         }
         Reply::pending(read::read(Arc::clone(shared), request, hash))

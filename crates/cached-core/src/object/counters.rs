@@ -9,7 +9,7 @@ use super::cache::ObjectCache;
 use super::control::attach_state::AttachState;
 use super::control::metrics::Counters;
 use super::control::quotas::QuotaUse;
-use super::control::records::{NamespaceRecord, StoreCounters};
+use super::control::records::{NamespaceMetrics, NamespaceRecord, StoreCounters};
 use super::memory::slots::State;
 use super::shared::Shared;
 use crate::insight::{HotNames, MissRatioCurve, MissesByReason, Present};
@@ -19,24 +19,24 @@ use crate::sync::Ordering;
 pub(crate) fn counters(shared: &Shared) -> Counters {
     let metrics = &shared.metrics;
     let flow = shared.read_ahead.total();
-    let bytes =
-        |states: &[State]| states.iter().map(|state| metrics.count_of(*state)).sum::<u64>() * BUCKET_BYTES;
+    let count = |state: State| metrics.total(|of| of.count_of(state));
+    let bytes = |states: &[State]| states.iter().map(|state| count(*state)).sum::<u64>() * BUCKET_BYTES;
     Counters {
         objects: shared.objects.index.count(),
         memory_bytes: u64::from(shared.memory.pool.count()) * BUCKET_BYTES,
         free_bytes: u64::from(shared.memory.pool.free()) * BUCKET_BYTES,
         clean_bytes: bytes(&[State::Clean]),
         dirty_bytes: bytes(&[State::Dirty, State::DirtyWhole, State::Writing])
-            + metrics.bucketless() * BUCKET_BYTES,
+            + metrics.total(|of| of.bucketless.load(Ordering::Relaxed)) * BUCKET_BYTES,
         writing_bytes: bytes(&[State::Writing]),
         zero_bytes: bytes(&[State::ZeroClean, State::ZeroDirty, State::ZeroWriting]),
         receive_buffer_bytes: u64::from(shared.memory.pool.receiving()) * BUCKET_BYTES,
         loading_bytes: metrics.loading.load(Ordering::Relaxed) * BUCKET_BYTES,
-        read_hits: metrics.hits(),
-        read_misses: metrics.misses(),
-        writes_back: metrics.writes_back(),
-        writes_through: metrics.writes_through(),
-        writes_throttled: metrics.throttled(),
+        read_hits: metrics.total(|of| of.hits.get()),
+        read_misses: metrics.total(|of| of.misses.get()),
+        writes_back: metrics.total(NamespaceMetrics::writes_back),
+        writes_through: metrics.total(NamespaceMetrics::writes_through),
+        writes_throttled: metrics.total(|of| of.throttled.get()),
         lost_objects: shared.objects.losses.objects(),
         attached: u64::from(shared.control.attaching.status().state != AttachState::Detached),
         gate_width: shared.store.gate.width().into(),
@@ -128,7 +128,7 @@ pub(crate) fn namespace_counters(shared: &Shared) -> Vec<NamespaceCounters> {
         let bytes =
             |states: &[State]| states.iter().map(|state| space.count_of(*state)).sum::<u64>() * BUCKET_BYTES;
         let dirty = [State::Dirty, State::DirtyWhole, State::Writing];
-        let dirty_bytes = bytes(&dirty) + space.bucketless() * BUCKET_BYTES;
+        let dirty_bytes = bytes(&dirty) + space.bucketless.load(Ordering::Relaxed) * BUCKET_BYTES;
         let share = shared.memory.shares.report(&shared.memory.queues, record.number);
         NamespaceCounters {
             is_configured: record.is_configured.load(Ordering::Relaxed),
@@ -147,9 +147,9 @@ pub(crate) fn namespace_counters(shared: &Shared) -> Vec<NamespaceCounters> {
             memory_target_bytes: share.as_ref().map(|share| share.target_buckets * BUCKET_BYTES),
             ghost_hit_bytes: share.as_ref().map(|share| share.ghost_hits * BUCKET_BYTES),
             memory_gain: share.map(|share| Duration::from_nanos(share.gain_nanos)),
-            writes_throttled: space.throttled(),
-            read_hits: space.hits(),
-            read_misses: space.misses(),
+            writes_throttled: space.throttled.get(),
+            read_hits: space.hits.get(),
+            read_misses: space.misses.get(),
             read_ahead_bytes: flow.ahead * BUCKET_BYTES,
             read_ahead_used_bytes: flow.used * BUCKET_BYTES,
             read_ahead_wasted_bytes: flow.wasted * BUCKET_BYTES,
@@ -193,7 +193,7 @@ impl ObjectCache {
             flushes: 0,
             entries: u64::from(shared.memory.pool.count().saturating_sub(shared.memory.pool.free())),
         };
-        shared.hot.age(shared.clock.now(), self.reads());
+        shared.hot.age(shared.clock.now(), shared.metrics.reads());
         let namespace = |node| shared.objects.index.namespace_at(node).unwrap_or_default();
         shared.memory.queues.insight.take_samples(&present, |sample| namespace(sample.owner))
     }
@@ -267,13 +267,7 @@ impl ObjectCache {
     #[must_use]
     pub fn hot_objects(&self, count: usize) -> Option<HotNames> {
         let shared = self.shared();
-        shared.hot.age(shared.clock.now(), self.reads());
-        shared.hot.report(count, shared.clock.now(), self.reads())
-    }
-
-    /// The number of reads since the start.
-    fn reads(&self) -> u64 {
-        let metrics = &self.shared().metrics;
-        metrics.hits() + metrics.misses()
+        shared.hot.age(shared.clock.now(), shared.metrics.reads());
+        shared.hot.report(count, shared.clock.now(), shared.metrics.reads())
     }
 }

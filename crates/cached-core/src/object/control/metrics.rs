@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::dirty_room::{DirtyLimits, DirtyRoom};
 use super::records::{NamespaceMetrics, NamespaceTable};
 use crate::object::memory::slots::{Slot, State};
-use crate::sync::AtomicU64;
+use crate::sync::{AtomicU64, Ordering};
 
 counters! {
     /// What a cache holds and has done. Sizes are in bytes; the rest counts since the start.
@@ -116,7 +116,7 @@ impl Metrics {
 
     /// Returns what is counted of the namespace with this number.
     #[inline]
-    fn of(&self, namespace: u16) -> &NamespaceMetrics {
+    pub(crate) fn of(&self, namespace: u16) -> &NamespaceMetrics {
         &self.namespaces.record(namespace).metrics
     }
 
@@ -127,79 +127,25 @@ impl Metrics {
         }
     }
 
-    /// How many slots are in `state`; of no meaning for absent ones.
-    pub(crate) fn count_of(&self, state: State) -> u64 {
-        self.total(|of| of.count_of(state))
-    }
-
-    fn total(&self, count: impl Fn(&NamespaceMetrics) -> u64) -> u64 {
+    /// Returns the sum of a count over all namespaces.
+    pub(crate) fn total(&self, count: impl Fn(&NamespaceMetrics) -> u64) -> u64 {
         // A slot may change between two: then the sum of its states wraps around, and back.
         self.namespaces.records().fold(0, |sum, record| sum.wrapping_add(count(&record.metrics)))
     }
 
     /// Notes that room taken before is held for what has no bucket.
     pub(crate) fn hold_bucketless(&self, namespace: u16, count: u32) {
-        self.of(namespace).hold_bucketless(count);
+        self.of(namespace).bucketless.fetch_add(u64::from(count), Ordering::Relaxed);
     }
 
     /// Returns such room.
     pub(crate) fn return_bucketless(&self, namespace: u16, count: u32) {
-        self.of(namespace).return_bucketless(count);
+        self.of(namespace).bucketless.fetch_sub(u64::from(count), Ordering::Relaxed);
         self.dirty_room.give_back(namespace, count);
     }
 
-    /// How much of it is held.
-    pub(crate) fn bucketless(&self) -> u64 {
-        self.total(NamespaceMetrics::bucketless)
-    }
-
-    /// Counts a read that was answered at once.
-    #[inline]
-    pub(crate) fn count_hit(&self, namespace: u16, hash: u64) {
-        // Striped by object: two threads that read different objects write different lines.
-        self.of(namespace).count_hit(hash);
-    }
-
-    /// Counts a read that had to read the store.
-    pub(crate) fn count_miss(&self, namespace: u16) {
-        self.of(namespace).count_miss();
-    }
-
-    /// Counts a change that waits for room for dirty data.
-    pub(crate) fn count_throttled(&self, namespace: u16) {
-        self.of(namespace).count_throttled();
-    }
-
-    /// Changes that waited for room for dirty data.
-    pub(crate) fn throttled(&self) -> u64 {
-        self.total(NamespaceMetrics::throttled)
-    }
-
-    /// A change was applied here that is acknowledged with the durability of this rank.
-    #[inline]
-    pub(crate) fn count_write(&self, namespace: u16, hash: u64, durability: usize) {
-        self.of(namespace).count_write(hash, durability);
-    }
-
-    /// A change was forwarded to the store, which has acknowledged it with the durability of this rank, or
-    /// has not.
-    pub(crate) fn count_forwarded(&self, namespace: u16, durability: Option<usize>) {
-        self.of(namespace).count_forwarded(durability);
-    }
-
-    pub(crate) fn misses(&self) -> u64 {
-        self.total(NamespaceMetrics::misses)
-    }
-
-    pub(crate) fn writes_through(&self) -> u64 {
-        self.total(NamespaceMetrics::writes_through)
-    }
-
-    pub(crate) fn writes_back(&self) -> u64 {
-        self.total(NamespaceMetrics::writes_back)
-    }
-
-    pub(crate) fn hits(&self) -> u64 {
-        self.total(NamespaceMetrics::hits)
+    /// Returns the number of reads since the start.
+    pub(crate) fn reads(&self) -> u64 {
+        self.total(|of| of.hits.get() + of.misses.get())
     }
 }

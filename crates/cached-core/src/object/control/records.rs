@@ -51,7 +51,7 @@ impl NamespaceRecord {
             number,
             name,
             is_configured: AtomicBool::new(false),
-            metrics: NamespaceMetrics::new(),
+            metrics: NamespaceMetrics::default(),
             write_phases,
             is_settling: AtomicBool::new(false),
             discards_dirty: AtomicBool::new(false),
@@ -167,25 +167,44 @@ const STRIPES: usize = 8;
 /// The number of kinds of durability, of which the first is *cached*.
 const DURABILITIES: usize = 4;
 
+/// A count in stripes.
+#[derive(Default)]
+pub(crate) struct Striped([Padded; STRIPES]);
+
 #[repr(align(64))]
 #[derive(Default)]
-struct Padded(AtomicU64);
+struct Padded(Counter);
+
+impl Striped {
+    /// Counts one; `stripe` is any number, another one for another object.
+    #[inline]
+    pub(crate) fn increment(&self, stripe: u64) {
+        self.0[stripe as usize % STRIPES].0.increment();
+    }
+
+    pub(crate) fn get(&self) -> u64 {
+        self.0.iter().map(|stripe| stripe.0.get()).sum()
+    }
+}
 
 /// What is counted of one namespace.
+#[derive(Default)]
 pub(crate) struct NamespaceMetrics {
-    hits: [Padded; STRIPES],
+    /// Reads that were answered at once.
+    pub(crate) hits: Striped,
     /// Changes acknowledged as *cached*, the usual ones.
-    written: [Padded; STRIPES],
+    written: Striped,
     states: [AtomicU64; STATES],
     /// The part of its dirty data that stands for what has no bucket.
-    bucketless: AtomicU64,
-    misses: AtomicU64,
+    pub(crate) bucketless: AtomicU64,
+    /// Reads that had to read the store.
+    pub(crate) misses: Counter,
     /// Changes that waited for room for dirty data.
-    throttled: AtomicU64,
+    pub(crate) throttled: Counter,
     /// Other changes that were applied here, by durability.
-    written_safely: [AtomicU64; DURABILITIES],
+    written_safely: [Counter; DURABILITIES],
     /// Changes forwarded to the store, by durability; the last of them failed.
-    forwarded: [AtomicU64; DURABILITIES + 1],
+    forwarded: [Counter; DURABILITIES + 1],
     /// Its requests to the store.
     pub(crate) store: StoreMetrics,
     /// Changes refused because the quota was used up.
@@ -193,75 +212,24 @@ pub(crate) struct NamespaceMetrics {
 }
 
 impl NamespaceMetrics {
-    pub(crate) fn new() -> Self {
-        Self {
-            hits: Default::default(),
-            written: Default::default(),
-            states: std::array::from_fn(|_| AtomicU64::new(0)),
-            bucketless: AtomicU64::new(0),
-            misses: AtomicU64::new(0),
-            throttled: AtomicU64::new(0),
-            written_safely: std::array::from_fn(|_| AtomicU64::new(0)),
-            forwarded: std::array::from_fn(|_| AtomicU64::new(0)),
-            store: StoreMetrics::default(),
-            quota_refusals: Counter::new(),
-        }
-    }
-
     /// How many slots are in `state`; of no meaning for absent ones.
     pub(crate) fn count_of(&self, state: State) -> u64 {
         self.states[state as usize].load(Ordering::Relaxed)
     }
 
-    pub(crate) fn bucketless(&self) -> u64 {
-        self.bucketless.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn hits(&self) -> u64 {
-        sum(&self.hits)
-    }
-
-    pub(crate) fn misses(&self) -> u64 {
-        self.misses.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn throttled(&self) -> u64 {
-        self.throttled.load(Ordering::Relaxed)
-    }
-
     /// Changes by the durability with which they are acknowledged.
     pub(crate) fn writes(&self) -> [u64; DURABILITIES] {
-        let read = |counters: &[AtomicU64], at: usize| counters[at].load(Ordering::Relaxed);
-        let cached = sum(&self.written);
-        std::array::from_fn(|at| {
-            let first = if at == 0 { cached } else { 0 };
-            first + read(&self.written_safely, at) + read(&self.forwarded, at)
-        })
+        let mut writes = std::array::from_fn(|at| self.written_safely[at].get() + self.forwarded[at].get());
+        writes[0] += self.written.get();
+        writes
     }
 
     pub(crate) fn writes_back(&self) -> u64 {
-        sum(&self.written)
-            + self.written_safely.iter().map(|count| count.load(Ordering::Relaxed)).sum::<u64>()
+        self.written.get() + self.written_safely.iter().map(Counter::get).sum::<u64>()
     }
 
     pub(crate) fn writes_through(&self) -> u64 {
-        self.forwarded.iter().map(|count| count.load(Ordering::Relaxed)).sum()
-    }
-
-    /// Counts a read that was answered at once; `stripe` is any number, another one for another object.
-    #[inline]
-    pub(crate) fn count_hit(&self, stripe: u64) {
-        self.hits[stripe as usize % STRIPES].0.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Counts a read that had to read the store.
-    pub(crate) fn count_miss(&self) {
-        self.misses.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Counts a change that waits for room for dirty data.
-    pub(crate) fn count_throttled(&self) {
-        self.throttled.fetch_add(1, Ordering::Relaxed);
+        self.forwarded.iter().map(Counter::get).sum()
     }
 
     /// Counts a change that was applied here and is acknowledged with the durability of this rank; `stripe` is
@@ -269,16 +237,16 @@ impl NamespaceMetrics {
     #[inline]
     pub(crate) fn count_write(&self, stripe: u64, durability: usize) {
         match durability {
-            0 => self.written[stripe as usize % STRIPES].0.fetch_add(1, Ordering::Relaxed),
+            0 => self.written.increment(stripe),
             // It waits for a disk.
-            other => self.written_safely[other].fetch_add(1, Ordering::Relaxed),
-        };
+            other => self.written_safely[other].increment(),
+        }
     }
 
     /// Counts a change that was forwarded to the store, which has acknowledged it with the durability of this
     /// rank, or has not.
     pub(crate) fn count_forwarded(&self, durability: Option<usize>) {
-        self.forwarded[durability.unwrap_or(DURABILITIES)].fetch_add(1, Ordering::Relaxed);
+        self.forwarded[durability.unwrap_or(DURABILITIES)].increment();
     }
 
     /// Counts a slot that has changed its state.
@@ -286,30 +254,17 @@ impl NamespaceMetrics {
         self.states[from as usize].fetch_sub(1, Ordering::Relaxed);
         self.states[to as usize].fetch_add(1, Ordering::Relaxed);
     }
-
-    /// Notes that room taken before is held for what has no bucket.
-    pub(crate) fn hold_bucketless(&self, count: u32) {
-        self.bucketless.fetch_add(u64::from(count), Ordering::Relaxed);
-    }
-
-    /// Notes that it no longer is.
-    pub(crate) fn return_bucketless(&self, count: u32) {
-        self.bucketless.fetch_sub(u64::from(count), Ordering::Relaxed);
-    }
 }
 
-fn sum(stripes: &[Padded; STRIPES]) -> u64 {
-    stripes.iter().map(|stripe| stripe.0.load(Ordering::Relaxed)).sum()
-}
-
-/// What is counted of the requests of one namespace to the store. Each request takes a store's time, so plain atomics do.
+/// What is counted of the requests of one namespace to the store. Each request takes a store's time, so plain
+/// counters do.
 #[derive(Default)]
 pub(crate) struct StoreMetrics {
-    requests: AtomicU64,
-    bytes: AtomicU64,
-    latency_nanos: AtomicU64,
-    waits: AtomicU64,
-    wait_nanos: AtomicU64,
+    requests: Counter,
+    bytes: Counter,
+    latency_nanos: Counter,
+    waits: Counter,
+    wait_nanos: Counter,
 }
 
 counters! {
@@ -341,10 +296,6 @@ impl std::ops::AddAssign for StoreCounters {
     }
 }
 
-fn add(counter: &AtomicU64, count: u64) {
-    counter.fetch_add(count, Ordering::Relaxed);
-}
-
 fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
@@ -352,25 +303,24 @@ fn nanos(time: Duration) -> u64 {
 impl StoreMetrics {
     /// Counts a request that has ended.
     pub(crate) fn count(&self, bytes: u64, latency: Duration) {
-        add(&self.requests, 1);
-        add(&self.bytes, bytes);
-        add(&self.latency_nanos, nanos(latency));
+        self.requests.increment();
+        self.bytes.add(bytes);
+        self.latency_nanos.add(nanos(latency));
     }
 
     /// Counts a request that has waited at the gate.
     pub(crate) fn count_wait(&self, waited: Duration) {
-        add(&self.waits, 1);
-        add(&self.wait_nanos, nanos(waited));
+        self.waits.increment();
+        self.wait_nanos.add(nanos(waited));
     }
 
     pub(crate) fn counters(&self) -> StoreCounters {
-        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         StoreCounters {
-            requests: read(&self.requests),
-            bytes: read(&self.bytes),
-            latency: Duration::from_nanos(read(&self.latency_nanos)),
-            waits: read(&self.waits),
-            waited: Duration::from_nanos(read(&self.wait_nanos)),
+            requests: self.requests.get(),
+            bytes: self.bytes.get(),
+            latency: Duration::from_nanos(self.latency_nanos.get()),
+            waits: self.waits.get(),
+            waited: Duration::from_nanos(self.wait_nanos.get()),
         }
     }
 }

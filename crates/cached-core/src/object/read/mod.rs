@@ -46,7 +46,7 @@ async fn read_from_store(shared: &Arc<Shared>, request: ReadRequest, hash: u64) 
         let (guard, load) = match looked {
             Lookup::Answer(answer) => {
                 if !is_counted {
-                    shared.metrics.count_hit(namespace, hash);
+                    shared.metrics.of(namespace).hits.increment(hash);
                 }
                 return answer;
             }
@@ -61,7 +61,7 @@ async fn read_from_store(shared: &Arc<Shared>, request: ReadRequest, hash: u64) 
             Lookup::Load(guard, load) => (guard, load),
         };
         if !std::mem::replace(&mut is_counted, true) {
-            shared.metrics.count_miss(namespace);
+            shared.metrics.of(namespace).misses.increment();
             keep = what_to_keep(shared, namespace, &request, content_end, keep);
         }
         let load = match load {
@@ -150,8 +150,7 @@ fn what_to_keep(
     let end = request.offset.saturating_add(request.len_bytes).min(shared.control.config.object_bytes_max);
     let buckets = buckets_of(request.offset, end.saturating_sub(request.offset));
     let last = buckets.end - 1;
-    let seen = shared.read_ahead.observe_read(namespace, &request.object, buckets, content_end, request.call);
-    match seen.is_passing {
+    match shared.read_ahead.observe_read(namespace, &request.object, buckets, content_end, request.call) {
         false => keep,
         true if end.is_multiple_of(BUCKET_U64) => Keep::Nothing,
         true => Keep::Passing(last),
@@ -187,7 +186,7 @@ async fn read_below(shared: &Arc<Shared>, mut request: ReadRequest, hash: u64) -
     // Callers know versions that stand for the store's.
     let condition = std::mem::replace(&mut request.condition, Condition::None);
     let class = Class::of(request.call.priority);
-    shared.metrics.count_miss(namespace);
+    shared.metrics.of(namespace).misses.increment();
     shared.metrics.counts.direct_reads.increment();
     let asking = begin(shared, namespace, (Lane::Load, class), request.len_bytes).await?;
     let answer = shared.store.below.read(request).await;

@@ -68,13 +68,6 @@ pub(crate) struct ReadAhead {
     object_end_max: u32,
 }
 
-/// What is known of an access before the store is asked.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Seen {
-    /// Whether it is to bypass the cache.
-    pub(crate) is_passing: bool,
-}
-
 impl ReadAhead {
     /// `buckets` is the number that there are.
     pub(crate) fn new(config: &ObjectCacheConfig, buckets: u32, numbers: &Namespaces) -> Self {
@@ -179,7 +172,7 @@ impl ReadAhead {
     }
 
     /// Takes note of a read that the store must be asked for, and has the background read ahead if that is
-    /// due. `object_end` is where the object ends, as far as known.
+    /// due; returns whether it is to bypass the cache. `object_end` is where the object ends, as far as known.
     pub(crate) fn observe_read(
         &self,
         namespace: u16,
@@ -187,19 +180,19 @@ impl ReadAhead {
         buckets: Range<u32>,
         object_end: u64,
         call: Call,
-    ) -> Seen {
+    ) -> bool {
         let hints = call.hints;
         if !self.follows_reads.load(Ordering::Relaxed)
             || hints.has(Hints::RANDOM)
             || hints.has(Hints::NO_CACHE)
         {
-            return Seen::default();
+            return false;
         }
         let flow = self.flow(namespace);
         let terms = self.terms(flow, hints);
         let cut_off = flow.own.bypass_read_bytes_min.or(&self.defaults.bypass_read_bytes_min);
         if terms.window_max == 0 && cut_off == 0 {
-            return Seen::default();
+            return false;
         }
         let place = self.place(id);
         let access = place.access(&buckets, self.end_in_buckets(object_end));
@@ -214,7 +207,7 @@ impl ReadAhead {
             let bytes = u64::from(access.end - access.first) * BUCKET_BYTES;
             flow.counters.bypassed_read_bytes.add(bytes);
         }
-        Seen { is_passing }
+        is_passing
     }
 
     /// Takes note of the first read of a marked bucket, and returns what to read ahead next.
@@ -248,11 +241,11 @@ impl ReadAhead {
         id: &ObjectId,
         buckets: Range<u32>,
         bytes: u64,
-    ) -> Seen {
+    ) -> bool {
         let flow = self.flow(namespace);
         let cut_off = flow.own.bypass_write_bytes_min.or(&self.defaults.bypass_write_bytes_min);
         if cut_off == 0 || buckets.is_empty() {
-            return Seen::default();
+            return false;
         }
         let place = self.place(id);
         let access = place.access(&buckets, self.object_end_max);
@@ -261,7 +254,7 @@ impl ReadAhead {
         if is_passing {
             flow.counters.bypassed_write_bytes.add(bytes);
         }
-        Seen { is_passing }
+        is_passing
     }
 
     fn end_in_buckets(&self, bytes: u64) -> u32 {

@@ -43,7 +43,7 @@ impl OwnedResources {
         let mut resources = Self::none(shared);
         resources.namespace = namespace;
         if !take_room_at_once(shared, namespace, credits) {
-            shared.metrics.count_throttled(namespace);
+            shared.metrics.of(namespace).throttled.increment();
             flushed_meanwhile(shared, wait_for_room(shared, namespace, credits)).await?;
         }
         resources.credits = credits;

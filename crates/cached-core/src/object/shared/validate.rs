@@ -42,7 +42,7 @@ pub(crate) fn validate(shared: &Shared) -> Result<(), String> {
     });
     problem?;
     for state in State::ALL.into_iter().skip(1) {
-        let (counted, found) = (shared.metrics.count_of(state), states[state as usize]);
+        let (counted, found) = (shared.metrics.total(|of| of.count_of(state)), states[state as usize]);
         if counted != found {
             return Err(format!("{found} slots are {state:?}, counted {counted}"));
         }

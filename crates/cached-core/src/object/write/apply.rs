@@ -307,7 +307,7 @@ pub(super) fn apply(
     if resources.credits < credits && shared.metrics.dirty_room.pressure_has_begun() {
         shared.background.wake();
     }
-    shared.metrics.count_write(env.namespace, env.hash, rank(change.durability));
+    shared.metrics.of(env.namespace).count_write(env.hash, rank(change.durability));
     let reply = ChangeReply::new(Version(version), object.head.size, Durability::Cached);
     let (queue_number, position) = (object.pending.queue_number, logged.position);
     Ok(Applied { reply, queue_number, is_pending, position, released })

@@ -202,7 +202,7 @@ pub(super) fn answered(
     if asked < Durability::Stored {
         log_waits::note_forwarded(&shared.journal, &id.namespace, made);
     }
-    shared.metrics.count_forwarded(handle.namespace(), made.ok().map(rank));
+    shared.metrics.of(handle.namespace()).count_forwarded(made.ok().map(rank));
     note_answer(shared, id, answer)
 }
 
