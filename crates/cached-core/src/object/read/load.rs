@@ -182,63 +182,69 @@ pub(crate) async fn load(
     Ok(loaded.await)
 }
 
-/// Asks the store what an object is as a whole.
-pub(crate) async fn ask_info(handle: &Handle, request: InfoRequest) -> Result<Info> {
+/// Asks the store for an object's size, version and stamp; `None`: there is no such object.
+async fn ask_info(handle: &Handle, call: Call) -> Result<Option<Info>> {
     let shared = &handle.shared;
-    let namespace = handle.namespace();
-    let asking = begin(shared, namespace, (Lane::Change, Class::of(request.call.priority)), 0).await?;
+    let mut request = InfoRequest::new(handle.id().clone());
+    request.call = call;
+    let lane = (Lane::Change, Class::of(call.priority));
+    let asking = begin(shared, handle.namespace(), lane, 0).await?;
     let answer = shared.store.below.info(request).await;
     asking.end(shared, &answer, 0);
-    answer
+    match answer {
+        Err(Error::Missing) => Ok(None),
+        answer => answer.map(Some),
+    }
 }
 
 /// Makes sure that everything is known of an object as a whole: its size, version, stamp, and the epoch in
 /// force.
 pub(crate) async fn load_head(handle: &Handle, call: Call) -> Result<()> {
     let shared = &handle.shared;
-    let needs = |object: &Object| object.head.known == Known::Unknown || !object.head.is_full;
     let guard = handle.lock_range(WHOLE, Kind::Load).await?;
     let ticket = guard.ticket();
     let asked = handle.enter(move |object, _| {
-        needs(object).then(|| {
+        let is_known = object.head.known != Known::Unknown && object.head.is_full;
+        (!is_known).then(|| {
             object.activity().ranges.ask_bytes(ticket);
             object.head.store_steps
         })
     });
     let Some(steps) = asked.await else { return Ok(()) };
-    let mut request = InfoRequest::new(handle.id().clone());
-    request.call = call;
-    let info = match ask_info(handle, request).await {
-        Ok(info) => Some(info),
-        Err(Error::Missing) => None,
-        Err(error) => return Err(error),
-    };
-    let claimed = match shared.fences_callers() {
+    let info = ask_info(handle, call).await?;
+    let fences = shared.fences_callers();
+    let claimed = match fences {
         true => ask_epoch(&shared.store, Scope::Object(handle.id().clone())).await?.0,
         false => 0,
     };
-    let fences = shared.fences_callers();
-    handle
-        .enter(move |object, env| {
-            if object.take_stale(ticket) {
-                return;
-            }
-            let head = info.as_ref().map(|info| (info.size_bytes, info.version.0));
-            object.apply_head(env, ReportedHead { head, is_mixed: false, steps });
-            let head = &mut object.head;
-            if head.known == Known::Unknown {
-                return;
-            }
-            head.is_full = true;
-            head.claimed = head.claimed.max(claimed);
-            // Where the cache is the writer, stamps are its own, and are not shown to callers.
-            let stamp = info.as_ref().and_then(|info| info.stamp).filter(|_| fences);
+    let done = handle.enter(move |object, env| {
+        let is_void = object.take_stale(ticket);
+        guard.release(object);
+        if is_void {
+            return;
+        }
+        object.apply_head(env, ReportedHead { head: head_of(info.as_ref()), is_mixed: false, steps });
+        let head = &mut object.head;
+        if head.known == Known::Unknown {
+            return;
+        }
+        head.is_full = true;
+        head.claimed = head.claimed.max(claimed);
+        let stamp = info.and_then(|info| info.stamp);
+        if fences {
             head.stamp = stamp.or(head.stamp);
-            let own = info.as_ref().and_then(|info| info.stamp).filter(|_| !fences);
-            head.has_unlogged |= own.is_some_and(|stamp| stamp.sequence >= UNLOGGED_SEQUENCE);
-        })
-        .await;
+        } else {
+            // The cache is the writer: stamps are its own, and are not shown to callers.
+            head.has_unlogged |= stamp.is_some_and(|stamp| stamp.sequence >= UNLOGGED_SEQUENCE);
+        }
+    });
+    done.await;
     Ok(())
+}
+
+/// Returns an object's size and version as the store has them.
+fn head_of(info: Option<&Info>) -> Option<(u64, u64)> {
+    info.map(|info| (info.size_bytes, info.version.0))
 }
 
 // What write-through changes and copies have in common when they ask the store.
@@ -301,18 +307,12 @@ async fn find_head(handle: &Handle, call: Call) -> Result<FoundHead> {
 
 /// Asks the store for size and version while the caller holds the object's whole range.
 async fn ask_head(handle: &Handle, call: Call) -> Result<FoundHead> {
-    let mut request = InfoRequest::new(handle.id().clone());
-    request.call = call;
-    let info = match ask_info(handle, request).await {
-        Ok(info) => Some(info),
-        Err(Error::Missing) => None,
-        Err(error) => return Err(error),
-    };
-    let version = info.as_ref().map(|info| info.version.0);
+    let head = head_of(ask_info(handle, call).await?.as_ref());
+    let version = head.map(|(_, version)| version);
     let found = handle.enter(move |object, env| {
         object.head.store_version = version;
         if object.head.known == Known::Unknown {
-            object.set_head(info.as_ref().map(|info| (info.size_bytes, info.version.0)));
+            object.set_head(head);
             object.head.version = version.map_or(0, |it| env.versions.shown_for(env.hash, it));
         }
         let shown =
