@@ -128,19 +128,18 @@ impl Background {
     fn handle_event(&mut self, event: Event) {
         let shared = Arc::clone(&self.shared);
         match event {
-            Event::Changed(scope) => self.tasks.push(Box::pin(async move {
-                log_failure(drop_clean(&shared, &scope).await);
-                shared.hub.publish(&Event::Changed(scope));
-            })),
-            event @ (Event::Missed | Event::Emptied) => self.tasks.push(Box::pin(async move {
+            // Also after lost writes: copies of what other clients had written may be of writes that are gone.
+            Event::Changed(ref scope) | Event::WritesLost(ref scope) => {
+                let scope = scope.clone();
+                self.tasks.push(Box::pin(async move {
+                    log_failure(drop_clean(&shared, &scope).await);
+                    shared.hub.publish(&event);
+                }));
+            }
+            Event::Missed | Event::Emptied => self.tasks.push(Box::pin(async move {
                 log_failure(drop_clean(&shared, &Scope::All).await);
                 check_epochs(&shared).await;
                 shared.hub.publish(&event);
-            })),
-            // Copies of what other clients had written may be of writes that are gone below.
-            Event::WritesLost(scope) => self.tasks.push(Box::pin(async move {
-                log_failure(drop_clean(&shared, &scope).await);
-                shared.hub.publish(&Event::WritesLost(scope));
             })),
             Event::Fenced(scope, epoch) => {
                 note_claim_event(&shared, &scope, epoch);
@@ -248,6 +247,15 @@ impl Background {
     }
 }
 
+/// Goes on with tasks; returns whether any has ended.
+fn have_ended(tasks: &mut FuturesUnordered<Task>, cx: &mut Context<'_>) -> bool {
+    let mut has_ended = false;
+    while let Poll::Ready(Some(())) = Pin::new(&mut *tasks).poll_next(cx) {
+        has_ended = true;
+    }
+    has_ended
+}
+
 impl Future for Background {
     type Output = ();
 
@@ -267,19 +275,11 @@ impl Future for Background {
                 this.begin_fetches(cx);
                 this.settling.extend(settling_tasks(&this.shared));
                 this.settling.extend(detaching_task(&this.shared));
-                while let Poll::Ready(Some(())) = Pin::new(&mut this.settling).poll_next(cx) {
-                    has_moved = true;
-                }
-                while let Poll::Ready(Some(())) = Pin::new(&mut this.fetches).poll_next(cx) {
-                    has_moved = true;
-                }
+                has_moved |= have_ended(&mut this.settling, cx);
+                has_moved |= have_ended(&mut this.fetches, cx);
             }
-            while let Poll::Ready(Some(())) = Pin::new(&mut this.flushes).poll_next(cx) {
-                has_moved = true;
-            }
-            while let Poll::Ready(Some(())) = Pin::new(&mut this.tasks).poll_next(cx) {
-                has_moved = true;
-            }
+            has_moved |= have_ended(&mut this.flushes, cx);
+            has_moved |= have_ended(&mut this.tasks, cx);
             if is_closed && this.flushes.is_empty() && this.tasks.is_empty() {
                 return Poll::Ready(());
             }
