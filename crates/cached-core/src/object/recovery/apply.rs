@@ -186,7 +186,7 @@ fn is_for_the_time_being(error: &Error) -> bool {
 /// # Errors
 /// `Corrupt` if it is damaged, or the disk does not return it.
 pub(super) async fn read(shared: &Shared, place: RecordPlace) -> Result<(Position, Head<'static>, Vec<u8>)> {
-    let Some(source) = shared.journal.recovery.source() else {
+    let Some(source) = shared.journal.recovery.source.as_ref() else {
         return Err(Error::Corrupt("no journal".into()));
     };
     let mut reads = 0;

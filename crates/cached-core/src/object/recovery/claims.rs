@@ -69,7 +69,7 @@ pub(crate) async fn begin(shared: &Arc<Shared>) -> Result<(), RecoveryError> {
         ?took,
         "the journal holds changes that may not be stored: recovery begins"
     );
-    recovery.count_left_out(left_out);
+    recovery.count_applied(left_out);
     let Some(unapplied) = replay.unapplied.take() else { return Ok(()) };
     let weak = Arc::downgrade(shared);
     recovery.set_out_of_turn(Box::new(move |object| match weak.upgrade() {

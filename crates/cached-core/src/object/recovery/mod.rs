@@ -109,7 +109,7 @@ fn keep_part(shared: &Shared, object: u32, number: u32, position: Position) {
         return;
     }
     if let Some(hold) = shared.journal.log.as_ref().and_then(|log| log.journal().hold(position)) {
-        shared.journal.recovery.parts().keep(object, number, hold);
+        shared.journal.recovery.parts.keep(object, number, hold);
     }
 }
 
@@ -121,7 +121,7 @@ fn read_earlier(
     count: u32,
 ) -> Result<Vec<(Position, Head<'static>, Vec<u8>)>> {
     let places = shared.journal.recovery.places_up_to(object, number, count.saturating_add(1));
-    let source = shared.journal.recovery.source();
+    let source = shared.journal.recovery.source.as_ref();
     let read = |place| {
         let source = source.ok_or_else(|| Error::Corrupt("the cache has no journal".into()))?;
         source.read(place).map_err(|error| apply::damage(&error))

@@ -72,7 +72,7 @@ pub(super) async fn run(shared: Arc<Shared>, unapplied: Unapplied) {
     }
     let progress = shared.journal.recovery.progress();
     shared.journal.recovery.finish();
-    let parts = shared.journal.recovery.parts().take();
+    let parts = shared.journal.recovery.parts.take();
     // Objects that cannot be recovered do not keep a log in trouble from being void.
     drop(logged);
     if let Some(log) = &shared.journal.log {
@@ -185,7 +185,7 @@ impl Round {
     fn take(&mut self, shared: &Arc<Shared>, found: Found) {
         let Some(object) = found.object else {
             // An epoch, of use to the claims alone, or a record of a namespace that is left out.
-            return shared.journal.recovery.count_applied();
+            return shared.journal.recovery.count_applied(1);
         };
         if shared.journal.recovery.is_over(object, found.place) {
             return;
@@ -262,7 +262,7 @@ fn make_at_once(shared: &Shared, object: u32, found: Found) -> Option<Redo> {
 /// Releases the parts of the states that are applied. Those of objects that cannot be recovered stay: the
 /// next start must find the whole state.
 fn release_parts(shared: &Shared) {
-    shared.journal.recovery.parts().release(|object, last| match shared.journal.recovery.next_of(object) {
+    shared.journal.recovery.parts.release(|object, last| match shared.journal.recovery.next_of(object) {
         Some((next, _)) => next > last + 1,
         None => !shared.journal.recovery.has_failed(object),
     });

@@ -75,10 +75,11 @@ pub(crate) struct Recovery {
     applied: AtomicU64,
     failed: AtomicU64,
     state: Mutex<State>,
-    parts: Parts,
+    /// The states that are applied in part.
+    pub(crate) parts: Parts,
     /// What was found, until the recovery has begun.
     replay: Mutex<Option<Unapplied>>,
-    source: Option<Source>,
+    pub(crate) source: Option<Source>,
     /// Whether the journal is read on a thread of its own.
     reads_apart: bool,
     /// Set when the recovery begins, until it ends.
@@ -131,10 +132,6 @@ impl Recovery {
         }
     }
 
-    pub(crate) fn count_failed(&self, objects: u64) {
-        self.failed.fetch_add(objects, Ordering::Relaxed);
-    }
-
     /// Sets how an object is recovered out of turn.
     pub(crate) fn set_out_of_turn(&self, recover: OutOfTurn) {
         // A recovery that could not begin is begun once more, by the same means.
@@ -160,15 +157,6 @@ impl Recovery {
     /// Returns where the journal is read.
     pub(crate) fn reading(&self) -> Arc<Reading> {
         Arc::clone(&lock(&self.reading))
-    }
-
-    /// Returns what keeps the states that are applied in part.
-    pub(crate) fn parts(&self) -> &Parts {
-        &self.parts
-    }
-
-    pub(crate) fn source(&self) -> Option<&Source> {
-        self.source.as_ref()
     }
 
     /// Takes what an earlier process left, unless it is taken.

@@ -133,7 +133,7 @@ impl Recovery {
     /// Notes that nothing more can be read: every object fails that is not recovered.
     pub(crate) fn fail_rest(&self, why: &Error) {
         let failed = lock(&self.state).found.fail_rest(why);
-        self.count_failed(failed);
+        self.failed.fetch_add(failed, Ordering::Relaxed);
     }
 
     /// Waits until no task applies records of an object, or it is recovered.
@@ -154,26 +154,21 @@ impl Recovery {
         lock(&self.state).found.next(object)
     }
 
-    /// Notes that records will not be applied, because the journal has been voided.
-    pub(crate) fn count_left_out(&self, records: u64) {
+    /// Counts records as applied that change no object: those of epochs, and those that the journal's owner has voided.
+    pub(crate) fn count_applied(&self, records: u64) {
         self.applied.fetch_add(records, Ordering::Relaxed);
-    }
-
-    /// Notes that a record is applied that changes no object.
-    pub(crate) fn count_applied(&self) {
-        self.applied.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Notes that the next record of a busy object is applied.
     pub(crate) fn applied(&self, object: u32) {
-        self.applied.fetch_add(1, Ordering::Relaxed);
+        self.count_applied(1);
         lock(&self.state).found.applied(object);
     }
 
     /// Notes that a busy object cannot be recovered.
     pub(crate) fn fail(&self, object: u32, why: Error) {
         lock(&self.state).found.fail(object, why);
-        self.count_failed(1);
+        self.failed.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Lets a busy object wait again, unless it is recovered, and wakes the tasks that wait for it.
