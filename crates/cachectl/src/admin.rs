@@ -112,7 +112,7 @@ impl Admin {
     pub(crate) fn probe(&self, path: &str) -> Result<Vec<String>, Failure> {
         let url = format!("{}{path}", self.base);
         let failed = |status, text: String| Failure::Admin { what: url.clone(), status, text };
-        let response = self.client.send(Request::get(&url), "", ANSWER_BYTES_MAX);
+        let response = self.client.send(Request::get(&url), Default::default(), ANSWER_BYTES_MAX);
         let (status, body) = whole(response).map_err(|error| failed(None, error))?;
         let printable = |line: &str| -> String {
             line.chars().filter(|letter| !letter.is_control()).take(REASON_BYTES_MAX).collect()
@@ -141,7 +141,7 @@ impl Admin {
             Some(authorization) => request.header("authorization", authorization),
             None => request,
         };
-        let response = self.client.send(request, body, ANSWER_BYTES_MAX);
+        let response = self.client.send(request, body.into(), ANSWER_BYTES_MAX);
         let hint = if self.is_named { "" } else { "; --admin names another admin listener than this one" };
         let (status, body) = whole(response).map_err(|error| failed(None, format!("{error}{hint}")))?;
         if !status.is_success() {

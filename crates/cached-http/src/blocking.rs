@@ -22,13 +22,13 @@ use crate::{Client, Connector, builder, whole_text};
 ///
 /// let connector = Route::new(Duration::from_secs(5)).with_tls(cached_tls::client::no_authorities(), true);
 /// let client = Blocking::new(connector, "example/1.0", Some(Duration::from_secs(30)))?;
-/// let answer = client.send(http::Request::get("http://127.0.0.1:9150/livez"), "", 1 << 20)?;
+/// let answer = client.send(http::Request::get("http://127.0.0.1:9150/livez"), Default::default(), 1 << 20)?;
 /// println!("{} {:?}", answer.status(), answer.body());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct Blocking {
     runtime: Runtime,
-    client: Client<Full<Bytes>>,
+    client: Client,
     user_agent: HeaderValue,
     timeout: Option<Duration>,
 }
@@ -68,7 +68,7 @@ impl Blocking {
     pub fn new(connector: Connector, user_agent: &str, timeout: Option<Duration>) -> io::Result<Self> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let user_agent = HeaderValue::from_str(user_agent).expect("the program's own name");
-        Ok(Self { runtime, client: builder().build(connector), user_agent, timeout })
+        Ok(Self { runtime, client: Client::new(&builder(), connector), user_agent, timeout })
     }
 
     /// Sends a request with `body`, and returns the answer with its whole body. Redirects are not
@@ -82,10 +82,10 @@ impl Blocking {
     pub fn send(
         &self,
         request: request::Builder,
-        body: impl Into<Bytes>,
+        body: Bytes,
         answer_bytes_max: usize,
     ) -> Result<Response<Bytes>, RequestError> {
-        let mut request = request.body(Full::new(body.into()))?;
+        let mut request = request.body(Full::new(body))?;
         request.headers_mut().insert(USER_AGENT, self.user_agent.clone());
         let answered = async {
             let answer = self.client.request(request).await.map_err(|error| failed(&error))?;
@@ -153,7 +153,7 @@ mod tests {
     const OK: &str = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
 
     fn get(client: &Blocking, at: SocketAddr) -> Result<Response<Bytes>, RequestError> {
-        client.send(hyper::Request::get(format!("http://{at}/a?b")), "", 10)
+        client.send(hyper::Request::get(format!("http://{at}/a?b")), Bytes::new(), 10)
     }
 
     #[test]
@@ -181,7 +181,7 @@ mod tests {
         let (at, _serving) = server(vec![vec!["HTTP/1.1 200 OK\r\ncontent-length: 11\r\n\r\n01234567890"]]);
         let error = get(&client(None), at).unwrap_err();
         assert_eq!(error.to_string(), "the answer is longer than 10 bytes");
-        let malformed = client(None).send(hyper::Request::get("http://a b/"), "", 10);
+        let malformed = client(None).send(hyper::Request::get("http://a b/"), Bytes::new(), 10);
         assert!(matches!(malformed, Err(RequestError::Malformed(_))));
     }
 }

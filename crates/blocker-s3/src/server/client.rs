@@ -146,8 +146,9 @@ impl Connector {
     fn client_for(&self, allow_http: bool, connect_timeout: Duration) -> HttpClient {
         let route = Route::new(connect_timeout).through_proxies_of_environment();
         let connector = route.with_tls(self.tls.clone(), allow_http);
-        let client =
-            cached_http::builder().pool_max_idle_per_host(self.idle_connections_max).build(connector);
+        let mut settings = cached_http::builder();
+        settings.pool_max_idle_per_host(self.idle_connections_max);
+        let client = Client::new(&settings, connector);
         HttpClient::new(Http { client, timeout: self.request_timeout })
     }
 }
@@ -167,7 +168,7 @@ impl HttpConnector for Connector {
 /// The client with `object_store`'s interface.
 #[derive(Debug)]
 struct Http {
-    client: Client<HttpRequestBody>,
+    client: Client,
     /// For the head of an answer. The store limits its attempts itself; sources of credentials do
     /// not.
     timeout: Duration,

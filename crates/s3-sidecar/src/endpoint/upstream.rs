@@ -79,7 +79,7 @@ impl Failure {
 /// One thread's connections to the endpoint.
 #[derive(Debug)]
 pub(crate) struct Upstream {
-    client: Client<Upload>,
+    client: Client,
     scheme: &'static str,
     authority: String,
     /// `None` if requests keep the clients' signatures.
@@ -91,12 +91,13 @@ pub(crate) struct Upstream {
 impl Upstream {
     pub(crate) fn new(config: &SidecarConfig, tls: ClientConfig, breaker: &Arc<Breaker>) -> Arc<Self> {
         let connector = Route::new(config.connect_timeout).with_tls(tls, true);
-        let client = cached_http::builder()
+        let mut settings = cached_http::builder();
+        settings
             .http1_max_headers(config.headers_max)
             .pool_max_idle_per_host(config.connections_max.div_ceil(config.threads))
             .http1_preserve_header_case(true)
-            .http1_max_buf_size(config.head_bytes_max)
-            .build(connector);
+            .http1_max_buf_size(config.head_bytes_max);
+        let client = Client::new(&settings, connector);
         let scheme = if config.upstream.has_tls { "https" } else { "http" };
         let authority = config.upstream.authority.clone();
         let signer = config.auth.is_here().then(|| {

@@ -23,7 +23,7 @@ const WRONG: &str = "\"00000000000000000000000000000000\"";
 pub(crate) struct Plain {
     endpoint: String,
     credential: AwsCredential,
-    http: Client<HttpRequestBody>,
+    http: Client,
 }
 
 struct Answer {
@@ -51,7 +51,8 @@ impl Answer {
 impl Plain {
     pub(crate) fn new(endpoint: &str, (key_id, secret_key): (&str, &str)) -> Self {
         let route = Route::new(Duration::from_secs(5));
-        let http = cached_http::builder().build(route.with_tls(cached_tls::client::no_authorities(), true));
+        let connector = route.with_tls(cached_tls::client::no_authorities(), true);
+        let http = Client::new(&cached_http::builder(), connector);
         let credential = AwsCredential { key_id: key_id.into(), secret_key: secret_key.into(), token: None };
         Self { endpoint: endpoint.to_owned(), credential, http }
     }

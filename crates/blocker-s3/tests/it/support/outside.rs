@@ -297,12 +297,14 @@ impl HttpConnector for Plain {
         let connector =
             cached_http::Route::new(PATIENCE).with_tls(cached_tls::client::no_authorities(), true);
         // A connection ends with the runtime of its request.
-        Ok(HttpClient::new(PlainClient(cached_http::builder().pool_max_idle_per_host(0).build(connector))))
+        let mut settings = cached_http::builder();
+        settings.pool_max_idle_per_host(0);
+        Ok(HttpClient::new(PlainClient(cached_http::Client::new(&settings, connector))))
     }
 }
 
 #[derive(Debug)]
-struct PlainClient(cached_http::Client<HttpRequestBody>);
+struct PlainClient(cached_http::Client);
 
 #[async_trait]
 impl HttpService for PlainClient {
