@@ -36,7 +36,30 @@ use crate::sync::{Arc, Ordering};
 /// [`Error::Unsupported`](blocker::Error::Unsupported): flushes of dirty data, changes that are to be stored,
 /// and whatever waits for memory or for room in the dirty limit.
 #[must_use = "a cache stores nothing while its background does not run: spawn this future on an executor"]
-pub struct Background {
+pub struct Background(Pin<Box<dyn Future<Output = ()> + Send>>);
+
+impl Background {
+    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+        Self(Box::pin(Work::new(shared)))
+    }
+}
+
+impl Future for Background {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        self.0.as_mut().poll(cx)
+    }
+}
+
+impl std::fmt::Debug for Background {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Background").finish_non_exhaustive()
+    }
+}
+
+/// What is under way.
+struct Work {
     shared: Arc<Shared>,
     events: Subscription,
     flushes: FuturesUnordered<Task>,
@@ -109,8 +132,8 @@ fn can_begin_urgent(shared: &Shared, namespace: u16) -> bool {
     !of_it.is_full_of_urgent(shared.control.live.flush_requests_max())
 }
 
-impl Background {
-    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+impl Work {
+    fn new(shared: Arc<Shared>) -> Self {
         Self {
             events: shared.store.below.subscribe(),
             flushes: FuturesUnordered::new(),
@@ -256,7 +279,7 @@ fn have_ended(tasks: &mut FuturesUnordered<Task>, cx: &mut Context<'_>) -> bool 
     has_ended
 }
 
-impl Future for Background {
+impl Future for Work {
     type Output = ();
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
@@ -291,7 +314,7 @@ impl Future for Background {
     }
 }
 
-impl Drop for Background {
+impl Drop for Work {
     fn drop(&mut self) {
         // Operations that wait for a flush would wait for ever: they fail, and wake the next one in their
         // queue.
@@ -307,14 +330,5 @@ impl Drop for Background {
         shared.metrics.dirty_room.notify_all();
         shared.memory.pool.waiters().notify();
         shared.objects.node_waiters.notify();
-    }
-}
-
-impl std::fmt::Debug for Background {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Background")
-            .field("flushes", &self.flushes.len())
-            .field("tasks", &self.tasks.len())
-            .finish_non_exhaustive()
     }
 }

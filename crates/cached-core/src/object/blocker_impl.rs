@@ -128,6 +128,18 @@ impl ObjectCache {
     }
 }
 
+// A hit is compiled into its callers, in other crates, too. What takes longer is not: it is large.
+
+#[inline(never)]
+fn read_missing(shared: &Arc<Shared>, request: ReadRequest, hash: u64) -> Reply<ReadReply> {
+    Reply::pending(read::read(Arc::clone(shared), request, hash))
+}
+
+#[inline(never)]
+fn read_detached(shared: &Arc<Shared>, request: ReadRequest, hash: u64) -> Reply<ReadReply> {
+    Reply::pending(read::read_detached(Arc::clone(shared), request, hash))
+}
+
 /// Takes the write mode of an object's namespace, for a change that may wait.
 ///
 /// # Errors
@@ -206,7 +218,7 @@ impl Blocker for ObjectCache {
         }
         let hash = shared.hash(&request.object);
         if shared.control.attaching.is_direct() {
-            return Reply::pending(read::read_detached(Arc::clone(shared), request, hash));
+            return read_detached(shared, request, hash);
         }
         let ahead = |object: &Object, env: &Env<'_>| object.prefetch(env, request.offset, LINES_READ);
         let read = |object: &mut Object, env: &Env<'_>| {
@@ -216,7 +228,7 @@ impl Blocker for ObjectCache {
             shared.metrics.of(namespace).hits.increment(hash);
             return Reply::Ready(answer);
         }
-        Reply::pending(read::read(Arc::clone(shared), request, hash))
+        read_missing(shared, request, hash)
     }
 
     #[inline]

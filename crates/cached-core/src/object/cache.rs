@@ -1,11 +1,10 @@
 //! The cache itself: how it is made, what it shows of its state, and its side towards a kernel that sends
 //! buckets in place and an arbiter that moves memory.
 
-use std::future::Future;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use blocker::{BUCKET_BYTES, Blocker, Clock, ObjectId, Result, Timestamp};
+use blocker::{BUCKET_BYTES, Blocker, Clock, ObjectId, Pending, Result, Timestamp};
 
 use super::background::Background;
 use super::config::{ConfigError, ObjectCacheConfig};
@@ -31,6 +30,8 @@ use crate::insight::Sampling;
 /// A cache of objects in front of a store. Clones are cheap, and handles of the same cache.
 ///
 /// It keeps the storage contract ([`Blocker`]), with *cached* meaning: in the memory of this process.
+///
+/// Its futures are boxed: an unboxed one, and all that it awaits, is compiled again in each crate that awaits it.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -292,13 +293,10 @@ impl ObjectCache {
     /// block_on(cache.attach_cache(None))?;
     /// # Ok::<_, Box<dyn std::error::Error>>(())
     /// ```
-    pub fn detach_cache(
-        &self,
-        deadline: Option<Timestamp>,
-    ) -> impl Future<Output = Result<()>> + Send + use<> {
+    pub fn detach_cache(&self, deadline: Option<Timestamp>) -> Pending<()> {
         let shared = Arc::clone(self.shared());
         let turn = detach::begin(&shared);
-        async move { detach::finish(&shared, turn, deadline).await }
+        Box::pin(async move { detach::finish(&shared, turn, deadline).await })
     }
 
     /// Puts the cache back into the path of requests: what it knew is dropped, and the write modes that were set
@@ -309,12 +307,9 @@ impl ObjectCache {
     /// [`Error::NotStored`](blocker::Error::NotStored) if the deadline passes while changes that began before are
     /// under way: the cache is attached all the same; [`Error::Retryable`](blocker::Error::Retryable) if too many
     /// requests wait for memory: then nothing has changed.
-    pub fn attach_cache(
-        &self,
-        deadline: Option<Timestamp>,
-    ) -> impl Future<Output = Result<()>> + Send + use<> {
+    pub fn attach_cache(&self, deadline: Option<Timestamp>) -> Pending<()> {
         let shared = Arc::clone(self.shared());
-        async move { detach::attach(&shared, deadline).await }
+        Box::pin(async move { detach::attach(&shared, deadline).await })
     }
 
     /// Returns whether the cache is in the path of requests.
@@ -340,8 +335,9 @@ impl ObjectCache {
     /// # Errors
     /// [`Error::NotStored`](blocker::Error::NotStored) if what is in the journal is not durable, because its
     /// disk has failed.
-    pub async fn close_journal(&self) -> Result<()> {
-        log_waits::close(&self.shared().journal).await
+    pub fn close_journal(&self) -> Pending<()> {
+        let shared = Arc::clone(self.shared());
+        Box::pin(async move { log_waits::close(&shared.journal).await })
     }
 
     /// Returns the state of the cache's journal, if it has one.
@@ -360,8 +356,9 @@ impl ObjectCache {
     /// # Errors
     /// If another writer has taken over a namespace since, or the journal is damaged; and if its disk fails or the
     /// store does not answer, which may pass.
-    pub async fn begin_recovery(&self) -> Result<(), RecoveryError> {
-        recovery::begin(self.shared()).await
+    pub fn begin_recovery(&self) -> Pending<(), RecoveryError> {
+        let shared = Arc::clone(self.shared());
+        Box::pin(async move { recovery::begin(&shared).await })
     }
 
     /// Returns how far the recovery is.

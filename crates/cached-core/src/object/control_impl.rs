@@ -1,13 +1,11 @@
 //! The control plane of a cache: attaching and removing namespaces, their settings, policies, metrics,
 //! losses.
 
-use std::future::Future;
-
 use blocker::metrics::{Collect, Families};
 use blocker::{
     Attachment, Blocker, Control, DirtyData, Epoch, Error, Loss, LossPage, Namespace, NamespacePage,
-    NamespaceSettings, NamespaceState, ObjectId, Policy, Quota, RemovedNamespace, Reply, Result, Scope,
-    Timestamp, WriteMode, metrics_above,
+    NamespaceSettings, NamespaceState, ObjectId, Pending, Policy, Quota, RemovedNamespace, Reply, Result,
+    Scope, Timestamp, WriteMode, metrics_above,
 };
 
 use super::cache::ObjectCache;
@@ -96,7 +94,7 @@ impl Control for ObjectCache {
     }
 
     fn set_policy(&self, namespace: Namespace, policy: Policy) -> Reply<()> {
-        Reply::pending(self.change_namespace(&namespace, &policy.write.into(), None))
+        Reply::Pending(self.change_namespace(&namespace, &policy.write.into(), None))
     }
 
     /// That of this cache, if it has one for the namespace.
@@ -137,7 +135,7 @@ impl Control for ObjectCache {
         if settings.is_empty() {
             return Reply::err(Error::Invalid("give a write mode, or settings, or both".into()));
         }
-        Reply::pending(self.change_namespace(&namespace, &settings, None))
+        Reply::Pending(self.change_namespace(&namespace, &settings, None))
     }
 
     fn set_volume(
@@ -146,11 +144,11 @@ impl Control for ObjectCache {
         attachment: u64,
         settings: Option<NamespaceSettings>,
     ) -> Reply<()> {
-        Reply::pending(self.set_volume(&namespace, attachment, settings))
+        Reply::Pending(self.set_volume(&namespace, attachment, settings))
     }
 
     fn remove_namespace(&self, namespace: Namespace, dirty_data: DirtyData) -> Reply<RemovedNamespace> {
-        Reply::pending(self.remove_namespace(namespace, dirty_data, None))
+        Reply::Pending(self.remove_namespace(namespace, dirty_data, None))
     }
 
     fn namespaces(&self) -> Reply<Vec<Namespace>> {
@@ -249,9 +247,9 @@ impl ObjectCache {
         namespace: Namespace,
         dirty_data: DirtyData,
         deadline: Option<Timestamp>,
-    ) -> impl Future<Output = Result<RemovedNamespace>> + Send + use<> {
+    ) -> Pending<RemovedNamespace> {
         let shared = Arc::clone(self.shared());
-        async move { drop_namespace(&shared, &namespace, dirty_data, deadline).await }
+        Box::pin(async move { drop_namespace(&shared, &namespace, dirty_data, deadline).await })
     }
 }
 

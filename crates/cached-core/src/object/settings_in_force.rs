@@ -1,10 +1,9 @@
 //! Putting settings in force while the cache runs, as far as they can change.
 
 use std::fmt;
-use std::future::Future;
 use std::sync::{Arc, Weak};
 
-use blocker::{Durability, Error, Namespace, NamespaceSettings, Result, Timestamp};
+use blocker::{Durability, Error, Namespace, NamespaceSettings, Pending, Result, Timestamp};
 
 use super::cache::ObjectCache;
 use super::config::{ConfigError, MEMORY_SHARES_MAX, NamespaceConfig, ObjectCacheConfig};
@@ -131,7 +130,7 @@ impl ObjectCache {
         namespace: &Namespace,
         settings: &NamespaceSettings,
         deadline: Option<Timestamp>,
-    ) -> impl Future<Output = Result<()>> + Send + use<> {
+    ) -> Pending<()> {
         let set = self.set_by_command(namespace, settings);
         self.settled(namespace, set.map(|()| settings.write.is_some()), deadline)
     }
@@ -143,7 +142,7 @@ impl ObjectCache {
         namespace: &Namespace,
         attachment: u64,
         settings: Option<NamespaceSettings>,
-    ) -> impl Future<Output = Result<()>> + Send + use<> {
+    ) -> Pending<()> {
         // Without a mode it may have had one before.
         let may_have_changed_mode = settings.is_some();
         let set = match settings {
@@ -162,17 +161,17 @@ impl ObjectCache {
         namespace: &Namespace,
         has_mode: Result<bool>,
         deadline: Option<Timestamp>,
-    ) -> impl Future<Output = Result<()>> + Send + use<> {
+    ) -> Pending<()> {
         let shared = self.shared();
         let settling = has_mode.map(|has_mode| {
             has_mode.then(|| Settling::begin(shared, shared.control.namespaces.of(namespace), deadline))
         });
-        async move {
+        Box::pin(async move {
             match settling? {
                 Some(settling) => settling.end().await,
                 None => Ok(()),
             }
-        }
+        })
     }
 
     fn set_by_command(&self, namespace: &Namespace, settings: &NamespaceSettings) -> Result<()> {
