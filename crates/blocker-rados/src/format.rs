@@ -145,8 +145,11 @@ pub(crate) fn decode_claim(bytes: &[u8]) -> Option<Claim> {
 }
 
 /// Returns a random nonce.
+///
+/// # Panics
+/// If the operating system has no random bytes.
 pub(crate) fn nonce() -> u64 {
-    rand::random()
+    getrandom::u64().expect("random bytes from the operating system")
 }
 
 pub(crate) fn u64_of(bytes: &[u8]) -> Option<u64> {

@@ -43,6 +43,7 @@ mod format;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 mod object;
+mod random;
 mod server;
 mod start;
 mod store;

@@ -13,6 +13,7 @@ use blocker::{Error, Result};
 use bytes::Bytes;
 
 use crate::object::{Core, Progress};
+use crate::random;
 use crate::server::requests::{Got, Put};
 
 /// How often a request of the probe, or for the edition, is tried if it gets no clear answer.
@@ -43,7 +44,7 @@ impl Core {
         for retry in 0..TRIES {
             // A new key each time: an attempt without an answer may still be applied to the
             // previous one.
-            let nonce = rand::random_range(1..=u64::MAX);
+            let nonce = random::number().max(1);
             let probed = self.probe_at(nonce).await;
             let removed = self.requests.delete(&self.layout.probe(nonce)).await;
             match probed {
@@ -59,7 +60,7 @@ impl Core {
     /// Makes one attempt; `Retryable` if an answer left the outcome open.
     async fn probe_at(&self, nonce: u64) -> Result<()> {
         let path = &self.layout.probe(nonce);
-        let body = |text: String| Bytes::from(format!("{text} {:016x}", rand::random::<u64>()));
+        let body = |text: String| Bytes::from(format!("{text} {:016x}", random::number()));
         let requests = &self.requests;
         let first = match requests.create(path, &body("first".into())).await {
             Put::Done(Some(etag)) => etag,

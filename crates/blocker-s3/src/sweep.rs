@@ -49,6 +49,7 @@ use crate::format::head::Head;
 use crate::format::layout::Spelling;
 use crate::object::swap::{Seen, Swap};
 use crate::object::{Core, Progress};
+use crate::random;
 use crate::server::client::RemoveIf;
 use crate::server::requests::Put;
 
@@ -136,7 +137,7 @@ impl Core {
 
     /// Returns the server's time in seconds since 1970.
     pub(crate) async fn server_time(&self) -> Result<i64> {
-        let path = self.layout.probe(rand::random());
+        let path = self.layout.probe(random::number());
         self.requests.put_blob(&path, bytes::Bytes::from_static(b"what time is it")).await?;
         let meta = self.requests.meta(&path).await;
         self.requests.delete(&path).await?;
@@ -333,7 +334,7 @@ impl Core {
 
     /// Returns whether the server checks the condition of a removal.
     async fn keeps_conditions_of_removals(&self, remover: &dyn RemoveIf) -> Result<bool> {
-        let path = self.layout.probe(rand::random());
+        let path = self.layout.probe(random::number());
         let body = bytes::Bytes::from_static(b"a probe of removals");
         self.requests.put_blob(&path, body).await?;
         let etag = self.requests.meta(&path).await?.e_tag.unwrap_or_default();
@@ -365,7 +366,7 @@ pub(crate) async fn run(core: Weak<Core>, interval: Duration, age: Duration) {
     let longest = interval.min(CHECK_EVERY_MAX);
     loop {
         // At a random moment, because several programs may start together.
-        tokio::time::sleep(longest.mul_f64(rand::random_range(0.5..=1.0))).await;
+        tokio::time::sleep(longest.mul_f64(random::part())).await;
         let Some(core) = core.upgrade() else { return };
         let stats = Arc::clone(&core.requests.stats);
         let swept = match core.begin_sweep(interval).await {
@@ -385,7 +386,7 @@ impl Core {
     /// Returns whether a sweep is due, and this program is the one to do it.
     pub(crate) async fn begin_sweep(&self, interval: Duration) -> Result<bool> {
         let path = self.layout.last_sweep();
-        let body = Bytes::from(format!("a sweep began {:032x}", rand::random::<u128>()));
+        let body = Bytes::from(format!("a sweep began {:032x}", random::unique()));
         let put = match self.requests.meta_if_there(&path).await? {
             None => self.requests.create(&path, &body).await,
             Some(last) => {

@@ -30,6 +30,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 
 use super::content::{BLOBS_MAX, Blob, Content, EXTENTS_MAX, Extent, INLINE_BYTES_MAX, Source};
 use super::{Reader, open, put_number, seal};
+use crate::random;
 
 pub(crate) const MAGIC: &[u8; 4] = b"cs3\x01";
 pub(crate) const RECORD_MAGIC: &[u8; 4] = b"cs3r";
@@ -66,11 +67,11 @@ impl Head {
     pub(crate) fn ghost() -> Self {
         Self {
             is_there: false,
-            nonce: rand::random(),
-            serial: rand::random::<u64>() >> 2,
+            nonce: random::number(),
+            serial: random::number() >> 2,
             recent: [0; RECENT],
             // Random, so that a name whose head was removed does not restart its versions.
-            version: rand::random::<u64>() >> 2,
+            version: random::number() >> 2,
             stamp: None,
             fence: None,
             claim: Claim::default(),
@@ -82,7 +83,7 @@ impl Head {
     /// Returns a copy of this head with a new nonce, to replace it.
     pub(crate) fn next(&self) -> Self {
         let mut next = self.clone();
-        next.nonce = rand::random();
+        next.nonce = random::number();
         next.serial = self.serial.wrapping_add(1);
         next.recent.copy_within(..RECENT - 1, 1);
         next.recent[0] = self.nonce;
@@ -257,7 +258,7 @@ impl Record {
         to.put_slice(RECORD_MAGIC);
         to.put_u32_le(0);
         // No two bodies are equal, so that no ETag recurs.
-        to.put_u64_le(rand::random());
+        to.put_u64_le(random::number());
         put_claim(&mut to, self.claim);
         to.put_u64_le(self.narrower);
         to.put_u64_le(self.domains);

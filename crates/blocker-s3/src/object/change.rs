@@ -27,6 +27,7 @@ use super::swap::{Seen, Swap};
 use super::{Core, Progress, TRIES};
 use crate::format::content::{Blob, Content, Edit, INLINE_BYTES_MAX, Source};
 use crate::format::head::Head;
+use crate::random;
 
 /// How long a blob may wait for its head: much less than the age at which a sweep takes it for an
 /// orphan.
@@ -308,7 +309,7 @@ impl Core {
     }
 
     async fn put(&self, object: &ObjectId, body: Bytes) -> Result<(Blob, Source)> {
-        let blob = Blob { id: rand::random(), len_bytes: body.len() as u64 };
+        let blob = Blob { id: random::unique(), len_bytes: body.len() as u64 };
         self.requests.put_blob(&self.layout.blob(object, blob.id), body).await?;
         Ok((blob, Source::Blob(blob.id)))
     }

@@ -32,6 +32,7 @@ use object_store::{
 use super::client::{Pages, listed};
 use super::limits::Concurrency;
 use super::refusal::{Refusal, one_line};
+use crate::random;
 
 /// The first delay before a retry.
 const DELAY: Duration = Duration::from_millis(50);
@@ -272,7 +273,7 @@ impl Requests {
 
     async fn delay_from(&self, first: Duration, retry: u32) {
         let longest = first.saturating_mul(1 << retry.min(10)).min(DELAY_MAX);
-        self.clock.sleep(longest.mul_f64(rand::random_range(0.5..=1.0))).await;
+        self.clock.sleep(longest.mul_f64(random::part())).await;
     }
 
     /// Returns a small object, unless it has the ETag `known`.
