@@ -28,6 +28,7 @@ use object_store::path::Path;
 use object_store::{
     GetOptions, GetRange, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions, UpdateVersion,
 };
+use parking_lot::Mutex;
 
 use super::client::{Pages, listed};
 use super::limits::Concurrency;
@@ -50,6 +51,34 @@ const NO_ETAG: &str = "ETag Header missing";
 const TOO_MANY: &str = "the server sends more bytes than were asked for";
 
 type Work<T> = Pin<Box<dyn Future<Output = object_store::Result<T>> + Send>>;
+
+/// A request whose answer is kept by itself, so that the code which sends it is compiled once for all kinds of answers.
+type AnyRequest<'a> = dyn FnMut(Arc<dyn ObjectStore>) -> Work<()> + Send + 'a;
+
+/// The answer to a request, once there is one.
+struct Answer<T>(Arc<Mutex<Option<T>>>);
+
+impl<T> Answer<T> {
+    fn take(self) -> Result<T, Failure> {
+        self.0.lock().take().ok_or(Failure::Timeout)
+    }
+}
+
+/// Returns a request that keeps its answer, and where it keeps it.
+fn kept<'a, T: Send + 'static>(
+    mut request: impl FnMut(Arc<dyn ObjectStore>) -> Work<T> + Send + 'a,
+) -> (Answer<T>, impl FnMut(Arc<dyn ObjectStore>) -> Work<()> + Send + 'a) {
+    let answer = Arc::new(Mutex::new(None));
+    let place = Arc::clone(&answer);
+    let request = move |store| -> Work<()> {
+        let (work, place) = (request(store), Arc::clone(&place));
+        Box::pin(async move {
+            *place.lock() = Some(work.await?);
+            Ok(())
+        })
+    };
+    (Answer(answer), request)
+}
 
 /// The executor of requests.
 #[derive(Clone, Debug)]
@@ -185,8 +214,24 @@ impl Requests {
     /// Makes one attempt.
     async fn attempt<T: Send + 'static>(
         &self,
-        request: impl FnOnce(Arc<dyn ObjectStore>) -> Work<T>,
+        request: impl FnMut(Arc<dyn ObjectStore>) -> Work<T> + Send,
     ) -> Result<T, Failure> {
+        let (answer, mut request) = kept(request);
+        self.attempt_any(&mut request).await?;
+        answer.take()
+    }
+
+    /// Makes attempts until one is answered, or there were enough.
+    async fn repeat<T: Send + 'static>(
+        &self,
+        request: impl FnMut(Arc<dyn ObjectStore>) -> Work<T> + Send,
+    ) -> Result<T, Failure> {
+        let (answer, mut request) = kept(request);
+        self.repeat_any(&mut request).await?;
+        answer.take()
+    }
+
+    async fn attempt_any(&self, request: &mut AnyRequest<'_>) -> Result<(), Failure> {
         let permit = self.concurrency.permit().await;
         let work = request(Arc::clone(&self.store));
         let answer = match &self.spawn {
@@ -230,12 +275,9 @@ impl Requests {
     }
 
     /// Makes attempts until one is answered, or the limit is reached.
-    async fn repeat<T: Send + 'static>(
-        &self,
-        mut request: impl FnMut(Arc<dyn ObjectStore>) -> Work<T>,
-    ) -> Result<T, Failure> {
+    async fn repeat_any(&self, request: &mut AnyRequest<'_>) -> Result<(), Failure> {
         for retry in 0.. {
-            let answer = self.attempt(&mut request).await;
+            let answer = self.attempt_any(request).await;
             let delay = match &answer {
                 Err(Failure::Answer(error)) if Refusal::is_slow_down(error) => SLOW_DOWN_DELAY,
                 Err(Failure::Timeout | Failure::Answer(object_store::Error::Generic { .. })) => DELAY,
