@@ -27,7 +27,7 @@ pub(crate) async fn serve(
     shared: &Arc<Shared>,
     upstream: &Arc<Upstream>,
     peer: SocketAddr,
-    socket: impl AsyncRead + AsyncWrite + Progress + Unpin + Send + 'static,
+    socket: Box<dyn Socket>,
     mut end: watch::Receiver<()>,
 ) -> Result<(), String> {
     let config = &shared.config;
@@ -53,6 +53,12 @@ pub(crate) async fn serve(
     connection.await.map_err(|error| error.to_string())
 }
 
+/// A client's socket, with TLS or without. It is not a parameter of the connection's type: hyper's code for a
+/// connection takes long to compile, and would be there twice.
+pub(crate) trait Socket: AsyncRead + AsyncWrite + Progress + Unpin + Send {}
+
+impl<S: AsyncRead + AsyncWrite + Progress + Unpin + Send> Socket for S {}
+
 /// A stream that can send earlier bytes while a write waits.
 pub(crate) trait Progress {
     /// Returns the number of bytes sent.
@@ -64,8 +70,8 @@ pub(crate) trait Progress {
 impl<S> Progress for cached_tls::TlsStream<S> {}
 
 /// A connection with a time limit for writes without progress.
-pub(crate) struct Stall<S> {
-    socket: S,
+struct Stall {
+    socket: Box<dyn Socket>,
     time_max: Duration,
     /// The number of bytes sent when the timer was started.
     sent: u64,
@@ -73,8 +79,8 @@ pub(crate) struct Stall<S> {
     timer: Option<Pin<Box<Sleep>>>,
 }
 
-impl<S: Progress> Stall<S> {
-    pub(crate) fn new(socket: S, time_max: Duration) -> Self {
+impl Stall {
+    fn new(socket: Box<dyn Socket>, time_max: Duration) -> Self {
         Self { socket, time_max, sent: 0, timer: None }
     }
 
@@ -95,7 +101,7 @@ impl<S: Progress> Stall<S> {
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Stall<S> {
+impl AsyncRead for Stall {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -105,7 +111,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Stall<S> {
     }
 }
 
-impl<S: AsyncWrite + Progress + Unpin> AsyncWrite for Stall<S> {
+impl AsyncWrite for Stall {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let outcome = Pin::new(&mut self.socket).poll_write(cx, bytes);
         self.limit(cx, outcome)

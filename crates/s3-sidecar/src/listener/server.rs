@@ -315,10 +315,10 @@ impl Worker {
         let served = match &shared.config.tls {
             None => {
                 let socket = Splicing::new(socket, Arc::clone(shared), self.pipes);
-                connection::serve(shared, upstream, peer, socket, end).await
+                connection::serve(shared, upstream, peer, Box::new(socket), end).await
             }
             Some(tls) => match cached_tls::accept(tls, socket).await {
-                Ok(socket) => connection::serve(shared, upstream, peer, socket, end).await,
+                Ok(socket) => connection::serve(shared, upstream, peer, Box::new(socket), end).await,
                 Err(error) => Err(error),
             },
         };
