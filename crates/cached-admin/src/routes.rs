@@ -174,11 +174,13 @@ impl Response {
 
 type Answer = Pin<Box<dyn Future<Output = Response> + Send>>;
 
+type Handler = Arc<dyn Fn(Request) -> Answer + Send + Sync>;
+
 /// What answers the requests of a route.
 #[derive(Clone)]
 pub(crate) struct Route {
     pub(crate) access: Access,
-    pub(crate) handler: Arc<dyn Fn(Request) -> Answer + Send + Sync>,
+    pub(crate) handler: Handler,
 }
 
 /// What the table has for a request.
@@ -248,7 +250,10 @@ impl Routes {
     ) where
         F: Future<Output = Response> + Send + 'static,
     {
-        let handler = Arc::new(move |request: Request| -> Answer { Box::pin(handler(request)) });
+        self.insert(method, path, access, Arc::new(move |request| -> Answer { Box::pin(handler(request)) }));
+    }
+
+    fn insert(&self, method: &Method, path: &str, access: Access, handler: Handler) {
         let key = (path.to_owned(), method.as_str().to_owned());
         self.table.write().insert(key, Route { access, handler });
     }

@@ -27,6 +27,7 @@ use std::fmt::Write as _;
 use std::io::Write as _;
 use std::os::fd::OwnedFd;
 use std::panic::{self, AssertUnwindSafe};
+use std::pin::pin;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -262,7 +263,7 @@ fn open_objects(
 ) -> Result<Option<Objects>, ObjectsError> {
     let Some(table) = &config.objects else { return Ok(None) };
     let (synapse, settings) = (config.synapse.as_ref(), &config.settings);
-    let end = signals.end_requested("while the store is being opened");
+    let end = pin!(signals.end_requested("while the store is being opened"));
     Objects::open(table, synapse, volumes, settings, secrets, sockets, end, admin, tracer).map(Some)
 }
 

@@ -36,6 +36,7 @@ use open::{ObjectListener, OpenObjects, Opening, Parts};
 use parking_lot::Mutex;
 use std::io;
 use std::path::Path;
+use std::pin::Pin;
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -134,7 +135,7 @@ impl Objects {
         settings: &Settings,
         secrets: Secrets,
         sockets: Option<ObjectSockets>,
-        end: impl Future<Output = ()>,
+        end: Pin<&mut dyn Future<Output = ()>>,
         admin: Option<&Arc<AdminServer>>,
         tracer: Option<&Tracer>,
     ) -> Result<Objects, ObjectsError> {

@@ -22,6 +22,7 @@ use cached_process::reload::LiveSecs;
 use parking_lot::Mutex;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 use synapse::codec::InstanceId;
@@ -71,7 +72,7 @@ impl Opening {
     ///
     /// # Errors
     /// [`ObjectsError`] for the first failure that does not go away by waiting; [`ObjectsError::Ended`].
-    pub(super) fn open(&self, end: impl Future<Output = ()>) -> Result<OpenObjects, ObjectsError> {
+    pub(super) fn open(&self, end: Pin<&mut dyn Future<Output = ()>>) -> Result<OpenObjects, ObjectsError> {
         let control = Builder::new_current_thread().enable_all().build()?;
         let opened = control.block_on(async {
             tokio::select! {

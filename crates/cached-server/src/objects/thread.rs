@@ -15,6 +15,7 @@ use cached_config::{Store, close_stored_journal, flush_all, store_all};
 use cached_core::object::{ObjectCache, WeakObjectCache};
 use cached_process::reload::LiveSecs;
 use std::os::fd::OwnedFd;
+use std::pin::pin;
 use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -81,7 +82,7 @@ impl ObjectThread {
     fn open_again(&self, wanted: &watch::Receiver<Wanted>) -> Option<OpenObjects> {
         let mut logged: Option<Instant> = None;
         loop {
-            let opened = self.reload.opening().open(ended(wanted.clone())).and_then(|open| {
+            let opened = self.reload.opening().open(pin!(ended(wanted.clone()))).and_then(|open| {
                 self.listen(&open)?;
                 Ok(open)
             });

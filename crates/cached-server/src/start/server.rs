@@ -29,7 +29,7 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::panic::{self, AssertUnwindSafe};
 use std::path::PathBuf;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::{Arc, OnceLock, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -237,6 +237,15 @@ impl Server {
     /// # Errors
     /// [`ServeError`] if a thread cannot be created, has panicked, or does not end.
     pub fn run_with(self, end: impl Future<Output = ()>, serving: impl FnOnce()) -> Result<(), ServeError> {
+        self.run_until(pin!(end), Box::new(serving))
+    }
+
+    /// Not generic, so that it is compiled in this crate alone.
+    fn run_until(
+        self,
+        end: Pin<&mut dyn Future<Output = ()>>,
+        serving: Box<dyn FnOnce() + '_>,
+    ) -> Result<(), ServeError> {
         let runtime = runtime()?;
         let Server { shared, mut listeners, taking, taken, upgrades } = self;
         let upgradable = upgrades.and_then(|upgrades| match upgrades.over(&listeners, &shared) {
@@ -339,14 +348,13 @@ fn serve(
     runtime: &Runtime,
     tasks: &LocalSet,
     upgradable: Option<&Upgradable>,
-    end: impl Future<Output = ()>,
+    mut end: Pin<&mut dyn Future<Output = ()>>,
 ) -> bool {
     enum Next {
         End,
         Upgrade,
         Finish(Prepared),
     }
-    let mut end = pin!(end);
     let mut preparing: Option<oneshot::Receiver<Prepared>> = None;
     loop {
         let prepared = async {

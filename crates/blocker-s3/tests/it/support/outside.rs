@@ -16,8 +16,8 @@ use async_trait::async_trait;
 use blocker_s3::S3Config;
 use blocker_s3::object_store::aws::{AmazonS3, AmazonS3Builder};
 use blocker_s3::object_store::client::{
-    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpRequestBody, HttpResponse,
-    HttpResponseBody, HttpService,
+    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpResponseBody,
+    HttpService,
 };
 use blocker_s3::object_store::path::Path as Key;
 use blocker_s3::object_store::signer::{Method, Signer};

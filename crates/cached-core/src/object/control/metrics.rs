@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::dirty_room::{DirtyLimits, DirtyRoom};
 use super::records::{NamespaceMetrics, NamespaceTable};
-use crate::object::memory::slots::{Slot, State};
+use crate::object::memory::slots::Slot;
 use crate::sync::{AtomicU64, Ordering};
 
 counters! {

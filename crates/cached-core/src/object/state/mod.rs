@@ -36,7 +36,6 @@ pub(crate) use flush::Ended;
 pub(crate) use flush_plan::{FlushPlan, RunLimits};
 pub(crate) use head::{Known, Listed, ReportedHead, Versions};
 pub(crate) use read::{Keep, LINES_READ, LINES_WRITTEN};
-pub(crate) use write_through::Invalidated;
 
 use super::control::metrics::Metrics;
 use super::memory::geometry::{BUCKET_U64, Buckets};

@@ -91,19 +91,41 @@ fn get<F>(
 
 /// Adds a route that changes something. Each request is logged with the client's address.
 fn post<B: Body>(routes: &Routes, path: &'static str, managed: &Arc<Managed>) {
+    post_parsed(routes, path, managed, |bytes| {
+        let body: B = serde_json::from_slice(bytes).map_err(|error| format!("give {}: {error}", B::FORM))?;
+        Ok(Parsed {
+            text: format!("{body:?}"),
+            run: Box::new(|managed, progress| Box::pin(body.run(managed, progress))),
+        })
+    });
+}
+
+/// A request for a change, of whatever kind: what follows is compiled once and not for each kind.
+struct Parsed {
+    /// As the log shows it.
+    text: String,
+    run: Box<dyn FnOnce(Arc<Managed>, Arc<Progress>) -> Work + Send>,
+}
+
+fn post_parsed(
+    routes: &Routes,
+    path: &'static str,
+    managed: &Arc<Managed>,
+    parse: fn(&[u8]) -> Result<Parsed, String>,
+) {
     let managed = Arc::downgrade(managed);
     routes.post(path, move |request| {
         let managed = managed.upgrade();
         async move {
             let Some(managed) = managed else { return Failure::ended().response() };
-            let body = match serde_json::from_slice::<B>(request.body()) {
-                Ok(body) => body,
-                Err(error) => return Failure::new(400, format!("give {}: {error}", B::FORM)).response(),
+            let Parsed { text, run } = match parse(request.body()) {
+                Ok(parsed) => parsed,
+                Err(line) => return Failure::new(400, line).response(),
             };
-            tracing::info!(peer = %request.peer(), path, request = ?body, "the admin listener changes volumes");
+            tracing::info!(peer = %request.peer(), path, request = %text, "the admin listener changes volumes");
             let jobs = managed.jobs.clone();
             jobs.run(|progress| async move {
-                let outcome = body.run(managed, progress).await;
+                let outcome = run(managed, progress).await;
                 match &outcome {
                     Ok(_) => tracing::info!(path, "a change of volumes is done"),
                     Err(failure) => tracing::info!(path, cause = failure.line, "a change of volumes is refused"),
