@@ -35,7 +35,7 @@
 //! store changes an object, no other program should.
 //!
 //! ```no_run
-//! use blocker::{Blocker, Name, Namespace, ObjectId, WriteRequest};
+//! use blocker::{BlockerExt, Name, Namespace, ObjectId, WriteRequest};
 //! use blocker_rados::{RadosConfig, RadosStore};
 //!
 //! let store = RadosStore::open(RadosConfig::new("rbd"))?;

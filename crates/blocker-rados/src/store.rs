@@ -8,7 +8,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use blocker::admission::runs_end;
-use blocker::conditional::Act;
+use blocker::conditional::stored;
 use blocker::event::Event;
 use blocker::metrics::{Collect, Families};
 use blocker::*;
@@ -92,16 +92,6 @@ impl RadosStore {
             .await
         })
     }
-
-    fn change(&self, object: ObjectId, act: Act, change: Change, call: &Call) -> Reply<ChangeReply> {
-        let (core, begun) = (Arc::clone(&self.core), Begun::default());
-        let watched = begun.clone();
-        let id = object.clone();
-        self.check(call, watched, Some(&id), async move {
-            let (version, size_bytes) = core.change(&object, &act, &change, &begun).await?;
-            Ok(ChangeReply::new(version, size_bytes, Durability::Stored))
-        })
-    }
 }
 
 impl Blocker for RadosStore {
@@ -119,56 +109,22 @@ impl Blocker for RadosStore {
         self.check(&call, Begun::default(), None, async move { core.read(request).await })
     }
 
-    fn write(&self, request: WriteRequest) -> Reply<ChangeReply> {
-        let WriteRequest { object, offset, data, change, call, .. } = request;
-        self.change(object, Act::Write { offset, data }, change, &call)
-    }
-
-    fn write_zeroes(&self, request: WriteZeroesRequest) -> Reply<ChangeReply> {
-        let WriteZeroesRequest { object, offset, len_bytes, change, call, .. } = request;
-        self.change(object, Act::Zeroes { offset, len_bytes }, change, &call)
-    }
-
-    fn write_runs(&self, request: WriteRunsRequest) -> Reply<ChangeReply> {
-        if let Err(error) = runs_end(&request.runs, &self.capabilities()) {
+    fn change(&self, request: ChangeRequest) -> Reply<ChangeReply> {
+        if let Change::WriteRuns { runs } = &request.change
+            && let Err(error) = runs_end(runs, &self.capabilities())
+        {
             return Reply::err(error);
         }
-        let WriteRunsRequest { object, runs, change, call, .. } = request;
-        self.change(object, Act::Runs(runs), change, &call)
-    }
-
-    fn discard(&self, request: DiscardRequest) -> Reply<ChangeReply> {
-        let DiscardRequest { object, offset, len_bytes, change, call, .. } = request;
-        self.change(object, Act::Discard { offset, len_bytes }, change, &call)
-    }
-
-    fn compare_and_write(&self, request: CompareAndWriteRequest) -> Reply<ChangeReply> {
-        let CompareAndWriteRequest { object, offset, expected, data, change, call, .. } = request;
-        self.change(object, Act::CompareAndWrite { offset, expected, data }, change, &call)
-    }
-
-    fn write_full(&self, request: WriteFullRequest) -> Reply<ChangeReply> {
-        let WriteFullRequest { object, data, change, call, .. } = request;
-        self.change(object, Act::Full { data }, change, &call)
-    }
-
-    fn truncate(&self, request: TruncateRequest) -> Reply<ChangeReply> {
-        let TruncateRequest { object, size_bytes, change, call, .. } = request;
-        self.change(object, Act::Truncate { size_bytes }, change, &call)
-    }
-
-    fn delete(&self, request: DeleteRequest) -> Reply<DeleteReply> {
-        let DeleteRequest { object, change, call, .. } = request;
-        let done = self.change(object, Act::Delete, change, &call);
-        done.then(|reply| reply.map(|reply| DeleteReply::new(reply.durability)))
-    }
-
-    fn copy(&self, request: CopyRequest) -> Reply<ChangeReply> {
-        let (core, begun, call) = (Arc::clone(&self.core), Begun::default(), request.call);
-        let (watched, to) = (begun.clone(), request.to.clone());
-        self.check(&call, watched, Some(&to), async move {
-            let (version, size_bytes) = core.copy(&request, &begun).await?;
-            Ok(ChangeReply::new(version, size_bytes, Durability::Stored))
+        let ChangeRequest { object, change, terms, call, .. } = request;
+        let (core, begun, id) = (Arc::clone(&self.core), Begun::default(), object.clone());
+        self.check(&call, begun.clone(), Some(&id), async move {
+            let (version, size_bytes) = match &change {
+                Change::Copy { from, from_condition } => {
+                    core.copy((from, *from_condition), (&object, terms), &begun).await?
+                }
+                change => core.change(&object, change, &terms, &begun).await?,
+            };
+            Ok(stored(&change, version, size_bytes))
         })
     }
 

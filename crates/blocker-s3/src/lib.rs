@@ -27,7 +27,7 @@
 //! ```
 //! use std::sync::Arc;
 //!
-//! use blocker::{Blocker, Name, Namespace, ObjectId, SystemClock, WriteRequest};
+//! use blocker::{BlockerExt, Name, Namespace, ObjectId, SystemClock, WriteRequest};
 //! use blocker_s3::object_store::memory::InMemory;
 //! use blocker_s3::{S3Config, S3Store};
 //!

@@ -274,7 +274,7 @@ mod tests {
     use std::sync::Arc;
 
     use blocker::executor::block_on;
-    use blocker::{Blocker, Name, Namespace, ObjectId, ReadRequest, SystemClock, WriteRequest};
+    use blocker::{Blocker, BlockerExt, Name, Namespace, ObjectId, ReadRequest, SystemClock, WriteRequest};
     use object_store::memory::InMemory;
     use object_store::{ObjectStore, ObjectStoreExt};
 

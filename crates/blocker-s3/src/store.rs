@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blocker::admission::runs_end;
-use blocker::conditional::Act;
+use blocker::conditional::stored;
 use blocker::event::Event;
 use blocker::metrics::{Collect, Families};
 use blocker::*;
@@ -175,17 +175,6 @@ impl S3Store {
     pub fn close(&self, timeout: Duration) {
         executor::block_on(Box::pin(self.core.requests.removed(timeout)));
     }
-
-    fn change(&self, object: ObjectId, act: Act, change: Change, call: &Call) -> Reply<ChangeReply> {
-        let (core, progress) = (Arc::clone(&self.core), Progress::default());
-        let watched = progress.clone();
-        let id = object.clone();
-        bounded(&self.core, call, watched, Some(&id), async move {
-            let _credits = core.credits.take(act.payload_bytes()).await;
-            let (version, size_bytes) = core.change(&object, &act, &change, &progress).await?;
-            Ok(ChangeReply::new(version, size_bytes, Durability::Stored))
-        })
-    }
 }
 
 impl Drop for S3Store {
@@ -216,57 +205,26 @@ impl Blocker for S3Store {
         })
     }
 
-    fn write(&self, request: WriteRequest) -> Reply<ChangeReply> {
-        let WriteRequest { object, offset, data, change, call, .. } = request;
-        self.change(object, Act::Write { offset, data }, change, &call)
-    }
-
-    fn write_zeroes(&self, request: WriteZeroesRequest) -> Reply<ChangeReply> {
-        let WriteZeroesRequest { object, offset, len_bytes, change, call, .. } = request;
-        self.change(object, Act::Zeroes { offset, len_bytes }, change, &call)
-    }
-
-    fn write_runs(&self, request: WriteRunsRequest) -> Reply<ChangeReply> {
-        if let Err(error) = runs_end(&request.runs, &self.capabilities()) {
+    fn change(&self, request: ChangeRequest) -> Reply<ChangeReply> {
+        if let Change::WriteRuns { runs } = &request.change
+            && let Err(error) = runs_end(runs, &self.capabilities())
+        {
             return Reply::err(error);
         }
-        let WriteRunsRequest { object, runs, change, call, .. } = request;
-        self.change(object, Act::Runs(runs), change, &call)
-    }
-
-    fn discard(&self, request: DiscardRequest) -> Reply<ChangeReply> {
-        let DiscardRequest { object, offset, len_bytes, change, call, .. } = request;
-        self.change(object, Act::Discard { offset, len_bytes }, change, &call)
-    }
-
-    fn compare_and_write(&self, request: CompareAndWriteRequest) -> Reply<ChangeReply> {
-        let CompareAndWriteRequest { object, offset, expected, data, change, call, .. } = request;
-        self.change(object, Act::CompareAndWrite { offset, expected, data }, change, &call)
-    }
-
-    fn write_full(&self, request: WriteFullRequest) -> Reply<ChangeReply> {
-        let WriteFullRequest { object, data, change, call, .. } = request;
-        self.change(object, Act::Full { data }, change, &call)
-    }
-
-    fn truncate(&self, request: TruncateRequest) -> Reply<ChangeReply> {
-        let TruncateRequest { object, size_bytes, change, call, .. } = request;
-        self.change(object, Act::Truncate { size_bytes }, change, &call)
-    }
-
-    fn delete(&self, request: DeleteRequest) -> Reply<DeleteReply> {
-        let DeleteRequest { object, change, call, .. } = request;
-        let done = self.change(object, Act::Delete, change, &call);
-        done.then(|reply| reply.map(|reply| DeleteReply::new(reply.durability)))
-    }
-
-    fn copy(&self, request: CopyRequest) -> Reply<ChangeReply> {
-        let (core, progress, call) = (Arc::clone(&self.core), Progress::default(), request.call);
-        let (watched, to) = (progress.clone(), request.to.clone());
-        bounded(&self.core, &call, watched, Some(&to), async move {
-            let _credits = core.credits.take(core.object_bytes_max).await;
-            let (version, size_bytes) = core.copy(&request, &progress).await?;
-            Ok(ChangeReply::new(version, size_bytes, Durability::Stored))
+        let ChangeRequest { object, change, terms, call, .. } = request;
+        let (core, progress, id) = (Arc::clone(&self.core), Progress::default(), object.clone());
+        bounded(&self.core, &call, progress.clone(), Some(&id), async move {
+            let (version, size_bytes) = match &change {
+                Change::Copy { from, from_condition } => {
+                    let _credits = core.credits.take(core.object_bytes_max).await;
+                    core.copy((from, *from_condition), (&object, terms), &progress).await?
+                }
+                change => {
+                    let _credits = core.credits.take(change.payload_bytes()).await;
+                    core.change(&object, change, &terms, &progress).await?
+                }
+            };
+            Ok(stored(&change, version, size_bytes))
         })
     }
 

@@ -57,29 +57,11 @@ impl Blocker for Hit {
     fn read(&self, _: ReadRequest) -> Reply<ReadReply> {
         Reply::ok(ReadReply::new(self.data.clone(), 4096, Version(1)))
     }
-    fn write(&self, _: WriteRequest) -> Reply<ChangeReply> {
-        Reply::ok(ChangeReply::new(Version(1), 4096, Durability::Cached))
-    }
-    fn write_zeroes(&self, _: WriteZeroesRequest) -> Reply<ChangeReply> {
-        no()
-    }
-    fn discard(&self, _: DiscardRequest) -> Reply<ChangeReply> {
-        no()
-    }
-    fn compare_and_write(&self, _: CompareAndWriteRequest) -> Reply<ChangeReply> {
-        no()
-    }
-    fn write_full(&self, _: WriteFullRequest) -> Reply<ChangeReply> {
-        no()
-    }
-    fn truncate(&self, _: TruncateRequest) -> Reply<ChangeReply> {
-        no()
-    }
-    fn delete(&self, _: DeleteRequest) -> Reply<DeleteReply> {
-        no()
-    }
-    fn copy(&self, _: CopyRequest) -> Reply<ChangeReply> {
-        no()
+    fn change(&self, request: ChangeRequest) -> Reply<ChangeReply> {
+        match request.change {
+            Change::Write { .. } => Reply::ok(ChangeReply::new(Version(1), 4096, Durability::Cached)),
+            _ => no(),
+        }
     }
     fn info(&self, _: InfoRequest) -> Reply<Info> {
         no()

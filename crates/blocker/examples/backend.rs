@@ -5,7 +5,6 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use blocker::admission::range_end;
 use blocker::conformance::{Options, Plain, run};
 use blocker::*;
 use parking_lot::Mutex;
@@ -18,32 +17,52 @@ struct Map {
 }
 
 impl Map {
-    /// Makes one change in a critical section. `change` gets the old content and returns the new
-    /// one; `None` means no object.
-    fn change(
-        &self,
-        object: ObjectId,
-        terms: Change,
-        call: Call,
-        change: impl FnOnce(Option<Vec<u8>>) -> Result<Option<Vec<u8>>>,
-    ) -> Reply<ChangeReply> {
-        let apply = || {
-            check_call(call)?;
-            if terms.stamp.is_some() || terms.condition != Condition::None {
-                return Err(Error::Unsupported("no stamps and no conditions here".into()));
+    /// Makes one change in one critical section.
+    fn make(&self, request: &ChangeRequest) -> Result<ChangeReply> {
+        let ChangeRequest { object, change, terms, call, .. } = request;
+        check_call(*call)?;
+        if terms.stamp.is_some() || terms.condition != Condition::None {
+            return Err(Error::Unsupported("no stamps and no conditions here".into()));
+        }
+        change.check_end(OBJECT_BYTES_MAX_DEFAULT)?;
+        let mut objects = self.objects.lock();
+        let content =
+            |object: &ObjectId| objects.get(object).map(|(_, data)| data.clone()).ok_or(Error::Missing);
+        let old = content(object);
+        let new = match change {
+            Change::Write { offset, data } => patched(old, *offset, &data.to_vec()),
+            Change::WriteZeroes { offset, len_bytes } => patched(old, *offset, &vec![0; *len_bytes as usize]),
+            Change::Discard { offset, len_bytes } => {
+                let mut data = old?;
+                let size = data.len() as u64;
+                let end = offset.saturating_add(*len_bytes).min(size);
+                data[(*offset).min(size) as usize..end as usize].fill(0);
+                data
             }
-            let mut objects = self.objects.lock();
-            let old = objects.get(&object).map(|(_, data)| data.clone());
-            let new = change(old)?;
-            let version = Version(1 + self.last_version.fetch_add(1, std::sync::atomic::Ordering::Relaxed));
-            let size_bytes = new.as_ref().map_or(0, |data| data.len() as u64);
-            match new {
-                Some(data) => objects.insert(object, (version, data)),
-                None => objects.remove(&object),
-            };
-            Ok(ChangeReply::new(version, size_bytes, Durability::Stored))
+            Change::WriteFull { data } => data.to_vec(),
+            Change::Truncate { size_bytes } => {
+                let mut data = old?;
+                data.resize(*size_bytes as usize, 0);
+                data
+            }
+            Change::Delete => {
+                old?;
+                objects.remove(object);
+                return Ok(ChangeReply::removed(Durability::Stored));
+            }
+            Change::Copy { from, from_condition: Condition::None } => content(from)?,
+            Change::Copy { .. } => return Err(Error::Unsupported("no conditions here".into())),
+            Change::CompareAndWrite { .. } => {
+                return Err(Error::Unsupported("no compare-and-write here".into()));
+            }
+            Change::WriteRuns { .. } => {
+                return Err(Error::Unsupported("one range in one change here".into()));
+            }
         };
-        apply().into()
+        let version = Version(1 + self.last_version.fetch_add(1, std::sync::atomic::Ordering::Relaxed));
+        let size_bytes = new.len() as u64;
+        objects.insert(object.clone(), (version, new));
+        Ok(ChangeReply::new(version, size_bytes, Durability::Stored))
     }
 
     fn get<T>(&self, object: &ObjectId, call: Call, read: impl FnOnce(Version, &[u8]) -> T) -> Result<T> {
@@ -59,15 +78,16 @@ fn check_call(call: Call) -> Result<()> {
     Ok(())
 }
 
-/// Returns the content with `bytes` at `offset`, extended if necessary.
-fn patched(old: Option<Vec<u8>>, offset: u64, bytes: &[u8]) -> Result<Option<Vec<u8>>> {
-    let end = range_end(offset, bytes.len() as u64, OBJECT_BYTES_MAX_DEFAULT)? as usize;
-    let mut data = old.unwrap_or_default();
+/// Returns the content, or none where there is no object, with `bytes` at `offset`: longer if that
+/// is needed.
+fn patched(old: Result<Vec<u8>>, offset: u64, bytes: &[u8]) -> Vec<u8> {
+    let (offset, mut data) = (offset as usize, old.unwrap_or_default());
     if !bytes.is_empty() {
+        let end = offset + bytes.len();
         data.resize(data.len().max(end), 0);
-        data[offset as usize..end].copy_from_slice(bytes);
+        data[offset..end].copy_from_slice(bytes);
     }
-    Ok(Some(data))
+    data
 }
 
 impl Blocker for Map {
@@ -93,62 +113,8 @@ impl Blocker for Map {
         read.into()
     }
 
-    fn write(&self, request: WriteRequest) -> Reply<ChangeReply> {
-        let WriteRequest { object, offset, data, change, call, .. } = request;
-        self.change(object, change, call, |old| patched(old, offset, &data.to_vec()))
-    }
-
-    fn write_zeroes(&self, request: WriteZeroesRequest) -> Reply<ChangeReply> {
-        let WriteZeroesRequest { object, offset, len_bytes, change, call, .. } = request;
-        if let Err(error) = range_end(offset, len_bytes, OBJECT_BYTES_MAX_DEFAULT) {
-            return Reply::err(error);
-        }
-        self.change(object, change, call, |old| patched(old, offset, &vec![0; len_bytes as usize]))
-    }
-
-    fn discard(&self, request: DiscardRequest) -> Reply<ChangeReply> {
-        let DiscardRequest { object, offset, len_bytes, change, call, .. } = request;
-        self.change(object, change, call, |old| {
-            let mut data = old.ok_or(Error::Missing)?;
-            let size = data.len() as u64;
-            data[offset.min(size) as usize..offset.saturating_add(len_bytes).min(size) as usize].fill(0);
-            Ok(Some(data))
-        })
-    }
-
-    fn compare_and_write(&self, _: CompareAndWriteRequest) -> Reply<ChangeReply> {
-        Reply::err(Error::Unsupported("no compare-and-write here".into()))
-    }
-
-    fn write_full(&self, request: WriteFullRequest) -> Reply<ChangeReply> {
-        let WriteFullRequest { object, data, change, call, .. } = request;
-        self.change(object, change, call, |_| patched(None, 0, &data.to_vec()))
-    }
-
-    fn truncate(&self, request: TruncateRequest) -> Reply<ChangeReply> {
-        let TruncateRequest { object, size_bytes, change, call, .. } = request;
-        self.change(object, change, call, |old| {
-            let mut data = old.ok_or(Error::Missing)?;
-            data.resize(range_end(0, size_bytes, OBJECT_BYTES_MAX_DEFAULT)? as usize, 0);
-            Ok(Some(data))
-        })
-    }
-
-    fn delete(&self, request: DeleteRequest) -> Reply<DeleteReply> {
-        let DeleteRequest { object, change, call, .. } = request;
-        let removed = self.change(object, change, call, |old| old.map(|_| None).ok_or(Error::Missing));
-        removed.then(|answer| answer.map(|reply| DeleteReply::new(reply.durability)))
-    }
-
-    fn copy(&self, request: CopyRequest) -> Reply<ChangeReply> {
-        let CopyRequest { from, from_condition, to, change, call, .. } = request;
-        if from_condition != Condition::None {
-            return Reply::err(Error::Unsupported("no conditions here".into()));
-        }
-        match self.get(&from, call, |_, data| data.to_vec()) {
-            Ok(data) => self.change(to, change, call, |_| Ok(Some(data))),
-            Err(error) => Reply::err(error),
-        }
+    fn change(&self, request: ChangeRequest) -> Reply<ChangeReply> {
+        self.make(&request).into()
     }
 
     fn info(&self, request: InfoRequest) -> Reply<Info> {

@@ -5,12 +5,12 @@
 //!
 //! ```
 //! use blocker::admission::{Claims, Head, admit};
-//! use blocker::{Change, Epoch, Error, ObjectId, Scope, WriterId};
+//! use blocker::{ChangeTerms, Epoch, Error, ObjectId, Scope, WriterId};
 //!
 //! let mut claims = Claims::default();
 //! let disk: ObjectId = "vm/disk".parse()?;
 //! claims.raise(&Scope::Object(disk.clone()), Epoch(3), WriterId::random())?;
-//! let unstamped = Change::default();
+//! let unstamped = ChangeTerms::default();
 //! let refused = admit(Head::ABSENT, claims.in_force(&disk, None), &unstamped);
 //! assert_eq!(refused, Err(Error::Fenced { epoch: Epoch(3) }));
 //! # Ok::<_, Error>(())
@@ -19,10 +19,11 @@
 use std::collections::HashMap;
 
 use crate::capabilities::Capabilities;
+use crate::change::{ChangeTerms, Run};
 use crate::error::{Error, Result};
 use crate::name::{Name, Namespace, ObjectId};
 use crate::order::{Epoch, OrderDomain, Stamp, Version, WriterId};
-use crate::request::{Change, Condition, Run, Scope};
+use crate::request::{Condition, Scope};
 
 /// The state of an object that admission depends on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -38,25 +39,26 @@ impl Head {
     pub const ABSENT: Self = Self { version: None, stamp: None };
 }
 
-/// Checks whether `change` may be applied to an object with `head`, where the epoch `claimed` is in force.
+/// Checks whether a change on these terms may be applied to an object with `head`, where the epoch
+/// `claimed` is in force.
 ///
 /// # Errors
 /// In this order: [`Error::Fenced`], [`Error::Invalid`] (see [`EPOCH_STEP_MAX`]), [`Error::Superseded`], then
 /// those of [`check_condition`].
-pub fn admit(head: Head, claimed: Epoch, change: &Change) -> Result<()> {
+pub fn admit(head: Head, claimed: Epoch, terms: &ChangeTerms) -> Result<()> {
     let carried = head.stamp.map_or(Epoch(0), |stamp| stamp.epoch);
     let in_force = claimed.max(carried);
-    let epoch = change.stamp.map_or(Epoch(0), |stamp| stamp.epoch);
+    let epoch = terms.stamp.map_or(Epoch(0), |stamp| stamp.epoch);
     if epoch < in_force {
         return Err(Error::Fenced { epoch: in_force });
     }
     check_epoch_step(in_force, epoch)?;
-    if let (Some(new), Some(old)) = (change.stamp, head.stamp)
+    if let (Some(new), Some(old)) = (terms.stamp, head.stamp)
         && new <= old
     {
         return Err(Error::Superseded { stamp: old });
     }
-    check_condition(head.version, change.condition)
+    check_condition(head.version, terms.condition)
 }
 
 /// The largest step from the epoch in force to the next one. Epochs may be taken from a clock:
@@ -105,8 +107,8 @@ pub fn range_end(offset: u64, len_bytes: u64, object_bytes_max: u64) -> Result<u
 /// one.
 ///
 /// # Errors
-/// [`Error::Unsupported`], [`Error::Invalid`] and [`Error::TooLarge`], as [`crate::Blocker::write_runs`]
-/// documents.
+/// [`Error::Unsupported`], [`Error::Invalid`] and [`Error::TooLarge`], as
+/// [`crate::Change::WriteRuns`] documents.
 pub fn runs_end(runs: &[Run], can: &Capabilities) -> Result<u64> {
     let invalid = |text: String| Err(Error::Invalid(text.into()));
     if can.runs_max == 0 {
@@ -365,14 +367,18 @@ mod tests {
     #[test]
     fn a_change_needs_an_epoch_in_force_and_a_stamp_above_the_carried_one() {
         let head = Head { version: Some(Version(1)), stamp: Some(Stamp::new(3, 7)) };
-        let with = |stamp: Option<Stamp>| admit(head, Epoch(2), &Change { stamp, ..Change::default() });
+        let with =
+            |stamp: Option<Stamp>| admit(head, Epoch(2), &ChangeTerms { stamp, ..ChangeTerms::default() });
         assert_eq!(with(Some(Stamp::new(3, 8))), Ok(()));
         assert_eq!(with(Some(Stamp::new(4, 0))), Ok(()));
         assert_eq!(with(Some(Stamp::new(3, 7))), Err(Error::Superseded { stamp: Stamp::new(3, 7) }));
         assert_eq!(with(Some(Stamp::new(2, 9))), Err(Error::Fenced { epoch: Epoch(3) }));
         assert_eq!(with(None), Err(Error::Fenced { epoch: Epoch(3) }));
-        assert_eq!(admit(Head::ABSENT, Epoch(2), &Change::default()), Err(Error::Fenced { epoch: Epoch(2) }));
-        assert_eq!(admit(Head::ABSENT, Epoch(0), &Change::default()), Ok(()));
+        assert_eq!(
+            admit(Head::ABSENT, Epoch(2), &ChangeTerms::default()),
+            Err(Error::Fenced { epoch: Epoch(2) })
+        );
+        assert_eq!(admit(Head::ABSENT, Epoch(0), &ChangeTerms::default()), Ok(()));
     }
 
     #[test]
@@ -461,7 +467,7 @@ mod tests {
         assert_eq!(kind(claims.raise(&scope, Epoch(EPOCH_STEP_MAX + 1), WriterId(1))), Err("invalid"));
         assert_eq!(kind(claims.raise(&scope, Epoch(EPOCH_STEP_MAX), WriterId(1))), Ok(true));
         assert_eq!(kind(claims.raise(&scope, Epoch(2 * EPOCH_STEP_MAX), WriterId(1))), Ok(true));
-        let stamped = |epoch| Change { stamp: Some(Stamp::new(epoch, 1)), ..Change::default() };
+        let stamped = |epoch| ChangeTerms { stamp: Some(Stamp::new(epoch, 1)), ..ChangeTerms::default() };
         let in_force = Epoch(2 * EPOCH_STEP_MAX);
         assert_eq!(admit(Head::ABSENT, in_force, &stamped(3 * EPOCH_STEP_MAX)), Ok(()));
         let far = admit(Head::ABSENT, in_force, &stamped(3 * EPOCH_STEP_MAX + 1));

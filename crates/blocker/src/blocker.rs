@@ -3,18 +3,12 @@
 use std::sync::Arc;
 
 use crate::capabilities::Capabilities;
+use crate::change::ChangeRequest;
 use crate::control::{Control, NoControl};
-use crate::error::Error;
 use crate::event::Subscription;
 use crate::reply::Reply;
-use crate::request::{
-    ClaimRequest, CompareAndWriteRequest, CopyRequest, DeleteRequest, DiscardRequest, FlushRequest,
-    InfoRequest, InvalidateRequest, ListRequest, ReadRequest, TruncateRequest, WriteFullRequest,
-    WriteRequest, WriteRunsRequest, WriteZeroesRequest,
-};
-use crate::response::{
-    ChangeReply, ClaimReply, DeleteReply, FlushReply, Info, InvalidateReply, ListReply, ReadReply,
-};
+use crate::request::{ClaimRequest, FlushRequest, InfoRequest, InvalidateRequest, ListRequest, ReadRequest};
+use crate::response::{ChangeReply, ClaimReply, FlushReply, Info, InvalidateReply, ListReply, ReadReply};
 
 /// A store of objects, a cache in front of one, or a connection to one.
 ///
@@ -53,17 +47,17 @@ use crate::response::{
 /// `tombstones` is true, a stamped delete is remembered until a claim makes that unnecessary.
 /// Stamps are durable like data: never stored before the data that they belong to.
 ///
-/// **Conditions** are checked after fencing, before anything is changed. `write`, `write_zeroes`,
-/// `write_runs`, `write_full` and `copy` create their object if it is missing; `discard`,
-/// `truncate`, `compare_and_write` and `delete` fail with `Missing`.
+/// **Conditions** are checked after fencing, before anything is changed. [`Change`](crate::Change)
+/// tells which changes create their object if it is missing.
 ///
 /// **Limits.** A change whose range ends beyond `object_bytes_max`, and a request of more than
 /// `request_bytes_max` bytes, is `TooLarge`, and nothing is changed. The range of a read may end
 /// beyond `object_bytes_max`.
 ///
-/// **Runs.** `write_runs` is one change, whatever the number of its runs: one admission, one stamp,
-/// one new version. A reply, a crash or a lost answer concerns all runs together. It is as atomic
-/// as one write from the first run's begin to the last run's end.
+/// **Runs.** [`Change::WriteRuns`](crate::Change::WriteRuns) is one change, whatever the number of
+/// its runs: one admission, one stamp, one new version. A reply, a crash or a lost answer concerns
+/// all runs together. It is as atomic as one write from the first run's begin to the last run's
+/// end.
 ///
 /// # Deadlines
 ///
@@ -105,71 +99,13 @@ pub trait Blocker: Send + Sync {
     /// `Missing`, `ConditionFailed`, `TooLarge`, `Corrupt`, `DeadlinePassed`, `Retryable`.
     fn read(&self, request: ReadRequest) -> Reply<ReadReply>;
 
-    /// Writes a range, creating the object and moving its end as needed. A write of no bytes is
-    /// checked, creates the object and gives it a new version, but never moves its end.
+    /// Changes an object. [`BlockerExt`](crate::BlockerExt) has a method for each operation.
     ///
     /// # Errors
-    /// Those of every change: `Fenced`, `Superseded`, `Exists`, `Missing`, `ConditionFailed`,
-    /// `TooLarge`, `OutOfSpace`, `OutcomeUnknown`, `DeadlinePassed`, `Retryable`, `Denied`,
-    /// `Corrupt`, `WritesLost`, `Unsupported`.
-    fn write(&self, request: WriteRequest) -> Reply<ChangeReply>;
-
-    /// Writes zeros over a range, exactly as a `write` of zero-valued bytes.
-    ///
-    /// # Errors
-    /// As [`Self::write`].
-    fn write_zeroes(&self, request: WriteZeroesRequest) -> Reply<ChangeReply>;
-
-    /// Writes several ranges in one change; bytes between them stay. The default refuses, for
-    /// backends without it (`runs_max` is 0).
-    ///
-    /// # Errors
-    /// As [`Self::write`]; `Invalid` if there is no run, if there are more than `runs_max`, or if a
-    /// run is empty or overlaps the previous one; `TooLarge` if together, including zeros, they
-    /// have more than `request_bytes_max` bytes; `Unsupported` where `runs_max` is 0.
-    fn write_runs(&self, request: WriteRunsRequest) -> Reply<ChangeReply> {
-        drop(request);
-        Reply::err(Error::Unsupported("this backend cannot write several ranges in one change".into()))
-    }
-
-    /// Zeroes the part of the range that lies within the object, and frees its space where
-    /// possible. The size stays.
-    ///
-    /// # Errors
-    /// As [`Self::write`]; `Missing` if there is no object.
-    fn discard(&self, request: DiscardRequest) -> Reply<ChangeReply>;
-
-    /// Compares a range, and writes if it is equal, in one step.
-    ///
-    /// # Errors
-    /// As [`Self::write`]; `Mismatch` if the bytes differ or end too early, `Missing`, and
-    /// `Unsupported` where `compare_bytes_max` is 0.
-    fn compare_and_write(&self, request: CompareAndWriteRequest) -> Reply<ChangeReply>;
-
-    /// Replaces the whole content.
-    ///
-    /// # Errors
-    /// As [`Self::write`].
-    fn write_full(&self, request: WriteFullRequest) -> Reply<ChangeReply>;
-
-    /// Shortens or extends an object.
-    ///
-    /// # Errors
-    /// As [`Self::write`]; `Missing` if there is no object.
-    fn truncate(&self, request: TruncateRequest) -> Reply<ChangeReply>;
-
-    /// Removes an object.
-    ///
-    /// # Errors
-    /// As [`Self::write`]; `Missing` if there is no object.
-    fn delete(&self, request: DeleteRequest) -> Reply<DeleteReply>;
-
-    /// Replaces the whole content of one object by that of another, which stays. Copying an object onto
-    /// itself is a change that leaves the bytes as they are. The stamp is not copied.
-    ///
-    /// # Errors
-    /// As [`Self::write`], for the target; `Missing` or `ConditionFailed` also for the source.
-    fn copy(&self, request: CopyRequest) -> Reply<ChangeReply>;
+    /// `Fenced`, `Superseded`, `Exists`, `Missing`, `ConditionFailed`, `TooLarge`, `OutOfSpace`,
+    /// `OutcomeUnknown`, `DeadlinePassed`, `Retryable`, `Denied`, `Corrupt`, `WritesLost`,
+    /// `Unsupported`, and what [`Change`](crate::Change) adds.
+    fn change(&self, request: ChangeRequest) -> Reply<ChangeReply>;
 
     /// Returns an object's size, version and stamp.
     ///

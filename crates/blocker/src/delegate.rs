@@ -39,8 +39,7 @@ macro_rules! delegate {
     (|$this:ident| $below:expr) => { $crate::delegate!(|$this| $below, except); };
     (|$this:ident| $below:expr, except $($own:ident)*) => {
         $($crate::__delegate_unless! { $own [
-            capabilities read write write_zeroes write_runs discard compare_and_write write_full truncate delete
-            copy info list flush claim invalidate subscribe control
+            capabilities read change info list flush claim invalidate subscribe control
         ] { compile_error! { concat!("`", stringify!($own), "` is no method of `Blocker`") } } })*
         $crate::__delegate_one! { [$($own)*] |$this| $below, Blocker
             capabilities() -> $crate::Capabilities
@@ -49,31 +48,7 @@ macro_rules! delegate {
             read(request: $crate::ReadRequest) -> $crate::Reply<$crate::ReadReply>
         }
         $crate::__delegate_one! { [$($own)*] |$this| $below, Blocker
-            write(request: $crate::WriteRequest) -> $crate::Reply<$crate::ChangeReply>
-        }
-        $crate::__delegate_one! { [$($own)*] |$this| $below, Blocker
-            write_zeroes(request: $crate::WriteZeroesRequest) -> $crate::Reply<$crate::ChangeReply>
-        }
-        $crate::__delegate_one! { [$($own)*] |$this| $below, Blocker
-            write_runs(request: $crate::WriteRunsRequest) -> $crate::Reply<$crate::ChangeReply>
-        }
-        $crate::__delegate_one! { [$($own)*] |$this| $below, Blocker
-            discard(request: $crate::DiscardRequest) -> $crate::Reply<$crate::ChangeReply>
-        }
-        $crate::__delegate_one! { [$($own)*] |$this| $below, Blocker
-            compare_and_write(request: $crate::CompareAndWriteRequest) -> $crate::Reply<$crate::ChangeReply>
-        }
-        $crate::__delegate_one! { [$($own)*] |$this| $below, Blocker
-            write_full(request: $crate::WriteFullRequest) -> $crate::Reply<$crate::ChangeReply>
-        }
-        $crate::__delegate_one! { [$($own)*] |$this| $below, Blocker
-            truncate(request: $crate::TruncateRequest) -> $crate::Reply<$crate::ChangeReply>
-        }
-        $crate::__delegate_one! { [$($own)*] |$this| $below, Blocker
-            delete(request: $crate::DeleteRequest) -> $crate::Reply<$crate::DeleteReply>
-        }
-        $crate::__delegate_one! { [$($own)*] |$this| $below, Blocker
-            copy(request: $crate::CopyRequest) -> $crate::Reply<$crate::ChangeReply>
+            change(request: $crate::ChangeRequest) -> $crate::Reply<$crate::ChangeReply>
         }
         $crate::__delegate_one! { [$($own)*] |$this| $below, Blocker
             info(request: $crate::InfoRequest) -> $crate::Reply<$crate::Info>
@@ -218,15 +193,7 @@ macro_rules! __delegate_one {
 macro_rules! __delegate_unless {
     (capabilities [capabilities $($rest:ident)*] $body:tt) => {};
     (read [read $($rest:ident)*] $body:tt) => {};
-    (write [write $($rest:ident)*] $body:tt) => {};
-    (write_zeroes [write_zeroes $($rest:ident)*] $body:tt) => {};
-    (write_runs [write_runs $($rest:ident)*] $body:tt) => {};
-    (discard [discard $($rest:ident)*] $body:tt) => {};
-    (compare_and_write [compare_and_write $($rest:ident)*] $body:tt) => {};
-    (write_full [write_full $($rest:ident)*] $body:tt) => {};
-    (truncate [truncate $($rest:ident)*] $body:tt) => {};
-    (delete [delete $($rest:ident)*] $body:tt) => {};
-    (copy [copy $($rest:ident)*] $body:tt) => {};
+    (change [change $($rest:ident)*] $body:tt) => {};
     (info [info $($rest:ident)*] $body:tt) => {};
     (list [list $($rest:ident)*] $body:tt) => {};
     (flush [flush $($rest:ident)*] $body:tt) => {};

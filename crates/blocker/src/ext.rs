@@ -1,4 +1,5 @@
-//! Convenience methods for callers that want whole objects instead of requests.
+//! Convenience methods for callers: one for each kind of change, and others for whole objects
+//! without requests.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -11,21 +12,41 @@ use bytes::Bytes;
 use futures_core::Stream;
 
 use crate::blocker::Blocker;
+use crate::change::{
+    CompareAndWriteRequest, CopyRequest, DeleteRequest, DiscardRequest, TruncateRequest, WriteFullRequest,
+    WriteRequest, WriteRunsRequest, WriteZeroesRequest,
+};
 use crate::error::{Error, Result};
 use crate::name::{Namespace, ObjectId};
 use crate::order::{Durability, Version};
-use crate::reply::ReplyFuture;
-use crate::request::{DeleteRequest, InfoRequest, ListRequest, ReadRequest, WriteFullRequest};
+use crate::reply::{Reply, ReplyFuture};
+use crate::request::{InfoRequest, ListRequest, ReadRequest};
 use crate::response::{ChangeReply, ListEntry, ListReply, ReadReply};
 use crate::segment::Segments;
 
 /// How often [`BlockerExt::read_range`] restarts because the object changed during the read.
 const TRIES: u32 = 8;
 
-/// Whole objects, ranges and listings of any blocker. Implemented for every [`Blocker`].
+macro_rules! changes {
+    ($($(#[$doc:meta])* $method:ident($request:ty);)*) => {
+        $(
+            $(#[$doc])*
+            ///
+            /// # Errors
+            /// Those of [`Blocker::change`].
+            #[inline]
+            fn $method(&self, request: $request) -> Reply<ChangeReply> {
+                self.change(request.any())
+            }
+        )*
+    };
+}
+
+/// The operations of [`Blocker::change`] by name, whole objects, ranges and listings of any
+/// blocker. Implemented for every [`Blocker`].
 ///
-/// Names differ from the contract's own (`remove` beside [`Blocker::delete`], `entries` beside
-/// [`Blocker::list`]), so that both traits can be in scope.
+/// Shorter forms have names of their own (`remove` beside [`Self::delete`], `entries` beside
+/// [`Blocker::list`]).
 ///
 /// ```
 /// use blocker::executor::block_on;
@@ -45,6 +66,28 @@ const TRIES: u32 = 8;
 /// # Ok::<_, blocker::Error>(())
 /// ```
 pub trait BlockerExt: Blocker {
+    changes! {
+        /// Writes a range: [`Change::Write`](crate::Change::Write).
+        write(WriteRequest);
+        /// Writes zeros over a range: [`Change::WriteZeroes`](crate::Change::WriteZeroes).
+        write_zeroes(WriteZeroesRequest);
+        /// Writes several ranges in one change: [`Change::WriteRuns`](crate::Change::WriteRuns).
+        write_runs(WriteRunsRequest);
+        /// Discards a range: [`Change::Discard`](crate::Change::Discard).
+        discard(DiscardRequest);
+        /// Writes if the bytes are as expected:
+        /// [`Change::CompareAndWrite`](crate::Change::CompareAndWrite).
+        compare_and_write(CompareAndWriteRequest);
+        /// Replaces the whole content: [`Change::WriteFull`](crate::Change::WriteFull).
+        write_full(WriteFullRequest);
+        /// Moves the end of an object: [`Change::Truncate`](crate::Change::Truncate).
+        truncate(TruncateRequest);
+        /// Removes an object: [`Change::Delete`](crate::Change::Delete).
+        delete(DeleteRequest);
+        /// Replaces the whole content by another object's: [`Change::Copy`](crate::Change::Copy).
+        copy(CopyRequest);
+    }
+
     /// Returns the whole content of an object.
     ///
     /// # Errors
@@ -75,10 +118,10 @@ pub trait BlockerExt: Blocker {
     /// for: usually it is stored when this returns.
     ///
     /// # Errors
-    /// `TooLarge` if `data` is longer than one request can carry; those of [`Blocker::write_full`].
+    /// `TooLarge` if `data` is longer than one request can carry; those of [`Blocker::change`].
     ///
     /// # Cancel safety
-    /// As for [`Blocker::write_full`].
+    /// As for [`Blocker::change`].
     fn put(
         &self,
         object: &ObjectId,
@@ -92,10 +135,10 @@ pub trait BlockerExt: Blocker {
     /// whether it existed.
     ///
     /// # Errors
-    /// Those of [`Blocker::delete`] except `Missing`.
+    /// Those of [`Blocker::change`] except `Missing`.
     ///
     /// # Cancel safety
-    /// As for [`Blocker::delete`].
+    /// As for [`Blocker::change`].
     fn remove(&self, object: &ObjectId) -> impl Future<Output = Result<bool>> + Send {
         let removed = self.delete(DeleteRequest::new(object.clone()).durability(self.strongest()));
         async move { is_found(removed.await) }
@@ -242,8 +285,6 @@ mod tests {
     use crate::capabilities::Capabilities;
     use crate::executor::block_on;
     use crate::memory::Memory;
-    use crate::reply::Reply;
-    use crate::request::WriteRequest;
 
     /// A store with small requests and pages, whose object changes before each of its first reads.
     struct Small {

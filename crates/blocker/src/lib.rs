@@ -8,7 +8,8 @@
 //! # Using a blocker
 //!
 //! Requests are structs made by `new` and refined by methods; answers are [replies](Reply), which
-//! are awaited. [`BlockerExt`] has shorter forms for whole objects.
+//! are awaited. [`BlockerExt`] has a method for each kind of change, and shorter forms for whole
+//! objects.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -54,6 +55,7 @@ pub mod admission;
 mod blocker;
 mod buffer;
 pub mod capabilities;
+pub mod change;
 pub mod clock;
 pub mod conditional;
 #[cfg(feature = "conformance")]
@@ -84,6 +86,10 @@ mod traced;
 
 pub use crate::blocker::Blocker;
 pub use crate::capabilities::{BUCKET_BYTES, Capabilities, OBJECT_BYTES_MAX_DEFAULT, Survives};
+pub use crate::change::{
+    Change, ChangeRequest, ChangeTerms, CompareAndWriteRequest, CopyRequest, DeleteRequest, DiscardRequest,
+    Run, RunContent, TruncateRequest, WriteFullRequest, WriteRequest, WriteRunsRequest, WriteZeroesRequest,
+};
 pub use crate::clock::{Clock, ManualClock, SystemClock, Timestamp};
 pub use crate::control::{Attachment, Control, Loss, LossPage, NoControl, Policy, Quota, metrics_above};
 pub use crate::delegate::PassThrough;
@@ -103,13 +109,11 @@ pub use crate::namespace_settings::{NamespaceKey, NamespaceSettings};
 pub use crate::order::{Durability, Epoch, OrderDomain, Stamp, Version, WriterId};
 pub use crate::reply::{Pending, Reply, ReplyFuture};
 pub use crate::request::{
-    Call, Change, ClaimRequest, CompareAndWriteRequest, Condition, CopyRequest, DeleteRequest,
-    DiscardRequest, FlushRequest, Hints, InfoRequest, InvalidateRequest, ListRequest, Priority, ReadRequest,
-    Run, RunContent, Scope, TruncateRequest, WriteFullRequest, WriteRequest, WriteRunsRequest,
-    WriteZeroesRequest,
+    Call, ClaimRequest, Condition, FlushRequest, Hints, InfoRequest, InvalidateRequest, ListRequest,
+    Priority, ReadRequest, Scope,
 };
 pub use crate::response::{
-    ChangeReply, ClaimReply, DeleteReply, FlushReply, Info, InvalidateReply, ListEntry, ListReply, ReadReply,
+    ChangeReply, ClaimReply, FlushReply, Info, InvalidateReply, ListEntry, ListReply, ReadReply,
 };
 pub use crate::segment::{Segment, SegmentOwner, Segments};
 pub use crate::traced::{Traced, note_error};

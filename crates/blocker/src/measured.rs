@@ -9,17 +9,12 @@ use std::time::Duration;
 use cached_metrics::{Collect, Counter, Families, Label, Latency, LatencySnapshot, Value};
 
 use crate::blocker::Blocker;
+use crate::change::ChangeRequest;
 use crate::clock::{Clock, Timestamp};
 use crate::error::{Error, Result};
 use crate::reply::Reply;
-use crate::request::{
-    ClaimRequest, CompareAndWriteRequest, CopyRequest, DeleteRequest, DiscardRequest, FlushRequest,
-    InfoRequest, InvalidateRequest, ListRequest, ReadRequest, TruncateRequest, WriteFullRequest,
-    WriteRequest, WriteRunsRequest, WriteZeroesRequest,
-};
-use crate::response::{
-    ChangeReply, ClaimReply, DeleteReply, FlushReply, Info, InvalidateReply, ListReply, ReadReply,
-};
+use crate::request::{ClaimRequest, FlushRequest, InfoRequest, InvalidateRequest, ListRequest, ReadRequest};
+use crate::response::{ChangeReply, ClaimReply, FlushReply, Info, InvalidateReply, ListReply, ReadReply};
 
 /// Measures every operation of the blocker below; changes nothing.
 ///
@@ -265,22 +260,14 @@ macro_rules! measured {
 }
 
 impl Blocker for Measured {
-    crate::delegate!(|this| *this.below, except
-        read write write_zeroes write_runs discard compare_and_write write_full truncate delete copy info list
-        flush claim invalidate
-    );
+    crate::delegate!(|this| *this.below, except read change info list flush claim invalidate);
+
+    fn change(&self, request: ChangeRequest) -> Reply<ChangeReply> {
+        self.measure(request.change.name(), |below| below.change(request))
+    }
 
     measured! {
         read(ReadRequest) -> ReadReply;
-        write(WriteRequest) -> ChangeReply;
-        write_zeroes(WriteZeroesRequest) -> ChangeReply;
-        write_runs(WriteRunsRequest) -> ChangeReply;
-        discard(DiscardRequest) -> ChangeReply;
-        compare_and_write(CompareAndWriteRequest) -> ChangeReply;
-        write_full(WriteFullRequest) -> ChangeReply;
-        truncate(TruncateRequest) -> ChangeReply;
-        delete(DeleteRequest) -> DeleteReply;
-        copy(CopyRequest) -> ChangeReply;
         info(InfoRequest) -> Info;
         list(ListRequest) -> ListReply;
         flush(FlushRequest) -> FlushReply;

@@ -1,18 +1,16 @@
 //! Requests: one struct for each operation, created by `new` and refined by methods, so that fields
-//! can be added without breaking callers.
+//! can be added without breaking callers. Requests to change an object are in [`crate::change`].
 //!
-//! Two groups of fields recur. [`Call`] describes the call: its deadline, and how the data will be
-//! used. [`Change`] describes the change of an object: the required durability, its position in its
-//! writer's history, and its condition.
+//! [`Call`] recurs: it describes the call, by its deadline and how the data will be used.
 
 use std::fmt;
 use std::str::FromStr;
 
+use crate::change::ChangeRequest;
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
 use crate::name::{Name, Namespace, ObjectId, split_path};
-use crate::order::{Durability, Epoch, OrderDomain, Stamp, Version, WriterId};
-use crate::segment::Segments;
+use crate::order::{Durability, Epoch, OrderDomain, Version, WriterId};
 use crate::trace::TraceContext;
 
 /// The caller's hints about its use of the data. A backend may ignore them.
@@ -96,25 +94,6 @@ pub enum Condition {
     Version(Version),
 }
 
-/// The terms of a change of an object.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-#[non_exhaustive]
-pub struct Change {
-    /// The least durability that the reply must give. A backend may give more, never less.
-    pub durability: Durability,
-    /// The change's position in its writer's history. `None` counts as epoch 0 and keeps the
-    /// object's stamp.
-    pub stamp: Option<Stamp>,
-    /// The order domain that the change belongs to.
-    pub domain: Option<OrderDomain>,
-    /// The condition under which the change may happen.
-    pub condition: Condition,
-    /// Whether the change stores data that were acknowledged before. A quota counts such a change
-    /// but does not refuse it, since the acknowledged data could otherwise never be stored. The
-    /// caller bounds such data, and a layer that does not trust its callers may ignore this flag.
-    pub settles: bool,
-}
-
 /// The scope of a flush, a claim or an invalidation.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
@@ -195,8 +174,8 @@ impl FromStr for Scope {
 }
 
 macro_rules! with_call {
-    ($($type:ident)*) => {$(
-        impl $type {
+    ($($type:ident $(<$kind:ident>)?)*) => {$(
+        impl $(<$kind>)? $type $(<$kind>)? {
             /// Sets when the caller stops waiting.
             #[must_use]
             pub fn deadline(mut self, deadline: Timestamp) -> Self {
@@ -215,60 +194,6 @@ macro_rules! with_call {
             #[must_use]
             pub fn priority(mut self, priority: Priority) -> Self {
                 self.call.priority = priority;
-                self
-            }
-        }
-    )*};
-}
-
-macro_rules! with_change {
-    ($($type:ident)*) => {$(
-        impl $type {
-            /// Sets the least durability that the reply must give.
-            #[must_use]
-            pub fn durability(mut self, durability: Durability) -> Self {
-                self.change.durability = durability;
-                self
-            }
-
-            /// Sets the change's position in its writer's history.
-            #[must_use]
-            pub fn stamp(mut self, stamp: Stamp) -> Self {
-                self.change.stamp = Some(stamp);
-                self
-            }
-
-            /// Sets the order domain that the change belongs to.
-            #[must_use]
-            pub fn domain(mut self, domain: OrderDomain) -> Self {
-                self.change.domain = Some(domain);
-                self
-            }
-
-            /// Sets the condition under which the change may happen.
-            #[must_use]
-            pub fn condition(mut self, condition: Condition) -> Self {
-                self.change.condition = condition;
-                self
-            }
-
-            /// Makes the change conditional on the object's version.
-            #[must_use]
-            pub fn if_version(self, version: Version) -> Self {
-                self.condition(Condition::Version(version))
-            }
-
-            /// Sets whether the change stores data that were acknowledged before.
-            #[must_use]
-            pub fn settles(mut self, settles: bool) -> Self {
-                self.change.settles = settles;
-                self
-            }
-
-            /// Sets all terms of the change.
-            #[must_use]
-            pub fn change(mut self, change: Change) -> Self {
-                self.change = change;
                 self
             }
         }
@@ -302,296 +227,6 @@ impl ReadRequest {
     #[must_use]
     pub fn if_version(mut self, version: Version) -> Self {
         self.condition = Condition::Version(version);
-        self
-    }
-}
-
-/// A request to write a range of an object. Creates the object if it is missing, and moves its end if the
-/// range reaches beyond it.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct WriteRequest {
-    /// The object.
-    pub object: ObjectId,
-    /// Where the range begins, in bytes.
-    pub offset: u64,
-    /// The bytes to write.
-    pub data: Segments,
-    /// The terms of the change.
-    pub change: Change,
-    /// The terms of the call.
-    pub call: Call,
-}
-
-impl WriteRequest {
-    /// Returns a request to write `data` at `offset`.
-    #[must_use]
-    pub fn new(object: ObjectId, offset: u64, data: impl Into<Segments>) -> Self {
-        let (change, call) = Default::default();
-        Self { object, offset, data: data.into(), change, call }
-    }
-}
-
-/// A request to write zeros: as a write of zero bytes, without sending them.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct WriteZeroesRequest {
-    /// The object.
-    pub object: ObjectId,
-    /// Where the range begins, in bytes.
-    pub offset: u64,
-    /// The length of the range in bytes.
-    pub len_bytes: u64,
-    /// The terms of the change.
-    pub change: Change,
-    /// The terms of the call.
-    pub call: Call,
-}
-
-impl WriteZeroesRequest {
-    /// Returns a request to write `len_bytes` zeros at `offset`.
-    #[must_use]
-    pub fn new(object: ObjectId, offset: u64, len_bytes: u64) -> Self {
-        let (change, call) = Default::default();
-        Self { object, offset, len_bytes, change, call }
-    }
-}
-
-/// One range of a [`WriteRunsRequest`]: where it begins, and its new content.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct Run {
-    /// Where the range begins, in bytes.
-    pub offset: u64,
-    /// The new content; at least one byte.
-    pub content: RunContent,
-}
-
-/// The new content of a range.
-#[derive(Clone, Debug)]
-pub enum RunContent {
-    /// These bytes.
-    Data(Segments),
-    /// This number of zeros, which are not sent.
-    Zeroes(u64),
-}
-
-impl Run {
-    /// Returns a run of `data` at `offset`.
-    #[must_use]
-    pub fn data(offset: u64, data: impl Into<Segments>) -> Self {
-        Self { offset, content: RunContent::Data(data.into()) }
-    }
-
-    /// Returns a run of `len_bytes` zeros at `offset`.
-    #[must_use]
-    pub fn zeroes(offset: u64, len_bytes: u64) -> Self {
-        Self { offset, content: RunContent::Zeroes(len_bytes) }
-    }
-
-    /// Returns the length of the run in bytes.
-    #[must_use]
-    pub fn len_bytes(&self) -> u64 {
-        match &self.content {
-            RunContent::Data(data) => data.len_bytes() as u64,
-            RunContent::Zeroes(len_bytes) => *len_bytes,
-        }
-    }
-
-    /// Returns where the run ends.
-    #[must_use]
-    pub fn end(&self) -> u64 {
-        self.offset.saturating_add(self.len_bytes())
-    }
-
-    /// Returns the number of bytes that are sent for the run.
-    #[must_use]
-    pub fn payload_bytes(&self) -> u64 {
-        match &self.content {
-            RunContent::Data(data) => data.len_bytes() as u64,
-            RunContent::Zeroes(_) => 0,
-        }
-    }
-}
-
-/// A request to write several ranges of one object in one change. Creates the object if it is
-/// missing, and moves its end if the last range reaches beyond it. Bytes between the ranges stay as
-/// they are.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct WriteRunsRequest {
-    /// The object.
-    pub object: ObjectId,
-    /// The runs: at least one, none empty, in ascending order without overlap.
-    pub runs: Vec<Run>,
-    /// The terms of the change, for all runs together.
-    pub change: Change,
-    /// The terms of the call.
-    pub call: Call,
-}
-
-impl WriteRunsRequest {
-    /// Returns a request to write `runs`.
-    #[must_use]
-    pub fn new(object: ObjectId, runs: Vec<Run>) -> Self {
-        let (change, call) = Default::default();
-        Self { object, runs, change, call }
-    }
-}
-
-/// A request to discard a range: afterwards it reads as zeros and should take no space. Never moves
-/// the end.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct DiscardRequest {
-    /// The object.
-    pub object: ObjectId,
-    /// Where the range begins, in bytes.
-    pub offset: u64,
-    /// The length of the range in bytes; bytes beyond the object's end are ignored.
-    pub len_bytes: u64,
-    /// The terms of the change.
-    pub change: Change,
-    /// The terms of the call.
-    pub call: Call,
-}
-
-impl DiscardRequest {
-    /// Returns a request to discard `len_bytes` at `offset`.
-    #[must_use]
-    pub fn new(object: ObjectId, offset: u64, len_bytes: u64) -> Self {
-        let (change, call) = Default::default();
-        Self { object, offset, len_bytes, change, call }
-    }
-}
-
-/// A request to write `data` at `offset` if the bytes at `offset` are `expected`, in one atomic step.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct CompareAndWriteRequest {
-    /// The object.
-    pub object: ObjectId,
-    /// Where both ranges begin, in bytes.
-    pub offset: u64,
-    /// The expected bytes. A byte beyond the object's end differs from any.
-    pub expected: Segments,
-    /// The bytes to write.
-    pub data: Segments,
-    /// The terms of the change.
-    pub change: Change,
-    /// The terms of the call.
-    pub call: Call,
-}
-
-impl CompareAndWriteRequest {
-    /// Returns a request to write `data` at `offset` if the bytes there are `expected`.
-    #[must_use]
-    pub fn new(
-        object: ObjectId,
-        offset: u64,
-        expected: impl Into<Segments>,
-        data: impl Into<Segments>,
-    ) -> Self {
-        let (change, call) = Default::default();
-        Self { object, offset, expected: expected.into(), data: data.into(), change, call }
-    }
-}
-
-/// A request to replace the whole content of an object. Creates the object if it is missing.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct WriteFullRequest {
-    /// The object.
-    pub object: ObjectId,
-    /// The new content.
-    pub data: Segments,
-    /// The terms of the change.
-    pub change: Change,
-    /// The terms of the call.
-    pub call: Call,
-}
-
-impl WriteFullRequest {
-    /// Returns a request to make `data` the content of `object`.
-    #[must_use]
-    pub fn new(object: ObjectId, data: impl Into<Segments>) -> Self {
-        let (change, call) = Default::default();
-        Self { object, data: data.into(), change, call }
-    }
-}
-
-/// A request to set an object's size. New bytes read as zeros.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct TruncateRequest {
-    /// The object.
-    pub object: ObjectId,
-    /// The new size in bytes.
-    pub size_bytes: u64,
-    /// The terms of the change.
-    pub change: Change,
-    /// The terms of the call.
-    pub call: Call,
-}
-
-impl TruncateRequest {
-    /// Returns a request to make `object` this long.
-    #[must_use]
-    pub fn new(object: ObjectId, size_bytes: u64) -> Self {
-        let (change, call) = Default::default();
-        Self { object, size_bytes, change, call }
-    }
-}
-
-/// A request to remove an object.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct DeleteRequest {
-    /// The object.
-    pub object: ObjectId,
-    /// The terms of the change.
-    pub change: Change,
-    /// The terms of the call.
-    pub call: Call,
-}
-
-impl DeleteRequest {
-    /// Returns a request to remove `object`.
-    #[must_use]
-    pub fn new(object: ObjectId) -> Self {
-        let (change, call) = Default::default();
-        Self { object, change, call }
-    }
-}
-
-/// A request to replace the content of `to` by that of `from`.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct CopyRequest {
-    /// The object to copy from.
-    pub from: ObjectId,
-    /// The condition on the source: a version that it must have, or none.
-    pub from_condition: Condition,
-    /// The object to copy to, in the same namespace or another.
-    pub to: ObjectId,
-    /// The terms of the change of `to`.
-    pub change: Change,
-    /// The terms of the call.
-    pub call: Call,
-}
-
-impl CopyRequest {
-    /// Returns a request to copy `from` to `to`.
-    #[must_use]
-    pub fn new(from: ObjectId, to: ObjectId) -> Self {
-        let (change, call) = Default::default();
-        Self { from, from_condition: Condition::None, to, change, call }
-    }
-
-    /// Makes the copy conditional on the source having this version.
-    #[must_use]
-    pub fn if_from_version(mut self, version: Version) -> Self {
-        self.from_condition = Condition::Version(version);
         self
     }
 }
@@ -734,16 +369,7 @@ impl InvalidateRequest {
     }
 }
 
-with_call! {
-    ReadRequest WriteRequest WriteZeroesRequest WriteRunsRequest DiscardRequest CompareAndWriteRequest WriteFullRequest
-    TruncateRequest DeleteRequest CopyRequest InfoRequest ListRequest FlushRequest ClaimRequest
-    InvalidateRequest
-}
-
-with_change! {
-    WriteRequest WriteZeroesRequest WriteRunsRequest DiscardRequest CompareAndWriteRequest WriteFullRequest
-    TruncateRequest DeleteRequest CopyRequest
-}
+with_call! { ReadRequest ChangeRequest<K> InfoRequest ListRequest FlushRequest ClaimRequest InvalidateRequest }
 
 #[cfg(test)]
 mod tests {

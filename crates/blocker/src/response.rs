@@ -38,20 +38,20 @@ response! {
 response! {
     /// The answer to a change of an object.
     ChangeReply {
-        /// The object's version after the change.
+        /// The object's version after the change; 0 if it has been removed.
         version: Version,
-        /// The object's size after the change, in bytes.
+        /// The object's size after the change, in bytes; 0 if it has been removed.
         size_bytes: u64,
         /// The durability reached: the requested one, or a stronger one.
         durability: Durability,
     }
 }
 
-response! {
-    /// The answer to the removal of an object.
-    DeleteReply {
-        /// The durability reached: the requested one, or a stronger one.
-        durability: Durability,
+impl ChangeReply {
+    /// Returns the answer to the removal of an object.
+    #[must_use]
+    pub fn removed(durability: Durability) -> Self {
+        Self::new(Version(0), 0, durability)
     }
 }
 

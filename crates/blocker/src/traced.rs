@@ -4,16 +4,11 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::blocker::Blocker;
+use crate::change::{Change, ChangeRequest, Run};
 use crate::error::{Error, Result};
 use crate::reply::Reply;
-use crate::request::{
-    ClaimRequest, CompareAndWriteRequest, CopyRequest, DeleteRequest, DiscardRequest, FlushRequest,
-    InfoRequest, InvalidateRequest, ListRequest, ReadRequest, Run, TruncateRequest, WriteFullRequest,
-    WriteRequest, WriteRunsRequest, WriteZeroesRequest,
-};
-use crate::response::{
-    ChangeReply, ClaimReply, DeleteReply, FlushReply, Info, InvalidateReply, ListReply, ReadReply,
-};
+use crate::request::{ClaimRequest, FlushRequest, InfoRequest, InvalidateRequest, ListRequest, ReadRequest};
+use crate::response::{ChangeReply, ClaimReply, FlushReply, Info, InvalidateReply, ListReply, ReadReply};
 use crate::trace::{Span, SpanKind, TraceContext, Tracer};
 
 /// Begins a span for every traced operation of the blocker below, with the object, the number of
@@ -91,6 +86,26 @@ fn ended_by<T: Send + 'static>(mut span: Span, reply: Reply<T>) -> Reply<T> {
     }
 }
 
+/// Notes in a span which object is changed, and by how many bytes; of a copy, its source and its
+/// target.
+fn describe(span: &mut Span, request: &ChangeRequest) {
+    let object = request.object.to_string();
+    let bytes = match &request.change {
+        Change::Copy { from, .. } => {
+            span.set("object", from.to_string());
+            return span.set("to", object);
+        }
+        Change::Write { data, .. } | Change::CompareAndWrite { data, .. } | Change::WriteFull { data } => {
+            Some(data.len_bytes() as u64)
+        }
+        Change::WriteZeroes { len_bytes, .. } | Change::Discard { len_bytes, .. } => Some(*len_bytes),
+        Change::WriteRuns { runs } => Some(runs.iter().map(Run::payload_bytes).sum()),
+        Change::Truncate { .. } | Change::Delete => None,
+    };
+    span.set("object", object);
+    bytes.into_iter().for_each(|bytes| span.set("bytes", bytes));
+}
+
 macro_rules! traced {
     ($($method:ident($request:ident: $type:ty) -> $reply:ty { $($key:literal: $value:expr),* })*) => {
         $(fn $method(&self, mut $request: $type) -> Reply<$reply> {
@@ -104,28 +119,18 @@ macro_rules! traced {
 }
 
 impl Blocker for Traced {
-    crate::delegate!(|this| *this.below, except
-        read write write_zeroes write_runs discard compare_and_write write_full truncate delete copy info list
-        flush claim invalidate
-    );
+    crate::delegate!(|this| *this.below, except read change info list flush claim invalidate);
+
+    fn change(&self, mut request: ChangeRequest) -> Reply<ChangeReply> {
+        let Some(parent) = request.call.trace else { return self.below.change(request) };
+        let mut span = self.begin(parent, request.change.name());
+        describe(&mut span, &request);
+        request.call.trace = Some(span.context());
+        ended_by(span, self.below.change(request))
+    }
 
     traced! {
         read(r: ReadRequest) -> ReadReply { "object": r.object.to_string(), "bytes": r.len_bytes }
-        write(r: WriteRequest) -> ChangeReply { "object": r.object.to_string(), "bytes": r.data.len_bytes() as u64 }
-        write_zeroes(r: WriteZeroesRequest) -> ChangeReply { "object": r.object.to_string(), "bytes": r.len_bytes }
-        write_runs(r: WriteRunsRequest) -> ChangeReply {
-            "object": r.object.to_string(), "bytes": r.runs.iter().map(Run::payload_bytes).sum::<u64>()
-        }
-        discard(r: DiscardRequest) -> ChangeReply { "object": r.object.to_string(), "bytes": r.len_bytes }
-        compare_and_write(r: CompareAndWriteRequest) -> ChangeReply {
-            "object": r.object.to_string(), "bytes": r.data.len_bytes() as u64
-        }
-        write_full(r: WriteFullRequest) -> ChangeReply {
-            "object": r.object.to_string(), "bytes": r.data.len_bytes() as u64
-        }
-        truncate(r: TruncateRequest) -> ChangeReply { "object": r.object.to_string() }
-        delete(r: DeleteRequest) -> DeleteReply { "object": r.object.to_string() }
-        copy(r: CopyRequest) -> ChangeReply { "object": r.from.to_string(), "to": r.to.to_string() }
         info(r: InfoRequest) -> Info { "object": r.object.to_string() }
         list(r: ListRequest) -> ListReply { "namespace": r.namespace.to_string() }
         flush(r: FlushRequest) -> FlushReply { "scope": r.scope.to_string() }
@@ -137,7 +142,9 @@ impl Blocker for Traced {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::change::WriteRequest;
     use crate::executor::block_on;
+    use crate::ext::BlockerExt;
     use crate::memory::Memory;
     use crate::trace::AttributeValue;
     use crate::trace::tests::kept;

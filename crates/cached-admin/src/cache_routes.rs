@@ -296,7 +296,7 @@ mod attaching_tests {
     use std::sync::Arc;
 
     use blocker::executor::block_on;
-    use blocker::{Blocker, Memory, Namespace, WriteMode, WriteRequest};
+    use blocker::{BlockerExt, Memory, Namespace, WriteMode, WriteRequest};
     use hyper::Method;
 
     use super::cache_routes_tests::ask;
@@ -333,7 +333,7 @@ mod namespaces_tests {
     use std::sync::Arc;
 
     use blocker::executor::block_on;
-    use blocker::{Blocker, Memory, ReadRequest, WriteRequest};
+    use blocker::{Blocker, BlockerExt, Memory, ReadRequest, WriteRequest};
     use hyper::Method;
 
     use super::cache_routes_tests::ask;

@@ -9,7 +9,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blocker::metrics::render;
-use blocker::{Blocker, FlushRequest, Memory, Name, Namespace, ObjectId, ReadRequest, Scope, WriteRequest};
+use blocker::{
+    Blocker, BlockerExt, FlushRequest, Memory, Name, Namespace, ObjectId, ReadRequest, Scope, WriteRequest,
+};
 use synapse::{ClientConfig, Secret, Server, ServerConfig, SynapseBlocker};
 
 #[tokio::main(flavor = "current_thread")]

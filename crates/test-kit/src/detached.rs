@@ -150,15 +150,7 @@ macro_rules! detached {
 
 detached! {
     read(ReadRequest) -> ReadReply;
-    write(WriteRequest) -> ChangeReply;
-    write_zeroes(WriteZeroesRequest) -> ChangeReply;
-    write_runs(WriteRunsRequest) -> ChangeReply;
-    discard(DiscardRequest) -> ChangeReply;
-    compare_and_write(CompareAndWriteRequest) -> ChangeReply;
-    write_full(WriteFullRequest) -> ChangeReply;
-    truncate(TruncateRequest) -> ChangeReply;
-    delete(DeleteRequest) -> DeleteReply;
-    copy(CopyRequest) -> ChangeReply;
+    change(ChangeRequest) -> ChangeReply;
     info(InfoRequest) -> Info;
     list(ListRequest) -> ListReply;
     flush(FlushRequest) -> FlushReply;

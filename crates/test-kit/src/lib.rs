@@ -22,7 +22,7 @@ pub mod steered;
 use std::sync::Arc;
 use std::time::Duration;
 
-use blocker::{Blocker, ManualClock, Memory, Name, Namespace, ObjectId, ReadRequest, WriteMode};
+use blocker::{Blocker, BlockerExt, ManualClock, Memory, Name, Namespace, ObjectId, ReadRequest, WriteMode};
 use cached_core::object::{Background, ObjectCache, ObjectCacheConfig};
 
 /// The number of bytes in a KiB.

@@ -338,10 +338,29 @@ impl SteeredStore {
     }
 }
 
-fn info(op: Op, object: Option<&ObjectId>, offset: u64, len: u64, change: Option<&Change>) -> CallInfo {
-    let durability = change.map(|change| change.durability);
-    let stamp = change.and_then(|change| change.stamp);
-    CallInfo { number: 0, op, object: object.cloned(), offset, len, durability, stamp, deadline: None }
+fn info(op: Op, object: Option<&ObjectId>, offset: u64, len: u64) -> CallInfo {
+    let object = object.cloned();
+    CallInfo { number: 0, op, object, offset, len, durability: None, stamp: None, deadline: None }
+}
+
+/// The operation of a change, and its range.
+fn range(change: &Change) -> (Op, u64, u64) {
+    match change {
+        Change::Write { offset, data } => (Op::Write, *offset, data.len_bytes() as u64),
+        Change::WriteZeroes { offset, len_bytes } => (Op::WriteZeroes, *offset, *len_bytes),
+        Change::WriteRuns { runs } => {
+            let from = runs.first().map_or(0, |run| run.offset);
+            (Op::WriteRuns, from, change.end() - from)
+        }
+        Change::Discard { offset, len_bytes } => (Op::Discard, *offset, *len_bytes),
+        Change::CompareAndWrite { offset, data, .. } => {
+            (Op::CompareAndWrite, *offset, data.len_bytes() as u64)
+        }
+        Change::WriteFull { data } => (Op::WriteFull, 0, data.len_bytes() as u64),
+        Change::Truncate { size_bytes } => (Op::Truncate, *size_bytes, 0),
+        Change::Delete => (Op::Delete, 0, 0),
+        Change::Copy { .. } => (Op::Copy, 0, 0),
+    }
 }
 
 impl Blocker for SteeredStore {
@@ -351,63 +370,25 @@ impl Blocker for SteeredStore {
         capabilities
     }
     fn read(&self, request: ReadRequest) -> Reply<ReadReply> {
-        let info = info(Op::Read, Some(&request.object), request.offset, request.len_bytes, None);
+        let info = info(Op::Read, Some(&request.object), request.offset, request.len_bytes);
         self.call(info, move |inner| inner.read(request))
     }
-    fn write(&self, request: WriteRequest) -> Reply<ChangeReply> {
-        let len = request.data.len_bytes() as u64;
-        let info = info(Op::Write, Some(&request.object), request.offset, len, Some(&request.change));
-        let info = CallInfo { deadline: request.call.deadline, ..info };
-        self.call(info, move |inner| inner.write(request))
-    }
-    fn write_zeroes(&self, request: WriteZeroesRequest) -> Reply<ChangeReply> {
-        let (object, change) = (Some(&request.object), Some(&request.change));
-        let info = info(Op::WriteZeroes, object, request.offset, request.len_bytes, change);
-        self.call(info, move |inner| inner.write_zeroes(request))
-    }
-    fn write_runs(&self, request: WriteRunsRequest) -> Reply<ChangeReply> {
-        let (object, change) = (Some(&request.object), Some(&request.change));
-        let from = request.runs.first().map_or(0, |run| run.offset);
-        let end = request.runs.last().map_or(0, |run| run.end());
-        let info = info(Op::WriteRuns, object, from, end - from, change);
-        let info = CallInfo { deadline: request.call.deadline, ..info };
-        self.call(info, move |inner| inner.write_runs(request))
-    }
-    fn discard(&self, request: DiscardRequest) -> Reply<ChangeReply> {
-        let (object, change) = (Some(&request.object), Some(&request.change));
-        let info = info(Op::Discard, object, request.offset, request.len_bytes, change);
-        self.call(info, move |inner| inner.discard(request))
-    }
-    fn compare_and_write(&self, request: CompareAndWriteRequest) -> Reply<ChangeReply> {
-        let len = request.data.len_bytes() as u64;
-        let (object, change) = (Some(&request.object), Some(&request.change));
-        let info = info(Op::CompareAndWrite, object, request.offset, len, change);
-        self.call(info, move |inner| inner.compare_and_write(request))
-    }
-    fn write_full(&self, request: WriteFullRequest) -> Reply<ChangeReply> {
-        let len = request.data.len_bytes() as u64;
-        let info = info(Op::WriteFull, Some(&request.object), 0, len, Some(&request.change));
-        self.call(info, move |inner| inner.write_full(request))
-    }
-    fn truncate(&self, request: TruncateRequest) -> Reply<ChangeReply> {
-        let (object, change) = (Some(&request.object), Some(&request.change));
-        let info = info(Op::Truncate, object, request.size_bytes, 0, change);
-        self.call(info, move |inner| inner.truncate(request))
-    }
-    fn delete(&self, request: DeleteRequest) -> Reply<DeleteReply> {
-        let info = info(Op::Delete, Some(&request.object), 0, 0, Some(&request.change));
-        self.call(info, move |inner| inner.delete(request))
-    }
-    fn copy(&self, request: CopyRequest) -> Reply<ChangeReply> {
-        let info = info(Op::Copy, Some(&request.to), 0, 0, Some(&request.change));
-        self.call(info, move |inner| inner.copy(request))
+    fn change(&self, request: ChangeRequest) -> Reply<ChangeReply> {
+        let (op, offset, len) = range(&request.change);
+        let info = CallInfo {
+            durability: Some(request.terms.durability),
+            stamp: request.terms.stamp,
+            deadline: request.call.deadline,
+            ..info(op, Some(&request.object), offset, len)
+        };
+        self.call(info, move |inner| inner.change(request))
     }
     fn info(&self, request: InfoRequest) -> Reply<Info> {
-        let info = info(Op::Info, Some(&request.object), 0, 0, None);
+        let info = info(Op::Info, Some(&request.object), 0, 0);
         self.call(info, move |inner| inner.info(request))
     }
     fn list(&self, request: ListRequest) -> Reply<ListReply> {
-        let info = info(Op::List, None, 0, 0, None);
+        let info = info(Op::List, None, 0, 0);
         self.call(info, move |inner| inner.list(request))
     }
     fn flush(&self, request: FlushRequest) -> Reply<FlushReply> {
@@ -415,15 +396,15 @@ impl Blocker for SteeredStore {
             Scope::Object(object) => Some(object),
             _ => None,
         };
-        let info = info(Op::Flush, object, 0, 0, None);
+        let info = info(Op::Flush, object, 0, 0);
         self.call(info, move |inner| inner.flush(request))
     }
     fn claim(&self, request: ClaimRequest) -> Reply<ClaimReply> {
-        let info = info(Op::Claim, None, 0, 0, None);
+        let info = info(Op::Claim, None, 0, 0);
         self.call(info, move |inner| inner.claim(request))
     }
     fn invalidate(&self, request: InvalidateRequest) -> Reply<InvalidateReply> {
-        let info = info(Op::Invalidate, None, 0, 0, None);
+        let info = info(Op::Invalidate, None, 0, 0);
         self.call(info, move |inner| inner.invalidate(request))
     }
     fn subscribe(&self) -> Subscription {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use blocker::{
-    Blocker, BlockerExt, Capabilities, Change, Condition, DeleteRequest, Durability, FlushRequest,
+    Blocker, BlockerExt, Capabilities, ChangeTerms, Condition, DeleteRequest, Durability, FlushRequest,
     InvalidateRequest, Namespace, NamespaceKey, NamespaceSettings, ObjectId, OrderDomain, Policy, Quota,
     ReadRequest, Reply, Scope, Segments, Stamp, Version, WriteFullRequest, WriteMode,
 };
@@ -194,23 +194,23 @@ impl Space {
     }
 
     /// Returns the terms of a change of the volume.
-    pub(crate) fn change(&self, durability: Durability, condition: Condition) -> Change {
-        let mut change = Change::default();
-        change.durability = durability.min(self.pool.capabilities.durability_max);
-        change.condition = condition;
-        change.domain = Some(DOMAIN);
+    pub(crate) fn terms(&self, durability: Durability, condition: Condition) -> ChangeTerms {
+        let mut terms = ChangeTerms::default();
+        terms.durability = durability.min(self.pool.capabilities.durability_max);
+        terms.condition = condition;
+        terms.domain = Some(DOMAIN);
         if let Some(fence) = &self.fence {
-            change.stamp = Some(Stamp::new(fence.epoch, fence.sequence.fetch_add(1, Ordering::Relaxed)));
+            terms.stamp = Some(Stamp::new(fence.epoch, fence.sequence.fetch_add(1, Ordering::Relaxed)));
         }
-        change
+        terms
     }
 
-    /// Returns the terms as [`Self::change`] does, for a change that stores acknowledged data: no
+    /// Returns the terms as [`Self::terms`] does, for a change that stores acknowledged data: no
     /// quota refuses it.
-    pub(crate) fn settling(&self, durability: Durability, condition: Condition) -> Change {
-        let mut change = self.change(durability, condition);
-        change.settles = true;
-        change
+    pub(crate) fn settling(&self, durability: Durability, condition: Condition) -> ChangeTerms {
+        let mut terms = self.terms(durability, condition);
+        terms.settles = true;
+        terms
     }
 
     /// Replaces an object, and stores it before it returns. No quota refuses it, because
@@ -231,11 +231,16 @@ impl Space {
         bytes: Vec<u8>,
         condition: Condition,
     ) -> Result<Version, blocker::Error> {
-        self.put_as(kind, bytes, self.change(Durability::Stored, condition)).await
+        self.put_as(kind, bytes, self.terms(Durability::Stored, condition)).await
     }
 
-    async fn put_as(&self, kind: Kind, bytes: Vec<u8>, change: Change) -> Result<Version, blocker::Error> {
-        let request = WriteFullRequest::new(self.object(kind), bytes).change(change);
+    async fn put_as(
+        &self,
+        kind: Kind,
+        bytes: Vec<u8>,
+        terms: ChangeTerms,
+    ) -> Result<Version, blocker::Error> {
+        let request = WriteFullRequest::new(self.object(kind), bytes).terms(terms);
         let reply = self.store().write_full(request).await?;
         match self.ensure_stored(kind, reply.durability).await {
             Ok(()) => Ok(reply.version),
@@ -299,8 +304,8 @@ impl Space {
     }
 
     async fn remove_object(&self, object: ObjectId) -> Result<(), blocker::Error> {
-        let change = self.change(Durability::Cached, Condition::None);
-        match self.store().delete(DeleteRequest::new(object).change(change)).await {
+        let terms = self.terms(Durability::Cached, Condition::None);
+        match self.store().delete(DeleteRequest::new(object).terms(terms)).await {
             Ok(_) | Err(blocker::Error::Missing) => Ok(()),
             Err(error) => Err(error),
         }

@@ -4,9 +4,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use blocker::executor::block_on;
 use blocker::{
-    Blocker, CompareAndWriteRequest, CopyRequest, DeleteRequest, DiscardRequest, Durability, Error,
-    FlushRequest, Namespace, OrderDomain, Run, Scope, TruncateRequest, WriteFullRequest, WriteRequest,
-    WriteRunsRequest, WriteZeroesRequest,
+    Blocker, Change, ChangeRequest, Condition, Durability, Error, FlushRequest, Namespace, OrderDomain, Run,
+    Scope,
 };
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -50,63 +49,18 @@ pub struct Habits {
     pub order_domains: u64,
 }
 
-enum Operation {
-    Write(WriteRequest),
-    Zeroes(WriteZeroesRequest),
-    Discard(DiscardRequest),
-    Compare(CompareAndWriteRequest),
-    Runs(WriteRunsRequest),
-    Full(WriteFullRequest),
-    Truncate(TruncateRequest),
-    Delete(DeleteRequest),
-    Copy(CopyRequest),
+/// Makes a change, and returns how durable it is.
+fn make(store: &dyn Blocker, request: &ChangeRequest) -> Result<Durability, Error> {
+    block_on(store.change(request.clone())).map(|reply| reply.durability)
 }
 
-impl Operation {
-    fn make(&self, store: &dyn Blocker) -> Result<Durability, Error> {
-        match self {
-            Self::Write(request) => block_on(store.write(request.clone())).map(|reply| reply.durability),
-            Self::Zeroes(request) => {
-                block_on(store.write_zeroes(request.clone())).map(|reply| reply.durability)
-            }
-            Self::Discard(request) => block_on(store.discard(request.clone())).map(|reply| reply.durability),
-            Self::Compare(request) => {
-                block_on(store.compare_and_write(request.clone())).map(|reply| reply.durability)
-            }
-            Self::Runs(request) => block_on(store.write_runs(request.clone())).map(|reply| reply.durability),
-            Self::Full(request) => block_on(store.write_full(request.clone())).map(|reply| reply.durability),
-            Self::Truncate(request) => {
-                block_on(store.truncate(request.clone())).map(|reply| reply.durability)
-            }
-            Self::Delete(request) => block_on(store.delete(request.clone())).map(|reply| reply.durability),
-            Self::Copy(request) => block_on(store.copy(request.clone())).map(|reply| reply.durability),
-        }
-    }
-
-    fn name(&self) -> &'static str {
-        match self {
-            Self::Write(_) => "write",
-            Self::Zeroes(_) => "write_zeroes",
-            Self::Discard(_) => "discard",
-            Self::Compare(_) => "compare_and_write",
-            Self::Runs(_) => "write_runs",
-            Self::Full(_) => "write_full",
-            Self::Truncate(_) => "truncate",
-            Self::Delete(_) => "delete",
-            Self::Copy(_) => "copy",
-        }
-    }
-
-    fn payload_bytes(&self) -> u64 {
-        match self {
-            Self::Write(request) => request.data.len_bytes() as u64,
-            Self::Compare(request) => request.data.len_bytes() as u64,
-            Self::Runs(request) => request.runs.iter().map(Run::payload_bytes).sum(),
-            Self::Full(request) => request.data.len_bytes() as u64,
-            // Of a source of any length.
-            Self::Copy(_) => OBJECT_BYTES,
-            _ => 0,
-        }
+/// The bytes that a change writes, which may be torn.
+fn written_bytes(change: &Change) -> u64 {
+    match change {
+        Change::CompareAndWrite { data, .. } => data.len_bytes() as u64,
+        // Of a source of any length.
+        Change::Copy { .. } => OBJECT_BYTES,
+        change => change.payload_bytes(),
     }
 }
 
@@ -177,15 +131,15 @@ fn change(
         0..7 => Durability::Journaled,
         _ => Durability::Stored,
     };
-    let operation = draw(model, at, durability, habits, random);
+    let request = draw(model, at, durability, habits, random);
     let may_be_torn =
-        !is_journaled || habits.is_through || operation.payload_bytes() > habits.journaled_bytes_max;
-    let expected = operation.make(model.reference());
+        !is_journaled || habits.is_through || written_bytes(&request.change) > habits.journaled_bytes_max;
+    let expected = make(model.reference(), &request);
     if expected.is_ok() {
         model.requested(at, may_be_torn);
     }
-    let shown = || format!("{} of {}", operation.name(), model.object(at));
-    match (expected, operation.make(server)) {
+    let shown = || format!("{} of {}", request.change.name(), model.object(at));
+    match (expected, make(server, &request)) {
         (Ok(_), Ok(given)) if given < durability => {
             Err(format!("{}: {durability} was asked for, and {given} given", shown()))
         }
@@ -232,29 +186,26 @@ fn draw(
     durability: Durability,
     habits: Habits,
     random: &mut SmallRng,
-) -> Operation {
+) -> ChangeRequest {
     let id = model.object(at).clone();
-    let (offset, len) = range(random);
+    let (offset, len_bytes) = range(random);
     let domain = OrderDomain(random.random_range(0..habits.order_domains.max(1)));
     let kind = random.random_range(0..24);
-    match kind {
-        0..10 => {
-            let request = WriteRequest::new(id, offset, bytes(random, len)).durability(durability);
-            Operation::Write(if kind < 5 { request.domain(domain) } else { request })
-        }
-        10 => Operation::Zeroes(WriteZeroesRequest::new(id, offset, len).durability(durability)),
-        11 => Operation::Discard(DiscardRequest::new(id, offset, len).durability(durability)),
+    let change = match kind {
+        0..10 => Change::Write { offset, data: bytes(random, len_bytes).into() },
+        10 => Change::WriteZeroes { offset, len_bytes },
+        11 => Change::Discard { offset, len_bytes },
         12..14 => {
             // Half of them match.
             let content = model.content(at).unwrap_or_default();
-            let end = content.len().min((offset + len.min(512)) as usize);
+            let end = content.len().min((offset + len_bytes.min(512)) as usize);
             let mut expected = content.get(offset as usize..end).unwrap_or_default().to_vec();
             if expected.is_empty() || random.random_range(0..4) == 0 {
                 // Within the largest object: the reference knows no such limit.
                 expected = vec![0xee; (OBJECT_BYTES - offset).min(16) as usize];
             }
-            let data = bytes(random, expected.len() as u64);
-            Operation::Compare(CompareAndWriteRequest::new(id, offset, expected, data).durability(durability))
+            let data = bytes(random, expected.len() as u64).into();
+            Change::CompareAndWrite { offset, expected: expected.into(), data }
         }
         14..17 => {
             let (mut at, mut runs) = (random.random_range(0..OBJECT_BYTES / 8), Vec::new());
@@ -266,22 +217,18 @@ fn draw(
                 });
                 at += len + random.random_range(0..9000);
             }
-            Operation::Runs(WriteRunsRequest::new(id, runs).durability(durability))
+            Change::WriteRuns { runs }
         }
-        17..20 => Operation::Full(WriteFullRequest::new(id, bytes(random, len)).durability(durability)),
-        20 => {
-            let size = random.random_range(0..OBJECT_BYTES);
-            Operation::Truncate(TruncateRequest::new(id, size).durability(durability))
-        }
-        21 => Operation::Delete(DeleteRequest::new(id).durability(durability)),
-        _ => {
-            let from = model.object(random.random_range(0..model.len())).clone();
-            if from == id {
-                return Operation::Delete(DeleteRequest::new(id).durability(durability));
-            }
-            Operation::Copy(CopyRequest::new(from, id).durability(durability))
-        }
-    }
+        17..20 => Change::WriteFull { data: bytes(random, len_bytes).into() },
+        20 => Change::Truncate { size_bytes: random.random_range(0..OBJECT_BYTES) },
+        21 => Change::Delete,
+        _ => match model.object(random.random_range(0..model.len())).clone() {
+            from if from == id => Change::Delete,
+            from => Change::Copy { from, from_condition: Condition::None },
+        },
+    };
+    let request = change.request(id).durability(durability);
+    if kind < 5 { request.domain(domain) } else { request }
 }
 
 /// Returns the namespaces of the load: the one whose changes are logged, and one whose changes are not.

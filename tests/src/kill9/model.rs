@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 
 use blocker::executor::block_on;
-use blocker::{Blocker, Error, Memory, Name, Namespace, ObjectId, ReadRequest, WriteFullRequest};
+use blocker::{Blocker, BlockerExt, Error, Memory, Name, Namespace, ObjectId, ReadRequest, WriteFullRequest};
 
 /// The largest object that the load makes, in bytes.
 pub const OBJECT_BYTES: u64 = 64 << 10;

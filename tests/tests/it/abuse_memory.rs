@@ -3,7 +3,7 @@
 
 use crate::memory::{BEYOND_KIB, printed_kib};
 use blocker::executor::block_on;
-use blocker::{Blocker, Name, Namespace, ObjectId, ReadRequest, Timestamp, WriteRequest};
+use blocker::{Blocker, BlockerExt, Name, Namespace, ObjectId, ReadRequest, Timestamp, WriteRequest};
 use cached_tests::daemon::{Daemon, wait_for};
 use cached_tests::http;
 use cached_tests::nbd::Disk;
@@ -215,7 +215,9 @@ fn object_clients(daemon: &Daemon, count: u8, is_reading: bool) -> Vec<OwnedFd> 
             let bytes_of_one = (MIB - 4096) as u64;
             let request = match is_reading {
                 true => ObjectRequest::Read(ReadRequest::new(object("large"), 0, bytes_of_one)),
-                false => ObjectRequest::Write(WriteRequest::new(object("large"), 0, vec![7; MIB - 4096])),
+                false => {
+                    ObjectRequest::Change(WriteRequest::new(object("large"), 0, vec![7; MIB - 4096]).into())
+                }
             };
             let payload = request.encode(id, Timestamp(0), false, &mut bytes).to_vec();
             bytes.extend_from_slice(&payload);

@@ -2,7 +2,7 @@
 //! one of its threads, and the data it has acknowledged is stored before it ends.
 
 use blocker::executor::block_on;
-use blocker::{Blocker, Durability, Name, Namespace, ObjectId, ReadRequest, WriteRequest};
+use blocker::{Blocker, BlockerExt, Durability, Name, Namespace, ObjectId, ReadRequest, WriteRequest};
 use cached_tests::object_client;
 use cached_tests::program::{Flavour, Program};
 use cached_tests::server::{START_STOP_DEADLINE, Server, Start};

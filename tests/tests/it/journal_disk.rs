@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use blocker::executor::block_on;
-use blocker::{Blocker, Durability, ReadRequest, WriteRequest};
+use blocker::{Blocker, BlockerExt, Durability, ReadRequest, WriteRequest};
 use cached_tests::ending::SetOnDrop;
 use cached_tests::http;
 use cached_tests::kill9;

@@ -12,8 +12,8 @@ use std::process::Command;
 
 use blocker::executor::block_on;
 use blocker::{
-    Blocker, ClaimRequest, Durability, Epoch, Error, FlushRequest, Name, Namespace, ObjectId, ReadRequest,
-    Scope, Stamp, WriteRequest, WriterId,
+    Blocker, BlockerExt, ClaimRequest, Durability, Epoch, Error, FlushRequest, Name, Namespace, ObjectId,
+    ReadRequest, Scope, Stamp, WriteRequest, WriterId,
 };
 use cached_tests::kill9::directory;
 use cached_tests::outside::skip;

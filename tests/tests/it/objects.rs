@@ -3,8 +3,8 @@
 
 use blocker::executor::block_on;
 use blocker::{
-    Blocker, ClaimRequest, Durability, Epoch, Error, FlushRequest, Name, Namespace, ObjectId, ReadRequest,
-    Scope, WriteRequest, WriterId,
+    Blocker, BlockerExt, ClaimRequest, Durability, Epoch, Error, FlushRequest, Name, Namespace, ObjectId,
+    ReadRequest, Scope, WriteRequest, WriterId,
 };
 use cached_tests::object_client;
 use cached_tests::program::{Flavour, Program};
@@ -199,7 +199,7 @@ fn kill_loses_only_unflushed_data() {
         let read = block_on(client.read(ReadRequest::new(late.clone(), 0, 100)));
         assert!(matches!(read, Err(Error::Missing)), "{read:?}");
         let mut request = WriteRequest::new(object(0), 0, content(0));
-        request.change.durability = Durability::Stored;
+        request.terms.durability = Durability::Stored;
         let reply = block_on(client.write(request)).expect("a write");
         assert_eq!(reply.durability, Durability::Stored, "{policy}");
         // Written through without a flush it is in the store all the same, and the kernel keeps it.

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use blocker::executor::block_on;
 use blocker::{
-    Blocker, Durability, Error, FlushRequest, InfoRequest, Name, Namespace, ObjectId, ReadRequest, Scope,
-    WriteRequest,
+    Blocker, BlockerExt, Durability, Error, FlushRequest, InfoRequest, Name, Namespace, ObjectId,
+    ReadRequest, Scope, WriteRequest,
 };
 use cached_tests::ceph::Cluster;
 use cached_tests::object_client;
@@ -96,7 +96,7 @@ fn stored_data_survive_the_process() {
         (0..5).for_each(|number| fill(&client, number));
         block_on(client.flush(FlushRequest::new(Scope::All))).expect("a flush");
         let mut now = WriteRequest::new(object(5), 0, b"stored by itself");
-        now.change.durability = Durability::Stored;
+        now.terms.durability = Durability::Stored;
         assert_eq!(block_on(client.write(now)).expect("a write").durability, Durability::Stored);
         fill(&client, 6);
         end(server, libc::SIGKILL);

@@ -3,7 +3,7 @@
 
 use blocker::executor::block_on;
 use blocker::trace::{FinishedSpan, SpanKind, Tracer};
-use blocker::{Blocker, ObjectId, ReadRequest, WriteRequest};
+use blocker::{Blocker, BlockerExt, ObjectId, ReadRequest, WriteRequest};
 use cached_tests::daemon::{Daemon, wait_for};
 use cached_tests::object_client;
 use serde::Deserialize;

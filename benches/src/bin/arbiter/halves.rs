@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use blocker::executor::block_on;
-use blocker::{Blocker, Memory, Name, Namespace, ObjectId, ReadRequest, WriteFullRequest};
+use blocker::{Blocker, BlockerExt, Memory, Name, Namespace, ObjectId, ReadRequest, WriteFullRequest};
 use cached_benches::zipf::Zipf;
 use cached_core::arbiter::{Arbiter, Half, SharedMemory};
 use cached_core::kv::{Kv, KvConfig};

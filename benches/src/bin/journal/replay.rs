@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow, ensure};
 use blocker::executor::block_on;
-use blocker::{Blocker, Memory, Name, Namespace, ObjectId, WriteMode, WriteRequest};
+use blocker::{Blocker, BlockerExt, Memory, Name, Namespace, ObjectId, WriteMode, WriteRequest};
 use cached_journal::{Journal, JournalConfig};
 use futures_util::future::try_join_all;
 

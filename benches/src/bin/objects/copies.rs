@@ -6,7 +6,7 @@ use std::sync::Barrier;
 use std::time::Instant;
 
 use blocker::executor::block_on;
-use blocker::{Blocker, ObjectId, ReadRequest, WriteMode, WriteRequest};
+use blocker::{Blocker, BlockerExt, ObjectId, ReadRequest, WriteMode, WriteRequest};
 use bytes::Bytes;
 use cached_core::object::ObjectCache;
 

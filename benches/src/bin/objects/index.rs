@@ -4,7 +4,7 @@
 use std::hint::black_box;
 
 use blocker::executor::block_on;
-use blocker::{Blocker, ObjectId, ReadRequest, Segments, WriteMode, WriteRequest};
+use blocker::{Blocker, BlockerExt, ObjectId, ReadRequest, Segments, WriteMode, WriteRequest};
 use bytes::Bytes;
 use cached_core::object::ObjectCache;
 

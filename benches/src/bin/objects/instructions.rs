@@ -9,7 +9,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use blocker::executor::block_on;
-use blocker::{Blocker, ReadRequest, WriteMode, WriteRequest};
+use blocker::{Blocker, BlockerExt, ReadRequest, WriteMode, WriteRequest};
 use bytes::Bytes;
 use cached_benches::callgrind::Callgrind;
 use cached_benches::figure::Figure;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use blocker::executor::block_on;
 use blocker::{
-    Blocker, Hints, Name, Namespace, NamespaceKey, ObjectId, ReadRequest, WriteMode, WriteRequest,
+    Blocker, BlockerExt, Hints, Name, Namespace, NamespaceKey, ObjectId, ReadRequest, WriteMode, WriteRequest,
 };
 use bytes::Bytes;
 use cached_core::object::{NamespaceConfig, ObjectCache, ObjectCacheConfig, StoreTerms};

@@ -84,15 +84,7 @@ impl Blocker for Slow {
     }
     delayed! {
         read: ReadRequest => ReadReply,
-        write: WriteRequest => ChangeReply,
-        write_zeroes: WriteZeroesRequest => ChangeReply,
-        write_runs: WriteRunsRequest => ChangeReply,
-        discard: DiscardRequest => ChangeReply,
-        compare_and_write: CompareAndWriteRequest => ChangeReply,
-        write_full: WriteFullRequest => ChangeReply,
-        truncate: TruncateRequest => ChangeReply,
-        delete: DeleteRequest => DeleteReply,
-        copy: CopyRequest => ChangeReply,
+        change: ChangeRequest => ChangeReply,
         info: InfoRequest => Info,
         list: ListRequest => ListReply,
         flush: FlushRequest => FlushReply,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use blocker::executor::block_on;
-use blocker::{Blocker, ReadRequest, WriteMode, WriteRequest};
+use blocker::{Blocker, BlockerExt, ReadRequest, WriteMode, WriteRequest};
 use bytes::Bytes;
 use cached_core::object::ObjectCacheConfig;
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow};
 use blocker::executor::block_on;
 use blocker::{
-    Blocker, Error, Name, Namespace, ObjectId, ReadRequest, Reply, WriteFullRequest, WriteRequest,
+    Blocker, BlockerExt, Error, Name, Namespace, ObjectId, ReadRequest, Reply, WriteFullRequest, WriteRequest,
 };
 use bytes::Bytes;
 use cached_benches::zipf::Zipf;

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use blocker::executor::block_on;
-use blocker::{Blocker, FlushRequest, Memory, Scope, SystemClock, WriteMode};
+use blocker::{Blocker, BlockerExt, FlushRequest, Memory, Scope, SystemClock, WriteMode};
 use blocker_rados::{RadosConfig, RadosStore};
 use cached_benches::machine::Machine;
 use cached_benches::statistics::Spread;

@@ -7,11 +7,9 @@
 use std::sync::Arc;
 
 use blocker::{
-    Blocker, Capabilities, ChangeReply, ClaimReply, ClaimRequest, CompareAndWriteRequest, CopyRequest,
-    DeleteReply, DeleteRequest, DiscardRequest, Durability, Error, EventHub, FlushReply, FlushRequest, Info,
-    InfoRequest, InvalidateReply, InvalidateRequest, ListReply, ListRequest, Name, Namespace, ObjectId,
-    ReadReply, ReadRequest, Reply, Segments, Subscription, TruncateRequest, Version, WriteFullRequest,
-    WriteRequest, WriteZeroesRequest,
+    Blocker, Capabilities, Change, ChangeReply, ChangeRequest, ClaimReply, ClaimRequest, Durability, Error, EventHub,
+    FlushReply, FlushRequest, Info, InfoRequest, InvalidateReply, InvalidateRequest, ListReply, ListRequest, Name,
+    Namespace, ObjectId, ReadReply, ReadRequest, Reply, Segments, Subscription, Version,
 };
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -100,32 +98,10 @@ impl Blocker for Slots {
         Reply::Ready(data.map(|data| ReadReply::new(data, OBJECT_BYTES as u64, Version(1))))
     }
 
-    fn write(&self, request: WriteRequest) -> Reply<ChangeReply> {
-        let slot = self.slot_at(&request.object, request.offset);
-        let done = slot.and_then(|slot| self.put(slot, request.data));
+    fn change(&self, request: ChangeRequest) -> Reply<ChangeReply> {
+        let Change::Write { offset, data } = request.change else { return refused() };
+        let done = self.slot_at(&request.object, offset).and_then(|slot| self.put(slot, data));
         Reply::Ready(done.map(|()| ChangeReply::new(Version(1), OBJECT_BYTES as u64, Durability::Cached)))
-    }
-
-    fn write_zeroes(&self, _: WriteZeroesRequest) -> Reply<ChangeReply> {
-        refused()
-    }
-    fn discard(&self, _: DiscardRequest) -> Reply<ChangeReply> {
-        refused()
-    }
-    fn compare_and_write(&self, _: CompareAndWriteRequest) -> Reply<ChangeReply> {
-        refused()
-    }
-    fn write_full(&self, _: WriteFullRequest) -> Reply<ChangeReply> {
-        refused()
-    }
-    fn truncate(&self, _: TruncateRequest) -> Reply<ChangeReply> {
-        refused()
-    }
-    fn delete(&self, _: DeleteRequest) -> Reply<DeleteReply> {
-        refused()
-    }
-    fn copy(&self, _: CopyRequest) -> Reply<ChangeReply> {
-        refused()
     }
     fn info(&self, _: InfoRequest) -> Reply<Info> {
         refused()

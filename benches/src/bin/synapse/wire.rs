@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use anyhow::{Error, Result, ensure};
-use blocker::{Blocker, ObjectId, ReadRequest, WriteRequest};
+use blocker::{Blocker, BlockerExt, ObjectId, ReadRequest, WriteRequest};
 use bytes::Bytes;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use synapse::{Address, ClientConfig, Server, ServerConfig, SynapseBlocker};

@@ -7,16 +7,16 @@
 //!    └───────────────────────────────────────────────────────────────────────   changed; look again
 //! ```
 //!
-//! [`Act::admit`] decides on the observed state; the operation compares everything on which the
-//! decision depends, and RADOS applies it as a whole or not at all. So decision and change are one
-//! step, and the reply is exact: its size follows from the compared head.
+//! [`conditional::admit`] decides on the observed state; the operation compares everything on which
+//! the decision depends, and RADOS applies it as a whole or not at all. So decision and change are
+//! one step, and the reply is exact: its size follows from the compared head.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use blocker::conditional;
 use blocker::conditional::claims::Scopes;
-use blocker::conditional::{self, Act};
-use blocker::{Change, Condition, Error, ObjectId, Result, Run, RunContent, Segments, Version};
+use blocker::{Change, ChangeTerms, Condition, Error, ObjectId, Result, Run, RunContent, Segments, Version};
 
 use super::view::View;
 use super::{Core, Space};
@@ -29,27 +29,27 @@ use crate::librados::ffi::{COMPARE_EQ, COMPARE_GT, errno};
 const TRIES: u32 = 200;
 
 /// Adds the steps that change bytes.
-fn add_act(op: WriteOp, act: &Act, size: u64) -> WriteOp {
-    match act {
-        Act::Write { data, .. } if data.is_empty() => op,
-        Act::Write { offset, data } => with_bytes(data, |bytes| op.write(*offset, bytes)),
-        Act::Runs(runs) => add_runs(op, runs, size),
-        Act::CompareAndWrite { offset, expected, data } => {
+fn add_change(op: WriteOp, change: &Change, size: u64) -> WriteOp {
+    match change {
+        Change::Write { data, .. } if data.is_empty() => op,
+        Change::Write { offset, data } => with_bytes(data, |bytes| op.write(*offset, bytes)),
+        Change::WriteRuns { runs } => add_runs(op, runs, size),
+        Change::CompareAndWrite { offset, expected, data } => {
             let op = if expected.is_empty() { op } else { op.compare_bytes(*offset, &expected.to_bytes()) };
             if data.is_empty() { op } else { with_bytes(data, |bytes| op.write(*offset, bytes)) }
         }
-        Act::Zeroes { offset, len_bytes } | Act::Discard { offset, len_bytes } => {
+        Change::WriteZeroes { offset, len_bytes } | Change::Discard { offset, len_bytes } => {
             let from = (*offset).min(size);
             let to = offset.saturating_add(*len_bytes).min(size);
             let op = if from < to { op.zero(from, to - from) } else { op };
             // Zeroing a range that reaches the end would truncate the object.
-            let new_size = act.new_size(size);
+            let new_size = change.size_after(size);
             let cuts = from < to && to == size;
             if cuts || new_size > size { op.truncate(new_size) } else { op }
         }
-        Act::Full { data } => with_bytes(data, |bytes| op.write_full(bytes)),
-        Act::Truncate { size_bytes } => op.truncate(*size_bytes),
-        Act::Delete | Act::Touch => op,
+        Change::WriteFull { data } => with_bytes(data, |bytes| op.write_full(bytes)),
+        Change::Truncate { size_bytes } => op.truncate(*size_bytes),
+        Change::Delete | Change::Copy { .. } => op,
     }
 }
 
@@ -109,11 +109,11 @@ impl Core {
     pub(crate) async fn change(
         self: &Arc<Self>,
         object: &ObjectId,
-        act: &Act,
         change: &Change,
+        terms: &ChangeTerms,
         begun: &Begun,
     ) -> Result<(Version, u64)> {
-        act.check(self.config.object_bytes_max)?;
+        conditional::check(change, self.config.object_bytes_max)?;
         let space = self.space(&object.namespace)?;
         let mut recalled = self.objects.recall(object);
         for attempt in 0..TRIES {
@@ -129,7 +129,7 @@ impl Core {
                 Some(view) => view,
                 None => self.look(&space, &object.name, false).await?,
             };
-            match self.try_change(&space, object, act, change, begun, view, is_fresh).await? {
+            match self.try_change(&space, object, change, terms, begun, view, is_fresh).await? {
                 Some(done) => return Ok(done),
                 None => self.objects.forget(object),
             }
@@ -143,8 +143,8 @@ impl Core {
         self: &Arc<Self>,
         space: &Arc<Space>,
         object: &ObjectId,
-        act: &Act,
         change: &Change,
+        terms: &ChangeTerms,
         begun: &Begun,
         mut view: View,
         is_fresh: bool,
@@ -153,7 +153,7 @@ impl Core {
         let lacks_fence = |view: &View| {
             view.head.encode().is_none()
                 || view.fence.is_none()
-                || change.domain.is_some_and(|domain| view.domain_fence(domain).is_none())
+                || terms.domain.is_some_and(|domain| view.domain_fence(domain).is_none())
         };
         let mut introduced = None;
         if lacks_fence(&view) {
@@ -161,24 +161,24 @@ impl Core {
                 // The next steps need a version that was read.
                 return Ok(None);
             }
-            let scopes = if !view.is_there() && !act.may_create(change) {
+            let scopes = if !view.is_there() && !conditional::may_create(change, terms) {
                 // The change will be refused; only the reason is unknown.
-                self.scopes(space, &object.namespace, change.domain).await?
+                self.scopes(space, &object.namespace, terms.domain).await?
             } else {
                 let Some(begun) = self.introduce(space, object, view).await? else { return Ok(None) };
                 view = begun;
-                let scopes = self.scopes(space, &object.namespace, change.domain).await?;
+                let scopes = self.scopes(space, &object.namespace, terms.domain).await?;
                 introduced = view.intro.map(|nonce| Introduced { nonce, scopes });
                 scopes
             };
-            if let Err(error) = self.decide(space, act, change, &view, seen_version, scopes) {
+            if let Err(error) = self.decide(space, change, terms, &view, seen_version, scopes) {
                 self.withdraw(space, object, &view).await;
                 return if is_fresh { Err(error) } else { Ok(None) };
             }
-        } else if let Err(error) = self.decide(space, act, change, &view, seen_version, Scopes::default()) {
+        } else if let Err(error) = self.decide(space, change, terms, &view, seen_version, Scopes::default()) {
             return if is_fresh { Err(error) } else { Ok(None) };
         }
-        if let Act::CompareAndWrite { offset, expected, .. } = act
+        if let Change::CompareAndWrite { offset, expected, .. } = change
             && let Some(size) = view.head.size_bytes()
             && !expected.is_empty()
             && offset.saturating_add(expected.len_bytes() as u64) > size
@@ -189,8 +189,8 @@ impl Core {
             // RADOS would take bytes beyond the end for zeros.
             return self.mismatch_at_end(space, object, *offset, expected, view.version).await;
         }
-        let after = self.after(act, change, &view, introduced.as_ref());
-        let op = self.prepare(space, act, change, &view, introduced.as_ref(), &after);
+        let after = self.after(change, terms, &view, introduced.as_ref());
+        let op = self.prepare(space, change, terms, &view, introduced.as_ref(), &after);
         let Some(op) = op else { return Ok(None) };
         let outcome = self.change_object(space, object, op, || begun.set(true)).await;
         match outcome.code {
@@ -215,7 +215,7 @@ impl Core {
                 }
             }
             code if code <= errno::MISMATCH => {
-                let Act::CompareAndWrite { offset, .. } = act else {
+                let Change::CompareAndWrite { offset, .. } = change else {
                     return Err(self.failed_change(space, code));
                 };
                 Err(Error::Mismatch { offset: offset + u64::from((errno::MISMATCH - code).unsigned_abs()) })
@@ -228,14 +228,14 @@ impl Core {
     fn decide(
         &self,
         space: &Space,
-        act: &Act,
         change: &Change,
+        terms: &ChangeTerms,
         view: &View,
         seen_version: u64,
         scopes: Scopes,
     ) -> Result<()> {
         // A view derived from our own change has no version: the operation asserts the wanted one.
-        let version = match (view.is_there(), seen_version, change.condition) {
+        let version = match (view.is_there(), seen_version, terms.condition) {
             (false, ..) => None,
             (true, 0, Condition::Version(wanted)) => Some(wanted),
             (true, ..) => Some(self.version(space, seen_version)),
@@ -244,26 +244,32 @@ impl Core {
             version,
             stamp: view.stamp,
             fence: view.fence,
-            domain_fence: change.domain.and_then(|domain| view.domain_fence(domain)),
+            domain_fence: terms.domain.and_then(|domain| view.domain_fence(domain)),
         };
-        act.admit(change, seen, scopes)
+        conditional::admit(change, terms, seen, scopes)
     }
 
     /// Returns the state after the change has been applied.
-    fn after(&self, act: &Act, change: &Change, view: &View, introduced: Option<&Introduced>) -> View {
-        let epoch = change.stamp.map_or(0, |stamp| stamp.epoch.0);
-        let mut after = View { intro: None, version: 0, stamp: change.stamp.or(view.stamp), ..view.clone() };
+    fn after(
+        &self,
+        change: &Change,
+        terms: &ChangeTerms,
+        view: &View,
+        introduced: Option<&Introduced>,
+    ) -> View {
+        let epoch = terms.stamp.map_or(0, |stamp| stamp.epoch.0);
+        let mut after = View { intro: None, version: 0, stamp: terms.stamp.or(view.stamp), ..view.clone() };
         let fence = view.fence.or(introduced.map(|introduced| introduced.scopes.whole)).unwrap_or(0);
         after.fence = Some(fence.max(epoch));
-        if let (Some(domain), Some(introduced)) = (change.domain, introduced)
+        if let (Some(domain), Some(introduced)) = (terms.domain, introduced)
             && view.domain_fence(domain).is_none()
         {
             after.set_domain_fence(domain, introduced.scopes.domain);
         }
-        let size_bytes = act.new_size(view.head.size_bytes().unwrap_or(0));
-        after.head = match (act, view.head) {
-            (Act::Delete, _) if change.stamp.is_some() => Head::Ghost { gate: format::nonce() },
-            (Act::Delete, _) => Head::Absent,
+        let size_bytes = change.size_after(view.head.size_bytes().unwrap_or(0));
+        after.head = match (change, view.head) {
+            (Change::Delete, _) if terms.stamp.is_some() => Head::Ghost { gate: format::nonce() },
+            (Change::Delete, _) => Head::Absent,
             (_, Head::Live { gate, .. }) => Head::Live { size_bytes, gate },
             _ => Head::Live { size_bytes, gate: format::nonce() },
         };
@@ -275,8 +281,8 @@ impl Core {
     fn prepare(
         &self,
         space: &Space,
-        act: &Act,
         change: &Change,
+        terms: &ChangeTerms,
         view: &View,
         introduced: Option<&Introduced>,
         after: &View,
@@ -289,17 +295,17 @@ impl Core {
         // ---- what must still hold
         op = op.compare(HEAD, COMPARE_EQ, &view.head.encode()?);
         op = op.compare(FENCE, COMPARE_EQ, bytes(&value(view.fence)));
-        let domain = change.domain.map(|domain| (domain, format::domain_fence(domain)));
+        let domain = terms.domain.map(|domain| (domain, format::domain_fence(domain)));
         if let Some((domain, name)) = &domain {
             op = op.compare(name, COMPARE_EQ, bytes(&value(view.domain_fence(*domain))));
         }
         if let Some(Introduced { nonce, .. }) = introduced {
             op = op.compare(INTRO, COMPARE_EQ, &nonce.to_be_bytes());
         }
-        if let Some(stamp) = change.stamp {
+        if let Some(stamp) = terms.stamp {
             op = op.compare(STAMP, COMPARE_GT, &format::encode_stamp(stamp));
         }
-        if let Condition::Version(wanted) = change.condition {
+        if let Condition::Version(wanted) = terms.condition {
             // An introduction has just given the object another version; it asserted the observed
             // one.
             let wanted = if view.version > 0 { view.version } else { self.rados_version(space, wanted)? };
@@ -309,11 +315,11 @@ impl Core {
         if after.head == Head::Absent {
             return Some(op.remove());
         }
-        op = add_act(op, act, view.head.size_bytes().unwrap_or(0));
-        if let Act::Delete = act {
+        op = add_change(op, change, view.head.size_bytes().unwrap_or(0));
+        if let Change::Delete = change {
             op = op.truncate(0);
         }
-        if let Some(stamp) = change.stamp {
+        if let Some(stamp) = terms.stamp {
             op = op.set(STAMP, &format::encode_stamp(stamp));
         }
         if after.fence != view.fence {
@@ -327,11 +333,14 @@ impl Core {
         {
             op = op.set(name, bytes(&value(after.domain_fence(*domain))));
         }
-        let changes_no_byte = match act {
-            Act::Touch => true,
-            Act::Write { data, .. } => data.is_empty(),
+        let changes_no_byte = match change {
+            Change::Copy { .. } => true,
+            Change::Write { data, .. } => data.is_empty(),
             // The range may be empty after clipping.
-            Act::Zeroes { .. } | Act::Runs(_) | Act::Discard { .. } | Act::CompareAndWrite { .. } => true,
+            Change::WriteZeroes { .. }
+            | Change::WriteRuns { .. }
+            | Change::Discard { .. }
+            | Change::CompareAndWrite { .. } => true,
             _ => false,
         };
         if after.head != view.head || changes_no_byte {

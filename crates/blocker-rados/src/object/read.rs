@@ -15,7 +15,7 @@ use std::sync::Arc;
 use blocker::admission::check_condition;
 use blocker::conditional::copied;
 use blocker::{
-    Condition, CopyRequest, Error, Info, InfoRequest, ListEntry, ListReply, ListRequest, Name, Namespace,
+    ChangeTerms, Condition, Error, Info, InfoRequest, ListEntry, ListReply, ListRequest, Name, Namespace,
     ObjectId, ReadReply, ReadRequest, Result, Version,
 };
 use bytes::Bytes;
@@ -107,16 +107,18 @@ impl Core {
     /// copied bytes are a consistent snapshot of the source.
     pub(crate) async fn copy(
         self: &Arc<Self>,
-        request: &CopyRequest,
+        (from, from_condition): (&ObjectId, Condition),
+        (to, terms): (&ObjectId, ChangeTerms),
         begun: &Begun,
     ) -> Result<(Version, u64)> {
         let read = |len_bytes: u64| async move {
             let (data, size_bytes, version) =
-                self.read_range(&request.from, 0, len_bytes as usize, request.from_condition).await?;
+                self.read_range(from, 0, len_bytes as usize, from_condition).await?;
             Ok::<_, Error>((data.into(), size_bytes, version))
         };
-        let (act, change) = copied(request, self.config.object_bytes_max, read).await?;
-        self.change(&request.to, &act, &change, begun).await
+        let limit = self.config.object_bytes_max;
+        let (change, terms) = copied((from, from_condition), (to, terms), limit, read).await?;
+        self.change(to, &change, &terms, begun).await
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use blocker::executor::{block_on, poll_times};
 use blocker::metrics::{Collect, Number};
 use blocker::{
-    Blocker, Clock, DeleteRequest, Error, Event, InfoRequest, ObjectId, ReadRequest, SystemClock,
+    Blocker, BlockerExt, Clock, DeleteRequest, Error, Event, InfoRequest, ObjectId, ReadRequest, SystemClock,
     WriteRequest,
 };
 use blocker_rados::{RadosConfig, RadosStore};

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use blocker::executor::block_on;
 use blocker::metrics::{Collect, Number};
 use blocker::{
-    Blocker, Change, ClaimRequest, Control, DeleteRequest, Epoch, Error, Event, InfoRequest,
+    Blocker, BlockerExt, ChangeTerms, ClaimRequest, Control, DeleteRequest, Epoch, Error, Event, InfoRequest,
     InvalidateRequest, ListRequest, ObjectId, OrderDomain, Scope, Stamp, WriteFullRequest, WriteRequest,
     WriterId,
 };
@@ -18,8 +18,8 @@ use crate::support::{Cluster, object, read, write};
 
 const WRITERS: u64 = 4;
 
-fn stamped(epoch: u64, sequence: u64, domain: Option<OrderDomain>) -> Change {
-    let mut change = Change::default();
+fn stamped(epoch: u64, sequence: u64, domain: Option<OrderDomain>) -> ChangeTerms {
+    let mut change = ChangeTerms::default();
     change.stamp = Some(Stamp::new(epoch, sequence));
     change.domain = domain;
     change
@@ -64,11 +64,11 @@ fn depose(cluster: &Cluster, scope: &Scope, domain: Option<OrderDomain>, round: 
                     let late = is_claimed.load(Ordering::Acquire);
                     let change = stamped(1, sequence, domain);
                     let request = WriteRequest::new(object(&name), 0, sequence.to_be_bytes().to_vec());
-                    let mut done = block_on(old.write(request.change(change))).map(drop);
+                    let mut done = block_on(old.write(request.terms(change))).map(drop);
                     if done.is_ok() && sequence % 3 == 2 {
                         let request = DeleteRequest::new(object(&name));
                         let change = stamped(1, sequence + 1, domain);
-                        done = block_on(old.delete(request.change(change))).map(drop);
+                        done = block_on(old.delete(request.terms(change))).map(drop);
                     }
                     match done {
                         Ok(()) => assert!(!late, "round {round}: {name} was changed after the claim"),
@@ -105,7 +105,7 @@ fn depose(cluster: &Cluster, scope: &Scope, domain: Option<OrderDomain>, round: 
         assert!(at_claim == snapshot(&new), "round {round}: something landed after the claim had returned");
     });
     // The new owner continues, and the old one learns the current epoch.
-    let request = WriteFullRequest::new(object("kept-0"), b"newer").change(stamped(2, 1, domain));
+    let request = WriteFullRequest::new(object("kept-0"), b"newer").terms(stamped(2, 1, domain));
     block_on(new.write_full(request)).unwrap();
     assert_eq!(read(&*old, &object("kept-0")).unwrap(), b"newer");
 }
@@ -145,9 +145,9 @@ fn claims_meet_what_others_left(cluster: &Cluster) {
     // The record of a stamped deletion is removed by a claim that makes it unnecessary, and by no
     // other claim.
     for name in ["forgotten", "remembered"] {
-        let write = WriteRequest::new(object(name), 0, b"x").change(stamped(4, 1, None));
+        let write = WriteRequest::new(object(name), 0, b"x").terms(stamped(4, 1, None));
         block_on(store.write(write)).unwrap();
-        block_on(store.delete(DeleteRequest::new(object(name)).change(stamped(4, 2, None)))).unwrap();
+        block_on(store.delete(DeleteRequest::new(object(name)).terms(stamped(4, 2, None)))).unwrap();
     }
     claim(Scope::Object(object("remembered")), 9).unwrap();
     claim(Scope::Namespace(object("x").namespace), 6).unwrap();
@@ -239,7 +239,7 @@ fn claims_of_older_versions_belong_to_no_one(cluster: &Cluster) {
         claim(scope, 6).unwrap();
     }
     // A fence that a stamp has raised is not a claim.
-    let stamp = WriteRequest::new(object("new"), 0, b"x").change(stamped(7, 1, None));
+    let stamp = WriteRequest::new(object("new"), 0, b"x").terms(stamped(7, 1, None));
     block_on(store.write(stamp)).unwrap();
     claim(&Scope::Object(object("new")), 7).unwrap();
 }

@@ -7,9 +7,9 @@
 //!    └───────────────────────────────────────────────────────────────  the blob stays as it is
 //! ```
 //!
-//! [`Act::admit`] decides on the observed head; the new head is put on the condition that the
-//! observed one is unchanged. So decision and change are one step. Until the head is put, no one
-//! sees the blob.
+//! [`conditional::admit`] decides on the observed head; the new head is put on the condition that
+//! the observed one is unchanged. So decision and change are one step. Until the head is put, no
+//! one sees the blob.
 //!
 //! An object that was never larger than 32 KiB lies in its head: changing it is one request. A
 //! fragmented one ([`Content::is_fragmented`]) is compacted as part of the change that fragmented
@@ -18,9 +18,9 @@
 use std::ops::Range;
 use std::time::Duration;
 
+use blocker::conditional;
 use blocker::conditional::claims::Scopes;
-use blocker::conditional::{self, Act};
-use blocker::{Change, Error, ObjectId, Result, RunContent, Segments, Timestamp, Version};
+use blocker::{Change, ChangeTerms, Error, ObjectId, Result, RunContent, Segments, Timestamp, Version};
 use bytes::{Bytes, BytesMut};
 
 use super::swap::{Seen, Swap};
@@ -34,18 +34,20 @@ use crate::random;
 const BLOB_AGE_MAX: Duration = Duration::from_secs(15 * 60);
 
 /// Returns the ranges with new content, and the new bytes in one buffer.
-fn edits(act: &Act) -> (Vec<Edit>, Bytes) {
+fn edits(change: &Change) -> (Vec<Edit>, Bytes) {
     let data_at = |at, data: &Segments| {
         let edit = Edit { at, len_bytes: data.len_bytes() as u64, from: Some(0) };
         (vec![edit], data.to_bytes())
     };
-    match act {
-        Act::Write { offset, data } | Act::CompareAndWrite { offset, data, .. } => data_at(*offset, data),
-        Act::Full { data } => data_at(0, data),
-        Act::Zeroes { offset, len_bytes } | Act::Discard { offset, len_bytes } => {
+    match change {
+        Change::Write { offset, data } | Change::CompareAndWrite { offset, data, .. } => {
+            data_at(*offset, data)
+        }
+        Change::WriteFull { data } => data_at(0, data),
+        Change::WriteZeroes { offset, len_bytes } | Change::Discard { offset, len_bytes } => {
             (vec![Edit { at: *offset, len_bytes: *len_bytes, from: None }], Bytes::new())
         }
-        Act::Runs(runs) => {
+        Change::WriteRuns { runs } => {
             let mut payload = BytesMut::new();
             let edits = runs.iter().map(|run| {
                 let from = match &run.content {
@@ -60,15 +62,15 @@ fn edits(act: &Act) -> (Vec<Edit>, Bytes) {
             });
             (edits.collect(), payload.freeze())
         }
-        Act::Truncate { .. } | Act::Delete | Act::Touch => (Vec::new(), Bytes::new()),
+        Change::Truncate { .. } | Change::Delete | Change::Copy { .. } => (Vec::new(), Bytes::new()),
     }
 }
 
 /// The state of one change, kept between attempts.
 struct Work<'a> {
     object: &'a ObjectId,
-    act: &'a Act,
     change: &'a Change,
+    terms: &'a ChangeTerms,
     progress: &'a Progress,
     edits: Vec<Edit>,
     payload: Bytes,
@@ -83,14 +85,14 @@ impl Core {
     pub(crate) async fn change(
         &self,
         object: &ObjectId,
-        act: &Act,
         change: &Change,
+        terms: &ChangeTerms,
         progress: &Progress,
     ) -> Result<(Version, u64)> {
-        act.check(self.object_bytes_max)?;
-        let (edits, payload) = edits(act);
+        conditional::check(change, self.object_bytes_max)?;
+        let (edits, payload) = edits(change);
         let (blob, orphans) = Default::default();
-        let mut work = Work { object, act, change, progress, edits, payload, blob, orphans };
+        let mut work = Work { object, change, terms, progress, edits, payload, blob, orphans };
         let lock = self.locks.lock(object, &*self.clock).await;
         let done = self.try_all(&mut work).await;
         drop(lock);
@@ -129,22 +131,22 @@ impl Core {
         seen: Option<Seen>,
         is_fresh: bool,
     ) -> Result<Option<(Version, u64)>> {
-        let Work { object, act, change, .. } = *work;
+        let Work { object, change, terms, .. } = *work;
         let mut seen = seen;
         let lacks_fence = seen.as_ref().is_none_or(|seen| {
             seen.head.fence.is_none()
-                || change.domain.is_some_and(|domain| seen.head.domain_fence(domain).is_none())
+                || terms.domain.is_some_and(|domain| seen.head.domain_fence(domain).is_none())
         });
         let mut scopes = Scopes::default();
         if lacks_fence {
             if !is_fresh {
                 return Ok(None);
             }
-            if seen.is_none() && act.may_create(change) {
+            if seen.is_none() && conditional::may_create(change, terms) {
                 let Some(ghost) = self.introduce(object).await? else { return Ok(None) };
                 seen = Some(ghost);
             }
-            scopes = self.scopes(&object.namespace, change.domain).await?;
+            scopes = self.scopes(&object.namespace, terms.domain).await?;
         }
         let ghost;
         let head = match &seen {
@@ -158,16 +160,16 @@ impl Core {
             version: head.contract_version(),
             stamp: head.stamp,
             fence: head.fence,
-            domain_fence: change.domain.and_then(|domain| head.domain_fence(domain)),
+            domain_fence: terms.domain.and_then(|domain| head.domain_fence(domain)),
         };
-        if let Err(error) = act.admit(change, decided_on, scopes) {
+        if let Err(error) = conditional::admit(change, terms, decided_on, scopes) {
             return if is_fresh { Err(error) } else { Ok(None) };
         }
         let Some(base) = seen.clone() else {
             // Admitted without an existing head: the change does not create one.
             return Err(Error::Missing);
         };
-        if let Act::CompareAndWrite { offset, expected, .. } = act {
+        if let Change::CompareAndWrite { offset, expected, .. } = change {
             match self.compare(object, &base.head, *offset, expected).await? {
                 None => return Ok(None),
                 Some(Some(_)) if !is_fresh => return Ok(None),
@@ -176,7 +178,7 @@ impl Core {
             }
         }
         let Some((content, own)) = self.new_content(work, &base.head).await? else { return Ok(None) };
-        let next = after(act, change, &base.head, scopes, content)?;
+        let next = after(change, terms, &base.head, scopes, content)?;
         let (version, size_bytes) = (Version(next.version), next.content.size_bytes);
         let garbage = garbage(&base.head.content, &next.content);
         work.progress.set_begun(true);
@@ -213,14 +215,14 @@ impl Core {
     /// the content before the change is gone.
     async fn new_content(&self, work: &mut Work<'_>, head: &Head) -> Result<Option<(Content, Option<u128>)>> {
         let size = head.content.size_bytes;
-        let new_size = work.act.new_size(size);
-        let mut content = match work.act {
-            Act::Full { .. } | Act::Delete => Content::default(),
+        let new_size = work.change.size_after(size);
+        let mut content = match work.change {
+            Change::WriteFull { .. } | Change::Delete => Content::default(),
             _ => head.content.clone(),
         };
         // Discarding beyond the end has no effect.
-        let edits: Vec<Edit> = match work.act {
-            Act::Discard { .. } => {
+        let edits: Vec<Edit> = match work.change {
+            Change::Discard { .. } => {
                 let clipped = |edit: &Edit| Edit {
                     len_bytes: edit.len_bytes.min(size.saturating_sub(edit.at)),
                     ..*edit
@@ -340,14 +342,20 @@ impl Core {
 }
 
 /// Returns the head after the change.
-fn after(act: &Act, change: &Change, head: &Head, scopes: Scopes, content: Content) -> Result<Head> {
+fn after(
+    change: &Change,
+    terms: &ChangeTerms,
+    head: &Head,
+    scopes: Scopes,
+    content: Content,
+) -> Result<Head> {
     let mut next = head.next();
-    next.is_there = !matches!(act, Act::Delete);
+    next.is_there = !matches!(change, Change::Delete);
     next.version = head.version.wrapping_add(1);
-    next.stamp = change.stamp.or(head.stamp);
-    let epoch = change.stamp.map_or(0, |stamp| stamp.epoch.0);
+    next.stamp = terms.stamp.or(head.stamp);
+    let epoch = terms.stamp.map_or(0, |stamp| stamp.epoch.0);
     next.fence = Some(head.fence.unwrap_or(scopes.whole).max(epoch));
-    if let Some(domain) = change.domain
+    if let Some(domain) = terms.domain
         && head.domain_fence(domain).is_none()
         && !next.set_domain_fence(domain, scopes.domain)
     {

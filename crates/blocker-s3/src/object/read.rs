@@ -14,7 +14,7 @@ use std::sync::Arc;
 use blocker::admission::check_condition;
 use blocker::conditional::copied;
 use blocker::{
-    Condition, CopyRequest, Error, Info, InfoRequest, ListEntry, ListReply, ListRequest, Name, Namespace,
+    ChangeTerms, Condition, Error, Info, InfoRequest, ListEntry, ListReply, ListRequest, Name, Namespace,
     ObjectId, ReadReply, ReadRequest, Result, Version,
 };
 use bytes::{Bytes, BytesMut};
@@ -155,14 +155,19 @@ fn parts(pieces: &[Extent]) -> Vec<Part> {
 
 impl Core {
     /// Copies through this client. The copied bytes are a consistent snapshot of the source.
-    pub(crate) async fn copy(&self, request: &CopyRequest, progress: &Progress) -> Result<(Version, u64)> {
+    pub(crate) async fn copy(
+        &self,
+        (from, from_condition): (&ObjectId, Condition),
+        (to, terms): (&ObjectId, ChangeTerms),
+        progress: &Progress,
+    ) -> Result<(Version, u64)> {
         let read = |len_bytes| async move {
-            let (data, size_bytes, version) =
-                self.read_range(&request.from, 0, len_bytes, request.from_condition).await?;
+            let (data, size_bytes, version) = self.read_range(from, 0, len_bytes, from_condition).await?;
             Ok::<_, Error>((data.into(), size_bytes, version))
         };
-        let (act, change) = copied(request, self.object_bytes_max, read).await?;
-        self.change(&request.to, &act, &change, progress).await
+        let limit = self.object_bytes_max;
+        let (change, terms) = copied((from, from_condition), (to, terms), limit, read).await?;
+        self.change(to, &change, &terms, progress).await
     }
 }
 

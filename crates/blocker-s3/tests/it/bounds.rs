@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blocker::{
-    Blocker, ClaimRequest, Clock, Epoch, Error, ListRequest, ManualClock, ReadRequest, Scope, Stamp,
-    SystemClock, Timestamp, WriteFullRequest, WriteRequest, WriterId,
+    Blocker, BlockerExt, ClaimRequest, Clock, Epoch, Error, ListRequest, ManualClock, ReadRequest, Scope,
+    Stamp, SystemClock, Timestamp, WriteFullRequest, WriteRequest, WriterId,
 };
 use blocker_s3::object_store::ObjectStore;
 use blocker_s3::{S3Config, S3Store};

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use blocker::{
-    Blocker, ClaimRequest, CompareAndWriteRequest, CopyRequest, DeleteRequest, DiscardRequest, Epoch, Error,
-    ListRequest, ManualClock, Run, Scope, Stamp, TruncateRequest, WriteFullRequest, WriteRequest,
-    WriteRunsRequest, WriteZeroesRequest, WriterId,
+    Blocker, BlockerExt, ClaimRequest, CompareAndWriteRequest, CopyRequest, DeleteRequest, DiscardRequest,
+    Epoch, Error, ListRequest, ManualClock, Run, Scope, Stamp, TruncateRequest, WriteFullRequest,
+    WriteRequest, WriteRunsRequest, WriteZeroesRequest, WriterId,
 };
 use blocker_s3::S3Store;
 

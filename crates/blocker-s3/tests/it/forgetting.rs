@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use blocker::executor::block_on;
 use blocker::{
-    Blocker, ClaimRequest, DeleteRequest, Epoch, Error, InfoRequest, Name, Namespace, ObjectId, ReadRequest,
-    Scope, Stamp, WriteRequest, WriterId,
+    Blocker, BlockerExt, ClaimRequest, DeleteRequest, Epoch, Error, InfoRequest, Name, Namespace, ObjectId,
+    ReadRequest, Scope, Stamp, WriteRequest, WriterId,
 };
 use blocker_s3::{S3Config, S3Store, Swept};
 

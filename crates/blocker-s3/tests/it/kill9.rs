@@ -20,8 +20,9 @@ use std::time::{Duration, Instant};
 
 use blocker::executor::block_on;
 use blocker::{
-    Blocker, ClaimRequest, DeleteRequest, Epoch, Error, ListRequest, Name, Namespace, ObjectId, ReadRequest,
-    Run, Scope, Stamp, TruncateRequest, WriteFullRequest, WriteRequest, WriteRunsRequest, WriterId,
+    Blocker, BlockerExt, ClaimRequest, DeleteRequest, Epoch, Error, ListRequest, Name, Namespace, ObjectId,
+    ReadRequest, Run, Scope, Stamp, TruncateRequest, WriteFullRequest, WriteRequest, WriteRunsRequest,
+    WriterId,
 };
 use blocker_s3::object_store::path::Path;
 use blocker_s3::{S3Config, S3Store};

@@ -10,8 +10,8 @@ use blocker::conformance::{Harness, Options, run};
 use blocker::executor::block_on;
 use blocker::metrics::Collect;
 use blocker::{
-    Blocker, Error, InfoRequest, ListRequest, Name, Namespace, ObjectId, ReadRequest, Run, WriteFullRequest,
-    WriteRequest, WriteRunsRequest,
+    Blocker, BlockerExt, Error, InfoRequest, ListRequest, Name, Namespace, ObjectId, ReadRequest, Run,
+    WriteFullRequest, WriteRequest, WriteRunsRequest,
 };
 use blocker_s3::{S3Config, S3Store};
 

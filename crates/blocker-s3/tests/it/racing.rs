@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use std::pin::Pin;
 
 use blocker::{
-    Blocker, ClaimRequest, Condition, DeleteRequest, Epoch, Error, InfoRequest, ListRequest, ManualClock,
-    OrderDomain, ReadRequest, Scope, Stamp, Version, WriteFullRequest, WriteRequest, WriterId,
+    Blocker, BlockerExt, ClaimRequest, Condition, DeleteRequest, Epoch, Error, InfoRequest, ListRequest,
+    ManualClock, OrderDomain, ReadRequest, Scope, Stamp, Version, WriteFullRequest, WriteRequest, WriterId,
 };
 use blocker_s3::S3Store;
 
@@ -112,12 +112,12 @@ fn depose(seed: u64, scope: &Scope, domain: Option<OrderDomain>, permille: u32) 
                 let late = claimed.get();
                 let mut request = WriteFullRequest::new(object(&name), sequence.to_be_bytes().to_vec())
                     .stamp(Stamp::new(1, 2 * sequence));
-                request.change.domain = domain;
+                request.terms.domain = domain;
                 let mut answer = old.write_full(request).await.map(drop);
                 if answer.is_ok() && sequence % 3 == 2 {
                     let mut request =
                         DeleteRequest::new(object(&name)).stamp(Stamp::new(1, 2 * sequence + 1));
-                    request.change.domain = domain;
+                    request.terms.domain = domain;
                     answer = old.delete(request).await.map(drop);
                 }
                 match answer {

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use blocker::{
-    Blocker, DeleteRequest, Error, ManualClock, ReadRequest, Run, Scope, SystemClock, WriteFullRequest,
-    WriteRequest, WriteRunsRequest,
+    Blocker, BlockerExt, DeleteRequest, Error, ManualClock, ReadRequest, Run, Scope, SystemClock,
+    WriteFullRequest, WriteRequest, WriteRunsRequest,
 };
 use blocker_s3::S3Store;
 use blocker_s3::object_store::ObjectStore;

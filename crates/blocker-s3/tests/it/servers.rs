@@ -11,7 +11,8 @@ use std::time::Instant;
 use blocker::conformance::{Harness, Options, run_with};
 use blocker::executor::block_on;
 use blocker::{
-    Blocker, CompareAndWriteRequest, Error, ListRequest, Name, Namespace, ObjectId, ReadRequest, WriteRequest,
+    Blocker, BlockerExt, CompareAndWriteRequest, Error, ListRequest, Name, Namespace, ObjectId, ReadRequest,
+    WriteRequest,
 };
 use blocker_s3::S3Store;
 use blocker_s3::object_store::ObjectStoreExt;

@@ -5,8 +5,10 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::context::{Check, Cx, ensure};
+use crate::change::*;
 use crate::error::Error;
 use crate::executor::poll_times;
+use crate::ext::BlockerExt;
 use crate::request::*;
 
 /// Replies that need more polls are not dropped after each of them.

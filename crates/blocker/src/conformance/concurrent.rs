@@ -9,8 +9,10 @@ use bytes::Bytes;
 use super::context::{Check, Cx, Stop, ensure};
 use crate::blocker::Blocker;
 use crate::capabilities::BUCKET_BYTES;
+use crate::change::*;
 use crate::error::Error;
 use crate::executor::block_on_for;
+use crate::ext::BlockerExt;
 use crate::name::ObjectId;
 use crate::request::*;
 
@@ -198,9 +200,10 @@ pub(super) fn objects_do_not_disturb_each_other(cx: &Cx<'_>) -> Check {
         let object = &objects[usize::from(index)];
         for round in 0..rounds {
             let data = Bytes::from(vec![index ^ round as u8; 5_000]);
-            let request = WriteRequest::new(object.clone(), u64::from(round % 3) * 3_000, data.clone());
+            let offset = u64::from(round % 3) * 3_000;
+            let request = WriteRequest::new(object.clone(), offset, data.clone());
             call!(shared, shared.0.write(request.clone())).map_err(failed)?;
-            let read = ReadRequest::new(object.clone(), request.offset, 5_000);
+            let read = ReadRequest::new(object.clone(), offset, 5_000);
             let reply = call!(shared, shared.0.read(read.clone())).map_err(failed)?;
             ensure!(reply.data == *data, "a caller alone on its object read other bytes than it wrote");
         }

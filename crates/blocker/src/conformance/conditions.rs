@@ -4,7 +4,9 @@ use std::collections::HashMap;
 
 use super::context::{Check, Cx, ensure};
 use crate::blocker::Blocker;
+use crate::change::*;
 use crate::error::Error;
+use crate::ext::BlockerExt;
 use crate::name::ObjectId;
 use crate::order::{Durability, Version};
 use crate::reply::Reply;
@@ -15,32 +17,29 @@ use crate::segment::Segments;
 /// Every operation that changes an existing object, with the given terms.
 pub(super) fn changes(cx: &Cx<'_>) -> Vec<(&'static str, ChangeCall)> {
     let mut all: Vec<(&'static str, ChangeCall)> = vec![
-        ("write", |b, o, c| b.write(WriteRequest::new(o, 1, b"new").change(c))),
-        ("write_zeroes", |b, o, c| b.write_zeroes(WriteZeroesRequest::new(o, 1, 3).change(c))),
-        ("discard", |b, o, c| b.discard(DiscardRequest::new(o, 1, 3).change(c))),
-        ("write_full", |b, o, c| b.write_full(WriteFullRequest::new(o, b"whole").change(c))),
-        ("truncate", |b, o, c| b.truncate(TruncateRequest::new(o, 2).change(c))),
-        ("copy", |b, o, c| b.copy(CopyRequest::new(source_of(&o), o).change(c))),
-        ("delete", |b, o, c| {
-            let gone = |_| ChangeReply::new(Version(0), 0, Durability::Cached);
-            b.delete(DeleteRequest::new(o).change(c)).then(move |reply| reply.map(gone))
-        }),
+        ("write", |b, o, c| b.write(WriteRequest::new(o, 1, b"new").terms(c))),
+        ("write_zeroes", |b, o, c| b.write_zeroes(WriteZeroesRequest::new(o, 1, 3).terms(c))),
+        ("discard", |b, o, c| b.discard(DiscardRequest::new(o, 1, 3).terms(c))),
+        ("write_full", |b, o, c| b.write_full(WriteFullRequest::new(o, b"whole").terms(c))),
+        ("truncate", |b, o, c| b.truncate(TruncateRequest::new(o, 2).terms(c))),
+        ("copy", |b, o, c| b.copy(CopyRequest::new(source_of(&o), o).terms(c))),
+        ("delete", |b, o, c| b.delete(DeleteRequest::new(o).terms(c))),
     ];
     if cx.caps.runs_max > 1 {
         all.push(("write_runs", |b, o, c| {
             let runs = vec![Run::data(1, b"new"), Run::zeroes(6, 2)];
-            b.write_runs(WriteRunsRequest::new(o, runs).change(c))
+            b.write_runs(WriteRunsRequest::new(o, runs).terms(c))
         }));
     }
     if cx.caps.compare_bytes_max > 0 {
         all.push(("compare_and_write", |b, o, c| {
-            b.compare_and_write(CompareAndWriteRequest::new(o, 0, Segments::new(), b"cas").change(c))
+            b.compare_and_write(CompareAndWriteRequest::new(o, 0, Segments::new(), b"cas").terms(c))
         }));
     }
     all
 }
 
-pub(super) type ChangeCall = fn(&dyn Blocker, ObjectId, Change) -> Reply<ChangeReply>;
+pub(super) type ChangeCall = fn(&dyn Blocker, ObjectId, ChangeTerms) -> Reply<ChangeReply>;
 
 /// The source of the copy in [`changes`]; a case that uses it creates the object first.
 pub(super) fn source_of(object: &ObjectId) -> ObjectId {
@@ -48,8 +47,8 @@ pub(super) fn source_of(object: &ObjectId) -> ObjectId {
     ObjectId::new(object.namespace.clone(), name)
 }
 
-fn under(condition: Condition) -> Change {
-    Change { condition, ..Change::default() }
+fn under(condition: Condition) -> ChangeTerms {
+    ChangeTerms { condition, ..ChangeTerms::default() }
 }
 
 pub(super) fn every_change_gives_a_new_version(cx: &Cx<'_>) -> Check {
@@ -57,7 +56,7 @@ pub(super) fn every_change_gives_a_new_version(cx: &Cx<'_>) -> Check {
     cx.write(&source_of(&object), 0, b"source")?;
     let mut seen = vec![cx.write(&object, 0, b"0123456789")?.version];
     for (what, change) in changes(cx).into_iter().filter(|(what, _)| *what != "delete") {
-        let reply = cx.ok(what, |b| change(b, object.clone(), Change::default()))?;
+        let reply = cx.ok(what, |b| change(b, object.clone(), ChangeTerms::default()))?;
         ensure!(!seen.contains(&reply.version), "{what} gave a version used before");
         let info = cx.info(&object)?;
         ensure!(info.version == reply.version, "info after {what} shows another version than its reply");
@@ -169,7 +168,7 @@ pub(super) fn replies_give_the_durability_asked_for(cx: &Cx<'_>) -> Check {
                 continue;
             }
             cx.write(&object, 0, b"0123456789")?;
-            let terms = Change { durability: wanted, ..Change::default() };
+            let terms = ChangeTerms { durability: wanted, ..ChangeTerms::default() };
             let given = cx.ok(what, |b| change(b, object.clone(), terms))?.durability;
             ensure!(given >= wanted, "{what} gave {given} where {wanted} was wanted");
         }

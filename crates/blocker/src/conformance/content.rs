@@ -3,7 +3,9 @@
 use bytes::Bytes;
 
 use super::context::{Check, Cx, ensure, same_bytes};
+use crate::change::*;
 use crate::error::Error;
+use crate::ext::BlockerExt;
 use crate::request::*;
 use crate::segment::Segments;
 

@@ -11,9 +11,11 @@ use bytes::Bytes;
 use super::{Harness, Options};
 use crate::blocker::Blocker;
 use crate::capabilities::Capabilities;
+use crate::change::*;
 use crate::clock::Clock;
 use crate::error::Error;
 use crate::executor::block_on_for;
+use crate::ext::BlockerExt;
 use crate::name::{Name, Namespace, ObjectId};
 use crate::order::{Durability, Stamp};
 use crate::reply::Reply;
@@ -213,7 +215,10 @@ impl<'a> Cx<'a> {
     }
 
     pub(super) fn delete(&self, object: &ObjectId) -> Check {
-        self.ok("delete", |b| b.delete(DeleteRequest::new(object.clone()))).map(drop)
+        let reply = self.ok("delete", |b| b.delete(DeleteRequest::new(object.clone())))?;
+        let answer = (reply.version, reply.size_bytes);
+        ensure!(answer == (crate::Version(0), 0), "a delete answered version and size {answer:?}");
+        Ok(())
     }
 
     pub(super) fn flush(&self, scope: Scope) -> Check {

@@ -6,7 +6,9 @@
 use std::collections::HashMap;
 
 use super::context::{Check, Cx, ensure, same_bytes};
+use crate::change::*;
 use crate::error::Error;
+use crate::ext::BlockerExt;
 use crate::order::{Durability, Epoch, OrderDomain, Stamp, Version};
 use crate::request::*;
 

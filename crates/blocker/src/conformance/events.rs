@@ -4,9 +4,11 @@ use std::time::Duration;
 
 use super::conditions::{changes, source_of};
 use super::context::{Check, Cx, Stop, ensure};
+use crate::change::*;
 use crate::error::Error;
 use crate::event::{Event, Subscription};
 use crate::executor::block_on_for;
+use crate::ext::BlockerExt;
 use crate::order::{Epoch, OrderDomain};
 use crate::request::*;
 
@@ -51,7 +53,7 @@ pub(super) fn a_deadline_far_away_changes_nothing(cx: &Cx<'_>) -> Check {
     let reply = cx.ok("read", |b| b.read(read.clone()))?;
     ensure!(reply.data == *b"in time".as_slice(), "hints changed what is read");
     for (what, change) in changes(cx).into_iter().filter(|(what, _)| *what != "delete") {
-        cx.ok(what, |b| change(b, object.clone(), Change::default()))?;
+        cx.ok(what, |b| change(b, object.clone(), ChangeTerms::default()))?;
     }
     Ok(())
 }

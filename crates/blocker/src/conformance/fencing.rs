@@ -3,7 +3,9 @@
 use super::conditions::{changes, source_of};
 use super::context::{Check, Cx, ensure};
 use crate::admission::EPOCH_STEP_MAX;
+use crate::change::*;
 use crate::error::Error;
+use crate::ext::BlockerExt;
 use crate::name::ObjectId;
 use crate::order::{Epoch, OrderDomain, Stamp, WriterId};
 use crate::request::*;
@@ -25,13 +27,13 @@ fn claim(cx: &Cx<'_>, scope: Scope, epoch: u64) -> Check {
     Ok(())
 }
 
-fn refused(cx: &Cx<'_>, object: &ObjectId, change: Change, wanted: &Error) -> Check {
-    let request = WriteRequest::new(object.clone(), 0, b"late").change(change);
+fn refused(cx: &Cx<'_>, object: &ObjectId, change: ChangeTerms, wanted: &Error) -> Check {
+    let request = WriteRequest::new(object.clone(), 0, b"late").terms(change);
     cx.fails("late write", |b| b.write(request.clone()), |error| error == wanted).map(drop)
 }
 
-fn with(stamp: Option<Stamp>) -> Change {
-    Change { stamp, ..Change::default() }
+fn with(stamp: Option<Stamp>) -> ChangeTerms {
+    ChangeTerms { stamp, ..ChangeTerms::default() }
 }
 
 pub(super) fn stamps_rise_or_are_refused(cx: &Cx<'_>) -> Check {
@@ -113,13 +115,13 @@ pub(super) fn a_claim_of_a_domain_binds_its_changes(cx: &Cx<'_>) -> Check {
     let domain = OrderDomain(7);
     claim(cx, Scope::Domain(cx.namespace(), domain), 5)?;
     let fenced = Error::Fenced { epoch: Epoch(5) };
-    let inside = Change { domain: Some(domain), ..with(Some(Stamp::new(4, 1))) };
+    let inside = ChangeTerms { domain: Some(domain), ..with(Some(Stamp::new(4, 1))) };
     refused(cx, &object, inside, &fenced)?;
-    let outside = Change { domain: Some(OrderDomain(8)), ..with(Some(Stamp::new(4, 1))) };
-    let request = WriteRequest::new(object.clone(), 0, b"other domain").change(outside);
+    let outside = ChangeTerms { domain: Some(OrderDomain(8)), ..with(Some(Stamp::new(4, 1))) };
+    let request = WriteRequest::new(object.clone(), 0, b"other domain").terms(outside);
     cx.ok("write in another domain", |b| b.write(request.clone()))?;
-    let inside = Change { domain: Some(domain), ..with(Some(Stamp::new(5, 1))) };
-    let request = WriteRequest::new(object.clone(), 0, b"own").change(inside);
+    let inside = ChangeTerms { domain: Some(domain), ..with(Some(Stamp::new(5, 1))) };
+    let request = WriteRequest::new(object.clone(), 0, b"own").terms(inside);
     cx.ok("write of the claimant", |b| b.write(request.clone()))?;
     Ok(())
 }

@@ -2,7 +2,9 @@
 
 use super::context::{Check, Cx, ensure, same_bytes};
 use crate::capabilities::BUCKET_BYTES;
+use crate::change::*;
 use crate::error::Error;
+use crate::ext::BlockerExt;
 use crate::order::{Epoch, Stamp};
 use crate::request::*;
 use crate::segment::Segments;

@@ -5,7 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use bytes::Bytes;
 
 use super::context::{Check, Cx, Stop, ensure};
+use crate::change::*;
 use crate::executor::block_on;
+use crate::ext::BlockerExt;
 use crate::request::*;
 
 /// Lists all names, in pages of at most `entries_max`.

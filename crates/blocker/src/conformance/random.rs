@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use super::context::{Check, Cx, ensure};
+use crate::change::*;
 use crate::error::Error;
+use crate::ext::BlockerExt;
 use crate::order::Durability;
 use crate::request::*;
 

@@ -39,13 +39,13 @@ use parking_lot::Mutex;
 use crate::admission::runs_end;
 use crate::blocker::Blocker;
 use crate::capabilities::{BUCKET_BYTES, Capabilities};
+use crate::change::{Change, ChangeRequest};
 use crate::clock::Clock;
 use crate::control::{Control, metrics_above};
 use crate::error::{Error, Result};
 use crate::event::Subscription;
 use crate::executor::block_on;
 use crate::name::ObjectId;
-use crate::order::Durability;
 use crate::reply::Reply;
 use crate::request::*;
 use crate::response::*;
@@ -54,7 +54,7 @@ use crate::rng::Rng;
 use gate::Gate;
 pub use plan::FaultPlan;
 use plan::{Failure, Fate, Kind};
-use volatile::{Logged, SECTOR_BYTES, Volatile};
+use volatile::{SECTOR_BYTES, Volatile};
 
 /// A layer that injects faults.
 pub struct Faulty {
@@ -256,25 +256,19 @@ impl Shared {
         }
     }
 
-    fn sized(self: &Arc<Self>, object: ObjectId, reply: Reply<ChangeReply>) -> Reply<ChangeReply> {
+    /// Records the object's size after a change.
+    fn sized(
+        self: &Arc<Self>,
+        object: ObjectId,
+        is_delete: bool,
+        reply: Reply<ChangeReply>,
+    ) -> Reply<ChangeReply> {
         if self.plan.space_bytes_max.is_none() {
             return reply;
         }
         let shared = Arc::clone(self);
-        reply.then(move |answer| answer.inspect(|reply| shared.record_size(object, Some(reply.size_bytes))))
-    }
-
-    /// Makes a change in the volatile cache.
-    fn cached<F>(self: &Arc<Self>, touched: Vec<ObjectId>, change: Change, act: F) -> Reply<ChangeReply>
-    where
-        F: FnOnce(&crate::memory::Memory) -> Result<(ChangeReply, Logged)> + Send + 'static,
-    {
-        let shared = Arc::clone(self);
-        Reply::pending(async move {
-            let Some(volatile) = &shared.volatile else { unreachable!("only asked where there is one") };
-            let (mut reply, is_stored) = volatile.change(&touched, change.durability, act).await?;
-            reply.durability = if is_stored { Durability::Stored } else { Durability::Cached };
-            Ok(reply)
+        reply.then(move |answer| {
+            answer.inspect(|reply| shared.record_size(object, (!is_delete).then_some(reply.size_bytes)))
         })
     }
 }
@@ -296,25 +290,18 @@ macro_rules! through {
     }};
 }
 
-macro_rules! changing {
-    ($self:ident, $request:ident, $method:ident, $logged:ident, $end:expr) => {{
-        let (call, object) = ($request.call, $request.object.clone());
-        let end: u64 = $end;
-        $self.run(Kind::Change, call, move |shared| {
-            if let Err(error) = shared.check_space(&object, end) {
-                return Reply::err(error);
-            }
-            let reply = if shared.volatile.is_some() {
-                shared.cached(vec![object.clone()], $request.change, move |front| {
-                    let reply = block_on(front.$method($request.clone()))?;
-                    Ok((reply, Logged::$logged($request)))
-                })
-            } else {
-                shared.inner.$method($request)
-            };
-            shared.sized(object, reply)
-        })
-    }};
+/// Returns how far a change needs its object to reach, or to have reached: a write of no bytes as
+/// one of bytes. Nothing is needed for what is copied.
+fn end_needed(change: &Change) -> u64 {
+    match change {
+        Change::Write { offset, data } | Change::CompareAndWrite { offset, data, .. } => {
+            offset.saturating_add(data.len_bytes() as u64)
+        }
+        Change::WriteZeroes { offset, len_bytes } => offset.saturating_add(*len_bytes),
+        Change::WriteRuns { .. } => change.end(),
+        Change::WriteFull { .. } | Change::Truncate { .. } => change.size_after(0),
+        Change::Discard { .. } | Change::Delete | Change::Copy { .. } => 0,
+    }
 }
 
 impl fmt::Debug for Faulty {
@@ -347,94 +334,27 @@ impl Blocker for Faulty {
         through!(self, Read, request, read)
     }
 
-    fn write(&self, request: WriteRequest) -> Reply<ChangeReply> {
-        let end = request.offset.saturating_add(request.data.len_bytes() as u64);
-        changing!(self, request, write, Write, end)
-    }
-
-    fn write_zeroes(&self, request: WriteZeroesRequest) -> Reply<ChangeReply> {
-        let end = request.offset.saturating_add(request.len_bytes);
-        changing!(self, request, write_zeroes, Zeroes, end)
-    }
-
-    fn write_runs(&self, request: WriteRunsRequest) -> Reply<ChangeReply> {
-        if let Err(error) = runs_end(&request.runs, &self.capabilities()) {
+    fn change(&self, request: ChangeRequest) -> Reply<ChangeReply> {
+        if let Change::WriteRuns { runs } = &request.change
+            && let Err(error) = runs_end(runs, &self.capabilities())
+        {
             return Reply::err(error);
         }
-        let end = request.runs.last().map_or(0, |run| run.end());
-        changing!(self, request, write_runs, Runs, end)
-    }
-
-    fn discard(&self, request: DiscardRequest) -> Reply<ChangeReply> {
-        changing!(self, request, discard, Discard, 0)
-    }
-
-    fn compare_and_write(&self, request: CompareAndWriteRequest) -> Reply<ChangeReply> {
-        let (call, object) = (request.call, request.object.clone());
-        let end = request.offset.saturating_add(request.data.len_bytes() as u64);
-        self.run(Kind::Change, call, move |shared| {
-            if let Err(error) = shared.check_space(&object, end) {
+        self.run(Kind::Change, request.call, move |shared| {
+            if let Err(error) = shared.check_space(&request.object, end_needed(&request.change)) {
                 return Reply::err(error);
             }
+            let (object, is_delete) = (request.object.clone(), matches!(request.change, Change::Delete));
             let reply = if shared.volatile.is_some() {
-                shared.cached(vec![object.clone()], request.change, move |front| {
-                    let reply = block_on(front.compare_and_write(request.clone()))?;
-                    let mut write = WriteRequest::new(request.object, request.offset, request.data);
-                    write.change = request.change;
-                    Ok((reply, Logged::Write(write)))
+                let shared = Arc::clone(shared);
+                Reply::pending(async move {
+                    let Some(volatile) = &shared.volatile else { unreachable!("checked before") };
+                    volatile.change(request).await
                 })
             } else {
-                shared.inner.compare_and_write(request)
+                shared.inner.change(request)
             };
-            shared.sized(object, reply)
-        })
-    }
-
-    fn write_full(&self, request: WriteFullRequest) -> Reply<ChangeReply> {
-        let end = request.data.len_bytes() as u64;
-        changing!(self, request, write_full, Full, end)
-    }
-
-    fn truncate(&self, request: TruncateRequest) -> Reply<ChangeReply> {
-        let end = request.size_bytes;
-        changing!(self, request, truncate, Truncate, end)
-    }
-
-    fn delete(&self, request: DeleteRequest) -> Reply<DeleteReply> {
-        let (call, object) = (request.call, request.object.clone());
-        self.run(Kind::Change, call, move |shared| {
-            let reply = if shared.volatile.is_some() {
-                let change = request.change;
-                let cached = shared.cached(vec![object.clone()], change, move |front| {
-                    let reply = block_on(front.delete(request.clone()))?;
-                    let gone = ChangeReply::new(front.fresh_version(), 0, reply.durability);
-                    Ok((gone, Logged::Delete(request)))
-                });
-                cached.then(|answer| answer.map(|reply| DeleteReply::new(reply.durability)))
-            } else {
-                shared.inner.delete(request)
-            };
-            let shared = Arc::clone(shared);
-            reply.then(move |answer| answer.inspect(|_| shared.record_size(object, None)))
-        })
-    }
-
-    fn copy(&self, request: CopyRequest) -> Reply<ChangeReply> {
-        let (call, object) = (request.call, request.to.clone());
-        self.run(Kind::Change, call, move |shared| {
-            let reply = if shared.volatile.is_some() {
-                let touched = vec![request.from.clone(), request.to.clone()];
-                shared.cached(touched, request.change, move |front| {
-                    let reply = block_on(front.copy(request.clone()))?;
-                    let whole = ReadRequest::new(request.to.clone(), 0, reply.size_bytes);
-                    let mut full = WriteFullRequest::new(request.to, block_on(front.read(whole))?.data);
-                    full.change = request.change;
-                    Ok((reply, Logged::Full(full)))
-                })
-            } else {
-                shared.inner.copy(request)
-            };
-            shared.sized(object, reply)
+            shared.sized(object, is_delete, reply)
         })
     }
 

@@ -13,8 +13,10 @@ use parking_lot::Mutex;
 
 use super::gate::AsyncLock;
 use crate::blocker::Blocker;
+use crate::change::{Change, ChangeRequest, RunContent};
 use crate::clock::Clock;
 use crate::error::{Error, Result};
+use crate::executor::block_on;
 use crate::memory::{Memory, MemoryConfig};
 use crate::name::ObjectId;
 use crate::order::{Durability, Epoch, Stamp, WriterId};
@@ -39,96 +41,55 @@ pub(super) struct Volatile {
 struct Records {
     /// Objects whose live state is in this cache.
     taken_over: HashSet<ObjectId>,
-    log: Vec<Logged>,
+    log: Vec<ChangeRequest>,
     claims: Vec<(Scope, Epoch, WriterId)>,
     /// Stored deletions that the store below remembers.
     tombstones: HashMap<ObjectId, Stamp>,
 }
 
-/// A change that was made in the live state, ready to be applied below.
-#[derive(Clone)]
-pub(super) enum Logged {
-    Write(WriteRequest),
-    Zeroes(WriteZeroesRequest),
-    Runs(WriteRunsRequest),
-    Discard(DiscardRequest),
-    Full(WriteFullRequest),
-    Truncate(TruncateRequest),
-    Delete(DeleteRequest),
+/// Returns a change that was made in the live state, ready to be applied below: without conditions,
+/// durability and deadline, which have been checked or belong to the flush, and a comparison or
+/// copy as a write of its bytes.
+fn logged(mut request: ChangeRequest, reply: &ChangeReply, front: &Memory) -> Result<ChangeRequest> {
+    request.change = match request.change {
+        Change::CompareAndWrite { offset, data, .. } => Change::Write { offset, data },
+        Change::Copy { .. } => {
+            let whole = ReadRequest::new(request.object.clone(), 0, reply.size_bytes);
+            Change::WriteFull { data: block_on(front.read(whole))?.data }
+        }
+        change => change,
+    };
+    (request.terms.condition, request.terms.durability) = (Condition::None, Durability::Cached);
+    request.call.deadline = None;
+    Ok(request)
 }
 
-impl Logged {
-    fn target(&self) -> (&ObjectId, &Change) {
-        match self {
-            Self::Write(request) => (&request.object, &request.change),
-            Self::Zeroes(request) => (&request.object, &request.change),
-            Self::Runs(request) => (&request.object, &request.change),
-            Self::Discard(request) => (&request.object, &request.change),
-            Self::Full(request) => (&request.object, &request.change),
-            Self::Truncate(request) => (&request.object, &request.change),
-            Self::Delete(request) => (&request.object, &request.change),
+/// Returns a write as one change for each sector; other changes stay whole.
+fn pieces(request: ChangeRequest) -> Vec<ChangeRequest> {
+    let changes: Vec<Change> = match &request.change {
+        Change::Write { offset, data } if !data.is_empty() => sectors(*offset, data),
+        Change::WriteRuns { runs } => {
+            let changes = runs.iter().flat_map(|run| match &run.content {
+                RunContent::Data(data) => sectors(run.offset, data),
+                RunContent::Zeroes(len_bytes) => {
+                    vec![Change::WriteZeroes { offset: run.offset, len_bytes: *len_bytes }]
+                }
+            });
+            changes.collect()
         }
-    }
-
-    /// Returns the change without conditions, durability and deadline, which have been checked or
-    /// belong to the flush.
-    fn plain(mut self) -> Self {
-        let (change, call) = match &mut self {
-            Self::Write(request) => (&mut request.change, &mut request.call),
-            Self::Zeroes(request) => (&mut request.change, &mut request.call),
-            Self::Runs(request) => (&mut request.change, &mut request.call),
-            Self::Discard(request) => (&mut request.change, &mut request.call),
-            Self::Full(request) => (&mut request.change, &mut request.call),
-            Self::Truncate(request) => (&mut request.change, &mut request.call),
-            Self::Delete(request) => (&mut request.change, &mut request.call),
-        };
-        (change.condition, change.durability) = (Condition::None, Durability::Cached);
-        call.deadline = None;
-        self
-    }
-
-    async fn apply(self, to: &dyn Blocker) -> Result<()> {
-        match self {
-            Self::Write(request) => to.write(request).await.map(drop),
-            Self::Zeroes(request) => to.write_zeroes(request).await.map(drop),
-            Self::Runs(request) => to.write_runs(request).await.map(drop),
-            Self::Discard(request) => to.discard(request).await.map(drop),
-            Self::Full(request) => to.write_full(request).await.map(drop),
-            Self::Truncate(request) => to.truncate(request).await.map(drop),
-            Self::Delete(request) => to.delete(request).await.map(drop),
-        }
-    }
-
-    /// Returns a write as one change for each sector; other changes stay whole.
-    fn pieces(self) -> Vec<Self> {
-        match self {
-            Self::Write(request) if !request.data.is_empty() => {
-                sectors(&request.object, request.offset, &request.data, request.change)
-            }
-            Self::Runs(request) => {
-                let WriteRunsRequest { object, runs, change, .. } = request;
-                let pieces = runs.iter().flat_map(|run| match &run.content {
-                    RunContent::Data(data) => sectors(&object, run.offset, data, change),
-                    RunContent::Zeroes(len_bytes) => {
-                        let zeroes = WriteZeroesRequest::new(object.clone(), run.offset, *len_bytes);
-                        vec![Self::Zeroes(zeroes.change(change))]
-                    }
-                });
-                pieces.collect()
-            }
-            whole => vec![whole],
-        }
-    }
+        _ => return vec![request],
+    };
+    let piece = |change: Change| change.request(request.object.clone()).terms(request.terms);
+    changes.into_iter().map(piece).collect()
 }
 
-fn sectors(object: &ObjectId, offset: u64, data: &Segments, change: Change) -> Vec<Logged> {
+fn sectors(offset: u64, data: &Segments) -> Vec<Change> {
     let mut pieces = Vec::new();
     let (mut done, len) = (0, data.len_bytes());
     while done < len {
         let at = offset + done as u64;
         let end = len.min(done + (SECTOR_BYTES - at % SECTOR_BYTES) as usize);
-        let piece = WriteRequest::new(object.clone(), at, data.slice(done..end));
-        pieces.push(Logged::Write(piece.change(change)));
+        pieces.push(Change::Write { offset: at, data: data.slice(done..end) });
         done = end;
     }
     pieces
@@ -209,27 +170,22 @@ impl Volatile {
         self.front.list(request).await
     }
 
-    /// Makes a change in the live state and records it. Returns what `act` returns, and whether it is stored.
-    pub(super) async fn change<T, F>(
-        &self,
-        touched: &[ObjectId],
-        durability: Durability,
-        act: F,
-    ) -> Result<(T, bool)>
-    where
-        F: FnOnce(&Memory) -> Result<(T, Logged)>,
-    {
+    /// Makes a change in the live state and records it.
+    pub(super) async fn change(&self, request: ChangeRequest) -> Result<ChangeReply> {
         let _exclusive = self.exclusive.lock().await;
-        for object in touched {
-            self.take_over(object).await?;
+        if let Change::Copy { from, .. } = &request.change {
+            self.take_over(from).await?;
         }
-        let (reply, logged) = act(&self.front)?;
-        self.records.lock().log.push(logged.plain());
-        let is_stored = durability > Durability::Cached;
+        self.take_over(&request.object).await?;
+        let mut reply = block_on(self.front.change(request.clone()))?;
+        let is_stored = request.terms.durability > Durability::Cached;
+        let logged = logged(request, &reply, &self.front)?;
+        self.records.lock().log.push(logged);
         if is_stored {
             self.write_back().await?;
         }
-        Ok((reply, is_stored))
+        reply.durability = if is_stored { Durability::Stored } else { Durability::Cached };
+        Ok(reply)
     }
 
     pub(super) async fn flush(&self) -> Result<FlushReply> {
@@ -251,13 +207,12 @@ impl Volatile {
         self.inner.flush(FlushRequest::new(Scope::All)).await.map(drop)
     }
 
-    async fn apply_below(&self, logged: Logged) -> Result<()> {
-        let (object, change) = logged.target();
-        let (object, stamp) = (object.clone(), change.stamp);
-        let is_delete = matches!(logged, Logged::Delete(_));
-        match logged.apply(&*self.inner).await {
+    async fn apply_below(&self, logged: ChangeRequest) -> Result<()> {
+        let (object, stamp) = (logged.object.clone(), logged.terms.stamp);
+        let is_delete = matches!(logged.change, Change::Delete);
+        match self.inner.change(logged).await {
             // Applied before; only the reply was lost.
-            Ok(()) | Err(Error::Superseded { .. } | Error::Missing) => {}
+            Ok(_) | Err(Error::Superseded { .. } | Error::Missing) => {}
             Err(error) => return Err(error),
         }
         let mut records = self.records.lock();
@@ -284,13 +239,12 @@ impl Volatile {
         let log = std::mem::take(&mut self.records.lock().log);
         let stamped: HashSet<ObjectId> = log
             .iter()
-            .map(Logged::target)
-            .filter(|(_, change)| change.stamp.is_some())
-            .map(|(object, _)| object.clone())
+            .filter(|logged| logged.terms.stamp.is_some())
+            .map(|logged| logged.object.clone())
             .collect();
         let mut ended: HashSet<ObjectId> = HashSet::new();
         for logged in log {
-            let object = logged.target().0.clone();
+            let object = logged.object.clone();
             if stamped.contains(&object) {
                 if ended.contains(&object) || rng.below(2) == 0 {
                     ended.insert(object);
@@ -300,7 +254,7 @@ impl Volatile {
                 continue;
             }
             let chance = [0, 1000, 500][rng.below(3) as usize];
-            for piece in logged.pieces() {
+            for piece in pieces(logged) {
                 if rng.permille(chance) {
                     self.apply_below(piece).await?;
                 }

@@ -11,8 +11,10 @@ use super::simulated::SimulatedDisk;
 use super::slot::{HEADER_BYTES, SLOT_BYTES};
 use super::testing::{ROOT, new_disk, object_in, open};
 use crate::blocker::Blocker;
+use crate::change::*;
 use crate::error::Error;
 use crate::executor::block_on;
+use crate::ext::BlockerExt;
 use crate::name::ObjectId;
 use crate::order::{Durability, Epoch, Stamp, Version, WriterId};
 use crate::request::*;
@@ -26,8 +28,8 @@ fn path_of(name: &str) -> PathBuf {
 }
 
 fn write(store: &FileStore, name: &str, data: Vec<u8>, stamp: Option<Stamp>) {
-    let change = Change { stamp, durability: Durability::Stored, ..Change::default() };
-    block_on(store.write(WriteRequest::new(object(name), 0, data).change(change))).unwrap();
+    let change = ChangeTerms { stamp, durability: Durability::Stored, ..ChangeTerms::default() };
+    block_on(store.write(WriteRequest::new(object(name), 0, data).terms(change))).unwrap();
 }
 
 /// A small, closed store: a packed object that was changed, a large one, a deleted one, and a

@@ -13,8 +13,10 @@ use super::check::{FindingKind, check_on};
 use super::simulated::{Fault, SimulatedDisk};
 use super::testing::{History, ROOT, Seen, new_disk, object_in, open};
 use crate::blocker::Blocker;
+use crate::change::*;
 use crate::error::Error;
 use crate::executor::block_on;
+use crate::ext::BlockerExt;
 use crate::name::ObjectId;
 use crate::order::{Durability, Epoch, Stamp, Version, WriterId};
 use crate::request::*;
@@ -93,7 +95,7 @@ impl Model {
         let is_stamped = !key.is_multiple_of(2);
         let stamp = is_stamped.then(|| Stamp::new(self.epoch.max(1), self.sequence));
         let durability = if rng.below(3) == 0 { Durability::Stored } else { Durability::Cached };
-        let change = Change { stamp, durability, ..Change::default() };
+        let change = ChangeTerms { stamp, durability, ..ChangeTerms::default() };
         let before = self.history(key).last();
         let (step, answer) = self.act(store, rng, key, change, before.clone());
         if std::env::var("FILE_FAULT_TRACE").is_ok() {
@@ -167,7 +169,7 @@ impl Model {
         store: &FileStore,
         rng: &mut Rng,
         key: u64,
-        change: Change,
+        change: ChangeTerms,
         before: Seen,
     ) -> (Step, Result<Option<Version>, Error>) {
         let stamp = change.stamp;
@@ -184,12 +186,12 @@ impl Model {
                 let content = after.get_or_insert_default();
                 content.resize(content.len().max(to), 0);
                 content[from..to].copy_from_slice(&data);
-                version(block_on(store.write(WriteRequest::new(id, offset, data).change(change))))
+                version(block_on(store.write(WriteRequest::new(id, offset, data).terms(change))))
             }
             4 | 5 => {
                 replaces = true;
                 after = Some(data.clone());
-                version(block_on(store.write_full(WriteFullRequest::new(id, data).change(change))))
+                version(block_on(store.write_full(WriteFullRequest::new(id, data).terms(change))))
             }
             6 => {
                 let content = after.get_or_insert_default();
@@ -197,31 +199,31 @@ impl Model {
                 content[from..to].fill(0);
                 content[to + 600..to + 700].fill(7);
                 let runs = vec![Run::zeroes(offset, len), Run::data(offset + len + 600, vec![7; 100])];
-                version(block_on(store.write_runs(WriteRunsRequest::new(id, runs).change(change))))
+                version(block_on(store.write_runs(WriteRunsRequest::new(id, runs).terms(change))))
             }
             7 => {
                 if let Some(content) = &mut after {
                     content.resize(from, 0);
                 }
-                version(block_on(store.truncate(TruncateRequest::new(id, offset).change(change))))
+                version(block_on(store.truncate(TruncateRequest::new(id, offset).terms(change))))
             }
             8 => {
                 if let Some(content) = &mut after {
                     let size = content.len();
                     content[from.min(size)..to.min(size)].fill(0);
                 }
-                version(block_on(store.discard(DiscardRequest::new(id, offset, len).change(change))))
+                version(block_on(store.discard(DiscardRequest::new(id, offset, len).terms(change))))
             }
             9 | 10 => {
                 (forgets_stamp, replaces) = (stamp.is_none(), true);
                 after = None;
-                block_on(store.delete(DeleteRequest::new(id).change(change))).map(|_| None)
+                block_on(store.delete(DeleteRequest::new(id).terms(change))).map(|_| None)
             }
             _ => {
                 (replaces, is_copy) = (true, true);
                 let source = (key + 1 + rng.below(OBJECTS - 1)) % OBJECTS;
                 after = self.history(source).last().content;
-                version(block_on(store.copy(CopyRequest::new(object(source), id).change(change))))
+                version(block_on(store.copy(CopyRequest::new(object(source), id).terms(change))))
             }
         };
         (Step { after, stamp, forgets_stamp, replaces, is_copy, what }, answer)

@@ -66,6 +66,7 @@ use cached_metrics::{Collect, Families};
 use crate::admission::runs_end;
 use crate::blocker::Blocker;
 use crate::capabilities::{Capabilities, OBJECT_BYTES_MAX_DEFAULT, Survives};
+use crate::change::{Change, ChangeRequest};
 use crate::clock::{Clock, SystemClock};
 use crate::control::{Attachment, Control};
 use crate::error::{Error, Result};
@@ -284,49 +285,19 @@ impl Blocker for FileStore {
         }
     }
 
-    fn write(&self, request: WriteRequest) -> Reply<ChangeReply> {
+    fn change(&self, request: ChangeRequest) -> Reply<ChangeReply> {
+        if let Change::WriteRuns { runs } = &request.change
+            && let Err(error) = runs_end(runs, &self.capabilities())
+        {
+            return Reply::err(error);
+        }
         if self.is_late(&request.call) {
             return Reply::err(Error::DeadlinePassed);
         }
         match self.store.write_at_once(&request) {
             Some(answer) => Reply::Ready(answer),
-            None => self.run(request.call, LATE_CHANGE, move |store| store.write(&request)),
+            None => self.run(request.call, LATE_CHANGE, move |store| store.change(&request)),
         }
-    }
-
-    fn write_zeroes(&self, request: WriteZeroesRequest) -> Reply<ChangeReply> {
-        self.run(request.call, LATE_CHANGE, move |store| store.write_zeroes(&request))
-    }
-
-    fn write_runs(&self, request: WriteRunsRequest) -> Reply<ChangeReply> {
-        if let Err(error) = runs_end(&request.runs, &self.capabilities()) {
-            return Reply::err(error);
-        }
-        self.run(request.call, LATE_CHANGE, move |store| store.write_runs(&request))
-    }
-
-    fn discard(&self, request: DiscardRequest) -> Reply<ChangeReply> {
-        self.run(request.call, LATE_CHANGE, move |store| store.discard(&request))
-    }
-
-    fn compare_and_write(&self, request: CompareAndWriteRequest) -> Reply<ChangeReply> {
-        self.run(request.call, LATE_CHANGE, move |store| store.compare_and_write(&request))
-    }
-
-    fn write_full(&self, request: WriteFullRequest) -> Reply<ChangeReply> {
-        self.run(request.call, LATE_CHANGE, move |store| store.write_full(&request))
-    }
-
-    fn truncate(&self, request: TruncateRequest) -> Reply<ChangeReply> {
-        self.run(request.call, LATE_CHANGE, move |store| store.truncate(&request))
-    }
-
-    fn delete(&self, request: DeleteRequest) -> Reply<DeleteReply> {
-        self.run(request.call, LATE_CHANGE, move |store| store.delete(&request))
-    }
-
-    fn copy(&self, request: CopyRequest) -> Reply<ChangeReply> {
-        self.run(request.call, LATE_CHANGE, move |store| store.copy(&request))
     }
 
     fn info(&self, request: InfoRequest) -> Reply<Info> {

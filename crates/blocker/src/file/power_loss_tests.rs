@@ -17,10 +17,12 @@ use super::check::{Finding, FindingKind, check_on};
 use super::simulated::SimulatedDisk;
 use super::testing::{History, ROOT, Seen, new_disk, open};
 use crate::blocker::Blocker;
+use crate::change::*;
 use crate::conformance::{Harness, Options, Verdict, run};
 use crate::error::{Error, Result};
 use crate::event::Event;
 use crate::executor::block_on;
+use crate::ext::BlockerExt;
 use crate::name::{Name, Namespace, ObjectId};
 use crate::order::{Durability, Epoch, Stamp, Version, WriterId};
 use crate::reply::Reply;
@@ -53,7 +55,7 @@ fn work(store: &FileStore, seed: u64, model: &mut Model) -> bool {
         let before = model.objects.entry(key).or_default().last();
         let stamp = before.stamp.map_or(rng.below(3) == 0, |_| true).then(|| Stamp::new(EPOCH, 2 * sequence));
         let durability = if rng.below(3) == 0 { Durability::Stored } else { Durability::Cached };
-        let change = Change { stamp, durability, ..Change::default() };
+        let change = ChangeTerms { stamp, durability, ..ChangeTerms::default() };
         let (offset, len) = (rng.below(12) * 300, 1 + rng.below(9) * 300);
         let (from, to) = (offset as usize, (offset + len) as usize);
         let data = rng.bytes(len as usize);
@@ -64,34 +66,34 @@ fn work(store: &FileStore, seed: u64, model: &mut Model) -> bool {
                 let content = after.get_or_insert_default();
                 content.resize(content.len().max(to), 0);
                 content[from..to].copy_from_slice(&data);
-                store.write(WriteRequest::new(object(key), offset, data).change(change))
+                store.write(WriteRequest::new(object(key), offset, data).terms(change))
             }
             4 => {
                 after = Some(data.clone());
-                store.write_full(WriteFullRequest::new(object(key), data).change(change))
+                store.write_full(WriteFullRequest::new(object(key), data).terms(change))
             }
             5 => {
                 if let Some(content) = &mut after {
                     content.resize(from, 0);
                 }
-                store.truncate(TruncateRequest::new(object(key), offset).change(change))
+                store.truncate(TruncateRequest::new(object(key), offset).terms(change))
             }
             6 => {
                 if let Some(content) = &mut after {
                     let size = content.len();
                     content[from.min(size)..to.min(size)].fill(0);
                 }
-                store.discard(DiscardRequest::new(object(key), offset, len).change(change))
+                store.discard(DiscardRequest::new(object(key), offset, len).terms(change))
             }
             7 => {
                 after = None;
-                let request = DeleteRequest::new(object(key)).change(change);
+                let request = DeleteRequest::new(object(key)).terms(change);
                 store.delete(request).then(|r| r.map(|d| ChangeReply::new(Version(0), 0, d.durability)))
             }
             8 => {
                 let source = (key + 1) % OBJECTS;
                 after = model.objects.get(&source).and_then(|history| history.last().content);
-                store.copy(CopyRequest::new(object(source), object(key)).change(change))
+                store.copy(CopyRequest::new(object(source), object(key)).terms(change))
             }
             _ => {
                 let flushed = block_on(store.flush(FlushRequest::new(Scope::All)));
@@ -180,8 +182,9 @@ fn check_all(store: &FileStore, model: &Model) {
 fn use_again(store: &FileStore, versions: &HashMap<(u64, Version), Vec<u8>>) {
     for key in 0..OBJECTS {
         let stamp = Stamp::new(EPOCH + 1, key);
-        let change = Change { stamp: Some(stamp), durability: Durability::Stored, ..Change::default() };
-        let again = WriteFullRequest::new(object(key), b"again").change(change);
+        let change =
+            ChangeTerms { stamp: Some(stamp), durability: Durability::Stored, ..ChangeTerms::default() };
+        let again = WriteFullRequest::new(object(key), b"again").terms(change);
         let version = block_on(store.write_full(again)).unwrap().version;
         assert!(!versions.contains_key(&(key, version)), "object {key}: {version} is given a second time");
         let read = block_on(store.read(ReadRequest::new(object(key), 0, 10))).unwrap();

@@ -10,9 +10,11 @@ use super::simulated::SimulatedDisk;
 use super::testing::{ROOT, new_disk, object_in, open};
 use super::{Access, FileConfig, FileStore};
 use crate::blocker::Blocker;
+use crate::change::*;
 use crate::clock::SystemClock;
 use crate::error::{Error, Result};
 use crate::executor::block_on;
+use crate::ext::BlockerExt;
 use crate::name::ObjectId;
 use crate::order::{Durability, Epoch, Stamp, WriterId};
 use crate::request::*;
@@ -29,8 +31,8 @@ fn in_root(name: &str) -> PathBuf {
 }
 
 fn write(store: &FileStore, name: &str, data: Vec<u8>, stamp: Option<Stamp>) -> Result<()> {
-    let change = Change { stamp, durability: Durability::Stored, ..Change::default() };
-    block_on(store.write(WriteRequest::new(object(name), 0, data).change(change))).map(drop)
+    let change = ChangeTerms { stamp, durability: Durability::Stored, ..ChangeTerms::default() };
+    block_on(store.write(WriteRequest::new(object(name), 0, data).terms(change))).map(drop)
 }
 
 /// A closed store with two objects, a remembered deletion, and a claim.

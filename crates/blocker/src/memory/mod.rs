@@ -15,13 +15,12 @@ use parking_lot::Mutex;
 
 use crate::blocker::Blocker;
 use crate::capabilities::{Capabilities, OBJECT_BYTES_MAX_DEFAULT};
+use crate::change::{Change, ChangeRequest, ChangeTerms, Run};
 use crate::clock::{Clock, SystemClock};
 use crate::control::{Attachment, Control, Quota};
 use crate::error::{Error, Reason, Result};
 use crate::event::{Event, EventHub, Subscription};
-use crate::name::Namespace;
-#[cfg(feature = "faulty")]
-use crate::name::ObjectId;
+use crate::name::{Namespace, ObjectId};
 #[cfg(feature = "faulty")]
 use crate::order::Stamp;
 use crate::order::{Durability, Version};
@@ -142,22 +141,57 @@ impl Memory {
     }
 
     /// Makes one change in one critical section.
-    fn change(
+    fn make(
         &self,
-        call: &Call,
+        object: &ObjectId,
         change: &Change,
-        act: impl FnOnce(&mut Model) -> Result<(Version, u64)>,
+        terms: &ChangeTerms,
+        call: &Call,
     ) -> Reply<ChangeReply> {
-        let done = self.check_call(call).and_then(|()| act(&mut self.model.lock()));
+        let done = self.check_call(call).and_then(|()| self.model.lock().change(object, change, terms));
         if matches!(done, Err(Error::OutOfSpace(_))) {
             self.events.publish(&Event::Full);
         }
-        done.map(|(version, size_bytes)| ChangeReply::new(version, size_bytes, self.durability(change)))
-            .into()
+        done.map(|(version, size_bytes)| ChangeReply::new(version, size_bytes, self.durability())).into()
     }
 
-    fn durability(&self, _change: &Change) -> Durability {
+    fn durability(&self) -> Durability {
         if self.broken_by(Mutation::DurabilityUnderstated) { Durability::Cached } else { Durability::Stored }
+    }
+
+    /// Makes a change as a backend does that checks and changes in two steps, or sends the parts of
+    /// a change one by one, with others in between. Returns `None` where this one does not.
+    fn torn(&self, request: &ChangeRequest) -> Option<Reply<ChangeReply>> {
+        let ChangeRequest { object, change, terms, call, .. } = request;
+        let unchecked = ChangeTerms { condition: Condition::None, ..*terms };
+        let (first, second, rest) = match change {
+            Change::Write { offset, data } if self.broken_by(Mutation::WriteTorn) && data.len_bytes() > 1 => {
+                let half = data.len_bytes() / 2;
+                let first = Change::Write { offset: *offset, data: data.slice(0..half) };
+                let data = data.slice(half..data.len_bytes());
+                (first, Change::Write { offset: offset + half as u64, data }, unchecked)
+            }
+            Change::WriteRuns { runs } if self.broken_by(Mutation::RunsTorn) && runs.len() > 1 => {
+                let of = |runs: &[Run]| Change::WriteRuns { runs: runs.to_vec() };
+                (of(&runs[..1]), of(&runs[1..]), ChangeTerms { stamp: None, ..unchecked })
+            }
+            Change::Write { .. } if self.broken_by(Mutation::ConditionCheckedTooEarly) => {
+                let Condition::Version(_) = terms.condition else {
+                    std::thread::yield_now();
+                    return None;
+                };
+                let found = self.model.lock().read(object, 0, 0, terms.condition);
+                if let Err(error) = found {
+                    return Some(Reply::err(error));
+                }
+                std::thread::yield_now();
+                return Some(self.make(object, change, &unchecked, call));
+            }
+            _ => return None,
+        };
+        let _ = self.make(object, &first, terms, call);
+        std::thread::yield_now();
+        Some(self.make(object, &second, &rest, call))
     }
 }
 
@@ -189,85 +223,11 @@ impl Blocker for Memory {
         self.check_call(&call).and_then(read).into()
     }
 
-    fn write(&self, request: WriteRequest) -> Reply<ChangeReply> {
-        let WriteRequest { object, offset, data, change, call } = request;
-        if self.broken_by(Mutation::WriteTorn) && data.len_bytes() > 1 {
-            // Writes in two steps with others in between, as a backend without a lock does.
-            let half = data.len_bytes() / 2;
-            let (first, second) = (data.slice(0..half), data.slice(half..data.len_bytes()));
-            let unstamped = Change { condition: Condition::None, ..change };
-            let second_offset = offset + half as u64;
-            let _ = self.change(&call, &change, |model| model.write(&object, offset, &first, &change));
-            std::thread::yield_now();
-            return self
-                .change(&call, &change, |model| model.write(&object, second_offset, &second, &unstamped));
+    fn change(&self, request: ChangeRequest) -> Reply<ChangeReply> {
+        if let Some(reply) = self.torn(&request) {
+            return reply;
         }
-        if self.broken_by(Mutation::ConditionCheckedTooEarly) {
-            let found = self.model.lock().read(&object, 0, 0, change.condition);
-            if let Err(error) = found.map(drop).or_else(|error| match change.condition {
-                Condition::Version(_) => Err(error),
-                _ => Ok(()),
-            }) {
-                return Reply::err(error);
-            }
-            std::thread::yield_now();
-            if matches!(change.condition, Condition::Version(_)) {
-                let unchecked = Change { condition: Condition::None, ..change };
-                return self.change(&call, &change, |model| model.write(&object, offset, &data, &unchecked));
-            }
-        }
-        self.change(&call, &change, |model| model.write(&object, offset, &data, &change))
-    }
-
-    fn write_zeroes(&self, request: WriteZeroesRequest) -> Reply<ChangeReply> {
-        let WriteZeroesRequest { object, offset, len_bytes, change, call } = request;
-        self.change(&call, &change, |model| model.write_zeroes(&object, offset, len_bytes, &change))
-    }
-
-    fn write_runs(&self, request: WriteRunsRequest) -> Reply<ChangeReply> {
-        let WriteRunsRequest { object, mut runs, change, call } = request;
-        if self.broken_by(Mutation::RunsTorn) && runs.len() > 1 {
-            // Writes the runs one by one, as a backend that sends them separately does.
-            let rest = runs.split_off(1);
-            let _ = self.change(&call, &change, |model| model.write_runs(&object, &runs, &change));
-            std::thread::yield_now();
-            let unstamped = Change { condition: Condition::None, stamp: None, ..change };
-            return self.change(&call, &change, |model| model.write_runs(&object, &rest, &unstamped));
-        }
-        self.change(&call, &change, |model| model.write_runs(&object, &runs, &change))
-    }
-
-    fn discard(&self, request: DiscardRequest) -> Reply<ChangeReply> {
-        let DiscardRequest { object, offset, len_bytes, change, call } = request;
-        self.change(&call, &change, |model| model.discard(&object, offset, len_bytes, &change))
-    }
-
-    fn compare_and_write(&self, request: CompareAndWriteRequest) -> Reply<ChangeReply> {
-        let CompareAndWriteRequest { object, offset, expected, data, change, call } = request;
-        self.change(&call, &change, |model| {
-            model.compare_and_write(&object, offset, &expected, &data, &change)
-        })
-    }
-
-    fn write_full(&self, request: WriteFullRequest) -> Reply<ChangeReply> {
-        let WriteFullRequest { object, data, change, call } = request;
-        self.change(&call, &change, |model| model.write_full(&object, &data, &change))
-    }
-
-    fn truncate(&self, request: TruncateRequest) -> Reply<ChangeReply> {
-        let TruncateRequest { object, size_bytes, change, call } = request;
-        self.change(&call, &change, |model| model.truncate(&object, size_bytes, &change))
-    }
-
-    fn delete(&self, request: DeleteRequest) -> Reply<DeleteReply> {
-        let DeleteRequest { object, change, call } = request;
-        let done = self.check_call(&call).and_then(|()| self.model.lock().delete(&object, &change));
-        done.map(|()| DeleteReply::new(self.durability(&change))).into()
-    }
-
-    fn copy(&self, request: CopyRequest) -> Reply<ChangeReply> {
-        let CopyRequest { from, from_condition, to, change, call } = request;
-        self.change(&call, &change, |model| model.copy(&from, from_condition, &to, &change))
+        self.make(&request.object, &request.change, &request.terms, &request.call)
     }
 
     fn info(&self, request: InfoRequest) -> Reply<Info> {

@@ -12,11 +12,12 @@ use super::mutation::Mutation;
 use super::{MemoryConfig, OBJECT_OVERHEAD_BYTES, RUNS_MAX, full};
 use crate::admission::{Claims, Head, admit, check_condition, range_end, runs_end};
 use crate::capabilities::{BUCKET_BYTES, Capabilities};
+use crate::change::{Change, ChangeTerms, Run, RunContent};
 use crate::control::Quota;
 use crate::error::{Error, Result};
 use crate::name::{Namespace, ObjectId};
 use crate::order::{Epoch, Stamp, Version, WriterId};
-use crate::request::{Change, Condition, ListRequest, Run, RunContent, Scope};
+use crate::request::{Condition, ListRequest, Scope};
 use crate::response::{Info, ListEntry, ListReply, ReadReply};
 use crate::segment::Segments;
 
@@ -140,14 +141,33 @@ impl Model {
 
     // ---- changing
 
-    pub(super) fn write(&mut self, object: &ObjectId, offset: u64, data: &Segments, change: &Change) -> Done {
+    /// Makes a change, and returns the object's version and size afterwards.
+    pub(super) fn change(&mut self, object: &ObjectId, change: &Change, terms: &ChangeTerms) -> Done {
+        match change {
+            Change::Write { offset, data } => self.write(object, *offset, data, terms),
+            Change::WriteZeroes { offset, len_bytes } => {
+                self.write_zeroes(object, *offset, *len_bytes, terms)
+            }
+            Change::WriteRuns { runs } => self.write_runs(object, runs, terms),
+            Change::Discard { offset, len_bytes } => self.discard(object, *offset, *len_bytes, terms),
+            Change::CompareAndWrite { offset, expected, data } => {
+                self.compare_and_write(object, *offset, expected, data, terms)
+            }
+            Change::WriteFull { data } => self.write_full(object, data, terms),
+            Change::Truncate { size_bytes } => self.truncate(object, *size_bytes, terms),
+            Change::Delete => self.delete(object, terms).map(|()| (Version(0), 0)),
+            Change::Copy { from, from_condition } => self.copy(from, *from_condition, object, terms),
+        }
+    }
+
+    fn write(&mut self, object: &ObjectId, offset: u64, data: &Segments, terms: &ChangeTerms) -> Done {
         let len = data.len_bytes() as u64;
         let mut limit = self.config.object_bytes_max;
         if self.is_broken(Mutation::LimitOffByOne) {
             limit += 1;
         }
         let end = range_end(offset, len, limit)?;
-        self.admit(object, change)?;
+        self.admit(object, terms)?;
         if len == 0 && self.is_broken(Mutation::EmptyWriteIgnored) {
             return Ok((Version(0), 0));
         }
@@ -157,7 +177,7 @@ impl Model {
             new_size = new_size.max(offset);
         }
         let hole = if self.is_broken(Mutation::HolesNotZero) { 0xAA } else { 0 };
-        self.apply(object, change, new_size, |content| {
+        self.apply(object, terms, new_size, |content| {
             content.resize(new_size as usize, hole);
             if len > 0 {
                 data.copy_to(&mut content[offset as usize..end as usize]);
@@ -165,27 +185,21 @@ impl Model {
         })
     }
 
-    pub(super) fn write_zeroes(
-        &mut self,
-        object: &ObjectId,
-        offset: u64,
-        len_bytes: u64,
-        change: &Change,
-    ) -> Done {
+    fn write_zeroes(&mut self, object: &ObjectId, offset: u64, len_bytes: u64, terms: &ChangeTerms) -> Done {
         let end = range_end(offset, len_bytes, self.config.object_bytes_max)?;
-        self.admit(object, change)?;
+        self.admit(object, terms)?;
         let old_size = self.size(object);
         let mut new_size = if len_bytes == 0 { old_size } else { old_size.max(end) };
         if self.is_broken(Mutation::ZeroesNeverExtend) {
             new_size = old_size;
         }
-        self.apply(object, change, new_size, |content| {
+        self.apply(object, terms, new_size, |content| {
             content.resize(new_size as usize, 0);
             content[offset.min(new_size) as usize..end.min(new_size) as usize].fill(0);
         })
     }
 
-    pub(super) fn write_runs(&mut self, object: &ObjectId, runs: &[Run], change: &Change) -> Done {
+    fn write_runs(&mut self, object: &ObjectId, runs: &[Run], terms: &ChangeTerms) -> Done {
         let mut can = Capabilities::full(self.config.object_bytes_max);
         can.runs_max = RUNS_MAX;
         let end = match runs_end(runs, &can) {
@@ -193,14 +207,14 @@ impl Model {
             checked => checked?,
         };
         if !self.is_broken(Mutation::RunsUnfenced) {
-            self.admit(object, change)?;
+            self.admit(object, terms)?;
         }
         let new_size = self.size(object).max(end);
         let (skips_last, skips_zeroes) =
             (self.is_broken(Mutation::RunsLastIgnored), self.is_broken(Mutation::RunsZeroesIgnored));
         let fills_gaps = self.is_broken(Mutation::RunsGapsZeroed);
         let unchecked = self.is_broken(Mutation::RunsUnchecked);
-        self.apply(object, change, new_size, |content| {
+        self.apply(object, terms, new_size, |content| {
             content.resize(new_size as usize, 0);
             let mut before = None;
             for (index, run) in runs.iter().enumerate() {
@@ -223,14 +237,8 @@ impl Model {
         })
     }
 
-    pub(super) fn discard(
-        &mut self,
-        object: &ObjectId,
-        offset: u64,
-        len_bytes: u64,
-        change: &Change,
-    ) -> Done {
-        self.admit(object, change)?;
+    fn discard(&mut self, object: &ObjectId, offset: u64, len_bytes: u64, terms: &ChangeTerms) -> Done {
+        self.admit(object, terms)?;
         self.content(object)?;
         let mut size = self.size(object);
         if self.is_broken(Mutation::DiscardExtends) {
@@ -238,7 +246,7 @@ impl Model {
         }
         let keeps = self.is_broken(Mutation::DiscardKeepsBytes);
         let (from, to) = (offset.min(size), offset.saturating_add(len_bytes).min(size));
-        self.apply(object, change, size, |content| {
+        self.apply(object, terms, size, |content| {
             content.resize(size as usize, 0);
             if !keeps {
                 content[from as usize..to as usize].fill(0);
@@ -246,19 +254,19 @@ impl Model {
         })
     }
 
-    pub(super) fn compare_and_write(
+    fn compare_and_write(
         &mut self,
         object: &ObjectId,
         offset: u64,
         expected: &Segments,
         data: &Segments,
-        change: &Change,
+        terms: &ChangeTerms,
     ) -> Done {
         if expected.len_bytes() as u64 > BUCKET_BYTES {
             return Err(Error::TooLarge { limit_bytes: BUCKET_BYTES });
         }
         range_end(offset, data.len_bytes() as u64, self.config.object_bytes_max)?;
-        self.admit(object, change)?;
+        self.admit(object, terms)?;
         let content = &self.content(object)?.data;
         let from = offset.min(content.len() as u64) as usize;
         let to = from.saturating_add(expected.len_bytes()).min(content.len());
@@ -267,31 +275,31 @@ impl Model {
             && !self.is_broken(Mutation::CompareIgnored)
         {
             if self.is_broken(Mutation::MismatchWrites) {
-                self.write(object, offset, data, change)?;
+                self.write(object, offset, data, terms)?;
             }
             let at = if self.is_broken(Mutation::MismatchOffsetRelative) { 0 } else { offset } + at as u64;
             return Err(Error::Mismatch { offset: at });
         }
-        self.write(object, offset, data, change)
+        self.write(object, offset, data, terms)
     }
 
-    pub(super) fn write_full(&mut self, object: &ObjectId, data: &Segments, change: &Change) -> Done {
+    fn write_full(&mut self, object: &ObjectId, data: &Segments, terms: &ChangeTerms) -> Done {
         let mut new_size = range_end(0, data.len_bytes() as u64, self.config.object_bytes_max)?;
-        self.admit(object, change)?;
+        self.admit(object, terms)?;
         let data_len = data.len_bytes();
         if self.is_broken(Mutation::FullWriteKeepsTail) {
             new_size = new_size.max(self.size(object));
         }
-        self.apply(object, change, new_size, |content| {
+        self.apply(object, terms, new_size, |content| {
             content.resize(new_size as usize, 0);
             data.copy_to(&mut content[..data_len]);
         })
     }
 
-    pub(super) fn truncate(&mut self, object: &ObjectId, size_bytes: u64, change: &Change) -> Done {
+    fn truncate(&mut self, object: &ObjectId, size_bytes: u64, terms: &ChangeTerms) -> Done {
         range_end(0, size_bytes, self.config.object_bytes_max)?;
         if !self.is_broken(Mutation::TruncateUnfenced) {
-            self.admit(object, change)?;
+            self.admit(object, terms)?;
         }
         if !self.is_broken(Mutation::TruncateCreates) {
             self.content(object)?;
@@ -299,7 +307,7 @@ impl Model {
         let only_grows = self.is_broken(Mutation::TruncateNeverShrinks);
         let size = if only_grows { size_bytes.max(self.size(object)) } else { size_bytes };
         let ghosts = self.is_broken(Mutation::TruncateRevealsOld);
-        self.apply(object, change, size, |content| {
+        self.apply(object, terms, size, |content| {
             if ghosts && size as usize > content.len() {
                 let last = content.last().copied().unwrap_or(1);
                 content.resize(size as usize, last);
@@ -308,9 +316,9 @@ impl Model {
         })
     }
 
-    pub(super) fn delete(&mut self, object: &ObjectId, change: &Change) -> Result<()> {
+    fn delete(&mut self, object: &ObjectId, terms: &ChangeTerms) -> Result<()> {
         if !self.is_broken(Mutation::DeleteUnfenced) {
-            self.admit(object, change)?;
+            self.admit(object, terms)?;
         }
         if self.content(object).is_err() && self.is_broken(Mutation::DeleteOfMissingWorks) {
             return Ok(());
@@ -319,7 +327,7 @@ impl Model {
         self.change_count += 1;
         self.account(object, None);
         self.objects.remove(object);
-        let remembered = change.stamp.filter(|_| !self.is_broken(Mutation::TombstoneForgotten));
+        let remembered = terms.stamp.filter(|_| !self.is_broken(Mutation::TombstoneForgotten));
         if remembered.is_some() {
             self.account(object, Some(0));
             self.objects.insert(object.clone(), Record { content: None, stamp: remembered });
@@ -330,15 +338,15 @@ impl Model {
         Ok(())
     }
 
-    pub(super) fn copy(
+    fn copy(
         &mut self,
         from: &ObjectId,
         from_condition: Condition,
         to: &ObjectId,
-        change: &Change,
+        terms: &ChangeTerms,
     ) -> Done {
         if !self.is_broken(Mutation::CopyUnfenced) {
-            self.admit(to, change)?;
+            self.admit(to, terms)?;
         }
         let source = self.content(from)?;
         check_condition(Some(source.version), from_condition)?;
@@ -354,7 +362,7 @@ impl Model {
         }
         let size = data.len() as u64;
         let stamp = self.objects.get(from).and_then(|record| record.stamp);
-        let done = self.apply(to, change, size, |content| *content = data)?;
+        let done = self.apply(to, terms, size, |content| *content = data)?;
         if self.is_broken(Mutation::CopyTakesStamp)
             && let Some(record) = self.objects.get_mut(to)
         {
@@ -422,15 +430,15 @@ impl Model {
         self.content(object).map_or(0, |content| content.data.len() as u64)
     }
 
-    fn admit(&self, object: &ObjectId, change: &Change) -> Result<()> {
+    fn admit(&self, object: &ObjectId, terms: &ChangeTerms) -> Result<()> {
         let head = self.objects.get(object).map_or(Head::ABSENT, Record::head);
-        let admitted = admit(head, self.claims.in_force(object, change.domain), change);
+        let admitted = admit(head, self.claims.in_force(object, terms.domain), terms);
         let waived = match &admitted {
-            Err(Error::Fenced { .. }) if change.stamp.is_none() => Mutation::UnstampedNeverFenced,
-            Err(Error::Fenced { .. }) if head.stamp.is_some_and(|s| change.stamp < Some(s)) => {
+            Err(Error::Fenced { .. }) if terms.stamp.is_none() => Mutation::UnstampedNeverFenced,
+            Err(Error::Fenced { .. }) if head.stamp.is_some_and(|s| terms.stamp < Some(s)) => {
                 Mutation::StampEpochIgnored
             }
-            Err(Error::Fenced { .. }) if change.domain.is_some() => Mutation::DomainClaimIgnored,
+            Err(Error::Fenced { .. }) if terms.domain.is_some() => Mutation::DomainClaimIgnored,
             Err(Error::Superseded { .. }) => Mutation::SequenceIgnored,
             Err(Error::ConditionFailed { .. }) => Mutation::VersionConditionIgnored,
             Err(Error::Exists) => Mutation::AbsentConditionIgnored,
@@ -444,11 +452,11 @@ impl Model {
     fn apply(
         &mut self,
         object: &ObjectId,
-        change: &Change,
+        terms: &ChangeTerms,
         new_size: u64,
         act: impl FnOnce(&mut Vec<u8>),
     ) -> Done {
-        self.check_room(object, new_size, change.settles)?;
+        self.check_room(object, new_size, terms.settles)?;
         self.account(object, Some(new_size));
         self.change_count += 1;
         let mut version = self.fresh_version();
@@ -462,7 +470,7 @@ impl Model {
         act(&mut content.data);
         content.version = version;
         if !keeps_stamp {
-            record.stamp = change.stamp.or(record.stamp);
+            record.stamp = terms.stamp.or(record.stamp);
         }
         Ok((version, content.data.len() as u64))
     }

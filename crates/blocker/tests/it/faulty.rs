@@ -8,8 +8,9 @@ use blocker::conformance::{Harness, Options, Plain, run};
 use blocker::executor::block_on;
 use blocker::faulty::FaultPlan;
 use blocker::{
-    Blocker, Clock, Durability, Error, Faulty, FileStore, FlushRequest, ManualClock, Memory, Name, Namespace,
-    ObjectId, PassThrough, ReadRequest, Reply, Scope, SystemClock, WriteFullRequest, WriteRequest,
+    Blocker, BlockerExt, Clock, Durability, Error, Faulty, FileStore, FlushRequest, ManualClock, Memory,
+    Name, Namespace, ObjectId, PassThrough, ReadRequest, Reply, Scope, SystemClock, WriteFullRequest,
+    WriteRequest,
 };
 
 fn plan(seed: u64, change: impl FnOnce(&mut FaultPlan)) -> FaultPlan {

@@ -13,8 +13,8 @@ use std::process::{Command, Stdio};
 
 use blocker::executor::block_on;
 use blocker::{
-    Blocker, DeleteRequest, Durability, Error, FileStore, FlushRequest, InfoRequest, Name, Namespace,
-    ObjectId, ReadRequest, Scope, Stamp, Version, WriteFullRequest, WriteRequest,
+    Blocker, BlockerExt, DeleteRequest, Durability, Error, FileStore, FlushRequest, InfoRequest, Name,
+    Namespace, ObjectId, ReadRequest, Scope, Stamp, Version, WriteFullRequest, WriteRequest,
 };
 
 const OBJECTS: u64 = 5;

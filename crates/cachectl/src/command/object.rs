@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use blocker::executor::block_on;
 use blocker::metrics::{Number, render};
 use blocker::{
-    Blocker, ChangeReply, Condition, CopyRequest, DeleteRequest, Durability, Error, FlushRequest, Hints,
-    InfoRequest, ListEntry, ListRequest, Name, ObjectId, Policy, ReadRequest, Scope, WriteFullRequest,
+    Blocker, BlockerExt, ChangeReply, Condition, CopyRequest, DeleteRequest, Durability, Error, FlushRequest,
+    Hints, InfoRequest, ListEntry, ListRequest, Name, ObjectId, Policy, ReadRequest, Scope, WriteFullRequest,
     WriteMode,
 };
 use clap::Args;

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use blocker::conformance::{CaseReport, Options, Plain, Verdict, run_with};
 use blocker::executor::{block_on, thread_waker};
 use blocker::file::{Finding, FindingKind, check};
-use blocker::{DeleteRequest, FileStore, ObjectId, ReadRequest, Segments, WriteRequest};
+use blocker::{BlockerExt, DeleteRequest, FileStore, ObjectId, ReadRequest, Segments, WriteRequest};
 use bytes::Bytes;
 use cached_config::{SweepCounts, SweepOptions};
 use clap::Args;

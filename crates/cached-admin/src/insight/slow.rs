@@ -7,9 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use blocker::{
-    Blocker, ChangeReply, CompareAndWriteRequest, CopyRequest, DeleteReply, DeleteRequest, DiscardRequest,
-    Info, InfoRequest, ObjectId, ReadReply, ReadRequest, Reply, TruncateRequest, WriteFullRequest,
-    WriteRequest, WriteRunsRequest, WriteZeroesRequest,
+    Blocker, Change, ChangeReply, ChangeRequest, Info, InfoRequest, ObjectId, ReadReply, ReadRequest, Reply,
+    Run,
 };
 use parking_lot::Mutex;
 use serde::Serialize;
@@ -236,35 +235,37 @@ impl std::fmt::Debug for SlowStore {
     }
 }
 
-/// Writes the operations that are watched: each with its name, its request and reply, and how many
-/// bytes it asks for or sends.
-macro_rules! watched {
-    ($($name:ident($request:ident: $type:ty) -> $reply:ty, $object:ident, $bytes:expr;)*) => {$(
-        fn $name(&self, $request: $type) -> Reply<$reply> {
-            let (object, bytes) = ($request.$object.clone(), $bytes);
-            self.watch(stringify!($name), &object, bytes, |below| below.$name($request))
+/// Returns the object that a change is recorded with, a copy with its source, and how many bytes it
+/// writes.
+fn described(request: &ChangeRequest) -> (ObjectId, Option<u64>) {
+    let bytes = match &request.change {
+        Change::Write { data, .. } | Change::CompareAndWrite { data, .. } | Change::WriteFull { data } => {
+            Some(data.len_bytes() as u64)
         }
-    )*};
+        Change::WriteZeroes { len_bytes, .. } | Change::Discard { len_bytes, .. } => Some(*len_bytes),
+        Change::WriteRuns { runs } => Some(runs.iter().map(Run::len_bytes).sum()),
+        Change::Copy { from, .. } => return (from.clone(), None),
+        Change::Truncate { .. } | Change::Delete => None,
+    };
+    (request.object.clone(), bytes)
 }
 
 impl Blocker for SlowStore {
-    blocker::delegate!(|this| *this.below, except read write write_zeroes write_runs discard compare_and_write
-        write_full truncate delete copy info);
+    blocker::delegate!(|this| *this.below, except read change info);
 
-    watched! {
-        read(request: ReadRequest) -> ReadReply, object, Some(request.len_bytes);
-        write(request: WriteRequest) -> ChangeReply, object, Some(request.data.len_bytes() as u64);
-        write_zeroes(request: WriteZeroesRequest) -> ChangeReply, object, Some(request.len_bytes);
-        write_runs(request: WriteRunsRequest) -> ChangeReply, object,
-            Some(request.runs.iter().map(blocker::Run::len_bytes).sum());
-        discard(request: DiscardRequest) -> ChangeReply, object, Some(request.len_bytes);
-        compare_and_write(request: CompareAndWriteRequest) -> ChangeReply, object,
-            Some(request.data.len_bytes() as u64);
-        write_full(request: WriteFullRequest) -> ChangeReply, object, Some(request.data.len_bytes() as u64);
-        truncate(request: TruncateRequest) -> ChangeReply, object, None;
-        delete(request: DeleteRequest) -> DeleteReply, object, None;
-        copy(request: CopyRequest) -> ChangeReply, from, None;
-        info(request: InfoRequest) -> Info, object, None;
+    fn read(&self, request: ReadRequest) -> Reply<ReadReply> {
+        let (object, bytes) = (request.object.clone(), Some(request.len_bytes));
+        self.watch("read", &object, bytes, |below| below.read(request))
+    }
+
+    fn change(&self, request: ChangeRequest) -> Reply<ChangeReply> {
+        let (object, bytes) = described(&request);
+        self.watch(request.change.name(), &object, bytes, |below| below.change(request))
+    }
+
+    fn info(&self, request: InfoRequest) -> Reply<Info> {
+        let object = request.object.clone();
+        self.watch("info", &object, None, |below| below.info(request))
     }
 }
 

@@ -211,7 +211,7 @@ mod tests {
     use std::sync::Arc;
 
     use blocker::executor::block_on;
-    use blocker::{Blocker, Memory, Namespace, WriteMode, WriteRequest};
+    use blocker::{BlockerExt, Memory, Namespace, WriteMode, WriteRequest};
     use cached_core::object::ObjectCache;
 
     use super::*;

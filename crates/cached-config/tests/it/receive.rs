@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use blocker::executor::block_on;
 use blocker::{
-    Blocker, FlushRequest, Memory, Name, Namespace, ObjectId, ReadRequest, Scope, SystemClock,
+    Blocker, BlockerExt, FlushRequest, Memory, Name, Namespace, ObjectId, ReadRequest, Scope, SystemClock,
     WriteFullRequest, WriteMode, WriteRequest,
 };
 use cached_config::CacheReceiveBuffers;
@@ -104,7 +104,7 @@ fn a_client_that_stops_sending_holds_a_bounded_share_until_it_disconnects() {
         let hello = Hello::new(session, Features(0), [1; 32], credits);
         let mut out = Vec::new();
         hello.encode(&mut out);
-        let write = Request::Write(WriteRequest::new(object("o"), 0, vec![1; 1 << 20]));
+        let write = Request::Change(WriteRequest::new(object("o"), 0, vec![1; 1 << 20]).into());
         let payload =
             write.encode(RequestId { slot: 0, sequence: 1 }, blocker::Timestamp(0), false, &mut out);
         // Half of it, and no more.

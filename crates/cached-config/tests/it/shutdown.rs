@@ -6,8 +6,8 @@ use std::time::Duration;
 use blocker::executor::block_on;
 use blocker::faulty::FaultPlan;
 use blocker::{
-    Blocker, ClaimRequest, Durability, Epoch, Error, Faulty, FileStore, FlushRequest, Memory, Name,
-    Namespace, ObjectId, ReadRequest, Scope, SystemClock, WriteMode, WriteRequest, WriterId,
+    Blocker, BlockerExt, ClaimRequest, Durability, Epoch, Error, Faulty, FileStore, FlushRequest, Memory,
+    Name, Namespace, ObjectId, ReadRequest, Scope, SystemClock, WriteMode, WriteRequest, WriterId,
 };
 use cached_config::{ShutdownError, store_all};
 use cached_core::object::{JournalOptions, ObjectCache, ObjectCacheConfig, OpenJournal, Writer};

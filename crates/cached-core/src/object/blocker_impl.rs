@@ -5,17 +5,15 @@ use std::sync::Arc;
 
 use blocker::admission::{range_end, runs_end};
 use blocker::{
-    Blocker, Call, Capabilities, Change, ChangeReply, ClaimReply, ClaimRequest, CompareAndWriteRequest,
-    Condition, Control, CopyRequest, DeleteReply, DeleteRequest, DiscardRequest, Durability, Error,
-    FlushReply, FlushRequest, Info, InfoRequest, InvalidateReply, InvalidateRequest, ListReply, ListRequest,
-    ObjectId, ReadReply, ReadRequest, Reply, Result, Subscription, TruncateRequest, WriteFullRequest,
-    WriteMode, WriteRequest, WriteRunsRequest, WriteZeroesRequest,
+    Blocker, Call, Capabilities, Change, ChangeReply, ChangeRequest, ChangeTerms, ClaimReply, ClaimRequest,
+    Condition, Control, Durability, Error, FlushReply, FlushRequest, Info, InfoRequest, InvalidateReply,
+    InvalidateRequest, ListReply, ListRequest, ObjectId, ReadReply, ReadRequest, Reply, Result, Subscription,
+    WriteMode,
 };
 
 use super::cache::ObjectCache;
 use super::journal::ChangeLog;
 use super::memory::geometry::buckets_of;
-use super::mutation::Mutation;
 use super::read;
 use super::shared::Shared;
 use super::state::{Env, LINES_READ, Object};
@@ -26,105 +24,141 @@ use super::write::through::Route;
 use super::write::{back as write_back, copy, scope_ops, through as write_through};
 
 impl ObjectCache {
-    /// Makes a change. `end` is where it ends within the object, or the limit that it exceeds.
-    fn change(
-        &self,
-        id: ObjectId,
-        mutation: Mutation,
-        change: Change,
-        call: Call,
-        end: Result<u64>,
-    ) -> Reply<ChangeReply> {
-        let shared = self.shared();
-        if let Err(error) = end.and_then(|_| check_change(shared, &change, call)) {
-            return Reply::err(error);
-        }
-        let hash = shared.hash(&id);
+    /// Makes a change that is within the limits.
+    fn make_change(&self, request: ChangeRequest) -> Reply<ChangeReply> {
+        let (shared, change, terms) = (self.shared(), &request.change, &request.terms);
+        let hash = shared.hash(&request.object);
         if let Some(log) = &shared.journal.log {
-            return self.journaled_change(log, id, hash, mutation, change, call);
+            return self.make_journaled(log, request, hash);
         }
-        let is_passing = shared.read_ahead.follows_writes() && passes(shared, &id, &mutation);
-        let may_be_back = change.stamp.is_none() && !is_passing && !is_too_large(shared, &mutation);
+        let is_passing = shared.read_ahead.follows_writes() && passes(shared, &request.object, change);
+        let may_be_back = terms.stamp.is_none() && !is_passing && !is_too_large(shared, change.into());
         if may_be_back
-            && change.durability == Durability::Cached
-            && let Some(answer) = apply_at_once(shared, &id, hash, &mutation, &change, None)
+            && terms.durability == Durability::Cached
+            && let Some(answer) = apply_at_once(shared, &request.object, hash, change.into(), terms, None)
         {
             return Reply::Ready(answer.map(|applied| applied.reply));
         }
-        let taken = match take_mode(shared, &id) {
-            Ok(taken) => taken,
-            Err(error) => return Reply::err(error),
-        };
-        let shared = Arc::clone(shared);
-        if taken.mode == WriteMode::Back && may_be_back {
-            return Reply::pending(write_back::change(shared, id, hash, mutation, change, call, taken));
-        }
-        let route = Route { taken, is_passing };
-        Reply::pending(write_through::change(shared, id, hash, mutation, change, call, route))
+        self.make_slowly(request, hash, may_be_back, is_passing)
     }
 
     /// Makes a change in a cache that has a log.
-    fn journaled_change(
-        &self,
-        log: &ChangeLog,
-        id: ObjectId,
-        hash: u64,
-        mutation: Mutation,
-        mut change: Change,
-        call: Call,
-    ) -> Reply<ChangeReply> {
-        let shared = self.shared();
-        let (known, terms) = (log.names.get(&id.namespace), log.names.terms(&id.namespace));
-        let is_journaled = known.as_ref().map_or(terms.is_journaled, |known| known.is_journaled());
-        change.durability = change.durability.max(terms.durability);
-        let is_passing = shared.read_ahead.follows_writes() && passes(shared, &id, &mutation);
-        let is_forwarded = is_journaled && log.goes_through(&mutation);
+    fn make_journaled(&self, log: &ChangeLog, mut request: ChangeRequest, hash: u64) -> Reply<ChangeReply> {
+        let (shared, namespace) = (self.shared(), &request.object.namespace);
+        let (known, logged) = (log.names.get(namespace), log.names.terms(namespace));
+        let is_journaled = known.as_ref().map_or(logged.is_journaled, |known| known.is_journaled());
+        request.terms.durability = request.terms.durability.max(logged.durability);
+        let (change, terms) = (&request.change, &request.terms);
+        let is_passing = shared.read_ahead.follows_writes() && passes(shared, &request.object, change);
+        let is_forwarded = is_journaled && log.goes_through(change.into());
         let may_be_back =
-            change.stamp.is_none() && !is_passing && !is_forwarded && !is_too_large(shared, &mutation);
-        let is_at_once = change.durability == Durability::Cached
-            || is_journaled && change.durability == Durability::Journaled;
+            terms.stamp.is_none() && !is_passing && !is_forwarded && !is_too_large(shared, change.into());
+        let asked = terms.durability;
+        let is_at_once = asked == Durability::Cached || is_journaled && asked == Durability::Journaled;
         if may_be_back
             && is_at_once
-            && let Some(answer) = apply_at_once(shared, &id, hash, &mutation, &change, known.as_deref())
+            && let Some(answer) =
+                apply_at_once(shared, &request.object, hash, change.into(), terms, known.as_deref())
         {
-            let asked = change.durability;
             return match answer {
                 Ok(applied) if asked != Durability::Cached => {
+                    let (shared, deadline) = (Arc::clone(shared), request.call.deadline);
                     Reply::pending(write_back::acknowledge_at_once(
-                        Arc::clone(shared),
-                        id,
+                        shared,
+                        request.object,
                         hash,
                         applied,
                         asked,
-                        call.deadline,
+                        deadline,
                     ))
                 }
                 answer => Reply::Ready(answer.map(|applied| applied.reply)),
             };
         }
-        let taken = match take_mode(shared, &id) {
+        self.make_slowly(request, hash, may_be_back, is_passing)
+    }
+
+    /// Makes a change that may wait.
+    fn make_slowly(
+        &self,
+        mut request: ChangeRequest,
+        hash: u64,
+        may_be_back: bool,
+        is_passing: bool,
+    ) -> Reply<ChangeReply> {
+        let shared = Arc::clone(self.shared());
+        let taken = match take_mode(&shared, &request.object) {
             Ok(taken) => taken,
             Err(error) => return Reply::err(error),
         };
-        let shared = Arc::clone(shared);
         if taken.mode == WriteMode::Back && may_be_back {
-            return Reply::pending(write_back::change(shared, id, hash, mutation, change, call, taken));
+            return Reply::pending(write_back::change(shared, request, None, hash, taken));
         }
-        // This cache has no record of it, and the store need not have a log.
-        if change.durability == Durability::Journaled {
-            change.durability = Durability::Stored;
+        if shared.journal.log.is_some() && request.terms.durability == Durability::Journaled {
+            // This cache has no record of it, and the store need not have a log.
+            request.terms.durability = Durability::Stored;
         }
         let route = Route { taken, is_passing };
-        Reply::pending(write_through::change(shared, id, hash, mutation, change, call, route))
+        Reply::pending(write_through::change(shared, request, hash, route))
     }
 
-    /// Returns the end of a range, if both are within the limits.
-    fn end(&self, offset: u64, len: u64) -> Result<u64> {
+    /// Copies one object to another, of which `from_condition` is the condition on the former.
+    fn copy_to(
+        &self,
+        mut request: ChangeRequest,
+        from: ObjectId,
+        from_condition: Condition,
+    ) -> Reply<ChangeReply> {
+        let shared = self.shared();
+        if let Some(log) = &shared.journal.log {
+            let least = log.names.terms(&request.object.namespace).durability;
+            request.terms.durability = request.terms.durability.max(least);
+        }
+        let source = copy::Source { hash: shared.hash(&from), id: from, condition: from_condition };
+        let hash = shared.hash(&request.object);
+        match take_mode(shared, &request.object) {
+            Ok(taken) => Reply::pending(copy::copy(Arc::clone(shared), request, source, hash, taken)),
+            Err(error) => Reply::err(error),
+        }
+    }
+
+    /// Checks that a change is within the limits. What is discarded beyond the largest object is
+    /// left out.
+    #[inline]
+    fn check_limits(&self, change: &mut Change) -> Result<()> {
+        let shared = self.shared();
+        match change {
+            Change::Write { offset, data } => self.check_end(*offset, data.len_bytes() as u64),
+            Change::WriteZeroes { offset, len_bytes } => self.check_end(*offset, *len_bytes),
+            Change::WriteRuns { runs } => runs_end(runs, &self.capabilities()).map(drop),
+            Change::Discard { offset, len_bytes } => {
+                *len_bytes = (*len_bytes).min(shared.control.config.object_bytes_max.saturating_sub(*offset));
+                *offset = if *len_bytes == 0 { 0 } else { *offset };
+                Ok(())
+            }
+            Change::CompareAndWrite { offset, expected, data } => {
+                let limit_bytes = shared.store.can.compare_bytes_max;
+                if limit_bytes == 0 {
+                    return Err(Error::Unsupported("the store below cannot compare and write".into()));
+                }
+                if expected.len_bytes() as u64 > limit_bytes {
+                    return Err(Error::TooLarge { limit_bytes });
+                }
+                self.check_end(*offset, expected.len_bytes().max(data.len_bytes()) as u64)
+            }
+            Change::WriteFull { data } => self.check_end(0, data.len_bytes() as u64),
+            Change::Truncate { .. } => change.check_end(shared.control.config.object_bytes_max),
+            Change::Delete | Change::Copy { .. } => Ok(()),
+        }
+    }
+
+    /// Checks that a range and its end are within the limits.
+    fn check_end(&self, offset: u64, len: u64) -> Result<()> {
         let limit = self.shared().store.can.request_bytes_max;
         if len > limit {
             return Err(Error::TooLarge { limit_bytes: limit });
         }
-        range_end(offset, len, self.shared().control.config.object_bytes_max)
+        range_end(offset, len, self.shared().control.config.object_bytes_max).map(drop)
     }
 }
 
@@ -154,10 +188,10 @@ fn take_mode(shared: &Arc<Shared>, id: &ObjectId) -> Result<TakenMode> {
 
 /// Takes note of a write; returns whether it goes around the cache because it is part of a long one.
 #[cold]
-fn passes(shared: &Shared, id: &ObjectId, mutation: &Mutation) -> bool {
-    let (offset, bytes) = match mutation {
-        Mutation::Write { offset, data } => (*offset, data.len_bytes() as u64),
-        Mutation::WriteFull { data } => (0, data.len_bytes() as u64),
+fn passes(shared: &Shared, id: &ObjectId, change: &Change) -> bool {
+    let (offset, bytes) = match change {
+        Change::Write { offset, data } => (*offset, data.len_bytes() as u64),
+        Change::WriteFull { data } => (0, data.len_bytes() as u64),
         _ => return false,
     };
     let mode = shared.control.namespaces.write_mode(&id.namespace);
@@ -169,16 +203,16 @@ fn passes(shared: &Shared, id: &ObjectId, mutation: &Mutation) -> bool {
 }
 
 /// Checks that a change can be made over this store, and before its deadline.
-fn check_change(shared: &Shared, change: &Change, call: Call) -> Result<()> {
-    if change.stamp.is_some() && !shared.fences_callers() {
+fn check_change(shared: &Shared, terms: &ChangeTerms, call: Call) -> Result<()> {
+    if terms.stamp.is_some() && !shared.fences_callers() {
         return Err(Error::Unsupported(
             "this cache takes no stamps: the store has no fencing, or the cache is the writer".into(),
         ));
     }
-    if !matches!(change.condition, Condition::None) && !shared.store.can.conditions {
+    if !matches!(terms.condition, Condition::None) && !shared.store.can.conditions {
         return Err(Error::Unsupported("the store below has no conditions".into()));
     }
-    if change.durability > shared.store.can.durability_max {
+    if terms.durability > shared.store.can.durability_max {
         return Err(Error::Unsupported(
             format!("the store below gives {} at most", shared.store.can.durability_max).into(),
         ));
@@ -232,88 +266,32 @@ impl Blocker for ObjectCache {
     }
 
     #[inline]
-    fn write(&self, request: WriteRequest) -> Reply<ChangeReply> {
-        let WriteRequest { object, offset, data, change, call, .. } = request;
-        let end = self.end(offset, data.len_bytes() as u64);
-        self.change(object, Mutation::Write { offset, data }, change, call, end)
-    }
-
-    fn write_zeroes(&self, request: WriteZeroesRequest) -> Reply<ChangeReply> {
-        let WriteZeroesRequest { object, offset, len_bytes: len, change, call, .. } = request;
-        let end = self.end(offset, len);
-        self.change(object, Mutation::WriteZeroes { offset, len }, change, call, end)
-    }
-
-    fn write_runs(&self, request: WriteRunsRequest) -> Reply<ChangeReply> {
-        let WriteRunsRequest { object, runs, change, call, .. } = request;
-        let end = runs_end(&runs, &self.capabilities());
-        self.change(object, Mutation::WriteRuns { runs }, change, call, end)
-    }
-
-    fn discard(&self, request: DiscardRequest) -> Reply<ChangeReply> {
-        let DiscardRequest { object, offset, len_bytes, change, call, .. } = request;
-        // A range may reach beyond the largest object: that part is left out.
-        let len = len_bytes.min(self.shared().control.config.object_bytes_max.saturating_sub(offset));
-        let offset = if len == 0 { 0 } else { offset };
-        self.change(object, Mutation::Discard { offset, len }, change, call, Ok(0))
-    }
-
-    fn compare_and_write(&self, request: CompareAndWriteRequest) -> Reply<ChangeReply> {
-        let CompareAndWriteRequest { object, offset, expected, data, change, call, .. } = request;
-        let limit = self.shared().store.can.compare_bytes_max;
-        if limit == 0 {
-            return Reply::err(Error::Unsupported("the store below cannot compare and write".into()));
-        }
-        if expected.len_bytes() as u64 > limit {
-            return Reply::err(Error::TooLarge { limit_bytes: limit });
-        }
-        let end = self.end(offset, expected.len_bytes().max(data.len_bytes()) as u64);
-        self.change(object, Mutation::CompareAndWrite { offset, expected, data }, change, call, end)
-    }
-
-    fn write_full(&self, request: WriteFullRequest) -> Reply<ChangeReply> {
-        let WriteFullRequest { object, data, change, call, .. } = request;
-        let end = self.end(0, data.len_bytes() as u64);
-        self.change(object, Mutation::WriteFull { data }, change, call, end)
-    }
-
-    fn truncate(&self, request: TruncateRequest) -> Reply<ChangeReply> {
-        let TruncateRequest { object, size_bytes: size, change, call, .. } = request;
-        let end = range_end(size, 0, self.shared().control.config.object_bytes_max);
-        self.change(object, Mutation::Truncate { size }, change, call, end)
-    }
-
-    fn delete(&self, request: DeleteRequest) -> Reply<DeleteReply> {
-        let DeleteRequest { object, change, call, .. } = request;
-        let reply = self.change(object, Mutation::Delete, change, call, Ok(0));
-        reply.then(|reply| reply.map(|reply| DeleteReply::new(reply.durability)))
-    }
-
-    fn copy(&self, request: CopyRequest) -> Reply<ChangeReply> {
-        let shared = self.shared();
-        if let Err(error) = check_change(shared, &request.change, request.call) {
+    fn change(&self, mut request: ChangeRequest) -> Reply<ChangeReply> {
+        let within = self.check_limits(&mut request.change);
+        if let Err(error) = within.and_then(|()| check_change(self.shared(), &request.terms, request.call)) {
             return Reply::err(error);
         }
-        if request.from == request.to {
-            let CopyRequest { to, from_condition, mut change, call, .. } = request;
-            change.condition = match (change.condition, from_condition) {
-                (Condition::None, condition) => condition,
-                (condition, Condition::None | Condition::Present) => condition,
-                (condition, other) if condition == other => condition,
-                _ => return Reply::err(Error::Invalid("two conditions for one object".into())),
-            };
-            return self.change(to, Mutation::Touch, change, call, Ok(0));
+        match &mut request.change {
+            Change::Copy { from, from_condition } if *from == request.object => {
+                // Of one object there is one condition.
+                request.terms.condition = match (request.terms.condition, std::mem::take(from_condition)) {
+                    (Condition::None, condition) => condition,
+                    (condition, Condition::None | Condition::Present) => condition,
+                    (condition, other) if condition == other => condition,
+                    _ => return Reply::err(Error::Invalid("two conditions for one object".into())),
+                };
+            }
+            Change::Copy { from, from_condition } => {
+                let (from, from_condition) = (from.clone(), *from_condition);
+                return self.copy_to(request, from, from_condition);
+            }
+            Change::Delete => {
+                let removed = |reply: ChangeReply| ChangeReply::removed(reply.durability);
+                return self.make_change(request).then(move |answer| answer.map(removed));
+            }
+            _ => (),
         }
-        let mut request = request;
-        if let Some(log) = &shared.journal.log {
-            let least = log.names.terms(&request.to.namespace).durability;
-            request.change.durability = request.change.durability.max(least);
-        }
-        let hashes = (shared.hash(&request.from), shared.hash(&request.to));
-        match take_mode(shared, &request.to) {
-            Ok(taken) => Reply::pending(copy::copy(Arc::clone(shared), request, hashes, taken)),
-            Err(error) => Reply::err(error),
-        }
+        self.make_change(request)
     }
 
     fn info(&self, request: InfoRequest) -> Reply<Info> {

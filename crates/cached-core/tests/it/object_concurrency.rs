@@ -176,7 +176,7 @@ impl Environment {
         let (offset, len) = ((from * SECTOR) as u64, (range.len() * SECTOR) as u64);
         let target = self.objects[object].clone();
         let value = self.operations + 1_000_000 * (object as u64 + 1);
-        let mut change = Change::default();
+        let mut change = ChangeTerms::default();
         change.domain = Some(OrderDomain(domain_of(object)));
         if self.rng.permille(60) {
             change.durability = Durability::Stored;
@@ -193,7 +193,7 @@ impl Environment {
                 let asked = note(value, range.clone(), "write");
                 let data = sector(value).repeat(range.len());
                 self.launch(
-                    cache.write(WriteRequest::new(target, offset, data).change(change)),
+                    cache.write(WriteRequest::new(target, offset, data).terms(change)),
                     asked,
                     changed,
                 );
@@ -205,27 +205,27 @@ impl Environment {
             }
             2 => {
                 let asked = note(0, range, "zeroes");
-                let request = WriteZeroesRequest::new(target, offset, len).change(change);
+                let request = WriteZeroesRequest::new(target, offset, len).terms(change);
                 self.launch(cache.write_zeroes(request), asked, changed);
             }
             3 => {
                 let asked = note(0, range, "discard");
-                let request = DiscardRequest::new(target, offset, len).change(change);
+                let request = DiscardRequest::new(target, offset, len).terms(change);
                 self.launch(cache.discard(request), asked, changed);
             }
             4 => {
                 let asked = note(value, 0..SECTORS, "full");
-                let request = WriteFullRequest::new(target, sector(value).repeat(SECTORS)).change(change);
+                let request = WriteFullRequest::new(target, sector(value).repeat(SECTORS)).terms(change);
                 self.launch(cache.write_full(request), asked, changed);
             }
             5 => {
                 let asked = note(0, from..SECTORS, "truncate");
-                let request = TruncateRequest::new(target, offset).change(change);
+                let request = TruncateRequest::new(target, offset).terms(change);
                 self.launch(cache.truncate(request), asked, changed);
             }
             6 => {
                 let asked = note(0, 0..SECTORS, "delete");
-                let request = DeleteRequest::new(target).change(change);
+                let request = DeleteRequest::new(target).terms(change);
                 self.launch(cache.delete(request), asked, |reply| Answer::Done(reply.durability));
             }
             // Upwards only, so that histories can be completed one by one.
@@ -235,7 +235,7 @@ impl Environment {
                 let asked = note(u64::MAX, 0..SECTORS, "copy");
                 let Asked::Change { change: number, .. } = asked else { unreachable!("just made") };
                 self.copies.push((object, number, source));
-                let request = CopyRequest::new(self.objects[source].clone(), target).change(change);
+                let request = CopyRequest::new(self.objects[source].clone(), target).terms(change);
                 self.launch(cache.copy(request), asked, changed);
             }
             8 => {

@@ -191,8 +191,7 @@ fn a_copy_of_a_version_fails_if_another_client_has_changed_the_source() {
         let read = env.read(&from, 0, BUCKET);
         let version = env.at_once(read).unwrap().version;
         env.others_write(&from, pattern(2, 0, 4096));
-        let mut request = CopyRequest::new(from.clone(), to.clone());
-        request.from_condition = Condition::Version(version);
+        let request = CopyRequest::new(from.clone(), to.clone()).if_from_version(version);
         let copy = env.sim.spawn(env.cache.copy(request));
         let answer = env.at_once(copy);
         assert!(matches!(answer, Err(Error::ConditionFailed { .. })), "{policy:?}: {answer:?}");

@@ -36,7 +36,7 @@ fn back() -> ObjectCacheConfig {
 
 fn in_domain(object: &ObjectId, domain: u64, offset: u64, bytes: Vec<u8>) -> WriteRequest {
     let mut request = WriteRequest::new(object.clone(), offset, bytes);
-    request.change.domain = Some(OrderDomain(domain));
+    request.terms.domain = Some(OrderDomain(domain));
     request
 }
 
@@ -251,7 +251,7 @@ fn a_write_that_must_be_stored_does_not_hide_a_loss() {
     let mut env = environment(back());
     env.lose(&id("taken"), 1);
     let mut again = WriteRequest::new(id("taken"), 0, pattern(4, 0, 10));
-    again.change.durability = Durability::Stored;
+    again.terms.durability = Durability::Stored;
     let reply = env.cache.write(again);
     let answer = env.run(reply);
     assert!(matches!(answer, Err(Error::Fenced { .. })), "{answer:?}");
@@ -269,7 +269,7 @@ fn a_refused_write_that_was_never_acknowledged_is_no_loss() {
     assert!(matches!(env.run(known), Err(Error::Missing)));
     env.taken_over(Scope::Object(object.clone()), 5);
     let mut stored = WriteRequest::new(object.clone(), 0, pattern(4, 0, 10));
-    stored.change.durability = Durability::Stored;
+    stored.terms.durability = Durability::Stored;
     let reply = env.cache.write(stored);
     let answer = env.run(reply);
     assert!(matches!(answer, Err(Error::WritesLost(_))), "{answer:?}");
@@ -307,7 +307,7 @@ fn a_flush_of_a_domain_covers_an_object_of_several_domains() {
     for (domain, n) in [(Some(1), 0), (Some(2), 1), (None, 2), (Some(1), 3)] {
         let at = n * BUCKET;
         let mut request = WriteRequest::new(object.clone(), at, pattern(n, at, 4096));
-        request.change.domain = domain.map(OrderDomain);
+        request.terms.domain = domain.map(OrderDomain);
         let reply = env.cache.write(request);
         env.run(reply).unwrap();
     }

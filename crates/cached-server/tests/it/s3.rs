@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use blocker::executor::block_on;
 use blocker::{
-    Blocker, Durability, Error, FlushRequest, InfoRequest, Name, Namespace, ObjectId, ReadRequest, Scope,
-    WriteRequest,
+    Blocker, BlockerExt, Durability, Error, FlushRequest, InfoRequest, Name, Namespace, ObjectId,
+    ReadRequest, Scope, WriteRequest,
 };
 use synapse::{Address, ClientConfig, SynapseBlocker};
 

@@ -5,11 +5,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use blocker::{
-    BUCKET_BYTES, Blocker, Capabilities, ChangeReply, ClaimReply, ClaimRequest, CompareAndWriteRequest,
-    CopyRequest, DeleteReply, DeleteRequest, DiscardRequest, Error, EventHub, FlushReply, FlushRequest, Info,
-    InfoRequest, InvalidateReply, InvalidateRequest, ListReply, ListRequest, Name, ObjectId, ReadReply,
-    ReadRequest, Reply, Segments, Subscription, TruncateRequest, Version, WriteFullRequest, WriteRequest,
-    WriteZeroesRequest,
+    BUCKET_BYTES, Blocker, Capabilities, ChangeReply, ChangeRequest, ClaimReply, ClaimRequest, Error,
+    EventHub, FlushReply, FlushRequest, Info, InfoRequest, InvalidateReply, InvalidateRequest, ListReply,
+    ListRequest, Name, ObjectId, ReadReply, ReadRequest, Reply, Segments, Subscription, Version,
 };
 use cached_core::object::{ConfigError, NamespaceCounters, ObjectCache, ObjectCacheConfig};
 use parking_lot::Mutex;
@@ -258,35 +256,7 @@ impl Blocker for Staging {
         self.events.subscribe()
     }
 
-    fn write(&self, _: WriteRequest) -> Reply<ChangeReply> {
-        never()
-    }
-
-    fn write_zeroes(&self, _: WriteZeroesRequest) -> Reply<ChangeReply> {
-        never()
-    }
-
-    fn discard(&self, _: DiscardRequest) -> Reply<ChangeReply> {
-        never()
-    }
-
-    fn compare_and_write(&self, _: CompareAndWriteRequest) -> Reply<ChangeReply> {
-        never()
-    }
-
-    fn write_full(&self, _: WriteFullRequest) -> Reply<ChangeReply> {
-        never()
-    }
-
-    fn truncate(&self, _: TruncateRequest) -> Reply<ChangeReply> {
-        never()
-    }
-
-    fn delete(&self, _: DeleteRequest) -> Reply<DeleteReply> {
-        never()
-    }
-
-    fn copy(&self, _: CopyRequest) -> Reply<ChangeReply> {
+    fn change(&self, _: ChangeRequest) -> Reply<ChangeReply> {
         never()
     }
 

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::task::{Poll, ready};
 
-use blocker::{Capabilities, Durability, Error, Event, ObjectId, OrderDomain, Scope, Segments, Survives};
+use blocker::{Capabilities, Change, Durability, Error, Event, Scope, Segments, Survives};
 use connection::{Output, PayloadPool, Stream};
 
 use super::config::ClientConfig;
@@ -279,22 +279,20 @@ impl Shared {
     /// Records an acknowledged change that a crash of the server would lose.
     pub(super) fn record(&self, instance: InstanceId, request: &Request, outcome: &Outcome) {
         let Outcome::Answered(answer) = outcome else { return };
-        let (Answer::Change(_) | Answer::Delete(_) | Answer::Invalidate(_)) = answer else { return };
-        if let (Request::Invalidate(request), _) = (request, answer) {
-            return self.unflushed.clear(&request.scope);
-        }
-        let durability = match answer {
-            Answer::Change(reply) => reply.durability,
-            Answer::Delete(reply) => reply.durability,
+        let (request, reply) = match (request, answer) {
+            (Request::Invalidate(request), Answer::Invalidate(_)) => {
+                return self.unflushed.clear(&request.scope);
+            }
+            (Request::Change(request), Answer::Change(reply)) => (request, reply),
             _ => return,
         };
-        let Some((object, domain)) = changed(request) else { return };
-        if matches!(request.op(), Op::WriteFull | Op::Delete | Op::Copy) {
+        let object = &request.object;
+        if request.change.replaces_content() || matches!(request.change, Change::Copy { .. }) {
             // The new content repairs the object's loss.
             self.unflushed.clear(&Scope::Object(object.clone()));
         }
-        if durability == Durability::Cached {
-            self.unflushed.acknowledged(instance, object, domain);
+        if reply.durability == Durability::Cached {
+            self.unflushed.acknowledged(instance, object, request.terms.domain);
         }
     }
 }
@@ -324,20 +322,4 @@ fn lost_promise(before: &Capabilities, now: &Capabilities) -> Option<&'static st
 
 fn hex(id: &StoreId) -> String {
     id.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-/// Returns the object that a request changes, and the order domain of the change.
-fn changed(request: &Request) -> Option<(&ObjectId, Option<OrderDomain>)> {
-    Some(match request {
-        Request::Write(r) => (&r.object, r.change.domain),
-        Request::WriteZeroes(r) => (&r.object, r.change.domain),
-        Request::WriteRuns(r) => (&r.object, r.change.domain),
-        Request::Discard(r) => (&r.object, r.change.domain),
-        Request::CompareAndWrite(r) => (&r.object, r.change.domain),
-        Request::WriteFull(r) => (&r.object, r.change.domain),
-        Request::Truncate(r) => (&r.object, r.change.domain),
-        Request::Delete(r) => (&r.object, r.change.domain),
-        Request::Copy(r) => (&r.to, r.change.domain),
-        _ => return None,
-    })
 }

@@ -32,7 +32,7 @@ use unflushed::Unflushed;
 ///
 /// ```
 /// # use std::sync::Arc;
-/// use blocker::{Blocker, Memory, Name, Namespace, ObjectId, ReadRequest, WriteRequest};
+/// use blocker::{Blocker, BlockerExt, Memory, Name, Namespace, ObjectId, ReadRequest, WriteRequest};
 /// use synapse::{ClientConfig, Server, ServerConfig, SynapseBlocker};
 ///
 /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {

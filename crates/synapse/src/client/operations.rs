@@ -36,9 +36,21 @@ impl SynapseBlocker {
         if bytes > limit_bytes { Err(Error::TooLarge { limit_bytes }) } else { Ok(()) }
     }
 
-    fn check_payload(&self, call: &blocker::Call, payload: &Segments) -> Result<()> {
-        self.check_deadline(call)?;
-        self.check_bytes(payload.len_bytes() as u64, self.capabilities().request_bytes_max)
+    fn check_limits(&self, change: &Change) -> Result<()> {
+        let can = self.capabilities();
+        match change {
+            Change::Write { data, .. } | Change::WriteFull { data } => {
+                self.check_bytes(data.len_bytes() as u64, can.request_bytes_max)
+            }
+            Change::WriteRuns { runs } => runs_end(runs, &can).map(drop),
+            Change::CompareAndWrite { expected, data, .. } => {
+                self.check_bytes(data.len_bytes() as u64, can.request_bytes_max)?;
+                // A server without it answers so itself.
+                let limit_bytes = if can.compare_bytes_max > 0 { can.compare_bytes_max } else { u64::MAX };
+                self.check_bytes(expected.len_bytes() as u64, limit_bytes)
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -62,54 +74,10 @@ impl Blocker for SynapseBlocker {
         send!(self, Request::Read(request), Read)
     }
 
-    fn write(&self, request: WriteRequest) -> Reply<ChangeReply> {
-        check!(self.check_payload(&request.call, &request.data));
-        send!(self, Request::Write(request), Change)
-    }
-
-    fn write_zeroes(&self, request: WriteZeroesRequest) -> Reply<ChangeReply> {
+    fn change(&self, request: ChangeRequest) -> Reply<ChangeReply> {
         check!(self.check_deadline(&request.call));
-        send!(self, Request::WriteZeroes(request), Change)
-    }
-
-    fn write_runs(&self, request: WriteRunsRequest) -> Reply<ChangeReply> {
-        check!(self.check_deadline(&request.call));
-        check!(runs_end(&request.runs, &self.capabilities()));
-        send!(self, Request::WriteRuns(request), Change)
-    }
-
-    fn discard(&self, request: DiscardRequest) -> Reply<ChangeReply> {
-        check!(self.check_deadline(&request.call));
-        send!(self, Request::Discard(request), Change)
-    }
-
-    fn compare_and_write(&self, request: CompareAndWriteRequest) -> Reply<ChangeReply> {
-        check!(self.check_payload(&request.call, &request.data));
-        let compare_bytes_max = self.capabilities().compare_bytes_max;
-        if compare_bytes_max > 0 {
-            check!(self.check_bytes(request.expected.len_bytes() as u64, compare_bytes_max));
-        }
-        send!(self, Request::CompareAndWrite(request), Change)
-    }
-
-    fn write_full(&self, request: WriteFullRequest) -> Reply<ChangeReply> {
-        check!(self.check_payload(&request.call, &request.data));
-        send!(self, Request::WriteFull(request), Change)
-    }
-
-    fn truncate(&self, request: TruncateRequest) -> Reply<ChangeReply> {
-        check!(self.check_deadline(&request.call));
-        send!(self, Request::Truncate(request), Change)
-    }
-
-    fn delete(&self, request: DeleteRequest) -> Reply<DeleteReply> {
-        check!(self.check_deadline(&request.call));
-        send!(self, Request::Delete(request), Delete)
-    }
-
-    fn copy(&self, request: CopyRequest) -> Reply<ChangeReply> {
-        check!(self.check_deadline(&request.call));
-        send!(self, Request::Copy(request), Change)
+        check!(self.check_limits(&request.change));
+        send!(self, Request::Change(request), Change)
     }
 
     fn info(&self, request: InfoRequest) -> Reply<Info> {

@@ -18,10 +18,8 @@ use super::op::{CONTROL_ENTRIES_MAX, Op};
 pub enum Answer {
     /// To a read.
     Read(ReadReply),
-    /// To every change but a delete.
+    /// To a change.
     Change(ChangeReply),
-    /// To a delete.
-    Delete(DeleteReply),
     /// To an info.
     Info(Info),
     /// To a listing.
@@ -129,7 +127,6 @@ impl Answer {
                 (header.length, header.version) = (reply.size_bytes, reply.version.0);
                 (header.durability, header.replicas) = durability_bytes(reply.durability);
             }
-            Self::Delete(reply) => (header.durability, header.replicas) = durability_bytes(reply.durability),
             Self::Flush(reply) => (header.durability, header.replicas) = durability_bytes(reply.durability),
             Self::Info(info) => {
                 (header.length, header.version) = (info.size_bytes, info.version.0);
@@ -216,7 +213,7 @@ impl Answer {
             | Op::Copy => {
                 Self::Change(ChangeReply::new(Version(header.version), header.length, durability()?))
             }
-            Op::Delete => Self::Delete(DeleteReply::new(durability()?)),
+            Op::Delete => Self::Change(ChangeReply::removed(durability()?)),
             Op::Flush => Self::Flush(FlushReply::new(durability()?)),
             Op::Info => {
                 let stamp = header.flags.has(Flags::STAMP).then(|| Stamp::new(header.epoch, header.sequence));

@@ -52,37 +52,37 @@ pub(super) fn put_change<'a>(
     header: &mut Header,
     names: &mut [&'a [u8]; 4],
     object: &'a ObjectId,
-    change: &Change,
+    terms: &ChangeTerms,
 ) {
     put_object(names, object);
-    (header.durability, header.replicas) = durability_bytes(change.durability);
-    if let Some(stamp) = change.stamp {
+    (header.durability, header.replicas) = durability_bytes(terms.durability);
+    if let Some(stamp) = terms.stamp {
         header.flags.put(Flags::STAMP, true);
         (header.epoch, header.sequence) = (stamp.epoch.0, stamp.sequence);
     }
-    if let Some(domain) = change.domain {
+    if let Some(domain) = terms.domain {
         header.flags.put(Flags::DOMAIN, true);
         header.domain = domain.0;
     }
-    (header.condition, header.version) = condition_bytes(change.condition);
-    if change.settles {
+    (header.condition, header.version) = condition_bytes(terms.condition);
+    if terms.settles {
         header.hints |= SETTLES;
     }
 }
 
-pub(super) fn take_change(header: &Header) -> Result<Change, Error> {
-    let mut change = Change::default();
+pub(super) fn take_change(header: &Header) -> Result<ChangeTerms, Error> {
+    let mut terms = ChangeTerms::default();
     let durability = durability_of(header.durability, header.replicas);
-    change.durability = durability.ok_or_else(|| invalid("no such durability"))?;
+    terms.durability = durability.ok_or_else(|| invalid("no such durability"))?;
     if header.flags.has(Flags::STAMP) {
-        change.stamp = Some(Stamp::new(header.epoch, header.sequence));
+        terms.stamp = Some(Stamp::new(header.epoch, header.sequence));
     }
     if header.flags.has(Flags::DOMAIN) {
-        change.domain = Some(OrderDomain(header.domain));
+        terms.domain = Some(OrderDomain(header.domain));
     }
-    change.condition = condition_of(header.condition, header.version)?;
-    change.settles = header.hints & SETTLES != 0;
-    Ok(change)
+    terms.condition = condition_of(header.condition, header.version)?;
+    terms.settles = header.hints & SETTLES != 0;
+    Ok(terms)
 }
 
 pub(super) fn condition_bytes(condition: Condition) -> (u8, u64) {

@@ -25,24 +25,8 @@ use super::op::{Op, cost_bytes};
 pub enum Request {
     /// Read a range.
     Read(ReadRequest),
-    /// Write a range.
-    Write(WriteRequest),
-    /// Write zeros over a range.
-    WriteZeroes(WriteZeroesRequest),
-    /// Write several ranges in one change.
-    WriteRuns(WriteRunsRequest),
-    /// Discard a range.
-    Discard(DiscardRequest),
-    /// Write if the bytes are as expected.
-    CompareAndWrite(CompareAndWriteRequest),
-    /// Replace the content.
-    WriteFull(WriteFullRequest),
-    /// Set the size.
-    Truncate(TruncateRequest),
-    /// Delete.
-    Delete(DeleteRequest),
-    /// Replace the content by another object's.
-    Copy(CopyRequest),
+    /// Change an object.
+    Change(ChangeRequest),
     /// Size, version, stamp.
     Info(InfoRequest),
     /// One page of a namespace.
@@ -93,15 +77,7 @@ impl Request {
     pub fn op(&self) -> Op {
         match self {
             Self::Read(_) => Op::Read,
-            Self::Write(_) => Op::Write,
-            Self::WriteZeroes(_) => Op::WriteZeroes,
-            Self::WriteRuns(_) => Op::WriteRuns,
-            Self::Discard(_) => Op::Discard,
-            Self::CompareAndWrite(_) => Op::CompareAndWrite,
-            Self::WriteFull(_) => Op::WriteFull,
-            Self::Truncate(_) => Op::Truncate,
-            Self::Delete(_) => Op::Delete,
-            Self::Copy(_) => Op::Copy,
+            Self::Change(r) => op_of(&r.change),
             Self::Info(_) => Op::Info,
             Self::List(_) => Op::List,
             Self::Flush(_) => Op::Flush,
@@ -129,15 +105,7 @@ impl Request {
     pub fn call(&self) -> Call {
         match self {
             Self::Read(r) => r.call,
-            Self::Write(r) => r.call,
-            Self::WriteZeroes(r) => r.call,
-            Self::WriteRuns(r) => r.call,
-            Self::Discard(r) => r.call,
-            Self::CompareAndWrite(r) => r.call,
-            Self::WriteFull(r) => r.call,
-            Self::Truncate(r) => r.call,
-            Self::Delete(r) => r.call,
-            Self::Copy(r) => r.call,
+            Self::Change(r) => r.call,
             Self::Info(r) => r.call,
             Self::List(r) => r.call,
             Self::Flush(r) => r.call,
@@ -150,16 +118,14 @@ impl Request {
     /// Returns the namespaces that the request names: two for a copy.
     pub(crate) fn namespaces(&self) -> [Option<&Namespace>; 2] {
         let one = match self {
-            Self::Copy(r) => return [Some(&r.from.namespace), Some(&r.to.namespace)],
+            Self::Change(r) => {
+                let from = match &r.change {
+                    Change::Copy { from, .. } => Some(&from.namespace),
+                    _ => None,
+                };
+                return [from, Some(&r.object.namespace)];
+            }
             Self::Read(r) => &r.object.namespace,
-            Self::Write(r) => &r.object.namespace,
-            Self::WriteZeroes(r) => &r.object.namespace,
-            Self::WriteRuns(r) => &r.object.namespace,
-            Self::Discard(r) => &r.object.namespace,
-            Self::CompareAndWrite(r) => &r.object.namespace,
-            Self::WriteFull(r) => &r.object.namespace,
-            Self::Truncate(r) => &r.object.namespace,
-            Self::Delete(r) => &r.object.namespace,
             Self::Info(r) => &r.object.namespace,
             Self::List(r) => &r.namespace,
             Self::Flush(r) => return [r.scope.namespace(), None],
@@ -184,22 +150,6 @@ impl Request {
         [Some(one), None]
     }
 
-    /// Returns the request's change terms, if it is a change.
-    pub(crate) fn change_mut(&mut self) -> Option<&mut Change> {
-        Some(match self {
-            Self::Write(r) => &mut r.change,
-            Self::WriteZeroes(r) => &mut r.change,
-            Self::WriteRuns(r) => &mut r.change,
-            Self::Discard(r) => &mut r.change,
-            Self::CompareAndWrite(r) => &mut r.change,
-            Self::WriteFull(r) => &mut r.change,
-            Self::Truncate(r) => &mut r.change,
-            Self::Delete(r) => &mut r.change,
-            Self::Copy(r) => &mut r.change,
-            _ => return None,
-        })
-    }
-
     /// Puts the context of another span into the call options, if the request has any.
     pub fn set_trace(&mut self, trace: TraceContext) {
         if let Some(call) = self.call_mut() {
@@ -211,15 +161,7 @@ impl Request {
     pub(crate) fn call_mut(&mut self) -> Option<&mut Call> {
         Some(match self {
             Self::Read(r) => &mut r.call,
-            Self::Write(r) => &mut r.call,
-            Self::WriteZeroes(r) => &mut r.call,
-            Self::WriteRuns(r) => &mut r.call,
-            Self::Discard(r) => &mut r.call,
-            Self::CompareAndWrite(r) => &mut r.call,
-            Self::WriteFull(r) => &mut r.call,
-            Self::Truncate(r) => &mut r.call,
-            Self::Delete(r) => &mut r.call,
-            Self::Copy(r) => &mut r.call,
+            Self::Change(r) => &mut r.call,
             Self::Info(r) => &mut r.call,
             Self::List(r) => &mut r.call,
             Self::Flush(r) => &mut r.call,
@@ -233,10 +175,10 @@ impl Request {
     #[must_use]
     pub fn payload_bytes(&self) -> usize {
         match self {
-            Self::Write(r) => r.data.len_bytes(),
-            Self::WriteFull(r) => r.data.len_bytes(),
-            Self::WriteRuns(r) => runs_payload_bytes(&r.runs),
-            Self::CompareAndWrite(r) => r.expected.len_bytes() + r.data.len_bytes(),
+            Self::Change(r) => match &r.change {
+                Change::WriteRuns { runs } => runs_payload_bytes(runs),
+                change => usize::try_from(change.payload_bytes()).unwrap_or(usize::MAX),
+            },
             Self::List(r) => r.prefix.len(),
             Self::ChangeNamespace(_, settings) => encode_settings(settings).len(),
             _ => 0,
@@ -282,23 +224,25 @@ impl Request {
                 r.entries_max = r.entries_max.clamp(1, limits.list_entries_max.max(1));
                 Ok(())
             }
-            Self::CompareAndWrite(r) => {
+            Self::Change(ChangeRequest {
+                change: Change::CompareAndWrite { expected, data, .. }, ..
+            }) => {
                 // A server without compare-and-write answers so itself.
                 if limits.compare_bytes_max > 0 {
-                    over(r.expected.len_bytes(), limits.compare_bytes_max)?;
+                    over(expected.len_bytes(), limits.compare_bytes_max)?;
                 }
-                over(r.data.len_bytes(), limits.request_bytes_max)
+                over(data.len_bytes(), limits.request_bytes_max)
             }
-            Self::WriteRuns(r) => {
-                let bytes: u64 = r.runs.iter().map(Run::payload_bytes).sum();
-                if r.runs.len() > limits.runs_max as usize {
-                    let (count, most) = (r.runs.len(), limits.runs_max);
+            Self::Change(ChangeRequest { change: Change::WriteRuns { runs }, .. }) => {
+                if runs.len() > limits.runs_max as usize {
+                    let (count, most) = (runs.len(), limits.runs_max);
                     let text = format!("{count} runs in one change, where the server now takes {most}");
                     return Err(match most {
                         0 => Error::Unsupported(text.into()),
                         _ => Error::Invalid(text.into()),
                     });
                 }
+                let bytes: u64 = runs.iter().map(Run::payload_bytes).sum();
                 over(usize::try_from(bytes).unwrap_or(usize::MAX), limits.request_bytes_max)
             }
             request => over(request.payload_bytes(), limits.request_bytes_max),
@@ -326,46 +270,38 @@ impl Request {
                 (header.offset, header.length) = (r.offset, r.len_bytes);
                 (header.condition, header.version) = condition_bytes(r.condition);
             }
-            Self::Write(r) => {
-                put_change(&mut header, &mut names, &r.object, &r.change);
-                header.offset = r.offset;
-                payload = r.data.clone();
-            }
-            Self::WriteZeroes(r) => {
-                put_change(&mut header, &mut names, &r.object, &r.change);
-                (header.offset, header.length) = (r.offset, r.len_bytes);
-            }
-            Self::WriteRuns(r) => {
-                put_change(&mut header, &mut names, &r.object, &r.change);
-                header.length = r.runs.len() as u64;
-                payload = encode_runs(&r.runs);
-            }
-            Self::Discard(r) => {
-                put_change(&mut header, &mut names, &r.object, &r.change);
-                (header.offset, header.length) = (r.offset, r.len_bytes);
-            }
-            Self::CompareAndWrite(r) => {
-                put_change(&mut header, &mut names, &r.object, &r.change);
-                (header.offset, header.length) = (r.offset, r.expected.len_bytes() as u64);
-                payload = r.expected.iter().chain(&r.data).cloned().collect();
-            }
-            Self::WriteFull(r) => {
-                put_change(&mut header, &mut names, &r.object, &r.change);
-                payload = r.data.clone();
-            }
-            Self::Truncate(r) => {
-                put_change(&mut header, &mut names, &r.object, &r.change);
-                header.length = r.size_bytes;
-            }
-            Self::Delete(r) => put_change(&mut header, &mut names, &r.object, &r.change),
-            Self::Copy(r) => {
-                put_change(&mut header, &mut names, &r.from, &r.change);
-                (names[2], names[3]) = (r.to.namespace.as_bytes(), r.to.name.as_bytes());
-                if r.from_condition != Condition::None {
-                    let (condition, version) = condition_bytes(r.from_condition);
-                    let mut value = [condition; 9];
-                    value[1..].copy_from_slice(&version.to_le_bytes());
-                    extension.put(kind::FROM_CONDITION, &value);
+            Self::Change(r) => {
+                put_change(&mut header, &mut names, &r.object, &r.terms);
+                match &r.change {
+                    Change::Write { offset, data } => {
+                        header.offset = *offset;
+                        payload = data.clone();
+                    }
+                    Change::WriteZeroes { offset, len_bytes } | Change::Discard { offset, len_bytes } => {
+                        (header.offset, header.length) = (*offset, *len_bytes);
+                    }
+                    Change::WriteRuns { runs } => {
+                        header.length = runs.len() as u64;
+                        payload = encode_runs(runs);
+                    }
+                    Change::CompareAndWrite { offset, expected, data } => {
+                        (header.offset, header.length) = (*offset, expected.len_bytes() as u64);
+                        payload = expected.iter().chain(data).cloned().collect();
+                    }
+                    Change::WriteFull { data } => payload = data.clone(),
+                    Change::Truncate { size_bytes } => header.length = *size_bytes,
+                    Change::Delete => {}
+                    Change::Copy { from, from_condition } => {
+                        // The source is the object of the request, and the target comes after it.
+                        put_object(&mut names, from);
+                        (names[2], names[3]) = (r.object.namespace.as_bytes(), r.object.name.as_bytes());
+                        if *from_condition != Condition::None {
+                            let (condition, version) = condition_bytes(*from_condition);
+                            let mut value = [condition; 9];
+                            value[1..].copy_from_slice(&version.to_le_bytes());
+                            extension.put(kind::FROM_CONDITION, &value);
+                        }
+                    }
                 }
             }
             Self::Info(r) => put_object(&mut names, &r.object),
@@ -464,63 +400,15 @@ impl Request {
                 r.call = call;
                 Self::Read(r)
             }
-            Op::Write => {
-                let mut r = WriteRequest::new(object(head, names)?, header.offset, payload);
-                (r.change, r.call) = (take_change(header)?, call);
-                Self::Write(r)
-            }
-            Op::WriteZeroes => {
-                let mut r = WriteZeroesRequest::new(object(head, names)?, header.offset, header.length);
-                (r.change, r.call) = (take_change(header)?, call);
-                Self::WriteZeroes(r)
-            }
-            Op::WriteRuns => {
-                let runs = decode_runs(header.length, &payload)?;
-                let mut r = WriteRunsRequest::new(object(head, names)?, runs);
-                (r.change, r.call) = (take_change(header)?, call);
-                Self::WriteRuns(r)
-            }
-            Op::Discard => {
-                let mut r = DiscardRequest::new(object(head, names)?, header.offset, header.length);
-                (r.change, r.call) = (take_change(header)?, call);
-                Self::Discard(r)
-            }
-            Op::CompareAndWrite => {
-                let all = payload.len_bytes();
-                let expected = usize::try_from(header.length).ok().filter(|expected| *expected <= all);
-                let expected = expected.ok_or_else(|| invalid("more is expected than was sent"))?;
-                let (first, second) = (payload.slice(0..expected), payload.slice(expected..all));
-                let mut r = CompareAndWriteRequest::new(object(head, names)?, header.offset, first, second);
-                (r.change, r.call) = (take_change(header)?, call);
-                Self::CompareAndWrite(r)
-            }
-            Op::WriteFull => {
-                let mut r = WriteFullRequest::new(object(head, names)?, payload);
-                (r.change, r.call) = (take_change(header)?, call);
-                Self::WriteFull(r)
-            }
-            Op::Truncate => {
-                let mut r = TruncateRequest::new(object(head, names)?, header.length);
-                (r.change, r.call) = (take_change(header)?, call);
-                Self::Truncate(r)
-            }
-            Op::Delete => {
-                let mut r = DeleteRequest::new(object(head, names)?);
-                (r.change, r.call) = (take_change(header)?, call);
-                Self::Delete(r)
-            }
-            Op::Copy => {
-                let to = ObjectId::new(names.namespace(head.to_namespace)?, names.name(head.to_name)?);
-                let mut r = CopyRequest::new(object(head, names)?, to);
-                if let Some(value) = head.extensions.get(kind::FROM_CONDITION) {
-                    let wrong = || invalid("a source's condition has 9 bytes");
-                    let (condition, version) = value.split_first().ok_or_else(wrong)?;
-                    let version = version.try_into().map(u64::from_le_bytes).map_err(|_| wrong())?;
-                    r.from_condition = condition_of(*condition, version)?;
-                }
-                (r.change, r.call) = (take_change(header)?, call);
-                Self::Copy(r)
-            }
+            Op::Write
+            | Op::WriteZeroes
+            | Op::WriteRuns
+            | Op::Discard
+            | Op::CompareAndWrite
+            | Op::WriteFull
+            | Op::Truncate
+            | Op::Delete
+            | Op::Copy => Self::Change(decode_change(head, payload, names)?.call(call)),
             Op::Info => {
                 let mut r = InfoRequest::new(object(head, names)?);
                 r.call = call;
@@ -591,6 +479,57 @@ impl Request {
         };
         Ok(request)
     }
+}
+
+fn op_of(change: &Change) -> Op {
+    match change {
+        Change::Write { .. } => Op::Write,
+        Change::WriteZeroes { .. } => Op::WriteZeroes,
+        Change::WriteRuns { .. } => Op::WriteRuns,
+        Change::Discard { .. } => Op::Discard,
+        Change::CompareAndWrite { .. } => Op::CompareAndWrite,
+        Change::WriteFull { .. } => Op::WriteFull,
+        Change::Truncate { .. } => Op::Truncate,
+        Change::Delete => Op::Delete,
+        Change::Copy { .. } => Op::Copy,
+    }
+}
+
+fn decode_change(head: &Head<'_>, payload: Segments, names: &mut Names) -> Result<ChangeRequest, Error> {
+    let header = &head.header;
+    let (offset, len_bytes) = (header.offset, header.length);
+    let change = match header.op {
+        Op::Write => Change::Write { offset, data: payload },
+        Op::WriteZeroes => Change::WriteZeroes { offset, len_bytes },
+        Op::WriteRuns => Change::WriteRuns { runs: decode_runs(header.length, &payload)? },
+        Op::Discard => Change::Discard { offset, len_bytes },
+        Op::CompareAndWrite => {
+            let all = payload.len_bytes();
+            let expected = usize::try_from(header.length).ok().filter(|expected| *expected <= all);
+            let expected = expected.ok_or_else(|| invalid("more is expected than was sent"))?;
+            let (expected, data) = (payload.slice(0..expected), payload.slice(expected..all));
+            Change::CompareAndWrite { offset, expected, data }
+        }
+        Op::WriteFull => Change::WriteFull { data: payload },
+        Op::Truncate => Change::Truncate { size_bytes: header.length },
+        Op::Delete => Change::Delete,
+        Op::Copy => {
+            let to = ObjectId::new(names.namespace(head.to_namespace)?, names.name(head.to_name)?);
+            let (from, from_condition) = (object(head, names)?, from_condition_of(head)?);
+            let change = Change::Copy { from, from_condition };
+            return Ok(change.request(to).terms(take_change(header)?));
+        }
+        _ => return Err(invalid("not a change")),
+    };
+    Ok(change.request(object(head, names)?).terms(take_change(header)?))
+}
+
+fn from_condition_of(head: &Head<'_>) -> Result<Condition, Error> {
+    let Some(value) = head.extensions.get(kind::FROM_CONDITION) else { return Ok(Condition::None) };
+    let wrong = || invalid("a source's condition has 9 bytes");
+    let (condition, version) = value.split_first().ok_or_else(wrong)?;
+    let version = version.try_into().map(u64::from_le_bytes).map_err(|_| wrong())?;
+    condition_of(*condition, version)
 }
 
 /// Returns whether no name can begin with `prefix`, so that the listing is empty without asking a

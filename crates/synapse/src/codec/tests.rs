@@ -25,7 +25,7 @@ fn sample() -> Request {
         .if_version(Version(10))
         .deadline(NOW + Duration::from_millis(1500))
         .hints(Hints::NO_CACHE);
-    Request::Write(write)
+    Request::Change(write.into())
 }
 
 fn bytes_of(request: &Request, has_crc: bool) -> Vec<u8> {
@@ -125,13 +125,13 @@ fn a_frame_cut_short_waits_for_the_rest() {
     assert!(matches!(decode(b"SYNA\x02", 64), Err(FrameError::Version { found: 2 })));
 }
 
-fn change() -> Change {
-    let mut change = Change::default();
-    change.durability = Durability::Journaled;
-    change.stamp = Some(Stamp::new(u64::MAX, 1));
-    change.domain = Some(OrderDomain(u64::MAX));
-    change.condition = Condition::Present;
-    change
+fn terms() -> ChangeTerms {
+    let mut terms = ChangeTerms::default();
+    terms.durability = Durability::Journaled;
+    terms.stamp = Some(Stamp::new(u64::MAX, 1));
+    terms.domain = Some(OrderDomain(u64::MAX));
+    terms.condition = Condition::Present;
+    terms
 }
 
 fn requests() -> Vec<Request> {
@@ -141,26 +141,25 @@ fn requests() -> Vec<Request> {
     policy.write = WriteMode::Around;
     let namespace = || object("x").namespace;
     let mut absent = WriteFullRequest::new(object("f"), payload()).condition(Condition::Absent);
-    absent.change.durability = Durability::Stored;
+    absent.terms.durability = Durability::Stored;
     vec![
         sample(),
         Request::Read(ReadRequest::new(object("r"), u64::MAX, 1 << 40).if_version(Version(u64::MAX))),
-        Request::Write(WriteRequest::new(object("empty"), 1, Segments::new())),
-        Request::WriteZeroes(WriteZeroesRequest::new(object("z"), 1, u64::MAX).change(change())),
-        Request::WriteRuns(
+        Request::Change(WriteRequest::new(object("empty"), 1, Segments::new()).into()),
+        Request::Change(WriteZeroesRequest::new(object("z"), 1, u64::MAX).terms(terms()).into()),
+        Request::Change(
             WriteRunsRequest::new(object("w"), vec![Run::data(1, b"ab"), Run::zeroes(9, 1 << 40)])
-                .change(change()),
+                .terms(terms())
+                .into(),
         ),
-        Request::Discard(DiscardRequest::new(object("d"), 3, 4).change(change())),
-        Request::CompareAndWrite(
-            CompareAndWriteRequest::new(object("c"), 5, payload(), b"new").change(change()),
-        ),
-        Request::CompareAndWrite(CompareAndWriteRequest::new(object("c"), 5, Segments::new(), payload())),
-        Request::WriteFull(absent),
-        Request::Truncate(TruncateRequest::new(object("t"), 1 << 50).change(change())),
-        Request::Delete(DeleteRequest::new(object("gone")).change(change())),
-        Request::Copy(CopyRequest::new(object("from"), object("to")).change(change())),
-        Request::Copy(CopyRequest::new(object("from"), object("to")).if_from_version(Version(77))),
+        Request::Change(DiscardRequest::new(object("d"), 3, 4).terms(terms()).into()),
+        Request::Change(CompareAndWriteRequest::new(object("c"), 5, payload(), b"new").terms(terms()).into()),
+        Request::Change(CompareAndWriteRequest::new(object("c"), 5, Segments::new(), payload()).into()),
+        Request::Change(absent.into()),
+        Request::Change(TruncateRequest::new(object("t"), 1 << 50).terms(terms()).into()),
+        Request::Change(DeleteRequest::new(object("gone")).terms(terms()).into()),
+        Request::Change(CopyRequest::new(object("from"), object("to")).terms(terms()).into()),
+        Request::Change(CopyRequest::new(object("from"), object("to")).if_from_version(Version(77)).into()),
         Request::Info(InfoRequest::new(object("i"))),
         Request::List(
             ListRequest::new(namespace()).prefix("pre").after(Name::new("a").unwrap()).entries_max(7),
@@ -202,19 +201,16 @@ fn requests() -> Vec<Request> {
 
 /// Shows payloads as bytes, independent of their segments.
 fn shown(request: &Request) -> String {
-    let payload = match request {
-        Request::Write(r) => r.data.to_vec(),
-        Request::WriteFull(r) => r.data.to_vec(),
-        Request::CompareAndWrite(r) => [r.expected.to_vec(), b"|".to_vec(), r.data.to_vec()].concat(),
+    let mut request = request.clone();
+    let Request::Change(changing) = &mut request else { return format!("{request:?}") };
+    let empty = |data: &mut Segments| std::mem::take(data).to_vec();
+    let payload = match &mut changing.change {
+        Change::Write { data, .. } | Change::WriteFull { data } => empty(data),
+        Change::CompareAndWrite { expected, data, .. } => {
+            [empty(expected), b"|".to_vec(), empty(data)].concat()
+        }
         _ => Vec::new(),
     };
-    let mut request = request.clone();
-    match &mut request {
-        Request::Write(r) => r.data = Segments::new(),
-        Request::WriteFull(r) => r.data = Segments::new(),
-        Request::CompareAndWrite(r) => (r.expected, r.data) = (Segments::new(), Segments::new()),
-        _ => {}
-    }
     format!("{request:?} {payload:?}")
 }
 
@@ -267,12 +263,12 @@ fn a_request_that_makes_no_sense_is_invalid() {
     let read = bytes_of(&Request::Read(ReadRequest::new(object("r"), 0, 1)), false);
     let flush = bytes_of(&Request::Flush(FlushRequest::new(Scope::Object(object("r")))), false);
     let compare = CompareAndWriteRequest::new(object("c"), 5, b"12", b"3");
-    let compare = bytes_of(&Request::CompareAndWrite(compare), false);
+    let compare = bytes_of(&Request::Change(compare.into()), false);
     let policy = bytes_of(&Request::SetPolicy(object("x").namespace, Policy::default()), false);
     let mode = Request::ChangeNamespace(object("x").namespace, WriteMode::Back.into());
     let mode = bytes_of(&mode, false);
     let removal = bytes_of(&Request::RemoveNamespace(object("x").namespace, DirtyData::Refuse), false);
-    let copy = Request::Copy(CopyRequest::new(object("a"), object("b")).if_from_version(Version(1)));
+    let copy = Request::Change(CopyRequest::new(object("a"), object("b")).if_from_version(Version(1)).into());
     let copy = bytes_of(&copy, false);
     // The name's byte goes to the target's name.
     let cases: Vec<(&str, Vec<u8>)> = vec![
@@ -318,7 +314,7 @@ fn every_answer_and_error_arrives_as_it_was_sent() {
     let answers = vec![
         (Op::Read, Ok(Answer::Read(ReadReply::new(Segments::from(b"data"), 99, Version(1))))),
         (Op::Copy, Ok(Answer::Change(ChangeReply::new(Version(u64::MAX), 3, Durability::Replicated(255))))),
-        (Op::Delete, Ok(Answer::Delete(DeleteReply::new(Durability::Journaled)))),
+        (Op::Delete, Ok(Answer::Change(ChangeReply::removed(Durability::Journaled)))),
         (Op::Info, Ok(Answer::Info(Info::new(1, Version(2), stamp)))),
         (Op::Info, Ok(Answer::Info(Info::new(1, Version(2), None)))),
         (Op::List, Ok(Answer::List(ListReply::new(vec![entry("a"), entry("b")], true)))),

@@ -5,7 +5,7 @@ use std::pin::Pin;
 
 use blocker::metrics::render;
 use blocker::trace::{Span, SpanKind, Tracer};
-use blocker::{Control, Error, Namespace, Reply, note_error};
+use blocker::{Change, Control, Error, Namespace, Reply, note_error};
 use connection::Peer;
 
 use super::Shared;
@@ -32,10 +32,10 @@ impl Shared {
             return Step::Ready(Outcome::Failed(error));
         }
         if !self.config.allow_namespace_changes
-            && let Some(change) = request.change_mut()
+            && let Request::Change(request) = &mut request
         {
             // A client that may not set quotas may not exceed them.
-            change.settles = false;
+            request.terms.settles = false;
         }
         if let Some(limit_bytes) = self.exceeds(&request) {
             return Step::Ready(Outcome::Failed(Error::TooLarge { limit_bytes }));
@@ -43,15 +43,7 @@ impl Shared {
         let backend = &*self.backend;
         match request {
             Request::Read(r) => step(backend.read(r), Answer::Read),
-            Request::Write(r) => step(backend.write(r), Answer::Change),
-            Request::WriteZeroes(r) => step(backend.write_zeroes(r), Answer::Change),
-            Request::WriteRuns(r) => step(backend.write_runs(r), Answer::Change),
-            Request::Discard(r) => step(backend.discard(r), Answer::Change),
-            Request::CompareAndWrite(r) => step(backend.compare_and_write(r), Answer::Change),
-            Request::WriteFull(r) => step(backend.write_full(r), Answer::Change),
-            Request::Truncate(r) => step(backend.truncate(r), Answer::Change),
-            Request::Delete(r) => step(backend.delete(r), Answer::Delete),
-            Request::Copy(r) => step(backend.copy(r), Answer::Change),
+            Request::Change(r) => step(backend.change(r), Answer::Change),
             Request::Info(r) => step(backend.info(r), Answer::Info),
             Request::List(mut r) => {
                 r.entries_max = r.entries_max.min(self.capabilities.list_entries_max);
@@ -134,15 +126,18 @@ impl Shared {
         let over = |bytes: u64, limit: u64| (bytes > limit).then_some(limit);
         match request {
             Request::Read(r) => over(r.len_bytes, limits.request_bytes_max),
-            Request::CompareAndWrite(r) if limits.compare_bytes_max > 0 => {
-                let expected = over(r.expected.len_bytes() as u64, limits.compare_bytes_max);
-                expected.or_else(|| over(r.data.len_bytes() as u64, limits.request_bytes_max))
-            }
-            // Zeros count as well, although they are not sent: the contract demands it.
-            Request::WriteRuns(r) => {
-                let bytes = r.runs.iter().fold(0_u64, |sum, run| sum.saturating_add(run.len_bytes()));
-                over(bytes, limits.request_bytes_max)
-            }
+            Request::Change(r) => match &r.change {
+                Change::CompareAndWrite { expected, data, .. } if limits.compare_bytes_max > 0 => {
+                    let expected = over(expected.len_bytes() as u64, limits.compare_bytes_max);
+                    expected.or_else(|| over(data.len_bytes() as u64, limits.request_bytes_max))
+                }
+                // Zeros count as well, although they are not sent: the contract demands it.
+                Change::WriteRuns { runs } => {
+                    let bytes = runs.iter().fold(0_u64, |sum, run| sum.saturating_add(run.len_bytes()));
+                    over(bytes, limits.request_bytes_max)
+                }
+                change => over(change.payload_bytes(), limits.request_bytes_max),
+            },
             _ => over(request.payload_bytes() as u64, limits.request_bytes_max),
         }
     }

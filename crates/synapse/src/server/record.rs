@@ -15,8 +15,8 @@
 use std::time::Duration;
 
 use blocker::{
-    Blocker, Clock, Condition, Durability, Error, FlushRequest, InfoRequest, Name, Namespace, ObjectId,
-    ReadRequest, Scope, Stamp, Timestamp, WriteFullRequest,
+    Blocker, BlockerExt, Clock, Condition, Durability, Error, FlushRequest, InfoRequest, Name, Namespace,
+    ObjectId, ReadRequest, Scope, Stamp, Timestamp, WriteFullRequest,
 };
 
 use super::ServerConfig;

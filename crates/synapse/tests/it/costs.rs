@@ -162,7 +162,7 @@ fn a_hit_on_a_cache_allocates_nothing() {
                 let disk = object("disk/0001");
                 let request = match (sequence + slot) % 2 {
                     0 => Request::Read(ReadRequest::new(disk, offset, 4096)),
-                    _ => Request::Write(WriteRequest::new(disk, offset, vec![slot as u8; 4096])),
+                    _ => Request::Change(WriteRequest::new(disk, offset, vec![slot as u8; 4096]).into()),
                 };
                 request_bytes(id(slot, sequence), &request)
             });
@@ -220,7 +220,7 @@ fn a_large_payload_is_copied_only_as_far_as_it_came_with_its_head() {
     beside_a_counting_server(filled(), async {}, |address, _, server| {
         let (mut raw, _) = Raw::welcomed(address, &hello(0));
         let size = 256 * 1024;
-        let write = Request::Write(WriteRequest::new(object("disk/0001"), 0, vec![1; size]));
+        let write = Request::Change(WriteRequest::new(object("disk/0001"), 0, vec![1; size]).into());
         let bytes = request_bytes(id(0, 1), &write);
         let rounds = 50;
         for sequence in 1..=rounds {

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blocker::faulty::FaultPlan;
-use blocker::{Blocker, Clock, CompareAndWriteRequest, Error, Faulty, ReadRequest, Reply, WriteRequest};
+use blocker::{
+    Blocker, BlockerExt, Clock, CompareAndWriteRequest, Error, Faulty, ReadRequest, Reply, WriteRequest,
+};
 use synapse::ServerConfig;
 use tokio::time::Instant;
 

@@ -130,7 +130,7 @@ fn connections_max_clients_are_accepted_and_each_can_send_the_largest_request() 
                 })
             })
             .collect();
-        let request = Request::Write(WriteRequest::new(object("o"), 0, vec![1; 4 << 20]));
+        let request = Request::Change(WriteRequest::new(object("o"), 0, vec![1; 4 << 20]).into());
         let needed = request.cost_bytes(&last.welcome.capabilities);
         last.send(|out| encode_credit(out, needed, false)).await;
         assert!(last.granted().await >= needed);
@@ -233,7 +233,7 @@ fn a_client_without_the_feature_has_a_fixed_grant_and_may_not_request_more() {
     simulate(async {
         let server = server(Plan::default(), |_| ());
         let mut raw = Raw::welcomed(&server, 0, 0, u64::MAX).await;
-        let request = Request::Write(WriteRequest::new(object("o"), 0, vec![1; 4 << 20]));
+        let request = Request::Change(WriteRequest::new(object("o"), 0, vec![1; 4 << 20]).into());
         assert!(raw.welcome.credits.bytes >= request.cost_bytes(&raw.welcome.capabilities));
         assert!(raw.welcome.credits.bytes < 16 * MIB);
         raw.send(|out| encode_credit(out, 1, false)).await;

@@ -215,9 +215,9 @@ struct Full {
 }
 
 impl Blocker for Full {
-    blocker::delegate!(|this| this.memory, except write);
+    blocker::delegate!(|this| this.memory, except change);
 
-    fn write(&self, request: WriteRequest) -> Reply<ChangeReply> {
+    fn change(&self, request: ChangeRequest) -> Reply<ChangeReply> {
         let wait = self.clock.sleep_until(request.call.deadline.expect("a deadline"));
         self.begun.fetch_add(1, Ordering::SeqCst);
         Reply::pending(async move {

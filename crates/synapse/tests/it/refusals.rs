@@ -96,7 +96,7 @@ fn runs_are_announced_only_to_clients_with_the_feature() {
     wanted.features = Features(Features::RUNS);
     let (mut raw, welcome) = Raw::welcomed(&host.address, &wanted);
     assert!(welcome.features.has(Features::RUNS) && welcome.capabilities.runs_max > 0);
-    let runs = |runs| Request::WriteRuns(WriteRunsRequest::new(object("o"), runs));
+    let runs = |runs| Request::Change(WriteRunsRequest::new(object("o"), runs).into());
     raw.request(id(0, 1), &runs(vec![Run::data(10, b"ab"), Run::zeroes(12, 5)]));
     let outcome = raw.frame().outcome();
     let Outcome::Answered(Answer::Change(reply)) = outcome else { panic!("{outcome:?}") };
@@ -114,7 +114,7 @@ fn an_operation_whose_feature_was_not_granted_ends_the_connection() {
     let host = Host::memory();
     let namespace = || object("o").namespace;
     let requests = [
-        Request::WriteRuns(WriteRunsRequest::new(object("o"), vec![Run::data(0, b"x")])),
+        Request::Change(WriteRunsRequest::new(object("o"), vec![Run::data(0, b"x")]).into()),
         Request::Metrics(0),
         Request::Losses(None),
         Request::NamespaceState(namespace()),
@@ -168,7 +168,7 @@ fn a_payload_that_is_damaged_on_the_way_changes_nothing() {
     let (mut raw, welcome) = Raw::welcomed(&host.address, &wanted);
     assert!(welcome.features.has(Features::PAYLOAD_CRC));
     for (sequence, len) in [(1, 100), (2, 100_000)] {
-        let request = Request::Write(WriteRequest::new(object("o"), 0, vec![1; len]));
+        let request = Request::Change(WriteRequest::new(object("o"), 0, vec![1; len]).into());
         let mut out = Vec::new();
         let payload = request.encode(id(0, sequence), Timestamp(0), true, &mut out);
         out.extend_from_slice(&payload.to_vec());
@@ -219,7 +219,7 @@ fn the_least_grant_is_enough_for_every_kind_of_request() {
         Request::Namespaces(None),
         Request::List(page),
         read(4096),
-        Request::Write(WriteRequest::new(object("o"), 0, vec![1; 4096])),
+        Request::Change(WriteRequest::new(object("o"), 0, vec![1; 4096]).into()),
     ]
     .into_iter()
     .enumerate()

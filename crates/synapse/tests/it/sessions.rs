@@ -13,7 +13,7 @@ use synapse::codec::*;
 use synapse::{Address, ClientConfig, ListeningSocket, Server, ServerConfig, SynapseBlocker};
 
 fn write(byte: u8) -> Request {
-    Request::Write(WriteRequest::new(object("o"), 0, vec![byte; 16]))
+    Request::Change(WriteRequest::new(object("o"), 0, vec![byte; 16]).into())
 }
 
 #[test]
@@ -305,10 +305,15 @@ fn made_by_the_next(place: &Address, is_late: bool) {
 fn a_backend_that_panics_leaves_an_unknown_outcome_and_the_server_alive() {
     struct Panics(PassThrough<Memory>);
     impl Blocker for Panics {
-        blocker::delegate!(|this| this.0, except truncate);
+        blocker::delegate!(|this| this.0, except change);
 
-        fn truncate(&self, _: TruncateRequest) -> Reply<ChangeReply> {
-            Reply::pending(async { panic!("a bug in the backend, on purpose") })
+        fn change(&self, request: ChangeRequest) -> Reply<ChangeReply> {
+            match request.change {
+                Change::Truncate { .. } => {
+                    Reply::pending(async { panic!("a bug in the backend, on purpose") })
+                }
+                _ => self.0.change(request),
+            }
         }
     }
     let backend = Panics(PassThrough::new(Arc::new(Memory::default())));

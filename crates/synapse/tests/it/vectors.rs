@@ -47,26 +47,30 @@ fn requests() -> Vec<(&'static str, Request)> {
     let writer = WriterId(0x0f0e_0d0c_0b0a_0908_0706_0504_0302_0100);
     vec![
         ("4 096 bytes at 8 192", Request::Read(ReadRequest::new(disk(), 8192, 4096))),
-        ("at 4 096, with everything", Request::Write(stamped)),
-        ("512 bytes at 0", Request::WriteZeroes(WriteZeroesRequest::new(disk(), 0, 512))),
-        ("512 bytes at 1 024", Request::Discard(DiscardRequest::new(disk(), 1024, 512))),
+        ("at 4 096, with everything", Request::Change(stamped.into())),
+        ("512 bytes at 0", Request::Change(WriteZeroesRequest::new(disk(), 0, 512).into())),
+        ("512 bytes at 1 024", Request::Change(DiscardRequest::new(disk(), 1024, 512).into())),
         (
             "old becomes new at 1",
-            Request::CompareAndWrite(CompareAndWriteRequest::new(disk(), 1, b"old", b"new")),
+            Request::Change(CompareAndWriteRequest::new(disk(), 1, b"old", b"new").into()),
         ),
         (
             "if it is absent, to be stored",
-            Request::WriteFull(
+            Request::Change(
                 WriteFullRequest::new(disk(), b"all")
                     .condition(Condition::Absent)
-                    .durability(Durability::Stored),
+                    .durability(Durability::Stored)
+                    .into(),
             ),
         ),
-        ("to 1 000 bytes", Request::Truncate(TruncateRequest::new(disk(), 1000))),
-        ("if it is present", Request::Delete(DeleteRequest::new(disk()).condition(Condition::Present))),
+        ("to 1 000 bytes", Request::Change(TruncateRequest::new(disk(), 1000).into())),
+        (
+            "if it is present",
+            Request::Change(DeleteRequest::new(disk()).condition(Condition::Present).into()),
+        ),
         (
             "to copy, if disk is at version 3",
-            Request::Copy(CopyRequest::new(disk(), object("copy")).if_from_version(Version(3))),
+            Request::Change(CopyRequest::new(disk(), object("copy")).if_from_version(Version(3)).into()),
         ),
         ("of disk", Request::Info(InfoRequest::new(disk()))),
         ("10 names after da that begin with di", Request::List(page)),
@@ -83,7 +87,7 @@ fn requests() -> Vec<(&'static str, Request)> {
         ),
         ("which epoch is in force", Request::Claim(ClaimRequest::ask(Scope::Object(disk())))),
         ("of everything", Request::Invalidate(InvalidateRequest::new(Scope::All))),
-        ("two of data, one of zeros", Request::WriteRuns(WriteRunsRequest::new(disk(), runs))),
+        ("two of data, one of zeros", Request::Change(WriteRunsRequest::new(disk(), runs).into())),
         ("the namespace", Request::Attach(namespace())),
         ("the namespace", Request::Detach(namespace())),
         ("of the namespace", Request::Policy(namespace())),
@@ -140,7 +144,7 @@ fn answers() -> Vec<(Op, &'static str, Outcome)> {
             done(Answer::Read(ReadReply::new(Segments::from(b"data"), 8192, Version(11)))),
         ),
         (Op::Write, "version 11, cached", done(Answer::Change(change()))),
-        (Op::Delete, "stored", done(Answer::Delete(DeleteReply::new(Durability::Stored)))),
+        (Op::Delete, "stored", done(Answer::Change(ChangeReply::removed(Durability::Stored)))),
         (Op::Info, "with a stamp", done(Answer::Info(Info::new(8192, Version(11), Some(Stamp::new(5, 6)))))),
         (Op::List, "one name, and there are more", done(Answer::List(ListReply::new(vec![entry], true)))),
         (Op::Flush, "stored", done(Answer::Flush(FlushReply::new(Durability::Stored)))),

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use blocker::{Capabilities, ChangeReply, Condition, Durability, Scope, Segments, WriteRequest};
+use blocker::{BlockerExt, Capabilities, ChangeReply, Condition, Durability, Scope, Segments, WriteRequest};
 use futures_util::{StreamExt, TryStreamExt};
 
 use super::overlay::Order;
@@ -316,7 +316,7 @@ impl Inner {
             bytes.append(Segments::zeros((record.log_bytes() - bytes.len_bytes() as u64) as usize));
             let object = self.space.object(Kind::Overlay(log.allocation, place.part));
             let request = WriteRequest::new(object, place.offset.into(), bytes);
-            let request = request.change(self.space.change(durability, Condition::None));
+            let request = request.terms(self.space.terms(durability, Condition::None));
             match self.space.store().write(request).await {
                 Ok(ChangeReply { durability, .. }) => return Ok(Some((durability, order))),
                 // A late write has the same bytes, and loses against the records behind it.

@@ -9,7 +9,7 @@
 use std::future::poll_fn;
 use std::task::Poll;
 
-use blocker::{Condition, CopyRequest, Durability, WriteRequest, WriteZeroesRequest};
+use blocker::{BlockerExt, Condition, CopyRequest, Durability, WriteRequest, WriteZeroesRequest};
 use futures_util::StreamExt;
 
 use super::runs::{Run, Source};
@@ -241,8 +241,8 @@ impl Inner {
         let from = self.object_of(base, index);
         let make = |allocation| {
             let to = self.space.object(Kind::Data(allocation, index));
-            let change = self.space.change(Durability::Cached, Condition::Absent);
-            let request = CopyRequest::new(from.clone(), to).change(change).settles(settles);
+            let terms = self.space.terms(Durability::Cached, Condition::Absent);
+            let request = CopyRequest::new(from.clone(), to).terms(terms).settles(settles);
             self.space.store().copy(request)
         };
         match self.make(index, new_id, make).await {
@@ -269,15 +269,15 @@ impl Inner {
             let source = run.source();
             let send = || {
                 let object = self.space.object(Kind::Data(allocation, index));
-                let mut change = self.space.change(Durability::Cached, Condition::None);
-                change.settles = settles;
+                let mut terms = self.space.terms(Durability::Cached, Condition::None);
+                terms.settles = settles;
                 match &source {
                     Source::Data(data) => {
-                        self.space.store().write(WriteRequest::new(object, *at, data.clone()).change(change))
+                        self.space.store().write(WriteRequest::new(object, *at, data.clone()).terms(terms))
                     }
                     _ => {
                         let request = WriteZeroesRequest::new(object, *at, run.length);
-                        self.space.store().write_zeroes(request.change(change))
+                        self.space.store().write_zeroes(request.terms(terms))
                     }
                 }
             };

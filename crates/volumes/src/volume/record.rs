@@ -5,7 +5,7 @@
 //! entry is stored after the objects that it names, and no object is removed that a stored entry
 //! names.
 
-use blocker::{Condition, Durability, Run, Version, WriteRequest, WriteRunsRequest};
+use blocker::{BlockerExt, Condition, Durability, Run, Version, WriteRequest, WriteRunsRequest};
 
 use super::state::FLUSH_REMOVALS_MAX;
 use super::{Inner, Recorder};
@@ -272,17 +272,17 @@ impl Inner {
             let info = self.space.store().info(blocker::InfoRequest::new(self.space.object(kind)));
             return info.await.map(|info| info.version);
         };
-        let change = self.space.settling(Durability::Stored, condition);
+        let terms = self.space.settling(Durability::Stored, condition);
         let offset = |sector: &usize| (sector * SECTOR_BYTES) as u64;
         let bytes = |sector: &usize| encode_sector(name, entries, *sector);
         let reply = if sectors.len() as u64 <= u64::from(self.space.pool.capabilities.runs_max) {
             let runs =
                 sectors.iter().map(|sector| Run::data(offset(sector), bytes(sector).to_vec())).collect();
-            let request = WriteRunsRequest::new(self.space.object(kind), runs).change(change);
+            let request = WriteRunsRequest::new(self.space.object(kind), runs).terms(terms);
             self.space.store().write_runs(request).await?
         } else {
             let all: Vec<u8> = (*first..=*last).flat_map(|sector| bytes(&sector)).collect();
-            let request = WriteRequest::new(self.space.object(kind), offset(first), all).change(change);
+            let request = WriteRequest::new(self.space.object(kind), offset(first), all).terms(terms);
             self.space.store().write(request).await?
         };
         self.space.ensure_stored(kind, reply.durability).await?;

@@ -7,7 +7,8 @@
 use std::sync::Arc;
 
 use blocker::{
-    ChangeReply, Condition, Durability, InfoRequest, Reply, Segments, WriteRequest, WriteZeroesRequest,
+    BlockerExt, ChangeReply, Condition, Durability, InfoRequest, Reply, Segments, WriteRequest,
+    WriteZeroesRequest,
 };
 
 use super::state::{NewId, State};
@@ -410,13 +411,13 @@ impl Inner {
         condition: Condition,
     ) -> Reply<ChangeReply> {
         let object = self.space.object(Kind::Data(allocation, piece.index));
-        let change = self.space.change(durability, condition);
+        let terms = self.space.terms(durability, condition);
         match content {
             Content::Data(data) => {
-                self.space.store().write(WriteRequest::new(object, piece.within, data.clone()).change(change))
+                self.space.store().write(WriteRequest::new(object, piece.within, data.clone()).terms(terms))
             }
             Content::Zeroes => {
-                let request = WriteZeroesRequest::new(object, piece.within, piece.length).change(change);
+                let request = WriteZeroesRequest::new(object, piece.within, piece.length).terms(terms);
                 self.space.store().write_zeroes(request)
             }
         }

@@ -4,7 +4,7 @@
 //! discarded in the store. A part of an inherited object cannot be freed: a discard leaves it
 //! unchanged, which is allowed, and zeros are written into a copy of the volume's own.
 
-use blocker::{Condition, DiscardRequest, Durability, Hints};
+use blocker::{BlockerExt, Condition, DiscardRequest, Durability, Hints};
 
 use super::state::DROPS_MAX;
 use super::write::{Content, Plan};
@@ -113,8 +113,8 @@ impl Inner {
     pub(super) async fn discard_own(&self, piece: &Piece, allocation: u64) -> Result<()> {
         let object = self.space.object(Kind::Data(allocation, piece.index));
         let send = || {
-            let change = self.space.change(Durability::Cached, Condition::None);
-            let request = DiscardRequest::new(object.clone(), piece.within, piece.length).change(change);
+            let terms = self.space.terms(Durability::Cached, Condition::None);
+            let request = DiscardRequest::new(object.clone(), piece.within, piece.length).terms(terms);
             self.space.store().discard(request.hints(Hints::NO_CACHE))
         };
         self.change_in_place(piece.index, allocation, send(), send).await.map(drop)

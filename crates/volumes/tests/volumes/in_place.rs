@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use blocker::executor::{block_on, poll_times};
-use blocker::{Blocker, DeleteRequest, Durability, Error as Store, ObjectId};
+use blocker::{Blocker, BlockerExt, DeleteRequest, Durability, Error as Store, ObjectId};
 use test_kit::steered::{Op, SteeredStore, Verdict};
 use volumes::{Change, Error, OpenOptions, Options, Settings, Volume, Volumes};
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blocker::executor::{block_on, poll_times};
-use blocker::{Blocker, CopyRequest, DeleteRequest, Durability, Memory, Name, ObjectId};
+use blocker::{Blocker, BlockerExt, CopyRequest, DeleteRequest, Durability, Memory, Name, ObjectId};
 use test_kit::steered::{CallInfo, Op, SteeredStore, Verdict};
 use volumes::{Answer, Error, ExtentKind, Fencing, OpenOptions, Options, Settings, Volume, Volumes};
 

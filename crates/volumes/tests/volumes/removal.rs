@@ -180,9 +180,9 @@ fn a_repair_removes_what_is_left_without_a_head_in_a_claimed_namespace() {
     let claim = ClaimRequest::new(Scope::Namespace(namespace()), Epoch(100), WriterId(1));
     block_on(store.memory().claim(claim)).unwrap();
     let head = ObjectId::new(namespace(), Name::copy_from(b"head").unwrap());
-    let mut change = blocker::Change::default();
+    let mut change = blocker::ChangeTerms::default();
     change.stamp = Some(Stamp::new(100, 1));
-    block_on(store.memory().delete(DeleteRequest::new(head).change(change))).unwrap();
+    block_on(store.memory().delete(DeleteRequest::new(head).terms(change))).unwrap();
     let record = ObjectId::new(Namespace::copy_from(b"vol").unwrap(), Name::copy_from(b"v/a").unwrap());
     block_on(store.memory().delete(DeleteRequest::new(record))).unwrap();
     let volumes = volumes_of(&store, Fencing::Stamps);

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use blocker::executor::{block_on, poll_times};
 use blocker::{
-    Blocker, Control, DeleteRequest, DirtyData, Durability, Error as Store, ListReply, ListRequest, Memory,
-    Name, Namespace, ObjectId, Quota, Reply, WriteMode,
+    Blocker, BlockerExt, Control, DeleteRequest, DirtyData, Durability, Error as Store, ListReply,
+    ListRequest, Memory, Name, Namespace, ObjectId, Quota, Reply, WriteMode,
 };
 use cached_core::object::Writer;
 use test_kit::steered::{CallInfo, Op, SteeredStore, Verdict};

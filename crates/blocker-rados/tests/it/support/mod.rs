@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use blocker::executor::block_on;
-use blocker::{Blocker, Name, Namespace, ObjectId, ReadRequest, Result, WriteRequest};
+use blocker::{Blocker, BlockerExt, Name, Namespace, ObjectId, ReadRequest, Result, WriteRequest};
 use blocker_rados::{RadosConfig, RadosStore};
 
 pub(crate) struct Cluster {

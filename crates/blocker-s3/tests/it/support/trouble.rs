@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use blocker::executor::block_on;
 use blocker::metrics::Collect;
-use blocker::{Blocker, Error, Name, Namespace, ObjectId, ReadRequest, WriteFullRequest, WriteRequest};
+use blocker::{
+    Blocker, BlockerExt, Error, Name, Namespace, ObjectId, ReadRequest, WriteFullRequest, WriteRequest,
+};
 use blocker_s3::S3Store;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};

@@ -6,7 +6,9 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::admission::{admit, check_condition, range_end};
+use crate::admission::{admit, check_condition};
+use crate::change::{Change, ChangeRequest, ChangeTerms};
+use crate::conditional::check;
 use crate::error::{Error, Result};
 use crate::event::Event;
 use crate::file::disk::{DiskFile, Open};
@@ -15,16 +17,38 @@ use crate::file::slot::{Found, HEADER_BYTES, PACKED_BYTES_MAX, Slot, UNPACKED_AT
 use crate::file::store::{Store, ambiguous};
 use crate::name::ObjectId;
 use crate::order::{Durability, Version};
-use crate::request::{Change, CopyRequest, DeleteRequest, WriteFullRequest};
-use crate::response::{ChangeReply, DeleteReply};
+use crate::request::Condition;
+use crate::response::ChangeReply;
+use crate::segment::Segments;
 
 impl Store {
+    /// Makes a change.
+    pub(in crate::file) fn change(&self, request: &ChangeRequest) -> Result<ChangeReply> {
+        let ChangeRequest { object, change, terms, .. } = request;
+        check(change, self.config.object_bytes_max)?;
+        match change {
+            Change::Write { offset, data } => self.write(object, *offset, data, terms),
+            Change::WriteZeroes { offset, len_bytes } => {
+                self.write_zeroes(object, *offset, *len_bytes, terms)
+            }
+            Change::WriteRuns { runs } => self.write_runs(object, runs, terms),
+            Change::Discard { offset, len_bytes } => self.discard(object, *offset, *len_bytes, terms),
+            Change::CompareAndWrite { offset, expected, data } => {
+                self.compare_and_write(object, *offset, expected, data, terms)
+            }
+            Change::WriteFull { data } => self.write_full(object, data, terms),
+            Change::Truncate { size_bytes } => self.truncate(object, *size_bytes, terms),
+            Change::Delete => self.delete(object, terms),
+            Change::Copy { from, from_condition } => self.copy(from, *from_condition, object, terms),
+        }
+    }
+
     /// Admits a change of `object`, under the claims, and runs `act` on its state. `act` changes
     /// the file and returns the new size; this function sets version, stamp and bookkeeping.
-    pub(super) fn change(
+    pub(super) fn make(
         &self,
         id: &ObjectId,
-        change: &Change,
+        terms: &ChangeTerms,
         act: impl FnOnce(&Arc<Object>, &mut State, Version) -> Result<u64>,
     ) -> Result<ChangeReply> {
         self.check_changeable()?;
@@ -33,17 +57,17 @@ impl Store {
             let held = self.claims.read();
             self.check_open()?;
             let mut state = self.loaded_mut(&object)?;
-            admit(state.head(), held.claims.in_force(id, change.domain), change)?;
-            self.apply(&object, &mut state, change, act)?
+            admit(state.head(), held.claims.in_force(id, terms.domain), terms)?;
+            self.apply(&object, &mut state, terms, act)?
         };
-        self.reply(&object, change, version, size_bytes)
+        self.reply(&object, terms, version, size_bytes)
     }
 
     pub(super) fn apply(
         &self,
         object: &Arc<Object>,
         state: &mut State,
-        change: &Change,
+        terms: &ChangeTerms,
         act: impl FnOnce(&Arc<Object>, &mut State, Version) -> Result<u64>,
     ) -> Result<(Version, u64)> {
         if state.excess && !state.trim() {
@@ -64,7 +88,7 @@ impl Store {
                 state.alive = true;
                 state.size_bytes = size_bytes;
                 state.version = version;
-                state.stamp = change.stamp.or(state.stamp);
+                state.stamp = terms.stamp.or(state.stamp);
                 state.changes += 1;
                 self.mark_unsynced(object);
                 if self.full.load(Ordering::Relaxed) && self.full.swap(false, Ordering::Relaxed) {
@@ -132,31 +156,30 @@ impl Store {
     pub(super) fn reply(
         &self,
         object: &Arc<Object>,
-        change: &Change,
+        terms: &ChangeTerms,
         version: Version,
         size_bytes: u64,
     ) -> Result<ChangeReply> {
-        let durability = self.make_durable(object, change)?;
+        let durability = self.make_durable(object, terms)?;
         Ok(ChangeReply::new(version, size_bytes, durability))
     }
 
-    fn make_durable(&self, object: &Arc<Object>, change: &Change) -> Result<Durability> {
-        if change.durability == Durability::Cached {
+    fn make_durable(&self, object: &Arc<Object>, terms: &ChangeTerms) -> Result<Durability> {
+        if terms.durability == Durability::Cached {
             return Ok(Durability::Cached);
         }
         self.sync_object(object, false)?;
         Ok(Durability::Stored)
     }
 
-    pub(in crate::file) fn delete(&self, request: &DeleteRequest) -> Result<DeleteReply> {
+    fn delete(&self, id: &ObjectId, terms: &ChangeTerms) -> Result<ChangeReply> {
         self.check_changeable()?;
-        let DeleteRequest { object: id, change, .. } = request;
         let object = self.object(id)?;
         {
             let held = self.claims.read();
             self.check_open()?;
             let mut state = self.loaded_mut(&object)?;
-            admit(state.head(), held.claims.in_force(id, change.domain), change)?;
+            admit(state.head(), held.claims.in_force(id, terms.domain), terms)?;
             let file = Arc::clone(state.live()?);
             if state.header_unsure {
                 let restored = object.restore_slot(&mut state, object.slot());
@@ -164,12 +187,12 @@ impl Store {
                     Error::from_io(&error, "writing a header again after an earlier failure")
                 })?;
             }
-            match change.stamp {
+            match terms.stamp {
                 Some(_) => {
                     // The tombstone is stored before the data are removed, in a step of its own:
                     // half a delete would be an object of holes.
                     let before = object.slot();
-                    let tombstone = Slot::tombstone(state.version, change.stamp);
+                    let tombstone = Slot::tombstone(state.version, terms.stamp);
                     let written = object.write_slot(&*file, &mut object.header.lock(), tombstone);
                     self.counters.syncs.increment();
                     if let Err(error) = written.and_then(|()| object.sync_within(&*file)) {
@@ -182,7 +205,7 @@ impl Store {
                     }
                     // A failure costs only space; creating the object again repeats this.
                     let _ = file.set_len(HEADER_BYTES);
-                    state.stamp = change.stamp;
+                    state.stamp = terms.stamp;
                     state.packed = true;
                 }
                 None => {
@@ -199,17 +222,16 @@ impl Store {
             state.changes += 1;
             self.mark_unsynced(&object);
         }
-        self.make_durable(&object, change).map(DeleteReply::new)
+        self.make_durable(&object, terms).map(ChangeReply::removed)
     }
 }
 
 impl Store {
-    pub(in crate::file) fn write_full(&self, request: &WriteFullRequest) -> Result<ChangeReply> {
-        let size = range_end(0, request.data.len_bytes() as u64, self.config.object_bytes_max)?;
-        let change = &request.change;
-        self.change(&request.object, change, |object, state, version| {
-            self.replace(object, state, version, change, size, |file, at| {
-                file.write_at(at, &request.data).map_err(|failed| failed.error)
+    fn write_full(&self, id: &ObjectId, data: &Segments, terms: &ChangeTerms) -> Result<ChangeReply> {
+        let size = data.len_bytes() as u64;
+        self.make(id, terms, |object, state, version| {
+            self.replace(object, state, version, terms, size, |file, at| {
+                file.write_at(at, data).map_err(|failed| failed.error)
             })?;
             // The old file's loss no longer matters, because nothing of it is left.
             object.lost.store(false, Ordering::Release);
@@ -224,12 +246,12 @@ impl Store {
         object: &Object,
         state: &mut State,
         version: Version,
-        change: &Change,
+        terms: &ChangeTerms,
         size: u64,
         fill: impl FnOnce(&dyn DiskFile, u64) -> io::Result<()>,
     ) -> Result<()> {
         let packed = size <= PACKED_BYTES_MAX;
-        let slot = Slot { count: 1, ..Slot::first(version, change.stamp.or(state.stamp), packed, size) };
+        let slot = Slot { count: 1, ..Slot::first(version, terms.stamp.or(state.stamp), packed, size) };
         self.put_file(object, state, slot, true, fill)
     }
 
@@ -329,12 +351,17 @@ impl Store {
         found == Found::Slot { slot: *slot, one_damaged: false }
     }
 
-    pub(in crate::file) fn copy(&self, request: &CopyRequest) -> Result<ChangeReply> {
-        let CopyRequest { from, from_condition, to, change, .. } = request;
+    fn copy(
+        &self,
+        from: &ObjectId,
+        from_condition: Condition,
+        to: &ObjectId,
+        terms: &ChangeTerms,
+    ) -> Result<ChangeReply> {
         if from == to {
-            return self.change(to, change, |_, state, _| {
+            return self.make(to, terms, |_, state, _| {
                 state.live()?;
-                check_condition(Some(state.version), *from_condition)?;
+                check_condition(Some(state.version), from_condition)?;
                 Ok(state.size_bytes)
             });
         }
@@ -351,14 +378,14 @@ impl Store {
                 state = self.loaded_mut(&target)?;
                 source_state = self.loaded_pair(&source)?;
             }
-            admit(state.head(), held.claims.in_force(to, change.domain), change)?;
+            admit(state.head(), held.claims.in_force(to, terms.domain), terms)?;
             let file = source_state.live()?;
-            check_condition(Some(source_state.version), *from_condition)?;
+            check_condition(Some(source_state.version), from_condition)?;
             // Data that the source may have lost must not become *stored* in the target.
             source.check_not_lost()?;
             let (from_at, size) = (source_state.at(0), source_state.size_bytes);
-            self.apply(&target, &mut state, change, |object, state, version| {
-                self.replace(object, state, version, change, size, |copy, at| {
+            self.apply(&target, &mut state, terms, |object, state, version| {
+                self.replace(object, state, version, terms, size, |copy, at| {
                     copy.set_len(at + size)?;
                     copy.copy_from(&**file, from_at, at, size)
                 })?;
@@ -366,6 +393,6 @@ impl Store {
                 Ok(size)
             })?
         };
-        self.reply(&target, change, version, size_bytes)
+        self.reply(&target, terms, version, size_bytes)
     }
 }

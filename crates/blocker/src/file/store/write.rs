@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::admission::{admit, check_condition, range_end};
-use crate::capabilities::BUCKET_BYTES;
+use crate::change::{Change, ChangeRequest, ChangeTerms, Run, RunContent};
 use crate::error::{Error, Result};
 use crate::file::disk::{DiskFile, Open, WriteFailed};
 use crate::file::object::{Object, State};
@@ -15,48 +15,49 @@ use crate::file::slot::{HEADER_BYTES, PACKED_BYTES_MAX, Slot, UNPACKED_AT};
 use crate::file::store::{Store, ambiguous, within};
 use crate::name::ObjectId;
 use crate::order::{Durability, Version};
-use crate::request::{
-    CompareAndWriteRequest, DiscardRequest, ReadRequest, Run, RunContent, TruncateRequest, WriteRequest,
-    WriteRunsRequest, WriteZeroesRequest,
-};
+use crate::request::ReadRequest;
 use crate::response::{ChangeReply, Info, ReadReply};
 use crate::segment::Segments;
 
 impl Store {
-    pub(in crate::file) fn write(&self, request: &WriteRequest) -> Result<ChangeReply> {
-        let len = request.data.len_bytes() as u64;
-        range_end(request.offset, len, self.config.object_bytes_max)?;
-        self.change(&request.object, &request.change, |object, state, version| {
-            self.write_range(object, state, version, request.offset, &request.data)
-        })
+    pub(super) fn write(
+        &self,
+        id: &ObjectId,
+        offset: u64,
+        data: &Segments,
+        terms: &ChangeTerms,
+    ) -> Result<ChangeReply> {
+        self.make(id, terms, |object, state, version| self.write_range(object, state, version, offset, data))
     }
 
-    /// Writes at once, if the write only copies into the page cache.
-    pub(in crate::file) fn write_at_once(&self, request: &WriteRequest) -> Option<Result<ChangeReply>> {
-        let len = request.data.len_bytes() as u64;
-        let change = &request.change;
-        if change.durability != Durability::Cached || len > self.config.inline_write_bytes_max {
+    /// Writes at once, if the change is a write that only copies into the page cache.
+    pub(in crate::file) fn write_at_once(&self, request: &ChangeRequest) -> Option<Result<ChangeReply>> {
+        let ChangeRequest { object: id, change: Change::Write { offset, data }, terms, .. } = request else {
+            return None;
+        };
+        let (offset, len) = (*offset, data.len_bytes() as u64);
+        if terms.durability != Durability::Cached || len > self.config.inline_write_bytes_max {
             return None;
         }
         let checked = self
             .check_changeable()
-            .and_then(|()| range_end(request.offset, len, self.config.object_bytes_max).map(drop));
+            .and_then(|()| range_end(offset, len, self.config.object_bytes_max).map(drop));
         if let Err(error) = checked {
             return Some(Err(error));
         }
-        let object = self.known(&request.object)?;
+        let object = self.known(id)?;
         let held = self.claims.try_read()?;
         if let Err(error) = self.check_open() {
             return Some(Err(error));
         }
         let mut state = object.state.try_write().filter(|state| state.loaded && state.alive)?;
-        if state.packed && request.offset + len > PACKED_BYTES_MAX {
+        if state.packed && offset + len > PACKED_BYTES_MAX {
             return None;
         }
-        let admitted = admit(state.head(), held.claims.in_force(&request.object, change.domain), change);
+        let admitted = admit(state.head(), held.claims.in_force(id, terms.domain), terms);
         let applied = admitted.and_then(|()| {
-            self.apply(&object, &mut state, change, |object, state, version| {
-                self.write_range(object, state, version, request.offset, &request.data)
+            self.apply(&object, &mut state, terms, |object, state, version| {
+                self.write_range(object, state, version, offset, data)
             })
         });
         Some(applied.map(|(version, size)| ChangeReply::new(version, size, Durability::Cached)))
@@ -151,10 +152,14 @@ impl Store {
         Ok(())
     }
 
-    pub(in crate::file) fn write_zeroes(&self, request: &WriteZeroesRequest) -> Result<ChangeReply> {
-        let (offset, len) = (request.offset, request.len_bytes);
-        range_end(offset, len, self.config.object_bytes_max)?;
-        self.change(&request.object, &request.change, |object, state, version| {
+    pub(super) fn write_zeroes(
+        &self,
+        id: &ObjectId,
+        offset: u64,
+        len: u64,
+        terms: &ChangeTerms,
+    ) -> Result<ChangeReply> {
+        self.make(id, terms, |object, state, version| {
             let file = self.writable(object, state, version, if len > 0 { offset + len } else { 0 })?;
             zero_range(&*file, state, state.size_bytes, offset, len)
         })
@@ -163,12 +168,12 @@ impl Store {
     /// Writes several checked ranges, one after the other, while readers wait; the header with the
     /// change's stamp is written after all of them are stored. A failure after the first write has
     /// begun leaves an unknown outcome, as one in the middle of a single write does.
-    pub(in crate::file) fn write_runs(&self, request: &WriteRunsRequest) -> Result<ChangeReply> {
-        self.change(&request.object, &request.change, |object, state, version| {
-            let end = request.runs.last().map_or(0, Run::end);
+    pub(super) fn write_runs(&self, id: &ObjectId, runs: &[Run], terms: &ChangeTerms) -> Result<ChangeReply> {
+        self.make(id, terms, |object, state, version| {
+            let end = runs.last().map_or(0, Run::end);
             let file = self.writable(object, state, version, end)?;
             let mut size_bytes = state.size_bytes;
-            for (index, run) in request.runs.iter().enumerate() {
+            for (index, run) in runs.iter().enumerate() {
                 let written = match &run.content {
                     RunContent::Data(data) => match file.write_at(state.at(run.offset), data) {
                         Ok(()) => Ok(size_bytes.max(run.end())),
@@ -186,10 +191,16 @@ impl Store {
         })
     }
 
-    pub(in crate::file) fn discard(&self, request: &DiscardRequest) -> Result<ChangeReply> {
-        self.change(&request.object, &request.change, |_, state, _| {
+    pub(super) fn discard(
+        &self,
+        id: &ObjectId,
+        offset: u64,
+        len: u64,
+        terms: &ChangeTerms,
+    ) -> Result<ChangeReply> {
+        self.make(id, terms, |_, state, _| {
             let file = state.live()?;
-            let (from, len) = within(request.offset, request.len_bytes, state.size_bytes);
+            let (from, len) = within(offset, len, state.size_bytes);
             if len > 0 {
                 file.punch(state.at(from), len).map_err(|error| ambiguous(&error))?;
             }
@@ -197,30 +208,36 @@ impl Store {
         })
     }
 
-    pub(in crate::file) fn truncate(&self, request: &TruncateRequest) -> Result<ChangeReply> {
-        range_end(0, request.size_bytes, self.config.object_bytes_max)?;
-        self.change(&request.object, &request.change, |object, state, version| {
+    pub(super) fn truncate(
+        &self,
+        id: &ObjectId,
+        size_bytes: u64,
+        terms: &ChangeTerms,
+    ) -> Result<ChangeReply> {
+        self.make(id, terms, |object, state, version| {
             state.live()?;
-            let file = self.writable(object, state, version, request.size_bytes)?;
-            let resized = file.set_len(state.at(request.size_bytes));
+            let file = self.writable(object, state, version, size_bytes)?;
+            let resized = file.set_len(state.at(size_bytes));
             resized.map_err(|error| Error::from_io(&error, "truncating an object"))?;
-            Ok(request.size_bytes)
+            Ok(size_bytes)
         })
     }
 
-    pub(in crate::file) fn compare_and_write(&self, request: &CompareAndWriteRequest) -> Result<ChangeReply> {
-        let CompareAndWriteRequest { object, offset, expected, data, change, .. } = request;
-        if expected.len_bytes() as u64 > BUCKET_BYTES {
-            return Err(Error::TooLarge { limit_bytes: BUCKET_BYTES });
-        }
-        range_end(*offset, data.len_bytes() as u64, self.config.object_bytes_max)?;
-        self.change(object, change, |object, state, version| {
-            let (from, len) = within(*offset, expected.len_bytes() as u64, state.size_bytes);
+    pub(super) fn compare_and_write(
+        &self,
+        id: &ObjectId,
+        offset: u64,
+        expected: &Segments,
+        data: &Segments,
+        terms: &ChangeTerms,
+    ) -> Result<ChangeReply> {
+        self.make(id, terms, |object, state, version| {
+            let (from, len) = within(offset, expected.len_bytes() as u64, state.size_bytes);
             let found = read_range(&**state.live()?, state.at(from), len)?.to_vec();
             if let Some(at) = expected.first_difference(&found) {
                 return Err(Error::Mismatch { offset: offset + at as u64 });
             }
-            self.write_range(object, state, version, *offset, data)
+            self.write_range(object, state, version, offset, data)
         })
     }
 }

@@ -39,7 +39,7 @@ impl ChangeLog {
         &self,
         namespace: &NamespaceLog,
         origin: &Origin<'_>,
-        mutation: &Mutation,
+        mutation: Mutation<'_>,
         room: Option<&mut Room>,
     ) -> Result<Entry, Refusal> {
         // Counted before the condition is looked at.
@@ -141,7 +141,7 @@ impl ChangeLog {
 
     /// Whether a change is not to be logged but to go to the store at once, marked: it is too large for the
     /// log, or the log has come to its limit.
-    pub(crate) fn goes_through(&self, mutation: &Mutation) -> bool {
+    pub(crate) fn goes_through(&self, mutation: Mutation<'_>) -> bool {
         records::payload_bytes(mutation) > self.options.journaled_bytes_max
             || self.options.at_limit == AtLimit::Through && self.is_at_limit()
     }

@@ -3,14 +3,10 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
-use blocker::{
-    Blocker, DeleteRequest, DiscardRequest, Error, Namespace, ObjectId, Run, Segments, TruncateRequest,
-    WriteFullRequest, WriteRequest, WriteRunsRequest, WriteZeroesRequest,
-};
+use blocker::{Blocker, Change, Error, Namespace, ObjectId, Run, RunContent};
 use cached_journal::{Head, Position};
 
 use super::records::{self, Malformed, PendingState, Replayed};
-use crate::object::mutation::Mutation;
 
 /// A record that is none of a cache's.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -34,18 +30,7 @@ pub fn namespace_of(head: &Head<'_>) -> Option<Namespace> {
 pub struct RecordedChange {
     /// The object.
     pub object: ObjectId,
-    steps: Vec<Step>,
-}
-
-#[derive(Clone, Debug)]
-enum Step {
-    Write(u64, Segments),
-    Zeroes(u64, u64),
-    Discard(u64, u64),
-    Runs(Vec<Run>),
-    Replace(Segments),
-    Truncate(u64),
-    Delete,
+    changes: Vec<Change>,
 }
 
 /// Puts records into changes: all that an object has pending may take several records.
@@ -71,15 +56,15 @@ impl RecordReader {
         let replayed = records::decode(head, payload)?;
         let Some(name) = subject.name else { return Ok(None) };
         let object = ObjectId::new(subject.namespace, name);
-        let steps = match replayed {
+        let changes = match replayed {
             Replayed::Epoch => return Ok(None),
             Replayed::StatePart(part, parts, bytes) => match self.join(&object, part, parts, bytes) {
                 None => return Ok(None),
-                Some(state) => steps_of_state(PendingState::decode(state)?),
+                Some(state) => PendingState::decode(state)?.into_changes(),
             },
-            Replayed::Change(mutation) => vec![step_of(mutation)?],
+            Replayed::Change(change) => vec![change],
         };
-        Ok(Some(RecordedChange { object, steps }))
+        Ok(Some(RecordedChange { object, changes }))
     }
 
     /// Adds a part of a state. Returns all of it with the last part.
@@ -101,66 +86,16 @@ impl RecordReader {
     }
 }
 
-fn step_of(mutation: Mutation) -> Result<Step, MalformedRecord> {
-    Ok(match mutation {
-        Mutation::Write { offset, data } | Mutation::CompareAndWrite { offset, data, .. } => {
-            Step::Write(offset, data)
-        }
-        Mutation::WriteZeroes { offset, len } => Step::Zeroes(offset, len),
-        Mutation::Discard { offset, len } => Step::Discard(offset, len),
-        Mutation::WriteRuns { runs } => Step::Runs(runs),
-        Mutation::WriteFull { data } => Step::Replace(data),
-        Mutation::Truncate { size } => Step::Truncate(size),
-        Mutation::Delete => Step::Delete,
-        Mutation::Adopt(_) | Mutation::Touch => {
-            return Err(MalformedRecord(
-                "a record of the journal states a change that is never logged".into(),
-            ));
-        }
-    })
-}
-
-fn steps_of_state(state: PendingState) -> Vec<Step> {
-    let PendingState { is_present, is_replaced, truncate_to, size, runs } = state;
-    if !is_present {
-        return vec![Step::Delete];
-    }
-    let mut steps = Vec::new();
-    if is_replaced {
-        steps.push(Step::Replace(Segments::new()));
-    }
-    steps.extend(truncate_to.map(Step::Truncate));
-    if !runs.is_empty() {
-        steps.push(Step::Runs(runs));
-    }
-    steps.extend(size.map(Step::Truncate));
-    steps
-}
-
 impl RecordedChange {
     /// Makes the change to `store`. What it would do to a missing object is nothing.
     ///
     /// # Errors
     /// The store's.
     pub async fn make(&self, store: &dyn Blocker) -> Result<(), Error> {
-        for step in &self.steps {
-            let id = self.object.clone();
-            let made = match step {
-                Step::Write(offset, data) => {
-                    store.write(WriteRequest::new(id, *offset, data.clone())).await.map(drop)
-                }
-                Step::Zeroes(offset, len) => {
-                    store.write_zeroes(WriteZeroesRequest::new(id, *offset, *len)).await.map(drop)
-                }
-                Step::Discard(offset, len) => {
-                    store.discard(DiscardRequest::new(id, *offset, *len)).await.map(drop)
-                }
-                Step::Runs(runs) => write_runs(store, &id, runs).await,
-                Step::Replace(data) => {
-                    store.write_full(WriteFullRequest::new(id, data.clone())).await.map(drop)
-                }
-                Step::Truncate(size) => store.truncate(TruncateRequest::new(id, *size)).await.map(drop),
-                Step::Delete => store.delete(DeleteRequest::new(id)).await.map(drop),
+        for change in &self.changes {
+            let made = match change {
+                Change::WriteRuns { runs } => write_runs(store, &self.object, runs).await,
+                change => make(store, &self.object, change.clone()).await,
             };
             match made {
                 Ok(()) | Err(Error::Missing) => {}
@@ -173,17 +108,25 @@ impl RecordedChange {
     /// Calls `each` with what the change does to the ranges that are known of its object: offset and length,
     /// and true if the range is known afterwards, false if it is no longer part of the object.
     pub fn ranges(&self, mut each: impl FnMut(u64, u64, bool)) {
-        for step in &self.steps {
-            match step {
-                Step::Write(offset, data) => each(*offset, data.len_bytes() as u64, true),
-                Step::Zeroes(offset, len) | Step::Discard(offset, len) => each(*offset, *len, true),
-                Step::Runs(runs) => runs.iter().for_each(|run| each(run.offset, run.len_bytes(), true)),
-                Step::Replace(data) => {
+        for change in &self.changes {
+            match change {
+                Change::Write { offset, data } | Change::CompareAndWrite { offset, data, .. } => {
+                    each(*offset, data.len_bytes() as u64, true);
+                }
+                Change::WriteZeroes { offset, len_bytes } | Change::Discard { offset, len_bytes } => {
+                    each(*offset, *len_bytes, true);
+                }
+                Change::WriteRuns { runs } => {
+                    runs.iter().for_each(|run| each(run.offset, run.len_bytes(), true));
+                }
+                Change::WriteFull { data } => {
                     each(0, u64::MAX, false);
                     each(0, data.len_bytes() as u64, true);
                 }
-                Step::Truncate(size) => each(*size, u64::MAX - *size, false),
-                Step::Delete => each(0, u64::MAX, false),
+                Change::Truncate { size_bytes } => each(*size_bytes, u64::MAX - *size_bytes, false),
+                Change::Delete => each(0, u64::MAX, false),
+                // It is logged by its bytes.
+                Change::Copy { .. } => (),
             }
         }
     }
@@ -191,32 +134,33 @@ impl RecordedChange {
     /// Returns whether the change leaves nothing of what the object was before: it is replaced or removed.
     #[must_use]
     pub fn is_whole(&self) -> bool {
-        self.steps.iter().any(|step| matches!(step, Step::Replace(_) | Step::Delete))
+        self.changes.iter().any(Change::replaces_content)
     }
 
     /// Returns whether the object is removed.
     #[must_use]
     pub fn is_removal(&self) -> bool {
-        matches!(self.steps.last(), Some(Step::Delete))
+        matches!(self.changes.last(), Some(Change::Delete))
     }
 }
 
 /// Writes runs one by one: a store may take fewer in one change.
+async fn make(store: &dyn Blocker, id: &ObjectId, change: Change) -> Result<(), Error> {
+    store.change(change.request(id.clone())).await.map(drop)
+}
+
 async fn write_runs(store: &dyn Blocker, id: &ObjectId, runs: &[Run]) -> Result<(), Error> {
     let runs_max = store.capabilities().runs_max.max(1) as usize;
     if runs_max >= runs.len() && store.capabilities().runs_max > 0 {
-        return store.write_runs(WriteRunsRequest::new(id.clone(), runs.to_vec())).await.map(drop);
+        return make(store, id, Change::WriteRuns { runs: runs.to_vec() }).await;
     }
     for run in runs {
-        match &run.content {
-            blocker::RunContent::Data(data) => {
-                store.write(WriteRequest::new(id.clone(), run.offset, data.clone())).await.map(drop)?;
-            }
-            blocker::RunContent::Zeroes(len) => {
-                let request = WriteZeroesRequest::new(id.clone(), run.offset, *len);
-                store.write_zeroes(request).await.map(drop)?;
-            }
-        }
+        let offset = run.offset;
+        let change = match &run.content {
+            RunContent::Data(data) => Change::Write { offset, data: data.clone() },
+            RunContent::Zeroes(len_bytes) => Change::WriteZeroes { offset, len_bytes: *len_bytes },
+        };
+        make(store, id, change).await?;
     }
     Ok(())
 }
@@ -225,7 +169,7 @@ async fn write_runs(store: &dyn Blocker, id: &ObjectId, runs: &[Run]) -> Result<
 mod tests {
     use super::*;
     use blocker::executor::block_on;
-    use blocker::{BlockerExt, Memory, Name};
+    use blocker::{BlockerExt, Memory, Name, Segments};
     use records::Origin;
 
     fn id() -> ObjectId {
@@ -245,20 +189,21 @@ mod tests {
         let (id, store, mut reader) = (id(), Memory::default(), RecordReader::default());
         let origin = Origin { namespace: 1, id: &id, domain: None, version: 1, epoch: 1, was_present: false };
         let changes = [
-            Mutation::Write { offset: 2, data: Segments::from(b"abc") },
-            Mutation::WriteRuns { runs: vec![Run::data(0, b"x"), Run::zeroes(3, 1)] },
-            Mutation::Discard { offset: 4, len: 1 },
+            Change::Write { offset: 2, data: Segments::from(b"abc") },
+            Change::WriteRuns { runs: vec![Run::data(0, b"x"), Run::zeroes(3, 1)] },
+            Change::Discard { offset: 4, len_bytes: 1 },
         ];
         for change in changes {
-            let made = records::encode(&origin, &change, |record| make(&mut reader, &store, record));
+            let made = records::encode(&origin, (&change).into(), |record| make(&mut reader, &store, record));
             assert_eq!(made, Some(true));
         }
         assert_eq!(block_on(store.get(&id)).unwrap(), b"x\0a\0\0"[..]);
-        records::encode(&origin, &Mutation::Delete, |record| make(&mut reader, &store, record));
+        records::encode(&origin, (&Change::Delete).into(), |record| make(&mut reader, &store, record));
         // A change of what is missing does nothing.
-        records::encode(&origin, &Mutation::Truncate { size: 0 }, |record| make(&mut reader, &store, record));
-        let discard = Mutation::Discard { offset: 0, len: 1 };
-        records::encode(&origin, &discard, |record| make(&mut reader, &store, record));
+        let truncate = Change::Truncate { size_bytes: 0 };
+        records::encode(&origin, (&truncate).into(), |record| make(&mut reader, &store, record));
+        let discard = Change::Discard { offset: 0, len_bytes: 1 };
+        records::encode(&origin, (&discard).into(), |record| make(&mut reader, &store, record));
     }
 
     #[test]

@@ -26,11 +26,11 @@
 
 use std::borrow::Cow;
 
-use blocker::{Name, Namespace, ObjectId, OrderDomain, Run, RunContent, Segments};
+use blocker::{Change, Name, Namespace, ObjectId, OrderDomain, Run, RunContent, Segments};
 use bytes::Bytes;
 use cached_journal::{Head, Kind, Object, Record};
 
-use crate::object::mutation::Mutation;
+use crate::object::mutation::{CopiedContent, Mutation};
 
 pub(crate) const WRITE: Kind = Kind(1);
 pub(crate) const ZERO: Kind = Kind(2);
@@ -84,7 +84,7 @@ pub(crate) struct Subject {
 /// What a record states.
 #[derive(Debug)]
 pub(crate) enum Replayed {
-    Change(Mutation),
+    Change(Change),
     /// A part of a [`PendingState`]: its number, from 0, of how many, and its bytes.
     StatePart(u64, u64, Vec<u8>),
     /// The namespace was about to be claimed with the epoch of the record's head.
@@ -147,47 +147,43 @@ pub(crate) fn domain_number(domain: Option<OrderDomain>) -> u64 {
 }
 
 /// Returns the bytes of payload in the record of a change, or an upper limit of them.
-pub(crate) fn payload_bytes(mutation: &Mutation) -> u64 {
-    match mutation {
-        Mutation::Write { data, .. }
-        | Mutation::CompareAndWrite { data, .. }
-        | Mutation::WriteFull { data } => data.len_bytes() as u64,
-        Mutation::WriteRuns { runs } => {
+pub(crate) fn payload_bytes(mutation: Mutation<'_>) -> u64 {
+    match mutation.change {
+        Change::Write { data, .. } | Change::CompareAndWrite { data, .. } | Change::WriteFull { data } => {
+            data.len_bytes() as u64
+        }
+        Change::WriteRuns { runs } => {
             table_bytes(runs.len()) + runs.iter().map(Run::payload_bytes).sum::<u64>()
         }
-        Mutation::Adopt(content) => content.size(),
-        Mutation::WriteZeroes { .. }
-        | Mutation::Discard { .. }
-        | Mutation::Truncate { .. }
-        | Mutation::Delete
-        | Mutation::Touch => 0,
+        Change::Copy { .. } => mutation.copied.map_or(0, CopiedContent::size),
+        Change::WriteZeroes { .. } | Change::Discard { .. } | Change::Truncate { .. } | Change::Delete => 0,
     }
 }
 
 /// Calls `append` with the record of a change; returns `None` if the change leaves nothing to be logged.
 pub(crate) fn encode<R>(
     origin: &Origin<'_>,
-    mutation: &Mutation,
+    mutation: Mutation<'_>,
     append: impl FnOnce(&Record<'_>) -> R,
 ) -> Option<R> {
     let key = Key::new(&origin.id.namespace, origin.id.name.as_bytes());
     let head = |kind| origin.head(kind, &key);
     let bare = |kind, offset, len| Record { head: Head { offset, len, ..head(kind) }, payload: &[] };
-    Some(match mutation {
-        Mutation::Write { offset, data } | Mutation::CompareAndWrite { offset, data, .. } => {
+    Some(match mutation.change {
+        Change::Write { offset, data } | Change::CompareAndWrite { offset, data, .. } => {
             let head = Head { offset: *offset, len: data.len_bytes() as u64, ..head(WRITE) };
             with_slices(data, |payload| append(&Record { head, payload }))
         }
-        Mutation::WriteFull { data } => {
+        Change::WriteFull { data } => {
             let head = Head { len: data.len_bytes() as u64, ..head(REPLACE) };
             with_slices(data, |payload| append(&Record { head, payload }))
         }
-        Mutation::Adopt(content) => {
-            let bytes = content.to_vec();
+        Change::Copy { .. } => {
+            let bytes = mutation.copied?.to_vec();
             let head = Head { len: bytes.len() as u64, ..head(REPLACE) };
             append(&Record { head, payload: &[&bytes] })
         }
-        Mutation::WriteRuns { runs } => {
+        Change::WriteRuns { runs } => {
             let mut table = Vec::with_capacity(table_bytes(runs.len()) as usize);
             put_table(&mut table, runs);
             let offset = runs.first().map_or(0, |run| run.offset);
@@ -196,11 +192,10 @@ pub(crate) fn encode<R>(
             let slices: Vec<&[u8]> = std::iter::once(&table[..]).chain(data_of(runs)).collect();
             append(&Record { head, payload: &slices })
         }
-        Mutation::WriteZeroes { offset, len } => append(&bare(ZERO, *offset, *len)),
-        Mutation::Discard { offset, len } => append(&bare(DISCARD, *offset, *len)),
-        Mutation::Truncate { size } => append(&bare(TRUNCATE, *size, 0)),
-        Mutation::Delete => append(&bare(DELETE, 0, 0)),
-        Mutation::Touch => return None,
+        Change::WriteZeroes { offset, len_bytes } => append(&bare(ZERO, *offset, *len_bytes)),
+        Change::Discard { offset, len_bytes } => append(&bare(DISCARD, *offset, *len_bytes)),
+        Change::Truncate { size_bytes } => append(&bare(TRUNCATE, *size_bytes, 0)),
+        Change::Delete => append(&bare(DELETE, 0, 0)),
     })
 }
 
@@ -284,30 +279,41 @@ pub(crate) fn decode(head: &Head<'_>, payload: Vec<u8>) -> Result<Replayed, Malf
     if matches!(head.kind, WRITE | REPLACE) && payload.len() as u64 != len {
         return Err(Malformed("its payload is not as long as it says"));
     }
-    let mutation = match head.kind {
-        WRITE => Mutation::Write { offset, data: payload.into() },
-        ZERO => Mutation::WriteZeroes { offset, len },
-        DISCARD => Mutation::Discard { offset, len },
+    let change = match head.kind {
+        WRITE => Change::Write { offset, data: payload.into() },
+        ZERO => Change::WriteZeroes { offset, len_bytes: len },
+        DISCARD => Change::Discard { offset, len_bytes: len },
         RUNS => {
             let mut rest = Bytes::from(payload);
             let runs = take_runs(&mut rest)?;
             if runs.is_empty() || !rest.is_empty() {
                 return Err(Malformed("its runs are not what its payload has"));
             }
-            Mutation::WriteRuns { runs }
+            Change::WriteRuns { runs }
         }
-        REPLACE => Mutation::WriteFull { data: payload.into() },
-        TRUNCATE => Mutation::Truncate { size: offset },
-        DELETE => Mutation::Delete,
+        REPLACE => Change::WriteFull { data: payload.into() },
+        TRUNCATE => Change::Truncate { size_bytes: offset },
+        DELETE => Change::Delete,
         STATE if offset < len => return Ok(Replayed::StatePart(offset, len, payload)),
         EPOCH => return Ok(Replayed::Epoch),
         STATE => return Err(Malformed("its part is beyond the last one")),
         _ => return Err(Malformed("its kind is not known")),
     };
-    Ok(Replayed::Change(mutation))
+    Ok(Replayed::Change(change))
 }
 
 impl PendingState {
+    /// Returns the changes that make it of an object that is there, or is replaced or removed.
+    pub(crate) fn into_changes(self) -> Vec<Change> {
+        if !self.is_present {
+            return vec![Change::Delete];
+        }
+        let truncate = |size: Option<u64>| size.map(|size_bytes| Change::Truncate { size_bytes });
+        let replaced = self.is_replaced.then(|| Change::WriteFull { data: Segments::new() });
+        let written = (!self.runs.is_empty()).then_some(Change::WriteRuns { runs: self.runs });
+        [replaced, truncate(self.truncate_to), written, truncate(self.size)].into_iter().flatten().collect()
+    }
+
     /// Returns how many bytes [`Self::encode`] returns.
     pub(crate) fn encoded_bytes(&self) -> u64 {
         let data = self.runs.iter().map(Run::payload_bytes).sum::<u64>();
@@ -430,6 +436,8 @@ fn take_runs(rest: &mut Bytes) -> Result<Vec<Run>, Malformed> {
 
 #[cfg(all(test, not(shuttle)))]
 mod tests {
+    use blocker::Condition;
+
     use super::*;
 
     fn id() -> ObjectId {
@@ -440,9 +448,9 @@ mod tests {
         Origin { namespace: 3, id, domain: Some(OrderDomain(0)), version: 77, epoch: 5, was_present: true }
     }
 
-    fn recorded(mutation: &Mutation) -> (Head<'static>, Vec<u8>) {
+    fn recorded(change: &Change) -> (Head<'static>, Vec<u8>) {
         let record = |record: &Record<'_>| (record.head.clone().into_owned(), record.payload.concat());
-        encode(&origin(&id()), mutation, record).unwrap()
+        encode(&origin(&id()), change.into(), record).unwrap()
     }
 
     fn many(len: usize) -> Segments {
@@ -455,20 +463,20 @@ mod tests {
     fn every_change_comes_back_as_it_was_made() {
         let runs = vec![Run::data(5, many(2)), Run::zeroes(40, 4), Run::data(100, many(1))];
         let changes = [
-            Mutation::Write { offset: 9, data: many(1) },
-            Mutation::Write { offset: 9, data: many(40) },
-            Mutation::Write { offset: 0, data: Segments::new() },
-            Mutation::WriteZeroes { offset: 1, len: 2 },
-            Mutation::Discard { offset: 1, len: 2 },
-            Mutation::WriteRuns { runs },
-            Mutation::WriteFull { data: many(4) },
-            Mutation::Truncate { size: 12 },
-            Mutation::Delete,
+            Change::Write { offset: 9, data: many(1) },
+            Change::Write { offset: 9, data: many(40) },
+            Change::Write { offset: 0, data: Segments::new() },
+            Change::WriteZeroes { offset: 1, len_bytes: 2 },
+            Change::Discard { offset: 1, len_bytes: 2 },
+            Change::WriteRuns { runs },
+            Change::WriteFull { data: many(4) },
+            Change::Truncate { size_bytes: 12 },
+            Change::Delete,
         ];
         for change in changes {
             let (head, payload) = recorded(&change);
             assert_eq!((head.namespace, head.sequence, head.epoch), (3, 77, 5));
-            assert!(payload.len() as u64 <= payload_bytes(&change));
+            assert!(payload.len() as u64 <= payload_bytes((&change).into()));
             let about = subject(&head).unwrap();
             assert_eq!((about.namespace, about.name), (id().namespace, Some(id().name)));
             assert_eq!(about.domain, Some(OrderDomain(0)));
@@ -478,7 +486,7 @@ mod tests {
     }
 
     /// Which segments the bytes are in does not matter.
-    fn text(mutation: &Mutation) -> String {
+    fn text(change: &Change) -> String {
         let bytes = |data: &Segments| Segments::from(data.to_vec());
         let run = |run: &Run| match &run.content {
             RunContent::Data(data) => Run::data(run.offset, bytes(data)),
@@ -486,10 +494,10 @@ mod tests {
         };
         format!(
             "{:?}",
-            match mutation {
-                Mutation::Write { offset, data } => Mutation::Write { offset: *offset, data: bytes(data) },
-                Mutation::WriteFull { data } => Mutation::WriteFull { data: bytes(data) },
-                Mutation::WriteRuns { runs } => Mutation::WriteRuns { runs: runs.iter().map(run).collect() },
+            match change {
+                Change::Write { offset, data } => Change::Write { offset: *offset, data: bytes(data) },
+                Change::WriteFull { data } => Change::WriteFull { data: bytes(data) },
+                Change::WriteRuns { runs } => Change::WriteRuns { runs: runs.iter().map(run).collect() },
                 other => other.clone(),
             }
         )
@@ -497,10 +505,14 @@ mod tests {
 
     #[test]
     fn a_comparison_is_logged_as_the_write_it_became() {
-        let change = Mutation::CompareAndWrite { offset: 8, expected: many(1), data: many(2) };
+        let change = Change::CompareAndWrite { offset: 8, expected: many(1), data: many(2) };
         let (head, payload) = recorded(&change);
         assert_eq!((head.kind, head.offset, head.len, payload), (WRITE, 8, 6, many(2).to_vec()));
-        let nothing = encode(&origin(&id()), &Mutation::Touch, |_| ());
+        let nothing = encode(
+            &origin(&id()),
+            (&Change::Copy { from: id(), from_condition: Condition::None }).into(),
+            |_| (),
+        );
         assert!(nothing.is_none());
     }
 
@@ -509,7 +521,7 @@ mod tests {
         for domain in [None, Some(OrderDomain(0)), Some(OrderDomain(7)), Some(OrderDomain(u64::MAX))] {
             let id = id();
             let origin = Origin { domain, ..origin(&id) };
-            let head = encode(&origin, &Mutation::Delete, |it| it.head.clone().into_owned()).unwrap();
+            let head = encode(&origin, (&Change::Delete).into(), |it| it.head.clone().into_owned()).unwrap();
             assert_eq!(subject(&head).unwrap().domain, domain);
         }
     }

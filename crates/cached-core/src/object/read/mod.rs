@@ -220,7 +220,7 @@ pub(crate) async fn info_detached(shared: Arc<Shared>, request: InfoRequest, has
 #[cfg(all(test, not(shuttle)))]
 mod tests {
     use blocker::executor::block_on;
-    use blocker::{Blocker, Memory, SystemClock, WriteRequest};
+    use blocker::{Blocker, BlockerExt, Memory, SystemClock, WriteRequest};
 
     use super::*;
     use crate::object::ObjectCache;

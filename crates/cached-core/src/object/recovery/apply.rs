@@ -3,11 +3,10 @@
 use std::time::Duration;
 
 use blocker::admission::{range_end, runs_end};
-use blocker::{Change, Error, ObjectId, Result, Segments};
+use blocker::{Change, ChangeTerms, Error, ObjectId, Result, Segments};
 use cached_journal::{Head, Position, ReadError, RecordPlace};
 
 use crate::object::journal::records::{PendingState, Replayed, decode, subject};
-use crate::object::mutation::Mutation;
 use crate::object::shared::Shared;
 use crate::object::write::apply::{Again, apply_again_at_once, is_too_large};
 use crate::object::write::back::change_again;
@@ -22,8 +21,8 @@ pub(super) const READ_DELAY: Duration = Duration::from_secs(1);
 pub(super) struct Redo {
     pub(super) id: ObjectId,
     pub(super) hash: u64,
-    mutations: Vec<Mutation>,
-    change: Change,
+    changes: Vec<Change>,
+    terms: ChangeTerms,
     again: Again,
 }
 
@@ -45,8 +44,8 @@ pub(super) fn redo(
     let id = ObjectId::new(about.namespace, name);
     // The log must stay from there on until the change is stored.
     let mut first = position;
-    let mutations = match decode(head, payload).map_err(|error| corrupt(error.to_string()))? {
-        Replayed::Change(mutation) => vec![mutation],
+    let changes = match decode(head, payload).map_err(|error| corrupt(error.to_string()))? {
+        Replayed::Change(change) => vec![change],
         Replayed::Epoch => return Ok(None),
         Replayed::StatePart(part, of, _) if part + 1 < of => return Ok(None),
         Replayed::StatePart(part, of, last) => {
@@ -69,55 +68,41 @@ pub(super) fn redo(
             }
             first = parts.first().map_or(position, |(first, ..)| *first);
             state.extend(last);
-            mutations_of(PendingState::decode(state).map_err(|error| corrupt(error.to_string()))?)
+            changes_of(PendingState::decode(state).map_err(|error| corrupt(error.to_string()))?)
         }
     };
-    for mutation in &mutations {
-        check(shared, mutation)?;
+    for change in &changes {
+        check(shared, change)?;
     }
-    let mut change = Change::default();
-    change.domain = about.domain;
+    let mut terms = ChangeTerms::default();
+    terms.domain = about.domain;
     let again = Again { version: head.sequence, position: first, was_present: about.was_present };
-    Ok(Some(Redo { hash: shared.hash(&id), id, mutations, change, again }))
+    Ok(Some(Redo { hash: shared.hash(&id), id, changes, terms, again }))
 }
 
 /// Returns the changes that make a state.
-fn mutations_of(state: PendingState) -> Vec<Mutation> {
-    if !state.is_present {
-        return vec![Mutation::Delete];
-    }
-    let mut all = vec![match state.is_replaced {
-        true => Mutation::WriteFull { data: Segments::new() },
-        // The object is there, if only empty.
-        false => Mutation::Write { offset: 0, data: Segments::new() },
-    }];
-    all.extend(state.truncate_to.map(|size| Mutation::Truncate { size }));
-    if !state.runs.is_empty() {
-        all.push(Mutation::WriteRuns { runs: state.runs });
-    }
-    all.extend(state.size.map(|size| Mutation::Truncate { size }));
-    all
+fn changes_of(state: PendingState) -> Vec<Change> {
+    // The object is there, if only empty.
+    let is_kept = state.is_present && !state.is_replaced;
+    let first = is_kept.then(|| Change::Write { offset: 0, data: Segments::new() });
+    first.into_iter().chain(state.into_changes()).collect()
 }
 
 /// Checks that a change is within the limits of this cache, which may be lower than those of the process that
 /// made it.
-fn check(shared: &Shared, mutation: &Mutation) -> Result<()> {
+fn check(shared: &Shared, change: &Change) -> Result<()> {
     let limit = shared.control.config.object_bytes_max;
-    match mutation {
-        Mutation::Write { offset, data } => range_end(*offset, data.len_bytes() as u64, limit)?,
-        Mutation::WriteZeroes { offset, len } => range_end(*offset, *len, limit)?,
+    match change {
         // Its part beyond the largest object was cut off when it was made.
-        Mutation::Discard { offset, len } => range_end(*offset, *len, limit)?,
-        Mutation::WriteFull { data } => range_end(0, data.len_bytes() as u64, limit)?,
-        Mutation::Truncate { size } => range_end(*size, 0, limit)?,
-        Mutation::WriteRuns { runs } => {
+        Change::Discard { offset, len_bytes } => range_end(*offset, *len_bytes, limit).map(drop)?,
+        Change::WriteRuns { runs } => {
             let mut can = shared.store.can;
             (can.object_bytes_max, can.runs_max, can.request_bytes_max) = (limit, u32::MAX, u64::MAX);
-            runs_end(runs, &can)?
+            runs_end(runs, &can).map(drop)?;
         }
-        _ => 0,
-    };
-    if is_too_large(shared, mutation) {
+        change => change.check_end(limit)?,
+    }
+    if is_too_large(shared, change.into()) {
         return Err(Error::TooLarge {
             limit_bytes: shared.metrics.dirty_room.dirty_max() * blocker::BUCKET_BYTES,
         });
@@ -128,9 +113,9 @@ fn check(shared: &Shared, mutation: &Mutation) -> Result<()> {
 impl Redo {
     /// Makes the change, if all that it needs is at hand.
     pub(super) fn at_once(&self, shared: &Shared) -> Option<Result<()>> {
-        let [mutation] = &self.mutations[..] else { return None };
-        let Self { id, hash, change, again, .. } = self;
-        let answer = apply_again_at_once(shared, id, *hash, mutation, change, *again)?;
+        let [change] = &self.changes[..] else { return None };
+        let Self { id, hash, terms, again, .. } = self;
+        let answer = apply_again_at_once(shared, id, *hash, change.into(), terms, *again)?;
         Some(or_nothing_to_do(answer))
     }
 
@@ -139,11 +124,12 @@ impl Redo {
     /// # Errors
     /// What trying again does not help against.
     pub(super) async fn make(&self, shared: &Arc<Shared>) -> Result<()> {
-        for mutation in &self.mutations {
+        for change in &self.changes {
             let mut delay = shared.control.config.retry_delay_min;
             loop {
-                let Self { id, hash, change, again, .. } = self;
-                let made = change_again(shared, id, *hash, mutation.clone(), *change, *again).await;
+                let Self { id, hash, terms, again, .. } = self;
+                let request = change.clone().request(id.clone()).terms(*terms);
+                let made = change_again(shared, request, *hash, *again).await;
                 match or_nothing_to_do(made) {
                     Ok(()) => break,
                     Err(error) if is_for_the_time_being(&error) => {

@@ -1,14 +1,13 @@
 //! Slots and their buckets: set, released, copied before they are changed, filled up from the store, evicted;
 //! and the resources that a step brings for them.
 
-use blocker::{BUCKET_BYTES, Run, RunContent, Segments};
+use blocker::{BUCKET_BYTES, Change, Run, RunContent, Segments};
 
 use super::{Env, Known, Object, ReportedHead};
 use crate::object::memory::geometry::{BUCKET_U64, Buckets, Cursor, SECTORS, parts, touched};
 use crate::object::memory::pool::{BUCKET, Reserved};
 use crate::object::memory::queue::{MARKED, PASSING, UNREAD};
 use crate::object::memory::slots::{SECTOR_BYTES, Slot, State};
-use crate::object::mutation::Mutation;
 
 impl Object {
     /// Whether the slot's bucket may be changed in place.
@@ -296,26 +295,23 @@ pub(crate) struct Resources<'a> {
 
 impl Object {
     /// Returns the room that a change takes beside that of the buckets it makes dirty.
-    pub(crate) fn bucketless_for(&self, mutation: &Mutation) -> u32 {
-        let zeros = match mutation {
-            Mutation::WriteZeroes { offset, len } => self.new_zeros(*offset, *len),
-            Mutation::Discard { offset, len } => {
-                self.new_zeros(*offset, self.head.size.saturating_sub(*offset).min(*len))
+    pub(crate) fn bucketless_for(&self, change: &Change) -> u32 {
+        let zeros = match change {
+            Change::WriteZeroes { offset, len_bytes } => self.new_zeros(*offset, *len_bytes),
+            Change::Discard { offset, len_bytes } => {
+                self.new_zeros(*offset, self.head.size.saturating_sub(*offset).min(*len_bytes))
             }
-            Mutation::WriteRuns { runs } => runs.iter().map(|run| self.new_zeros_of(run)).sum(),
+            Change::WriteRuns { runs } => runs.iter().map(|run| self.new_zeros_of(run)).sum(),
             _ => 0,
         };
-        let changes_the_whole = match mutation {
-            Mutation::Truncate { size } => *size != self.head.size,
-            Mutation::Delete => true,
-            Mutation::WriteFull { data } => data.is_empty(),
-            Mutation::WriteZeroes { offset, len } => offset + len > self.head.size,
-            Mutation::Write { .. } | Mutation::WriteRuns { .. } => self.head.known == Known::Absent,
-            Mutation::Discard { .. }
-            | Mutation::CompareAndWrite { .. }
-            | Mutation::Touch
-            // Its room was taken with its content.
-            | Mutation::Adopt(_) => false,
+        let changes_the_whole = match change {
+            Change::Truncate { size_bytes } => *size_bytes != self.head.size,
+            Change::Delete => true,
+            Change::WriteFull { data } => data.is_empty(),
+            Change::WriteZeroes { offset, len_bytes } => offset + len_bytes > self.head.size,
+            Change::Write { .. } | Change::WriteRuns { .. } => self.head.known == Known::Absent,
+            // The room of a copy was taken with its content.
+            Change::Discard { .. } | Change::CompareAndWrite { .. } | Change::Copy { .. } => false,
         };
         zeros.max(u32::from(changes_the_whole && self.pending.bucketless == 0))
     }

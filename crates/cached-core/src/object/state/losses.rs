@@ -187,7 +187,7 @@ impl Losses {
 
     /// Forgets what an object has lost if a change has replaced all of its content, or removed it.
     #[inline]
-    pub(crate) fn repaired_by(&self, object: &ObjectId, mutation: &Mutation) {
+    pub(crate) fn repaired_by(&self, object: &ObjectId, mutation: Mutation<'_>) {
         if self.is_any() && mutation.replaces_content() {
             self.repair(&Scope::Object(object.clone()));
         }

@@ -1,6 +1,6 @@
 //! The changes of an object that are newer than the store: what each lacks, and how it is made.
 
-use blocker::{Error, Result, Run, RunContent, Segments};
+use blocker::{Change, Error, Result, Run, RunContent, Segments};
 
 use super::{Env, Known, Missing, Object, Resources};
 use crate::object::memory::geometry::{BUCKET_U64, Cursor, edges, parts, touched};
@@ -239,20 +239,22 @@ impl Object {
     pub(crate) fn missing_for(
         &self,
         env: &Env<'_>,
-        mutation: &Mutation,
+        change: &Change,
         resources: &Resources<'_>,
     ) -> Result<Missing> {
-        Ok(match mutation {
-            Mutation::Write { offset, data } => self.missing_for_data(env, *offset, data, resources),
-            Mutation::WriteZeroes { offset, len } => self.missing_for_zeroes(env, *offset, *len, resources),
+        Ok(match change {
+            Change::Write { offset, data } => self.missing_for_data(env, *offset, data, resources),
+            Change::WriteZeroes { offset, len_bytes } => {
+                self.missing_for_zeroes(env, *offset, *len_bytes, resources)
+            }
             // Two runs in one bucket count it twice: the surplus is given back.
-            Mutation::WriteRuns { runs } => runs
+            Change::WriteRuns { runs } => runs
                 .iter()
                 .fold(Missing::default(), |sum, run| sum.and(self.missing_for_run(env, run, resources))),
-            Mutation::Discard { offset, len } => {
-                self.missing_for_zeroes(env, *offset, self.within(*offset, *len), resources)
+            Change::Discard { offset, len_bytes } => {
+                self.missing_for_zeroes(env, *offset, self.within(*offset, *len_bytes), resources)
             }
-            Mutation::CompareAndWrite { offset, expected, data } => {
+            Change::CompareAndWrite { offset, expected, data } => {
                 let len = expected.len_bytes() as u64;
                 let missing = self.missing_for_write(env, *offset, data.len_bytes() as u64, resources);
                 let found = match self.read(env, *offset, len, resources.loaded) {
@@ -264,12 +266,12 @@ impl Object {
                 }
                 missing
             }
-            Mutation::WriteFull { data } => {
+            Change::WriteFull { data } => {
                 let credits = data.len_bytes().div_ceil(BUCKET) as u32;
                 Missing { buckets: credits - self.adoptable(env, 0, data), credits, load: None }
             }
-            Mutation::Truncate { size } => self.missing_for_truncate(env, *size),
-            Mutation::Delete | Mutation::Touch | Mutation::Adopt(_) => Missing::default(),
+            Change::Truncate { size_bytes } => self.missing_for_truncate(env, *size_bytes),
+            Change::Delete | Change::Copy { .. } => Missing::default(),
         })
     }
 
@@ -287,33 +289,36 @@ impl Object {
         self.head.size.saturating_sub(offset).min(len)
     }
 
-    pub(crate) fn mutate(&mut self, env: &Env<'_>, mutation: &Mutation, resources: &mut Resources<'_>) {
-        let creates = self.head.known == Known::Absent && !matches!(mutation, Mutation::Delete);
+    pub(crate) fn mutate(&mut self, env: &Env<'_>, mutation: Mutation<'_>, resources: &mut Resources<'_>) {
+        let creates = self.head.known == Known::Absent && !matches!(mutation.change, Change::Delete);
         if creates {
             self.head.known = Known::Present;
             self.head.size = 0;
             self.pending.size_dirty = true;
         }
-        match mutation {
-            Mutation::Write { offset, data } | Mutation::CompareAndWrite { offset, data, .. } => {
+        match mutation.change {
+            Change::Write { offset, data } | Change::CompareAndWrite { offset, data, .. } => {
                 self.write(env, *offset, data, resources);
             }
-            Mutation::WriteZeroes { offset, len } => self.write_zeroes(env, *offset, *len, true, resources),
-            Mutation::WriteRuns { runs } => runs.iter().for_each(|run| match &run.content {
+            Change::WriteZeroes { offset, len_bytes } => {
+                self.write_zeroes(env, *offset, *len_bytes, true, resources);
+            }
+            Change::WriteRuns { runs } => runs.iter().for_each(|run| match &run.content {
                 RunContent::Data(data) => self.write(env, run.offset, data, resources),
                 RunContent::Zeroes(len) => self.write_zeroes(env, run.offset, *len, true, resources),
             }),
-            Mutation::Discard { offset, len } => {
-                self.write_zeroes(env, *offset, self.within(*offset, *len), false, resources);
+            Change::Discard { offset, len_bytes } => {
+                self.write_zeroes(env, *offset, self.within(*offset, *len_bytes), false, resources);
             }
-            Mutation::WriteFull { data } => {
+            Change::WriteFull { data } => {
                 self.replace(env, Known::Present);
                 self.write(env, 0, data, resources);
             }
-            Mutation::Truncate { size } => self.truncate(env, *size, resources),
-            Mutation::Delete => self.replace(env, Known::Absent),
-            Mutation::Touch => (),
-            Mutation::Adopt(content) => self.become_copy(env, content),
+            Change::Truncate { size_bytes } => self.truncate(env, *size_bytes, resources),
+            Change::Delete => self.replace(env, Known::Absent),
+            Change::Copy { .. } => {
+                mutation.copied.into_iter().for_each(|content| self.become_copy(env, content));
+            }
         }
     }
 }

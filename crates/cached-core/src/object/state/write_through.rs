@@ -1,6 +1,6 @@
 //! Taking over what the store has done already, and dropping what it may no longer have.
 
-use blocker::{Change, ChangeReply, Error, RunContent, Segments, WriteMode};
+use blocker::{Change, ChangeReply, ChangeTerms, Error, RunContent, Segments, WriteMode};
 
 use super::ranges::Ticket;
 use super::{Env, Known, Object, Resources};
@@ -40,42 +40,45 @@ impl Object {
     pub(crate) fn take_over_change(
         &mut self,
         env: &Env<'_>,
-        mutation: &Mutation,
+        mutation: Mutation<'_>,
         policy: WriteMode,
         resources: &mut Resources<'_>,
     ) {
-        if policy == WriteMode::Around && !matches!(mutation, Mutation::Truncate { .. } | Mutation::Delete) {
-            if !matches!(mutation, Mutation::Touch) {
+        if policy == WriteMode::Around && !matches!(mutation.change, Change::Truncate { .. } | Change::Delete)
+        {
+            if !matches!(mutation.change, Change::Copy { .. }) {
                 self.forget(env, mutation.buckets());
             }
             return;
         }
-        match mutation {
-            Mutation::Write { offset, data } | Mutation::CompareAndWrite { offset, data, .. } => {
+        match mutation.change {
+            Change::Write { offset, data } | Change::CompareAndWrite { offset, data, .. } => {
                 self.write_through(env, *offset, data, resources);
             }
-            Mutation::WriteZeroes { offset, len } => self.zero_through(env, *offset, *len, resources),
-            Mutation::WriteRuns { runs } => runs.iter().for_each(|run| match &run.content {
+            Change::WriteZeroes { offset, len_bytes } => {
+                self.zero_through(env, *offset, *len_bytes, resources);
+            }
+            Change::WriteRuns { runs } => runs.iter().for_each(|run| match &run.content {
                 RunContent::Data(data) => self.write_through(env, run.offset, data, resources),
                 RunContent::Zeroes(len) => self.zero_through(env, run.offset, *len, resources),
             }),
-            Mutation::Discard { offset, len } => {
+            Change::Discard { offset, len_bytes } => {
                 // Without the object's end it is not known what has become zeros.
                 let is_known = self.head.known == Known::Present;
-                let within = self.head.size.saturating_sub(*offset).min(*len);
+                let within = self.head.size.saturating_sub(*offset).min(*len_bytes);
                 if is_known && within > 0 {
                     self.zero_through(env, *offset, within, resources);
                 } else if !is_known {
                     self.forget(env, mutation.buckets());
                 }
             }
-            Mutation::WriteFull { data } => {
+            Change::WriteFull { data } => {
                 self.forget(env, WHOLE);
                 self.write_through(env, 0, data, resources);
             }
-            Mutation::Truncate { size } => self.truncated(env, *size),
-            Mutation::Delete => self.forget(env, WHOLE),
-            Mutation::Touch | Mutation::Adopt(_) => (),
+            Change::Truncate { size_bytes } => self.truncated(env, *size_bytes),
+            Change::Delete => self.forget(env, WHOLE),
+            Change::Copy { .. } => (),
         }
     }
 
@@ -176,28 +179,28 @@ impl Object {
     /// Brings the head up to date.
     pub(crate) fn changed_below(
         &mut self,
-        mutation: &Mutation,
         change: &Change,
+        terms: &ChangeTerms,
         reply: &ChangeReply,
         is_exact: bool,
         next_version: impl FnOnce() -> u64,
     ) {
         let head = &mut self.head;
         let was_known = head.known == Known::Present;
-        let size = match mutation {
-            Mutation::Write { .. }
-            | Mutation::CompareAndWrite { .. }
-            | Mutation::WriteZeroes { .. }
-            | Mutation::WriteRuns { .. }
+        let size = match change {
+            Change::Write { .. }
+            | Change::CompareAndWrite { .. }
+            | Change::WriteZeroes { .. }
+            | Change::WriteRuns { .. }
                 if was_known =>
             {
-                head.size.max(mutation.end())
+                head.size.max(change.end())
             }
-            Mutation::Discard { .. } | Mutation::Touch if was_known => head.size,
-            Mutation::Delete => 0,
+            Change::Discard { .. } | Change::Copy { .. } if was_known => head.size,
+            Change::Delete => 0,
             _ => reply.size_bytes,
         };
-        let is_delete = matches!(mutation, Mutation::Delete);
+        let is_delete = matches!(change, Change::Delete);
         head.known = match (is_delete, was_known || is_exact) {
             (true, _) => Known::Absent,
             (false, true) => Known::Present,
@@ -207,14 +210,14 @@ impl Object {
         (head.size, head.store_size, head.store_exists) = (size, size, !is_delete);
         head.store_version = (is_exact && !is_delete).then_some(reply.version.0);
         head.version = head.store_version.unwrap_or_else(next_version);
-        if change.stamp.is_some() {
-            head.stamp = change.stamp;
+        if terms.stamp.is_some() {
+            head.stamp = terms.stamp;
         }
     }
 
-    /// Forgets what an error puts in doubt: the object may have been changed in the store, or what was known
-    /// has turned out wrong.
-    pub(crate) fn perhaps_changed(&mut self, env: &Env<'_>, mutation: &Mutation, error: &Error) {
+    /// Forgets what an error of a change of these buckets puts in doubt: the object may have been
+    /// changed in the store, or what was known has turned out wrong.
+    pub(crate) fn perhaps_changed(&mut self, env: &Env<'_>, buckets: Buckets, error: &Error) {
         let doubts = matches!(
             error,
             Error::OutcomeUnknown(_)
@@ -230,7 +233,7 @@ impl Object {
             return;
         }
         if matches!(error, Error::OutcomeUnknown(_) | Error::NotStored(_)) {
-            self.forget(env, mutation.buckets());
+            self.forget(env, buckets);
         } else {
             self.invalidate(env, &mut Reserved::none(env.pool));
         }

@@ -3,8 +3,8 @@
 
 use blocker::admission::{Head as StoreHead, admit};
 use blocker::{
-    Change, ChangeReply, Durability, Epoch, Error, Namespace, ObjectId, OrderDomain, Result, Timestamp,
-    Version, WriteMode,
+    Change, ChangeReply, ChangeTerms, Durability, Epoch, Error, Namespace, ObjectId, OrderDomain, Result,
+    Timestamp, Version, WriteMode,
 };
 use cached_journal::Position;
 
@@ -56,10 +56,10 @@ pub(super) enum Holds {
 
 /// A change to be applied.
 #[derive(Clone, Copy)]
-pub(super) struct ChangeRequest<'a> {
+pub(super) struct Asked<'a> {
     pub(super) id: &'a ObjectId,
-    pub(super) mutation: &'a Mutation,
-    pub(super) change: &'a Change,
+    pub(super) mutation: Mutation<'a>,
+    pub(super) terms: &'a ChangeTerms,
     pub(super) holds: Holds,
     /// The object's namespace, if its changes are logged.
     pub(super) log: LogTerms<'a>,
@@ -136,11 +136,11 @@ fn log_change(
     shared: &Shared,
     object: &mut Object,
     env: &Env<'_>,
-    request: &ChangeRequest<'_>,
+    asked: &Asked<'_>,
     (version, now): (u64, Timestamp),
     room: Option<&mut Room>,
 ) -> Result<Logged, Blocked> {
-    let (log, namespace) = match request.log {
+    let (log, namespace) = match asked.log {
         LogTerms::Nowhere => return Ok(Logged::default()),
         LogTerms::In(_, namespace) if namespace.has_forwarded() => return Err(Blocked::Forwarded),
         LogTerms::In(log, namespace) => (log, namespace),
@@ -156,22 +156,22 @@ fn log_change(
             return Ok(Logged { position, hold, _unlogged: None });
         }
     };
-    if object.pending.queue_number == 0 && !matches!(request.mutation, Mutation::Touch) {
+    if object.pending.queue_number == 0 && !asked.mutation.is_touch() {
         // Before the append: whatever is to store all that the log has up to now finds the object.
         object.pending.queue_number = shared.objects.dirty_queue.insert(env.node, env.namespace, now);
         wake_if_due(shared, env.namespace);
     }
-    let ChangeRequest { id, change, .. } = *request;
+    let Asked { id, terms, .. } = *asked;
     let epoch = namespace.epoch();
     let origin = Origin {
         namespace: namespace.number,
         id,
-        domain: change.domain,
+        domain: terms.domain,
         version,
         epoch,
         was_present: object.head.known == Known::Present,
     };
-    match log.append(namespace, &origin, request.mutation, room) {
+    match log.append(namespace, &origin, asked.mutation, room) {
         Ok(Entry::Nothing) => Ok(Logged::default()),
         Ok(Entry::Unlogged(unlogged)) => Ok(Logged { _unlogged: Some(unlogged), ..Logged::default() }),
         Ok(Entry::Record(position, hold)) => {
@@ -215,11 +215,11 @@ pub(super) fn apply(
     shared: &Shared,
     object: &mut Object,
     env: &Env<'_>,
-    request: &ChangeRequest<'_>,
+    asked: &Asked<'_>,
     resources: &mut Resources<'_>,
     mut room: Option<&mut Room>,
 ) -> Result<Applied, Blocked> {
-    let ChangeRequest { id, mutation, change, holds, .. } = *request;
+    let Asked { id, mutation, terms, holds, .. } = *asked;
     let fences = shared.fences_callers();
     if !shared.owns(object) {
         return Err(Blocked::Owner);
@@ -227,7 +227,7 @@ pub(super) fn apply(
     if object.head.known == Known::Unknown || fences && !object.head.is_full {
         return Err(Blocked::Head);
     }
-    if fences && let Some(domain) = change.domain.filter(|it| object.head.domain_asked != Some(*it)) {
+    if fences && let Some(domain) = terms.domain.filter(|it| object.head.domain_asked != Some(*it)) {
         return Err(Blocked::Domain(domain));
     }
     if holds == Holds::Nothing && object.is_changing(&mutation.buckets())
@@ -235,19 +235,19 @@ pub(super) fn apply(
     {
         return Err(Blocked::Changing);
     }
-    if object.has_other_domain(change.domain) {
+    if object.has_other_domain(terms.domain) {
         return Err(Blocked::OtherDomain);
     }
     let is_present = object.head.known == Known::Present;
     let version = is_present.then_some(Version(object.head.version));
-    let claimed = shared.store.claims.in_force(id, change.domain).0.max(object.head.claimed);
+    let claimed = shared.store.claims.in_force(id, terms.domain).0.max(object.head.claimed);
     let head = StoreHead { version, stamp: object.head.stamp };
-    admit(head, Epoch(claimed), change).map_err(Blocked::Failed)?;
+    admit(head, Epoch(claimed), terms).map_err(Blocked::Failed)?;
     if mutation.needs_present() && !is_present {
         return Err(Blocked::Failed(Error::Missing));
     }
-    if let LogTerms::Again(_, again) = request.log {
-        if matches!(mutation, Mutation::WriteFull { .. } | Mutation::Delete) {
+    if let LogTerms::Again(_, again) = asked.log {
+        if mutation.change.replaces_content() {
             // Whatever the store had is gone.
             object.head.has_unlogged = false;
         } else if object.head.has_unlogged || again.was_present && !is_present {
@@ -258,7 +258,7 @@ pub(super) fn apply(
     let credits = resources.credits;
     // Drawn when the change is certain to be made.
     let moment = |object: &Object| {
-        let version = match request.log {
+        let version = match asked.log {
             // What came back is what the version stood for, unless the store has had more than the log.
             LogTerms::Again(_, again) if !object.head.has_unlogged => again.version,
             _ => shared.objects.next_version(env.hash),
@@ -267,17 +267,17 @@ pub(super) fn apply(
     };
     let mut made = (0, Timestamp(0));
     let mut logged = Logged::default();
-    let is_rewrite = match mutation {
-        Mutation::Write { offset, data } if is_present => object.rewrite(env, *offset, data, |object| {
+    let is_rewrite = match mutation.change {
+        Change::Write { offset, data } if is_present => object.rewrite(env, *offset, data, |object| {
             made = moment(object);
-            logged = log_change(shared, object, env, request, made, room.take())?;
+            logged = log_change(shared, object, env, asked, made, room.take())?;
             Ok(())
         })?,
         _ => false,
     };
     if !is_rewrite {
-        let mut missing = object.missing_for(env, mutation, resources).map_err(Blocked::Failed)?;
-        let bucketless = object.bucketless_for(mutation);
+        let mut missing = object.missing_for(env, mutation.change, resources).map_err(Blocked::Failed)?;
+        let bucketless = object.bucketless_for(mutation.change);
         missing.credits += bucketless;
         if missing.load.is_some()
             || missing.buckets > resources.reserved.count()
@@ -287,27 +287,27 @@ pub(super) fn apply(
         }
         let before = is_present.then_some(object.head.size);
         let sizes = (before.unwrap_or(0), mutation.size_after(before));
-        match request.log {
+        match asked.log {
             // It has been acknowledged.
             LogTerms::Again(..) => shared.control.quotas.note(env.namespace, id, sizes),
-            _ => change_size(shared, env.namespace, id, sizes, change.settles).map_err(Blocked::Failed)?,
+            _ => change_size(shared, env.namespace, id, sizes, terms.settles).map_err(Blocked::Failed)?,
         }
         made = moment(object);
-        logged = log_change(shared, object, env, request, made, room)
+        logged = log_change(shared, object, env, asked, made, room)
             .inspect_err(|_| shared.control.quotas.note(env.namespace, id, (sizes.1, sizes.0)))?;
         object.mutate(env, mutation, resources);
         object.hold_bucketless(env, bucketless, resources);
         shared.objects.losses.repaired_by(id, mutation);
     }
     let (version, now) = made;
-    object.note_change(now, version, change.domain);
-    object.pending.is_acknowledged |= change.durability == Durability::Cached;
+    object.note_change(now, version, terms.domain);
+    object.pending.is_acknowledged |= terms.durability == Durability::Cached;
     let is_pending = enqueue(shared, object, env);
     let released = logged.hold.map_or([None, None], |hold| keep_hold(shared, object, hold));
     if resources.credits < credits && shared.metrics.dirty_room.pressure_has_begun() {
         shared.background.wake();
     }
-    shared.metrics.of(env.namespace).count_write(env.hash, rank(change.durability));
+    shared.metrics.of(env.namespace).count_write(env.hash, rank(terms.durability));
     let reply = ChangeReply::new(Version(version), object.head.size, Durability::Cached);
     let (queue_number, position) = (object.pending.queue_number, logged.position);
     Ok(Applied { reply, queue_number, is_pending, position, released })
@@ -341,8 +341,8 @@ pub(crate) fn apply_at_once(
     shared: &Shared,
     id: &ObjectId,
     hash: u64,
-    mutation: &Mutation,
-    change: &Change,
+    mutation: Mutation<'_>,
+    terms: &ChangeTerms,
     known: Option<&NamespaceLog>,
 ) -> Option<Result<Applied>> {
     if shared.is_unrecovered(hash) {
@@ -352,7 +352,7 @@ pub(crate) fn apply_at_once(
         return None;
     }
     let log = LogTerms::new(shared.journal.log.as_ref(), &id.namespace, known);
-    try_apply(shared, id, hash, mutation, change, log)
+    try_apply(shared, id, hash, mutation, terms, log)
 }
 
 /// As [`apply_at_once`], for a recovery.
@@ -360,12 +360,12 @@ pub(crate) fn apply_again_at_once(
     shared: &Shared,
     id: &ObjectId,
     hash: u64,
-    mutation: &Mutation,
-    change: &Change,
+    mutation: Mutation<'_>,
+    terms: &ChangeTerms,
     again: Again,
 ) -> Option<Result<()>> {
     let log = LogTerms::Again(shared.journal.log.as_ref()?, again);
-    try_apply(shared, id, hash, mutation, change, log).map(|applied| applied.map(|_| ()))
+    try_apply(shared, id, hash, mutation, terms, log).map(|applied| applied.map(|_| ()))
 }
 
 #[inline]
@@ -373,17 +373,17 @@ fn try_apply(
     shared: &Shared,
     id: &ObjectId,
     hash: u64,
-    mutation: &Mutation,
-    change: &Change,
+    mutation: Mutation<'_>,
+    terms: &ChangeTerms,
     log: LogTerms<'_>,
 ) -> Option<Result<Applied>> {
     let mut resources = Resources { reserved: Reserved::none(&shared.memory.pool), credits: 0, loaded: None };
-    let request = ChangeRequest { id, mutation, change, holds: Holds::Nothing, log };
+    let asked = Asked { id, mutation, terms, holds: Holds::Nothing, log };
     let mut answer = None;
     let mut namespace = OTHERS;
     for is_last in [false, true] {
         let ahead = |object: &Object, env: &Env<'_>| {
-            if let Mutation::Write { offset, .. } = mutation {
+            if let Change::Write { offset, .. } = mutation.change {
                 object.prefetch(env, *offset, LINES_WRITTEN);
             }
         };
@@ -394,7 +394,7 @@ fn try_apply(
             if !matches!(log, LogTerms::Again(..)) && mode() != WriteMode::Back {
                 return None;
             }
-            Some(apply(shared, object, env, &request, &mut resources, None))
+            Some(apply(shared, object, env, &asked, &mut resources, None))
         };
         match shared.enter_at_once(hash, id, ahead, job).flatten() {
             Some(Ok(applied)) => answer = Some(Ok(applied.without_holds())),
@@ -420,7 +420,7 @@ fn try_apply(
 }
 
 /// Whether a change is too large for the cache, and must go to the store at once.
-pub(crate) fn is_too_large(shared: &Shared, mutation: &Mutation) -> bool {
+pub(crate) fn is_too_large(shared: &Shared, mutation: Mutation<'_>) -> bool {
     let (quarter, dirty_max) =
         (u64::from(shared.memory.pool.count_min() / 4), shared.metrics.dirty_room.dirty_max());
     u64::from(mutation.buckets_max()) > quarter || mutation.dirty_buckets_max() > dirty_max

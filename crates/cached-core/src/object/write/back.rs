@@ -5,14 +5,14 @@
 //! then (only if the store must be asked, or has a change of its own under way) the range. So no change holds
 //! a range or a bucket while it waits for what the holder of another one needs.
 
-use blocker::{Call, Change, ChangeReply, Durability, Error, ObjectId, Result, Scope, Timestamp};
+use blocker::{ChangeReply, ChangeRequest, Durability, Error, ObjectId, Result, Scope, Timestamp};
 
-use super::apply::{Again, Applied, Blocked, ChangeRequest, Holds, LogTerms, apply};
+use super::apply::{Again, Applied, Asked, Blocked, Holds, LogTerms, apply};
 use super::modes::TakenMode;
 use crate::object::journal::Room;
 use crate::object::journal::records::payload_bytes;
 use crate::object::memory::geometry::WHOLE;
-use crate::object::mutation::Mutation;
+use crate::object::mutation::{CopiedContent, Mutation};
 use crate::object::read::load::{load, load_head, with_durability};
 use crate::object::read::{LOADS_MAX, changes_too_fast};
 use crate::object::shared::calls::{expedite, store_pending};
@@ -60,25 +60,23 @@ impl Decision {
 /// been acknowledged.
 pub(crate) async fn change(
     shared: Arc<Shared>,
-    id: ObjectId,
+    request: ChangeRequest,
+    copied: Option<CopiedContent>,
     hash: u64,
-    mutation: Mutation,
-    change: Change,
-    call: Call,
     _taken: TakenMode,
 ) -> Result<ChangeReply> {
-    let deadline = call.deadline;
+    let (deadline, durability) = (request.call.deadline, request.terms.durability);
     let decision = Arc::new(Decision::default());
     let own = Arc::clone(&decision);
     let work = async {
-        let handle = Handle::acquire(&shared, &id, hash).await?;
-        let applied = apply_when_possible(&handle, mutation, change, call, own, None).await?;
+        let handle = Handle::acquire(&shared, &request.object, hash).await?;
+        let applied = apply_when_possible(&handle, request, copied, own, None).await?;
         Ok((handle, applied))
     };
     let give_up = || decision.give_up();
     let late = || Error::DeadlinePassed;
     let (handle, applied) = until_given_up(&*shared.clock, deadline, give_up, late, work).await?;
-    acknowledge(shared, Some(handle), applied, change.durability, deadline).await
+    acknowledge(shared, Some(handle), applied, durability, deadline).await
 }
 
 /// As [`acknowledge`], of a change that was applied at once.
@@ -141,29 +139,28 @@ async fn acknowledge(
 /// As the change's own; `Missing` if there is nothing that it could change.
 pub(crate) async fn change_again(
     shared: &Arc<Shared>,
-    id: &ObjectId,
+    request: ChangeRequest,
     hash: u64,
-    mutation: Mutation,
-    change: Change,
     again: Again,
 ) -> Result<()> {
-    let handle = Handle::acquire_unrecovered(shared, id, hash).await?;
+    let handle = Handle::acquire_unrecovered(shared, &request.object, hash).await?;
     let decision = Arc::default();
-    apply_when_possible(&handle, mutation, change, Call::default(), decision, Some(again)).await?;
+    apply_when_possible(&handle, request, None, decision, Some(again)).await?;
     Ok(())
 }
 
-/// Applies a change, once it has what it needs. A recovery makes it `again`.
+/// Applies a change, once it has what it needs; a copy with the content that it takes over. A
+/// recovery makes it `again`.
 async fn apply_when_possible(
     handle: &Handle,
-    mutation: Mutation,
-    change: Change,
-    call: Call,
+    request: ChangeRequest,
+    copied: Option<CopiedContent>,
     decision: Arc<Decision>,
     again: Option<Again>,
 ) -> Result<Applied> {
-    let (shared, id) = (&handle.shared, handle.id());
-    let mutation = Arc::new(mutation);
+    let (shared, id, call) = (&handle.shared, handle.id(), request.call);
+    let request = Arc::new((request, copied));
+    let mutation = Mutation { change: &request.0.change, copied: request.1.as_ref() };
     let most = mutation.buckets_max();
     let mut resources = None;
     let mut guard: Option<(RangeGuard, Holds)> = None;
@@ -175,8 +172,8 @@ async fn apply_when_possible(
         let mut own_room = room.take();
         let known = shared.journal.log.as_ref().and_then(|log| log.names.get(&id.namespace));
         let mut lent = resources.take().unwrap_or_else(|| OwnedResources::none(shared));
-        let (own, mutated, bytes, decision) =
-            (handle.clone(), Arc::clone(&mutation), loaded.take(), Arc::clone(&decision));
+        let (own, asked, bytes, decision) =
+            (handle.clone(), Arc::clone(&request), loaded.take(), Arc::clone(&decision));
         let ticket = guard.as_ref().map(|(guard, _)| guard.ticket());
         let holds = guard.as_ref().map_or(Holds::Nothing, |(_, holds)| *holds);
         let (applied, back, bytes) = handle
@@ -188,9 +185,10 @@ async fn apply_when_possible(
                         (Some(again), Some(log)) => LogTerms::Again(log, again),
                         (_, log) => LogTerms::new(log, &own.id().namespace, known.as_deref()),
                     };
-                    let request =
-                        ChangeRequest { id: own.id(), mutation: &mutated, change: &change, holds, log };
-                    decision.make(|| apply(&own.shared, object, env, &request, resources, own_room.as_mut()))
+                    let (request, copied) = &*asked;
+                    let mutation = Mutation { change: &request.change, copied: copied.as_ref() };
+                    let asked = Asked { id: own.id(), mutation, terms: &request.terms, holds, log };
+                    decision.make(|| apply(&own.shared, object, env, &asked, resources, own_room.as_mut()))
                 });
                 (applied, lent, bytes)
             })
@@ -200,7 +198,7 @@ async fn apply_when_possible(
             Err(Blocked::Failed(error)) => return Err(error),
             Err(Blocked::Log) => {
                 (resources, loaded) = (Some(back), bytes);
-                room = log_waits::room(shared, payload_bytes(&mutation)).await?;
+                room = log_waits::room(shared, payload_bytes(mutation)).await?;
             }
             Err(Blocked::Head) => {
                 (guard, resources) = (None, Some(back));
@@ -279,7 +277,7 @@ mod tests {
 
     use blocker::clock::Sleep;
     use blocker::executor::block_on;
-    use blocker::{Clock, Memory, Name, Namespace, WriteMode};
+    use blocker::{BlockerExt, Clock, Memory, Name, Namespace, WriteMode};
 
     use super::*;
     use crate::object::config::{MEMORY_BYTES_MIN, ObjectCacheConfig};
@@ -329,7 +327,7 @@ mod tests {
                 ObjectCache::new(Arc::new(Memory::default()), config, Arc::clone(&clock) as _).unwrap();
             let id = ObjectId::new(Namespace::new("n").unwrap(), Name::new("o").unwrap());
             let write = |byte: u8| blocker::WriteRequest::new(id.clone(), 0, vec![byte; 4096]);
-            block_on(blocker::Blocker::write(&cache, write(1))).unwrap();
+            block_on(cache.write(write(1))).unwrap();
             let shared = Arc::clone(cache.shared());
             let hash = shared.hash(&id);
             // Another thread is inside, and stays there until it is released.
@@ -352,7 +350,7 @@ mod tests {
             if section_comes_first {
                 *clock.0.lock().unwrap() = Some(Box::new(end.take().unwrap()));
             }
-            let late = blocker::Blocker::write(&cache, write(2).deadline(Timestamp(1)));
+            let late = cache.write(write(2).deadline(Timestamp(1)));
             let mut late = Box::pin(std::future::IntoFuture::into_future(late));
             let mut cx = Context::from_waker(Waker::noop());
             let mut answer = late.as_mut().poll(&mut cx);

@@ -4,14 +4,17 @@
 //! old bytes, a crash could leave the target with neither its old content nor its new.
 
 use blocker::admission::check_condition;
-use blocker::{ChangeReply, CopyRequest, Durability, Error, ObjectId, Result, Scope, Version, WriteMode};
+use blocker::{
+    Change, ChangeReply, ChangeRequest, Condition, Durability, Error, ObjectId, Result, Scope, Version,
+    WriteMode,
+};
 
 use super::back as write_back;
 use super::modes::TakenMode;
 use super::through::{answered, forget_head_if_direct};
 use crate::object::memory::geometry::WHOLE;
 use crate::object::memory::pool::BUCKET;
-use crate::object::mutation::{CopiedContent, Mutation};
+use crate::object::mutation::CopiedContent;
 use crate::object::read::list::Resize;
 use crate::object::read::load::{forwarded_durability, sizes, store_condition, with_durability};
 use crate::object::shared::calls::{begin, shielded, store_pending};
@@ -28,50 +31,49 @@ use crate::sync::Arc;
 /// The largest object, in bytes, whose copy is logged by its bytes. The store copies larger ones.
 const COPY_BYTES_MAX: u64 = 256 << 10;
 
+/// What a copy copies from.
+pub(crate) struct Source {
+    pub(crate) id: ObjectId,
+    pub(crate) hash: u64,
+    pub(crate) condition: Condition,
+}
+
 /// Copies one object's content to another, in the write mode of the target's namespace.
 pub(crate) async fn copy(
     shared: Arc<Shared>,
-    request: CopyRequest,
-    hashes: (u64, u64),
+    request: ChangeRequest,
+    source: Source,
+    hash: u64,
     taken_mode: TakenMode,
 ) -> Result<ChangeReply> {
     let call = request.call;
-    if taken_mode.mode == WriteMode::Back && request.change.stamp.is_none() {
-        let taking = take(&shared, &request, hashes);
+    if taken_mode.mode == WriteMode::Back && request.terms.stamp.is_none() {
+        let taking = take(&shared, &source, (&request.object, hash));
         let taken = until(&*shared.clock, call.deadline, || Error::DeadlinePassed, taking).await?;
         if let Some((taken, _target)) = taken {
-            let CopyRequest { to, change, .. } = request;
-            return write_back::change(
-                shared,
-                to,
-                hashes.1,
-                Mutation::Adopt(taken),
-                change,
-                call,
-                taken_mode,
-            )
-            .await;
+            return write_back::change(shared, request, Some(taken), hash, taken_mode).await;
         }
     }
-    until_forwarded(&*shared.clock, call, |asked| copy_below(&shared, request, hashes, taken_mode, asked))
-        .await
+    let below = |asked| copy_below(&shared, request, source, hash, taken_mode, asked);
+    until_forwarded(&*shared.clock, call, below).await
 }
 
 /// Lets the store copy. The caller holds both objects as a whole, in the order of their nodes, so that two
 /// copies in opposite directions cannot wait for each other.
 async fn copy_below(
     shared: &Arc<Shared>,
-    request: CopyRequest,
-    hashes: (u64, u64),
+    request: ChangeRequest,
+    copied: Source,
+    hash: u64,
     taken_mode: TakenMode,
     store_asked: StoreAsked,
 ) -> Result<ChangeReply> {
-    let CopyRequest { from, from_condition, to, mut change, call, .. } = request;
-    if shared.journal.log.is_some() && change.durability == Durability::Journaled {
+    let ChangeRequest { object: to, mut terms, call, .. } = request;
+    if shared.journal.log.is_some() && terms.durability == Durability::Journaled {
         // This cache has no record of it, and the store need not have a log.
-        change.durability = Durability::Stored;
+        terms.durability = Durability::Stored;
     }
-    let (source, target) = acquire_both(shared, (&from, hashes.0), (&to, hashes.1)).await?;
+    let (source, target) = acquire_both(shared, (&copied.id, copied.hash), (&to, hash)).await?;
     forget_head_if_direct(&source).await;
     forget_head_if_direct(&target).await;
     let is_source_first = source.at() < target.at();
@@ -82,13 +84,13 @@ async fn copy_below(
     store_pending(&target).await?;
     store_pending(&source).await?;
     log_waits::mark_object(shared, &to).await?;
-    let from_condition = store_condition(&source, from_condition, call).await?;
-    change.condition = store_condition(&target, change.condition, call).await?;
+    let from_condition = store_condition(&source, copied.condition, call).await?;
+    terms.condition = store_condition(&target, terms.condition, call).await?;
     let resize = match shared.control.quotas.has(target.namespace()) {
         true => {
             let (_, from) = sizes(&source, call, |size| size.unwrap_or(0)).await?;
             let sizes = sizes(&target, call, |_| from).await?;
-            Some(Resize::begin(shared, &target, sizes, change.settles)?)
+            Some(Resize::begin(shared, &target, sizes, terms.settles)?)
         }
         false => None,
     };
@@ -99,12 +101,12 @@ async fn copy_below(
     let (own, handle) = (Arc::clone(shared), target.clone());
     let work = async move {
         let started = handle.enter(move |object, _| object.begin_change(ticket)).await;
-        let mut request = CopyRequest::new(from, to).change(change);
-        request.change.stamp = own_stamp.or(change.stamp);
-        request.change.durability = forwarded_durability(taken_mode.mode, change.durability);
-        (request.from_condition, request.call) = (from_condition, call);
-        let asked = request.change.durability;
-        let answer = own.store.below.copy(request).await;
+        let change = Change::Copy { from: copied.id, from_condition };
+        let mut request = change.request(to).terms(terms).call(call);
+        request.terms.stamp = own_stamp.or(terms.stamp);
+        request.terms.durability = forwarded_durability(taken_mode.mode, terms.durability);
+        let asked = request.terms.durability;
+        let answer = own.store.below.change(request).await;
         asking.end(&own, &answer, 0);
         let answer = answered(&handle, asked, resize, answer);
         let hash = handle.in_use().node.hash();
@@ -116,8 +118,8 @@ async fn copy_below(
                     object.forget(env, WHOLE);
                     object.set_head(Some((reply.size_bytes, reply.version.0)));
                     object.head.store_version = is_exact.then_some(reply.version.0);
-                    if change.stamp.is_some() {
-                        object.head.stamp = change.stamp;
+                    if terms.stamp.is_some() {
+                        object.head.stamp = terms.stamp;
                     }
                     shared.objects.losses.repair(&Scope::Object(target));
                     if !is_exact {
@@ -128,10 +130,10 @@ async fn copy_below(
                         // Another client may have changed the target after the copy.
                         object.invalidate_head(env);
                     }
-                    Ok(ChangeReply::new(version, size, reply.durability.max(change.durability)))
+                    Ok(ChangeReply::new(version, size, reply.durability.max(terms.durability)))
                 }
                 Err(error) => {
-                    object.perhaps_changed(env, &Mutation::WriteFull { data: Default::default() }, &error);
+                    object.perhaps_changed(env, WHOLE, &error);
                     Err(error)
                 }
             }
@@ -142,7 +144,7 @@ async fn copy_below(
     };
     let reply = shielded(shared, work).await?;
     let durability =
-        log_waits::acknowledged(&shared.journal, &target.id().namespace, change.durability, reply.durability)
+        log_waits::acknowledged(&shared.journal, &target.id().namespace, terms.durability, reply.durability)
             .await?;
     Ok(with_durability(reply, durability))
 }
@@ -174,13 +176,13 @@ async fn acquire_both(
 /// held while the copy waits for a node could be what the tasks need that hold the nodes.
 async fn take(
     shared: &Arc<Shared>,
-    request: &CopyRequest,
-    hashes: (u64, u64),
+    copied: &Source,
+    (to, hash): (&ObjectId, u64),
 ) -> Result<Option<(CopiedContent, Handle)>> {
-    let (source, target) = acquire_both(shared, (&request.from, hashes.0), (&request.to, hashes.1)).await?;
-    let (own, condition) = (Arc::clone(shared), request.from_condition);
+    let (source, target) = acquire_both(shared, (&copied.id, copied.hash), (to, hash)).await?;
+    let (own, condition) = (Arc::clone(shared), copied.condition);
     // It is logged by its bytes.
-    let log = shared.journal.log.as_ref().filter(|log| log.names.is_journaled(&request.to.namespace));
+    let log = shared.journal.log.as_ref().filter(|log| log.names.is_journaled(&to.namespace));
     let logged_bytes_max = log.map_or(u64::MAX, |log| log.options.journaled_bytes_max.min(COPY_BYTES_MAX));
     let namespace = target.namespace();
     let taken = source.enter(move |object, env| {

@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use blocker::{
-    Condition, Error, Event, InvalidateRequest, Namespace, ObjectId, ReadRequest, Result, Run, RunContent,
-    Scope, Segments, WriteFullRequest,
+    Change, Condition, Error, Event, InvalidateRequest, Namespace, ObjectId, ReadRequest, Result, Run,
+    RunContent, Scope, Segments,
 };
 use cached_journal::Position;
 
@@ -287,15 +287,9 @@ pub(crate) async fn restore(terms: &Terms<'_>, plan: &FlushPlan, limits: RunLimi
         Err(Error::Missing) => (Segments::new(), Condition::Absent),
         Err(error) => return Err(error),
     };
-    let mut request = WriteFullRequest::new(terms.id.clone(), overlaid(&base, &plan.runs, plan.size));
-    let send = |change, call| {
-        (request.change, request.call) = (change, call);
-        if shared.store.can.conditions {
-            request.change.condition = condition;
-        }
-        shared.store.below.write_full(request)
-    };
-    let version = match terms.ask_to_change((Lane::Change, plan.size), send).await {
+    let change = Change::WriteFull { data: overlaid(&base, &plan.runs, plan.size) };
+    let condition = if shared.store.can.conditions { condition } else { Condition::None };
+    let version = match terms.change(Lane::Change, change, condition).await {
         Ok(reply) => reply.version.0,
         Err(error @ (Error::ConditionFailed { .. } | Error::Exists | Error::Missing)) => {
             return Err(Error::Retryable(format!("changed while it was read back: {error}").into()));

@@ -1,14 +1,12 @@
 //! Sending what a flush has planned.
 
 use blocker::{
-    Call, Change, DeleteRequest, Durability, Error, Event, InfoRequest, ObjectId, OrderDomain, Reply, Result,
-    Run, RunContent, Segments, TruncateRequest, WriteFullRequest, WriteRequest, WriteRunsRequest,
-    WriteZeroesRequest,
+    Call, Change, ChangeReply, ChangeTerms, Condition, Durability, Error, Event, InfoRequest, ObjectId,
+    OrderDomain, Reply, Result, Run, RunContent, Segments,
 };
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
 use crate::object::config::Writer;
-use crate::object::mutation::runs_bytes;
 use crate::object::shared::Shared;
 use crate::object::shared::calls::begin;
 use crate::object::shared::claim::own_stamp;
@@ -29,27 +27,30 @@ pub(crate) struct Terms<'a> {
 
 impl Terms<'_> {
     /// Returns the terms of one change.
-    pub(crate) async fn change(&self) -> Result<Change> {
-        let mut change = Change::default();
-        change.durability = Durability::Stored;
-        change.domain = self.domain;
+    pub(crate) async fn of_change(&self) -> Result<ChangeTerms> {
+        let mut terms = ChangeTerms::default();
+        terms.durability = Durability::Stored;
+        terms.domain = self.domain;
         // A quota has counted it when it was acknowledged, if there is one here.
-        change.settles = true;
-        change.stamp = own_stamp(self.shared, &self.id.namespace).await?;
-        Ok(change)
+        terms.settles = true;
+        terms.stamp = own_stamp(self.shared, &self.id.namespace).await?;
+        Ok(terms)
     }
 
-    /// As [`ask`](Self::ask), for a change, which counts as a request of a flush.
-    pub(crate) async fn ask_to_change<T: Send + Unpin + 'static>(
+    /// Asks the store for a change, which counts as a request of a flush.
+    pub(crate) async fn change(
         &self,
-        (lane, bytes): (Lane, u64),
-        send: impl FnOnce(Change, Call) -> Reply<T>,
-    ) -> Result<T> {
-        let counted = |change, call| {
+        lane: Lane,
+        change: Change,
+        condition: Condition,
+    ) -> Result<ChangeReply> {
+        let bytes = change.payload_bytes();
+        let counted = |mut terms: ChangeTerms, call| {
+            terms.condition = condition;
             let metrics = &self.shared.metrics;
             metrics.counts.flush_requests.increment();
             metrics.flush_sizes.observe(bytes as f64);
-            send(change, call)
+            self.shared.store.below.change(change.request(self.id.clone()).terms(terms).call(call))
         };
         self.ask((lane, bytes), counted).await
     }
@@ -58,11 +59,11 @@ impl Terms<'_> {
     async fn ask<T: Send + Unpin + 'static>(
         &self,
         (lane, bytes): (Lane, u64),
-        send: impl FnOnce(Change, Call) -> Reply<T>,
+        send: impl FnOnce(ChangeTerms, Call) -> Reply<T>,
     ) -> Result<T> {
         let asking = begin(self.shared, self.namespace, (lane, self.class), bytes).await?;
-        let change = self.change().await?;
-        let answer = send(change, self.call()).await;
+        let terms = self.of_change().await?;
+        let answer = send(terms, self.call()).await;
         asking.end(self.shared, &answer, bytes);
         answer
     }
@@ -79,18 +80,7 @@ impl Terms<'_> {
 /// Sends a plan; returns the store's version after it, if that is certain.
 pub(crate) async fn send(terms: &Terms<'_>, plan: &FlushPlan, limits: RunLimits) -> Result<Option<u64>> {
     let Terms { shared, id, .. } = *terms;
-    // A request on the terms of this flush, which carries `$bytes` bytes.
-    macro_rules! ask {
-        ($operation:ident, $bytes:expr, $request:expr) => {{
-            let mut request = $request;
-            let send = |change, call| {
-                request = request.change(change);
-                request.call = call;
-                shared.store.below.$operation(request)
-            };
-            terms.ask_to_change((Lane::Change, $bytes), send).await
-        }};
-    }
+    let change = |change| terms.change(Lane::Change, change, Condition::None);
     let mut exists = plan.store_exists;
     if plan.is_retry {
         // What failed may have been done all the same, or still be on its way. The contract rules the latter
@@ -108,7 +98,7 @@ pub(crate) async fn send(terms: &Terms<'_>, plan: &FlushPlan, limits: RunLimits)
     }
     if !plan.is_present {
         if plan.replace {
-            match ask!(delete, 0, DeleteRequest::new(id.clone())) {
+            match change(Change::Delete).await {
                 Ok(_) | Err(Error::Missing) => (),
                 Err(error) => return Err(error),
             }
@@ -118,15 +108,14 @@ pub(crate) async fn send(terms: &Terms<'_>, plan: &FlushPlan, limits: RunLimits)
     }
     let mut version = None;
     if plan.replace {
-        let first = match plan.runs.first().map(|run| &run.content) {
+        let data = match plan.runs.first().map(|run| &run.content) {
             Some(RunContent::Data(data)) => data.clone(),
             // All of the object's runs are data here: none is an empty object.
             _ => Segments::new(),
         };
-        let bytes = first.len_bytes() as u64;
-        version = Some(ask!(write_full, bytes, WriteFullRequest::new(id.clone(), first))?.version.0);
-    } else if let Some(to) = plan.truncate_to {
-        match ask!(truncate, 0, TruncateRequest::new(id.clone(), to)) {
+        version = Some(change(Change::WriteFull { data }).await?.version.0);
+    } else if let Some(size_bytes) = plan.truncate_to {
+        match change(Change::Truncate { size_bytes }).await {
             Ok(reply) => version = Some(reply.version.0),
             Err(Error::Missing) => (),
             Err(error) => return Err(error),
@@ -134,7 +123,8 @@ pub(crate) async fn send(terms: &Terms<'_>, plan: &FlushPlan, limits: RunLimits)
     }
     let rest = plan.requests(usize::from(plan.replace), limits);
     if !plan.replace && !exists && rest.is_empty() {
-        version = Some(ask!(write, 0, WriteRequest::new(id.clone(), 0, Segments::new()))?.version.0);
+        let empty = Change::Write { offset: 0, data: Segments::new() };
+        version = Some(change(empty).await?.version.0);
     }
     let count = rest.len();
     if shared.control.config.writer == Writer::Cache {
@@ -158,7 +148,7 @@ pub(crate) async fn send(terms: &Terms<'_>, plan: &FlushPlan, limits: RunLimits)
         }
     }
     if plan.is_retry || plan.size > plan.end_of_runs() {
-        version = Some(ask!(truncate, 0, TruncateRequest::new(id.clone(), plan.size))?.version.0);
+        version = Some(change(Change::Truncate { size_bytes: plan.size }).await?.version.0);
     }
     shared.metrics.counts.flush_bytes.add(plan.bytes());
     succeeded(shared);
@@ -167,25 +157,16 @@ pub(crate) async fn send(terms: &Terms<'_>, plan: &FlushPlan, limits: RunLimits)
 
 /// Sends the runs of one request.
 async fn send_runs(terms: &Terms<'_>, runs: &[Run]) -> Result<u64> {
-    let Terms { shared, id, .. } = *terms;
-    let send = |change, call| match runs {
+    let change = match runs {
         [Run { offset, content: RunContent::Data(data), .. }] => {
-            let mut request = WriteRequest::new(id.clone(), *offset, data.clone()).change(change);
-            request.call = call;
-            shared.store.below.write(request)
+            Change::Write { offset: *offset, data: data.clone() }
         }
         [Run { offset, content: RunContent::Zeroes(len_bytes), .. }] => {
-            let mut request = WriteZeroesRequest::new(id.clone(), *offset, *len_bytes).change(change);
-            request.call = call;
-            shared.store.below.write_zeroes(request)
+            Change::WriteZeroes { offset: *offset, len_bytes: *len_bytes }
         }
-        several => {
-            let mut request = WriteRunsRequest::new(id.clone(), several.to_vec()).change(change);
-            request.call = call;
-            shared.store.below.write_runs(request)
-        }
+        several => Change::WriteRuns { runs: several.to_vec() },
     };
-    Ok(terms.ask_to_change((Lane::Flush, runs_bytes(runs)), send).await?.version.0)
+    Ok(terms.change(Lane::Flush, change, Condition::None).await?.version.0)
 }
 
 pub(crate) fn succeeded(shared: &Shared) {

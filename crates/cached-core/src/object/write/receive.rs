@@ -162,7 +162,8 @@ mod tests {
     use crate::object::{ObjectCache, ObjectCacheConfig};
     use blocker::executor::block_on;
     use blocker::{
-        Blocker, FlushRequest, Memory, Name, Namespace, ReadRequest, Scope, SystemClock, WriteRequest,
+        Blocker, BlockerExt, FlushRequest, Memory, Name, Namespace, ReadRequest, Scope, SystemClock,
+        WriteRequest,
     };
 
     fn cache(write: WriteMode) -> ObjectCache {

@@ -7,9 +7,7 @@
 //! caller gives up.
 
 use blocker::{
-    Call, Change, ChangeReply, CompareAndWriteRequest, Condition, CopyRequest, DeleteRequest, DiscardRequest,
-    Durability, Error, ObjectId, Result, Stamp, TruncateRequest, Version, WriteFullRequest, WriteMode,
-    WriteRequest, WriteRunsRequest, WriteZeroesRequest,
+    Change, ChangeReply, ChangeRequest, Condition, Durability, Error, Result, Stamp, Version, WriteMode,
 };
 
 use super::modes::TakenMode;
@@ -33,9 +31,7 @@ use crate::sync::Arc;
 
 /// One change by way of the store, on the terms with which it began.
 struct Forward {
-    mutation: Mutation,
-    change: Change,
-    call: Call,
+    request: ChangeRequest,
     route: Route,
 }
 
@@ -57,29 +53,26 @@ impl Route {
 /// Makes a change by way of the store.
 pub(crate) async fn change(
     shared: Arc<Shared>,
-    id: ObjectId,
+    request: ChangeRequest,
     hash: u64,
-    mutation: Mutation,
-    change: Change,
-    call: Call,
     route: Route,
 ) -> Result<ChangeReply> {
-    let it = Forward { mutation, change, call, route };
-    until_forwarded(&*shared.clock, call, |asked| forward(&shared, &id, hash, it, asked)).await
+    let (call, it) = (request.call, Forward { request, route });
+    until_forwarded(&*shared.clock, call, |asked| forward(&shared, hash, it, asked)).await
 }
 
 async fn forward(
     shared: &Arc<Shared>,
-    id: &ObjectId,
     hash: u64,
     mut it: Forward,
     store_asked: StoreAsked,
 ) -> Result<ChangeReply> {
-    let handle = Handle::acquire(shared, id, hash).await?;
+    let (id, call) = (it.request.object.clone(), it.request.call);
+    let handle = Handle::acquire(shared, &id, hash).await?;
     forget_head_if_direct(&handle).await;
-    let needs_version = matches!(it.change.condition, Condition::Version(_));
+    let needs_version = matches!(it.request.terms.condition, Condition::Version(_));
     let mut is_whole = it.route.keeping() == WriteMode::Back || needs_version;
-    let buckets = if is_whole { WHOLE } else { it.mutation.buckets() };
+    let buckets = if is_whole { WHOLE } else { Mutation::from(&it.request.change).buckets() };
     let kind = match shared.control.config.writer {
         Writer::Callers => Kind::Forward,
         Writer::Cache => Kind::Stamped,
@@ -87,7 +80,7 @@ async fn forward(
     let mut guard = handle.lock_range(buckets, kind).await?;
     let namespace = handle.namespace();
     let has_quota = shared.control.quotas.has(namespace);
-    if !is_whole && has_quota && changes_size(&handle, &it.mutation).await {
+    if !is_whole && has_quota && changes_size(&handle, &it.request.change).await {
         // Two changes that make an object larger must not count the same bytes twice.
         drop(guard);
         guard = handle.lock_range(WHOLE, kind).await?;
@@ -109,24 +102,26 @@ async fn forward(
             is_whole = true;
             store_pending(&handle).await?;
         }
-        log_waits::mark_object(shared, id).await?;
+        log_waits::mark_object(shared, &id).await?;
     }
     // A change for which less is held leaves the size as it is.
     let sizes = match has_quota && is_whole {
-        true => Some(load::sizes(&handle, it.call, |before| it.mutation.size_after(before)).await?),
+        true => Some(
+            load::sizes(&handle, call, |before| it.request.change.size_after(before.unwrap_or(0))).await?,
+        ),
         false => None,
     };
     if needs_version {
-        it.change.condition = store_condition(&handle, it.change.condition, it.call).await?;
+        it.request.terms.condition = store_condition(&handle, it.request.terms.condition, call).await?;
     }
     // Before its turn is waited for: what is refused takes none.
-    let settles = it.change.settles;
+    let settles = it.request.terms.settles;
     let resize = sizes.map(|sizes| Resize::begin(shared, &handle, sizes, settles)).transpose()?;
-    let class = Class::of(it.call.priority);
-    let asking = begin(shared, namespace, (Lane::Change, class), it.mutation.sent_bytes()).await?;
+    let class = Class::of(call.priority);
+    let asking = begin(shared, namespace, (Lane::Change, class), it.request.change.payload_bytes()).await?;
     let own_stamp = own_stamp(shared, &id.namespace).await?;
-    store_asked.begin(&*shared.clock, it.call)?;
-    let asked = it.change.durability;
+    store_asked.begin(&*shared.clock, call)?;
+    let asked = it.request.terms.durability;
     let work = {
         let shared = Arc::clone(shared);
         async move { send(&shared, &handle, guard, it, (own_stamp, asking, resize)).await }
@@ -144,36 +139,37 @@ async fn send(
     it: Forward,
     (own_stamp, asking, resize): (Option<Stamp>, StoreCall, Option<Resize>),
 ) -> Result<ChangeReply> {
-    let Forward { mutation, change, call, route } = it;
+    let Forward { request, route } = it;
     let ticket = guard.ticket();
     let started = handle.enter(move |object, _| object.begin_change(ticket)).await;
-    let id = handle.id().clone();
-    let mut terms = change;
-    terms.stamp = own_stamp.or(change.stamp);
-    terms.durability = forwarded_durability(route.taken.mode, change.durability);
-    let answer = ask(shared, id, &mutation, terms, call).await;
-    asking.end(shared, &answer, mutation.sent_bytes());
-    let answer = answered(handle, terms.durability, resize, answer);
+    let mut sent = request.clone();
+    sent.terms.stamp = own_stamp.or(request.terms.stamp);
+    sent.terms.durability = forwarded_durability(route.taken.mode, request.terms.durability);
+    let asked = sent.terms.durability;
+    let answer = shared.store.below.change(sent).await;
+    let ChangeRequest { object: id, change, terms, .. } = request;
+    asking.end(shared, &answer, change.payload_bytes());
+    let answer = answered(handle, asked, resize, answer);
     let mode = route.keeping();
     let keeps = mode != WriteMode::Around && answer.is_ok();
+    let mutation = Mutation::from(&change);
     let received = if keeps { mutation.received_buckets(&shared.memory.pool) } else { 0 };
     let most = if keeps { mutation.buckets_kept().saturating_sub(received) } else { 0 };
     let mut resources = OwnedResources::at_hand(shared, most);
-    let (hash, own, id) = (handle.in_use().node.hash(), Arc::clone(shared), handle.id().clone());
+    let (hash, own) = (handle.in_use().node.hash(), Arc::clone(shared));
     let answer = handle
         .enter(move |object, env| {
-            let is_exact = object.end_change(&started);
+            let (is_exact, mutation) = (object.end_change(&started), Mutation::from(&change));
             match &answer {
                 Ok(_) if object.is_stale(ticket) => object.forget(env, mutation.buckets()),
                 Ok(_) => {
-                    resources
-                        .with(None, |resources| object.take_over_change(env, &mutation, mode, resources));
+                    resources.with(None, |resources| object.take_over_change(env, mutation, mode, resources));
                 }
-                Err(error) => object.perhaps_changed(env, &mutation, error),
+                Err(error) => object.perhaps_changed(env, mutation.buckets(), error),
             }
             if let Ok(reply) = &answer {
-                object.changed_below(&mutation, &change, reply, is_exact, || own.objects.next_version(hash));
-                own.objects.losses.repaired_by(&id, &mutation);
+                object.changed_below(&change, &terms, reply, is_exact, || own.objects.next_version(hash));
+                own.objects.losses.repaired_by(&id, mutation);
                 object.take_stored_waiters().into_iter().for_each(|(ticket, result)| ticket.complete(result));
             }
             let (version, size) = (Version(object.head.version), object.head.size);
@@ -215,43 +211,8 @@ pub(crate) async fn forget_head_if_direct(handle: &Handle) {
 }
 
 /// Whether a change can change the size of its object, of which the caller holds the range.
-async fn changes_size(handle: &Handle, mutation: &Mutation) -> bool {
+async fn changes_size(handle: &Handle, change: &Change) -> bool {
     let known = handle.enter(|object, _| (object.head.known == Known::Present).then_some(object.head.size));
     let size = known.await;
-    size.is_none_or(|size| mutation.size_after(Some(size)) != size)
-}
-
-async fn ask(
-    shared: &Shared,
-    id: ObjectId,
-    mutation: &Mutation,
-    change: Change,
-    call: Call,
-) -> Result<ChangeReply> {
-    macro_rules! send {
-        ($operation:ident, $request:expr) => {{
-            let mut request = $request.change(change);
-            request.call = call;
-            shared.store.below.$operation(request).await
-        }};
-    }
-    match mutation.clone() {
-        Mutation::Write { offset, data } => send!(write, WriteRequest::new(id, offset, data)),
-        Mutation::WriteZeroes { offset, len } => {
-            send!(write_zeroes, WriteZeroesRequest::new(id, offset, len))
-        }
-        Mutation::WriteRuns { runs } => send!(write_runs, WriteRunsRequest::new(id, runs)),
-        Mutation::Discard { offset, len } => send!(discard, DiscardRequest::new(id, offset, len)),
-        Mutation::CompareAndWrite { offset, expected, data } => {
-            send!(compare_and_write, CompareAndWriteRequest::new(id, offset, expected, data))
-        }
-        Mutation::WriteFull { data } => send!(write_full, WriteFullRequest::new(id, data)),
-        Mutation::Truncate { size } => send!(truncate, TruncateRequest::new(id, size)),
-        Mutation::Adopt(_) => Err(Error::Invalid("what is copied in memory is not forwarded".into())),
-        Mutation::Touch => send!(copy, CopyRequest::new(id.clone(), id)),
-        Mutation::Delete => {
-            let reply = send!(delete, DeleteRequest::new(id))?;
-            Ok(ChangeReply::new(Version(0), 0, reply.durability))
-        }
-    }
+    size.is_none_or(|size| change.size_after(size) != size)
 }

@@ -53,7 +53,7 @@ enum Asked {
 struct Drawn {
     kind: Kind,
     compared: Option<(u32, Vec<u32>)>,
-    change: Change,
+    change: ChangeTerms,
 }
 
 impl Environment {
@@ -239,7 +239,7 @@ impl Environment {
             Ask::Delete => Kind::Delete,
             _ => return None,
         };
-        let mut change = Change::default();
+        let mut change = ChangeTerms::default();
         if rng.permille(self.profile.stored) {
             change.durability = Durability::Stored;
         }
@@ -287,16 +287,16 @@ impl Environment {
                 let expected: Vec<u8> = expected.iter().flat_map(|value| bytes_of(*value, 1)).collect();
                 let data = bytes(runs[0].0, runs[0].1);
                 let request = CompareAndWriteRequest::new(id.clone(), at(*first), expected, data);
-                cache_at.compare_and_write(request.change(change))
+                cache_at.compare_and_write(request.terms(change))
             }
             (Kind::Write(runs), None) => match (runs.as_slice(), ask) {
                 ([(from, to, true)], Ask::Aligned | Ask::Sectors | Ask::Unaligned) => {
                     let request = WriteRequest::new(id.clone(), at(*from), bytes(*from, *to));
-                    cache_at.write(request.change(change))
+                    cache_at.write(request.terms(change))
                 }
                 ([(from, to, false)], Ask::Zeroes) => {
                     let request = WriteZeroesRequest::new(id.clone(), at(*from), at(to - from));
-                    cache_at.write_zeroes(request.change(change))
+                    cache_at.write_zeroes(request.terms(change))
                 }
                 (runs, _) => {
                     let run = |(from, to, is_data): &(u32, u32, bool)| match is_data {
@@ -304,26 +304,26 @@ impl Environment {
                         false => Run::zeroes(at(*from), at(to - from)),
                     };
                     let request = WriteRunsRequest::new(id.clone(), runs.iter().map(run).collect());
-                    cache_at.write_runs(request.change(change))
+                    cache_at.write_runs(request.terms(change))
                 }
             },
             (Kind::Discard(from, to), _) => {
-                cache_at.discard(DiscardRequest::new(id.clone(), at(*from), at(to - from)).change(change))
+                cache_at.discard(DiscardRequest::new(id.clone(), at(*from), at(to - from)).terms(change))
             }
             (Kind::Truncate(size), _) => {
-                cache_at.truncate(TruncateRequest::new(id.clone(), at(*size)).change(change))
+                cache_at.truncate(TruncateRequest::new(id.clone(), at(*size)).terms(change))
             }
             (Kind::Full(len), _) => {
-                cache_at.write_full(WriteFullRequest::new(id.clone(), bytes(0, *len)).change(change))
+                cache_at.write_full(WriteFullRequest::new(id.clone(), bytes(0, *len)).terms(change))
             }
             (Kind::Delete, _) => {
-                let reply = cache_at.delete(DeleteRequest::new(id.clone()).change(change));
+                let reply = cache_at.delete(DeleteRequest::new(id.clone()).terms(change));
                 reply
                     .then(|reply| reply.map(|reply| ChangeReply::new(Version(0), u64::MAX, reply.durability)))
             }
             (Kind::Copy(source), _) => {
                 let from = self.ids[*source].clone();
-                cache_at.copy(CopyRequest::new(from, id.clone()).change(change))
+                cache_at.copy(CopyRequest::new(from, id.clone()).terms(change))
             }
         };
         let what = format!(

@@ -86,11 +86,6 @@ impl Weaken for ChangeReply {
         self.durability = Durability::Cached;
     }
 }
-impl Weaken for DeleteReply {
-    fn weaken(&mut self) {
-        self.durability = Durability::Cached;
-    }
-}
 impl Weaken for ReadReply {}
 impl Weaken for Info {}
 impl Weaken for ListReply {}
@@ -458,15 +453,31 @@ fn request(name: &'static str, object: Option<&ObjectId>, text: String) -> Reque
     }
 }
 
-fn change(name: &'static str, object: &ObjectId, change: &Change, text: String) -> Request {
+fn change(object: &ObjectId, change: &Change, terms: &ChangeTerms) -> Request {
+    let text = match change {
+        Change::Write { offset, data } | Change::CompareAndWrite { offset, data, .. } => {
+            format!("{} {}", change.name(), at(*offset, data.len_bytes() as u64))
+        }
+        Change::WriteZeroes { offset, len_bytes } | Change::Discard { offset, len_bytes } => {
+            format!("{} {}", change.name(), at(*offset, *len_bytes))
+        }
+        Change::WriteRuns { runs } => {
+            let runs: Vec<String> = runs.iter().map(|run| at(run.offset, run.len_bytes())).collect();
+            format!("write_runs {}", runs.join(" "))
+        }
+        Change::WriteFull { data } => format!("write_full {}", at(0, data.len_bytes() as u64)),
+        Change::Truncate { size_bytes } => format!("truncate to {}", at(*size_bytes, 0)),
+        Change::Delete => "delete".into(),
+        Change::Copy { from, .. } => format!("copy from {}", from.name),
+    };
     Request {
         is_change: true,
         // A store that is asked for *journaled* gives at least that: this one by a sync.
-        syncs: (change.durability >= Durability::Journaled).then(|| Scope::Object(object.clone())),
-        stamp: change.stamp,
-        renews: matches!(name, "write_full" | "delete"),
-        text: format!("{text}{}", if change.durability == Durability::Stored { ", stored" } else { "" }),
-        ..request(name, Some(object), String::new())
+        syncs: (terms.durability >= Durability::Journaled).then(|| Scope::Object(object.clone())),
+        stamp: terms.stamp,
+        renews: change.replaces_content(),
+        text: format!("{text}{}", if terms.durability == Durability::Stored { ", stored" } else { "" }),
+        ..request(change.name(), Some(object), String::new())
     }
 }
 
@@ -485,43 +496,8 @@ impl Blocker for Store {
         let text = format!("read {}", at(it.offset, it.len_bytes));
         self.call(request("read", Some(&it.object), text), move |memory| memory.read(it))
     }
-    fn write(&self, it: WriteRequest) -> Reply<ChangeReply> {
-        let text = format!("write {}", at(it.offset, it.data.len_bytes() as u64));
-        self.call(change("write", &it.object, &it.change, text), move |memory| memory.write(it))
-    }
-    fn write_zeroes(&self, it: WriteZeroesRequest) -> Reply<ChangeReply> {
-        let text = format!("write_zeroes {}", at(it.offset, it.len_bytes));
-        self.call(change("write_zeroes", &it.object, &it.change, text), move |memory| memory.write_zeroes(it))
-    }
-    fn write_runs(&self, it: WriteRunsRequest) -> Reply<ChangeReply> {
-        let runs: Vec<String> = it.runs.iter().map(|run| at(run.offset, run.len_bytes())).collect();
-        let text = format!("write_runs {}", runs.join(" "));
-        self.call(change("write_runs", &it.object, &it.change, text), move |memory| memory.write_runs(it))
-    }
-    fn discard(&self, it: DiscardRequest) -> Reply<ChangeReply> {
-        let text = format!("discard {}", at(it.offset, it.len_bytes));
-        self.call(change("discard", &it.object, &it.change, text), move |memory| memory.discard(it))
-    }
-    fn compare_and_write(&self, it: CompareAndWriteRequest) -> Reply<ChangeReply> {
-        let text = format!("compare_and_write {}", at(it.offset, it.data.len_bytes() as u64));
-        self.call(change("compare_and_write", &it.object, &it.change, text), move |memory| {
-            memory.compare_and_write(it)
-        })
-    }
-    fn write_full(&self, it: WriteFullRequest) -> Reply<ChangeReply> {
-        let text = format!("write_full {}", at(0, it.data.len_bytes() as u64));
-        self.call(change("write_full", &it.object, &it.change, text), move |memory| memory.write_full(it))
-    }
-    fn truncate(&self, it: TruncateRequest) -> Reply<ChangeReply> {
-        let text = format!("truncate to {}", at(it.size_bytes, 0));
-        self.call(change("truncate", &it.object, &it.change, text), move |memory| memory.truncate(it))
-    }
-    fn delete(&self, it: DeleteRequest) -> Reply<DeleteReply> {
-        self.call(change("delete", &it.object, &it.change, "delete".into()), move |memory| memory.delete(it))
-    }
-    fn copy(&self, it: CopyRequest) -> Reply<ChangeReply> {
-        let text = format!("copy from {}", it.from.name);
-        self.call(change("copy", &it.to, &it.change, text), move |memory| memory.copy(it))
+    fn change(&self, it: ChangeRequest) -> Reply<ChangeReply> {
+        self.call(change(&it.object, &it.change, &it.terms), move |memory| memory.change(it))
     }
     fn info(&self, it: InfoRequest) -> Reply<Info> {
         self.call(request("info", Some(&it.object), "info".into()), move |memory| memory.info(it))

@@ -126,7 +126,7 @@ impl Environment {
         label: &str,
         target: usize,
         act: &Act,
-        change: Change,
+        change: ChangeTerms,
         is_stale: bool,
         answer: Option<Result<Answer>>,
     ) {

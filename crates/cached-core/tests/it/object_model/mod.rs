@@ -211,7 +211,7 @@ enum Asked {
     Change {
         target: usize,
         act: Act,
-        change: Change,
+        change: ChangeTerms,
         is_stale: bool,
         /// Whether the namespace was read-only when it was asked.
         is_refused: bool,

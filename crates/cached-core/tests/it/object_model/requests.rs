@@ -131,7 +131,7 @@ impl Environment {
                 Act::CopyFrom(source)
             }
         };
-        let mut change = Change::default();
+        let mut change = ChangeTerms::default();
         if self.rng.permille(120) {
             change.durability = Durability::Stored;
         }
@@ -170,7 +170,7 @@ impl Environment {
         // The requests are built in the same way.
         macro_rules! send {
             ($method:ident, $request:expr, $answer:expr) => {{
-                let mut request = $request.change(change);
+                let mut request = $request.terms(change);
                 request.call.deadline = deadline;
                 let reply = cache.$method(request);
                 self.launch(reply, deadline.is_some(), asked, $answer)
@@ -200,7 +200,7 @@ impl Environment {
                 send!(write_full, WriteFullRequest::new(id, data), Answer::Change);
             }
             Act::Delete => {
-                send!(delete, DeleteRequest::new(id), |reply: DeleteReply| Answer::Gone(reply.durability));
+                send!(delete, DeleteRequest::new(id), |reply: ChangeReply| Answer::Gone(reply.durability));
             }
             Act::CompareAndWrite { offset, expected, len, tag } => {
                 let data = pattern(tag, offset, len as usize);

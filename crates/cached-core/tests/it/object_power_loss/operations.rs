@@ -131,15 +131,13 @@ impl Operation {
         cache: ObjectCache,
         ids: Vec<ObjectId>,
         object: usize,
-        change: Change,
+        change: ChangeTerms,
     ) -> Result<Answer> {
         let id = ids[object].clone();
         let reply = match self {
-            Self::Write(offset, data) => {
-                cache.write(WriteRequest::new(id, offset, data).change(change)).await
-            }
+            Self::Write(offset, data) => cache.write(WriteRequest::new(id, offset, data).terms(change)).await,
             Self::Zeroes(offset, len) => {
-                cache.write_zeroes(WriteZeroesRequest::new(id, offset, len).change(change)).await
+                cache.write_zeroes(WriteZeroesRequest::new(id, offset, len).terms(change)).await
             }
             Self::Runs(runs) => {
                 let run = |(offset, len, value): (u64, u64, Option<u8>)| match value {
@@ -147,23 +145,23 @@ impl Operation {
                     None => Run::zeroes(offset, len),
                 };
                 let runs = runs.into_iter().map(run).collect();
-                cache.write_runs(WriteRunsRequest::new(id, runs).change(change)).await
+                cache.write_runs(WriteRunsRequest::new(id, runs).terms(change)).await
             }
             Self::Discard(offset, len) => {
-                cache.discard(DiscardRequest::new(id, offset, len).change(change)).await
+                cache.discard(DiscardRequest::new(id, offset, len).terms(change)).await
             }
             Self::Compare(offset, expected, data) => {
-                let request = CompareAndWriteRequest::new(id, offset, expected, data).change(change);
+                let request = CompareAndWriteRequest::new(id, offset, expected, data).terms(change);
                 cache.compare_and_write(request).await
             }
-            Self::Full(data) => cache.write_full(WriteFullRequest::new(id, data).change(change)).await,
-            Self::Truncate(size) => cache.truncate(TruncateRequest::new(id, size).change(change)).await,
+            Self::Full(data) => cache.write_full(WriteFullRequest::new(id, data).terms(change)).await,
+            Self::Truncate(size) => cache.truncate(TruncateRequest::new(id, size).terms(change)).await,
             Self::Delete => {
-                let reply = cache.delete(DeleteRequest::new(id).change(change)).await?;
+                let reply = cache.delete(DeleteRequest::new(id).terms(change)).await?;
                 return Ok(Answer { version: None, durability: reply.durability });
             }
-            Self::Copy(from) => cache.copy(CopyRequest::new(ids[from].clone(), id).change(change)).await,
-            Self::Touch => cache.copy(CopyRequest::new(id.clone(), id).change(change)).await,
+            Self::Copy(from) => cache.copy(CopyRequest::new(ids[from].clone(), id).terms(change)).await,
+            Self::Touch => cache.copy(CopyRequest::new(id.clone(), id).terms(change)).await,
         }?;
         Ok(Answer { version: Some(reply.version.0), durability: reply.durability })
     }

@@ -379,7 +379,7 @@ impl World {
             Durability::Journaled,
             Durability::Stored,
         ]);
-        let mut change = Change::default();
+        let mut change = ChangeTerms::default();
         change.durability = durability;
         change.domain = self.domains[object];
         let asked = self.tick();
@@ -676,15 +676,15 @@ impl World {
                 let info = executor::block_on(memory.info(InfoRequest::new(id.clone())));
                 let is_unlogged = info.is_ok_and(|it| it.stamp.is_some_and(|it| it.sequence >> 63 == 1));
                 let sequence = if is_unlogged { u64::MAX } else { u64::MAX >> 1 };
-                let mut change = Change::default();
+                let mut change = ChangeTerms::default();
                 change.stamp = (epoch.0 > 0).then_some(Stamp { epoch, sequence });
                 let done = match stable {
                     Some(bytes) => {
-                        let request = WriteFullRequest::new(id.clone(), bytes).change(change);
+                        let request = WriteFullRequest::new(id.clone(), bytes).terms(change);
                         executor::block_on(memory.write_full(request)).map(|_| ())
                     }
                     None => {
-                        let request = DeleteRequest::new(id.clone()).change(change);
+                        let request = DeleteRequest::new(id.clone()).terms(change);
                         executor::block_on(memory.delete(request)).map(|_| ())
                     }
                 };

@@ -20,7 +20,7 @@ fn welcome(slots: u32, bytes: u64, is_resumed: bool) -> Welcome {
 
 fn write(len: usize) -> Option<Request> {
     let object = ObjectId::new(Namespace::new("n").unwrap(), Name::new("o").unwrap());
-    Some(Request::Write(WriteRequest::new(object, 0, vec![1; len])))
+    Some(Request::Change(WriteRequest::new(object, 0, vec![1; len]).into()))
 }
 
 fn submit(lane: &Lane, len: usize) -> RequestId {

@@ -99,7 +99,7 @@ impl Drop for Dropped {
 
 /// Reads and writes wait at the gate; other calls are forwarded.
 impl Blocker for Gated {
-    blocker::delegate!(|this| this.inner, except read write write_full);
+    blocker::delegate!(|this| this.inner, except read change);
 
     fn read(&self, request: ReadRequest) -> Reply<ReadReply> {
         self.begun.fetch_add(1, Ordering::SeqCst);
@@ -113,26 +113,29 @@ impl Blocker for Gated {
         })
     }
 
-    fn write(&self, request: WriteRequest) -> Reply<ChangeReply> {
+    fn change(&self, request: ChangeRequest) -> Reply<ChangeReply> {
+        match request.change {
+            Change::Write { .. } => {}
+            // Acknowledged as cached.
+            Change::WriteFull { .. } => {
+                return self.inner.change(request).then(|answer| {
+                    answer.map(|mut reply| {
+                        reply.durability = Durability::Cached;
+                        reply
+                    })
+                });
+            }
+            _ => return self.inner.change(request),
+        }
         self.begun.fetch_add(1, Ordering::SeqCst);
         self.writes.fetch_add(1, Ordering::SeqCst);
         let mut gate = self.gate.subscribe();
-        let answer = self.inner.write(request);
+        let answer = self.inner.change(request);
         let dropped = Dropped(Arc::clone(&self.dropped));
         Reply::pending(async move {
             let _ = gate.wait_for(|open| *open).await;
             std::mem::forget(dropped);
             answer.await
-        })
-    }
-
-    fn write_full(&self, request: WriteFullRequest) -> Reply<ChangeReply> {
-        // Acknowledged as cached.
-        self.inner.write_full(request).then(|answer| {
-            answer.map(|mut reply| {
-                reply.durability = Durability::Cached;
-                reply
-            })
         })
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use blocker::{Blocker, Capabilities, ChangeReply, Durability, Reply, WriteFullRequest, WriteRequest};
+use blocker::{Blocker, Capabilities, Change, ChangeReply, ChangeRequest, Durability, Reply};
 
 /// Acknowledges writes as *cached*.
 pub(crate) struct Caching(pub(crate) Arc<dyn Blocker>);
@@ -17,14 +17,12 @@ fn cached(reply: Reply<ChangeReply>) -> Reply<ChangeReply> {
 }
 
 impl Blocker for Caching {
-    blocker::delegate!(|this| this.0, except write write_full);
+    blocker::delegate!(|this| this.0, except change);
 
-    fn write(&self, request: WriteRequest) -> Reply<ChangeReply> {
-        cached(self.0.write(request))
-    }
-
-    fn write_full(&self, request: WriteFullRequest) -> Reply<ChangeReply> {
-        cached(self.0.write_full(request))
+    fn change(&self, request: ChangeRequest) -> Reply<ChangeReply> {
+        let is_write = matches!(request.change, Change::Write { .. } | Change::WriteFull { .. });
+        let reply = self.0.change(request);
+        if is_write { cached(reply) } else { reply }
     }
 }
 

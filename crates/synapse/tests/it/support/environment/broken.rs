@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use blocker::{Blocker, ChangeReply, Durability, Error, Reply, Version, WriteRequest};
+use blocker::{Blocker, Change, ChangeReply, ChangeRequest, Durability, Error, Reply, Version};
 
 /// The promise that is broken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -39,31 +39,34 @@ impl Broken {
     }
 
     /// Makes the write after `delay`, without a caller, even after its deadline.
-    fn later(&self, mut request: WriteRequest, delay: Duration) {
+    fn later(&self, mut request: ChangeRequest, delay: Duration) {
         request.call.deadline = None;
         let inner = Arc::clone(&self.inner);
         tokio::spawn(async move {
             tokio::time::sleep(delay).await;
-            inner.write(request).await.expect("a late write");
+            inner.change(request).await.expect("a late write");
         });
     }
 }
 
 impl Blocker for Broken {
-    blocker::delegate!(|this| this.inner, except write);
+    blocker::delegate!(|this| this.inner, except change);
 
-    fn write(&self, request: WriteRequest) -> Reply<ChangeReply> {
+    fn change(&self, request: ChangeRequest) -> Reply<ChangeReply> {
+        if !matches!(request.change, Change::Write { .. }) {
+            return self.inner.change(request);
+        }
         if self.writes.fetch_add(1, Ordering::Relaxed) % self.every != self.every - 1 {
-            return self.inner.write(request);
+            return self.inner.change(request);
         }
         let acknowledged = Reply::ok(ChangeReply::new(Version(0), 4096, Durability::Cached));
         match self.promise {
             Promise::Once => {
                 self.later(request.clone(), Duration::from_millis(40));
-                self.inner.write(request)
+                self.inner.change(request)
             }
             Promise::Acknowledged => acknowledged,
-            Promise::Refused => self.inner.write(request).then(|_| Err(Error::Retryable("refused".into()))),
+            Promise::Refused => self.inner.change(request).then(|_| Err(Error::Retryable("refused".into()))),
             Promise::Order => {
                 self.later(request, Duration::from_millis(40));
                 acknowledged

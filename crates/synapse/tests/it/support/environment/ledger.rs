@@ -4,10 +4,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use blocker::{
-    Blocker, ChangeReply, CompareAndWriteRequest, Memory, ObjectId, ReadRequest, Reply, WriteFullRequest,
-    WriteRequest,
-};
+use blocker::{Blocker, Change, ChangeReply, ChangeRequest, Memory, ObjectId, ReadRequest, Reply};
 use parking_lot::Mutex;
 
 use crate::support::environment::clock::TokioClock;
@@ -115,20 +112,15 @@ fn value_of(data: &blocker::Segments) -> Value {
 }
 
 impl Blocker for Ledger {
-    blocker::delegate!(|this| this.memory, except write compare_and_write write_full);
+    blocker::delegate!(|this| this.memory, except change);
 
-    fn write(&self, request: WriteRequest) -> Reply<ChangeReply> {
-        let (object, value) = (request.object.clone(), value_of(&request.data));
-        self.note(object, value, || self.memory.write(request))
-    }
-
-    fn compare_and_write(&self, request: CompareAndWriteRequest) -> Reply<ChangeReply> {
-        let (object, value) = (request.object.clone(), value_of(&request.data));
-        self.note(object, value, || self.memory.compare_and_write(request))
-    }
-
-    fn write_full(&self, request: WriteFullRequest) -> Reply<ChangeReply> {
-        let (object, value) = (request.object.clone(), value_of(&request.data));
-        self.note(object, value, || self.memory.write_full(request))
+    fn change(&self, request: ChangeRequest) -> Reply<ChangeReply> {
+        let (Change::Write { data, .. } | Change::CompareAndWrite { data, .. } | Change::WriteFull { data }) =
+            &request.change
+        else {
+            return self.memory.change(request);
+        };
+        let (object, value) = (request.object.clone(), value_of(data));
+        self.note(object, value, || self.memory.change(request))
     }
 }

@@ -7,10 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
 
 use blocker::{
-    Blocker, Capabilities, ChangeReply, ClaimReply, ClaimRequest, CompareAndWriteRequest, Control,
-    CopyRequest, DeleteReply, DeleteRequest, DiscardRequest, FlushReply, FlushRequest, Info, InfoRequest,
-    InvalidateReply, InvalidateRequest, ListReply, ListRequest, ReadReply, ReadRequest, Reply, Subscription,
-    TruncateRequest, WriteFullRequest, WriteRequest, WriteZeroesRequest,
+    Blocker, Capabilities, ChangeReply, ChangeRequest, ClaimReply, ClaimRequest, Control, FlushReply,
+    FlushRequest, Info, InfoRequest, InvalidateReply, InvalidateRequest, ListReply, ListRequest, ReadReply,
+    ReadRequest, Reply, Subscription,
 };
 
 /// Forwards every call until it is killed. After that, no call starts, and none in progress
@@ -57,29 +56,8 @@ impl Blocker for Mortal {
     fn read(&self, request: ReadRequest) -> Reply<ReadReply> {
         self.live(|inner| inner.read(request))
     }
-    fn write(&self, request: WriteRequest) -> Reply<ChangeReply> {
-        self.live(|inner| inner.write(request))
-    }
-    fn write_zeroes(&self, request: WriteZeroesRequest) -> Reply<ChangeReply> {
-        self.live(|inner| inner.write_zeroes(request))
-    }
-    fn discard(&self, request: DiscardRequest) -> Reply<ChangeReply> {
-        self.live(|inner| inner.discard(request))
-    }
-    fn compare_and_write(&self, request: CompareAndWriteRequest) -> Reply<ChangeReply> {
-        self.live(|inner| inner.compare_and_write(request))
-    }
-    fn write_full(&self, request: WriteFullRequest) -> Reply<ChangeReply> {
-        self.live(|inner| inner.write_full(request))
-    }
-    fn truncate(&self, request: TruncateRequest) -> Reply<ChangeReply> {
-        self.live(|inner| inner.truncate(request))
-    }
-    fn delete(&self, request: DeleteRequest) -> Reply<DeleteReply> {
-        self.live(|inner| inner.delete(request))
-    }
-    fn copy(&self, request: CopyRequest) -> Reply<ChangeReply> {
-        self.live(|inner| inner.copy(request))
+    fn change(&self, request: ChangeRequest) -> Reply<ChangeReply> {
+        self.live(|inner| inner.change(request))
     }
     fn info(&self, request: InfoRequest) -> Reply<Info> {
         self.live(|inner| inner.info(request))

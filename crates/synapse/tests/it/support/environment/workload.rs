@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use blocker::{
-    Blocker, ChangeReply, Clock, CompareAndWriteRequest, Error, Name, Namespace, ObjectId, ReadRequest,
-    Timestamp, WriteFullRequest, WriteRequest,
+    Blocker, BlockerExt, ChangeReply, Clock, CompareAndWriteRequest, Error, Name, Namespace, ObjectId,
+    ReadRequest, Timestamp, WriteFullRequest, WriteRequest,
 };
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
