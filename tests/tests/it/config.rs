@@ -147,6 +147,7 @@ fn the_check_finds_what_the_start_refuses() {
     let objects = format!("[objects.backend]\nkind = \"file\"\npath = \"{}\"\n", path("store"));
     let s3 = "[s3]\nlisten = [\"127.0.0.1:0\"]\nupstream = \"http://127.0.0.1:1\"\n";
     let listener = format!("{s3}auth = \"listener\"\nupstream_access_key = \"A\"\n");
+    let twice = "listen = [\"127.0.0.1:7\"]\n[admin]\nlisten = [\"127.0.0.1:7\"]";
     let backend = |kind: &str, keys: &str| format!("[objects.backend]\nkind = \"{kind}\"\n{keys}\n");
     let cases = [
         (format!("auth_file = \"{}\"", path("absent")), "memcached.auth_file: cannot read the passwords in"),
@@ -179,6 +180,22 @@ fn the_check_finds_what_the_start_refuses() {
             "admin.listen: 127.0.0.1:11311 is an address of synapse.listen as well",
         ),
         (format!("{objects}[synapse]\nlisten = [\"node1:7\"]"), "synapse.listen: node1:7 has a name"),
+        (
+            format!("{objects}[synapse]\nlisten = [\"127.0.0.1:7\", \"0:8\"]"),
+            "synapse.listen: 0:8 can be reached from other machines",
+        ),
+        (
+            "[admin]\nlisten = [\"127.0.0.1:7\", \"0:8\"]".into(),
+            "admin.listen: 0:8 can be reached from other machines",
+        ),
+        (
+            format!("{objects}[volumes]\n[nbd]\n{twice}"),
+            "admin.listen: 127.0.0.1:7 is an address of nbd.listen as well",
+        ),
+        (
+            format!("[s3]\nupstream = \"http://127.0.0.1:1\"\n{twice}"),
+            "admin.listen: 127.0.0.1:7 is an address of s3.listen as well",
+        ),
         (
             format!("{objects}[synapse]\nlisten = [\"unix:/run/s\", \"unix:/run/s\"]"),
             "synapse.listen: /run/s and /run/s are one address",
@@ -253,6 +270,11 @@ fn a_file_that_cannot_be_read_at_present_is_no_mistake() {
             "admin.token_file: is /proc/self/mem, which cannot be read",
         ),
         ("[synapse]\nsecret_file = \"/proc/self/mem\"", "", "synapse.secret_file: is /proc/self/mem"),
+        (
+            "[synapse]\nsecret_file_previous = \"/proc/self/mem\"",
+            "",
+            "synapse.secret_file_previous: is /proc/self/mem",
+        ),
         ("", "-Y /proc/self/mem", "/proc/self/mem cannot be read"),
     ] {
         let file = File::new(text);

@@ -1,7 +1,7 @@
 //! Connections: idle ones, too many of them, and what they cost.
 
 use cached_tests::conn::Conn;
-use cached_tests::daemon::wait_for;
+use cached_tests::daemon::{Daemon, wait_for};
 use cached_tests::program::{Flavour, Program};
 use cached_tests::server::{Server, Start};
 use socket2::{Domain, Socket, Type};
@@ -94,14 +94,20 @@ fn a_full_table_refuses_new_clients() {
     println!("a full table of 64: {rejected} turned away, the others served");
 }
 
-/// Connects to the server from an address of this host, and asks; returns whether that is answered.
-fn connect_from(host: &str, server: &Server) -> (std::net::TcpStream, bool) {
+/// Connects to a listener of this host from one of its addresses.
+fn connect_to(port: u16, from: &str) -> std::net::TcpStream {
     let address = |host: &str, port| std::net::SocketAddr::new(host.parse().expect("an address"), port);
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
-    socket.bind(&address(host, 0).into()).expect("an address of this host");
-    socket.connect(&address("127.0.0.1", server.port()).into()).expect("a connection");
-    let mut stream = std::net::TcpStream::from(socket);
+    socket.bind(&address(from, 0).into()).expect("an address of this host");
+    socket.connect(&address("127.0.0.1", port).into()).expect("a connection");
+    let stream = std::net::TcpStream::from(socket);
     stream.set_read_timeout(Some(DEADLINE)).expect("a timeout");
+    stream
+}
+
+/// Connects to the server from an address of this host, and asks; returns whether that is answered.
+fn connect_from(host: &str, server: &Server) -> (std::net::TcpStream, bool) {
+    let mut stream = connect_to(server.port(), host);
     // A client that is turned away may be too late to send.
     let _ = stream.write_all(b"mn\r\n");
     let mut reply = [0; 4];
@@ -130,6 +136,44 @@ fn one_address_leaves_places_for_others() {
         let (stream, is_served) = connect_from("127.0.0.2", &server);
         is_served.then_some(stream)
     });
+}
+
+/// The same at the listeners of objects and of volumes: an address has half of `connections_max`, unless
+/// `peer_connections_max` sets another part.
+#[test]
+fn one_address_leaves_places_for_others_with_objects_and_volumes() {
+    if !is_cached() {
+        return;
+    }
+    for (own, count) in [("", 3), ("peer_connections_max = 2\n", 2)] {
+        let limits = format!("listen = [\"127.0.0.1:0\"]\nconnections_max = 6\n{own}");
+        let daemon = Daemon::start("cached", |_| {
+            let backend = "[objects]\n[objects.backend]\nkind = \"memory\"\n";
+            format!("{backend}[volumes]\n[nbd]\n{limits}[synapse]\n{limits}")
+        });
+        for (line, listener) in [("volumes on 127.0.0.1:", "nbd"), ("objects on 127.0.0.1:", "synapse")] {
+            let log = daemon.log();
+            let port = log.lines().find_map(|found| found.strip_prefix(line)).expect("its address");
+            let port = port.split(' ').next().expect("a port").parse().expect("a port");
+            let metric = |name| daemon.metric(&format!("cached_{listener}_connections_{name}"));
+            let are = |open: u32, refused: u32| {
+                wait_for(&format!("{listener}: {open} connections, {refused} refused; {own:?}"), || {
+                    let wanted = (Some(open.into()), Some(refused.into()));
+                    ((metric("open"), metric("refused_total")) == wanted).then_some(())
+                });
+            };
+            let mut inside: Vec<_> = (0..count).map(|_| connect_to(port, "127.0.0.2")).collect();
+            are(count, 0);
+            let _outside = connect_to(port, "127.0.0.2");
+            are(count, 1);
+            let _another = connect_to(port, "127.0.0.3");
+            are(count + 1, 1);
+            inside.pop();
+            are(count, 1);
+            let _again = connect_to(port, "127.0.0.2");
+            are(count + 1, 1);
+        }
+    }
 }
 
 /// `no_maxconns_fast`: new clients wait until another disconnects.

@@ -142,6 +142,10 @@ fn an_error_is_one_line_with_file_key_and_what_would_be_right() {
              must name its directory",
         ),
         (
+            &objects("memory_bytes_max = \"5 TiB\""),
+            "cached.toml: objects.memory_bytes_max: is 5 TiB; it must be between 0 and 4 TiB",
+        ),
+        (
             &objects("namespaces = [{ name = \"a\", write = \"back\", journal = true }]"),
             "cached.toml: objects.namespaces[0].journal: is true, and there is no journal; an [objects.journal] \
              table must name its directory",
@@ -208,6 +212,13 @@ fn an_error_is_one_line_with_file_key_and_what_would_be_right() {
             &(objects("") + "[volumes]\n[nbd]\nlisten = [\"0.0.0.0\"]"),
             "cached.toml: nbd.listen: 0.0.0.0:10809 can be reached from other machines, and clients need no certificate: \
              set tls_required = true and client_certificates = \"require\" in [nbd.tls], or allow_exposed = true",
+        ),
+        // TLS alone lets every client in.
+        (
+            &(objects("")
+                + "[volumes]\n[nbd]\nlisten = [\"0:7\"]\ntls_required = true\n[nbd.tls]\nchain_file = \"c\""),
+            "cached.toml: nbd.listen: 0:7 can be reached from other machines, and clients need no certificate: set \
+             tls_required = true and client_certificates = \"require\" in [nbd.tls], or allow_exposed = true",
         ),
         (
             &(objects("") + "[volumes]\n[nbd]\nlisten = []"),

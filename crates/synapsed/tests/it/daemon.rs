@@ -186,6 +186,14 @@ fn a_wrong_configuration_prevents_the_start_with_one_line_that_names_file_and_ke
             "[synapse]\nlisten = [\"0.0.0.0:0\"]",
             "synapsed.toml: synapse.listen: 0.0.0.0:0 can be reached from other machines",
         ),
+        (
+            "[synapse]\nlisten = [\"127.0.0.1:7\"]\n[admin]\nlisten = [\"localhost:7\"]",
+            "synapsed.toml: admin.listen: 127.0.0.1:7 is an address of synapse.listen as well",
+        ),
+        (
+            "[objects]\nwriter = \"cache\"\n[objects.journal]\ncreate = true\ndirectory = \"/no/such/journal\"",
+            "synapsed.toml: objects.journal.directory: ",
+        ),
         ("[synapse]\nsession_bytes_max = \"12 MiB\"\n", "synapse.session_bytes_max: must be at least"),
         ("[objects]\nobject_bytes_max = \"1 GiB\"\n", "objects.object_bytes_max: "),
     ];
@@ -194,6 +202,11 @@ fn a_wrong_configuration_prevents_the_start_with_one_line_that_names_file_and_ke
             let error = fails(dir.path(), &format!("backend = \"memory:\"\n{line}"), more, 78);
             assert!(error.contains(words), "{error}");
         }
+    }
+    let text = "backend = { kind = \"synapse\", address = \"h:1\", secret_file = \"/no/secret\" }\n";
+    for more in [&check[..], &[]] {
+        let error = fails(dir.path(), text, more, 78);
+        assert!(error.contains("synapsed.toml: backend.secret_file: "), "{error}");
     }
     let text = "backend = { kind = \"file\", create = true, path = \"/proc/no/such\" }\n[synapse]\nlisten = [\"127.0.0.1:0\"]\n";
     let error = fails(dir.path(), text, &[], 78);
