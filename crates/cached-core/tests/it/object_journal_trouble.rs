@@ -494,6 +494,11 @@ fn what_was_discarded_while_the_journal_is_in_trouble_is_not_replayed() {
     env.sim.advance(10 * SECOND);
     env.commit();
     assert!(!removal.is_done() && state(&env) == JournalState::Draining);
+    // A volume that were attached now would write back into a namespace that is discarded.
+    let settings = Some(NamespaceSettings::default());
+    let attached = env.sim.spawn(env.cache.control().set_volume(namespace("ns"), 1, settings));
+    env.sim.run_until_idle();
+    assert!(matches!(attached.get(), Err(Error::Retryable(why)) if why.contains("is being removed")));
     env.store.open();
     env.sim.advance(2 * SECOND);
     env.commit();

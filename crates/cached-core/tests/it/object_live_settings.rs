@@ -353,6 +353,23 @@ fn agrees(cache: &ObjectCache, model: &Model, what: &str) {
     }
 }
 
+/// A removal that is refused has dropped nothing.
+#[test]
+fn a_namespace_with_an_attached_volume_keeps_what_is_dirty() {
+    let running = Running::new(ObjectCacheConfig { write: WriteMode::Back, ..config() });
+    let (control, namespace) = (running.cache.control(), object("n", "a").namespace);
+    block_on(control.set_volume(namespace.clone(), 1, Some(NamespaceSettings::default()))).unwrap();
+    running.write("a", 4096);
+    let dirty_bytes = running.cache.counters().dirty_bytes;
+    assert!(dirty_bytes > 0);
+    for dirty_data in [DirtyData::Refuse, DirtyData::Store, DirtyData::Discard] {
+        let removed = block_on(control.remove_namespace(namespace.clone(), dirty_data));
+        assert!(matches!(removed, Err(Error::Denied(_))), "{dirty_data:?}: {removed:?}");
+        assert_eq!(running.cache.counters().dirty_bytes, dirty_bytes, "{dirty_data:?}");
+    }
+    running.end();
+}
+
 #[test]
 fn a_namespace_with_another_mode_than_the_others_is_not_changing_from_the_start_on() {
     let namespaces = vec![own("n", WriteMode::Through), own("o", WriteMode::ReadOnly)];

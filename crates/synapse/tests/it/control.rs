@@ -17,6 +17,7 @@ struct Controlled {
     events: EventHub,
     /// The namespaces with their last settings.
     namespaces: Mutex<BTreeMap<Namespace, NamespaceState>>,
+    lost: Mutex<Vec<ObjectId>>,
 }
 
 impl Blocker for Controlled {
@@ -88,7 +89,8 @@ impl Control for Controlled {
 
     fn losses(&self, after: Option<ObjectId>) -> Reply<LossPage> {
         let mut page = LossPage::default();
-        page.losses = vec![Loss::new(object("lost"), 1, 4096, "no space".into())];
+        let lost = self.lost.lock().unwrap().clone();
+        page.losses = lost.into_iter().map(|object| Loss::new(object, 1, 4096, "no space".into())).collect();
         page.losses.retain(|loss| after.as_ref() != Some(&loss.object));
         page.unlisted_objects = 7;
         Reply::ok(page)
@@ -101,7 +103,12 @@ fn host() -> (Host, Arc<Controlled>) {
 
 fn host_with(config: ServerConfig) -> (Host, Arc<Controlled>) {
     let (memory, events) = (Memory::default(), EventHub::new());
-    let backend = Arc::new(Controlled { memory, events, namespaces: Mutex::default() });
+    let backend = Arc::new(Controlled {
+        memory,
+        events,
+        namespaces: Mutex::default(),
+        lost: Mutex::new(vec![object("lost")]),
+    });
     (Host::new(Kind::Tcp, Arc::clone(&backend) as _, config), backend)
 }
 
@@ -146,6 +153,30 @@ fn namespaces_are_listed_changed_and_removed_as_at_the_backend() {
         }
         assert_eq!(control.remove_namespace(name(0), DirtyData::Store).await, Err(Error::Missing));
         assert_eq!(control.namespace_state(name(0)).await, Err(Error::Missing));
+    });
+}
+
+#[test]
+fn states_and_losses_of_namespaces_of_servers_are_hidden_from_clients() {
+    let (host, backend) = host();
+    let client = host.client();
+    let mut config = host.client_config();
+    config.is_server = true;
+    let server = host.client_with(config);
+    host.runtime.block_on(async {
+        let reserved = Namespace::new(".own").unwrap();
+        for namespace in [object("o").namespace, reserved.clone()] {
+            backend.change_namespace(namespace, quota(1)).await.unwrap();
+        }
+        let lost = ObjectId::new(reserved, Name::new("record").unwrap());
+        backend.lost.lock().unwrap().push(lost.clone());
+        for (client, count) in [(&client, 1), (&server, 2)] {
+            let control = client.control();
+            let states = control.namespace_states(None).await.unwrap().states;
+            let losses = control.losses(None).await.unwrap().losses;
+            assert_eq!((states.len(), losses.len()), (count, count));
+            assert_eq!(losses.iter().any(|loss| loss.object == lost), count == 2);
+        }
     });
 }
 
