@@ -1,7 +1,7 @@
 //! Reading a configuration file, with errors of one line: the place, the key, what is wrong and what would be
 //! right.
 
-use crate::error::{ConfigError, is_mistake, reading_trouble};
+use crate::error::{ConfigError, is_mistake, reading_trouble, unreadable_kind};
 use cached_process::Exit;
 use serde::de::DeserializeOwned;
 use serde_json::{Number, Value};
@@ -127,6 +127,10 @@ fn check_named_files(path: &Path, key: &str, value: &Value) -> Result<(), Config
         }
         Value::Array(values) => values.iter().try_for_each(|value| check_named_files(path, key, value)),
         Value::String(file) if names_a_file(key.rsplit('.').next().unwrap_or(key)) && !file.is_empty() => {
+            if let Some(kind) = unreadable_kind(file.as_ref()) {
+                let (key, why) = (key.to_owned(), format!("is {file}, {kind}"));
+                return Err(ConfigFileError::of_key(path, ConfigError { key, why }));
+            }
             match reading_trouble(file.as_ref()) {
                 Some(error) => {
                     let why = format!("is {file}, which cannot be read at present: {error}");

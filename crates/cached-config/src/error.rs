@@ -3,7 +3,7 @@
 use cached_core::policy;
 use std::fmt;
 use std::io::{self, ErrorKind, Read};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::Path;
 use synapse::Secret;
 
@@ -109,8 +109,29 @@ pub fn is_mistake(error: &io::Error) -> bool {
         )
 }
 
-/// The most that is read of a named file to find out whether it can be read; all of them are small.
-const NAMED_BYTES_MAX: u64 = 1 << 20;
+/// The most that is read of a named file to find out whether it can be read; most of them are smaller.
+const NAMED_BYTES_READ: u64 = 1 << 20;
+
+/// The largest file that the configuration may name, in bytes: each is read as a whole.
+const NAMED_BYTES_MAX: u64 = 16 << 20;
+
+/// Returns why what a configuration names is no file to be read, if it is none: its reader would wait for the writer of a
+/// FIFO, and never come to the end of a device. A directory, or a file that is missing, is left to its reader to name.
+pub(crate) fn unreadable_kind(path: &Path) -> Option<String> {
+    let found = std::fs::metadata(path).ok()?;
+    let kind = found.file_type();
+    if kind.is_file() {
+        let (size, most) = (found.len(), NAMED_BYTES_MAX);
+        return (size > most).then(|| format!("which has {size} bytes; it may have at most {most}"));
+    }
+    let kind = match kind {
+        kind if kind.is_dir() => return None,
+        kind if kind.is_fifo() => "a FIFO",
+        kind if kind.is_socket() => "a socket",
+        _ => "a device",
+    };
+    Some(format!("which is {kind}; it must be a regular file"))
+}
 
 /// Returns why a file that the configuration names cannot be read at present, by no fault of the configuration. A file that is
 /// missing, or may not be read, is such a fault, for the check of its key to name.
@@ -122,7 +143,7 @@ pub fn reading_trouble(path: &Path) -> Option<io::Error> {
             return Ok(());
         }
         let file = std::fs::File::open(path)?;
-        io::copy(&mut file.take(NAMED_BYTES_MAX), &mut io::sink()).map(drop)
+        io::copy(&mut file.take(NAMED_BYTES_READ), &mut io::sink()).map(drop)
     };
     read().err().filter(|error| !is_mistake(error))
 }
@@ -182,5 +203,19 @@ mod tests {
         for wrong in ["/no/such/file", "/etc", "/dev/null/file", "/etc/hostname"] {
             assert!(reading_trouble(wrong.as_ref()).is_none(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn what_has_no_end_is_no_file_to_be_read() {
+        for none in ["/no/such/file", "/etc", "/etc/hostname"] {
+            assert_eq!(unreadable_kind(none.as_ref()), None, "{none}");
+        }
+        let device = unreadable_kind("/dev/zero".as_ref());
+        assert_eq!(device.as_deref(), Some("which is a device; it must be a regular file"));
+        let large = std::env::temp_dir().join(format!("cached-config-large-{}", std::process::id()));
+        std::fs::File::create(&large).unwrap().set_len(NAMED_BYTES_MAX + 1).unwrap();
+        let found = unreadable_kind(&large);
+        std::fs::remove_file(&large).unwrap();
+        assert!(found.unwrap().starts_with("which has 16777217 bytes"));
     }
 }

@@ -1,9 +1,12 @@
 //! The configuration file: its settings, messages about mistakes_name_file_and_key, checking without
 //! starting, printing and reading back.
 
+use cached_tests::daemon::DEADLINE;
+use cached_tests::outside::run;
 use cached_tests::program::{Flavour, Program};
 use cached_tests::server::{Server, Start};
 use std::path::PathBuf;
+use std::process::Command;
 
 /// memcached has no such file.
 fn is_cached() -> bool {
@@ -144,6 +147,8 @@ fn the_check_finds_what_the_start_refuses() {
     ] {
         std::fs::write(path(name), text).expect("a file");
     }
+    let fifo = path("fifo");
+    assert!(run(Command::new("mkfifo").arg(&fifo), DEADLINE).status.success());
     let objects = format!("[objects.backend]\nkind = \"file\"\npath = \"{}\"\n", path("store"));
     let s3 = "[s3]\nlisten = [\"127.0.0.1:0\"]\nupstream = \"http://127.0.0.1:1\"\n";
     let listener = format!("{s3}auth = \"listener\"\nupstream_access_key = \"A\"\n");
@@ -153,6 +158,10 @@ fn the_check_finds_what_the_start_refuses() {
         (format!("auth_file = \"{}\"", path("absent")), "memcached.auth_file: cannot read the passwords in"),
         (format!("auth_file = \"{}\"", path("passwords")), "memcached.auth_file: "),
         (format!("sasl_file = \"{}\"", path("blank")), "memcached.sasl_file: "),
+        // Nothing waits for the writer of a FIFO.
+        (format!("auth_file = \"{fifo}\""), "memcached.auth_file: is "),
+        (format!("{objects}[synapse]\nsecret_file = \"{fifo}\""), "synapse.secret_file: is "),
+        ("[admin]\ntoken_file = \"/dev/zero\"".into(), "admin.token_file: is /dev/zero, which is a device"),
         (format!("memory_file = \"{}\"", path("photo")), "memcached.memory_file: memory file"),
         (format!("memory_file = \"{}\"", path("no/such/file")), "memcached.memory_file: memory file"),
         (
