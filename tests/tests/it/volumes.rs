@@ -218,7 +218,9 @@ fn a_volume_has_the_quota_and_rates_that_are_set_for_it() {
     assert!(error.to_string().contains("error 28"), "{error}");
     drop(disk);
     wait_until_detached(&daemon, "disk");
-    let (code, text) = daemon.cachectl(&remove);
+    // The cache learns of it once the store has it, where it is seen first.
+    let (code, text) =
+        wait_for("the removal", || Some(daemon.cachectl(&remove)).filter(|(code, _)| *code != 4));
     assert_eq!(code, 0, "{text}");
     assert_eq!((in_force(&daemon), shown()["sources"]["quota_bytes_max"].is_null()), ([None; 3], true));
     // The settings are the volume's: they are there after a restart, once it is attached.
