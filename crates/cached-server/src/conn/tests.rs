@@ -205,6 +205,19 @@ fn a_report_that_walks_over_items_ends_the_drive() {
     assert!((2..REPORTS / 2).contains(&bench.drive_until_it_waits()));
 }
 
+/// A report takes as much of an iteration's work as it has lines.
+#[test]
+fn a_report_with_a_line_for_each_prefix_uses_up_an_iteration() {
+    let mut bench = Bench::new(|_| {});
+    let gets: String = (0..2 * Work::UNITS_MAX).map(|prefix| format!("get {prefix}:a\r\n")).collect();
+    bench.io.pieces.push_back(format!("stats detail on\r\n{gets}").into_bytes());
+    bench.drive_until_it_waits();
+    bench.work.renew();
+    bench.io.pieces.push_back(b"stats detail dump\r\n".to_vec());
+    bench.drive();
+    assert!(bench.work.is_used_up());
+}
+
 /// Dumps stop in between also where they find nothing to list.
 #[test]
 fn a_dump_of_an_index_without_items_stops_in_between() {

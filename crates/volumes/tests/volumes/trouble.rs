@@ -1,15 +1,16 @@
 //! A store that fails in the middle, a dropped operation, and two concurrent operations: flushed
 //! data are there, and a snapshot is unchanged.
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use blocker::executor::{block_on, poll_times};
 use blocker::{
-    Blocker, BlockerExt, Control, DeleteRequest, DirtyData, Durability, Error as Store, ListReply,
-    ListRequest, Memory, Name, Namespace, ObjectId, Quota, Reply, WriteMode,
+    Blocker, BlockerExt, Control, DeleteRequest, DirtyData, Durability, Error as Store, Info, InfoRequest,
+    InvalidateReply, InvalidateRequest, ListReply, ListRequest, Memory, Name, Namespace, ObjectId, Quota,
+    Reply, WriteMode,
 };
 use cached_core::object::Writer;
 use test_kit::steered::{CallInfo, Op, SteeredStore, Verdict};
@@ -492,6 +493,40 @@ fn a_check_asks_for_what_a_listing_lacks_before_it_is_missing() {
     let missing: Vec<_> =
         report.problems.iter().map(|problem| (problem.kind, problem.what.clone())).collect();
     assert_eq!(missing, [(ProblemKind::Missing, gone.to_string())]);
+}
+
+/// A layer that knows something older of objects that another owner has made: they are missing until it is to forget that.
+struct Behind(Listless, Mutex<HashSet<ObjectId>>);
+
+impl Blocker for Behind {
+    blocker::delegate!(|this| this.0, except info invalidate);
+
+    fn info(&self, request: InfoRequest) -> Reply<Info> {
+        match self.1.lock().unwrap().contains(&request.object) {
+            true => Reply::err(Store::Missing),
+            false => self.0.info(request),
+        }
+    }
+
+    fn invalidate(&self, request: InvalidateRequest) -> Reply<InvalidateReply> {
+        self.1.lock().unwrap().retain(|object| !request.scope.covers(object, None));
+        self.0.invalidate(request)
+    }
+}
+
+#[test]
+fn a_check_believes_no_layer_that_an_object_is_missing() {
+    let store = Arc::new(Behind(Listless(Memory::default()), Mutex::default()));
+    let volumes = Volumes::new(Arc::clone(&store) as Arc<dyn Blocker>, Options::new("vol")).unwrap();
+    let disk = made(&volumes, 4);
+    flushed(&disk, 0, &[1; 3 * OBJECT as usize]);
+    block_on(disk.close()).unwrap();
+    let namespace: Namespace = "vol.0000001".parse().unwrap();
+    let all = block_on(store.0.0.list(ListRequest::new(namespace.clone()).prefix("d/"))).unwrap();
+    let all = all.entries.into_iter().map(|entry| ObjectId::new(namespace.clone(), entry.name));
+    store.1.lock().unwrap().extend(all);
+    let report = block_on(volumes.check(false)).unwrap();
+    assert_eq!((report.problems, report.objects), (vec![], 5));
 }
 
 /// A store without a quota that counts how often it is asked for one.
