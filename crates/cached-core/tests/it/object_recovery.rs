@@ -327,9 +327,9 @@ fn a_journal_that_another_writer_has_overtaken_is_kept_aside_and_not_replayed() 
     assert!(!disk.names().unwrap().contains(&"overtaken-2".to_owned()));
 }
 
-/// The records of a namespace that is this cache's are applied, although another one was overtaken.
-#[test]
-fn a_namespace_that_was_not_overtaken_is_recovered_beside_one_that_was() {
+/// Returns the disk of a journal that holds one change of an object in each of two namespaces, the store, the object that is
+/// not of the namespace of all others, and what was written.
+fn written_in_two() -> (SimulatedDisk, Arc<Memory>, ObjectId, Vec<u8>) {
     let (disk, store) = (SimulatedDisk::new(), Arc::new(test_kit::memory(&ManualClock::new())));
     let mut process = Process::start(&disk, &store, 1).unwrap();
     process.begin().unwrap();
@@ -342,6 +342,13 @@ fn a_namespace_that_was_not_overtaken_is_recovered_beside_one_that_was() {
     }
     drop(process);
     disk.kill_process();
+    (disk, store, other, bytes)
+}
+
+/// The records of a namespace that is this cache's are applied, although another one was overtaken.
+#[test]
+fn a_namespace_that_was_not_overtaken_is_recovered_beside_one_that_was() {
+    let (disk, store, other, bytes) = written_in_two();
     take_over(&store, 9);
     let mut process = Process::start(&disk, &store, 2).unwrap();
     process.begin().unwrap();
@@ -350,6 +357,18 @@ fn a_namespace_that_was_not_overtaken_is_recovered_beside_one_that_was() {
     let read = process.run(async move { cache.read(ReadRequest::new(other, 0, BUCKET)).await });
     assert_eq!(read.unwrap().data.to_vec(), bytes);
     assert!(disk.names().unwrap().contains(&"overtaken-1".to_owned()));
+}
+
+/// One copy has the changes of all namespaces that were overtaken.
+#[test]
+fn a_journal_of_two_overtaken_namespaces_is_kept_once() {
+    let (disk, store, other, bytes) = written_in_two();
+    take_over(&store, 9);
+    let claim = ClaimRequest::new(Scope::Namespace(other.namespace), Epoch(9), WriterId(77));
+    executor::block_on(store.claim(claim)).unwrap();
+    Process::start(&disk, &store, 2).unwrap().begin().unwrap();
+    assert_kept(&disk, "overtaken-1", &[Some(bytes.clone()), Some(bytes)]);
+    assert!(!disk.names().unwrap().contains(&"overtaken-2".to_owned()));
 }
 
 /// Whatever the power cuts short, the journal is kept, complete, before nothing of it is replayed.
@@ -393,17 +412,30 @@ fn no_more_than_three_overtaken_journals_are_kept() {
         disk.kill_process();
         epoch += 10;
     }
-    take_over(&store, epoch);
-    let mut process = Process::start(&disk, &store, 5).unwrap();
-    let refused = process.begin().unwrap_err();
-    let RecoveryError::Overtaken { in_force, .. } = &refused else { panic!("{refused}") };
-    assert_eq!(*in_force, Epoch(epoch));
-    assert!(refused.to_string().contains("overtaken-1 to overtaken-3"), "{refused}");
-    // One is exported and removed.
-    for file in disk.directory("overtaken-2").unwrap().names().unwrap() {
-        disk.remove(&format!("overtaken-2/{file}")).unwrap();
+    for (seed, is_discarded) in [(5, false), (6, true)] {
+        take_over(&store, epoch);
+        let mut process = Process::start(&disk, &store, seed).unwrap();
+        let refused = process.begin().unwrap_err();
+        let RecoveryError::Overtaken { in_force, .. } = &refused else { panic!("{refused}") };
+        assert_eq!(*in_force, Epoch(epoch));
+        assert!(refused.to_string().contains("overtaken-1 to overtaken-3"), "{refused}");
+        // One is exported, and removed or discarded.
+        let kept = disk.directory("overtaken-2").unwrap();
+        if is_discarded {
+            tools::discard(&*kept).unwrap();
+        } else {
+            for file in kept.names().unwrap() {
+                disk.remove(&format!("overtaken-2/{file}")).unwrap();
+            }
+        }
+        process.begin().unwrap();
+        let write = WriteRequest::new(name(0), 0, b"again".to_vec()).durability(Durability::Journaled);
+        let cache = process.cache.clone();
+        process.run(async move { cache.write(write).await }).unwrap();
+        drop(process);
+        disk.kill_process();
+        epoch += 10;
     }
-    process.begin().unwrap();
 }
 
 /// Requires that all objects have what was journaled, and that the store gets it.

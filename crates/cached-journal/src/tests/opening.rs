@@ -39,6 +39,14 @@ fn what_is_appended_after_a_recovery_follows_what_was_recovered() {
 }
 
 #[test]
+fn journals_that_are_kept_aside_do_not_hinder_a_new_one() {
+    let kit = Kit::new(3);
+    kit.disk.directory("overtaken-1").unwrap().create("journal").unwrap();
+    tools::init(&kit.disk).unwrap();
+    assert_eq!(tools::verify(&kit.disk).unwrap(), []);
+}
+
+#[test]
 fn marked_records_are_not_replayed() {
     let kit = Kit::new(3);
     let journal = kit.open_ready();
