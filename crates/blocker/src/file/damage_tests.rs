@@ -10,6 +10,7 @@ use super::check::{CheckReport, check_on};
 use super::simulated::SimulatedDisk;
 use super::slot::{HEADER_BYTES, SLOT_BYTES};
 use super::testing::{ROOT, new_disk, object_in, open};
+use super::twice::Superblock;
 use crate::blocker::Blocker;
 use crate::change::*;
 use crate::error::Error;
@@ -214,6 +215,65 @@ fn claims_are_missed() {
     }
     claim(5).unwrap();
     write(&store, "claimed", b"x".to_vec(), Some(Stamp::new(5, 1)));
+}
+
+#[test]
+fn rebuilt_claims_are_above_the_highest_stamp_wherever_that_is() {
+    let disk = new_disk();
+    let store = open(&disk).unwrap();
+    // First in its namespace and last in its namespace, in whichever order they are read.
+    for (namespace, highest) in [("m", "a"), ("n", "z")] {
+        for name in ["a", "k", "z"] {
+            let epoch = if name == highest { 9 } else { 2 };
+            let stamp = Some(Stamp::new(epoch, 1));
+            let change = Change { stamp, durability: Durability::Stored, ..Change::default() };
+            let write = WriteRequest::new(object_in(namespace, name), 0, b"x");
+            block_on(store.write(write.change(change))).unwrap();
+        }
+    }
+    store.close().unwrap();
+    for name in ["claims", "claims.copy"] {
+        disk.tamper(&Path::new(ROOT).join(name), None);
+    }
+    checked(&disk, true);
+    let store = open(&disk).unwrap();
+    for namespace in ["m", "n"] {
+        let ask = ClaimRequest::ask(Scope::Namespace(object_in(namespace, "a").namespace));
+        assert_eq!(block_on(store.claim(ask)).unwrap_err(), Error::Fenced { epoch: Epoch(10) });
+    }
+}
+
+#[test]
+fn what_a_second_repair_sets_aside_replaces_nothing() {
+    let disk = built();
+    let path = path_of("large");
+    let damaged = [6, 7].map(|byte| {
+        let store = open(&disk).unwrap();
+        write(&store, "large", vec![byte; 5_000], None);
+        store.close().unwrap();
+        let mut damaged = disk.contents()[&path].clone();
+        for copy in [0, 512] {
+            damaged[copy + 10] ^= 1;
+        }
+        disk.tamper(&path, Some(damaged.clone()));
+        checked(&disk, true);
+        damaged
+    });
+    let now = disk.contents();
+    for (number, damaged) in damaged.iter().enumerate() {
+        assert_eq!(now[&Path::new(ROOT).join(format!("damaged/{number}-large.obj"))], *damaged);
+    }
+}
+
+/// The second copy may be of an earlier time, when all was in order.
+#[test]
+fn a_repair_from_the_second_superblock_makes_no_orderly_end_of_it() {
+    let disk = built();
+    let path = Path::new(ROOT).join("superblock");
+    assert!(Superblock::decode(&disk.contents()[&path]).unwrap().clean);
+    disk.tamper(&path, None);
+    checked(&disk, true);
+    assert!(!Superblock::decode(&disk.contents()[&path]).unwrap().clean);
 }
 
 #[test]

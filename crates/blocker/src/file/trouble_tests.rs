@@ -5,6 +5,7 @@
 use std::path::{Path, PathBuf};
 
 use super::check::{CheckReport, FindingKind, check_on};
+use super::directory::open_regular;
 use super::disk::Kind;
 use super::simulated::SimulatedDisk;
 use super::testing::{ROOT, new_disk, object_in, open};
@@ -18,6 +19,7 @@ use crate::ext::BlockerExt;
 use crate::name::ObjectId;
 use crate::order::{Durability, Epoch, Stamp, WriterId};
 use crate::request::*;
+use rustix::fs::OFlags;
 
 /// EACCES, EROFS, EIO, EMFILE, ENFILE, ENOSPC, ESTALE, ELOOP.
 const CODES: [i32; 8] = [13, 30, 5, 24, 23, 28, 116, 40];
@@ -270,5 +272,38 @@ fn a_full_disk_opens_so_that_objects_can_be_deleted() {
             notes += usize::from(finding.kind != FindingKind::Damage);
         });
         assert_eq!(report.unwrap().damaged, 0, "{what}");
+    }
+}
+
+/// Only what is one sector long is written over the old content: more could be torn.
+#[test]
+fn claims_of_more_than_a_sector_are_not_written_over_on_a_full_disk() {
+    let disk = built();
+    let store = open(&disk).unwrap();
+    let claim = |number: u64, epoch: u64| {
+        let scope = Scope::Object(object(&format!("object-{number:02}")));
+        block_on(store.claim(ClaimRequest::new(scope, Epoch(epoch), WriterId(5))))
+    };
+    for number in 0..20 {
+        claim(number, 1).unwrap();
+    }
+    let before = disk.contents()[&in_root("claims")].clone();
+    assert!(before.len() > 512);
+    disk.fill(true);
+    claim(0, 2).unwrap_err();
+    assert_eq!(disk.contents()[&in_root("claims")], before);
+}
+
+#[test]
+fn no_link_is_followed_and_no_directory_is_taken_for_a_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    std::fs::write(path("file"), b"x").unwrap();
+    std::os::unix::fs::symlink("file", path("link")).unwrap();
+    std::fs::create_dir(path("directory")).unwrap();
+    open_regular(&path("file"), OFlags::RDONLY).unwrap();
+    for name in ["link", "directory"] {
+        let refused = open_regular(&path(name), OFlags::RDONLY).unwrap_err();
+        assert_eq!(refused.kind(), std::io::ErrorKind::InvalidInput, "{name}");
     }
 }
