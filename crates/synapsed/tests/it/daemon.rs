@@ -203,10 +203,17 @@ fn a_wrong_configuration_prevents_the_start_with_one_line_that_names_file_and_ke
             assert!(error.contains(words), "{error}");
         }
     }
-    let text = "backend = { kind = \"synapse\", address = \"h:1\", secret_file = \"/no/secret\" }\n";
-    for more in [&check[..], &[]] {
-        let error = fails(dir.path(), text, more, 78);
-        assert!(error.contains("synapsed.toml: backend.secret_file: "), "{error}");
+    let keys = dir.path().join("aws");
+    std::fs::write(&keys, "[default]\naws_access_key_id = A\naws_secret_access_key = B\n").unwrap();
+    let s3 = format!("bucket = \"disks\", profile = \"other\", credentials_file = \"{}\"", keys.display());
+    for (backend, words) in [
+        ("kind = \"synapse\", address = \"h:1\", secret_file = \"/no/secret\"", "backend.secret_file: "),
+        (&format!("kind = \"s3\", {s3}"), "backend: credentials_file"),
+    ] {
+        for more in [&check[..], &[]] {
+            let error = fails(dir.path(), &format!("backend = {{ {backend} }}\n"), more, 78);
+            assert!(error.contains(&format!("synapsed.toml: {words}")), "{error}");
+        }
     }
     let text = "backend = { kind = \"file\", create = true, path = \"/proc/no/such\" }\n[synapse]\nlisten = [\"127.0.0.1:0\"]\n";
     let error = fails(dir.path(), text, &[], 78);
