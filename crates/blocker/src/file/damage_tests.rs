@@ -226,9 +226,9 @@ fn rebuilt_claims_are_above_the_highest_stamp_wherever_that_is() {
         for name in ["a", "k", "z"] {
             let epoch = if name == highest { 9 } else { 2 };
             let stamp = Some(Stamp::new(epoch, 1));
-            let change = Change { stamp, durability: Durability::Stored, ..Change::default() };
+            let terms = ChangeTerms { stamp, durability: Durability::Stored, ..ChangeTerms::default() };
             let write = WriteRequest::new(object_in(namespace, name), 0, b"x");
-            block_on(store.write(write.change(change))).unwrap();
+            block_on(store.write(write.terms(terms))).unwrap();
         }
     }
     store.close().unwrap();

@@ -7,7 +7,7 @@
 //! caller gives up.
 
 use blocker::{
-    Change, ChangeReply, ChangeRequest, Condition, Durability, Error, Result, Stamp, Version, WriteMode,
+    Change, ChangeReply, ChangeRequest, Condition, Durability, Result, Stamp, Version, WriteMode,
 };
 
 use super::modes::TakenMode;
