@@ -108,8 +108,8 @@ fn an_error_is_one_line_with_file_key_and_what_would_be_right() {
         ),
         (
             &(objects("") + "[synapse]\nsessions_max = 3"),
-            "cached.toml: synapse.sessions_max: must be at least connections_max, or clients push each other's \
-             outcomes out",
+            "cached.toml: synapse.sessions_max: must be at least connections_max; otherwise clients' \
+             remembered outcomes displace each other",
         ),
         (
             &(objects("") + "[synapse]\nsecret_file = \"/nonexistent/secret\""),

@@ -103,7 +103,7 @@ fn an_end_that_is_requested_during_the_hand_over_is_passed_on() {
     assert_eq!(server.wait_exit(), 0);
     let log = server.log();
     if log.contains("the new process serves") {
-        assert!(log.contains("the end was requested, and is passed on"), "{log}");
+        assert!(log.contains("the requested end is passed on"), "{log}");
         // The new process may have removed its number already.
         server.pid = log.lines().rev().find_map(passed_on_to).expect("the number of the new process");
         assert_eq!(server.wait_exit(), 0);
@@ -113,7 +113,7 @@ fn an_end_that_is_requested_during_the_hand_over_is_passed_on() {
 
 /// Returns the number of the process that a line of the log names.
 fn passed_on_to(line: &str) -> Option<i32> {
-    let (_, rest) = line.split_once("the end was requested, and is passed on")?;
+    let (_, rest) = line.split_once("the requested end is passed on")?;
     let (_, number) = rest.split_once("pid=")?;
     number.split_whitespace().next()?.parse().ok()
 }
