@@ -6,9 +6,7 @@
 //! changes of other ranges proceed. Once the store has been asked, the work runs to its end even if its
 //! caller gives up.
 
-use blocker::{
-    Change, ChangeReply, ChangeRequest, Condition, Durability, Result, Stamp, Version, WriteMode,
-};
+use blocker::{Change, ChangeReply, ChangeRequest, Condition, Durability, Result, Stamp, Version, WriteMode};
 
 use super::modes::TakenMode;
 use crate::object::config::Writer;
