@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use blocker::executor::block_on;
 use blocker::{
-    Blocker, BlockerExt, Memory, Name, Namespace, ObjectId, ReadRequest, Segments, SystemClock, WriteMode, WriteRequest,
+    Blocker, BlockerExt, Memory, Name, Namespace, ObjectId, ReadRequest, Segments, SystemClock, WriteMode,
+    WriteRequest,
 };
 use bytes::Bytes;
 use cached_core::object::{ObjectCache, ObjectCacheConfig};

@@ -7,9 +7,9 @@
 use std::sync::Arc;
 
 use blocker::{
-    Blocker, Capabilities, Change, ChangeReply, ChangeRequest, ClaimReply, ClaimRequest, Durability, Error, EventHub,
-    FlushReply, FlushRequest, Info, InfoRequest, InvalidateReply, InvalidateRequest, ListReply, ListRequest, Name,
-    Namespace, ObjectId, ReadReply, ReadRequest, Reply, Segments, Subscription, Version,
+    Blocker, Capabilities, Change, ChangeReply, ChangeRequest, ClaimReply, ClaimRequest, Durability, Error,
+    EventHub, FlushReply, FlushRequest, Info, InfoRequest, InvalidateReply, InvalidateRequest, ListReply,
+    ListRequest, Name, Namespace, ObjectId, ReadReply, ReadRequest, Reply, Segments, Subscription, Version,
 };
 use bytes::Bytes;
 use parking_lot::Mutex;
