@@ -144,11 +144,11 @@ impl RecordedChange {
     }
 }
 
-/// Writes runs one by one: a store may take fewer in one change.
 async fn make(store: &dyn Blocker, id: &ObjectId, change: Change) -> Result<(), Error> {
     store.change(change.request(id.clone())).await.map(drop)
 }
 
+/// Writes runs, one by one if the store takes fewer in one change.
 async fn write_runs(store: &dyn Blocker, id: &ObjectId, runs: &[Run]) -> Result<(), Error> {
     let runs_max = store.capabilities().runs_max.max(1) as usize;
     if runs_max >= runs.len() && store.capabilities().runs_max > 0 {

@@ -38,10 +38,10 @@ pub(crate) fn parts(offset: u64, len: u64) -> impl Iterator<Item = (u32, usize, 
     })
 }
 
-/// The buckets that a range touches.
+/// Returns the buckets that a range touches. Of a range beyond all objects they say nothing.
 pub(crate) fn buckets_of(offset: u64, len: u64) -> Buckets {
     let first = (offset / BUCKET_U64) as u32;
-    first..(offset.saturating_add(len).div_ceil(BUCKET_U64) as u32).max(first + 1)
+    first..(offset.saturating_add(len).div_ceil(BUCKET_U64) as u32).max(first.saturating_add(1))
 }
 
 pub(crate) fn push_zeros(data: &mut Segments, zeros: &mut usize) {

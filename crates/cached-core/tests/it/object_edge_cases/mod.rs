@@ -75,16 +75,6 @@ impl Environment {
     #[track_caller]
     fn flushed(&mut self) {
         let handle = self.flush(Scope::All);
-        self.sim.run_until_idle();
-        if !handle.is_done() {
-            println!(
-                "DBG {:?} running {} held {:?} log {:?}",
-                self.cache.counters(),
-                self.running.is_done(),
-                self.store.held(),
-                self.store.log()
-            );
-        }
         self.sim.wait(handle).unwrap();
         self.validate();
     }
