@@ -1,5 +1,5 @@
-//! The background of a cache: it flushes when that is due, acts on the store's events, and finishes the work
-//! of operations whose callers have given up.
+//! The background of a cache: it runs flushes that are due, handles the store's events, and
+//! completes operations whose callers have given up.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -26,15 +26,17 @@ use super::write::log_space::{crowded_before, lead_out, log_again};
 use super::write::modes::settling_tasks;
 use crate::sync::{Arc, Ordering};
 
-/// The background work of one [`ObjectCache`](super::ObjectCache), as a future to be spawned on any executor.
+/// The background work of an [`ObjectCache`](super::ObjectCache), as a future to be spawned on any
+/// executor.
 ///
-/// It never blocks. It flushes by age and need, acts on the events of the store, and finishes what callers
-/// have given up waiting for. It completes when the last handle of its cache is dropped and what was under
-/// way is done; what is dirty then is lost, so [flush](blocker::Blocker::flush) before.
+/// The future never blocks. It flushes by age and need, handles the store's events, and completes
+/// operations whose callers have given up. It completes when the last handle of its cache has been
+/// dropped and all work in flight has ended; data that are still dirty are then lost, so
+/// [flush](blocker::Blocker::flush) before.
 ///
-/// If it is dropped earlier, operations that need it fail with
-/// [`Error::Unsupported`](blocker::Error::Unsupported): flushes of dirty data, changes that are to be stored,
-/// and whatever waits for memory or for room in the dirty limit.
+/// If the background is dropped earlier, operations that need it fail with
+/// [`Error::Unsupported`](blocker::Error::Unsupported): flushes of dirty data, changes that are to
+/// be stored, and whatever waits for memory or for room in the dirty limit.
 #[must_use = "a cache stores nothing while its background does not run: spawn this future on an executor"]
 pub struct Background(Pin<Box<dyn Future<Output = ()> + Send>>);
 
@@ -58,27 +60,27 @@ impl std::fmt::Debug for Background {
     }
 }
 
-/// What is under way.
+/// The work in flight.
 struct Work {
     shared: Arc<Shared>,
     events: Subscription,
     flushes: FuturesUnordered<Task>,
     tasks: FuturesUnordered<Task>,
-    /// What ends changes of write modes, and what detaches the cache. Not waited for at the end.
+    /// Tasks that complete changes of write modes, or detach the cache. Not waited for at the end.
     settling: FuturesUnordered<Task>,
-    /// What is read ahead. Not waited for at the end.
+    /// Read-ahead tasks. Not waited for at the end.
     fetches: FuturesUnordered<Task>,
     timer: Option<(Timestamp, Sleep)>,
-    /// What keeps the log in order. Not waited for at the end.
+    /// Tasks that maintain the log. Not waited for at the end.
     log: LogTasks,
-    /// Counts what a namespace with a quota uses. Not waited for at the end.
+    /// The task that counts the usage of a namespace with a quota. Not waited for at the end.
     count: Option<Task>,
 }
 
-/// The time of what is not due before something else has happened.
+/// The due time of work that must wait for another event.
 const NEVER: Timestamp = Timestamp(u64::MAX);
 
-/// The tasks that keep the log in order, one of each kind at a time.
+/// The tasks that maintain the log, at most one of each kind at a time.
 #[derive(Default)]
 struct LogTasks {
     trouble: Option<Task>,
@@ -86,13 +88,13 @@ struct LogTasks {
 }
 
 impl LogTasks {
-    /// Whether the log is in order, and no object is being logged again.
+    /// Returns whether the log works and no object is being logged again.
     fn is_idle(&self, shared: &Shared) -> bool {
         let is_ok = |log: &ChangeLog| log.events.condition.state() == JournalState::Ok;
         self.space.is_none() && shared.journal.log.as_ref().is_some_and(is_ok)
     }
 
-    /// Starts what is due, and goes on with what has been started. Returns whether anything has ended.
+    /// Starts due tasks, and continues the running ones. Returns whether any has ended.
     fn poll(&mut self, shared: &Arc<Shared>, cx: &mut Context<'_>) -> bool {
         let Some(log) = &shared.journal.log else { return false };
         log.events.register(cx.waker());
@@ -115,9 +117,9 @@ impl LogTasks {
     }
 }
 
-/// Returns the object with the oldest record before `end` of those that are not stored for the time being:
-/// the store has refused them, or their namespace is limited at the gate and has as many flushes under way as
-/// it may.
+/// Returns the object with the oldest record before `end`, among the objects that cannot be stored
+/// for the time being: the store has refused them, or the gate limits their namespace and its
+/// flushes in flight have reached their maximum.
 fn first_held_up(shared: &Shared, end: Position) -> Option<(u64, u32)> {
     let is_limited = |namespace: u16| shared.control.namespaces.record(namespace).limited_flushes.is_full();
     let is_limited_urgent = |namespace: u16| !can_begin_urgent(shared, namespace);
@@ -147,11 +149,12 @@ impl Work {
         }
     }
 
-    /// Acts on an event of the store.
+    /// Handles an event of the store.
     fn handle_event(&mut self, event: Event) {
         let shared = Arc::clone(&self.shared);
         match event {
-            // Also after lost writes: copies of what other clients had written may be of writes that are gone.
+            // This is also necessary after lost writes: cached copies may be of other clients'
+            // writes that are gone.
             Event::Changed(ref scope) | Event::WritesLost(ref scope) => {
                 let scope = scope.clone();
                 self.tasks.push(Box::pin(async move {
@@ -172,8 +175,8 @@ impl Work {
         }
     }
 
-    /// Returns after how long the next flush of a namespace is due: never while the namespace has as many
-    /// under way as it may, of which each ends here.
+    /// Returns the age at which the next flush of a namespace is due: never while the namespace has
+    /// its maximum of flushes in flight, whose ends wake this task.
     fn age_max(&self, namespace: u16) -> Duration {
         let record = self.shared.control.namespaces.record(namespace);
         match record.limited_flushes.is_full() {
@@ -182,7 +185,7 @@ impl Work {
         }
     }
 
-    /// Begins to read ahead what has been asked for, as far as there is room.
+    /// Begins requested read-ahead, as far as there is room.
     fn begin_fetches(&mut self, cx: &mut Context<'_>) {
         while self.fetches.len() < FETCHES_MAX
             && let Some(request) = self.shared.read_ahead.next_request(cx.waker())
@@ -227,12 +230,13 @@ impl Work {
             && self.log.is_idle(shared)
             && first_held_up(shared, end).is_some()
         {
-            // What has just begun is all that a namespace may have under way: the rest is logged again.
+            // The namespace has just reached its maximum of flushes in flight: the rest is logged
+            // again.
             shared.background.wake();
         }
     }
 
-    /// Counts the next namespace of which that is wanted; returns whether a count has ended.
+    /// Counts the usage of the next namespace that needs it; returns whether a count has ended.
     fn count_use(&mut self, cx: &mut Context<'_>) -> bool {
         if self.count.is_none()
             && let Some((number, namespace)) = self.shared.control.quotas.wanted()
@@ -246,8 +250,8 @@ impl Work {
         has_ended
     }
 
-    /// Returns the number of flushes under way of namespaces that are not limited: those of others wait for
-    /// their limits, and must keep no flush from beginning.
+    /// Returns the number of flushes in flight of namespaces that are not limited: flushes of
+    /// limited ones wait for their limits, and must not keep others from beginning.
     fn unlimited_flushes(&self) -> usize {
         self.flushes.len().saturating_sub(self.shared.store.limited_flushes.load(Ordering::SeqCst) as usize)
     }
@@ -270,7 +274,7 @@ impl Work {
     }
 }
 
-/// Goes on with tasks; returns whether any has ended.
+/// Continues tasks; returns whether any has ended.
 fn have_ended(tasks: &mut FuturesUnordered<Task>, cx: &mut Context<'_>) -> bool {
     let mut has_ended = false;
     while let Poll::Ready(Some(())) = Pin::new(&mut *tasks).poll_next(cx) {
@@ -316,8 +320,8 @@ impl Future for Work {
 
 impl Drop for Work {
     fn drop(&mut self) {
-        // Operations that wait for a flush would wait for ever: they fail, and wake the next one in their
-        // queue.
+        // Operations that wait for a flush would wait forever: they fail, and wake the next one in
+        // their queue.
         let shared = &self.shared;
         shared.background.end();
         shared.control.attaching.end();

@@ -1,5 +1,5 @@
-//! The data path: each operation of the storage contract checks its limits, takes the write mode of its
-//! namespace once, and is answered at once where it can be.
+//! The data path: each operation of the storage contract checks its limits, reads the write mode of
+//! its namespace once, and is served at once if possible.
 
 use std::sync::Arc;
 
@@ -95,14 +95,14 @@ impl ObjectCache {
             return Reply::pending(write_back::change(shared, request, None, hash, taken));
         }
         if shared.journal.log.is_some() && request.terms.durability == Durability::Journaled {
-            // This cache has no record of it, and the store need not have a log.
+            // This cache has no record of the change, and the store may not have a log.
             request.terms.durability = Durability::Stored;
         }
         let route = Route { taken, is_passing };
         Reply::pending(write_through::change(shared, request, hash, route))
     }
 
-    /// Copies one object to another, of which `from_condition` is the condition on the former.
+    /// Copies an object to another; `from_condition` is the condition on the source.
     fn copy_to(
         &self,
         mut request: ChangeRequest,
@@ -122,8 +122,7 @@ impl ObjectCache {
         }
     }
 
-    /// Checks that a change is within the limits. What is discarded beyond the largest object is
-    /// left out.
+    /// Checks that a change is within the limits. A discard is cut at the maximum object size.
     #[inline]
     fn check_limits(&self, change: &mut Change) -> Result<()> {
         let shared = self.shared();
@@ -162,7 +161,8 @@ impl ObjectCache {
     }
 }
 
-// A hit is compiled into its callers, in other crates, too. What takes longer is not: it is large.
+// A hit is inlined into its callers, even in other crates. Slower paths are not, because they are
+// large.
 
 #[inline(never)]
 fn read_missing(shared: &Arc<Shared>, request: ReadRequest, hash: u64) -> Reply<ReadReply> {
@@ -177,7 +177,7 @@ fn read_detached(shared: &Arc<Shared>, request: ReadRequest, hash: u64) -> Reply
 /// Takes the write mode of an object's namespace, for a change that may wait.
 ///
 /// # Errors
-/// `Denied` where the namespace is read-only.
+/// `Denied` if the namespace is read-only.
 fn take_mode(shared: &Arc<Shared>, id: &ObjectId) -> Result<TakenMode> {
     let taken = TakenMode::take(shared, &id.namespace);
     if taken.mode == WriteMode::ReadOnly {
@@ -186,7 +186,8 @@ fn take_mode(shared: &Arc<Shared>, id: &ObjectId) -> Result<TakenMode> {
     Ok(taken)
 }
 
-/// Takes note of a write; returns whether it goes around the cache because it is part of a long one.
+/// Observes a write; returns whether it bypasses the cache because it is part of a long sequential
+/// run.
 #[cold]
 fn passes(shared: &Shared, id: &ObjectId, change: &Change) -> bool {
     let (offset, bytes) = match change {
@@ -202,7 +203,7 @@ fn passes(shared: &Shared, id: &ObjectId, change: &Change) -> bool {
     shared.read_ahead.observe_write(namespace, id, buckets_of(offset, bytes), bytes)
 }
 
-/// Checks that a change can be made over this store, and before its deadline.
+/// Checks that a change can be made with this store, and before its deadline.
 fn check_change(shared: &Shared, terms: &ChangeTerms, call: Call) -> Result<()> {
     if terms.stamp.is_some() && !shared.fences_callers() {
         return Err(Error::Unsupported(
@@ -273,7 +274,7 @@ impl Blocker for ObjectCache {
         }
         match &mut request.change {
             Change::Copy { from, from_condition } if *from == request.object => {
-                // Of one object there is one condition.
+                // An object can have only one condition.
                 request.terms.condition = match (request.terms.condition, std::mem::take(from_condition)) {
                     (Condition::None, condition) => condition,
                     (condition, Condition::None | Condition::Present) => condition,

@@ -14,10 +14,10 @@ use crate::arena::MemoryRange;
 use crate::insight::Sampling;
 use crate::sync::{Mutex, lock};
 
-/// Builds an [`ObjectCache`]: made by [`ObjectCache::builder`].
+/// Builds an [`ObjectCache`]; created by [`ObjectCache::builder`].
 ///
-/// [`Self::start`] runs the background of the cache on a thread, [`Self::start_on`] on an executor of the
-/// caller's; [`Self::build`] returns it.
+/// [`Self::start`] runs the background of the cache on a thread, [`Self::start_on`] on an executor
+/// of the caller; [`Self::build`] returns the background.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -41,7 +41,7 @@ pub struct ObjectCacheBuilder {
     config: ObjectCacheConfig,
     has_dirty_bytes_max: bool,
     clock: Arc<dyn Clock>,
-    /// Clones share it: the first that makes a cache takes it.
+    /// Clones share the journal: the first that creates a cache takes it.
     journal: Option<(Arc<Mutex<Option<OpenJournal>>>, JournalOptions)>,
 }
 
@@ -70,8 +70,8 @@ impl ObjectCacheBuilder {
         self
     }
 
-    /// Sets the memory for data in bytes; 256 MiB without. The limit of dirty data is half of it, unless
-    /// [`Self::dirty_bytes_max`] sets another.
+    /// Sets the memory for data, in bytes. Default: 256 MiB. The dirty-data limit is half of the
+    /// memory, unless [`Self::dirty_bytes_max`] sets another.
     pub fn memory_bytes(mut self, bytes: u64) -> Self {
         self.config.memory_bytes_max = bytes;
         if !self.has_dirty_bytes_max {
@@ -80,9 +80,9 @@ impl ObjectCacheBuilder {
         self
     }
 
-    /// Sets the range in which an [`arbiter`](crate::arbiter) can change that memory, see
-    /// [`ObjectCacheConfig::memory_range`]. The limit of dirty data is half of its least, unless
-    /// [`Self::dirty_bytes_max`] sets another.
+    /// Sets the range in which an [`arbiter`](crate::arbiter) can change the memory, see
+    /// [`ObjectCacheConfig::memory_range`]. The dirty-data limit is half of the range's minimum,
+    /// unless [`Self::dirty_bytes_max`] sets another.
     pub fn memory_range(mut self, range: MemoryRange) -> Self {
         self.config.memory_range = Some(range);
         if !self.has_dirty_bytes_max {
@@ -91,32 +91,32 @@ impl ObjectCacheBuilder {
         self
     }
 
-    /// Sets how many objects the cache knows at once, whatever it holds of them; 65 536 without.
+    /// Sets the maximum number of objects in the index, cached data or not. Default: 65536.
     pub fn objects_max(mut self, count: u32) -> Self {
         self.config.objects_count_max = count;
         self
     }
 
-    /// Sets how writes are treated in namespaces without a mode of their own; write-through without.
+    /// Sets the write mode of namespaces that have none of their own. Default: write-through.
     pub fn write_mode(mut self, mode: WriteMode) -> Self {
         self.config.write = mode;
         self
     }
 
-    /// Sets how writes to one namespace are treated.
+    /// Sets the write mode of a namespace.
     pub fn namespace_write_mode(mut self, namespace: Namespace, mode: WriteMode) -> Self {
         self.config.namespaces.retain(|each| each.namespace != namespace);
         self.config.namespaces.push(NamespaceConfig::new(namespace, mode));
         self
     }
 
-    /// Sets how many bytes may wait to be stored at once: the most that a crash can lose.
+    /// Sets the maximum amount of dirty data, in bytes: the most that a crash can lose.
     pub fn dirty_bytes_max(mut self, bytes: u64) -> Self {
         (self.config.dirty_bytes_max, self.has_dirty_bytes_max) = (bytes, true);
         self
     }
 
-    /// Sets how long a change may wait until its flush begins; 30 s without.
+    /// Sets the maximum time that a change stays dirty before its flush begins. Default: 30 s.
     pub fn dirty_age_max(mut self, age: Duration) -> Self {
         self.config.dirty_age_max = age;
         self
@@ -128,13 +128,13 @@ impl ObjectCacheBuilder {
         self
     }
 
-    /// Sets the sample on which to simulate other amounts of memory, see [`ObjectCacheConfig::insight`].
+    /// Sets the sample used to simulate other memory sizes, see [`ObjectCacheConfig::insight`].
     pub fn insight(mut self, insight: Sampling) -> Self {
         self.config.insight = insight;
         self
     }
 
-    /// Sets which party claims epochs and stamps changes.
+    /// Sets the party that claims epochs and stamps changes.
     pub fn writer(mut self, writer: Writer) -> Self {
         self.config.writer = writer;
         self
@@ -146,13 +146,13 @@ impl ObjectCacheBuilder {
         self
     }
 
-    /// Logs changes in `journal`: those of namespaces that are written back, unless the configuration says
-    /// otherwise. Needs [`Writer::Cache`], and so a store with fencing.
+    /// Logs changes in `journal`: those of namespaces in write-back mode, unless the configuration
+    /// says otherwise. Requires [`Writer::Cache`], and therefore a store with fencing.
     ///
-    /// What an earlier process left in the journal is replayed once
+    /// Records that an earlier process left in the journal are replayed once
     /// [`begin_recovery`](ObjectCache::begin_recovery) has succeeded; until then operations wait.
     ///
-    /// One cache alone can use a journal: of a builder and its clones, the first that makes a cache.
+    /// Only one cache can use a journal: the first that a builder or one of its clones creates.
     pub fn journal(mut self, journal: OpenJournal, options: JournalOptions) -> Self {
         self.journal = Some((Arc::new(Mutex::new(Some(journal))), options));
         self
@@ -161,7 +161,7 @@ impl ObjectCacheBuilder {
     /// Returns the cache and its background, which must run for as long as the cache is used.
     ///
     /// # Errors
-    /// The first value that cannot work, or the memory that cannot be mapped.
+    /// The first invalid value, or `memory_bytes_max` if the memory cannot be mapped.
     pub fn build(self) -> Result<(ObjectCache, Background), ConfigError> {
         let journal = match self.journal {
             None => None,
@@ -176,7 +176,7 @@ impl ObjectCacheBuilder {
     /// Returns the cache, with its background spawned by `spawn` on an executor.
     ///
     /// # Errors
-    /// As [`Self::build`].
+    /// The same as for [`Self::build`].
     ///
     /// ```
     /// # use std::sync::Arc;
@@ -195,11 +195,11 @@ impl ObjectCacheBuilder {
         Ok(cache)
     }
 
-    /// Returns the cache, with its background on a thread of its own, which ends after the last handle of the
-    /// cache is dropped.
+    /// Returns the cache, with its background on a separate thread, which ends after the last
+    /// handle of the cache is dropped.
     ///
     /// # Errors
-    /// As [`Self::build`], or the thread that cannot be started.
+    /// The same as for [`Self::build`], or `background` if the thread cannot be started.
     pub fn start(self) -> Result<ObjectCache, ConfigError> {
         let (cache, background) = self.build()?;
         let thread = std::thread::Builder::new().name("object-cache".into());

@@ -1,5 +1,5 @@
-//! The cache itself: how it is made, what it shows of its state, and its side towards a kernel that sends
-//! buckets in place and an arbiter that moves memory.
+//! The cache itself: its construction, its visible state, and its interfaces to a kernel that sends
+//! buckets in place and to an arbiter that moves memory.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -27,11 +27,12 @@ use crate::arena::MemoryRange;
 use crate::balance::Needs;
 use crate::insight::Sampling;
 
-/// A cache of objects in front of a store. Clones are cheap, and handles of the same cache.
+/// A cache of objects in front of a store. Clones are cheap, and are handles of the same cache.
 ///
-/// It keeps the storage contract ([`Blocker`]), with *cached* meaning: in the memory of this process.
+/// It implements the storage contract ([`Blocker`]); *cached* means: in the memory of this process.
 ///
-/// Its futures are boxed: an unboxed one, and all that it awaits, is compiled again in each crate that awaits it.
+/// Its futures are boxed: an unboxed future, with everything that it awaits, would be compiled
+/// again in each crate that awaits it.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -56,7 +57,8 @@ pub struct ObjectCache {
     inner: Arc<Inner>,
 }
 
-/// A handle that keeps neither the cache nor its store: for what shows or reports a cache.
+/// A handle that keeps neither the cache nor its store alive, for code that shows or reports a
+/// cache.
 #[derive(Clone)]
 pub struct WeakObjectCache {
     inner: Weak<Inner>,
@@ -70,7 +72,8 @@ impl WeakObjectCache {
         self.inner.upgrade().map(|inner| ObjectCache { inner })
     }
 
-    /// Returns whether nothing of the cache is left: no handle, and no operation that keeps its store or its journal.
+    /// Returns whether nothing of the cache is left: neither a handle nor an operation that keeps
+    /// its store or its journal alive.
     #[must_use]
     pub fn is_gone(&self) -> bool {
         self.shared.strong_count() == 0
@@ -94,7 +97,7 @@ impl Drop for Inner {
 }
 
 impl ObjectCache {
-    /// Returns a handle that keeps neither the cache nor its store.
+    /// Returns a handle that keeps neither the cache nor its store alive.
     #[must_use]
     pub fn downgrade(&self) -> WeakObjectCache {
         WeakObjectCache { inner: Arc::downgrade(&self.inner), shared: Arc::downgrade(self.shared()) }
@@ -103,10 +106,10 @@ impl ObjectCache {
     /// Returns an empty cache over `below`, and its background, which must run for as long as the cache is
     /// used.
     ///
-    /// Deadlines, ages and delays are by `clock`, which must be the callers' clock.
+    /// Deadlines, ages and delays are measured by `clock`, which must be the callers' clock.
     ///
     /// # Errors
-    /// The first key of `config` that cannot work, or the memory that cannot be mapped.
+    /// The first invalid key of `config`, or `memory_bytes_max` if the memory cannot be mapped.
     ///
     /// ```
     /// use std::sync::Arc;
@@ -128,7 +131,7 @@ impl ObjectCache {
         Self::make(below, config, clock, None)
     }
 
-    /// As [`Self::new`], with a journal.
+    /// Like [`Self::new`], with a journal.
     pub(super) fn make(
         below: Arc<dyn Blocker>,
         config: ObjectCacheConfig,
@@ -137,14 +140,14 @@ impl ObjectCache {
     ) -> Result<(Self, Background), ConfigError> {
         config.check(&below.capabilities())?;
         let memory = |why: String| ConfigError { key: "memory_bytes_max", why };
-        // What the policy remembers of evicted buckets is taken out of the memory.
+        // The policy's history of evicted buckets is taken out of the memory.
         let bytes_max = config.memory_range.map_or(config.memory_bytes_max, |range| range.bytes_max);
         let buckets = u32::try_from(bytes_max / blocker::BUCKET_BYTES)
             .map_err(|_| memory("must be below 16 TiB".into()))?;
         let policy = ConfigError { key: "eviction_policy", why: "is not known".into() };
         let remembered =
             Queues::new(&config.eviction_policy, buckets).ok_or(policy.clone())?.policy_bytes_each();
-        // Each share of the memory remembers as much.
+        // Each share of the memory has a history of this size.
         let shares = 1 + config.namespaces.iter().filter(|each| each.has_own_memory()).count();
         let without = |bytes: u64| bytes.saturating_sub((remembered * shares) as u64);
         let pool = Pool::new(PoolMemory {
@@ -181,14 +184,15 @@ impl ObjectCache {
         let shared =
             Arc::new(Shared::new(below, config, clock, namespaces, pool, queues, index, log, recovery));
         if !attached {
-            // The background stores what an earlier process had logged, if there is anything, and goes on from there.
+            // The background stores the changes that an earlier process logged, if any, and then
+            // continues.
             detach::put_in_force(&shared, false);
         }
         let background = Background::new(Arc::clone(&shared));
         Ok((Self { inner: Arc::new(Inner { shared }) }, background))
     }
 
-    /// Returns what the cache holds and has done.
+    /// Returns the counters of the cache.
     ///
     /// ```
     /// # use std::sync::Arc;
@@ -203,24 +207,26 @@ impl ObjectCache {
         counters::counters(self.shared())
     }
 
-    /// Returns what each namespace has of the cache that was configured or used, up to 4 096 of them, and all
-    /// others together.
+    /// Returns the counters of each namespace that was configured or used, up to 4096 of them, and
+    /// of all others together.
     #[must_use]
     pub fn namespaces(&self) -> Vec<NamespaceCounters> {
         counters::namespace_counters(self.shared())
     }
 
-    /// Returns what has been acknowledged as *cached*, can never be stored, and has not been repaired yet.
+    /// Returns the changes that were acknowledged as *cached*, can never be stored, and have not
+    /// been repaired yet.
     ///
-    /// Every flush that covers any of it returns [`Error::WritesLost`](blocker::Error::WritesLost) until the
-    /// objects are written in full or deleted, or the scope is invalidated.
+    /// Every flush that covers any of them returns
+    /// [`Error::WritesLost`](blocker::Error::WritesLost) until the objects are written in full or
+    /// deleted, or the scope is invalidated.
     #[must_use]
     pub fn lost(&self) -> LostWrites {
         self.shared().objects.losses.all()
     }
 
-    /// Returns whether the store has stored everything that this cache has acknowledged, as far as no operation is
-    /// under way: a [flush](Blocker::flush) of everything would have nothing to do.
+    /// Returns whether the store has stored everything that this cache has acknowledged, ignoring
+    /// operations in flight: a [flush](Blocker::flush) of everything would have nothing to do.
     #[must_use]
     pub fn is_stored(&self) -> bool {
         let shared = self.shared();
@@ -249,36 +255,39 @@ impl ObjectCache {
         oldest.map_or(Duration::ZERO, |since| shared.clock.now().since(since))
     }
 
-    /// Returns the most data that may be dirty, in bytes.
+    /// Returns the dirty-data limit, in bytes.
     #[must_use]
     pub fn dirty_bytes_max(&self) -> u64 {
         self.shared().metrics.dirty_room.dirty_max() * blocker::BUCKET_BYTES
     }
 
-    /// Returns how long a change may be dirty before its flush begins.
+    /// Returns the maximum time that a change stays dirty before its flush begins.
     #[must_use]
     pub fn dirty_age_max(&self) -> Duration {
         self.shared().control.config.dirty_age_max
     }
 
-    /// Takes the cache out of the path of requests, which go on without failing for it: everything is stored,
-    /// what is cached is dropped, and requests go to the store; returns when that is done. A cache that is
-    /// detached stays so until [`attach_cache`](Self::attach_cache) is called.
+    /// Detaches the cache from the request path without failing any request: everything is stored,
+    /// the cached data are dropped, and requests go to the store; returns when that is done. The
+    /// cache stays detached until [`attach_cache`](Self::attach_cache) is called.
     ///
-    /// While it is detached, reads go straight to the store; changes go around the cache in every namespace that
-    /// is not read-only, with the same stamps, conditions, quotas and rates. What other clients change in the
-    /// store is seen at once. With a journal, there is nothing to replay when this returns.
+    /// While the cache is detached, reads go directly to the store; changes bypass the cache in
+    /// every namespace that is not read-only, with the same stamps, conditions, quotas and rates.
+    /// Changes that other clients make in the store are visible at once. With a journal, there is
+    /// nothing to replay when this returns.
     ///
-    /// The work begins with the call and is done in the background; a further call waits for the same. If the
-    /// store is away, the cache stays attached as it is until the store has taken what is dirty.
+    /// The work begins with the call and is done in the background; a further call waits for the
+    /// same work. If the store is unreachable, the cache stays attached until the store has
+    /// accepted the dirty data.
     ///
     /// # Cancel safety
-    /// Dropped, it is not waited for any longer; the cache is detached all the same.
+    /// If the future is dropped, the cache is detached all the same.
     ///
     /// # Errors
-    /// [`Error::NotStored`](blocker::Error::NotStored) if the deadline passes before, with the state and why;
-    /// [`Error::Retryable`](blocker::Error::Retryable) if the cache is attached again meanwhile;
-    /// [`Error::Unsupported`](blocker::Error::Unsupported) if its background has ended.
+    /// [`Error::NotStored`](blocker::Error::NotStored) if the deadline passes first, with the state
+    /// and the reason; [`Error::Retryable`](blocker::Error::Retryable) if the cache is reattached
+    /// in the meantime; [`Error::Unsupported`](blocker::Error::Unsupported) if its background has
+    /// ended.
     ///
     /// ```
     /// # use std::sync::Arc;
@@ -299,20 +308,21 @@ impl ObjectCache {
         Box::pin(async move { detach::finish(&shared, turn, deadline).await })
     }
 
-    /// Puts the cache back into the path of requests: what it knew is dropped, and the write modes that were set
-    /// are in force again. Returns when nothing is left of the changes that went around it. Also ends a
-    /// [`detach_cache`](Self::detach_cache) that is under way. Of a cache that is attached nothing changes.
+    /// Reattaches the cache: its old contents are dropped, and the configured write modes take
+    /// effect again. Returns when all changes that bypassed the cache have ended. Also ends a
+    /// [`detach_cache`](Self::detach_cache) in progress. Has no effect on an attached cache.
     ///
     /// # Errors
-    /// [`Error::NotStored`](blocker::Error::NotStored) if the deadline passes while changes that began before are
-    /// under way: the cache is attached all the same; [`Error::Retryable`](blocker::Error::Retryable) if too many
-    /// requests wait for memory: then nothing has changed.
+    /// [`Error::NotStored`](blocker::Error::NotStored) if the deadline passes while changes that
+    /// began before are in flight: the cache is attached all the same;
+    /// [`Error::Retryable`](blocker::Error::Retryable) if too many requests wait for memory: in
+    /// this case nothing has changed.
     pub fn attach_cache(&self, deadline: Option<Timestamp>) -> Pending<()> {
         let shared = Arc::clone(self.shared());
         Box::pin(async move { detach::attach(&shared, deadline).await })
     }
 
-    /// Returns whether the cache is in the path of requests.
+    /// Returns whether the cache is in the request path.
     #[must_use]
     pub fn attach_status(&self) -> AttachStatus {
         self.shared().control.attaching.status()
@@ -320,21 +330,23 @@ impl ObjectCache {
 
     /// Returns memory of the cache for `len_bytes` that are to be written at `offset` of `object`.
     ///
-    /// `None` where receiving into the cache is no use (no whole bucket is filled, or the namespace is
-    /// written around), or where there is no room at once: receive into other memory then.
+    /// `None` if receiving into the cache is of no use (no whole bucket is filled, or the namespace
+    /// is in write-around mode), or if there is no room at once: the caller must then receive into
+    /// other memory.
     #[must_use]
     pub fn receive_buffer(&self, object: &ObjectId, offset: u64, len_bytes: usize) -> Option<ReceiveBuffer> {
         ReceiveBuffer::new(self.shared(), object, offset, len_bytes)
     }
 
-    /// Closes the cache's journal, if it has one: at the end, after a [flush](Blocker::flush) of everything.
-    /// If everything is stored, a restart has nothing to replay. If objects could not be recovered
-    /// ([`RecoveryProgress::objects_failed`]), the journal keeps its records: the next start finds the damage
-    /// again. Changes that come later are not logged.
+    /// Closes the cache's journal, if it has one: call it at the end, after a
+    /// [flush](Blocker::flush) of everything. If everything is stored, a restart has nothing to
+    /// replay. If objects could not be recovered ([`RecoveryProgress::objects_failed`]), the
+    /// journal keeps their records, and the next start finds the damage again. Later changes are
+    /// not logged.
     ///
     /// # Errors
-    /// [`Error::NotStored`](blocker::Error::NotStored) if what is in the journal is not durable, because its
-    /// disk has failed.
+    /// [`Error::NotStored`](blocker::Error::NotStored) if the contents of the journal are not
+    /// durable, because its disk has failed.
     pub fn close_journal(&self) -> Pending<()> {
         let shared = Arc::clone(self.shared());
         Box::pin(async move { log_waits::close(&shared.journal).await })
@@ -346,29 +358,29 @@ impl ObjectCache {
         self.shared().journal.log.as_ref().map(|log| log.events.condition.health())
     }
 
-    /// Begins to recover what an earlier process logged: claims the namespaces of its changes. Without a
-    /// journal, or if that is empty, there is nothing to do.
+    /// Begins to recover the changes that an earlier process logged: claims their namespaces.
+    /// Without a journal, or if it is empty, there is nothing to do.
     ///
-    /// Call it before the cache is used: until it has succeeded, operations wait. After it, the background
-    /// makes the changes again, those of an object that is asked for first. It may be called again after an
-    /// error.
+    /// Call this before the cache is used: operations wait until it has succeeded. Afterwards the
+    /// background applies the changes again, first those of objects that are requested. It may be
+    /// called again after an error.
     ///
     /// # Errors
-    /// If another writer has taken over a namespace since, or the journal is damaged; and if its disk fails or the
-    /// store does not answer, which may pass.
+    /// A [`RecoveryError`] if another writer has taken over a namespace since, or the journal is
+    /// damaged; or if its disk fails or the store does not respond, which may be temporary.
     pub fn begin_recovery(&self) -> Pending<(), RecoveryError> {
         let shared = Arc::clone(self.shared());
         Box::pin(async move { recovery::begin(&shared).await })
     }
 
-    /// Returns how far the recovery is.
+    /// Returns the progress of the recovery.
     #[must_use]
     pub fn recovery(&self) -> RecoveryProgress {
         self.shared().journal.recovery.progress()
     }
 
-    /// Checks every invariant of the cache. Operations may wait for the store meanwhile; none may be inside
-    /// the cache.
+    /// Checks every invariant of the cache. Meanwhile, operations may wait for the store, but none
+    /// may be inside the cache.
     ///
     /// # Errors
     /// The first invariant that does not hold.
@@ -388,38 +400,42 @@ impl std::fmt::Debug for ObjectCache {
 }
 
 impl ObjectCache {
-    /// Returns whether buckets can be lent: it was [asked for](super::ObjectCacheConfig::lends_buckets), and the system takes single
-    /// pages of memory back.
+    /// Returns whether buckets can be lent: lending was
+    /// [requested](super::ObjectCacheConfig::lends_buckets), and the system takes back single pages
+    /// of memory.
     #[must_use]
     pub fn lends(&self) -> bool {
         self.shared().memory.pool.lends()
     }
 
-    /// Lends the bucket that `bytes`, of a segment of this cache, lie in: from now on its bytes never change, even when every
-    /// segment is dropped and the bucket is used for another object. Pages of it can be handed to the kernel (`vmsplice`), without
-    /// knowing when it has done with them.
+    /// Lends the bucket that contains `bytes`, which are part of a segment of this cache. From now
+    /// on the bytes never change, even when every segment is dropped and the bucket is reused for
+    /// another object. So the bucket's pages can be handed to the kernel (`vmsplice`) without
+    /// knowing when it has finished with them.
     ///
-    /// Returns false if nothing was lent: the cache does not lend, or these are not bytes of one bucket.
+    /// Returns false if nothing was lent, because the cache does not lend, or the bytes are not
+    /// within a single bucket.
     #[must_use]
     pub fn lend(&self, bytes: &[u8]) -> bool {
         self.shared().memory.pool.lend(bytes)
     }
 
-    /// Returns whether these bytes, of a segment of this cache, were lent.
+    /// Returns whether these bytes, which are part of a segment of this cache, are lent.
     #[must_use]
     pub fn has_lent(&self, bytes: &[u8]) -> bool {
         self.shared().memory.pool.has_lent(bytes)
     }
 }
 
-// The cache as one half of a memory that it shares with a byte-keyed store: what the arbiter sees of it, and
-// how buckets go and come.
+// The cache as a part of memory shared with a byte-keyed store: the arbiter's view of it, and how
+// buckets are given up and taken back.
 //
-// The buckets that go are those that the eviction policy would evict next. What is dirty or pinned is in no
-// queue, so it stays: the least memory of a cache is sized so that it has room for all that may be dirty.
+// The buckets that are given up are those that the eviction policy would evict next. Dirty or
+// pinned buckets are in no queue, so they stay: the minimum memory of a cache has room for all data
+// that may be dirty.
 
 impl ObjectCache {
-    /// Returns what the cache needs of a shared memory.
+    /// Returns the cache's needs in the shared memory.
     pub(crate) fn needs(&self) -> Needs {
         let shared = self.shared();
         let pool = &shared.memory.pool;
@@ -440,21 +456,21 @@ impl ObjectCache {
         u64::from(self.shared().memory.pool.count()) * BUCKET_BYTES
     }
 
-    /// Returns the least that this can be.
+    /// Returns the minimum memory of all buckets, in bytes.
     pub(crate) fn bytes_min(&self) -> u64 {
         u64::from(self.shared().memory.pool.count_min()) * BUCKET_BYTES
     }
 
-    /// Returns the most that this can be.
+    /// Returns the maximum memory of all buckets, in bytes.
     pub(crate) fn bytes_max(&self) -> u64 {
         u64::from(self.shared().memory.pool.count_max()) * BUCKET_BYTES
     }
 
-    /// Gives the memory of up to `count` buckets up; returns how many. Never takes a bucket for which a task
-    /// waits, and never waits.
+    /// Gives up the memory of up to `count` buckets; returns how many. Never takes a bucket for
+    /// which a task waits, and never waits.
     ///
     /// # Errors
-    /// If the system does not take some of the memory back; those buckets are free.
+    /// Errors of the system, if it does not take back some of the memory; those buckets are freed.
     pub(crate) fn give_buckets(&self, count: u32) -> std::io::Result<u32> {
         let shared = self.shared();
         let given = give(shared, count);
@@ -462,7 +478,8 @@ impl ObjectCache {
         given
     }
 
-    /// Takes the memory of up to `count` buckets; returns how many, less if the cache has the most then.
+    /// Takes the memory of up to `count` buckets; returns how many, fewer if the cache reaches its
+    /// maximum.
     pub(crate) fn take_buckets(&self, count: u32) -> u32 {
         let shared = self.shared();
         let taken = shared.memory.pool.take_back(count);
@@ -478,7 +495,7 @@ fn give(shared: &Shared, count: u32) -> std::io::Result<u32> {
     }
     let reserved = reserve_up_to(shared, count - fresh);
     if shared.memory.pool.waiters().has_waiters() {
-        // A task has found nothing meanwhile: it gets them, by the drop.
+        // A task has found no bucket in the meantime: the drop passes these to it.
         return Ok(fresh);
     }
     Ok(fresh + shared.memory.pool.give_up(reserved)?)

@@ -1,5 +1,5 @@
-//! The configuration of an object cache, which of it cannot work, and the numbers by which namespaces and
-//! their shares of the memory are known.
+//! The configuration of an object cache, its validation, and the numeric IDs of namespaces and of
+//! their memory shares.
 
 use std::time::Duration;
 
@@ -13,38 +13,41 @@ use crate::arena::MemoryRange;
 use crate::insight::Sampling;
 use crate::policy;
 
-/// The largest object, in bytes, that a cache can be configured for: a bucket's place in its object is a
-/// 16-bit number.
+/// The largest object size, in bytes, that a cache can be configured for: the index of a bucket in
+/// its object is a 16-bit number.
 pub const OBJECT_BYTES_LIMIT: u64 = BUCKET_BYTES << 16;
 
-/// Which party is the writer of the changes that reach the store: it claims epochs and stamps changes.
+/// The party that acts as the writer towards the store: the writer claims epochs and stamps
+/// changes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Writer {
     /// The callers: their stamps and claims are forwarded to the store.
     #[default]
     Callers,
-    /// This cache: it claims every namespace that it changes with a new epoch and stamps every change that it
-    /// sends, so that a cache that has been replaced can do no harm. Callers' own stamps and claims are
-    /// `Unsupported`.
+    /// The cache itself: it claims every namespace that it changes with a new epoch and stamps
+    /// every change that it sends, so that a cache that has been replaced can do no harm. Stamps
+    /// and claims of callers are refused as `Unsupported`.
     Cache,
 }
 
-/// What one namespace has of its own.
+/// The configuration of a single namespace.
 #[derive(Clone, Debug)]
 pub struct NamespaceConfig {
     /// The namespace.
     pub namespace: Namespace,
-    /// Whether its changes are logged. `None`: if it is written back at the start, and the cache has a
-    /// journal.
+    /// Whether changes of the namespace are logged. `None`: they are logged if the namespace is in
+    /// write-back mode at the start and the cache has a journal.
     pub journal: Option<bool>,
-    /// The least durability of an acknowledgement, *cached* or *journaled*.
+    /// The minimum durability of an acknowledgement: *cached* or *journaled*.
     pub durability: Durability,
-    /// What can change while the cache runs. There can be [`MEMORY_SHARES_MAX`] namespaces with a share of the memory.
+    /// The settings that can change while the cache runs. At most [`MEMORY_SHARES_MAX`] namespaces
+    /// can have a share of the memory.
     ///
-    /// What is used of a quota is counted by listing the namespace once, in the background, and by every change of a
-    /// size that goes through this cache. Changes that other writers make are found at the next count: after
-    /// a change of the quota, at the start, and after a refusal, at most once a minute. Until the first count
-    /// has ended, only what it has seen so far is compared.
+    /// The usage of a quota is found by listing the namespace once in the background, and then
+    /// updated by every size change that goes through this cache. Size changes by other writers are
+    /// found at the next count. A count begins at the start, after a change of the quota, and after
+    /// a refusal, at most once a minute. Until the first count has ended, the quota is compared
+    /// with what has been counted so far.
     pub settings: NamespaceSettings,
 }
 
@@ -52,20 +55,21 @@ pub struct NamespaceConfig {
 pub const MEMORY_WEIGHT_MAX: u32 = 1000;
 
 impl NamespaceConfig {
-    /// Returns the configuration of a namespace with these settings, such as a write mode, and nothing else.
+    /// Returns a configuration that has only these settings, such as a write mode.
     #[must_use]
     pub fn new(namespace: Namespace, settings: impl Into<NamespaceSettings>) -> Self {
         Self { namespace, journal: None, durability: Durability::Cached, settings: settings.into() }
     }
 
-    /// Returns it with another value of a setting.
+    /// Returns this configuration with one setting changed.
     #[must_use]
     pub fn with(mut self, key: NamespaceKey, value: impl Into<Option<u64>>) -> Self {
         self.settings.set(key, value);
         self
     }
 
-    /// Returns it with other terms at the store; what they do not limit or reserve is left to other sources.
+    /// Returns this configuration with other store terms. Limits and reservations that `terms` does
+    /// not set are left to the other sources of settings.
     #[must_use]
     pub fn with_store_terms(self, terms: StoreTerms) -> Self {
         let without = StoreTerms::default();
@@ -81,13 +85,13 @@ impl NamespaceConfig {
         set.fold(self, |config, (key, value)| config.with(key, value))
     }
 
-    /// Returns the value of a setting, if it has one of its own.
+    /// Returns the namespace's own value of a setting, if any.
     pub(crate) fn own(&self, key: NamespaceKey) -> Option<u64> {
         self.settings.number(key)
     }
 
-    /// Returns what it may have of the store. A weight that is too large for its type is the largest, which no check
-    /// lets through.
+    /// Returns the namespace's store terms. A weight that is too large for its type becomes
+    /// `u32::MAX`, which every check rejects.
     pub(crate) fn store_terms(&self) -> StoreTerms {
         let without = StoreTerms::default();
         let weight = self.own(NamespaceKey::StoreWeight);
@@ -100,7 +104,7 @@ impl NamespaceConfig {
         }
     }
 
-    /// Returns whether it has a share of the memory of its own.
+    /// Returns whether the namespace has its own share of the memory.
     pub(crate) fn has_own_memory(&self) -> bool {
         let keys = [NamespaceKey::MemoryBytesMin, NamespaceKey::MemoryBytesMax, NamespaceKey::MemoryWeight];
         keys.into_iter().any(|key| self.own(key).is_some())
@@ -110,79 +114,84 @@ impl NamespaceConfig {
 /// The configuration of an [`super::ObjectCache`]. All sizes are in bytes.
 #[derive(Clone, Debug)]
 pub struct ObjectCacheConfig {
-    /// Memory for buckets in bytes, touched as it is used. Whole regions of up to 1 MiB; at least four of
-    /// them.
+    /// The memory for buckets, in bytes. The cache touches it only as it is used, and allocates it
+    /// in whole regions of up to 1 MiB, at least four of them.
     pub memory_bytes_max: u64,
-    /// The range in which an [`arbiter`](crate::arbiter) can change `memory_bytes_max` while the cache is used;
-    /// `None`: it never changes. What must always have room is sized by its least: dirty data, what is received, the
-    /// namespaces' minima. Needs a policy that remembers what it has evicted, and no huge pages.
+    /// The range in which an [`arbiter`](crate::arbiter) can change `memory_bytes_max` while the
+    /// cache runs; `None`: the size is fixed. Dirty data, receive buffers and the minima of
+    /// namespaces must always fit, so their limits are derived from the lower end of the range. A
+    /// range requires a policy that remembers what it has evicted, and no huge pages.
     pub memory_range: Option<MemoryRange>,
-    /// How many objects can be known at once, whatever they hold; 2 (a copy needs two) to 2^31. Each takes
-    /// about 340 bytes.
+    /// The maximum number of objects in the index, cached data or not: from 2 (a copy needs two) to
+    /// 2^31. Each object takes about 340 bytes.
     pub objects_count_max: u32,
-    /// The largest object in bytes: a multiple of 4 096, up to [`OBJECT_BYTES_LIMIT`] and to what the store
-    /// takes.
+    /// The maximum size of an object, in bytes: a multiple of 4096, at most [`OBJECT_BYTES_LIMIT`]
+    /// and at most what the store accepts.
     pub object_bytes_max: u64,
-    /// The most bytes that may wait to be stored; at most three quarters of the memory.
+    /// The maximum amount of dirty data, in bytes; at most three quarters of the memory.
     pub dirty_bytes_max: u64,
-    /// How long a change may wait until its flush begins.
+    /// The maximum time that a change stays dirty before its flush begins.
     pub dirty_age_max: Duration,
-    /// The most requests of flushes that are under way at once.
+    /// The maximum number of flush requests in flight.
     pub flush_requests_max: usize,
-    /// Two dirty runs of an object go in one request if the gap between them is no longer than this and all
-    /// of it is in the cache: stores that take as long for 4 KiB as for 64 are drained many times faster. The
-    /// gap is then written once more as it was when it was read, which would undo what another client has
-    /// written there since: so this applies only with [`Writer::Cache`], where there is no other. 0: only
-    /// dirty bytes are written.
+    /// Two dirty runs of an object are sent in a single request if the gap between them is no
+    /// longer than this and is cached completely: stores that take as long for 4 KiB as for 64 KiB
+    /// are drained many times faster. The gap is then rewritten with the data that were read
+    /// earlier, which would undo a later write of another client. So this applies only with
+    /// [`Writer::Cache`], where there is no other writer. 0: only dirty bytes are written.
     pub flush_gap_bytes_max: u64,
-    /// How long the store may take for one request of a flush. After that the outcome counts as unknown, and
-    /// the store is asked what it has before the flush is tried again.
+    /// The timeout of a flush request. When it expires, the outcome counts as unknown, and the
+    /// cache asks the store what it has before it retries the flush.
     pub flush_timeout: Duration,
-    /// The most reads of the store that are under way at once.
+    /// The maximum number of store reads in flight.
     pub load_requests_max: usize,
-    /// How far ahead of a client that reads in order the store is read, in bytes; at most an eighth of the
-    /// memory. 0: not at all.
+    /// The maximum read-ahead for a client that reads sequentially, in bytes; at most an eighth of
+    /// the memory. 0 disables read-ahead.
     pub read_ahead_bytes_max: u64,
-    /// Nothing is read ahead while at least half of the store's last answers took less than this: over a fast
-    /// store it costs more than it saves. 0: whatever they take.
+    /// The cache does not read ahead while at least half of the store's recent responses took less
+    /// than this: with a fast store, read-ahead costs more than it saves. 0: the latency does not
+    /// matter.
     pub read_ahead_latency_min: Duration,
-    /// Reads that have gone on in order for this many bytes, or a single one of as many, are served and not
-    /// kept. 0: all are kept.
+    /// A sequential run of reads of at least this many bytes, or a single read that large, is
+    /// served but not cached. 0: all reads are cached.
     pub bypass_read_bytes_min: u64,
-    /// Writes that have gone on in order for this many bytes, or a single one of as many, go around the cache,
-    /// whatever the write mode. 0: none does.
+    /// A sequential run of writes of at least this many bytes, or a single write that large,
+    /// bypasses the cache, whatever the write mode. 0 disables the bypass.
     pub bypass_write_bytes_min: u64,
-    /// A failed flush is tried again after this long, doubled each time …
+    /// The initial delay before a failed flush is retried; it doubles with each further failure.
     pub retry_delay_min: Duration,
-    /// … up to this long.
+    /// The maximum delay before a failed flush is retried.
     pub retry_delay_max: Duration,
-    /// The eviction policy's name, one of [`policy::NAMES`].
+    /// The name of the eviction policy, one of [`policy::NAMES`].
     pub eviction_policy: String,
-    /// How writes to namespaces that have no write mode of their own are treated.
+    /// The write mode of namespaces that have none of their own.
     pub write: WriteMode,
-    /// Whether changes are logged in namespaces that are not named in `namespaces`. `None`: if they are
-    /// written back at the start, and the cache has a journal.
+    /// Whether changes are logged in namespaces that `namespaces` does not name. `None`: they are
+    /// logged if the namespace is in write-back mode at the start and the cache has a journal.
     pub journal: Option<bool>,
-    /// The least durability of an acknowledgement in namespaces that are not named in `namespaces`, *cached*
-    /// or *journaled*.
+    /// The minimum durability of an acknowledgement in namespaces that `namespaces` does not name:
+    /// *cached* or *journaled*.
     pub durability: Durability,
-    /// Namespaces with terms of their own.
+    /// The namespaces that have their own configuration.
     pub namespaces: Vec<NamespaceConfig>,
-    /// Whether the cache is in the path of requests; if not, it is [detached](super::ObjectCache::detach_cache) from
-    /// the start on, once what an earlier process had logged is stored.
+    /// Whether the cache is in the request path. If not, it is
+    /// [detached](super::ObjectCache::detach_cache) from the start, as soon as the changes that an
+    /// earlier process logged are stored.
     pub attached: bool,
-    /// Which party is the writer of the changes.
+    /// The party that acts as the writer towards the store.
     pub writer: Writer,
-    /// Ask the kernel for huge pages for the buckets, as advice; for the index it is asked in any case.
+    /// Whether to ask the kernel (`madvise`) for huge pages for the buckets. The index always asks
+    /// for them.
     pub huge_pages: bool,
-    /// Whether buckets can be [lent](super::ObjectCache::lend) to the kernel. Their memory is in small pages then, and that of a lent
-    /// bucket is taken from the system anew before it is used for something else.
+    /// Whether buckets can be [lent](super::ObjectCache::lend) to the kernel. If so, they are in
+    /// small pages, and a lent bucket gets fresh pages from the system before it is reused.
     pub lends_buckets: bool,
-    /// The sample of the buckets on which to simulate other amounts of memory
-    /// ([`ObjectCache::miss_ratio_curve`](super::ObjectCache::miss_ratio_curve)); takes up to about 6 MiB.
+    /// The sample of buckets used to simulate other memory sizes
+    /// ([`ObjectCache::miss_ratio_curve`](super::ObjectCache::miss_ratio_curve)); takes up to about
+    /// 6 MiB.
     pub insight: Sampling,
-    /// The seed of the hash of names and of versions, for tests that replay a run. `None` draws it, which a
-    /// cache of real data needs: its versions must be new after every start.
+    /// The seed of the hash of names and of versions, for tests that replay a run. `None` draws a
+    /// random seed, which a cache of real data needs: its versions must be new after every start.
     pub hash_seed: Option<u64>,
 }
 
@@ -220,21 +229,21 @@ impl Default for ObjectCacheConfig {
     }
 }
 
-/// A configuration that cannot work: the key, and what would be right.
+/// An invalid configuration: the key at fault, and what would be valid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{key}: {why}")]
 pub struct ConfigError {
     /// The field of [`ObjectCacheConfig`] at fault.
     pub key: &'static str,
-    /// What is wrong with it, and what would be right.
+    /// What is wrong with the value, and what would be valid.
     pub why: String,
 }
 
 impl ObjectCacheConfig {
-    /// Checks that this can work over a store with the capabilities `below`.
+    /// Checks that this configuration can work with a store that has the capabilities `below`.
     ///
     /// # Errors
-    /// The first key that cannot work.
+    /// The first invalid key.
     pub fn check(&self, below: &Capabilities) -> Result<(), ConfigError> {
         let wrong = |key, why: String| Err(ConfigError { key, why });
         if self.memory_bytes_max < MEMORY_BYTES_MIN {
@@ -286,7 +295,7 @@ impl ObjectCacheConfig {
         Ok(())
     }
 
-    /// Returns the least memory that the cache has, in bytes.
+    /// Returns the minimum memory of the cache, in bytes.
     pub(crate) fn memory_bytes_min(&self) -> u64 {
         self.memory_range.map_or(self.memory_bytes_max, |range| range.bytes_min)
     }
@@ -313,7 +322,7 @@ impl ObjectCacheConfig {
                 "memory in huge pages cannot be given up by buckets; huge_pages must be false".into(),
             );
         }
-        // A policy that is not known is found by another check.
+        // `check` reports an unknown policy.
         if policy::by_name(&self.eviction_policy).is_some_and(|policy| policy.ghost_hits().is_none()) {
             return wrong(format!(
                 "\"{}\" does not remember what it has evicted; \"balanced\" and \"s3fifo\" do",
@@ -323,7 +332,7 @@ impl ObjectCacheConfig {
         Ok(())
     }
 
-    /// Checks what namespaces have of their own.
+    /// Checks the configuration of individual namespaces.
     fn check_namespaces(&self) -> Result<(), ConfigError> {
         let wrong = |why| Err(ConfigError { key: "namespaces", why });
         let count = self.namespaces.len();
@@ -403,7 +412,7 @@ impl ObjectCacheConfig {
         Ok(())
     }
 
-    /// Returns how writes to `namespace` are treated.
+    /// Returns the write mode of `namespace`.
     #[must_use]
     pub fn write_mode(&self, namespace: &Namespace) -> WriteMode {
         let own = self.namespaces.iter().find(|each| each.namespace == *namespace);
@@ -411,22 +420,22 @@ impl ObjectCacheConfig {
     }
 }
 
-/// The least memory, in bytes, with which a cache works.
+/// The minimum memory of a cache, in bytes.
 pub const MEMORY_BYTES_MIN: u64 = 1 << 20;
 
-// The numbers by which is counted what each namespace has.
+// The numbers that identify namespaces in the cache's accounting.
 
-/// The most namespaces that are counted apart, and can have settings of their own.
+/// The maximum number of namespaces that are counted separately, and can have their own settings.
 pub(crate) const NAMESPACES_MAX: usize = 4096;
-/// The number of the record that stands for all others.
+/// The number of the record that all other namespaces share.
 pub(crate) const OTHERS: u16 = 0;
 
-// The numbers of the namespaces' shares of the memory.
+// The numbers that identify the namespaces' shares of the memory.
 
-/// The number of shares: the common one, and those of namespaces with one of their own.
+/// The number of shares: the common share, and one for each namespace with its own.
 pub(crate) const SHARES: usize = 16;
 
-/// The most namespaces with a share of the memory of their own.
+/// The maximum number of namespaces with their own share of the memory.
 pub const MEMORY_SHARES_MAX: usize = SHARES - 1;
 
 /// The number of a share.
@@ -434,6 +443,6 @@ pub const MEMORY_SHARES_MAX: usize = SHARES - 1;
 pub(crate) struct Share(pub(crate) u8);
 
 impl Share {
-    /// The one of all namespaces that have none of their own.
+    /// The share of all namespaces that do not have their own.
     pub(crate) const COMMON: Self = Self(0);
 }

@@ -22,9 +22,9 @@ use super::tasks::wait_queue::Permits;
 use super::write::modes::{Settling, discard_left, settle_in_background, store_and_mark};
 use crate::sync::{Arc, Ordering};
 
-/// The largest number of losses on one page.
+/// The maximum number of losses on a page.
 const LOSSES_PAGE_MAX: usize = 1000;
-/// The largest number of namespaces on one page.
+/// The maximum number of namespaces on a page.
 const NAMESPACES_PAGE_MAX: usize = 256;
 
 impl Collect for ObjectCache {
@@ -97,7 +97,7 @@ impl Control for ObjectCache {
         Reply::Pending(self.change_namespace(&namespace, &policy.write.into(), None))
     }
 
-    /// That of this cache, if it has one for the namespace.
+    /// Returns the quota of this cache, if it has one for the namespace; otherwise the store's.
     fn quota(&self, namespace: Namespace) -> Reply<Quota> {
         let number = self.shared().control.namespaces.known(&namespace);
         if let Some(own) = number.and_then(|number| self.shared().control.quotas.get(number)) {
@@ -156,13 +156,13 @@ impl Control for ObjectCache {
     }
 }
 
-/// Forgets the epoch of a namespace of which nothing has to be stored.
+/// Forgets the epoch of a namespace that has nothing left to store.
 async fn forget_epoch(shared: &Arc<Shared>, namespace: &Namespace) -> Result<(), Error> {
     let _alone = Permits::acquire(&shared.store.epochs.claiming).await?;
     let number = shared.control.namespaces.known(namespace);
     let dirty =
         number.map(|number| shared.control.namespaces.record(number).dirty_taken.load(Ordering::SeqCst));
-    // What was written meanwhile was acknowledged under the epoch of before.
+    // Data written in the meantime were acknowledged under the old epoch.
     if dirty.is_some_and(|dirty| dirty > 0) {
         return Err(Error::Retryable(format!("namespace {namespace} was written to meanwhile").into()));
     }
@@ -184,14 +184,14 @@ fn page(lost: LostWrites, after: Option<&ObjectId>) -> LossPage {
 /// Returns the state of a namespace that is configured or has been used.
 ///
 /// # Errors
-/// `Missing` if it is neither.
+/// `Missing` if the namespace is neither configured nor used.
 fn state(cache: &ObjectCache, namespace: &Namespace) -> Result<NamespaceState> {
     let all = cache.namespaces();
     let of = all.iter().find(|of| of.namespace.as_ref() == Some(namespace)).ok_or(Error::Missing)?;
     Ok(state_of(cache, namespace, of))
 }
 
-/// Returns the page of those after `after`.
+/// Returns the page of the namespaces after `after`.
 fn states(cache: &ObjectCache, after: Option<&Namespace>) -> NamespacePage {
     let all = cache.namespaces();
     let mut all: Vec<(&Namespace, &NamespaceCounters)> =
@@ -226,14 +226,15 @@ fn state_of(cache: &ObjectCache, name: &Namespace, of: &NamespaceCounters) -> Na
 }
 
 impl ObjectCache {
-    /// Drops what the cache has of a namespace, and what commands have set for it: it is treated as one that has never
-    /// been used, until it is used again. Returns what was dropped. What the store has stays, and what the
-    /// configuration has set for the namespace stays in force.
+    /// Drops a namespace's data from the cache, and the settings that commands have made for it: it
+    /// is treated as never used until it is used again. Returns what was dropped. The data in the
+    /// store stay, and the configured settings of the namespace stay in force.
     ///
-    /// `dirty_data` states what becomes of data that are not stored; they are dropped only with
-    /// [`DirtyData::Discard`]. Then the namespace is read-only until that is done, a change that overlaps the
-    /// removal may be dropped as well, and one that begins after it is kept. The store need not be there for it,
-    /// unless a change is on its way to it, or the journal is in trouble.
+    /// `dirty_data` says what happens to data that are not stored; they are dropped only with
+    /// [`DirtyData::Discard`]. In this case the namespace is read-only until the removal has ended;
+    /// a change that overlaps the removal may be dropped as well, and one that begins after it is
+    /// kept. The store need not be reachable, unless a change is in flight to it or the journal has
+    /// failed.
     ///
     /// # Errors
     /// [`Error::Missing`](blocker::Error::Missing) if it has not been used;
@@ -264,7 +265,7 @@ async fn drop_namespace(
     let record = shared.control.namespaces.record(number);
     let dirty = || record.dirty_taken.load(Ordering::SeqCst) * blocker::BUCKET_BYTES;
     check_removal(shared, namespace)?;
-    // A change under way that is applied later is stored.
+    // A change in flight that is applied later is stored.
     if dirty_data == DirtyData::Refuse && dirty() > 0 {
         let why = format!("namespace {namespace} has {} bytes that are not stored", dirty());
         return Err(Error::Denied(why.into()));
@@ -290,18 +291,19 @@ async fn drop_namespace(
     }
 }
 
-/// Drops what is not stored of a namespace; returns how much of it was acknowledged, in bytes. Meanwhile the
-/// namespace is read-only: nothing is dropped that is acknowledged after the end. If this fails or is dropped, the
-/// namespace has its mode again, and what is left is stored.
+/// Drops the dirty data of a namespace; returns how much of them was acknowledged, in bytes.
+/// Meanwhile the namespace is read-only: data acknowledged after the end are never dropped. If this
+/// fails or is dropped, the namespace gets its mode back, and the rest is stored.
 async fn discard(shared: &Arc<Shared>, namespace: &Namespace, record: &NamespaceRecord) -> Result<u64> {
     log_waits::scope_recovered(shared, &Scope::Namespace(namespace.clone())).await?;
     let discarding = Discarding::begin(shared, namespace, record)?;
     let before = record.discarded_bytes.load(Ordering::SeqCst);
     discard_left(shared, namespace, record.number).await?;
     if let Some(up_to) = shared.journal.log.as_ref().map(ChangeLog::last_position) {
-        // Before changes are logged again: nothing of what was dropped is replayed.
+        // The mark comes before changes are logged again, so that no dropped change is replayed.
         log_waits::mark_namespace(shared, namespace, up_to).await?;
-        // While the journal is in trouble there are no marks: what it has is replayed until it is void.
+        // While the journal has failed, there are no marks: its records could be replayed until it
+        // is void.
         log_waits::not_draining(&shared.journal, namespace).await?;
     }
     shared.objects.losses.repair(&Scope::Namespace(namespace.clone()));
@@ -314,7 +316,7 @@ async fn discard(shared: &Arc<Shared>, namespace: &Namespace, record: &Namespace
     Ok(bytes)
 }
 
-/// A namespace of which nothing is stored any more, until this is dropped.
+/// A guard of a namespace whose dirty data are being discarded.
 struct Discarding<'a> {
     shared: &'a Shared,
     record: &'a NamespaceRecord,
@@ -322,7 +324,7 @@ struct Discarding<'a> {
 
 impl<'a> Discarding<'a> {
     /// # Errors
-    /// `Retryable` if it is one already.
+    /// `Retryable` if the namespace is already being removed.
     fn begin(shared: &'a Shared, namespace: &Namespace, record: &'a NamespaceRecord) -> Result<Self> {
         if record.discards_dirty.swap(true, Ordering::SeqCst) {
             return Err(Error::Retryable(format!("namespace {namespace} is being removed already").into()));

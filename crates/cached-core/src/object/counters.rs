@@ -1,4 +1,4 @@
-//! What a cache shows of itself: counters, the same by namespace, and [`insight`](crate::insight).
+//! The visible state of a cache: counters, counters by namespace, and [`insight`](crate::insight).
 
 use std::time::Duration;
 
@@ -53,7 +53,7 @@ pub(crate) fn counters(shared: &Shared) -> Counters {
 // The counters that a cache shows by namespace.
 
 counters! {
-    /// What one namespace has of a cache, and what has been done with it. Sizes are in bytes; reads and writes
+    /// The state and the counters of a namespace in a cache. Sizes are in bytes; reads and writes
     /// count since the start.
     #[derive(Clone, PartialEq, Eq, Debug)]
     #[non_exhaustive]
@@ -137,7 +137,7 @@ pub(crate) fn namespace_counters(shared: &Shared) -> Vec<NamespaceCounters> {
             objects: record.objects.load(Ordering::Relaxed),
             cached_bytes: bytes(&[State::Clean]) + bytes(&dirty),
             dirty_bytes,
-            // The last of it may have been stored since.
+            // All dirty data may have been stored since.
             dirty_age: if dirty_bytes > 0 {
                 age(oldest.get(&record.number).copied())
             } else {
@@ -177,12 +177,13 @@ pub(crate) fn namespace_counters(shared: &Shared) -> Vec<NamespaceCounters> {
         .collect()
 }
 
-// What a cache knows about itself beyond counters, see [`insight`](crate::insight).
+// Statistics beyond counters, see [`insight`](crate::insight).
 
 impl ObjectCache {
-    /// Simulates other amounts of memory with what has been sampled since the last call, and returns the
-    /// number of samples. Call it some ten times a second, from any thread: what waits for it is bounded, and
-    /// dropped beyond. Does nothing without [`ObjectCacheConfig::insight`](super::ObjectCacheConfig::insight).
+    /// Simulates other memory sizes with the samples taken since the last call, and returns the
+    /// number of samples. Call it about ten times per second, from any thread: the number of
+    /// waiting samples is bounded, and further ones are dropped. Does nothing without
+    /// [`ObjectCacheConfig::insight`](super::ObjectCacheConfig::insight).
     pub fn take_samples(&self) -> usize {
         let shared = self.shared();
         let buckets_bytes = u64::from(shared.memory.pool.count()) * blocker::BUCKET_BYTES;
@@ -198,11 +199,12 @@ impl ObjectCache {
         shared.memory.queues.insight.take_samples(&present, |sample| namespace(sample.owner))
     }
 
-    /// Returns the miss ratios that other amounts of memory would give, for all buckets and for each
+    /// Returns the miss ratios that other memory sizes would give, for all buckets and for each
     /// namespace. `None` without [`ObjectCacheConfig::insight`](super::ObjectCacheConfig::insight).
     ///
-    /// A request is one of one bucket: a read of several counts for each. The ratios are those of the sampled
-    /// buckets. What is dirty counts as evictable, and the number of objects that the index has as unlimited.
+    /// A request is for a single bucket: a read of several buckets counts once for each. The ratios
+    /// are those of the sampled buckets. Dirty buckets count as evictable, and the number of
+    /// objects in the index as unlimited.
     ///
     /// ```
     /// use std::sync::Arc;

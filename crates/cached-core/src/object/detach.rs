@@ -1,8 +1,8 @@
-//! Taking a cache out of the path of requests while it runs, and putting it back.
+//! Detaches a running cache from the request path, and reattaches it.
 //!
-//! The background does the work, so that it goes on whether or not the command is waited for; another command
-//! ends it. Before anything changes for requests, everything is stored once: a store that is away is noticed
-//! while the cache still answers for it.
+//! The background does the work, so that it continues whether or not a caller waits for it; another
+//! command ends it. Before anything changes for requests, all dirty data are stored once: so an
+//! unreachable store is noticed while the cache still serves requests.
 
 use std::future::{Future, poll_fn};
 use std::task::Poll;
@@ -19,14 +19,14 @@ use super::write::modes::{settle, settle_in_background};
 use super::write::scope_ops;
 use crate::sync::{Arc, Ordering};
 
-/// Begins to take the cache out of the path of requests, if it is in; returns the turn, to be finished.
+/// Begins to detach the cache, if it is attached; returns the turn, to be passed to [`finish`].
 pub(crate) fn begin(shared: &Shared) -> u64 {
     let turn = shared.control.attaching.begin_detach();
     shared.background.wake();
     turn
 }
 
-/// Lets the background take the cache out of the path of requests, or put it back, as the configuration has it.
+/// Makes the background detach or reattach the cache, as the configuration requires.
 pub(crate) fn put_in_force(shared: &Arc<Shared>, attached: bool) {
     if !attached {
         tracing::warn!("the configuration has the object cache detached (attached = false)");
@@ -35,7 +35,7 @@ pub(crate) fn put_in_force(shared: &Arc<Shared>, attached: bool) {
     }
     let own = Arc::clone(shared);
     let task = async move {
-        // What is left of the changes that went around the cache is waited for apart.
+        // The rest of the changes that bypassed the cache is waited for separately.
         let deadline = Some(own.clock.now());
         if let Err(error @ Error::Retryable(_)) = attach(&own, deadline).await {
             tracing::warn!(%error, "the object cache is not attached as the configuration has it");
@@ -44,11 +44,11 @@ pub(crate) fn put_in_force(shared: &Arc<Shared>, attached: bool) {
     shared.background.add(Box::pin(task));
 }
 
-/// Waits until the cache is out of the path of requests.
+/// Waits until the cache is detached.
 ///
 /// # Errors
-/// `NotStored` if the deadline passes before: it goes on in the background; `Retryable` if the cache is attached
-/// again meanwhile, `Unsupported` if its background has ended.
+/// `NotStored` if the deadline passes first, in which case detaching continues in the background;
+/// `Retryable` if the cache is reattached meanwhile; `Unsupported` if its background has ended.
 pub(crate) async fn finish(shared: &Arc<Shared>, turn: u64, deadline: Option<Timestamp>) -> Result<()> {
     let late = || Error::NotStored(still_attached(shared).into());
     let detached = flushed_meanwhile(shared, poll_fn(|cx| shared.control.attaching.poll_detached(turn, cx)));
@@ -73,12 +73,12 @@ fn still_attached(shared: &Shared) -> String {
     )
 }
 
-/// Puts the cache back into the path of requests, which are answered from it when this returns or fails; it
-/// returns when nothing is left of the changes that went around it.
+/// Reattaches the cache. When this returns or fails, requests are served from the cache; it returns
+/// only after all changes that bypassed the cache have ended.
 ///
 /// # Errors
-/// `Retryable` if what the cache had could not be dropped: then nothing has changed. `NotStored` if the deadline
-/// passes while changes that began before are under way.
+/// `Retryable` if the contents of the cache could not be dropped, in which case nothing has
+/// changed. `NotStored` if the deadline passes while changes that began before are in flight.
 pub(crate) async fn attach(shared: &Arc<Shared>, deadline: Option<Timestamp>) -> Result<()> {
     loop {
         let (now, turn, is_direct) = shared.control.attaching.now();
@@ -86,7 +86,7 @@ pub(crate) async fn attach(shared: &Arc<Shared>, deadline: Option<Timestamp>) ->
             break;
         }
         if is_direct {
-            // Other clients may have changed what is known of objects as a whole.
+            // Other clients may have changed what the cache knows of objects as a whole.
             drop_clean(shared, &Scope::All).await?;
         }
         if shared.control.attaching.put_back(turn, is_direct, &shared.control.namespaces) {
@@ -100,8 +100,8 @@ pub(crate) async fn attach(shared: &Arc<Shared>, deadline: Option<Timestamp>) ->
     settled
 }
 
-/// Waits until nothing of an earlier write mode of any namespace is left. What the store refuses for good is
-/// recorded as lost, and nothing of it is left.
+/// Waits until nothing of an earlier write mode of any namespace is left. Data that the store
+/// refuses permanently are recorded as lost, and count as settled.
 async fn settle_all(shared: &Arc<Shared>, deadline: Option<Timestamp>) -> Result<()> {
     let changing: Vec<u16> = shared
         .control
@@ -124,7 +124,7 @@ fn warn_of_losses(error: &Error) {
     tracing::warn!(%error, "the object cache is being detached, and has lost writes");
 }
 
-/// Returns the task that the background is asked for, if it is.
+/// Returns the detaching task, if the background must run one.
 pub(crate) fn detaching_task(shared: &Arc<Shared>) -> Option<Task> {
     let turn = shared.control.attaching.take_turn()?;
     let shared = Arc::clone(shared);
@@ -135,7 +135,7 @@ pub(crate) fn detaching_task(shared: &Arc<Shared>) -> Option<Task> {
     }))
 }
 
-/// Runs `work` to its end, or until `over` is ready.
+/// Runs `work` until it completes or `over` is ready.
 async fn unless(over: impl Future<Output = ()>, work: impl Future<Output = ()>) {
     let (mut over, mut work) = (std::pin::pin!(over), std::pin::pin!(work));
     poll_fn(|cx| match over.as_mut().poll(cx) {
@@ -162,14 +162,14 @@ async fn detach_in_steps(shared: &Arc<Shared>, turn: u64) {
     }
 }
 
-/// Tries until it succeeds, with the delays of failed flushes.
+/// Retries `work` until it succeeds, with the delays of failed flushes.
 async fn until_done<F: Future<Output = Result<()>>>(shared: &Shared, turn: u64, work: impl Fn() -> F) {
     let mut delay = shared.control.live.retry_delays().0;
     let mut last = String::new();
     loop {
         let error = match work().await {
             Ok(()) => return,
-            // Nothing is left that could be stored; what is lost stays listed.
+            // Nothing that could be stored is left; losses stay listed.
             Err(error @ Error::WritesLost(_)) => return warn_of_losses(&error),
             Err(error) => error,
         };

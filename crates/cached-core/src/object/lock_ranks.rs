@@ -6,8 +6,8 @@
 //!  index shard ─> (exclusive section, only tried) ─> one of: eviction queue, dirty queue, free stack ─> fresh buckets
 //!                                                           or a leaf
 //! ```
-//! An exclusive section is no lock: the thread inside may take any lock that comes after it, never an index
-//! shard. The leaves are held to read or change what they cover, and nothing is locked under them.
+//! An exclusive section is not a lock: the thread inside may take any lock that ranks after it, but
+//! never an index shard. The leaves protect only what they cover, and no lock is taken under them.
 
 use crate::lock_order::Rank;
 

@@ -1,8 +1,8 @@
 //! The object cache: objects at the speed of memory, in front of a slower store.
 //!
-//! An [`ObjectCache`] keeps the storage contract ([`Blocker`](blocker::Blocker)) over any store that keeps it
-//! too: a directory, RADOS, a server behind the network, another cache. Objects are cached by buckets of 4
-//! KiB, and written in the write mode of their namespace:
+//! An [`ObjectCache`] implements the storage contract ([`Blocker`](blocker::Blocker)) on top of any
+//! other implementation: a directory, RADOS, a server on the network, another cache. It caches
+//! objects in buckets of 4 KiB, and writes in the write mode of the object's namespace:
 //!
 //! | mode | acknowledged | readable from memory afterwards | lost with the process |
 //! |---|---|---|---|
@@ -31,13 +31,13 @@
 //! ```
 //!
 //! # The background
-//! A cache comes with a [`Background`]: the future that flushes, acts on the store's events, and finishes the
-//! work of operations whose callers have given up. [`ObjectCacheBuilder::start`] runs it on a thread;
-//! [`ObjectCacheBuilder::build`] and [`ObjectCache::new`] return it, to be spawned on an executor. Operations
-//! that need it fail once it has been dropped.
+//! A cache comes with a [`Background`]: the future that flushes, handles the store's events, and
+//! completes operations whose callers have given up. [`ObjectCacheBuilder::start`] runs it on a
+//! thread; [`ObjectCacheBuilder::build`] and [`ObjectCache::new`] return it, to be spawned on an
+//! executor. Once the background has been dropped, operations that need it fail.
 //!
 //! # Where things are
-//! A chapter uses only those that stand before it, so each can be read without what follows:
+//! Each chapter uses only the chapters before it, so it can be read without the later ones:
 //!
 //! | chapter | |
 //! |---|---|
@@ -53,17 +53,20 @@
 //! | `write` | write-back, write-through, copies, flushes |
 //! | `recovery` | changes of an earlier process are made again |
 //!
-//! The files beside them are the cache as its callers see it (`cache.rs`, `blocker_impl.rs`,
-//! `control_impl.rs`), what runs beside the callers (`background.rs`), and how a cache changes while it runs
+//! The files next to the chapters are the cache's public interface (`cache.rs`, `blocker_impl.rs`,
+//! `control_impl.rs`), the background (`background.rs`), and the changes of a running cache
 //! (`settings_in_force.rs`, `detach.rs`).
 //!
-//! One read: `blocker_impl.rs` (the operation), `state/index` (name → object), `tasks/serial` (the object's
-//! exclusive section), `state/read.rs` (slots → bytes), `memory/` (slots and buckets). On a miss: `read/mod.rs`,
-//! `state/ranges.rs` (one load for all readers), `read/load.rs` (the store).
+//! A read goes through `blocker_impl.rs` (the operation), `state/index` (name → object),
+//! `tasks/serial` (the object's exclusive section), `state/read.rs` (slots → bytes) and `memory/`
+//! (slots and buckets). On a miss it continues in `read/mod.rs`, `state/ranges.rs` (a single load
+//! for all readers) and `read/load.rs` (the store).
 //!
-//! One write: `write/back.rs` (applied here, acknowledged as *cached*), then, later, `state/dirty_queue.rs`
-//! (what waits to be stored), `background.rs` (when), `state/flush.rs` (what), `write/flush.rs` (sent). Or
-//! `write/through.rs`: the store first. Eviction: `memory/queue.rs` (which bucket), `shared/resources.rs`.
+//! A write-back goes through `write/back.rs` (applied in memory, acknowledged as *cached*) and
+//! later through `state/dirty_queue.rs` (the queue of dirty objects), `background.rs` (when to
+//! flush), `state/flush.rs` (what to flush) and `write/flush.rs` (the requests). A write-through
+//! uses `write/through.rs`: it asks the store first. Eviction is in `memory/queue.rs` (the choice
+//! of a bucket) and `shared/resources.rs`.
 
 mod background;
 mod blocker_impl;

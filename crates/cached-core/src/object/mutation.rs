@@ -1,4 +1,4 @@
-//! A change of one object, as the cache applies it or forwards it, and the content that a copy carries.
+//! A change of an object, as the cache applies or forwards it, and the content of a copy.
 
 use blocker::{Change, Run, RunContent};
 
@@ -8,9 +8,9 @@ use super::memory::pool::{BUCKET, Pool};
 use super::memory::slots::{SECTOR_BYTES, Slot};
 use crate::sync::{Arc, Mutex, lock};
 
-/// A change of one object, as the cache makes it: what was asked for, and, of a copy, the content
-/// that source and target come to share. A copy without that is one of an object onto itself, which
-/// leaves every byte as it is.
+/// A change of an object, as the cache makes it: the requested change and, for a copy, the content
+/// that source and target will share. A copy without content copies an object onto itself, which
+/// leaves every byte unchanged.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Mutation<'a> {
     pub(crate) change: &'a Change,
@@ -25,7 +25,7 @@ impl<'a> From<&'a Change> for Mutation<'a> {
 }
 
 impl Mutation<'_> {
-    /// The buckets it is about.
+    /// Returns the buckets that the change affects.
     pub(crate) fn buckets(self) -> Buckets {
         match self.change {
             Change::Write { offset, data } => buckets_of(*offset, data.len_bytes() as u64),
@@ -45,7 +45,7 @@ impl Mutation<'_> {
         }
     }
 
-    /// The most buckets it can use.
+    /// Returns the maximum number of buckets that the change can use.
     pub(crate) fn buckets_max(self) -> u32 {
         match self.change {
             Change::Truncate { .. } => 1,
@@ -53,7 +53,8 @@ impl Mutation<'_> {
         }
     }
 
-    /// Returns the most buckets of the dirty limit that it takes: zeros count by what they cover.
+    /// Returns the maximum number of buckets of the dirty limit that the change takes: zeros count
+    /// by the buckets that they cover.
     pub(crate) fn dirty_buckets_max(self) -> u64 {
         let reach = |offset, len| {
             let buckets = buckets_of(offset, len);
@@ -64,13 +65,14 @@ impl Mutation<'_> {
                 reach(*offset, *len_bytes)
             }
             Change::WriteRuns { runs } => runs.iter().map(|run| reach(run.offset, run.len_bytes())).sum(),
-            // And that all there was before is cut off.
+            // The additional bucket is for the truncation of the previous content.
             Change::WriteFull { .. } => u64::from(self.buckets_max()) + 1,
             _ => u64::from(self.buckets_max()),
         }
     }
 
-    /// Returns the size that it gives to an object that has had this one, or was not there.
+    /// Returns the size of the object after the change, given its size before; `None` if it did not
+    /// exist.
     pub(crate) fn size_after(self, before: Option<u64>) -> u64 {
         match self.copied {
             Some(content) => content.size(),
@@ -78,29 +80,29 @@ impl Mutation<'_> {
         }
     }
 
-    /// Whether it needs an object to be there.
+    /// Returns whether the change requires the object to exist.
     pub(crate) fn needs_present(self) -> bool {
         !self.change.creates() && self.copied.is_none()
     }
 
-    /// Whether it leaves every byte as it is.
+    /// Returns whether the change leaves every byte unchanged.
     pub(crate) fn is_touch(self) -> bool {
         matches!(self.change, Change::Copy { .. }) && self.copied.is_none()
     }
 
-    /// Whether it replaces or removes all content.
+    /// Returns whether the change replaces or removes all content.
     pub(crate) fn replaces_content(self) -> bool {
         self.change.replaces_content() || self.copied.is_some()
     }
 
-    /// The most buckets that taking it over can use.
+    /// Returns the maximum number of buckets needed to apply the change to the cache.
     pub(crate) fn buckets_kept(self) -> u32 {
         match self.change {
             Change::Write { .. } | Change::CompareAndWrite { .. } => {
                 let buckets = self.buckets();
                 buckets.end - buckets.start
             }
-            // Only its two ends are written, the rest becomes a state.
+            // Only the two ends are written; the rest only changes its state.
             Change::WriteZeroes { .. } | Change::Discard { .. } => 2,
             Change::WriteRuns { runs } => runs.iter().map(run_buckets_max).sum(),
             Change::WriteFull { data } => data.len_bytes().div_ceil(BUCKET) as u32,
@@ -108,14 +110,14 @@ impl Mutation<'_> {
         }
     }
 
-    /// Returns how many buckets of its payload can be taken over, at most.
+    /// Returns the maximum number of buckets of the payload that can be taken over.
     pub(crate) fn received_buckets(self, pool: &Pool) -> u32 {
         let (Change::Write { data, .. } | Change::WriteFull { data }) = self.change else { return 0 };
         data.iter().filter(|segment| pool.whole_bucket(segment).is_some()).count() as u32
     }
 }
 
-/// The most buckets that one of several runs can use.
+/// Returns the maximum number of buckets that one of several runs can use.
 fn run_buckets_max(run: &Run) -> u32 {
     match &run.content {
         RunContent::Data(_) => {
@@ -126,13 +128,15 @@ fn run_buckets_max(run: &Run) -> u32 {
     }
 }
 
-/// The memory and the credits that copied content goes back to when no object takes it over.
+/// The owner of the memory and the credits of copied content, which return to it if no object takes
+/// over the content.
 pub(crate) trait ContentOwner: Send + Sync {
     fn pool(&self) -> &Pool;
     fn metrics(&self) -> &Metrics;
 }
 
-/// All of an object's content, until another object takes it over. Its buckets carry one more count each.
+/// The whole content of an object, until another object takes it over. It holds a reference to each
+/// bucket.
 #[derive(Clone)]
 pub(crate) struct CopiedContent(Arc<Mutex<Option<Content>>>);
 
@@ -146,7 +150,7 @@ pub(crate) struct Content {
     pub(crate) size: u64,
     /// Room taken in the dirty limit, in buckets.
     credits: u32,
-    /// The part of `credits` that stands for what has no bucket: zeros, and the change itself.
+    /// The part of `credits` for changes without a bucket: zeros, and the change itself.
     pub(crate) bucketless: u32,
 }
 
@@ -164,12 +168,12 @@ impl CopiedContent {
         Self(Arc::new(Mutex::new(Some(Content { owner, namespace, slots, size, credits, bucketless }))))
     }
 
-    /// The size of the object in bytes; 0 once the content has been taken.
+    /// Returns the size of the object in bytes; 0 once the content has been taken.
     pub(crate) fn size(&self) -> u64 {
         lock(&self.0).as_ref().map_or(0, |content| content.size)
     }
 
-    /// All bytes of the object; none once the content has been taken.
+    /// Returns all bytes of the object; none once the content has been taken.
     pub(crate) fn to_vec(&self) -> Vec<u8> {
         let content = lock(&self.0);
         let Some(content) = &*content else { return Vec::new() };
@@ -177,7 +181,7 @@ impl CopiedContent {
         for (at, slot) in content.slots.iter().filter(|(_, slot)| slot.state().has_bucket()) {
             let (from, valid) = (*at as usize * BUCKET, content.owner.pool().meta(slot.bucket()).valid());
             let own = content.owner.pool().bytes(slot.bucket());
-            // Sectors that are not valid are zeros that no content reaches.
+            // Invalid sectors are zeros beyond the content.
             for sector in (0..SECTORS).filter(|sector| valid & 1 << sector != 0) {
                 let lo = (from + sector * SECTOR_BYTES).min(bytes.len());
                 let hi = (lo + SECTOR_BYTES).min(bytes.len());
@@ -187,14 +191,14 @@ impl CopiedContent {
         bytes
     }
 
-    /// The content, once.
+    /// Takes the content; only the first call returns it.
     pub(crate) fn take(&self) -> Option<Content> {
         lock(&self.0).take()
     }
 }
 
 impl Content {
-    /// The slots, whose counts and credits belong to the caller from now on.
+    /// Returns the slots, whose references and credits now belong to the caller.
     pub(crate) fn into_slots(mut self) -> Vec<(u32, Slot)> {
         self.credits = 0;
         std::mem::take(&mut self.slots)

@@ -1,4 +1,4 @@
-//! Putting settings in force while the cache runs, as far as they can change.
+//! Applying settings while the cache runs, as far as they can change.
 
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -15,7 +15,8 @@ use super::shared::resources::move_buckets;
 use super::write::modes::{Settling, settle_in_background};
 use crate::sync::{Ordering, lock};
 
-/// Changes the configuration of a running cache. It keeps neither the cache nor its store open.
+/// Changes the configuration of a running cache. This handle keeps neither the cache nor its store
+/// alive.
 ///
 /// ```
 /// # use std::sync::Arc;
@@ -32,16 +33,17 @@ use crate::sync::{Ordering, lock};
 pub struct LiveSettings(Weak<Shared>);
 
 impl LiveSettings {
-    /// Puts in force what can change of `after`: `dirty_bytes_max`, `dirty_age_max`, `flush_requests_max`,
-    /// `flush_gap_bytes_max`, `load_requests_max`, `read_ahead_bytes_max`, the cut-offs of bypassing, the retry
-    /// delays, whether the cache is attached, and the namespaces' settings. What a command has set for a namespace
-    /// stays unless the key is another one in `after` than in the configuration before it; a cache with the same
-    /// `attached` stays as it is. Requests that are under way, and what is dirty, stay as they are: a limit that has
-    /// become lower is reached as they end. Other fields have no effect. Does nothing once the cache is gone.
+    /// Applies those values of `after` that can change: `dirty_bytes_max`, `dirty_age_max`,
+    /// `flush_requests_max`, `flush_gap_bytes_max`, `load_requests_max`, `read_ahead_bytes_max`,
+    /// the bypass thresholds, the retry delays, whether the cache is attached, and the namespaces'
+    /// settings. A setting that a command has made for a namespace stays, unless `after` changes
+    /// the same key from the configuration before it; if `attached` is unchanged, the cache stays
+    /// in its state. Requests in flight and dirty data stay as they are: a lowered limit is reached
+    /// as they end. Other fields have no effect. Does nothing once the cache is gone.
     ///
     /// # Errors
-    /// The first key that cannot work with the rest of the cache's configuration, or a namespace whose journal
-    /// or durability would change; then nothing has changed.
+    /// The first key that is not valid with the rest of the cache's configuration, or a namespace
+    /// whose journal or durability would change; in this case nothing has changed.
     pub fn change(&self, after: &ObjectCacheConfig) -> Result<(), ConfigError> {
         let Some(shared) = self.0.upgrade() else { return Ok(()) };
         let mut settings = lock(&shared.control.settings);
@@ -71,17 +73,18 @@ impl ObjectCache {
         LiveSettings(Arc::downgrade(self.shared()))
     }
 
-    /// Changes settings of a namespace by a command: those that `settings` have. They are in force when this returns, a
-    /// write mode for operations that begin from now on. Operations under way end in the mode in which they began,
-    /// and what was written back is stored in the background; [`change_namespace`](Self::change_namespace) waits
-    /// for that.
+    /// Changes the given settings of a namespace by a command. They are in force when this returns;
+    /// a write mode applies to operations that begin from now on. Operations in flight end in the
+    /// mode in which they began, and written-back data are stored in the background;
+    /// [`change_namespace`](Self::change_namespace) waits for that.
     ///
-    /// They hold until another configuration is put in force ([`LiveSettings::change`]) in which the same key is
-    /// another one, or the namespace is removed.
+    /// The settings hold until a configuration that changes the same key is applied
+    /// ([`LiveSettings::change`]), or the namespace is removed.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if one cannot work with the others or the rest of the configuration;
-    /// [`Error::OutOfSpace`] if 4 096 other namespaces have been used or configured. Then nothing has changed.
+    /// [`Error::Invalid`] if a setting is not valid with the others or the rest of the
+    /// configuration; [`Error::OutOfSpace`] if 4096 other namespaces have been used or configured.
+    /// In these cases nothing has changed.
     ///
     /// ```
     /// # use std::sync::Arc;
@@ -103,14 +106,15 @@ impl ObjectCache {
         Ok(())
     }
 
-    /// As [`set_namespace`](Self::set_namespace), and returns a future that is ready when nothing of an earlier mode is
-    /// left: every change that began in it has ended, and what was written back is stored.
+    /// Like [`set_namespace`](Self::set_namespace), but returns a future that completes when
+    /// nothing of an earlier mode is left: every change that began in it has ended, and
+    /// written-back data are stored.
     ///
-    /// If the future fails or is dropped, the settings stay in force; what is left is tried again in the background
-    /// until it is stored, and a further call waits for it again.
+    /// If the future fails or is dropped, the settings stay in force; the background retries the
+    /// rest until it is stored, and a further call waits for it again.
     ///
     /// # Errors
-    /// [`Error::NotStored`] if the deadline passes before, and those of a flush of the namespace.
+    /// [`Error::NotStored`] if the deadline passes first; errors of a flush of the namespace.
     ///
     /// ```
     /// # use std::sync::Arc;
@@ -198,27 +202,29 @@ impl ObjectCache {
         put_in_force(shared, &mut in_force, new).map_err(Refused::answer)
     }
 
-    /// Returns the settings that are in force for a namespace, with their sources.
+    /// Returns the effective settings of a namespace, with their sources.
     #[must_use]
     pub fn namespace_settings(&self, namespace: &Namespace) -> SettingsInForce {
         lock(&self.shared().control.settings).of(namespace)
     }
 }
 
-/// Takes back what commands, and a volume that is not attached, have set for a namespace.
+/// Resets the settings that commands, and a volume that is no longer attached, have made for a
+/// namespace.
 ///
 /// # Errors
-/// As [`check_removal`].
+/// The same as for [`check_removal`].
 pub(crate) fn remove_settings(shared: &Arc<Shared>, namespace: &Namespace) -> Result<()> {
     let mut in_force = lock(&shared.control.settings);
     let new = removed(&in_force, namespace)?;
     put_in_force(shared, &mut in_force, new).map_err(|error| not_without(namespace, error))
 }
 
-/// Checks that the settings of a namespace can be taken back.
+/// Checks that the settings of a namespace can be reset.
 ///
 /// # Errors
-/// `Denied` if a volume in it is attached, or what others have set does not work without it.
+/// `Denied` if a volume in the namespace is attached, or if settings of other namespaces depend on
+/// it.
 pub(crate) fn check_removal(shared: &Shared, namespace: &Namespace) -> Result<()> {
     let new = removed(&lock(&shared.control.settings), namespace)?;
     check(shared, &new, &new.in_force()).map_err(|error| not_without(namespace, error.into()))
@@ -238,7 +244,7 @@ fn not_without(namespace: &Namespace, refused: Refused) -> Error {
     Error::Denied(format!("other settings do not work without those of namespace {namespace}: {why}").into())
 }
 
-/// Why settings cannot be put in force.
+/// The reason why settings cannot be applied.
 pub(crate) enum Refused {
     Config(ConfigError),
     /// There is no number for this namespace.
@@ -261,7 +267,7 @@ impl From<Refused> for ConfigError {
 }
 
 impl Refused {
-    /// Returns what a caller is answered.
+    /// Returns the error for the caller.
     fn answer(self) -> Error {
         match self {
             Self::Config(ConfigError { key, why }) => Error::Invalid(format!("{key}: {why}").into()),
@@ -270,10 +276,11 @@ impl Refused {
     }
 }
 
-/// Puts `new` in force instead of `in_force`, as far as it can change.
+/// Replaces the settings `in_force` by `new`, as far as they can change.
 ///
 /// # Errors
-/// The first key that cannot work with the rest of the cache's configuration; then nothing has changed.
+/// The first key that is not valid with the rest of the cache's configuration; in this case nothing
+/// has changed.
 fn put_in_force(shared: &Arc<Shared>, in_force: &mut Settings, new: Settings) -> Result<(), Refused> {
     let after = &new.in_force();
     check(shared, &new, after)?;

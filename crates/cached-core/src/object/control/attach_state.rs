@@ -1,4 +1,5 @@
-//! Whether requests go to the cache or straight to the store, and the way from one to the other.
+//! Whether requests go through the cache or directly to the store, and the transitions between the
+//! two.
 //!
 //! ```text
 //!  attached ─ detach ─> storing ────> transit ─────────────> detached ─ attach ─> attached
@@ -6,9 +7,10 @@
 //!                       stored once   cache, the rest of what to the store, and
 //!                                     is dirty is stored      nothing is kept
 //! ```
-//! A turn begins with each command that changes the direction: what belongs to an earlier turn ends. Changes go
-//! through the cache in every state, so that stamps, conditions on versions, quotas and rates are the same; what
-//! differs is their write mode. The cache has learnt of each change when it is attached again.
+//! Each command that changes the direction begins a new turn; work that belongs to an earlier turn
+//! ends. Changes go through the cache in every state, so that stamps, conditions on versions,
+//! quotas and rates work the same; only their write mode differs. So the cache has learnt of each
+//! change by the time it is reattached.
 
 use std::fmt;
 use std::task::{Context, Poll, Waker};
@@ -19,26 +21,28 @@ use super::namespaces::Namespaces;
 use crate::object::lock_ranks;
 use crate::sync::{AtomicBool, Mutex, Ordering, lock};
 
-/// Tasks that wait for the next state at most; all are woken before more are taken.
+/// The maximum number of tasks that wait for the next state; when it is reached, all are woken
+/// before another is added.
 const WAITERS_MAX: usize = 1024;
 
-/// Whether a cache is in the path of requests.
+/// Whether a cache is in the request path.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum AttachState {
-    /// Requests go to the cache.
+    /// Requests go through the cache.
     #[default]
     Attached,
-    /// It is being detached: what is dirty is stored. Nothing has changed for requests yet.
+    /// The cache is being detached: dirty data are being stored. Nothing has changed for requests
+    /// yet.
     Storing,
-    /// It is being detached: changes go around the cache, and the last of what is dirty is stored. Reads are
-    /// answered from the cache.
+    /// The cache is being detached: changes bypass the cache, and the last dirty data are being
+    /// stored. Reads are still served from the cache.
     Transit,
-    /// Reads go straight to the store, changes around the cache, which keeps nothing.
+    /// Reads go directly to the store, changes bypass the cache, and the cache keeps nothing.
     Detached,
 }
 
 impl AttachState {
-    /// The states, in the order in which a cache that is detached passes through them.
+    /// The states, in the order in which a cache passes through them when it is detached.
     pub const ALL: [Self; 4] = [Self::Attached, Self::Storing, Self::Transit, Self::Detached];
 
     /// Returns the state's name: `attached`, `storing`, `transit` or `detached`.
@@ -59,21 +63,21 @@ impl fmt::Display for AttachState {
     }
 }
 
-/// Where a cache is on its way in or out of the path of requests.
+/// The progress of a cache into or out of the request path.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct AttachStatus {
     /// The state.
     pub state: AttachState,
-    /// Why it was not possible to go on at the last try, while the cache is being detached.
+    /// The reason why the last attempt to proceed failed, while the cache is being detached.
     pub why: Option<String>,
 }
 
 /// See the module.
 pub(crate) struct Attaching {
-    /// Whether reads go straight to the store. Written under the lock.
+    /// Whether reads go directly to the store. Written under the lock.
     is_direct: AtomicBool,
-    /// Whether the background is to begin a turn. Written under the lock.
+    /// Whether the background must begin a turn. Written under the lock.
     asks_for_task: AtomicBool,
     state: Mutex<State>,
 }
@@ -81,11 +85,11 @@ pub(crate) struct Attaching {
 #[derive(Default)]
 struct State {
     now: AttachState,
-    /// The number of commands that have changed the direction.
+    /// The number of commands that have changed the direction so far.
     turn: u64,
     why: Option<String>,
     waiters: Vec<Waker>,
-    /// The background runs no more.
+    /// Whether the background has ended.
     has_ended: bool,
 }
 
@@ -119,7 +123,8 @@ impl Default for Attaching {
 }
 
 impl Attaching {
-    /// Whether reads go straight to the store. Then everything is stored, and nothing becomes dirty.
+    /// Returns whether reads go directly to the store. If so, everything is stored, and nothing
+    /// becomes dirty.
     #[inline]
     pub(crate) fn is_direct(&self) -> bool {
         self.is_direct.load(Ordering::Acquire)
@@ -130,13 +135,13 @@ impl Attaching {
         AttachStatus { state: state.now, why: state.why.clone() }
     }
 
-    /// Returns the state, its turn, and whether reads go straight to the store.
+    /// Returns the state, its turn, and whether reads go directly to the store.
     pub(crate) fn now(&self) -> (AttachState, u64, bool) {
         let state = lock(&self.state);
         (state.now, state.turn, self.is_direct())
     }
 
-    /// Begins to detach the cache, if it is attached; returns the turn of what is under way or done.
+    /// Begins to detach the cache, if it is attached. Returns the current turn.
     pub(crate) fn begin_detach(&self) -> u64 {
         let mut state = lock(&self.state);
         if state.now == AttachState::Attached {
@@ -146,7 +151,7 @@ impl Attaching {
         state.turn
     }
 
-    /// Returns the turn of which the background is to do the work, once.
+    /// Returns the turn that the background must carry out; only once for each turn.
     pub(crate) fn take_turn(&self) -> Option<u64> {
         if !self.asks_for_task.load(Ordering::Relaxed) {
             return None;
@@ -156,7 +161,7 @@ impl Attaching {
         (is_asked && state.now != AttachState::Attached).then_some(state.turn)
     }
 
-    /// Lets changes that begin from now on go around the cache; returns whether the turn is still `turn`.
+    /// Makes new changes bypass the cache; returns whether the turn is still `turn`.
     pub(crate) fn enter_transit(&self, turn: u64, namespaces: &Namespaces) -> bool {
         self.proceed(turn, |state| {
             (state.now, state.why) = (AttachState::Transit, None);
@@ -164,20 +169,21 @@ impl Attaching {
         })
     }
 
-    /// Lets reads that begin from now on go straight to the store, which has everything; returns whether the
+    /// Makes new reads go directly to the store, which has everything by now; returns whether the
     /// turn is still `turn`.
     pub(crate) fn begin_direct(&self, turn: u64) -> bool {
         self.proceed(turn, |_| self.is_direct.store(true, Ordering::SeqCst))
     }
 
-    /// Notes that nothing of the cache is in use any more; returns whether the turn is still `turn`.
+    /// Records that nothing in the cache is in use any more; returns whether the turn is still
+    /// `turn`.
     pub(crate) fn end_detach(&self, turn: u64) -> bool {
         self.proceed(turn, |state| {
             (state.now, state.why) = (AttachState::Detached, None);
         })
     }
 
-    /// Notes why it was not possible to go on; returns whether the turn is still `turn`.
+    /// Records why an attempt to proceed failed; returns whether the turn is still `turn`.
     pub(crate) fn note_failure(&self, turn: u64, why: &Error) -> bool {
         let text = why.to_string();
         self.proceed(turn, |state| state.why = Some(text))
@@ -195,16 +201,16 @@ impl Attaching {
         true
     }
 
-    /// Puts the cache back into the path of requests, if nothing has changed since the caller has found the
-    /// turn `turn`, and reads direct or not; returns whether it has. The caller has dropped what the cache had
-    /// if reads were direct.
+    /// Reattaches the cache, if the turn is still `turn` and reads have not become direct since the
+    /// caller looked; returns whether it did. If reads were direct, the caller has dropped the
+    /// contents of the cache.
     pub(crate) fn put_back(&self, turn: u64, was_direct: bool, namespaces: &Namespaces) -> bool {
         let mut state = lock(&self.state);
         if state.turn != turn || self.is_direct() && !was_direct {
             return false;
         }
         (state.now, state.turn, state.why) = (AttachState::Attached, turn + 1, None);
-        // First the reads: what is written back must not be missed by one that begins later.
+        // Reads go first: a read that begins later must not miss data that are written back.
         self.is_direct.store(false, Ordering::SeqCst);
         namespaces.set_in_transit(false);
         let woken = state.wake();
@@ -213,10 +219,10 @@ impl Attaching {
         true
     }
 
-    /// Waits until the cache is detached.
+    /// Completes when the cache is detached.
     ///
     /// # Errors
-    /// `Retryable` if it has been attached since `turn` began.
+    /// `Retryable` if the cache has been reattached since `turn` began.
     pub(crate) fn poll_detached(&self, turn: u64, cx: &Context<'_>) -> Poll<Result<()>> {
         let mut state = lock(&self.state);
         if state.turn != turn {
@@ -232,7 +238,7 @@ impl Attaching {
         Poll::Pending
     }
 
-    /// Waits until the turn is over, or the background has ended.
+    /// Completes when the turn is over or the background has ended.
     pub(crate) fn poll_over(&self, turn: u64, cx: &Context<'_>) -> Poll<()> {
         let mut state = lock(&self.state);
         if state.turn != turn || state.has_ended {
@@ -244,7 +250,7 @@ impl Attaching {
         Poll::Pending
     }
 
-    /// Notes that the background runs no more: nothing goes on.
+    /// Records that the background has ended: no transition will proceed.
     pub(crate) fn end(&self) {
         let mut state = lock(&self.state);
         state.has_ended = true;

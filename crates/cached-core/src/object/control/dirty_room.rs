@@ -1,16 +1,18 @@
-//! Room for dirty data: one limit for the cache, of which a namespace may have a part of its own.
+//! Room for dirty data: a single limit for the cache, part of which can be reserved for a
+//! namespace.
 //!
 //! ```text
 //!  dirty_bytes_max
 //!  ├── namespace a ──┼── namespace b ──┼── all namespaces without a part of their own ──┤
 //! ```
-//! A *pool* is one of these parts. A change takes room for the buckets that it makes dirty from the pool of
-//! its namespace, and waits for that pool alone, so a namespace that is written faster than the store takes
-//! it holds up no writer of another pool. The room comes back when the flush is stored.
+//! A *pool* is one of these parts. A change takes room for the buckets that it makes dirty from the
+//! pool of its namespace, and waits for that pool only. So a namespace that is written faster than
+//! the store can take it never delays writers of another pool. The room is returned when the flush
+//! is stored.
 //!
-//! A namespace can get or lose its part while its data are dirty: what it has taken is counted for each
-//! namespace, and goes over to its new pool at once. That is why the counters lie under a lock; hits and
-//! changes of what is dirty already do not come here.
+//! A namespace can get or lose its part while it has dirty data: the room taken is counted for each
+//! namespace, and moves to the new pool at once. This is why a lock protects the counters; hits and
+//! changes of buckets that are already dirty do not take it.
 
 use std::collections::HashMap;
 
@@ -22,31 +24,35 @@ use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering, lock};
 
 /// See the module. All sizes are in buckets.
 pub(crate) struct DirtyRoom {
-    /// Each record has what its namespace has taken, the number of the namespace whose pool that is taken from,
-    /// and the pool of the namespace itself; the record of the others has the pool of all without one.
+    /// Each record holds the room that its namespace has taken, the number of the namespace whose
+    /// pool it was taken from, and the namespace's own pool. The record of the others holds the
+    /// common pool.
     namespaces: NamespaceTable,
-    /// The namespaces that have a pool of their own. Under this lock all of the room is written.
+    /// The namespaces that have their own pool. All counters of the dirty room are written under
+    /// this lock.
     own: Mutex<Vec<u16>>,
     dirty: AtomicU64,
     dirty_max: AtomicU64,
-    /// The number of pools of which more than half is dirty.
+    /// The number of pools that are more than half dirty.
     above_half: AtomicU64,
-    /// The number of tasks that wait for room, in any pool.
+    /// The number of tasks that wait for room in any pool.
     waiting: AtomicU64,
-    /// More than half of a pool has been taken since [`Self::pressure_has_begun`] was last called.
+    /// Whether a pool has become more than half full since [`Self::pressure_has_begun`] last
+    /// returned true.
     is_half_full: AtomicBool,
 }
 
-/// The limits: of the whole cache, and of the namespaces that have a part of it.
+/// The limits of the whole cache, and of the namespaces that have their own part.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct DirtyLimits {
-    /// The most buckets that may be dirty.
+    /// The maximum number of dirty buckets.
     pub(crate) total: u64,
-    /// The number of a namespace, not [`OTHERS`], and its part.
+    /// The number of each namespace with its own part (never [`OTHERS`]), and the size of that
+    /// part.
     pub(crate) own: Vec<(u16, u64)>,
 }
 
-/// One of the tasks that wait for room, until this is dropped.
+/// Counts a task that waits for room, until this guard is dropped.
 pub(crate) struct WaitsForRoom<'a>(&'a DirtyRoom);
 
 impl Drop for WaitsForRoom<'_> {
@@ -70,14 +76,14 @@ impl DirtyRoom {
         room
     }
 
-    /// Changes the limits. What is dirty stays so: a pool that has less room than it has taken is back within
-    /// it once enough is stored.
+    /// Changes the limits. Dirty data stay dirty: a pool that has taken more than its new limit
+    /// gets back within it as its data are stored.
     pub(crate) fn set_limits(&self, limits: &DirtyLimits) {
         let mut own_pools = lock(&self.own);
         let parts: HashMap<u16, u64> =
             limits.own.iter().copied().filter(|(number, _)| *number != OTHERS).collect();
         let own_sum: u64 = parts.values().sum();
-        // Of at least one: a limit of 0 would be none.
+        // At least one bucket: with a limit of 0 nothing could become dirty.
         let others_max = limits.total.saturating_sub(own_sum).max(1);
         let mut others_dirty = 0;
         for record in self.namespaces.records() {
@@ -98,7 +104,7 @@ impl DirtyRoom {
         let before = std::mem::replace(&mut *own_pools, parts.into_keys().collect());
         let woken: Vec<u16> = before.into_iter().chain(own_pools.iter().copied()).collect();
         drop(own_pools);
-        // Those that have lost their pool look for their new one.
+        // Tasks whose namespace has another pool now look it up again.
         woken.into_iter().chain([OTHERS]).for_each(|number| self.pool(number).waiters.notify());
     }
 
@@ -106,12 +112,12 @@ impl DirtyRoom {
         &self.namespaces.record(number).dirty_pool
     }
 
-    /// Returns the number of the pool that a namespace takes room from.
+    /// Returns the number of the pool from which a namespace takes room.
     pub(crate) fn pool_of(&self, namespace: u16) -> u16 {
         self.namespaces.record(namespace).dirty_pool_of.load(Ordering::SeqCst)
     }
 
-    /// Returns where tasks wait for room in a pool.
+    /// Returns the queue of tasks that wait for room in a pool.
     pub(crate) fn waiters(&self, pool: u16) -> &WaitQueue {
         &self.pool(pool).waiters
     }
@@ -122,31 +128,32 @@ impl DirtyRoom {
         WaitsForRoom(self)
     }
 
-    /// Wakes the first of the tasks that wait at each pool.
+    /// Wakes the first waiting task of each pool.
     pub(crate) fn notify_all(&self) {
         let own = lock(&self.own).clone();
         own.into_iter().chain([OTHERS]).for_each(|number| self.pool(number).waiters.notify());
     }
 
-    /// Returns the number of buckets that are dirty or being written, with the room taken for those that are
-    /// about to be.
+    /// Returns the number of buckets that are dirty or being written, including the room taken for
+    /// buckets that are about to become dirty.
     pub(crate) fn dirty(&self) -> u64 {
         self.dirty.load(Ordering::SeqCst)
     }
 
-    /// Returns how many may be.
+    /// Returns the maximum number of dirty buckets.
     pub(crate) fn dirty_max(&self) -> u64 {
         self.dirty_max.load(Ordering::Relaxed)
     }
 
-    /// Returns what a namespace may have dirty, if it has a part of its own.
+    /// Returns the dirty limit of a namespace, if it has its own part.
     pub(crate) fn own_max(&self, namespace: u16) -> Option<u64> {
         let pool = self.pool_of(namespace);
         (pool != OTHERS).then(|| self.pool(pool).dirty_max())
     }
 
-    /// Takes room for `count` dirty buckets of a namespace. A request that alone is beyond the limit of its
-    /// pool gets it once nothing else of the pool is dirty, so that it does not wait for ever.
+    /// Takes room for `count` dirty buckets of a namespace. A request that exceeds the whole limit
+    /// of its pool is granted once nothing else in the pool is dirty, so that it does not wait
+    /// forever.
     pub(crate) fn take(&self, namespace: u16, count: u32) -> bool {
         if count == 0 {
             return true;
@@ -165,7 +172,7 @@ impl DirtyRoom {
         true
     }
 
-    /// Called under the lock: nothing is added in between.
+    /// Adds to the counters. The caller holds the lock.
     fn add(&self, namespace: u16, count: u32) {
         let count = u64::from(count);
         let more = |number: &AtomicU64| number.store(number.load(Ordering::SeqCst) + count, Ordering::SeqCst);
@@ -175,7 +182,7 @@ impl DirtyRoom {
         more(&self.dirty);
     }
 
-    /// Takes back what the same slot returned a moment ago, or will return in a moment.
+    /// Retakes room that the same slot returned just before, or will return just after this call.
     pub(crate) fn retake(&self, namespace: u16, count: u32) {
         let _lock = lock(&self.own);
         self.add(namespace, count);
@@ -197,18 +204,18 @@ impl DirtyRoom {
         pool.waiters.notify();
     }
 
-    /// Whether flushing a namespace should not wait for age: more than half of its pool is dirty, or tasks
-    /// wait for room in it.
+    /// Returns whether the namespace should be flushed without regard to age, because its pool is
+    /// more than half dirty or tasks wait for room in it.
     pub(crate) fn is_pressed(&self, namespace: u16) -> bool {
         self.pool(self.pool_of(namespace)).is_pressed()
     }
 
-    /// Whether that is so for any namespace.
+    /// Returns whether any pool is more than half dirty, or any task waits for room.
     pub(crate) fn is_any_pressed(&self) -> bool {
         self.above_half.load(Ordering::SeqCst) > 0 || self.waiting.load(Ordering::SeqCst) > 0
     }
 
-    /// Whether more than half of a pool has just been taken. True once each time.
+    /// Returns whether a pool has just become more than half full; true only once each time.
     pub(crate) fn pressure_has_begun(&self) -> bool {
         self.is_half_full.load(Ordering::Relaxed) && self.is_half_full.swap(false, Ordering::SeqCst)
     }
@@ -245,15 +252,16 @@ impl DirtyRoom {
     }
 }
 
-/// A part of the room for dirty data: that of one namespace, or of all namespaces without a part of their own.
-/// Its numbers are written under the lock of the [`DirtyRoom`]. Sizes are in buckets.
+/// A part of the room for dirty data: that of a single namespace, or the common part of all
+/// namespaces without their own. Its counters are written under the lock of the [`DirtyRoom`].
+/// Sizes are in buckets.
 #[derive(Default)]
 pub(crate) struct DirtyPool {
     dirty: AtomicU64,
     dirty_max: AtomicU64,
-    /// Whether the pool is counted among those of which more than half is dirty.
+    /// Whether the pool is counted as more than half dirty.
     is_counted: AtomicBool,
-    /// The tasks that wait until less of it is dirty.
+    /// The tasks that wait for room in the pool.
     pub(crate) waiters: WaitQueue,
 }
 
@@ -266,13 +274,14 @@ impl DirtyPool {
         self.dirty_max.load(Ordering::SeqCst)
     }
 
-    /// Sets both numbers. `above_half` is the number of pools of which more than half is dirty.
+    /// Sets the room taken and the limit. `above_half` is the number of pools that are more than
+    /// half dirty.
     pub(crate) fn set(&self, dirty: u64, dirty_max: u64, above_half: &AtomicU64) {
         self.dirty_max.store(dirty_max, Ordering::SeqCst);
         self.set_dirty(dirty, above_half);
     }
 
-    /// Sets what is dirty.
+    /// Sets the room taken.
     pub(crate) fn set_dirty(&self, dirty: u64, above_half: &AtomicU64) {
         self.dirty.store(dirty, Ordering::SeqCst);
         let is_above = self.is_above_half(dirty);
@@ -283,8 +292,8 @@ impl DirtyPool {
         }
     }
 
-    /// Whether that many dirty buckets are more than half of those that may be: then flushing begins, so
-    /// that writers seldom wait for it.
+    /// Returns whether `dirty` buckets are more than half of the limit. Flushing begins at this
+    /// point, so that writers seldom wait for it.
     pub(crate) fn is_above_half(&self, dirty: u64) -> bool {
         dirty > self.dirty_max() / 2
     }
@@ -299,7 +308,7 @@ mod tests {
     use super::super::write_phases::WritePhases;
     use super::*;
 
-    /// A room of namespaces with the numbers 1 to 3.
+    /// Returns a dirty room of three namespaces with the numbers 1 to 3.
     fn room(total: u64, own: &[(u16, u64)]) -> DirtyRoom {
         let phases = || WritePhases::new(blocker::WriteMode::Through, blocker::WriteMode::Through);
         let namespaces = NamespaceTable::new(phases());

@@ -1,7 +1,8 @@
-//! The state of the whole cache in O(1): buckets in each state, room for dirty data, and what has happened.
+//! The state of the whole cache in O(1): buckets in each state, room for dirty data, and event
+//! counts.
 //!
-//! What is counted by namespace lies in the namespace's record ([`super::records`]); the sums over all
-//! of them are made when they are asked for.
+//! Counters of a namespace are in its record ([`super::records`]); sums over all namespaces are
+//! computed on demand.
 
 use blocker::metrics::{Counter, Histogram, counters};
 use serde::Serialize;
@@ -12,7 +13,7 @@ use crate::object::memory::slots::Slot;
 use crate::sync::{AtomicU64, Ordering};
 
 counters! {
-    /// What a cache holds and has done. Sizes are in bytes; the rest counts since the start.
+    /// The state and the counters of a cache. Sizes are in bytes; the rest counts since the start.
     ///
     /// A cache counts in a `Counters<Counter>`, except what it can read elsewhere.
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
@@ -88,18 +89,19 @@ counters! {
     }
 }
 
-/// The bounds of the sizes of flush requests: a bucket, and then each four times the one before.
+/// The histogram bounds for the sizes of flush requests: one bucket, then four times the previous
+/// bound each.
 const FLUSH_SIZES: [f64; 7] = [4096.0, 16_384.0, 65_536.0, 262_144.0, 1_048_576.0, 4_194_304.0, 16_777_216.0];
 
 /// See the module.
 pub(crate) struct Metrics {
-    /// What is counted of each namespace is in its record.
+    /// The records hold the counters of each namespace.
     namespaces: NamespaceTable,
     pub(crate) dirty_room: DirtyRoom,
     /// The buckets that are being loaded.
     pub(crate) loading: AtomicU64,
     pub(crate) counts: Counters<Counter>,
-    /// The bytes of each request that a flush sends.
+    /// The size of each flush request, in bytes.
     pub(crate) flush_sizes: Histogram,
 }
 
@@ -114,13 +116,13 @@ impl Metrics {
         }
     }
 
-    /// Returns what is counted of the namespace with this number.
+    /// Returns the counters of a namespace.
     #[inline]
     pub(crate) fn of(&self, namespace: u16) -> &NamespaceMetrics {
         &self.namespaces.record(namespace).metrics
     }
 
-    /// A slot of an object in this namespace has changed its state.
+    /// Counts a change of state of a slot in a namespace.
     pub(crate) fn shift(&self, namespace: u16, from: Slot, to: Slot) {
         if from.state() != to.state() {
             self.of(namespace).shift(from.state(), to.state());
@@ -129,16 +131,17 @@ impl Metrics {
 
     /// Returns the sum of a count over all namespaces.
     pub(crate) fn total(&self, count: impl Fn(&NamespaceMetrics) -> u64) -> u64 {
-        // A slot may change between two: then the sum of its states wraps around, and back.
+        // A slot may change its state between two loads: then the sum of its states may wrap around
+        // temporarily.
         self.namespaces.records().fold(0, |sum, record| sum.wrapping_add(count(&record.metrics)))
     }
 
-    /// Notes that room taken before is held for what has no bucket.
+    /// Records that `count` buckets of dirty room are held for changes that have no bucket.
     pub(crate) fn hold_bucketless(&self, namespace: u16, count: u32) {
         self.of(namespace).bucketless.fetch_add(u64::from(count), Ordering::Relaxed);
     }
 
-    /// Returns such room.
+    /// Returns dirty room that was held for changes that have no bucket.
     pub(crate) fn return_bucketless(&self, namespace: u16, count: u32) {
         self.of(namespace).bucketless.fetch_sub(u64::from(count), Ordering::Relaxed);
         self.dirty_room.give_back(namespace, count);

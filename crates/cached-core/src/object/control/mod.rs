@@ -1,7 +1,7 @@
-//! What is configured, limited and counted, for the cache and for each namespace: the records of namespaces,
-//! settings by their sources, write phases, quotas, room for dirty data, shares of the memory, and whether
-//! requests go to the cache at all. State and decisions only: nothing here waits for the store or enters an
-//! object; `control_impl.rs`, `settings_in_force.rs` and `detach.rs` do.
+//! Settings, limits and counters of the cache and of each namespace: the records of namespaces,
+//! settings by source, write phases, quotas, room for dirty data, shares of the memory, and the
+//! attach state. This chapter holds state and decisions only: nothing here waits for the store or
+//! enters an object; `control_impl.rs`, `settings_in_force.rs` and `detach.rs` do.
 
 pub(crate) mod attach_state;
 pub(crate) mod dirty_room;

@@ -1,6 +1,7 @@
-//! The namespaces of a cache, by name: which has which number.
+//! The namespaces of a cache by name, with their numbers.
 //!
-//! An object's node keeps the number, so that what concerns an object's namespace costs no look-up by name.
+//! An object's node stores its namespace's number, so no operation on an object looks up its
+//! namespace by name.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Deref;
@@ -18,17 +19,19 @@ use crate::sync::{AtomicBool, Mutex, Ordering, lock};
 /// See the module.
 pub(crate) struct Namespaces {
     table: NamespaceTable,
-    /// A leaf: nothing is locked while a shard of it is.
+    /// A leaf in the lock order: no other lock is taken while one of its shards is locked.
     numbers: DashMap<Namespace, u16, SeededState>,
-    /// Whether the background is to settle what is left of earlier write modes.
+    /// Whether the background must settle what is left of earlier write modes.
     pub(crate) asks_to_settle: AtomicBool,
-    /// Whether any namespace is written back: where none is, no change need look whether its own is.
+    /// Whether any namespace is in write-back mode. If none is, a change need not check its own
+    /// namespace.
     has_back: AtomicBool,
-    /// All numbers have been given: names that are not known need not be looked for again.
+    /// Whether all numbers have been assigned: then unknown names need not be looked up again.
     is_full: AtomicBool,
-    /// Whether changes go around the cache, whatever the modes. Written while `changing` is held.
+    /// Whether changes bypass the cache, whatever the write modes. Written while `changing` is
+    /// held.
     is_in_transit: AtomicBool,
-    /// Held while a number is given, or a mode set.
+    /// Held while a number is assigned or a mode is set.
     changing: Mutex<()>,
 }
 
@@ -40,7 +43,7 @@ impl Deref for Namespaces {
 }
 
 impl Namespaces {
-    /// The configured ones get the first numbers.
+    /// Assigns the first numbers to the configured namespaces.
     pub(crate) fn new(config: &ObjectCacheConfig) -> Self {
         let namespaces = Self {
             table: NamespaceTable::new(WritePhases::new(config.write, config.write)),
@@ -51,12 +54,13 @@ impl Namespaces {
             is_in_transit: AtomicBool::new(false),
             changing: Mutex::ranked((), &lock_ranks::NAMESPACE_NUMBERS),
         };
-        // The configuration was checked: there are enough numbers.
+        // The configuration was validated: there are enough numbers.
         let _ = namespaces.set_modes(config, &config.namespaces);
         namespaces
     }
 
-    /// Returns the number of `namespace`, which it gets if it has none; [`OTHERS`] if all have been given.
+    /// Returns the number of `namespace`, and assigns one if it has none; [`OTHERS`] if all numbers
+    /// have been assigned.
     pub(crate) fn of(&self, namespace: &Namespace) -> u16 {
         if let Some(number) = self.known(namespace) {
             return number;
@@ -71,8 +75,8 @@ impl Namespaces {
         self.add(namespace, self.record(OTHERS).write_phases.set_mode())
     }
 
-    /// Gives a namespace a number, of which `set` is the write mode; [`OTHERS`] if all have been given. The caller
-    /// holds `changing`.
+    /// Assigns a number to a namespace whose configured write mode is `set`; [`OTHERS`] if all have
+    /// been assigned. The caller holds `changing`.
     fn add(&self, namespace: &Namespace, set: WriteMode) -> u16 {
         let number = self.table.add(namespace.clone(), WritePhases::new(set, self.in_force(set, false)));
         if number == OTHERS {
@@ -83,27 +87,27 @@ impl Namespaces {
         number
     }
 
-    /// Returns the write mode that has been set for a namespace.
+    /// Returns the configured write mode of a namespace.
     pub(crate) fn set_mode_of(&self, namespace: &Namespace) -> WriteMode {
         self.record(self.known(namespace).unwrap_or(OTHERS)).write_phases.set_mode()
     }
 
-    /// Returns the write mode that is in force for a namespace.
+    /// Returns the effective write mode of a namespace.
     pub(crate) fn write_mode(&self, namespace: &Namespace) -> WriteMode {
         self.record(self.known(namespace).unwrap_or(OTHERS)).write_phases.mode()
     }
 
-    /// Whether any namespace is written back.
+    /// Returns whether any namespace is in write-back mode.
     #[inline]
     pub(crate) fn has_back(&self) -> bool {
         self.has_back.load(Ordering::Relaxed)
     }
 
-    /// Puts the write modes of a configuration in force, with numbers for the namespaces that are new; those in `named`
-    /// count as configured.
+    /// Applies the write modes of a configuration, and assigns numbers to new namespaces. The
+    /// namespaces in `named` count as configured.
     ///
     /// # Errors
-    /// The first namespace for which no number is left; then nothing has changed.
+    /// The first namespace for which no number is left; in this case nothing has changed.
     pub(crate) fn set_modes(
         &self,
         config: &ObjectCacheConfig,
@@ -116,7 +120,7 @@ impl Namespaces {
             return Err(each.namespace.clone());
         }
         for each in new {
-            // With its mode from the start on: nothing of another one is left.
+            // A new namespace has its mode from the start, so nothing of an earlier mode is left.
             self.add(&each.namespace, each.settings.write.unwrap_or(config.write));
         }
         let own = config.namespaces.iter().filter_map(|each| Some((&each.namespace, each.settings.write?)));
@@ -132,15 +136,15 @@ impl Namespaces {
         Ok(())
     }
 
-    /// Puts the mode of a namespace in force again, after `discards_dirty` of its record has changed.
+    /// Recomputes the effective mode of a namespace after its record's `discards_dirty` has
+    /// changed.
     pub(crate) fn refresh(&self, record: &NamespaceRecord) {
         let _changing = lock(&self.changing);
         self.put(record, record.write_phases.set_mode());
         self.note_back();
     }
 
-    /// Lets the changes that begin from now on go around the cache, or puts the modes that were set in force
-    /// again.
+    /// Makes all new changes bypass the cache, or restores the configured modes.
     pub(crate) fn set_in_transit(&self, is_in_transit: bool) {
         let _changing = lock(&self.changing);
         self.is_in_transit.store(is_in_transit, Ordering::Relaxed);
@@ -153,8 +157,8 @@ impl Namespaces {
         record.write_phases.set(set, mode);
     }
 
-    /// Returns the mode that is in force where `set` has been set: while what is dirty is discarded, none that
-    /// changes anything, and in transit none that keeps something in the cache.
+    /// Returns the effective mode for the configured mode `set`: read-only while dirty data are
+    /// being discarded, and in transit a mode that leaves nothing in the cache.
     fn in_force(&self, set: WriteMode, discards_dirty: bool) -> WriteMode {
         match set {
             _ if discards_dirty => WriteMode::ReadOnly,
@@ -170,7 +174,7 @@ impl Namespaces {
         self.has_back.store(has_back, Ordering::Relaxed);
     }
 
-    /// Checks the modes against the configuration in force.
+    /// Checks the modes against the current configuration.
     pub(crate) fn validate(&self, config: &ObjectCacheConfig) -> Result<(), String> {
         let _changing = lock(&self.changing);
         for record in self.records() {
@@ -191,13 +195,13 @@ impl Namespaces {
         Ok(())
     }
 
-    /// Returns the number of a namespace that has one.
+    /// Returns the number of a namespace, if it has one.
     pub(crate) fn known(&self, namespace: &Namespace) -> Option<u16> {
         self.numbers.get(namespace).map(|number| *number)
     }
 }
 
-/// Returns why a namespace cannot have settings of its own.
+/// Returns the error text for a namespace that cannot have its own settings.
 pub(crate) fn too_many(namespace: &Namespace) -> String {
     format!(
         "\"{namespace}\" cannot get settings of its own while the cache runs: {NAMESPACES_MAX} namespaces have been \
@@ -205,7 +209,7 @@ pub(crate) fn too_many(namespace: &Namespace) -> String {
     )
 }
 
-/// Returns the place of a durability among the kinds of it, least first.
+/// Returns the rank of a durability level, from the lowest.
 pub(crate) fn rank(durability: Durability) -> usize {
     match durability {
         Durability::Cached => 0,

@@ -1,10 +1,11 @@
-//! Quotas: what each namespace with one has, and may have.
+//! Quotas: the usage and the limit of each namespace that has one.
 //!
-//! What is used is the sum of the objects' sizes. A *count* lists the namespace, page by page in the order of
-//! names; every change of a size is noted as well, at the moment that decides it: in the object's exclusive
-//! section, or before the store is asked. Behind the place that the count has reached, a change adds to what
-//! is used. Before it, the size is remembered, and taken instead of the one on the page: the page may be from
-//! before the change or from after it. So what goes through this cache is counted exactly once.
+//! The usage of a namespace is the sum of its objects' sizes. A *count* lists the namespace page by
+//! page, in the order of names. In addition, every change of a size is recorded at the moment that
+//! decides it: in the object's exclusive section, or before the store is asked. A change of an
+//! object that the count has already passed is added to the usage. For an object further on, the
+//! new size is remembered and replaces the one on the page, which may be from before or after the
+//! change. So everything that goes through this cache is counted exactly once.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -15,10 +16,10 @@ use blocker::{Error, ListEntry, Name, Namespace, ObjectId, Result, Timestamp};
 use crate::object::lock_ranks;
 use crate::sync::{AtomicBool, Mutex, Ordering, lock};
 
-/// Sizes that are remembered before the place that a count has reached. If there are more, the count is made
-/// once more.
+/// The maximum number of remembered sizes of objects that a count has not reached yet. If there are
+/// more, the count is repeated.
 const AHEAD_MAX: usize = 64 * 1024;
-/// A refusal starts a count if the last one ended longer ago than this.
+/// A refusal starts a count if the previous count ended longer ago than this.
 const RECOUNT_AFTER: Duration = Duration::from_secs(60);
 counters! {
     /// The quota of a namespace and what it uses, in bytes.
@@ -34,7 +35,7 @@ counters! {
     }
 }
 
-/// See the module. By the numbers of namespaces.
+/// See the module. Quotas are keyed by namespace number.
 pub(crate) struct Quotas {
     is_any: AtomicBool,
     all: Mutex<HashMap<u16, State>>,
@@ -43,12 +44,12 @@ pub(crate) struct Quotas {
 struct State {
     namespace: Namespace,
     bytes_max: u64,
-    /// What has been counted, and was changed since.
+    /// The usage: the result of the count, adjusted by all changes since.
     used: u64,
-    /// Whether one count has ended.
+    /// Whether a count has ended.
     is_counted: bool,
     count: Count,
-    /// The sizes that objects get by changes that the store is asked for.
+    /// The new sizes of objects whose changes are in flight to the store.
     asked_for: BTreeMap<Name, u64>,
 }
 
@@ -58,20 +59,20 @@ enum Count {
     Ended(Timestamp),
 }
 
-/// A count under way.
+/// A count in progress.
 #[derive(Default)]
 struct UnderWay {
-    /// What the objects up to `reached` have.
+    /// The total size of the objects up to `reached`.
     found: u64,
-    /// The name up to which it has counted.
+    /// The last name that has been counted.
     reached: Option<Name>,
-    /// The sizes of objects after it that were changed since it began.
+    /// The sizes of objects after `reached` that have changed since the count began.
     ahead: BTreeMap<Name, u64>,
     is_overfull: bool,
 }
 
 impl State {
-    /// Notes that an object's size changes.
+    /// Records a change of an object's size.
     fn note(&mut self, name: &Name, before: u64, after: u64) {
         let moved = |sum: u64| sum.saturating_add(after).saturating_sub(before);
         self.used = moved(self.used);
@@ -94,7 +95,7 @@ impl Quotas {
         new
     }
 
-    /// Puts quotas in force. What a namespace uses that had one before stays known.
+    /// Applies quotas. The usage of a namespace that already had a quota stays known.
     pub(crate) fn set(&self, quotas: &[(u16, Namespace, u64)]) {
         let mut all = lock(&self.all);
         all.retain(|number, _| quotas.iter().any(|(own, ..)| own == number));
@@ -116,13 +117,13 @@ impl Quotas {
         self.is_any.store(!all.is_empty(), Ordering::SeqCst);
     }
 
-    /// Whether this namespace has a quota.
+    /// Returns whether the namespace has a quota.
     #[inline]
     pub(crate) fn has(&self, namespace: u16) -> bool {
         self.is_any.load(Ordering::Relaxed) && lock(&self.all).contains_key(&namespace)
     }
 
-    /// Whether any namespace has one.
+    /// Returns whether any namespace has a quota.
     #[inline]
     pub(crate) fn is_any(&self) -> bool {
         self.is_any.load(Ordering::Relaxed)
@@ -134,7 +135,7 @@ impl Quotas {
         Some(QuotaUse { bytes_max: state.bytes_max, used_bytes: state.used, is_counted: state.is_counted })
     }
 
-    /// Notes that the size of an object changes, whatever the quota is.
+    /// Records a change of an object's size without checking the quota.
     pub(crate) fn note(&self, namespace: u16, id: &ObjectId, (before, after): (u64, u64)) {
         if before != after
             && self.is_any()
@@ -144,15 +145,15 @@ impl Quotas {
         }
     }
 
-    /// Notes that the store is about to be asked for a change of an object's size, which [`Self::change`] has
-    /// let through. No other change of the object is under way.
+    /// Records that a size change, which [`Self::change`] has admitted, is about to be sent to the
+    /// store. No other change of the object is in flight.
     pub(crate) fn begin_forward(&self, namespace: u16, id: &ObjectId, after: u64) {
         if let Some(state) = lock(&self.all).get_mut(&namespace) {
             state.asked_for.insert(id.name.clone(), after);
         }
     }
 
-    /// Notes that the store has answered.
+    /// Records the store's response to a size change.
     pub(crate) fn end_forward<T>(
         &self,
         namespace: u16,
@@ -165,21 +166,22 @@ impl Quotas {
         let is_known = state.asked_for.remove(&id.name).is_some();
         let is_made = match answer {
             Ok(_) => true,
-            // Counted as the larger of the two.
+            // The outcome is unknown: the larger size counts.
             Err(Error::OutcomeUnknown(_) | Error::NotStored(_) | Error::WritesLost(_)) => after > before,
             Err(_) => false,
         };
-        // Otherwise the quota was set meanwhile, and the change has not been noted.
+        // If the change is not known, the quota was set after it began, and the change was not
+        // recorded.
         if !is_made && is_known {
             state.note(&id.name, after, before);
         }
     }
 
-    /// Notes that the size of an object changes. It must be noted once more, the other way round, if the
-    /// change is not made after all.
+    /// Checks and records a change of an object's size. If the change is not made after all, the
+    /// caller must record its reverse.
     ///
     /// # Errors
-    /// `OutOfSpace` if the object grows, and the namespace would have more than its quota.
+    /// `OutOfSpace` if the object grows and the namespace would exceed its quota.
     pub(crate) fn change(&self, namespace: u16, id: &ObjectId, (before, after): (u64, u64)) -> Result<()> {
         if before == after || !self.is_any() {
             return Ok(());
@@ -198,7 +200,7 @@ impl Quotas {
         Ok(())
     }
 
-    /// Notes that a change was refused; returns whether a count is to begin.
+    /// Records that a change was refused; returns whether a count must begin.
     pub(crate) fn refused(&self, namespace: u16, now: Timestamp) -> bool {
         let mut all = lock(&self.all);
         let Some(state) = all.get_mut(&namespace) else { return false };
@@ -208,14 +210,14 @@ impl Quotas {
         matches!(state.count, Count::Wanted)
     }
 
-    /// Lets what a namespace uses be counted anew: what it had been counted with is gone.
+    /// Requests a new count of a namespace whose earlier count is no longer valid.
     pub(crate) fn recount(&self, namespace: u16) {
         if let Some(state) = lock(&self.all).get_mut(&namespace) {
             (state.count, state.is_counted) = (Count::Wanted, false);
         }
     }
 
-    /// Returns a namespace of which a count is wanted.
+    /// Returns a namespace that needs a count.
     pub(crate) fn wanted(&self) -> Option<(u16, Namespace)> {
         if !self.is_any() {
             return None;
@@ -225,20 +227,20 @@ impl Quotas {
         wanted.min_by_key(|(number, _)| **number).map(|(number, state)| (*number, state.namespace.clone()))
     }
 
-    /// Begins a count, or begins it once more. Returns false if the namespace has no quota any more.
+    /// Begins or restarts a count. Returns false if the namespace no longer has a quota.
     pub(crate) fn begin_count(&self, namespace: u16) -> bool {
         let mut all = lock(&self.all);
         let Some(state) = all.get_mut(&namespace) else { return false };
         let ahead = state.asked_for.clone();
         state.count = Count::Under(UnderWay { ahead, ..UnderWay::default() });
         if !state.is_counted {
-            // What was noted before is in what is listed.
+            // The list includes the changes recorded before.
             state.used = 0;
         }
         true
     }
 
-    /// Takes a page of the list into account. Returns whether the count goes on.
+    /// Adds a page of the list to the count. Returns whether the count continues.
     pub(crate) fn count_page(
         &self,
         namespace: u16,
@@ -250,7 +252,8 @@ impl Quotas {
         let Some(state) = all.get_mut(&namespace) else { return Counted::Ended };
         let Count::Under(count) = &mut state.count else { return Counted::Ended };
         let last = entries.last().map(|entry| &entry.name);
-        // Those of the page and before its end, by the sizes that are newer than the page.
+        // Objects up to the end of the page count with their remembered sizes, which are newer than
+        // the page.
         let after = match last.filter(|_| has_more) {
             Some(last) => count.ahead.split_off(last),
             None => BTreeMap::new(),
@@ -282,12 +285,12 @@ impl Quotas {
     }
 }
 
-/// How far a count is.
+/// The state of a count after a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Counted {
     /// There are more pages.
     More,
-    /// Too much has changed meanwhile.
+    /// The count must be repeated, because too many sizes changed during it.
     Again,
     Ended,
 }
@@ -320,13 +323,13 @@ mod tests {
         let now = Timestamp(0);
         assert_eq!(quotas.wanted().map(|(number, _)| number), Some(1));
         assert!(quotas.begin_count(1) && quotas.wanted().is_none());
-        // Listed as it was before, and as it is after: the same.
+        // The page may have the size from before or after the change: the result is the same.
         quotas.change(1, &id("b"), (10, 30)).unwrap();
         quotas.change(1, &id("c"), (5, 0)).unwrap();
         quotas.change(1, &id("z"), (0, 7)).unwrap();
         assert_eq!(quotas.count_page(1, &page(&[("a", 1), ("b", 10), ("c", 5)]), true, now), Counted::More);
         assert_eq!(used(&quotas), 31);
-        // What has been reached is counted by its changes, what has not by its size.
+        // An object that has been reached counts by its changes, one that has not by its size.
         quotas.change(1, &id("a"), (1, 2)).unwrap();
         quotas.change(1, &id("bb"), (0, 100)).unwrap();
         quotas.change(1, &id("d"), (40, 50)).unwrap();

@@ -1,4 +1,4 @@
-//! The record of each namespace: its name, its own settings and its counters, found by number.
+//! The record of each namespace: its name, settings and counters, looked up by number.
 
 use std::ptr::NonNull;
 use std::time::Duration;
@@ -13,36 +13,36 @@ use crate::object::lock_ranks;
 use crate::object::memory::slots::{STATES, State};
 use crate::sync::{Arc, AtomicBool, AtomicPtr, AtomicU16, AtomicU32, AtomicU64, Mutex, Ordering, lock};
 
-/// What a cache has of one namespace, or of all others together.
+/// The state that a cache keeps for a single namespace, or for all others together.
 pub(crate) struct NamespaceRecord {
     pub(crate) number: u16,
-    /// Its name; `None` for the others.
+    /// The namespace's name; `None` in the shared record of all others.
     pub(crate) name: Option<Namespace>,
-    /// Whether the configuration that was read last names it.
+    /// Whether the most recently read configuration names the namespace.
     pub(crate) is_configured: AtomicBool,
     pub(crate) metrics: NamespaceMetrics,
     pub(crate) write_phases: WritePhases,
-    /// Whether a task of the background settles it.
+    /// Whether a background task is settling the namespace.
     pub(crate) is_settling: AtomicBool,
-    /// Whether what is dirty of it is dropped instead of being stored.
+    /// Whether dirty data of the namespace are discarded instead of being stored.
     pub(crate) discards_dirty: AtomicBool,
-    /// What has been dropped so, in bytes.
+    /// The amount of dirty data discarded so far, in bytes.
     pub(crate) discarded_bytes: AtomicU64,
-    /// The number of its objects that the index has.
+    /// The number of the namespace's objects in the index.
     pub(crate) objects: AtomicU64,
-    /// Its own dirty age in nanoseconds; [`NO_OWN`] if it has none.
+    /// The namespace's own maximum dirty age in nanoseconds; [`NO_OWN`] if it has none.
     pub(crate) dirty_age_nanos: AtomicU64,
-    /// The buckets that it has taken of the room for dirty data.
+    /// The buckets of dirty room that the namespace has taken.
     pub(crate) dirty_taken: AtomicU64,
-    /// The number of the namespace whose pool it takes them from.
+    /// The number of the namespace from whose pool this one takes dirty room.
     pub(crate) dirty_pool_of: AtomicU16,
-    /// Its own pool, if it has one.
+    /// The namespace's own pool of dirty room, if it has one.
     pub(crate) dirty_pool: DirtyPool,
-    /// Its flushes under way, if it is limited at the gate to the store.
+    /// The namespace's flushes in flight, if the gate to the store limits it.
     pub(crate) limited_flushes: LimitedFlushes,
 }
 
-/// Stands for a setting that a namespace does not have of its own.
+/// Marks a setting for which a namespace has no value of its own.
 pub(crate) const NO_OWN: u64 = u64::MAX;
 
 impl NamespaceRecord {
@@ -66,35 +66,35 @@ impl NamespaceRecord {
     }
 }
 
-/// The table of namespaces: a record for each that has been used or configured, found by number. A clone is the
-/// same table.
+/// The table of namespaces: a record for each namespace that has been used or configured, looked up
+/// by number. Clones share the same table.
 ///
 /// ```text
 ///  node of an object ── number ──> place ──> record: name, settings, counters
 ///                                    └─────> the record of the others, until the number is given
 /// ```
-/// A record is made when its namespace is first used or configured, and stays: what is counted in it never
-/// falls, and a number is never given to another namespace. So an operation that has an object has its
-/// namespace's record by one load. Each record takes about 1.5 KiB.
+/// A record is created when its namespace is first used or configured, and is never removed: its
+/// counters never decrease, and a number is never reassigned. So an operation that has an object
+/// finds its namespace's record with a single load. Each record takes about 1.5 KiB.
 #[derive(Clone)]
 pub(crate) struct NamespaceTable {
-    /// Each leads to a record of `made`.
+    /// Each place points to a record in `made`.
     places: Arc<[AtomicPtr<NamespaceRecord>]>,
     made: Arc<Records>,
 }
 
-/// What keeps the records.
+/// The owner of the records.
 struct Records {
-    /// All of them, in the order of their numbers. None is ever taken out.
+    /// All records, in the order of their numbers. Records are never removed.
     all: Mutex<Vec<Made>>,
-    /// How many there are.
+    /// The number of records.
     count: AtomicU32,
 }
 
-/// A record, dropped with this.
+/// An owning pointer to a record.
 struct Made(NonNull<NamespaceRecord>);
 
-// SAFETY: it owns the record, as a box would.
+// SAFETY: `Made` owns the record, as a box would.
 unsafe impl Send for Made {}
 
 impl Made {
@@ -105,14 +105,14 @@ impl Made {
 
 impl Drop for Made {
     fn drop(&mut self) {
-        // SAFETY: it was made by `new` from a box, and is dropped once. No reference is left: they borrow from
-        // a table, and the last one is gone.
+        // SAFETY: the pointer comes from a box in `new`, and is dropped only once. No reference is
+        // left: references borrow from a table, and the last table is gone.
         drop(unsafe { Box::from_raw(self.0.as_ptr()) });
     }
 }
 
 impl NamespaceTable {
-    /// Returns a table that has the record of the others.
+    /// Returns a table with only the record of the others.
     pub(crate) fn new(write_phases: WritePhases) -> Self {
         let others = Made::new(NamespaceRecord::new(OTHERS, None, write_phases));
         let places = (0..=NAMESPACES_MAX).map(|_| AtomicPtr::new(others.0.as_ptr())).collect();
@@ -129,22 +129,24 @@ impl NamespaceTable {
     #[inline]
     pub(crate) fn record(&self, number: u16) -> &NamespaceRecord {
         let place = &self.places[usize::from(number)];
-        // SAFETY: from the start on a place leads to a record in `made`, which keeps every record until the
-        // last clone of this table is dropped, and of which nothing but shared references is given out.
+        // SAFETY: a place always points to a record in `made`. `made` keeps every record until the
+        // last clone of this table is dropped, and only shared references to records are given out.
         unsafe { &*place.load(Ordering::Acquire) }
     }
 
-    /// Returns all records in the order of their numbers, that of the others first.
+    /// Returns all records in the order of their numbers, beginning with the shared record of the
+    /// others.
     pub(crate) fn records(&self) -> impl Iterator<Item = &NamespaceRecord> {
         (0..self.count()).map(|number| self.record(number as u16))
     }
 
-    /// Returns the number of records, with that of the others.
+    /// Returns the number of records, including that of the others.
     pub(crate) fn count(&self) -> u32 {
         self.made.count.load(Ordering::Acquire)
     }
 
-    /// Makes a record of a namespace that has none, and returns its number; [`OTHERS`] if the table is full.
+    /// Creates the record of a namespace that has none, and returns its number; [`OTHERS`] if the
+    /// table is full.
     pub(crate) fn add(&self, name: Namespace, write_phases: WritePhases) -> u16 {
         let mut made = lock(&self.made.all);
         if made.len() > NAMESPACES_MAX {
@@ -159,15 +161,15 @@ impl NamespaceTable {
     }
 }
 
-// Hits and changes in memory are counted in stripes, so that threads that use different objects write to
-// different cache lines; the rest are plain atomics.
+// Hits and changes in memory are counted in stripes, so that threads that use different objects
+// write to different cache lines; all other counts are plain atomics.
 
 const STRIPES: usize = 8;
 
-/// The number of kinds of durability, of which the first is *cached*.
+/// The number of durability levels; the first is *cached*.
 const DURABILITIES: usize = 4;
 
-/// A count in stripes.
+/// A striped counter.
 #[derive(Default)]
 pub(crate) struct Striped([Padded; STRIPES]);
 
@@ -176,7 +178,7 @@ pub(crate) struct Striped([Padded; STRIPES]);
 struct Padded(Counter);
 
 impl Striped {
-    /// Counts one; `stripe` is any number, another one for another object.
+    /// Adds one. `stripe` is any number that differs between objects.
     #[inline]
     pub(crate) fn increment(&self, stripe: u64) {
         self.0[stripe as usize % STRIPES].0.increment();
@@ -187,37 +189,37 @@ impl Striped {
     }
 }
 
-/// What is counted of one namespace.
+/// The counters of a single namespace.
 #[derive(Default)]
 pub(crate) struct NamespaceMetrics {
-    /// Reads that were answered at once.
+    /// Reads answered from memory.
     pub(crate) hits: Striped,
-    /// Changes acknowledged as *cached*, the usual ones.
+    /// Changes acknowledged as *cached*, the usual case.
     written: Striped,
     states: [AtomicU64; STATES],
-    /// The part of its dirty data that stands for what has no bucket.
+    /// The part of the dirty data that accounts for changes without a bucket.
     pub(crate) bucketless: AtomicU64,
     /// Reads that had to read the store.
     pub(crate) misses: Counter,
     /// Changes that waited for room for dirty data.
     pub(crate) throttled: Counter,
-    /// Other changes that were applied here, by durability.
+    /// Changes applied in the cache and acknowledged with a higher durability, by durability.
     written_safely: [Counter; DURABILITIES],
-    /// Changes forwarded to the store, by durability; the last of them failed.
+    /// Changes forwarded to the store, by durability; the last element counts failures.
     forwarded: [Counter; DURABILITIES + 1],
-    /// Its requests to the store.
+    /// The namespace's requests to the store.
     pub(crate) store: StoreMetrics,
     /// Changes refused because the quota was used up.
     pub(crate) quota_refusals: Counter,
 }
 
 impl NamespaceMetrics {
-    /// How many slots are in `state`; of no meaning for absent ones.
+    /// Returns the number of slots in `state`; the result is meaningless for absent slots.
     pub(crate) fn count_of(&self, state: State) -> u64 {
         self.states[state as usize].load(Ordering::Relaxed)
     }
 
-    /// Changes by the durability with which they are acknowledged.
+    /// Returns the number of changes by the durability of their acknowledgement.
     pub(crate) fn writes(&self) -> [u64; DURABILITIES] {
         let mut writes = std::array::from_fn(|at| self.written_safely[at].get() + self.forwarded[at].get());
         writes[0] += self.written.get();
@@ -232,32 +234,32 @@ impl NamespaceMetrics {
         self.forwarded.iter().map(Counter::get).sum()
     }
 
-    /// Counts a change that was applied here and is acknowledged with the durability of this rank; `stripe` is
-    /// any number, another one for another object.
+    /// Counts a change that was applied in the cache and is acknowledged with the durability of
+    /// this rank. `stripe` is any number that differs between objects.
     #[inline]
     pub(crate) fn count_write(&self, stripe: u64, durability: usize) {
         match durability {
             0 => self.written.increment(stripe),
-            // It waits for a disk.
+            // These changes wait for a disk, so a plain counter suffices.
             other => self.written_safely[other].increment(),
         }
     }
 
-    /// Counts a change that was forwarded to the store, which has acknowledged it with the durability of this
-    /// rank, or has not.
+    /// Counts a change forwarded to the store, by the rank of the durability that the store
+    /// acknowledged; `None` if the change failed.
     pub(crate) fn count_forwarded(&self, durability: Option<usize>) {
         self.forwarded[durability.unwrap_or(DURABILITIES)].increment();
     }
 
-    /// Counts a slot that has changed its state.
+    /// Counts a slot's change of state.
     pub(crate) fn shift(&self, from: State, to: State) {
         self.states[from as usize].fetch_sub(1, Ordering::Relaxed);
         self.states[to as usize].fetch_add(1, Ordering::Relaxed);
     }
 }
 
-/// What is counted of the requests of one namespace to the store. Each request takes a store's time, so plain
-/// counters do.
+/// The counters of a namespace's requests to the store. Each request takes as long as the store
+/// does, so plain counters suffice.
 #[derive(Default)]
 pub(crate) struct StoreMetrics {
     requests: Counter,
@@ -327,15 +329,16 @@ impl StoreMetrics {
 
 // Flushes of namespaces that are limited at the gate to the store.
 //
-// Such a flush may wait for long. It is not counted among the flushes that may be under way, or a namespace
-// with a low limit would keep all others from being flushed; instead each limited namespace has a few at
-// once, and apart from them as many urgent ones as a cache without limits has of all. The others wait in the
-// queue of what is dirty, where they are logged again if they hold a crowded log.
+// Such a flush may wait for a long time. It does not count towards the maximum number of flushes in
+// flight, or a namespace with a low limit would keep all others from being flushed. Instead, each
+// limited namespace may have a few flushes in flight, plus as many urgent ones as a cache without
+// limits may have in total. The remaining dirty objects wait in the dirty queue, where they are
+// logged again if they hold back a crowded log.
 
-/// The flushes that a limited namespace has under way at most, but for those that are urgent.
+/// The maximum number of flushes in flight of a limited namespace, not counting urgent ones.
 const EACH_MAX: u32 = 4;
 
-/// What one namespace has of them.
+/// The flushes of a single namespace, if it is limited.
 #[derive(Default)]
 pub(crate) struct LimitedFlushes {
     is_limited: AtomicBool,
@@ -358,18 +361,19 @@ impl LimitedFlushes {
         self.urgent.fetch_add(u32::from(is_urgent), Ordering::SeqCst);
     }
 
-    /// Counts a flush that has ended, which was urgent or not when it began.
+    /// Counts a flush that has ended. `is_urgent` is what it was when the flush began.
     pub(crate) fn end(&self, is_urgent: bool) {
         self.under_way.fetch_sub(1, Ordering::SeqCst);
         self.urgent.fetch_sub(u32::from(is_urgent), Ordering::SeqCst);
     }
 
-    /// Whether the namespace is limited, and has as many flushes under way as it may, but for urgent ones.
+    /// Returns whether the namespace is limited and its non-urgent flushes have reached their
+    /// maximum.
     pub(crate) fn is_full(&self) -> bool {
         self.is_limited() && self.under_way.load(Ordering::SeqCst) >= EACH_MAX
     }
 
-    /// Whether the namespace is limited, and has `max` urgent flushes under way.
+    /// Returns whether the namespace is limited and has `max` urgent flushes in flight.
     pub(crate) fn is_full_of_urgent(&self, max: usize) -> bool {
         self.is_limited() && self.urgent.load(Ordering::SeqCst) as usize >= max
     }

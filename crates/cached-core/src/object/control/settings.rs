@@ -1,4 +1,4 @@
-//! The settings of the namespaces by their sources, and the values in force that can change while a cache
+//! The settings of the namespaces by source, and the effective values that can change while a cache
 //! runs.
 
 use std::collections::{BTreeMap, HashMap};
@@ -14,20 +14,20 @@ use crate::object::config::{NamespaceConfig, OTHERS, ObjectCacheConfig};
 use crate::object::store::{Number, StoreTerms};
 use crate::sync::{AtomicU64, Ordering};
 
-/// What has set a value of a namespace.
+/// The source of a namespace's value.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum SettingSource {
-    /// Nothing: it is that of the whole cache.
+    /// No source: the value is the default of the whole cache.
     Default,
-    /// The configuration's part about this namespace.
+    /// The section of the configuration about this namespace.
     File,
-    /// The volume in it, when it was attached last.
+    /// The volume in the namespace, when it was last attached.
     Volume,
     /// An operator, or a client, while the cache runs.
     Command,
 }
 
-/// Writes `default`, `file`, `volume` or `command`.
+/// Formats the source as `default`, `file`, `volume` or `command`.
 impl fmt::Display for SettingSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -39,36 +39,36 @@ impl fmt::Display for SettingSource {
     }
 }
 
-/// What is in force for a namespace, each value with its source.
+/// The effective settings of a namespace, each with its source.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct SettingsInForce {
-    /// How writes are treated while the cache is attached.
+    /// The write mode while the cache is attached.
     pub write: (WriteMode, SettingSource),
-    /// All other settings; `None` where it has none of its own.
+    /// All other settings; `None` where the namespace has no value of its own.
     pub values: BTreeMap<NamespaceKey, (Option<u64>, SettingSource)>,
 }
 
-/// The settings of the namespaces by their sources, and the configuration that follows from them.
+/// The settings of the namespaces by source, and the configuration that results from them.
 ///
 /// ```text
 ///  command ─> volume ─> file ─> default       each value is that of the first source that has it
 /// ```
-/// A source is set and taken back as a whole or by key, and the others stay as they are. A configuration that is
-/// read again takes back what a command has set for the keys that it changes.
+/// A source can be set and reset as a whole or by key, without affecting the other sources. When a
+/// configuration is read again, a key that it changes overrides an earlier command.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
-    /// The configuration that was read last: the defaults, and what the file has.
+    /// The most recently read configuration: the defaults, and the settings of the file.
     pub(crate) file: ObjectCacheConfig,
-    /// The other sources of each namespace that has any.
+    /// The settings from other sources, for each namespace that has any.
     own: BTreeMap<Namespace, Own>,
 }
 
 #[derive(Clone, Default, Debug)]
 struct Own {
-    /// What the volume in it has set when it was attached last.
+    /// The settings of the volume in the namespace, from when it was last attached.
     volume: NamespaceSettings,
-    /// The number of its attachment, as long as it is attached.
+    /// The number of the volume's attachment, while it is attached.
     attachment: Option<u64>,
     command: NamespaceSettings,
 }
@@ -84,7 +84,7 @@ impl Settings {
         Self { file, own: BTreeMap::new() }
     }
 
-    /// Returns what is in force for a namespace.
+    /// Returns the effective settings of a namespace.
     pub(crate) fn of(&self, namespace: &Namespace) -> SettingsInForce {
         let own = self.own.get(namespace);
         let sources = [
@@ -104,7 +104,7 @@ impl Settings {
         }
     }
 
-    /// Returns the configuration that is in force.
+    /// Returns the effective configuration.
     pub(crate) fn in_force(&self) -> ObjectCacheConfig {
         let mut config = self.file.clone();
         for (namespace, Own { volume, command, .. }) in &self.own {
@@ -112,7 +112,7 @@ impl Settings {
             own.extend(command);
             match config.namespaces.iter_mut().find(|each| each.namespace == *namespace) {
                 Some(each) => each.settings.extend(&own),
-                // An attached volume without settings needs none here.
+                // An attached volume without settings needs no entry.
                 None if own.is_empty() => {}
                 None => config.namespaces.push(NamespaceConfig {
                     namespace: namespace.clone(),
@@ -125,7 +125,7 @@ impl Settings {
         config
     }
 
-    /// Returns the settings once another configuration has been read.
+    /// Returns the settings that result from reading another configuration.
     pub(crate) fn reconfigured(&self, after: &ObjectCacheConfig) -> Self {
         let mut new = Self { file: after.clone(), own: self.own.clone() };
         let none = NamespaceSettings::default();
@@ -140,21 +140,22 @@ impl Settings {
         new
     }
 
-    /// Returns the settings with what a command sets.
+    /// Returns the settings with those of a command added.
     pub(crate) fn with_command(&self, namespace: &Namespace, settings: &NamespaceSettings) -> Self {
         let mut new = self.clone();
         new.own.entry(namespace.clone()).or_default().command.extend(settings);
         new
     }
 
-    /// Returns the settings without what commands, and a volume that is not attached, have set for a namespace.
+    /// Returns the settings without those that commands, and a volume that is no longer attached,
+    /// have set for a namespace.
     pub(crate) fn without(&self, namespace: &Namespace) -> Self {
         let mut new = self.clone();
         new.own.remove(namespace);
         new
     }
 
-    /// Returns the settings with those of a volume that is attached.
+    /// Returns the settings with those of an attached volume added.
     pub(crate) fn with_volume(
         &self,
         namespace: &Namespace,
@@ -167,8 +168,8 @@ impl Settings {
         new
     }
 
-    /// Notes that an attachment of the volume in a namespace has ended. What it has set stays: nothing that is in force
-    /// changes.
+    /// Records that an attachment of the volume in a namespace has ended. The volume's settings
+    /// stay: no effective value changes.
     pub(crate) fn detach(&mut self, namespace: &Namespace, attachment: u64) {
         if let Some(own) = self.own.get_mut(namespace).filter(|own| own.attachment == Some(attachment)) {
             own.attachment = None;
@@ -182,13 +183,13 @@ impl Settings {
     }
 }
 
-/// Returns what a configuration has for a namespace, if it names it.
+/// Returns the settings that a configuration has for a namespace, if it names the namespace.
 fn of_file<'a>(config: &'a ObjectCacheConfig, namespace: &Namespace) -> Option<&'a NamespaceSettings> {
     config.namespaces.iter().find(|each| each.namespace == *namespace).map(|each| &each.settings)
 }
 
-/// The values that are in force, but for those that have a place of their own: the dirty limit, the write
-/// modes, the gate.
+/// The effective values, except those that are kept elsewhere: the dirty limit, the write modes,
+/// and the terms of the gate.
 #[derive(Default)]
 pub(crate) struct LiveValues {
     dirty_age_nanos: AtomicU64,
@@ -218,24 +219,25 @@ impl LiveValues {
         self.retry_delay_nanos_max.store(nanos(config.retry_delay_max), Ordering::SeqCst);
     }
 
-    /// Returns how long a change to a namespace may wait until its flush begins.
+    /// Returns the maximum time that a change to a namespace stays dirty before its flush begins.
     pub(crate) fn dirty_age_max(&self, namespace: &NamespaceRecord) -> Duration {
         let own = namespace.dirty_age_nanos.load(Ordering::SeqCst);
         let nanos = if own == NO_OWN { self.dirty_age_nanos.load(Ordering::SeqCst) } else { own };
         Duration::from_nanos(nanos)
     }
 
-    /// Returns the largest number of requests of flushes that are under way.
+    /// Returns the maximum number of flush requests in flight.
     pub(crate) fn flush_requests_max(&self) -> usize {
         usize::try_from(self.flush_requests_max.load(Ordering::SeqCst)).unwrap_or(usize::MAX)
     }
 
-    /// Returns how much clean data a flush may send between two dirty runs, in bytes.
+    /// Returns the maximum amount of clean data that a flush may send between two dirty runs, in
+    /// bytes.
     pub(crate) fn flush_gap_bytes_max(&self) -> u64 {
         self.flush_gap_bytes_max.load(Ordering::SeqCst)
     }
 
-    /// Returns the shortest and the longest time after which a failed flush is tried again.
+    /// Returns the minimum and maximum delay before a failed flush is retried.
     pub(crate) fn retry_delays(&self) -> (Duration, Duration) {
         let time = |nanos: &AtomicU64| Duration::from_nanos(nanos.load(Ordering::SeqCst));
         (time(&self.retry_delay_nanos_min), time(&self.retry_delay_nanos_max))
@@ -253,12 +255,12 @@ fn set_own_ages(config: &ObjectCacheConfig, namespaces: &Namespaces) {
     }
 }
 
-/// Returns how many buckets may be dirty, of `count` that there are.
+/// Returns the maximum number of dirty buckets in a cache of `count` buckets.
 fn dirty_buckets_max(config: &ObjectCacheConfig, count: u32) -> u64 {
     (config.dirty_bytes_max / blocker::BUCKET_BYTES).min(u64::from(count) / 4 * 3).max(1)
 }
 
-/// Returns the limits of dirty data, of `count` buckets that there are.
+/// Returns the limits of dirty data in a cache of `count` buckets.
 pub(crate) fn dirty_limits(config: &ObjectCacheConfig, count: u32, namespaces: &Namespaces) -> DirtyLimits {
     let own = |each: &NamespaceConfig| {
         let part = each.own(NamespaceKey::DirtyBytesMax)? / blocker::BUCKET_BYTES;
@@ -268,7 +270,7 @@ pub(crate) fn dirty_limits(config: &ObjectCacheConfig, count: u32, namespaces: &
     DirtyLimits { total: dirty_buckets_max(config, count), own }
 }
 
-/// Returns what the namespaces may have of the store that have terms of their own.
+/// Returns the store terms of the namespaces that have their own.
 pub(crate) fn store_terms(config: &ObjectCacheConfig, numbers: &Namespaces) -> Vec<(Number, StoreTerms)> {
     let terms = config.namespaces.iter().map(|each| (each, each.store_terms()));
     let own = terms.filter(|(_, terms)| *terms != StoreTerms::default());
@@ -283,7 +285,7 @@ pub(crate) fn quotas(config: &ObjectCacheConfig, numbers: &Namespaces) -> Vec<(u
     config.namespaces.iter().filter_map(own).collect()
 }
 
-/// Takes over which namespaces are limited at the store.
+/// Records which namespaces `terms` limits at the store.
 pub(crate) fn set_limited(namespaces: &Namespaces, terms: &[(Number, StoreTerms)]) {
     let limited: HashMap<Number, bool> =
         terms.iter().map(|(number, terms)| (*number, terms.is_limited())).collect();

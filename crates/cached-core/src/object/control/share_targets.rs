@@ -1,17 +1,17 @@
-//! How much of the memory each share should have: targets that follow what a little more memory would gain it
+//! The target size of each memory share: targets follow the benefit of a little more memory
 //! (`balance.rs`).
 //!
-//! A share's gain is what it lost by too little memory: how many buckets it had to load again so soon after
-//! their eviction that a quarter more of all memory would have kept them, times what a load costs, times the
-//! share's weight.
+//! A share's gain is the load time that too little memory cost it: the number of buckets that it
+//! loaded again so soon after their eviction that a quarter more of all memory would have kept
+//! them, times the cost of a load, times the share's weight.
 
 use crate::balance::{Balance, Consumer, Needs, Transfer};
 use crate::object::config::SHARES;
 
-/// The part of the memory that moves at a time.
+/// The fraction of the memory that moves at a time.
 const STEP_DIVISOR: u64 = 128;
 
-/// What a namespace may have of the memory, in buckets.
+/// The bounds of a namespace's share, in buckets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Bounds {
     pub(crate) min: u64,
@@ -20,7 +20,7 @@ pub(crate) struct Bounds {
 }
 
 impl Bounds {
-    /// Those of a share without settings: the common one, for instance.
+    /// The bounds of a share without settings, such as the common one.
     pub(crate) const NONE: Self = Self { min: 0, max: u64::MAX, weight: 1 };
 }
 
@@ -30,7 +30,7 @@ struct Entry {
     target: u64,
 }
 
-/// The targets of the shares that are in use; together they are the whole memory.
+/// The targets of the shares in use; they add up to the whole memory.
 #[derive(Debug)]
 pub(crate) struct Targets {
     total: u64,
@@ -39,14 +39,14 @@ pub(crate) struct Targets {
 }
 
 impl Targets {
-    /// All of `total` buckets are the common share's.
+    /// Returns targets that assign all of `total` buckets to the common share.
     pub(crate) fn new(total: u64) -> Self {
         let mut entries = [None; SHARES];
         entries[0] = Some(Entry { bounds: Bounds::NONE, target: total });
         Self { total, entries, balance: Balance::new(1, [0; SHARES]) }
     }
 
-    /// Sets the bounds of a share; one that is new begins with its part by weight.
+    /// Sets the bounds of a share. A new share begins with a target in proportion to its weight.
     pub(crate) fn set(&mut self, share: usize, bounds: Bounds) {
         if let Some(entry) = &mut self.entries[share] {
             entry.bounds = bounds;
@@ -54,7 +54,8 @@ impl Targets {
             let weights: u64 = self.entries.iter().flatten().map(|entry| entry.bounds.weight).sum();
             let part = u128::from(self.total) * u128::from(bounds.weight)
                 / u128::from(weights.saturating_add(bounds.weight));
-            // At most the total. The others give in proportion to what they have.
+            // The new part is at most the total. The other shares give in proportion to their
+            // targets.
             let left = u128::from(self.total) - part;
             for entry in self.entries.iter_mut().flatten() {
                 entry.target = (u128::from(entry.target) * left / u128::from(self.total.max(1))) as u64;
@@ -64,7 +65,7 @@ impl Targets {
         self.fit();
     }
 
-    /// Changes the whole memory, in which each share keeps its part as far as its bounds allow.
+    /// Changes the total, and scales each target in proportion as far as its bounds allow.
     pub(crate) fn resize(&mut self, total: u64) {
         for entry in self.entries.iter_mut().flatten() {
             let part = u128::from(entry.target) * u128::from(total) / u128::from(self.total.max(1));
@@ -74,7 +75,7 @@ impl Targets {
         self.fit();
     }
 
-    /// Keeps the targets within their bounds, and their sum at the total, as far as the bounds allow.
+    /// Moves the targets into their bounds, and their sum to the total as far as the bounds allow.
     fn fit(&mut self) {
         for entry in self.entries.iter_mut().flatten() {
             entry.target = entry.target.clamp(entry.bounds.min, entry.bounds.max);
@@ -98,7 +99,8 @@ impl Targets {
             let mut left = missing.max(excess);
             for entry in self.entries.iter_mut().flatten().filter(|entry| can_move(entry)) {
                 let part = u128::from(missing.max(excess)) * u128::from(weight(entry)) / weights;
-                // At most what is to be moved; and at least one, so that a rest is moved too.
+                // At most the remaining amount, and at least one bucket, so that a remainder is
+                // moved too.
                 let part = (part as u64).max(1).min(left);
                 let before = entry.target;
                 entry.target = match missing > 0 {
@@ -110,8 +112,8 @@ impl Targets {
         }
     }
 
-    /// Moves some memory from the share that gains least by it to the one that gains most, if they differ;
-    /// returns whether any was moved. Bytes of the needs count buckets.
+    /// Moves some memory from the share with the least gain to the one with the most, if their
+    /// gains differ; returns whether any was moved. The byte counts of `measured` are in buckets.
     pub(crate) fn rebalance(&mut self, measured: &[Needs; SHARES]) -> bool {
         let step = (self.total / STEP_DIVISOR).max(1);
         let consumers = std::array::from_fn(|share| {
@@ -121,7 +123,7 @@ impl Targets {
                 min: bounds.min.max(step),
                 max: bounds.max,
                 is_full: now.bytes + step >= target,
-                // It fills its memory once it may: only the target moves here.
+                // A share fills its memory on demand: only the target moves here.
                 filled: u64::MAX,
                 ghost_hits: now.ghost_hits,
                 miss_cost: now.miss_nanos.max(1) as f64 * bounds.weight as f64,
@@ -136,22 +138,23 @@ impl Targets {
         true
     }
 
-    /// Returns the whole memory, in buckets.
+    /// Returns the total memory, in buckets.
     pub(crate) fn total(&self) -> u64 {
         self.total
     }
 
-    /// Returns the target of a share, in buckets; `None` for one that is not in use.
+    /// Returns the target of a share, in buckets; `None` if the share is not in use.
     pub(crate) fn target(&self, share: usize) -> Option<u64> {
         self.entries[share].map(|entry| entry.target)
     }
 
-    /// Returns the gain of a share: nanoseconds of loads, weighted, that it might have saved lately.
+    /// Returns the gain of a share: the weighted load time, in nanoseconds, that more memory might
+    /// have saved it recently.
     pub(crate) fn gain(&self, share: usize) -> f64 {
         self.balance.gain(share)
     }
 
-    /// Checks that the targets are within their bounds and make up the whole.
+    /// Checks that the targets are within their bounds and add up to the total.
     pub(crate) fn validate(&self) -> Result<(), String> {
         let sum: u64 = self.entries.iter().flatten().map(|entry| entry.target).sum();
         let all = self.entries.iter().flatten();
@@ -172,7 +175,7 @@ mod tests {
         Bounds { min, max, weight }
     }
 
-    /// Everything is used, and these buckets were loaded again since the start.
+    /// Returns measurements in which every share is full and has these ghost hits.
     fn measured(targets: &Targets, ghost_hits: [u64; 3]) -> [Needs; SHARES] {
         std::array::from_fn(|at| Needs {
             bytes: targets.target(at).unwrap_or(0),

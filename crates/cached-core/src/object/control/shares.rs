@@ -1,9 +1,11 @@
-//! The shares that namespaces have of the memory: which share gives a bucket when one is needed.
+//! The namespaces' shares of the memory: they determine which share gives up a bucket when one is
+//! needed.
 //!
-//! A namespace with a minimum, a maximum or a weight of its own has a *share*, with eviction queues of its
-//! own; all other namespaces together have the common one. Each share has a *target*, and the targets make up
-//! the whole memory (`share_targets.rs`). A bucket goes from the share that is furthest above its target: a share
-//! that does not use what it may have lends it to the others, and gets it back bucket by bucket as it loads.
+//! A namespace that has its own minimum, maximum or weight has a *share*, with its own eviction
+//! queues; all other namespaces use the common share. Each share has a *target*, and the targets
+//! add up to the whole memory (`share_targets.rs`). Buckets are evicted from the share that is
+//! furthest above its target: a share that does not use all of its target lends the rest to the
+//! others, and gets it back bucket by bucket as it loads.
 //!
 //! ```text
 //!  share      common                 a                   b
@@ -12,10 +14,10 @@
 //!  target    ──────────────^          ────────────────────^   ──────────^
 //!                          └── 6 above: the next bucket goes from here
 //! ```
-//! The targets are looked at each time that another 1/64 of all buckets has been evicted: eviction is the time
-//! in which memory can move.
+//! The targets are recomputed each time that another 1/64 of all buckets has been evicted: only
+//! eviction can move memory.
 //!
-//! A cache in which no namespace has a share does none of this.
+//! If no namespace has its own share, none of this happens.
 
 use super::namespaces::Namespaces;
 use super::records::NamespaceTable;
@@ -29,36 +31,37 @@ use crate::object::memory::slots::State;
 use crate::sync::{AtomicU16, AtomicU32, AtomicU64, Mutex, Ordering, lock, try_lock};
 use blocker::{BUCKET_BYTES, NamespaceKey};
 
-/// The targets are looked at when this part of all buckets has been evicted.
+/// The targets are recomputed each time that this fraction of all buckets has been evicted.
 const EVICTED_DIVISOR: u64 = 64;
-/// A new measurement of what a load costs counts for an eighth.
+/// Load times are averaged exponentially: each new measurement has a weight of 1/8.
 const LOAD_SHIFT: u32 = 3;
 
 /// See the module. Sizes are in buckets.
 pub(crate) struct MemoryShares {
-    /// The namespace of each share that is not the common one; 0, the number of all others: it has none.
+    /// The namespace of each share; [`OTHERS`] for the common share, which belongs to no single
+    /// namespace.
     namespaces: [AtomicU16; SHARES],
-    /// The number of shares in use; 1: the common one alone.
+    /// The number of shares in use; 1 if there is only the common share.
     count: AtomicU32,
     targets: [AtomicU64; SHARES],
     maxima: [AtomicU64; SHARES],
-    /// What it took to load a bucket, lately.
+    /// The recent average time to load a bucket.
     load_nanos: [AtomicU64; SHARES],
-    /// The same of all shares together.
+    /// The recent average time to load a bucket, over all shares.
     all_load_nanos: AtomicU64,
-    /// Evicted since the targets were last looked at.
+    /// The number of buckets evicted since the targets were last recomputed.
     evicted: AtomicU64,
     balance: Mutex<Targets>,
 }
 
-/// What a namespace has of the memory, for reports.
+/// A namespace's share of the memory, for reports.
 pub(crate) struct ShareReport {
     pub(crate) target_buckets: u64,
     pub(crate) ghost_hits: u64,
     pub(crate) gain_nanos: u64,
 }
 
-/// Returns the bounds that a namespace is configured with.
+/// Returns the bounds configured for a namespace.
 fn bounds(config: &NamespaceConfig) -> Bounds {
     let none = Bounds::NONE;
     Bounds {
@@ -69,7 +72,7 @@ fn bounds(config: &NamespaceConfig) -> Bounds {
 }
 
 impl MemoryShares {
-    /// The common share has all of `buckets`.
+    /// Returns shares in which the common one has all of `buckets`.
     pub(crate) fn new(buckets: u32) -> Self {
         let shares = Self {
             namespaces: std::array::from_fn(|_| AtomicU16::new(OTHERS)),
@@ -91,13 +94,13 @@ impl MemoryShares {
         }
     }
 
-    /// The shares in use.
+    /// Returns the shares in use.
     fn in_use(&self) -> impl Iterator<Item = Share> + use<> {
         // There are at most 16.
         (0..self.count.load(Ordering::SeqCst) as u8).map(Share)
     }
 
-    /// Whether no namespace has a share of its own.
+    /// Returns whether no namespace has its own share.
     #[inline]
     pub(crate) fn is_common_only(&self) -> bool {
         self.count.load(Ordering::Relaxed) == 1
@@ -107,7 +110,7 @@ impl MemoryShares {
         self.namespaces[usize::from(share.0)].load(Ordering::SeqCst)
     }
 
-    /// Returns the share of the namespace with this number, if it has one of its own.
+    /// Returns the namespace's own share, if it has one.
     fn own_share(&self, namespace: u16) -> Option<Share> {
         self.in_use().skip(1).find(|share| self.namespace_of(*share) == namespace)
     }
@@ -117,14 +120,14 @@ impl MemoryShares {
         SHARES - self.count.load(Ordering::SeqCst) as usize
     }
 
-    /// Whether the namespace with this number has a share already.
+    /// Returns whether the namespace already has its own share.
     pub(crate) fn has_own(&self, namespace: u16) -> bool {
         self.own_share(namespace).is_some()
     }
 
-    /// Puts the shares of `config` in force; one call at a time. A namespace that is no longer named there
-    /// keeps its queues, and has no bounds. Returns the namespaces whose buckets are to be moved to a share
-    /// that is new, by `shared/resources.rs`.
+    /// Applies the shares of `config`; calls must not overlap. A namespace that `config` no longer
+    /// names keeps its queues, but loses its bounds. Returns the namespaces whose buckets
+    /// `shared/resources.rs` must move to a new share.
     pub(crate) fn set(
         &self,
         config: &ObjectCacheConfig,
@@ -146,7 +149,7 @@ impl MemoryShares {
         for (namespace, bounds) in wanted.iter().filter(|(number, _)| *number != OTHERS) {
             let share = match self.own_share(*namespace) {
                 Some(share) => share,
-                // The configuration was checked: there are enough.
+                // The configuration was validated: there are enough shares.
                 None if self.free() == 0 => continue,
                 None => {
                     let share = Share(self.count.load(Ordering::SeqCst) as u8);
@@ -169,20 +172,21 @@ impl MemoryShares {
         self.maxima[usize::from(share.0)].store(bounds.max, Ordering::SeqCst);
     }
 
-    /// Returns the number of buckets that a share has; 0 for the common one.
+    /// Returns the number of buckets in a namespace's own share; 0 for the common share.
     fn used_by_own(&self, table: &NamespaceTable, share: Share) -> u64 {
         match self.namespace_of(share) {
             OTHERS => 0,
             namespace => {
                 let metrics = &table.record(namespace).metrics;
                 let states = [State::Clean, State::Dirty, State::DirtyWhole, State::Writing];
-                // A slot may change between two: then the sum wraps around, and back.
+                // A slot may change its state between two loads: then the sum may wrap around
+                // temporarily.
                 states.iter().fold(0_u64, |sum, state| sum.wrapping_add(metrics.count_of(*state)))
             }
         }
     }
 
-    /// Returns the number of buckets that each share has.
+    /// Returns the number of buckets in each share.
     fn used(&self, pool: &Pool, table: &NamespaceTable) -> [u64; SHARES] {
         let mut used = [0; SHARES];
         for share in self.in_use().skip(1) {
@@ -194,8 +198,8 @@ impl MemoryShares {
         used
     }
 
-    /// Returns the shares in the order in which they give a bucket: that which is furthest above its target
-    /// first.
+    /// Returns the shares in the order in which they give up buckets: the one furthest above its
+    /// target first.
     pub(crate) fn by_excess(
         &self,
         pool: &Pool,
@@ -216,7 +220,7 @@ impl MemoryShares {
         order.into_iter().take(count).map(|(_, share)| share)
     }
 
-    /// Returns the shares that have more than they may have.
+    /// Returns the shares that exceed their maximum.
     pub(crate) fn above_maximum<'a>(&'a self, table: &'a NamespaceTable) -> impl Iterator<Item = Share> + 'a {
         self.in_use().skip(1).filter(|share| {
             let max = self.maxima[usize::from(share.0)].load(Ordering::Relaxed);
@@ -224,7 +228,7 @@ impl MemoryShares {
         })
     }
 
-    /// Buckets of the namespace with this number were loaded in `nanos` nanoseconds.
+    /// Records that loading `buckets` buckets of a namespace took `nanos` nanoseconds.
     pub(crate) fn loaded(&self, queues: &Queues, namespace: u16, buckets: u64, nanos: u64) {
         if buckets == 0 {
             return;
@@ -232,31 +236,32 @@ impl MemoryShares {
         let own = &self.load_nanos[usize::from(queues.share_of(namespace).0)];
         for place in [own, &self.all_load_nanos] {
             let (before, new) = (place.load(Ordering::Relaxed), nanos / buckets);
-            // Of two threads at the same time one may be lost, which does no harm.
+            // If two threads update the average at once, one measurement may be lost, which is
+            // harmless.
             let after = if before == 0 { new } else { before - (before >> LOAD_SHIFT) + (new >> LOAD_SHIFT) };
             place.store(after, Ordering::Relaxed);
         }
     }
 
-    /// Returns what it took to load a bucket, lately, whatever its share; 0 before the first.
+    /// Returns the recent average time to load a bucket, over all shares; 0 before the first load.
     pub(crate) fn load_nanos(&self) -> u64 {
         self.all_load_nanos.load(Ordering::Relaxed)
     }
 
-    /// Returns how many buckets of all shares entered a queue again that a quarter more of the most memory would
-    /// have kept, since the start.
+    /// Returns the number of ghost hits of all shares since the start: loads of evicted buckets
+    /// that a quarter more than the maximum memory would have kept.
     pub(crate) fn ghost_hits(&self, queues: &Queues) -> u64 {
         self.in_use().map(|share| queues.ghost_hits(share)).sum()
     }
 
-    /// The memory has another number of buckets now: the targets of the shares make up that.
+    /// Adjusts the targets to a new total number of buckets.
     pub(crate) fn resize(&self, buckets: u32) {
         let mut balance = lock(&self.balance);
         balance.resize(buckets.into());
         self.publish(&balance);
     }
 
-    /// Counts an eviction; looks at the targets when it is time.
+    /// Counts an eviction, and recomputes the targets when they are due.
     pub(crate) fn count_eviction(&self, pool: &Pool, queues: &Queues, table: &NamespaceTable) {
         if self.is_common_only() {
             return;
@@ -276,7 +281,7 @@ impl MemoryShares {
                 ..Needs::default()
             };
         }
-        // Another thread that is at it has seen the same.
+        // A thread that holds the lock sees the same numbers, so this one need not wait for it.
         if let Some(mut balance) = try_lock(&self.balance) {
             self.evicted.store(0, Ordering::Relaxed);
             if balance.rebalance(&needs) {
@@ -285,7 +290,7 @@ impl MemoryShares {
         }
     }
 
-    /// Returns what the namespace with this number has; `None` if it has no share of its own.
+    /// Returns a report of the namespace's share; `None` if it does not have its own.
     pub(crate) fn report(&self, queues: &Queues, namespace: u16) -> Option<ShareReport> {
         let share = self.own_share(namespace)?;
         let gain = lock(&self.balance).gain(share.0.into());
@@ -296,7 +301,7 @@ impl MemoryShares {
         })
     }
 
-    /// Checks that the targets make up all of `buckets`, within their bounds.
+    /// Checks that the targets add up to `buckets`, and are within their bounds.
     pub(crate) fn validate(&self, buckets: u32) -> Result<(), String> {
         let balance = lock(&self.balance);
         if balance.total() != u64::from(buckets) {

@@ -1,13 +1,14 @@
-//! The write mode of one namespace, and the changes that are under way in the modes that it has had.
+//! The write mode of a namespace, and the changes in flight in its current and earlier modes.
 //!
 //! ```text
 //!  phase      1: back          2: through             3: read-only
 //!  changes    ├────────┤ ├─────┼──┤   ├────────┤      │
 //!                              └ taken in phase 1: until it ends, and what it wrote is stored, phase 1 is left
 //! ```
-//! A change takes its mode once, when it begins. One that may wait is counted in the phase in which it took it;
-//! one that is made at once reads the mode within its object's exclusive section, and is not counted: the
-//! change of the mode waits for the end of the sections that may have begun before.
+//! A change reads its mode once, when it begins. A change that may wait is counted in the phase in
+//! which it read its mode. A change that is applied at once reads the mode within its object's
+//! exclusive section, and is not counted: a change of the mode waits for the end of all sections
+//! that may have begun before it.
 
 use blocker::WriteMode;
 
@@ -40,27 +41,28 @@ fn mode(number: u8) -> WriteMode {
 
 /// See the module.
 pub(crate) struct WritePhases {
-    /// The mode in force, as a number. Written under the lock.
+    /// The effective mode, as a number. Written under the lock.
     mode: AtomicU8,
-    /// The mode that has been set: in force unless the cache is detached, or the namespace is being removed. Written
-    /// under the lock.
+    /// The configured mode, which is effective unless the cache is detached or the namespace is
+    /// being removed. Written under the lock.
     set_mode: AtomicU8,
     state: Mutex<State>,
-    /// The tasks that wait until the changes of earlier phases have ended.
+    /// The tasks that wait for the changes of earlier phases to end.
     pub(crate) waiters: WaitQueue,
 }
 
 #[derive(Default)]
 struct State {
     phase: u64,
-    /// The number of changes under way in each phase that has some.
+    /// The number of changes in flight, for each phase that has any.
     under_way: Vec<(u64, u64)>,
-    /// Whether data may be dirty that were written back in an earlier phase.
+    /// Returns whether there may be dirty data that were written back in an earlier phase.
     has_dirty_left: bool,
 }
 
 impl WritePhases {
-    /// Returns the phases of a namespace that has not been used, for which `set` has been set and `mode` is in force.
+    /// Returns the phases of an unused namespace with the configured mode `set` and the effective
+    /// mode `mode`.
     pub(crate) fn new(set: WriteMode, mode: WriteMode) -> Self {
         Self {
             mode: AtomicU8::new(number(mode)),
@@ -70,18 +72,18 @@ impl WritePhases {
         }
     }
 
-    /// Returns the mode in force.
+    /// Returns the effective mode.
     #[inline]
     pub(crate) fn mode(&self) -> WriteMode {
         mode(self.mode.load(Ordering::Acquire))
     }
 
-    /// Returns the mode that has been set.
+    /// Returns the configured mode.
     pub(crate) fn set_mode(&self) -> WriteMode {
         mode(self.set_mode.load(Ordering::Acquire))
     }
 
-    /// Counts a change that begins; returns its phase, to be ended, and its mode.
+    /// Counts a change that begins. Returns its mode, and its phase for [`Self::end`].
     pub(crate) fn begin(&self) -> (u64, WriteMode) {
         let mut state = lock(&self.state);
         let phase = state.phase;
@@ -92,7 +94,7 @@ impl WritePhases {
         (phase, self.mode())
     }
 
-    /// Ends a change of a phase.
+    /// Counts a change of `phase` as ended.
     pub(crate) fn end(&self, phase: u64) {
         let mut state = lock(&self.state);
         if let Some(at) = state.under_way.iter().position(|(each, _)| *each == phase) {
@@ -108,7 +110,7 @@ impl WritePhases {
         }
     }
 
-    /// Notes the mode that has been set, and puts `mode` in force, for the changes that begin from now on.
+    /// Records the configured mode, and makes `mode` effective for all new changes.
     pub(crate) fn set(&self, set: WriteMode, mode: WriteMode) {
         let mut state = lock(&self.state);
         self.set_mode.store(number(set), Ordering::Release);
@@ -121,22 +123,22 @@ impl WritePhases {
         self.mode.store(number(mode), Ordering::Release);
     }
 
-    /// Returns the phase that has begun last.
+    /// Returns the current phase.
     pub(crate) fn phase(&self) -> u64 {
         lock(&self.state).phase
     }
 
-    /// Whether no change is under way that began before `phase`.
+    /// Returns whether all changes that began before `phase` have ended.
     pub(crate) fn have_ended_before(&self, phase: u64) -> bool {
         lock(&self.state).under_way.iter().all(|(each, _)| *each >= phase)
     }
 
-    /// Whether data may be dirty that were written back in a phase that is over.
+    /// Returns whether there may be dirty data that were written back in an earlier phase.
     pub(crate) fn has_dirty_left(&self) -> bool {
         lock(&self.state).has_dirty_left
     }
 
-    /// Notes that everything is stored that was written back before `phase` began.
+    /// Records that all data written back before `phase` began are stored.
     pub(crate) fn note_stored(&self, phase: u64) {
         let mut state = lock(&self.state);
         if state.phase == phase {
@@ -144,13 +146,13 @@ impl WritePhases {
         }
     }
 
-    /// Whether anything of an earlier phase is left: a change under way, or data to be stored.
+    /// Returns whether anything of an earlier phase is left: a change in flight, or dirty data.
     pub(crate) fn is_changing(&self) -> bool {
         let state = lock(&self.state);
         state.has_dirty_left || state.under_way.iter().any(|(phase, _)| *phase < state.phase)
     }
 
-    /// Whether changes are under way.
+    /// Returns whether changes are in flight.
     pub(crate) fn is_busy(&self) -> bool {
         !lock(&self.state).under_way.is_empty()
     }

@@ -1,4 +1,5 @@
-//! Appending the record of a change, room for it, and holds of records that are still needed.
+//! Appending the record of a change, reserving room for it, and holding records that are still
+//! needed.
 
 use blocker::Error;
 use cached_journal::{AppendError, Hold, Level, Position, Record, Reservation};
@@ -10,26 +11,26 @@ use super::{AtLimit, ChangeLog, records};
 use crate::object::mutation::Mutation;
 use crate::sync::Arc;
 
-/// What the log has of a change.
+/// The log entry of a change.
 pub(crate) enum Entry {
-    /// It needs none: nothing would be replayed.
+    /// The change needs no record: there would be nothing to replay.
     Nothing,
-    /// The change is to be applied without one: the journal is in trouble.
+    /// The change is applied without a record, because the journal has failed.
     Unlogged(Unlogged),
     Record(Position, KeptHold),
 }
 
-/// Why a change was not logged.
+/// The reason why a change was not logged.
 pub(crate) enum Refusal {
-    /// There is no room, or changes must wait: see [`ChangeLog::take_room`].
+    /// There is no room, or changes must wait; see [`ChangeLog::take_room`].
     Wait,
     Failed(Error),
 }
 
-/// Room in the log that a task has waited for.
+/// Room in the log for a task that has waited.
 pub(crate) enum Room {
     Reserved(Reservation),
-    /// None is needed: changes are applied without records.
+    /// No room is needed: changes are applied without records.
     NotNeeded,
 }
 
@@ -42,7 +43,7 @@ impl ChangeLog {
         mutation: Mutation<'_>,
         room: Option<&mut Room>,
     ) -> Result<Entry, Refusal> {
-        // Counted before the condition is looked at.
+        // The change must be counted before the condition is read.
         let logged = Logged::new(&self.events);
         match self.events.condition.state() {
             JournalState::Ok => (),
@@ -51,7 +52,7 @@ impl ChangeLog {
         }
         let appended = records::encode(origin, mutation, |record| match room {
             Some(Room::Reserved(reservation)) => reservation.append(record),
-            // Those who wait are first.
+            // Tasks that already wait come first.
             _ if self.events.room.has_waiters() || self.is_at_limit() => Err(AppendError::Full),
             _ => self.journal.append_leaving(record, self.leave.ordinary),
         });
@@ -70,7 +71,7 @@ impl ChangeLog {
                 let limit_bytes = self.journal.payload_bytes_max();
                 match records::payload_bytes(mutation) > limit_bytes {
                     true => Err(Refusal::Failed(Error::TooLarge { limit_bytes })),
-                    // The room that it brought is for less.
+                    // The reservation is for a smaller payload.
                     false => Err(Refusal::Wait),
                 }
             }
@@ -81,9 +82,9 @@ impl ChangeLog {
         }
     }
 
-    /// Lets a change be applied without a record, unless changes must wait.
+    /// Allows a change to be applied without a record, unless changes must wait.
     fn unlogged(&self) -> Result<Entry, Refusal> {
-        // Counted before the condition is looked at again.
+        // The change must be counted before the condition is read again.
         let unlogged = Unlogged::new(&self.events);
         match self.events.condition.state() {
             JournalState::Draining | JournalState::Void => Ok(Entry::Unlogged(unlogged)),
@@ -91,9 +92,11 @@ impl ChangeLog {
         }
     }
 
-    /// Takes room for the record of a change with `payload_bytes`; `None` if there is none at present.
+    /// Reserves room for the record of a change with `payload_bytes`; `None` if there is none at
+    /// present.
     pub(crate) fn take_room(&self, payload_bytes: u64) -> Option<Room> {
-        // Events of two threads may come in the wrong order: what is noted need not be the last.
+        // Events from two threads may arrive in the wrong order, so the recorded level may be
+        // stale.
         let level = self.journal.level();
         self.events.set_level(level);
         self.events.note_full(false);
@@ -117,14 +120,14 @@ impl ChangeLog {
         }
     }
 
-    /// Appends a record that may use the last tenth of the journal: a mark, an epoch. `Ok(None)`: the journal
-    /// is in trouble.
+    /// Appends a record that may use the last tenth of the journal: a mark or an epoch. Returns
+    /// `Ok(None)` if the journal has failed.
     pub(super) fn append_privileged(&self, record: &Record<'_>) -> Result<Option<Position>, Full> {
         if self.events.condition.state() != JournalState::Ok {
             return Ok(None);
         }
         match self.journal.append_leaving(record, self.leave.privileged) {
-            // The hold is dropped: a mark is needed no longer than what is before it.
+            // The hold is dropped: a mark is needed only as long as the records before it.
             Ok(appended) => Ok(Some(appended.position)),
             Err(AppendError::Full | AppendError::Busy) => Err(Full),
             Err(error) => {
@@ -134,13 +137,13 @@ impl ChangeLog {
         }
     }
 
-    /// Whether nine tenths of the journal are in use, or the last record found no room.
+    /// Returns whether nine tenths of the journal are in use, or the last record found no room.
     pub(crate) fn is_at_limit(&self) -> bool {
         self.events.level() == Level::NineTenths || self.events.is_full()
     }
 
-    /// Whether a change is not to be logged but to go to the store at once, marked: it is too large for the
-    /// log, or the log has come to its limit.
+    /// Returns whether a change must go to the store at once, with a mark, instead of being logged:
+    /// it is too large for the log, or the log has reached its limit.
     pub(crate) fn goes_through(&self, mutation: Mutation<'_>) -> bool {
         records::payload_bytes(mutation) > self.options.journaled_bytes_max
             || self.options.at_limit == AtLimit::Through && self.is_at_limit()
@@ -150,10 +153,10 @@ impl ChangeLog {
 /// There is no room for the record at present.
 pub(crate) struct Full;
 
-// What keeps the log's trouble from ending: changes whose records are still needed, and changes that are
-// being applied without one.
+// Guards that keep the log from changing its condition: changes whose records are still needed, and
+// changes that are being applied without a record.
 
-/// Counts as logged until it is dropped: the log is not declared void before.
+/// Counts a change as logged until it is dropped: until then, the log is not declared void.
 pub(crate) struct Logged(Arc<Events>);
 
 impl Logged {
@@ -173,9 +176,10 @@ impl Drop for Logged {
 
 /// Keeps the log from a record on, until the record's data are stored.
 ///
-/// Drop it without locks held: the journal may report at that moment that it has room.
+/// Drop it without holding locks: the journal may report free room during the drop.
 pub(crate) struct KeptHold {
-    // In this order: what waits for the log to be void must find it released.
+    // The order of the fields matters: a task that waits for the log to be void must find the hold
+    // released.
     hold: Hold,
     _logged: Logged,
 }
@@ -190,7 +194,7 @@ impl KeptHold {
     }
 }
 
-/// A change that is being applied without a record: kept until the change is in the dirty queue.
+/// Counts a change that is being applied without a record, until the change is in the dirty queue.
 pub(crate) struct Unlogged(Arc<Events>);
 
 impl Unlogged {

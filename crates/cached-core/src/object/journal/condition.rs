@@ -9,30 +9,30 @@ use crate::object::lock_ranks;
 use crate::object::tasks::wait_queue::WaitQueue;
 use crate::sync::{Arc, AtomicBool, AtomicU32, AtomicU64, Mutex, Ordering, lock};
 
-/// What a journal is to its cache at present.
+/// The state of a cache's journal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum JournalState {
     /// Changes are logged.
     Ok,
-    /// The journal's disk has failed. Changes are not logged, and what had been logged before is being
-    /// stored; until it is, *stored* is not acknowledged in journaled namespaces.
+    /// The journal's disk has failed. Changes are not logged, and the changes logged before are
+    /// being stored; until they are, *stored* is not acknowledged in journaled namespaces.
     Draining,
-    /// All that had been logged is stored, and will not be replayed. Changes are not logged.
+    /// All logged changes are stored, and will not be replayed. Changes are not logged.
     Void,
-    /// The journal works again. What was changed without it is being stored; changes wait.
+    /// The journal works again. Changes made without it are being stored; new changes wait.
     Resuming,
 }
 
-/// The state of a cache's journal.
+/// The health of a cache's journal.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct JournalHealth {
-    /// What it is at present.
+    /// The current state of the journal.
     pub state: JournalState,
-    /// When it became that, on the cache's clock.
+    /// When the journal entered this state, by the cache's clock.
     pub since: Timestamp,
-    /// The failure that began the trouble; `None` while all is well.
+    /// The failure that the journal has not recovered from; `None` while it works.
     pub reason: Option<Reason>,
 }
 
@@ -42,7 +42,7 @@ struct Story {
     clock: Option<Arc<dyn Clock>>,
 }
 
-/// The condition of a cache's log: in order, or on its way through trouble and back.
+/// The condition of a cache's log: working, failed, or on its way back.
 ///
 /// ```text
 ///  Ok ──the disk fails──> Draining ──what was logged is stored, the log void──> Void
@@ -50,14 +50,16 @@ struct Story {
 ///   └──the rest is stored, a mark is durable── Resuming <──the journal works──────┘ │ it takes too long,
 ///                                                  └───────────────────────────────┘ or the disk fails
 /// ```
-/// While the log is not in order, changes are applied without records. Two counts make the steps safe: a
-/// change is counted before it looks at the phase, and a step looks at the count after it has set the phase.
-/// So either the change sees the new phase, or the step sees the change.
+/// While the log does not work, changes are applied without records. Two counts make the
+/// transitions safe: a change is counted before it reads the phase, and a transition reads the
+/// counts after it has set the phase. So either the change sees the new phase, or the transition
+/// sees the change.
 pub(crate) struct Condition {
     phase: AtomicU32,
-    /// Changes that are being logged, and objects with logged changes that are not stored.
+    /// The number of changes that are being logged, and of objects with logged changes that are not
+    /// stored.
     logged: AtomicU64,
-    /// Changes that are being applied without a record.
+    /// The number of changes that are being applied without a record.
     unlogged: AtomicU64,
     story: Mutex<Story>,
 }
@@ -82,7 +84,7 @@ impl Condition {
         STATES[self.phase.load(Ordering::SeqCst) as usize & 3]
     }
 
-    /// Goes from one state to another; returns false if it is in none of `from`.
+    /// Enters the state `to`; returns false if the current state is not in `from`.
     pub(crate) fn step(&self, from: &[JournalState], to: JournalState, reason: Option<Reason>) -> bool {
         let mut story = lock(&self.story);
         if !from.contains(&self.state()) {
@@ -98,7 +100,7 @@ impl Condition {
         true
     }
 
-    /// Takes the time from `clock` from now on.
+    /// Uses `clock` from now on.
     pub(crate) fn set_clock(&self, clock: Arc<dyn Clock>) {
         let mut story = lock(&self.story);
         story.since = clock.now();
@@ -110,12 +112,12 @@ impl Condition {
         JournalHealth { state: self.state(), since: story.since, reason: story.reason.clone() }
     }
 
-    /// Whether anything that was logged is not stored.
+    /// Returns whether any logged change is not stored.
     pub(crate) fn has_logged(&self) -> bool {
         self.logged.load(Ordering::SeqCst) > 0
     }
 
-    /// Whether a change is being applied without a record.
+    /// Returns whether a change is being applied without a record.
     pub(crate) fn has_unlogged(&self) -> bool {
         self.unlogged.load(Ordering::SeqCst) > 0
     }
@@ -124,7 +126,7 @@ impl Condition {
         self.logged.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Returns whether it was the last.
+    /// Returns whether this was the last one.
     pub(super) fn remove_logged(&self) -> bool {
         self.logged.fetch_sub(1, Ordering::SeqCst) == 1
     }
@@ -133,30 +135,30 @@ impl Condition {
         self.unlogged.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Returns whether it was the last.
+    /// Returns whether this was the last one.
     pub(super) fn remove_unlogged(&self) -> bool {
         self.unlogged.fetch_sub(1, Ordering::SeqCst) == 1
     }
 }
 
-/// What the journal reports, from any of its threads: noted here, and passed on to the tasks that wait for it
-/// and to the background.
+/// The events that the journal reports from any of its threads: they are recorded here, and passed
+/// on to the waiting tasks and to the background.
 pub(crate) struct Events {
     level: AtomicU32,
-    /// A record has found no room since there was some.
+    /// Whether a record has found no room since there last was some.
     is_full: AtomicBool,
     /// Whether the journal has failed and not restarted since.
     has_failed: AtomicBool,
     pub(crate) condition: Condition,
-    /// The tasks that wait for room in the log, or until changes may be made again.
+    /// The tasks that wait for room in the log, or until changes are allowed again.
     pub(crate) room: WaitQueue,
     /// The tasks that may not acknowledge *stored* yet.
     pub(crate) draining: WaitQueue,
     /// The task that logs an object again.
     pub(crate) space: WaitQueue,
-    /// The task that leads the log out of trouble.
+    /// The task that brings the log back into operation.
     pub(crate) trouble: WaitQueue,
-    /// The task that keeps objects that cannot be recovered from filling the log.
+    /// The task that prevents unrecoverable objects from filling the log.
     pub(crate) stuck: WaitQueue,
     background: Mutex<Option<Waker>>,
 }
@@ -179,7 +181,7 @@ impl Default for Events {
 }
 
 impl Events {
-    /// Takes note of an event.
+    /// Records an event.
     pub(crate) fn observe(&self, event: &Event) {
         match event {
             Event::Level(level) => {

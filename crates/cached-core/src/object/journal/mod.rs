@@ -1,12 +1,14 @@
-//! The log of a cache's changes, in a journal on local disk: what is logged survives a crash. Here are the
-//! records, the log's condition, and what a start has found in it; what waits, flushes or claims is above this
-//! chapter, in `shared/log_waits.rs`, `write/log_space.rs` and `recovery/`.
+//! The log of a cache's changes, in a journal on a local disk: logged changes survive a crash. This
+//! chapter has the records, the log's condition, and the records that a start has found; the code
+//! that waits, flushes or claims is in later chapters: `shared/log_waits.rs`, `write/log_space.rs`
+//! and `recovery/`.
 //!
-//! A change of a journaled namespace is logged in the exclusive section of its object, when it is certain to
-//! be applied and before it is. So the log has the changes in the order in which the cache has them. Its
-//! record is held until the change is stored ([`KeptHold`], in the dirty queue). A flush asks the store only
-//! once the records of what it sends are durable: the store never has what the log has lost. What reaches the
-//! store without the log is preceded by a durable mark: nothing older is replayed over it.
+//! A change of a journaled namespace is logged in the exclusive section of its object, once it is
+//! certain to be applied and before it is applied. So the log has the changes in the order of the
+//! cache. The record is held until the change is stored ([`KeptHold`], in the dirty queue). A flush
+//! contacts the store only after the records of its data are durable: the store never has a change
+//! that the log has lost. A change that reaches the store without the log is preceded by a durable
+//! mark, so that nothing older is replayed over it.
 
 mod append;
 mod condition;
@@ -38,7 +40,7 @@ pub(crate) struct ChangeLog {
     pub(crate) options: JournalOptions,
     pub(crate) names: Names,
     pub(crate) leave: Leave,
-    /// One request to store what was forwarded is under way at a time.
+    /// Allows a single request at a time to make forwarded changes stored.
     pub(crate) storing_forwarded: Permits,
     pub(crate) counts: LogCounts,
 }
@@ -54,10 +56,10 @@ counters! {
 }
 
 impl ChangeLog {
-    /// Makes the log of a cache.
+    /// Creates the log of a cache.
     ///
     /// # Errors
-    /// What the configuration and the journal do not allow each other.
+    /// A [`ConfigError`] if the configuration does not fit the journal.
     pub(crate) fn new(
         journal: Arc<Journal>,
         events: Arc<Events>,
@@ -67,7 +69,7 @@ impl ChangeLog {
     ) -> Result<Self, ConfigError> {
         let (limit, segment) = journal.limit_bytes();
         check(Sizes { limit, segment, payload_max: journal.payload_bytes_max() }, &options, config)?;
-        // A claim at the start finds room in any case.
+        // A claim at the start always finds room.
         let leave = Leave { ordinary: limit / 10, privileged: limit / 80 };
         events.condition.set_clock(clock);
         events.set_level(journal.level());
@@ -85,24 +87,25 @@ impl ChangeLog {
     /// Checks a changed configuration against the journal.
     ///
     /// # Errors
-    /// The first key that cannot work.
+    /// The first invalid key.
     pub(crate) fn check(&self, config: &ObjectCacheConfig) -> Result<(), ConfigError> {
         let (limit, segment) = self.journal.limit_bytes();
         let payload_max = self.journal.payload_bytes_max();
         check(Sizes { limit, segment, payload_max }, &self.options, config)
     }
 
-    /// Counts something as logged until the guard is dropped: the log is not declared void before.
+    /// Counts something as logged until the guard is dropped: until then, the log is not declared
+    /// void.
     pub(crate) fn count_logged(&self) -> Logged {
         Logged::new(&self.events)
     }
 
-    /// Notes that an object's state has been logged once more, up to `last`.
+    /// Records that an object's state has been logged again, up to `last`.
     pub(crate) fn note_state(&self, object: &ObjectId, last: Position) {
         self.names.number(&object.namespace).note_record(last);
     }
 
-    /// Keeps the log from a position on.
+    /// Keeps the log from the position of `hold` on.
     pub(crate) fn keep(&self, hold: Hold) -> KeptHold {
         KeptHold::new(hold, self.count_logged())
     }
@@ -111,18 +114,18 @@ impl ChangeLog {
         &self.journal
     }
 
-    /// Returns the identity of the cache's claims: a cache that is started again with the same journal is the
-    /// same writer, and may repeat its own claims.
+    /// Returns the writer ID of the cache's claims: a cache that is restarted with the same journal
+    /// is the same writer, and may repeat its own claims.
     pub(crate) fn writer(&self) -> WriterId {
         WriterId(u128::from(self.journal.id()) << 64 | u128::from(u64::from_le_bytes(*b"cachedjn")))
     }
 }
 
-/// The room that a record leaves for those that matter more, in bytes.
+/// The space, in bytes, that a record must leave free for more important records.
 pub(crate) struct Leave {
-    /// That of a change.
+    /// For the record of a change.
     ordinary: u64,
-    /// That of a mark, of an epoch, and of a state that is logged again.
+    /// For a mark, an epoch, or a state that is logged again.
     pub(crate) privileged: u64,
 }
 
@@ -135,12 +138,12 @@ struct Sizes {
 }
 
 impl JournalOptions {
-    /// Checks that a cache with the configuration `config` can use a new journal as `journal` describes it,
-    /// without opening it. A journal that is there keeps its own segment size, with which
-    /// [`ObjectCacheBuilder::build`](super::ObjectCacheBuilder::build) checks once more.
+    /// Checks that a cache with the configuration `config` can use a new journal with the
+    /// configuration `journal`, without opening it. An existing journal keeps its own segment size,
+    /// which [`ObjectCacheBuilder::build`](super::ObjectCacheBuilder::build) checks again.
     ///
     /// # Errors
-    /// The first key that cannot work. Keys of the journal begin with `journal.`.
+    /// The first invalid key.
     pub fn check(&self, journal: &JournalConfig, config: &ObjectCacheConfig) -> Result<(), ConfigError> {
         let sizes = Sizes {
             limit: journal.limit_bytes / journal.segment_bytes.max(1) * journal.segment_bytes,
@@ -154,7 +157,7 @@ impl JournalOptions {
 /// Checks a configuration against the journal.
 ///
 /// # Errors
-/// The first key that cannot work.
+/// The first invalid key.
 fn check(sizes: Sizes, options: &JournalOptions, config: &ObjectCacheConfig) -> Result<(), ConfigError> {
     let wrong = |key, why: String| Err(ConfigError { key, why });
     if config.writer != Writer::Cache {
@@ -207,10 +210,10 @@ fn check(sizes: Sizes, options: &JournalOptions, config: &ObjectCacheConfig) -> 
     Ok(())
 }
 
-/// Checks that a configuration asks for nothing that takes a journal.
+/// Checks that a configuration does not need a journal.
 ///
 /// # Errors
-/// The first key that does.
+/// The first key that needs a journal.
 pub(crate) fn check_without_journal(config: &ObjectCacheConfig) -> Result<(), ConfigError> {
     let own = |each: &NamespaceConfig| (each.journal, each.durability);
     let all = std::iter::once((config.journal, config.durability)).chain(config.namespaces.iter().map(own));
@@ -241,13 +244,13 @@ impl ChangeLog {
 }
 
 impl ChangeLog {
-    /// Returns the position of the last record that was appended. An object that has a record up to there,
-    /// and has not been stored since, is in the dirty queue.
+    /// Returns the position of the last appended record. An object that has a record up to this
+    /// position, and has not been stored since, is in the dirty queue.
     pub(crate) fn last_position(&self) -> Position {
         Position(self.journal.next_position().0.saturating_sub(1))
     }
 
-    /// Appends a mark of an object. `Ok(None)`: the journal is in trouble.
+    /// Appends a mark of an object. Returns `Ok(None)` if the journal has failed.
     pub(crate) fn mark_object(
         &self,
         namespace: &NamespaceLog,
@@ -257,14 +260,14 @@ impl ChangeLog {
         records::encode_object_mark(namespace.number, id, up_to, |record| self.append_privileged(record))
     }
 
-    /// Appends a mark of a scope that is not one object. `Ok(None)`: there is nothing to be marked, or the
-    /// journal is in trouble.
+    /// Appends a mark of a scope other than a single object. Returns `Ok(None)` if there is nothing
+    /// to mark, or the journal has failed.
     pub(crate) fn mark_scope(&self, scope: &Scope, up_to: Position) -> Result<Option<Position>, Full> {
         let append = |mark: Head<'_>| self.append_privileged(&Record { head: mark, payload: &[] });
         let known = |namespace: &Namespace| self.names.get(namespace).filter(|it| it.has_unmarked());
         match scope {
             Scope::Domain(namespace, domain) => match known(namespace) {
-                // The largest domain has the number of none.
+                // The largest domain number encodes "no domain".
                 Some(known) if *domain != OrderDomain(u64::MAX) => {
                     let mark = Head::mark(cached_journal::Scope::Domain, up_to);
                     let domain = records::domain_number(Some(*domain));
@@ -284,17 +287,17 @@ impl ChangeLog {
         }
     }
 
-    /// Appends a mark of everything, whatever the condition of the log is.
+    /// Appends a mark of everything, whatever the condition of the log.
     ///
     /// # Errors
-    /// The journal's.
+    /// Errors of the journal.
     pub(crate) fn mark_all(&self, up_to: Position) -> Result<Position, cached_journal::AppendError> {
         let head = Head::mark(cached_journal::Scope::All, up_to);
         Ok(self.journal.append(&Record { head, payload: &[] })?.position)
     }
 
-    /// Appends the record of an epoch with which a namespace is about to be claimed. `Ok(None)`: the journal
-    /// is in trouble.
+    /// Appends the record of an epoch with which a namespace is about to be claimed. Returns
+    /// `Ok(None)` if the journal has failed.
     pub(crate) fn append_epoch(&self, namespace: &Namespace, epoch: u64) -> Result<Option<Position>, Full> {
         let number = self.names.number(namespace).number;
         records::encode_epoch(number, namespace, epoch, |record| self.append_privileged(record))

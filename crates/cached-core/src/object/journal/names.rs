@@ -1,4 +1,5 @@
-//! The namespaces of a log: which are journaled, their numbers, and up to which position each is marked.
+//! The namespaces of a log: whether each is journaled, its number, and the position up to which it
+//! is marked.
 
 use std::collections::HashMap;
 
@@ -10,56 +11,60 @@ use crate::hash::{KeyHasher, SeededState};
 use crate::object::config::ObjectCacheConfig;
 use crate::sync::{Arc, AtomicU64, Ordering};
 
-/// What is configured for a namespace.
+/// The configured terms of a namespace.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Terms {
-    /// Whether its changes are logged.
+    /// Whether changes of the namespace are logged.
     pub(crate) is_journaled: bool,
-    /// The least durability of an acknowledgement.
+    /// The minimum durability of an acknowledgement.
     pub(crate) durability: Durability,
 }
 
-/// A namespace that this cache has claimed, or of which the journal has records.
+/// A namespace that this cache has claimed, or for which the journal has records.
 #[derive(Debug)]
 pub(crate) struct NamespaceLog {
-    /// Its number in the heads of records.
+    /// The namespace's number in record heads.
     pub(crate) number: u64,
     is_journaled: bool,
     /// The epoch that the cache holds.
     epoch: AtomicU64,
-    /// No record of it is above this position.
+    /// The namespace has no record after this position.
     last: AtomicU64,
-    /// A mark that is durable covers its records up to this position.
+    /// A durable mark covers the namespace's records up to this position.
     marked: AtomicU64,
-    /// What the store has taken past the log; one change for those of earlier processes.
+    /// The changes that went to the store without being logged; a single change stands for all
+    /// those of earlier processes.
     pub(crate) forwarded: Forwarded,
 }
 
-/// Changes that the store has taken, and need not have stored.
+/// Changes that the store has accepted, but not necessarily stored durably.
 #[derive(Debug, Default)]
 pub(crate) struct Forwarded {
     taken: AtomicU64,
-    /// How many of them the store has stored since.
+    /// The number of those changes that the store has stored durably.
     stored: AtomicU64,
 }
 
 impl Forwarded {
-    /// The store has taken a change that it need not have stored; the change is not acknowledged yet.
+    /// Records that the store has accepted a change, but may not have stored it durably; the change
+    /// is not acknowledged yet.
     pub(crate) fn note(&self) {
         self.taken.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Returns how many changes the store has taken: those that a flush covers which is asked for afterwards.
+    /// Returns the number of changes that the store has accepted; a flush requested afterwards
+    /// covers all of them.
     pub(crate) fn taken(&self) -> u64 {
         self.taken.load(Ordering::SeqCst)
     }
 
-    /// The store has stored all that it had when `taken` was read.
+    /// Records that the store has durably stored everything that it had accepted when `taken` was
+    /// read.
     pub(crate) fn note_stored(&self, taken: u64) {
         self.stored.fetch_max(taken, Ordering::SeqCst);
     }
 
-    /// Whether the store may have changes that it has not stored.
+    /// Returns whether the store may have accepted changes that are not durable.
     pub(crate) fn is_any(&self) -> bool {
         self.taken() > self.stored.load(Ordering::SeqCst)
     }
@@ -74,7 +79,7 @@ impl NamespaceLog {
         self.epoch.load(Ordering::SeqCst)
     }
 
-    /// Whether the log may have a record of it that would be replayed.
+    /// Returns whether the log may have a record of the namespace that would be replayed.
     pub(crate) fn has_unmarked(&self) -> bool {
         self.last.load(Ordering::SeqCst) > self.marked.load(Ordering::SeqCst)
     }
@@ -86,18 +91,19 @@ impl NamespaceLog {
         Self { number, is_journaled, epoch: zero(), last: zero(), marked: zero(), forwarded }
     }
 
-    /// Whether the store may have changes that it has taken past the log, and not stored. Nothing may be logged
-    /// then: it would survive what was acknowledged before it.
+    /// Returns whether the store may have accepted changes past the log that are not durable. In
+    /// this case nothing may be logged: a logged change would survive a crash that loses changes
+    /// acknowledged before it.
     pub(crate) fn has_forwarded(&self) -> bool {
         self.forwarded.is_any()
     }
 
-    /// A record of it was appended.
+    /// Records that a record of the namespace was appended.
     pub(super) fn note_record(&self, position: Position) {
         self.last.fetch_max(position.0, Ordering::SeqCst);
     }
 
-    /// A mark is durable that covers its records up to `up_to`.
+    /// Records that a durable mark covers the namespace's records up to `up_to`.
     pub(crate) fn note_mark(&self, up_to: Position) {
         self.marked.fetch_max(up_to.0, Ordering::SeqCst);
     }
@@ -107,8 +113,8 @@ impl NamespaceLog {
 pub(crate) struct Names {
     default: Terms,
     configured: HashMap<Namespace, Terms>,
-    /// At most as many as a cache can claim, and those that the replay has. A leaf: nothing is locked while a
-    /// shard of it is.
+    /// The known namespaces: at most as many as a cache can claim, plus those in the replay. A leaf
+    /// in the lock order: no other lock is taken while one of its shards is locked.
     known: DashMap<Namespace, Arc<NamespaceLog>, SeededState>,
     next: AtomicU64,
 }
@@ -134,25 +140,26 @@ impl Names {
         }
     }
 
-    /// Returns what is configured for a namespace.
+    /// Returns the configured terms of a namespace.
     pub(crate) fn terms(&self, namespace: &Namespace) -> Terms {
         self.configured.get(namespace).copied().unwrap_or(self.default)
     }
 
-    /// Returns a namespace that has been claimed, or of which the replay has records.
+    /// Returns a namespace that has been claimed, or for which the replay has records.
     pub(crate) fn get(&self, namespace: &Namespace) -> Option<Arc<NamespaceLog>> {
         self.known.get(namespace).map(|known| Arc::clone(&known))
     }
 
-    /// Adds a namespace with its number in the replay, which has records of it up to `last`. Its changes are
-    /// logged whatever is configured: the log has older ones, which must not be replayed without them.
+    /// Adds a namespace with its number in the replay, which has records of it up to `last`.
+    /// Changes of the namespace are logged whatever is configured: the log has older changes, which
+    /// must not be replayed without the later ones.
     pub(crate) fn learn(&self, namespace: &Namespace, number: u64, last: Position) {
         self.next.fetch_max(number.saturating_add(1), Ordering::SeqCst);
         let known = self.known.entry(namespace.clone());
         known.or_insert_with(|| Arc::new(NamespaceLog::new(number, true))).note_record(last);
     }
 
-    /// Returns the number of a namespace, or gives it one.
+    /// Returns the log state of a namespace, and assigns it a number if it is new.
     pub(crate) fn number(&self, namespace: &Namespace) -> Arc<NamespaceLog> {
         let known = self.known.entry(namespace.clone()).or_insert_with(|| {
             let number = self.next.fetch_add(1, Ordering::SeqCst);
@@ -161,18 +168,18 @@ impl Names {
         Arc::clone(&known)
     }
 
-    /// Notes that the cache has claimed a namespace.
+    /// Records that the cache has claimed a namespace.
     pub(crate) fn claimed(&self, namespace: &Namespace, epoch: u64) {
         self.number(namespace).epoch.store(epoch, Ordering::SeqCst);
     }
 
-    /// A mark of everything is durable, or what the log has is void by other means.
+    /// Records that a mark of everything is durable, or that the log is void for another reason.
     pub(crate) fn note_mark_of_all(&self, up_to: Position) {
         self.known.iter().for_each(|known| known.note_mark(up_to));
     }
 
-    /// Returns the namespaces within a scope, as far as it is not one object or order domain, each with how many
-    /// changes the store has taken past the log.
+    /// Returns the namespaces within a scope, each with the number of changes that the store has
+    /// accepted past the log. Scopes of a single object or order domain yield none.
     pub(crate) fn forwarded_within(&self, scope: &Scope) -> Vec<(Arc<NamespaceLog>, u64)> {
         let all: Vec<_> = match scope {
             Scope::Object(_) | Scope::Domain(..) => return Vec::new(),
@@ -182,7 +189,7 @@ impl Names {
         all.into_iter().map(|known| (Arc::clone(&known), known.forwarded.taken())).collect()
     }
 
-    /// Whether the log may have a record that would be replayed.
+    /// Returns whether the log may have a record that would be replayed.
     pub(crate) fn has_unmarked(&self) -> bool {
         self.known.iter().any(|known| known.has_unmarked())
     }

@@ -1,11 +1,12 @@
-//! A journal before its cache exists, and the options by which a cache uses it.
+//! An opened journal before its cache exists, and the options of a cache's journal.
 
 use cached_journal::{Environment, Journal, JournalConfig, OpenError, Replay};
 
 use super::condition::Events;
 use crate::sync::Arc;
 
-/// An open journal, with what an earlier process left in it: given to the cache that is to use it.
+/// An open journal with the records that an earlier process left in it, to be passed to the cache
+/// that will use it.
 ///
 /// ```no_run
 /// use std::sync::Arc;
@@ -32,26 +33,28 @@ pub struct OpenJournal {
 }
 
 impl OpenJournal {
-    /// Opens the journal of a directory, or makes one if the directory is empty or missing.
+    /// Opens the journal in a directory, or creates one if the directory is empty or missing.
     ///
     /// # Errors
-    /// As [`Journal::open`].
+    /// The same as for [`Journal::open`].
     pub fn open(config: &JournalConfig) -> Result<Self, OpenError> {
         Self::with(|observer| Journal::open(config, observer))
     }
 
-    /// As [`Self::open`], on the given disk and clock. The observer of `environment` is not called.
+    /// Like [`Self::open`], but on the given disk and clock. The observer of `environment` is not
+    /// called.
     ///
     /// # Errors
-    /// As [`Journal::open_in`].
+    /// The same as for [`Journal::open_in`].
     pub fn open_in(config: &JournalConfig, environment: Environment) -> Result<Self, OpenError> {
         Self::with(|observer| Journal::open_in(config, Environment { observer, ..environment }))
     }
 
-    /// As [`Self::open_in`], without threads: the test does their work by [`Self::journal`].
+    /// Like [`Self::open_in`], but without threads: the test does their work through
+    /// [`Self::journal`].
     ///
     /// # Errors
-    /// As [`Journal::open_in`].
+    /// The same as for [`Journal::open_in`].
     #[doc(hidden)]
     pub fn open_stepped(config: &JournalConfig, environment: Environment) -> Result<Self, OpenError> {
         let open =
@@ -74,7 +77,7 @@ impl OpenJournal {
         self.replay.len()
     }
 
-    /// Returns the bytes of payload to replay.
+    /// Returns the payload to replay, in bytes.
     #[must_use]
     pub fn payload_bytes(&self) -> u64 {
         self.replay.payload_bytes()
@@ -97,10 +100,10 @@ impl std::fmt::Debug for Events {
 /// What happens to a change when nine tenths of the journal are in use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum AtLimit {
-    /// It waits for room, which comes as objects are stored.
+    /// The change waits for room, which is freed as objects are stored.
     #[default]
     Wait,
-    /// It goes to the store at once, as in write-through.
+    /// The change goes to the store at once, as in write-through mode.
     Through,
 }
 
@@ -109,8 +112,8 @@ pub enum AtLimit {
 pub struct JournalOptions {
     /// What happens to a change when nine tenths of the journal are in use.
     pub at_limit: AtLimit,
-    /// The largest payload of a change, in bytes, that is logged: a change with more goes to the store at
-    /// once, which takes large changes about as fast. Default: 512 KiB.
+    /// The maximum payload of a logged change, in bytes: a larger change goes to the store at once,
+    /// which takes large changes about as fast. Default: 512 KiB.
     pub journaled_bytes_max: u64,
 }
 

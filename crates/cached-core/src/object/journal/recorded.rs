@@ -1,4 +1,4 @@
-//! Reading a cache's records without a cache: for tools that show or save what a journal holds.
+//! Reads a cache's records without a cache, for tools that show or save the contents of a journal.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -8,7 +8,7 @@ use cached_journal::{Head, Position};
 
 use super::records::{self, Malformed, PendingState, Replayed};
 
-/// A record that is none of a cache's.
+/// A record that was not written by a cache.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct MalformedRecord(String);
@@ -25,7 +25,7 @@ pub fn namespace_of(head: &Head<'_>) -> Option<Namespace> {
     records::subject(head).ok().map(|subject| subject.namespace)
 }
 
-/// What a record does to its object, in the order in which it is to be done.
+/// The changes that a record makes to its object, in order.
 #[derive(Clone, Debug)]
 pub struct RecordedChange {
     /// The object.
@@ -33,19 +33,19 @@ pub struct RecordedChange {
     changes: Vec<Change>,
 }
 
-/// Puts records into changes: all that an object has pending may take several records.
+/// Converts records into changes: the pending state of an object may take several records.
 #[derive(Debug, Default)]
 pub struct RecordReader {
-    /// The states of which parts are missing, with the number of parts that are there.
+    /// The incomplete states, each with the number of its parts read so far.
     parts: HashMap<ObjectId, (u64, Vec<u8>)>,
 }
 
 impl RecordReader {
-    /// Returns what the next record does; `None` if it changes no object, or is a part of a change that is not
-    /// complete yet. Records come in the order of their positions.
+    /// Returns the change of the next record; `None` if the record changes no object, or is a part
+    /// of an incomplete state. Records must be passed in the order of their positions.
     ///
     /// # Errors
-    /// [`MalformedRecord`]: read on with the next one.
+    /// [`MalformedRecord`]: the caller can continue with the next record.
     pub fn read(
         &mut self,
         _position: Position,
@@ -67,10 +67,10 @@ impl RecordReader {
         Ok(Some(RecordedChange { object, changes }))
     }
 
-    /// Adds a part of a state. Returns all of it with the last part.
+    /// Adds a part of a state. Returns the whole state with its last part.
     fn join(&mut self, object: &ObjectId, part: u64, parts: u64, bytes: Vec<u8>) -> Option<Vec<u8>> {
         let mut entry = match self.parts.entry(object.clone()) {
-            // A first part begins anew, whatever was there.
+            // A first part begins a new state, whatever was there.
             entry if part == 0 => entry.insert_entry((0, Vec::new())),
             Entry::Occupied(entry) if entry.get().0 == part => entry,
             Entry::Occupied(entry) => {
@@ -87,10 +87,10 @@ impl RecordReader {
 }
 
 impl RecordedChange {
-    /// Makes the change to `store`. What it would do to a missing object is nothing.
+    /// Applies the change to `store`. Changes of a missing object have no effect.
     ///
     /// # Errors
-    /// The store's.
+    /// Errors of the store.
     pub async fn make(&self, store: &dyn Blocker) -> Result<(), Error> {
         for change in &self.changes {
             let made = match change {
@@ -105,8 +105,9 @@ impl RecordedChange {
         Ok(())
     }
 
-    /// Calls `each` with what the change does to the ranges that are known of its object: offset and length,
-    /// and true if the range is known afterwards, false if it is no longer part of the object.
+    /// Calls `each` with the effect of the change on the known ranges of its object: offset,
+    /// length, and whether the range is known afterwards (true) or no longer part of the object
+    /// (false).
     pub fn ranges(&self, mut each: impl FnMut(u64, u64, bool)) {
         for change in &self.changes {
             match change {
@@ -125,13 +126,14 @@ impl RecordedChange {
                 }
                 Change::Truncate { size_bytes } => each(*size_bytes, u64::MAX - *size_bytes, false),
                 Change::Delete => each(0, u64::MAX, false),
-                // It is logged by its bytes.
+                // A copy is logged as a write of its bytes.
                 Change::Copy { .. } => (),
             }
         }
     }
 
-    /// Returns whether the change leaves nothing of what the object was before: it is replaced or removed.
+    /// Returns whether the change leaves nothing of the object's earlier content: the object is
+    /// replaced or removed.
     #[must_use]
     pub fn is_whole(&self) -> bool {
         self.changes.iter().any(Change::replaces_content)
@@ -199,7 +201,7 @@ mod tests {
         }
         assert_eq!(block_on(store.get(&id)).unwrap(), b"x\0a\0\0"[..]);
         records::encode(&origin, (&Change::Delete).into(), |record| make(&mut reader, &store, record));
-        // A change of what is missing does nothing.
+        // A change of a missing object has no effect.
         let truncate = Change::Truncate { size_bytes: 0 };
         records::encode(&origin, (&truncate).into(), |record| make(&mut reader, &store, record));
         let discard = Change::Discard { offset: 0, len_bytes: 1 };
@@ -220,7 +222,7 @@ mod tests {
         let bytes = state.encode();
         let mut made = Vec::new();
         let mut is_first = true;
-        // The first part is lost once: the rest of that state counts for nothing.
+        // The first part is lost once: the rest of that state is ignored.
         for _ in 0..2 {
             records::encode_state(&origin, &bytes, 20, |record| {
                 if !std::mem::take(&mut is_first) {

@@ -1,10 +1,12 @@
-//! Changes as records of the journal, and back. Reading never panics, whatever the bytes are.
+//! Encodes changes as journal records, and decodes them. Decoding never panics, whatever the bytes
+//! are.
 //!
-//! A record's object is the length of its namespace's name in one byte, that name, and the object's name. So
-//! a record says by itself what it is about; its namespace's number serves marks alone. `sequence` is the
-//! version that the change gave to the object, `epoch` the epoch under which it was made. An order domain `d`
-//! is `d + 1`, modulo 2^64, with bit 0 of `generation` set; without one both are 0. Bit 1 of `generation` is set
-//! if the object was there before the change; in a state, if the store had it.
+//! A record's object consists of the length of its namespace's name in one byte, that name, and the
+//! object's name. So a record identifies its object by itself; the namespace's number is used only
+//! by marks. `sequence` is the version that the change gave to the object, `epoch` the epoch under
+//! which the change was made. An order domain `d` is stored as `d + 1`, modulo 2^64, with bit 0 of
+//! `generation` set; without a domain both are 0. Bit 1 of `generation` is set if the object
+//! existed before the change; in a state, if the store had the object.
 //!
 //! | kind | offset | len | payload |
 //! |---|---|---|---|
@@ -17,12 +19,12 @@
 //! | state | the part's number | number of parts | a part of what an object has pending |
 //! | epoch | 0 | 0 | |
 //!
-//! A table of runs is their number, then for each its offset and its length, with the highest bit of the
-//! length set for zeros; all are numbers of 64 bits, the lowest byte first.
+//! A table of runs is the number of runs, then the offset and length of each, with the highest bit
+//! of the length set for zeros; all are 64-bit little-endian numbers.
 //!
-//! A *state* stands for all changes of its object that are not stored when it is appended. It is one string
-//! of bytes, in as many records as it takes; a state of which a part is missing counts for nothing. One without
-//! bytes states that what the object had pending could not be read.
+//! A *state* replaces all changes of its object that are not stored when it is appended. It is a
+//! single byte string, split into as many records as necessary; a state with a missing part is
+//! ignored. An empty state says that the pending changes of the object could not be read.
 
 use std::borrow::Cow;
 
@@ -42,17 +44,17 @@ pub(crate) const DELETE: Kind = Kind(7);
 pub(crate) const STATE: Kind = Kind(8);
 pub(crate) const EPOCH: Kind = Kind(9);
 
-/// Namespace and name, each up to 255 bytes.
+/// The namespace and the name, each of up to 255 bytes.
 const KEY_BYTES_MAX: usize = 1 + 2 * blocker::NAME_BYTES_MAX;
-/// Set in the length of a run of zeros.
+/// This bit is set in the length of a run of zeros.
 const ZEROS: u64 = 1 << 63;
 /// Bits of `generation`.
 const HAS_DOMAIN: u64 = 1;
 const WAS_PRESENT: u64 = 2;
-/// Segments of a payload that need no allocation.
+/// The number of payload segments that need no allocation.
 const SLICES: usize = 12;
 
-/// Whose change a record is.
+/// The object that a record changes, and the context of the change.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Origin<'a> {
     /// The number of the namespace in this journal.
@@ -61,45 +63,47 @@ pub(crate) struct Origin<'a> {
     pub(crate) domain: Option<OrderDomain>,
     pub(crate) version: u64,
     pub(crate) epoch: u64,
-    /// Whether the object was there before the change.
+    /// Whether the object existed before the change.
     pub(crate) was_present: bool,
 }
 
-/// A record whose head or payload is not what this program writes.
+/// A record whose head or payload this program cannot have written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("a record of the journal is malformed: {0}")]
 pub(crate) struct Malformed(pub(crate) &'static str);
 
-/// What a record is about.
+/// The subject of a record.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Subject {
     pub(crate) namespace: Namespace,
-    /// `None` in the record of an epoch.
+    /// The object's name; `None` in the record of an epoch.
     pub(crate) name: Option<Name>,
     pub(crate) domain: Option<OrderDomain>,
-    /// Whether the object was there before the change.
+    /// Whether the object existed before the change.
     pub(crate) was_present: bool,
 }
 
-/// What a record states.
+/// The content of a record.
 #[derive(Debug)]
 pub(crate) enum Replayed {
     Change(Change),
-    /// A part of a [`PendingState`]: its number, from 0, of how many, and its bytes.
+    /// A part of a [`PendingState`]: the part's number, from 0, the number of parts, and the part's
+    /// bytes.
     StatePart(u64, u64, Vec<u8>),
     /// The namespace was about to be claimed with the epoch of the record's head.
     Epoch,
 }
 
-/// All that an object has pending. To replay it: if it is absent, it is removed; else its content is
-/// forgotten if it is replaced, it is cut to `truncate_to`, the runs are written, and its end is set.
+/// The pending changes of an object. To replay them: if the object is absent, it is removed;
+/// otherwise its content is discarded if `is_replaced`, the object is truncated to `truncate_to`,
+/// the runs are written, and its size is set.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PendingState {
     pub(crate) is_present: bool,
     pub(crate) is_replaced: bool,
-    /// The smallest size that it has had.
+    /// The smallest size that the object has had.
     pub(crate) truncate_to: Option<u64>,
-    /// Its size, if the store may have another.
+    /// The object's size, if the store may have another.
     pub(crate) size: Option<u64>,
     pub(crate) runs: Vec<Run>,
 }
@@ -141,12 +145,13 @@ impl Origin<'_> {
     }
 }
 
-/// Returns the number of an order domain in a head. [`OrderDomain`]`(u64::MAX)` has that of none.
+/// Returns the number that encodes an order domain in a record head. [`OrderDomain`]`(u64::MAX)`
+/// has the same number as no domain.
 pub(crate) fn domain_number(domain: Option<OrderDomain>) -> u64 {
     domain.map_or(0, |domain| domain.0.wrapping_add(1))
 }
 
-/// Returns the bytes of payload in the record of a change, or an upper limit of them.
+/// Returns the payload size of a change's record, or an upper bound.
 pub(crate) fn payload_bytes(mutation: Mutation<'_>) -> u64 {
     match mutation.change {
         Change::Write { data, .. } | Change::CompareAndWrite { data, .. } | Change::WriteFull { data } => {
@@ -160,7 +165,7 @@ pub(crate) fn payload_bytes(mutation: Mutation<'_>) -> u64 {
     }
 }
 
-/// Calls `append` with the record of a change; returns `None` if the change leaves nothing to be logged.
+/// Calls `append` with the record of a change; returns `None` if the change requires no record.
 pub(crate) fn encode<R>(
     origin: &Origin<'_>,
     mutation: Mutation<'_>,
@@ -216,7 +221,7 @@ pub(crate) fn encode_state<E>(
     Ok(())
 }
 
-/// Calls `append` with a record that states that what the object had pending cannot be read.
+/// Calls `append` with a record saying that the pending changes of an object cannot be read.
 pub(crate) fn encode_unreadable<R>(origin: &Origin<'_>, append: impl FnOnce(&Record<'_>) -> R) -> R {
     let key = Key::new(&origin.id.namespace, origin.id.name.as_bytes());
     append(&Record { head: Head { len: 1, ..origin.head(STATE, &key) }, payload: &[] })
@@ -246,10 +251,10 @@ pub(crate) fn encode_object_mark<R>(
     append(&Record { head: Head { namespace: number, object: key.object(), ..mark }, payload: &[] })
 }
 
-/// Returns what a record is about.
+/// Returns the subject of a record.
 ///
 /// # Errors
-/// If it names nothing that can exist.
+/// [`Malformed`] if the record does not name a valid object or namespace.
 pub(crate) fn subject(head: &Head<'_>) -> Result<Subject, Malformed> {
     let Object::Name(key) = &head.object else { return Err(Malformed("it names no object")) };
     let (len, rest) = key.split_first().ok_or(Malformed("its name is empty"))?;
@@ -265,10 +270,10 @@ pub(crate) fn subject(head: &Head<'_>) -> Result<Subject, Malformed> {
     Ok(Subject { namespace, name, domain, was_present })
 }
 
-/// Returns what a record states.
+/// Returns the content of a record.
 ///
 /// # Errors
-/// If the record is none of this program's.
+/// [`Malformed`] if this program cannot have written the record.
 pub(crate) fn decode(head: &Head<'_>, payload: Vec<u8>) -> Result<Replayed, Malformed> {
     let (offset, len) = (head.offset, head.len);
     offset.checked_add(len).ok_or(Malformed("its range ends beyond 2^64"))?;
@@ -303,7 +308,8 @@ pub(crate) fn decode(head: &Head<'_>, payload: Vec<u8>) -> Result<Replayed, Malf
 }
 
 impl PendingState {
-    /// Returns the changes that make it of an object that is there, or is replaced or removed.
+    /// Returns the changes that produce this state from an object that exists or is replaced or
+    /// removed.
     pub(crate) fn into_changes(self) -> Vec<Change> {
         if !self.is_present {
             return vec![Change::Delete];
@@ -314,13 +320,13 @@ impl PendingState {
         [replaced, truncate(self.truncate_to), written, truncate(self.size)].into_iter().flatten().collect()
     }
 
-    /// Returns how many bytes [`Self::encode`] returns.
+    /// Returns the number of bytes that [`Self::encode`] returns.
     pub(crate) fn encoded_bytes(&self) -> u64 {
         let data = self.runs.iter().map(Run::payload_bytes).sum::<u64>();
         17 + table_bytes(self.runs.len()) + data
     }
 
-    /// Returns its bytes.
+    /// Encodes the state.
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(self.encoded_bytes() as usize);
         let has = |it: Option<u64>, flag: u8| if it.is_some() { flag } else { 0 };
@@ -333,10 +339,10 @@ impl PendingState {
         out
     }
 
-    /// Reads all parts, put together.
+    /// Decodes the concatenation of all parts.
     ///
     /// # Errors
-    /// If they are not what [`Self::encode`] returns.
+    /// [`Malformed`] if [`Self::encode`] cannot have returned these bytes.
     pub(crate) fn decode(state: Vec<u8>) -> Result<Self, Malformed> {
         let mut rest = Bytes::from(state);
         if rest.is_empty() {
@@ -359,7 +365,7 @@ impl PendingState {
     }
 }
 
-/// Calls `job` with the slices of a payload.
+/// Calls `job` with the segments of a payload as slices.
 fn with_slices<R>(data: &Segments, job: impl FnOnce(&[&[u8]]) -> R) -> R {
     let segments = data.as_slice();
     let mut few: [&[u8]; SLICES] = [&[]; SLICES];
@@ -389,7 +395,7 @@ fn put_table(out: &mut Vec<u8>, runs: &[Run]) {
     }
 }
 
-/// Returns the bytes of all runs of data.
+/// Returns the bytes of all runs that contain data.
 fn data_of(runs: &[Run]) -> impl Iterator<Item = &[u8]> {
     runs.iter()
         .filter_map(|run| match &run.content {
@@ -406,7 +412,7 @@ fn take(rest: &mut Bytes) -> Result<u64, Malformed> {
     Ok(number)
 }
 
-/// Takes a table of runs and their bytes off the front.
+/// Decodes a table of runs and their bytes, and removes them from the front.
 fn take_runs(rest: &mut Bytes) -> Result<Vec<Run>, Malformed> {
     let count = take(rest)?;
     if count > rest.len() as u64 / 16 {
@@ -485,7 +491,7 @@ mod tests {
         }
     }
 
-    /// Which segments the bytes are in does not matter.
+    /// The comparison ignores how the bytes are split into segments.
     fn text(change: &Change) -> String {
         let bytes = |data: &Segments| Segments::from(data.to_vec());
         let run = |run: &Run| match &run.content {

@@ -1,4 +1,4 @@
-//! Where bytes lie: ranges cut at buckets, masks of sectors, payloads walked.
+//! The layout of bytes: splitting ranges at buckets, sector masks, walking payloads.
 
 use blocker::{Segment, Segments};
 
@@ -14,20 +14,20 @@ pub(crate) const WHOLE: Buckets = 0..u32::MAX;
 pub(crate) const BUCKET_U64: u64 = BUCKET as u64;
 pub(crate) const SECTORS: usize = BUCKET / SECTOR_BYTES;
 
-/// A mask with a bit for each sector from that of `lo` to that of `hi`, the end excluded.
+/// Returns a mask with a bit for each sector that `lo..hi` touches.
 pub(crate) fn touched(lo: usize, hi: usize) -> u8 {
     let (first, last) = (lo / SECTOR_BYTES, hi.div_ceil(SECTOR_BYTES));
     (((1u16 << last) - 1) & !((1u16 << first) - 1)) as u8
 }
 
-/// The sectors that `lo..hi` covers only in part.
+/// Returns the sectors that `lo..hi` covers only partially.
 pub(crate) fn edges(lo: usize, hi: usize) -> u8 {
     let (inner_lo, inner_hi) = (lo.next_multiple_of(SECTOR_BYTES), hi / SECTOR_BYTES * SECTOR_BYTES);
     let whole = if inner_lo < inner_hi { touched(inner_lo, inner_hi) } else { 0 };
     touched(lo, hi) & !whole
 }
 
-/// A range cut at bucket boundaries: the slot, and where within it.
+/// Splits a range at bucket boundaries into slots, each with its start and end within the slot.
 pub(crate) fn parts(offset: u64, len: u64) -> impl Iterator<Item = (u32, usize, usize)> {
     let end = offset + len;
     let slots = if len == 0 { 0..0 } else { offset / BUCKET_U64..end.div_ceil(BUCKET_U64) };
@@ -50,7 +50,7 @@ pub(crate) fn push_zeros(data: &mut Segments, zeros: &mut usize) {
     }
 }
 
-/// Walks a payload.
+/// A cursor over a payload.
 pub(crate) struct Cursor<'a> {
     rest: &'a [Segment],
     within: usize,
@@ -61,12 +61,12 @@ impl<'a> Cursor<'a> {
         Self { rest: data.as_slice(), within: 0 }
     }
 
-    /// The segment that comes next, if none of it has been taken.
+    /// Returns the next segment, if none of it has been taken.
     pub(crate) fn next_whole(&self) -> Option<&'a Segment> {
         self.rest.first().filter(|_| self.within == 0)
     }
 
-    /// Passes over `count` bytes.
+    /// Skips `count` bytes.
     pub(crate) fn skip(&mut self, mut count: usize) {
         while let (Some(first), true) = (self.rest.first(), count > 0) {
             let step = count.min(first.len_bytes() - self.within);

@@ -1,13 +1,14 @@
-//! Which bucket is evicted when one is needed: queues of clean buckets under the same policies as the
-//! byte-keyed store's regions.
+//! The choice of the bucket to evict: queues of clean buckets, under the same policies as the
+//! regions of the byte-keyed store.
 //!
-//! Only evictable buckets are in a queue: a bucket leaves it when it becomes dirty and enters again when it
-//! is stored, so dirty data evict nothing that is read. Queues are linked through
-//! [`Meta`](super::pool::Meta), O(1) each way, and divided into shards by the bucket's name (object and
-//! slot), each with its own policy, ghosts and lock. A hit sets bits in the bucket, and no more.
+//! Only evictable buckets are in a queue: a bucket leaves it when it becomes dirty and re-enters
+//! when it is stored, so dirty data never evict data that are read. Queues are linked through
+//! [`Meta`](super::pool::Meta), O(1) each way, and divided into shards by the bucket's identity
+//! (object and slot), each with its own policy, ghosts and lock. A hit only sets bits in the
+//! bucket's metadata.
 //!
-//! A namespace with a share of the memory of its own has queues of its own; all others have common ones
-//! (`control/shares.rs` decides from which a bucket goes).
+//! A namespace with its own share of the memory has its own queues; all others use the common ones
+//! (`control/shares.rs` decides which share gives up a bucket).
 
 use super::pool::{Meta, Pool};
 use crate::insight::{Event, Insight, Sample, Sampling};
@@ -17,16 +18,17 @@ use crate::policy;
 use crate::policy::{Candidate, Insertion, Policy, QUEUES_MAX, QueueId, Verdict};
 use crate::sync::{AtomicU8, AtomicU64, Mutex, Ordering, lock};
 
-/// Buckets of one shard, at least: below, a policy sees too little.
+/// The minimum number of buckets per shard: with fewer, a policy sees too little.
 const SHARD_BUCKETS_MIN: u32 = 8192;
 const SHARDS_MAX: u32 = 16;
-/// Queues of samples: threads share them when there are more.
+/// The number of sample queues; threads share them if there are more threads.
 const SAMPLE_QUEUES: usize = 8;
-/// Bits of `Meta::bits` that are no policy's; of clean buckets alone. It was read ahead and has not been read.
+/// A flag in `Meta::bits`, beside the policy's bits, for clean buckets only: the bucket was read
+/// ahead and has not been read.
 pub(crate) const UNREAD: u8 = 1 << 3;
-/// Its first read shows that it is time to read on ahead.
+/// The first read of the bucket triggers the next read-ahead.
 pub(crate) const MARKED: u8 = 1 << 4;
-/// It bypasses the cache: read to its end, it is the next to go.
+/// The bucket bypasses the cache: once it has been read to its end, it is the next to be evicted.
 pub(crate) const PASSING: u8 = 1 << 5;
 
 /// All queues.
@@ -37,22 +39,24 @@ pub(crate) struct Queues {
     shards_each: usize,
     /// The share of each namespace, by its number.
     shares: Box<[AtomicU8]>,
-    /// What a hit makes of each of the eight values of a bucket's bits, a byte each, for each shard. Renewed
-    /// whenever the shard's policy has been asked for a victim, or reports that it has changed.
+    /// For each shard, the result of a hit for each of the eight values of a bucket's policy bits,
+    /// a byte each. Updated whenever the shard's policy has chosen a victim or reports a change.
     hits: Box<[AtomicU64]>,
-    /// Memory for what a share's policies remember.
+    /// The memory for the history of a share's policies.
     policy_bytes_each: usize,
     pub(crate) insight: Insight,
 }
 
-/// The name of a bucket's content, the same every time.
+/// Returns the hash that identifies a bucket's content; it is always the same for the same object
+/// and slot.
 #[inline]
 pub(crate) fn bucket_hash(object_hash: u64, slot: u32) -> u64 {
     (object_hash ^ u64::from(slot).wrapping_mul(0x9e37_79b9_7f4a_7c15)).wrapping_mul(0xd6e8_feb8_6659_fd93)
 }
 
 impl Queues {
-    /// Queues for `buckets` buckets under the policy called `name`; `None` if there is none of that name.
+    /// Creates queues for `buckets` buckets under the policy called `name`; `None` if there is no
+    /// such policy.
     pub(crate) fn new(name: &str, buckets: u32) -> Option<Self> {
         let count = (buckets / SHARD_BUCKETS_MIN).clamp(1, SHARDS_MAX);
         let count = 1 << count.ilog2();
@@ -76,7 +80,8 @@ impl Queues {
         Some(queues)
     }
 
-    /// Makes the policies of a share ready for `memory_bytes` for each shard; returns what they take of it.
+    /// Prepares the policies of a share for `memory_bytes` per shard; returns how much memory they
+    /// take.
     fn prepare(&self, share: Share, memory_bytes: usize) -> usize {
         let own = self.shards_of(share);
         let attach = |at: usize| {
@@ -88,15 +93,16 @@ impl Queues {
         own.map(attach).sum()
     }
 
-    /// Makes a share's queues, which no bucket has entered, ready for use in a cache of `buckets`.
+    /// Prepares the queues of a share, still empty, for use in a cache of `buckets`.
     ///
-    /// Each share's policies remember as much as if the whole memory were theirs: so what one would gain from
-    /// more memory can be compared with what another would.
+    /// The policies of each share remember as much as if the whole memory were theirs, so that the
+    /// benefits of more memory are comparable between shares.
     pub(crate) fn open(&self, share: Share, buckets: u32) {
         self.prepare(share, buckets as usize / self.shards_each * POLICY_BYTES as usize);
     }
 
-    /// Gives the namespace with this number a share; its buckets that enter a queue from now on go there.
+    /// Assigns a share to a namespace; buckets of the namespace that enter a queue from now on go
+    /// there.
     pub(crate) fn set_share(&self, namespace: u16, share: Share) {
         self.shares[usize::from(namespace)].store(share.0, Ordering::SeqCst);
     }
@@ -106,14 +112,15 @@ impl Queues {
         Share(self.shares[usize::from(namespace)].load(Ordering::Relaxed))
     }
 
-    /// Whether the bucket is in a queue of another share than `share`.
+    /// Returns whether the bucket is in a queue of a share other than `share`.
     pub(crate) fn is_elsewhere(&self, meta: &Meta, share: Share) -> bool {
         let place = meta.place.load(Ordering::Relaxed);
         is_linked(place) && share_of(place) != share
     }
 
-    /// Moves a bucket to the queues of `share`, with its bits, if it is in a queue. One that an evicting thread has
-    /// taken out goes, or is put back where it was. The caller is in its object's exclusive section.
+    /// Moves a bucket to the queues of `share` with its bits, if it is in a queue. A bucket that an
+    /// evicting thread has taken out is evicted, or put back where it was. The caller is in the
+    /// exclusive section of the bucket's object.
     pub(crate) fn move_to(&self, pool: &Pool, bucket: u32, hash: u64, share: Share) {
         let meta = pool.meta(bucket);
         let mut shard = lock(self.shard_in(meta, hash));
@@ -125,8 +132,8 @@ impl Queues {
         lock(self.shard(share, hash)).push(pool, bucket, QueueId::ENTRY);
     }
 
-    /// Returns how many buckets entered a share's queues again so soon after their eviction that a quarter
-    /// more of all memory would have kept them, since the start.
+    /// Returns the number of ghost hits of a share since the start: buckets that re-entered its
+    /// queues so soon after their eviction that a quarter more of all memory would have kept them.
     pub(crate) fn ghost_hits(&self, share: Share) -> u64 {
         let hits = |at: usize| lock(&self.shards[at]).policy.ghost_hits().unwrap_or(0);
         self.shards_of(share).map(hits).sum()
@@ -137,33 +144,34 @@ impl Queues {
         first..first + self.shards_each
     }
 
-    /// Simulates other amounts of memory than `memory_bytes` under the policy called `name`.
+    /// Enables the simulation of memory sizes other than `memory_bytes` under the policy called
+    /// `name`.
     pub(crate) fn with_insight(self, name: &str, memory_bytes: u64, sampling: Sampling) -> Self {
         Self { insight: Insight::new(name, memory_bytes, SAMPLE_QUEUES, sampling), ..self }
     }
 
-    /// Samples an event of the bucket called `hash` of the object with this node.
+    /// Samples an event of the bucket with the hash `hash` of the object in this node.
     #[cold]
     #[inline(never)]
     fn sample(&self, hash: u64, node: u32, event: Event) {
         self.insight.sampler.push(Sample::new(hash, event).entry(POLICY_BYTES, 0).owner(node));
     }
 
-    /// The store is asked for the bucket called `hash` of the object with this node.
+    /// Samples a miss: the bucket with the hash `hash` is loaded from the store.
     pub(crate) fn missed(&self, hash: u64, node: u32) {
         if self.insight.sampler.takes(hash) {
             self.sample(hash, node, Event::Absent);
         }
     }
 
-    /// The content called `hash` is no more.
+    /// Samples that the content with the hash `hash` is gone.
     pub(crate) fn removed(&self, hash: u64, node: u32) {
         if self.insight.sampler.takes(hash) {
             self.sample(hash, node, Event::Delete);
         }
     }
 
-    /// Returns the memory for what the policies of one share remember, in bytes.
+    /// Returns the memory for the history of a share's policies, in bytes.
     pub(crate) fn policy_bytes_each(&self) -> usize {
         self.policy_bytes_each
     }
@@ -173,7 +181,7 @@ impl Queues {
         lock(&self.shards[0]).policy.name()
     }
 
-    /// Which shard a name leads to: by the upper bits; the policy's ghosts mix the hash once more.
+    /// Returns the shard of a hash, by its upper bits; the policy's ghosts mix the hash again.
     #[inline]
     fn shard_of(&self, share: Share, hash: u64) -> usize {
         usize::from(share.0) * self.shards_each + ((hash >> 48) as usize & (self.shards_each - 1))
@@ -183,13 +191,14 @@ impl Queues {
         &self.shards[self.shard_of(share, hash)]
     }
 
-    /// Returns the shard that has a bucket, or had it last. The caller is in the bucket's object's exclusive
-    /// section: only there it comes to another share.
+    /// Returns the shard that has a bucket, or had it last. The caller is in the exclusive section
+    /// of the bucket's object: only there a bucket changes its share.
     fn shard_in(&self, meta: &Meta, hash: u64) -> &Mutex<Shard> {
         self.shard(share_of(meta.place.load(Ordering::Relaxed)), hash)
     }
 
-    /// The bucket called `hash` was read. Returns true if it has flags: then its policy was not notified.
+    /// Records a read of the bucket with the hash `hash`. Returns true if the bucket has flags: in
+    /// this case its policy was not notified.
     #[inline]
     pub(crate) fn hit(&self, meta: &Meta, hash: u64) -> bool {
         if self.insight.sampler.takes(hash) {
@@ -208,15 +217,15 @@ impl Queues {
         false
     }
 
-    /// The bucket called `hash`, which was read ahead, is read for the first time.
+    /// Records the first read of the bucket with the hash `hash`, which was read ahead.
     pub(crate) fn read_first(&self, meta: &Meta, hash: u64) {
         let shard = lock(self.shard_in(meta, hash));
         let insertion = Insertion { hash, bytes: POLICY_BYTES, replaces: None };
         set_policy_bits(meta, shard.policy.insert(&insertion));
     }
 
-    /// A clean bucket of an object in `namespace` enters. `is_new`: its content was not in the cache until
-    /// now. The caller is in the object's exclusive section.
+    /// Adds a clean bucket of an object in `namespace`. `is_new`: its content was not in the cache
+    /// before. The caller is in the object's exclusive section.
     pub(crate) fn link(&self, pool: &Pool, bucket: u32, hash: u64, is_new: bool, namespace: u16) {
         let share = self.share_of(namespace);
         let at = self.shard_of(share, hash);
@@ -235,8 +244,9 @@ impl Queues {
         }
     }
 
-    /// A clean bucket of an object in `namespace` that was read ahead enters, with these flags. No read has asked
-    /// for it: so its policy learns nothing of it, and it is among the first to go.
+    /// Adds a clean bucket of an object in `namespace` that was read ahead, with these flags. No
+    /// read has asked for the bucket, so its policy is not told of it, and the bucket is among the
+    /// first to be evicted.
     pub(crate) fn link_ahead(&self, pool: &Pool, bucket: u32, hash: u64, flags: u8, namespace: u16) {
         let at = self.shard_of(self.share_of(namespace), hash);
         let mut shard = lock(&self.shards[at]);
@@ -247,13 +257,13 @@ impl Queues {
         shard.push(pool, bucket, QueueId::ENTRY);
     }
 
-    /// Flags a clean bucket that has just entered.
+    /// Sets flags of a clean bucket that has just been added.
     pub(crate) fn flag(&self, meta: &Meta, hash: u64, flags: u8) {
         let _shard = lock(self.shard_in(meta, hash));
         meta.bits.fetch_or(flags, Ordering::Relaxed);
     }
 
-    /// The bucket will not be needed again: it becomes the next to go, if it is in a queue.
+    /// Makes a bucket that will not be needed again the next victim, if it is in a queue.
     pub(crate) fn expire(&self, pool: &Pool, bucket: u32, hash: u64) {
         let meta = pool.meta(bucket);
         let mut shard = lock(self.shard_in(meta, hash));
@@ -264,8 +274,8 @@ impl Queues {
         }
     }
 
-    /// The bucket leaves, if it is in a queue; returns whether it was. The caller is in its object's exclusive
-    /// section.
+    /// Removes the bucket from its queue; returns whether it was in one. The caller is in the
+    /// exclusive section of the bucket's object.
     pub(crate) fn unlink(&self, pool: &Pool, bucket: u32, hash: u64) -> bool {
         let place = &pool.meta(bucket).place;
         let mut shard = lock(self.shard_in(pool.meta(bucket), hash));
@@ -273,13 +283,14 @@ impl Queues {
         if was_linked {
             shard.remove(pool, bucket);
         }
-        // An evicting thread that has taken it out will find that it is not to be put back.
+        // An evicting thread that has taken out the bucket will find that it must not be put back.
         place.store(0, Ordering::Relaxed);
         was_linked
     }
 
-    /// Takes the next bucket of a share to be evicted out of its queue, from the shards from `first_shard` on.
-    /// The caller drops it, or returns it by [`Self::put_back`]. `hash_of` returns the hash of a bucket's name.
+    /// Removes and returns the next victim of a share, beginning with the shard `first_shard`. The
+    /// caller evicts the bucket, or returns it with [`Self::put_back`]. `hash_of` returns the hash
+    /// of a bucket.
     pub(crate) fn victim(
         &self,
         pool: &Pool,
@@ -299,11 +310,12 @@ impl Queues {
         })
     }
 
-    /// The bucket, got from [`Self::victim`] of `share`, could not go now: it is the youngest again, unless it
-    /// has left the queues meanwhile.
+    /// Returns a bucket that came from [`Self::victim`] of `share` and could not be evicted: it
+    /// becomes the youngest again, unless it has left the queues in the meantime.
     ///
-    /// It leaves only by [`Self::unlink`], under the lock of the shard that its share and its name lead to. So
-    /// if it has the same of both still, under that lock, it has not left, or has come back to the same shard.
+    /// A bucket leaves only by [`Self::unlink`], under the lock of the shard that its share and
+    /// hash determine. So if both are still the same under that lock, the bucket has not left, or
+    /// has come back to the same shard.
     pub(crate) fn put_back(&self, pool: &Pool, share: Share, bucket: u32, hash_of: impl Fn(u32) -> u64) {
         let hash = hash_of(bucket);
         let mut shard = lock(self.shard(share, hash));
@@ -313,13 +325,13 @@ impl Queues {
         }
     }
 
-    /// How many buckets are in queues.
+    /// Returns the number of buckets in queues.
     #[cfg(all(test, not(shuttle)))]
     pub(crate) fn len(&self) -> usize {
         self.shards.iter().map(|shard| lock(shard).lists.iter().map(|list| list.len).sum::<usize>()).sum()
     }
 
-    /// Every bucket in a queue, once each, for [`crate::object::ObjectCache::validate`].
+    /// Returns every bucket in a queue, once each, for [`crate::object::ObjectCache::validate`].
     pub(crate) fn all(&self, pool: &Pool) -> Result<Vec<u32>, String> {
         let mut all = Vec::new();
         for shard in &self.shards {
@@ -347,25 +359,27 @@ impl Queues {
     }
 }
 
-/// The node of the object to which a bucket belongs; none has the number that stands for none.
+/// Returns the node of the object that owns a bucket; `u32::MAX`, which no node has, if there is
+/// none.
 fn node_of(meta: &Meta) -> u32 {
     meta.owner().map_or(u32::MAX, |(node, _)| node)
 }
 
-/// What a hit makes of each value of the bits, a byte each.
+/// Returns the result of a hit for each value of the policy bits, a byte each.
 fn tabulated(policy: &dyn Policy) -> u64 {
     u64::from_le_bytes(policy::hits(policy))
 }
 
-// One shard of the eviction queues: the lists of one policy, linked through
+// A shard of the eviction queues: the lists of a policy, linked through
 // [`Meta`](super::pool::Meta).
 
 /// The size of a bucket as a policy sees it.
 pub(crate) const POLICY_BYTES: u64 = super::pool::BUCKET as u64;
-/// Buckets that are judged at most for one that goes.
+/// The maximum number of buckets examined for a single eviction.
 const JUDGED_MAX: usize = 256;
-/// `Meta::place`: in a queue (and, one bit up, in which); taken out by an evicting thread that has not
-/// decided yet; and, in the upper half, the share whose queues it is in or was taken from.
+/// The bits of `Meta::place`: whether the bucket is in a queue (and, one bit up, in which one);
+/// whether an evicting thread has taken it out and not decided yet; and, in the upper half, the
+/// share in whose queues it is or was.
 ///
 /// ```text
 ///   7          4   3   2        1       0
@@ -388,12 +402,12 @@ pub(crate) fn share_of(place: u8) -> Share {
     Share(place >> SHARE_SHIFT)
 }
 
-/// Whether a bucket with this place is in a queue.
+/// Returns whether a bucket with this place is in a queue.
 pub(crate) fn is_linked(place: u8) -> bool {
     place & LINKED != 0
 }
 
-/// Sets the policy's bits and leaves the flags as they are. The shard is locked.
+/// Sets the policy's bits and keeps the flags. The caller holds the shard's lock.
 pub(crate) fn set_policy_bits(meta: &Meta, bits: u8) {
     let with = |before: u8| Some(before & !7 | bits & 7);
     // Never fails: `with` always returns bits.
@@ -406,7 +420,7 @@ pub(crate) struct Shard {
     pub(crate) share: Share,
 }
 
-/// Ends of a list; links are bucket numbers plus one.
+/// The ends of a list; links are bucket numbers plus one.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct List {
     pub(crate) head: u32,
@@ -429,7 +443,7 @@ impl Shard {
         list.len += 1;
     }
 
-    /// Puts a bucket where the next victim of the queue of newcomers is taken.
+    /// Adds a bucket at the end of the entry queue from which the next victim is taken.
     pub(crate) fn push_last(&mut self, pool: &Pool, bucket: u32) {
         let list = &mut self.lists[usize::from(QueueId::ENTRY.0)];
         let meta = pool.meta(bucket);
@@ -489,7 +503,7 @@ impl Shard {
                 }
             }
         }
-        // Everything is wanted: then the oldest goes all the same.
+        // Every bucket was spared, so the oldest is evicted anyway.
         let queue = last?;
         let bucket = self.lists[usize::from(queue.0)].tail.checked_sub(1)?;
         self.remove(pool, bucket);

@@ -1,4 +1,4 @@
-//! The slots of one object: a state and a bucket number for each of its buckets, in 4 bytes.
+//! The slots of an object: a state and a bucket number for each of its buckets, in 4 bytes.
 //!
 //! ```text
 //!  31   29 28                             0
@@ -6,23 +6,23 @@
 //! │ state │ bucket (for the last four)     │
 //! └───────┴────────────────────────────────┘
 //! ```
-//! State belongs to the slot, not to the bucket: after a copy one bucket can be clean for one object and
-//! dirty for another. The first four slots lie in the object itself, so that a small one needs no more. The
-//! others come in chunks of 64, made when one of them is used and dropped with the last, so that a full
-//! object costs little more than its slots.
+//! The state belongs to the slot, not to the bucket: after a copy the same bucket can be clean for
+//! one object and dirty for another. The first four slots are in the object itself, so that a small
+//! object needs no more. The others are in chunks of 64, which are allocated when one of their
+//! slots is used and dropped with the last, so that a full object costs little more than its slots.
 
-/// Buckets that 29 bits can name.
+/// The number of buckets that 29 bits can address.
 pub(crate) const BUCKETS_MAX: u32 = 1 << 29;
-/// Sectors of a bucket, a bit each in its masks.
+/// The size of a sector of a bucket; each sector has a bit in the bucket's masks.
 pub(crate) const SECTOR_BYTES: usize = 512;
 
 const FEW_SLOTS: usize = 4;
 const CHUNK_SLOTS: usize = 64;
 const STATE_SHIFT: u32 = 29;
-/// How many states there are.
+/// The number of states.
 pub(crate) const STATES: usize = 8;
 
-/// What is known of the bytes of one slot.
+/// The state of a slot's bytes.
 ///
 /// ```text
 ///            load                 write                  flush begins
@@ -35,21 +35,22 @@ pub(crate) const STATES: usize = 8;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub(crate) enum State {
-    /// Nothing is known: ask the store, as far as its content reaches; zeros beyond.
+    /// Nothing is known: the store must be asked within its content; beyond the content there are
+    /// zeros.
     Absent = 0,
-    /// Zeros, here and in the store.
+    /// Zeros, both in the cache and in the store.
     ZeroClean = 1,
-    /// Zeros that the store does not know of.
+    /// Zeros that the store does not have yet.
     ZeroDirty = 2,
-    /// Zeros on their way to the store.
+    /// Zeros in flight to the store.
     ZeroWriting = 3,
-    /// The valid sectors of the bucket are what the store has.
+    /// The valid sectors of the bucket are the same as in the store.
     Clean = 4,
     /// The dirty sectors of the bucket are newer than the store.
     Dirty = 5,
     /// All valid sectors of the bucket, which may be another object's, are newer than the store.
     DirtyWhole = 6,
-    /// The bucket is on its way to the store.
+    /// The bucket is in flight to the store.
     Writing = 7,
 }
 
@@ -65,33 +66,33 @@ impl State {
         State::Writing,
     ];
 
-    /// Whether there is a bucket.
+    /// Returns whether a slot in this state has a bucket.
     #[inline]
     pub(crate) fn has_bucket(self) -> bool {
         self as u8 >= State::Clean as u8
     }
 
-    /// Whether it waits for a flush to begin.
+    /// Returns whether a slot in this state waits for a flush to begin.
     #[inline]
     pub(crate) fn is_dirty(self) -> bool {
         matches!(self, State::ZeroDirty | State::Dirty | State::DirtyWhole)
     }
 }
 
-/// One slot.
+/// A slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Slot(u32);
 
 impl Slot {
     pub(crate) const ABSENT: Slot = Slot(0);
 
-    /// A slot without a bucket.
+    /// Returns a slot without a bucket.
     pub(crate) fn bare(state: State) -> Slot {
         debug_assert!(!state.has_bucket());
         Slot((state as u32) << STATE_SHIFT)
     }
 
-    /// A slot with one.
+    /// Returns a slot with a bucket.
     pub(crate) fn of(state: State, bucket: u32) -> Slot {
         debug_assert!(state.has_bucket() && bucket < BUCKETS_MAX);
         Slot((state as u32) << STATE_SHIFT | bucket)
@@ -102,7 +103,7 @@ impl Slot {
         State::ALL[(self.0 >> STATE_SHIFT) as usize]
     }
 
-    /// Its bucket; of no meaning without one.
+    /// Returns the slot's bucket; the result is meaningless if it has none.
     #[inline]
     pub(crate) fn bucket(self) -> u32 {
         self.0 & (BUCKETS_MAX - 1)
@@ -114,11 +115,11 @@ struct Chunk {
     slots: [Slot; CHUNK_SLOTS],
 }
 
-/// All slots of one object.
+/// All slots of an object.
 #[derive(Default)]
 #[repr(C)]
 pub(crate) struct Slots {
-    /// The first ones; their places in the first chunk stay empty.
+    /// The first slots; their places in the first chunk stay empty.
     few: [Slot; FEW_SLOTS],
     chunks: Box<[Option<Box<Chunk>>]>,
     dirty: u32,
@@ -138,7 +139,7 @@ impl Slots {
         }
     }
 
-    /// Sets a slot; returns what it was.
+    /// Sets a slot; returns the previous one.
     pub(crate) fn set(&mut self, at: u32, slot: Slot) -> Slot {
         let before = match self.few.get_mut(at as usize) {
             Some(place) => std::mem::replace(place, slot),
@@ -177,17 +178,17 @@ impl Slots {
         before
     }
 
-    /// How many have a bucket.
+    /// Returns the number of slots with a bucket.
     pub(crate) fn held_count(&self) -> u32 {
         self.held
     }
 
-    /// How many wait for a flush to begin.
+    /// Returns the number of slots that wait for a flush to begin.
     pub(crate) fn dirty_count(&self) -> u32 {
         self.dirty
     }
 
-    /// The slots from `from` on of which something is known, in order.
+    /// Returns the known slots from `from` on, in order.
     pub(crate) fn known_from(&self, from: u32) -> impl Iterator<Item = (u32, Slot)> + '_ {
         let chunks = self.chunks.iter().enumerate().skip(from as usize / CHUNK_SLOTS);
         let chunks = chunks.filter_map(|(index, chunk)| Some((index, chunk.as_deref()?)));

@@ -1,9 +1,9 @@
-//! Reading ahead: the background asks the store for what a progression will ask for next.
+//! Read-ahead: the background loads what a progression will ask for next.
 //!
-//! It is a load like any other, so whatever makes the answer of a load void makes this one void, and a read
-//! of the same range waits for it. What it may do is less. It waits for no change and for no bucket, takes
-//! only what is missing and not under way already, and ends, without another try, where anything stands in
-//! its way.
+//! A read-ahead is a load like any other: whatever invalidates the response of a load invalidates
+//! it too, and a read of the same range waits for it. But it may do less than other loads: it waits
+//! for no change and no bucket, loads only what is missing and not in flight already, and ends
+//! without a retry as soon as anything is in its way.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -19,12 +19,12 @@ use crate::object::state::{Keep, Load};
 use crate::object::tasks::deadline::until;
 use crate::sync::Arc;
 
-/// The most requests of the background that are under way at once.
+/// The maximum number of read-ahead requests in flight.
 pub(crate) const FETCHES_MAX: usize = 16;
-/// After this long the store's answer is no longer waited for: a read that waits for it asks by itself.
+/// The timeout of a read-ahead; afterwards a read that waits for it asks the store itself.
 const ANSWER_MAX: Duration = Duration::from_secs(5);
 
-/// Does what the background was asked to.
+/// Carries out a read-ahead request of the background.
 pub(crate) async fn serve(shared: Arc<Shared>, request: Request) {
     let fetch = match request {
         Request::Fetch(fetch) => Some(fetch),
@@ -55,7 +55,7 @@ async fn read_ahead(shared: &Arc<Shared>, fetch: Fetch) -> Result<()> {
     }
     let handle = match shared.find(hash, &fetch.id) {
         Some(in_use) => Handle::of(shared, in_use),
-        // No object leaves the index for it.
+        // No object is evicted from the index for a read-ahead.
         None if shared.objects.index.count() >= u64::from(shared.control.config.objects_count_max) => {
             return Ok(());
         }
@@ -71,7 +71,8 @@ async fn read_ahead(shared: &Arc<Shared>, fetch: Fetch) -> Result<()> {
     Ok(())
 }
 
-/// Reads what is missing of a range, run by run. `mark` is where the mark is wanted, until it is set.
+/// Loads the missing parts of a range, run by run. `mark` is the desired position of the mark,
+/// until it is set.
 async fn read_range(
     handle: &Handle,
     range: Range<u32>,
@@ -81,7 +82,7 @@ async fn read_range(
 ) -> Result<()> {
     let (shared, pattern) = (&handle.shared, fetch.plan.pattern);
     let mut from = range.start;
-    // Reads that callers wait for come first.
+    // Reads for which callers wait come first.
     while from < range.end && !shared.store.gate.is_crowded() {
         let coming = Coming::begin(shared, range.end - from);
         let within = from..from + coming.1;
@@ -98,9 +99,10 @@ async fn read_range(
     Ok(())
 }
 
-/// Registers a load of the first run of buckets within a range that are neither here nor on their way, and returns it
-/// with the bucket of it to be marked; `None` if there is none, or if something stands in the way. The last three
-/// parameters are those of [`Object::run_to_read_ahead`](crate::object::state::Object::run_to_read_ahead).
+/// Registers a load of the first run of buckets within a range that are neither cached nor in
+/// flight, and returns the load with the bucket to be marked; `None` if there is no such run, or
+/// something is in the way. The last three parameters are those of
+/// [`Object::run_to_read_ahead`](crate::object::state::Object::run_to_read_ahead).
 async fn register(
     handle: &Handle,
     within: Range<u32>,
@@ -111,7 +113,7 @@ async fn register(
     let (own, run_max) = (handle.clone(), run_max(&handle.shared));
     let registered = handle.enter(move |object, env| {
         let (run, marked) = object.run_to_read_ahead(within, pattern, mark, is_last)?;
-        // Granted, as no change of the range is under way.
+        // The entry is granted, because no change of the range is in flight.
         let (guard, _) = RangeGuard::queue(own, object, run.clone(), Kind::Ahead).ok()?;
         let load = object.begin_load(env, guard.ticket(), &run, run_max, Some(pattern));
         Some(((guard, load), run, marked))
@@ -119,7 +121,7 @@ async fn register(
     registered.await
 }
 
-/// Buckets that are being read ahead, counted.
+/// Counts buckets that are being read ahead, until it is dropped.
 struct Coming(Arc<Shared>, u32);
 
 impl Coming {

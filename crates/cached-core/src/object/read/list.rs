@@ -1,5 +1,5 @@
-//! Listing: the store's pages, corrected by what the cache knows better; and counting by it what a namespace
-//! with a quota has.
+//! Listing: pages from the store, corrected by newer knowledge in the cache; and counting the usage
+//! of namespaces with a quota by listing them.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -18,7 +18,8 @@ pub(crate) async fn list(shared: Arc<Shared>, mut request: ListRequest) -> Resul
     let most = request.entries_max as usize;
     log_waits::scope_recovered(&shared, &Scope::Namespace(request.namespace.clone())).await?;
     loop {
-        // Collected before the store is asked: what is stored meanwhile is in one of the two.
+        // The queue is read before the store is asked: an object that is stored in the meantime is
+        // in one of the two.
         let ours = queued_of(&shared, &request).await;
         let page = shared.store.below.list(request.clone()).await?;
         let last = page.entries.last().map(|entry| entry.name.clone());
@@ -32,14 +33,14 @@ pub(crate) async fn list(shared: Arc<Shared>, mut request: ListRequest) -> Resul
             page.entries.into_iter().map(|entry| (entry.name.clone(), entry)).collect();
         for (name, entry) in ours {
             let is_beyond = page.has_more && last.as_ref().is_some_and(|last| name > *last);
-            // The page may be older than what was here before it was asked for, and by now that may be
-            // stored and forgotten.
+            // The page may be older than the cache's state before the request, and that state may
+            // have been stored and forgotten by now.
             match entry {
                 _ if is_beyond => None,
                 Listed::Present(entry) => merged.insert(name, entry),
                 Listed::Absent => merged.remove(&name),
-                // It has been stored since it was queued, and forgotten: the page, which was asked for later, has it
-                // or has it not.
+                // The object has been stored and forgotten since it was queued: the page was
+                // requested later, and is right about the object.
                 Listed::Unknown => None,
             };
         }
@@ -50,7 +51,8 @@ pub(crate) async fn list(shared: Arc<Shared>, mut request: ListRequest) -> Resul
         let has_more = page.has_more || entries.len() > most;
         entries.truncate(most);
         if entries.is_empty() && has_more {
-            // Everything on this page has been removed here; the next page may have entries.
+            // Everything on this page has been removed in the cache; the next page may have
+            // entries.
             request.after = last;
             continue;
         }
@@ -58,7 +60,8 @@ pub(crate) async fn list(shared: Arc<Shared>, mut request: ListRequest) -> Resul
     }
 }
 
-/// Returns the objects in the dirty queue that the request asks for, whether the store knows them or not.
+/// Returns the objects in the dirty queue that match the request, whether or not the store knows
+/// them.
 async fn queued_of(shared: &Arc<Shared>, request: &ListRequest) -> Vec<(Name, Listed)> {
     let mut ours = Vec::new();
     for node in shared.objects.dirty_queue.nodes() {
@@ -101,10 +104,10 @@ async fn corrected(
     }
 }
 
-/// A count that failed begins again after this long.
+/// The delay before a failed count is retried.
 const RETRY_AFTER: Duration = Duration::from_secs(5);
 
-/// Counts a namespace: page after page, as often as it takes.
+/// Counts the usage of a namespace page by page, and repeats the count as often as necessary.
 pub(crate) async fn count(shared: Arc<Shared>, number: u16, namespace: Namespace) {
     while shared.control.quotas.begin_count(number) {
         match count_once(&shared, number, &namespace).await {
@@ -132,10 +135,11 @@ async fn count_once(shared: &Arc<Shared>, number: u16, namespace: &Namespace) ->
     }
 }
 
-/// Notes that the size of an object changes, before and after.
+/// Checks and records a change of an object's size, from `sizes.0` to `sizes.1`.
 ///
 /// # Errors
-/// `OutOfSpace` if the namespace would have more than its quota, unless the change `settles` what was acknowledged.
+/// `OutOfSpace` if the namespace would exceed its quota, unless the change `settles` an
+/// acknowledged one.
 pub(crate) fn change_size(
     shared: &Shared,
     number: u16,
@@ -157,8 +161,8 @@ pub(crate) fn change_size(
     changed
 }
 
-/// A change of an object's size that the store is asked for. The maker holds the object as a whole. Dropped
-/// before its end, it counts as not made.
+/// A change of an object's size that is in flight to the store. Its owner holds the whole object.
+/// If it is dropped before [`Self::end`], the change counts as not made.
 pub(crate) struct Resize {
     shared: Arc<Shared>,
     namespace: u16,
@@ -172,7 +176,7 @@ impl Resize {
     /// Counts the change.
     ///
     /// # Errors
-    /// As [`change_size`].
+    /// The same as for [`change_size`].
     pub(crate) fn begin(
         shared: &Arc<Shared>,
         handle: &Handle,
@@ -185,7 +189,7 @@ impl Resize {
         Ok(Self { shared: Arc::clone(shared), namespace, id, sizes, has_ended: false })
     }
 
-    /// Takes the answer of the store into account.
+    /// Records the store's response.
     pub(crate) fn end<T>(mut self, answer: &Result<T>) {
         self.has_ended = true;
         self.shared.control.quotas.end_forward(self.namespace, &self.id, self.sizes, answer);

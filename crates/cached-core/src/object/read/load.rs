@@ -1,4 +1,5 @@
-//! Asking the store what an object is, and what is in a range of it: once for all tasks that wait for it.
+//! Asking the store for the state of an object and for its bytes: once for all tasks that wait for
+//! the same range.
 
 use blocker::admission::check_condition;
 use blocker::{
@@ -20,14 +21,14 @@ use crate::object::store::epochs::UNLOGGED_SEQUENCE;
 use crate::object::store::{Class, Lane};
 use crate::sync::{Arc, Ordering};
 
-/// Returns the most bytes that the store can be asked for at once, in whole buckets. It is its present limit: a store
-/// that is reached over a network may come back with another one.
+/// Returns the maximum number of bytes in a request to the store, in whole buckets. This is the
+/// store's current limit: a store on the network may have a different one after a reconnect.
 pub(crate) fn run_max(shared: &Shared) -> u64 {
     let request_bytes_max = shared.store.below.capabilities().request_bytes_max;
     (request_bytes_max / BUCKET_BYTES * BUCKET_BYTES).max(BUCKET_BYTES)
 }
 
-/// Asks the store for a load. Returns what it gave, and buckets for as much of that as is kept.
+/// Carries out a load. Returns the loaded data, and buckets for the part that will be kept.
 async fn fetch(handle: &Handle, load: Load, call: Call, keep: Keep) -> Result<(Loaded, OwnedResources)> {
     let shared = &handle.shared;
     let buckets: u64 = load.runs.iter().map(|(_, len)| len / BUCKET_BYTES).sum();
@@ -44,7 +45,7 @@ async fn fetch(handle: &Handle, load: Load, call: Call, keep: Keep) -> Result<(L
         let (start, len, answer) = answer?;
         let (data, head) = match answer {
             Ok(ReadReply { data, size_bytes, version, .. }) => (data, Some((size_bytes, version.0))),
-            // Nothing is there, so there is nothing in the range.
+            // The object does not exist, so the range is empty.
             Err(Error::Missing) => (Segments::new(), None),
             Err(error) => return Err(error),
         };
@@ -54,13 +55,14 @@ async fn fetch(handle: &Handle, load: Load, call: Call, keep: Keep) -> Result<(L
     }
     let nanos = u64::try_from(shared.clock.now().since(began).as_nanos()).unwrap_or(u64::MAX);
     shared.memory.shares.loaded(&shared.memory.queues, namespace, buckets, nanos);
-    // As many as came, not as were asked for: a read may reach far beyond the object's end.
+    // Count the buckets received, not those requested: a read may reach far beyond the object's
+    // end.
     let came = loaded.runs.iter().map(|(_, _, data)| data.len_bytes().div_ceil(BUCKET) as u32).sum();
     let resources = OwnedResources::at_hand(shared, keep.count_max(came).min(load.kept_max));
     Ok((loaded, resources))
 }
 
-/// Asks the store for one run; returns its start, its length, and the store's answer.
+/// Requests a run from the store; returns its start, its length, and the store's response.
 async fn fetch_run(
     shared: &Arc<Shared>,
     namespace: u16,
@@ -79,7 +81,7 @@ async fn fetch_run(
     Ok((start, len, answer))
 }
 
-/// Counts what is being loaded.
+/// Counts buckets that are being loaded, until it is dropped.
 struct Loading(Arc<Shared>, u64);
 
 impl Loading {
@@ -95,8 +97,8 @@ impl Drop for Loading {
     }
 }
 
-/// Takes what the store gave into the cache, as far as there are buckets and `keep` asks for; returns it, or
-/// `None` if it is void, or the object must be looked at again.
+/// Fills the cache with loaded data, as far as there are buckets and `keep` allows. Returns the
+/// data; `None` if they are void, or the object must be looked up again.
 fn take_over(
     shared: &Shared,
     object: &mut Object,
@@ -108,12 +110,13 @@ fn take_over(
     if object.take_stale(ticket) {
         return None;
     }
-    // That an object is not there may be known only to a caller that has asked: it may come.
+    // Only a caller that asked may learn that an object does not exist, because it may be created
+    // at any time.
     if !keep.is_asked_for() && loaded.reported.is_some_and(|reported| reported.head.is_none()) {
         return None;
     }
     let counts = loaded.reported.is_none_or(|reported| object.apply_head(env, reported));
-    // These bytes may have made void everything before them, but not themselves.
+    // These bytes may have invalidated everything before them, but not themselves.
     loaded.voids_earlier = object.take_stale(ticket);
     if !counts {
         return None;
@@ -122,7 +125,7 @@ fn take_over(
     if keep.is_asked_for() {
         object.sample_misses(env, &loaded);
     }
-    // Asked for before the cache was detached: it keeps nothing any more.
+    // If the cache has been detached since the request, it keeps nothing any more.
     let is_kept = !shared.control.attaching.is_direct();
     if object.head.known != Known::Unknown && is_kept {
         resources.with(Some(&loaded), |resources| object.fill(env, resources, keep));
@@ -130,8 +133,8 @@ fn take_over(
     Some(loaded)
 }
 
-/// Completes a load that is registered with its object: asks the store, takes what it gave into the cache, calls
-/// `then` with that, unless it is void, and releases the range.
+/// Completes a load that is registered with its object: asks the store, fills the cache, calls
+/// `then` with the data unless they are void, and releases the range.
 pub(crate) async fn complete<R, F>(
     handle: &Handle,
     (guard, load): (RangeGuard, Load),
@@ -160,8 +163,9 @@ pub(crate) async fn begin_load(handle: &Handle, guard: &RangeGuard, buckets: Buc
     handle.enter(move |object, env| object.begin_load(env, ticket, &buckets, run_max, None)).await
 }
 
-/// Loads what is missing of a range for a change that holds it. Returns the bytes, with those that came `earlier`
-/// under the same guard; `None` if they are void, or the object must be looked at again.
+/// Loads the missing parts of a range for a change that holds it. Returns the bytes together with
+/// those that were loaded `earlier` under the same guard; `None` if they are void, or the object
+/// must be looked up again.
 pub(crate) async fn load(
     handle: &Handle,
     guard: &RangeGuard,
@@ -182,7 +186,7 @@ pub(crate) async fn load(
     Ok(loaded.await)
 }
 
-/// Asks the store for an object's size, version and stamp; `None`: there is no such object.
+/// Asks the store for an object's size, version and stamp; `None` if the object does not exist.
 async fn ask_info(handle: &Handle, call: Call) -> Result<Option<Info>> {
     let shared = &handle.shared;
     let mut request = InfoRequest::new(handle.id().clone());
@@ -197,7 +201,7 @@ async fn ask_info(handle: &Handle, call: Call) -> Result<Option<Info>> {
     }
 }
 
-/// Makes sure that everything is known of an object as a whole: its size, version, stamp, and the epoch in
+/// Makes sure that the head of an object is known: its size, version, stamp, and the epoch in
 /// force.
 pub(crate) async fn load_head(handle: &Handle, call: Call) -> Result<()> {
     let shared = &handle.shared;
@@ -234,7 +238,7 @@ pub(crate) async fn load_head(handle: &Handle, call: Call) -> Result<()> {
         if fences {
             head.stamp = stamp.or(head.stamp);
         } else {
-            // The cache is the writer: stamps are its own, and are not shown to callers.
+            // The cache is the writer: stamps are its own, and callers do not see them.
             head.has_unlogged |= stamp.is_some_and(|stamp| stamp.sequence >= UNLOGGED_SEQUENCE);
         }
     });
@@ -247,32 +251,33 @@ fn head_of(info: Option<&Info>) -> Option<(u64, u64)> {
     info.map(|info| (info.size_bytes, info.version.0))
 }
 
-// What write-through changes and copies have in common when they ask the store.
+// Functions that write-through changes and copies share when they ask the store.
 
-/// The durability to ask of the store. In write-back mode the cache keeps what it has acknowledged until it
-/// is stored, but no copy of what it forwards: so that must be stored, or a crash of the store would lose it.
+/// Returns the durability to request from the store. In write-back mode the cache keeps
+/// acknowledged data until they are stored, but no copy of forwarded changes: these must be stored,
+/// or a crash of the store would lose them.
 pub(crate) fn forwarded_durability(mode: WriteMode, asked: Durability) -> Durability {
     if mode == WriteMode::Back { Durability::Stored } else { asked }
 }
 
-/// The reply with another durability.
+/// Returns the reply with another durability.
 pub(crate) fn with_durability(mut reply: ChangeReply, durability: Durability) -> ChangeReply {
     reply.durability = durability;
     reply
 }
 
-/// What was known of an object as a whole at one moment. What the object has of it may be forgotten any time after, as
-/// upon a notice that another client has changed it.
+/// A snapshot of an object's head. The object may forget its head at any time afterwards, for
+/// instance when a notice arrives that another client has changed it.
 #[derive(Clone, Copy)]
 struct FoundHead {
-    /// Size, and version as callers see it; `None`: there is no such object.
+    /// The size, and the version as callers see it; `None` if the object does not exist.
     shown: Option<(u64, Version)>,
-    /// The version that the store has for it, if known.
+    /// The store's version of the object, if known.
     store_version: Option<u64>,
 }
 
 impl FoundHead {
-    /// Returns what an object knows of itself, unless it must ask.
+    /// Returns the object's known head; `None` if the store must be asked.
     fn of(object: &Object) -> Option<Self> {
         let head = &object.head;
         let shown = match head.known {
@@ -284,8 +289,8 @@ impl FoundHead {
     }
 }
 
-/// Returns the condition as the store must check it: what callers see as one version can be another in the
-/// store. The caller holds the object's whole range.
+/// Returns the condition as the store must check it: the version that callers see may differ from
+/// the store's. The caller holds the object's whole range.
 pub(crate) async fn store_condition(handle: &Handle, condition: Condition, call: Call) -> Result<Condition> {
     let Condition::Version(_) = condition else { return Ok(condition) };
     let found = find_head(handle, call).await?;
@@ -297,7 +302,7 @@ pub(crate) async fn store_condition(handle: &Handle, condition: Condition, call:
     Ok(version.map_or(Condition::Present, |version| Condition::Version(Version(version))))
 }
 
-/// Returns what the object knows of itself; asks the store if it knows nothing.
+/// Returns the object's head, and asks the store if it is unknown.
 async fn find_head(handle: &Handle, call: Call) -> Result<FoundHead> {
     match handle.enter(|object, _| FoundHead::of(object)).await {
         Some(found) => Ok(found),
@@ -305,7 +310,7 @@ async fn find_head(handle: &Handle, call: Call) -> Result<FoundHead> {
     }
 }
 
-/// Asks the store for size and version while the caller holds the object's whole range.
+/// Asks the store for the size and version, while the caller holds the object's whole range.
 async fn ask_head(handle: &Handle, call: Call) -> Result<FoundHead> {
     let head = head_of(ask_info(handle, call).await?.as_ref());
     let version = head.map(|(_, version)| version);
@@ -322,8 +327,9 @@ async fn ask_head(handle: &Handle, call: Call) -> Result<FoundHead> {
     Ok(found.await)
 }
 
-/// Returns the sizes of an object before and after a change that gives it the size `after` of the one before;
-/// asks the store for what is not known. The caller holds the object's whole range.
+/// Returns the sizes of an object before and after a change, where `after` computes the new size
+/// from the old one; asks the store if the size is unknown. The caller holds the object's whole
+/// range.
 pub(crate) async fn sizes(
     handle: &Handle,
     call: Call,

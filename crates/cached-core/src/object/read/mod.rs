@@ -1,6 +1,6 @@
-//! Reading: what is not all in the cache is asked of the store, once for all readers of a range; loads,
-//! read-ahead, lists, and reads while the cache is detached. What is in memory is read by `state/read.rs`
-//! without coming here.
+//! Reads that are not completely served from memory: data are requested from the store once for all
+//! readers of a range; loads, read-ahead, lists, and reads while the cache is detached. Reads of
+//! cached data are in `state/read.rs` and do not come here.
 
 pub(crate) mod fetch_ahead;
 pub(crate) mod list;
@@ -20,10 +20,11 @@ use super::store::{Class, Lane};
 use super::tasks::deadline::until;
 use crate::sync::Arc;
 
-/// The most loads for one request: each may turn out void, if other clients change the object that fast.
+/// The maximum number of loads for a request: each may turn out void, if other clients change the
+/// object that fast.
 pub(crate) const LOADS_MAX: usize = 64;
 
-/// Answers a read that could not be answered at once.
+/// Serves a read that could not be served at once.
 pub(crate) async fn read(shared: Arc<Shared>, request: ReadRequest, hash: u64) -> Result<ReadReply> {
     let deadline = request.call.deadline;
     let work = read_from_store(&shared, request, hash);
@@ -82,19 +83,19 @@ async fn read_from_store(shared: &Arc<Shared>, request: ReadRequest, hash: u64) 
     Err(changes_too_fast())
 }
 
-/// The result of looking for a range in the cache.
+/// The result of looking up a range in the cache.
 enum Lookup {
     Answer(Result<ReadReply>),
-    /// The store must be asked what the object is.
+    /// The store must be asked for the object's head.
     Head,
-    /// Another request's load of it is under way.
+    /// Another request is already loading the range.
     Follow(Ticket),
-    /// A load of what is missing is registered. Where changes come first, it begins once they have ended, with these
-    /// buckets.
+    /// A load of the missing buckets is registered. If changes are ahead of it, the load begins
+    /// with these buckets once they have ended.
     Load(RangeGuard, Result<Load, Buckets>),
 }
 
-/// Looks for a range, and registers a load of what is missing.
+/// Looks up a range, and registers a load of its missing part.
 ///
 /// # Errors
 /// `Retryable` if too many requests wait for the object.
@@ -113,8 +114,9 @@ fn look_up(
         handle.shared.control.config.object_bytes_max.saturating_sub(request.offset).min(request.len_bytes);
     let all = buckets_of(request.offset, within);
     let missing = if object.head.known == Known::Unknown {
-        // While changes of the object are on their way, only a request that waits for them learns where it ends.
-        // If all of it is here, but not the object's size, a load would ask the store for nothing.
+        // While changes of the object are in flight, only a request that waits for them learns the
+        // object's size. If the whole range is cached, but not the object's size, a load would
+        // request nothing from the store.
         if within == 0 || object.head.store_changes > 0 || object.has_all(env, &all) {
             return Ok(Lookup::Head);
         }
@@ -129,7 +131,8 @@ fn look_up(
     if let Some(ticket) = other {
         return Ok(Lookup::Follow(ticket));
     }
-    // What is here already is not asked for, unless it was evicted while the rest was loaded: then all of it is.
+    // Cached buckets are not requested, unless they were evicted while the rest was loaded: then
+    // the whole range is requested.
     let buckets = if was_loaded { all } else { missing };
     let (guard, is_granted) = RangeGuard::queue(handle, object, buckets.clone(), Kind::Load)?;
     let load = match is_granted {
@@ -139,7 +142,7 @@ fn look_up(
     Ok(Lookup::Load(guard, load))
 }
 
-/// Takes note of a read that the store must be asked for; returns what of it is kept.
+/// Records a read that needs the store; returns which part of it to keep.
 fn what_to_keep(
     shared: &Shared,
     namespace: u16,
@@ -161,8 +164,8 @@ pub(crate) fn changes_too_fast() -> Error {
     Error::Retryable("the object changes faster than it can be read".into())
 }
 
-// Reads while the cache is detached: straight from the store, past the gate. Nothing is looked up in the cache or
-// kept there; versions are shown as the cache would show them.
+// Reads while the cache is detached: directly from the store, through the gate. Nothing is looked
+// up or kept in the cache; versions are shown as the cache would show them.
 
 /// Reads from the store.
 pub(crate) async fn read_detached(
@@ -172,7 +175,8 @@ pub(crate) async fn read_detached(
 ) -> Result<ReadReply> {
     let within = shared.control.config.object_bytes_max.saturating_sub(request.offset);
     request.len_bytes = request.len_bytes.min(within);
-    // The store's present limit: one that is reached over a network may come back with another. In pieces then.
+    // This is the store's current limit: a store on the network may have a different one after a
+    // reconnect. A larger read is split.
     if request.len_bytes > shared.store.below.capabilities().request_bytes_max {
         return read(shared, request, hash).await;
     }
@@ -183,7 +187,7 @@ pub(crate) async fn read_detached(
 
 async fn read_below(shared: &Arc<Shared>, mut request: ReadRequest, hash: u64) -> Result<ReadReply> {
     let namespace = shared.control.namespaces.of(&request.object.namespace);
-    // Callers know versions that stand for the store's.
+    // Callers may know other versions than the store's.
     let condition = std::mem::replace(&mut request.condition, Condition::None);
     let class = Class::of(request.call.priority);
     shared.metrics.of(namespace).misses.increment();
@@ -198,7 +202,7 @@ async fn read_below(shared: &Arc<Shared>, mut request: ReadRequest, hash: u64) -
     Ok(reply)
 }
 
-/// Asks the store for size, version and stamp.
+/// Asks the store for the size, version and stamp.
 pub(crate) async fn info_detached(shared: Arc<Shared>, request: InfoRequest, hash: u64) -> Result<Info> {
     let deadline = request.call.deadline;
     let own = Arc::clone(&shared);
@@ -210,7 +214,7 @@ pub(crate) async fn info_detached(shared: Arc<Shared>, request: InfoRequest, has
         asking.end(&own, &answer, 0);
         let mut info = answer?;
         info.version = Version(own.objects.remembered.shown_for(hash, info.version.0));
-        // Where the cache is the writer, stamps are its own, and are not shown to callers.
+        // If the cache is the writer, stamps are its own, and callers do not see them.
         info.stamp = info.stamp.filter(|_| own.fences_callers());
         Ok(info)
     };

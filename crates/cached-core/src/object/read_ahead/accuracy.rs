@@ -1,30 +1,34 @@
-//! Whether reading ahead pays: how much of what was read ahead is read, and how slow the store is.
+//! Whether read-ahead pays off: how much of the data read ahead is used, and how slow the store is.
 
 use std::time::Duration;
 
 use super::progressions::Terms;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
-/// Buckets by which is judged.
+/// The number of buckets in each evaluation.
 const JUDGED: u32 = 256;
-/// Each level is more careful than the one before; beyond the last nothing is read ahead.
+/// The last level. Each level is more cautious than the one before; beyond the last, read-ahead is
+/// off.
 const LEVEL_MAX: u32 = 3;
 const OFF: u32 = LEVEL_MAX + 1;
-/// The first window in buckets: 16 KiB. What is read in vain is then little, and windows double soon.
+/// The first window in buckets: 16 KiB. A wrong guess then wastes little, and windows double
+/// quickly.
 const WINDOW_MIN: u32 = 4;
-/// Accesses in order from which on is read ahead at first.
+/// The number of sequential accesses that initially trigger read-ahead.
 const IN_ORDER_MIN: u32 = 2;
-/// Misses after which another attempt is made, the first time and at most.
+/// The number of misses after which read-ahead is tried again: the first time, and at most.
 const PAUSE_MIN: u32 = 256;
 const PAUSE_MAX: u32 = 64 * 1024;
 
-/// How much of what is read ahead is read: the feedback that makes reading ahead more careful, and ends it. Where threads meet, a count may be lost.
+/// The fraction of read-ahead data that is used: the feedback that makes read-ahead more cautious,
+/// and turns it off. Concurrent counts may be lost.
 #[derive(Debug)]
 pub(crate) struct Accuracy {
-    /// Of the buckets judged next, those that were read in the lower half, those that were not in the upper.
+    /// The outcomes of the current evaluation: the number of buckets that were read in the lower
+    /// half, of those that were not in the upper.
     outcomes: AtomicU32,
     level: AtomicU32,
-    /// Misses since it ended, and those after which it begins again.
+    /// The misses since read-ahead was turned off, and the number after which it resumes.
     passed: AtomicU32,
     pause: AtomicU32,
 }
@@ -41,7 +45,7 @@ impl Default for Accuracy {
 }
 
 impl Accuracy {
-    /// Counts a bucket that was read ahead: it has been read, or is gone unread.
+    /// Counts the outcome of a bucket that was read ahead: it has been read, or has gone unread.
     pub(crate) fn count(&self, was_read: bool) {
         let outcomes = self.outcomes.fetch_add(if was_read { 1 } else { 1 << 16 }, Ordering::Relaxed);
         if (outcomes & 0xffff) + (outcomes >> 16) + 1 < JUDGED {
@@ -51,7 +55,7 @@ impl Accuracy {
         let (read, unread) = (outcomes & 0xffff, outcomes >> 16);
         let level = self.level.load(Ordering::Relaxed);
         if level == OFF {
-            // It was read ahead before the end, and decides nothing.
+            // The bucket was read ahead before read-ahead was turned off, and decides nothing.
             return;
         }
         let next = if read * 4 < read + unread {
@@ -68,7 +72,8 @@ impl Accuracy {
         self.level.store(next.min(OFF), Ordering::Relaxed);
     }
 
-    /// Returns how far ahead may be read at present, at most `window_max` buckets, upon a miss.
+    /// Returns the current terms of read-ahead upon a miss, with windows of at most `window_max`
+    /// buckets.
     pub(crate) fn terms(&self, window_max: u32) -> Terms {
         let mut level = self.level.load(Ordering::Relaxed);
         if level == OFF && self.begins_again() {
@@ -79,8 +84,8 @@ impl Accuracy {
         Terms { window_min, window_max, in_order_min: IN_ORDER_MIN + level }
     }
 
-    /// Counts a miss while nothing is read ahead; returns true once there have been enough to try it
-    /// again. Each attempt comes later than the one before, until one succeeds.
+    /// Counts a miss while read-ahead is off; returns true once there have been enough misses for
+    /// another attempt. Each attempt comes later than the one before, until one succeeds.
     fn begins_again(&self) -> bool {
         let pause = self.pause.load(Ordering::Relaxed);
         if self.passed.fetch_add(1, Ordering::Relaxed) + 1 < pause {
@@ -93,12 +98,14 @@ impl Accuracy {
     }
 }
 
-/// The least answers by which is judged.
+/// The minimum number of responses for a decision.
 const ANSWERS_MIN: u32 = 8;
-/// The place beyond the most answers that are kept.
+/// The bit beyond the maximum number of responses kept.
 const LAST: u64 = 1 << 63;
 
-/// Whether the store is slow enough for reading ahead to be of use, by the median of its last answers: a bit for each of the last 63 answers, the newest lowest, below a bit that is set.
+/// Whether the store is slow enough for read-ahead to be useful, by the median of its recent
+/// responses: a bit for each of the last 63 responses, the newest lowest, below a bit that is
+/// always set.
 #[derive(Debug)]
 pub(crate) struct StoreSpeed(AtomicU64);
 
@@ -109,15 +116,16 @@ impl Default for StoreSpeed {
 }
 
 impl StoreSpeed {
-    /// Notes how long the store took to answer a read that a caller waited for.
+    /// Records how long the store took to respond to a read for which a caller waited.
     pub(crate) fn note(&self, took: Duration, slow_from: Duration) {
         let is_slow = u64::from(took >= slow_from);
         let before = self.0.load(Ordering::Relaxed);
-        // Of two threads at the same time one may be lost.
+        // If two threads update this at once, one response may be lost.
         self.0.store(before << 1 | is_slow | before & LAST, Ordering::Relaxed);
     }
 
-    /// Whether at least half of the last answers were slow; false until there have been some.
+    /// Returns whether at least half of the recent responses were slow; false until there have been
+    /// enough.
     pub(crate) fn is_slow(&self) -> bool {
         let answers = self.0.load(Ordering::Relaxed);
         let count = answers.ilog2();

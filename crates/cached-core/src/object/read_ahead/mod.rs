@@ -1,9 +1,9 @@
-//! Reading ahead, and bypassing the cache: what is asked for in order is fetched before it is asked for, and
-//! what goes on for long is not kept.
+//! Read-ahead and bypass: data that are read sequentially are fetched before they are requested,
+//! and long sequential runs are not kept in the cache.
 //!
-//! This module decides; [`super::read::fetch_ahead`] asks the store. A miss is looked up in a table of
-//! [progressions](progressions). A bucket that is read ahead has bits of its own beside the policy's, which
-//! its first read finds: so a hit on any other bucket costs nothing.
+//! This module decides; [`super::read::fetch_ahead`] asks the store. A miss is looked up in a table
+//! of [progressions](progressions). A bucket that is read ahead has its own flags beside the
+//! policy's bits, which its first read finds: so a hit on any other bucket costs nothing.
 
 mod accuracy;
 mod object_numbers;
@@ -31,16 +31,17 @@ use super::lock_ranks;
 use crate::hash::KeyHasher;
 use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Mutex, Ordering, lock};
 
-/// The number of tables of progressions; a row of objects has its place in one of them.
+/// The number of tables of progressions; each row of objects belongs to one of them.
 const TABLES: usize = 8;
-/// One in this many of all buckets may be read ahead and unread.
+/// At most one in this many buckets may be read ahead and unread.
 const UNREAD_SHARE: u32 = 8;
-/// One window takes one in this many of the buckets that may still be read ahead.
+/// A window takes at most one in this many of the buckets that may still be read ahead.
 ///
-/// So one progression alone has long windows, and many have short ones, which stay until they are read: each
-/// queue of a shared buffer is bounded by a part of what is free of it (Choudhury and Hahne, "Dynamic queue
-/// length thresholds for shared-memory packet switches", IEEE/ACM Transactions on Networking 6(2), 1998). It
-/// needs no count of the progressions, which could not be known exactly.
+/// So a single progression has long windows, and many have short ones, which stay until they are
+/// read: each queue of a shared buffer is bounded by a fraction of its free space (Choudhury and
+/// Hahne, "Dynamic queue length thresholds for shared-memory packet switches", IEEE/ACM
+/// Transactions on Networking 6(2), 1998). This requires no count of the progressions, which could
+/// not be known exactly.
 const ROOM_SHARE: u32 = 2;
 
 /// See the module.
@@ -50,26 +51,26 @@ pub(crate) struct ReadAhead {
     hasher: KeyHasher,
     requests: Requests,
     speed: StoreSpeed,
-    /// Reads of the store that take so long or longer are slow; 0: all are.
+    /// Reads of the store that take at least this long are slow; 0: all are.
     slow_nanos: u64,
     defaults: FlowSettings,
-    /// What each namespace has, by its number, once it has something.
+    /// The state of each namespace, by its number, once it has some.
     flows: Box<[OnceLock<Box<Flow>>]>,
-    /// Whether reads of any namespace are to be looked at.
+    /// Whether reads of any namespace must be observed.
     follows_reads: AtomicBool,
-    /// Whether any namespace has a cut-off for writes.
+    /// Whether any namespace has a bypass threshold for writes.
     follows_writes: AtomicBool,
-    /// Buckets that were read ahead, and have not been read.
+    /// The number of buckets that were read ahead and have not been read.
     unread: AtomicU32,
-    /// Buckets that are being read ahead.
+    /// The number of buckets that are being read ahead.
     coming: AtomicU32,
-    /// The most of both.
+    /// The maximum of the two together.
     unread_max: u32,
     object_end_max: u32,
 }
 
 impl ReadAhead {
-    /// `buckets` is the number that there are.
+    /// Returns the read-ahead of a cache with `buckets` buckets.
     pub(crate) fn new(config: &ObjectCacheConfig, buckets: u32, numbers: &Namespaces) -> Self {
         let table = || Mutex::ranked(Progressions::default(), &lock_ranks::READ_AHEAD);
         let own = Self {
@@ -86,14 +87,14 @@ impl ReadAhead {
             unread: AtomicU32::new(0),
             coming: AtomicU32::new(0),
             unread_max: (buckets / UNREAD_SHARE).max(1),
-            // A bucket's number in its object has 16 bits.
+            // A bucket's index in its object has 16 bits.
             object_end_max: (config.object_bytes_max / BUCKET_BYTES) as u32,
         };
         own.set(config, numbers);
         own
     }
 
-    /// Puts the settings in force that can change while the cache runs.
+    /// Applies the settings that can change while the cache runs.
     pub(crate) fn set(&self, config: &ObjectCacheConfig, numbers: &Namespaces) {
         self.defaults.read_ahead_bytes_max.set(Some(config.read_ahead_bytes_max));
         self.defaults.bypass_read_bytes_min.set(Some(config.bypass_read_bytes_min));
@@ -122,7 +123,7 @@ impl ReadAhead {
         self.flows[usize::from(namespace)].get_or_init(Box::default)
     }
 
-    /// Returns what is counted of a namespace.
+    /// Returns the counters of a namespace.
     pub(crate) fn of(&self, namespace: u16) -> FlowCounters {
         let flow = self.flows[usize::from(namespace)].get();
         flow.map_or_else(FlowCounters::default, |flow| flow.counters.map(Counter::get))
@@ -137,19 +138,19 @@ impl ReadAhead {
         total
     }
 
-    /// Notes how long the store took to answer a read that a caller waited for.
+    /// Records how long the store took to respond to a read for which a caller waited.
     pub(crate) fn note_answer(&self, took: Duration) {
         self.speed.note(took, Duration::from_nanos(self.slow_nanos));
     }
 
-    /// Returns the same terms for as long a window as there is room for at present.
+    /// Returns the same terms, with the window limited to the current room.
     fn within_room(&self, terms: Terms) -> Terms {
         let taken = self.unread.load(Ordering::Relaxed).saturating_add(self.coming.load(Ordering::Relaxed));
         let room = self.unread_max.saturating_sub(taken) / ROOM_SHARE;
         Terms { window_max: terms.window_max.min(room), ..terms }
     }
 
-    /// Returns how far ahead may be read in a namespace upon a miss or a mark.
+    /// Returns the terms of read-ahead in a namespace upon a miss or a mark.
     fn terms(&self, flow: &Flow, hints: Hints) -> Terms {
         let bytes = flow.own.read_ahead_bytes_max.or(&self.defaults.read_ahead_bytes_max);
         let is_of_use = self.slow_nanos == 0 || self.speed.is_slow();
@@ -171,8 +172,9 @@ impl ReadAhead {
         Place { row, number, digits }
     }
 
-    /// Takes note of a read that the store must be asked for, and has the background read ahead if that is
-    /// due; returns whether it is to bypass the cache. `object_end` is where the object ends, as far as known.
+    /// Observes a read that needs the store, and makes the background read ahead if necessary;
+    /// returns whether the read bypasses the cache. `object_end` is the end of the object, as far
+    /// as known.
     pub(crate) fn observe_read(
         &self,
         namespace: u16,
@@ -210,7 +212,7 @@ impl ReadAhead {
         is_passing
     }
 
-    /// Takes note of the first read of a marked bucket, and returns what to read ahead next.
+    /// Observes the first read of a marked bucket, and returns what to read ahead next.
     pub(crate) fn reach_mark(
         &self,
         namespace: u16,
@@ -228,13 +230,14 @@ impl ReadAhead {
         Some(Fetch { id: place.id_of(id, &plan)?, plan, is_passing })
     }
 
-    /// Whether any namespace has a cut-off for writes: then [`Self::observe_write`] is to be called.
+    /// Returns whether any namespace has a bypass threshold for writes: then
+    /// [`Self::observe_write`] must be called.
     #[inline]
     pub(crate) fn follows_writes(&self) -> bool {
         self.follows_writes.load(Ordering::Relaxed)
     }
 
-    /// Takes note of a write; returns whether it is to go around the cache.
+    /// Observes a write; returns whether it bypasses the cache.
     pub(crate) fn observe_write(
         &self,
         namespace: u16,
@@ -261,18 +264,18 @@ impl ReadAhead {
         u32::try_from(bytes.div_ceil(BUCKET_BYTES)).unwrap_or(u32::MAX).min(self.object_end_max)
     }
 
-    /// Takes the next request; without one, `waker` is woken when there is.
+    /// Takes the next request; if there is none, `waker` is woken when there is.
     pub(crate) fn next_request(&self, waker: &Waker) -> Option<Request> {
         self.requests.take(waker)
     }
 
-    /// Has the background see what comes after a marked bucket.
+    /// Makes the background continue after a marked bucket that has been read.
     pub(crate) fn mark_was_read(&self, marked: Marked) {
         self.requests.push(Request::Marked(marked));
     }
 
-    /// Counts buckets that are about to be read ahead, as many of `count` as there is room for; returns how
-    /// many.
+    /// Counts buckets that are about to be read ahead, as many of `count` as there is room for;
+    /// returns how many.
     pub(crate) fn begin(&self, count: u32) -> u32 {
         let unread = self.unread.load(Ordering::Relaxed);
         let coming = self.coming.fetch_add(count, Ordering::Relaxed);
@@ -281,7 +284,7 @@ impl ReadAhead {
         room
     }
 
-    /// Counts such buckets no more.
+    /// Removes `count` buckets from the count of those being read ahead.
     pub(crate) fn end(&self, count: u32) {
         self.coming.fetch_sub(count, Ordering::Relaxed);
     }
@@ -292,8 +295,8 @@ impl ReadAhead {
         self.flow(namespace).counters.ahead.increment();
     }
 
-    /// Counts a bucket that was read because of those beside it, and is not kept. That was known before: it
-    /// is no failure of what was expected.
+    /// Counts a bucket that was read only because it lies between others, and is not kept. This was
+    /// known in advance, so it does not count as a wrong guess.
     pub(crate) fn count_between(&self, namespace: u16) {
         let counters = &self.flow(namespace).counters;
         counters.ahead.increment();
@@ -308,7 +311,7 @@ impl ReadAhead {
         flow.accuracy.count(true);
     }
 
-    /// Counts a bucket that was read ahead, and is gone or overwritten unread.
+    /// Counts a bucket that was read ahead and has been evicted or overwritten unread.
     pub(crate) fn count_wasted(&self, namespace: u16) {
         self.unread.fetch_sub(1, Ordering::Relaxed);
         let flow = self.flow(namespace);
@@ -316,13 +319,13 @@ impl ReadAhead {
         flow.accuracy.count(false);
     }
 
-    /// Returns the number of buckets that were read ahead, and have not been read.
+    /// Returns the number of buckets that were read ahead and have not been read.
     pub(crate) fn unread(&self) -> u32 {
         self.unread.load(Ordering::Relaxed)
     }
 }
 
-/// Where an object is: in which row, and where its number is in its name.
+/// The place of an object: its row, and the position of its number in its name.
 struct Place {
     row: u64,
     number: ObjectNumber,
@@ -339,7 +342,7 @@ impl Place {
         Access { row: self.row, object: self.number, first: buckets.start, end, object_end }
     }
 
-    /// Returns the name of the object that a plan is for: that of `id`, or of the one after it.
+    /// Returns the name of a plan's object: that of `id`, or of the object after it.
     fn id_of(&self, id: &ObjectId, plan: &Plan) -> Option<ObjectId> {
         if plan.object == self.number {
             return Some(id.clone());
@@ -364,7 +367,7 @@ fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// A setting that a namespace does not have of its own.
+/// Marks a setting for which a namespace has no value of its own.
 const NO_OWN: u64 = u64::MAX;
 
 /// A setting of the whole cache, or one that a namespace may have of its own.
@@ -382,7 +385,7 @@ impl Setting {
         self.0.store(value.map_or(NO_OWN, |value| value.min(NO_OWN - 1)), Ordering::Relaxed);
     }
 
-    /// Returns the value; that of `default` if there is none.
+    /// Returns the value, or that of `default` if there is none.
     pub(crate) fn or(&self, default: &Setting) -> u64 {
         match self.0.load(Ordering::Relaxed) {
             NO_OWN => default.0.load(Ordering::Relaxed),
@@ -391,7 +394,7 @@ impl Setting {
     }
 }
 
-/// The settings of the whole cache, or those that a namespace has of its own.
+/// The settings of the whole cache, or the own settings of a namespace.
 #[derive(Debug, Default)]
 pub(crate) struct FlowSettings {
     pub(crate) read_ahead_bytes_max: Setting,
@@ -411,7 +414,7 @@ counters! {
     }
 }
 
-/// What reading ahead and bypassing have of one namespace: its settings, its counters, how well it goes.
+/// The read-ahead and bypass state of a namespace: its settings, its counters, its accuracy.
 #[derive(Debug, Default)]
 pub(crate) struct Flow {
     pub(crate) own: FlowSettings,

@@ -1,33 +1,35 @@
-//! The number in an object's name, by which the objects of a volume follow one another: `disk.00000012` is
+//! The number in an object's name, which orders the objects of a volume: `disk.00000012` is
 //! followed by `disk.00000013`.
 //!
-//! Volumes number their objects in decimal or in hexadecimal, and a name need not show which. A number is
-//! kept as its digits, so that both readings of it can be compared; where one must be chosen, a number with a
-//! letter or with twelve digits or more is hexadecimal, as those of RBD are.
+//! Volumes number their objects in decimal or in hexadecimal, and a name need not show which. A
+//! number is kept as its digits, so that both interpretations can be compared; if one must be
+//! chosen, a number with a letter or with at least twelve digits is hexadecimal, like those of RBD.
 
 use std::ops::Range;
 
-/// The most digits of a number.
+/// The maximum number of digits.
 const DIGITS_MAX: usize = 16;
-/// Digits from which on a number without letters is taken as hexadecimal.
+/// The number of digits from which on a number without letters is hexadecimal.
 const HEX_DIGITS_MIN: usize = 12;
 
 /// The number of an object in its row. Objects without a number have the number 0 and no successor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct ObjectNumber {
-    /// Its digits, four bits each.
+    /// The digits, four bits each.
     digits: u64,
     is_hex: bool,
     has_next: bool,
 }
 
 impl ObjectNumber {
-    /// Returns the number in a name, and where its digits are; without one, the whole name is before them.
+    /// Returns the number in a name, and the range of its digits; without a number, the range is
+    /// empty and at the end.
     pub(crate) fn of(name: &[u8]) -> (Self, Range<usize>) {
         let hex = digits_at_end(name, |byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
         let is_word = |at: usize| at > 0 && name[at - 1].is_ascii_alphanumeric();
         let decimal = digits_at_end(name, |byte| byte.is_ascii_digit());
-        // Letters count as digits only if the number is not the end of a word, and has some other digit.
+        // Letters count as digits only if the number is not the end of a word and has another
+        // digit.
         let is_hex_run = !is_word(hex) && name[hex..].iter().any(u8::is_ascii_digit);
         let start = if is_hex_run { hex } else { decimal };
         let text = &name[start..];
@@ -40,7 +42,8 @@ impl ObjectNumber {
         (Self { digits, is_hex, has_next: true }, start..name.len())
     }
 
-    /// Whether the object with the number `next` follows this one, in decimal or in hexadecimal.
+    /// Returns whether the object with the number `next` follows this one, in decimal or in
+    /// hexadecimal.
     pub(crate) fn precedes(self, next: Self) -> bool {
         let hex = || self.digits.checked_add(1) == Some(next.digits);
         self.has_next && next.has_next && (hex() || decimal_after(self.digits) == Some(next.digits))
@@ -62,7 +65,7 @@ impl ObjectNumber {
     }
 }
 
-/// Returns where the bytes at the end of `name` begin that all are digits.
+/// Returns the start of the trailing digits of `name`.
 fn digits_at_end(name: &[u8], is_digit: impl Fn(u8) -> bool) -> usize {
     name.iter().rposition(|byte| !is_digit(*byte)).map_or(0, |at| at + 1)
 }
@@ -75,7 +78,7 @@ fn has_letters(digits: u64) -> bool {
     nibbles(digits).any(|digit| digit > 9)
 }
 
-/// Returns the digits of the number that follows in decimal; `None` if these are no decimal digits.
+/// Returns the digits of the next number in decimal; `None` if these are not decimal digits.
 fn decimal_after(digits: u64) -> Option<u64> {
     if has_letters(digits) {
         return None;

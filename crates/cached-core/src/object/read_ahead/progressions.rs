@@ -1,9 +1,9 @@
-//! Progressions: accesses that go on where the last one ended, or by equal steps. A bounded table of those
-//! that are under way, and what each will ask for next.
+//! Progressions: accesses that continue where the last one ended, or advance by equal steps. A
+//! bounded table of the current progressions predicts what each will ask for next.
 //!
-//! The table sees accesses that were not answered from the cache, and *marks*: a mark lies on a bucket that
-//! was read ahead, and its first read shows how far the progression has come. Reads between two marks cost
-//! nothing.
+//! The table sees accesses that were not served from the cache, and *marks*: a mark is on a bucket
+//! that was read ahead, and its first read shows how far the progression has advanced. Reads
+//! between two marks cost nothing.
 //!
 //! ```text
 //!  asked for        next                 mark                       ahead
@@ -12,59 +12,62 @@
 //!                   │                    │ `ahead` is planned       │
 //! ```
 //!
-//! This is the read-ahead of Linux (Wu, Xi, Xu, "On the design of a new Linux readahead framework", SIGOPS
-//! OSR 42(5), 2008): a window that doubles, and a mark in it that asks for the next before it is needed. How
-//! long windows may become is decided by the caller.
+//! This is the read-ahead of Linux (Wu, Xi, Xu, "On the design of a new Linux readahead framework",
+//! SIGOPS OSR 42(5), 2008): a window that doubles, with a mark in it that triggers the next window
+//! before it is needed. The caller decides how long windows may become.
 //!
-//! Positions are bucket numbers of objects. A row of objects that differ by a number in their names alone is
-//! one sequence: a progression that comes to the end of an object goes on at the start of the next.
+//! Positions are bucket numbers of objects. A row of objects whose names differ only by a number is
+//! treated as a single sequence: a progression that reaches the end of an object continues at the
+//! start of the next.
 
 use std::ops::Range;
 
 use super::object_numbers::ObjectNumber;
 
-/// The most progressions that one table remembers. Of readers in order beside as many random reads, each must
-/// be remembered from its first miss to its second: twice as many as there are readers.
+/// The maximum number of progressions in a table. If there are as many random reads as sequential
+/// ones, each progression must be remembered from its first miss to its second: this takes twice as
+/// many as there are readers.
 pub(crate) const PROGRESSIONS_MAX: usize = 64;
-/// Of these, the most that newcomers cannot displace before they have been idle for long.
+/// The maximum number of progressions that newcomers cannot displace until they have been idle for
+/// long.
 const ESTABLISHED_MAX: usize = 48;
-/// Accesses of a table after which a progression that took no part in them can be displaced.
+/// The number of accesses to a table after which a progression without any can be displaced.
 const IDLE_MAX: u64 = 4096;
-/// Equal steps from which on is read ahead.
+/// The number of equal steps that triggers read-ahead.
 const STEPS_MIN: u32 = 3;
-/// The most ranges of one plan.
+/// The maximum number of ranges in a plan.
 const RANGES_MAX: u32 = 8;
 
-/// One access, in buckets.
+/// An access, in buckets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Access {
-    /// The hash of what the names of a row of objects have in common.
+    /// The hash of the common part of the names in a row of objects.
     pub(crate) row: u64,
     pub(crate) object: ObjectNumber,
     pub(crate) first: u32,
     /// The bucket after the last one.
     pub(crate) end: u32,
-    /// Where the object ends, as far as known.
+    /// The end of the object, as far as known.
     pub(crate) object_end: u32,
 }
 
-/// When, and how far ahead, may be read.
+/// The terms of read-ahead: when, and how far.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Terms {
     /// The first window of a progression, in buckets.
     pub(crate) window_min: u32,
-    /// The longest one; 0: nothing is read ahead.
+    /// The longest window; 0 disables read-ahead.
     pub(crate) window_max: u32,
-    /// The number of accesses in order from which on is read ahead.
+    /// The number of sequential accesses that triggers read-ahead.
     pub(crate) in_order_min: u32,
 }
 
 impl Terms {
-    /// Nothing is read ahead.
+    /// Terms that disable read-ahead.
     pub(crate) const NONE: Self = Self { window_min: 0, window_max: 0, in_order_min: u32::MAX };
 }
 
-/// Which buckets will be asked for: `len` of every `step`, from `first` on.
+/// The expected buckets: `len` of every `step`, from `first` on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Pattern {
     first: u32,
@@ -91,14 +94,15 @@ pub(crate) struct Plan {
     pub(crate) object: ObjectNumber,
     pub(crate) pattern: Pattern,
     count: u32,
-    /// Whether what lies between the ranges is read with them, in one request; it is not kept.
+    /// Whether the gaps between the ranges are read with them, in a single request; they are not
+    /// kept.
     is_joined: bool,
-    /// The bucket whose first read asks for the next plan.
+    /// The bucket whose first read triggers the next plan.
     pub(crate) mark: u32,
 }
 
 impl Plan {
-    /// Returns the ranges, as far as they lie before `end`.
+    /// Returns the ranges, cut at `end`.
     pub(crate) fn ranges(self, end: u32) -> impl Iterator<Item = Range<u32>> {
         let Pattern { first, len, step } = self.pattern;
         let (count, len) = match self.is_joined {
@@ -111,15 +115,15 @@ impl Plan {
     }
 }
 
-/// What has been found about an access.
+/// The result of looking up an access.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Found {
-    /// The buckets that its progression has asked for, this access included.
+    /// The number of buckets that the access's progression has requested, including this access.
     pub(crate) buckets: u64,
     pub(crate) plan: Option<Plan>,
 }
 
-/// One progression.
+/// A progression.
 #[derive(Clone, Copy, Debug)]
 struct Progression {
     row: u64,
@@ -128,15 +132,16 @@ struct Progression {
     first: u32,
     next: u32,
     object_end: u32,
-    /// The number of accesses in order.
+    /// The number of sequential accesses.
     in_order: u32,
-    /// From the last access to the next, if it goes by steps; and how often it has been that far.
+    /// The distance between accesses, if the progression goes by steps; and how often it has
+    /// occurred.
     step: u32,
     steps: u32,
     buckets: u64,
-    /// The last window, in buckets; 0: none yet.
+    /// The last window, in buckets; 0 if there was none yet.
     window: u32,
-    /// Where the next window begins: in this object, and in the one after it.
+    /// The start of the next window: in this object, and in the one after it.
     ahead: u32,
     ahead_in_next: u32,
     used_at: u64,
@@ -165,12 +170,13 @@ impl Progression {
         self.steps >= STEPS_MIN
     }
 
-    /// Whether an access goes on where this has ended, or within what was read ahead.
+    /// Returns whether an access continues where this progression has ended, or is within its
+    /// read-ahead.
     fn is_followed_by(&self, access: &Access) -> bool {
         if self.row != access.row || self.goes_by_steps() {
             false
         } else if self.object == access.object {
-            // The last bucket may be asked for again: the access before may have ended within it.
+            // The last bucket may be requested again: the access before may have ended within it.
             access.first + 1 >= self.next && access.first <= self.ahead
         } else {
             let is_at_end = self.next >= self.object_end || self.ahead_in_next > 0;
@@ -178,7 +184,7 @@ impl Progression {
         }
     }
 
-    /// Whether an access is as many steps on as have been read ahead, or fewer.
+    /// Returns whether an access is a number of steps ahead that is within the read-ahead.
     fn steps_to(&self, access: &Access) -> bool {
         let is_in_reach =
             access.first > self.first && access.first <= self.ahead.max(self.first.saturating_add(self.step));
@@ -189,7 +195,7 @@ impl Progression {
             && (access.first - self.first).is_multiple_of(self.step)
     }
 
-    /// Moves on to an access that [follows](Self::is_followed_by).
+    /// Advances to an access that [follows](Self::is_followed_by).
     fn follow(&mut self, access: &Access, is_mark: bool) {
         if self.object != access.object {
             self.object = access.object;
@@ -201,11 +207,11 @@ impl Progression {
             self.in_order = self.in_order.saturating_add(u32::from(!is_mark));
         }
         (self.first, self.object_end, self.steps) = (access.first, access.object_end, 0);
-        // Where the object ends may not have been known.
+        // The end of the object may not have been known before.
         self.ahead = self.ahead.min(self.object_end).max(self.next);
     }
 
-    /// Moves on by one step or more.
+    /// Advances by one or more steps.
     fn step_to(&mut self, access: &Access) {
         let steps = (access.first - self.first) / self.step;
         let len = self.next.saturating_sub(self.first).max(1);
@@ -215,7 +221,7 @@ impl Progression {
             (access.first, access.end.max(access.first + len), access.object_end);
     }
 
-    /// Returns the next window, if it is time for one.
+    /// Returns the next window, if it is due.
     fn plan(&mut self, terms: Terms) -> Option<Plan> {
         let is_enough = self.in_order >= terms.in_order_min || self.goes_by_steps();
         let asked = self.next - self.first.min(self.next);
@@ -247,14 +253,14 @@ impl Progression {
         Some(Plan::of_one(object, 0, self.window))
     }
 
-    /// Returns how many ranges of `len` buckets a window has room for.
+    /// Returns the number of ranges of `len` buckets that fit into a window.
     fn ranges_max(&self, len: u32) -> u32 {
         (self.window / len.max(1)).clamp(1, RANGES_MAX)
     }
 
-    /// Returns the next ranges of `len` buckets, as many as a window has room for.
+    /// Returns the next ranges of `len` buckets, as many as fit into a window.
     fn plan_steps(&mut self, len: u32) -> Option<Plan> {
-        // Where steps are longer than a window there is one range at a time.
+        // If steps are longer than a window, there is only a single range at a time.
         let ahead_of = self.ahead.saturating_sub(1).max(self.first) - self.first;
         let first = self.first + (ahead_of / self.step + 1) * self.step;
         let room = self.object_end.saturating_sub(first).div_ceil(self.step);
@@ -264,7 +270,7 @@ impl Progression {
             return None;
         }
         self.ahead = last.saturating_add(len);
-        // Where little lies between the ranges, that is read as well: it saves requests.
+        // If the gaps between the ranges are small, they are read as well, which saves requests.
         let is_joined = len * 4 >= self.step * 3;
         let mark = first + count / 2 * self.step;
         let pattern = Pattern { first, len, step: self.step };
@@ -289,7 +295,7 @@ pub(crate) struct Progressions {
 }
 
 impl Progressions {
-    /// Takes note of an access that the cache could not answer.
+    /// Observes an access that the cache could not serve.
     pub(crate) fn observe(&mut self, access: &Access, terms: Terms) -> Found {
         self.now += 1;
         if let Some(it) = self.all.iter_mut().find(|it| it.is_followed_by(access)) {
@@ -302,7 +308,7 @@ impl Progressions {
             it.step_to(access);
             return Found { buckets: it.buckets, plan: it.plan(terms) };
         }
-        // Perhaps the second of a number of steps.
+        // The access may be the second of a series of steps.
         let same = self.all.iter().filter(|it| it.row == access.row && it.object == access.object);
         let last =
             same.max_by_key(|it| it.used_at).filter(|last| last.window == 0 && last.first < access.first);
@@ -312,7 +318,7 @@ impl Progressions {
         found
     }
 
-    /// Takes note of the first read of a marked bucket.
+    /// Observes the first read of a marked bucket.
     pub(crate) fn reach_mark(&mut self, access: &Access, terms: Terms) -> Found {
         self.now += 1;
         let reached = |it: &&mut Progression| {
@@ -483,8 +489,8 @@ mod tests {
         assert!(observe(&mut table, 100_001, 1, 1).is_some(), "newcomers find a place");
     }
 
-    /// Whatever is observed, a plan lies within its object, is no longer than a window, and marks a bucket of
-    /// its own.
+    /// Whatever is observed, a plan is within its object, is no longer than a window, and marks one
+    /// of its own buckets.
     #[test]
     fn every_plan_is_within_bounds() {
         let mut state = 0x9e37_79b9_7f4a_7c15_u64;

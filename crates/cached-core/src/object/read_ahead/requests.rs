@@ -1,5 +1,5 @@
-//! What the background is to read ahead: a bounded queue. What finds it full is left to the reads that will
-//! ask for it.
+//! The bounded queue of read-ahead requests for the background. A request that finds the queue full
+//! is dropped: the reads will load the data themselves.
 
 use std::collections::VecDeque;
 use std::task::Waker;
@@ -10,28 +10,28 @@ use super::progressions::Plan;
 use crate::object::lock_ranks;
 use crate::sync::{Mutex, lock};
 
-/// The most requests that wait.
+/// The maximum number of waiting requests.
 const REQUESTS_MAX: usize = 256;
 
-/// What is to be done.
+/// A request to the background.
 #[derive(Clone, Debug)]
 pub(crate) enum Request {
-    /// To read ahead.
+    /// Read ahead.
     Fetch(Fetch),
-    /// To see what comes after a marked bucket that has been read.
+    /// Continue after a marked bucket that has been read.
     Marked(Marked),
 }
 
-/// What is to be read ahead, and of which object.
+/// The data to be read ahead, and their object.
 #[derive(Clone, Debug)]
 pub(crate) struct Fetch {
     pub(crate) id: ObjectId,
     pub(crate) plan: Plan,
-    /// Whether it bypasses the cache: it is kept until it has been read.
+    /// Whether the data bypass the cache: they are kept only until they have been read.
     pub(crate) is_passing: bool,
 }
 
-/// A bucket of the object in a node. The object with this hash may have left it.
+/// A bucket of the object in a node. The object with this hash may have left the node.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Marked {
     pub(crate) node: u32,
@@ -66,7 +66,7 @@ impl Requests {
         waker.into_iter().for_each(Waker::wake);
     }
 
-    /// Takes the oldest one; without one, `waker` is woken when there is.
+    /// Takes the oldest request; if there is none, `waker` is woken when there is.
     pub(crate) fn take(&self, waker: &Waker) -> Option<Request> {
         let mut state = lock(&self.0);
         let request = state.queue.pop_front();

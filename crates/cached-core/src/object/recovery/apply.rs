@@ -1,4 +1,4 @@
-//! One record: what it changes, and the change itself.
+//! Decodes and applies a single record.
 
 use std::time::Duration;
 
@@ -12,12 +12,12 @@ use crate::object::write::apply::{Again, apply_again_at_once, is_too_large};
 use crate::object::write::back::change_again;
 use crate::sync::Arc;
 
-/// How often a record is read in vain before it counts as damaged.
+/// The number of failed reads after which a record counts as damaged.
 pub(super) const READS_MAX: u32 = 10;
-/// The time between two attempts to read.
+/// The delay between two read attempts.
 pub(super) const READ_DELAY: Duration = Duration::from_secs(1);
 
-/// What a record changes.
+/// The change of a record, to be applied again.
 pub(super) struct Redo {
     pub(super) id: ObjectId,
     pub(super) hash: u64,
@@ -26,11 +26,12 @@ pub(super) struct Redo {
     again: Again,
 }
 
-/// Returns what a record changes: nothing if it is a part of a state, and not the last one. `earlier` returns
-/// that many records of the object before it.
+/// Returns the change of a record; `None` if the record is a part of a state other than the last.
+/// `earlier` returns up to the given number of records of the object before this one.
 ///
 /// # Errors
-/// `Corrupt` if the record is none of this program's, `TooLarge` if this cache does not take what it changes.
+/// `Corrupt` if this program cannot have written the record, `TooLarge` if this cache does not
+/// accept the change.
 pub(super) fn redo(
     shared: &Shared,
     position: Position,
@@ -42,7 +43,7 @@ pub(super) fn redo(
     let about = subject(head).map_err(|error| corrupt(error.to_string()))?;
     let Some(name) = about.name else { return Ok(None) };
     let id = ObjectId::new(about.namespace, name);
-    // The log must stay from there on until the change is stored.
+    // The log must be kept from this position until the change is stored.
     let mut first = position;
     let changes = match decode(head, payload).map_err(|error| corrupt(error.to_string()))? {
         Replayed::Change(change) => vec![change],
@@ -59,7 +60,8 @@ pub(super) fn redo(
                     {
                         state.extend(bytes);
                     }
-                    // A mark covers the first parts: the store has what they state, and the rest.
+                    // A mark covers the first parts: the store has their changes and those of the
+                    // other parts.
                     _ => return Ok(None),
                 }
             }
@@ -80,20 +82,20 @@ pub(super) fn redo(
     Ok(Some(Redo { hash: shared.hash(&id), id, changes, terms, again }))
 }
 
-/// Returns the changes that make a state.
+/// Returns the changes that produce a state.
 fn changes_of(state: PendingState) -> Vec<Change> {
-    // The object is there, if only empty.
+    // The object must exist, even if it is empty.
     let is_kept = state.is_present && !state.is_replaced;
     let first = is_kept.then(|| Change::Write { offset: 0, data: Segments::new() });
     first.into_iter().chain(state.into_changes()).collect()
 }
 
-/// Checks that a change is within the limits of this cache, which may be lower than those of the process that
-/// made it.
+/// Checks that a change is within the limits of this cache, which may be lower than those of the
+/// process that logged it.
 fn check(shared: &Shared, change: &Change) -> Result<()> {
     let limit = shared.control.config.object_bytes_max;
     match change {
-        // Its part beyond the largest object was cut off when it was made.
+        // The part beyond the maximum object size was cut off when the change was made.
         Change::Discard { offset, len_bytes } => range_end(*offset, *len_bytes, limit).map(drop)?,
         Change::WriteRuns { runs } => {
             let mut can = shared.store.can;
@@ -111,7 +113,7 @@ fn check(shared: &Shared, change: &Change) -> Result<()> {
 }
 
 impl Redo {
-    /// Makes the change, if all that it needs is at hand.
+    /// Applies the change, if everything that it needs is available at once.
     pub(super) fn at_once(&self, shared: &Shared) -> Option<Result<()>> {
         let [change] = &self.changes[..] else { return None };
         let Self { id, hash, terms, again, .. } = self;
@@ -119,10 +121,10 @@ impl Redo {
         Some(or_nothing_to_do(answer))
     }
 
-    /// Makes the change. What the store refuses for the time being is tried again.
+    /// Applies the change, and retries what the store refuses temporarily.
     ///
     /// # Errors
-    /// What trying again does not help against.
+    /// Permanent errors.
     pub(super) async fn make(&self, shared: &Arc<Shared>) -> Result<()> {
         for change in &self.changes {
             let mut delay = shared.control.config.retry_delay_min;
@@ -147,7 +149,7 @@ impl Redo {
     }
 }
 
-/// Cutting, discarding or removing what is not there changes nothing: it has been removed later.
+/// Truncating, discarding or removing a missing object has no effect: a later record removed it.
 fn or_nothing_to_do(made: Result<()>) -> Result<()> {
     match made {
         Err(Error::Missing) => Ok(()),
@@ -167,10 +169,10 @@ fn is_for_the_time_being(error: &Error) -> bool {
     )
 }
 
-/// Reads a record by its place; waits, and tries again, while the disk fails.
+/// Reads a record by its place; waits and retries while the disk fails.
 ///
 /// # Errors
-/// `Corrupt` if it is damaged, or the disk does not return it.
+/// `Corrupt` if the record is damaged, or the disk cannot read it.
 pub(super) async fn read(shared: &Shared, place: RecordPlace) -> Result<(Position, Head<'static>, Vec<u8>)> {
     let Some(source) = shared.journal.recovery.source.as_ref() else {
         return Err(Error::Corrupt("no journal".into()));
@@ -190,12 +192,12 @@ pub(super) async fn read(shared: &Shared, place: RecordPlace) -> Result<(Positio
     }
 }
 
-/// The thread that reads has panicked.
+/// Returns the error for a reader thread that has panicked.
 pub(super) fn not_read() -> Error {
     Error::Corrupt("the journal cannot be read any more: its thread has ended".into())
 }
 
-/// The error of operations on an object whose records are damaged.
+/// Returns the error of operations on an object whose records are damaged.
 pub(super) fn damage(error: &impl std::fmt::Display) -> Error {
     Error::Corrupt(format!("the journal's record of an acknowledged change is damaged: {error}").into())
 }

@@ -1,14 +1,16 @@
-//! Beginning: what the journal holds is read, and each namespace is claimed before its records are applied.
+//! The beginning of a recovery: the heads of the journal's records are read, and each namespace is
+//! claimed before its records are applied.
 //!
-//! The journal's records name the epoch under which they were made. The cache, which is the same writer as
-//! the one that wrote the journal, repeats that claim: if the store takes it, no other party has changed the
-//! namespace since, and the next epoch is claimed. If the store refuses it, the epoch in force is either one
-//! that this cache has claimed itself to void its journal, after the journal's disk had failed: then what the
-//! records state is stored, and they are left out. Or it is another writer's: then they must not be applied.
+//! The journal's records name the epoch under which they were made. The cache is the same writer as
+//! the one that wrote the journal, and repeats that claim. If the store accepts it, no other party
+//! has changed the namespace since, and the cache claims the next epoch. If the store refuses it,
+//! there are two cases. Either this cache claimed the epoch in force itself, to void its journal
+//! after the journal's disk had failed: then the changes of the records are stored, and the records
+//! are left out. Or another writer claimed it: then the records must not be applied.
 //!
-//! An attempt to begin that fails may leave claims in the store, also if no answer came. The next attempt repeats
-//! these instead of the journal's epochs: it would take its own claims for the ones that void the journal, and
-//! leave out what is not stored.
+//! A failed attempt to begin may leave claims in the store, even if no response arrived. The next
+//! attempt repeats these claims instead of the journal's epochs: otherwise it would take its own
+//! claims for the ones that void the journal, and leave out changes that are not stored.
 
 use std::collections::HashMap;
 
@@ -34,7 +36,8 @@ pub(crate) async fn begin(shared: &Arc<Shared>) -> Result<(), RecoveryError> {
     let mut found = collect(shared, replay.get())?;
     let took = shared.clock.now().since(begun);
     let end = Position(replay.get().end().0.saturating_sub(1));
-    // Where only an epoch was noted nothing is to be applied, whichever party is the writer by now.
+    // If only an epoch was recorded, there is nothing to apply, whichever party is the writer by
+    // now.
     let changed: Vec<usize> = (0..found.namespaces.len()).filter(|at| found.has_changes(*at)).collect();
     for each in changed.iter().map(|at| &found.namespaces[*at]) {
         if let Some(log) = &shared.journal.log {
@@ -81,7 +84,7 @@ pub(crate) async fn begin(shared: &Arc<Shared>) -> Result<(), RecoveryError> {
     Ok(())
 }
 
-/// The replay while the recovery has not begun: put back if it does not.
+/// The replay until the recovery has begun: it is put back if the recovery does not begin.
 struct Unbegun<'a> {
     recovery: &'a Recovery,
     unapplied: Option<Unapplied>,
@@ -89,12 +92,12 @@ struct Unbegun<'a> {
 
 impl Unbegun<'_> {
     fn get(&self) -> &Replay {
-        // It is taken out at the very end.
+        // The replay is taken out only at the very end.
         &self.unapplied.as_ref().expect("the recovery has not begun").replay
     }
 
     fn get_mut(&mut self) -> &mut Unapplied {
-        // As above.
+        // The same holds here.
         self.unapplied.as_mut().expect("the recovery has not begun")
     }
 
@@ -115,7 +118,7 @@ impl Drop for Unbegun<'_> {
     }
 }
 
-/// Reads the heads of all records to apply.
+/// Reads the heads of all records that must be applied.
 fn collect(shared: &Shared, replay: &Replay) -> Result<Found, RecoveryError> {
     let mut collector = Collector::default();
     let mut records = replay.records();
@@ -136,7 +139,7 @@ fn collect(shared: &Shared, replay: &Replay) -> Result<Found, RecoveryError> {
 }
 
 impl Overtaken {
-    /// Logs what is not applied, and where it is kept.
+    /// Logs the namespaces whose records are not applied, and where the journal's copy is kept.
     fn log(&self) {
         let Some(kept_in) = &self.kept_in else { return };
         let named = |(name, journal, in_force): &(Namespace, Epoch, Epoch)| {
@@ -151,7 +154,8 @@ impl Overtaken {
     }
 }
 
-/// Keeps a copy of the journal, and voids what it holds of a namespace that another writer has taken over.
+/// Keeps a copy of the journal, and voids the records of a namespace that another writer has taken
+/// over.
 async fn set_aside(
     shared: &Arc<Shared>,
     found: &FoundNamespace,
@@ -173,17 +177,17 @@ async fn set_aside(
     Ok(())
 }
 
-/// Logs a mark: nothing of the namespace up to `end` is replayed.
+/// Appends a mark: no record of the namespace up to `end` will be replayed.
 async fn void(shared: &Shared, found: &FoundNamespace, end: Position) -> Result<(), RecoveryError> {
     let mark = cached_journal::Head::mark(cached_journal::Scope::Namespace, end);
     let head = cached_journal::Head { namespace: found.number, ..mark };
     log(shared, |journal| journal.append(&Record { head, payload: &[] })).await
 }
 
-/// What a claim has found out about a namespace's records.
+/// The result of a claim, as regards the namespace's records.
 enum Claimed {
     ToApply,
-    /// This cache has voided them.
+    /// This cache has voided the records.
     Voided,
     /// Another writer's epoch is in force.
     Overtaken {
@@ -191,8 +195,9 @@ enum Claimed {
     },
 }
 
-/// Claims a namespace of the journal with the epoch after the one in force, if that is this cache's. `end`:
-/// the last position found; `claims`: those of this and of earlier attempts.
+/// Claims a namespace of the journal with the epoch after the one in force, if that is this
+/// cache's. `end` is the last position found; `claims` has the claims of this and of earlier
+/// attempts.
 async fn claim(
     shared: &Arc<Shared>,
     found: &FoundNamespace,
@@ -218,7 +223,8 @@ async fn claim(
                 );
                 void(shared, found, end).await?;
             }
-            // Exactly the next one: a claim of another writer in between is noticed.
+            // The new epoch is exactly the next one, so that a claim of another writer in between
+            // is noticed.
             let epoch = Epoch(own.0.saturating_add(1));
             log(shared, |journal| encode_epoch(found.number, name, epoch.0, |record| journal.append(record)))
                 .await?;
@@ -253,8 +259,8 @@ async fn log(
     log.journal().wait(appended.position).await.map_err(|error| RecoveryError::Disk(why(&error)))
 }
 
-/// Claims a namespace as the writer that may have claimed it before; `Err` within: the epoch in force, another
-/// writer's.
+/// Claims a namespace as the writer that may have claimed it before. The inner `Err` is the epoch
+/// in force, if it is another writer's.
 async fn claim_below(
     shared: &Shared,
     scope: &Scope,

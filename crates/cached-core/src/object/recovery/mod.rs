@@ -1,4 +1,4 @@
-//! Recovery: the changes that an earlier process logged and did not store are made again.
+//! Recovery: changes that an earlier process logged but did not store are applied again.
 //!
 //! ```text
 //!  begin (claims.rs)      the heads of the records are read, and each namespace is claimed
@@ -6,11 +6,12 @@
 //!                         out of turn (here)
 //!  the pass (pass.rs)     applies everything else, in the order of the log, by large sequential reads
 //! ```
-//! A record is applied as an ordinary write-back change (apply.rs), within the dirty limit, but is not logged
-//! again: it is in the log, which a hold keeps until the object is stored. To apply records twice does no
-//! harm, as long as each object's are applied in their order, up to the last one.
+//! A record is applied as an ordinary write-back change (apply.rs), within the dirty limit, but is
+//! not logged again: the log already has it, and a hold keeps it until the object is stored.
+//! Applying records twice is harmless, as long as the records of each object are applied in order,
+//! up to the last one.
 //!
-//! Where nothing is to be recovered, this costs one relaxed load for each operation.
+//! If there is nothing to recover, this costs each operation a single relaxed load.
 
 mod apply;
 mod claims;
@@ -26,11 +27,11 @@ use super::journal::unapplied::Standing;
 use super::shared::Shared;
 use crate::sync::Arc;
 
-/// Why a recovery cannot begin. It may be begun once more.
+/// The reason why a recovery cannot begin. The caller may try again.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum RecoveryError {
-    /// Another writer has taken over a namespace since the journal was written: its records must not be
-    /// applied, and no more journals may be kept aside.
+    /// Another writer has taken over a namespace since the journal was written: its records must
+    /// not be applied, and the maximum number of journals is already set aside.
     #[error(
         "the journal holds changes of namespace {namespace} made under epoch {journal_epoch}, and epoch {in_force} of another writer is in force: they must not be stored, and {max} overtaken journals are kept already, overtaken-1 to overtaken-{max}; `cachectl journal export` saves what one holds, then remove its directory", max = cached_journal::KEPT_ASIDE_MAX
     )]
@@ -42,21 +43,22 @@ pub enum RecoveryError {
         /// The epoch in force.
         in_force: Epoch,
     },
-    /// The journal cannot be read, or holds what this program does not know.
+    /// The journal cannot be read, or holds records that this program does not know.
     #[error(
         "the journal cannot be recovered: {0}; `cachectl journal verify` lists all damage, `cachectl journal export` saves what is readable, `cachectl journal discard` starts anew"
     )]
     Journal(String),
-    /// The journal's disk failed, or has no room at present. Nothing is damaged: it may work later.
+    /// The journal's disk failed, or has no space at present. Nothing is damaged, and a later
+    /// attempt may succeed.
     #[error("the journal's disk: {0}")]
     Disk(String),
-    /// The store did not answer as needed.
+    /// The store did not respond as required.
     #[error("the store cannot be asked who may write: {0}")]
     Store(Error),
 }
 
-/// Applies the rest of an object's records. Runs in the background of the cache, so that an operation that
-/// gives up stops nothing.
+/// Applies the rest of an object's records. It runs in the background of the cache, so an operation
+/// that gives up does not stop it.
 async fn recover(shared: Arc<Shared>, object: u32) {
     let _requested = Requested { shared: Arc::clone(&shared), object };
     loop {
@@ -85,10 +87,10 @@ async fn recover(shared: Arc<Shared>, object: u32) {
     }
 }
 
-/// Returns the change of an object's record `number`; nothing if a later record states it as well.
+/// Returns the change of an object's record `number`; `None` if a later record includes it.
 ///
 /// # Errors
-/// Why it cannot be made.
+/// The reason why the change cannot be made.
 fn prepare(
     shared: &Shared,
     object: u32,
@@ -101,10 +103,10 @@ fn prepare(
     apply::redo(shared, position, head, payload, earlier)
 }
 
-/// Keeps an object's record `number`, which is passed without being applied: the last part of its state needs
-/// it.
+/// Keeps an object's record `number`, which is passed without being applied, because the last part
+/// of its state needs it.
 fn keep_part(shared: &Shared, object: u32, number: u32, position: Position) {
-    // What could not be read on has ended the pass, and what it kept is kept elsewhere.
+    // If the object has failed, the pass has ended, and its records are kept elsewhere.
     if shared.journal.recovery.has_failed(object) {
         return;
     }
@@ -113,7 +115,8 @@ fn keep_part(shared: &Shared, object: u32, number: u32, position: Position) {
     }
 }
 
-/// Returns the `count` records before an object's record `number`, fewer if there are not as many.
+/// Returns the `count` records before an object's record `number`, or fewer if there are not as
+/// many.
 fn read_earlier(
     shared: &Shared,
     object: u32,
@@ -130,13 +133,13 @@ fn read_earlier(
     before.iter().copied().map(read).collect()
 }
 
-/// Gives an object up: the log states it once, and operations on the object fail.
+/// Gives up an object: logs the failure once, and makes operations on the object fail.
 fn fail(shared: &Shared, object: u32, why: Error) {
     tracing::error!(%why, "an object cannot be recovered from the journal: operations on it fail");
     shared.journal.recovery.fail(object, why);
 }
 
-/// Ends a request when it is dropped.
+/// Ends a request for out-of-turn recovery when dropped.
 struct Requested {
     shared: Arc<Shared>,
     object: u32,
@@ -148,7 +151,7 @@ impl Drop for Requested {
     }
 }
 
-/// A busy object: given free, and the tasks woken that wait for it, when this is dropped.
+/// A guard of a busy object: dropping it frees the object and wakes the tasks that wait for it.
 struct Busy {
     pub(crate) shared: Arc<Shared>,
     pub(crate) object: u32,

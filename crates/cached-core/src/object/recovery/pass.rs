@@ -1,7 +1,8 @@
-//! The pass: everything that was found is applied in the order of the log, a window of records at a time.
+//! The recovery pass: applies all records in the order of the log, one window of records at a time.
 //!
-//! The records of one object are applied in their order; objects of the same window go side by side where the
-//! store must be asked first. The journal's segments are released behind the pass.
+//! The records of an object are applied in order; different objects of a window are applied
+//! concurrently if the store must be asked first. The journal's segments are released behind the
+//! pass.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,7 +24,7 @@ use crate::object::tasks::wait_queue::wait;
 use crate::object::write::log_space::crowded_before;
 use crate::sync::Arc;
 
-/// The most records of one window.
+/// The maximum number of records in a window.
 const WINDOW_RECORDS: usize = 256;
 /// A window ends with the record that fills this many bytes of payload.
 const WINDOW_BYTES: usize = 1 << 20;
@@ -32,13 +33,13 @@ const WINDOW_BYTES: usize = 1 << 20;
 struct Found {
     position: Position,
     place: RecordPlace,
-    /// The number of its object, `None` if it has none.
+    /// The number of the record's object; `None` if it has none.
     object: Option<u32>,
-    /// What is left to do; `Err`: its payload is damaged.
+    /// The head and payload; `Err` if the payload is damaged.
     content: Result<(Head<'static>, Vec<u8>)>,
 }
 
-/// Applies everything that `replay` has.
+/// Applies all records of `unapplied`.
 pub(super) async fn run(shared: Arc<Shared>, unapplied: Unapplied) {
     let Unapplied { mut replay, logged, .. } = unapplied;
     let begun = shared.clock.now();
@@ -76,7 +77,7 @@ pub(super) async fn run(shared: Arc<Shared>, unapplied: Unapplied) {
     // Objects that cannot be recovered do not keep a log in trouble from being void.
     drop(logged);
     if let Some(log) = &shared.journal.log {
-        // The log may be waiting for it to be void.
+        // The log may be waiting to be declared void.
         log.events.changed();
     }
     let took = shared.clock.now().since(begun);
@@ -95,7 +96,7 @@ pub(super) async fn run(shared: Arc<Shared>, unapplied: Unapplied) {
     }
 }
 
-/// Reads the next records, none at the end; returns the reader as well, unless its thread has ended.
+/// Reads the next records, none at the end; also returns the reader, unless its thread has ended.
 ///
 /// # Errors
 /// If the chain of batches is broken, or the disk fails for good.
@@ -109,7 +110,7 @@ async fn read_window(shared: &Arc<Shared>, mut reader: Reader) -> (Result<Vec<Fo
         });
         let Some((back, window, error)) = read.await else { return (Err(apply::not_read()), None) };
         match error {
-            // What has been read before an error is applied first.
+            // Records read before an error are applied first.
             _ if !window.is_empty() => return (Ok(window), Some(back)),
             None => return (Ok(window), Some(back)),
             Some(ReadError::Disk(error)) if reads < READS_MAX => {
@@ -122,7 +123,7 @@ async fn read_window(shared: &Arc<Shared>, mut reader: Reader) -> (Result<Vec<Fo
     }
 }
 
-/// Reads the next records, up to the first that cannot be read.
+/// Reads the next records, up to the first one that cannot be read.
 fn read_at_once(shared: &Shared, reader: &mut Reader) -> (Vec<Found>, Option<ReadError>) {
     let (mut window, mut bytes) = (Vec::new(), 0);
     while window.len() < WINDOW_RECORDS && bytes < WINDOW_BYTES {
@@ -149,7 +150,8 @@ fn read_at_once(shared: &Shared, reader: &mut Reader) -> (Vec<Found>, Option<Rea
     (window, None)
 }
 
-/// Applies the records of a window that are not applied yet. It ends when all are, or never will be.
+/// Applies the records of a window that are not applied yet. Returns when every record is applied
+/// or never will be.
 async fn apply_window(shared: &Arc<Shared>, window: Vec<Found>) {
     let mut left = window;
     while !left.is_empty() {
@@ -168,23 +170,24 @@ async fn apply_window(shared: &Arc<Shared>, window: Vec<Found>) {
     }
 }
 
-/// One look at the records of a window that are left.
+/// A single round over the remaining records of a window.
 #[derive(Default)]
 struct Round {
-    /// The objects of which this round applies records.
+    /// The objects whose records this round applies.
     busy: BTreeMap<u32, Busy>,
-    /// What cannot be made at once.
+    /// The changes that cannot be made at once.
     later: BTreeMap<u32, Later>,
-    /// The objects of which another task applies records, and those records, to be looked at again.
+    /// The objects whose records another task is applying, and those records, to be checked again.
     elsewhere: Vec<u32>,
     again: Vec<Found>,
 }
 
 impl Round {
-    /// Applies a record, if everything it needs is at hand.
+    /// Applies a record, if everything that it needs is available.
     fn take(&mut self, shared: &Arc<Shared>, found: Found) {
         let Some(object) = found.object else {
-            // An epoch, of use to the claims alone, or a record of a namespace that is left out.
+            // The record is an epoch, which only the claims use, or belongs to a namespace that is
+            // left out.
             return shared.journal.recovery.count_applied(1);
         };
         if shared.journal.recovery.is_over(object, found.place) {
@@ -211,7 +214,7 @@ impl Round {
     }
 }
 
-/// The changes of one object that take waiting.
+/// The changes of a single object that must wait.
 struct Later {
     object: u32,
     first: Redo,
@@ -239,7 +242,7 @@ impl Later {
     }
 }
 
-/// Makes a record's change if everything it needs is at hand; returns the change if not.
+/// Makes a record's change if everything that it needs is available; otherwise returns the change.
 fn make_at_once(shared: &Shared, object: u32, found: Found) -> Option<Redo> {
     let (number, _) = shared.journal.recovery.next_of(object)?;
     let prepared = found
@@ -259,8 +262,8 @@ fn make_at_once(shared: &Shared, object: u32, found: Found) -> Option<Redo> {
     None
 }
 
-/// Releases the parts of the states that are applied. Those of objects that cannot be recovered stay: the
-/// next start must find the whole state.
+/// Releases the parts of applied states. The parts of objects that cannot be recovered stay,
+/// because the next start must find the whole state.
 fn release_parts(shared: &Shared) {
     shared.journal.recovery.parts.release(|object, last| match shared.journal.recovery.next_of(object) {
         Some((next, _)) => next > last + 1,
@@ -268,7 +271,7 @@ fn release_parts(shared: &Shared) {
     });
 }
 
-/// Lets other tasks of the background go on.
+/// Lets other tasks of the background run.
 async fn yield_now() {
     let mut has_yielded = false;
     poll_fn(|cx| {
@@ -281,21 +284,22 @@ async fn yield_now() {
     .await;
 }
 
-// Objects that cannot be recovered must not fill the log: their records stay until it is half full. From then on
-// the log has a note of each instead, a state that cannot be read: the next recovery fails the object by it. The
-// notes move on with the head of the log.
+// Objects that cannot be recovered must not fill the log: their records stay until the log is half
+// full. From then on the log has a note of each object instead: a state that cannot be read. The
+// next recovery fails the object because of the note. The notes move along with the head of the
+// log.
 
-/// How long it takes until notes are tried again for which there was no room.
+/// The delay before notes are retried for which there was no room.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// What keeps the objects from being forgotten.
+/// The holds that keep the objects from being forgotten.
 enum Kept<T> {
     Records(T),
     Notes(Hold),
 }
 
-/// Keeps the log from forgetting the objects of `replay` that cannot be recovered, for as long as the cache runs.
-/// `others`: what else keeps their records.
+/// Keeps the log from forgetting the objects of `replay` that cannot be recovered, for as long as
+/// the cache runs. `others` has the other holds of their records.
 pub(super) async fn keep_failed<T>(shared: &Shared, replay: Replay, others: T) {
     let Some(log) = &shared.journal.log else { return };
     let objects = match failed_objects(shared, &replay) {
@@ -345,7 +349,8 @@ fn failed_objects(shared: &Shared, replay: &Replay) -> Result<BTreeSet<ObjectId>
     Ok(objects)
 }
 
-/// Logs a note of each object; returns a hold of the first, or nothing if there was no room or the disk failed.
+/// Logs a note of each object. Returns a hold of the first note; `None` if there was no room or the
+/// disk failed.
 async fn note(log: &ChangeLog, objects: &BTreeSet<ObjectId>) -> Option<Hold> {
     if log.events.condition.state() != JournalState::Ok {
         return None;

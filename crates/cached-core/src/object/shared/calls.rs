@@ -1,5 +1,5 @@
-//! What an operation has others do: requests to the store, past the gate, counted and timed by namespace; and
-//! work of the background that goes on although the caller has given up.
+//! Work that an operation delegates: requests to the store through the gate, counted and timed by
+//! namespace, and work that the background continues after the caller has given up.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -27,7 +27,7 @@ impl std::ops::Deref for GateOf {
     }
 }
 
-/// A request that the store can be asked now. Dropped, it ends without an answer.
+/// A request that the gate has admitted. If it is dropped, it ends without a response.
 #[must_use = "the store is asked while this is held"]
 pub(crate) struct StoreCall {
     pass: Pass<GateOf>,
@@ -35,11 +35,11 @@ pub(crate) struct StoreCall {
     began: Timestamp,
 }
 
-/// Waits until a request of a namespace that carries `bytes` bytes may go to the store. A task that has one
-/// waits for no other.
+/// Waits until the gate admits a request of a namespace that carries `bytes` bytes. A task that
+/// holds an admitted request waits for no other.
 ///
 /// # Errors
-/// `Retryable` if too many wait already.
+/// `Retryable` if too many requests are waiting.
 pub(crate) async fn begin(
     shared: &Arc<Shared>,
     namespace: u16,
@@ -59,8 +59,8 @@ fn metrics(shared: &Shared, namespace: u16) -> &StoreMetrics {
 }
 
 impl StoreCall {
-    /// Ends the request, which has carried `bytes` bytes. The time of one that has failed says nothing of the
-    /// store's load.
+    /// Ends the request, which has carried `bytes` bytes. The time of a failed request says nothing
+    /// about the store's load.
     pub(crate) fn end<T>(self, shared: &Shared, answer: &Result<T>, bytes: u64) {
         let latency = shared.clock.now().since(self.began);
         metrics(shared, self.namespace).count(bytes, latency);
@@ -70,7 +70,7 @@ impl StoreCall {
     }
 }
 
-/// A flush under way of a namespace that was limited when it began.
+/// A flush in flight of a namespace that was limited when the flush began.
 pub(crate) struct LimitedFlush {
     shared: Arc<Shared>,
     namespace: u16,
@@ -78,7 +78,7 @@ pub(crate) struct LimitedFlush {
 }
 
 impl LimitedFlush {
-    /// Counts a flush of a namespace, if that is limited.
+    /// Counts a flush of a namespace, if the namespace is limited.
     pub(crate) fn begin(shared: &Arc<Shared>, namespace: u16, is_urgent: bool) -> Option<Self> {
         let of_it = &shared.control.namespaces.record(namespace).limited_flushes;
         of_it.is_limited().then(|| {
@@ -168,19 +168,19 @@ pub(crate) async fn expedite(handle: &Handle, ticket: &Arc<FlushTicket>, queue_n
     woken
 }
 
-/// Waits until everything of an object that is pending now is stored. The caller holds the object's whole
-/// range, so no further change comes.
+/// Waits until all currently pending changes of an object are stored. The caller holds the object's
+/// whole range, so no further change arrives.
 pub(crate) async fn store_pending(handle: &Handle) -> Result<()> {
     let ticket = Arc::new(FlushTicket::default());
     expedite(handle, &ticket, 0).await?;
     Stored(ticket).await.map_err(|error| match error {
-        // It concerns earlier changes: the caller has changed nothing yet.
+        // The error concerns earlier changes: the caller has changed nothing yet.
         Error::NotStored(why) => Error::Retryable(why),
         error => error,
     })
 }
 
-/// Fails every wait for the object's flush: the background has ended.
+/// Fails every wait for the object's flush, because the background has ended.
 pub(crate) fn abandon(handle: &Handle) {
     handle.post(|object, _| {
         let Some(activity) = object.activity_mut() else { return };

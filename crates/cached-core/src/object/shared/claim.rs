@@ -1,9 +1,9 @@
-//! Claiming epochs: for this cache where it is the writer, and asking the store which are in force; and
-//! dropping what other clients may have changed in the store.
+//! Claiming epochs for this cache if it is the writer, and asking the store for the epochs in
+//! force; dropping data that other clients may have changed in the store.
 //!
-//! A namespace is claimed before its first change is acknowledged, so that nothing is acknowledged that no
-//! store would take. What was read before the claim may have been changed by the previous writer, and is
-//! dropped.
+//! A namespace is claimed before its first change is acknowledged, so that no change is
+//! acknowledged that the store would refuse. Data that were read before the claim may have been
+//! changed by the previous writer, and are dropped.
 
 use blocker::{ClaimRequest, Epoch, Error, Event, Namespace, ObjectId, Result, Scope, Stamp};
 
@@ -18,24 +18,25 @@ use crate::object::store::epochs::{NAMESPACES_MAX, Own};
 use crate::object::tasks::wait_queue::Permits;
 use crate::sync::Arc;
 
-/// Claims of one namespace in a row that other writers may overtake.
+/// The maximum number of consecutive claims of a namespace that other writers may overtake.
 const CLAIM_TRIES_MAX: u32 = 32;
 
-/// Returns the epoch in force for a scope: a claim with epoch 0 changes nothing, and reports it.
+/// Returns the epoch in force for a scope: a claim with epoch 0 changes nothing and returns it.
 pub(crate) async fn ask_epoch(store: &StoreSide, scope: Scope) -> Result<Epoch> {
     match store.below.claim(ClaimRequest::ask(scope)).await {
         Ok(reply) => Ok(reply.epoch),
         Err(Error::Fenced { epoch }) => Ok(epoch),
-        // The question has changed nothing, whatever became of it.
+        // The query has changed nothing, whatever its outcome.
         Err(Error::OutcomeUnknown(why)) => Err(Error::Retryable(why)),
         Err(error) => Err(error),
     }
 }
 
-/// Returns the stamp of the next change of this cache in `namespace`; `None` where callers are the writers.
+/// Returns the stamp of the next change of this cache in `namespace`; `None` if callers are the
+/// writers.
 ///
 /// # Errors
-/// As [`own_epoch`].
+/// The same as for [`own_epoch`].
 pub(crate) async fn own_stamp(shared: &Arc<Shared>, namespace: &Namespace) -> Result<Option<Stamp>> {
     if shared.control.config.writer == Writer::Callers {
         return Ok(None);
@@ -47,10 +48,11 @@ pub(crate) async fn own_stamp(shared: &Arc<Shared>, namespace: &Namespace) -> Re
     Ok(Some(shared.store.epochs.next_stamp(epoch)))
 }
 
-/// Returns the epoch that this cache holds in `namespace`; claims it at first use.
+/// Returns the epoch that this cache holds in `namespace`; claims the namespace at first use.
 ///
 /// # Errors
-/// `Fenced` once another writer has taken over, or where no epoch is left; `Retryable`, and the store's.
+/// `Fenced` once another writer has taken over, or if no epoch is left; `Retryable`; errors of the
+/// store.
 pub(crate) async fn own_epoch(shared: &Arc<Shared>, namespace: &Namespace) -> Result<Epoch> {
     match shared.store.epochs.get(namespace) {
         Some(Own::Held(epoch)) => Ok(epoch),
@@ -67,10 +69,10 @@ pub(crate) async fn own_epoch(shared: &Arc<Shared>, namespace: &Namespace) -> Re
     }
 }
 
-/// Takes a namespace over with an epoch above the one in force.
+/// Takes over a namespace with an epoch above the one in force.
 ///
 /// # Errors
-/// `OutOfSpace` if no further namespace can be claimed, and those of [`own_epoch`].
+/// `OutOfSpace` if no further namespace can be claimed; errors of [`own_epoch`].
 async fn claim_first(shared: &Arc<Shared>, namespace: &Namespace) -> Result<Epoch> {
     if shared.store.epochs.is_full() {
         let why = format!("this cache is the writer of {NAMESPACES_MAX} namespaces, the most there can be");
@@ -79,20 +81,23 @@ async fn claim_first(shared: &Arc<Shared>, namespace: &Namespace) -> Result<Epoc
     let scope = Scope::Namespace(namespace.clone());
     let mut in_force = ask_epoch(&shared.store, scope.clone()).await?;
     for tries in 0..CLAIM_TRIES_MAX {
-        // Further each time: epochs just above may be in force in parts of the namespace.
+        // The step increases each time, because epochs just above may be in force in parts of the
+        // namespace.
         let epoch = Epoch(in_force.0.saturating_add(1 << tries));
         if epoch == in_force {
             tracing::error!(%namespace, %in_force, "the highest possible epoch is in force: nothing can be changed");
             return Err(Error::Fenced { epoch: in_force });
         }
-        // Before the claim: a recovery learns by it which epochs are its own.
+        // The epoch is logged before the claim, so that a recovery can tell which epochs are its
+        // own.
         log_waits::note_epoch(shared, namespace, epoch.0).await?;
         match claim_below(&shared.store, &scope, epoch).await {
             Ok(()) => {
                 if let Some(log) = &shared.journal.log {
                     log.names.claimed(namespace, epoch.0);
                 }
-                // What others claimed before this cache gave the namespace up, or lost it, binds it no more.
+                // Earlier claims of others, from before this cache gave up or lost the namespace,
+                // no longer bind it.
                 shared.store.claims.forget_parts(namespace, epoch);
                 drop_clean(shared, &scope).await?;
                 shared.store.epochs.set(namespace, Own::Held(epoch));
@@ -107,7 +112,7 @@ async fn claim_first(shared: &Arc<Shared>, namespace: &Namespace) -> Result<Epoc
     Err(Error::Retryable(why.into()))
 }
 
-/// Claims once more what was claimed before, which shows whether it is still in force.
+/// Repeats an earlier claim, which shows whether it is still in force.
 async fn claim_again(shared: &Arc<Shared>, namespace: &Namespace, epoch: Epoch) -> Result<Epoch> {
     let scope = Scope::Namespace(namespace.clone());
     match claim_below(&shared.store, &scope, epoch).await {
@@ -116,7 +121,7 @@ async fn claim_again(shared: &Arc<Shared>, namespace: &Namespace, epoch: Epoch) 
             Ok(epoch)
         }
         Err(Error::Fenced { epoch: newer }) if shared.store.epochs.renewed(namespace) == Some(newer) => {
-            // Our own claim, of which the answer was lost.
+            // This is our own claim, whose response was lost.
             claim_below(&shared.store, &scope, newer).await?;
             hold_renewed(shared, namespace, newer);
             Ok(newer)
@@ -128,8 +133,8 @@ async fn claim_again(shared: &Arc<Shared>, namespace: &Namespace, epoch: Epoch) 
                 "another writer has taken over: changes are refused until this cache is started again"
             );
             shared.hub.publish(&Event::Fenced(scope.clone(), newer));
-            // This cache does not learn what the new writer changes. In the background: a flush must not wait
-            // for memory.
+            // This cache does not learn of the new writer's changes. The cleanup runs in the
+            // background, because a flush must not wait for memory.
             let own = Arc::clone(shared);
             shared.background.add(Box::pin(async move { log_failure(drop_clean(&own, &scope).await) }));
             Err(Error::Fenced { epoch: newer })
@@ -138,11 +143,12 @@ async fn claim_again(shared: &Arc<Shared>, namespace: &Namespace, epoch: Epoch) 
     }
 }
 
-/// Claims every namespace anew of which the log has records: a recovery finds by it that they are void. A
-/// claim whose answer was lost is made once more.
+/// Claims again, with a new epoch, every namespace that has records in the log, so that a recovery
+/// finds the records to be void. A claim whose response was lost is repeated.
 ///
 /// # Errors
-/// The store's; then some are claimed, and the next call claims the others.
+/// Errors of the store; in this case some namespaces are claimed, and the next call claims the
+/// others.
 pub(crate) async fn claim_anew(shared: &Arc<Shared>) -> Result<()> {
     for namespace in shared.store.epochs.claimed() {
         if !log_waits::has_records(&shared.journal, &namespace)
@@ -154,7 +160,8 @@ pub(crate) async fn claim_anew(shared: &Arc<Shared>) -> Result<()> {
         let Some(Own::Held(epoch) | Own::Unconfirmed(epoch)) = shared.store.epochs.get(&namespace) else {
             continue;
         };
-        // The very next one: a higher one could pass over another writer's claim.
+        // The new epoch is exactly the next one: a higher one could pass over another writer's
+        // claim.
         let newer = Epoch(epoch.0.saturating_add(1));
         shared.store.epochs.renew(&namespace, newer);
         match claim_below(&shared.store, &Scope::Namespace(namespace.clone()), newer).await {
@@ -170,11 +177,11 @@ pub(crate) async fn claim_anew(shared: &Arc<Shared>) -> Result<()> {
     Ok(())
 }
 
-/// Notes that a namespace that this cache held is held with a new epoch.
+/// Records that this cache now holds a namespace with a new epoch.
 fn hold_renewed(shared: &Shared, namespace: &Namespace, epoch: Epoch) {
     if let Some(log) = &shared.journal.log {
         log.names.claimed(namespace, epoch.0);
-        // Only while nothing is logged, and all that was is stored.
+        // Only while nothing is being logged and all logged changes are stored.
         if log.events.condition.state() == JournalState::Draining
             && let Some(known) = log.names.get(namespace)
         {
@@ -188,15 +195,15 @@ async fn claim_below(store: &StoreSide, scope: &Scope, epoch: Epoch) -> Result<(
     let request = ClaimRequest::new(scope.clone(), epoch, store.epochs.writer);
     match store.below.claim(request).await {
         Ok(_) => Ok(()),
-        // The same writer may claim it again.
+        // The same writer may repeat the claim.
         Err(Error::OutcomeUnknown(why)) => Err(Error::Retryable(why)),
         Err(error) => Err(error),
     }
 }
 
-/// Takes note of the store's answer to a change of an object: if it has refused the change because of an epoch of
-/// this cache's own, the change can be made again; if because of another writer's, that may bind more than the
-/// object.
+/// Records the store's response to a change of an object. If the store has refused the change
+/// because of this cache's own epoch, the change can be repeated; if it was another writer's epoch,
+/// that epoch may cover more than the object.
 pub(crate) fn note_answer<T>(shared: &Shared, object: &ObjectId, answer: Result<T>) -> Result<T> {
     match answer {
         Err(Error::Fenced { epoch }) if shared.store.epochs.is_own(&object.namespace, epoch) => {
@@ -210,8 +217,8 @@ pub(crate) fn note_answer<T>(shared: &Shared, object: &ObjectId, answer: Result<
     }
 }
 
-/// Notes that the store has refused a change of an object because `newer` is in force: for the object alone,
-/// or for more.
+/// Records that the store has refused a change of an object because `newer` is in force: for the
+/// object alone, or for more.
 fn note_refusal(shared: &Shared, object: &ObjectId, newer: Epoch) {
     if shared.control.config.writer == Writer::Callers {
         return;
@@ -222,7 +229,7 @@ fn note_refusal(shared: &Shared, object: &ObjectId, newer: Epoch) {
     }
 }
 
-/// Notes that the store has reported a claim.
+/// Records a claim that the store has reported.
 pub(crate) fn note_claim_event(shared: &Shared, scope: &Scope, epoch: Epoch) {
     if shared.fences_callers() {
         return shared.store.claims.note(scope, epoch);
@@ -241,28 +248,28 @@ pub(crate) fn note_claim_event(shared: &Shared, scope: &Scope, epoch: Epoch) {
     }
 }
 
-/// Claims every held epoch once more, after events were missed, perhaps of claims. No caller waits for this:
-/// an epoch is held until the store refuses it.
+/// Repeats the claim of every held epoch after events, perhaps of claims, were missed. No caller
+/// waits for this: an epoch counts as held until the store refuses it.
 pub(crate) async fn check_epochs(shared: &Arc<Shared>) {
     for namespace in shared.store.epochs.held() {
         let Ok(_alone) = Permits::acquire(&shared.store.epochs.claiming).await else { return };
         if let Some(Own::Held(epoch)) = shared.store.epochs.get(&namespace) {
-            // A missing answer changes nothing: the next flush is refused if it must be.
+            // A missing response changes nothing: the next flush is refused if necessary.
             let _ = claim_again(shared, &namespace, epoch).await;
         }
     }
 }
 
-// Dropping what other clients may have changed in the store. Most of it is dropped in the objects' exclusive
-// sections; what needs buckets and finds none waits for them afterwards.
+// Dropping data that other clients may have changed in the store. Most are dropped in the objects'
+// exclusive sections; a drop that needs buckets and finds none waits for them afterwards.
 
-/// One wait is for at most this part of all buckets.
+/// A single wait is for at most this fraction of all buckets.
 const SHARE: u32 = 8;
 
-/// Drops the clean copies within a scope; returns how many bytes.
+/// Drops the clean copies within a scope; returns the number of bytes dropped.
 ///
 /// # Errors
-/// `Retryable` if that takes memory, and too many tasks wait for memory already.
+/// `Retryable` if dropping requires memory, and too many tasks are waiting for memory.
 pub(crate) async fn drop_clean(shared: &Arc<Shared>, scope: &Scope) -> Result<u64> {
     let mut dropped = 0;
     let mut rest = Vec::new();
@@ -280,10 +287,11 @@ pub(crate) async fn drop_clean(shared: &Arc<Shared>, scope: &Scope) -> Result<u6
     Ok(dropped)
 }
 
-/// Continues with an object of which `left` buckets are still to be narrowed to what is newer than the store.
+/// Continues to narrow the buckets of an object to sectors that are newer than the store; `left`
+/// buckets remain.
 ///
 /// # Errors
-/// `Retryable` if too many tasks wait for buckets already.
+/// `Retryable` if too many tasks are waiting for buckets.
 pub(crate) async fn narrow_rest(handle: Handle, mut left: u32) -> Result<()> {
     while left > 0 {
         let count = left.min(handle.shared.memory.pool.count_min() / SHARE).max(1);
@@ -298,15 +306,14 @@ pub(crate) async fn narrow_rest(handle: Handle, mut left: u32) -> Result<()> {
     Ok(())
 }
 
-/// Logs that something could not be dropped, and may be read once more, where no caller asked for it to be
-/// dropped.
+/// Logs that data could not be dropped, and may be read again, if no caller asked for the drop.
 pub(crate) fn log_failure<T>(result: Result<T>) {
     if let Err(error) = result {
         tracing::warn!(%error, "copies of what was changed in the store could not all be dropped");
     }
 }
 
-/// The objects within a scope that the index has.
+/// Returns the objects within a scope that are in the index.
 fn handles_of(shared: &Arc<Shared>, scope: &Scope) -> Vec<Handle> {
     let mut handles = Vec::new();
     match scope {
@@ -316,7 +323,7 @@ fn handles_of(shared: &Arc<Shared>, scope: &Scope) -> Vec<Handle> {
         _ => shared.objects.index.for_each(|in_use| {
             let id = shared.objects.index.id(in_use);
             let is_of_it = match scope {
-                // An object does not know all the domains it ever belonged to.
+                // An object does not know all the domains to which it ever belonged.
                 Scope::Domain(namespace, _) | Scope::Namespace(namespace) => id.namespace == *namespace,
                 _ => true,
             };

@@ -1,5 +1,5 @@
-//! Holding on to an object across waits: a use of it, and a claimed range. Each is given back when it is
-//! dropped, wherever its task was.
+//! Holding on to an object across waits: a use of it, and a locked range. Each is released on drop,
+//! wherever its task was.
 
 use std::future::poll_fn;
 use std::ops::Deref;
@@ -18,11 +18,11 @@ use crate::object::tasks::serial::Serial;
 use crate::object::tasks::wait_queue::wait;
 use crate::sync::{Arc, Mutex, lock};
 
-/// An object in use: it keeps its node in the index.
+/// An object in use: the handle keeps the object's node in the index.
 pub(crate) struct Handle {
     pub(crate) shared: Arc<Shared>,
     at: u32,
-    /// Its name, once it has been asked for.
+    /// The object's name, once it has been requested.
     id: OnceLock<ObjectId>,
 }
 
@@ -47,21 +47,22 @@ impl Deref for Handle {
 }
 
 impl Handle {
-    /// Takes over a use.
+    /// Takes over a use of an object.
     pub(crate) fn of(shared: &Arc<Shared>, in_use: InUse<'_>) -> Self {
         Self { shared: Arc::clone(shared), at: in_use.at, id: OnceLock::new() }
     }
 
-    /// A use of the object in the node `at`, if there is one.
+    /// Returns a handle of the object in the node `at`, if there is one.
     pub(crate) fn of_node(shared: &Arc<Shared>, at: u32) -> Option<Self> {
         shared.objects.index.use_placed(at).map(|in_use| Self::of(shared, in_use))
     }
 
-    /// The object called `id`; waits until it is recovered, and for a node of the index if need be.
+    /// Returns a handle of the object called `id`; waits until the object is recovered, and for a
+    /// node of the index if necessary.
     ///
     /// # Errors
-    /// `Retryable` if too many tasks wait already, `Unsupported` if the background of the cache has ended;
-    /// why the object cannot be recovered.
+    /// `Retryable` if too many tasks are waiting, `Unsupported` if the background of the cache has
+    /// ended; the reason why the object cannot be recovered.
     pub(crate) async fn acquire(shared: &Arc<Shared>, id: &ObjectId, hash: u64) -> Result<Self> {
         if shared.journal.recovery.is_active() {
             log_waits::object_recovered(shared, hash).await?;
@@ -69,7 +70,7 @@ impl Handle {
         Self::acquire_unrecovered(shared, id, hash).await
     }
 
-    /// As [`Self::acquire`], whether the object is recovered or not.
+    /// Like [`Self::acquire`], whether or not the object is recovered.
     pub(crate) async fn acquire_unrecovered(shared: &Arc<Shared>, id: &ObjectId, hash: u64) -> Result<Self> {
         if let Some(in_use) = shared.find(hash, id) {
             return Ok(Self::of(shared, in_use));
@@ -84,7 +85,7 @@ impl Handle {
         self.at
     }
 
-    /// Returns the number of its namespace.
+    /// Returns the number of the object's namespace.
     pub(crate) fn namespace(&self) -> u16 {
         self.shared.objects.index.namespace_of(self.at)
     }
@@ -111,7 +112,8 @@ impl Handle {
         run.await
     }
 
-    /// Queues a job for the object's exclusive section; it runs whether or not a task waits for it.
+    /// Queues a job for the object's exclusive section; the job runs whether or not a task waits
+    /// for it.
     pub(crate) fn post(&self, job: impl FnOnce(&mut Object, &Env<'_>) + Send + 'static) {
         let (own, hash) = (self.clone(), self.in_use().node.hash());
         Serial::post(self, move |object| job(object, &own.shared.env(own.at, hash)));
@@ -120,7 +122,7 @@ impl Handle {
     /// Queues for a range of the object, and waits until it is granted.
     ///
     /// # Errors
-    /// `Retryable` if too many requests wait for the object.
+    /// `Retryable` if too many requests are waiting for the object.
     pub(crate) async fn lock_range(&self, buckets: Buckets, kind: Kind) -> Result<RangeGuard> {
         let own = self.clone();
         let (guard, is_granted) =
@@ -136,7 +138,8 @@ impl Handle {
         let mut first = true;
         poll_fn(|cx| {
             if !std::mem::take(&mut first) {
-                // Woken, or polled for another reason: the caller looks again, and follows again if need be.
+                // The task was woken, or polled for another reason: the caller checks again, and
+                // follows again if necessary.
                 return Poll::Ready(());
             }
             let waker = cx.waker().clone();
@@ -153,7 +156,8 @@ impl Handle {
     }
 }
 
-/// Finds the object or gives it a node; `None` if no other object can leave at present.
+/// Looks up the object or adds it to the index; `None` if no other object can be evicted at
+/// present.
 fn enter_index<'a>(shared: &'a Shared, hash: u64, id: &ObjectId) -> Option<InUse<'a>> {
     let clear = |at, hash, object: &mut Object| shared.clear_for_eviction(at, hash, object);
     let entered = shared.objects.index.enter(hash, id, shared.control.namespaces.of(&id.namespace), clear);
@@ -187,11 +191,12 @@ pub(crate) struct RangeGuard {
 }
 
 impl RangeGuard {
-    /// Queues for a range, in the object's exclusive section; also returns whether it is granted. If the task
-    /// that waits for the section gives up, the guard is dropped with the section's result.
+    /// Queues for a range, in the object's exclusive section; also returns whether the range is
+    /// granted. If the task that waits for the section gives up, the guard is dropped with the
+    /// section's result.
     ///
     /// # Errors
-    /// `Retryable` if too many requests wait for the object.
+    /// `Retryable` if too many requests are waiting for the object.
     pub(crate) fn queue(
         handle: Handle,
         object: &mut Object,
@@ -275,7 +280,7 @@ mod shuttle_tests {
         ObjectId::new(Namespace::new("n").unwrap(), Name::new(name).unwrap())
     }
 
-    /// A cache of two objects, which may have two dirty buckets.
+    /// Returns a cache for two objects and at most two dirty buckets.
     fn shared() -> Arc<Shared> {
         let config = ObjectCacheConfig {
             memory_bytes_max: MEMORY_BYTES_MIN,
@@ -286,7 +291,7 @@ mod shuttle_tests {
         };
         let (cache, background) =
             ObjectCache::new(Arc::new(Memory::default()), config, Arc::new(SystemClock)).unwrap();
-        // Dropped, it would fail the waits that these tests are about.
+        // Dropping the background would fail the waits that these tests are about.
         std::mem::forget(background);
         Arc::clone(cache.shared())
     }
@@ -295,7 +300,7 @@ mod shuttle_tests {
         block_on(Handle::acquire(shared, id, shared.hash(id))).unwrap()
     }
 
-    /// Polls once, and gives up.
+    /// Polls `work` once, then gives up.
     fn give_up<T>(work: impl Future<Output = T>) -> Option<T> {
         match std::pin::pin!(work).poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(done) => Some(done),
@@ -303,8 +308,8 @@ mod shuttle_tests {
         }
     }
 
-    /// Overlapping ranges are held by one task at a time, by every task that asks and does not give up; and
-    /// nothing is left of them.
+    /// Overlapping ranges are held by one task at a time, and by every task that asks and does not
+    /// give up; nothing is left of them afterwards.
     #[test]
     fn a_range_has_one_holder_and_every_waiter_is_granted_it() {
         shuttle::check_random(
@@ -336,8 +341,8 @@ mod shuttle_tests {
         );
     }
 
-    /// An object in use keeps its node and its name; a task that needs the node gets it once it is no longer
-    /// in use, also when only a short exclusive section stood in the way.
+    /// An object in use keeps its node and its name; a task that needs the node gets it once the
+    /// object is no longer in use, even if only a short exclusive section was in the way.
     #[test]
     fn an_object_in_use_keeps_its_node_until_it_is_released() {
         shuttle::check_random(
@@ -376,7 +381,8 @@ mod shuttle_tests {
         );
     }
 
-    /// Room and buckets that were taken come back, and reach the tasks that wait, though some give up.
+    /// Room and buckets that were taken are returned and reach the waiting tasks, even if some give
+    /// up.
     #[test]
     fn returned_resources_reach_waiting_tasks() {
         shuttle::check_random(
@@ -387,7 +393,7 @@ mod shuttle_tests {
                     .map(|n| {
                         let shared = Arc::clone(&shared);
                         spawn(move || {
-                            // Each needs all the room, and most of the buckets.
+                            // Each task needs all of the room, and most of the buckets.
                             let taking = OwnedResources::acquire(&shared, 1, buckets - 2, 2);
                             let resources = if n == 1 { give_up(taking) } else { Some(block_on(taking)) };
                             if let Some(resources) = resources {

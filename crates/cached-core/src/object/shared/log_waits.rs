@@ -1,5 +1,5 @@
-//! Waiting for the log: for room, until a record or a mark is durable, until *stored* may be acknowledged, and
-//! until what an earlier process has logged is applied.
+//! Waiting for the log: for room, until a record or a mark is durable, until *stored* may be
+//! acknowledged, and until the changes of an earlier process are applied.
 
 use std::future::poll_fn;
 
@@ -17,7 +17,8 @@ use crate::sync::Arc;
 /// Waits for room in the log for the record of a change; `None` if the cache has no log.
 ///
 /// # Errors
-/// `Retryable` if too many tasks wait already, `Unsupported` if the background of the cache has ended.
+/// `Retryable` if too many tasks are waiting, `Unsupported` if the background of the cache has
+/// ended.
 pub(crate) async fn room(shared: &Shared, payload_bytes: u64) -> Result<Option<Room>> {
     let Some(log) = &shared.journal.log else { return Ok(None) };
     log.counts.waits.increment();
@@ -25,11 +26,11 @@ pub(crate) async fn room(shared: &Shared, payload_bytes: u64) -> Result<Option<R
     Ok(Some(flushed_meanwhile(shared, room).await?))
 }
 
-/// Waits until the log is durable up to a position; returns false if it will not be: then what the record
-/// states must be stored instead.
+/// Waits until the log is durable up to a position; returns false if it will not be: then the
+/// change of the record must be stored instead.
 ///
 /// # Errors
-/// `NotStored` if the deadline passes before.
+/// `NotStored` if the deadline passes first.
 pub(crate) async fn durable(
     shared: &Shared,
     position: Position,
@@ -40,12 +41,12 @@ pub(crate) async fn durable(
     until(&*shared.clock, deadline, late, async { Ok(committed(log, position).await) }).await
 }
 
-/// Waits until the log is durable up to a position; returns false if it never will be: then the log is in
-/// trouble when this returns.
+/// Waits until the log is durable up to a position; returns false if it never will be: in this case
+/// the log is no longer in the state `Ok` when this returns.
 ///
-/// A waiting task can learn that a record is not durable before the journal's event has been observed. Were
-/// the log believed to be in order for that moment, *stored* could be acknowledged while older records can
-/// still be replayed over what was stored.
+/// A waiting task can learn that a record is not durable before the journal's event has been
+/// observed. If the log still counted as working at that moment, *stored* could be acknowledged
+/// while older records can still be replayed over the stored data.
 pub(crate) async fn committed(log: &ChangeLog, position: Position) -> bool {
     let is_durable = log.journal().wait(position).await.is_ok();
     if !is_durable && log.journal().is_failed() {
@@ -54,10 +55,10 @@ pub(crate) async fn committed(log: &ChangeLog, position: Position) -> bool {
     is_durable
 }
 
-/// Waits while records in the log could be replayed over what has been stored past it.
+/// Waits while records in the log could be replayed over data that were stored past it.
 ///
 /// # Errors
-/// `Retryable` if too many tasks wait already.
+/// `Retryable` if too many tasks are waiting.
 pub(crate) async fn not_draining(journal: &JournalSide, namespace: &Namespace) -> Result<()> {
     let Some(log) = &journal.log else { return Ok(()) };
     if log.events.condition.state() != JournalState::Draining || !log.names.is_journaled(namespace) {
@@ -67,11 +68,11 @@ pub(crate) async fn not_draining(journal: &JournalSide, namespace: &Namespace) -
     wait(&log.events.draining, is_over).await
 }
 
-/// Returns the durability with which a change is acknowledged that the store has made with the durability
-/// `made`; waits if records in the log could undo what was asked.
+/// Returns the durability with which to acknowledge a change that the store has made with the
+/// durability `made`; waits if records in the log could undo the requested one.
 ///
 /// # Errors
-/// As [`not_draining`].
+/// The same as for [`not_draining`].
 pub(crate) async fn acknowledged(
     journal: &JournalSide,
     namespace: &Namespace,
@@ -87,10 +88,10 @@ pub(crate) async fn acknowledged(
     Ok(made.max(asked))
 }
 
-/// As [`not_draining`], for what a scope covers.
+/// Like [`not_draining`], for a scope.
 ///
 /// # Errors
-/// As [`not_draining`].
+/// The same as for [`not_draining`].
 pub(crate) async fn scope_not_draining(journal: &JournalSide, scope: &Scope) -> Result<()> {
     match scope {
         Scope::Object(ObjectId { namespace, .. })
@@ -104,21 +105,21 @@ pub(crate) async fn scope_not_draining(journal: &JournalSide, scope: &Scope) -> 
     }
 }
 
-/// Whether the log may have records of a namespace that would be replayed: then a change of it past the log
-/// needs a mark before it.
+/// Returns whether the log may have records of a namespace that would be replayed: then a change
+/// past the log requires a mark before it.
 pub(crate) fn has_records(journal: &JournalSide, namespace: &Namespace) -> bool {
     let known = journal.log.as_ref().and_then(|log| log.names.get(namespace));
     known.is_some_and(|known| known.has_unmarked())
 }
 
-/// Notes that the store has answered a change that it need not have stored, before the change is acknowledged:
-/// nothing of the namespace is logged before the store has stored it.
+/// Records, before a change is acknowledged, that the store has accepted it but may not have stored
+/// it durably: until it has, no change of the namespace is logged.
 pub(crate) fn note_forwarded(
     journal: &JournalSide,
     namespace: &Namespace,
     answer: std::result::Result<Durability, &Error>,
 ) {
-    // Some stores give more than they are asked for; what has failed may have been done.
+    // Some stores provide more durability than requested; a failed change may still have been made.
     let is_stored = answer.is_ok_and(|durability| durability >= Durability::Stored);
     if is_stored {
         return;
@@ -129,11 +130,12 @@ pub(crate) fn note_forwarded(
     }
 }
 
-/// Lets the store store what it has taken of a namespace past the log: also what an earlier process has sent
-/// it. A change that is logged afterwards survives a loss of power, so what was there before must.
+/// Makes the store persist changes of a namespace that it has accepted past the log, including
+/// those of an earlier process. A change that is logged afterwards survives a power failure, so
+/// earlier changes must survive it too.
 ///
 /// # Errors
-/// `Retryable` if the store cannot store it now.
+/// `Retryable` if the store cannot persist them now.
 pub(crate) async fn store_forwarded(shared: &Shared, namespace: &Namespace) -> Result<()> {
     let Some(log) = &shared.journal.log else { return Ok(()) };
     let known = log.names.number(namespace);
@@ -144,7 +146,7 @@ pub(crate) async fn store_forwarded(shared: &Shared, namespace: &Namespace) -> R
     let taken = known.forwarded.taken();
     match shared.store.below.flush(FlushRequest::new(Scope::Namespace(namespace.clone()))).await {
         Ok(_) => (),
-        // The rest is stored.
+        // Everything else is stored.
         Err(Error::WritesLost(why)) => {
             tracing::warn!(%namespace, %why, "the store has lost writes that were not logged");
         }
@@ -154,14 +156,14 @@ pub(crate) async fn store_forwarded(shared: &Shared, namespace: &Namespace) -> R
     Ok(())
 }
 
-/// Makes durable that nothing that the log has of an object is replayed. The caller holds all of the object,
-/// and everything of it is stored.
+/// Makes a mark durable, so that no record of an object is replayed. The caller holds the whole
+/// object, and all of its changes are stored.
 ///
-/// While the journal is in trouble no mark can be made; then *stored* is not acknowledged before the log is
-/// void.
+/// While the journal has failed, no mark can be made; in this case *stored* is not acknowledged
+/// before the log is void.
 ///
 /// # Errors
-/// As [`room`].
+/// The same as for [`room`].
 pub(crate) async fn mark_object(shared: &Arc<Shared>, object: &ObjectId) -> Result<()> {
     let Some(log) = &shared.journal.log else { return Ok(()) };
     let Some(namespace) = log.names.get(&object.namespace).filter(|it| it.has_unmarked()) else {
@@ -171,10 +173,10 @@ pub(crate) async fn mark_object(shared: &Arc<Shared>, object: &ObjectId) -> Resu
     privileged(shared, log, || log.mark_object(&namespace, object, up_to)).await
 }
 
-/// As [`mark_object`], of a namespace that has been stored since `up_to` was the last position.
+/// Like [`mark_object`], for a namespace that has been stored since `up_to` was the last position.
 ///
 /// # Errors
-/// As [`room`].
+/// The same as for [`room`].
 pub(crate) async fn mark_namespace(
     shared: &Arc<Shared>,
     namespace: &Namespace,
@@ -197,10 +199,11 @@ pub(crate) async fn mark_namespace(
     Ok(())
 }
 
-/// Makes the record of an epoch durable with which a namespace is about to be claimed.
+/// Makes the record of an epoch durable, with which a namespace is about to be claimed.
 ///
 /// # Errors
-/// As [`room`]; `Retryable` if the journal is in trouble and has records of the namespace.
+/// The same as for [`room`]; `Retryable` if the journal has failed and has records of the
+/// namespace.
 pub(crate) async fn note_epoch(shared: &Arc<Shared>, namespace: &Namespace, epoch: u64) -> Result<()> {
     let Some(log) = shared.journal.log.as_ref().filter(|log| log.names.is_journaled(namespace)) else {
         return Ok(());
@@ -219,8 +222,8 @@ pub(crate) async fn note_epoch(shared: &Arc<Shared>, namespace: &Namespace, epoc
     Ok(())
 }
 
-/// Appends a record that may use the last tenth of the journal, and waits until it is durable, or the journal
-/// is in trouble.
+/// Appends a record that may use the last tenth of the journal, and waits until it is durable or
+/// the journal has failed.
 async fn privileged(
     shared: &Arc<Shared>,
     log: &ChangeLog,
@@ -231,23 +234,23 @@ async fn privileged(
         Err(Full) => flushed_meanwhile(shared, wait(&log.events.room, || append().ok())).await?,
     };
     if let Some(position) = appended {
-        // What is not durable has begun trouble.
+        // If the record is not durable, the log has left the state `Ok`.
         committed(log, position).await;
     }
     Ok(())
 }
 
-/// Closes the journal. If everything that it has is stored, none of it is replayed; the records of objects
+/// Closes the journal. If all of its changes are stored, none is replayed; the records of objects
 /// that could not be recovered are kept, for the next start and for the tools.
 ///
 /// # Errors
 /// `NotStored` if the journal's disk has failed.
 pub(crate) async fn close(journal: &JournalSide) -> Result<()> {
     let Some(log) = &journal.log else { return Ok(()) };
-    // Before the look at what is not stored.
+    // The position must be read before checking what is not stored.
     let up_to = log.last_position();
     let recovered = journal.recovery.progress();
-    // A mark of everything would cover the records of what could not be recovered.
+    // A mark of everything would cover the records of objects that could not be recovered.
     let is_recovered = recovered.is_done && recovered.objects_failed == 0;
     let is_stored = !log.events.condition.has_logged();
     if is_recovered
@@ -255,7 +258,7 @@ pub(crate) async fn close(journal: &JournalSide) -> Result<()> {
         && log.names.has_unmarked()
         && let Ok(position) = log.mark_all(up_to)
     {
-        // What cannot be marked is replayed once more.
+        // Without the mark, the changes are replayed again.
         let _ = log.journal().wait(position).await;
     }
     log.journal()
@@ -266,7 +269,8 @@ pub(crate) async fn close(journal: &JournalSide) -> Result<()> {
 /// Waits until the object with this hash is recovered.
 ///
 /// # Errors
-/// Why it cannot be; `Unsupported` if the background of the cache has ended.
+/// The reason why the object cannot be recovered; `Unsupported` if the background of the cache has
+/// ended.
 pub(crate) async fn object_recovered(shared: &Arc<Shared>, hash: u64) -> Result<()> {
     let waiting = poll_fn(|cx| {
         let (poll, requested) = shared.journal.recovery.poll_object(hash, cx.waker());
@@ -283,10 +287,11 @@ pub(crate) async fn object_recovered(shared: &Arc<Shared>, hash: u64) -> Result<
     flushed_meanwhile(shared, waiting).await
 }
 
-/// Waits until everything within a scope is recovered, an order domain's namespace with it.
+/// Waits until everything within a scope is recovered; for an order domain, its whole namespace.
 ///
 /// # Errors
-/// Why an object of it cannot be; `Unsupported` if the background of the cache has ended.
+/// The reason why an object in the scope cannot be recovered; `Unsupported` if the background of
+/// the cache has ended.
 pub(crate) async fn scope_recovered(shared: &Arc<Shared>, scope: &Scope) -> Result<()> {
     if !shared.journal.recovery.is_active() {
         return Ok(());

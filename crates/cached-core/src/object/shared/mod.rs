@@ -1,5 +1,5 @@
-//! What all operations of one cache share: its parts, the names and versions of objects, and the way into an
-//! object's exclusive section.
+//! The state that all operations of a cache share: its parts, the names and versions of objects,
+//! and the entry into an object's exclusive section.
 
 pub(crate) mod calls;
 pub(crate) mod claim;
@@ -39,14 +39,14 @@ pub(crate) struct Shared {
     pub(crate) journal: JournalSide,
     pub(crate) objects: Objects,
     pub(crate) clock: Arc<dyn Clock>,
-    /// The objects that are read most.
+    /// The most frequently read objects.
     pub(crate) hot: HotSketch,
     pub(crate) metrics: Metrics,
     pub(crate) read_ahead: ReadAhead,
     /// The subscribers to this cache's events.
     pub(crate) hub: EventHub,
     pub(crate) background: BackgroundQueue,
-    /// When the cache was made.
+    /// The time when the cache was created.
     pub(crate) made_at: Timestamp,
 }
 
@@ -86,7 +86,7 @@ impl Shared {
         self.objects.hasher.hash_pair(id.namespace.as_bytes(), id.name.as_bytes())
     }
 
-    /// Whether stamps and claims of callers are accepted.
+    /// Returns whether stamps and claims of callers are accepted.
     pub(crate) fn fences_callers(&self) -> bool {
         self.store.can.fencing && self.control.config.writer == Writer::Callers
     }
@@ -111,15 +111,16 @@ impl Shared {
         self.objects.index.get(hash, id)
     }
 
-    /// Whether an object has changes of an earlier process that are not applied yet: no caller may see it.
+    /// Returns whether an object has unapplied changes of an earlier process: then no caller may
+    /// see the object.
     #[inline]
     pub(crate) fn is_unrecovered(&self, hash: u64) -> bool {
         self.journal.recovery.is_active() && !self.journal.recovery.is_recovered(hash)
     }
 
-    /// Runs `job` in the exclusive section of the object called `id`, if the index has it, it is recovered,
-    /// and no thread is inside. `ahead` runs before the name has been compared, to prefetch memory that `job`
-    /// will read.
+    /// Runs `job` in the exclusive section of the object called `id`, if the object is in the index
+    /// and recovered, and no thread is inside. `ahead` runs before the name has been compared, to
+    /// prefetch memory that `job` will read.
     #[inline]
     pub(crate) fn at_once<R>(
         &self,
@@ -134,7 +135,7 @@ impl Shared {
         self.enter_at_once(hash, id, ahead, job)
     }
 
-    /// As [`Self::at_once`], whether the object is recovered or not.
+    /// Like [`Self::at_once`], whether or not the object is recovered.
     #[inline]
     pub(crate) fn enter_at_once<R>(
         &self,
@@ -151,7 +152,7 @@ impl Shared {
         }
         let answer = job(found.section.value(), &env);
         drop(found);
-        // A thread that wanted to evict the object, or a bucket of it, may have found us inside.
+        // A thread that tried to evict the object, or a bucket of it, may have found us inside.
         self.objects.node_waiters.notify();
         self.memory.section_ended();
         Some(answer)
@@ -176,8 +177,8 @@ impl Shared {
         goes
     }
 
-    /// Called when an operation on the node `at` has ended: an object that was marked to leave goes if
-    /// nothing keeps it.
+    /// Called when an operation on the node `at` has ended: evicts an object that is marked as
+    /// leaving, if nothing keeps it.
     pub(crate) fn finalize(&self, at: u32) {
         if !self.objects.index.is_leaving(at) {
             return;
@@ -190,7 +191,7 @@ impl Shared {
         }
     }
 
-    /// Ends a use of a node: a task that waits for one may find it free.
+    /// Ends a use of a node, which a waiting task may then find free.
     #[inline]
     pub(crate) fn unuse(&self, in_use: InUse<'_>) {
         self.objects.index.unuse(in_use);
@@ -198,21 +199,22 @@ impl Shared {
         self.memory.section_ended();
     }
 
-    /// Whether flushing something should not wait for age.
+    /// Returns whether some flush should begin regardless of age.
     pub(crate) fn is_under_pressure(&self) -> bool {
         self.metrics.dirty_room.is_any_pressed() || self.is_memory_short()
     }
 
-    /// Whether tasks wait for what any flush gives back: flushing should not wait for age, whatever the
-    /// namespace.
+    /// Returns whether tasks wait for resources that any flush frees: then flushes should begin
+    /// regardless of age, whatever the namespace.
     pub(crate) fn is_memory_short(&self) -> bool {
         self.memory.pool.waiters().has_waiters()
             || self.objects.node_waiters.has_waiters()
             || self.journal.log.as_ref().is_some_and(|log| log.events.room.has_waiters())
     }
 
-    /// Whether an object's change may be acknowledged as far as the writer goes: callers are the writers, or
-    /// its namespace has been looked up since an epoch last became unconfirmed.
+    /// Returns whether the writer's epoch permits a change of an object to be acknowledged: callers
+    /// are the writers, or the object's namespace has been looked up since an epoch last became
+    /// unconfirmed.
     #[inline]
     pub(crate) fn owns(&self, object: &Object) -> bool {
         self.control.config.writer == Writer::Callers || object.head.owned == self.store.epochs.generation()

@@ -1,4 +1,5 @@
-//! The parts of a cache that have owners of their own. A function that needs one part alone takes that.
+//! The separately owned parts of a cache. A function that needs only a single part takes only that
+//! part.
 
 use blocker::{Blocker, Capabilities, Clock};
 
@@ -23,20 +24,20 @@ use crate::object::store::epochs::{Epochs, KnownClaims};
 use crate::object::tasks::wait_queue::{Permits, WaitQueue};
 use crate::sync::{Arc, AtomicBool, AtomicU32, AtomicU64, Mutex, Ordering};
 
-/// The store, and what is known and counted of it.
+/// The store, with its known state and counters.
 pub(crate) struct StoreSide {
     pub(crate) below: Arc<dyn Blocker>,
-    /// What the store could do when the cache was made.
+    /// The capabilities of the store when the cache was created.
     pub(crate) can: Capabilities,
-    /// Where requests to the store are put in order.
+    /// The gate, which orders requests to the store.
     pub(crate) gate: Gate,
     /// Callers' claims.
     pub(crate) claims: KnownClaims,
-    /// The claims of this cache, where it is the writer.
+    /// The claims of this cache, if it is the writer.
     pub(crate) epochs: Epochs,
-    /// Flushes under way of namespaces that are limited at the gate.
+    /// The number of flushes in flight of namespaces that are limited at the gate.
     pub(crate) limited_flushes: AtomicU32,
-    /// Flushes that failed since one succeeded.
+    /// The number of flushes that have failed since one last succeeded.
     pub(crate) failing: AtomicU32,
 }
 
@@ -64,7 +65,7 @@ impl StoreSide {
     }
 }
 
-/// The buckets, and the queues in which they wait for their eviction.
+/// The buckets and their eviction queues.
 pub(crate) struct Memory {
     pub(crate) pool: Pool,
     pub(crate) queues: Queues,
@@ -72,8 +73,8 @@ pub(crate) struct Memory {
     pub(crate) shares: MemoryShares,
     /// The shard of the eviction queues from which the next victim is taken.
     next_shard: AtomicU32,
-    /// An eviction was given up because a thread was inside the object; read at the end of every exclusive
-    /// section.
+    /// Whether an eviction was given up because a thread was inside the object; read at the end of
+    /// every exclusive section.
     has_missed_eviction: AtomicBool,
 }
 
@@ -96,8 +97,8 @@ impl Memory {
         }
     }
 
-    /// Notes that an eviction is about to be given up: the end of an exclusive section wakes the tasks that
-    /// wait for buckets.
+    /// Records that an eviction is about to be given up: the end of an exclusive section will wake
+    /// the tasks that wait for buckets.
     pub(crate) fn note_missed_eviction(&self) {
         self.has_missed_eviction.store(true, Ordering::SeqCst);
     }
@@ -112,22 +113,23 @@ impl Memory {
         }
     }
 
-    /// Returns the shard of the eviction queues to begin with, another one each time.
+    /// Returns the shard of the eviction queues to begin with, a different one each time.
     pub(crate) fn next_queue_shard(&self) -> usize {
         self.next_shard.fetch_add(1, Ordering::Relaxed) as usize
     }
 }
 
-/// What is configured for the cache and its namespaces, and the terms that follow from it.
+/// The configuration of the cache and its namespaces, and the terms that result from it.
 pub(crate) struct Control {
-    /// The configuration at the start. What can change since is in `live`, `namespaces`, the metrics and the gate.
+    /// The configuration at the start. Values that can change are in `live`, `namespaces`, the
+    /// metrics and the gate.
     pub(crate) config: ObjectCacheConfig,
-    /// The settings in force for the namespaces, by their sources; locked while they change.
+    /// The current settings of the namespaces by source; locked while they change.
     pub(crate) settings: Mutex<Settings>,
     pub(crate) live: LiveValues,
     pub(crate) namespaces: Namespaces,
     pub(crate) quotas: Quotas,
-    /// Whether requests go to the cache.
+    /// The attach state: whether requests go through the cache.
     pub(crate) attaching: Attaching,
 }
 
@@ -144,34 +146,35 @@ impl Control {
     }
 }
 
-/// The log of changes, and its records of an earlier process.
+/// The log of changes, and the records of an earlier process.
 pub(crate) struct JournalSide {
     /// The log, if the cache has a journal.
     pub(crate) log: Option<ChangeLog>,
-    /// Changes of this cache's callers that the store has taken and need not have stored.
+    /// Changes by callers of this cache that the store has accepted, but not necessarily stored
+    /// durably.
     pub(crate) forwarded: Forwarded,
-    /// Changes that an earlier process has logged and this one has not applied.
+    /// The recovery of changes that an earlier process has logged and this one has not applied.
     pub(crate) recovery: Recovery,
 }
 
 /// The number of counters that versions are drawn from.
 const VERSION_STRIPES: usize = 8;
 
-/// The objects that the cache knows.
+/// The known objects.
 pub(crate) struct Objects {
     pub(crate) index: Index,
     pub(crate) dirty_queue: DirtyQueue,
-    /// Changes that were acknowledged here and can never be stored.
+    /// Acknowledged changes that can never be stored.
     pub(crate) losses: Losses,
     pub(super) hasher: KeyHasher,
     versions: [AtomicU64; VERSION_STRIPES],
-    /// The versions that callers see for those of the store.
+    /// The versions that callers see in place of the store's.
     pub(crate) remembered: Versions,
     /// Tasks that wait for a node of the index.
     pub(crate) node_waiters: WaitQueue,
-    /// One object at a time is read back and written in full.
+    /// Allows a single object at a time to be read back and written in full.
     pub(crate) restoring: Permits,
-    /// For the one copy that may hold one object's node while it waits for another's.
+    /// Allows a single copy at a time to hold an object's node while it waits for another's.
     pub(crate) pairing: Permits,
 }
 

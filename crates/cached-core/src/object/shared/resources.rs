@@ -1,5 +1,5 @@
-//! What a change or a load will use: free buckets, by evicting clean ones, and room for dirty data, held
-//! across waits.
+//! The resources of a change or a load, held across waits: free buckets, obtained by evicting clean
+//! ones, and room for dirty data.
 
 use std::future::{Future, poll_fn};
 use std::task::Poll;
@@ -14,12 +14,13 @@ use crate::object::state::{Loaded, Missing, Object, Resources};
 use crate::object::tasks::wait_queue::wait;
 use crate::sync::Arc;
 
-/// What a change will use, held across waits: buckets, and room for dirty data. Dropped, it gives back what is left.
+/// The resources of a change, held across waits: buckets, and room for dirty data. When dropped,
+/// the unused rest is returned.
 pub(crate) struct OwnedResources {
     shared: Arc<Shared>,
     reserved: Option<Detached>,
     credits: u32,
-    /// The number of the namespace that the credits are taken for.
+    /// The number of the namespace for which the credits are taken.
     namespace: u16,
 }
 
@@ -28,12 +29,13 @@ impl OwnedResources {
         Self { shared: Arc::clone(shared), reserved: None, credits: 0, namespace: OTHERS }
     }
 
-    /// Waits for `buckets` free buckets, and room for `credits` dirty ones of the namespace with this number.
-    /// While it waits for room it holds nothing, and while it waits for buckets only room, which other waiters
-    /// need in the same order.
+    /// Waits for `buckets` free buckets, and room for `credits` dirty buckets of a namespace. While
+    /// waiting for room it holds nothing; while waiting for buckets it holds only room, which other
+    /// waiters acquire in the same order.
     ///
     /// # Errors
-    /// `Retryable` if too many tasks wait already, `Unsupported` if the background of the cache has ended.
+    /// `Retryable` if too many tasks are waiting, `Unsupported` if the background of the cache has
+    /// ended.
     pub(crate) async fn acquire(
         shared: &Arc<Shared>,
         namespace: u16,
@@ -52,22 +54,22 @@ impl OwnedResources {
         Ok(resources)
     }
 
-    /// Takes up to `buckets` buckets that can be had at once.
+    /// Takes up to `buckets` buckets that are available at once.
     pub(crate) fn at_hand(shared: &Arc<Shared>, buckets: u32) -> Self {
         let reserved = reserve_up_to(shared, buckets).detach();
-        // A waiting task may have found the buckets in use that the call above looked at.
+        // A waiting task may have missed the buckets that the call above was examining.
         shared.memory.pool.waiters().notify();
         let mut resources = Self::none(shared);
         resources.reserved = Some(reserved);
         resources
     }
 
-    /// Whether `missing` is more than what is held.
+    /// Returns whether `missing` exceeds the held resources.
     pub(crate) fn lacks(&self, missing: &Missing) -> bool {
         missing.buckets > self.reserved.as_ref().map_or(0, Detached::count) || missing.credits > self.credits
     }
 
-    /// Calls `job` with the resources, and keeps what it leaves.
+    /// Calls `job` with the resources, and keeps the rest.
     pub(crate) fn with<R>(
         &mut self,
         loaded: Option<&Loaded>,
@@ -94,7 +96,7 @@ impl Drop for OwnedResources {
 /// Waits, and wakes the background once the wait has begun: it flushes while tasks wait.
 ///
 /// # Errors
-/// As the wait, or `Unsupported` if the background has ended.
+/// Errors of the wait, or `Unsupported` if the background has ended.
 pub(crate) async fn flushed_meanwhile<T>(
     shared: &Shared,
     wait: impl Future<Output = Result<T>>,
@@ -127,7 +129,7 @@ async fn wait_for_room(shared: &Arc<Shared>, namespace: u16, credits: u32) -> Re
     loop {
         let pool = room.pool_of(namespace);
         let taking = || {
-            // Its room may come from another pool by now: then this is the wrong place to wait.
+            // The namespace may use another pool by now: then this is the wrong queue.
             let has_moved = room.pool_of(namespace) != pool;
             (has_moved || room.take(namespace, credits)).then_some(has_moved)
         };
@@ -137,10 +139,12 @@ async fn wait_for_room(shared: &Arc<Shared>, namespace: u16, credits: u32) -> Re
     }
 }
 
-/// Buckets that are evicted beyond what is needed, so that the next few changes find free ones.
+/// The number of buckets that are evicted beyond the need, so that the next few changes find free
+/// ones.
 const EVICT_AHEAD: u32 = 4;
 
-/// Takes `count` buckets, evicting clean ones if too few are free; fewer if none can be evicted.
+/// Takes `count` buckets, evicting clean ones if too few are free; takes fewer if none can be
+/// evicted.
 pub(crate) fn reserve_up_to(shared: &Shared, count: u32) -> Reserved<'_> {
     if !shared.memory.shares.is_common_only() {
         keep_maxima(shared, count);
@@ -162,8 +166,8 @@ pub(crate) fn reserve_up_to(shared: &Shared, count: u32) -> Reserved<'_> {
     reserved
 }
 
-/// Takes exactly `count` buckets, or none. Called by [`WaitQueue`](crate::object::tasks::wait_queue::WaitQueue) alone, which
-/// lets other waiters try afterwards.
+/// Takes exactly `count` buckets, or none. Called only by
+/// [`WaitQueue`](crate::object::tasks::wait_queue::WaitQueue), which then lets other waiters try.
 pub(crate) fn reserve(shared: &Shared, count: u32) -> Option<Reserved<'_>> {
     let reserved = reserve_up_to(shared, count);
     if reserved.count() == count {
@@ -173,19 +177,19 @@ pub(crate) fn reserve(shared: &Shared, count: u32) -> Option<Reserved<'_>> {
     None
 }
 
-/// Evicts from namespaces that have more memory than they may have: a little more than the `count` buckets
-/// that are wanted now, so that they come back to their maxima while they are used.
+/// Evicts from namespaces that exceed their maximum: a little more than the `count` buckets wanted
+/// now, so that the namespaces return to their maxima while they are used.
 fn keep_maxima(shared: &Shared, count: u32) {
     for _ in 0..u64::from(count) + u64::from(EVICT_AHEAD) {
-        // One that has nothing clean to evict is not in the way of the others.
+        // A namespace that has no clean bucket to evict does not hinder the others.
         if !evict_from(shared, shared.memory.shares.above_maximum(&shared.control.namespaces)) {
             return;
         }
     }
 }
 
-/// Evicts a clean bucket, or finds that the policy's choice cannot go at present. Returns false if there is
-/// none.
+/// Evicts a clean bucket, or finds that the policy's choice cannot be evicted at present. Returns
+/// false if there is no clean bucket.
 fn evict_one(shared: &Shared) -> bool {
     match shared.memory.shares.is_common_only() {
         true => evict_from(shared, std::iter::once(Share::COMMON)),
@@ -196,7 +200,7 @@ fn evict_one(shared: &Shared) -> bool {
     }
 }
 
-/// As [`evict_one`], from the first of these shares that has a bucket in a queue.
+/// Like [`evict_one`], but from the first of these shares that has a bucket in a queue.
 fn evict_from(shared: &Shared, mut shares: impl Iterator<Item = Share>) -> bool {
     // A bucket in a queue has an owner; if that changes this moment, any name will do.
     let hash_of = |bucket: u32| {
@@ -210,7 +214,7 @@ fn evict_from(shared: &Shared, mut shares: impl Iterator<Item = Share>) -> bool 
     let Some((node, at)) = shared.memory.pool.meta(bucket).owner() else { return true };
     let owner = shared.objects.index.node(node);
     let env = shared.env(node, owner.hash());
-    // The owner is only tried: another thread may be in its exclusive section, and may be waiting for us.
+    // The owner's section is only tried: another thread may be inside, and may be waiting for us.
     let evict = |object: &mut Object| {
         let goes = object.evict(&env, at, bucket);
         if !goes {
@@ -221,7 +225,8 @@ fn evict_from(shared: &Shared, mut shares: impl Iterator<Item = Share>) -> bool 
     let tried = match owner.serial.try_run(evict) {
         Ok(goes) => Some(goes),
         Err(evict) => {
-            // Noted first, and tried once more: a thread inside either leaves before that, or sees the note.
+            // The miss is recorded first, then the section is tried again: a thread inside either
+            // leaves before that or sees the record.
             shared.memory.note_missed_eviction();
             owner.serial.try_run(evict).ok()
         }
@@ -242,9 +247,9 @@ fn evict_from(shared: &Shared, mut shares: impl Iterator<Item = Share>) -> bool 
     true
 }
 
-/// Moves the clean buckets of a namespace that has got a share of its own to its queues. Those of objects in
-/// which a thread is at work that very moment, and those that an evicting thread has taken out, stay where they are
-/// until they leave by themselves.
+/// Moves the clean buckets of a namespace that has got its own share to the share's queues. Buckets
+/// of objects that a thread is using at that moment, and buckets that an evicting thread has taken
+/// out, stay where they are until they leave by themselves.
 pub(crate) fn move_buckets(shared: &Shared, namespace: u16) {
     let share = shared.memory.queues.share_of(namespace);
     for bucket in shared.memory.pool.numbers() {

@@ -1,4 +1,4 @@
-//! The walk over every invariant of a cache.
+//! Checks of every invariant of a cache.
 
 use std::collections::{HashMap, HashSet};
 
@@ -57,7 +57,7 @@ pub(crate) fn validate(shared: &Shared) -> Result<(), String> {
     shared.store.gate.validate()?;
     shared.control.namespaces.validate(&lock(&shared.control.settings).in_force())?;
     if shared.journal.log.is_none() {
-        // What a journal has of an earlier process is written back whatever the mode.
+        // Recovered changes of an earlier process are written back whatever the mode.
         for record in shared.control.namespaces.records() {
             let (phases, dirty) = (&record.write_phases, record.dirty_taken.load(Ordering::SeqCst));
             let mode = phases.mode();
@@ -90,7 +90,7 @@ pub(crate) fn validate(shared: &Shared) -> Result<(), String> {
         return Err(format!("bucket {bucket} is absent and free"));
     }
     let receiving = shared.memory.pool.receiving_list();
-    // Buckets may be counted this very moment that are not marked yet.
+    // Some buckets may be counted but not marked yet.
     if receiving.len() as u64 > u64::from(shared.memory.pool.receiving()) {
         return Err(format!(
             "{} buckets are receiving in, counted {}",

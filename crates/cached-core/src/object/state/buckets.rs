@@ -1,5 +1,5 @@
-//! Slots and their buckets: set, released, copied before they are changed, filled up from the store, evicted;
-//! and the resources that a step brings for them.
+//! Slots and their buckets: setting and releasing them, copying them before a change, filling them
+//! from the store, and evicting them; and the resources that a step brings for this.
 
 use blocker::{BUCKET_BYTES, Change, Run, RunContent, Segments};
 
@@ -10,7 +10,7 @@ use crate::object::memory::queue::{MARKED, PASSING, UNREAD};
 use crate::object::memory::slots::{SECTOR_BYTES, Slot, State};
 
 impl Object {
-    /// Whether the slot's bucket may be changed in place.
+    /// Returns whether the slot's bucket may be changed in place.
     #[inline]
     pub(super) fn is_exclusive(env: &Env<'_>, slot: Slot) -> bool {
         slot.state().has_bucket()
@@ -19,8 +19,9 @@ impl Object {
             && !env.pool.is_lent(slot.bucket())
     }
 
-    /// Replaces a slot, and releases its bucket and its room for dirty data. A slot that is forgotten no longer
-    /// covers what the store was asked for before, which may be older.
+    /// Replaces a slot, and releases its bucket and its room for dirty data. Clearing a slot also
+    /// invalidates bytes that were requested from the store earlier, because they may be older than
+    /// what the slot had.
     pub(super) fn put(&mut self, env: &Env<'_>, at: u32, slot: Slot) {
         let (old, left) = self.exchange(env, at, slot);
         if is_dirty(old) {
@@ -29,17 +30,18 @@ impl Object {
         left.into_iter().for_each(|bucket| env.pool.release(bucket));
     }
 
-    /// Replaces a slot by one with a bucket that is newer than the store. It keeps the slot's room for dirty data,
-    /// or takes some of `resources`, which get the bucket that becomes free: so a write of many buckets takes
-    /// the locks of room and of free buckets once, not for each.
+    /// Replaces a slot by one whose bucket is newer than the store. The new slot keeps the old
+    /// one's room for dirty data or takes some from `resources`, and `resources` receives the
+    /// bucket that becomes free. So a write of many buckets takes the locks of the dirty room and
+    /// of the free buckets once, not once per bucket.
     pub(super) fn put_dirty(&mut self, env: &Env<'_>, at: u32, slot: Slot, resources: &mut Resources<'_>) {
         let (old, left) = self.exchange(env, at, slot);
         resources.credits -= u32::from(!is_dirty(old));
         left.into_iter().for_each(|bucket| resources.reserved.release(bucket));
     }
 
-    /// Replaces a slot. Returns what it was, and the bucket that it no longer refers to, of which the caller has the
-    /// count.
+    /// Replaces a slot. Returns the old slot, and the bucket that it no longer refers to; the
+    /// caller then owns that reference.
     fn exchange(&mut self, env: &Env<'_>, at: u32, slot: Slot) -> (Slot, Option<u32>) {
         let old = self.slots.set(at, slot);
         if slot == Slot::ABSENT && old != Slot::ABSENT {
@@ -52,7 +54,7 @@ impl Object {
         if old.state() == State::Clean && env.meta(old.bucket()).is_flagged() {
             Self::drop_flags(env, old.bucket());
         }
-        // One that is being evicted has left its queue before.
+        // A bucket that is being evicted has already left its queue.
         let is_evicted =
             old.state() == State::Clean && !env.queues.unlink(env.pool, old.bucket(), env.bucket_name(at));
         if !slot.state().has_bucket() && !is_evicted {
@@ -68,7 +70,8 @@ impl Object {
         (old, Some(old.bucket()))
     }
 
-    /// A bucket with flags is no longer the clean one that was read ahead, or bypassed the cache.
+    /// Clears the flags of a bucket that is no longer the clean one that was read ahead or bypassed
+    /// the cache.
     #[cold]
     pub(super) fn drop_flags(env: &Env<'_>, bucket: u32) {
         if env.meta(bucket).take_flags(UNREAD | MARKED | PASSING) & UNREAD != 0 {
@@ -76,7 +79,8 @@ impl Object {
         }
     }
 
-    /// Makes a slot *dirty* that was *dirty as a whole*, and is exclusive: the bucket is this object's own from now on.
+    /// Makes an exclusive slot *dirty* that was *dirty as a whole*: from now on this object owns
+    /// the bucket.
     pub(super) fn own_dirty(&mut self, env: &Env<'_>, at: u32, slot: Slot) -> Slot {
         let meta = env.meta(slot.bucket());
         meta.set_dirty(meta.valid());
@@ -98,15 +102,15 @@ impl Object {
         known.into_iter().for_each(|at| self.clear(env, at));
     }
 
-    /// Forgets everything; called when the object leaves the index.
+    /// Forgets everything, because the object leaves the index.
     pub(crate) fn clear_all(&mut self, env: &Env<'_>) {
         self.clear_from(env, 0);
         self.forget_head(env);
         *self = Self::default();
     }
 
-    /// Evicts one clean bucket, if the slot still has it. Not while the store is asked for its bytes: it
-    /// would have to be asked again.
+    /// Evicts a clean bucket, if the slot still has it, except while the slot's bytes are being
+    /// requested from the store: they would have to be requested again.
     pub(crate) fn evict(&mut self, env: &Env<'_>, at: u32, bucket: u32) -> bool {
         let is_loading = self.activity.as_ref().is_some_and(|activity| activity.ranges.is_loading(at));
         let goes = self.has_clean(at, bucket) && env.meta(bucket).refs() == 1 && !is_loading;
@@ -116,12 +120,12 @@ impl Object {
         goes
     }
 
-    /// Whether the slot has this bucket, and it is clean.
+    /// Returns whether the slot has this bucket and is clean.
     pub(crate) fn has_clean(&self, at: u32, bucket: u32) -> bool {
         self.slots.get(at) == Slot::of(State::Clean, bucket)
     }
 
-    /// Returns the valid sectors of a slot, with those that are zeros because no content reaches that far.
+    /// Returns the valid sectors of a slot, including sectors beyond the content, which are zeros.
     pub(super) fn valid(&self, env: &Env<'_>, at: u32) -> u8 {
         let slot = self.slots.get(at);
         match slot.state() {
@@ -138,7 +142,7 @@ impl Object {
         !touched(0, within)
     }
 
-    /// Takes a bucket with the content of the slot's bucket, to be changed in its place.
+    /// Takes a bucket with a copy of the content of the slot's bucket, to be changed instead of it.
     pub(super) fn copy_up(
         &mut self,
         env: &Env<'_>,
@@ -172,7 +176,7 @@ impl Object {
         Some(bucket)
     }
 
-    /// Fills the sectors of an exclusive bucket that are not valid with what the store gave.
+    /// Fills the invalid sectors of an exclusive bucket with loaded data.
     pub(super) fn fill_up(&self, env: &Env<'_>, at: u32, bucket: u32, loaded: Option<&Loaded>) {
         let meta = env.meta(bucket);
         let missing = !meta.valid();
@@ -204,25 +208,26 @@ impl Object {
     }
 }
 
-/// Whether a slot has a bucket that takes up room for dirty data.
+/// Returns whether a slot has a bucket that takes up room for dirty data.
 fn is_dirty(slot: Slot) -> bool {
     matches!(slot.state(), State::Dirty | State::DirtyWhole)
 }
 
-// What a step needs beside the object: buckets, room for dirty data, bytes of the store.
+// The resources that a step needs apart from the object: buckets, room for dirty data, bytes of the
+// store.
 
-/// What a step lacks.
+/// The resources that a step lacks.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Missing {
     pub(crate) buckets: u32,
     /// The number of buckets that will become dirty.
     pub(crate) credits: u32,
-    /// The buckets whose bytes the store must be asked for.
+    /// The buckets whose bytes must be loaded from the store.
     pub(crate) load: Option<Buckets>,
 }
 
 impl Missing {
-    /// Adds both together.
+    /// Returns the sum of both.
     pub(crate) fn and(mut self, other: Self) -> Self {
         self.buckets += other.buckets;
         self.credits += other.credits;
@@ -240,29 +245,29 @@ impl Missing {
     }
 }
 
-/// What the store is asked for, to fill a range.
+/// The requests to the store that fill a range.
 pub(crate) struct Load {
-    /// The start of each run of bytes, and its length.
+    /// The start and length of each run of bytes.
     pub(crate) runs: Vec<(u64, u64)>,
-    /// The most buckets of them that are kept.
+    /// The maximum number of loaded buckets to keep.
     pub(crate) kept_max: u32,
     /// The value of `Head::store_steps` when the store is asked.
     pub(crate) steps: u32,
 }
 
-/// What the store gave for a range.
+/// The store's response for a range.
 #[derive(Default)]
 pub(crate) struct Loaded {
-    /// The start of each run, the length asked for, and the bytes that came; zeros follow them.
+    /// The start of each run, the requested length, and the bytes received; zeros follow them.
     pub(crate) runs: Vec<(u64, u64, Segments)>,
-    /// What it reported of the object as a whole.
+    /// The store's report about the object as a whole.
     pub(crate) reported: Option<ReportedHead>,
-    /// Whether it shows that bytes which came earlier under the same entry are void.
+    /// Whether the response shows that bytes received earlier under the same entry are void.
     pub(crate) voids_earlier: bool,
 }
 
 impl Loaded {
-    /// Returns the bytes of a range that one run covers.
+    /// Returns the bytes of a range that a single run covers.
     pub(super) fn slice(&self, from: u64, to: u64) -> Option<Segments> {
         let covers = |run: &&(u64, u64, Segments)| run.0 <= from && to <= run.0 + run.1;
         let (start, _, data) = self.runs.iter().find(covers)?;
@@ -280,21 +285,22 @@ impl Loaded {
     }
 }
 
-/// What a step may use up.
+/// The resources that a step may use up.
 pub(crate) struct Resources<'a> {
     pub(crate) reserved: Reserved<'a>,
-    /// Room for this number of dirty buckets, taken from the dirty limit already.
+    /// Room for this number of dirty buckets, already taken from the dirty limit.
     pub(crate) credits: u32,
     pub(crate) loaded: Option<&'a Loaded>,
 }
 
-// Room in the dirty limit for what the store lacks and has no bucket: zeros, cuts, removals, ends. Counted
-// in buckets, against the same limit as dirty data, so that the limit bounds all that a crash can undo:
-// zeros by what they cover, the others as one for an object. Returned when the flush that sends them is
-// stored.
+// Room in the dirty limit for changes that the store lacks and that have no bucket: zeros,
+// truncations, removals, size changes. The room is counted in buckets, against the same limit as
+// dirty data, so that the limit bounds everything that a crash can undo: zeros count by the buckets
+// that they cover, all others as a single bucket per object. The room is returned when the flush
+// that sends the changes is stored.
 
 impl Object {
-    /// Returns the room that a change takes beside that of the buckets it makes dirty.
+    /// Returns the room that a change takes in addition to that of the buckets it makes dirty.
     pub(crate) fn bucketless_for(&self, change: &Change) -> u32 {
         let zeros = match change {
             Change::WriteZeroes { offset, len_bytes } => self.new_zeros(*offset, *len_bytes),
@@ -310,7 +316,7 @@ impl Object {
             Change::WriteFull { data } => data.is_empty(),
             Change::WriteZeroes { offset, len_bytes } => offset + len_bytes > self.head.size,
             Change::Write { .. } | Change::WriteRuns { .. } => self.head.known == Known::Absent,
-            // The room of a copy was taken with its content.
+            // The room of a copy was taken together with its content.
             Change::Discard { .. } | Change::CompareAndWrite { .. } | Change::Copy { .. } => false,
         };
         zeros.max(u32::from(changes_the_whole && self.pending.bucketless == 0))
@@ -323,7 +329,7 @@ impl Object {
         }
     }
 
-    /// Returns the number of whole buckets of a range that become zeros by zeroing it.
+    /// Returns the number of whole buckets of a range that zeroing it turns into zeros.
     fn new_zeros(&self, offset: u64, len: u64) -> u32 {
         let is_new = |at: u32| match self.slots.get(at) {
             Slot::ABSENT => u64::from(at) * BUCKET_U64 >= self.head.size || !self.is_zero(at),
@@ -332,8 +338,8 @@ impl Object {
         parts(offset, len).filter(|(at, lo, hi)| hi - lo == BUCKET && is_new(*at)).count() as u32
     }
 
-    /// Keeps `bucketless` of the credits of a change that has been made; none if nothing is left to be
-    /// stored.
+    /// Keeps `bucketless` of the credits of a change that has been made, unless nothing is left to
+    /// be stored.
     pub(crate) fn hold_bucketless(&mut self, env: &Env<'_>, bucketless: u32, resources: &mut Resources<'_>) {
         resources.credits -= bucketless;
         env.metrics.hold_bucketless(env.namespace, bucketless);
@@ -347,7 +353,8 @@ impl Object {
 // Taking over the buckets of a received payload, instead of copying it.
 
 impl Object {
-    /// Returns what a write of these bytes lacks; what can be taken over needs no bucket.
+    /// Returns the resources that a write of these bytes lacks; buckets that can be taken over need
+    /// none.
     pub(crate) fn missing_for_data(
         &self,
         env: &Env<'_>,
@@ -367,7 +374,7 @@ impl Object {
         missing
     }
 
-    /// Returns how many slots can take over what they get from these bytes.
+    /// Returns the number of slots that can take over their buckets from these bytes.
     pub(crate) fn adoptable(&self, env: &Env<'_>, offset: u64, data: &Segments) -> u32 {
         let mut from = Cursor::new(data);
         let mut count = 0;
@@ -378,8 +385,9 @@ impl Object {
         count
     }
 
-    /// Returns the bucket that a slot can take over from the payload: a whole one of this pool, and not the
-    /// one it has. None of this changes while the payload refers to it.
+    /// Returns the bucket that a slot can take over from the payload: a whole bucket of this pool
+    /// that the slot does not have yet. The result stays true while the payload refers to the
+    /// bucket.
     pub(super) fn to_adopt(
         &self,
         env: &Env<'_>,
@@ -395,15 +403,15 @@ impl Object {
         (!has_it && env.meta(bucket).valid() == u8::MAX).then_some(bucket)
     }
 
-    /// Takes a bucket over as newer than the store. Other slots may refer to it, as after a copy.
+    /// Takes over a bucket as newer than the store. Other slots may refer to it, as after a copy.
     pub(super) fn adopt_dirty(&mut self, env: &Env<'_>, at: u32, bucket: u32, resources: &mut Resources<'_>) {
         env.pool.adopt(bucket);
         env.metrics.counts.zero_copy_bytes.add(BUCKET_BYTES);
         self.put_dirty(env, at, Slot::of(State::DirtyWhole, bucket), resources);
     }
 
-    /// Takes a bucket over as what the store has, if no other slot has taken it over: clean data have one
-    /// owner.
+    /// Takes over a bucket as the store's content, unless another slot has already taken it over: a
+    /// clean bucket has exactly one owner.
     pub(super) fn adopt_clean(&mut self, env: &Env<'_>, at: u32, bucket: u32) -> bool {
         if !env.pool.adopt(bucket) {
             env.pool.release(bucket);

@@ -1,13 +1,13 @@
-//! The objects with changes that wait to be stored, in the order in which they became dirty, and those that
-//! are urgent.
+//! The objects with changes that wait to be stored, in the order in which they became dirty, and
+//! the urgent ones.
 //!
-//! An object is here from its first change until all of it is stored: *waiting*; *urgent*, because a request
-//! waits for it or needs its memory; *failed*, to be tried again at a given time; or *in flight*, while its
-//! flush is under way. A leaf lock.
+//! An object is in the queue from its first change until all of it is stored. It is *waiting*;
+//! *urgent*, because a request waits for it or needs its memory; *failed*, to be retried at a given
+//! time; or *in flight*, while its flush is being sent. The queue's lock is a leaf.
 //!
-//! In a journaled namespace the queue also keeps the log from the oldest record on of which an object's data
-//! are not stored, and, during a flush, from the first that the flush does not have. What it gives up it
-//! returns, to be dropped without the lock.
+//! In a journaled namespace the queue also holds the log from the oldest record of an object whose
+//! data are not stored and, during a flush, from the first record that the flush does not include.
+//! Holds that the queue releases are returned, to be dropped without the lock.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
@@ -39,29 +39,29 @@ struct Lists {
     failed_nodes: BTreeMap<u64, Entry>,
     in_flight: BTreeMap<u64, Entry>,
     holds: BTreeMap<u64, Holds>,
-    /// Objects whose flush has failed, by the position of their oldest record.
+    /// The objects whose flush has failed, by the position of their oldest record.
     failed_held: BTreeSet<(u64, u64)>,
 }
 
-/// An object that has been taken to be flushed.
+/// An object that has been taken from the queue to be flushed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Taken {
     pub(crate) number: u64,
     pub(crate) node: u32,
-    /// Whether it was urgent.
+    /// Whether the object was urgent.
     pub(crate) is_urgent: bool,
 }
 
-/// What an object keeps of the log.
+/// The holds of an object on the log.
 #[derive(Default)]
 struct Holds {
-    /// Its oldest record that is not stored.
+    /// The hold of the object's oldest record that is not stored.
     oldest: Option<KeptHold>,
-    /// The first record that the flush under way does not have.
+    /// The hold of the first record that the flush in flight does not include.
     newer: Option<KeptHold>,
 }
 
-/// Holds that the queue has given up: to be dropped without locks.
+/// Holds that the queue has released, to be dropped without locks.
 pub(crate) type Released = [Option<KeptHold>; 2];
 
 impl Lists {
@@ -75,13 +75,13 @@ impl Lists {
         self.urgent.add(number, entry, held);
     }
 
-    /// Takes a waiting object out.
+    /// Removes and returns a waiting object.
     fn take_waiting(&mut self, number: u64) -> Option<Entry> {
         let held = self.position(number);
         self.waiting.take(number, held)
     }
 
-    /// Takes the first object out whose flush has failed, if its retry is due.
+    /// Removes and returns the failed object with the earliest retry, if it is due.
     fn take_failed(&mut self, now: Timestamp) -> Option<(u64, Entry)> {
         let (at, number) = self.failed.first().copied().filter(|(at, _)| *at <= now)?;
         self.failed.remove(&(at, number));
@@ -110,7 +110,8 @@ impl Lists {
 }
 
 impl DirtyQueue {
-    /// Inserts an object of a namespace that has had something pending since `since`; returns its number here.
+    /// Inserts an object of a namespace, which has had pending changes since `since`; returns its
+    /// number in the queue.
     pub(crate) fn insert(&self, node: u32, namespace: u16, since: Timestamp) -> u64 {
         let mut lists = lock(&self.lists);
         lists.next += 1;
@@ -127,7 +128,7 @@ impl DirtyQueue {
         }
     }
 
-    /// Makes all waiting objects urgent that keep something of the log.
+    /// Makes all waiting objects urgent that hold the log.
     pub(crate) fn expedite_held(&self) {
         let mut lists = lock(&self.lists);
         while let Some(number) = lists.waiting.first_held() {
@@ -136,8 +137,8 @@ impl DirtyQueue {
         }
     }
 
-    /// Makes the waiting object urgent whose oldest record is the oldest, if that is before `end`, of the
-    /// namespaces for which `is_meant` returns true.
+    /// Among the waiting objects of the namespaces for which `is_meant` returns true, makes the one
+    /// with the oldest record urgent, if that record is before `end`.
     pub(crate) fn expedite_first_held(&self, end: Position, is_meant: impl Fn(u16) -> bool) {
         let mut lists = lock(&self.lists);
         if let Some((_, number)) = lists.waiting.first_held_before(end, is_meant)
@@ -147,9 +148,9 @@ impl DirtyQueue {
         }
     }
 
-    /// Returns the number and node of the object with the oldest record before `end` of those that wait and are
-    /// of a namespace for which `is_meant` returns true, and of those that are urgent and are of one for which
-    /// `is_meant_urgent` does.
+    /// Returns the number and node of the object with the oldest record before `end`, among the
+    /// waiting objects of namespaces for which `is_meant` returns true and the urgent objects of
+    /// namespaces for which `is_meant_urgent` does.
     pub(crate) fn first_waiting_held(
         &self,
         end: Position,
@@ -163,27 +164,27 @@ impl DirtyQueue {
         Some((number, lists.waiting.node(number).or_else(|| lists.urgent.node(number))?))
     }
 
-    /// Returns the number and node of the object with the oldest record before `end` of those whose flush has
-    /// failed.
+    /// Returns the number and node of the object with the oldest record before `end`, among the
+    /// objects whose flush has failed.
     pub(crate) fn first_failed_held(&self, end: Position) -> Option<(u64, u32)> {
         let lists = lock(&self.lists);
         let (_, number) = lists.failed_held.first().copied().filter(|(position, _)| *position < end.0)?;
         Some((number, lists.failed_nodes.get(&number)?.node))
     }
 
-    /// Keeps the log from an object's oldest record on that is not stored.
+    /// Holds the log from an object's oldest record that is not stored.
     pub(crate) fn hold_oldest(&self, number: u64, hold: KeptHold) -> Released {
         [lock(&self.lists).set_oldest(number, hold), None]
     }
 
-    /// Keeps the log from the first record on that the flush under way does not have.
+    /// Holds the log from the first record that the flush in flight does not include.
     pub(crate) fn hold_newer(&self, number: u64, hold: KeptHold) -> Released {
         let mut lists = lock(&self.lists);
         [lists.holds.entry(number).or_default().newer.replace(hold), None]
     }
 
-    /// Replaces an object's oldest hold by one of a record that stands for all that the older ones state.
-    /// Returns what is to be dropped: `hold` itself, if the object keeps nothing as old any more.
+    /// Replaces an object's oldest hold by that of a record which supersedes the older ones.
+    /// Returns the hold to be dropped: `hold` itself, if the object no longer has an older one.
     pub(crate) fn hold_instead(&self, number: u64, hold: KeptHold) -> Released {
         let mut lists = lock(&self.lists);
         match lists.position(number) {
@@ -192,8 +193,8 @@ impl DirtyQueue {
         }
     }
 
-    /// A flush has ended well, of an object that is in flight: gives up its oldest hold for the one of what
-    /// is newer. Returns whether there is one.
+    /// Records that the flush of an in-flight object has succeeded: releases its oldest hold and
+    /// replaces it by the hold of newer records. Also returns whether there is one.
     pub(crate) fn release_stored(&self, number: u64) -> (Released, bool) {
         let mut lists = lock(&self.lists);
         let Some(holds) = lists.holds.get_mut(&number) else { return ([None, None], false) };
@@ -206,8 +207,8 @@ impl DirtyQueue {
         ([old, None], is_held)
     }
 
-    /// A flush has failed, of an object that is in flight: the older hold stands for what is newer too.
-    /// Returns whether there is one.
+    /// Records that the flush of an in-flight object has failed: its older hold also covers newer
+    /// records. Also returns whether there is one.
     pub(crate) fn release_newer(&self, number: u64) -> (Released, bool) {
         let mut lists = lock(&self.lists);
         let Some(holds) = lists.holds.get_mut(&number) else { return ([None, None], false) };
@@ -222,16 +223,17 @@ impl DirtyQueue {
         ([newer, None], is_held)
     }
 
-    /// Gives up all that an object keeps, which is in flight.
+    /// Releases all holds of an in-flight object.
     pub(crate) fn release_all(&self, number: u64) -> Released {
         let holds = lock(&self.lists).holds.remove(&number).unwrap_or_default();
         [holds.oldest, holds.newer]
     }
 
-    /// Takes the next object to be flushed: an urgent one, one whose retry is due, or the one that has waited
-    /// longest of those whose turn it is. `can_begin` returns whether an urgent object of the namespace with
-    /// this number may be taken, or one whose flush has failed; `is_due` returns whether one has its turn that
-    /// has waited since this time. The object is in flight from now on.
+    /// Takes the next object to be flushed: an urgent object, a failed one whose retry is due, or,
+    /// among the waiting objects that are due, the one that has waited longest. `can_begin` returns
+    /// whether an urgent or failed object of a namespace may be taken; `is_due` returns whether an
+    /// object of a namespace that has waited since the given time is due. The object is in flight
+    /// from now on.
     pub(crate) fn take_next(
         &self,
         now: Timestamp,
@@ -253,7 +255,8 @@ impl DirtyQueue {
                     if can_begin(entry.namespace) {
                         break (number, entry, true);
                     }
-                    // It is due as soon as its namespace may begin a flush, and not by time any more.
+                    // The object is now due as soon as its namespace may begin a flush, no longer
+                    // by time.
                     lists.make_urgent(number, entry);
                 }
             };
@@ -261,15 +264,15 @@ impl DirtyQueue {
         Some(Taken { number, node: entry.node, is_urgent })
     }
 
-    /// Returns when the next flush will be due: of an object that has waited for the time that `age_max`
-    /// returns for its namespace, or of one whose flush has failed.
+    /// Returns when the next flush will be due: of an object that has waited for the time that
+    /// `age_max` returns for its namespace, or of a failed one.
     pub(crate) fn next_due(&self, age_max: impl Fn(u16) -> Duration) -> Option<Timestamp> {
         let lists = lock(&self.lists);
         let aged = lists.waiting.firsts().map(|(namespace, since)| since + age_max(namespace));
         aged.chain(lists.failed.first().map(|(at, _)| *at)).min()
     }
 
-    /// Removes an object whose flush is over and of which everything is stored.
+    /// Removes an object whose flush has ended and which has nothing left to store.
     pub(crate) fn remove(&self, number: u64) -> Released {
         let mut lists = lock(&self.lists);
         lists.in_flight.remove(&number);
@@ -277,8 +280,8 @@ impl DirtyQueue {
         [holds.oldest, holds.newer]
     }
 
-    /// Lets an object wait again whose flush is over and that has had something pending since `since`: it
-    /// waits by that time, not by its former one.
+    /// Requeues an object whose flush has ended and which has had pending changes since `since`:
+    /// its position depends on this time, not on its former one.
     pub(crate) fn requeue(&self, number: u64, since: Timestamp, is_urgent: bool) {
         let mut lists = lock(&self.lists);
         let Some(entry) = lists.in_flight.remove(&number) else { return };
@@ -290,7 +293,7 @@ impl DirtyQueue {
         }
     }
 
-    /// Its flush failed: the next try is at `at`.
+    /// Records that an object's flush failed, and will be retried at `at`.
     pub(crate) fn retry_at(&self, number: u64, at: Timestamp) {
         let mut lists = lock(&self.lists);
         let Some(entry) = lists.in_flight.remove(&number) else { return };
@@ -301,12 +304,13 @@ impl DirtyQueue {
         }
     }
 
-    /// Whether one object of a namespace alone waits: the background may be asleep until another one is due.
+    /// Returns whether only a single object of a namespace waits: then the background may be asleep
+    /// until another one is due.
     pub(crate) fn has_one_of(&self, namespace: u16) -> bool {
         lock(&self.lists).waiting.count_of(namespace) == 1
     }
 
-    /// All objects here.
+    /// Returns the nodes of all objects in the queue.
     pub(crate) fn nodes(&self) -> Vec<u32> {
         let lists = lock(&self.lists);
         let others = lists.failed_nodes.values().chain(lists.in_flight.values());
@@ -314,8 +318,8 @@ impl DirtyQueue {
         nodes.chain(others.map(|entry| entry.node)).collect()
     }
 
-    /// Returns, for each namespace that has some, since when its object that has waited longest has had something pending.
-    /// Of those that are in flight or failed, many are looked at and not all.
+    /// Returns, for each namespace with objects in the queue, the time since when its oldest object
+    /// has had pending changes. The search among in-flight and failed objects is limited.
     pub(crate) fn oldest_of_each(&self) -> HashMap<u16, Timestamp> {
         let mut oldest = HashMap::new();
         let lists = lock(&self.lists);
@@ -329,8 +333,8 @@ impl DirtyQueue {
         oldest
     }
 
-    /// Returns the time since when the object that has waited longest to be stored has had something pending,
-    /// under way or not; `None` if there is none.
+    /// Returns the time since when the oldest object in the queue has had pending changes, in
+    /// flight or not; `None` if the queue is empty.
     pub(crate) fn oldest(&self) -> Option<Timestamp> {
         let lists = lock(&self.lists);
         let first = |line: &DirtyLine| line.firsts().next().map(|(_, since)| since);
@@ -339,35 +343,36 @@ impl DirtyQueue {
     }
 }
 
-/// How many objects are looked at to find one of many: some ten microseconds.
+/// The maximum number of objects examined in a search: some ten microseconds.
 pub(crate) const WALKED_MAX: usize = 1024;
 
-/// An object with something pending.
+/// An object with pending changes.
 #[derive(Clone, Copy)]
 pub(crate) struct Entry {
     pub(crate) node: u32,
-    /// The time since when it has had something pending.
+    /// The time since when the object has had pending changes.
     pub(crate) since: Timestamp,
-    /// The number of its namespace.
+    /// The number of the object's namespace.
     pub(crate) namespace: u16,
 }
 
-/// Objects that wait for a flush, a line for each namespace: so a namespace whose turn it is not holds up no other.
+/// Objects that wait for a flush, in a separate line for each namespace, so that a namespace that
+/// is not due does not delay any other.
 #[derive(Default)]
 pub(crate) struct DirtyLine {
-    /// Those of each namespace, by the number of which the line has its place: by the time since when they
-    /// wait, then by the number that the object got when it was inserted.
+    /// The objects of each namespace, indexed by namespace number: ordered by the time since when
+    /// they wait, then by their number in the queue.
     of_each: Vec<BTreeMap<(Timestamp, u64), u32>>,
-    /// The time since when each of them waits, and its namespace.
+    /// The waiting time and the namespace of each object.
     since: BTreeMap<u64, (Timestamp, u16)>,
-    /// The one of each namespace that has waited longest: since when, its number, its namespace.
+    /// The oldest object of each namespace: its time, its number, its namespace.
     first_of_each: BTreeSet<(Timestamp, u64, u16)>,
-    /// Those that keep something of the log, by the position of their oldest record.
+    /// The objects that hold the log, by the position of their oldest record.
     held: BTreeSet<(u64, u64)>,
 }
 
 impl DirtyLine {
-    /// Adds an object; `held` is the position of its oldest record, if it keeps something of the log.
+    /// Adds an object; `held` is the position of its oldest record, if it holds the log.
     pub(crate) fn add(&mut self, number: u64, entry: Entry, held: Option<u64>) {
         let Entry { node, since, namespace } = entry;
         let place = usize::from(namespace);
@@ -389,7 +394,7 @@ impl DirtyLine {
         self.held.extend(held.map(|position| (position, number)));
     }
 
-    /// Takes an object out, with the same `held`.
+    /// Removes and returns an object; `held` must be the same as when it was added.
     pub(crate) fn take(&mut self, number: u64, held: Option<u64>) -> Option<Entry> {
         let (since, namespace) = self.since.remove(&number)?;
         held.map(|position| self.held.remove(&(position, number)));
@@ -403,7 +408,7 @@ impl DirtyLine {
         Some(Entry { node, since, namespace })
     }
 
-    /// Notes that an object's oldest record is at `position` now, if it is in a line.
+    /// Records that an object's oldest record is now at `position`, if the object is in a line.
     pub(crate) fn set_held(&mut self, number: u64, before: Option<u64>, position: u64) {
         if self.since.contains_key(&number) {
             before.map(|before| self.held.remove(&(before, number)));
@@ -411,8 +416,8 @@ impl DirtyLine {
         }
     }
 
-    /// Returns the number of the object that has waited longest of those that are the first of their
-    /// namespace and for which `is_meant` returns true.
+    /// Among the oldest objects of each namespace for which `is_meant` returns true, returns the
+    /// number of the one that has waited longest.
     pub(crate) fn first(&self, is_meant: impl Fn(u16, Timestamp) -> bool) -> Option<u64> {
         let mut firsts = self.first_of_each.iter();
         firsts.find(|(since, _, namespace)| is_meant(*namespace, *since)).map(|(_, number, _)| *number)
@@ -423,8 +428,8 @@ impl DirtyLine {
         self.held.first().map(|(_, number)| *number)
     }
 
-    /// Returns the position and number of the object with the oldest record before `end`, of the namespaces
-    /// for which `is_meant` returns true. Many are looked at and not all.
+    /// Returns the position and number of the object with the oldest record before `end`, among the
+    /// namespaces for which `is_meant` returns true. The search is limited.
     pub(crate) fn first_held_before(
         &self,
         end: Position,
@@ -440,8 +445,8 @@ impl DirtyLine {
         self.of_each.get(usize::from(namespace))?.get(&(since, number)).copied()
     }
 
-    /// Returns, for each namespace that has some, since when the one waits that has waited longest; the
-    /// longest time first.
+    /// Returns, for each namespace with objects, the time since when its oldest object waits; the
+    /// earliest time first.
     pub(crate) fn firsts(&self) -> impl Iterator<Item = (u16, Timestamp)> {
         self.first_of_each.iter().map(|(since, _, namespace)| (*namespace, *since))
     }
@@ -451,7 +456,7 @@ impl DirtyLine {
         self.of_each.get(usize::from(namespace)).map_or(0, BTreeMap::len)
     }
 
-    /// Returns the nodes of all of them.
+    /// Returns the nodes of all objects.
     pub(crate) fn nodes(&self) -> impl Iterator<Item = u32> {
         self.of_each.iter().flat_map(BTreeMap::values).copied()
     }
@@ -469,7 +474,7 @@ mod tests {
         true
     }
 
-    /// Takes the next object, where every namespace may begin a flush.
+    /// Takes the next object; every namespace may begin a flush.
     fn take(
         dirty_queue: &DirtyQueue,
         now: Timestamp,
@@ -543,7 +548,7 @@ mod tests {
         let (first, second) = (dirty_queue.insert(0, 0, at(1)), dirty_queue.insert(1, 0, at(5)));
         assert_eq!(take(&dirty_queue, at(9), always), Some((first, 0)));
         dirty_queue.requeue(first, at(7), false);
-        // The one that has waited longer has its turn, however many there are before it by number.
+        // The object that has waited longer comes first, however many objects have a lower number.
         assert_eq!(take(&dirty_queue, at(9), always), Some((second, 1)));
         let _ = dirty_queue.remove(second);
         assert_eq!(dirty_queue.next_due(|_| Duration::ZERO), Some(at(7)));

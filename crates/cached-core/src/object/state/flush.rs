@@ -1,4 +1,4 @@
-//! The states of a flush: begun, stored, failed, or refused for good.
+//! The transitions of a flush: begun, stored, failed, or refused permanently.
 
 use blocker::{Error, Result, Run, RunContent, Segment, Segments, Timestamp};
 
@@ -11,40 +11,40 @@ use crate::object::memory::slots::{Slot, State};
 use crate::object::tasks::deadline::FlushTicket;
 use crate::sync::Arc;
 
-/// The part of a flush under way that reads and changes must know.
+/// The part of a flush in flight that reads and changes must know.
 #[derive(Clone, Debug)]
 pub(crate) struct Flushing {
     pub(crate) replace: bool,
     pub(crate) truncate_to: u64,
-    /// When the first change was made that the flush does not have.
+    /// The time of the first change that the flush does not include.
     pub(crate) newer_since: Option<Timestamp>,
-    /// Whether the dirty queue keeps the log from the first record on that the flush does not have.
+    /// Whether the dirty queue holds the log from the first record that the flush does not include.
     pub(crate) newer_is_held: bool,
-    /// What it sends of each slot, in the order of the slots.
+    /// The part of each slot that the flush sends, in the order of the slots.
     pub(crate) sent: Arc<[Sent]>,
-    /// Other clients may have changed the object since the flush began: what it stores need not be what the
-    /// store has after it.
+    /// Whether other clients may have changed the object since the flush began: then the store's
+    /// content after the flush may differ from what the flush sent.
     pub(crate) is_invalidated: bool,
 }
 
 impl Flushing {
-    /// Returns the sectors of a slot that are on their way to the store.
+    /// Returns the sectors of a slot that are in flight to the store.
     pub(crate) fn mask_of(&self, at: u32) -> u8 {
         self.sent.binary_search_by_key(&at, |sent| sent.at).map_or(0, |found| self.sent[found].mask)
     }
 }
 
-/// What the end of a flush leaves to do.
+/// The remaining work after a flush has ended.
 pub(crate) struct Ended {
-    /// The tickets whose changes are stored, with their results.
+    /// The tickets whose changes are stored, each with its result.
     pub(crate) done: Vec<(Arc<FlushTicket>, Result<()>)>,
-    /// The number of buckets still to be narrowed because other clients may have changed the object
-    /// meanwhile.
+    /// The number of buckets that must still be narrowed because other clients may have changed the
+    /// object in the meantime.
     pub(crate) left: u32,
 }
 
 impl Object {
-    /// Begins a flush; returns `None` if one is under way, or nothing is pending.
+    /// Begins a flush; returns `None` if another flush is in flight, or nothing is pending.
     pub(crate) fn begin_flush(&mut self, env: &Env<'_>, limits: RunLimits) -> Option<FlushPlan> {
         let run_max = limits.run_bytes_max;
         if self.flushing.is_some() || !self.has_pending() {
@@ -94,7 +94,7 @@ impl Object {
         Some(plan)
     }
 
-    /// Joins runs of data with a small gap between them, if all of the gap is here.
+    /// Joins runs of data that are separated by a small gap, if the gap is cached completely.
     fn bridge_gaps(&self, env: &Env<'_>, runs: &mut Vec<Run>, limits: RunLimits) {
         let mut joined: Vec<Run> = Vec::with_capacity(runs.len());
         for run in runs.drain(..) {
@@ -114,7 +114,7 @@ impl Object {
         *runs = joined;
     }
 
-    /// Returns the bytes between two runs as the store has them; `None` if not all are here.
+    /// Returns the store's bytes between two runs; `None` if some of them are not cached.
     fn clean_bytes(&self, env: &Env<'_>, from: u64, to: u64) -> Option<Segments> {
         let mut bytes = Segments::new();
         for (at, lo, hi) in parts(from, to - from) {
@@ -144,11 +144,11 @@ impl Object {
             State::Dirty => env.meta(slot.bucket()).dirty(),
             State::DirtyWhole => env.meta(slot.bucket()).valid(),
             State::ZeroDirty => u8::MAX,
-            // Part of a replacement as well.
+            // The clean bytes also belong to the replacement.
             State::Clean if plan.replace => env.meta(slot.bucket()).valid(),
             _ => return None,
         };
-        // A replacement is of all bytes: what is not valid here is zeros.
+        // A replacement includes all bytes: sectors that are not valid here are zeros.
         let wanted =
             if plan.replace && slot.state().has_bucket() { env.meta(slot.bucket()).valid() } else { mask };
         if slot.state().has_bucket() {
@@ -170,14 +170,15 @@ impl Object {
         } else {
             Slot::bare(State::ZeroWriting)
         };
-        // The slot's credit belongs to the plan from now on.
+        // From now on the slot's credit belongs to the plan.
         self.slots.set(at, writing);
         env.metrics.shift(env.namespace, slot, writing);
         Some(Sent { at, mask, was: slot.state() })
     }
 
-    /// Returns the result of a flush. One that began while the store had the object, which another client has
-    /// removed meanwhile, may have stored what it sent, but not what it left out because the store had it.
+    /// Returns the result of a flush. If another client has removed the object since the flush
+    /// began, the flush may have stored what it sent, but not what it left out because the store
+    /// had it: so it counts as failed.
     pub(crate) fn outcome(&self, plan: &FlushPlan, result: Result<Option<u64>>) -> Result<Option<u64>> {
         let is_gone = plan.store_exists && !self.head.store_exists && plan.is_present && !plan.replace;
         result.and_then(|version| match is_gone {
@@ -186,7 +187,7 @@ impl Object {
         })
     }
 
-    /// Ends a flush that the store does not refuse for good.
+    /// Ends a flush that the store has not refused permanently.
     pub(crate) fn end_flush(
         &mut self,
         env: &Env<'_>,
@@ -202,8 +203,9 @@ impl Object {
             Ok(version) => {
                 plan.slots.iter().for_each(|sent| self.stored(env, sent));
                 env.metrics.return_bucketless(env.namespace, plan.bucketless);
-                // The store has cut off or replaced what it had from here on. While the flush was under way
-                // such bytes were clipped; from now on only bytes that are asked for anew are without them.
+                // The store has truncated or replaced its content from here on. While the flush was
+                // in flight, such bytes were clipped; from now on only newly requested bytes are
+                // free of them.
                 let cut_at = if plan.replace { 0 } else { plan.truncate_before };
                 if cut_at != u64::MAX {
                     self.invalidate_bytes((cut_at / BUCKET as u64) as u32..u32::MAX);
@@ -213,20 +215,21 @@ impl Object {
                 self.head.store_version = *version;
                 self.pending.stored_seq = self.pending.stored_seq.max(plan.seq);
                 self.pending.failures = 0;
-                // Changes made during this flush have waited since the first of them.
+                // Changes made during this flush have waited since the first of them was made.
                 if let Some(since) = newer_since {
                     self.pending.dirty_since = since;
                 }
                 if flushing.is_some_and(|flushing| flushing.is_invalidated) || self.pending.is_invalidated {
-                    // Other clients' changes may be newer than what this flush has just stored, and the
-                    // object's end in the store may be theirs.
+                    // Changes of other clients may be newer than what this flush has just stored,
+                    // and the object's size in the store may be theirs.
                     left = self.invalidate(env, &mut Reserved::none(env.pool)).left;
                 }
             }
             Err(_) => {
                 plan.slots.iter().for_each(|sent| self.not_stored(env, sent));
                 self.head.store_version = None;
-                // Everything waits on, since the oldest change. Some of the flush may have come to pass.
+                // All changes continue to wait, from the time of the oldest. Some of the flush may
+                // have taken effect.
                 self.head.store_exists = true;
                 self.head.store_size = self.head.store_size.max(plan.end_of_runs()).max(plan.size);
                 self.pending.failures = self.pending.failures.saturating_add(1);
@@ -236,7 +239,8 @@ impl Object {
         Ended { done: self.take_stored_waiters(), left }
     }
 
-    /// Restores what was to be done with the object as a whole, unless a later change has overtaken it.
+    /// Restores the planned changes of the object as a whole, unless a later change has superseded
+    /// them.
     fn restore(&mut self, plan: &FlushPlan) {
         let pending = &mut self.pending;
         pending.bucketless += plan.bucketless;
@@ -256,7 +260,7 @@ impl Object {
             State::Writing => {
                 let meta = env.meta(slot.bucket());
                 if meta.owner().is_none() {
-                    // It belonged to another object, and belongs to none now.
+                    // The bucket belonged to another object, and has no owner now.
                     meta.set_owner(Some((env.node, sent.at)));
                 }
                 if meta.owner() == Some((env.node, sent.at)) {
@@ -264,16 +268,16 @@ impl Object {
                     self.set_state(env, sent.at, Slot::of(State::Clean, slot.bucket()));
                     env.queues.link(env.pool, slot.bucket(), env.bucket_name(sent.at), false, env.namespace);
                 } else {
-                    // Clean data have one owner, which eviction can find.
+                    // A clean bucket has exactly one owner, which eviction can find.
                     self.forget(env, sent.at..sent.at + 1);
                 }
             }
-            // Changed meanwhile: its own flush will follow.
+            // The slot has changed in the meantime: another flush will follow.
             _ => (),
         }
     }
 
-    /// Makes a slot whose flush failed dirty again, with what is newer.
+    /// Makes a slot whose flush failed dirty again, together with newer changes.
     fn not_stored(&mut self, env: &Env<'_>, sent: &Sent) {
         let slot = self.slots.get(sent.at);
         match slot.state() {
@@ -297,8 +301,9 @@ impl Object {
         env.metrics.shift(env.namespace, old, slot);
     }
 
-    /// Ends a flush that the store refuses for good, or that is not made: what the store does not have is
-    /// dropped. Returns what had been acknowledged of it, if anything had, and the tickets that waited for it.
+    /// Ends a flush that the store refuses permanently, or that is not made: drops everything that
+    /// the store does not have. Returns the acknowledged changes among it, if any, and the tickets
+    /// that waited for them.
     pub(crate) fn lose(&mut self, env: &Env<'_>, plan: &FlushPlan) -> (Option<Lost>, Vec<Arc<FlushTicket>>) {
         self.flushing = None;
         self.head.store_steps += 1;

@@ -1,12 +1,13 @@
-//! The requests of one flush of one object: planned in its exclusive section, sent outside of it, and
-//! completed inside again.
+//! The requests of a flush of an object: they are planned in its exclusive section, sent outside of
+//! it, and completed inside again.
 //!
 //! ```text
 //!  begin: Dirty ──> Writing, bytes pinned      send: [remove | replace | cut] [runs …] [extend]
 //!  end, stored: Writing ──> Clean              end, failed: Writing ──> Dirty, all of it once more
 //! ```
-//! One flush of an object at a time. What changes meanwhile goes to new buckets and waits for the next.
-//! A flush is idempotent: after a failure everything is sent again, with what is newer merged in.
+//! An object has at most one flush in flight. Changes made in the meantime go to new buckets and
+//! wait for the next flush. A flush is idempotent: after a failure everything is sent again, merged
+//! with newer changes.
 
 use blocker::{Run, RunContent, Segment, Segments};
 
@@ -14,61 +15,64 @@ use crate::object::memory::geometry::SECTORS;
 use crate::object::memory::slots::{SECTOR_BYTES, State};
 use crate::sync::Arc;
 
-/// The part of one slot that a flush sends.
+/// The part of a slot that a flush sends.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sent {
     pub(crate) at: u32,
-    /// The sectors.
+    /// The sectors to send.
     pub(crate) mask: u8,
-    /// The state of the slot before.
+    /// The state of the slot before the flush.
     pub(crate) was: State,
 }
 
-/// How large requests may be, and what they may contain.
+/// The limits of requests.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RunLimits {
-    /// Bytes of one request, a multiple of a bucket.
+    /// The maximum size of a request in bytes, a multiple of a bucket.
     pub(crate) run_bytes_max: u64,
-    /// Clean bytes between two dirty runs that become one.
+    /// The maximum number of clean bytes between two dirty runs that are joined.
     pub(crate) gap_bytes_max: u64,
-    /// Runs of one request; 0 and 1: it takes one range.
+    /// The maximum number of runs in a request; with 0 or 1 a request has a single range.
     pub(crate) runs_max: usize,
 }
 
-/// One flush.
+/// The plan of a flush.
 #[derive(Debug)]
 pub(crate) struct FlushPlan {
     pub(super) seq: u64,
     /// Whether the object exists.
     pub(crate) is_present: bool,
     pub(crate) size: u64,
-    /// The object's content is replaced as a whole (or, absent, it is removed).
+    /// Whether the object's content is replaced as a whole or, if the object is absent, whether it
+    /// is removed.
     pub(crate) replace: bool,
-    /// The object is cut there before the runs are written.
+    /// The size to which the object is truncated before the runs are written.
     pub(crate) truncate_to: Option<u64>,
-    /// The smallest end the object had since it was last stored; `u64::MAX`: none.
+    /// The smallest size of the object since it was last stored; `u64::MAX` if it was not
+    /// truncated.
     pub(crate) truncate_before: u64,
     pub(super) size_dirty: bool,
     /// The object's size in the store before the runs; 0 if it does not exist there.
     pub(crate) store_size: u64,
     pub(crate) store_exists: bool,
-    /// An earlier flush failed: the object's end in the store is not known.
+    /// Whether an earlier flush failed: then the object's size in the store is not known.
     pub(crate) is_retry: bool,
-    /// All of the object for a replacement, otherwise what is newer than the store.
+    /// For a replacement the runs cover the whole object, otherwise all content that is newer than
+    /// the store.
     pub(crate) runs: Vec<Run>,
     pub(super) slots: Arc<[Sent]>,
-    /// Room in the dirty limit for what it sends that has no bucket.
+    /// Room in the dirty limit for changes of the plan that have no bucket.
     pub(super) bucketless: u32,
 }
 
 impl FlushPlan {
-    /// Returns the number of payload bytes that it sends.
+    /// Returns the number of payload bytes in the plan.
     pub(crate) fn bytes(&self) -> u64 {
         self.runs.iter().map(Run::payload_bytes).sum()
     }
 
-    /// If the object ends beyond all runs, adds a run of zeros that moves the store's end there in the same
-    /// change.
+    /// If the object extends beyond all runs, adds a run of zeros that extends the store's object
+    /// in the same change.
     pub(super) fn extend_with_zeros(&mut self, limits: RunLimits) {
         let end = self.end_of_runs();
         let len = self.size.saturating_sub(end);
@@ -78,7 +82,8 @@ impl FlushPlan {
         }
     }
 
-    /// Returns its runs as requests, in order, each with as many runs as the store takes.
+    /// Splits the runs from index `from` into requests, in order, each with as many runs as the
+    /// store accepts.
     pub(crate) fn requests(&self, from: usize, limits: RunLimits) -> Vec<&[Run]> {
         let mut rest = self.runs.get(from..).unwrap_or_default();
         let mut requests = Vec::new();
@@ -96,14 +101,14 @@ impl FlushPlan {
         requests
     }
 
-    /// Returns the object's end in the store after all runs.
+    /// Returns the object's size in the store after all runs.
     pub(crate) fn end_of_runs(&self) -> u64 {
         let from = self.truncate_to.map_or(self.store_size, |to| to.min(self.store_size));
         self.runs.iter().map(Run::end).max().unwrap_or(0).max(if self.replace { 0 } else { from })
     }
 }
 
-/// Returns the runs of set bits, in bytes.
+/// Returns the runs of set bits as byte ranges.
 pub(super) fn spans(mask: u8) -> impl Iterator<Item = (usize, usize)> {
     let mut at = 0;
     std::iter::from_fn(move || {
@@ -118,7 +123,7 @@ pub(super) fn spans(mask: u8) -> impl Iterator<Item = (usize, usize)> {
     })
 }
 
-/// Appends bytes, to the last run if they continue it. `None` stands for zeros.
+/// Appends bytes, extending the last run if they continue it. `None` stands for zeros.
 pub(super) fn push(runs: &mut Vec<Run>, offset: u64, len: u64, data: Option<Segment>, run_max: u64) {
     let continued = runs.last_mut().filter(|last| last.end() == offset && last.len_bytes() + len <= run_max);
     match (continued.map(|last| &mut last.content), data) {
@@ -129,8 +134,7 @@ pub(super) fn push(runs: &mut Vec<Run>, offset: u64, len: u64, data: Option<Segm
     }
 }
 
-/// Makes the runs cover the object from its start to its end, with zeros between them, in as few runs as
-/// possible.
+/// Makes the runs cover the whole object, with zeros in the gaps, in as few runs as possible.
 pub(super) fn fill_gaps(runs: &mut Vec<Run>, size: u64, run_max: u64) {
     let mut whole: Vec<(u64, Segments)> = Vec::new();
     let mut add = |offset: u64, data: Segments| {

@@ -1,5 +1,5 @@
-//! What is known of an object as a whole: whether it exists, its size, versions and stamp, what the store has,
-//! and what waits to be stored.
+//! The state of an object as a whole: whether it exists, its size, versions and stamp, its state in
+//! the store, and the changes of the whole that wait to be stored.
 
 use blocker::{Error, Info, ListEntry, Name, OrderDomain, Result, Stamp, Timestamp, Version};
 
@@ -16,7 +16,7 @@ use crate::sync::{Arc, Mutex, lock};
 /// Whether an object exists.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) enum Known {
-    /// The store has not been asked.
+    /// The cache does not know, and must ask the store.
     #[default]
     Unknown,
     Absent,
@@ -25,49 +25,51 @@ pub(crate) enum Known {
 
 /// An object's entry in a listing, as far as the cache knows it.
 pub(crate) enum Listed {
-    /// The store knows it: nothing is pending of an object of which nothing is known.
+    /// The store knows the entry: an object in an unknown state has nothing pending.
     Unknown,
     Absent,
     Present(ListEntry),
 }
 
-/// What is known of an object as a whole.
+/// The known state of an object as a whole.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub(crate) struct Head {
     pub(crate) known: Known,
-    /// Whether `stamp` and `claimed` are known as well.
+    /// Whether `stamp` and `claimed` are also known.
     pub(crate) is_full: bool,
     pub(crate) store_exists: bool,
-    /// Whether the store may have had of the object what the log had not: see `Epochs::note_unlogged`. Of use
-    /// while the object is recovered.
+    /// Whether the store may have had changes of the object that the log did not: see
+    /// `Epochs::note_unlogged`. Used while the object is recovered.
     pub(crate) has_unlogged: bool,
-    /// The number of changes on their way to the store.
+    /// The number of changes in flight to the store.
     pub(crate) store_changes: u32,
     pub(crate) size: u64,
     /// The version that callers see.
     pub(crate) version: u64,
     pub(crate) stamp: Option<Stamp>,
-    /// The epoch that the store reported to be in force for the object.
+    /// The epoch in force for the object, as the store reported it.
     pub(crate) claimed: u64,
-    /// The size in the store, as far as known.
+    /// The object's size in the store, as far as it is known.
     pub(crate) store_size: u64,
-    /// The store's version of what is known; `None` after changes that overlapped.
+    /// The store's version of the known content; `None` after overlapping changes.
     pub(crate) store_version: Option<u64>,
-    /// Counts changes of the store begun and ended, to distinguish this cache's from other clients'.
+    /// Counts the beginnings and ends of changes at the store, to distinguish this cache's changes
+    /// from those of other clients.
     pub(crate) store_steps: u32,
-    /// The generation of the cache's own epochs under which the object may be changed; 0: none.
+    /// The generation of the cache's own epochs under which the object may be changed; 0 if it may
+    /// not.
     pub(crate) owned: u32,
-    /// The order domain whose epoch in force has been asked for.
+    /// The order domain whose current epoch has been requested.
     pub(crate) domain_asked: Option<OrderDomain>,
 }
 
-/// What the store has reported of an object as a whole.
+/// The store's report about an object as a whole.
 #[derive(Clone, Copy)]
 pub(crate) struct ReportedHead {
-    /// Its size and version; `None`: there is no such object.
+    /// The object's size and version; `None` if it does not exist.
     pub(crate) head: Option<(u64, u64)>,
-    /// Whether it has reported several versions, one for each range.
+    /// Whether the store has reported different versions for different ranges.
     pub(crate) is_mixed: bool,
     /// The value of `Head::store_steps` when the store was asked.
     pub(crate) steps: u32,
@@ -89,7 +91,7 @@ impl Object {
         self.head.store_size.min(self.pending.truncate_to).min(cut_at)
     }
 
-    /// Returns size, version and stamp, if all of them are known.
+    /// Returns the size, version and stamp, if all of them are known.
     pub(crate) fn info(&self) -> Option<Result<Info>> {
         if !self.head.is_full {
             return None;
@@ -114,7 +116,7 @@ impl Object {
         }
     }
 
-    /// Takes over what the store reported of the object as a whole.
+    /// Sets the head to what the store reported.
     pub(crate) fn set_head(&mut self, found: Option<(u64, u64)>) {
         let head = &mut self.head;
         head.known = if found.is_some() { Known::Present } else { Known::Absent };
@@ -123,7 +125,7 @@ impl Object {
         (head.store_exists, head.store_version) = (found.is_some(), found.map(|(_, version)| version));
     }
 
-    /// Forgets what is known of the object as a whole, all of which the store has.
+    /// Forgets the head, all of which the store has.
     pub(crate) fn forget_head(&mut self, env: &Env<'_>) {
         let head = &mut self.head;
         if let Some(store) = head.store_version.filter(|store| *store != head.version) {
@@ -132,23 +134,25 @@ impl Object {
         (head.known, head.is_full, head.store_version) = (Known::Unknown, false, None);
     }
 
-    /// Takes note of what the store reported of the object as a whole; returns false if the bytes that came
-    /// with it must be asked for once more.
+    /// Applies the store's report about the object as a whole; returns false if the bytes that came
+    /// with it must be requested again.
     pub(crate) fn apply_head(&mut self, env: &Env<'_>, reported: ReportedHead) -> bool {
         let is_quiet = self.head.store_steps == reported.steps && self.head.store_changes == 0;
         match (self.head.known, reported.head) {
             _ if is_quiet && reported.is_mixed => {
-                // Another client has changed it while it was read: which bytes are older is not known.
+                // Another client changed the object while it was being read: it is not known which
+                // bytes are older.
                 self.invalidate(env, &mut Reserved::none(env.pool));
                 return false;
             }
             (Known::Present, None) => return self.gone_below(env, reported, is_quiet),
-            // A change overlapped it: this may be from before.
+            // A change overlapped the request: the report may be from before the change.
             _ if !is_quiet => (),
             (Known::Unknown, found) => self.found_below(env, found),
             (Known::Present, Some((_, version))) => {
-                // Another version than the known one, with no change of this cache in between: another client
-                // has changed the object in the store. What is here of it is old.
+                // The version differs from the known one, and this cache has made no change in
+                // between: another client has changed the object in the store, so the cached
+                // content is outdated.
                 if self.head.store_version.is_some_and(|known| known != version) {
                     self.invalidate(env, &mut Reserved::none(env.pool));
                     if self.head.known == Known::Unknown {
@@ -163,7 +167,7 @@ impl Object {
         true
     }
 
-    /// Takes over what the store reported of an object of which nothing was known.
+    /// Applies the store's report about an object of which nothing was known.
     fn found_below(&mut self, env: &Env<'_>, found: Option<(u64, u64)>) {
         self.set_head(found);
         self.head.is_full = false;
@@ -172,16 +176,17 @@ impl Object {
         }
     }
 
-    /// The store has no object that was known to exist: another client has removed it. What is newer here
-    /// than the store stays, and creates it anew. Returns as [`Self::apply_head`].
+    /// Handles a report that an object which was known to exist is missing: another client has
+    /// removed it. Content that is newer than the store stays, and will create the object again.
+    /// Returns the same as [`Self::apply_head`].
     fn gone_below(&mut self, env: &Env<'_>, reported: ReportedHead, is_quiet: bool) -> bool {
         let stays = self.has_pending() || self.flushing.is_some();
-        // Of this cache's own changes at most one flush has begun since, and none has ended.
+        // At most one flush of this cache has begun since, and no change has ended.
         let is_flushing = self.flushing.is_some() && self.head.store_changes == 1;
         let has_only_begun = is_flushing && self.head.store_steps.wrapping_sub(reported.steps) <= 1;
         self.invalidate(env, &mut Reserved::none(env.pool));
         if stays && (is_quiet || has_only_begun) {
-            // Until the flush that creates it anew has ended.
+            // This holds until the flush that creates the object again has ended.
             (self.head.store_size, self.head.store_exists) = (0, false);
         } else if is_quiet {
             self.found_below(env, None);
@@ -192,37 +197,41 @@ impl Object {
     }
 }
 
-/// What waits to be stored of the object as a whole.
+/// The changes of the object as a whole that wait to be stored.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pending {
-    /// All content is to be replaced; or, if the object is absent, it is to be removed.
+    /// Whether all content will be replaced or, if the object is absent, whether it will be
+    /// removed.
     pub(crate) replace: bool,
-    /// The smallest size since the object was last stored; `u64::MAX`: it was not cut.
+    /// The smallest size since the object was last stored; `u64::MAX` if it was not truncated.
     pub(crate) truncate_to: u64,
-    /// The size is to be stored, or that the object exists at all.
+    /// Whether the size, or the existence of the object, must be stored.
     pub(crate) size_dirty: bool,
     pub(crate) change_seq: u64,
-    /// Changes up to this one are stored.
+    /// The sequence number up to which changes are stored.
     pub(crate) stored_seq: u64,
     pub(crate) dirty_since: Timestamp,
-    /// The order domain of all changes that are not stored: a change of another domain waits until they are.
+    /// The order domain of all changes that are not stored: a change of another domain waits until
+    /// they are stored.
     pub(crate) domain: Option<OrderDomain>,
-    /// Room in the dirty limit for what has no bucket: see `buckets.rs`.
+    /// Room in the dirty limit for changes without a bucket: see `buckets.rs`.
     pub(crate) bucketless: u32,
-    /// The object's number in the dirty queue; 0: none.
+    /// The object's number in the dirty queue; 0 if it is not queued.
     pub(crate) queue_number: u64,
-    /// Whether the dirty queue keeps the log from its oldest record on that is not stored.
+    /// Whether the dirty queue holds the log from the object's oldest record that is not stored.
     pub(crate) is_held: bool,
-    /// The position in the log of its last change; 0: none.
+    /// The log position of the object's last change; 0 if it has none.
     pub(crate) logged_to: u64,
-    /// The number of flushes that failed in a row.
+    /// The number of consecutive failed flushes.
     pub(crate) failures: u32,
-    /// Some of what is pending has been acknowledged; otherwise callers wait for all of it to be *stored*.
+    /// Whether some of the pending changes have been acknowledged; otherwise all their callers
+    /// still wait for *stored*.
     pub(crate) is_acknowledged: bool,
-    /// The store has lost writes of the object that it had not stored: only a write of all of it ends that.
+    /// Whether the store has lost writes of the object that it had not stored: only a write of the
+    /// whole object repairs this.
     pub(crate) lost_below: bool,
-    /// Other clients may have changed the object in the store: its size there is asked for once what is
-    /// pending is stored.
+    /// Whether other clients may have changed the object in the store: its size there is requested
+    /// once the pending changes are stored.
     pub(crate) is_invalidated: bool,
 }
 
@@ -249,7 +258,7 @@ impl Default for Pending {
 }
 
 impl Object {
-    /// Whether the store lacks something of the object.
+    /// Returns whether any change of the object is not stored.
     pub(crate) fn has_pending(&self) -> bool {
         let pending = &self.pending;
         pending.replace
@@ -258,20 +267,20 @@ impl Object {
             || self.slots.dirty_count() > 0
     }
 
-    /// Whether changes of another order domain than `domain` are not stored yet.
+    /// Returns whether changes of an order domain other than `domain` are not stored yet.
     #[inline]
     pub(crate) fn has_other_domain(&self, domain: Option<OrderDomain>) -> bool {
         self.pending.domain != domain && self.pending.change_seq > self.pending.stored_seq
     }
 
-    /// Whether [`Self::note_change`] needs the time of the next change.
+    /// Returns whether [`Self::note_change`] needs the time of the next change.
     pub(crate) fn asks_for_time(&self) -> bool {
         self.pending.queue_number == 0
             || self.pending.change_seq == self.pending.stored_seq
             || self.flushing.as_ref().is_some_and(|it| it.newer_since.is_none())
     }
 
-    /// Notes a change that the store does not know of, made `now` if [`Self::asks_for_time`].
+    /// Records a change that the store does not have, made at `now` if [`Self::asks_for_time`].
     pub(crate) fn note_change(&mut self, now: Timestamp, version: u64, domain: Option<OrderDomain>) {
         let was_pending = self.pending.change_seq > self.pending.stored_seq;
         if let Some(flushing) = &mut self.flushing {
@@ -286,7 +295,7 @@ impl Object {
         self.head.version = version;
     }
 
-    /// Removes the tickets whose changes are stored, and returns them with their results.
+    /// Removes the tickets whose changes are stored, and returns each with its result.
     pub(crate) fn take_stored_waiters(&mut self) -> Vec<(Arc<FlushTicket>, Result<()>)> {
         if self.flushing.is_none() && !self.has_pending() {
             self.pending.stored_seq = self.pending.change_seq;
@@ -303,10 +312,10 @@ impl Object {
     }
 }
 
-// All that an object has pending, to be logged once more.
+// The pending changes of an object, to be logged again.
 
 impl Object {
-    /// Returns what the object has pending. No flush of it may be under way.
+    /// Returns the pending changes of the object. No flush of the object may be in flight.
     pub(crate) fn pending_state(&self, env: &Env<'_>) -> PendingState {
         let (head, pending) = (self.head, self.pending);
         let is_present = head.known == Known::Present;
@@ -328,7 +337,7 @@ impl Object {
             let mask = match slot.state() {
                 State::Dirty if !pending.replace => env.meta(slot.bucket()).dirty(),
                 State::Dirty | State::DirtyWhole => env.meta(slot.bucket()).valid(),
-                // Part of a replacement as well.
+                // The clean bytes also belong to the replacement.
                 State::Clean if pending.replace => env.meta(slot.bucket()).valid(),
                 State::ZeroDirty if reach > 0 => {
                     push(&mut state.runs, start, reach as u64, None, u64::MAX);
@@ -358,20 +367,21 @@ struct Entry {
     shown: u64,
 }
 
-/// The versions by which callers knew objects that have left the cache.
+/// The versions by which callers knew objects that have been evicted from the cache.
 ///
-/// A change that is acknowledged before the store has seen it gets a version of the cache's own; the store
-/// gives it another when it is flushed. While the object is in the cache callers continue to see the first.
-/// This table lets them see it when the object comes back as well: for names that left lately it remembers
-/// the store's version and the one that stood for it. It is bounded, and forgets: then callers see the
-/// store's version, as if the object had been changed without effect, and a conditional request fails and has
-/// to read again.
+/// A change that is acknowledged before the store has seen it gets a version from the cache; the
+/// store assigns another one when the change is flushed. While the object is cached, callers
+/// continue to see the cache's version. This table lets them see the same version when the object
+/// is loaded again: for recently evicted objects it remembers the store's version and the one that
+/// callers saw for it. The table is bounded and forgets old entries. For a forgotten entry, callers
+/// see the store's version, as if the object had been changed without effect; a conditional request
+/// then fails, and the caller must read again.
 pub(crate) struct Versions {
     stripes: Box<[Mutex<Box<[Entry]>>]>,
 }
 
 impl Versions {
-    /// Makes a table for an index of `objects` nodes.
+    /// Creates a table for an index of `objects` nodes.
     pub(crate) fn new(objects: u32) -> Self {
         let entries = objects.clamp(ENTRIES_MIN, 1 << 20).next_power_of_two() as usize / STRIPES;
         let stripe =
@@ -385,12 +395,14 @@ impl Versions {
         job(&mut entries[at])
     }
 
-    /// Remembers, for an object that leaves, that `shown` stood for the store's version `store`.
+    /// Remembers that callers saw the version `shown` for the store's version `store` of an evicted
+    /// object.
     pub(crate) fn remember(&self, hash: u64, store: u64, shown: u64) {
         self.with(hash, |entry| *entry = Entry { hash, store, shown });
     }
 
-    /// Returns the version that stood for the store's version `store`, or `store` if none is remembered.
+    /// Returns the version that callers saw for the store's version `store`, or `store` if none is
+    /// remembered.
     pub(crate) fn shown_for(&self, hash: u64, store: u64) -> u64 {
         self.with(hash, |entry| if (entry.hash, entry.store) == (hash, store) { entry.shown } else { store })
     }

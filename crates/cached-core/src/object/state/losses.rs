@@ -1,9 +1,10 @@
-//! What was acknowledged as *cached* and can never be stored: kept by object until it is repaired, whatever
-//! became of the object's place in the cache.
+//! Changes that were acknowledged as *cached* and can never be stored: they are kept by object
+//! until they are repaired, whether or not the object stays in the cache.
 //!
-//! A flush of any scope that covers a loss answers `WritesLost` until the object is written in full, deleted,
-//! or its scope is invalidated. The list is bounded; what does not fit is counted by namespace, and then
-//! every flush in that namespace answers `WritesLost` until the namespace, or everything, is invalidated.
+//! A flush of any scope that covers a loss fails with `WritesLost` until the object is written in
+//! full or deleted, or its scope is invalidated. The list is bounded; losses that do not fit are
+//! counted by namespace, and then every flush in that namespace fails with `WritesLost` until the
+//! namespace, or everything, is invalidated.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -14,70 +15,70 @@ use crate::object::lock_ranks;
 use crate::object::mutation::Mutation;
 use crate::sync::{AtomicBool, Mutex, Ordering, lock};
 
-/// Objects that are listed one by one.
+/// The maximum number of objects that are listed individually.
 const OBJECTS_MAX: usize = 16 * 1024;
-/// Namespaces whose unlisted losses are counted apart.
+/// The maximum number of namespaces whose unlisted losses are counted separately.
 const NAMESPACES_MAX: usize = 64;
 
 /// An object with acknowledged changes that can never be stored.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct LostObject {
-    /// Which one.
+    /// The object.
     pub object: ObjectId,
-    /// How many acknowledged changes are gone.
+    /// The number of acknowledged changes lost.
     pub changes: u64,
-    /// How much they had written, in bytes, counted by whole buckets.
+    /// The amount of data that these changes had written, in bytes, counted by whole buckets.
     pub bytes: u64,
-    /// Why the store does not take them.
+    /// The reason why the store refuses the changes.
     pub why: Reason,
 }
 
-/// What a cache has lost and no caller has repaired yet.
+/// The changes that a cache has lost and no caller has repaired yet.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct LostWrites {
-    /// Object by object, by name.
+    /// The objects with losses, ordered by name.
     pub objects: Vec<LostObject>,
     /// The number of objects that the list had no room for.
     pub unlisted_objects: u64,
-    /// See `unlisted_objects`.
+    /// The amount of data lost of these objects, in bytes.
     pub unlisted_bytes: u64,
 }
 
 impl LostWrites {
-    /// How much is lost in all.
+    /// Returns the total amount of data lost, in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.objects.iter().map(|object| object.bytes).sum::<u64>() + self.unlisted_bytes
     }
 }
 
-/// Acknowledged changes of one object that are gone.
+/// Acknowledged changes of an object that are lost.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Lost {
     pub(crate) changes: u64,
     pub(crate) bytes: u64,
-    /// The order domain they belonged to.
+    /// The order domain of the lost changes.
     pub(crate) domain: Option<OrderDomain>,
 }
 
 struct Listed {
-    /// The number of the last loss.
+    /// The sequence number of the object's last loss.
     last: u64,
     changes: u64,
     bytes: u64,
-    /// `None` once losses of different domains have come together.
+    /// The order domain of the losses; `None` once losses of different domains have come together.
     domain: Option<Option<OrderDomain>>,
     why: Reason,
 }
 
 #[derive(Default)]
 struct State {
-    /// How many losses there have been.
+    /// The number of losses so far.
     count: u64,
     objects: HashMap<ObjectId, Listed>,
-    /// By namespace; `None`: in any.
+    /// Unlisted losses by namespace; `None` stands for any namespace.
     unlisted: HashMap<Option<Namespace>, Unlisted>,
 }
 
@@ -88,10 +89,10 @@ struct Unlisted {
     bytes: u64,
 }
 
-/// See the module. A leaf lock, and a plain one: a flush checks all losses of its scope together, and without losses the
-/// lock is not taken.
+/// See the module. The lock is a leaf and a plain mutex: a flush checks all losses of its scope
+/// together, and without losses the lock is not taken.
 pub(crate) struct Losses {
-    /// Whether there is any; spares the lock where nothing was ever lost.
+    /// Whether there is any loss; avoids the lock if nothing was ever lost.
     is_any: AtomicBool,
     state: Mutex<State>,
 }
@@ -103,13 +104,13 @@ impl Default for Losses {
 }
 
 impl Losses {
-    /// Whether anything is lost and not repaired.
+    /// Returns whether there is any loss that is not repaired.
     #[inline]
     pub(crate) fn is_any(&self) -> bool {
         self.is_any.load(Ordering::Acquire)
     }
 
-    /// Records a loss; whether it is the object's first that is not repaired.
+    /// Records a loss; returns whether it is the object's first that is not repaired.
     pub(crate) fn record(&self, object: &ObjectId, lost: Lost, why: &Error) -> bool {
         let mut state = lock(&self.state);
         self.is_any.store(true, Ordering::Release);
@@ -141,10 +142,10 @@ impl Losses {
         true
     }
 
-    /// Whether a flush of `scope` can answer *stored*.
+    /// Checks whether a flush of `scope` can reply *stored*.
     ///
     /// # Errors
-    /// `WritesLost`, with the first object in question and how it is repaired.
+    /// `WritesLost`, with the first affected object and how to repair it.
     pub(crate) fn check(&self, scope: &Scope) -> Result<()> {
         if !self.is_any() {
             return Ok(());
@@ -185,7 +186,7 @@ impl Losses {
         }
     }
 
-    /// Forgets what an object has lost if a change has replaced all of its content, or removed it.
+    /// Forgets the losses of an object if a change has replaced all of its content, or removed it.
     #[inline]
     pub(crate) fn repaired_by(&self, object: &ObjectId, mutation: Mutation<'_>) {
         if self.is_any() && mutation.replaces_content() {
@@ -193,18 +194,19 @@ impl Losses {
         }
     }
 
-    /// How many losses there have been so far.
+    /// Returns the number of losses so far.
     pub(crate) fn count(&self) -> u64 {
         if self.is_any() { lock(&self.state).count } else { 0 }
     }
 
-    /// Forgets what was lost within `scope`: it has been repaired.
+    /// Forgets all losses within `scope`, because they have been repaired.
     pub(crate) fn repair(&self, scope: &Scope) {
         self.repair_first(scope, u64::MAX);
     }
 
-    /// Forgets what was lost within `scope` before the number of losses exceeded `count`: its owner has
-    /// accepted that. An object that has lost something since stays listed with all of its losses.
+    /// Forgets the losses within `scope` that are among the first `count` of all losses, because
+    /// their owner has accepted them. An object with a later loss stays listed with all of its
+    /// losses.
     pub(crate) fn repair_first(&self, scope: &Scope, count: u64) {
         if !self.is_any() {
             return;
@@ -212,7 +214,7 @@ impl Losses {
         let mut state = lock(&self.state);
         let State { objects, unlisted, .. } = &mut *state;
         if let Scope::Object(object) = scope {
-            // By its name: this comes with every change that makes good.
+            // The look-up is by name, because this runs with every change that repairs an object.
             if objects.get(object).is_some_and(|listed| listed.last <= count) {
                 objects.remove(object);
             }
@@ -241,7 +243,7 @@ impl Losses {
         self.is_any.store(!state.objects.is_empty() || !state.unlisted.is_empty(), Ordering::Release);
     }
 
-    /// How many objects have losses.
+    /// Returns the number of objects with losses.
     pub(crate) fn objects(&self) -> u64 {
         if !self.is_any() {
             return 0;
@@ -250,7 +252,7 @@ impl Losses {
         state.objects.len() as u64 + state.unlisted.values().map(|unlisted| unlisted.objects).sum::<u64>()
     }
 
-    /// All of it.
+    /// Returns all losses.
     pub(crate) fn all(&self) -> LostWrites {
         let state = lock(&self.state);
         let object = |(object, listed): (&ObjectId, &Listed)| LostObject {
@@ -269,7 +271,7 @@ impl Losses {
     }
 }
 
-/// Whether a scope may cover what an object has lost.
+/// Returns whether a scope may cover the losses of an object.
 fn may_cover(scope: &Scope, object: &ObjectId, listed: &Listed) -> bool {
     match (scope, listed.domain) {
         (Scope::Domain(namespace, _), None) => *namespace == object.namespace,
@@ -277,7 +279,7 @@ fn may_cover(scope: &Scope, object: &ObjectId, listed: &Listed) -> bool {
     }
 }
 
-/// Whether a scope reaches into a namespace.
+/// Returns whether a scope overlaps a namespace.
 fn is_in(scope: &Scope, namespace: &Namespace) -> bool {
     match scope {
         Scope::Object(object) => object.namespace == *namespace,
@@ -349,7 +351,7 @@ mod tests {
         assert!(is_lost(&losses, &Scope::Namespace(other.namespace.clone())));
         losses.repair_first(&Scope::Object(other), losses.count());
         assert!(!losses.is_any());
-        // Counted while nothing was lost: what is lost afterwards stays.
+        // The count was taken while nothing was lost, so later losses stay.
         let before = losses.count();
         record(&losses, &one, None);
         losses.repair_first(&Scope::All, before);
@@ -370,7 +372,7 @@ mod tests {
         for n in 0..=OBJECTS_MAX {
             losses.repair(&Scope::Object(id("full", n)));
         }
-        // Which object it was is not known: any of its namespace may be.
+        // It is not known which object was lost, so it may be any object of its namespace.
         assert!(is_lost(&losses, &Scope::Object(id("late", 5))) && is_lost(&losses, &Scope::All));
         losses.repair(&Scope::Namespace(id("full", 0).namespace));
         assert!(is_lost(&losses, &Scope::Object(id("late", 0))));

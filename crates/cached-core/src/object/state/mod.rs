@@ -1,11 +1,13 @@
-//! One object in the cache: what is known of it, what the store does not have yet, and every step from one
-//! state to the next; the index that finds it, and the queue in which it waits for a flush.
+//! The state of an object in the cache: its known content, the changes that the store does not have
+//! yet, and every transition from one state to the next; the index that finds the object, and the
+//! queue in which it waits for a flush.
 //!
-//! A step runs in the object's exclusive section ([`super::tasks::serial`]): short, without waiting. A step
-//! that lacks something (buckets, bytes of the store, room for dirty data) changes nothing and returns
-//! [`Missing`]; its caller obtains it and tries again. Nothing in this chapter asks the store.
+//! A step runs in the object's exclusive section ([`super::tasks::serial`]): it is short and never
+//! waits. A step that lacks something (buckets, bytes of the store, room for dirty data) changes
+//! nothing and returns [`Missing`]; its caller obtains what is missing and retries. Nothing in this
+//! chapter asks the store.
 //!
-//! Where the bytes of an object are:
+//! The location of an object's bytes:
 //! ```text
 //!  0                         content_end                size
 //!  ├─ slot known: the cache ───────┼────────────────────────┤
@@ -46,7 +48,7 @@ use super::read_ahead::ReadAhead;
 use super::tasks::deadline::FlushTicket;
 use crate::sync::Arc;
 
-/// What a step can reach beside the object itself.
+/// The context of a step, apart from the object itself.
 #[derive(Clone, Copy)]
 pub(crate) struct Env<'a> {
     pub(crate) pool: &'a Pool,
@@ -58,12 +60,12 @@ pub(crate) struct Env<'a> {
     pub(crate) node: u32,
     /// The hash of the object's name.
     pub(crate) hash: u64,
-    /// The number of the object's namespace, by which is counted.
+    /// The number of the object's namespace, for its counters.
     pub(crate) namespace: u16,
     pub(crate) clock: &'a dyn Clock,
 }
 
-/// See the module. The fields that a read needs come first: `index/` prefetches those alone.
+/// See the module. The fields that a read needs come first, because `index/` prefetches only those.
 #[derive(Default)]
 #[repr(C)]
 pub(crate) struct Object {
@@ -79,25 +81,28 @@ impl Env<'_> {
         self.pool.meta(bucket)
     }
 
-    /// The hash of a slot's content, for the eviction policy.
+    /// Returns the hash that identifies a slot's bucket to the eviction policy.
     pub(crate) fn bucket_name(&self, at: u32) -> u64 {
         bucket_hash(self.hash, at)
     }
 
-    /// The bytes of a bucket that one slot alone points at, to be changed in its object's exclusive section.
+    /// Returns the bytes of a bucket that only one slot refers to, to be changed in its object's
+    /// exclusive section.
     #[allow(clippy::mut_from_ref)]
     fn bytes_mut(&self, bucket: u32) -> &mut [u8] {
         debug_assert_eq!(self.meta(bucket).refs(), 1, "readers or other slots can see this bucket");
         debug_assert!(!self.pool.is_lent(bucket), "the kernel may see this bucket");
-        // SAFETY: the caller is in the exclusive section of the object whose slot alone points at the bucket
-        // (count of one, checked with acquire by every caller), so no other thread has its bytes, and none
-        // can get them before the section ends. The bucket lies whole within the arena.
+        // SAFETY: the caller is in the exclusive section of the object whose slot holds the only
+        // reference to the bucket (every caller has checked with acquire that the count is 1), so
+        // no other thread has its bytes, and none can get them before the section ends. The bucket
+        // lies completely within the arena.
         unsafe { std::slice::from_raw_parts_mut(self.pool.at(bucket), BUCKET) }
     }
 }
 
 impl Object {
-    /// Whether the object can be forgotten: nothing waits to be stored, and nothing is under way.
+    /// Returns whether the object can be evicted from the index: nothing waits to be stored, and
+    /// nothing is in flight.
     pub(crate) fn is_idle(&self) -> bool {
         !self.has_pending()
             && self.flushing.is_none()
@@ -107,13 +112,13 @@ impl Object {
     }
 }
 
-/// What exists of an object only while the store is asked, or a task waits.
+/// The part of an object's state that exists only while the store is being asked or a task waits.
 #[derive(Default)]
 pub(crate) struct Activity {
     pub(crate) ranges: Ranges,
-    /// The tickets that wait until changes up to a number are stored.
+    /// The tickets that wait until all changes up to a sequence number are stored.
     pub(crate) flush_waiters: Vec<(u64, Arc<FlushTicket>)>,
-    /// An eviction has been given up since a range was last released.
+    /// Whether an eviction has been given up since a range was last released.
     pub(crate) kept_buckets: bool,
 }
 
@@ -130,7 +135,7 @@ impl Object {
         self.activity.as_deref()
     }
 
-    /// Drops the activity if nothing is left of it.
+    /// Drops the activity if it is idle.
     pub(crate) fn drop_if_idle(&mut self) {
         let idle = |activity: &Activity| activity.ranges.is_idle() && activity.flush_waiters.is_empty();
         if self.activity.as_deref().is_some_and(idle) {
@@ -138,34 +143,35 @@ impl Object {
         }
     }
 
-    /// Whether a change of a range is on its way to the store, or waits for the range.
+    /// Returns whether a change of the range is in flight to the store, or waits for the range.
     pub(crate) fn is_changing(&self, buckets: &Buckets) -> bool {
         self.activity.as_ref().is_some_and(|activity| activity.ranges.is_changing(buckets))
     }
 
-    /// Whether a change of part of the object is on its way to the store.
+    /// Returns whether a change of part of the object is in flight to the store.
     pub(crate) fn is_forwarding(&self) -> bool {
         self.activity.as_ref().is_some_and(|activity| activity.ranges.is_forwarding())
     }
 
-    /// Makes bytes of the slots `buckets` void that the store has been asked for.
+    /// Invalidates bytes of the slots `buckets` that have been requested from the store.
     pub(crate) fn invalidate_bytes(&mut self, buckets: Buckets) {
         if let Some(activity) = &mut self.activity {
             activity.ranges.invalidate_bytes(&buckets);
         }
     }
 
-    /// Whether the answer to what was asked of the store under this entry is void.
+    /// Returns whether the response to the request of this entry is void.
     pub(crate) fn is_stale(&self, ticket: Ticket) -> bool {
         self.activity.as_ref().is_some_and(|activity| activity.ranges.is_stale(ticket))
     }
 
-    /// As [`Self::is_stale`], and the entry asks for nothing from now on.
+    /// Like [`Self::is_stale`], but also resets the entry, which then has no request.
     pub(crate) fn take_stale(&mut self, ticket: Ticket) -> bool {
         self.activity.as_mut().is_some_and(|activity| activity.ranges.take_stale(ticket))
     }
 
-    /// Removes an entry; returns the tasks that may continue, and whether an eviction was given up meanwhile.
+    /// Removes an entry; returns the tasks that may continue, and whether an eviction was given up
+    /// in the meantime.
     pub(crate) fn release_range(&mut self, ticket: Ticket) -> (Vec<Waker>, bool) {
         let Some(activity) = &mut self.activity else { return (Vec::new(), false) };
         let woken = activity.ranges.release(ticket);
@@ -174,7 +180,8 @@ impl Object {
         (woken, kept_buckets)
     }
 
-    /// Notes that a bucket could not be evicted: perhaps it can when what is under way has ended.
+    /// Records that a bucket could not be evicted: it may become evictable when the current
+    /// activity ends.
     pub(crate) fn note_kept(&mut self) {
         if let Some(activity) = &mut self.activity {
             activity.kept_buckets = true;
@@ -183,7 +190,8 @@ impl Object {
 }
 
 impl Object {
-    /// Checks every invariant that needs nothing but the object; returns the number of slots in each state.
+    /// Checks every invariant that depends only on the object; returns the number of slots in each
+    /// state.
     pub(crate) fn validate(&self, env: &Env<'_>) -> Result<[u64; STATES], String> {
         let mut counts = [0; STATES];
         let end = self.head.size.div_ceil(BUCKET_U64);
@@ -201,7 +209,7 @@ impl Object {
                 if slot.state() == State::Clean && !is_own {
                     return Err(format!("clean slot {at} does not own its bucket"));
                 }
-                // No sector need be dirty: those that were can have been cut off.
+                // A dirty slot may have no dirty sector: a truncation may have removed them.
                 if slot.state() == State::Dirty && (!is_own || meta.dirty() & !meta.valid() != 0) {
                     return Err(format!(
                         "dirty slot {at}: dirty {:08b} valid {:08b}",

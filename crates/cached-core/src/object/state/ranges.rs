@@ -1,39 +1,40 @@
-//! The ranges of an object that the store is working on, and the requests that wait for them, first come,
-//! first served.
+//! The ranges of an object for which requests to the store are in flight, and the requests that
+//! wait for them, first come, first served.
 //!
-//! A *load* reads a range of the store into the cache; loads share. A *change* is on its way to the store and
-//! has its range alone. An entry is granted when no earlier one conflicts, so no request is overtaken for
-//! ever; entries that wait conflict like those that are granted. No lock is held across I/O: an entry is a
-//! note in the object's state, made and removed in its exclusive section.
+//! A *load* reads a range from the store into the cache; loads can share a range. A *change* is in
+//! flight to the store and has exclusive use of its range. An entry is granted when no earlier
+//! entry conflicts. Waiting entries conflict like granted ones, so no request can starve. No lock
+//! is held across I/O: an entry is a note in the object's state, created and removed in its
+//! exclusive section.
 //!
-//! Between asking the store and using its answer an entry is *asking*, and whatever invalidates the answer
-//! makes the entry *stale*. There is one rule for each kind of question.
+//! Between the request to the store and the use of its response an entry is *asking*. Whatever
+//! invalidates the response makes the entry *stale*. There is a rule for each kind of request.
 //!
-//! - Bytes that were read are the base under what the cache has that is newer. They are void once the cache
-//!   forgets any of that (evicted, invalidated), or once the store has cut off, replaced or removed what they
-//!   may come from.
-//! - Bytes that were written are what the store has, unless other clients are reported to have changed it
-//!   meanwhile.
+//! - Bytes that were read lie beneath newer content in the cache. They become void once the cache
+//!   forgets any of the newer content (by eviction or invalidation), or once the store has
+//!   truncated, replaced or removed the content that they may come from.
+//! - Bytes that were written are the store's content, unless other clients are reported to have
+//!   changed it in the meantime.
 
 use crate::object::memory::geometry::Buckets;
 use std::task::Waker;
 
-/// The most entries of one object.
+/// The maximum number of entries of an object.
 pub(crate) const ENTRIES_MAX: usize = 16 * 1024;
 
-/// What the store is asked to do with the range.
+/// The purpose of an entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
-    /// Reads it.
+    /// Reads the range.
     Load,
-    /// Reads it before any caller has asked for it.
+    /// Reads the range before any caller has asked for it.
     Ahead,
-    /// Changes it.
+    /// Changes the range.
     Change,
-    /// Changes it by way of the store.
+    /// Forwards a change of the range to the store.
     Forward,
-    /// As [`Self::Forward`], with a stamp of the cache's own. Stamps must reach the store in their order, so
-    /// of one object there is one such change at a time, whatever its range.
+    /// Like [`Self::Forward`], with a stamp of the cache. Stamps must reach the store in order, so
+    /// an object has only one such change in flight, whatever its range.
     Stamped,
 }
 
@@ -43,7 +44,7 @@ impl Kind {
     }
 }
 
-/// What an entry has asked of the store whose answer it has not used yet.
+/// The request of an entry whose response has not been used yet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Asked {
     Nothing,
@@ -51,7 +52,7 @@ enum Asked {
     Change,
 }
 
-/// Names an entry of one object.
+/// The ID of an entry within its object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Ticket(u64);
 
@@ -63,9 +64,9 @@ struct Entry {
     is_granted: bool,
     asked: Asked,
     is_stale: bool,
-    /// The task that made it, while it waits.
+    /// The task that created the entry, while it waits.
     waker: Option<Waker>,
-    /// The tasks that wait for its end.
+    /// The tasks that wait for the entry's end.
     followers: Vec<Waker>,
 }
 
@@ -81,7 +82,7 @@ fn overlap(a: &Buckets, b: &Buckets) -> bool {
     a.start < b.end && b.start < a.end
 }
 
-/// The entries of one object.
+/// The entries of an object.
 #[derive(Debug, Default)]
 pub(crate) struct Ranges {
     entries: Vec<Entry>,
@@ -97,7 +98,8 @@ impl Ranges {
         self.entries.len() >= ENTRIES_MAX
     }
 
-    /// Queues for `buckets`. Returns whether they are granted at once, because nothing earlier conflicts.
+    /// Queues an entry for `buckets`. Also returns whether it is granted at once, because no
+    /// earlier entry conflicts.
     pub(crate) fn enter(&mut self, buckets: Buckets, kind: Kind) -> (Ticket, bool) {
         let is_granted = !self.entries.iter().any(|entry| entry.conflicts(&buckets, kind));
         let ticket = Ticket(self.next);
@@ -115,7 +117,7 @@ impl Ranges {
         (ticket, is_granted)
     }
 
-    /// Whether the entry is granted; if not, `waker` will be woken when it is.
+    /// Returns whether the entry is granted; if not, `waker` will be woken when it is.
     pub(crate) fn poll(&mut self, ticket: Ticket, waker: &Waker) -> bool {
         let Some(entry) = self.find(ticket) else { return true };
         if !entry.is_granted {
@@ -142,8 +144,9 @@ impl Ranges {
         woken
     }
 
-    /// A granted load that covers `buckets`, to be waited for instead of loading again. What is being read
-    /// ahead need only cover the first of them: the rest is read ahead as well, or asked for afterwards.
+    /// Returns a granted load that covers `buckets`, to wait for instead of loading again. A
+    /// read-ahead need only cover the first bucket: the rest will be read ahead too, or requested
+    /// afterwards.
     pub(crate) fn load_of(&self, buckets: &Buckets) -> Option<Ticket> {
         let covers = |entry: &&Entry| {
             let last = if entry.kind == Kind::Ahead { buckets.start + 1 } else { buckets.end };
@@ -156,7 +159,7 @@ impl Ranges {
         self.entries.iter().find(covers).map(|entry| entry.ticket)
     }
 
-    /// Waits for the end of an entry; false if it has ended.
+    /// Registers `waker` for the end of an entry; returns false if the entry has ended.
     pub(crate) fn follow(&mut self, ticket: Ticket, waker: &Waker) -> bool {
         let Some(entry) = self.find(ticket) else { return false };
         if !entry.followers.iter().any(|each| each.will_wake(waker)) {
@@ -165,31 +168,32 @@ impl Ranges {
         true
     }
 
-    /// Whether a change is on its way to, or waits for, any of `buckets`.
+    /// Returns whether a change of any of `buckets` is in flight or waiting.
     pub(crate) fn is_changing(&self, buckets: &Buckets) -> bool {
         self.entries.iter().any(|entry| entry.kind.changes() && overlap(&entry.buckets, buckets))
     }
 
-    /// Whether a load of `bucket` is under way, or waits.
+    /// Returns whether a load of `bucket` is in flight or waiting.
     pub(crate) fn is_wanted(&self, bucket: u32) -> bool {
         let one = bucket..bucket + 1;
         self.entries.iter().any(|entry| !entry.kind.changes() && overlap(&entry.buckets, &one))
     }
 
-    /// Whether a granted entry changes a range by way of the store. What is written back must not be mixed
-    /// with that, in any range: a flush would set the object's end beside it.
+    /// Returns whether a granted entry forwards a change to the store. Such a change must not be
+    /// mixed with write-back in any range, because a flush would set the object's size at the same
+    /// time.
     pub(crate) fn is_forwarding(&self) -> bool {
         let forwards = |entry: &Entry| matches!(entry.kind, Kind::Forward | Kind::Stamped);
         self.entries.iter().any(|entry| entry.is_granted && forwards(entry))
     }
 
-    /// Notes that the store is about to be asked for bytes of the entry's range. Asked again before the first
-    /// bytes are used, both are stale together.
+    /// Records that bytes of the entry's range are about to be requested from the store. If they
+    /// are requested again before the first bytes are used, both become stale together.
     pub(crate) fn ask_bytes(&mut self, ticket: Ticket) {
         self.begin(ticket, Asked::Bytes);
     }
 
-    /// Notes that the store is about to be asked for the entry's change.
+    /// Records that the entry's change is about to be sent to the store.
     pub(crate) fn ask_change(&mut self, ticket: Ticket) {
         self.begin(ticket, Asked::Change);
     }
@@ -200,30 +204,30 @@ impl Ranges {
         }
     }
 
-    /// Whether bytes of `bucket` are being asked for, or wait to be used.
+    /// Returns whether bytes of `bucket` are being requested, or wait to be used.
     pub(crate) fn is_loading(&self, bucket: u32) -> bool {
         let one = bucket..bucket + 1;
         self.entries.iter().any(|entry| entry.asked == Asked::Bytes && overlap(&entry.buckets, &one))
     }
 
-    /// The bytes of `buckets` that are being asked for, or wait to be used, are void.
+    /// Invalidates bytes of `buckets` that are being requested, or wait to be used.
     pub(crate) fn invalidate_bytes(&mut self, buckets: &Buckets) {
         let entries = self.entries.iter_mut().filter(|entry| entry.asked == Asked::Bytes);
         entries.filter(|entry| overlap(&entry.buckets, buckets)).for_each(|entry| entry.is_stale = true);
     }
 
-    /// Makes every answer under way void: other clients may have changed the object.
+    /// Invalidates every pending response, because other clients may have changed the object.
     pub(crate) fn invalidate_all(&mut self) {
         self.entries.iter_mut().for_each(|entry| entry.is_stale = entry.asked != Asked::Nothing);
     }
 
-    /// Whether the answer to what the entry has asked is void.
+    /// Returns whether the response to the entry's request is void.
     pub(crate) fn is_stale(&self, ticket: Ticket) -> bool {
         self.entries.iter().any(|entry| entry.ticket == ticket && entry.is_stale)
     }
 
-    /// As [`Self::is_stale`]; if so, the maker of the entry drops what it has, and the entry asks for
-    /// nothing.
+    /// Like [`Self::is_stale`], but a stale entry is also reset: its owner must discard the
+    /// response.
     pub(crate) fn take_stale(&mut self, ticket: Ticket) -> bool {
         let Some(entry) = self.find(ticket).filter(|entry| entry.is_stale) else { return false };
         (entry.asked, entry.is_stale) = (Asked::Nothing, false);

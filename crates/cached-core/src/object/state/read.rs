@@ -1,5 +1,5 @@
-//! Reading: an object's bytes from its slots, from what was loaded, and zeros where no content reaches; and
-//! filling slots with what the store gave.
+//! Reads an object's bytes from its slots and from loaded data, with zeros beyond the content, and
+//! fills slots with loaded data.
 
 use blocker::admission::check_condition;
 use blocker::{Error, ReadReply, ReadRequest, Result, Segment, Segments, Version};
@@ -13,16 +13,17 @@ use crate::object::memory::queue::{MARKED, PASSING, UNREAD};
 use crate::object::memory::slots::{SECTOR_BYTES, Slot, State};
 use crate::object::read_ahead::{Marked, Pattern};
 
-/// Cache lines of a bucket that are prefetched: the processor continues by itself once it sees them read.
+/// The number of cache lines of a bucket to prefetch: the processor continues by itself once it
+/// sees a sequential access.
 pub(crate) const LINES_READ: usize = 2;
 pub(crate) const LINES_WRITTEN: usize = 8;
 const LINE_BYTES: usize = 64;
-/// Buckets between two that are missing, at most, that are read once more rather than with a request for each
-/// side of them: a request costs the store as much as reading several times as much.
+/// The maximum number of present buckets between two missing ones that are read again rather than
+/// split into two requests: a request costs the store as much as reading several times the data.
 const BETWEEN_MAX: u32 = 4;
 
 impl Object {
-    /// Prefetches the bucket in which `offset` lies, and its metadata.
+    /// Prefetches the bucket that contains `offset`, and its metadata.
     #[inline]
     pub(crate) fn prefetch(&self, env: &Env<'_>, offset: u64, lines: usize) {
         let slot = self.slots.get((offset / BUCKET_U64) as u32);
@@ -34,8 +35,8 @@ impl Object {
         }
     }
 
-    /// Returns the bytes of a range that lies in one bucket and is valid there, as most hits do. `None` is no
-    /// answer.
+    /// Returns the bytes of a range that lies within a single bucket and is valid there, as for
+    /// most hits. `None` means that the general path must decide.
     #[inline]
     pub(crate) fn read_within(&self, env: &Env<'_>, offset: u64, len: u64) -> Option<Segments> {
         let within = (offset % BUCKET_U64) as usize;
@@ -57,7 +58,7 @@ impl Object {
         env.pool.pin(slot.bucket(), range).map(Segments::from)
     }
 
-    /// Returns the answer, if everything it needs is here.
+    /// Returns the reply, if everything that it needs is cached.
     #[inline]
     pub(crate) fn read_at_once(
         &self,
@@ -73,7 +74,8 @@ impl Object {
         if let Err(error) = check_condition(Some(Version(self.head.version)), request.condition) {
             return Some(Err(error));
         }
-        // Not after a load: bytes that were loaded for this very read would count as read once more.
+        // This shortcut is not for a read after a load: bytes loaded for this very read would count
+        // as read again.
         if loaded.is_none()
             && let Some(data) = self.read_within(env, request.offset, request.len_bytes)
         {
@@ -83,7 +85,8 @@ impl Object {
         Some(Ok(self.reply(data)))
     }
 
-    /// Returns the bytes of a range, up to the object's end; `Err` names what the store must be asked for.
+    /// Returns the bytes of a range, up to the object's end; `Err` has the buckets to be loaded
+    /// from the store.
     pub(crate) fn read(
         &self,
         env: &Env<'_>,
@@ -118,8 +121,8 @@ impl Object {
                     let meta = env.meta(slot.bucket());
                     let absent_sectors = touched(lo, hi) & !meta.valid();
                     if absent_sectors == 0 {
-                        // The request that has just loaded it reads it for the first time: a scan must not
-                        // look like use.
+                        // The request that has just loaded the bucket reads it for the first time:
+                        // a scan must not look like reuse.
                         let counts = loaded.is_none() || meta.is_flagged();
                         if counts && env.queues.hit(meta, env.bucket_name(at)) {
                             self.read_first(env, at, hi);
@@ -151,7 +154,7 @@ impl Object {
         if missing.load.is_some() { Err(missing) } else { Ok(data) }
     }
 
-    /// Returns loaded bytes from `from` on, with zeros for what lies beyond the store's content.
+    /// Returns loaded bytes from the offset `from`, with zeros beyond the store's content.
     pub(super) fn clip(&self, part: Segments, from: u64) -> Segments {
         let len = part.len_bytes();
         let within = self.content_end().saturating_sub(from).min(len as u64) as usize;
@@ -163,7 +166,7 @@ impl Object {
         clipped
     }
 
-    /// Returns a bucket's bytes, with those of the store where its own are not valid.
+    /// Returns a bucket's bytes, with the store's bytes in sectors that are not valid.
     pub(super) fn merged(
         &self,
         env: &Env<'_>,
@@ -184,15 +187,15 @@ impl Object {
         bytes::Bytes::from(bytes).slice(lo..hi).into()
     }
 
-    /// A bucket with flags has been read up to `end` within it: one that was read ahead, or that bypasses the
-    /// cache.
+    /// Records that a bucket with flags has been read up to `end` within the bucket: it was read
+    /// ahead, or bypasses the cache.
     #[cold]
     #[inline(never)]
     fn read_first(&self, env: &Env<'_>, at: u32, end: usize) {
         let bucket = self.slots.get(at).bucket();
         let flags = env.meta(bucket).take_flags(UNREAD | MARKED);
         if flags & UNREAD != 0 {
-            // It enters the policy's memory as a bucket does that is loaded when it is asked for.
+            // To the policy this is the same as a bucket that is loaded on demand.
             env.queues.read_first(env.meta(bucket), env.bucket_name(at));
             env.read_ahead.count_used(env.namespace);
         }
@@ -204,13 +207,14 @@ impl Object {
         }
     }
 
-    /// Returns the first run of buckets within a range that the store can be asked for ahead, and the bucket of
-    /// it to be marked, if the mark is due in it. A run begins and ends with a bucket of the pattern that is
-    /// missing: that is not here, is not being loaded, and does not lie beyond the content. It goes on over what
-    /// the pattern leaves out, and over a little that is here.
+    /// Returns the first run of buckets within a range that can be read ahead, and the bucket to be
+    /// marked, if the mark falls into the run. A run begins and ends with a missing bucket of the
+    /// pattern: one that is not cached, is not being loaded, and does not lie beyond the content. A
+    /// run continues across buckets that the pattern leaves out, and across a few that are cached.
     ///
-    /// `mark` is where the mark is wanted, if no earlier run has it: it lies on the first missing bucket from
-    /// there on; where there is none, and `is_last`, on the last one before.
+    /// `mark` is the desired position of the mark, unless an earlier run has it: the mark goes on
+    /// the first missing bucket from there on; if there is none and `is_last`, on the last missing
+    /// bucket before it.
     pub(crate) fn run_to_read_ahead(
         &self,
         within: Buckets,
@@ -250,13 +254,13 @@ impl Object {
         Some((start..end, marked))
     }
 
-    /// Returns a reply of the present version.
+    /// Returns a reply with the current version.
     pub(crate) fn reply(&self, data: Segments) -> ReadReply {
         ReadReply::new(data, self.head.size, Version(self.head.version))
     }
 
-    /// Begins a load of `buckets` under an entry that covers them: of what is missing; of all of them, if they
-    /// are read ahead for a pattern. A request is for `run_max` bytes at most.
+    /// Begins a load of `buckets` under an entry that covers them. It loads the missing buckets, or
+    /// all of them if they are read ahead for a pattern, in requests of at most `run_max` bytes.
     pub(crate) fn begin_load(
         &mut self,
         env: &Env<'_>,
@@ -277,13 +281,13 @@ impl Object {
         Load { runs, kept_max, steps }
     }
 
-    /// Whether the cache has all bytes of these buckets.
+    /// Returns whether the cache has all bytes of these buckets.
     pub(crate) fn has_all(&self, env: &Env<'_>, buckets: &Buckets) -> bool {
         buckets.clone().all(|at| self.valid(env, at) == u8::MAX)
     }
 }
 
-/// Returns buckets as byte ranges of at most `run_max` bytes, each with its length.
+/// Returns buckets as byte ranges (offset and length) of at most `run_max` bytes.
 fn runs_of(buckets: impl Iterator<Item = u32>, run_max: u64) -> Vec<(u64, u64)> {
     let mut runs: Vec<(u64, u64)> = Vec::new();
     for at in buckets {
@@ -296,17 +300,18 @@ fn runs_of(buckets: impl Iterator<Item = u32>, run_max: u64) -> Vec<(u64, u64)> 
     runs
 }
 
-// Filling slots with what the store gave.
+// Filling slots with loaded data.
 
-/// What of a load is kept, and as what.
+/// The part of a load to keep, and its purpose.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Keep {
     All,
     Nothing,
-    /// One bucket, in which a read ends that bypasses the cache: the next read will ask for the rest of it.
+    /// A single bucket, in which a read that bypasses the cache ends: the next read will ask for
+    /// the rest of it.
     Passing(u32),
-    /// What a pattern has, for reads that are expected. `mark` is the bucket whose first read shows that it is
-    /// time to read on.
+    /// The buckets of a pattern, for expected reads. `mark` is the bucket whose first read triggers
+    /// the next read-ahead.
     Ahead {
         pattern: Pattern,
         mark: Option<u32>,
@@ -315,7 +320,7 @@ pub(crate) enum Keep {
 }
 
 impl Keep {
-    /// Returns how many of `count` buckets are kept at most.
+    /// Returns the maximum number of `count` buckets to keep.
     pub(crate) fn count_max(self, count: u32) -> u32 {
         match self {
             Keep::All | Keep::Ahead { .. } => count,
@@ -324,13 +329,13 @@ impl Keep {
         }
     }
 
-    /// Whether a caller waits for it.
+    /// Returns whether a caller waits for the load.
     pub(crate) fn is_asked_for(self) -> bool {
         !matches!(self, Keep::Ahead { .. })
     }
 
-    /// Returns the same for an object that has content up to the bucket `end` alone: that is not known before
-    /// the answer has come.
+    /// Returns the same for an object that has content only up to the bucket `end`, which is not
+    /// known before the response arrives.
     fn within(self, end: u32) -> Self {
         match self {
             Keep::Ahead { pattern, mark: Some(mark), is_passing } => {
@@ -368,7 +373,7 @@ impl Keep {
 }
 
 impl Object {
-    /// Samples the buckets that the store gave, each as one that was missed.
+    /// Samples each loaded bucket as a miss.
     pub(crate) fn sample_misses(&self, env: &Env<'_>, loaded: &Loaded) {
         for (start, _, data) in loaded.runs.iter().filter(|(_, _, data)| data.len_bytes() > 0) {
             for at in buckets_of(*start, data.len_bytes() as u64) {
@@ -377,11 +382,12 @@ impl Object {
         }
     }
 
-    /// Keeps what the store gave, as far as it is to be kept and buckets were reserved for it.
+    /// Fills slots with loaded data, as far as the data are to be kept and buckets were reserved
+    /// for them.
     pub(crate) fn fill(&mut self, env: &Env<'_>, resources: &mut Resources<'_>, keep: Keep) {
         let Some(loaded) = resources.loaded else { return };
         let end = self.content_end().min(self.head.size).div_ceil(BUCKET_U64);
-        // A bucket's number in its object has 16 bits.
+        // A bucket's index in its object has 16 bits.
         let keep = keep.within(end as u32);
         for (start, len, data) in &loaded.runs {
             let first = (start / BUCKET_U64) as u32;

@@ -1,4 +1,4 @@
-//! The changes of an object that are newer than the store: what each lacks, and how it is made.
+//! Changes of an object that are newer than the store: what each requires, and how it is applied.
 
 use blocker::{Change, Error, Result, Run, RunContent, Segments};
 
@@ -9,7 +9,7 @@ use crate::object::memory::slots::{Slot, State};
 use crate::object::mutation::{CopiedContent, Mutation};
 
 impl Object {
-    /// Returns what a write of a range lacks.
+    /// Returns the resources that a write of a range lacks.
     pub(crate) fn missing_for_write(
         &self,
         env: &Env<'_>,
@@ -30,11 +30,12 @@ impl Object {
         missing
     }
 
-    /// Overwrites in place what is newer than the store already, as most writes do. Returns false if more is
-    /// needed; then nothing was changed. Calls `before` when the write is certain to be made.
+    /// Overwrites data in place that are already newer than the store, as most writes do. Returns
+    /// false, without any change, if the write requires more than that. Calls `before` when the
+    /// write is certain to be made.
     ///
     /// # Errors
-    /// Those of `before`; then nothing was changed.
+    /// Errors of `before`; in this case nothing has changed.
     #[inline]
     pub(crate) fn rewrite<E>(
         &mut self,
@@ -65,7 +66,8 @@ impl Object {
         Ok(true)
     }
 
-    /// Writes a range as newer than the store. `resources` has what [`Self::missing_for_write`] asked for.
+    /// Writes a range as newer than the store. `resources` has what [`Self::missing_for_write`]
+    /// returned.
     pub(crate) fn write(
         &mut self,
         env: &Env<'_>,
@@ -130,7 +132,8 @@ impl Object {
         self.put_dirty(env, at, Slot::of(State::Dirty, bucket), resources);
     }
 
-    /// Returns what writing zeros lacks: whole buckets become a state, parts are written.
+    /// Returns the resources that writing zeros lacks: a whole bucket only changes its state, a
+    /// partial bucket is written.
     pub(crate) fn missing_for_zeroes(
         &self,
         env: &Env<'_>,
@@ -156,7 +159,7 @@ impl Object {
         missing
     }
 
-    /// Whether all of a slot is known to be zeros.
+    /// Returns whether all of a slot is known to be zeros.
     pub(super) fn is_zero(&self, at: u32) -> bool {
         match self.slots.get(at).state() {
             State::Absent => u64::from(at) * BUCKET_U64 >= self.content_end(),
@@ -164,7 +167,8 @@ impl Object {
         }
     }
 
-    /// Zeroes a range, newer than the store. With `extends` it moves the object's end, as a write does.
+    /// Zeroes a range as newer than the store. If `extends`, the range can extend the object, like
+    /// a write.
     pub(crate) fn write_zeroes(
         &mut self,
         env: &Env<'_>,
@@ -188,7 +192,8 @@ impl Object {
         self.grow_to(offset + len, extends && len > 0);
     }
 
-    /// Returns what cutting the object lacks: a bucket, if others refer to the one in which the new end lies.
+    /// Returns the resources that truncating the object lacks: a bucket, if others refer to the one
+    /// that contains the new end.
     pub(crate) fn missing_for_truncate(&self, env: &Env<'_>, size: u64) -> Missing {
         let slot = self.slots.get((size / BUCKET_U64) as u32);
         let is_cut = size < self.head.size && !size.is_multiple_of(BUCKET_U64) && slot.state().has_bucket();
@@ -197,7 +202,7 @@ impl Object {
         Missing { buckets: u32::from(copies), credits: u32::from(writes), load: None }
     }
 
-    /// Sets the object's size, newer than the store.
+    /// Sets the object's size as newer than the store.
     pub(crate) fn truncate(&mut self, env: &Env<'_>, size: u64, resources: &mut Resources<'_>) {
         if size < self.head.size {
             self.pending.truncate_to = self.pending.truncate_to.min(size);
@@ -211,18 +216,19 @@ impl Object {
         self.pending.size_dirty = true;
     }
 
-    /// Zeroes a slot's bytes from `lo` on; they are zeros in the store too once the object is cut there.
+    /// Zeroes a slot's bytes from `lo` on; they will be zeros in the store too, once the object is
+    /// truncated there.
     pub(super) fn cut_slot(&mut self, env: &Env<'_>, at: u32, lo: usize, resources: &mut Resources<'_>) {
         let valid_before = self.valid(env, at);
         self.write_slot(env, at, lo, BUCKET, resources, |bytes| bytes.fill(0));
-        // The sector in which the end lies is only as valid as it was.
+        // The sector that contains the end is only as valid as it was.
         let meta = env.meta(self.slots.get(at).bucket());
         let edge = edges(lo, BUCKET) & !valid_before;
         meta.set_valid(meta.valid() & !edge);
         meta.set_dirty(meta.dirty() & !edge);
     }
 
-    /// Forgets all content, to be replaced as a whole, or removed.
+    /// Forgets all content, because the object is replaced as a whole or removed.
     pub(crate) fn replace(&mut self, env: &Env<'_>, known: Known) {
         self.clear_from(env, 0);
         self.pending.replace = known == Known::Present || self.head.store_exists || self.flushing.is_some();
@@ -233,7 +239,8 @@ impl Object {
     }
 }
 
-// One change of any kind, applied in the cache first: what it lacks, and how it is applied.
+// A change of any kind, applied in the cache first: the resources that it lacks, and how it is
+// applied.
 
 impl Object {
     pub(crate) fn missing_for(
@@ -247,7 +254,7 @@ impl Object {
             Change::WriteZeroes { offset, len_bytes } => {
                 self.missing_for_zeroes(env, *offset, *len_bytes, resources)
             }
-            // Two runs in one bucket count it twice: the surplus is given back.
+            // Two runs in the same bucket count it twice: the surplus is given back.
             Change::WriteRuns { runs } => runs
                 .iter()
                 .fold(Missing::default(), |sum, run| sum.and(self.missing_for_run(env, run, resources))),
@@ -326,23 +333,25 @@ impl Object {
 // Sharing an object's buckets with the target of a copy.
 
 impl Object {
-    /// Whether every byte of the object is known here.
+    /// Returns whether every byte of the object is cached.
     pub(crate) fn is_whole(&self, env: &Env<'_>) -> bool {
         let buckets = self.head.size.div_ceil(BUCKET_U64) as u32;
         (0..buckets).all(|at| self.valid(env, at) | self.beyond(at) == u8::MAX)
     }
 
-    /// Returns how many of its slots have a bucket.
+    /// Returns the number of slots that have a bucket.
     pub(crate) fn buckets_held(&self) -> u32 {
         self.slots.held_count()
     }
 
-    /// Returns how many of its buckets are zeros that take no memory; every byte of the object must be known.
+    /// Returns the number of buckets of zeros that take no memory; every byte of the object must be
+    /// known.
     pub(crate) fn zeros_known(&self) -> u32 {
         (self.head.size.div_ceil(BUCKET_U64) as u32).saturating_sub(self.slots.held_count())
     }
 
-    /// Returns all known slots, with one more count of each bucket, for a copy to take over.
+    /// Returns all known slots for a copy to take over, with an additional reference to each
+    /// bucket.
     pub(crate) fn share(&self, env: &Env<'_>) -> Vec<(u32, Slot)> {
         let shared = self.slots.known_from(0).map(|(at, slot)| {
             if slot.state().has_bucket() {
@@ -355,7 +364,7 @@ impl Object {
         shared.collect()
     }
 
-    /// Takes over the content of another object; does nothing the second time.
+    /// Takes over the content of another object; a second call has no effect.
     pub(crate) fn become_copy(&mut self, env: &Env<'_>, content: &CopiedContent) {
         let Some(content) = content.take() else { return };
         self.replace(env, Known::Present);
@@ -365,7 +374,7 @@ impl Object {
         self.adopt(env, content.into_slots());
     }
 
-    /// Takes over what [`Self::share`] returned, with a credit for each bucket.
+    /// Takes over the slots that [`Self::share`] returned, with a credit for each bucket.
     fn adopt(&mut self, env: &Env<'_>, shared: Vec<(u32, Slot)>) {
         shared.into_iter().for_each(|(at, slot)| self.put(env, at, slot));
     }

@@ -1,4 +1,5 @@
-//! Taking over what the store has done already, and dropping what it may no longer have.
+//! Updates the cache with changes that the store has already made, and drops content that the store
+//! may no longer have.
 
 use blocker::{Change, ChangeReply, ChangeTerms, Error, RunContent, Segments, WriteMode};
 
@@ -9,14 +10,14 @@ use crate::object::memory::pool::{BUCKET, Reserved};
 use crate::object::memory::slots::{Slot, State};
 use crate::object::mutation::Mutation;
 
-/// A change that has begun at the store; shows whether another one overlapped it.
+/// A change that has been sent to the store; tells whether another change overlapped it.
 pub(crate) struct Started {
     steps: u32,
     was_alone: bool,
 }
 
 impl Object {
-    /// Called before the store is asked for the change of the range `ticket`.
+    /// Records the start of a change, before it is sent to the store under the entry `ticket`.
     pub(crate) fn begin_change(&mut self, ticket: Ticket) -> Started {
         self.activity().ranges.ask_change(ticket);
         let head = &mut self.head;
@@ -26,8 +27,8 @@ impl Object {
         Started { steps: head.store_steps, was_alone }
     }
 
-    /// Called when the store has answered; returns whether no other change of the object was under way at any
-    /// time during this one.
+    /// Records the store's response; returns whether no other change of the object overlapped this
+    /// one.
     pub(crate) fn end_change(&mut self, started: &Started) -> bool {
         let head = &mut self.head;
         let is_exact = started.was_alone && head.store_steps == started.steps;
@@ -36,7 +37,7 @@ impl Object {
         is_exact
     }
 
-    /// Brings the slots up to date with what the store has done.
+    /// Updates the slots with a change that the store has made.
     pub(crate) fn take_over_change(
         &mut self,
         env: &Env<'_>,
@@ -63,7 +64,7 @@ impl Object {
                 RunContent::Zeroes(len) => self.zero_through(env, run.offset, *len, resources),
             }),
             Change::Discard { offset, len_bytes } => {
-                // Without the object's end it is not known what has become zeros.
+                // Without the object's size it is not known which bytes have become zeros.
                 let is_known = self.head.known == Known::Present;
                 let within = self.head.size.saturating_sub(*offset).min(*len_bytes);
                 if is_known && within > 0 {
@@ -82,7 +83,8 @@ impl Object {
         }
     }
 
-    /// Takes over bytes that have been stored. Never waits: a slot that finds no bucket is forgotten.
+    /// Applies stored bytes to the slots. Never waits: a slot for which no bucket is free is
+    /// forgotten.
     pub(crate) fn write_through(
         &mut self,
         env: &Env<'_>,
@@ -99,7 +101,7 @@ impl Object {
         }
     }
 
-    /// Takes over zeros that have been stored.
+    /// Applies stored zeros to the slots.
     pub(crate) fn zero_through(
         &mut self,
         env: &Env<'_>,
@@ -132,8 +134,8 @@ impl Object {
         let skipped = &mut [0; BUCKET][..hi - lo];
         let keeps = touched(lo, hi) & (!edges(lo, hi) | self.beyond(at));
         if slot == Slot::ABSENT && keeps == 0 {
-            // Not one whole sector: nothing that could be kept. But bytes beyond the content must be, or
-            // another run of the same change would find zeros there.
+            // No whole sector could be kept. But bytes beyond the content must be kept, or another
+            // run of the same change would find zeros there.
             return fill(skipped);
         }
         let bucket = if Self::is_exclusive(env, slot) {
@@ -148,7 +150,7 @@ impl Object {
             }
         };
         let meta = env.meta(bucket);
-        // A sector that is covered only in part stays as valid as it was.
+        // A sector that is covered only partially stays as valid as it was.
         let valid = meta.valid() | touched(lo, hi) & !edges(lo, hi);
         fill(&mut env.bytes_mut(bucket)[lo..hi]);
         meta.set_valid(valid);
@@ -171,12 +173,12 @@ impl Object {
         known.into_iter().for_each(|at| self.clear(env, at));
     }
 
-    /// Forgets what a cut in the store has removed.
+    /// Forgets content that a truncation in the store has removed.
     pub(crate) fn truncated(&mut self, env: &Env<'_>, size: u64) {
         self.clear_from(env, (size / BUCKET_U64) as u32);
     }
 
-    /// Brings the head up to date.
+    /// Updates the head with a change that the store has made.
     pub(crate) fn changed_below(
         &mut self,
         change: &Change,
@@ -204,7 +206,7 @@ impl Object {
         head.known = match (is_delete, was_known || is_exact) {
             (true, _) => Known::Absent,
             (false, true) => Known::Present,
-            // Other changes overlapped it: this size may be from before theirs.
+            // Other changes overlapped this one, so the size may be from before theirs.
             (false, false) => Known::Unknown,
         };
         (head.size, head.store_size, head.store_exists) = (size, size, !is_delete);
@@ -215,8 +217,8 @@ impl Object {
         }
     }
 
-    /// Forgets what an error of a change of these buckets puts in doubt: the object may have been
-    /// changed in the store, or what was known has turned out wrong.
+    /// Forgets everything that an error of a change of these buckets puts in doubt: the object may
+    /// have been changed in the store, or its known state has turned out to be wrong.
     pub(crate) fn perhaps_changed(&mut self, env: &Env<'_>, buckets: Buckets, error: &Error) {
         let doubts = matches!(
             error,
@@ -244,25 +246,27 @@ impl Object {
     }
 }
 
-// Dropping what the store may no longer have, because other clients may have changed it there.
+// Dropping content that the store may no longer have, because other clients may have changed the
+// object there.
 //
-// Sectors newer than the store stay, dirty or on their way. A bucket with such sectors and others is
-// narrowed to the former: in place where one slot alone refers to it, else (a reader has pinned it, or a
-// copy shares it) by moving them to a bucket of their own.
+// Sectors that are newer than the store stay, whether dirty or in flight. A bucket that contains
+// both such sectors and others is narrowed to the newer ones: in place if only one slot refers to
+// it; otherwise (a reader has pinned it, or a copy shares it) by moving the newer sectors to a
+// bucket of their own.
 
-/// What was dropped.
+/// The result of an invalidation.
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct Invalidated {
     /// The number of buckets that were dropped.
     pub(crate) dropped: u32,
-    /// The number of buckets that are still to be narrowed: no bucket was free to move their newer sectors
-    /// to.
+    /// The number of buckets that must still be narrowed, because no bucket was free for their
+    /// newer sectors.
     pub(crate) left: u32,
 }
 
 impl Object {
-    /// Forgets what the store is known to have, here and in answers that are under way: other clients may
-    /// have changed the object there. `reserved` is used before free buckets are.
+    /// Forgets the known content of the store, in the cache and in pending responses, because other
+    /// clients may have changed the object. `reserved` is used before free buckets are.
     pub(crate) fn invalidate(&mut self, env: &Env<'_>, reserved: &mut Reserved<'_>) -> Invalidated {
         if let Some(activity) = &mut self.activity {
             activity.ranges.invalidate_all();
@@ -281,7 +285,7 @@ impl Object {
                 State::Dirty | State::Writing => {
                     invalidated.left += u32::from(!self.narrow(env, at, slot, reserved));
                 }
-                // All of it is newer than the store.
+                // The whole slot is newer than the store.
                 State::Absent | State::DirtyWhole | State::ZeroDirty | State::ZeroWriting => (),
             }
         }
@@ -289,7 +293,7 @@ impl Object {
         invalidated
     }
 
-    /// Forgets what the store is known to have as a whole.
+    /// Forgets the known state of the object as a whole in the store.
     pub(crate) fn invalidate_head(&mut self, env: &Env<'_>) {
         self.pending.is_invalidated = self.has_pending() || self.flushing.is_some();
         if !self.pending.is_invalidated {
@@ -298,8 +302,8 @@ impl Object {
         self.head.store_version = None;
     }
 
-    /// Leaves only those sectors of a slot valid that are newer than the store; returns false if that takes a
-    /// bucket and none is free.
+    /// Keeps only those sectors of a slot valid that are newer than the store; returns false if
+    /// this requires a bucket and none is free.
     fn narrow(&mut self, env: &Env<'_>, at: u32, slot: Slot, reserved: &mut Reserved<'_>) -> bool {
         let meta = env.meta(slot.bucket());
         let sent = self.flushing.as_ref().map_or(0, |flushing| flushing.mask_of(at));
@@ -322,7 +326,7 @@ impl Object {
         meta.set_dirty(dirty);
         meta.set_owner(Some((env.node, at)));
         if is_dirty {
-            // `put` returns the slot's credit: the slot keeps it.
+            // `put` returns the slot's credit, but the slot must keep it.
             env.metrics.dirty_room.retake(env.namespace, 1);
         }
         self.put(env, at, Slot::of(slot.state(), bucket));

@@ -1,18 +1,18 @@
-//! The kinds of requests that go to the store, what each of them is sure to get, and their places, taken
+//! The kinds of requests to the store, the minimum share of each, and their places, which are taken
 //! without a lock while nothing has to wait.
 
 use blocker::Priority;
 
 use crate::sync::{AtomicU32, Ordering};
 
-/// Which way a request takes to the store. Each has a limit of its own to the requests under way.
+/// The lane of a request to the store. Each lane has its own limit of requests in flight.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Lane {
-    /// Reads of what is missing.
+    /// Reads of missing data.
     Load,
-    /// What a flush sends.
+    /// Requests of flushes.
     Flush,
-    /// Changes that are forwarded as they come. Limited by the width of the gate alone.
+    /// Changes that are forwarded as they arrive. Limited only by the width of the gate.
     Change,
 }
 
@@ -22,23 +22,24 @@ impl Lane {
 
 pub(super) const LANES: usize = 3;
 
-/// How urgent a request is.
+/// The urgency of a request.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Class {
-    /// A caller waits until something is stored, or the log for room; what a caller calls urgent.
+    /// A caller waits until data are stored, or the log needs room; or a caller marked the request
+    /// as urgent.
     Urgent,
     /// A caller waits.
     Demand,
-    /// A flush of what has been dirty for long enough.
+    /// A flush of data that have been dirty for long enough.
     Age,
-    /// No caller waits: reading ahead, and what a caller gives a low priority.
+    /// No caller waits: read-ahead, and requests that a caller gave a low priority.
     Idle,
 }
 
 impl Class {
     pub(super) const ALL: [Self; CLASSES] = [Self::Urgent, Self::Demand, Self::Age, Self::Idle];
 
-    /// Returns the class of a request that a caller makes.
+    /// Returns the class of a caller's request.
     pub(crate) fn of(priority: Priority) -> Self {
         match priority {
             Priority::Urgent => Self::Urgent,
@@ -50,21 +51,21 @@ impl Class {
 
 pub(super) const CLASSES: usize = 4;
 
-/// What each class gets at least of what all get, if it has enough to send.
+/// The minimum fraction of all service that each class gets, if it has enough requests.
 const LEAST: [f64; CLASSES] = [0.0, 0.125, 0.05, 0.01];
-/// The most that can be owed to a class, in units of cost.
+/// The maximum that can be owed to a class, in units of cost.
 const OWED_MAX: f64 = 32.0;
-/// What must be owed to a class before it overtakes the more urgent ones.
+/// The amount that must be owed to a class before it overtakes more urgent ones.
 const OWED_DUE: f64 = 1.0;
 
-/// What is owed to each class because more urgent ones were served.
+/// The service owed to each class because more urgent ones were served.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Shares {
     owed: [f64; CLASSES],
 }
 
 impl Shares {
-    /// Returns the class that overtakes the more urgent ones, if one does.
+    /// Returns the class that overtakes the more urgent ones, if any.
     pub(super) fn due(&self, is_waiting: [bool; CLASSES]) -> Option<Class> {
         let due = Class::ALL.into_iter().filter(|class| is_waiting[*class as usize] && self.is_due(*class));
         due.max_by(|one, other| self.owed[*one as usize].total_cmp(&self.owed[*other as usize]))
@@ -80,7 +81,7 @@ impl Shares {
         self.due(is_waiting).or_else(first)
     }
 
-    /// Takes into account that a class was served while those of `is_waiting` waited.
+    /// Records that a class was served while those of `is_waiting` waited.
     pub(super) fn charge(&mut self, class: Class, units: f64, is_waiting: [bool; CLASSES]) {
         let owed = &mut self.owed[class as usize];
         *owed = match *owed >= OWED_DUE {
@@ -96,7 +97,7 @@ impl Shares {
 
 // The places of the lanes, taken without a lock while nothing has to wait.
 
-/// How many requests of each lane are under way, and how many may be.
+/// The number of requests in flight in each lane, and its maximum.
 pub(super) struct Lanes {
     taken: [AtomicU32; LANES],
     max: [AtomicU32; LANES],
@@ -127,7 +128,7 @@ impl Lanes {
         self.taken(lane) < self.max[lane as usize].load(Ordering::SeqCst)
     }
 
-    /// Whether one more request would make it more than three quarters of those that may be.
+    /// Returns whether another request would exceed three quarters of the lane's maximum.
     pub(super) fn is_crowded(&self, lane: Lane) -> bool {
         let max = self.max[lane as usize].load(Ordering::SeqCst);
         (u64::from(self.taken(lane)) + 1) * 4 > u64::from(max) * 3

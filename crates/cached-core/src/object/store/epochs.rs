@@ -1,4 +1,4 @@
-//! The epochs of a cache that is the writer itself, and the claims that are known of callers.
+//! The epochs of a cache that is the writer itself, and the known claims of callers.
 
 use blocker::admission::Claims;
 use blocker::{Epoch, Error, Namespace, ObjectId, OrderDomain, Result, Scope, Stamp, WriterId};
@@ -9,26 +9,26 @@ use crate::object::lock_ranks;
 use crate::object::tasks::wait_queue::Permits;
 use crate::sync::{AtomicU32, AtomicU64, Mutex, Ordering, lock};
 
-/// The most namespaces that one cache can be the writer of.
+/// The maximum number of namespaces of which a cache can be the writer.
 pub(crate) const NAMESPACES_MAX: usize = 64 * 1024;
 
-/// Sequences from here on state that the store may have what the log does not have: see
+/// Sequences from here on mean that the store may have changes that the log does not have: see
 /// [`Epochs::note_unlogged`].
 pub(crate) const UNLOGGED_SEQUENCE: u64 = 1 << 63;
 
-/// What this cache is to a namespace.
+/// The cache's role in a namespace.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Own {
-    /// Its writer, with this epoch.
+    /// The cache is the writer, with this epoch.
     Held(Epoch),
-    /// Perhaps its writer: the store must be asked before anything more is acknowledged.
+    /// The cache may be the writer: the store must be asked before another change is acknowledged.
     Unconfirmed(Epoch),
-    /// No longer its writer; this epoch is in force.
+    /// The cache is no longer the writer; this epoch is in force.
     Deposed(Epoch),
 }
 
-/// The epochs of a cache that is the writer itself ([`Writer::Cache`](crate::object::Writer)): which it has claimed,
-/// and whether they are still in force. `shared/claim.rs` obtains them.
+/// The epochs of a cache that is the writer itself ([`Writer::Cache`](crate::object::Writer)): the
+/// epochs that it has claimed, and whether they are still in force. `shared/claim.rs` obtains them.
 ///
 /// ```text
 ///                 a change was refused, or a newer claim reported
@@ -39,22 +39,23 @@ pub(crate) enum Own {
 /// ```
 pub(crate) struct Epochs {
     pub(crate) writer: WriterId,
-    /// Read by every flush and every change by way of the store, written at claims. One entry for each namespace
-    /// that this cache changes, at most [`NAMESPACES_MAX`]. A leaf: nothing is locked while a shard of it is.
+    /// Read by every flush and every forwarded change, written at claims. An entry for each
+    /// namespace that this cache changes, at most [`NAMESPACES_MAX`]. A leaf in the lock order: no
+    /// other lock is taken while one of its shards is locked.
     namespaces: DashMap<Namespace, Own, SeededState>,
-    /// Epochs with which this cache claims anew what it holds: if one is found to be in force, it is the
-    /// cache's own.
+    /// Epochs with which this cache reclaims namespaces that it holds: if one is found to be in
+    /// force, it is the cache's own.
     renewed: DashMap<Namespace, Epoch, SeededState>,
-    /// Rises whenever a held epoch becomes unconfirmed. Objects remember under which generation they were
-    /// last looked up.
+    /// Incremented whenever a held epoch becomes unconfirmed. An object remembers the generation in
+    /// which its namespace was last looked up.
     generation: AtomicU32,
-    /// One claim is under way at a time.
+    /// Allows a single claim in flight at a time.
     pub(crate) claiming: Permits,
     sequence: AtomicU64,
 }
 
 impl Epochs {
-    /// `writer`: the identity of the claims, if it is that of an earlier process.
+    /// `writer` is the writer ID of the claims, if an earlier process used one.
     pub(crate) fn new(hasher: &KeyHasher, writer: Option<WriterId>) -> Self {
         Self {
             writer: writer.unwrap_or_else(WriterId::random),
@@ -66,7 +67,7 @@ impl Epochs {
         }
     }
 
-    /// Returns the generation; to be read before a namespace is looked up.
+    /// Returns the generation; it must be read before a namespace is looked up.
     pub(crate) fn generation(&self) -> u32 {
         self.generation.load(Ordering::SeqCst)
     }
@@ -82,36 +83,37 @@ impl Epochs {
         }
     }
 
-    /// Forgets what this cache is to a namespace: before its next change there, it claims the namespace as at first.
+    /// Forgets the cache's role in a namespace: the cache claims the namespace afresh before its
+    /// next change there.
     pub(crate) fn forget(&self, namespace: &Namespace) {
         self.namespaces.remove(namespace);
         self.renewed.remove(namespace);
         self.generation.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Notes that this cache is about to claim a namespace that it holds with a new epoch.
+    /// Records that this cache is about to reclaim a namespace that it holds, with a new epoch.
     pub(crate) fn renew(&self, namespace: &Namespace, epoch: Epoch) {
         self.renewed.insert(namespace.clone(), epoch);
     }
 
-    /// Returns the epoch with which this cache has claimed, or may have claimed, a namespace anew.
+    /// Returns the epoch with which this cache has, or may have, reclaimed a namespace.
     pub(crate) fn renewed(&self, namespace: &Namespace) -> Option<Epoch> {
         self.renewed.get(namespace).map(|epoch| *epoch)
     }
 
-    /// Whether this cache may have claimed a namespace anew, and has had no answer: the store may refuse the
-    /// epoch that is held.
+    /// Returns whether this cache may have reclaimed a namespace without receiving a response: then
+    /// the store may refuse the held epoch.
     pub(crate) fn is_renewing(&self, namespace: &Namespace) -> bool {
         self.renewed(namespace).zip(self.epoch(namespace)).is_some_and(|(renewed, own)| own < renewed)
     }
 
-    /// Whether an epoch that is in force is this cache's own: a change that was refused because of it was
-    /// sent before the namespace was claimed anew.
+    /// Returns whether an epoch in force is this cache's own: then a change that was refused
+    /// because of it was sent before the namespace was reclaimed.
     pub(crate) fn is_own(&self, namespace: &Namespace, epoch: Epoch) -> bool {
         self.epoch(namespace) == Some(epoch) || self.renewed(namespace) == Some(epoch)
     }
 
-    /// Whether no further namespace can be claimed.
+    /// Returns whether no further namespace can be claimed.
     pub(crate) fn is_full(&self) -> bool {
         self.namespaces.len() >= NAMESPACES_MAX
     }
@@ -129,15 +131,15 @@ impl Epochs {
         Stamp { epoch, sequence: self.sequence.fetch_add(1, Ordering::Relaxed) }
     }
 
-    /// Lets the stamps from now on state that the store may get what the log does not have, because the journal
-    /// is in trouble. A recovery that finds such a stamp does not show the versions of the log: they stood for
-    /// other contents.
+    /// Marks all stamps from now on to say that the store may get changes that the log does not
+    /// have, because the journal has failed. A recovery that finds such a stamp does not show the
+    /// versions in the log, because they stood for different contents.
     pub(crate) fn note_unlogged(&self) {
         self.sequence.fetch_max(UNLOGGED_SEQUENCE, Ordering::Relaxed);
     }
 
-    /// Makes every epoch below `newer` unconfirmed that is held in a namespace for which `is_meant` returns
-    /// true.
+    /// Marks every held epoch below `newer` as unconfirmed, in the namespaces for which `is_meant`
+    /// returns true.
     pub(crate) fn unconfirm(&self, newer: Epoch, is_meant: impl Fn(&Namespace) -> bool) {
         let mut is_any = false;
         for mut entry in self.namespaces.iter_mut() {
@@ -155,12 +157,12 @@ impl Epochs {
         }
     }
 
-    /// Whether no other writer can have changed the namespace since this cache claimed it.
+    /// Returns whether no other writer can have changed the namespace since this cache claimed it.
     pub(crate) fn holds(&self, namespace: &Namespace) -> bool {
         matches!(self.get(namespace), Some(Own::Held(_)))
     }
 
-    /// Returns the namespaces that have been claimed, and not been found to be another writer's.
+    /// Returns the claimed namespaces, except those that have turned out to be another writer's.
     pub(crate) fn claimed(&self) -> Vec<Namespace> {
         let claimed = self.namespaces.iter().filter(|entry| !matches!(entry.value(), Own::Deposed(_)));
         claimed.map(|entry| entry.key().clone()).collect()
@@ -173,13 +175,13 @@ impl Epochs {
     }
 }
 
-/// The claims that are known here: those that went through the cache, and those that the store has reported.
-/// One plain lock, not a concurrent map: the epoch in force for a change is the highest of
-/// several scopes' (object, order domain, namespace, everything), which must be read together. Without claims
-/// it is not taken.
+/// The known claims: those that went through the cache, and those that the store has reported. They
+/// have a plain lock instead of a concurrent map, because the epoch in force for a change is the
+/// highest of several scopes (object, order domain, namespace, everything), which must be read
+/// together. Without claims the lock is not taken.
 pub(crate) struct KnownClaims {
     claims: Mutex<Claims>,
-    /// How often a claim has been noted; read before the lock is taken.
+    /// The number of claims recorded; read before the lock is taken.
     count: AtomicU32,
 }
 
@@ -190,7 +192,7 @@ impl Default for KnownClaims {
 }
 
 impl KnownClaims {
-    /// Returns the epoch in force for a change, as far as claims are known here.
+    /// Returns the epoch in force for a change, as far as claims are known.
     pub(crate) fn in_force(&self, id: &ObjectId, domain: Option<OrderDomain>) -> Epoch {
         if self.count.load(Ordering::Acquire) == 0 {
             return Epoch(0);
@@ -198,33 +200,34 @@ impl KnownClaims {
         lock(&self.claims).in_force(id, domain)
     }
 
-    /// Notes that a scope is claimed.
+    /// Records that a scope is claimed.
     pub(crate) fn note(&self, scope: &Scope, epoch: Epoch) {
-        // An older claim of the same scope, or more scopes than can be remembered: the store decides.
+        // An older claim of the same scope, or more scopes than can be remembered, is not recorded:
+        // the store decides.
         if matches!(lock(&self.claims).record(scope, epoch, None), Ok(true)) {
             self.count.fetch_add(1, Ordering::Release);
         }
     }
 
-    /// Forgets the claims of parts of a namespace that do not stand above `epoch`, with which this cache has claimed all
-    /// of it.
+    /// Forgets claims of parts of a namespace, up to `epoch`, with which this cache has claimed the
+    /// whole namespace.
     pub(crate) fn forget_parts(&self, namespace: &Namespace, epoch: Epoch) {
         lock(&self.claims).forget_parts(namespace, epoch);
     }
 
-    /// Raises the epoch of a scope before the store is asked to. Returns the scope's epoch before, for
-    /// [`Self::take_back`]; `None` where the store alone decides.
+    /// Raises the epoch of a scope before the store is asked to. Returns the scope's previous
+    /// epoch, for [`Self::take_back`]; `None` if only the store can decide.
     ///
     /// # Errors
-    /// `Fenced` if a newer one is known to be in force.
+    /// `Fenced` if a newer epoch is known to be in force.
     pub(crate) fn raise(&self, scope: &Scope, epoch: Epoch) -> Result<Option<Epoch>> {
         let mut claims = lock(&self.claims);
         let in_force = claims.scope_epoch(scope);
         if epoch < in_force {
             return Err(Error::Fenced { epoch: in_force });
         }
-        // The store knows the writer of a claim that is in force already; with more scopes than can be
-        // remembered, the store decides.
+        // The store knows the writer of a claim that is already in force; if there are more scopes
+        // than can be remembered, the store decides.
         let before = claims.own_epoch(scope);
         if epoch == in_force || !matches!(claims.record(scope, epoch, None), Ok(true)) {
             return Ok(None);
@@ -234,7 +237,7 @@ impl KnownClaims {
         Ok(Some(before))
     }
 
-    /// Takes back a raised epoch that the store has refused for good.
+    /// Takes back a raised epoch that the store has refused permanently.
     pub(crate) fn take_back(&self, scope: &Scope, epoch: Epoch, before: Epoch) {
         lock(&self.claims).undo_record(scope, epoch, before);
     }

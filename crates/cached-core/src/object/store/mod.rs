@@ -1,18 +1,20 @@
-//! What stands between a cache and its store: the gate that every load, forwarded change and flush passes, and
-//! the epochs and claims under which changes are sent. The requests themselves are made above this chapter.
+//! The layer between a cache and its store: the gate through which every load, forwarded change and
+//! flush passes, and the epochs and claims under which changes are sent. The requests themselves
+//! are made in later chapters.
 //!
 //! ```text
 //!  loads ──────────────┐   requests wait by namespace, class and lane   ┌─> at most load_requests_max
 //!  forwarded changes ──┼─> and are let through in the order of          ┼─> store
 //!  flushes ────────────┘   `scheduler.rs`, as wide as `width.rs` has it └─> at most flush_requests_max
 //! ```
-//! While no namespace has terms of its own, there is nothing to put in order: loads and flushes take a place
-//! of their lane without a lock, or wait first come, first served, and forwarded changes pass. Otherwise the
-//! gate is also as narrow as the store's latency demands (`width.rs`), so that requests wait here and not in
-//! the store, where they have no order.
+//! While no namespace has its own terms, there is nothing to schedule: loads and flushes take a
+//! place in their lane without a lock, or wait first come, first served, and forwarded changes
+//! pass. Otherwise the gate also narrows as the store's latency demands (`width.rs`), so that
+//! requests wait here and not in the store, where they are not ordered.
 //!
-//! A task that waits is woken once it has been let through. One of them, the *keeper*, sleeps until the first
-//! limit lets a request through. A task that gives up leaves no trace: what was charged for it is taken back.
+//! A waiting task is woken once it has been admitted. One of the waiting tasks, the *keeper*,
+//! sleeps until the first limit admits a request. A task that gives up leaves no trace: its charges
+//! are refunded.
 
 mod classes;
 pub(crate) mod epochs;
@@ -44,18 +46,18 @@ pub use terms::StoreTerms;
 use super::lock_ranks;
 use crate::sync::{Arc, AtomicBool, AtomicU32, Mutex, Ordering, lock};
 
-/// Requests that wait at most.
+/// The maximum number of waiting requests.
 const WAITERS_MAX: usize = 64 * 1024;
 
 /// See the module.
 pub(crate) struct Gate {
     clock: Arc<dyn Clock>,
     lanes: Lanes,
-    /// Whether any namespace has terms of its own. Written under the lock.
+    /// Whether any namespace has its own terms. Written under the lock.
     is_scheduling: AtomicBool,
-    /// How many requests wait. Written under the lock.
+    /// The number of waiting requests. Written under the lock.
     waiting: AtomicU32,
-    /// Those of them that do not wait for the limit of their namespace.
+    /// The number of waiting requests that are not delayed by the limit of their namespace.
     waiting_for_place: AtomicU32,
     inner: Mutex<Inner>,
 }
@@ -63,12 +65,12 @@ pub(crate) struct Gate {
 struct Inner {
     scheduler: Scheduler,
     wakers: HashMap<u64, Waker>,
-    /// What was let through, and does not know it yet.
+    /// Admitted requests whose tasks have not noticed yet.
     granted: HashMap<u64, Granted>,
     keeper: Option<Keeper>,
 }
 
-/// The request whose task sleeps until a limit lets one through.
+/// The request whose task sleeps until a limit admits a request.
 #[derive(Clone, Copy)]
 struct Keeper {
     id: u64,
@@ -80,7 +82,8 @@ fn count(requests: usize) -> u32 {
 }
 
 impl Gate {
-    /// Returns a gate without terms, for at most `loads_max` loads and `flushes_max` requests of flushes at once.
+    /// Returns a gate without terms, for at most `loads_max` loads and `flushes_max` flush requests
+    /// in flight.
     pub(crate) fn new(clock: Arc<dyn Clock>, loads_max: usize, flushes_max: usize) -> Self {
         let (loads_max, flushes_max) = (count(loads_max), count(flushes_max));
         let now = clock.now();
@@ -100,16 +103,16 @@ impl Gate {
         }
     }
 
-    /// Changes how many loads and requests of flushes may be under way. If there are more, none begins until
-    /// enough have ended.
+    /// Changes the maximum numbers of loads and flush requests in flight. If there are more, none
+    /// begins until enough have ended.
     pub(crate) fn set_max(&self, loads_max: usize, flushes_max: usize) {
         let (loads_max, flushes_max) = (count(loads_max), count(flushes_max));
         self.lanes.set_max(loads_max, flushes_max);
         self.locked(|inner, _| inner.scheduler.width.set_max(loads_max.saturating_add(flushes_max)));
     }
 
-    /// Puts the terms of the namespaces in force. A namespace that is not there has the default ones. What
-    /// waits, waits on the new terms.
+    /// Applies the terms of the namespaces. A namespace that is not listed has the default terms.
+    /// Waiting requests continue to wait on the new terms.
     pub(crate) fn set_terms(&self, terms: &[(Number, StoreTerms)]) {
         self.locked(|inner, now| {
             inner.scheduler.set_terms(terms, now);
@@ -117,23 +120,23 @@ impl Gate {
         });
     }
 
-    /// Returns how many requests may be under way at once, all lanes together.
+    /// Returns the maximum number of requests in flight, in all lanes together.
     pub(crate) fn width(&self) -> u32 {
         lock(&self.inner).scheduler.width.get()
     }
 
-    /// Returns how many requests wait.
+    /// Returns the number of waiting requests.
     pub(crate) fn waiting(&self) -> u32 {
         self.waiting.load(Ordering::SeqCst)
     }
 
-    /// Whether requests wait for a place, or one more load would make it more than three quarters of those that
-    /// may be under way: then the next one is for a caller that waits for it.
+    /// Returns whether requests wait for a place, or another load would exceed three quarters of
+    /// the maximum: then the next place should go to a request for which a caller waits.
     pub(crate) fn is_crowded(&self) -> bool {
         self.waiting_for_place.load(Ordering::Relaxed) > 0 || self.lanes.is_crowded(Lane::Load)
     }
 
-    /// Runs `work` under the lock, then lets through what can go, and wakes the tasks.
+    /// Runs `work` under the lock, then admits requests that can proceed, and wakes their tasks.
     fn locked<R>(&self, work: impl FnOnce(&mut Inner, Timestamp) -> R) -> R {
         let mut inner = lock(&self.inner);
         let now = self.clock.now();
@@ -144,11 +147,12 @@ impl Gate {
         result
     }
 
-    /// Lets through what can go; returns the tasks to wake.
+    /// Admits requests that can proceed; returns the tasks to wake.
     fn settle(&self, inner: &mut Inner, now: Timestamp) -> Vec<Waker> {
         let mut wakers = Vec::new();
         let due = loop {
-            // Before a place is looked for: one that is given back from now on comes here.
+            // This is stored before looking for a place: a place that is returned from now on
+            // triggers another call.
             self.waiting.store(count(inner.scheduler.waiting()), Ordering::SeqCst);
             match inner.scheduler.next(&self.lanes, now) {
                 Ok(granted) => {
@@ -162,7 +166,7 @@ impl Gate {
         self.waiting_for_place.store(count(inner.scheduler.waiting() - limited), Ordering::Relaxed);
         let keeper = inner.keeper.filter(|keeper| inner.scheduler.is_waiting(keeper.id));
         inner.keeper = match (due, keeper) {
-            // None waits for a time.
+            // No request waits for a point in time.
             (None, _) => None,
             (Some(due), Some(keeper)) if keeper.due <= due && keeper.due > now => Some(keeper),
             (Some(due), keeper) => {
@@ -174,7 +178,7 @@ impl Gate {
         wakers
     }
 
-    /// Gives back a place.
+    /// Returns a place.
     fn end(&self, lane: Lane, granted: Option<Granted>, answer: Option<(u64, Duration)>) {
         self.lanes.give_back(lane);
         if self.waiting.load(Ordering::SeqCst) == 0 && !self.is_scheduling.load(Ordering::SeqCst) {
@@ -209,15 +213,15 @@ impl Gate {
     }
 }
 
-/// Waits until a request is let through.
+/// Waits until a request is admitted.
 ///
 /// # Errors
-/// `Retryable` if too many wait already.
+/// `Retryable` if too many requests are waiting.
 pub(crate) fn enter<G: Deref<Target = Gate> + Clone + Unpin>(gate: G, ask: Ask) -> Enter<G> {
     Enter { gate, ask, id: None, waiting_since: None, sleep: None }
 }
 
-/// See [`enter`]. Cancel safe: dropped, it waits no longer, and nothing is charged.
+/// See [`enter`]. Cancel safe: when dropped, the request no longer waits, and nothing is charged.
 pub(crate) struct Enter<G: Deref<Target = Gate>> {
     gate: G,
     ask: Ask,
@@ -226,19 +230,19 @@ pub(crate) struct Enter<G: Deref<Target = Gate>> {
     sleep: Option<(Timestamp, Sleep)>,
 }
 
-/// A request that was let through. Its place is given back when it is dropped.
+/// An admitted request. Its place is returned when this is dropped.
 pub(crate) struct Pass<G: Deref<Target = Gate>> {
     gate: G,
-    /// The place that it has.
+    /// The lane of the request's place.
     lane: Option<Lane>,
     granted: Option<Granted>,
     answer: Option<(u64, Duration)>,
-    /// How long it has waited; `None` if it did not.
+    /// The time that the request waited; `None` if it did not.
     pub(crate) waited: Option<Duration>,
 }
 
 impl<G: Deref<Target = Gate>> Pass<G> {
-    /// Ends the request: the store has done it, with `bytes` bytes, in the time `latency`.
+    /// Ends the request: the store has completed it, with `bytes` bytes, in the time `latency`.
     pub(crate) fn answered(mut self, bytes: u64, latency: Duration) {
         self.answer = Some((bytes, latency));
     }
@@ -252,12 +256,12 @@ impl<G: Deref<Target = Gate>> Drop for Pass<G> {
     }
 }
 
-/// What a look at the gate has shown.
+/// The result of a check of the gate.
 enum Look {
     Through(Granted),
-    /// To be looked at again once it is woken.
+    /// Check again when woken.
     Wait,
-    /// Then, and at this time.
+    /// Check again when woken, and at this time.
     Keep(Timestamp),
 }
 
@@ -268,7 +272,7 @@ impl<G: Deref<Target = Gate> + Clone + Unpin> Enter<G> {
         Pass { gate: self.gate.clone(), lane, granted: Some(granted), answer: None, waited }
     }
 
-    /// Lets the request through at once, if no request has to be put in order.
+    /// Admits the request at once, if requests need not be scheduled.
     fn at_once(&self) -> Option<Pass<G>> {
         let gate = &*self.gate;
         if gate.is_scheduling.load(Ordering::SeqCst) {

@@ -1,4 +1,4 @@
-//! The scheduler over a simulated store, in simulated time: what namespaces get of it.
+//! The scheduler with a simulated store, in simulated time: checks the service that namespaces get.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -13,7 +13,7 @@ use super::terms::{Cost, StoreTerms};
 const SECOND: u64 = 1_000_000_000;
 const MILLI: u64 = 1_000_000;
 
-/// Requests of one kind, of which `backlog` wait as long as the source is on.
+/// A source of requests of one kind, which keeps `backlog` requests waiting while it is on.
 #[derive(Clone, Copy)]
 struct Source {
     ask: Ask,
@@ -22,7 +22,7 @@ struct Source {
     to: u64,
 }
 
-/// One request that the store has done.
+/// A request that the store has completed.
 #[derive(Clone, Copy)]
 struct Done {
     ask: Ask,
@@ -33,9 +33,9 @@ struct World {
     now: u64,
     scheduler: Scheduler,
     lanes: Lanes,
-    /// When each of the store's places is free.
+    /// The time when each of the store's places becomes free.
     places: BinaryHeap<Reverse<u64>>,
-    /// The time of one request in the store.
+    /// The service time of a request.
     service: u64,
     ends: BinaryHeap<Reverse<(u64, u64)>>,
     under_way: BTreeMap<u64, (Granted, u64)>,
@@ -53,7 +53,7 @@ fn terms() -> StoreTerms {
 }
 
 impl World {
-    /// Returns a store that works on `at_once` requests at once.
+    /// Returns a store that serves `at_once` requests at a time.
     fn new(at_once: usize, service: u64, terms: &[(Number, StoreTerms)]) -> Self {
         let mut scheduler = Scheduler::new(192, Timestamp(0));
         scheduler.set_terms(terms, Timestamp(0));
@@ -75,7 +75,7 @@ impl World {
         self.sources.push((Source { ask, backlog, from, to }, 0));
     }
 
-    /// Lets requests come and go until `end`.
+    /// Simulates requests until `end`.
     fn run(&mut self, end: u64) {
         while self.now < end {
             for (index, (source, waiting)) in self.sources.iter_mut().enumerate() {
@@ -123,7 +123,7 @@ impl World {
         self.done.push(Done { ask: granted.ask, granted_at: self.now });
     }
 
-    /// Returns the units of cost that requests which pass `of` got between two times.
+    /// Returns the units of cost granted between two times to requests for which `of` returns true.
     fn units(&self, from: u64, to: u64, of: impl Fn(&Ask) -> bool) -> f64 {
         let within = self.done.iter().filter(|done| (from..to).contains(&done.granted_at) && of(&done.ask));
         within.map(|done| Cost::of(done.ask.bytes).units).sum()
@@ -189,7 +189,7 @@ fn limits_are_never_exceeded_by_more_than_the_burst() {
     }
     world.source(ask(2, Lane::Load, Class::Demand, 4096), 4, 0, u64::MAX);
     world.run(10 * SECOND);
-    // A bucket that drains at the limit and holds a burst and one request.
+    // A token bucket that drains at the limit and holds a burst and one request.
     let (mut requests, mut bytes, mut before) = (0.0, 0.0, 0);
     let mut most = (0.0_f64, 0.0_f64);
     for done in world.done.iter().filter(|done| done.ask.namespace == 1) {
@@ -244,7 +244,7 @@ fn an_idle_hour_saves_nothing_up_beyond_the_burst() {
 
 #[test]
 fn nothing_starves_whatever_is_reserved_and_however_urgent_others_are() {
-    // Twice of what the store can do is reserved.
+    // Twice the store's capacity is reserved.
     let all = [(1, reserved(2000)), (2, StoreTerms { weight: 2, ..terms() }), (3, terms())];
     let mut world = World::new(1, MILLI, &all);
     for number in 1..=3 {

@@ -1,13 +1,14 @@
-//! Which of the requests that wait is let through next: pure, over the time that the caller passes.
+//! The choice of the waiting request to admit next: pure functions of the time that the caller
+//! passes.
 //!
 //! In this order:
 //! 1. what is owed to flushes by age and to idle requests because others were served before them;
 //! 2. namespaces whose reservation is due, the one that has waited longest first;
 //! 3. requests that callers wait for, then flushes by age, then idle requests, each by weight.
 //!
-//! Within a namespace the class decides, and what is owed to each. A namespace that is at a limit waits, and
-//! none waits for it. What is not used is lent to all that have requests: no request waits while its lane and
-//! the gate have room and its namespace is within its limits.
+//! Within a namespace the class decides, together with the service owed to each class. A namespace
+//! at its limit waits, and delays no other. Unused capacity is lent to all that have requests: no
+//! request waits while its lane and the gate have room and its namespace is within its limits.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -20,26 +21,29 @@ use super::width::Width;
 /// The number of a namespace.
 pub(crate) type Number = u32;
 
-/// The number under which all requests wait while no namespace has terms: first come, first served.
+/// The number under which all requests wait, first come, first served, while no namespace has
+/// terms.
 const ALL: Number = Number::MAX;
 
-/// The part of the store that goes by weight even where reservations take all of it, so that nothing starves.
+/// The minimum fraction of the store's capacity that is shared by weight even if reservations take
+/// all of it, so that nothing starves.
 const BY_WEIGHT_LEAST: f64 = 0.02;
 
-/// Namespaces without terms of their own that are remembered although none of their requests waits.
+/// The maximum number of namespaces without their own terms that are remembered although none of
+/// their requests waits.
 const IDLE_MAX: usize = 256;
 
-/// What a request asks for.
+/// The parameters of a request.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct Ask {
     pub(crate) namespace: Number,
     pub(crate) lane: Lane,
     pub(crate) class: Class,
-    /// What it carries.
+    /// The payload, in bytes.
     pub(crate) bytes: u64,
 }
 
-/// A request that was let through, and what was charged for it.
+/// An admitted request, and its charge.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) struct Granted {
     pub(super) id: u64,
@@ -52,19 +56,19 @@ pub(super) struct Scheduler {
     is_scheduling: bool,
     terms: HashMap<Number, StoreTerms>,
     clients: HashMap<Number, Client>,
-    /// Those with requests that wait.
+    /// The namespaces with waiting requests.
     active: BTreeSet<Number>,
     waiting: BTreeMap<u64, Ask>,
     next_id: u64,
-    /// The share of the request by weight that was let through last.
+    /// The share of the last request that was admitted by weight.
     virtual_time: f64,
     shares: Shares,
-    /// What is owed to requests by weight because reserved ones were let through.
+    /// The service owed to requests by weight because reserved ones were admitted.
     owed_by_weight: f64,
     pub(super) width: Width,
 }
 
-/// One namespace.
+/// The state of a namespace.
 struct Client {
     tags: Tags,
     shares: Shares,
@@ -82,7 +86,7 @@ impl Client {
         }
     }
 
-    /// Returns the first request of each class that has waited longest of those whose lane is open.
+    /// Returns, for each class, the request in an open lane that has waited longest.
     fn heads(&self, is_open: [bool; LANES]) -> [Option<(u64, Lane)>; CLASSES] {
         std::array::from_fn(|class| {
             let open = Lane::ALL.into_iter().filter(|lane| is_open[*lane as usize]);
@@ -92,7 +96,7 @@ impl Client {
     }
 }
 
-/// A namespace that could have its next request now.
+/// A namespace whose next request could be admitted now.
 struct Candidate {
     namespace: Number,
     heads: [Option<(u64, Lane)>; CLASSES],
@@ -114,7 +118,7 @@ impl Candidate {
     }
 }
 
-/// Returns the candidate with the least share of those with a request of these classes.
+/// Among the candidates with a request of these classes, returns the one with the least share.
 fn by_weight<'a>(candidates: &'a [Candidate], classes: &[Class]) -> Option<&'a Candidate> {
     let of_them = candidates.iter().filter(|candidate| candidate.has_any(classes));
     of_them
@@ -137,13 +141,13 @@ impl Scheduler {
         }
     }
 
-    /// Whether any namespace has terms of its own.
+    /// Returns whether any namespace has its own terms.
     pub(super) fn is_scheduling(&self) -> bool {
         self.is_scheduling
     }
 
-    /// Puts the terms of the namespaces in force that have their own. Without any, requests are let through
-    /// first come, first served, and the width follows nothing.
+    /// Applies the terms of the namespaces that have their own. Without any, requests are admitted
+    /// first come, first served, and the width is fixed.
     pub(super) fn set_terms(&mut self, terms: &[(Number, StoreTerms)], now: Timestamp) {
         self.terms = terms.iter().copied().filter(|(_, terms)| *terms != StoreTerms::default()).collect();
         if self.is_scheduling == self.terms.is_empty() {
@@ -156,22 +160,22 @@ impl Scheduler {
         }
     }
 
-    /// Returns the number of requests that wait.
+    /// Returns the number of waiting requests.
     pub(super) fn waiting(&self) -> usize {
         self.waiting.len()
     }
 
-    /// Returns the first of the requests that wait.
+    /// Returns the first waiting request.
     pub(super) fn first_waiting(&self) -> Option<u64> {
         self.waiting.keys().next().copied()
     }
 
-    /// Whether this request waits.
+    /// Returns whether this request is waiting.
     pub(super) fn is_waiting(&self, id: u64) -> bool {
         self.waiting.contains_key(&id)
     }
 
-    /// Lets a request wait; returns its number.
+    /// Queues a request; returns its number.
     pub(super) fn enqueue(&mut self, mut ask: Ask, now: Timestamp) -> u64 {
         if !self.is_scheduling {
             (ask.namespace, ask.class) = (ALL, Class::Demand);
@@ -192,7 +196,7 @@ impl Scheduler {
         id
     }
 
-    /// Takes a request back that waits; returns whether it did.
+    /// Withdraws a waiting request; returns whether it was waiting.
     pub(super) fn withdraw(&mut self, id: u64) -> bool {
         let Some(ask) = self.waiting.remove(&id) else { return false };
         self.leave(id, &ask);
@@ -211,14 +215,14 @@ impl Scheduler {
         }
     }
 
-    /// Takes back what was charged for a request that is not sent after all.
+    /// Refunds the charge of a request that is not sent after all.
     pub(super) fn refund(&mut self, granted: &Granted) {
         if let (Some(by), Some(client)) = (granted.charged, self.clients.get_mut(&granted.ask.namespace)) {
             client.tags.refund(1.0, Cost::of(granted.ask.bytes), by);
         }
     }
 
-    /// Takes back what was charged for bytes that a request did not carry after all: a read may reach beyond
+    /// Refunds the charge for bytes that a request did not carry after all: a read may reach beyond
     /// its object's end.
     pub(super) fn adjust(&mut self, granted: &Granted, bytes: u64) {
         let less = granted.ask.bytes.saturating_sub(bytes);
@@ -230,15 +234,15 @@ impl Scheduler {
         }
     }
 
-    /// Returns how many requests wait for no place, but because their namespace is at a limit.
+    /// Returns the number of requests that wait only because their namespace is at a limit.
     pub(super) fn limited(&self, now: Timestamp) -> usize {
         let clients = self.active.iter().filter_map(|number| self.clients.get(number));
         let limited = clients.filter(|client| client.tags.limited_until() > now);
         limited.map(|client| client.waiting as usize).sum()
     }
 
-    /// Lets the next request through and takes its place in its lane. Returns `None` if none can go now, with
-    /// the time at which a limit lets one through, if that is all it waits for.
+    /// Admits the next request and takes its place in its lane. If none can proceed now, returns
+    /// `Err` with the time at which a limit admits one, if that is the only obstacle.
     pub(super) fn next(&mut self, lanes: &Lanes, now: Timestamp) -> Result<Granted, Option<Timestamp>> {
         if self.waiting.is_empty() {
             return Err(None);
@@ -268,7 +272,8 @@ impl Scheduler {
         let Some((chosen, class, by)) = self.choose(&candidates) else { return Err(due) };
         let Some((id, lane)) = chosen.heads[class as usize] else { return Err(due) };
         if !lanes.try_take(lane) {
-            // Taken at this moment by a request that did not have to wait; its end comes here again.
+            // The place has just been taken by a request that did not have to wait; the end of that
+            // request triggers another call.
             return Err(due);
         }
         let mut all = [false; CLASSES];
@@ -280,14 +285,14 @@ impl Scheduler {
         Ok(self.grant(id, namespace, class, by, now, (waits, all)))
     }
 
-    /// Returns the namespace whose turn it is, the class of its request, and why.
+    /// Returns the namespace whose turn it is, the class of its request, and the reason.
     fn choose<'a>(&self, candidates: &'a [Candidate]) -> Option<(&'a Candidate, Class, By)> {
         let waits = |class: Class| candidates.iter().any(|each| each.heads[class as usize].is_some());
         let unattended = [false, false, waits(Class::Age), waits(Class::Idle)];
         if let Some(class) = self.shares.due(unattended) {
             return by_weight(candidates, &[class]).map(|chosen| (chosen, class, By::Weight));
         }
-        // What is reserved is not for a namespace with idle requests alone.
+        // Reservations do not apply to a namespace that has only idle requests.
         let not_idle = [Class::Urgent, Class::Demand, Class::Age];
         let next_of = |chosen: &'a Candidate, by: By| {
             let shares = &self.clients.get(&chosen.namespace)?.shares;

@@ -1,41 +1,43 @@
-//! What a namespace may have of the store, and the tags by which the scheduler keeps to it.
+//! The terms of a namespace at the store, and the tags by which the scheduler enforces them.
 
 use std::time::Duration;
 
 use blocker::Timestamp;
 
-/// What a namespace may have of the store, and what it is sure to get. The default is no limit, no
-/// reservation, and the weight 1.
+/// The limits and guarantees of a namespace at the store. The default is no limit, no reservation,
+/// and a weight of 1.
 ///
-/// The limits count what is sent to the store: loads, forwarded changes and flushes; hits are free. The
-/// reservation and the weight count a request as one, and as one more for each 64 KiB that it carries.
+/// The limits apply to requests to the store: loads, forwarded changes and flushes; hits are free.
+/// For the reservation and the weight, a request costs one unit, plus one for each 64 KiB that it
+/// carries.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StoreTerms {
-    /// The most requests a second; 1 to [`Self::RATE_MAX`].
+    /// The maximum number of requests per second; 1 to [`Self::RATE_MAX`].
     pub requests_per_second_max: Option<u64>,
-    /// The most bytes a second, read and written together; at least 4 096.
+    /// The maximum number of bytes per second, read and written together; at least 4096.
     pub bytes_per_second_max: Option<u64>,
-    /// The requests a second that the namespace gets before any other one gets more than its own, each
-    /// counted as one and one more for each 64 KiB; 1 to [`Self::RATE_MAX`].
+    /// The number of requests per second that the namespace gets before any other namespace gets
+    /// more than its own reservation; each request counts as one, plus one for each 64 KiB; 1 to
+    /// [`Self::RATE_MAX`].
     pub requests_per_second_min: Option<u64>,
-    /// Its share of what is not reserved, beside the weights of the others; 1 to [`Self::WEIGHT_MAX`].
+    /// The weight of the namespace in sharing unreserved capacity; 1 to [`Self::WEIGHT_MAX`].
     pub weight: u32,
-    /// For how long a namespace can save up what it has not used of its limits and of its reservation; up to
-    /// [`Self::BURST_MAX`].
+    /// The time for which a namespace can save up unused parts of its limits and its reservation;
+    /// up to [`Self::BURST_MAX`].
     pub burst: Duration,
 }
 
 impl StoreTerms {
-    /// The highest number of requests a second, and the highest sum of those that are reserved.
+    /// The maximum rate in requests per second, and the maximum sum of all reservations.
     pub const RATE_MAX: u64 = 10_000_000;
-    /// The highest weight.
+    /// The maximum weight.
     pub const WEIGHT_MAX: u32 = 10_000;
-    /// The longest burst.
+    /// The maximum burst.
     pub const BURST_MAX: Duration = Duration::from_secs(60);
-    /// The lowest limit of bytes a second: a bucket.
+    /// The minimum byte limit per second: a bucket.
     pub const BYTES_MIN: u64 = 4096;
 
-    /// Returns what is wrong with these terms, and what would be right.
+    /// Checks these terms; the error says what is wrong, and what would be valid.
     pub(crate) fn check(&self) -> Result<(), String> {
         for (key, rate) in [
             ("store_requests_per_second_max", self.requests_per_second_max),
@@ -62,7 +64,7 @@ impl StoreTerms {
         }
     }
 
-    /// Whether requests may have to wait although the store would take them.
+    /// Returns whether requests may have to wait although the store would accept them.
     pub(crate) fn is_limited(&self) -> bool {
         self.requests_per_second_max.is_some() || self.bytes_per_second_max.is_some()
     }
@@ -81,32 +83,35 @@ impl Default for StoreTerms {
 }
 
 const NANOS: f64 = 1e9;
-/// The tags of one namespace: when it may have its next request, and its place among the others.
+/// The tags of a namespace: when its next request may be admitted, and its position among the
+/// others.
 ///
-/// As in mClock (Gulati, Merchant, Varman: "mClock: Handling Throughput Variability for Hypervisor IO
-/// Scheduling", OSDI 2010) there are three: of the reservation and of the limits in time, of the weight in a
-/// virtual time of its own. They differ from the paper's in three ways. They belong to the namespace and not
-/// to each request, so that a caller that gives up leaves none behind. The limits are two, of requests and of
-/// bytes, and let a burst through. And what was not used can be saved up, and what was lent can be owed, for
-/// the burst only: a namespace that comes back after an hour neither floods the store nor pays for an hour.
+/// As in mClock (Gulati, Merchant, Varman: "mClock: Handling Throughput Variability for Hypervisor
+/// IO Scheduling", OSDI 2010) there are three tags: those of the reservation and of the limit are
+/// in real time, that of the weight is in a virtual time. They differ from the paper's in three
+/// ways. They belong to the namespace and not to each request, so that a caller that gives up
+/// leaves none behind. There are two limits, of requests and of bytes, and they allow a burst. And
+/// unused capacity can be saved up, and lent capacity owed, only for the length of a burst: a
+/// namespace that returns after an hour neither floods the store nor pays for an hour.
 #[derive(Clone, Debug)]
 pub(super) struct Tags {
     terms: StoreTerms,
-    /// When the next reserved request is due.
+    /// The time when the next reserved request is due.
     reservation: u64,
-    /// When all that was sent would have been sent, had it been sent at the limit of requests.
+    /// The time at which all requests sent so far would have been sent at exactly the request
+    /// limit.
     requests: u64,
     /// The same for the limit of bytes.
     bytes: u64,
-    /// What it has had of the store by weight, in virtual time.
+    /// The weighted service that the namespace has received, in virtual time.
     share: f64,
 }
 
-/// What a request takes.
+/// The cost of a request.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) struct Cost {
     pub(super) bytes: u64,
-    /// One, and one more for each 64 KiB.
+    /// One unit, plus one for each 64 KiB.
     pub(super) units: f64,
 }
 
@@ -116,14 +121,14 @@ impl Cost {
     }
 }
 
-/// Why a request was the next.
+/// The reason why a request was chosen.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum By {
     Reservation,
     Weight,
 }
 
-/// Returns how long `count` requests or units take at a rate, in nanoseconds.
+/// Returns the time that `count` requests or units take at a rate, in nanoseconds.
 fn nanos(count: f64, per_second: u64) -> u64 {
     (count * NANOS / per_second as f64).ceil() as u64
 }
@@ -133,7 +138,7 @@ impl Tags {
         Self { terms, reservation: now.0, requests: now.0, bytes: now.0, share: virtual_time }
     }
 
-    /// Puts other terms in force. What was saved up or owed under the former ones is void.
+    /// Applies other terms. Anything saved up or owed under the former terms is dropped.
     pub(super) fn set_terms(&mut self, terms: StoreTerms, now: Timestamp) {
         if self.terms != terms {
             *self = Self::new(terms, now, self.share);
@@ -144,28 +149,29 @@ impl Tags {
         self.terms.burst.as_nanos() as u64
     }
 
-    /// Called when the first request of an idle namespace comes: it has saved up no share.
+    /// Called when the first request of an idle namespace arrives: the namespace has saved up no
+    /// share.
     pub(super) fn begin(&mut self, virtual_time: f64) {
         self.share = self.share.max(virtual_time);
     }
 
-    /// Returns when the limits let the next request through; in the past if they do now.
+    /// Returns the time at which the limits admit the next request; in the past if they do so now.
     pub(super) fn limited_until(&self) -> Timestamp {
         Timestamp(self.requests.max(self.bytes).saturating_sub(self.burst()))
     }
 
-    /// Returns since when a reserved request has been due, if one is.
+    /// Returns the time since when a reserved request has been due, if one is.
     pub(super) fn reserved_since(&self, now: Timestamp) -> Option<u64> {
         let is_due = self.terms.requests_per_second_min.is_some() && self.reservation <= now.0;
         is_due.then_some(self.reservation)
     }
 
-    /// Returns its place among the others: the least is the next.
+    /// Returns the namespace's position among the others: the lowest comes next.
     pub(super) fn share(&self) -> f64 {
         self.share
     }
 
-    /// Takes a request into account. `virtual_time` is that of the scheduler.
+    /// Charges a request. `virtual_time` is the scheduler's.
     pub(super) fn charge(&mut self, cost: Cost, by: By, now: Timestamp, virtual_time: f64) {
         let terms = self.terms;
         if let (By::Reservation, Some(rate)) = (by, terms.requests_per_second_min) {
@@ -181,15 +187,15 @@ impl Tags {
         let weight = f64::from(terms.weight);
         self.share += cost.units / weight;
         if by == By::Reservation {
-            // What a reservation gives counts as a share, so that both are not added up; but what the others
-            // get back of it later is bounded.
+            // Reserved service also counts towards the share, so that the two do not add up; but
+            // the amount that the others can later get back is bounded.
             let reserved = terms.requests_per_second_min.unwrap_or(0) as f64;
             let owed_max = (reserved * terms.burst.as_secs_f64()).max(cost.units) / weight;
             self.share = self.share.min(virtual_time + owed_max);
         }
     }
 
-    /// Takes back what was charged too much: a number of requests, and what they carry.
+    /// Refunds an excess charge: a number of requests, and their cost.
     pub(super) fn refund(&mut self, requests: f64, cost: Cost, by: By) {
         let terms = self.terms;
         if let (By::Reservation, Some(rate)) = (by, terms.requests_per_second_min) {

@@ -1,4 +1,5 @@
-//! The gate as tasks see it: who is woken, what is left behind, and that no wake-up is lost.
+//! The gate from the perspective of tasks: which are woken, that nothing is left behind, and that
+//! no wake-up is lost.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -32,7 +33,7 @@ impl Wake for Flag {
 
 type Entering = Pin<Box<Enter<Arc<Gate>>>>;
 
-/// A task that waits at the gate; polled only when it was woken.
+/// A task that waits at the gate; polled only after it was woken.
 struct Task {
     entering: Entering,
     flag: Arc<Flag>,
@@ -122,7 +123,7 @@ fn a_limit_wakes_one_task_at_a_time_and_the_keeper_may_give_up() {
     (0..3).for_each(|_| tasks.iter_mut().for_each(|task| assert!(task.poll().is_none())));
     assert_eq!(clock.next_timer(), Some(Timestamp(100_000_000)));
     assert!(!gate.is_crowded(), "they wait for their limit, and for no place");
-    // The keeper gives up: another one must wake up in time.
+    // The keeper gives up: another task must wake up in time.
     drop(tasks.remove(0));
     (0..3).for_each(|_| tasks.iter_mut().for_each(|task| assert!(task.poll().is_none())));
     clock.advance(Duration::from_millis(100));
@@ -161,8 +162,8 @@ fn too_many_requests_are_refused() {
     assert!(matches!(answer, Poll::Ready(Err(Error::Retryable(_)))));
 }
 
-/// Random requests that come, end, and are given up at every point, while terms and numbers of places change;
-/// only tasks that were woken are polled. In the end all that still wait are let through.
+/// Random requests that arrive, end, and are given up at every point, while terms and numbers of
+/// places change; only woken tasks are polled. In the end all waiting tasks are admitted.
 #[test]
 fn no_wake_up_is_lost_and_nothing_is_left_behind() {
     for seed in 0..300 {

@@ -1,13 +1,13 @@
-//! The width of the gate: how many requests are under way at once, by what the store's latency is.
+//! The width of the gate: the number of requests in flight, controlled by the store's latency.
 //!
-//! A store has no configured capacity. While requests wait for the gate, it is widened; while the middle
-//! latency of the last requests is more than twice the least that was measured, requests wait in the store
-//! and not here, and it is narrowed: here they can be put in order. Loads and changes, small and large
-//! requests are measured apart.
+//! A store has no configured capacity. The gate is widened while requests wait for it. It is
+//! narrowed while the median latency of recent requests is more than twice the measured minimum:
+//! then requests queue in the store and not here, where they can be ordered. Loads and changes, and
+//! small and large requests, are measured separately.
 //!
-//! What is the least is forgotten, or one lucky request would narrow the gate for ever. To measure it anew
-//! the gate is narrowed to half for one window of each epoch; and with one request under way, what is
-//! measured is the least by definition.
+//! The minimum is forgotten after a while, or a single lucky request would narrow the gate forever.
+//! To measure it again, the gate is narrowed to half for a single window of each epoch; and with a
+//! single request in flight, the measured latency is the minimum by definition.
 
 use std::time::Duration;
 
@@ -15,21 +15,21 @@ use blocker::Timestamp;
 
 use super::classes::Lane;
 
-/// The answers that a window has at least, …
+/// The minimum number of responses in a window.
 const WINDOW_ANSWERS: u32 = 16;
-/// … and the time that it takes at least.
+/// The minimum duration of a window.
 const WINDOW: Duration = Duration::from_millis(20);
-/// The time after which the least latency is measured anew.
+/// The time after which the minimum latency is measured again.
 const EPOCH: Duration = Duration::from_secs(10);
-/// The answers of one kind whose middle latency is used.
+/// The minimum number of responses of one kind for a median.
 const ANSWERS_MIN: u32 = 8;
-/// The gate is narrowed if the middle latency is more than this times the least.
+/// The gate is narrowed if the median latency exceeds the minimum by this factor.
 const SLOW: f64 = 2.0;
 /// Requests of more bytes than this are large.
 const LARGE_BYTES: u64 = 64 << 10;
-/// Loads and changes, small and large.
+/// The kinds of requests: loads and changes, small and large.
 const KINDS: usize = 4;
-/// The parts of each power of two of nanoseconds by which latencies are counted.
+/// The number of histogram buckets per power of two of nanoseconds.
 const PARTS: u32 = 8;
 const BUCKETS: usize = 48 * PARTS as usize;
 
@@ -41,22 +41,22 @@ pub(super) struct Width {
     answers: u32,
     window_began: Timestamp,
     epoch_began: Timestamp,
-    /// The most requests under way at once in this window.
+    /// The maximum number of requests in flight at once in this window.
     peak: u32,
-    /// Requests have waited because of the width in this window.
+    /// Whether requests have waited because of the width in this window.
     has_queued: bool,
-    /// The width before it was narrowed for one window, to measure the least.
+    /// The width before it was narrowed for a window to measure the minimum.
     probing: Option<u32>,
 }
 
 /// The latencies of one kind of requests.
 struct Kind {
-    /// The answers of this window by latency.
+    /// The number of responses in this window, by latency.
     counts: Box<[u32; BUCKETS]>,
     answers: u32,
-    /// The least of this window.
+    /// The minimum latency of this window.
     least_now: u64,
-    /// The least; `None` before the first window.
+    /// The minimum latency; `None` before the first window.
     least: Option<u64>,
 }
 
@@ -73,7 +73,7 @@ fn bucket(nanos: u64) -> usize {
     ((power * PARTS + part) as usize).min(BUCKETS - 1)
 }
 
-/// Returns the least latency that is counted there.
+/// Returns the lowest latency that is counted in a bucket.
 fn least_of(bucket: usize) -> u64 {
     let (power, part) = (bucket as u32 / PARTS, bucket as u64 % u64::from(PARTS));
     (u64::from(PARTS) + part) << (power - PARTS.ilog2())
@@ -86,7 +86,7 @@ impl Kind {
         self.least_now = self.least_now.min(nanos);
     }
 
-    /// Returns the middle latency of this window over the least, if both are known.
+    /// Returns the ratio of this window's median latency to the minimum, if both are known.
     fn slowness(&self) -> Option<f64> {
         let least = self.least.filter(|_| self.answers >= ANSWERS_MIN)?.min(self.least_now);
         let mut before = 0;
@@ -108,7 +108,7 @@ impl Kind {
 }
 
 impl Width {
-    /// Returns a gate that is as wide as it can be.
+    /// Returns a width that is at its maximum.
     pub(super) fn new(max: u32, now: Timestamp) -> Self {
         Self {
             max: max.max(1),
@@ -123,17 +123,17 @@ impl Width {
         }
     }
 
-    /// Returns how many requests may be under way.
+    /// Returns the maximum number of requests in flight at present.
     pub(super) fn get(&self) -> u32 {
         self.now
     }
 
-    /// Returns how wide it can be.
+    /// Returns the upper limit of the width.
     pub(super) fn max(&self) -> u32 {
         self.max
     }
 
-    /// Changes how wide it can be.
+    /// Changes the upper limit of the width.
     pub(super) fn set_max(&mut self, max: u32) {
         let was_widest = self.now == self.max;
         self.max = max.max(1);
@@ -141,17 +141,17 @@ impl Width {
         self.probing = self.probing.map(|width| width.min(self.max));
     }
 
-    /// Notes that a request is under way; `under_way` are, with it.
+    /// Records the start of a request; `under_way` is the number in flight, including it.
     pub(super) fn note_begun(&mut self, under_way: u32) {
         self.peak = self.peak.max(under_way);
     }
 
-    /// Notes that a request waits that more width would let through.
+    /// Records that a request waits which a wider gate would admit.
     pub(super) fn note_queued(&mut self) {
         self.has_queued = true;
     }
 
-    /// Takes the answer to a request into account; `under_way` requests were under way with it.
+    /// Records the response to a request; `under_way` is the number in flight, including it.
     pub(super) fn note_answer(
         &mut self,
         (lane, bytes): (Lane, u64),
@@ -175,7 +175,7 @@ impl Width {
         if let Some(width) = self.probing.take() {
             self.now = width;
         } else if slowness > SLOW && !is_alone {
-            // A width that is not used is no limit: what is used is narrowed.
+            // An unused width is not a limit, so the used part is narrowed.
             let used = self.now.min(self.peak.max(1));
             self.now = (used - (used / 4).max(1)).max(1);
         } else if self.has_queued {
@@ -199,14 +199,15 @@ mod tests {
 
     use super::*;
 
-    /// A store that works on `at_once` requests at once, each of which takes the time `service`.
+    /// A store that serves `at_once` requests at a time, each for the time `service`.
     struct Store {
         at_once: u32,
         service: Duration,
     }
 
-    /// Lets `callers` send one request after the other for a while; returns the mean width of the last half,
-    /// and how many answers came. What is beyond what the store does at once waits there.
+    /// Makes `callers` send requests one after the other for a while; returns the mean width in the
+    /// second half, and the number of responses. Requests beyond the store's capacity wait in the
+    /// store.
     fn run(width: &mut Width, store: &Store, callers: u32, from: Timestamp, seconds: u64) -> (f64, u64) {
         let end = from + Duration::from_secs(seconds);
         let mut places: BinaryHeap<Reverse<Timestamp>> = (0..store.at_once).map(|_| Reverse(from)).collect();

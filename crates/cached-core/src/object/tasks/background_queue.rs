@@ -1,4 +1,4 @@
-//! What operations hand over to the background of their cache, and how they wake it.
+//! The queue of work that operations hand over to the background of their cache, and its wake-up.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -9,7 +9,7 @@ use blocker::{Error, Result};
 use crate::object::lock_ranks;
 use crate::sync::{Mutex, lock};
 
-/// A task that runs to its end although its caller no longer waits for it.
+/// A task that runs to completion although its caller no longer waits for it.
 pub(crate) type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// See the module.
@@ -29,22 +29,22 @@ struct State {
     waker: Option<Waker>,
     /// Whether the background has been polled.
     has_started: bool,
-    /// Whether a caller has been found waiting for a background that has not started.
+    /// Whether a caller has been found to wait for a background that has not started.
     has_warned: bool,
-    /// The last handle of the cache is gone.
+    /// Whether the last handle of the cache has been dropped.
     is_closed: bool,
-    /// The background has ended or was dropped.
+    /// Whether the background has ended or was dropped.
     has_ended: bool,
 }
 
 impl BackgroundQueue {
-    /// Wakes the background, because something has changed that concerns it.
+    /// Wakes the background, because of a change that concerns it.
     pub(crate) fn wake(&self) {
         let waker = lock(&self.state).waker.take();
         waker.into_iter().for_each(Waker::wake);
     }
 
-    /// Wakes the background because a caller waits for what only it can do.
+    /// Wakes the background, because a caller waits for work that only the background can do.
     ///
     /// # Errors
     /// `Unsupported` if the background has ended.
@@ -66,7 +66,7 @@ impl BackgroundQueue {
         Ok(())
     }
 
-    /// Hands a task over. If the background has ended, the task is dropped.
+    /// Hands over a task. If the background has ended, the task is dropped.
     pub(crate) fn add(&self, task: Task) {
         let (waker, _dropped) = {
             let mut state = lock(&self.state);
@@ -80,8 +80,8 @@ impl BackgroundQueue {
         waker.into_iter().for_each(Waker::wake);
     }
 
-    /// Returns the tasks handed over since the last call, and whether the last handle of the cache is gone.
-    /// `waker` is woken at the next change.
+    /// Returns the tasks handed over since the last call, and whether the last handle of the cache
+    /// has been dropped. `waker` is woken at the next change.
     pub(crate) fn take(&self, waker: &Waker) -> (Vec<Task>, bool) {
         let mut state = lock(&self.state);
         state.has_started = true;
@@ -89,13 +89,13 @@ impl BackgroundQueue {
         (std::mem::take(&mut state.tasks), state.is_closed)
     }
 
-    /// Lets the background end: the last handle of the cache is gone.
+    /// Lets the background end, because the last handle of the cache has been dropped.
     pub(crate) fn close(&self) {
         lock(&self.state).is_closed = true;
         self.wake();
     }
 
-    /// Notes that the background runs no more. What has been handed over is dropped.
+    /// Records that the background has ended, and drops all tasks that were handed over.
     pub(crate) fn end(&self) {
         let tasks = {
             let mut state = lock(&self.state);

@@ -1,5 +1,5 @@
-//! How long a caller waits: deadlines of requests, what it learns when one passes, and tickets for changes
-//! that are to be stored.
+//! Deadlines of requests, the errors that callers get when they pass, and tickets for changes that
+//! are to be stored.
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
@@ -20,8 +20,9 @@ pub(crate) async fn until<T>(
     until_given_up(clock, deadline, || true, late, work).await
 }
 
-/// As [`until`], but returns `late` only if `give_up`, called at the deadline or later, returns true: the
-/// work can then be dropped without a trace. While it returns false the result of the work is about to come.
+/// Like [`until`], but returns `late` only if `give_up`, called at the deadline or later, returns
+/// true: then the work can be dropped without a trace. While `give_up` returns false, the result of
+/// the work is imminent.
 pub(crate) async fn until_given_up<T>(
     clock: &dyn Clock,
     deadline: Option<Timestamp>,
@@ -46,8 +47,9 @@ pub(crate) async fn until_given_up<T>(
     answer.await.unwrap_or_else(|| Err(late()))
 }
 
-/// Returns the result of a change that the store makes. Once the deadline has passed the caller learns
-/// `DeadlinePassed` if the store has not been asked for the change, and `OutcomeUnknown` if it has.
+/// Returns the result of a change that the store makes. Once the deadline has passed, the caller
+/// gets `DeadlinePassed` if the store has not been asked for the change, and `OutcomeUnknown` if it
+/// has.
 pub(crate) async fn until_forwarded<T, F: Future<Output = Result<T>>>(
     clock: &dyn Clock,
     call: Call,
@@ -67,10 +69,10 @@ pub(crate) async fn until_forwarded<T, F: Future<Output = Result<T>>>(
 pub(crate) struct StoreAsked(Arc<AtomicBool>);
 
 impl StoreAsked {
-    /// Notes that the store is about to be asked.
+    /// Records that the store is about to be asked.
     ///
     /// # Errors
-    /// `DeadlinePassed`: then the store must not be asked.
+    /// `DeadlinePassed`: in this case the store must not be asked.
     pub(crate) fn begin(&self, clock: &dyn Clock, call: Call) -> Result<()> {
         if is_late(clock, call) {
             return Err(Error::DeadlinePassed);
@@ -80,13 +82,13 @@ impl StoreAsked {
     }
 }
 
-/// Whether the deadline of a call has passed.
+/// Returns whether the deadline of a call has passed.
 #[inline]
 pub(crate) fn is_late(clock: &dyn Clock, call: Call) -> bool {
     call.deadline.is_some_and(|deadline| clock.now() >= deadline)
 }
 
-/// Counts the objects that are still to be stored.
+/// Counts the objects that have yet to be stored.
 pub(crate) struct FlushTicket {
     state: Mutex<Waiting>,
 }
@@ -102,24 +104,24 @@ struct Waiting {
     objects: usize,
     failed: Option<Error>,
     waker: Option<Waker>,
-    /// Why the store did not take it at the last try, for a caller whose deadline passes.
+    /// The reason why the last attempt to store failed, for a caller whose deadline passes.
     last: Option<Reason>,
 }
 
 impl FlushTicket {
-    /// One more object is to be stored.
+    /// Adds an object to be stored.
     pub(crate) fn add(&self) {
         lock(&self.state).objects += 1;
     }
 
-    /// One object is stored, or never will be.
+    /// Records that an object is stored, or never will be.
     pub(crate) fn complete(&self, result: Result<()>) {
         let waker = {
             let mut state = lock(&self.state);
             state.objects -= 1;
             match (&state.failed, result) {
                 (_, Ok(())) => (),
-                // That something is not stored yet matters more than that something is recorded as lost.
+                // Data that are not stored yet matter more than data recorded as lost.
                 (None | Some(Error::WritesLost(_)), Err(error)) => state.failed = Some(error),
                 (Some(_), Err(_)) => (),
             }
@@ -128,12 +130,12 @@ impl FlushTicket {
         waker.into_iter().for_each(Waker::wake);
     }
 
-    /// It was tried, and will be again.
+    /// Records that an attempt failed and will be repeated.
     pub(crate) fn note(&self, why: &Error) {
         lock(&self.state).last = Some(why.to_string().into());
     }
 
-    /// Why it has not been stored yet.
+    /// Returns the reason why the objects have not been stored yet.
     pub(crate) fn why(&self) -> Reason {
         lock(&self.state).last.clone().unwrap_or_else(|| "the deadline passed".into())
     }

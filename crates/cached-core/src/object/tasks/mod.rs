@@ -1,5 +1,6 @@
-//! How tasks wait and take their places: wait queues, the serial executor behind an object's exclusive section,
-//! deadlines, and the work that operations leave to the background. Nothing here knows what an object is.
+//! How tasks wait and take turns: wait queues, the serial executor behind an object's exclusive
+//! section, deadlines, and work that operations leave to the background. Nothing here knows of
+//! objects.
 
 pub(crate) mod background_queue;
 pub(crate) mod deadline;

@@ -1,8 +1,9 @@
-//! The wait queue: tasks parked until something can be had, first come, first served.
+//! The wait queue: tasks that are parked until a resource is available, first come, first served.
 //!
-//! A task waits with a closure that takes the thing, or returns `None` if it is not there yet. A new task
-//! does not overtake those that wait; only the first of them tries. A task looks once more after it has
-//! queued, so no wake-up is lost; one that gives up leaves no trace and wakes the next. The queue is bounded.
+//! A task waits with a closure that takes the resource, or returns `None` if it is not available
+//! yet. A new task does not overtake waiting ones; only the first in the queue tries. A task tries
+//! again after it has queued, so no wake-up is lost; a task that gives up leaves no trace and wakes
+//! the next. The queue is bounded.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -15,12 +16,12 @@ use blocker::{Error, Result};
 use crate::object::lock_ranks;
 use crate::sync::{AtomicU32, Mutex, Ordering, lock};
 
-/// Tasks that wait at most in one queue.
+/// The maximum number of tasks in a queue.
 const WAITERS_MAX: usize = 64 * 1024;
 
-/// Where tasks wait for one kind of thing.
+/// A queue of tasks that wait for a kind of resource.
 pub(crate) struct WaitQueue {
-    /// How many wait; written under the lock.
+    /// The number of waiting tasks; written under the lock.
     waiting: AtomicU32,
     queue: Mutex<Queue>,
 }
@@ -34,7 +35,7 @@ impl Default for WaitQueue {
 #[derive(Default)]
 struct Queue {
     next_id: u64,
-    /// By their numbers, which rise: the first is the one that has waited longest.
+    /// The waiting tasks by increasing number: the first has waited longest.
     waiters: BTreeMap<u64, Waker>,
 }
 
@@ -49,24 +50,25 @@ impl Queue {
 }
 
 impl WaitQueue {
-    /// Takes it now, unless tasks wait for it already or it is not there.
+    /// Takes the resource now, unless other tasks wait for it or it is not available.
     #[inline]
     pub(crate) fn try_take<R>(&self, take: impl FnOnce() -> Option<R>) -> Option<R> {
         if self.waiting.load(Ordering::SeqCst) > 0 {
             return None;
         }
         let taken = take();
-        // A task that has queued meanwhile may have found in use what `take` has looked at.
+        // A task that has queued in the meantime may have found the resource in use because of
+        // `take`.
         self.notify();
         taken
     }
 
-    /// Whether tasks wait.
+    /// Returns whether tasks are waiting.
     pub(crate) fn has_waiters(&self) -> bool {
         self.waiting.load(Ordering::SeqCst) > 0
     }
 
-    /// Wakes the first task that waits. Called after something was put back.
+    /// Wakes the first waiting task. Called after a resource was returned.
     pub(crate) fn notify(&self) {
         if self.waiting.load(Ordering::SeqCst) > 0 {
             let first = lock(&self.queue).first_waker();
@@ -80,10 +82,10 @@ impl WaitQueue {
     }
 }
 
-/// Waits at `queue` until `take` has got something.
+/// Waits in `queue` until `take` succeeds.
 ///
 /// # Errors
-/// `Retryable` if too many wait already.
+/// `Retryable` if too many tasks are waiting.
 pub(crate) fn wait<R, F>(queue: &WaitQueue, take: F) -> Wait<'_, F>
 where
     F: FnMut() -> Option<R> + Unpin,
@@ -91,7 +93,7 @@ where
     Wait { queue, take, id: None }
 }
 
-/// See [`wait`]. Cancel safe: dropped, it waits no longer, and has taken nothing.
+/// See [`wait`]. Cancel safe: when dropped, the task no longer waits, and has taken nothing.
 pub(crate) struct Wait<'a, F> {
     queue: &'a WaitQueue,
     take: F,
@@ -144,7 +146,7 @@ where
 }
 
 impl<F> Wait<'_, F> {
-    /// Leaves the queue; the next may find something too.
+    /// Leaves the queue; the next task may succeed too.
     fn leave(&mut self) {
         let Some(id) = self.id.take() else { return };
         let next = {
@@ -164,7 +166,7 @@ impl<F> Drop for Wait<'_, F> {
     }
 }
 
-/// A number of permits, and the tasks that wait for one.
+/// A number of permits, and the tasks that wait for them.
 pub(crate) struct Permits {
     taken: AtomicU32,
     count: u32,
@@ -177,7 +179,7 @@ impl Permits {
         Self { taken: AtomicU32::new(0), count, queue: WaitQueue::default() }
     }
 
-    /// Waits for one; given back when it is dropped.
+    /// Waits for a permit, which is returned when it is dropped.
     pub(crate) async fn acquire<H>(permits: H) -> Result<Permit<H>>
     where
         H: Deref<Target = Self> + Clone + Unpin,
@@ -191,7 +193,7 @@ impl Permits {
     }
 }
 
-/// One of [`Permits`].
+/// A permit of [`Permits`].
 pub(crate) struct Permit<H: Deref<Target = Permits>>(H);
 
 impl<H: Deref<Target = Permits>> Drop for Permit<H> {
@@ -223,7 +225,8 @@ mod tests {
         assert!(!permits.queue.has_waiters());
     }
 
-    /// A poll, or an end, of one costs the same however many others wait: otherwise this takes minutes.
+    /// A poll, or the end, of a wait costs the same however many others wait: otherwise this test
+    /// takes minutes.
     #[test]
     fn as_many_wait_as_may_and_each_gives_up() {
         let permits = Arc::new(Permits::new(0));
@@ -236,7 +239,7 @@ mod tests {
             }
         }
         assert!(matches!(take().as_mut().poll(&mut cx), Poll::Ready(Err(Error::Retryable(_)))));
-        // From the middle, the end and the front.
+        // Drop waits from the middle, the end and the front.
         while !waiting.is_empty() {
             drop(waiting.swap_remove(waiting.len() / 2));
         }
@@ -249,7 +252,7 @@ mod shuttle_tests {
     use super::*;
     use crate::sync::Arc;
 
-    /// All tasks get a permit, though some give up; none is left waiting.
+    /// All tasks get a permit, even if some give up; none is left waiting.
     #[test]
     fn no_wake_up_is_lost() {
         shuttle::check_random(

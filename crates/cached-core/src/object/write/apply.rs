@@ -1,5 +1,5 @@
-//! A change applied in memory: whether it can be made now, its record in the log, and its place in the dirty
-//! queue. What it lacks is returned, and obtained by [`super::back`].
+//! Applying a change in memory: checking whether it can be made now, logging it, and queueing the
+//! object as dirty. Missing resources are returned, and [`super::back`] obtains them.
 
 use blocker::admission::{Head as StoreHead, admit};
 use blocker::{
@@ -22,30 +22,31 @@ use crate::object::shared::resources::{reserve, take_room_at_once};
 use crate::object::state::dirty_queue::Released;
 use crate::object::state::{Env, Known, LINES_WRITTEN, Missing, Object, Resources};
 
-/// Why a change was not applied.
+/// The reason why a change was not applied.
 pub(super) enum Blocked {
-    /// It never will be.
+    /// The change will never be applied.
     Failed(Error),
-    /// The store must be asked what the object is.
+    /// The store must be asked for the object's head.
     Head,
     /// The store must be asked for the epoch of the order domain.
     Domain(OrderDomain),
-    /// The namespace's epoch must be claimed, or looked up.
+    /// The namespace's epoch must be claimed or looked up.
     Owner,
-    /// Changes of another order domain must be stored first: one flush is sent under one domain's epoch.
+    /// Changes of another order domain must be stored first: a flush is sent under the epoch of a
+    /// single domain.
     OtherDomain,
-    /// A change is on its way to the store: of the same range, or, if the write mode of the namespace has
-    /// just been changed, of another range of the object.
+    /// A change is in flight to the store: of the same range or, if the write mode of the namespace
+    /// has just changed, of another range of the object.
     Changing,
     /// Buckets, room or bytes of the store are missing.
     Missing(Missing),
-    /// The store has changes of the namespace that it has taken past the log, and not stored.
+    /// The store has accepted changes of the namespace past the log, but not stored them.
     Forwarded,
-    /// Room in the log is missing, or changes must wait until the log is in order.
+    /// Room in the log is missing, or changes must wait until the log works again.
     Log,
 }
 
-/// The part of the object that the maker of a change holds.
+/// The part of the object that the owner of a change holds.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Holds {
     Nothing,
@@ -65,25 +66,26 @@ pub(super) struct Asked<'a> {
     pub(super) log: LogTerms<'a>,
 }
 
-/// Where a change is logged.
+/// Whether and where a change is logged.
 #[derive(Clone, Copy)]
 pub(crate) enum LogTerms<'a> {
     Nowhere,
     In(&'a ChangeLog, &'a NamespaceLog),
-    /// Changes of the namespace are logged, but it had not been claimed when it was looked up.
+    /// Changes of the namespace are logged, but the namespace had not been claimed when it was
+    /// looked up.
     Unclaimed,
-    /// A recovery makes the change once more: it is in the log.
+    /// A recovery repeats the change, which is already in the log.
     Again(&'a ChangeLog, Again),
 }
 
-/// A change that a recovery makes once more.
+/// A change that a recovery repeats.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Again {
-    /// The version that it gave to the object.
+    /// The version that the change gave to the object.
     pub(crate) version: u64,
-    /// The position of its record, of the first one if it has several.
+    /// The position of the change's record, or of the first one if it has several.
     pub(crate) position: Position,
-    /// Whether the object was there before it.
+    /// Whether the object existed before the change.
     pub(crate) was_present: bool,
 }
 
@@ -110,9 +112,9 @@ pub(crate) struct Applied {
     pub(super) queue_number: u64,
     /// Whether anything is left to store.
     pub(super) is_pending: bool,
-    /// Where the log has it.
+    /// The position of the change in the log.
     pub(super) position: Option<Position>,
-    /// Holds that are not needed, to be dropped outside of the exclusive section, and before any wait.
+    /// Unneeded holds, to be dropped outside of the exclusive section and before any wait.
     pub(super) released: Released,
 }
 
@@ -123,7 +125,7 @@ impl Applied {
     }
 }
 
-/// What the log has of a change, until the change has been applied.
+/// The log entry of a change, until the change has been applied.
 #[derive(Default)]
 struct Logged {
     position: Option<Position>,
@@ -157,7 +159,8 @@ fn log_change(
         }
     };
     if object.pending.queue_number == 0 && !asked.mutation.is_touch() {
-        // Before the append: whatever is to store all that the log has up to now finds the object.
+        // The object is queued before the append: so a task that stores everything in the log up to
+        // now finds it.
         object.pending.queue_number = shared.objects.dirty_queue.insert(env.node, env.namespace, now);
         wake_if_due(shared, env.namespace);
     }
@@ -183,8 +186,8 @@ fn log_change(
     }
 }
 
-/// Keeps the log from the record of a change on, unless the object does so already. Returns the holds that
-/// are not needed.
+/// Holds the log from the record of a change on, unless the object already does so. Returns holds
+/// that are not needed.
 fn keep_hold(shared: &Shared, object: &mut Object, hold: KeptHold) -> Released {
     let number = object.pending.queue_number;
     if number == 0 {
@@ -203,14 +206,14 @@ fn keep_hold(shared: &Shared, object: &mut Object, hold: KeptHold) -> Released {
         _ => return [Some(hold), None],
     };
     if shared.journal.log.as_ref().is_some_and(|log| log.events.condition.state() != JournalState::Ok) {
-        // The log waits until nothing is held.
+        // The log is waiting until nothing holds it.
         shared.objects.dirty_queue.expedite(number);
         shared.background.wake();
     }
     released
 }
 
-/// Applies a change in the object's exclusive section, or returns what it lacks.
+/// Applies a change in the object's exclusive section, or returns what is missing.
 pub(super) fn apply(
     shared: &Shared,
     object: &mut Object,
@@ -248,7 +251,7 @@ pub(super) fn apply(
     }
     if let LogTerms::Again(_, again) = asked.log {
         if mutation.change.replaces_content() {
-            // Whatever the store had is gone.
+            // The store's content is replaced completely.
             object.head.has_unlogged = false;
         } else if object.head.has_unlogged || again.was_present && !is_present {
             object.head.has_unlogged = true;
@@ -256,10 +259,11 @@ pub(super) fn apply(
         }
     }
     let credits = resources.credits;
-    // Drawn when the change is certain to be made.
+    // The version and time are taken when the change is certain to be made.
     let moment = |object: &Object| {
         let version = match asked.log {
-            // What came back is what the version stood for, unless the store has had more than the log.
+            // The recovered content is what the version stood for, unless the store has had more
+            // changes than the log.
             LogTerms::Again(_, again) if !object.head.has_unlogged => again.version,
             _ => shared.objects.next_version(env.hash),
         };
@@ -288,7 +292,7 @@ pub(super) fn apply(
         let before = is_present.then_some(object.head.size);
         let sizes = (before.unwrap_or(0), mutation.size_after(before));
         match asked.log {
-            // It has been acknowledged.
+            // The change was acknowledged by the earlier process.
             LogTerms::Again(..) => shared.control.quotas.note(env.namespace, id, sizes),
             _ => change_size(shared, env.namespace, id, sizes, terms.settles).map_err(Blocked::Failed)?,
         }
@@ -313,8 +317,8 @@ pub(super) fn apply(
     Ok(Applied { reply, queue_number, is_pending, position, released })
 }
 
-/// Puts the object into the dirty queue if something waits to be stored, and completes its waiters if nothing
-/// does. Returns whether anything is left to store.
+/// Adds the object to the dirty queue if something waits to be stored, and completes its waiters if
+/// nothing does. Returns whether anything is left to store.
 fn enqueue(shared: &Shared, object: &mut Object, env: &Env<'_>) -> bool {
     let is_pending = object.has_pending() || object.flushing.is_some();
     if object.has_pending() && object.pending.queue_number == 0 {
@@ -327,15 +331,15 @@ fn enqueue(shared: &Shared, object: &mut Object, env: &Env<'_>) -> bool {
     is_pending
 }
 
-/// Wakes the background if it must look at what has just come into the dirty queue.
+/// Wakes the background if it must check the object that has just entered the dirty queue.
 fn wake_if_due(shared: &Shared, namespace: u16) {
     if shared.is_under_pressure() || shared.objects.dirty_queue.has_one_of(namespace) {
         shared.background.wake();
     }
 }
 
-/// Applies a change at once, if its namespace is written back and everything it needs is at hand. `known` is its namespace, if the cache has a
-/// log that knows it.
+/// Applies a change at once, if its namespace is in write-back mode and all resources are
+/// available. `known` is the namespace, if the cache has a log that knows it.
 #[inline]
 pub(crate) fn apply_at_once(
     shared: &Shared,
@@ -355,7 +359,7 @@ pub(crate) fn apply_at_once(
     try_apply(shared, id, hash, mutation, terms, log)
 }
 
-/// As [`apply_at_once`], for a recovery.
+/// Like [`apply_at_once`], for a recovery.
 pub(crate) fn apply_again_at_once(
     shared: &Shared,
     id: &ObjectId,
@@ -389,7 +393,8 @@ fn try_apply(
         };
         let job = |object: &mut Object, env: &Env<'_>| {
             namespace = env.namespace;
-            // Within the section: a change of the mode waits for the end of those that began before.
+            // The mode is read within the section: a change of the mode waits for the end of
+            // sections that began before it.
             let mode = || shared.control.namespaces.record(namespace).write_phases.mode();
             if !matches!(log, LogTerms::Again(..)) && mode() != WriteMode::Back {
                 return None;
@@ -419,7 +424,7 @@ fn try_apply(
     answer
 }
 
-/// Whether a change is too large for the cache, and must go to the store at once.
+/// Returns whether a change is too large for the cache, and must go to the store at once.
 pub(crate) fn is_too_large(shared: &Shared, mutation: Mutation<'_>) -> bool {
     let (quarter, dirty_max) =
         (u64::from(shared.memory.pool.count_min() / 4), shared.metrics.dirty_room.dirty_max());

@@ -1,9 +1,9 @@
 //! Write-back: a change is applied in memory and acknowledged as *cached*, or, if the caller asks for
 //! *stored*, once it has been flushed.
 //!
-//! A change obtains what it needs in this order: what the object is, then room for dirty data, then buckets,
-//! then (only if the store must be asked, or has a change of its own under way) the range. So no change holds
-//! a range or a bucket while it waits for what the holder of another one needs.
+//! A change obtains its resources in this order: the object's head, room for dirty data, buckets,
+//! and finally the range (only if the store must be asked, or has a change in flight). So no change
+//! holds a range or a bucket while it waits for what the holder of another one needs.
 
 use blocker::{ChangeReply, ChangeRequest, Durability, Error, ObjectId, Result, Scope, Timestamp};
 
@@ -24,8 +24,9 @@ use crate::object::state::ranges::Kind;
 use crate::object::tasks::deadline::{FlushTicket, Stored, until, until_given_up};
 use crate::sync::{Arc, AtomicU32, Ordering};
 
-/// Whether a change is still to be made: it is made in the object's exclusive section, perhaps on another
-/// thread, while its caller watches the clock. Exactly one of the two decides.
+/// Decides whether a change is made or given up: the change is made in the object's exclusive
+/// section, perhaps on another thread, while its caller watches the clock. Exactly one of the two
+/// decides.
 #[derive(Default)]
 struct Decision(AtomicU32);
 
@@ -38,7 +39,8 @@ impl Decision {
         self.0.compare_exchange(Self::OPEN, to, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
 
-    /// Gives the change up; returns false if it is being made, or found to be impossible yet, at this moment.
+    /// Gives up the change; returns false if the change is being made, or is being tried, at this
+    /// moment.
     fn give_up(&self) -> bool {
         self.decide(Self::GIVEN_UP)
     }
@@ -56,8 +58,8 @@ impl Decision {
     }
 }
 
-/// Makes a change that could not be applied at once, or that is to be stored. Its mode is taken until it has
-/// been acknowledged.
+/// Makes a change that could not be applied at once, or that must be stored. The change keeps its
+/// write mode until it has been acknowledged.
 pub(crate) async fn change(
     shared: Arc<Shared>,
     request: ChangeRequest,
@@ -79,7 +81,7 @@ pub(crate) async fn change(
     acknowledge(shared, Some(handle), applied, durability, deadline).await
 }
 
-/// As [`acknowledge`], of a change that was applied at once.
+/// Like [`acknowledge`], for a change that was applied at once.
 pub(crate) async fn acknowledge_at_once(
     shared: Arc<Shared>,
     id: ObjectId,
@@ -88,12 +90,12 @@ pub(crate) async fn acknowledge_at_once(
     asked: Durability,
     deadline: Option<Timestamp>,
 ) -> Result<ChangeReply> {
-    // Without a node it is stored.
+    // An object without a node is stored.
     let handle = shared.find(hash, &id).map(|in_use| Handle::of(&shared, in_use));
     acknowledge(shared, handle, applied, asked, deadline).await
 }
 
-/// Waits until an applied change is as durable as asked.
+/// Waits until an applied change has the requested durability.
 async fn acknowledge(
     shared: Arc<Shared>,
     handle: Option<Handle>,
@@ -109,7 +111,8 @@ async fn acknowledge(
     if let Some(position) = position
         && (asked == Durability::Journaled || !is_pending)
     {
-        // Also where nothing is left to store: older records of the object could be replayed without it.
+        // This is also necessary if nothing is left to store: without the record, older records of
+        // the object could be replayed.
         if log_waits::durable(&shared, position, deadline).await? {
             return Ok(with_durability(reply, asked));
         }
@@ -133,10 +136,10 @@ async fn acknowledge(
     Ok(with_durability(reply, durability))
 }
 
-/// Makes a change once more that a recovery has found.
+/// Repeats a change that a recovery has found.
 ///
 /// # Errors
-/// As the change's own; `Missing` if there is nothing that it could change.
+/// Errors of the change; `Missing` if the object to be changed does not exist.
 pub(crate) async fn change_again(
     shared: &Arc<Shared>,
     request: ChangeRequest,
@@ -149,8 +152,8 @@ pub(crate) async fn change_again(
     Ok(())
 }
 
-/// Applies a change, once it has what it needs; a copy with the content that it takes over. A
-/// recovery makes it `again`.
+/// Applies a change once it has its resources; a copy is applied with the content that it takes
+/// over. A recovery passes `again`.
 async fn apply_when_possible(
     handle: &Handle,
     request: ChangeRequest,
@@ -166,7 +169,7 @@ async fn apply_when_possible(
     let mut guard: Option<(RangeGuard, Holds)> = None;
     let mut loaded = None;
     let mut loads = 0;
-    // Room in the log. Nothing is waited for while it is held.
+    // Room in the log. The task waits for nothing while it holds this.
     let mut room: Option<Room> = None;
     loop {
         let mut own_room = room.take();
@@ -226,21 +229,22 @@ async fn apply_when_possible(
             Err(Blocked::OtherDomain) => {
                 (guard, resources) = (None, Some(back));
                 match store_pending(handle).await {
-                    // What was lost is recorded, and nothing of it is left.
+                    // Losses are recorded, and nothing of them is left.
                     Ok(()) | Err(Error::WritesLost(_)) => (),
                     Err(error) => return Err(error),
                 }
             }
             Err(Blocked::Changing) => {
                 resources = Some(back);
-                // The range is not enough if it is held already.
+                // If the range is already held, it is not enough: the whole object must be held.
                 let (range, holds) = match guard.take() {
                     None => (mutation.buckets(), Holds::Range),
                     Some(_) => (WHOLE, Holds::Whole),
                 };
                 guard = Some((handle.lock_range(range, Kind::Change).await?, holds));
             }
-            // Before the store is asked: what it gives is good only as long as the range is held.
+            // Resources are acquired before the store is asked: loaded data are valid only while
+            // the range is held.
             Err(Blocked::Missing(missing)) if back.lacks(&missing) => {
                 drop(back);
                 guard = None;
@@ -259,8 +263,8 @@ async fn apply_when_possible(
                 if loads > LOADS_MAX {
                     return Err(changes_too_fast());
                 }
-                // The range is held, so the bytes stay true until they are used, or are void; so do the
-                // earlier ones.
+                // The range is held, so the loaded bytes stay valid until they are used or become
+                // void; the same applies to earlier ones.
                 let (range, earlier) = (missing.load.unwrap_or_default(), bytes.unwrap_or_default());
                 loaded = load(handle, guard, range, call, earlier).await?;
             }
@@ -310,8 +314,9 @@ mod tests {
         }
     }
 
-    /// If the exclusive section begins between the poll of the change and the poll of the timer, the change
-    /// is made, and its caller learns that. If the section begins later, nothing is changed.
+    /// If the exclusive section begins between the poll of the change and the poll of the timer,
+    /// the change is made, and its caller is told so. If the section begins later, nothing is
+    /// changed.
     #[test]
     fn at_its_deadline_a_change_is_made_or_given_up_and_not_both() {
         for section_comes_first in [true, false] {

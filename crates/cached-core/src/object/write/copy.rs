@@ -1,7 +1,8 @@
-//! Copying one object to another. In write-back mode, where the cache has all of a source that the store does
-//! not have yet, the two objects share its buckets until either is written, and the store is asked for
-//! nothing. Otherwise what the source has pending is stored first, and the store copies: had it copied the
-//! old bytes, a crash could leave the target with neither its old content nor its new.
+//! Copying an object to another. In write-back mode, if the source has changes that the store lacks
+//! and is cached completely, the two objects share its buckets until either is written, and the
+//! store is not asked. Otherwise the pending changes of the source are stored first, and the store
+//! makes the copy: if it copied the old bytes, a crash could leave the target with neither its old
+//! content nor its new.
 
 use blocker::admission::check_condition;
 use blocker::{
@@ -28,17 +29,18 @@ use crate::object::tasks::deadline::{StoreAsked, until, until_forwarded};
 use crate::object::tasks::wait_queue::Permits;
 use crate::sync::Arc;
 
-/// The largest object, in bytes, whose copy is logged by its bytes. The store copies larger ones.
+/// The maximum size of an object, in bytes, whose copy is logged by its bytes. The store copies
+/// larger objects.
 const COPY_BYTES_MAX: u64 = 256 << 10;
 
-/// What a copy copies from.
+/// The source of a copy.
 pub(crate) struct Source {
     pub(crate) id: ObjectId,
     pub(crate) hash: u64,
     pub(crate) condition: Condition,
 }
 
-/// Copies one object's content to another, in the write mode of the target's namespace.
+/// Copies an object's content to another, in the write mode of the target's namespace.
 pub(crate) async fn copy(
     shared: Arc<Shared>,
     request: ChangeRequest,
@@ -58,8 +60,8 @@ pub(crate) async fn copy(
     until_forwarded(&*shared.clock, call, below).await
 }
 
-/// Lets the store copy. The caller holds both objects as a whole, in the order of their nodes, so that two
-/// copies in opposite directions cannot wait for each other.
+/// Makes the store copy. Both objects are held as a whole, in the order of their nodes, so that two
+/// copies in opposite directions cannot deadlock.
 async fn copy_below(
     shared: &Arc<Shared>,
     request: ChangeRequest,
@@ -70,7 +72,7 @@ async fn copy_below(
 ) -> Result<ChangeReply> {
     let ChangeRequest { object: to, mut terms, call, .. } = request;
     if shared.journal.log.is_some() && terms.durability == Durability::Journaled {
-        // This cache has no record of it, and the store need not have a log.
+        // This cache has no record of the copy, and the store may not have a log.
         terms.durability = Durability::Stored;
     }
     let (source, target) = acquire_both(shared, (&copied.id, copied.hash), (&to, hash)).await?;
@@ -149,15 +151,16 @@ async fn copy_below(
     Ok(with_durability(reply, durability))
 }
 
-/// Returns both objects, in use. Only one copy at a time may hold the node of one object while it waits for a
-/// node for the other, so of all tasks that wait for nodes there is always one that can be served.
+/// Returns both objects, in use. Only a single copy may hold the node of one object while it waits
+/// for a node for the other, so among all tasks that wait for nodes there is always one that can
+/// proceed.
 async fn acquire_both(
     shared: &Arc<Shared>,
     (from, from_hash): (&ObjectId, u64),
     (to, to_hash): (&ObjectId, u64),
 ) -> Result<(Handle, Handle)> {
     if shared.journal.recovery.is_active() {
-        // Before a node is held: a recovery needs nodes.
+        // This wait comes before a node is held, because a recovery needs nodes.
         log_waits::object_recovered(shared, from_hash).await?;
         log_waits::object_recovered(shared, to_hash).await?;
     }
@@ -171,9 +174,10 @@ async fn acquire_both(
     Ok((source, target))
 }
 
-/// Takes all content of the source, if the store lacks some of it (or cannot copy by itself), all of it is
-/// here, and there is room for as many more dirty buckets. Returns the target with it, in use: room that is
-/// held while the copy waits for a node could be what the tasks need that hold the nodes.
+/// Takes the whole content of the source, if the store lacks some of it (or cannot copy by itself),
+/// all of it is cached, and there is room for as many more dirty buckets. Also returns the target,
+/// in use: if a copy held room while it waited for a node, the tasks that hold the nodes might need
+/// that room.
 async fn take(
     shared: &Arc<Shared>,
     copied: &Source,
@@ -181,12 +185,12 @@ async fn take(
 ) -> Result<Option<(CopiedContent, Handle)>> {
     let (source, target) = acquire_both(shared, (&copied.id, copied.hash), (to, hash)).await?;
     let (own, condition) = (Arc::clone(shared), copied.condition);
-    // It is logged by its bytes.
+    // A copy is logged by its bytes.
     let log = shared.journal.log.as_ref().filter(|log| log.names.is_journaled(&to.namespace));
     let logged_bytes_max = log.map_or(u64::MAX, |log| log.options.journaled_bytes_max.min(COPY_BYTES_MAX));
     let namespace = target.namespace();
     let taken = source.enter(move |object, env| {
-        // A copy that takes several requests to be stored could be seen half done in the store.
+        // If storing the copy took several requests, an incomplete copy could be seen in the store.
         let is_wanted = (object.has_pending() || object.flushing.is_some() || !own.store.can.copy_native)
             && object.head.size <= own.store.can.request_bytes_max / BUCKET as u64 * BUCKET as u64;
         let is_wanted = is_wanted && object.head.size <= logged_bytes_max;

@@ -1,5 +1,5 @@
-//! Flushing one object: its plan is made, sent to the store, and completed; and restoring one of which the
-//! store has lost writes.
+//! Flushing an object: making the plan, sending it to the store, and completing it; and restoring
+//! an object of which the store has lost writes.
 
 use std::time::Duration;
 
@@ -22,13 +22,14 @@ use crate::object::store::{Class, Lane};
 use crate::object::tasks::wait_queue::Permits;
 use crate::sync::{Arc, Ordering};
 
-/// Flushes the object in the node `node`, which has `number` in the dirty queue.
+/// Flushes the object in the node `node`, whose number in the dirty queue is `number`.
 pub(crate) async fn flush_object(shared: Arc<Shared>, number: u64, node: u32) {
     let Some(handle) = Handle::of_node(&shared, node) else {
         return drop(shared.objects.dirty_queue.remove(number));
     };
     let bucket = BUCKET as u64;
-    // The store's present limits: one that is reached over a network may come back with others.
+    // These are the store's current limits: a store on the network may have different ones after a
+    // reconnect.
     let can = shared.store.below.capabilities();
     let limits = RunLimits {
         run_bytes_max: (can.request_bytes_max / bucket * bucket).max(bucket),
@@ -51,8 +52,9 @@ pub(crate) async fn flush_object(shared: Arc<Shared>, number: u64, node: u32) {
                 && logged_to != Position(0)
                 && !is_discarded
             {
-                // The store must not have what the log may lose: older records would be replayed over it.
-                // What has failed is no longer replayed once the log is void.
+                // The store must not have changes that the log may lose: older records would be
+                // replayed over them. If the log has failed, they are no longer replayed once the
+                // log is void.
                 log_waits::committed(log, logged_to).await;
             }
             let namespace = handle.namespace();
@@ -79,7 +81,7 @@ pub(crate) async fn flush_object(shared: Arc<Shared>, number: u64, node: u32) {
             let (mut done, mut left) = (Vec::new(), 0);
             let (mut failure, mut loss) = (None, None);
             let mut released = Vec::new();
-            // Once the removal has ended, or was given up, what comes is kept.
+            // Once the removal has ended or was given up, new changes are kept.
             let record = own.control.namespaces.record(env.namespace);
             let is_discarded = is_discarded && record.discards_dirty.load(Ordering::SeqCst);
             let result = result.map(|(plan, result)| {
@@ -103,8 +105,8 @@ pub(crate) async fn flush_object(shared: Arc<Shared>, number: u64, node: u32) {
                 Some((plan, Err(why @ Error::Fenced { .. }))) => {
                     let (lost, waiters) = object.lose(env, &plan);
                     own.metrics.counts.lost_bytes.add(lost.map_or(0, |lost| lost.bytes));
-                    // In the exclusive section: every later look at the object finds that its changes are
-                    // lost.
+                    // This is in the exclusive section, so that every later look-up of the object
+                    // finds that its changes are lost.
                     loss = lost.map(|lost| (own.objects.losses.record(&id, lost, &why), lost, why));
                     let is_lost = || Err(Error::WritesLost("another writer has taken over".into()));
                     done.extend(waiters.into_iter().map(|ticket| (ticket, is_lost())));
@@ -160,14 +162,14 @@ pub(crate) async fn flush_object(shared: Arc<Shared>, number: u64, node: u32) {
         report_loss(&shared, handle.id(), is_first, lost, &why);
     }
     if left > 0 {
-        // In the background: a flush must not wait for memory.
+        // This runs in the background, because a flush must not wait for memory.
         let handle = handle.clone();
         shared.background.add(Box::pin(async move { log_failure(narrow_rest(handle, left).await) }));
     }
     let node = handle.at();
     drop(handle);
     shared.finalize(node);
-    // Clean buckets can be evicted.
+    // The buckets are clean now, and can be evicted.
     shared.memory.pool.waiters().notify();
 }
 
@@ -179,7 +181,7 @@ fn is_log_crowded(shared: &Shared) -> bool {
         .is_some_and(|log| log.events.room.has_waiters() || crowded_before(log).is_some())
 }
 
-/// Returns how urgent a flush of a namespace is.
+/// Returns the urgency of a namespace's flush.
 fn class(shared: &Shared, namespace: u16, is_urgent: bool) -> Class {
     if is_urgent {
         Class::Urgent
@@ -190,17 +192,19 @@ fn class(shared: &Shared, namespace: u16, is_urgent: bool) -> Class {
     }
 }
 
-/// Marks what an object has lost, as far as that is possible at once: it cannot be stored after a restart
-/// either.
+/// Marks the lost changes of an object in the log, if that is possible at once: they cannot be
+/// stored after a restart either.
 fn mark_lost(shared: &Shared, object: &ObjectId) {
     let Some(log) = &shared.journal.log else { return };
     if let Some(namespace) = log.names.get(&object.namespace).filter(|it| it.has_unmarked()) {
-        // Without room the restart refuses to replay, because another writer has taken over.
+        // If there is no room for the mark, the restart refuses to replay, because another writer
+        // has taken over.
         let _ = log.mark_object(&namespace, object, log.last_position());
     }
 }
 
-/// Whether trying again soon will not help. The flush is tried again all the same, later each time.
+/// Returns whether an early retry would not help. The flush is still retried, with increasing
+/// delays.
 fn is_hopeless(error: &Error) -> bool {
     !matches!(
         error,
@@ -245,27 +249,30 @@ fn retry_delay(shared: &Shared, failures: u32) -> Duration {
     shortest.saturating_mul(1 << failures.saturating_sub(1).min(20)).min(longest)
 }
 
-/// The most clean bytes between two dirty runs of an object that a flush may send along, to make one run of
-/// two.
+/// Returns the maximum number of clean bytes between two dirty runs of an object that a flush may
+/// send along to join the runs.
 ///
-/// What is clean here may be old: another client of the store may have written there since it was read, and
-/// sending it would undo that. So it is sent only where no other client can have written: in a namespace that
-/// this cache has claimed, and of which it has read everything since (`shared/claim.rs` drops what was read before).
+/// Clean data in the cache may be outdated: another client of the store may have written there
+/// since, and sending them would undo that write. So they are sent only if no other client can have
+/// written: in a namespace that this cache has claimed, and whose data it has all read since the
+/// claim (`shared/claim.rs` drops older data).
 fn gap_bytes_max(shared: &Shared, namespace: &Namespace) -> u64 {
     if shared.store.epochs.holds(namespace) { shared.control.live.flush_gap_bytes_max() } else { 0 }
 }
 
-// Storing an object of which the store has lost writes that it had not stored (after a failed sync, say):
-// the store takes no change of it as stored until all of it is written in one request.
+// Storing an object of which the store has lost writes that it had not stored (for instance after a
+// failed sync): the store treats no change of the object as stored until the whole object is
+// written in a single request.
 //
-// Everything that this cache has acknowledged of the object is stored, or is here: in write-back mode, what
-// is forwarded is forwarded as *stored*. So what is here is laid over what the store reads, and all of it is
-// written in full, on the condition that no other client has changed the object since it was read. Where an
-// object is larger than a request, or the store has no conditions and other clients may write, the cache
-// instead acknowledges the loss to the store (`invalidate`), and writes what is here as always.
+// Everything that this cache has acknowledged of the object is either stored or in the cache: in
+// write-back mode, forwarded changes are requested as *stored*. So the cached data are laid over
+// the store's data, and the whole object is written, on the condition that no other client has
+// changed it since it was read. If the object is larger than a request, or the store has no
+// conditions and other clients may write, the cache instead acknowledges the loss to the store
+// (`invalidate`), and writes its data as usual.
 
-/// Sends a plan to a store that has lost writes of the object; returns the store's version after it, if that
-/// is certain.
+/// Sends a plan to a store that has lost writes of the object; returns the store's version
+/// afterwards, if it is certain.
 pub(crate) async fn restore(terms: &Terms<'_>, plan: &FlushPlan, limits: RunLimits) -> Result<Option<u64>> {
     let shared = terms.shared;
     let is_alone = shared.control.config.writer == Writer::Cache;
@@ -276,7 +283,7 @@ pub(crate) async fn restore(terms: &Terms<'_>, plan: &FlushPlan, limits: RunLimi
         shared.store.below.invalidate(request).await?;
         return send(terms, plan, limits).await;
     }
-    // One at a time: it is in memory as a whole.
+    // Only one object is restored at a time, because it is in memory as a whole.
     let _alone = Permits::acquire(&shared.objects.restoring).await?;
     tracing::warn!(object = %terms.id, "the store has lost writes of an object: the cache writes all of it again");
     let kept = plan.size.min(plan.truncate_before);
@@ -301,7 +308,8 @@ pub(crate) async fn restore(terms: &Terms<'_>, plan: &FlushPlan, limits: RunLimi
     Ok(Some(version))
 }
 
-/// The bytes of an object of `size`: runs, in order, over a base that zeros follow.
+/// Returns the bytes of an object of `size`: the runs, in order, over `base`, which is extended
+/// with zeros.
 fn overlaid(base: &Segments, runs: &[Run], size: u64) -> Segments {
     let mut all = Segments::new();
     let from_base = |all: &mut Segments, from: u64, to: u64| {

@@ -1,4 +1,4 @@
-//! Sending what a flush has planned.
+//! Sending the plan of a flush.
 
 use blocker::{
     Call, Change, ChangeReply, ChangeTerms, Condition, Durability, Error, Event, InfoRequest, ObjectId,
@@ -14,11 +14,11 @@ use crate::object::state::{FlushPlan, RunLimits};
 use crate::object::store::{Class, Lane};
 use crate::sync::{Arc, Ordering};
 
-/// What all requests of one flush have in common.
+/// The common terms of all requests of a flush.
 pub(crate) struct Terms<'a> {
     pub(crate) shared: &'a Arc<Shared>,
     pub(crate) id: &'a ObjectId,
-    /// The order domain of everything that it sends.
+    /// The order domain of all changes in the flush.
     pub(crate) domain: Option<OrderDomain>,
     /// The number of the object's namespace.
     pub(crate) namespace: u16,
@@ -26,18 +26,18 @@ pub(crate) struct Terms<'a> {
 }
 
 impl Terms<'_> {
-    /// Returns the terms of one change.
+    /// Returns the terms of a change.
     pub(crate) async fn of_change(&self) -> Result<ChangeTerms> {
         let mut terms = ChangeTerms::default();
         terms.durability = Durability::Stored;
         terms.domain = self.domain;
-        // A quota has counted it when it was acknowledged, if there is one here.
+        // If there is a quota, it counted the change when the change was acknowledged.
         terms.settles = true;
         terms.stamp = own_stamp(self.shared, &self.id.namespace).await?;
         Ok(terms)
     }
 
-    /// Asks the store for a change, which counts as a request of a flush.
+    /// Sends a change to the store, counted as a flush request.
     pub(crate) async fn change(
         &self,
         lane: Lane,
@@ -55,7 +55,7 @@ impl Terms<'_> {
         self.ask((lane, bytes), counted).await
     }
 
-    /// Asks the store once it is the turn of this flush.
+    /// Sends a request to the store once the gate admits it.
     async fn ask<T: Send + Unpin + 'static>(
         &self,
         (lane, bytes): (Lane, u64),
@@ -68,8 +68,8 @@ impl Terms<'_> {
         answer
     }
 
-    /// Returns the deadline of one call: a store that does not answer in time is asked again, and cannot keep
-    /// the object from being flushed.
+    /// Returns a call with the deadline of a flush request: a store that does not respond in time
+    /// is asked again, and cannot keep the object from being flushed.
     pub(crate) fn call(&self) -> Call {
         let mut call = Call::default();
         call.deadline = Some(self.shared.clock.now() + self.shared.control.config.flush_timeout);
@@ -77,14 +77,14 @@ impl Terms<'_> {
     }
 }
 
-/// Sends a plan; returns the store's version after it, if that is certain.
+/// Sends a plan; returns the store's version afterwards, if it is certain.
 pub(crate) async fn send(terms: &Terms<'_>, plan: &FlushPlan, limits: RunLimits) -> Result<Option<u64>> {
     let Terms { shared, id, .. } = *terms;
     let change = |change| terms.change(Lane::Change, change, Condition::None);
     let mut exists = plan.store_exists;
     if plan.is_retry {
-        // What failed may have been done all the same, or still be on its way. The contract rules the latter
-        // out once the store has answered what there is.
+        // A failed request may still have taken effect, or be in flight. The storage contract rules
+        // out the latter once the store has replied with the object's head.
         let info = |_, call| {
             let mut request = InfoRequest::new(id.clone());
             request.call = call;
@@ -110,7 +110,7 @@ pub(crate) async fn send(terms: &Terms<'_>, plan: &FlushPlan, limits: RunLimits)
     if plan.replace {
         let data = match plan.runs.first().map(|run| &run.content) {
             Some(RunContent::Data(data)) => data.clone(),
-            // All of the object's runs are data here: none is an empty object.
+            // All runs of the object are data here; no run means an empty object.
             _ => Segments::new(),
         };
         version = Some(change(Change::WriteFull { data }).await?.version.0);
@@ -128,14 +128,14 @@ pub(crate) async fn send(terms: &Terms<'_>, plan: &FlushPlan, limits: RunLimits)
     }
     let count = rest.len();
     if shared.control.config.writer == Writer::Cache {
-        // Stamps must reach the store in their order.
+        // Stamps must reach the store in order.
         for runs in rest {
             version = Some(send_runs(terms, runs).await?);
         }
     } else {
         let mut sending: FuturesUnordered<_> = rest.into_iter().map(|runs| send_runs(terms, runs)).collect();
-        // All answers are waited for, even after a failure: an abandoned request could reach the store after
-        // newer ones.
+        // All responses are awaited, even after a failure: an abandoned request could reach the
+        // store after newer ones.
         let mut failure = None;
         while let Some(sent) = sending.next().await {
             match sent {
@@ -155,7 +155,7 @@ pub(crate) async fn send(terms: &Terms<'_>, plan: &FlushPlan, limits: RunLimits)
     Ok(version)
 }
 
-/// Sends the runs of one request.
+/// Sends a single request.
 async fn send_runs(terms: &Terms<'_>, runs: &[Run]) -> Result<u64> {
     let change = match runs {
         [Run { offset, content: RunContent::Data(data), .. }] => {

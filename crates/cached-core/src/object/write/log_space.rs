@@ -1,4 +1,4 @@
-//! Keeping the log usable: room in it, and the way out of trouble with its disk.
+//! Keeping the log usable: freeing room in it, and recovering from a failure of its disk.
 
 use std::time::Duration;
 
@@ -24,8 +24,8 @@ pub(crate) fn crowded_before(log: &ChangeLog) -> Option<Position> {
     Some(log.journal().oldest()?.end)
 }
 
-/// Logs all that an object has pending once more, which is not stored for the time being, and keeps the log
-/// from there on.
+/// Logs all pending changes of an object again, because it cannot be stored for the time being, and
+/// holds the log from the new record on.
 pub(crate) async fn log_again(shared: Arc<Shared>, number: u64, node: u32) {
     let Some(log) = &shared.journal.log else { return };
     let Some(handle) = Handle::of_node(&shared, node) else { return };
@@ -38,7 +38,7 @@ pub(crate) async fn log_again(shared: Arc<Shared>, number: u64, node: u32) {
     ) {
         (JournalState::Ok, Ok(reservation)) => Some(Some(reservation)),
         (JournalState::Ok, Err(AppendError::Full | AppendError::Busy)) => None,
-        // In trouble nothing is logged.
+        // While the journal has failed, nothing is logged.
         _ => Some(None),
     };
     let Ok(Some(reservation)) = wait(&log.events.space, reserve).await else { return };
@@ -75,8 +75,8 @@ pub(crate) async fn log_again(shared: Arc<Shared>, number: u64, node: u32) {
     log.counts.logged_again.increment();
 }
 
-/// Appends the parts of a state in room of their own; returns the last one's position, and a hold of the
-/// first one.
+/// Appends the parts of a state in reserved room; returns the position of the last part and a hold
+/// of the first.
 fn append(
     log: &ChangeLog,
     origin: &Origin<'_>,
@@ -95,29 +95,30 @@ fn append(
         first.get_or_insert(appended.hold);
         Ok::<(), AppendError>(())
     });
-    // Some of the parts without the others count for nothing.
+    // An incomplete set of parts is ignored.
     appended.ok()?;
     log.note_state(origin.id, last);
     Some((last, KeptHold::new(first?, logged)))
 }
 
-// Out of trouble: what was logged before the journal's disk failed is stored, then the log is made void;
-// when the disk works again, what was changed without records is stored, and changes are logged again. So a
-// logged change never follows one that is neither logged nor stored.
+// Recovery from a disk failure: changes that were logged before the journal's disk failed are
+// stored, then the log is made void. When the disk works again, changes made without records are
+// stored, and changes are logged again. So a logged change never follows one that is neither logged
+// nor stored.
 
-/// How long changes wait at most the first time while the rest is stored. Each time that this is not enough,
-/// the next pause may be twice as long: else a store that is slow for what is dirty would keep the journal
-/// out of use for ever.
+/// The maximum time that changes wait at first while the rest is stored. Each time that this is not
+/// enough, the next pause may be twice as long: otherwise a store that is too slow for the amount
+/// of dirty data would keep the journal out of use forever.
 const PAUSE_FIRST: Duration = Duration::from_secs(10);
-/// How long changes wait at most, each time.
+/// The maximum length of any such pause.
 const PAUSE_MAX: Duration = Duration::from_secs(160);
-/// What has been stored as fast as this, or not twice as fast as before, leaves as little as there can be
-/// without a pause.
+/// If a pass is this short, or not twice as fast as the one before, no further pass without a pause
+/// can leave less.
 const PASS_SHORT: Duration = Duration::from_secs(5);
-/// How long it takes until what has failed is tried again.
+/// The delay before a failed step is retried.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// Leads the log out of trouble; completes when changes are logged again.
+/// Brings the log back into operation; completes when changes are logged again.
 pub(crate) async fn lead_out(shared: Arc<Shared>) {
     let Some(log) = &shared.journal.log else { return };
     let mut pause = PAUSE_FIRST;
@@ -134,7 +135,8 @@ pub(crate) async fn lead_out(shared: Arc<Shared>) {
     }
 }
 
-/// Waits until all that was logged is stored, also what an earlier process had logged, and makes the log void.
+/// Waits until all logged changes are stored, including those of an earlier process, and makes the
+/// log void.
 async fn drain(shared: &Arc<Shared>, log: &ChangeLog) -> Result<()> {
     let is_drained = || {
         shared.objects.dirty_queue.expedite_held();
@@ -147,12 +149,12 @@ async fn drain(shared: &Arc<Shared>, log: &ChangeLog) -> Result<()> {
         tracing::error!(failed, "the journal's records of objects that could not be recovered are given up");
     }
     let up_to = log.last_position();
-    // Where the journal works again, a mark says that nothing is replayed; else the epochs do.
+    // If the journal works again, a mark says that nothing is replayed; otherwise the epochs do.
     if !log.events.has_failed() && mark_all(log).await {
         log.names.note_mark_of_all(up_to);
     }
-    // Also the namespaces of which the answer to such a claim was lost: what was logged under the old epoch
-    // would count as void after a restart.
+    // This includes namespaces for which the response to such a claim was lost: changes logged
+    // under the old epoch would count as void after a restart.
     claim_anew(shared).await?;
     log.names.note_mark_of_all(up_to);
     if log.events.condition.step(&[JournalState::Draining], JournalState::Void, None) {
@@ -162,8 +164,8 @@ async fn drain(shared: &Arc<Shared>, log: &ChangeLog) -> Result<()> {
     Ok(())
 }
 
-/// Waits until the journal works, stores what was changed without records, and lets changes be logged again.
-/// They wait for at most `pause`, which is doubled if that was not enough.
+/// Waits until the journal works, stores changes made without records, and enables logging again.
+/// Changes wait for at most `pause`, which is doubled if that was not enough.
 async fn resume(shared: &Arc<Shared>, log: &ChangeLog, pause: &mut Duration) -> Result<()> {
     wait(&log.events.trouble, || (!log.events.has_failed()).then_some(())).await?;
     store_most(shared, log).await?;
@@ -197,7 +199,7 @@ async fn resume(shared: &Arc<Shared>, log: &ChangeLog, pause: &mut Duration) -> 
     resumed
 }
 
-/// Makes a mark of everything durable; returns whether it is.
+/// Makes a mark of everything durable; returns whether it succeeded.
 async fn mark_all(log: &ChangeLog) -> bool {
     match log.mark_all(log.last_position()) {
         Ok(position) => log.journal().wait(position).await.is_ok(),
@@ -205,8 +207,8 @@ async fn mark_all(log: &ChangeLog) -> bool {
     }
 }
 
-/// Stores most of what is dirty while changes go on: again and again, as long as each pass leaves much less
-/// than the one before it.
+/// Stores most dirty data while changes continue: in repeated passes, as long as each leaves much
+/// less than the one before.
 async fn store_most(shared: &Arc<Shared>, log: &ChangeLog) -> Result<()> {
     let mut before = Duration::MAX;
     loop {
@@ -230,7 +232,7 @@ async fn store_unlogged(shared: &Arc<Shared>, log: &ChangeLog) -> Result<()> {
         }
     }
     match Stored(ticket).await {
-        // What is lost is recorded, and nothing of it is left.
+        // Losses are recorded, and nothing of them is left.
         Err(Error::WritesLost(_)) => Ok(()),
         result => result,
     }

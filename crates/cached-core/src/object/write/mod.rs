@@ -1,6 +1,6 @@
-//! Changing objects, and storing what was changed: the three ways of a change (write-back, write-through and
-//! write-around), copies, payloads received into buckets, and flushes with what the log asks of them. How an
-//! object's state changes in each step is in `state/`.
+//! Changing objects and storing the changes: the three write paths (write-back, write-through and
+//! write-around), copies, payloads received into buckets, and flushes together with the log's
+//! requirements on them. The transitions of an object's state are in `state/`.
 
 pub(crate) mod apply;
 pub(crate) mod back;

@@ -1,8 +1,10 @@
-//! The write mode that a change takes when it begins, and the end of what began in an earlier one.
+//! The write mode that a change takes when it begins, and the completion of changes that began in
+//! an earlier mode.
 //!
-//! A mode that is set is in force at once. What began before it goes on in its own mode, which is safe beside
-//! the new one: a change that goes to the store takes the whole object if it finds anything dirty there and
-//! waits until that is stored, and one that is applied in the cache waits for what is on its way to the store.
+//! A new mode takes effect at once. A change that began earlier continues in its own mode, which is
+//! safe alongside the new one: a change that goes to the store locks the whole object if it finds
+//! dirty data there, and waits until they are stored; a change that is applied in the cache waits
+//! for changes in flight to the store.
 
 use blocker::{Error, FlushRequest, Namespace, Result, Scope, Timestamp, WriteMode};
 
@@ -16,7 +18,7 @@ use crate::object::tasks::deadline::until;
 use crate::object::tasks::wait_queue::wait;
 use crate::sync::{Arc, Ordering};
 
-/// The mode of one change that may wait, counted until this is dropped.
+/// The mode of a change that may wait; the change is counted until this is dropped.
 pub(crate) struct TakenMode {
     shared: Arc<Shared>,
     number: u16,
@@ -25,7 +27,7 @@ pub(crate) struct TakenMode {
 }
 
 impl TakenMode {
-    /// Takes the mode of a namespace.
+    /// Takes the current mode of a namespace.
     pub(crate) fn take(shared: &Arc<Shared>, namespace: &Namespace) -> Self {
         let number = shared.control.namespaces.of(namespace);
         let (phase, mode) = shared.control.namespaces.record(number).write_phases.begin();
@@ -39,13 +41,13 @@ impl Drop for TakenMode {
     }
 }
 
-/// Returns the refusal of a change to a namespace that is read-only.
+/// Returns the error of a change to a read-only namespace.
 pub(crate) fn read_only(namespace: &Namespace) -> Error {
     Error::Denied(format!("namespace {namespace} is read-only").into())
 }
 
-/// A caller that waits until nothing of an earlier mode is left. If that fails, or this is dropped, the background
-/// goes on with it.
+/// A caller that waits until nothing of an earlier mode is left. If the wait fails or is dropped,
+/// the background continues the work.
 pub(crate) struct Settling {
     shared: Arc<Shared>,
     number: u16,
@@ -74,14 +76,15 @@ impl Drop for Settling {
     }
 }
 
-/// Waits until nothing of an earlier mode of a namespace is left: no change that began in it is under way, and
-/// all that was written back is stored. The namespace with the number of the others stands for all of them.
+/// Waits until nothing of an earlier mode of a namespace is left: all changes that began in it have
+/// ended, and all written-back data are stored. The number
+/// [`OTHERS`](crate::object::config::OTHERS) stands for all other namespaces together.
 ///
-/// Nothing is undone if this fails or is dropped: the mode set last stays in force, what is left is stored in
-/// the background, and this can be called again.
+/// Nothing is undone if this fails or is dropped: the new mode stays in force, the rest is stored
+/// in the background, and this can be called again.
 ///
 /// # Errors
-/// `NotStored` if the deadline passes before; those of a flush.
+/// `NotStored` if the deadline passes first; errors of a flush.
 pub(crate) async fn settle(shared: &Arc<Shared>, number: u16, deadline: Option<Timestamp>) -> Result<()> {
     let record = shared.control.namespaces.record(number);
     let late = || Error::NotStored(still_left(shared, record).into());
@@ -102,7 +105,8 @@ fn still_left(shared: &Shared, record: &NamespaceRecord) -> String {
     )
 }
 
-/// Waits for the end of every change of a namespace that has begun in an earlier mode; returns the phase in force.
+/// Waits for the end of every change of a namespace that began in an earlier mode; returns the
+/// current phase.
 async fn end_changes(shared: &Arc<Shared>, number: u16) -> Result<u64> {
     let phases = &shared.control.namespaces.record(number).write_phases;
     let phase = phases.phase();
@@ -111,16 +115,17 @@ async fn end_changes(shared: &Arc<Shared>, number: u16) -> Result<u64> {
     Ok(phase)
 }
 
-/// Waits until nothing of a namespace is dirty, of which the mode in force keeps nothing dirty: what is left of the
-/// mode before is discarded.
+/// Waits until a namespace has no dirty data; the current mode of the namespace creates none. Dirty
+/// data from the previous mode are discarded.
 ///
 /// # Errors
-/// `Retryable` if too many tasks wait already, `Unsupported` if the background of the cache has ended.
+/// `Retryable` if too many tasks are waiting, `Unsupported` if the background of the cache has
+/// ended.
 pub(crate) async fn discard_left(shared: &Arc<Shared>, namespace: &Namespace, number: u16) -> Result<()> {
     let phase = end_changes(shared, number).await?;
     end_sections(shared, number).await;
     let scope = Scope::Namespace(namespace.clone());
-    // What is discarded is answered as not stored; in the end there is nothing to store.
+    // Discarded data are reported as not stored; in the end there is nothing to store.
     while let Err(error) = scope_ops::store_scope(shared, &scope, &Arc::default()).await {
         if !matches!(error, Error::NotStored(_)) {
             return Err(error);
@@ -141,15 +146,15 @@ async fn settle_all_of(shared: &Arc<Shared>, number: u16) -> Result<()> {
         Some(namespace) => store_and_mark(shared, namespace).await,
         None => scope_ops::flush(Arc::clone(shared), FlushRequest::new(Scope::All)).await.map(|_| ()),
     };
-    // What was lost is recorded, and nothing of it is left to be stored.
+    // Losses are recorded, and nothing of them is left to be stored.
     if matches!(stored, Ok(()) | Err(Error::WritesLost(_))) {
         phases.note_stored(phase);
     }
     stored
 }
 
-/// Waits for the end of every exclusive section of a namespace's objects that has begun: one that begins later
-/// sees the mode in force.
+/// Waits for the end of every exclusive section of a namespace's objects that has begun: a section
+/// that begins later sees the current mode.
 async fn end_sections(shared: &Arc<Shared>, number: u16) {
     let mut handles = Vec::new();
     shared.objects.index.for_each(|in_use| {
@@ -162,7 +167,7 @@ async fn end_sections(shared: &Arc<Shared>, number: u16) {
     }
 }
 
-/// Stores all of a namespace, and makes durable that none of it is replayed.
+/// Stores all data of a namespace, and makes a mark durable so that none of it is replayed.
 pub(crate) async fn store_and_mark(shared: &Arc<Shared>, namespace: &Namespace) -> Result<()> {
     let up_to = shared.journal.log.as_ref().map(ChangeLog::last_position);
     let request = FlushRequest::new(Scope::Namespace(namespace.clone()));
@@ -173,13 +178,13 @@ pub(crate) async fn store_and_mark(shared: &Arc<Shared>, namespace: &Namespace) 
     }
 }
 
-/// Lets the background settle every namespace of which something of an earlier mode is left.
+/// Makes the background settle every namespace that has something left of an earlier mode.
 pub(crate) fn settle_in_background(shared: &Shared) {
     shared.control.namespaces.asks_to_settle.store(true, Ordering::SeqCst);
     shared.background.wake();
 }
 
-/// Returns a task for each namespace that the background is asked to settle, and of which none is under way.
+/// Returns a task for each namespace that the background must settle and that has no such task yet.
 pub(crate) fn settling_tasks(shared: &Arc<Shared>) -> Vec<Task> {
     let asked = &shared.control.namespaces.asks_to_settle;
     if !asked.load(Ordering::Relaxed) || !asked.swap(false, Ordering::SeqCst) {
@@ -197,7 +202,7 @@ async fn settle_until_done(shared: Arc<Shared>, number: u16) {
     while record.write_phases.is_changing() {
         match settle(&shared, number, None).await {
             Ok(()) => {}
-            // What the store has refused is tried again as well, as its flushes are.
+            // Refused changes are retried too, like their flushes.
             Err(Error::Retryable(_) | Error::NotStored(_)) => {
                 let (_, delay) = shared.control.live.retry_delays();
                 shared.clock.sleep_until(shared.clock.now() + delay).await;
@@ -214,7 +219,7 @@ async fn settle_until_done(shared: Arc<Shared>, number: u16) {
     }
     record.is_settling.store(false, Ordering::SeqCst);
     if record.write_phases.is_changing() {
-        // The mode was changed again after the last look, while this task counted as under way.
+        // The mode was changed again after the last check, while this task was still counted.
         settle_in_background(&shared);
     }
 }

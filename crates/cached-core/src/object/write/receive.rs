@@ -1,14 +1,16 @@
-//! Receive buffers: the bytes of a write are received from a socket into the buckets that will keep them.
+//! Receive buffers: the bytes of a write are received from a socket directly into the buckets that
+//! will keep them.
 //!
 //! ```text
 //! receive_buffer ─> buckets reserved ─> filled from a socket ─> finish: a payload ─> write: the slots take the
 //!                         │                    │                        │            buckets over, without a copy
 //!                         └── dropped ─────────┴────────────────────────┴──> free again
 //! ```
-//! What does not fill a whole bucket lies beside them and is copied. Reserved buckets count until a write has
-//! taken them over or nothing refers to them any more, and are at most an eighth of all: a client that never
-//! sends the rest, or whose writes wait, takes no memory that others need. Nothing waits here: without room
-//! at once, the bytes are received elsewhere and copied.
+//! Bytes that do not fill a whole bucket are kept separately and copied. Reserved buckets are
+//! counted until a write has taken them over or nothing refers to them any more, and are limited to
+//! an eighth of all buckets: so a client that never sends the rest, or whose writes wait, takes no
+//! memory that others need. Nothing waits here: if there is no room at once, the bytes are received
+//! elsewhere and copied.
 
 use std::io::{self, IoSliceMut};
 
@@ -21,28 +23,29 @@ use crate::object::shared::Shared;
 use crate::object::shared::resources::reserve;
 use crate::sync::Arc;
 
-/// At most this part of all buckets is reserved for receiving.
+/// At most this fraction of all buckets is reserved for receiving.
 const SHARE: u32 = 8;
-/// The most slices that one read is given.
+/// The maximum number of slices passed to a single read.
 const SLICES_MAX: usize = 64;
 
-/// Memory of a cache for a payload that is being received. Dropped before [`Self::finish`], it is free again.
+/// Memory of a cache for a payload that is being received. If it is dropped before
+/// [`Self::finish`], its memory is free again.
 ///
-/// Made by [`ObjectCache::receive_buffer`](crate::object::ObjectCache::receive_buffer).
+/// Created by [`ObjectCache::receive_buffer`](crate::object::ObjectCache::receive_buffer).
 pub struct ReceiveBuffer {
     shared: Arc<Shared>,
-    /// The bytes before the first whole bucket, and after the last.
+    /// The bytes before the first whole bucket and after the last.
     head: Vec<u8>,
     tail: Vec<u8>,
-    /// In order. Each has one count, which is ours, and nothing else refers to it.
+    /// The buckets, in order. The buffer owns the only reference to each.
     buckets: Vec<u32>,
     filled: usize,
 }
 
 impl ReceiveBuffer {
-    /// Memory for `len_bytes` that are to be written at `offset` of `object`; `None` if they fill no whole
-    /// bucket, are not kept or refused in the namespace's write mode, exceed the object's size limit, or find no room at
-    /// once.
+    /// Returns memory for `len_bytes` that are to be written at `offset` of `object`. Returns
+    /// `None` if the bytes fill no whole bucket, are not kept or are refused in the namespace's
+    /// write mode, exceed the object's size limit, or find no room at once.
     pub(crate) fn new(
         shared: &Arc<Shared>,
         object: &ObjectId,
@@ -76,13 +79,14 @@ impl ReceiveBuffer {
         Some(Self { shared: Arc::clone(shared), head, tail, buckets, filled: 0 })
     }
 
-    /// Returns the number of bytes that the buffer takes.
+    /// Returns the size of the buffer, in bytes.
     #[must_use]
     pub fn len_bytes(&self) -> usize {
         self.head.len() + self.buckets.len() * BUCKET + self.tail.len()
     }
 
-    /// Calls `read` once with slices for the next bytes, in order, and takes the bytes it returns as filled.
+    /// Calls `read` once with slices for the next bytes, in order, and counts the number of bytes
+    /// that it returns as filled.
     ///
     /// # Errors
     /// The error of `read`.
@@ -99,17 +103,18 @@ impl ReceiveBuffer {
             if skipped == len || slices.len() == SLICES_MAX {
                 return;
             }
-            // SAFETY: `start` and `len` are one of our two buffers, or buckets without a gap between them, which
-            // lie whole within the arena, one mapping that `shared` keeps and whose memory is initialised. Nothing
-            // else refers to them until `finish`; each is added once, so no two slices overlap; and they are gone
-            // when this returns, while `self` is borrowed.
+            // SAFETY: `start` and `len` denote one of our two buffers, or adjacent buckets, which
+            // lie completely within the arena: a single mapping that `shared` keeps and whose
+            // memory is initialised. Nothing else refers to them until `finish`; each is added
+            // once, so no two slices overlap; and the slices are gone when this returns, while
+            // `self` is borrowed.
             slices.push(IoSliceMut::new(unsafe {
                 std::slice::from_raw_parts_mut(start.add(skipped), len - skipped)
             }));
         };
         add(self.head.as_mut_ptr(), self.head.len());
-        // Buckets that follow each other are one slice: those of one payload come back together, and the next payload
-        // gets them so.
+        // Adjacent buckets form a single slice. The buckets of a payload are returned together, so
+        // the next payload gets adjacent ones too.
         let mut rest = &self.buckets[..];
         while let Some(first) = rest.first() {
             let start = self.shared.memory.pool.at(*first);
@@ -126,10 +131,10 @@ impl ReceiveBuffer {
         Ok(count)
     }
 
-    /// Returns the payload. A write of it at the offset for which the buffer was made takes its buckets over;
-    /// any other write copies it.
+    /// Returns the payload. A write of the payload at the offset for which the buffer was made
+    /// takes over its buckets; any other write copies the payload.
     ///
-    /// The caller has filled all of the buffer: bytes that were not filled are unspecified.
+    /// The caller must have filled the whole buffer: bytes that were not filled are unspecified.
     #[must_use]
     pub fn finish(mut self) -> Segments {
         let mut payload = Segments::from(std::mem::take(&mut self.head));
@@ -186,7 +191,7 @@ mod tests {
     fn fill(buffer: &mut ReceiveBuffer, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             let mut read = |slices: &mut [IoSliceMut<'_>]| {
-                // As a socket would: some of it.
+                // Returns only some of the bytes, as a socket would.
                 let few = bytes.len().min(10_000);
                 io::Read::read_vectored(&mut &bytes[..few], slices)
             };
@@ -219,7 +224,7 @@ mod tests {
                 let read = block_on(cache.read(ReadRequest::new(object("o"), 1000, 200_000))).unwrap();
                 assert!(read.data.to_vec() == data);
                 drop(read);
-                // Part of it again: it is a bucket like any other.
+                // Overwrites a part: the bucket is like any other.
                 block_on(cache.write(WriteRequest::new(object("o"), 8192 + 10, &[7; 20]))).unwrap();
                 let read =
                     block_on(cache.read(ReadRequest::new(object("o"), 8192, 40))).unwrap().data.to_vec();
@@ -243,7 +248,7 @@ mod tests {
         }
         assert!((most - (64 << 10)..=most).contains(&cache.counters().receive_buffer_bytes));
         cache.validate().unwrap();
-        // Finished, and never written.
+        // This payload is finished but never written.
         drop(all.pop().unwrap().finish());
         fill(all.last_mut().unwrap(), &[1; 5000]);
         drop(all);

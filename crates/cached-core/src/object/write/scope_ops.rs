@@ -1,4 +1,4 @@
-//! Operations on scopes: flush, claim, invalidate; and what is known of an object as a whole.
+//! Operations on scopes (flush, claim, invalidate), and reading an object's head.
 
 use blocker::{
     ClaimReply, ClaimRequest, Durability, Error, FlushReply, FlushRequest, Info, InfoRequest,
@@ -17,7 +17,7 @@ use crate::object::shared::{Shared, log_waits};
 use crate::object::tasks::deadline::{FlushTicket, Stored, until};
 use crate::sync::Arc;
 
-/// Returns size, version and stamp, asking the store for what is not known.
+/// Returns the size, version and stamp, and asks the store for what is unknown.
 pub(crate) async fn info(shared: Arc<Shared>, request: InfoRequest, hash: u64) -> Result<Info> {
     let call = request.call;
     let own = Arc::clone(&shared);
@@ -40,7 +40,7 @@ pub(crate) async fn list(shared: Arc<Shared>, request: ListRequest) -> Result<Li
     until(&*shared.clock, deadline, || Error::DeadlinePassed, list::list(own, request)).await
 }
 
-/// Makes everything acknowledged within the scope stored.
+/// Stores everything acknowledged within the scope.
 pub(crate) async fn flush(shared: Arc<Shared>, request: FlushRequest) -> Result<FlushReply> {
     let ticket = Arc::new(FlushTicket::default());
     let late = || Error::NotStored(ticket.why());
@@ -54,11 +54,11 @@ pub(crate) async fn flush(shared: Arc<Shared>, request: FlushRequest) -> Result<
         {
             return Ok(reply);
         }
-        // An object that cannot be recovered does not keep the rest from being stored.
+        // An object that cannot be recovered does not prevent the rest from being stored.
         let recovered = log_waits::scope_recovered(&shared, &request.scope).await;
         let up_to = shared.journal.log.as_ref().map(ChangeLog::last_position);
         store_scope(&shared, &request.scope, &ticket).await?;
-        // What was forwarded may not be stored below either.
+        // Forwarded changes may not be durable in the store either.
         flush_below(&shared, &request).await?;
         log_waits::scope_not_draining(&shared.journal, &request.scope).await?;
         recovered?;
@@ -71,8 +71,8 @@ pub(crate) async fn flush(shared: Arc<Shared>, request: FlushRequest) -> Result<
     until(&*shared.clock, deadline, late, work).await
 }
 
-/// Makes everything within the scope *journaled*: waits until the last record is durable, and stores what the
-/// log does not have. Returns `None` if everything must be stored.
+/// Makes everything within the scope *journaled*: waits until the last record is durable, and
+/// stores changes that the log does not have. Returns `None` if everything must be stored.
 async fn flush_log(shared: &Arc<Shared>, request: &FlushRequest) -> Result<Option<FlushReply>> {
     let Some(log) = &shared.journal.log else { return Ok(None) };
     if log.events.condition.state() != JournalState::Ok {
@@ -88,7 +88,7 @@ async fn flush_log(shared: &Arc<Shared>, request: &FlushRequest) -> Result<Optio
             }
         }
         _ => {
-            // What this cache has not claimed it has not changed.
+            // A namespace that this cache has not claimed has not been changed by it.
             for namespace in shared.store.epochs.claimed() {
                 if !is_all_logged(shared, log, &namespace) {
                     let mut of_it = request.clone();
@@ -105,7 +105,7 @@ async fn flush_log(shared: &Arc<Shared>, request: &FlushRequest) -> Result<Optio
     Ok(Some(FlushReply::new(Durability::Journaled)))
 }
 
-/// Asks the store to store what it has within the scope.
+/// Asks the store to make its data within the scope durable.
 async fn flush_below(shared: &Shared, request: &FlushRequest) -> Result<()> {
     let mut below = request.clone();
     below.durability = Durability::Stored;
@@ -120,19 +120,20 @@ async fn flush_below(shared: &Shared, request: &FlushRequest) -> Result<()> {
     Ok(())
 }
 
-/// Whether the log has everything of a namespace that the store need not have stored.
+/// Returns whether the log has every change of a namespace that the store may not have stored.
 fn is_all_logged(shared: &Shared, log: &ChangeLog, namespace: &Namespace) -> bool {
     log.names.is_journaled(namespace)
         && shared.control.namespaces.write_mode(namespace) == WriteMode::Back
         && log.names.get(namespace).is_some_and(|known| !known.has_forwarded())
 }
 
-/// Marks what has been stored, as far as that is possible at once: a restart then has nothing to replay.
+/// Marks stored changes in the log, if that is possible at once: then a restart has nothing to
+/// replay.
 fn mark_stored(shared: &Shared, log: &ChangeLog, scope: &Scope, up_to: Position) {
     if shared.objects.losses.is_any() {
         return;
     }
-    // Without room, or in trouble, what is stored is replayed once more.
+    // Without room, or if the journal has failed, the stored changes are replayed again.
     let _ = match scope {
         Scope::Object(object) => match log.names.get(&object.namespace).filter(|it| it.has_unmarked()) {
             Some(namespace) => log.mark_object(&namespace, object, up_to),
@@ -142,7 +143,7 @@ fn mark_stored(shared: &Shared, log: &ChangeLog, scope: &Scope, up_to: Position)
     };
 }
 
-/// Waits until what the cache has within `scope` is stored, or recorded as lost.
+/// Waits until all changes within `scope` are stored, or recorded as lost.
 pub(crate) async fn store_scope(
     shared: &Arc<Shared>,
     scope: &Scope,
@@ -184,14 +185,15 @@ async fn flush_scope(shared: &Arc<Shared>, scope: &Scope, ticket: &Arc<FlushTick
     Stored(Arc::clone(ticket)).await
 }
 
-/// Takes over a scope: what was acknowledged under older epochs is stored first.
+/// Takes over a scope: changes acknowledged under older epochs are stored first.
 pub(crate) async fn claim(shared: Arc<Shared>, request: ClaimRequest) -> Result<ClaimReply> {
     let deadline = request.call.deadline;
     let work = async {
         let ticket = Arc::new(FlushTicket::default());
         log_waits::scope_recovered(&shared, &request.scope).await?;
         store_scope(&shared, &request.scope, &ticket).await?;
-        // From here on no older change is accepted here; what came during the flush is stored as well.
+        // From here on no older change is accepted; changes that arrived during the flush are also
+        // stored.
         let raised = match shared.fences_callers() {
             true => shared.store.claims.raise(&request.scope, request.epoch)?,
             false => None,
@@ -201,7 +203,7 @@ pub(crate) async fn claim(shared: Arc<Shared>, request: ClaimRequest) -> Result<
         }
         let claimed = shared.store.below.claim(request.clone()).await;
         match (&claimed, raised) {
-            // Another claim of that epoch may have been taken back here meanwhile.
+            // Another claim of the same epoch may have been withdrawn in the meantime.
             (Ok(_), _) => shared.store.claims.note(&request.scope, request.epoch),
             (Err(Error::Invalid(_) | Error::OutOfSpace(_) | Error::Unsupported(_)), Some(before)) => {
                 shared.store.claims.take_back(&request.scope, request.epoch, before);
@@ -214,15 +216,15 @@ pub(crate) async fn claim(shared: Arc<Shared>, request: ClaimRequest) -> Result<
     until(&*shared.clock, deadline, late, work).await
 }
 
-/// Drops the clean copies within the scope, here and below.
+/// Drops the clean copies within the scope, in the cache and below.
 pub(crate) async fn invalidate(shared: Arc<Shared>, request: InvalidateRequest) -> Result<InvalidateReply> {
     let deadline = request.call.deadline;
     let losses = shared.objects.losses.count();
     let work = async {
         let dropped = drop_clean(&shared, &request.scope).await?;
         let reply = shared.store.below.invalidate(request.clone()).await?;
-        // The caller accepts what was lost before it asked. Events from below do not: no caller learns of a
-        // loss by them.
+        // The caller accepts the losses that occurred before its request. An event from below
+        // accepts none, because no caller learns of a loss by it.
         shared.objects.losses.repair_first(&request.scope, losses);
         Ok(InvalidateReply::new(reply.dropped_bytes + dropped))
     };

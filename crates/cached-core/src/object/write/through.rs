@@ -1,10 +1,10 @@
-//! Write-through and write-around: a change is forwarded to the store as it came, then taken over into the
-//! cache, or forgotten there.
+//! Write-through and write-around: a change is forwarded to the store as it is, then applied to the
+//! cache, or its range is forgotten there.
 //!
-//! The range is held from before the store is asked until the cache has the answer. So a load cannot bring
-//! back what was there before, and two changes of one range reach store and cache in the same order, while
-//! changes of other ranges proceed. Once the store has been asked, the work runs to its end even if its
-//! caller gives up.
+//! The range is held from before the request to the store until the cache has the response. So a
+//! load cannot bring back older data, and two changes of the same range reach the store and the
+//! cache in the same order, while changes of other ranges proceed. Once the store has been asked,
+//! the work runs to completion even if its caller gives up.
 
 use blocker::{Change, ChangeReply, ChangeRequest, Condition, Durability, Result, Stamp, Version, WriteMode};
 
@@ -27,28 +27,28 @@ use crate::object::store::{Class, Lane};
 use crate::object::tasks::deadline::{StoreAsked, until_forwarded};
 use crate::sync::Arc;
 
-/// One change by way of the store, on the terms with which it began.
+/// A change that is forwarded to the store, with the terms with which it began.
 struct Forward {
     request: ChangeRequest,
     route: Route,
 }
 
-/// How a change goes to the store.
+/// The path of a change to the store.
 pub(crate) struct Route {
-    /// The write mode of the namespace when the change began, taken until the change has ended.
+    /// The write mode of the namespace when the change began, held until the change has ended.
     pub(crate) taken: TakenMode,
-    /// Whether it goes around the cache all the same.
+    /// Whether the change bypasses the cache regardless of the mode.
     pub(crate) is_passing: bool,
 }
 
 impl Route {
-    /// Returns the mode by which the cache is brought up to date.
+    /// Returns the mode that determines how the cache is updated.
     fn keeping(&self) -> WriteMode {
         if self.is_passing { WriteMode::Around } else { self.taken.mode }
     }
 }
 
-/// Makes a change by way of the store.
+/// Forwards a change to the store.
 pub(crate) async fn change(
     shared: Arc<Shared>,
     request: ChangeRequest,
@@ -79,7 +79,7 @@ async fn forward(
     let namespace = handle.namespace();
     let has_quota = shared.control.quotas.has(namespace);
     if !is_whole && has_quota && changes_size(&handle, &it.request.change).await {
-        // Two changes that make an object larger must not count the same bytes twice.
+        // Two changes that extend an object must not count the same bytes twice.
         drop(guard);
         guard = handle.lock_range(WHOLE, kind).await?;
         is_whole = true;
@@ -93,7 +93,7 @@ async fn forward(
         store_pending(&handle).await?;
     }
     if log_waits::has_records(&shared.journal, &id.namespace) {
-        // From here on nothing is logged of the object: all of it is held.
+        // From here on no change of the object is logged, because the whole object is held.
         if !is_whole {
             drop(guard);
             guard = handle.lock_range(WHOLE, kind).await?;
@@ -102,7 +102,7 @@ async fn forward(
         }
         log_waits::mark_object(shared, &id).await?;
     }
-    // A change for which less is held leaves the size as it is.
+    // If less than the whole object is held, the change leaves the size as it is.
     let sizes = match has_quota && is_whole {
         true => Some(
             load::sizes(&handle, call, |before| it.request.change.size_after(before.unwrap_or(0))).await?,
@@ -112,7 +112,7 @@ async fn forward(
     if needs_version {
         it.request.terms.condition = store_condition(&handle, it.request.terms.condition, call).await?;
     }
-    // Before its turn is waited for: what is refused takes none.
+    // The quota is checked before the change waits at the gate: a refused change takes no turn.
     let settles = it.request.terms.settles;
     let resize = sizes.map(|sizes| Resize::begin(shared, &handle, sizes, settles)).transpose()?;
     let class = Class::of(call.priority);
@@ -129,7 +129,7 @@ async fn forward(
     Ok(with_durability(reply, durability))
 }
 
-/// Asks the store for the change, and brings the cache up to date with the answer.
+/// Sends the change to the store, and updates the cache with the response.
 async fn send(
     shared: &Arc<Shared>,
     handle: &Handle,
@@ -172,8 +172,9 @@ async fn send(
             }
             let (version, size) = (Version(object.head.version), object.head.size);
             if object.is_stale(ticket) || own.control.attaching.is_direct() {
-                // Another client may have changed the object after us, before we knew of our own change; while
-                // the cache is detached the store is asked for all there is to know.
+                // Another client may have changed the object after us, before we learnt of our own
+                // change; and while the cache is detached, the head is always requested from the
+                // store.
                 object.invalidate_head(env);
             }
             answer.map(|reply| ChangeReply::new(version, size, reply.durability))
@@ -183,7 +184,7 @@ async fn send(
     answer
 }
 
-/// Takes note of the store's answer to a change that was forwarded with a durability.
+/// Records the store's response to a change that was forwarded with the durability `asked`.
 pub(super) fn answered(
     handle: &Handle,
     asked: Durability,
@@ -200,15 +201,15 @@ pub(super) fn answered(
     note_answer(shared, id, answer)
 }
 
-/// Forgets what is known of an object as a whole while the cache is detached: reads do not use it, so a caller
-/// that finds it wrong could not get it right by reading again.
+/// Forgets an object's head while the cache is detached: reads do not use it, so a caller that
+/// finds it outdated could not correct it by reading again.
 pub(crate) async fn forget_head_if_direct(handle: &Handle) {
     if handle.shared.control.attaching.is_direct() {
         handle.enter(|object, env| object.invalidate_head(env)).await;
     }
 }
 
-/// Whether a change can change the size of its object, of which the caller holds the range.
+/// Returns whether a change can change the size of its object, of which the caller holds the range.
 async fn changes_size(handle: &Handle, change: &Change) -> bool {
     let known = handle.enter(|object, _| (object.head.known == Known::Present).then_some(object.head.size));
     let size = known.await;

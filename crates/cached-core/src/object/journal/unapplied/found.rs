@@ -1,6 +1,7 @@
-//! The records to apply, by object: 12 bytes for each record, about 50 for each object.
+//! The records to apply, by object: 12 bytes per record, about 50 per object.
 //!
-//! Objects are identified by the hash of their names. Two with the same hash are recovered together.
+//! Objects are identified by the hash of their names. Two objects with the same hash are recovered
+//! together.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -10,24 +11,24 @@ use cached_journal::{Hold, RecordPlace};
 use crate::object::lock_ranks;
 use crate::sync::{Mutex, lock};
 
-/// A namespace that has records to apply, or an epoch.
+/// A namespace that has records to apply, or the record of an epoch.
 pub(crate) struct FoundNamespace {
     pub(crate) name: Namespace,
     /// Its number in the journal.
     pub(crate) number: u64,
-    /// The highest epoch under which it was changed, or was about to be.
+    /// The highest epoch under which the namespace was changed or was about to be changed.
     pub(crate) epoch: u64,
-    /// The objects of which records are left to apply.
+    /// The number of objects that still have records to apply.
     left: u32,
-    /// Why one of its objects cannot be recovered.
+    /// The reason why one of the namespace's objects cannot be recovered.
     failure: Option<Error>,
 }
 
-/// What is left to do for an object.
+/// The recovery stage of an object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stage {
     Waiting,
-    /// One task applies its records.
+    /// A task is applying the object's records.
     Busy,
     Recovered,
     Failed,
@@ -37,10 +38,10 @@ struct FoundObject {
     namespace: u32,
     start: u32,
     end: u32,
-    /// The first record that is not applied.
+    /// The first record that has not been applied.
     next: u32,
     stage: Stage,
-    /// Whether a task is to recover it out of turn.
+    /// Whether a task will recover the object out of turn.
     is_requested: bool,
 }
 
@@ -51,22 +52,22 @@ pub(crate) struct Found {
     objects: Vec<FoundObject>,
     by_hash: HashMap<u64, u32>,
     pub(crate) namespaces: Vec<FoundNamespace>,
-    /// Why objects cannot be recovered.
+    /// The reasons why objects cannot be recovered, by object.
     failures: HashMap<u32, Error>,
-    /// Whether more than one object may be recovered, or may not, that was not before.
+    /// Whether a namespace has been recovered, or has failed, since the last call of `take_news`.
     has_news: bool,
 }
 
-/// What is known of an object when its records are asked for.
+/// The state of an object when its records are asked for.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Standing {
-    /// It has no records to apply.
+    /// The object has no records to apply.
     Recovered,
-    /// It never will be recovered.
+    /// The object cannot be recovered.
     Failed(Error),
-    /// A task applies its records.
+    /// A task is applying the object's records.
     Busy,
-    /// Its records are not applied.
+    /// The object's records have not been applied.
     Waiting,
 }
 
@@ -79,7 +80,7 @@ pub(crate) struct Collector {
 }
 
 impl Collector {
-    /// Takes note of a namespace with this number, changed under `epoch`; returns its place.
+    /// Records a namespace with this number, changed under `epoch`; returns its index.
     pub(crate) fn namespace(&mut self, name: &Namespace, number: u64, epoch: u64) -> u32 {
         let all = &mut self.found.namespaces;
         let at = match self.namespaces.get(name) {
@@ -98,7 +99,7 @@ impl Collector {
         at
     }
 
-    /// Takes note of a record of the object with this hash, later than all before.
+    /// Adds a record of the object with this hash. Records must be added in the order of the log.
     pub(crate) fn record(&mut self, hash: u64, namespace: u32, place: RecordPlace) {
         let objects = &mut self.found.objects;
         let object = *self.found.by_hash.entry(hash).or_insert_with(|| {
@@ -116,7 +117,7 @@ impl Collector {
     }
 
     pub(crate) fn finish(mut self) -> Found {
-        // Places rise in the order of the log.
+        // Places increase in the order of the log.
         self.records.sort_unstable();
         let objects = &mut self.found.objects;
         for (at, (object, _)) in self.records.iter().enumerate() {
@@ -136,13 +137,14 @@ impl Collector {
 }
 
 impl Found {
-    /// Returns the number of the object with this hash, if it has had records.
+    /// Returns the number of the object with this hash, if the replay has records of it.
     pub(crate) fn object(&self, hash: u64) -> Option<u32> {
         self.by_hash.get(&hash).copied()
     }
 
     pub(crate) fn standing(&self, object: u32) -> Standing {
-        // Without objects the recovery is over; a task that was to recover one may still look.
+        // `finish` removes all objects; a task that was to recover one of them may still look it
+        // up.
         let Some(found) = self.objects.get(object as usize) else { return Standing::Recovered };
         match found.stage {
             Stage::Recovered => Standing::Recovered,
@@ -155,12 +157,12 @@ impl Found {
         }
     }
 
-    /// Whether a namespace has records that change objects, and are not applied.
+    /// Returns whether a namespace has unapplied records that change objects.
     pub(crate) fn has_changes(&self, namespace: usize) -> bool {
         self.namespaces[namespace].left > 0
     }
 
-    /// Leaves the records of a namespace unapplied: it has been voided. Returns their number.
+    /// Drops the records of a namespace that has been voided. Returns their number.
     pub(crate) fn leave_out(&mut self, namespace: usize) -> u64 {
         self.namespaces[namespace].left = 0;
         let mut records = 0;
@@ -171,10 +173,11 @@ impl Found {
         records
     }
 
-    /// Whether the records of a namespace are applied, all of them if `None` is asked for.
+    /// Returns whether the records of a namespace are applied; with `None`, the records of all
+    /// namespaces.
     ///
     /// # Errors
-    /// Why one of its objects cannot be recovered.
+    /// The reason why one of its objects cannot be recovered.
     pub(crate) fn is_recovered(&self, namespace: Option<&Namespace>) -> Result<bool, Error> {
         let asked = self.namespaces.iter().filter(|it| namespace.is_none_or(|name| it.name == *name));
         let mut is_recovered = true;
@@ -187,26 +190,27 @@ impl Found {
         Ok(is_recovered)
     }
 
-    /// Notes that a task is to recover the object out of turn; returns false if one is to already.
+    /// Records that a task will recover the object out of turn; returns false if another task
+    /// already will.
     pub(crate) fn request(&mut self, object: u32) -> bool {
         !std::mem::replace(&mut self.objects[object as usize].is_requested, true)
     }
 
-    /// Notes that no task is to recover the object out of turn.
+    /// Records that no task will recover the object out of turn.
     pub(crate) fn end_request(&mut self, object: u32) {
         if let Some(object) = self.objects.get_mut(object as usize) {
             object.is_requested = false;
         }
     }
 
-    /// Makes a waiting object busy.
+    /// Marks a waiting object as busy.
     pub(crate) fn begin(&mut self, object: u32) {
         let object = &mut self.objects[object as usize];
         debug_assert_eq!(object.stage, Stage::Waiting);
         object.stage = Stage::Busy;
     }
 
-    /// Lets a busy object wait again.
+    /// Marks a busy object as waiting again.
     pub(crate) fn end(&mut self, object: u32) {
         let Some(object) = self.objects.get_mut(object as usize) else { return };
         if object.stage == Stage::Busy {
@@ -214,32 +218,32 @@ impl Found {
         }
     }
 
-    /// Returns the number of an object's next record and its place.
+    /// Returns the number and the place of an object's next record.
     pub(crate) fn next(&self, object: u32) -> Option<(u32, RecordPlace)> {
         let object = self.objects.get(object as usize)?;
         let is_left = object.next < object.end && object.stage != Stage::Failed;
         is_left.then(|| (object.next, self.places[object.next as usize]))
     }
 
-    /// Returns the places of the record `last` and of up to `count - 1` before it, of the same object.
+    /// Returns the places of an object's record `last` and of up to `count - 1` records before it.
     pub(crate) fn places_up_to(&self, object: u32, last: u32, count: u32) -> Vec<RecordPlace> {
         let start = self.objects[object as usize].start.max((last + 1).saturating_sub(count));
         self.places[start as usize..=last as usize].to_vec()
     }
 
-    /// Whether the record at a place has been applied, or never will be.
+    /// Returns whether the record at a place has been applied, or never will be.
     pub(crate) fn is_over(&self, object: u32, place: RecordPlace) -> bool {
         let object = &self.objects[object as usize];
         let is_left = object.next < object.end && self.places[object.next as usize] <= place;
         object.stage == Stage::Failed || !is_left
     }
 
-    /// Whether an object cannot be recovered.
+    /// Returns whether an object cannot be recovered.
     pub(crate) fn has_failed(&self, object: u32) -> bool {
         self.objects.get(object as usize).is_some_and(|object| object.stage == Stage::Failed)
     }
 
-    /// Notes that an object's next record is applied.
+    /// Records that an object's next record has been applied.
     pub(crate) fn applied(&mut self, object: u32) {
         let object = &mut self.objects[object as usize];
         object.next += 1;
@@ -251,7 +255,7 @@ impl Found {
         }
     }
 
-    /// Notes that an object cannot be recovered.
+    /// Records that an object cannot be recovered.
     pub(crate) fn fail(&mut self, object: u32, why: Error) {
         let found = &mut self.objects[object as usize];
         if matches!(found.stage, Stage::Waiting | Stage::Busy) {
@@ -262,7 +266,8 @@ impl Found {
         }
     }
 
-    /// Notes that no further record can be read; returns the objects that cannot be recovered.
+    /// Records that no further record can be read; returns the number of objects that fail for this
+    /// reason.
     pub(crate) fn fail_rest(&mut self, why: &Error) -> u64 {
         let before = self.failures.len();
         for object in 0..self.objects.len() as u32 {
@@ -271,7 +276,8 @@ impl Found {
         (self.failures.len() - before) as u64
     }
 
-    /// Whether a whole namespace is recovered that was not at the last call, or one will never be.
+    /// Returns whether a namespace has been recovered completely, or has failed, since the last
+    /// call.
     pub(crate) fn take_news(&mut self) -> bool {
         std::mem::take(&mut self.has_news)
     }
@@ -287,16 +293,16 @@ impl Found {
     }
 }
 
-/// What keeps the log from the first part of a state on.
+/// Holds the log from the first part of a state on.
 struct Passed {
     /// The number of the object's record that was passed last.
     last: u32,
-    /// Of the first one.
+    /// The hold of the first record passed.
     hold: Hold,
 }
 
-/// The parts of states whose last part is not applied: their segments must stay, whichever task has passed
-/// them.
+/// The parts of states whose last part has not been applied: their segments must stay, whichever
+/// task has passed them.
 pub(crate) struct Parts {
     passed: Mutex<BTreeMap<u32, Passed>>,
 }
@@ -308,8 +314,8 @@ impl Default for Parts {
 }
 
 impl Parts {
-    /// Keeps an object's record `number`, which is passed without being applied, and those passed just before
-    /// it. `hold`: of the record.
+    /// Keeps an object's record `number`, which is passed without being applied, and the records
+    /// passed just before it. `hold` is the hold of this record.
     pub(crate) fn keep(&self, object: u32, number: u32, hold: Hold) {
         let replaced = {
             let mut passed = lock(&self.passed);
@@ -324,14 +330,14 @@ impl Parts {
         drop(replaced);
     }
 
-    /// Releases the parts of the objects for which `is_over` returns true, given the object and the number of
-    /// its record that was passed last.
+    /// Releases the parts of the objects for which `is_over` returns true, given the object and the
+    /// number of its record that was passed last.
     pub(crate) fn release(&self, is_over: impl Fn(u32, u32) -> bool) {
         let all: Vec<_> = lock(&self.passed).iter().map(|(object, passed)| (*object, passed.last)).collect();
         for (object, last) in all.into_iter().filter(|(object, last)| is_over(*object, *last)) {
             let released = {
                 let mut passed = lock(&self.passed);
-                // More may have been passed meanwhile.
+                // More records may have been passed in the meantime.
                 let is_same = passed.get(&object).is_some_and(|passed| passed.last == last);
                 if is_same { passed.remove(&object) } else { None }
             };
@@ -339,7 +345,7 @@ impl Parts {
         }
     }
 
-    /// Returns what keeps all that is kept, and keeps nothing any more.
+    /// Removes and returns all holds.
     pub(crate) fn take(&self) -> Vec<Hold> {
         std::mem::take(&mut *lock(&self.passed)).into_values().map(|passed| passed.hold).collect()
     }

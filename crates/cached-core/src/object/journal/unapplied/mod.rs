@@ -1,5 +1,6 @@
-//! What an earlier process has logged and this one has not applied: the records by object, how far each object
-//! is, and the tasks that wait. `shared/log_waits.rs` waits for it, `recovery/` applies it.
+//! The records that an earlier process has logged and this one has not yet applied: the records by
+//! object, the progress of each object, and the waiting tasks. `shared/log_waits.rs` waits for the
+//! recovery, `recovery/` applies the records.
 
 mod found;
 mod progress;
@@ -21,66 +22,70 @@ use crate::object::lock_ranks;
 use crate::object::tasks::background_queue::Task;
 use crate::sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, lock};
 
-/// Makes the task that recovers an object out of turn.
+/// Creates the task that recovers an object out of turn.
 pub(crate) type OutOfTurn = Box<dyn Fn(u32) -> Task + Send + Sync>;
 
-/// How far a recovery is.
+/// The progress of a recovery.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct RecoveryProgress {
-    /// The records that the journal held.
+    /// The number of records in the journal.
     pub records: u64,
-    /// Those that are applied, or left out because the store has what they state.
+    /// The number of records that are applied, or left out because the store already has their
+    /// changes.
     pub records_applied: u64,
-    /// The objects that cannot be recovered, because their records are damaged. Operations on them fail; the
-    /// log names them.
+    /// The number of objects that cannot be recovered because their records are damaged. Operations
+    /// on these objects fail; the log names the objects.
     pub objects_failed: u64,
-    /// Whether nothing more will be applied.
+    /// Whether the recovery has ended.
     pub is_done: bool,
 }
 
-/// A claim that an attempt to begin has made: its epoch is in the log, and the store has taken it, or may have.
+/// A claim made by an attempt to begin the recovery: its epoch is in the log, and the store has
+/// accepted it, or may have.
 #[derive(Clone, Copy)]
 pub(crate) struct BegunClaim {
     pub(crate) epoch: Epoch,
-    /// Whether the records of the namespace are left out: this cache has voided them.
+    /// Whether the records of the namespace are left out, because this cache has voided them.
     pub(crate) is_voided: bool,
 }
 
 /// The namespaces that other writers have taken over since the journal was written.
 #[derive(Default)]
 pub(crate) struct Overtaken {
-    /// The directory that keeps a copy of the journal, within the journal's.
+    /// The directory, within the journal's, that holds a copy of the journal.
     pub(crate) kept_in: Option<String>,
-    /// Each namespace whose records the log states to be void by now, with the journal's epoch and the one in force.
+    /// Each namespace whose records the log has declared void, with the journal's epoch and the one
+    /// in force.
     pub(crate) namespaces: Vec<(Namespace, Epoch, Epoch)>,
 }
 
-/// What an earlier process left.
+/// The records that an earlier process left.
 pub(crate) struct Unapplied {
     pub(crate) replay: Replay,
-    /// The claims of earlier attempts to begin: the next one must not take them for those of another process.
+    /// The claims of earlier attempts to begin: the next attempt must not take them for those of
+    /// another process.
     pub(crate) claims: HashMap<Namespace, BegunClaim>,
-    /// What earlier attempts have found of other writers.
+    /// The namespaces that earlier attempts have found to be taken over by other writers.
     pub(crate) overtaken: Overtaken,
-    /// Until nothing more of it will be applied the log is not declared void.
+    /// Until the recovery has ended, the log must not be declared void.
     pub(crate) logged: Logged,
 }
 
 /// See the module.
 pub(crate) struct Recovery {
-    /// Whether an object may have records that are not applied.
+    /// Whether any object may have unapplied records.
     is_active: AtomicBool,
     is_done: AtomicBool,
     records: u64,
     applied: AtomicU64,
     failed: AtomicU64,
     state: Mutex<State>,
-    /// The states that are applied in part.
+    /// The states of which only a part has been passed.
     pub(crate) parts: Parts,
-    /// What was found, until the recovery has begun.
+    /// The records of the earlier process, until the recovery has begun.
     replay: Mutex<Option<Unapplied>>,
     pub(crate) source: Option<Source>,
-    /// Whether the journal is read on a thread of its own.
+    /// Whether a separate thread reads the journal.
     reads_apart: bool,
     /// Set when the recovery begins, until it ends.
     reading: Mutex<Arc<Reading>>,
@@ -89,8 +94,8 @@ pub(crate) struct Recovery {
 }
 
 impl Recovery {
-    /// `replay`: what an earlier process left in `log`.
-    /// `reads_apart`: whether it is read on a thread of its own.
+    /// `replay` has the records that an earlier process left in `log`; with `reads_apart`, a
+    /// separate thread reads them.
     pub(crate) fn new(replay: Option<Replay>, log: Option<&ChangeLog>, reads_apart: bool) -> Self {
         let replay = replay.filter(|replay| !replay.is_empty());
         let is_active = replay.is_some();
@@ -115,7 +120,7 @@ impl Recovery {
         }
     }
 
-    /// Whether an object may have records that are not applied.
+    /// Returns whether any object may have unapplied records.
     #[inline]
     pub(crate) fn is_active(&self) -> bool {
         // The thread that ends the recovery does so after the last exclusive section in which a record was
@@ -132,21 +137,21 @@ impl Recovery {
         }
     }
 
-    /// Sets how an object is recovered out of turn.
+    /// Sets the function that creates tasks to recover objects out of turn.
     pub(crate) fn set_out_of_turn(&self, recover: OutOfTurn) {
-        // A recovery that could not begin is begun once more, by the same means.
+        // A recovery that could not begin is restarted with the same function.
         let _ = self.out_of_turn.set(recover);
     }
 
-    /// Returns the task that recovers an object out of turn.
+    /// Returns a task that recovers an object out of turn.
     pub(crate) fn out_of_turn(&self, object: u32) -> Option<Task> {
         self.out_of_turn.get().map(|recover| recover(object))
     }
 
-    /// Starts the thread that reads, if there is to be one.
+    /// Starts the thread that reads the journal, if there is to be one.
     ///
     /// # Errors
-    /// The operating system's.
+    /// Errors of the operating system.
     pub(crate) fn start_reading(&self) -> std::io::Result<()> {
         if self.reads_apart {
             *lock(&self.reading) = Arc::new(Reading::start()?);
@@ -154,22 +159,22 @@ impl Recovery {
         Ok(())
     }
 
-    /// Returns where the journal is read.
+    /// Returns the executor of journal reads.
     pub(crate) fn reading(&self) -> Arc<Reading> {
         Arc::clone(&lock(&self.reading))
     }
 
-    /// Takes what an earlier process left, unless it is taken.
+    /// Takes the records of the earlier process, unless they have been taken.
     pub(crate) fn take_unapplied(&self) -> Option<Unapplied> {
         lock(&self.replay).take()
     }
 
-    /// Puts back what an earlier process left, because the recovery could not begin.
+    /// Puts back the records of the earlier process, because the recovery could not begin.
     pub(crate) fn put_back(&self, unapplied: Unapplied) {
         *lock(&self.replay) = Some(unapplied);
     }
 
-    /// Ends the recovery. It stays active for the objects that cannot be recovered.
+    /// Ends the recovery. The recovery stays active for objects that cannot be recovered.
     pub(crate) fn finish(&self) {
         let wakers = {
             let mut state = lock(&self.state);
@@ -180,30 +185,31 @@ impl Recovery {
             state.take_wakers()
         };
         self.is_done.store(true, Ordering::Relaxed);
-        // Ends the thread.
+        // Dropping the last reference ends the thread.
         let reading = std::mem::take(&mut *lock(&self.reading));
         drop(reading);
         wakers.into_iter().for_each(std::task::Waker::wake);
     }
 
-    /// Wakes every task that waits, because the background has ended.
+    /// Wakes every waiting task, because the background has ended.
     pub(crate) fn abandon(&self) {
         let wakers = lock(&self.state).take_wakers();
         wakers.into_iter().for_each(std::task::Waker::wake);
     }
 }
 
-// Reading the journal beside the tasks of the background: on a thread of its own, because a disk takes its time.
+// Reading the journal outside the tasks of the background: on a separate thread, because disk reads
+// block.
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// Where jobs that read are done.
+/// The executor of read jobs.
 #[derive(Default)]
 pub(crate) enum Reading {
-    /// In the task that asks: a test steps the journal.
+    /// Jobs run in the requesting task, because a test steps the journal.
     #[default]
     Here,
-    /// On a thread, which ends when this is dropped.
+    /// Jobs run on a thread, which ends when this is dropped.
     Apart(Sender<Job>),
 }
 
@@ -211,11 +217,11 @@ pub(crate) enum Reading {
 enum Slot<T> {
     Waiting(Option<Waker>),
     Done(T),
-    /// The thread has ended without doing it.
+    /// The thread has ended without running the job.
     Abandoned,
 }
 
-/// The side of the thread: abandons the slot unless it has been filled.
+/// The thread's end of a slot: it abandons the slot when it is dropped without filling it.
 struct Promise<T>(Arc<Mutex<Slot<T>>>);
 
 impl<T> Promise<T> {
@@ -243,7 +249,7 @@ impl Reading {
     /// Starts the thread.
     ///
     /// # Errors
-    /// The operating system's.
+    /// Errors of the operating system.
     pub(crate) fn start() -> std::io::Result<Self> {
         let (sender, jobs) = channel::<Job>();
         let thread = std::thread::Builder::new().name("journal-read".into());
@@ -251,7 +257,8 @@ impl Reading {
         Ok(Self::Apart(sender))
     }
 
-    /// Begins a job; the future completes with its result, or with nothing if the thread has ended.
+    /// Starts a job. The future completes with the job's result, or with `None` if the thread has
+    /// ended.
     pub(crate) fn read<T, J>(&self, job: J) -> impl Future<Output = Option<T>> + Send + use<T, J>
     where
         T: Send + 'static,
@@ -262,7 +269,7 @@ impl Reading {
         let job = move || promise.set(Slot::Done(job()));
         match self {
             Self::Here => job(),
-            // A job that is not taken is dropped, and abandons its slot.
+            // A job that is not received is dropped, which abandons its slot.
             Self::Apart(sender) => drop(sender.send(Box::new(job))),
         }
         poll_fn(move |cx| {

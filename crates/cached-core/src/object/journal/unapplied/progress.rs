@@ -1,4 +1,4 @@
-//! How far each object is, and the tasks that wait for it.
+//! The recovery progress of each object, and the tasks that wait for it.
 
 use std::collections::BTreeMap;
 use std::future::poll_fn;
@@ -11,13 +11,13 @@ use super::Recovery;
 use super::found::{Found, Standing};
 use crate::sync::{Ordering, lock};
 
-/// What is to be applied, and which tasks wait.
+/// The records to be applied, and the waiting tasks.
 #[derive(Default)]
 pub(crate) struct State {
-    /// Whether the namespaces have been claimed: until then every operation waits.
+    /// Whether the namespaces have been claimed; until then every operation waits.
     pub(crate) has_begun: bool,
     pub(crate) found: Found,
-    /// The tasks that wait for an object to be recovered, or for its turn.
+    /// The tasks that wait for an object to be recovered, or for their turn to recover it.
     waiters: BTreeMap<u32, Vec<Waker>>,
     /// The tasks that wait for more than one object.
     wide_waiters: Vec<Waker>,
@@ -36,7 +36,8 @@ impl State {
         all
     }
 
-    /// Returns the tasks that wait for an object, and for anything wider if there is news for them.
+    /// Removes and returns the tasks that wait for an object, and those that wait for more than one
+    /// object if there is news for them.
     fn take_wakers_of(&mut self, object: u32) -> Vec<Waker> {
         let mut wakers = self.waiters.remove(&object).unwrap_or_default();
         if self.found.take_news() {
@@ -47,14 +48,15 @@ impl State {
 }
 
 impl Recovery {
-    /// Whether the object with this hash can be shown to a caller.
+    /// Returns whether the object with this hash can be shown to a caller.
     pub(crate) fn is_recovered(&self, hash: u64) -> bool {
         let state = lock(&self.state);
         let standing = |object| state.found.standing(object) == Standing::Recovered;
         state.has_begun && state.found.object(hash).is_none_or(standing)
     }
 
-    /// Returns an object in addition if the caller must see to it that it is recovered.
+    /// Polls for the recovery of the object with this hash. Also returns the object if the caller
+    /// must start its recovery.
     pub(crate) fn poll_object(&self, hash: u64, waker: &Waker) -> (Poll<Result<()>>, Option<u32>) {
         let mut state = lock(&self.state);
         if !state.has_begun {
@@ -86,7 +88,7 @@ impl Recovery {
         Poll::Pending
     }
 
-    /// Lets the operations proceed that wait for the claims.
+    /// Lets operations proceed that wait for the claims.
     pub(crate) fn set_begun(&self, found: Found) {
         let wakers = {
             let mut state = lock(&self.state);
@@ -96,7 +98,8 @@ impl Recovery {
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// Makes a waiting object busy: the caller alone applies its records. Returns how it stood before.
+    /// Marks a waiting object as busy, so that only the caller applies its records. Returns the
+    /// object's state before.
     pub(crate) fn begin_object(&self, object: u32) -> Standing {
         let mut state = lock(&self.state);
         let standing = state.found.standing(object);
@@ -111,7 +114,7 @@ impl Recovery {
         lock(&self.state).found.object(hash)
     }
 
-    /// Whether the record at a place is applied, or never will be.
+    /// Returns whether the record at a place has been applied, or never will be.
     pub(crate) fn is_over(&self, object: u32, place: RecordPlace) -> bool {
         lock(&self.state).found.is_over(object, place)
     }
@@ -120,23 +123,23 @@ impl Recovery {
         lock(&self.state).found.has_failed(object)
     }
 
-    /// Returns the places of an object's record `last` and of up to `count - 1` before it.
+    /// Returns the places of an object's record `last` and of up to `count - 1` records before it.
     pub(crate) fn places_up_to(&self, object: u32, last: u32, count: u32) -> Vec<RecordPlace> {
         lock(&self.state).found.places_up_to(object, last, count)
     }
 
-    /// Notes that no task is to recover the object out of turn any more.
+    /// Records that no task will recover the object out of turn any more.
     pub(crate) fn end_request(&self, object: u32) {
         lock(&self.state).found.end_request(object);
     }
 
-    /// Notes that nothing more can be read: every object fails that is not recovered.
+    /// Records that no further record can be read: every object that is not yet recovered fails.
     pub(crate) fn fail_rest(&self, why: &Error) {
         let failed = lock(&self.state).found.fail_rest(why);
         self.failed.fetch_add(failed, Ordering::Relaxed);
     }
 
-    /// Waits until no task applies records of an object, or it is recovered.
+    /// Waits until the object is recovered, or no task is applying its records.
     pub(crate) async fn free(&self, object: u32) {
         poll_fn(|cx| {
             let mut state = lock(&self.state);
@@ -154,24 +157,26 @@ impl Recovery {
         lock(&self.state).found.next(object)
     }
 
-    /// Counts records as applied that change no object: those of epochs, and those that the journal's owner has voided.
+    /// Counts records that change no object as applied: those of epochs, and those that the
+    /// journal's owner has voided.
     pub(crate) fn count_applied(&self, records: u64) {
         self.applied.fetch_add(records, Ordering::Relaxed);
     }
 
-    /// Notes that the next record of a busy object is applied.
+    /// Records that the next record of a busy object has been applied.
     pub(crate) fn applied(&self, object: u32) {
         self.count_applied(1);
         lock(&self.state).found.applied(object);
     }
 
-    /// Notes that a busy object cannot be recovered.
+    /// Records that a busy object cannot be recovered.
     pub(crate) fn fail(&self, object: u32, why: Error) {
         lock(&self.state).found.fail(object, why);
         self.failed.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Lets a busy object wait again, unless it is recovered, and wakes the tasks that wait for it.
+    /// Marks a busy object as waiting again, unless it is recovered, and wakes the tasks that wait
+    /// for it.
     pub(crate) fn end_object(&self, object: u32) {
         let wakers = {
             let mut state = lock(&self.state);
@@ -181,7 +186,7 @@ impl Recovery {
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// Whether the namespaces have been claimed; if not, `waker` is woken when they are.
+    /// Completes when the namespaces have been claimed; until then, `waker` is registered.
     pub(crate) fn poll_begun(&self, waker: &Waker) -> Poll<()> {
         let mut state = lock(&self.state);
         if state.has_begun || !self.is_active() {

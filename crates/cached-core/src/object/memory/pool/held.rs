@@ -1,20 +1,20 @@
-//! Buckets that no slot has: taken and not in use yet, or lent to the kernel.
+//! Buckets that no slot refers to: reserved but not in use yet, or lent to the kernel.
 
 use super::meta::RECEIVING;
 use super::{BUCKET, Core, Pool, REFS_STUCK};
 use crate::arena::Arena;
 use crate::sync::{AtomicU32, Ordering};
 
-/// Buckets taken for a job; those that it does not use go back.
+/// Buckets reserved for a job; unused ones are returned when this is dropped.
 pub(crate) struct Reserved<'a> {
     pub(super) pool: &'a Pool,
-    /// Linked like a stack of free ones.
+    /// The buckets, linked like a stack of free ones.
     top: u32,
     count: u32,
 }
 
 impl<'a> Reserved<'a> {
-    /// No buckets.
+    /// Returns an empty reservation.
     pub(crate) fn none(pool: &'a Pool) -> Self {
         Self { pool, top: 0, count: 0 }
     }
@@ -44,7 +44,7 @@ impl<'a> Reserved<'a> {
         Some(bucket)
     }
 
-    /// Takes one of them whose memory the kernel does not refer to.
+    /// Takes a bucket whose memory is not lent to the kernel.
     fn pop_own(&mut self) -> Option<u32> {
         let bucket = self.pop()?;
         if !self.pool.is_lent(bucket) {
@@ -55,26 +55,27 @@ impl<'a> Reserved<'a> {
         self.pop()
     }
 
-    /// Takes one of them, filled by `fill` before any other thread sees it; its count belongs to the caller.
+    /// Takes a bucket, filled by `fill` before any other thread sees it; the caller owns its
+    /// reference.
     pub(crate) fn take(&mut self, fill: impl FnOnce(&mut [u8])) -> Option<u32> {
         let bucket = self.pop_own()?;
         let meta = self.pool.meta(bucket);
         meta.refs.store(1, Ordering::Relaxed);
-        // SAFETY: the bucket was free and belongs to this thread alone; it lies whole within the arena, whose
-        // memory is initialised (zeroed by the system, or written before).
+        // SAFETY: the bucket was free and belongs only to this thread; it lies completely within
+        // the arena, whose memory is initialised (zeroed by the system, or written before).
         fill(unsafe { std::slice::from_raw_parts_mut(self.pool.at(bucket), BUCKET) });
         Some(bucket)
     }
 
-    /// Takes one count of a bucket away; it is one of these when none is left.
+    /// Drops a reference to a bucket; if it was the last one, the bucket joins this reservation.
     pub(crate) fn release(&mut self, bucket: u32) {
         if self.pool.core.drop_count(bucket) {
             self.put(bucket);
         }
     }
 
-    /// Takes one of them for a receive buffer; [`Pool::reserve_receive`] has counted it. Its count belongs to
-    /// the caller.
+    /// Takes a bucket for a receive buffer; [`Pool::reserve_receive`] has counted it. The caller
+    /// owns its reference.
     pub(crate) fn take_receiving(&mut self) -> Option<u32> {
         let bucket = self.pop_own()?;
         let meta = self.pool.meta(bucket);
@@ -83,7 +84,7 @@ impl<'a> Reserved<'a> {
         Some(bucket)
     }
 
-    /// Ends the borrow of the pool, and keeps the buckets.
+    /// Ends the borrow of the pool, but keeps the buckets.
     pub(crate) fn detach(mut self) -> Detached {
         let detached = Detached { top: self.top, count: self.count };
         (self.top, self.count) = (0, 0);
@@ -91,7 +92,7 @@ impl<'a> Reserved<'a> {
     }
 }
 
-/// A reservation without its pool: it must go back into one by [`Reserved::attach`].
+/// A reservation without its pool: it must be returned to one by [`Reserved::attach`].
 #[must_use]
 pub(crate) struct Detached {
     top: u32,
@@ -111,8 +112,8 @@ impl<'a> Reserved<'a> {
 }
 
 impl Reserved<'_> {
-    /// Gives the buckets back and wakes no task: they were too few for the first that waits, which is the one
-    /// that took them, or looks again when the caller has looked.
+    /// Returns the buckets without waking a task: they were too few for the first waiting task.
+    /// Either that task itself took them, or it checks again after the caller has.
     pub(crate) fn put_back(mut self) {
         self.put_all_free();
     }
@@ -138,21 +139,24 @@ impl Drop for Reserved<'_> {
     }
 }
 
-// Buckets whose memory is lent to the kernel: it may refer to it for longer than any segment does.
+// Buckets whose memory is lent to the kernel, which may refer to it for longer than any segment
+// does.
 //
-// A page that was spliced into a socket is sent from where it is, and nothing tells when the network, or a receiver on the same
-// machine, has done with it. So the bytes of a lent bucket never change again, whatever becomes of the bucket: while it is in
-// use it is treated as one that a reader sees, and before it is used anew its page goes back to the system. The mapping
-// has a new page then, and the kernel keeps the old one for as long as it needs it.
+// A page that was spliced into a socket is sent from where it is, and nothing tells when the
+// network, or a receiver on the same machine, has finished with it. So the bytes of a lent bucket
+// never change again, whatever becomes of the bucket: while it is in use, it is treated like a
+// bucket that a reader sees, and before it is reused, its page is returned to the system. The
+// mapping then has a new page, and the kernel keeps the old one for as long as it needs it.
 //
-// A mark is set by a party that holds a count of the bucket, and is taken away by the one that alone has it, so the counts
-// order both.
+// A bucket is marked as lent by a holder of a reference, and unmarked by its only holder, so the
+// reference counts order the two.
 
-/// Which buckets are lent: a bit for each number.
+/// The set of lent buckets: a bit for each number.
 pub(super) struct Lent(Box<[AtomicU32]>);
 
 impl Lent {
-    /// Returns marks for so many numbers; `None` if the system does not take single pages of this memory back.
+    /// Returns a set for `numbers` bucket numbers; `None` if the system does not take back single
+    /// pages of this memory.
     pub(super) fn new(arena: &Arena, numbers: u32) -> Option<Self> {
         arena.keep_pages_small();
         // SAFETY: the arena is new: nothing refers to its memory. It has at least one region of at least 64 KiB.
@@ -182,21 +186,21 @@ impl Pool {
         self.core.lent.is_some()
     }
 
-    /// Returns whether the memory of a bucket is lent, so that it never changes again.
+    /// Returns whether the memory of a bucket is lent, so that it must never change again.
     #[inline]
     pub(crate) fn is_lent(&self, bucket: u32) -> bool {
         self.core.is_lent(bucket)
     }
 
-    /// Lends the bucket in which bytes lie that the caller can see; returns false if they are not bytes of one bucket, or if
-    /// buckets cannot be lent.
+    /// Lends the bucket that contains `bytes`, which the caller can see; returns false if they are
+    /// not within a single bucket, or if buckets cannot be lent.
     pub(crate) fn lend(&self, bytes: &[u8]) -> bool {
         let (Some(lent), Some(bucket)) = (&self.core.lent, self.core.bucket_of(bytes)) else { return false };
         lent.mark(bucket);
         true
     }
 
-    /// Returns whether these bytes, which the caller can see, lie in a bucket that is lent.
+    /// Returns whether these bytes, which the caller can see, are in a lent bucket.
     #[inline]
     pub(crate) fn has_lent(&self, bytes: &[u8]) -> bool {
         self.core.bucket_of(bytes).is_some_and(|bucket| self.core.is_lent(bucket))
@@ -209,25 +213,28 @@ impl Core {
         self.lent.as_ref().is_some_and(|lent| lent.has(bucket))
     }
 
-    /// States that the memory of a bucket is another one than that which was lent.
+    /// Records that the memory of a bucket is no longer the memory that was lent.
     pub(super) fn unmark(&self, bucket: u32) {
         if let Some(lent) = &self.lent {
             lent.unmark(bucket);
         }
     }
 
-    /// Returns the bucket in which these bytes lie; `None` if they are elsewhere, or in more than one.
+    /// Returns the bucket that contains these bytes; `None` if they are elsewhere, or in more than
+    /// one.
     #[inline]
     fn bucket_of(&self, bytes: &[u8]) -> Option<u32> {
         let offset = bytes.as_ptr().addr().checked_sub(self.arena.at(0).addr())?;
         let is_within = offset < self.metas.len() * BUCKET && offset % BUCKET + bytes.len() <= BUCKET;
-        // Regions follow each other in the order of their numbers, so a bucket's number is its place.
+        // Regions are adjacent, in the order of their numbers, so a bucket's number gives its
+        // position.
         (is_within && !bytes.is_empty()).then_some((offset / BUCKET) as u32)
     }
 }
 
 impl Reserved<'_> {
-    /// Gives all of these buckets that are lent new memory. Those for which the system refuses that are never used again.
+    /// Gives new memory to all lent buckets in the reservation. Buckets for which the system
+    /// refuses are never used again.
     #[cold]
     pub(super) fn renew(&mut self) {
         let core = &self.pool.core;
@@ -236,9 +243,9 @@ impl Reserved<'_> {
         while let Some(bucket) = self.pop() {
             if core.is_lent(bucket) { numbers.push(bucket) } else { others.push(bucket) }
         }
-        // In the order in which they were.
+        // Put the others back in their original order.
         others.into_iter().rev().for_each(|bucket| self.put(bucket));
-        // Neighbours go in one call.
+        // Adjacent buckets are discarded in a single call.
         numbers.sort_unstable();
         for run in numbers.chunk_by(|one, next| one + 1 == *next).rev() {
             let is_renewed = core.discard(run).is_ok();

@@ -1,31 +1,32 @@
-//! What is kept beside each bucket.
+//! The metadata of buckets.
 
 #[cfg(not(shuttle))]
 use crate::arena::Memory;
 use crate::sync::{AtomicU8, AtomicU16, AtomicU32, Ordering};
 
-/// In the place of an owner: the bucket belongs to a receive buffer or payload that no write has taken over
-/// yet.
+/// A value of `owner`: the bucket belongs to a receive buffer or payload that no write has taken
+/// over yet.
 pub(super) const RECEIVING: u32 = u32::MAX;
 
-/// What is kept beside each bucket. All zero: the bucket was never used.
+/// The metadata of a bucket. All zeros: the bucket was never used.
 #[derive(Default)]
 pub(crate) struct Meta {
-    /// The object, plus one, whose clean or dirty slot this bucket belongs to; 0: none.
+    /// The object, plus one, whose clean or dirty slot owns this bucket; 0 if there is none.
     pub(super) owner: AtomicU32,
     /// The neighbours in an eviction queue, plus one each; `next` also links free buckets.
     pub(in crate::object) next: AtomicU32,
     pub(in crate::object) prev: AtomicU32,
     /// The number of the owner's slot.
     pub(super) slot: AtomicU16,
-    /// The number of slots, segments and flushes that refer to it.
+    /// The number of slots, segments and flushes that refer to the bucket.
     pub(super) refs: AtomicU16,
-    /// The sectors whose bytes are meaningful, and those newer than the store.
+    /// The sectors with valid bytes, and the sectors that are newer than the store.
     pub(super) valid: AtomicU8,
     pub(super) dirty: AtomicU8,
-    /// The policy's bits, the lowest three, and flags: see `queue/`.
+    /// The policy's bits (the lowest three) and flags: see `memory/queue.rs`.
     pub(in crate::object) bits: AtomicU8,
-    /// Whether it is in a queue, and in which: see `queue/`. Guarded by the queue's lock.
+    /// Whether the bucket is in a queue, and in which one: see `memory/queue.rs`. Protected by the
+    /// queue's lock.
     pub(in crate::object) place: AtomicU8,
 }
 
@@ -33,7 +34,7 @@ pub(crate) struct Meta {
 const _: () = assert!(size_of::<Meta>() == 20);
 
 impl Meta {
-    /// Returns the object and the slot that the bucket belongs to.
+    /// Returns the object and the slot that own the bucket.
     pub(crate) fn owner(&self) -> Option<(u32, u32)> {
         let owner = self.owner.load(Ordering::Relaxed);
         let owner = if owner == RECEIVING { return None } else { owner.checked_sub(1)? };
@@ -42,12 +43,13 @@ impl Meta {
 
     pub(crate) fn set_owner(&self, owner: Option<(u32, u32)>) {
         let (object, slot) = owner.map_or((0, 0), |(object, slot)| (object + 1, slot));
-        // A slot's number is below 2^16: `OBJECT_BYTES_LIMIT`.
+        // A slot's number is below 2^16, because of `OBJECT_BYTES_LIMIT`.
         self.slot.store(slot as u16, Ordering::Relaxed);
         self.owner.store(object, Ordering::Relaxed);
     }
 
-    /// Whether the bucket belongs to a receive buffer or payload that no write has taken over yet.
+    /// Returns whether the bucket belongs to a receive buffer or payload that no write has taken
+    /// over yet.
     pub(crate) fn is_receiving(&self) -> bool {
         self.owner.load(Ordering::Relaxed) == RECEIVING
     }
@@ -64,15 +66,15 @@ impl Meta {
     pub(crate) fn set_dirty(&self, mask: u8) {
         self.dirty.store(mask, Ordering::Relaxed);
     }
-    /// Whether it has flags beside the policy's bits.
+    /// Returns whether the bucket has flags beside the policy's bits.
     pub(crate) fn is_flagged(&self) -> bool {
         self.bits.load(Ordering::Relaxed) > 7
     }
-    /// Whether it has any of `flags`.
+    /// Returns whether the bucket has any of `flags`.
     pub(crate) fn has_flags(&self, flags: u8) -> bool {
         self.bits.load(Ordering::Relaxed) & flags != 0
     }
-    /// Takes away `flags`; returns all that it had.
+    /// Clears `flags`; returns all flags that the bucket had before.
     pub(crate) fn take_flags(&self, flags: u8) -> u8 {
         self.bits.fetch_and(!flags, Ordering::Relaxed) & !7
     }
@@ -81,8 +83,9 @@ impl Meta {
     }
 }
 
-/// One [`Meta`] for each number, in a mapping of its own that is touched as buckets are used. Every hit looks
-/// one up at random, so huge pages are asked for, whatever the arena has: there are few pages of it.
+/// A [`Meta`] for each bucket number, in a separate mapping that is touched as buckets are used.
+/// Every hit accesses a random entry, so the mapping asks for huge pages, whatever the setting for
+/// the arena: it needs only a few.
 #[cfg(not(shuttle))]
 pub(super) struct Metas {
     memory: Memory,

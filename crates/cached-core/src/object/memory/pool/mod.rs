@@ -1,4 +1,5 @@
-//! The bucket pool: buckets of 4 KiB in the arena's regions, what refers to each, and which are free.
+//! The bucket pool: buckets of 4 KiB in the arena's regions, their reference counts, and the free
+//! ones.
 //!
 //! ```text
 //!  region   ┌────────┬──────────┬──────────┬─ ─ ─┐   the header keeps the first bucket's place
@@ -6,19 +7,22 @@
 //!           └────────┴──────────┴──────────┴─ ─ ─┘
 //!  beside   20 bytes for each bucket: [`Meta`]
 //! ```
-//! A bucket's number names its region in the upper bits and its place there in the lower ones, so that no hit
-//! divides; the numbers that would be headers are no buckets.
+//! A bucket's number has the region in its upper bits and the place within it in the lower ones, so
+//! that no hit needs a division; the numbers of headers are not used for buckets.
 //!
-//! A bucket is *free*, *reserved* (taken for a job that has not begun) or *in use*, with a count of what
-//! refers to it: slots of objects, segments in callers' hands, flushes. It is written only while one slot
-//! alone refers to it, in that object's exclusive section; so bytes that a reader can see never change.
-//! Reserve, then enter, then use or give back: no job waits for a bucket while it holds others.
+//! A bucket is *free*, *reserved* (for a job that has not begun) or *in use*, with a count of its
+//! references: slots of objects, segments held by callers, flushes. A bucket is written only while
+//! a single slot refers to it, in that object's exclusive section; so bytes that a reader can see
+//! never change. A job reserves buckets, then enters the section, then uses or returns them: no job
+//! waits for a bucket while it holds others.
 //!
-//! The memory may have a range in which it changes while the pool is used (`present.rs`): then some buckets are
-//! *absent*, in use by no party and without memory. It may also be *lent* to the kernel (`held.rs`).
+//! The memory may have a range in which its size changes while the pool is used (`present.rs`):
+//! then some buckets are *absent*, that is, unused and without memory. Memory may also be *lent* to
+//! the kernel (`held.rs`).
 //!
-//! Free buckets form stacks through `Meta::next`, one per group of threads, so that the bucket used last is
-//! used next; buckets never used are taken in order of address.
+//! Free buckets form stacks linked through `Meta::next`, one per group of threads, so that the most
+//! recently used bucket is reused first; buckets never used are taken in the order of their
+//! addresses.
 
 mod held;
 mod meta;
@@ -47,15 +51,17 @@ pub(crate) use present::PoolMemory;
 pub(crate) const BUCKET: usize = BUCKET_BYTES as usize;
 
 const STRIPES: usize = 8;
-/// From this count on a reader gets a copy instead of one more pin.
+/// From this reference count on, a reader gets a copy instead of another pin.
 const PINS_MAX: u16 = 0x8000;
-/// A count that has come here stays: the bucket is never used again. That takes 2^15 clones of one segment.
+/// A reference count that has reached this value never changes again, and the bucket is never
+/// reused. This takes 2^15 clones of the same segment.
 const REFS_STUCK: u16 = u16::MAX;
 
 /// All buckets.
 pub(crate) struct Pool {
     core: Arc<Core>,
-    /// One for each region, so that readers of different regions write to different cache lines.
+    /// An owner for each region, so that readers of different regions write to different cache
+    /// lines.
     owners: Box<[Arc<RegionOwner>]>,
 }
 
@@ -63,19 +69,19 @@ struct Core {
     arena: Arena,
     regions: Box<[RegionId]>,
     metas: Metas,
-    /// Which buckets are lent; `None` if none ever is.
+    /// The lent buckets; `None` if buckets are never lent.
     lent: Option<Lent>,
-    /// The most buckets that there can be, and the fewest; `metas` has a few more.
+    /// The maximum and minimum number of buckets; `metas` has a few more entries.
     count_max: u32,
     count_min: u32,
     /// The number of buckets that are not absent.
     present: AtomicU32,
-    /// A region has this power of two places, its header's included.
+    /// A region has 2 to this power places, including its header's.
     region_shift: u32,
     stripes: [Stripe; STRIPES],
     /// The buckets that were never used, and those that are absent.
     fresh: Mutex<Fresh>,
-    /// The number of free buckets, those never used included; absent ones are not free.
+    /// The number of free buckets, including those never used; absent buckets are not free.
     free: AtomicU32,
     /// The number of buckets of receive buffers and of payloads that no write has taken over yet.
     receiving: AtomicU32,
@@ -93,20 +99,20 @@ struct Stack {
     count: u32,
 }
 
-/// Hands out segments of one region's buckets.
+/// Owns the segments of a region's buckets.
 struct RegionOwner(Arc<Core>);
 
 impl Pool {
-    /// Makes a pool of the buckets that the memory holds.
+    /// Creates a pool of the buckets that fit into the memory.
     ///
     /// # Errors
-    /// As [`Arena::new`].
+    /// The same as for [`Arena::new`].
     pub(crate) fn new(memory: PoolMemory) -> Result<Self, ArenaError> {
         let PoolMemory { huge_pages, .. } = memory;
         let bytes = usize::try_from(memory.bytes_max()).unwrap_or(usize::MAX);
         let wanted = (bytes / 16).max(1);
         let region_bytes = (1 << wanted.ilog2()).clamp(REGION_BYTES_MIN, REGION_BYTES_MAX);
-        // What is address space first is rounded up; how much of it is memory is counted in buckets.
+        // The address space is rounded up; how much of it has memory is counted in buckets.
         let bytes = match memory.range {
             Some(_) => bytes.checked_next_multiple_of(region_bytes).unwrap_or(bytes),
             None => bytes,
@@ -121,7 +127,7 @@ impl Pool {
         })?;
         let regions: Box<[_]> = std::iter::from_fn(|| arena.take(Owner::Objects, 0)).collect();
         let region_shift = (region_bytes / BUCKET).trailing_zeros();
-        // If the memory has more buckets than there are numbers, the rest is not used.
+        // If the memory has more buckets than there are numbers, the rest remains unused.
         let numbers = ((regions.len() as u64) << region_shift).min(u64::from(BUCKETS_MAX)) as u32;
         let headers = numbers >> region_shift;
         let [count_min, present, count_max] = memory.counts(numbers - headers, headers);
@@ -150,17 +156,18 @@ impl Pool {
         Ok(Self { core, owners })
     }
 
-    /// Returns the number of buckets that there are at present.
+    /// Returns the current number of buckets.
     pub(crate) fn count(&self) -> u32 {
         self.core.present.load(Ordering::Relaxed)
     }
 
-    /// Returns the most buckets that there can be.
+    /// Returns the maximum number of buckets.
     pub(crate) fn count_max(&self) -> u32 {
         self.core.count_max
     }
 
-    /// Returns the fewest buckets that there can be: what must always hold is sized by them.
+    /// Returns the minimum number of buckets, which determines the size of everything that must
+    /// always fit.
     pub(crate) fn count_min(&self) -> u32 {
         self.core.count_min
     }
@@ -205,7 +212,7 @@ impl Pool {
         if reserved.count() < count {
             let mut fresh = lock(&self.core.fresh);
             let (used, more) = (fresh.used, (count - reserved.count()).min(fresh.end - fresh.used));
-            // Put last first, so that they are taken in order of address.
+            // The last is put first, so that they are taken in the order of their addresses.
             (used..used + more).rev().for_each(|nth| reserved.put(self.core.number(nth)));
             self.core.write_headers(used, more);
             fresh.used += more;
@@ -219,14 +226,15 @@ impl Pool {
         self.core.receiving.load(Ordering::Relaxed)
     }
 
-    /// Returns those buckets, for [`crate::object::ObjectCache::validate`].
+    /// Returns the buckets of receive buffers and of payloads that no write has taken over yet, for
+    /// [`crate::object::ObjectCache::validate`].
     pub(crate) fn receiving_list(&self) -> Vec<u32> {
         let all = self.core.metas.iter().enumerate();
         // Numbers are below 2^29.
         all.filter(|(_, meta)| meta.is_receiving()).map(|(bucket, _)| bucket as u32).collect()
     }
 
-    /// Counts `count` more buckets as used for receiving, unless that makes more than `most`.
+    /// Counts `count` more buckets as used for receiving, unless the count would exceed `most`.
     pub(crate) fn reserve_receive(&self, count: u32, most: u32) -> bool {
         let claim = |receiving: u32| receiving.checked_add(count).filter(|receiving| *receiving <= most);
         self.core.receiving.fetch_update(Ordering::Relaxed, Ordering::Relaxed, claim).is_ok()
@@ -237,7 +245,7 @@ impl Pool {
         self.core.receiving.fetch_sub(count, Ordering::Relaxed);
     }
 
-    /// Returns the bucket of which a segment is the whole, if it is one of this pool.
+    /// Returns the bucket that a segment covers completely, if it is a bucket of this pool.
     pub(crate) fn whole_bucket(&self, segment: &Segment) -> Option<u32> {
         let (owner, token, range) = segment.pin()?;
         let bucket = u32::try_from(token).ok().filter(|_| range == (0..BUCKET))?;
@@ -245,31 +253,32 @@ impl Pool {
         std::ptr::addr_eq(Arc::as_ptr(owner), Arc::as_ptr(ours)).then_some(bucket)
     }
 
-    /// Adds the count of a slot that takes over a bucket which a segment of its caller refers to. Returns
-    /// true if the bucket came from a receive buffer, and no write has taken it over before.
+    /// Adds a reference for a slot that takes over a bucket to which the caller's segment refers.
+    /// Returns true if the bucket came from a receive buffer and no write has taken it over before.
     pub(crate) fn adopt(&self, bucket: u32) -> bool {
         self.core.retain(bucket);
         self.core.end_receiving(bucket)
     }
 
-    /// Returns a segment of a whole received bucket; it takes over the caller's count.
+    /// Returns a segment of a whole received bucket; the segment takes over the caller's reference.
     pub(crate) fn received_segment(&self, bucket: u32) -> Segment {
         self.meta(bucket).set_valid(u8::MAX);
         let owner = &self.owners[(bucket >> self.core.region_shift) as usize];
         Segment::pinned(Arc::clone(owner) as _, u64::from(bucket), 0..BUCKET)
     }
 
-    /// Adds the count of one more slot or flush.
+    /// Adds a reference of another slot or flush.
     pub(crate) fn retain(&self, bucket: u32) {
         self.core.retain(bucket);
     }
 
-    /// Takes one count away; the bucket is free when none is left.
+    /// Drops a reference; the bucket is free if it was the last one.
     pub(crate) fn release(&self, bucket: u32) {
         self.core.release(bucket);
     }
 
-    /// Returns a segment of the bytes `range` of a bucket; `None` if too many refer to it already.
+    /// Returns a segment of the bytes `range` of a bucket; `None` if the bucket already has too
+    /// many references.
     #[inline]
     pub(crate) fn pin(&self, bucket: u32, range: std::ops::Range<usize>) -> Option<Segment> {
         if self.meta(bucket).refs() >= PINS_MAX {
@@ -280,8 +289,8 @@ impl Pool {
         Some(Segment::pinned(Arc::clone(owner) as _, u64::from(bucket), range))
     }
 
-    /// Returns the bytes of a bucket. The caller is in the exclusive section of an object that refers to it,
-    /// so no thread writes them.
+    /// Returns the bytes of a bucket. The caller is in the exclusive section of an object that
+    /// refers to the bucket, so no thread writes them.
     #[inline]
     pub(crate) fn bytes(&self, bucket: u32) -> &[u8] {
         self.core.bytes(bucket)
@@ -293,7 +302,8 @@ impl Pool {
         (0..used).map(|nth| self.core.number(nth))
     }
 
-    /// Returns every bucket that is on a free stack or was never used, for [`crate::object::ObjectCache::validate`].
+    /// Returns every bucket that is on a free stack or was never used, for
+    /// [`crate::object::ObjectCache::validate`].
     pub(crate) fn free_list(&self) -> Vec<u32> {
         let (used, end) = {
             let fresh = lock(&self.core.fresh);
@@ -313,7 +323,7 @@ impl Pool {
 }
 
 impl Core {
-    /// Returns the number of the `nth` bucket: headers, the first place of each region, are none.
+    /// Returns the number of the `nth` bucket, skipping headers, the first place of each region.
     fn number(&self, nth: u32) -> u32 {
         nth + nth / self.per_region() + 1
     }
@@ -331,9 +341,10 @@ impl Core {
 
     #[inline]
     fn bytes(&self, bucket: u32) -> &[u8] {
-        // SAFETY: the bucket lies whole within the arena, which lives as long as `self`. It is written only
-        // through `Reserved` before any other thread knows it, or in its owner's exclusive section while one
-        // slot alone refers to it; the caller holds a count of it, or is in that section.
+        // SAFETY: the bucket lies completely within the arena, which lives as long as `self`. It is
+        // written only through `Reserved` before any other thread knows it, or in its owner's
+        // exclusive section while only a single slot refers to it; the caller holds a reference to
+        // it, or is in that section.
         unsafe { std::slice::from_raw_parts(self.at(bucket), BUCKET) }
     }
 
@@ -357,12 +368,13 @@ impl Core {
     fn retain(&self, bucket: u32) {
         let refs = &self.metas[bucket as usize].refs;
         if refs.fetch_add(1, Ordering::Relaxed) >= REFS_STUCK - 1024 {
-            // Cold, and far from wrapping round: a thousand threads would have to be right here at once.
+            // This is rare, and far from wrapping around: a thousand threads would have to be here
+            // at the same time.
             refs.store(REFS_STUCK - 512, Ordering::Relaxed);
         }
     }
 
-    /// Takes a bucket out of the count of received ones; returns whether it was in it.
+    /// Removes a bucket from the count of receiving ones; returns whether it was counted.
     fn end_receiving(&self, bucket: u32) -> bool {
         let owner = &self.metas[bucket as usize].owner;
         let ended = owner.load(Ordering::Relaxed) == RECEIVING
@@ -381,15 +393,16 @@ impl Core {
         }
     }
 
-    /// Takes one count away. Returns whether none is left: then the bucket is the caller's.
+    /// Drops a reference. Returns whether it was the last one: in this case the caller owns the
+    /// bucket.
     #[inline]
     fn drop_count(&self, bucket: u32) -> bool {
         let meta = &self.metas[bucket as usize];
         if meta.refs.load(Ordering::Relaxed) >= REFS_STUCK - 1024 {
             return false;
         }
-        // Release: what this thread reads is read before the bucket is written anew. Acquire: so it is for
-        // all other threads.
+        // Release: this thread's reads complete before the bucket is rewritten. Acquire: the same
+        // holds for all other threads.
         match meta.refs.fetch_sub(1, Ordering::AcqRel) {
             1 => {
                 self.end_receiving(bucket);
@@ -398,7 +411,7 @@ impl Core {
                 meta.set_dirty(0);
                 true
             }
-            // No longer pinned: it can be evicted for a task that waits.
+            // The bucket is no longer pinned, and can be evicted for a waiting task.
             2 => {
                 self.waiters.notify();
                 false
@@ -407,7 +420,7 @@ impl Core {
         }
     }
 
-    /// Makes `count` buckets free: those from `first` to `last`, linked through `Meta::next`.
+    /// Frees `count` buckets: those from `first` to `last`, linked through `Meta::next`.
     fn put_free(&self, first: u32, last: u32, count: u32) {
         let mut stack = lock(&self.stripes[stripe()].0);
         self.metas[last as usize].next.store(stack.top, Ordering::Relaxed);
@@ -437,7 +450,7 @@ fn stripe() -> usize {
     thread_local! {
         static STRIPE: Cell<usize> = const { Cell::new(usize::MAX) };
     }
-    // A thread that is ending has no stripe of its own any more.
+    // A thread that is ending no longer has a stripe.
     let own = STRIPE.try_with(|stripe| {
         if stripe.get() == usize::MAX {
             stripe.set(NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed) % STRIPES);

@@ -1,4 +1,4 @@
-//! A pool whose memory changes while it is used: buckets become *absent*, and return.
+//! Changing the memory of a pool while it is used: buckets become *absent*, and return.
 //!
 //! ```text
 //!  number of bucket   0                    used           end                count_max
@@ -6,8 +6,8 @@
 //!                       in use, free, or      never used,    absent, never used
 //!                       absent (in `absent`)  free
 //! ```
-//! A bucket is a page of memory, so it is given up by itself: which ones go is the eviction policy's choice,
-//! and no region has to be cleared of buckets that are in use.
+//! A bucket is a page of memory, so each can be given up individually: the eviction policy chooses
+//! which, and no region has to be cleared of buckets in use.
 
 use super::{BUCKET, Core, Pool, Reserved, Stack};
 use crate::arena::MemoryRange;
@@ -16,9 +16,9 @@ use crate::sync::{Ordering, lock};
 /// The memory of a pool.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PoolMemory {
-    /// What it has at the start, in bytes.
+    /// The memory at the start, in bytes.
     pub(crate) bytes: u64,
-    /// The range in which it can change, in bytes; `None`: it never changes.
+    /// The range in which the memory can change, in bytes; `None` if it is fixed.
     pub(crate) range: Option<MemoryRange>,
     /// Whether to ask the system for huge pages.
     pub(crate) huge_pages: bool,
@@ -27,19 +27,19 @@ pub(crate) struct PoolMemory {
 }
 
 impl PoolMemory {
-    /// Memory that never changes.
+    /// Returns memory of a fixed size.
     #[cfg(test)]
     pub(crate) fn fixed(bytes: u64) -> Self {
         Self { bytes, range: None, huge_pages: false, lends: false }
     }
 
-    /// Returns the most memory, in bytes.
+    /// Returns the maximum memory, in bytes.
     pub(super) fn bytes_max(&self) -> u64 {
         self.range.map_or(self.bytes, |range| range.bytes_max)
     }
 
-    /// Returns the fewest buckets, how many there are at the start, and the most, where there is room for `count`, in
-    /// regions with `headers` headers, whose memory never goes.
+    /// Returns the minimum, the initial and the maximum number of buckets, if there is space for
+    /// `count` in regions with `headers` headers, whose memory always stays.
     pub(super) fn counts(&self, count: u32, headers: u32) -> [u32; 3] {
         let Some(range) = self.range else { return [count; 3] };
         [range.bytes_min, self.bytes, range.bytes_max].map(|bytes| {
@@ -49,13 +49,13 @@ impl PoolMemory {
     }
 }
 
-/// The buckets that were never used, and those that are absent. Guarded by one lock.
+/// The buckets that were never used, and the absent ones. Protected by a single lock.
 pub(super) struct Fresh {
-    /// Buckets below were used.
+    /// Buckets below this have been used.
     pub(super) used: u32,
-    /// Buckets from here on are absent, and were never used.
+    /// Buckets from here on are absent and were never used.
     pub(super) end: u32,
-    /// Buckets that were used, and are absent.
+    /// Absent buckets that have been used.
     absent: Stack,
 }
 
@@ -66,8 +66,8 @@ impl Fresh {
 }
 
 impl Pool {
-    /// Makes buckets that were never used absent, up to `count`, and no more than the pool can lack. Returns
-    /// how many.
+    /// Makes up to `count` buckets that were never used absent, but keeps the minimum. Returns how
+    /// many.
     pub(crate) fn give_fresh(&self, count: u32) -> u32 {
         let core = &self.core;
         let mut fresh = lock(&core.fresh);
@@ -79,18 +79,18 @@ impl Pool {
         given
     }
 
-    /// Makes reserved buckets absent, but no more than the pool can lack, and returns their memory to the
-    /// system. Returns how many; the others are free again.
+    /// Makes reserved buckets absent, but keeps the minimum, and returns their memory to the
+    /// system. Returns how many; the others are freed.
     ///
     /// # Errors
-    /// If the system does not take some of the memory; those buckets are free again.
+    /// Errors of the system, if it does not take back some of the memory; those buckets are freed.
     pub(crate) fn give_up(&self, mut reserved: Reserved<'_>) -> std::io::Result<u32> {
         let core = &self.core;
         let mut numbers = Vec::with_capacity(reserved.count() as usize);
         while let Some(bucket) = reserved.pop() {
             numbers.push(bucket);
         }
-        // Neighbours go in one call.
+        // Adjacent buckets are discarded in a single call.
         numbers.sort_unstable();
         let mut result = Ok(());
         let mut given: u32 = 0;
@@ -129,7 +129,7 @@ impl Pool {
         self.core.present.fetch_sub(buckets.len() as u32, Ordering::Relaxed);
     }
 
-    /// Makes absent buckets free, up to `count`. Returns how many.
+    /// Makes up to `count` absent buckets free. Returns how many.
     pub(crate) fn take_back(&self, count: u32) -> u32 {
         let core = &self.core;
         let mut reserved = Reserved::none(self);
@@ -146,13 +146,14 @@ impl Pool {
         let taken = reserved.count() + new;
         core.present.fetch_add(taken, Ordering::Relaxed);
         drop(fresh);
-        // They become free, and a task that waits for one is woken.
+        // The drop frees them, and wakes a task that waits for one.
         drop(reserved);
         core.waiters.notify();
         taken
     }
 
-    /// Returns the buckets that were used and are absent; checks that those that are there make up the rest.
+    /// Returns the absent buckets that have been used; checks that the present ones make up the
+    /// rest.
     pub(crate) fn absent_list(&self) -> Result<Vec<u32>, String> {
         let fresh = lock(&self.core.fresh);
         let mut absent = Vec::new();
@@ -179,8 +180,9 @@ impl Core {
         let Some(first) = run.first() else { return Ok(()) };
         let within = (first & ((1 << self.region_shift) - 1)) * BUCKET as u32;
         let offset = self.arena.offset_of(self.regions[(first >> self.region_shift) as usize], within);
-        // SAFETY: the buckets were taken out of the free ones by the caller, so nothing refers to them; their
-        // numbers follow each other, and no number between two regions is a bucket's, so they lie in one.
+        // SAFETY: the caller has removed the buckets from the free ones, so nothing refers to them.
+        // Their numbers are consecutive, and the number between two regions is not a bucket's, so
+        // they lie in the same region.
         unsafe { self.arena.discard(offset, run.len() * BUCKET) }
     }
 }

@@ -1,4 +1,4 @@
-//! The index of objects: a bounded number of nodes, found by name.
+//! The index of objects: a bounded number of nodes, looked up by name.
 //!
 //! ```text
 //!  heads   ┌────┬────┬─ ─    the first node of each chain, twice as many as nodes or more
@@ -8,21 +8,24 @@
 //!          │ hash, chain, name    │ name, executor, slots   │ slots, size        │ what a read  │
 //!          └──────────────────────┴─────────────────────────┴────────────────────┴─ has no need ┘
 //! ```
-//! A lookup waits for memory twice before it has the object's slots: for the head, and for the node, whose
-//! lines are prefetched together. Both arrays lie in one mapping, touched as objects come. Every lookup goes
-//! to a random place of both, so huge pages are asked for, whatever the buckets have.
+//! A lookup waits for memory twice before it has the object's slots: for the head, and for the
+//! node, whose lines are prefetched together. Both arrays lie in the same mapping, which is touched
+//! as objects are added. Every lookup accesses both at random places, so the index asks for huge
+//! pages, whatever the setting for the buckets.
 //!
-//! Sharded by the name's hash, with one lock for each shard, held until the object's exclusive section has
-//! begun ([`Index::enter_section`]) or its use has been counted. A section keeps an object in the index as a
-//! use does: an evicting thread enters it first.
+//! The index is sharded by the hash of the name, with a lock for each shard. The lock is held until
+//! the object's exclusive section has begun ([`Index::enter_section`]) or its use has been counted.
+//! A section keeps an object in the index just as a use does, because an evicting thread must enter
+//! the section first.
 //!
-//! Entering a full shard succeeds by evicting: a hand goes round the nodes and takes the first that is not in
-//! use, holds nothing that the store lacks, and has not been asked for since the hand passed it (CLOCK). An
-//! object that would go but is dirty or busy is marked *leaving*: its flush is expedited, and it goes when
-//! that is done; if it is asked for meanwhile, it stays.
+//! Adding to a full shard evicts another object: a hand goes round the nodes and takes the first
+//! one that is not in use, has nothing that the store lacks, and has not been looked up since the
+//! hand passed it (CLOCK). An object that would be evicted but is dirty or busy is marked
+//! *leaving*: its flush is expedited, and it is evicted afterwards. If it is looked up in the
+//! meantime, it stays.
 //!
-//! Lock order: shard → (try) the object's exclusive section → {eviction queue, dirty queue, free stack}. No
-//! shard is locked in an object's exclusive section.
+//! Lock order: shard → (try) the object's exclusive section → {eviction queue, dirty queue, free
+//! stack}. No shard is locked in an object's exclusive section.
 
 mod node;
 
@@ -42,20 +45,20 @@ use node::{Found, LEAVING, Node, USED};
 const SHARD_NODES_MIN: u32 = 1024;
 const SHARDS_MAX: u32 = 64;
 const LINE_BYTES: usize = 64;
-/// Cache lines of a node that a read needs.
+/// The number of cache lines of a node that a read needs.
 const NODE_LINES_READ: usize = 3;
 
 /// All objects.
 pub(crate) struct Index {
     shards: Box<[Mutex<Shard>]>,
-    /// The heads of all chains (the first node of each, plus one), then all nodes. A head is read and written
-    /// under its shard's lock. A node is made when it is first taken, under that lock, before any other
-    /// thread has its number.
+    /// The heads of all chains (the first node of each, plus one), followed by all nodes. A head is
+    /// accessed under its shard's lock. A node is initialised under that lock when it is first
+    /// taken, before any other thread has its number.
     memory: Memory,
     nodes_from: usize,
     heads_per_shard: u32,
     per_shard: u32,
-    /// Each record has the number of its objects.
+    /// Each record counts the objects of its namespace.
     namespaces: NamespaceTable,
 }
 
@@ -63,26 +66,27 @@ pub(crate) struct Index {
 struct Shard {
     own: u32,
     free: Vec<u32>,
-    /// The number of its nodes that were ever used.
+    /// The number of the shard's nodes that were ever used.
     fresh: u32,
     hand: u32,
 }
 
-/// The result of entering an object.
+/// The result of looking up or adding an object.
 pub(crate) enum Entered<'a> {
-    /// The index had it.
+    /// The object was in the index.
     Found(InUse<'a>),
-    /// The index has it from now on; perhaps another object had to leave.
+    /// The object was added; another object may have been evicted for it.
     Placed { in_use: InUse<'a>, evicted: Option<ObjectId> },
-    /// No object could leave; these could if they were flushed, and are marked to leave.
+    /// No object could be evicted; the returned ones could if they were flushed, and are marked as
+    /// leaving.
     Full { leaving: Vec<u32> },
 }
 
 impl Index {
-    /// Makes an index of `count` nodes, for objects of these namespaces.
+    /// Creates an index of `count` nodes, for objects of these namespaces.
     ///
     /// # Errors
-    /// The system's error, if it refuses the memory.
+    /// Errors of the system, if it refuses the memory.
     pub(crate) fn new(count: u32, namespaces: &NamespaceTable) -> std::io::Result<Self> {
         let shards = (count / SHARD_NODES_MIN).clamp(1, SHARDS_MAX);
         let shards = 1u32 << shards.ilog2();
@@ -103,12 +107,12 @@ impl Index {
         })
     }
 
-    /// Returns the number of objects that the index has.
+    /// Returns the number of objects in the index.
     pub(crate) fn count(&self) -> u64 {
         self.namespaces.records().map(|record| record.objects.load(Ordering::Relaxed)).sum()
     }
 
-    /// Returns the number of the namespace of the object that has the node `at`.
+    /// Returns the number of the namespace of the object in the node `at`.
     #[inline]
     pub(crate) fn namespace_of(&self, at: u32) -> u16 {
         self.node(at).namespace.load(Ordering::Relaxed) as u16
@@ -116,34 +120,34 @@ impl Index {
 
     fn place_of(&self, at: u32) -> *mut Node {
         debug_assert!(at as usize / self.shards.len() < self.per_shard as usize);
-        // SAFETY: the mapping has room for `per_shard` nodes of each shard from `nodes_from` on, a multiple
-        // of a node's alignment as the mapping's start is.
+        // SAFETY: from `nodes_from` on, the mapping has room for `per_shard` nodes of each shard.
+        // `nodes_from` is a multiple of a node's alignment, and so is the start of the mapping.
         unsafe { self.memory.base().add(self.nodes_from).cast::<Node>().add(at as usize) }
     }
 
-    /// Returns the node of this number, which an object has or had.
+    /// Returns the node with this number, which an object has or had.
     #[inline]
     pub(crate) fn node(&self, at: u32) -> &Node {
-        // SAFETY: a number is returned only once `fresh` has made the node, which stays until `self` is
-        // dropped.
+        // SAFETY: a number is returned only after `fresh` has initialised the node, which stays
+        // until `self` is dropped.
         unsafe { &*self.place_of(at) }
     }
 
-    /// Returns the number of a shard's `nth` node. Numbers go round the shards, so that the memory of few
-    /// objects is dense.
+    /// Returns the number of a shard's `nth` node. Numbers alternate between the shards, so that a
+    /// few objects use dense memory.
     fn number(&self, shard: &Shard, nth: u32) -> u32 {
         nth * self.shards.len() as u32 + shard.own
     }
 
-    /// Makes a node that was never used, and returns its number.
+    /// Initialises a node that was never used, and returns its number.
     fn fresh(&self, shard: &mut Shard) -> Option<u32> {
         if shard.fresh == self.per_shard {
             return None;
         }
         let at = self.number(shard, shard.fresh);
         shard.fresh += 1;
-        // SAFETY: the place lies within the mapping, and no other thread knows it yet: this one holds the
-        // shard's lock.
+        // SAFETY: the place lies within the mapping, and no other thread knows it yet, because this
+        // thread holds the shard's lock.
         unsafe { self.place_of(at).write(Node::new()) };
         Some(at)
     }
@@ -158,7 +162,7 @@ impl Index {
         &self.shards[self.shard_index(hash)]
     }
 
-    /// Returns the place where the chain of a hash begins.
+    /// Returns a pointer to the head of a hash's chain.
     #[inline]
     fn head_of(&self, hash: u64) -> *mut u32 {
         let shard = self.shard_index(hash);
@@ -170,25 +174,27 @@ impl Index {
     /// Returns the first node of a chain, plus one.
     #[inline]
     fn head(&self, hash: u64, _shard: &Shard) -> u32 {
-        // SAFETY: within the mapping, which was zeroed; the shard's lock, held by the owner of `_shard`,
-        // guards it.
+        // SAFETY: the head lies within the mapping, which was zeroed; the shard's lock, which the
+        // owner of `_shard` holds, protects it.
         unsafe { *self.head_of(hash) }
     }
 
     fn set_head(&self, hash: u64, head: u32, _shard: &mut Shard) {
-        // SAFETY: as in `head`.
+        // SAFETY: the same as in `head`.
         unsafe { *self.head_of(hash) = head };
     }
 
-    /// Begins an exclusive section with the object of this hash, if there is one and no thread is inside. The
-    /// caller compares the name, so that it can prefetch what it needs of the object before.
+    /// Begins an exclusive section with the object of this hash, if there is one and no thread is
+    /// inside. The caller compares the name, so that it can first prefetch what it needs of the
+    /// object.
     #[inline]
     pub(crate) fn enter_section(&self, hash: u64) -> Option<Found<'_>> {
         prefetch(self.head_of(hash));
         let shard = lock(self.shard(hash));
         let at = self.find_hash(&shard, hash)?;
         let node = self.node(at);
-        // Under the lock: no thread can take the object out between the lookup and the section.
+        // The shard is still locked, so no thread can remove the object between the lookup and the
+        // section.
         let section = node.serial.try_enter()?;
         drop(shard);
         Self::mark_used(node);
@@ -210,7 +216,7 @@ impl Index {
         None
     }
 
-    /// Notes that a node is asked for: it no longer leaves.
+    /// Marks a node as looked up: it is no longer leaving.
     #[inline]
     fn mark_used(node: &Node) {
         let marks = node.marks.load(Ordering::Relaxed);
@@ -219,7 +225,7 @@ impl Index {
         }
     }
 
-    /// Returns the object called `id`, in use.
+    /// Returns the object called `id`, and counts a use of it.
     pub(crate) fn get(&self, hash: u64, id: &ObjectId) -> Option<InUse<'_>> {
         let shard = lock(self.shard(hash));
         self.find(&shard, hash, id)
@@ -256,7 +262,7 @@ impl Index {
         Some(self.use_again(at))
     }
 
-    /// Returns the namespace of the object that has the node `at`, if any has.
+    /// Returns the name of the namespace of the object in the node `at`, if there is one.
     pub(crate) fn namespace_at(&self, at: u32) -> Option<Vec<u8>> {
         let shard = lock(self.shard_of(at));
         if at as usize / self.shards.len() >= shard.fresh as usize {
@@ -267,7 +273,7 @@ impl Index {
         Some(name.namespace().to_vec())
     }
 
-    /// Returns the shard that a node belongs to for ever.
+    /// Returns the shard to which a node always belongs.
     fn shard_of(&self, at: u32) -> &Mutex<Shard> {
         &self.shards[at as usize & (self.shards.len() - 1)]
     }
@@ -275,8 +281,8 @@ impl Index {
     /// Ends a use.
     #[inline]
     pub(crate) fn unuse(&self, in_use: InUse<'_>) {
-        // Sequentially consistent, as `is_unused` is: a thread that found the node in use and waits is seen
-        // by the thread that looks for waiters after this.
+        // Sequentially consistent, like `is_unused`: if a thread found the node in use and waits, a
+        // thread that looks for waiters after this sees it.
         in_use.node.refs.fetch_sub(1, Ordering::SeqCst);
     }
 
@@ -288,7 +294,8 @@ impl Index {
         name.expect("a node in use has a name").to_id()
     }
 
-    /// Finds the object, or gives it a node; `namespace` is the number of its namespace. `clear` empties the object that leaves for it.
+    /// Looks up the object or adds it; `namespace` is the number of its namespace. `clear` empties
+    /// the object that is evicted for it.
     pub(crate) fn enter(
         &self,
         hash: u64,
@@ -327,7 +334,7 @@ impl Index {
         self.namespaces.record(namespace).objects.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Takes a node out of its chain; returns its name.
+    /// Removes a node from its chain; returns its name.
     fn remove(&self, shard: &mut Shard, at: u32) -> Option<ObjectId> {
         let node = self.node(at);
         let next = node.next.load(Ordering::Relaxed);
@@ -342,12 +349,13 @@ impl Index {
             self.node(before).next.store(next, Ordering::Relaxed);
         }
         self.namespaces.record(self.namespace_of(at)).objects.fetch_sub(1, Ordering::Relaxed);
-        // SAFETY: the node is not in use (the caller has checked), it is in no chain any more, and this
-        // thread holds the shard's lock.
+        // SAFETY: the node is not in use (the caller has checked), it is no longer in a chain, and
+        // this thread holds the shard's lock.
         unsafe { (*node.name.get()).take() }.map(|name| name.to_id())
     }
 
-    /// Whether the node is in a chain and not in use. Under the shard's lock no use can begin.
+    /// Returns whether the node is in a chain and not in use. Under the shard's lock no use can
+    /// begin.
     fn is_unused(&self, at: u32) -> bool {
         let node = self.node(at);
         // SAFETY: called under the shard's lock only.
@@ -382,7 +390,8 @@ impl Index {
         None
     }
 
-    /// Lets an object leave that is marked to, if nothing keeps it any more. Returns its name if it left.
+    /// Evicts an object that is marked as leaving, if nothing keeps it any more. Returns its name
+    /// if it was evicted.
     pub(crate) fn finalize(
         &self,
         at: u32,
@@ -401,12 +410,12 @@ impl Index {
         id
     }
 
-    /// Whether the object is marked to leave.
+    /// Returns whether the object is marked as leaving.
     pub(crate) fn is_leaving(&self, at: u32) -> bool {
         self.node(at).marks.load(Ordering::Relaxed) & LEAVING != 0
     }
 
-    /// Calls `visit` with every object, in use, a shard at a time.
+    /// Calls `visit` with every object, which is in use during the call, a shard at a time.
     pub(crate) fn for_each<'a>(&'a self, mut visit: impl FnMut(InUse<'a>)) {
         for shard in &self.shards {
             let in_use: Vec<InUse<'a>> = {
@@ -423,7 +432,7 @@ impl Index {
         }
     }
 
-    /// Checks that every chain leads to its objects, and to nothing else; for
+    /// Checks that every chain contains its objects, and nothing else; for
     /// [`crate::object::ObjectCache::validate`].
     pub(crate) fn validate(&self) -> Result<(), String> {
         let (mut found, count) = (0, self.count());
@@ -456,7 +465,8 @@ impl Drop for Index {
         for shard in &self.shards {
             let shard = lock(shard);
             for nth in 0..shard.fresh {
-                // SAFETY: `fresh` has made this node, no thread can use it any more, and it is dropped once.
+                // SAFETY: `fresh` has initialised this node, no thread can use it any more, and it
+                // is dropped only once.
                 unsafe { self.place_of(self.number(&shard, nth)).drop_in_place() };
             }
         }

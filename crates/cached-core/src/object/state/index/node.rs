@@ -1,4 +1,4 @@
-//! The place of one object in the index, its name there, and the ways to hold it.
+//! The node of an object in the index, its name there, and the ways to hold it.
 
 use std::cell::UnsafeCell;
 
@@ -14,28 +14,28 @@ pub(super) const USED: u32 = 1;
 
 pub(super) const LEAVING: u32 = 2;
 
-/// The place of one object.
+/// The node of an object.
 #[repr(C, align(64))]
 pub(crate) struct Node {
     pub(super) hash: AtomicU64,
-    /// The next node of its chain, plus one; guarded by the shard's lock.
+    /// The next node of the chain, plus one; protected by the shard's lock.
     pub(super) next: AtomicU32,
     pub(super) marks: AtomicU32,
-    /// The number of its uses outside of the index.
+    /// The number of uses of the node outside of the index.
     pub(super) refs: AtomicU32,
-    /// The number of the object's namespace. Written as the name is.
+    /// The number of the object's namespace. Written together with the name.
     pub(super) namespace: AtomicU32,
-    /// Written under the shard's lock while the node is not in use; read under it, while it is in use, or in
-    /// an exclusive section that began under the lock.
+    /// Written under the shard's lock while the node is not in use. Read under that lock, while the
+    /// node is in use, or in an exclusive section that began under the lock.
     pub(super) name: UnsafeCell<Option<PackedName>>,
     pub(crate) serial: Serial<Object>,
 }
 
-// SAFETY: all fields but `name` are `Sync`. `name` is written only by `Index::place` and `Index::remove`,
-// under the shard's lock, when `refs` is 0 and the node is in no chain, and after an exclusive section in
-// which it was emptied; so no reader exists. It is read under that lock, by holders of a count, or in an
-// exclusive section that began under the lock while the node was in its chain, and all of them keep those two
-// away.
+// SAFETY: all fields except `name` are `Sync`. `name` is written only by `Index::place` and
+// `Index::remove`, under the shard's lock, when `refs` is 0 and the node is in no chain, and after
+// an exclusive section in which it was emptied; so there is no reader. `name` is read under that
+// lock, by holders of a count, or in an exclusive section that began under the lock while the node
+// was in its chain; all of these exclude the two writers.
 unsafe impl Sync for Node {}
 
 #[cfg(not(shuttle))]
@@ -54,20 +54,21 @@ impl Node {
         }
     }
 
-    /// The hash of its name; an evicting thread uses it as a hint.
+    /// Returns the hash of the node's name; an evicting thread uses it as a hint.
     pub(crate) fn hash(&self) -> u64 {
         self.hash.load(Ordering::Relaxed)
     }
 }
 
-/// A use of a node, which stays what it is while this is held. Made by [`Index`], ended by [`Index::unuse`].
+/// A use of a node, whose object stays the same while the use is held. Begun by [`Index`], ended by
+/// [`Index::unuse`].
 #[derive(Clone, Copy)]
 pub(crate) struct InUse<'a> {
     pub(crate) node: &'a Node,
     pub(crate) at: u32,
 }
 
-/// An exclusive section with an object, found by its name's hash.
+/// An exclusive section with an object that was found by the hash of its name.
 pub(crate) struct Found<'a> {
     pub(crate) section: ExclusiveSection<'a, Object>,
     pub(super) node: &'a Node,
@@ -75,17 +76,18 @@ pub(crate) struct Found<'a> {
 }
 
 impl Found<'_> {
-    /// Whether it is the object of this name, and not another one with the same hash.
+    /// Returns whether the object has this name, and not another name with the same hash.
     #[inline]
     pub(crate) fn matches(&self, id: &ObjectId) -> bool {
-        // SAFETY: the section began under the shard's lock while the node was in its chain, and lasts.
+        // SAFETY: the section began under the shard's lock while the node was in its chain, and
+        // still lasts.
         unsafe { &*self.node.name.get() }.as_ref().is_some_and(|name| name.matches(id))
     }
 }
 
 const INLINE_BYTES: usize = 45;
-/// An object's name as the index keeps it: in the node itself where it is short, as most are, so that
-/// comparing it touches no further line of memory.
+/// An object's name as the index stores it: in the node itself if the name is short, as most are,
+/// so that comparing it touches no other line of memory.
 ///
 /// ```text
 ///  inline  │ tag │ bytes │ of them namespace │ namespace, then name: up to 45 bytes │
@@ -99,7 +101,7 @@ pub(crate) enum PackedName {
 const _: () = assert!(size_of::<PackedName>() == 48);
 
 impl PackedName {
-    /// A copy of the name: it must not keep a receive buffer alive.
+    /// Returns a copy of the name, because the original could keep a receive buffer alive.
     pub(crate) fn of(id: &ObjectId) -> Self {
         let (namespace, name) = (id.namespace.as_bytes(), id.name.as_bytes());
         let len = namespace.len() + name.len();
@@ -114,7 +116,7 @@ impl PackedName {
         Self::Inline { len: len as u8, namespace_len, bytes }
     }
 
-    /// Namespace and name.
+    /// Returns the namespace and the name.
     #[inline]
     fn parts(&self) -> (&[u8], &[u8]) {
         let (bytes, namespace_len) = match self {
@@ -124,19 +126,19 @@ impl PackedName {
         bytes.split_at(usize::from(namespace_len))
     }
 
-    /// Whether it is the name of `id`.
+    /// Returns whether this is the name of `id`.
     #[inline]
     pub(crate) fn matches(&self, id: &ObjectId) -> bool {
         let (namespace, name) = self.parts();
         name == id.name.as_bytes() && namespace == id.namespace.as_bytes()
     }
 
-    /// The namespace.
+    /// Returns the namespace.
     pub(crate) fn namespace(&self) -> &[u8] {
         self.parts().0
     }
 
-    /// The name, to be handed out.
+    /// Returns the name as an [`ObjectId`].
     pub(crate) fn to_id(&self) -> ObjectId {
         let (namespace, name) = self.parts();
         let whole = Bytes::from([namespace, name].concat());

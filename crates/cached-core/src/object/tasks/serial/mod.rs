@@ -1,4 +1,5 @@
-//! The serial executor: the operations of one object run one at a time, in order, and no thread spins.
+//! The serial executor: the operations of an object run one at a time, in order, and no thread
+//! spins.
 //!
 //! ```text
 //!  head:  0            free, nothing waits          ── try_run ──> locked
@@ -6,19 +7,21 @@
 //!         job | LOCKED a thread is inside, and will run these jobs (last come first)
 //!         job          no thread is inside, yet jobs wait: handed off, see below
 //! ```
-//! A thread that finds the object free runs its job at once, on its own core. A thread that does not queues
-//! the job and leaves; the thread inside runs it before it leaves. A job never waits for I/O: it reads,
-//! changes, and ends. An operation that must wait does so elsewhere and comes back with another job.
+//! A thread that finds the object free runs its job at once, on its own core. Otherwise the thread
+//! queues the job and leaves; the thread inside runs the job before it leaves. A job never waits
+//! for I/O: it reads, changes, and ends. An operation that must wait does so elsewhere and returns
+//! with another job.
 //!
-//! Draining has a budget. When it is used up, the remaining jobs stay on the stack, the lock is released, and
-//! the first task that still waits for one of them, the *successor*, is woken to continue; a task that comes
-//! anew continues as well. So no caller works for others without end, and no job depends on one task alone: a
-//! task that gives up continues the queue first, or, if it finds the lock taken, is not woken and leaves that
-//! to the thread that hands off.
+//! Draining has a budget. When it is used up, the remaining jobs stay on the stack, the lock is
+//! released, and the first task that still waits for one of them, the *successor*, is woken to
+//! continue; a new task continues as well. So no caller works for others endlessly, and no job
+//! depends on a single task: a task that gives up first continues the queue or, if it finds the
+//! lock taken, is not woken and leaves that to the thread that hands off.
 //!
-//! The stack of waiting jobs is Treiber's, always taken whole, so the ABA problem does not arise.
+//! The stack of waiting jobs is a Treiber stack that is always taken as a whole, so the ABA problem
+//! does not arise.
 
-// Boxes that come off the stack as pointers go back on it as pointers.
+// Boxes taken off the stack as pointers are put back as pointers.
 #![allow(clippy::vec_box)]
 
 #[cfg(all(test, shuttle))]
@@ -34,12 +37,12 @@ use std::task::{Context, Poll, Waker};
 
 use crate::sync::{Arc, AtomicPtr, Mutex, Ordering, lock};
 
-/// The most jobs of others that one caller runs before it hands off. Few under shuttle, so that the
-/// interleavings that it tries include hand-offs.
+/// The maximum number of other tasks' jobs that a caller runs before it hands off. It is low under
+/// shuttle, so that the tested interleavings include hand-offs.
 const DRAIN_JOBS_MAX: usize = if cfg!(shuttle) { 2 } else { 64 };
 const LOCKED: usize = 1;
 
-/// A value that one job at a time may touch.
+/// A value that only one job at a time may access.
 #[repr(C)]
 pub(crate) struct Serial<T> {
     head: AtomicPtr<Job<T>>,
@@ -51,25 +54,25 @@ pub(crate) struct Serial<T> {
 struct Job<T> {
     next: *mut Job<T>,
     run: Box<dyn FnOnce(&mut T) + Send>,
-    /// The task that should continue the queue when the thread inside has done enough.
+    /// The task that should continue the queue when the thread inside has used up its budget.
     successor: Option<Arc<dyn Successor>>,
 }
 
 /// A task that can be woken to continue the queue.
 trait Successor: Send + Sync {
-    /// Whether it still waits for its job.
+    /// Returns whether the task still waits for its job.
     fn is_waiting(&self) -> bool;
-    /// Wakes it; returns false if it waits no longer.
+    /// Wakes the task; returns false if it no longer waits.
     fn wake(&self) -> bool;
 }
 
-// SAFETY: the value is touched only by the thread that holds the lock bit of `head`, with acquire and release
-// on taking and releasing it; jobs are `Send`. So sharing needs `T: Send` and no more.
+// SAFETY: the value is accessed only by the thread that holds the lock bit of `head`, with acquire
+// on taking it and release on releasing it; jobs are `Send`. So sharing requires only `T: Send`.
 unsafe impl<T: Send> Sync for Serial<T> {}
-// SAFETY: owning it is owning the value and the jobs, which are `Send`.
+// SAFETY: the executor owns only the value and the jobs, which are `Send`.
 unsafe impl<T: Send> Send for Serial<T> {}
 
-/// Counts a job for the tests that limit their number.
+/// Counts a job. Only for tests that limit the number of jobs.
 #[inline]
 fn count_job() {
     #[cfg(all(test, not(shuttle)))]
@@ -91,7 +94,7 @@ impl<T> Serial<T> {
         Self { head: AtomicPtr::new(std::ptr::null_mut()), value: UnsafeCell::new(value) }
     }
 
-    /// Runs `job` now if no thread is inside and nothing waits; returns it otherwise.
+    /// Runs `job` now if no thread is inside and nothing waits; otherwise returns the job.
     #[inline]
     pub(crate) fn try_run<R, F: FnOnce(&mut T) -> R>(&self, job: F) -> Result<R, F> {
         match self.try_enter() {
@@ -100,8 +103,8 @@ impl<T> Serial<T> {
         }
     }
 
-    /// Begins an exclusive section if no thread is inside and nothing waits. It must be short: other callers
-    /// wait for its end.
+    /// Begins an exclusive section if no thread is inside and nothing waits. The section must be
+    /// short, because other callers wait for its end.
     #[inline]
     pub(crate) fn try_enter(&self) -> Option<ExclusiveSection<'_, T>> {
         let free = std::ptr::null_mut();
@@ -141,7 +144,7 @@ impl<T> Serial<T> {
         }
     }
 
-    /// Continues with jobs that were handed off, unless another thread does.
+    /// Continues with jobs that were handed off, unless another thread already does.
     fn resume(&self) {
         let head = self.head.load(Ordering::Acquire);
         let waits = !head.is_null() && !is_locked(head);
@@ -160,7 +163,8 @@ impl<T> Serial<T> {
         loop {
             self.take_all(&mut waiting);
             if waiting.is_empty() {
-                // Dropped, `release` looks once more, and comes back here if another job has been queued.
+                // The drop of `release` checks once more, and drains again if another job has been
+                // queued.
                 return drop(release);
             }
             let count = waiting.len().min(budget);
@@ -177,14 +181,14 @@ impl<T> Serial<T> {
         }
     }
 
-    /// Appends all waiting jobs, in the order in which they came.
+    /// Appends all waiting jobs to `to`, in the order of their arrival.
     fn take_all(&self, to: &mut Vec<Box<Job<T>>>) {
         let empty = locked(std::ptr::null_mut());
         let mut at = unlocked(self.head.swap(empty, Ordering::AcqRel));
         let from = to.len();
         while !at.is_null() {
-            // SAFETY: every pointer on the stack came from `Box::into_raw` in `enqueue` or `hand_off`,
-            // and the swap made the whole stack ours alone.
+            // SAFETY: every pointer on the stack came from `Box::into_raw` in `enqueue` or
+            // `hand_off`, and the swap made the whole stack exclusively ours.
             let job = unsafe { Box::from_raw(at) };
             at = job.next;
             to.push(job);
@@ -208,17 +212,18 @@ impl<T> Serial<T> {
             let next = if successor.is_some() { top } else { locked(top) };
             if self.head.compare_exchange(empty, next, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
                 match successor {
-                    // The task has given up since, perhaps while the lock was still held: then it has left
-                    // the queue to us.
+                    // The task has given up in the meantime, perhaps while the lock was still held:
+                    // then it has left the queue to us.
                     Some(successor) if !successor.wake() => self.resume(),
                     Some(_) => (),
                     None => self.drain(),
                 }
                 return;
             }
-            // Jobs have come in between: they go to the end.
+            // Jobs have arrived in between: they are appended.
             while !top.is_null() {
-                // SAFETY: the exchange failed, so what `into_raw` gave above is still ours.
+                // SAFETY: the exchange failed, so the pointers that `into_raw` returned above are
+                // still ours.
                 let job = unsafe { Box::from_raw(top) };
                 top = job.next;
                 waiting.push(job);
@@ -234,12 +239,13 @@ pub(crate) struct ExclusiveSection<'a, T>(Release<'a, T>);
 impl<T> ExclusiveSection<'_, T> {
     #[inline]
     pub(crate) fn value(&mut self) -> &mut T {
-        // SAFETY: a section is made by the thread that took the lock bit, and releases it when it is dropped.
+        // SAFETY: a section is created by the thread that took the lock bit, and releases it on
+        // drop.
         unsafe { &mut *self.0.0.value.get() }
     }
 }
 
-/// Releases the lock bit, after running what has been queued meanwhile.
+/// Releases the lock bit, after running all jobs that have been queued in the meantime.
 struct Release<'a, T>(&'a Serial<T>);
 
 impl<T> Drop for Release<'_, T> {
@@ -247,8 +253,8 @@ impl<T> Drop for Release<'_, T> {
     fn drop(&mut self) {
         let free = std::ptr::null_mut();
         let head = &self.0.head;
-        // Sequentially consistent, as entering is: a thread that found the bit taken and waits for something
-        // else is seen by the thread that releases it and looks for waiters afterwards.
+        // Sequentially consistent, like entering: if a thread found the bit taken and waits for
+        // something else, the thread that releases the bit and then looks for waiters sees it.
         if head.compare_exchange(locked(free), free, Ordering::SeqCst, Ordering::Relaxed).is_err() {
             self.0.drain();
         }
@@ -328,7 +334,8 @@ impl<R: Send> Successor for Ticket<R> {
 
     fn wake(&self) -> bool {
         let waker = match &mut *lock(&self.slot) {
-            // Without a waker it has not been polled since the last time, and continues when it is.
+            // Without a waker the task has not been polled since it was last woken, and continues
+            // when it is.
             Slot::Waiting(waker) => waker.take(),
             _ => return false,
         };
@@ -381,10 +388,10 @@ impl<H: Deref<Target = Serial<T>> + Unpin, T, R: Unpin> Future for Run<H, T, R> 
 impl<H: Deref<Target = Serial<T>>, T, R> Drop for Run<H, T, R> {
     fn drop(&mut self) {
         if let Some(ticket) = self.ticket.take() {
-            // The result of the job is dropped outside of the lock: its drop may call back.
+            // The result is dropped outside of the lock, because its drop may call back.
             let given = std::mem::replace(&mut *lock(&ticket.slot), Slot::Gone);
             drop(given);
-            // It may be this task that was woken to continue the queue.
+            // This task may be the one that was woken to continue the queue.
             self.handle.resume();
         }
     }

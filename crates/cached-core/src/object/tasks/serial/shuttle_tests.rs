@@ -3,7 +3,7 @@ use std::task::{Context, Waker};
 
 use super::*;
 
-/// However callers interleave, each job runs once, alone, and none is forgotten.
+/// However callers interleave, each job runs exactly once, alone, and none is forgotten.
 #[test]
 fn every_job_runs_once_and_alone() {
     shuttle::check_random(
@@ -37,8 +37,8 @@ fn every_job_runs_once_and_alone() {
     );
 }
 
-/// With more jobs than one caller runs, and some tasks that give up at any time, every other task gets
-/// its section.
+/// With more jobs than a single caller runs, and some tasks that give up at any time, every other
+/// task gets its section.
 #[test]
 fn a_hand_off_reaches_one_that_still_waits() {
     shuttle::check_random(
