@@ -51,11 +51,11 @@ mod worker;
 pub mod fuzzing {
     pub use crate::stream::tls::harness::transport;
 
-    /// Reads a message of a process that hands over; a valid one must be the same when it is
-    /// written again.
+    /// Decodes a message of a process that hands over. A valid message must be the same when it is
+    /// encoded again.
     ///
     /// # Panics
-    /// If it is not.
+    /// If the message is not the same.
     pub fn hand_over(packet: &[u8]) {
         use crate::upgrade::message::Message;
         if let Ok(message) = Message::decode(packet) {

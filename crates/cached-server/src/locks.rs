@@ -43,8 +43,8 @@ impl<T> Lock<T> {
         Lock { rank, mutex: Mutex::new(value) }
     }
 
-    /// Takes the lock. A panic leaves nothing half-done behind these locks, so a poisoned one is
-    /// used like any other.
+    /// Takes the lock. A panic leaves no inconsistent state behind these locks, so a poisoned lock
+    /// is used like any other.
     #[track_caller]
     pub(crate) fn lock(&self) -> Guard<'_, T> {
         let order = self.rank.enter();
@@ -52,9 +52,9 @@ impl<T> Lock<T> {
     }
 }
 
-/// A lock that is held until this is dropped.
+/// A lock that is held until this guard is dropped.
 pub(crate) struct Guard<'a, T> {
-    // First, so that it is released before the record of it.
+    // The first field, so that the lock is released before its record.
     guard: MutexGuard<'a, T>,
     _order: Held,
 }

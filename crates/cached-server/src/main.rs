@@ -33,7 +33,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::runtime::Builder;
 
-/// The time requested from a service manager beyond the time that storing may take.
+/// The time requested from a service manager in addition to the time that storing may take.
 const END_MARGIN: Duration = Duration::from_secs(5);
 
 fn main() -> ExitCode {
@@ -54,8 +54,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Executes the command line. `parent` has the process that waits for the outcome of a daemon's
-/// start.
+/// Executes the command line. `parent` holds the process that waits for the outcome of a daemon's
+/// startup.
 fn run(parent: &Cell<Option<Parent>>) -> Result<(), Failure> {
     let take_over = TakeOver::from_environment().map_err(refused)?;
     let inherited = process::inherited_sockets();
@@ -74,7 +74,7 @@ fn refused(cause: impl std::fmt::Display) -> Failure {
     Failure::new(Exit::Refused, cause)
 }
 
-/// The system has no thread, descriptor or memory at present.
+/// Returns the failure for a temporary lack of threads, descriptors or memory in the system.
 fn trouble(cause: impl std::fmt::Display) -> Failure {
     Failure::new(Exit::Trouble, cause)
 }
@@ -83,9 +83,9 @@ fn not_started(error: StartError) -> Failure {
     Failure::new(error.exit(), error)
 }
 
-/// Serves until the end is requested. Mistakes come first, before anything is touched; then the
-/// order is memcached's: what needs root's rights comes before these are dropped, sockets and files
-/// come after.
+/// Serves until the end is requested. Mistakes are reported first, before anything is changed;
+/// after that, the order is memcached's: operations that require root come before these privileges
+/// are dropped, sockets and files come after.
 fn serve(
     config: Config,
     arguments: Vec<OsString>,
@@ -96,7 +96,7 @@ fn serve(
     let program = Program::of_this_process(&arguments);
     let signals = Signals::take_over().map_err(trouble)?;
     let settings = &config.settings;
-    // Before the user changes: the files may be readable by root only.
+    // Before the user changes, because only root may be able to read the files.
     let loaded = config.load()?;
     let Loaded { secrets, tokens, tls, admin_tls, nbd_tls, s3_tls, s3_secrets } = loaded;
     let mut secret_warnings = config.secret_warnings();
@@ -113,7 +113,7 @@ fn serve(
     if let Some(user) = settings.user.as_deref().filter(|_| process::is_root()) {
         process::become_user(user).map_err(refused)?;
     }
-    // A process that takes over is a child of one that has left the terminal.
+    // A process that takes over is a child of one that has already detached from the terminal.
     if settings.daemon && take_over.is_none() {
         let left = process::daemonize(settings.core_dumps, settings.verbosity > 0);
         let failed = |error| trouble(format_args!("failed to daemon() in order to daemonize: {error}"));
@@ -143,13 +143,13 @@ fn serve(
     }
     let activated = !inherited.is_empty();
     let (pid_path, daemon) = (settings.pid_file.clone(), settings.daemon);
-    // First, so that it answers while the start waits for the store.
+    // Opened first, so that it responds while the startup waits for the store.
     let admin_sockets = take_over.as_mut().map_or_else(Vec::new, TakeOver::take_admin_sockets);
     let open_admin = |table: &AdminTable| {
         let mut config = table.config(tokens.clone(), admin_tls);
         config.inherited =
             admin_sockets.into_iter().map(|(name, socket)| (name, Arc::new(socket.into()))).collect();
-        // The running process answers until this one serves.
+        // The running process responds until this one serves.
         config.is_held = take_over.is_some();
         open_admin(config)
     };
@@ -174,7 +174,7 @@ fn serve(
             start.show(now);
         }
         if signals.is_end_requested("while the memory file is taken over") {
-            // The file's content does not change by that: the next start is one after a kill.
+            // The file's content is left unchanged: the next start is like one after a kill.
             tracing::info!("ended before the memory file was taken over");
             std::process::exit(0);
         }
@@ -201,8 +201,8 @@ fn serve(
     } else if sidecar.is_some() {
         Err("the listener of [s3] cannot be handed over; restart instead")
     } else if config.settings.shared_memory.is_some() {
-        // The process that continues after a failed upgrade opens its object cache anew, and items
-        // may have its memory.
+        // After a failed upgrade, this process opens its object cache again, whose memory the items
+        // may have taken.
         Err("items and objects share memory ([shared_memory]), which cannot be handed over; restart instead")
     } else if std::process::id() == 1 {
         Err("process 1 cannot hand over: its end is the end of the container")
@@ -251,7 +251,7 @@ fn serve(
     result
 }
 
-/// Opens the object cache, if one is configured; waits for a store that is unavailable.
+/// Opens the object cache, if one is configured. Waits for a store that is unavailable.
 fn open_objects(
     config: &Config,
     volumes: Option<VolumesOpening>,
@@ -289,8 +289,8 @@ fn open_admin(config: AdminConfig) -> Result<AdminServer, Failure> {
     })
 }
 
-/// Serves on all listeners until the end is requested, then ends in order: first no more requests
-/// are accepted, then dirty objects are stored.
+/// Serves on all listeners until the end is requested, then ends in order: first, requests are no
+/// longer accepted; then dirty objects are stored.
 fn until_served(
     server: Server,
     objects: Option<Objects>,
@@ -338,20 +338,20 @@ fn until_served(
             objects.end();
         }
     };
-    // After a panic on this thread, too, objects are stored before the end.
+    // Even after a panic on this thread, objects are stored before the end.
     let served = panic::catch_unwind(AssertUnwindSafe(|| server.run_with(end, serving)));
-    // Also when a client has requested the end.
+    // Also needed if a client has requested the end.
     draining();
-    // It keeps handles of the object cache, which the store waits for.
+    // It holds handles of the object cache, for which the store waits.
     drop(shown);
-    // Waits for its clients, as long as the drain may take.
+    // Waits for its clients, for as long as the drain may take.
     drop(sidecar);
     if let Some(successor) = upgrader.successor() {
         pass_on_end(signals, &drain, successor);
     }
     let stored = match objects {
         Some(objects) if has_served.get() && !upgrader.is_done() => store(objects, signals),
-        // There is none, it has acknowledged nothing, or another process has its store.
+        // There is no object cache, it has acknowledged nothing, or another process has its store.
         _ => Ok(()),
     };
     let defect = match (served, panics::first()) {
@@ -360,7 +360,7 @@ fn until_served(
         (Ok(Err(error @ ServeError::Thread(_))), None) => return stored.and(Err(trouble(error))),
         (Ok(Err(error @ ServeError::TakeOver(_))), None) => return stored.and(Err(refused(error))),
         (Ok(Err(error)), None) => error.to_string(),
-        // The panic hook has recorded it, unless another hook has replaced it.
+        // The panic hook has recorded the panic, unless another hook has replaced it.
         (Err(_), None) => "a panic".to_owned(),
     };
     let line = format!("a defect of cached has ended it: {defect}");
@@ -374,12 +374,12 @@ fn until_served(
 struct Requests<'a> {
     signals: &'a Signals,
     reloader: &'a Arc<Reloader>,
-    /// Why no other process can take over, if none can.
+    /// The means to request an upgrade, or the reason why no other process can take over.
     upgrades: Result<Upgrader, &'static str>,
 }
 
-/// Waits until the end is requested. Whenever that is requested the configuration is read again, or
-/// a new process started that takes over.
+/// Waits until the end is requested. On request, reloads the configuration, or starts a new process
+/// that takes over.
 async fn until_end(requests: &Requests<'_>, drain: &Drain) {
     let mut reloads = Reloads::new(requests.reloader);
     loop {
@@ -416,8 +416,8 @@ async fn serve_on(signals: &Signals, delay: &LiveSecs) {
     }
 }
 
-/// Requests the end of the process that has taken over, if the end of this one was requested while
-/// it did.
+/// If the end of this process was requested while the other process took over, requests the end of
+/// that process.
 fn pass_on_end(signals: &Signals, drain: &Drain, successor: u32) {
     if !drain.is_requested() && !signals.is_end_requested("after another process has taken over") {
         return;
@@ -430,7 +430,7 @@ fn pass_on_end(signals: &Signals, drain: &Drain, successor: u32) {
 
 /// Stores dirty objects, unless a second signal forces the end.
 fn store(objects: RunningObjects, signals: &Signals) -> Result<(), Failure> {
-    // Also when a client has requested the end.
+    // Also needed if a client has requested the end.
     request_time(objects.shutdown_time_max());
     let runtime = Builder::new_current_thread().enable_all().build().map_err(trouble)?;
     let forced = async {
@@ -441,13 +441,13 @@ fn store(objects: RunningObjects, signals: &Signals) -> Result<(), Failure> {
     stored.map_err(|error| Failure::new(Exit::NotStored, error))
 }
 
-/// Requests time for the end from the service manager.
+/// Requests time for the shutdown from the service manager.
 fn request_time(time_max: Duration) {
     let micros = (time_max + END_MARGIN).as_micros();
     cached_config::notify(&format!("STOPPING=1\nEXTEND_TIMEOUT_USEC={micros}\nSTATUS=Ending"));
 }
 
-/// Prints the served addresses and how to try them; returns the memcached addresses.
+/// Prints the served addresses and how to try them. Returns the memcached addresses.
 fn announce(
     server: &Server,
     objects: Option<&Objects>,

@@ -1,5 +1,6 @@
 //! The process: descriptors, user, memory, terminal, cores, log level; the files that it writes for
-//! others (pid file, ports, unix sockets), and the sockets that a service manager passes to it.
+//! other programs (pid file, ports, unix sockets), and the sockets that a service manager passes to
+//! it.
 
 use cached_process::log::{Level, Log, LogTable};
 use cached_process::{Exit, Failure};
@@ -15,35 +16,36 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// Requests the end of another process, by SIGTERM.
+/// Requests the end of another process by SIGTERM.
 ///
 /// # Errors
-/// If there is no such process any more.
+/// If the process no longer exists.
 pub fn request_end(pid: u32) -> io::Result<()> {
     let pid = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw);
     let pid = pid.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
     Ok(rustix::process::kill_process(pid, rustix::process::Signal::TERM)?)
 }
 
-/// Raises the limit of descriptors for this number of connections and threads, and the rest of the
-/// server. Returns the limit that the system allows.
+/// Raises the descriptor limit to what this number of connections and threads and the rest of the
+/// server need. Returns the limit that the system allows.
 pub fn raise_descriptor_limit(connections: usize, threads: usize) -> u64 {
-    // Listeners, log, the acceptor's runtime, and two for each worker's event loop.
+    // Listeners, log, the acceptor's runtime, and two descriptors for each worker's event loop.
     cached_config::raise_descriptor_limit((connections + 32 + 2 * threads) as u64)
 }
 
-/// Returns whether the process has root's rights.
+/// Returns whether the process has root's privileges.
 pub fn is_root() -> bool {
     rustix::process::getuid().is_root() || rustix::process::geteuid().is_root()
 }
 
-/// Returns the numbers of a user and of its group.
+/// Returns the IDs of a user and of its group.
 ///
 /// # Errors
 /// If there is no such user.
 pub fn user(name: &str) -> io::Result<(libc::uid_t, libc::gid_t)> {
     let name_c = std::ffi::CString::new(name)?;
-    // SAFETY: the name is a valid C string; the result is read before any other call could overwrite it.
+    // SAFETY: the name is a valid C string, and the result is read before any other call can
+    // overwrite it.
     unsafe {
         let entry = libc::getpwnam(name_c.as_ptr());
         if entry.is_null() {
@@ -54,7 +56,7 @@ pub fn user(name: &str) -> io::Result<(libc::uid_t, libc::gid_t)> {
     }
 }
 
-/// Becomes another user. Call before threads are started.
+/// Switches to another user. Must be called before threads are started.
 ///
 /// # Errors
 /// If there is no such user, or the system refuses.
@@ -62,7 +64,7 @@ pub fn become_user(name: &str) -> io::Result<()> {
     let (uid, gid) = user(name)?;
     // SAFETY: no pointers but a null one for an empty list.
     let refused = unsafe { libc::setgroups(0, std::ptr::null()) != 0 };
-    // As in a user namespace, where the privileges are few already.
+    // This happens in a user namespace, where the process has few privileges anyway.
     if refused && io::Error::last_os_error().raw_os_error() != Some(libc::EPERM) {
         return Err(io::Error::last_os_error());
     }
@@ -73,10 +75,10 @@ pub fn become_user(name: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// Allows core files of any size, or of as much as the system lets us.
+/// Allows core files of any size, or of as much as the system permits.
 ///
 /// # Errors
-/// When no core file would be written at all.
+/// If no core file would be written at all.
 pub fn allow_core_dumps() -> io::Result<()> {
     let limit = getrlimit(Resource::Core);
     if setrlimit(Resource::Core, Rlimit { current: None, maximum: None }).is_err() {
@@ -88,11 +90,10 @@ pub fn allow_core_dumps() -> io::Result<()> {
     }
 }
 
-/// Keeps the process's memory, present and future, from being paged out once it has been used for
-/// the first time.
+/// Keeps the process's memory, present and future, from being paged out after its first use.
 ///
 /// # Errors
-/// If the system refuses, usually for lack of rights.
+/// If the system refuses, usually for lack of privileges.
 pub fn lock_memory() -> io::Result<()> {
     // SAFETY: plain numbers.
     match unsafe { libc::mlockall(libc::MCL_CURRENT | libc::MCL_FUTURE | libc::MCL_ONFAULT) } {
@@ -101,18 +102,18 @@ pub fn lock_memory() -> io::Result<()> {
     }
 }
 
-/// The process that has started this one as a daemon. It waits until this one serves or ends, and
-/// ends with its status.
+/// The process that has started this one as a daemon. It waits until this process serves or ends,
+/// and exits with the corresponding status.
 #[derive(Debug)]
 pub struct Parent(OwnedFd);
 
 impl Parent {
-    /// Lets it end with 0: this process serves.
+    /// Lets the parent exit with status 0, because this process serves.
     pub fn serves(self) {
         self.tell(&[0]);
     }
 
-    /// Lets it print the line of a failure, and end with its status.
+    /// Lets the parent print the line of a failure, and exit with its status.
     pub fn failed(self, failure: &Failure) {
         let mut told = vec![failure.exit().status()];
         told.extend(failure.to_string().into_bytes());
@@ -120,23 +121,23 @@ impl Parent {
     }
 
     fn tell(self, told: &[u8]) {
-        // Fails if it has been killed: then there is none to be told.
+        // Fails if the parent has been killed, in which case there is nobody to tell.
         let _ = File::from(self.0).write_all(told);
     }
 }
 
-/// Leaves the terminal: continues in a child with a session of its own, while the parent waits for
-/// what the child [tells](Parent). With `keep_folder` the working directory stays, with
-/// `keep_output` the standard streams do.
+/// Detaches from the terminal: continues in a child with its own session, while the parent waits
+/// for the [outcome](Parent) that the child reports. With `keep_folder`, the working directory
+/// stays the same; with `keep_output`, the standard streams do.
 ///
 /// # Errors
-/// When the system refuses.
+/// If the system refuses.
 ///
-/// Call before threads are started.
+/// Must be called before threads are started.
 pub fn daemonize(keep_folder: bool, keep_output: bool) -> io::Result<Parent> {
     let (told, tells) = io::pipe()?;
-    // SAFETY: there is one thread only, so the child is as whole as the parent; the parent leaves without
-    // running anything that the child continues with.
+    // SAFETY: there is only one thread, so the child's state is as consistent as the parent's; the
+    // parent exits without running anything that the child continues to use.
     match unsafe { libc::fork() } {
         -1 => return Err(io::Error::last_os_error()),
         0 => drop(told),
@@ -163,7 +164,8 @@ pub fn daemonize(keep_folder: bool, keep_output: bool) -> io::Result<Parent> {
     Ok(Parent(tells.into()))
 }
 
-/// Waits until a daemon serves, or has ended; prints why it has, and returns the exit status.
+/// Waits until a daemon serves or has ended. Prints the reason if it has ended, and returns the
+/// exit status.
 fn outcome(mut told: io::PipeReader, child: libc::pid_t) -> i32 {
     // Signals end this process while it waits; the daemon reads its own from a descriptor.
     // SAFETY: an all-zero set is a valid value to be overwritten, and the pointers lead to it.
@@ -173,7 +175,7 @@ fn outcome(mut told: io::PipeReader, child: libc::pid_t) -> i32 {
         libc::sigprocmask(libc::SIG_SETMASK, &none, std::ptr::null_mut());
     }
     let mut words = Vec::new();
-    // Ends when the daemon has told something, or its copy of the pipe is gone with it.
+    // Ends when the daemon has reported something, or has closed its copy of the pipe by ending.
     let _ = told.read_to_end(&mut words);
     if let Some((status, line)) = words.split_first() {
         if *status != 0 {
@@ -188,15 +190,15 @@ fn outcome(mut told: io::PipeReader, child: libc::pid_t) -> i32 {
     }
     match libc::WIFEXITED(status) {
         true => libc::WEXITSTATUS(status),
-        // As a shell shows it.
+        // The status that a shell would show.
         false => 128 + libc::WTERMSIG(status),
     }
 }
 
-/// Writes the file of `-P`, which has the process ID.
+/// Writes the file of `-P`, which contains the process ID.
 ///
 /// # Errors
-/// When the file cannot be written.
+/// If the file cannot be written.
 pub fn write_pid_file(path: &Path) -> io::Result<()> {
     if let Some(pid) = process_in_pid_file(path) {
         tracing::warn!(pid, "the pid file contained the ID of a running process");
@@ -207,12 +209,12 @@ pub fn write_pid_file(path: &Path) -> io::Result<()> {
 /// Replaces the pid file of the process that has handed over to this one.
 ///
 /// # Errors
-/// When the file cannot be written.
+/// If the file cannot be written.
 pub fn replace_pid_file(path: &Path) -> io::Result<()> {
     write_whole(path, ".tmp", &format!("{}\n", std::process::id()))
 }
 
-/// Writes a file under another name first, so that no reader finds half of it.
+/// Writes a file under a temporary name first, so that no reader finds an incomplete file.
 fn write_whole(path: &Path, draft_suffix: &str, text: &str) -> io::Result<()> {
     let mut draft = path.as_os_str().to_owned();
     draft.push(draft_suffix);
@@ -220,14 +222,14 @@ fn write_whole(path: &Path, draft_suffix: &str, text: &str) -> io::Result<()> {
     fs::rename(&draft, path)
 }
 
-/// Removes the pid file. Called at the end.
+/// Removes the pid file. Called at shutdown.
 pub fn remove_pid_file(path: &Path) {
     if let Err(error) = fs::remove_file(path) {
         tracing::warn!(cause = %error, path = %path.display(), "cannot remove the pid file");
     }
 }
 
-/// Returns the process that the pid file names, if it exists.
+/// Returns the ID of the process that the pid file names, if that process exists.
 fn process_in_pid_file(path: &Path) -> Option<i32> {
     let pid: i32 = fs::read_to_string(path).ok()?.trim().parse().ok()?;
     // SAFETY: plain numbers; signal 0 only checks whether the process exists.
@@ -236,14 +238,14 @@ fn process_in_pid_file(path: &Path) -> Option<i32> {
 
 /// The first inherited descriptor.
 const FIRST_FD: RawFd = 3;
-/// The largest number of inherited descriptors that is accepted.
+/// The maximum number of inherited descriptors that are accepted.
 const FDS_MAX: usize = 64;
 
 /// Returns the sockets of `LISTEN_FDS`, inherited from a service manager (systemd's
 /// `sd_listen_fds`), if they are meant for this process. The server listens on them instead of the
 /// addresses in its settings.
 ///
-/// To be called once, before anything else opens descriptors and before the process forks.
+/// Must be called only once, before anything else opens descriptors and before the process forks.
 pub fn inherited_sockets() -> Vec<OwnedFd> {
     let number = |name: &str| std::env::var(name).ok()?.parse::<u32>().ok();
     let (Some(pid), Some(count)) = (number("LISTEN_PID"), number("LISTEN_FDS")) else { return Vec::new() };
@@ -254,37 +256,38 @@ pub fn inherited_sockets() -> Vec<OwnedFd> {
         // SAFETY: a plain number; sets a flag on a descriptor, or fails.
         unsafe { libc::fcntl(*fd, libc::F_SETFD, libc::FD_CLOEXEC) == 0 }
     });
-    // SAFETY: the variables state that these descriptors belong to this process, they are open as just
-    // checked, and nothing else in this process uses them.
+    // SAFETY: the variables state that these descriptors belong to this process, the check above
+    // has shown that they are open, and nothing else in this process uses them.
     descriptors.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }).collect()
 }
 
-/// The file of a unix socket that this process listens at. It is removed when this is dropped,
-/// unless the path leads to another file by then (a new server may have bound a socket there), or
-/// the file still belongs to another process.
+/// The file of a unix socket on which this process listens. The file is removed when this is
+/// dropped, unless the path leads to another file by then (a new server may have bound a socket
+/// there), or the file still belongs to another process.
 ///
-/// To be dropped while the socket is still open: only then can no other file have the same inode.
+/// Must be dropped while the socket is still open: only then can no other file have the same inode.
 #[derive(Debug)]
 pub(crate) struct SocketFile {
     path: PathBuf,
-    /// Device and inode.
+    /// The device and inode of the file.
     file: Option<(u64, u64)>,
-    /// Another process has the socket as well, and may continue to use it: then the file stays.
+    /// Whether another process has the socket as well, and may continue to use it. The file then
+    /// stays.
     is_another: bool,
 }
 
 impl SocketFile {
-    /// Takes the file that is at a path.
+    /// Takes ownership of the file at a path.
     pub(crate) fn new(path: &Path) -> SocketFile {
         SocketFile { path: path.to_owned(), file: file_at(path), is_another: false }
     }
 
-    /// Takes the file of a socket that another process has handed over, and may continue to use.
+    /// Records the file of a socket that another process has handed over, and may continue to use.
     pub(crate) fn of_another(path: &Path) -> SocketFile {
         SocketFile { path: path.to_owned(), file: file_at(path), is_another: true }
     }
 
-    /// Makes the file this process's: the other one does not use it any more.
+    /// Makes the file this process's own, because the other process no longer uses it.
     pub(crate) fn own(&mut self) {
         self.is_another = false;
     }
@@ -293,22 +296,22 @@ impl SocketFile {
 impl Drop for SocketFile {
     fn drop(&mut self) {
         if !self.is_another && self.file.is_some() && file_at(&self.path) == self.file {
-            // Fails if it has been removed meanwhile.
+            // Fails if the file has been removed in the meantime.
             let _ = std::fs::remove_file(&self.path);
         }
     }
 }
 
-/// Returns device and inode of the file at a path.
+/// Returns the device and inode of the file at a path.
 fn file_at(path: &Path) -> Option<(u64, u64)> {
     std::fs::symlink_metadata(path).ok().map(|found| (found.dev(), found.ino()))
 }
 
-/// Writes the opened ports to the file that `MEMCACHED_PORT_FILENAME` names, one line per address:
+/// Writes the opened ports to the file that `MEMCACHED_PORT_FILENAME` names, one line per address,
 /// for test programs that request any free port. Does nothing if the variable is not set.
 ///
 /// # Errors
-/// When the file cannot be written.
+/// If the file cannot be written.
 pub(crate) fn write_port_file(tcp: &[SocketAddr], udp: &[SocketAddr]) -> io::Result<()> {
     let Some(path) = std::env::var_os("MEMCACHED_PORT_FILENAME") else { return Ok(()) };
     let mut text = String::new();
@@ -321,11 +324,11 @@ pub(crate) fn write_port_file(tcp: &[SocketAddr], udp: &[SocketAddr]) -> io::Res
     write_whole(Path::new(&path), ".lck", &text)
 }
 
-/// Pins the calling thread to one of the cores it may run on, if there are enough for all
-/// `threads`. Best effort.
+/// Pins the calling thread to one of the cores on which it may run, if there are enough cores for
+/// all `threads`. Best effort.
 ///
-/// The cores are those of the process's affinity mask, which the kernel keeps within the cpuset of
-/// its cgroup.
+/// The cores are taken from the process's affinity mask, which the kernel keeps within the cpuset
+/// of its cgroup.
 pub(crate) fn pin_thread(index: usize, threads: usize) {
     let Ok(allowed) = sched_getaffinity(None) else { return };
     let Some(core) = core_of(index, threads, |core| allowed.is_set(core)) else {
@@ -345,7 +348,7 @@ pub(crate) fn pin_thread(index: usize, threads: usize) {
     }
 }
 
-/// Returns the core of a worker; `None` if there are fewer cores than workers.
+/// Returns the core for a worker; `None` if there are fewer cores than workers.
 fn core_of(index: usize, threads: usize, is_allowed: impl Fn(usize) -> bool) -> Option<usize> {
     let cores: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|core| is_allowed(*core)).collect();
     if cores.len() < threads.max(2) {
@@ -368,14 +371,14 @@ fn core_of(index: usize, threads: usize, is_allowed: impl Fn(usize) -> bool) -> 
 pub struct Logging {
     verbosity: Arc<AtomicU8>,
     log: Option<Log>,
-    /// The configured level, below which no verbosity leads.
+    /// The configured level, which no verbosity can lower.
     base: Arc<AtomicU8>,
 }
 
 const LEVELS: [Level; 5] = [Level::Error, Level::Warn, Level::Info, Level::Debug, Level::Trace];
 
 impl Logging {
-    /// Returns the means of changing `log`, which has the configured level `base` already.
+    /// Returns a handle that changes `log`, which already has the configured level `base`.
     pub fn over(log: Log, base: Level, verbosity: u8) -> Logging {
         Logging {
             verbosity: Arc::new(AtomicU8::new(verbosity)),
@@ -384,13 +387,13 @@ impl Logging {
         }
     }
 
-    /// Leaves the process's logs to the program that embeds the server.
+    /// Leaves logging to the program that embeds the server.
     pub fn embedded(verbosity: u8) -> Logging {
         let base = Arc::new(AtomicU8::new(Level::Info as u8));
         Logging { verbosity: Arc::new(AtomicU8::new(verbosity)), log: None, base }
     }
 
-    /// Returns the level that `verbosity` leads to over the configured level `base`.
+    /// Returns the level for `verbosity` over the configured level `base`.
     pub(crate) fn level(base: Level, verbosity: u8) -> Level {
         match verbosity {
             0 => base,
@@ -411,7 +414,7 @@ impl Logging {
         self.apply();
     }
 
-    /// Sets the configured level and the form of the lines; the verbosity stays.
+    /// Sets the configured level and the format of the lines; the verbosity stays the same.
     pub(crate) fn configure(&self, table: LogTable) {
         self.base.store(table.level as u8, Ordering::Relaxed);
         if let Some(log) = &self.log {
@@ -427,7 +430,7 @@ impl Logging {
         }
     }
 
-    /// Writes how many lines were held back; called about once a second.
+    /// Logs how many lines were suppressed; called about once a second.
     pub(crate) fn report_repeats(&self) {
         if let Some(log) = &self.log {
             log.report_repeats();

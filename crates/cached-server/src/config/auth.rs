@@ -7,8 +7,8 @@
 //!                                              wrong ones ▼
 //!                                              by address (`attempts`)
 //! ```
-//! With either, every connection begins behind a gate; a protocol without passwords of its own is
-//! not served.
+//! If either file is configured, every connection begins behind a gate, and a protocol without
+//! passwords of its own is not served.
 
 use cached_config::ConfigError;
 use parking_lot::RwLock;
@@ -23,13 +23,13 @@ use std::sync::Arc;
 /// The passwords of each protocol.
 #[derive(Debug, Clone, Default)]
 pub struct Auth {
-    /// Of text and meta.
+    /// The passwords of the text and meta protocols.
     pub text: Option<Credentials>,
-    /// Of the binary protocol.
+    /// The passwords of the binary protocol.
     pub sasl: Option<Credentials>,
 }
 
-/// The passwords that were read again from the files of an [`Auth`].
+/// Passwords that were read again from the files of an [`Auth`].
 #[must_use = "without `put_in_force` the passwords are the same as before"]
 pub struct PasswordsRead(Vec<Vec<[u8; 32]>>);
 
@@ -46,39 +46,39 @@ impl Auth {
         self.text.is_some() || self.sasl.is_some()
     }
 
-    /// Reads the files. Until then no password is accepted. To be called while the process may read
-    /// them.
+    /// Reads the files. No password is accepted before. Must be called while the process still has
+    /// permission to read the files.
     ///
     /// # Errors
-    /// The key of a file, the mistake in it, and the remedy.
+    /// The key of a file, the mistake in the file, and the remedy.
     pub fn load(&self) -> Result<(), ConfigError> {
         let read = self.read_again()?;
         self.put_in_force(read);
         Ok(())
     }
 
-    /// Reads the files that have not been read.
+    /// Reads the files that have not been read yet.
     ///
     /// # Errors
-    /// As [`load`](Self::load).
+    /// As for [`load`](Self::load).
     pub(crate) fn load_missing(&self) -> Result<(), ConfigError> {
         let all = [&self.text, &self.sasl].into_iter().flatten();
         if all.clone().all(Credentials::is_loaded) { Ok(()) } else { self.load() }
     }
 
-    /// Reads the files again. All passwords are the same as before until they are
-    /// [put in force](Self::put_in_force).
+    /// Reads the files again. The passwords in force stay the same until the new ones are [put in
+    /// force](Self::put_in_force).
     ///
     /// # Errors
-    /// As [`load`](Self::load).
+    /// As for [`load`](Self::load).
     pub fn read_again(&self) -> Result<PasswordsRead, ConfigError> {
         let read =
             |(one, key): (&Credentials, &str)| one.read().map_err(|why| ConfigError { key: key.into(), why });
         self.given().map(read).collect::<Result<_, _>>().map(PasswordsRead)
     }
 
-    /// Accepts the passwords that have been read from now on, and no others. Returns the
-    /// configuration keys of the files that differ.
+    /// Accepts only the passwords in `read` from now on. Returns the configuration keys of the
+    /// files that have changed.
     pub fn put_in_force(&self, read: PasswordsRead) -> Vec<&'static str> {
         let changed =
             self.given().zip(read.0).filter_map(|((one, key), read)| one.put_in_force(read).then_some(key));
@@ -97,38 +97,38 @@ impl Auth {
         all.filter_map(|one| cached_config::secret_warning(one.path())).collect()
     }
 
-    /// Returns the path of the file of text authentication, empty without one.
+    /// Returns the path of the file for text authentication; empty without one.
     pub(crate) fn text_path(&self) -> PathBuf {
         self.text.as_ref().map(|one| one.path().to_owned()).unwrap_or_default()
     }
 
-    /// Returns the path of the file of SASL, empty without one.
+    /// Returns the path of the file for SASL; empty without one.
     pub(crate) fn sasl_path(&self) -> PathBuf {
         self.sasl.as_ref().map(|one| one.path().to_owned()).unwrap_or_default()
     }
 }
 
-// A file of users and passwords, as memcached has it: a line `user:password` for each user. Only
+// A file of users and passwords in memcached's format: a line `user:password` for each user. Only
 // digests of user and password are kept, and each attempt is compared with all of them, so that the
-// time of an answer reveals neither which users exist nor how much of a password was right.
+// response time reveals neither which users exist nor how much of a password was correct.
 
-/// The largest file, in bytes.
+/// The maximum size of the file, in bytes.
 const FILE_BYTES_MAX: u64 = 1 << 20;
-/// The longest line, in bytes: memcached cuts longer ones.
+/// The maximum length of a line, in bytes: memcached truncates longer ones.
 const LINE_BYTES_MAX: usize = 255;
-/// The largest number of users: each is compared with for every attempt.
+/// The maximum number of users, limited because each attempt is compared with every user.
 const USERS_MAX: usize = 1024;
 
-/// How a line is read.
+/// The format of a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Form {
-    /// Of `-Y`: the password is the rest of the line.
+    /// The format of `-Y`: the password is the rest of the line.
     Text,
-    /// Of `-S`: the password ends at a further colon, and lines may be empty.
+    /// The format of `-S`: the password ends at a second colon, and lines may be empty.
     Sasl,
 }
 
-/// Users and their passwords. Cheap to clone; all clones are the same.
+/// Users and their passwords. Cheap to clone; all clones share the same state.
 #[derive(Clone)]
 pub struct Credentials {
     inner: Arc<Inner>,
@@ -155,24 +155,24 @@ impl Credentials {
     }
 
     fn of(path: PathBuf, form: Form) -> Credentials {
-        // A daemon leaves its directory; the file is read again later.
+        // A daemon changes its directory, and the file is read again later.
         let path = std::path::absolute(&path).unwrap_or(path);
         Credentials { inner: Arc::new(Inner { path, form, digests: RwLock::default() }) }
     }
 
-    /// Returns the file.
+    /// Returns the path of the file.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.inner.path
     }
 
-    /// Returns whether the password is the user's. Takes the same time for every user and password
-    /// of the same length together.
+    /// Returns whether the password is the user's. The time depends only on the total length of
+    /// user and password.
     #[must_use]
     pub fn accept(&self, user: &[u8], password: &[u8]) -> bool {
         let digest = digest(user, password);
         let differs = |known: &[u8; 32]| known.iter().zip(&digest).fold(0, |all, (a, b)| all | (a ^ b)) != 0;
-        // Compares with all of them.
+        // Compares with all digests.
         self.inner.digests.read().iter().filter(|known| !differs(known)).count() > 0
     }
 
@@ -181,11 +181,11 @@ impl Credentials {
         !self.inner.digests.read().is_empty()
     }
 
-    /// Reads and checks the file.
+    /// Reads and validates the file.
     fn read(&self) -> Result<Vec<[u8; 32]>, String> {
         let Inner { path, form, .. } = &*self.inner;
         let failed = |error| format!("cannot read the passwords in {}: {error}", path.display());
-        // A pipe without a writer must not block the start.
+        // A FIFO without a writer must not block the startup.
         let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(failed)?;
         if !file.metadata().map_err(failed)?.is_file() {
             return Err(format!(
@@ -198,7 +198,7 @@ impl Credentials {
         parse(&bytes, *form).map_err(|why| format!("{}: {why}", path.display()))
     }
 
-    /// Accepts these from now on and no others; returns whether they differ from those before.
+    /// Accepts only these digests from now on. Returns whether they differ from the previous ones.
     fn put_in_force(&self, digests: Vec<[u8; 32]>) -> bool {
         let mut accepted = self.inner.digests.write();
         let are_new = *accepted != digests;
@@ -213,7 +213,7 @@ impl fmt::Debug for Credentials {
     }
 }
 
-/// Returns a digest of both, in which the border between them counts.
+/// Returns a digest of user and password that depends on the boundary between them.
 fn digest(user: &[u8], password: &[u8]) -> [u8; 32] {
     let user = Sha256::digest(user);
     Sha256::new_with_prefix(user).chain_update(password).finalize().into()

@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// The content of a configuration file; keys that it omits have their defaults.
+/// The content of a configuration file; omitted keys have their defaults.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct File {
@@ -55,7 +55,7 @@ impl From<&Config> for File {
 }
 
 impl File {
-    /// Returns the configuration as a file, without values that derive from others.
+    /// Returns the configuration as a file, without values that are derived from others.
     pub(crate) fn with_derived_values_absent(config: &Config) -> File {
         File {
             process: ProcessTable::from(&config.settings),
@@ -87,14 +87,14 @@ impl File {
 }
 
 impl File {
-    /// Reads and checks a file's text; `path` is for error messages.
+    /// Parses and validates a file's text; `path` is for error messages.
     ///
     /// # Errors
     /// [`ConfigFileError`] for the first error found.
     pub(crate) fn parse(path: &Path, text: &str) -> Result<File, ConfigFileError> {
         let mut file: File = parse_config(path, text)?;
         file.check().map_err(|error| ConfigFileError::of_key(path, error))?;
-        // Whether memory can be shared is checked with the memory that flags set.
+        // Whether memory can be shared is checked later, with the memory that flags set.
         let settings = file.settings().map_err(|error| ConfigFileError::of_key(path, error))?;
         set_range(file.shared_memory.as_ref(), &settings, file.objects.as_mut());
         Ok(file)
@@ -164,32 +164,33 @@ config_keys! {
     core_dumps: bool = same(core_dumps);
     /// `-k`.
     lock_memory: bool = same(lock_memory);
-    /// How long the process is not ready before its listeners close.
+    /// The time for which the process reports that it is not ready before its listeners close.
     drain_delay_secs: u64 = same(drain.delay_secs);
-    /// How long clients have to take their replies after that.
+    /// The time that clients have to read their replies once the listeners are closed.
     drain_timeout_secs: u64 = same(drain.timeout_secs);
-    /// How long a new process may take to start, and again to take over.
+    /// The maximum time for a new process to start, and again for it to take over.
     upgrade_timeout_secs: u64 = same(upgrade_timeout_secs), in 1..=60 * 60;
 }
 
-/// The table.
+/// The table `[shared_memory]`.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, expecting = "a table")]
 pub struct SharedMemoryTable {
-    /// The least memory for items; `None`: an eighth of both, if items have as much at the start.
+    /// The minimum memory for items; `None` for an eighth of the total, if items have that much at
+    /// startup.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub items_bytes_min: Option<Size>,
-    /// The least memory for objects; `None`: an eighth of both, if objects have as much at the
-    /// start.
+    /// The minimum memory for objects; `None` for an eighth of the total, if objects have that much
+    /// at startup.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub objects_bytes_min: Option<Size>,
     /// The cost of a missed item, in microseconds; 0 for the cost of loading a bucket.
     pub item_miss_us: u64,
 }
 
-/// A day: beyond, a typing error is more likely.
+/// A day: a larger value is probably a typing error.
 const MISS_US_MAX: u64 = 24 * 60 * 60 * 1_000_000;
-/// With less a half does not work well.
+/// The minimum size with which a half works well.
 const LEAST_BYTES: Size = Size(2 << 20);
 
 impl SharedMemoryTable {
@@ -207,7 +208,8 @@ impl SharedMemoryTable {
         }
     }
 
-    /// Returns the table with the values that follow from the memory of items and of `objects`.
+    /// Returns the table with the values filled in that follow from the memory of items and of
+    /// `objects`.
     pub(super) fn filled_in(&self, items_bytes: usize, objects: &ObjectsTable) -> SharedMemoryTable {
         let memory = self.memory(items_bytes, objects);
         SharedMemoryTable {
@@ -218,18 +220,18 @@ impl SharedMemoryTable {
     }
 }
 
-/// Sets the range of the objects' memory, from which other values follow, if memory is shared.
-/// Checks nothing.
+/// If memory is shared, sets the range of the objects' memory, from which other values follow. Does
+/// not validate anything.
 fn set_range(table: Option<&SharedMemoryTable>, settings: &Settings, objects: Option<&mut ObjectsTable>) {
     if let (Some(table), Some(objects)) = (table, objects) {
         objects.memory_range = Some(table.memory(settings.memory_bytes, objects).objects_range());
     }
 }
 
-/// Returns how items and objects share their memory, and sets the range of the objects'.
+/// Returns how items and objects share their memory, and sets the range of the objects' memory.
 ///
 /// # Errors
-/// The key whose value does not allow it.
+/// The key whose value does not allow sharing.
 pub(crate) fn share(
     table: &SharedMemoryTable,
     settings: &Settings,

@@ -1,7 +1,8 @@
-//! `[memcached]`: the listeners for memcached's protocols. Each key stands for one of memcached's
-//! flags, with a clear name and its unit.
+//! `[memcached]`: the listeners for memcached's protocols. Each key corresponds to one of
+//! memcached's flags, with a clear name that includes the unit.
 //!
-//! Flags without effect in this engine have no key; they are accepted on command lines only.
+//! Flags that have no effect in this engine have no key; they are accepted only on the command
+//! line.
 
 use super::auth::Credentials;
 use super::settings::{ListenAddress, ListenTls, Settings};
@@ -21,7 +22,7 @@ config_keys! {
     pub(crate) listen: Vec<String> = made(|settings: &Settings| listeners(&settings.listen, settings.protocol));
     /// `-U`, with the addresses of `-l`.
     pub(crate) udp_listen: Vec<String> = made(|settings: &Settings| listeners(&settings.udp_listen, None));
-    /// No flag; without it replies to datagrams would have no limit.
+    /// No flag. Without this limit, replies to datagrams would be unbounded.
     udp_reply_bytes_max: Size = size(udp_reply_bytes_max), in Size::from(UDP_DATA_LEN_MAX)..=Size::from(UDP_REPLY_LEN_MAX);
     /// `-s`; in addition to TCP, not instead of it.
     unix_path: PathBuf = optional(unix_path);
@@ -53,9 +54,9 @@ config_keys! {
     connections_max: u32 = count(connections_max), in 1..=i32::MAX as u32;
     /// `-o maxconns_fast` and `no_maxconns_fast`.
     connections_excess: Excess = made(|settings: &Settings| if settings.connections_max_fast { Excess::Refuse } else { Excess::Wait });
-    /// No flag; 0 is without limit.
+    /// No flag; 0 means no limit.
     peer_connections_max: u32 = count(peer_connections_max);
-    /// `-o read_buf_mem_limit`; with 0 it follows from `connections_max`.
+    /// `-o read_buf_mem_limit`; if 0, the limit is derived from `connections_max`.
     connection_bytes_max: Size = size(inert.read_buf_mem_limit);
     /// `-o idle_timeout`.
     idle_timeout_secs: u32 = same(idle_timeout_secs), in 0..=i32::MAX as u32;
@@ -63,7 +64,7 @@ config_keys! {
     listen_backlog: u32 = same(backlog), in 0..=i32::MAX as u32;
     /// No flag; the limit of a drive without `-R`.
     batches_per_wake: u32 = same(batches_per_wake), in 1..=i32::MAX as u32;
-    /// `-R`; 0 is without limit.
+    /// `-R`; 0 means no limit.
     requests_per_wake: u32 = optional(requests_per_wake), in 0..=i32::MAX as u32;
     /// `-o pin_workers`.
     pin_workers: bool = same(pin_workers);
@@ -109,7 +110,7 @@ enum ListenProtocol {
     Binary,
 }
 
-/// The treatment of clients above `connections_max`.
+/// The treatment of clients beyond `connections_max`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Excess {
@@ -163,16 +164,16 @@ fn listener(address: &ListenAddress, protocol: Option<Protocol>) -> String {
 }
 
 const MIB: u64 = 1 << 20;
-/// As for `-m`: a larger number is more likely a mistake than intended.
+/// As for `-m`: a larger number is probably a mistake.
 const MEMORY_BYTES_MAX: u64 = 4 << 40;
-/// The sizes of a buffer for lines of the log.
+/// The permitted sizes of a buffer for log lines.
 const BUFFER_BYTES: RangeInclusive<Size> = Size(4 << 10)..=Size(1 << 30);
 const CLASS_BYTES_MIN: u64 = 48;
 const CLASS_BYTES_MAX: u64 = 512 << 10;
 
 impl MemcachedTable {
-    /// Checks the table, and copies it to the settings, except for the addresses, which depend on
-    /// flags as well.
+    /// Validates the table, and copies it to the settings, except for the addresses, which also
+    /// depend on flags.
     pub(super) fn settle(&self, settings: &mut Settings) -> Result<(), ConfigError> {
         self.check_ranges("memcached")?;
         self.apply(settings);

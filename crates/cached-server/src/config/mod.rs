@@ -1,13 +1,13 @@
-//! Configuration: the file that `--config` names (TOML), the settings that result from file and
-//! flags, and the files that these name. Nothing here opens a socket or a store, or starts a
-//! thread.
+//! Configuration: the file that `--config` names (TOML), the settings that result from the file and
+//! the flags, and the files that these settings name. Nothing here opens a socket or a store, or
+//! starts a thread.
 //!
 //! Each table is a struct that serde reads and writes, so that the printed configuration can be
-//! read back; its defaults come from the code that uses it. An unknown key or an invalid value
-//! stops the start with one line: the file and key, the mistake, the remedy. `deploy/cached.toml`
-//! shows every key, and a test compares its values with the defaults. Tables shared with `synapsed`
-//! are in the crates `cached-config` (`[insight]`, `[objects]` and its backend, `[synapse]`) and
-//! `cached-admin` (`[admin]`).
+//! parsed again; its defaults come from the code that uses it. An unknown key or an invalid value
+//! stops the startup with one line: the file and key, the mistake, the remedy. `deploy/cached.toml`
+//! shows every key, and a test compares its values with the defaults. The tables shared with
+//! `synapsed` are in the crates `cached-config` (`[insight]`, `[objects]` and its backend,
+//! `[synapse]`) and `cached-admin` (`[admin]`).
 //!
 //! | module | content |
 //! |---|---|
@@ -16,8 +16,9 @@
 //! | `settings`, `size_classes` | the settings of a server in plain types; memcached's size classes |
 //! | `auth` | the files of users and passwords |
 //!
-//! [`Config::load`] reads every file that the configuration names, and refuses what the start would
-//! refuse. `--check-config` does no less and no more; neither takes a lock, or creates a file.
+//! [`Config::load`] reads every file that the configuration names, and refuses everything that the
+//! startup would refuse. `--check-config` performs exactly the same checks; neither takes a lock,
+//! or creates a file.
 
 pub mod auth;
 mod file;
@@ -63,26 +64,27 @@ pub struct Config {
     pub settings: Settings,
     /// The object cache, if one is configured.
     pub objects: Option<ObjectsTable>,
-    /// How items and objects share their memory, if they do.
+    /// The way in which items and objects share their memory, if they do.
     pub shared_memory: Option<SharedMemoryTable>,
     /// The synapse listener of the object cache, if one is configured.
     pub synapse: Option<SynapseTable>,
-    /// The volumes in the object cache, if there are to be any.
+    /// The volumes in the object cache, if they are configured.
     pub volumes: Option<VolumesTable>,
-    /// The listener that serves them, if one is configured.
+    /// The NBD listener that serves the volumes, if one is configured.
     pub nbd: Option<NbdTable>,
-    /// The sidecar before an S3 endpoint, if one is configured.
+    /// The sidecar in front of an S3 endpoint, if one is configured.
     #[cfg(feature = "sidecar")]
     pub s3: Option<S3Table>,
     /// The admin listener, if one is configured.
     pub admin: Option<AdminTable>,
     /// Tracing, if it is configured.
     pub tracing: Option<TracingTable>,
-    /// The file, if there is one; absolute.
+    /// The absolute path of the configuration file, if there is one.
     pub path: Option<PathBuf>,
-    /// The file's text. It is read once, since the file may change later.
+    /// The file's text, which is read only once, because the file may change later.
     pub text: Option<String>,
-    /// The keys whose values flags have set, of those that name something.
+    /// The keys, among those that name a user, an address or a file, whose values were set by
+    /// command-line flags. Errors about them do not mention the configuration file.
     pub by_flag: Vec<&'static str>,
 }
 
@@ -104,7 +106,7 @@ impl Config {
         listener.into_iter().chain(store).chain(admin).collect()
     }
 
-    /// Returns the number of descriptors that the object cache may need, beyond those of
+    /// Returns the number of descriptors that the object cache may need, in addition to those of
     /// memcached's connections.
     pub fn object_descriptors(&self) -> usize {
         let listener =
@@ -139,30 +141,32 @@ pub struct Loaded {
     pub tokens: Option<Tokens>,
     /// The certificates for memcached's protocols.
     pub tls: Option<Arc<ServerTls>>,
-    /// Those of the admin listener.
+    /// The certificates of the admin listener.
     pub admin_tls: Option<Arc<ServerTls>>,
-    /// Those of the listener of volumes.
+    /// The certificates of the NBD listener.
     pub nbd_tls: Option<Arc<ServerTls>>,
-    /// Those of the S3 listener.
+    /// The certificates of the S3 listener.
     pub s3_tls: Option<Arc<ServerTls>>,
     /// The keys of the S3 listener, and its own credentials.
     pub s3_secrets: SidecarSecrets,
 }
 
 impl Config {
-    /// Reads the files that the configuration names, and checks users and addresses. To be called
-    /// while the process may read the files. The passwords are in force then.
+    /// Reads the files that the configuration names, and checks users and addresses. Afterwards,
+    /// the passwords are in force. Must be called while the process still has permission to read
+    /// the files.
     ///
     /// # Errors
-    /// The first mistake: in the file with its path and the key, in a flag with memcached's words
-    /// and exit status. What a disk or the system fails to read is none: it may be read later.
+    /// The first mistake: for the file, with its path and the key; for a flag, with memcached's
+    /// message and exit status. A failure of a disk or of the system to read a file is not a
+    /// mistake: the file may be read later.
     pub fn load(&self) -> Result<Loaded, Failure> {
         let settings = &self.settings;
         if let Some(user) = settings.user.as_deref().filter(|_| process::is_root()) {
             let found = process::user(user).map(drop);
             found.map_err(|error| self.mistake(wrong("process.user", error), Exit::NoUser))?;
         }
-        // Those that the file names have been read with it.
+        // The files that the configuration file names have already been read with it.
         let (auth, tls) = (&settings.auth, settings.tls.iter());
         let certificates =
             tls.flat_map(|tls| [&tls.chain_file, &tls.key_file, &tls.ca_file].map(PathBuf::clone));
@@ -206,8 +210,8 @@ impl Config {
         Ok(loaded)
     }
 
-    /// Returns the failure for a value that cannot work: with the path of the file and the key, or
-    /// with the line alone and the status `by_flag` where a flag has set it.
+    /// Returns the failure for an invalid value: with the path of the file and the key or, if a
+    /// flag has set the value, with the line alone and the status `by_flag`.
     pub fn mistake(&self, error: ConfigError, by_flag: Exit) -> Failure {
         match &self.path {
             Some(path) if !self.by_flag.contains(&error.key.as_str()) => {
@@ -246,7 +250,7 @@ fn wrong(key: &str, why: impl std::fmt::Display) -> ConfigError {
 
 #[cfg(not(feature = "sidecar"))]
 mod none {
-    /// The secrets of a sidecar, of which there are none.
+    /// The secrets of a sidecar: none in this build.
     #[derive(Clone, Debug, Default)]
     pub struct SidecarSecrets;
 

@@ -1,5 +1,5 @@
-//! `[s3]`: the sidecar, a caching proxy before an S3 endpoint; `[[s3.buckets]]`: what holds for the
-//! objects of a bucket. Without `[s3]` the sidecar is off.
+//! `[s3]`: the sidecar, a caching proxy in front of an S3 endpoint; `[[s3.buckets]]`: settings for
+//! the objects of a bucket. Without `[s3]`, the sidecar is off.
 
 use cached_config::{ConfigError, Size, TlsTable, config_keys, config_names, invalid};
 use cached_tls::ServerTls;
@@ -21,61 +21,66 @@ config_keys! {
     pub listen: Vec<String> = same(listen);
     /// The endpoint behind the proxy, as a URL.
     pub upstream: String = own(String::new());
-    /// The certificates of the authorities that sign the endpoint's; the system's without.
+    /// The certificates of the authorities that sign the endpoint's certificate; if empty, the
+    /// system's.
     pub upstream_ca_file: PathBuf = optional(upstream_ca_file);
     /// The names by which clients address the endpoint.
     pub domains: Vec<String> = same(domains);
     /// The party that authorizes the requests of clients.
     pub auth: AuthName = name(auth);
-    /// The clients' keys and their rights; with `auth = "listener"`.
+    /// The file of the clients' keys and their rights, for `auth = "listener"`.
     pub keys_file: PathBuf = own(PathBuf::new());
-    /// The region for which clients must sign with `auth = "listener"`; any without.
+    /// The region for which clients must sign with `auth = "listener"`; if empty, any region.
     pub region: String = same(region);
-    /// Whether requests to the endpoint are signed, where they do not keep the clients' signatures.
+    /// Whether the sidecar signs requests to the endpoint that do not keep the clients' signatures.
     pub upstream_auth: UpstreamAuthName = own(UpstreamAuthName::Signed);
-    /// The sidecar's own access key at the endpoint; if empty, that of the environment.
+    /// The sidecar's own access key at the endpoint; if empty, the one in the environment.
     pub upstream_access_key: String = own(String::new());
-    /// The file with its secret key.
+    /// The file with the secret key that belongs to `upstream_access_key`.
     pub upstream_secret_file: PathBuf = own(PathBuf::new());
     /// The region for which the sidecar signs.
     pub upstream_region: String = same(upstream_region);
-    /// For how long the known state of an object answers reads: seconds, or `"immutable"`.
+    /// The time for which the known state of an object answers reads: seconds, or `"immutable"`.
     pub fresh_secs: FreshSecs = own(FreshSecs::Secs(0));
-    /// For how long beyond that it answers while the endpoint is away, in seconds.
+    /// The additional time, in seconds, for which the known state answers reads while the endpoint
+    /// is unavailable.
     pub stale_if_error_secs: u64 = own(0);
-    /// For how long it is remembered that an object is not there, in seconds.
+    /// The time for which the absence of an object is remembered, in seconds.
     pub negative_secs: u64 = own(0);
-    /// The largest number of objects that are remembered not to be there.
+    /// The maximum number of absent objects that are remembered.
     pub negative_max: usize = same(absent_max);
-    /// Which keys the endpoint takes for one.
+    /// The names that the endpoint treats as the same.
     pub names: NamesName = name(names);
-    /// Where requests are logged: a file, `-` for standard output; nowhere without.
+    /// The destination of the access log: a file, or `-` for standard output; if empty, nothing is
+    /// logged.
     pub access_log: PathBuf = own(PathBuf::new());
     /// The memory for bodies.
     pub memory_bytes_max: Size = size(memory_bytes);
-    /// The largest number of objects whose headers are known.
+    /// The maximum number of objects whose headers are known.
     pub heads_max: usize = same(heads_max);
-    /// The most memory for their headers.
+    /// The maximum memory for the known headers of objects.
     pub heads_bytes_max: Size = size(heads_bytes_max);
     /// The number of threads.
     pub threads: usize = same(threads);
-    /// The largest number of connections of clients.
+    /// The maximum number of client connections.
     pub connections_max: usize = same(connections_max);
-    /// The largest head of a request or an answer, and the buffer for each direction of a
-    /// connection.
+    /// The maximum size of the head of a request or response, and the size of the buffer for each
+    /// direction of a connection.
     pub head_bytes_max: Size = size(head_bytes_max);
-    /// The largest number of headers.
+    /// The maximum number of headers.
     pub headers_max: usize = same(headers_max);
-    /// How long a client may take for the head of a request, and be idle between two, in seconds.
+    /// The maximum time for a client to send the head of a request, and the maximum idle time
+    /// between two requests, in seconds.
     pub client_idle_secs: u64 = secs(client_idle_max);
-    /// How long the sending side of a body, or a client that takes one, may make no progress, in
-    /// seconds.
+    /// The maximum time for which the transfer of a body may make no progress, in seconds, whether
+    /// the sender or a receiving client stalls.
     pub stall_secs: u64 = secs(stall_max);
-    /// How long connecting to the endpoint may take, in seconds.
+    /// The maximum time for connecting to the endpoint, in seconds.
     pub connect_timeout_secs: u64 = secs(connect_timeout);
-    /// How long the endpoint may take to answer, in seconds.
+    /// The maximum time for the endpoint to respond, in seconds.
     pub response_timeout_secs: u64 = secs(response_timeout);
-    /// How long a reader waits for another reader's bytes that do not come, in milliseconds.
+    /// The maximum time for which a reader waits for bytes that another reader is fetching, in
+    /// milliseconds.
     pub share_wait_ms: u64 = millis(share_wait_max), in 1..=SHARE_WAIT_MS_MAX;
     /// Rules for the objects of buckets.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -88,21 +93,22 @@ config_keys! {
 config_names! {
     /// The party that authorizes the requests of clients.
     pub enum AuthName for Auth {
-        /// The endpoint, with each request.
+        /// The endpoint authorizes each request.
         Gateway,
-        /// The listener, which has the clients' keys.
+        /// The listener, which has the clients' keys, authorizes requests.
         Listener,
-        /// None.
+        /// Nobody authorizes requests.
         None,
     }
 }
 
 config_names! {
-    /// Which keys the endpoint takes for one, beside those with empty segments or dots.
+    /// The keys that the endpoint treats as the same, in addition to those with empty segments or
+    /// dots.
     pub enum NamesName for Names {
-        /// None.
+        /// No keys.
         Exact,
-        /// Those that differ in letter case or in the form of Unicode.
+        /// Keys that differ in letter case or in Unicode normalization.
         Folded,
     }
 }
@@ -111,22 +117,22 @@ config_names! {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum UpstreamAuthName {
-    /// With its own credentials.
+    /// With the sidecar's own credentials.
     #[default]
     Signed,
     /// Never.
     Anonymous,
 }
 
-/// The longest wait for another reader's bytes: a minute.
+/// The maximum wait for another reader's bytes: one minute.
 const SHARE_WAIT_MS_MAX: u64 = 60_000;
-/// The memory for an object that is remembered to be absent.
+/// The memory for an object whose absence is remembered.
 const NEGATIVE_BYTES_EACH: u64 = 1 << 10;
-/// The most memory for requests that delete many objects.
+/// The maximum memory for requests that delete many objects.
 const CHANGES_BYTES: u64 = 32 << 20;
-/// Lines of the access log that are to be written, at most.
+/// The maximum size of access log lines that are waiting to be written.
 const LOG_BYTES: u64 = 16 << 20;
-/// The memory of a connection beside its buffers.
+/// The memory of a connection besides its buffers.
 const CONNECTION_BYTES: u64 = 16 << 10;
 
 impl S3Table {
@@ -166,7 +172,7 @@ impl S3Table {
         (default, self.buckets.iter().map(|bucket| bucket.rule(&default)).collect())
     }
 
-    /// Returns the terms of buckets.
+    /// Returns the terms of all buckets.
     pub(crate) fn terms(&self) -> Vec<BucketTerms> {
         self.buckets.iter().filter_map(BucketTable::terms).collect()
     }
@@ -174,7 +180,7 @@ impl S3Table {
     /// Reads the certificates of the listener; `None` without TLS.
     ///
     /// # Errors
-    /// The reason why they cannot be used.
+    /// The reason why the certificates cannot be used.
     pub(crate) fn load_tls(&self) -> Result<Option<Arc<ServerTls>>, ConfigError> {
         self.tls.as_ref().map(|table| table.load("s3.tls")).transpose()
     }
@@ -182,7 +188,7 @@ impl S3Table {
     /// Reads the clients' keys and the sidecar's own credentials.
     ///
     /// # Errors
-    /// The reason why they cannot be used.
+    /// The reason why the keys or the credentials cannot be used.
     pub(crate) fn load_secrets(&self) -> Result<Secrets, ConfigError> {
         let keys = match self.auth {
             AuthName::Listener => {
@@ -218,7 +224,7 @@ impl S3Table {
         }
     }
 
-    /// Checks the keys that concern who may do what.
+    /// Checks the keys that concern authorization.
     fn check_auth(&self) -> Result<(), ConfigError> {
         let is_named = |path: &PathBuf| !path.as_os_str().is_empty();
         let others = [("s3.region", !self.region.is_empty()), ("s3.keys_file", is_named(&self.keys_file))];
@@ -253,14 +259,14 @@ impl S3Table {
         }
     }
 
-    /// Returns the number of file descriptors that it may need: a connection may have one to the
-    /// endpoint.
+    /// Returns the number of file descriptors that the sidecar may need: each client connection may
+    /// need one to the endpoint.
     pub(crate) fn descriptors_max(&self) -> usize {
         let threads = self.threads * (3 + s3_sidecar::PIPE_DESCRIPTORS_MAX);
         2 * self.connections_max + self.listen.len() * (1 + self.threads) + threads + 9
     }
 
-    /// Returns the most memory that it takes, in bytes: bodies, headers, and the buffers of
+    /// Returns the maximum memory of the sidecar, in bytes: bodies, headers, and the buffers of
     /// connections on both sides.
     pub fn bytes_max(&self) -> u64 {
         let connection = 4 * self.head_bytes_max.0 + CONNECTION_BYTES;
@@ -279,7 +285,7 @@ impl S3Table {
     /// Checks the table, as far as that is possible without opening a socket or a file.
     ///
     /// # Errors
-    /// The first key whose value cannot work.
+    /// The first key with an invalid value.
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
         self.check_ranges("s3")?;
         if let Some(table) = &self.tls {
@@ -296,7 +302,7 @@ impl S3Table {
             );
         }
         let mut config = self.sidecar(None, Secrets::default(), Duration::ZERO)?;
-        // Files are read, and their content is checked, later.
+        // The files are read, and their content is checked, later.
         if config.auth == Auth::Listener {
             config.auth = Auth::None;
         }
@@ -304,17 +310,17 @@ impl S3Table {
     }
 
     /// Checks the table with keys and credentials that [`load_secrets`](Self::load_secrets) has
-    /// read, and the other files that it names.
+    /// read, and the other files that the table names.
     ///
     /// # Errors
-    /// The first key whose value cannot work.
+    /// The first key with an invalid value.
     pub(crate) fn check_loaded(&self, secrets: Secrets) -> Result<(), ConfigError> {
         let config = self.sidecar(None, secrets, Duration::ZERO)?;
         config.check().and_then(|()| config.check_files()).map_err(S3Table::wrong)
     }
 
-    /// Returns the error of a sidecar with the key of the table, which has other names for some
-    /// settings.
+    /// Converts an error of the sidecar to the corresponding key of the table, in which some
+    /// settings have other names.
     pub(crate) fn wrong((key, why): (&str, String)) -> ConfigError {
         let key = match key {
             "memory_bytes" => "memory_bytes_max",
@@ -325,13 +331,13 @@ impl S3Table {
     }
 }
 
-/// For how long the known state of an object answers reads: seconds, or `"immutable"`.
+/// The time for which the known state of an object answers reads: seconds, or `"immutable"`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged, expecting = "it must be a number of seconds or \"immutable\"")]
 pub enum FreshSecs {
-    /// For so many seconds; 0 to ask the endpoint at each read.
+    /// This many seconds; 0 to ask the endpoint at each read.
     Secs(u64),
-    /// For ever.
+    /// Forever.
     Word(FreshWord),
 }
 
@@ -343,40 +349,41 @@ pub enum FreshWord {
     Immutable,
 }
 
-/// A table of `[[s3.buckets]]`. Absent keys are as in `[s3]`.
+/// A table of `[[s3.buckets]]`. For absent keys, the values of `[s3]` apply.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "a table")]
 pub struct BucketTable {
     /// The name of the bucket.
     pub name: String,
-    /// The beginning of the keys that it holds for; the longest one decides.
+    /// The prefix of the keys to which the table applies; the longest matching prefix decides.
     #[serde(default)]
     pub prefix: String,
-    /// For how long the known state answers reads.
+    /// The time for which the known state answers reads.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fresh_secs: Option<FreshSecs>,
-    /// For how long beyond that it answers while the endpoint is away, in seconds.
+    /// The additional time, in seconds, for which the known state answers reads while the endpoint
+    /// is unavailable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stale_if_error_secs: Option<u64>,
-    /// For how long it is remembered that an object is not there, in seconds.
+    /// The time for which the absence of an object is remembered, in seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub negative_secs: Option<u64>,
-    /// Whether anything is kept.
+    /// Whether anything is cached.
     #[serde(default = "yes")]
     pub caches: bool,
-    /// Memory for bodies that the other buckets cannot take from it.
+    /// Memory for the bucket's bodies that other buckets cannot take.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes_min: Option<Size>,
-    /// The most memory for its bodies.
+    /// The maximum memory for the bucket's bodies.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes_max: Option<Size>,
-    /// How much its misses count beside those of the others.
+    /// The weight of the bucket's misses relative to those of other buckets.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_weight: Option<u32>,
-    /// The most requests to the endpoint a second.
+    /// The maximum number of requests to the endpoint per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub upstream_requests_per_second_max: Option<u64>,
-    /// The most bytes to and from the endpoint a second.
+    /// The maximum number of bytes to and from the endpoint per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub upstream_bytes_per_second_max: Option<Size>,
 }
@@ -402,7 +409,7 @@ pub(super) fn policy(fresh: FreshSecs, stale_if_error_secs: u64, negative_secs: 
 }
 
 impl BucketTable {
-    /// Returns the rule of the table; absent keys are as in `defaults`.
+    /// Returns the rule of the table; for absent keys, `defaults` apply.
     pub(super) fn rule(&self, defaults: &CachePolicy) -> Rule {
         let secs = |secs: Option<u64>, other: Duration| secs.map_or(other, Duration::from_secs);
         let policy = CachePolicy {
@@ -426,8 +433,7 @@ impl BucketTable {
         })
     }
 
-    /// Returns the first key that concerns the bucket as a whole and stands in a table with a
-    /// prefix.
+    /// Returns the first key that concerns the whole bucket but is in a table with a prefix.
     fn misplaced(&self) -> Option<&'static str> {
         let of_bucket = [
             ("memory_bytes_min", self.memory_bytes_min.is_some()),
@@ -476,7 +482,7 @@ mod tests {
         };
         assert_eq!(rules, [rule("a", "x/", first), rule("b", "", second)]);
         assert_eq!(read.terms().len(), 1);
-        // It is written as it is read.
+        // The table is written in the form in which it is read.
         let again: S3Table = toml::from_str(&toml::to_string(&read).unwrap()).unwrap();
         assert_eq!(again, read);
     }

@@ -1,4 +1,4 @@
-//! The settings of a server: command line and configuration file, checked and in plain types.
+//! The settings of a server: command line and configuration file, validated and in plain types.
 
 pub use cached_tls::{ClientCertificates, KeyFormat, MinVersion, TlsSettings};
 
@@ -13,13 +13,13 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 
-/// The version that `version`, `stats` and `-V` report: memcached's, because clients parse it to
-/// learn what a server can do.
+/// The version that `version`, `stats` and `-V` report. It is a version of memcached, because
+/// clients parse it to learn what a server can do.
 pub const MEMCACHED_VERSION: &str = "1.6.45";
 
-/// The bytes that memcached counts for an item besides key, flags, value and CAS value.
+/// The bytes that memcached counts for an item in addition to key, flags, value and CAS value.
 pub(crate) const ITEM_HEADER_BYTES: usize = 48;
-/// And the bytes after its key and its value.
+/// The bytes that memcached counts after the key and after the value.
 pub(crate) const ITEM_ENDS_BYTES: usize = 1 + 2;
 
 with_defaults! {
@@ -29,18 +29,19 @@ with_defaults! {
         /// The TCP addresses to listen on; empty with `unix_path`, or if TCP is off.
         pub listen: Vec<ListenAddress> =
             vec![ListenAddress { host: Some("127.0.0.1".into()), port: 11211, protocol: None, tls: ListenTls::AsSet }],
-        /// The addresses at which datagrams are read; each has a port of its own, 0 for any free
+        /// The addresses at which datagrams are received; each has its own port, 0 for any free
         /// one.
         pub udp_listen: Vec<ListenAddress> = Vec::new(),
-        /// The UDP port as it was set: 0 is off, -1 any free one.
+        /// The UDP port as configured: 0 for off, -1 for any free one.
         pub udp_port: i32 = 0,
-        /// The longest reply to a datagram; longer ones are to be asked for over TCP.
+        /// The maximum length of a reply to a datagram; larger values must be requested over TCP.
         pub udp_reply_bytes_max: usize = 2 << 20,
         /// The value of `-l`, for `stats settings`.
         pub interface: Option<String> = Some("127.0.0.1".into()),
-        /// The TCP port as it was set: 0 is off, -1 any free one.
+        /// The TCP port as configured: 0 for off, -1 for any free one.
         pub port: i32 = 11211,
-        /// The protocol of clients; `None` if the first byte decides. A listener may have its own.
+        /// The protocol of clients; `None` if the first byte decides. A listener may have its own
+        /// protocol.
         pub protocol: Option<Protocol> = None,
         /// The passwords that clients need.
         pub auth: Auth = Auth::default(),
@@ -52,37 +53,37 @@ with_defaults! {
         pub unix_mask: u32 = 0o700,
         /// The memory for items, in bytes.
         pub memory_bytes: usize = 64 << 20,
-        /// How items and objects share their memory, if they do.
+        /// The way in which items and objects share their memory, if they do.
         pub shared_memory: Option<SharedMemory> = None,
-        /// The file in which the items' memory is, which the next process takes over.
+        /// The file that holds the items' memory, which the next process takes over.
         pub memory_file: Option<PathBuf> = None,
-        /// Use large pages if the system has them.
+        /// Whether to use huge pages if the system has them.
         pub huge_pages: bool = false,
-        /// Keep the process's memory from being paged out.
+        /// Whether to keep the process's memory from being paged out.
         pub lock_memory: bool = false,
-        /// The largest number of connections at the same time.
+        /// The maximum number of simultaneous connections.
         pub connections_max: usize = 1024,
-        /// Refuse clients above that number; otherwise they wait.
+        /// Whether to refuse clients beyond `connections_max`; otherwise they wait.
         pub connections_max_fast: bool = true,
-        /// After how many idle seconds a TCP connection is closed; 0 for never.
+        /// The idle time, in seconds, after which a TCP connection is closed; 0 for never.
         pub idle_timeout_secs: u32 = 0,
         /// The number of worker threads.
         pub threads: usize = 4,
-        /// The largest item with key and header, in bytes.
+        /// The maximum size of an item with key and header, in bytes.
         pub item_bytes_max: usize = 1 << 20,
-        /// Evict when memory is full; otherwise refuse to store.
+        /// Whether to evict items when memory is full; otherwise stores are refused.
         pub evict: bool = true,
         /// The eviction policy, one of [`cached_core::kv::policy::NAMES`].
         pub eviction_policy: &'static str = cached_core::kv::policy::NAMES[0],
-        /// Keep CAS values.
+        /// Whether to keep CAS values.
         pub cas: bool = true,
         /// memcached's verbosity, 0 to 3: the number of `-v`.
         pub verbosity: u8 = 0,
         /// The log.
         pub log: LogTable = LogTable::default(),
-        /// The times of an orderly end.
+        /// The times of an orderly shutdown.
         pub drain: DrainTimes = DrainTimes::default(),
-        /// How long a new process may take to start, and again to take over, in seconds.
+        /// The maximum time for a new process to start, and again for it to take over, in seconds.
         pub upgrade_timeout_secs: u64 = 30,
         /// Whether `flush_all` is enabled.
         pub flush_enabled: bool = true,
@@ -92,48 +93,49 @@ with_defaults! {
         pub watch_enabled: bool = true,
         /// Whether `shutdown` is enabled.
         pub shutdown_command: bool = false,
-        /// What `config get cluster` answers.
+        /// The reply to `config get cluster`.
         pub cluster_discovery: Discovery = Discovery::Off,
         /// Whether `debugtime` is enabled, for tests.
         pub debug_clock: bool = false,
-        /// The number of batches (one read, or one full output buffer) of a connection before
-        /// others are served.
+        /// The maximum number of batches (one read, or one full output buffer) of a connection
+        /// before others are served.
         pub batches_per_wake: u32 = 20,
-        /// The number of its requests before others are served; `None` for as many as the batches
-        /// hold.
+        /// The maximum number of requests of a connection before others are served; `None` for as
+        /// many as the batches contain.
         pub requests_per_wake: Option<u32> = None,
-        /// Tie each worker thread to one of the cores that the process may run on.
+        /// Whether to pin each worker thread to one of the cores on which the process may run.
         pub pin_workers: bool = false,
         /// The number of connections that may wait to be accepted.
         pub backlog: u32 = 1024,
-        /// The user to become, when started as root.
+        /// The user to become when started as root.
         pub user: Option<String> = None,
-        /// Leave the terminal.
+        /// Whether to detach from the terminal.
         pub daemon: bool = false,
-        /// Allow core files of any size.
+        /// Whether to allow core files of any size.
         pub core_dumps: bool = false,
         /// The file for the process ID.
         pub pid_file: Option<PathBuf> = None,
-        /// The delimiter after a key's prefix in `stats detail`, which is on from the start if this
-        /// is set.
+        /// The delimiter after a key's prefix in `stats detail`. If this is set, `stats detail` is
+        /// on from startup.
         pub prefix_delimiter: Option<u8> = None,
         /// The size classes of reports.
         pub classes: SlabClasses = SlabClasses::default(),
         /// Whether `stats sizes` is enabled.
         pub track_sizes: bool = false,
-        /// The buffer of log lines for each watcher, in bytes.
+        /// The size of the buffer of log lines for each watcher, in bytes.
         pub watcher_buffer_bytes: usize = 256 << 10,
-        /// The queue of log lines for all watchers, in bytes for each worker.
+        /// The size of the queue of log lines for all watchers, in bytes for each worker.
         pub worker_buffer_bytes: usize = 64 << 10,
         /// Settings without effect.
         pub inert: InertSettings = InertSettings::default(),
-        /// Lines to log once at the start.
+        /// Lines to log once at startup.
         pub notes: Vec<String> = Vec::new(),
         /// The table `[insight]`.
         pub insight: InsightTable = InsightTable::default(),
-        /// The bytes that all connections together may hold for unfinished input and unsent output.
+        /// The maximum number of bytes that all connections together may hold for unfinished input
+        /// and unsent output.
         pub connection_bytes_max: usize = Settings::connection_bytes_for(1024, 1 << 20),
-        /// The largest number of connections of one address; 0 is without limit.
+        /// The maximum number of connections from one address; 0 means no limit.
         pub peer_connections_max: usize = 0,
     }
 }
@@ -145,23 +147,23 @@ pub struct ListenAddress {
     pub host: Option<String>,
     /// The port; 0 for any free one.
     pub port: u16,
-    /// The protocol of its clients; `None` if the first byte decides.
+    /// The protocol of the listener's clients; `None` if the first byte decides.
     pub protocol: Option<Protocol>,
-    /// Whether its clients use TLS.
+    /// Whether the listener's clients use TLS.
     pub tls: ListenTls,
 }
 
 /// Whether the clients of a listener use TLS.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub enum ListenTls {
-    /// If there is TLS at all, with the certificates of clients that its settings name.
+    /// They do if TLS is configured, with the client certificates that the TLS settings require.
     #[default]
     AsSet,
-    /// They do not (`notls:`).
+    /// They do not use TLS (`notls:`).
     Off,
-    /// They do, and show no certificates (`btls:`).
+    /// They use TLS, and present no certificates (`btls:`).
     WithoutCertificates,
-    /// They do, and must show a certificate (`mtls:`).
+    /// They use TLS, and must present a certificate (`mtls:`).
     WithCertificates,
 }
 
@@ -169,19 +171,19 @@ with_defaults! {
     /// memcached's size classes, for reports.
     #[derive(Debug, Clone, PartialEq)]
     pub struct SlabClasses {
-        /// The growth from one class to the next.
+        /// The growth factor from one class to the next.
         pub factor: f64 = 1.25,
-        /// The smallest chunk's space for key, value and flags, in bytes.
+        /// The space of the smallest chunk for key, value and flags, in bytes.
         pub chunk_bytes_min: usize = 48,
         /// The largest chunk, in bytes.
         pub chunk_bytes_max: usize = 512 << 10,
-        /// The classes one by one, in bytes; if empty, they follow from the other fields.
+        /// The individual classes, in bytes; if empty, they are derived from the other fields.
         pub sizes: Vec<usize> = Vec::new(),
     }
 }
 
 with_defaults! {
-    /// Settings of parts that this engine does not have, for `stats settings`.
+    /// Settings of features that this engine does not have, for `stats settings`.
     #[derive(Debug, Clone, PartialEq)]
     #[expect(missing_docs, reason = "each is memcached's option of that name")]
     pub struct InertSettings {
@@ -210,17 +212,17 @@ with_defaults! {
 }
 
 impl Settings {
-    /// Reads the certificates that the settings name; `None` without TLS. To be called while the
-    /// process may read their files.
+    /// Reads the certificates that the settings name; `None` without TLS. Must be called while the
+    /// process still has permission to read the files.
     ///
     /// # Errors
-    /// [`TlsError`] if they cannot be used.
+    /// [`TlsError`] if the certificates cannot be used.
     pub fn load_tls(&self) -> Result<Option<Arc<ServerTls>>, TlsError> {
         let Some(tls) = &self.tls else { return Ok(None) };
         ServerTls::load(tls.clone(), &self.certificate_policies()).map(Arc::new).map(Some)
     }
 
-    /// Returns which certificates the clients of a TCP listener must show; `None` if they do not
+    /// Returns which certificates the clients of a TCP listener must present; `None` if they do not
     /// use TLS.
     pub(crate) fn client_certificates(&self, listen: ListenTls) -> Option<ClientCertificates> {
         let tls = self.tls.as_ref()?;
@@ -242,33 +244,34 @@ impl Settings {
         self.listen.iter().filter_map(|address| self.client_certificates(address.tls)).collect()
     }
 
-    /// Returns the largest sum of key and value, by memcached's calculation of an item's size. The
-    /// store checks it, because only the store knows the length of a value after an append.
+    /// Returns the maximum sum of key and value, by memcached's calculation of an item's size. The
+    /// store enforces it, because only the store knows the length of a value after an append.
     pub(crate) fn joined_bytes_max(&self) -> usize {
         let cas_bytes = if self.cas { 8 } else { 0 };
         self.item_bytes_max.saturating_sub(ITEM_HEADER_BYTES + ITEM_ENDS_BYTES + cas_bytes)
     }
 
     /// Returns the default of [`connection_bytes_max`](Settings::connection_bytes_max): 64 KiB for
-    /// each connection, within 16 and 256 MiB, but enough for the largest value, which is collected
-    /// in one buffer for an append.
+    /// each connection, between 16 and 256 MiB in total, but enough for the largest value, which is
+    /// collected in a single buffer for an append.
     pub fn connection_bytes_for(connections_max: usize, item_bytes_max: usize) -> usize {
         let by_count = connections_max.saturating_mul(64 << 10).clamp(16 << 20, 256 << 20);
         by_count.max(item_bytes_max.saturating_add(64 << 10))
     }
 }
 
-// `config get cluster` speaks ElastiCache's protocol, by which clients find the nodes of a cluster.
+// `config get cluster` implements ElastiCache's protocol, by which clients find the nodes of a
+// cluster.
 
-/// The address that `config get cluster` answers, if any.
+/// The address in the reply to `config get cluster`, if there is one.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Discovery {
-    /// None: the command is unknown, as in memcached.
+    /// No address: the command is unknown, as in memcached.
     #[default]
     Off,
-    /// The one to which the client is connected.
+    /// The address to which the client is connected.
     Reached,
-    /// This one, for clients behind NAT.
+    /// This address, for clients behind NAT.
     Address {
         /// A name or an IP address.
         host: String,
@@ -277,7 +280,7 @@ pub enum Discovery {
     },
 }
 
-/// The longest host: a name of the DNS.
+/// The maximum length of a host, which is that of a DNS name.
 const HOST_BYTES_MAX: usize = 253;
 
 impl FromStr for Discovery {
@@ -316,7 +319,7 @@ impl std::fmt::Display for Discovery {
     }
 }
 
-/// Returns the reply that names one node. Without `ip` a client has to resolve the host.
+/// Returns the reply that names a single node. Without `ip`, a client must resolve the host.
 pub(crate) fn encode_cluster(version: u64, host: &str, ip: Option<IpAddr>, port: u16) -> Vec<u8> {
     let ip = ip.map(|ip| ip.to_string()).unwrap_or_default();
     let nodes = format!("{version}\n{host}|{ip}|{port}\n");

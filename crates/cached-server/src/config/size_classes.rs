@@ -1,8 +1,8 @@
 //! memcached's size classes, for reports.
 //!
-//! The engine has no slabs. Items are reported by the class that memcached would put them in, by
-//! its calculation of an item's size, its growth factor (`-f`), its smallest chunk (`-n`) and its
-//! largest.
+//! The engine has no slabs. Items are reported by the class to which memcached would assign them,
+//! according to its calculation of an item's size, its growth factor (`-f`), its smallest chunk
+//! (`-n`) and its largest chunk.
 
 use super::settings::SlabClasses;
 
@@ -72,7 +72,7 @@ pub(crate) fn item_bytes(key: usize, value: usize, client_flags: u32, cas: bool)
     ITEM_HEADER_BYTES + key + 1 + flags_bytes + value + 2 + cas_bytes
 }
 
-/// Returns whether a word names classes for a crawler: `all`, `hash`, or numbers separated by
+/// Returns whether a word names classes for the crawler: `all`, `hash`, or numbers separated by
 /// commas.
 pub(crate) fn is_known(word: &[u8]) -> bool {
     if matches!(word, b"all" | b"hash") {

@@ -213,7 +213,7 @@ fn an_error_is_one_line_with_file_key_and_what_would_be_right() {
             "cached.toml: nbd.listen: 0.0.0.0:10809 can be reached from other machines, and clients need no certificate: \
              set tls_required = true and client_certificates = \"require\" in [nbd.tls], or allow_exposed = true",
         ),
-        // TLS alone lets every client in.
+        // TLS alone admits every client.
         (
             &(objects("")
                 + "[volumes]\n[nbd]\nlisten = [\"0:7\"]\ntls_required = true\n[nbd.tls]\nchain_file = \"c\""),
@@ -255,8 +255,8 @@ fn a_missing_file_is_an_error() {
     assert!(error.to_string().starts_with("/nonexistent/cached.toml: cannot be read: "), "{error}");
 }
 
-/// Returns `deploy/cached.toml`, cut at each alternative for `[objects.backend]`: the text before
-/// all, each of them, the text after.
+/// Returns `deploy/cached.toml`, split at the alternatives for `[objects.backend]`: the text before
+/// them, each alternative, and the text after them.
 fn deployed() -> (String, Vec<String>, String) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/cached.toml");
     let text = std::fs::read_to_string(path).expect("deploy/cached.toml");
@@ -273,7 +273,7 @@ fn deployed() -> (String, Vec<String>, String) {
     (first, parts, last)
 }
 
-/// Returns the lines that are settings, without `#`; with `examples`, only the examples and the
+/// Returns the lines that contain settings, without `#`; with `examples`, only the examples and the
 /// names of tables.
 fn uncommented(text: &str, examples: bool) -> String {
     let mut lines = String::new();
@@ -318,7 +318,7 @@ fn filled_in(text: &str) -> toml::Table {
         by_flag: Vec::new(),
     };
     let mut full = File::from(&config);
-    // The command line turns them into addresses.
+    // The command line converts them to addresses.
     full.memcached.listen = memcached.listen;
     toml::Table::try_from(full).expect("TOML")
 }
@@ -375,8 +375,8 @@ fn the_sidecar_is_configured_by_a_short_file_and_its_mistakes_are_named() {
     }
 }
 
-/// The file that documents every key has every key, and each default that it shows is the built-in
-/// one.
+/// The file that documents every key contains every key, and each default that it shows is the
+/// built-in one.
 #[test]
 fn the_deployed_file_shows_every_key_with_its_default() {
     let (first, backends, last) = deployed();
@@ -391,13 +391,13 @@ fn the_deployed_file_shows_every_key_with_its_default() {
         }
         let (all, examples) = (uncommented(&whole, false), uncommented(&whole, true));
         let mut shown: toml::Table = toml::from_str(&all).expect("TOML");
-        // The journal that is shown needs it.
+        // The journal in the example requires this.
         let examples = examples.replacen("[objects]\n", "[objects]\nwriter = \"cache\"\n", 1);
         let writer = &mut shown["objects"]["writer"];
         assert_eq!(writer.as_str(), Some("callers"));
         *writer = "cache".into();
         assert_eq!(shown["objects"]["backend"]["kind"].as_str(), Some(kind));
-        // With it, less may be dirty, which is not what is shown there.
+        // With shared memory, less data may be dirty than the file shows.
         let (shared, examples) =
             (shown.remove("shared_memory"), examples.replacen("[shared_memory]\n", "", 1));
         let table = SharedMemoryTable::default().filled_in(64 << 20, &ObjectsTable::default());
@@ -406,7 +406,7 @@ fn the_deployed_file_shows_every_key_with_its_default() {
     }
 }
 
-/// Shares memory as a file with these lines wants it.
+/// Shares memory as configured by a file with these lines.
 fn shared_memory(text: &str) -> Result<(SharedMemory, ObjectsTable), String> {
     let file = parse(text).map_err(|error| error.to_string())?;
     let (settings, mut objects) = (file.settings().expect("settings"), file.objects);
@@ -425,7 +425,7 @@ fn items_and_objects_share_what_both_have() {
     let cache = table.cache().unwrap();
     assert_eq!(cache.memory_range, Some(memory.objects_range()));
     assert_eq!((memory.objects_range().bytes_max, memory.items_range().bytes_max), (280 << 20, 280 << 20));
-    // What both have is limited together: the rest is bookkeeping.
+    // Both halves are limited together; the rest is bookkeeping.
     let alone = ObjectsTable { memory_range: None, ..table.clone() };
     assert_eq!(table.cache_bytes_max() - alone.cache_bytes_max(), (24 << 20) / 4096 * 24);
     let given =

@@ -1,5 +1,5 @@
-//! `[volumes]`: disks in the object cache; `[nbd]`: the listener that serves them. Each is off
-//! without its table.
+//! `[volumes]`: disks in the object cache; `[nbd]`: the listener that serves them. Without its
+//! table, each of the two is off.
 
 use blocker::{Durability, NAME_BYTES_MAX, WriteMode};
 use cached_config::{
@@ -11,7 +11,7 @@ use nbd::{Address, AddressError, PORT_DEFAULT, ServerConfig, SettingError};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// The longest name of a namespace's begin, or of an owner, in bytes.
+/// The maximum length of a namespace prefix or of an owner's name, in bytes.
 const TEXT_BYTES_MAX: usize = 200;
 const _: () = assert!(TEXT_BYTES_MAX < NAME_BYTES_MAX);
 
@@ -20,18 +20,19 @@ with_defaults! {
     #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(default, deny_unknown_fields, expecting = "a table")]
     pub struct VolumesTable {
-        /// The namespace of the volumes' names, and the begin of the names of the volumes' own
-        /// namespaces.
+        /// The namespace that holds the volumes' names, and the prefix of the names of the volumes'
+        /// own namespaces.
         pub prefix: String = "volumes".into(),
-        /// The name of this program in the volumes that it has attached; empty for the host's name.
+        /// The name of this program as the owner of the volumes that it has attached; if empty, the
+        /// name of the host.
         pub owner: String = String::new(),
-        /// The durability of a client's flush, and of a write that it demands to be durable;
-        /// `None`: *journaled* where there is a journal, and *stored* elsewhere.
+        /// The durability of a client's flush, and of a write that the client requires to be
+        /// durable. `None`: *journaled* if there is a journal, otherwise *stored*.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub fua: Option<FuaName> = None,
-        /// Whether a write is answered only once the volume's map has its object, so that it
-        /// survives a kill of the process as far as the cache's acknowledgements do; `None`: where
-        /// there is a journal, and where writes are not write-back.
+        /// Whether a write is acknowledged only once the volume's map contains its object, so that
+        /// the write survives a kill of the process as far as the cache's acknowledgements do.
+        /// `None`: if there is a journal, or if writes are not write-back.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub record_at_once: Option<bool> = None,
     }
@@ -41,9 +42,9 @@ with_defaults! {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FuaName {
-    /// The journal has it.
+    /// The data is in the journal.
     Journaled,
-    /// The store has it.
+    /// The data is in the store.
     Stored,
 }
 
@@ -66,13 +67,13 @@ impl VolumesTable {
         })
     }
 
-    /// Returns whether a write is answered only once the volume's map has its object.
+    /// Returns whether a write is acknowledged only once the volume's map contains its object.
     #[must_use]
     pub fn record_at_once(&self, objects: &ObjectsTable) -> bool {
         self.record_at_once.unwrap_or(objects.journal.is_some() || objects.write != WriteMode::Back)
     }
 
-    /// Returns the table with the values that follow from other keys filled in.
+    /// Returns the table with the values filled in that follow from other keys.
     #[must_use]
     pub(crate) fn filled_in(self, objects: Option<&ObjectsTable>) -> VolumesTable {
         let Some(objects) = objects else { return self };
@@ -80,10 +81,10 @@ impl VolumesTable {
         VolumesTable { fua: Some(fua), record_at_once: Some(record_at_once), ..self }
     }
 
-    /// Checks the table beside the one of the object cache.
+    /// Checks the table together with that of the object cache.
     ///
     /// # Errors
-    /// The first key whose value cannot work.
+    /// The first key with an invalid value.
     pub(crate) fn check(&self, objects: Option<&ObjectsTable>) -> Result<(), ConfigError> {
         let Some(objects) = objects else {
             return invalid("volumes", "lie in the object cache; an [objects] table must say what that is");
@@ -116,30 +117,30 @@ config_keys! {
     pub listen: Vec<String> = own(vec![format!("127.0.0.1:{PORT_DEFAULT}")]);
     /// Permissions of unix sockets, in octal.
     pub unix_mode: String = own("700".into());
-    /// The volumes that clients may have; `None`: all of them.
+    /// The volumes that clients may use; `None` for all volumes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub exports: Option<Vec<String>> = own(None);
-    /// Allow addresses that other machines can reach without certificates of clients.
+    /// Whether to allow addresses that other machines can reach without client certificates.
     pub allow_exposed: bool = own(false);
     /// The number of threads that serve connections.
     pub threads: usize = own(THREADS), in 1..=THREADS_MAX;
-    /// The largest number of connections.
+    /// The maximum number of connections.
     pub connections_max: u32 = same(connections_max);
-    /// The largest number of connections of one address; `None`: half of `connections_max`.
+    /// The maximum number of connections from one address; `None` for half of `connections_max`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peer_connections_max: Option<u32> = same(peer_connections_max);
-    /// The largest number of outstanding requests of each connection.
+    /// The maximum number of outstanding requests of each connection.
     pub connection_requests_max: u32 = same(connection_requests_max);
-    /// The largest sum of their payloads for each connection.
+    /// The maximum total payload of the outstanding requests of each connection.
     pub connection_bytes_max: Size = size(connection_bytes_max);
-    /// The largest sum of their payloads for all connections.
+    /// The maximum total payload of the outstanding requests of all connections.
     pub bytes_max: Size = size(bytes_max);
-    /// The buffers for large payloads that are kept for reuse.
+    /// The maximum size of buffers for large payloads that are kept for reuse.
     pub payload_pool_bytes_max: Size = size(payload_pool_bytes_max);
-    /// How long a negotiation may take, in milliseconds.
+    /// The maximum duration of a negotiation, in milliseconds.
     pub negotiation_timeout_ms: u64 = millis(negotiation_timeout), in 1..=TIME_MS_MAX;
-    /// After how many milliseconds a client is disconnected that makes no progress with a message
-    /// it has begun.
+    /// The time, in milliseconds, after which a client is disconnected if it makes no progress with
+    /// a message that it has begun.
     pub stall_timeout_ms: u64 = millis(stall_timeout), in 1..=TIME_MS_MAX;
     /// Whether clients must use TLS.
     pub tls_required: bool = same(tls_required);
@@ -151,7 +152,7 @@ config_keys! {
 /// The default number of threads.
 const THREADS: usize = 4;
 const THREADS_MAX: usize = 1024;
-/// The most volumes that can be named.
+/// The maximum number of volumes that can be listed.
 const EXPORTS_MAX: usize = 4096;
 /// One day.
 const TIME_MS_MAX: u64 = 24 * 60 * 60 * 1000;
@@ -166,14 +167,15 @@ impl NbdTable {
         self.listen.iter().map(|text| text.parse().map_err(wrong)).collect()
     }
 
-    /// Returns the addresses for a check of all listeners; those that are none are left out.
+    /// Returns the addresses for a check of all listeners; texts that are not addresses are left
+    /// out.
     pub(crate) fn listening(&self) -> Vec<Listening> {
         let addresses = self.listen.iter().filter_map(|text| text.parse::<Address>().ok());
         let texts: Vec<String> = addresses.map(|address| address.to_string()).collect();
         Listening::of("nbd.listen", &texts).collect()
     }
 
-    /// Sets the permissions of a unix socket that a server listens at.
+    /// Sets the permissions of a unix socket on which a server listens.
     ///
     /// # Errors
     /// One line, if the system refuses.
@@ -194,7 +196,7 @@ impl NbdTable {
     /// Reads the certificates; `None` without TLS.
     ///
     /// # Errors
-    /// The reason why they cannot be used.
+    /// The reason why the certificates cannot be used.
     pub(crate) fn load_tls(&self) -> Result<Option<Arc<ServerTls>>, ConfigError> {
         self.tls.as_ref().map(|table| table.load("nbd.tls")).transpose()
     }
@@ -204,11 +206,11 @@ impl NbdTable {
         self.connections_max as usize + self.listen.len() + 3 * self.threads + 8
     }
 
-    /// Checks the table beside the one of the volumes, as far as that is possible without opening a
-    /// socket or a file.
+    /// Checks the table together with that of the volumes, as far as that is possible without
+    /// opening a socket or a file.
     ///
     /// # Errors
-    /// The first key whose value cannot work.
+    /// The first key with an invalid value.
     pub(crate) fn check(&self, volumes: Option<&VolumesTable>) -> Result<(), ConfigError> {
         if volumes.is_none() {
             return invalid("nbd", "serves volumes; a [volumes] table must say where they lie");
@@ -237,8 +239,8 @@ impl NbdTable {
         self.check_exposure(&addresses)
     }
 
-    /// Checks that clients of other machines must show certificates, unless `allow_exposed`. The
-    /// protocol has no other means of knowing a client.
+    /// Checks that clients on other machines must present certificates, unless `allow_exposed` is
+    /// set. The protocol has no other means of identifying a client.
     fn check_exposure(&self, addresses: &[Address]) -> Result<(), ConfigError> {
         let knows_clients = self.tls_required
             && self
@@ -259,8 +261,8 @@ impl NbdTable {
         )
     }
 
-    /// Returns the error of a server with the key of the table, which has other names for some
-    /// settings.
+    /// Converts an error of the server to the corresponding key of the table, in which some
+    /// settings have other names.
     pub(crate) fn error(error: &SettingError) -> ConfigError {
         let key = match error.setting() {
             name @ ("negotiation_timeout" | "stall_timeout") => format!("{name}_ms"),

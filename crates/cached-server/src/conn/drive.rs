@@ -1,6 +1,6 @@
 //! Driving a connection: reads, and sends the replies of executed requests.
 //!
-//! Nothing more is read or executed while replies wait for the client.
+//! While replies wait for the client, nothing more is read or executed.
 
 use super::{Connection, Phase, StopReason, WorkerContext};
 use crate::connections::Memory;
@@ -8,8 +8,9 @@ use crate::shared::live::Live;
 use crate::stream::{INPUT_BYTES, READ_BYTES, Transport};
 use std::task::Poll;
 
-/// Above this number of missing bytes a value is read straight into its place; below it, one read
-/// brings the next commands along.
+/// A value that lacks more than this many bytes is read directly into its destination. With fewer
+/// missing, the value is read through the worker's buffer, so that the same read also fetches the
+/// commands that follow.
 const DIRECT_READ_BYTES_MIN: usize = 4 << 10;
 
 /// The result of [`Connection::drive`].
@@ -17,19 +18,19 @@ const DIRECT_READ_BYTES_MIN: usize = 4 << 10;
 pub(crate) enum DriveResult {
     /// The transport will wake the connection.
     Wait,
-    /// There is more to do, once other connections have been served.
+    /// The connection has more work, to be done once other connections have been served.
     Yield,
     /// The connection is to be closed.
     Close,
 }
 
 impl Connection {
-    /// Reads before the connection is driven, if it waits for a new request. Returns the number of
-    /// bytes, 0 at the end of the stream; the next call of [`drive`](Self::drive) must be given
-    /// them.
+    /// Reads input before [`drive`](Self::drive) is called, if the connection waits for a new
+    /// request. Returns the number of bytes read, 0 at the end of the stream. The caller must pass
+    /// these bytes to the next call of `drive`.
     #[inline]
     pub(crate) fn receive_ahead(&mut self, input: &mut [u8], io: &mut impl Transport) -> Option<usize> {
-        // Input that was held back comes first.
+        // Input that was held back is executed first.
         let waits = matches!(self.phase, Phase::Command) && !self.runnable && self.input.is_empty();
         if !waits || self.output.is_some() {
             return None;
@@ -40,12 +41,13 @@ impl Connection {
         }
     }
 
-    /// Reads, executes and sends as far as the transport and the budget allow.
+    /// Reads, executes and sends for as long as the transport and the budget allow.
     #[inline]
     pub(crate) fn drive(&mut self, context: &mut WorkerContext<'_>, io: &mut impl Transport) -> DriveResult {
         let now = context.shared.clock.now_secs();
         if self.last_active != now {
-            // Published once a second at most: other threads' copy is on a cache line of its own.
+            // Published at most once a second: the copy that other threads read is on a separate
+            // cache line.
             self.last_active = now;
             self.info.set_active(now);
         }
@@ -57,7 +59,8 @@ impl Connection {
                 "bytes that were read ahead are lost"
             );
             match result {
-                // Usual after one request: saves another step, which would find that out.
+                // The usual case after a single request: returning here saves another step, which
+                // would only find that there is nothing to read.
                 None if !io.may_read() => return DriveResult::Wait,
                 None if !budget.is_used_up() => {}
                 None | Some(DriveResult::Yield) => {
@@ -69,7 +72,8 @@ impl Connection {
         }
     }
 
-    /// Performs one read and what follows from it; `None` means to continue.
+    /// Performs one read and the execution and sending that follow from it. Returns `None` to
+    /// continue.
     #[inline]
     fn step(
         &mut self,
@@ -100,7 +104,7 @@ impl Connection {
         if held > INPUT_BYTES - READ_BYTES {
             return self.read_long(context, io, budget);
         }
-        // Taken out of the context, so that the rest of it can be borrowed meanwhile.
+        // Moved out of the context, so that the rest of the context can be borrowed meanwhile.
         let buffer = std::mem::take(&mut context.input);
         let (input, fresh) = match context.received.take() {
             Some(received) => (received, received.len()),
@@ -131,7 +135,8 @@ impl Connection {
         result
     }
 
-    /// Sends the replies that the client has not taken; `None` when it has taken all of them.
+    /// Sends the replies that the client has not accepted yet. Returns `None` once all of them are
+    /// sent.
     #[cold]
     fn send_held(&mut self, context: &mut WorkerContext<'_>, io: &mut impl Transport) -> Option<DriveResult> {
         let output = self.output.as_mut()?;
@@ -148,7 +153,8 @@ impl Connection {
         }
     }
 
-    /// Sends the lines that the log thread has for this watcher; `None` if nothing of them waits.
+    /// Sends the lines that the log thread has queued for this watcher. Returns `None` if no line
+    /// is left.
     fn send_lines(
         &mut self,
         context: &mut WorkerContext<'_>,
@@ -181,7 +187,7 @@ impl Connection {
         result
     }
 
-    /// Reads more of a line that is too long for the worker's buffer.
+    /// Continues to read a line that is too long for the worker's buffer.
     #[cold]
     fn read_long(
         &mut self,
@@ -203,7 +209,7 @@ impl Connection {
         }
     }
 
-    /// Reads a large value into its place.
+    /// Reads a large value directly into its destination.
     fn read_body(&mut self, context: &mut WorkerContext<'_>, io: &mut impl Transport) -> Option<DriveResult> {
         let Phase::Body(body) = &mut self.phase else { return None };
         let more_bytes = body.growth_bytes();
@@ -235,7 +241,7 @@ impl Connection {
         }
     }
 
-    /// Executes input and sends the replies. Returns how many bytes were used, and `None` to
+    /// Executes input and sends the replies. Returns the number of bytes consumed, and `None` to
     /// continue with reading.
     #[inline]
     fn run(
@@ -272,8 +278,8 @@ impl Connection {
         }
     }
 
-    /// Sends the worker's output buffer; replies that the client does not take move to a buffer of
-    /// the connection. `None` when all is sent.
+    /// Sends the worker's output buffer. Replies that the client does not accept move to a buffer
+    /// of the connection. Returns `None` once everything is sent.
     #[inline]
     fn send(&mut self, context: &mut WorkerContext<'_>, io: &mut impl Transport) -> Option<DriveResult> {
         let mut sent = 0;
@@ -282,7 +288,7 @@ impl Connection {
         if all { None } else { self.send_rest(context, io) }
     }
 
-    /// Sends the replies that one write did not take.
+    /// Sends the replies that a single write did not accept.
     #[cold]
     fn send_rest(&mut self, context: &mut WorkerContext<'_>, io: &mut impl Transport) -> Option<DriveResult> {
         let mut sent = 0;
@@ -305,10 +311,10 @@ impl Connection {
 /// The remaining budget of a connection in one call of
 /// [`Connection::drive`](super::Connection::drive).
 pub(super) struct Budget {
-    /// Batches: one read, or one full output buffer.
+    /// The remaining batches. A batch is one read, or one full output buffer.
     batches: u32,
-    /// Requests, if `-R` limits them, else [`UNLIMITED`](Self::UNLIMITED) less the number carried
-    /// out.
+    /// The remaining requests if `-R` limits them; otherwise [`UNLIMITED`](Self::UNLIMITED) minus
+    /// the number executed.
     requests: u32,
 }
 
@@ -320,18 +326,18 @@ impl Budget {
         Budget { batches: live.batches_per_wake(), requests }
     }
 
-    /// Returns whether requests are counted one by one. `-R` is at most `i32::MAX`, and without it
-    /// no drive has so many requests that the counter falls to that.
+    /// Returns whether requests are counted one by one. `-R` is at most `i32::MAX`; without `-R`,
+    /// no drive executes so many requests that the counter falls to that value.
     pub(super) fn limits_requests(&self) -> bool {
         self.requests <= i32::MAX as u32
     }
 
-    /// Returns whether other connections are to be served first.
+    /// Returns whether other connections must be served before this one continues.
     pub(super) fn is_used_up(&self) -> bool {
         self.batches == 0 || self.requests == 0
     }
 
-    /// Returns whether no request is left, though a batch may be.
+    /// Returns whether the budget of requests is used up, even if batches remain.
     pub(super) fn has_no_request(&self) -> bool {
         self.requests == 0
     }

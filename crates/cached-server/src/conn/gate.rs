@@ -1,8 +1,8 @@
 //! The gate: the phase of a connection before its client is authenticated.
 //!
-//! A gate is a phase like any other, so requests of an authenticated connection pay nothing for it.
-//! Each SASL frame leads through the gate again: as in memcached, a failed one ends what an earlier
-//! one has achieved.
+//! A gate is a phase like any other, so it costs the requests of an authenticated connection
+//! nothing. Each SASL frame leads through the gate again: as in memcached, a failed authentication
+//! revokes an earlier successful one.
 
 use super::{Connection, Gate, Phase, StopReason};
 use crate::config::settings::MEMCACHED_VERSION;
@@ -13,28 +13,28 @@ use cached_proto::binary::{Head, Status, encode_error, encode_response, encode_v
 use cached_proto::text::auth::{self, Password};
 use cached_proto::{Decoded, Protocol, reply};
 
-/// After this many wrong passwords a connection is closed.
+/// After this many wrong passwords, the connection is closed.
 const FAILURES_MAX: u8 = 10;
 
-/// The end of one request at the gate.
+/// The outcome of one request at the gate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Passage {
     /// The client is authenticated.
     Open,
-    /// It is not, and may try again.
+    /// The client is not authenticated, and may try again.
     Shut,
-    /// The connection ends.
+    /// The connection is closed.
     Close,
 }
 
 impl Connection {
-    /// Requires that the client authenticates before anything else.
+    /// Requires the client to authenticate before any other request.
     pub(crate) fn require_authentication(&mut self) {
         self.phase = Phase::Gate(Gate::default());
     }
 
     /// Executes the request at the front of the input for a client that is not authenticated.
-    /// Returns how many bytes were used, or why it stopped.
+    /// Returns the number of bytes consumed, or the reason why execution stopped.
     #[cold]
     pub(super) fn pass_gate(
         &mut self,
@@ -161,8 +161,8 @@ impl Connection {
         self.fail(gate, executor)
     }
 
-    /// Counts and logs a wrong password. The connection is closed after too many of its own, or of
-    /// its client's address.
+    /// Counts and logs a wrong password. The connection is closed once it, or the address of its
+    /// client, has sent too many.
     fn fail(&self, gate: &mut Gate, executor: &Executor<'_>) -> Passage {
         executor.counters.auth_errors.bump();
         gate.failures += 1;

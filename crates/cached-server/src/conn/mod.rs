@@ -1,6 +1,6 @@
-//! A connection: bytes in, requests executed, replies out. No event loop is here: the worker calls
-//! [`Connection::drive`] with a [`Transport`](crate::stream::Transport) whenever that may make
-//! progress.
+//! A connection: bytes in, requests executed, replies out. There is no event loop here: the worker
+//! calls [`Connection::drive`] with a [`Transport`](crate::stream::Transport) whenever the
+//! connection may be able to make progress.
 //!
 //! ```text
 //!             ┌──────────────── input ──────────────┐
@@ -54,21 +54,23 @@ pub(crate) struct Connection {
     phase: Phase,
     /// Input that has not been used.
     input: Vec<u8>,
-    /// The number of bytes at the front of the input that hold no line feed.
+    /// The number of bytes at the front of the input that are known to contain no line feed.
     scanned: usize,
-    /// `input` can be executed as it is.
+    /// Whether `input` can be executed without another read.
     runnable: bool,
-    /// `input` ends within a value that is short enough to be collected there.
+    /// Whether `input` ends within a value that is short enough to be collected in `input`.
     within_value: bool,
-    /// Replies that the client has not taken.
+    /// Replies that the client has not accepted yet.
     output: Option<Box<Output>>,
-    /// Close when they are taken.
+    /// Whether to close the connection once `output` is sent.
     closing: bool,
-    /// `info` states that this connection holds memory or is in the middle of a request.
+    /// Whether `info` currently states that this connection holds memory or is in the middle of a
+    /// request.
     is_reported: bool,
-    /// The clock's second of the last drive.
+    /// The second of the last drive, by the server's clock.
     last_active: u32,
-    /// Last, so that the connection's memory is freed before it stops counting.
+    /// The last field, so that the connection's memory is freed before the connection stops being
+    /// counted.
     pub(crate) info: Holder,
 }
 
@@ -89,13 +91,13 @@ impl Connection {
         }
     }
 
-    /// Returns whether it ends with the datagram that it is.
+    /// Returns whether the connection consists of a single datagram and ends with it.
     fn is_datagram(&self) -> bool {
         matches!(self.info.endpoints, Endpoints::Udp { .. })
     }
 
-    /// Returns the memory that this connection keeps while it waits; `tls_bytes` are those of its
-    /// TLS side.
+    /// Returns the memory that this connection keeps while it waits. `tls_bytes` is the memory of
+    /// its TLS buffers.
     fn held(&self, tls_bytes: usize) -> HeldMemory {
         let (body, arriving_bytes) = match &self.phase {
             Phase::Body(body) => (body.held_bytes(), body.reserved_bytes()),
@@ -110,7 +112,7 @@ impl Connection {
     }
 
     /// Publishes the connection's memory and state. Called after each drive, before the connection
-    /// waits. `tls_bytes` are the bytes of buffers of its TLS side.
+    /// waits. `tls_bytes` is the memory of its TLS buffers.
     #[inline]
     pub(crate) fn update_info(&mut self, shared: &Shared, tls_bytes: usize) -> Memory {
         let waits = matches!(self.phase, Phase::Command) && self.input.is_empty() && self.output.is_none();
@@ -135,31 +137,31 @@ impl Connection {
         });
         let now = shared.clock.now_secs();
         self.info.record(self.held(tls_bytes), now);
-        // Memory that waits for slow readers is missing for all other clients.
+        // Memory held for slow readers is unavailable to all other clients.
         let limit = HeldMemory {
             buffer_bytes: shared.live.connection_bytes_max(),
             pinned_bytes: shared.settings.memory_bytes / 4,
-            // The store limits these itself.
+            // The store itself limits the memory of arriving values.
             arriving_bytes: usize::MAX,
         };
         shared.connections.enforce_limits(limit, shared.live.connections_max(), now)
     }
 }
 
-/// Where a connection stands between two bytes of input.
+/// The position of a connection within its input, between two bytes.
 enum Phase {
     /// Before the client is authenticated.
     Gate(Gate),
     /// At the start of a request, or within one that is incomplete.
     Command,
-    /// Within a retrieval that filled the output buffer; its line is still in the input and
-    /// `line_bytes` long.
+    /// Within a retrieval that filled the output buffer. The command line, `line_bytes` long, is
+    /// still in the input.
     Get { cursor: GetCursor, line_bytes: usize },
     /// Within a dump.
     Dump(Dump),
     /// Within a value.
     Body(Box<Body>),
-    /// Within a value that was refused, this many bytes before its end.
+    /// Within a value that was refused; this many bytes of the value are still to be discarded.
     Swallow(usize),
     /// Receiving log lines from the log thread; input is ignored.
     Watch(Subscription),
@@ -168,17 +170,17 @@ enum Phase {
 /// The state of a client that is not authenticated.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Gate {
-    /// The number of bytes to discard: the rest of a frame that was refused.
+    /// The number of bytes to discard: the rest of a refused frame.
     swallow: usize,
-    /// PLAIN has begun without data, which the next SASL_STEP brings.
+    /// Whether the client has begun PLAIN without data, which the next SASL_STEP contains.
     started: bool,
-    /// Wrong passwords.
+    /// The number of wrong passwords.
     failures: u8,
 }
 
 impl Phase {
-    /// Returns the phase for a value of `body_len` bytes that follows `head`, once its command has
-    /// begun.
+    /// Returns the phase in which a value of `body_len` bytes, which follows `head`, is received
+    /// after its command has begun.
     fn of_body(begun: Begun, protocol: Protocol, head: &[u8], body_len: usize) -> Phase {
         match begun {
             Begun::Reserved(reservation) => {
@@ -190,17 +192,17 @@ impl Phase {
     }
 }
 
-/// Why execution stopped.
+/// The reason why execution stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum StopReason {
-    /// All input is used, except for an incomplete request.
+    /// All input is consumed, except for an incomplete request.
     Input,
-    /// The output is to be sent before more is executed.
+    /// The output must be sent before more requests are executed.
     Output,
-    /// Other connections are to be served first: the budget of requests is used up, or the work for
-    /// costly ones.
+    /// Other connections must be served first: the budget of requests, or of work for costly
+    /// requests, is used up.
     Budget,
-    /// The connection is to be closed once the output is sent.
+    /// The connection must be closed once the output is sent.
     Close,
 }
 
@@ -208,11 +210,11 @@ enum StopReason {
 pub(crate) struct WorkerContext<'a> {
     pub(crate) shared: &'a Shared,
     pub(crate) counters: &'a Counters,
-    /// [`INPUT_BYTES`](crate::stream::INPUT_BYTES) long.
+    /// The input buffer, [`INPUT_BYTES`](crate::stream::INPUT_BYTES) long.
     pub(crate) input: &'a mut [u8],
     /// The bytes that [`Connection::receive_ahead`](Connection::receive_ahead) has read.
     pub(crate) received: Option<&'a [u8]>,
-    /// Empty between connections.
+    /// The output buffer, empty between connections.
     pub(crate) output: &'a mut Output,
     /// The remaining budget of this iteration for costly requests.
     pub(crate) work: &'a mut Work,
@@ -227,13 +229,13 @@ impl WorkerContext<'_> {
     }
 }
 
-// Hand-over to another process. Between two requests, a connection is its protocol, whether its
-// client has authenticated, and unused input. Within a value, a retrieval or a dump there is more,
-// and replies may wait; that is completed first.
+// Hand-over to another process. Between two requests, the state of a connection consists of its
+// protocol, whether its client has authenticated, and unused input. Within a value, a retrieval or
+// a dump there is more state, and replies may be unsent, so these are completed first.
 
 impl Connection {
-    /// Returns whether it stands between two requests, or within one of which only the beginning
-    /// has arrived, and holds nothing of the store.
+    /// Returns whether the connection is between two requests, or within a request of which only
+    /// the beginning has arrived, and holds no resource of the store.
     pub(crate) fn is_at_rest(&self) -> bool {
         let is_between = match self.phase {
             Phase::Command | Phase::Gate(_) | Phase::Swallow(_) | Phase::Watch(_) => true,
@@ -242,8 +244,9 @@ impl Connection {
         is_between && self.output.is_none() && !self.closing
     }
 
-    /// Returns the state with which another process can continue it; `None` if none can: it is not
-    /// at rest, watches, is encrypted, or has too much input.
+    /// Returns the state with which another process can continue the connection. Returns `None` if
+    /// that is impossible: the connection is not at rest, is a watcher, is encrypted, or has too
+    /// much unused input.
     pub(crate) fn hand_over(&self, auth_is_required: bool) -> Option<HandedConnection> {
         if !self.is_at_rest() || self.info.is_encrypted || self.input.len() > HANDED_INPUT_BYTES_MAX {
             return None;
@@ -260,8 +263,8 @@ impl Connection {
         Some(HandedConnection { protocol: self.protocol, is_authenticated, phase, input: self.input.clone() })
     }
 
-    /// Returns a connection that continues where it has stopped in another process. Where clients
-    /// must authenticate here and did not have to there, it must.
+    /// Returns a connection that continues where it stopped in another process. If this process
+    /// requires authentication and the other one did not, the client must authenticate.
     pub(crate) fn resume_handed(
         info: Arc<ConnInfo>,
         handed: HandedConnection,
@@ -283,12 +286,13 @@ impl Connection {
             _ => Phase::Command,
         };
         let protocol = protocol.or(info.protocol);
-        // A request may be whole in it.
+        // The input may contain a complete request.
         let runnable = !input.is_empty();
         Connection { protocol, phase, input, runnable, ..Connection::new(info) }
     }
 
-    /// Returns how many bytes are to be read before it can be at rest.
+    /// Returns how many bytes of the current request must still be read before the connection can
+    /// be at rest.
     pub(crate) fn missing_bytes(&self) -> usize {
         match &self.phase {
             Phase::Body(body) => body.missing(),
@@ -297,11 +301,11 @@ impl Connection {
     }
 }
 
-/// A transport of which only `allowed` bytes are read: a request is brought to its end, and the
-/// next is not begun.
+/// A transport that reads at most `allowed` bytes, so that the current request can be completed but
+/// the next one cannot begin.
 pub(crate) struct Finishing<T> {
     pub(crate) io: T,
-    /// The bytes that may be read.
+    /// The number of bytes that may still be read.
     pub(crate) allowed: usize,
 }
 

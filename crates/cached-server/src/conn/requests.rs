@@ -1,10 +1,10 @@
-//! From input bytes to executed requests: the loop, one function for each protocol, and how a
-//! connection continues within an unfinished request.
+//! From input bytes to executed requests: the loop, one function for each protocol, and the
+//! continuation of unfinished requests.
 //!
 //! To add a protocol: give it a variant in [`Protocol`] and a decoder in `cached-proto`, a function
 //! `…_request` here that takes one request from the front of the input, and a function in `exec/`
-//! that carries it out. Reading, sending, budgets and large values ([`Connection::begin_body`]) are
-//! the same for all protocols.
+//! that executes the request. Reading, sending, budgets and large values
+//! ([`Connection::begin_body`]) are the same for all protocols.
 
 use super::drive::Budget;
 use super::{Connection, Phase, StopReason, WorkerContext};
@@ -16,16 +16,17 @@ use cached_proto::binary::sasl::is_sasl;
 use cached_proto::{Decoded, Limits, Protocol, binary, text};
 use std::os::fd::BorrowedFd;
 
-/// Values up to this size are collected in the input buffer; larger ones are read into their place.
+/// Values up to this size are collected in the input buffer; larger ones are read directly into
+/// their destination.
 const BUFFERED_BODY_BYTES_MAX: usize = 4 << 10;
 
-/// The bytes that one request took from the input, and how the connection continues; or why
-/// execution stops.
+/// The number of input bytes that one request consumed, and how the connection continues; or the
+/// reason why execution stops.
 type Executed = Result<(usize, Next), StopReason>;
 
 impl Connection {
-    /// Executes the complete requests in `input`; replies go to the output buffer. Returns how many
-    /// bytes were used, and why it stopped.
+    /// Executes the complete requests in `input`; replies go to the output buffer. Returns the
+    /// number of bytes consumed, and the reason why execution stopped.
     pub(super) fn execute(
         &mut self,
         context: &mut WorkerContext<'_>,
@@ -33,7 +34,7 @@ impl Connection {
         budget: &mut Budget,
     ) -> (usize, StopReason) {
         let (shared, client) = (context.shared, context.client);
-        // Several requests at once are not counted one by one.
+        // Without a limit on requests, several can be executed at once.
         let at_once = !budget.limits_requests();
         let mut executor = context.executor();
         let mut used = 0;
@@ -44,7 +45,7 @@ impl Connection {
                 match self.resume(&mut executor, rest) {
                     Ok(count) => {
                         used += count;
-                        // Still within something, and no input left for it.
+                        // The unfinished request needs more input.
                         if used == input.len() && !matches!(self.phase, Phase::Command) {
                             return (used, StopReason::Input);
                         }
@@ -61,7 +62,7 @@ impl Connection {
             let next = match protocol {
                 Protocol::Text if at_once && let Some((key, consumed)) = text::plain_get(rest) => {
                     used += exec::get_plain_run(&mut executor, rest, key, consumed);
-                    // The usual end, with the shortest way to it.
+                    // The most common exit, reached by the shortest path.
                     if used == input.len() {
                         return (used, StopReason::Input);
                     }
@@ -129,8 +130,8 @@ impl Connection {
         shared.watch.subscribe(subscriber, events)
     }
 
-    /// Executes the text or meta request at the front of `rest`, of which the first `scanned` bytes
-    /// hold no line feed.
+    /// Executes the text or meta request at the front of `rest`. The first `scanned` bytes of
+    /// `rest` are known to contain no line feed.
     #[inline(always)]
     fn text_request(&mut self, executor: &mut Executor<'_>, rest: &[u8], scanned: usize) -> Executed {
         match text::decode_line(rest, scanned, &Limits::DEFAULT) {
@@ -185,9 +186,9 @@ impl Connection {
         }
     }
 
-    /// Prepares for a value of `body_len` bytes that follows `head` and has not arrived completely.
-    /// A short one is collected in the input buffer with its head; for a longer one `begin` finds a
-    /// place.
+    /// Prepares to receive a value of `body_len` bytes that follows `head` and has not arrived
+    /// completely. A short value is collected in the input buffer together with its head; for a
+    /// longer one, `begin` provides a destination.
     #[inline(always)]
     fn begin_body(
         &mut self,
@@ -227,8 +228,8 @@ impl Connection {
         }
     }
 
-    /// Continues in a phase other than `Command`. Returns how many bytes of the input were used, or
-    /// why it stopped.
+    /// Continues in a phase other than `Command`. Returns the number of input bytes consumed, or
+    /// the reason why execution stopped.
     #[cold]
     pub(super) fn resume(&mut self, executor: &mut Executor<'_>, input: &[u8]) -> Result<usize, StopReason> {
         match &mut self.phase {
@@ -276,13 +277,13 @@ impl Connection {
         }
     }
 
-    /// Stores the value that has arrived completely, and replies.
+    /// Stores a value that has arrived completely, and replies.
     pub(super) fn finish_body(&mut self, executor: &mut Executor<'_>) {
         let Phase::Body(body) = std::mem::replace(&mut self.phase, Phase::Command) else { return };
         exec::finish(executor, *body);
     }
 
-    /// Refuses a value for which there is no memory: replies, and discards the rest of it.
+    /// Refuses a value for which there is no memory: replies, and discards the rest of the value.
     #[cold]
     pub(super) fn refuse_body(&mut self, executor: &mut Executor<'_>) {
         let Phase::Body(body) = std::mem::replace(&mut self.phase, Phase::Command) else { return };

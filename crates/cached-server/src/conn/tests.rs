@@ -1,4 +1,5 @@
-//! Connections driven as a worker drives them, over a socket whose input comes in given pieces.
+//! Connections driven as a worker drives them, over a socket that delivers its input in given
+//! pieces.
 
 use super::*;
 use crate::config::settings::Settings;
@@ -15,7 +16,7 @@ use std::io::{self, IoSlice};
 use std::os::fd::AsFd;
 use std::task::Poll;
 
-/// Returns one piece with each read, and takes everything that is written.
+/// A transport that returns one piece per read, and accepts everything that is written.
 #[derive(Default)]
 struct Fake {
     pieces: VecDeque<Vec<u8>>,
@@ -96,7 +97,7 @@ impl Bench {
         }
     }
 
-    /// Reads ahead and drives, as for a connection in a group.
+    /// Calls `receive_ahead`, then `drive`, as a worker does for a group of ready connections.
     fn drive(&mut self) -> DriveResult {
         let mut ahead = [0; 4096];
         let received = self.connection.receive_ahead(&mut ahead, &mut self.io);
@@ -114,8 +115,8 @@ impl Bench {
         result
     }
 
-    /// Drives until the connection waits for its socket, once in each iteration of a worker's loop;
-    /// returns how often.
+    /// Drives the connection until it waits for its socket, once per iteration of a worker's loop.
+    /// Returns the number of drives.
     fn drive_until_it_waits(&mut self) -> usize {
         for count in 1.. {
             self.work.renew();
@@ -138,7 +139,7 @@ impl Bench {
     }
 }
 
-/// A drive may end with all input used and the next request in the socket already.
+/// A drive may end with all input consumed while the next request is already in the socket.
 #[test]
 fn bytes_that_were_read_ahead_are_executed() {
     for batches in [1, 2, 20] {
@@ -154,10 +155,11 @@ fn bytes_that_were_read_ahead_are_executed() {
     }
 }
 
-/// Fills the output buffer by itself.
+/// The size of a value that fills the output buffer by itself.
 const FULL_VALUE: usize = 60_000;
 
-/// `-R` limits the requests in a drive, whatever they are and however they arrive.
+/// `-R` limits the number of requests in a drive, whatever the requests are and however they
+/// arrive.
 #[test]
 fn a_drive_ends_after_the_allowed_number_of_requests() {
     for (requests, yields) in [(1, 6), (2, 3), (4, 1), (100, 0)] {
@@ -182,8 +184,8 @@ fn binary(opcode: u8, key: &[u8]) -> Vec<u8> {
     request
 }
 
-/// However many reports are in one read, other connections are served after each that walks over
-/// items.
+/// However many reports one read contains, other connections are served after each report that
+/// walks over items.
 #[test]
 fn a_report_that_walks_over_items_ends_the_drive() {
     const REPORTS: usize = 20;
@@ -199,13 +201,13 @@ fn a_report_that_walks_over_items_ends_the_drive() {
     bench.fill_index();
     bench.io.pieces.push_back(binary(0x10, b"items").repeat(REPORTS));
     assert!(bench.drive_until_it_waits() >= REPORTS);
-    // Cheap ones share an iteration.
+    // Cheap reports share an iteration.
     let mut bench = Bench::new(|_| {});
     bench.io.pieces.push_back(b"stats\r\n".repeat(REPORTS));
     assert!((2..REPORTS / 2).contains(&bench.drive_until_it_waits()));
 }
 
-/// A report takes as much of an iteration's work as it has lines.
+/// A report uses as much of an iteration's work as it has lines.
 #[test]
 fn a_report_with_a_line_for_each_prefix_uses_up_an_iteration() {
     let mut bench = Bench::new(|_| {});
@@ -218,7 +220,7 @@ fn a_report_with_a_line_for_each_prefix_uses_up_an_iteration() {
     assert!(bench.work.is_used_up());
 }
 
-/// Dumps stop in between also where they find nothing to list.
+/// Dumps also pause where they find nothing to list.
 #[test]
 fn a_dump_of_an_index_without_items_stops_in_between() {
     for dump in
@@ -263,7 +265,7 @@ fn costly_requests_wait_for_the_next_iteration() {
     assert!(bench.io.written.len() > 1000);
 }
 
-/// A connection that goes on in another process after any byte replies as if nothing had been.
+/// A connection that is handed over after any byte replies as if it had not been handed over.
 #[test]
 fn a_connection_can_be_handed_over_after_any_byte() {
     let text = b"set a 1 0 5\r\nvalue\r\nget a b\r\nms c 2 T0\r\nhi\r\nset big 0 0 9999999\r\nxx\r\nmn\r\nincr a 1\r\n";
@@ -281,7 +283,8 @@ fn a_connection_can_be_handed_over_after_any_byte() {
                 bench.connection = Connection::resume_handed(Arc::new(info), handed, false);
                 bench.io.pieces.push_back(back.to_vec());
                 bench.drive_until_it_waits();
-                // What came along was not driven by the socket's event alone.
+                // The socket's event alone does not lead to the execution of input that was handed
+                // over.
                 bench.drive_until_it_waits();
             }
             bench.io.written
@@ -294,7 +297,8 @@ fn a_connection_can_be_handed_over_after_any_byte() {
     }
 }
 
-/// Input with whole requests, which no event announces, is executed.
+/// Complete requests in the input that is handed over are executed, although no event announces
+/// them.
 #[test]
 fn input_that_is_handed_over_is_executed() {
     let mut bench = Bench::new(|_| {});
@@ -336,8 +340,8 @@ fn a_connection_within_a_value_is_brought_to_its_end_and_no_further() {
     assert_eq!(left, b"get a\r\n".len(), "the next request stays in the socket");
 }
 
-/// A client that had to authenticate, and did, need not again; one that did not, or did not have
-/// to, must.
+/// After a hand-over to a process that requires authentication, only a client that has already
+/// authenticated need not do so again.
 #[test]
 fn a_client_that_has_not_authenticated_must() {
     let info = || Arc::new(ConnInfo::new(9, Endpoints::Unix { path: "/x".into() }, None, 0, 2));

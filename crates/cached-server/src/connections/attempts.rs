@@ -1,17 +1,19 @@
-//! Wrong passwords by the address that they come from. Beyond a limit each costs the client its
-//! connection, so that guessing is not free.
+//! Wrong passwords, counted by source address. Beyond a limit, each wrong password costs the client
+//! its connection, so that guessing is not free.
 //!
-//! A right password is accepted from every address at all times: many clients may share one, and a
-//! ban would let any of them lock out the others. Nothing is delayed either: a client that guesses
-//! would not wait for the answer, but connect anew, which is what it costs here.
+//! A correct password is accepted from every address at all times: many clients may share an
+//! address, and a ban would let any of them lock out the others. Nothing is delayed either: instead
+//! of waiting for the reply, a guessing client would open another connection, and a new connection
+//! is already the price here.
 
 use crate::locks::{ATTEMPTS, Lock};
 use std::net::IpAddr;
 
-/// The addresses that are remembered, at most. Beyond that the one that has been quiet for longest
-/// is forgotten.
+/// The maximum number of addresses that are remembered. Beyond that, the address that has been
+/// quiet for longest is forgotten.
 const ADDRESSES_MAX: usize = 1024;
-/// How many wrong passwords an address may send at once; one more for each second.
+/// The number of wrong passwords that an address may send at once. The allowance grows by one each
+/// second.
 const BURST: u32 = 100;
 
 /// The consequence of a wrong password.
@@ -19,12 +21,12 @@ const BURST: u32 = 100;
 pub(crate) enum WrongPassword {
     /// The client may try again.
     Usual,
-    /// It is one of too many from its address: the connection ends.
+    /// The address has sent too many wrong passwords: the connection is closed.
     TooMany,
 }
 
-/// What identifies a client: an address of IPv4, a network of IPv6 (whose hosts choose the rest),
-/// this host.
+/// The identity of a client: an IPv4 address, an IPv6 network (its hosts choose the rest of the
+/// address), or this host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Source {
     V4(u32),
@@ -45,9 +47,9 @@ impl Source {
 #[derive(Debug)]
 struct Entry {
     source: Source,
-    /// Wrong passwords, less one for each second since.
+    /// The number of wrong passwords, reduced by one for each second since.
     level: u32,
-    /// The second of the last one.
+    /// The second of the last wrong password.
     second: u32,
 }
 
@@ -62,7 +64,8 @@ impl Default for Attempts {
 }
 
 impl Attempts {
-    /// Counts a wrong password from `peer`, or by a unix socket, in second `now`.
+    /// Counts a wrong password in second `now`. `peer` is the client's address; `None` for a client
+    /// of a unix socket.
     pub(crate) fn count(&self, peer: Option<IpAddr>, now: u32) -> WrongPassword {
         let source = Source::of(peer);
         let mut entries = self.0.lock();
@@ -106,7 +109,7 @@ mod tests {
         for other in [address("10.0.0.2"), address("2001:db8::1"), None] {
             assert_eq!(attempts.count(other, 5), WrongPassword::Usual, "{other:?} has done nothing");
         }
-        // Two seconds later two more are usual.
+        // Two seconds later, two more wrong passwords are allowed.
         let usual = (0..5).filter(|_| attempts.count(one(), 7) == WrongPassword::Usual).count();
         assert_eq!(usual, 2);
         assert!((8..65).all(|second| attempts.count(one(), second) == WrongPassword::Usual));

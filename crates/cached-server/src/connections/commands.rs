@@ -13,16 +13,17 @@ use std::time::Duration;
 pub(crate) enum Command {
     /// Serve this connection.
     Serve(AcceptedConnection),
-    /// Check whether the connection in this slot is to be closed; its socket raises no event for
+    /// Check whether the connection in this slot must be closed; its socket raises no event for
     /// that.
     Check(usize),
-    /// Send the lines that wait for the watcher in this slot; its socket raises no event for that.
+    /// Send the lines that are queued for the watcher in this slot; its socket raises no event for
+    /// that.
     Relay(usize),
-    /// Stop between two requests, and wait for a verdict.
+    /// Pause between two requests, and wait for a verdict.
     Pause(Pause),
     /// Answer the received requests, then end.
     Drain,
-    /// End without answering.
+    /// End without answering the received requests.
     Abort,
 }
 
@@ -30,45 +31,45 @@ pub(crate) enum Command {
 pub(crate) struct AcceptedConnection {
     pub(crate) socket: OwnedFd,
     pub(crate) info: Arc<ConnInfo>,
-    /// With TLS: the certificates that the client must show.
+    /// With TLS: which certificates the client must present.
     pub(crate) tls: Option<ClientCertificates>,
-    /// Its state, if another process has handed it over.
+    /// The state of the connection, if another process has handed it over.
     pub(crate) handed: Option<Box<HandedConnection>>,
 }
 
-/// The request to stop between two requests.
+/// The request to pause between two requests.
 pub(crate) struct Pause {
-    /// How long requests that have begun may take to end.
+    /// The maximum time for completing requests in flight.
     pub(crate) finish_within: Duration,
-    /// Receives the worker's connections when it has stopped.
+    /// Receives the worker's connections once the worker has paused.
     pub(crate) report: mpsc::Sender<Paused>,
-    /// Gives the verdict; if the other half is dropped, the worker continues.
+    /// Delivers the verdict. If the sender is dropped, the worker resumes.
     pub(crate) verdict: mpsc::Receiver<Verdict>,
 }
 
-/// A worker that has stopped. Until it has a verdict it keeps the sockets open and touches nothing.
+/// A paused worker. Until it has a verdict, it keeps the sockets open and touches nothing.
 pub(crate) struct Paused {
-    /// Its index.
+    /// The worker's index.
     pub(crate) worker: usize,
-    /// Its connections that another process can continue.
+    /// The connections that another process can take over.
     pub(crate) connections: Vec<PausedConnection>,
-    /// The number of its other connections.
+    /// The number of the worker's other connections.
     pub(crate) others: usize,
 }
 
-/// A connection of a worker that has stopped.
+/// A connection of a paused worker.
 pub(crate) struct PausedConnection {
-    /// Its socket, which the worker keeps open.
+    /// The connection's socket, which the worker keeps open.
     pub(crate) fd: RawFd,
     pub(crate) connection: HandedConnection,
 }
 
-/// How a worker that has stopped continues.
+/// The way in which a paused worker continues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// It serves its connections.
+    /// The worker serves its connections again.
     Resume,
-    /// Another process serves: it closes its own descriptors, and ends.
+    /// Another process serves them: the worker closes its descriptors, and ends.
     End,
 }
 
@@ -83,7 +84,7 @@ impl CommandQueue {
     /// Returns an empty queue.
     ///
     /// # Errors
-    /// When the system has no descriptor for the waker.
+    /// If the system has no descriptor for the waker.
     pub(crate) fn new() -> io::Result<CommandQueue> {
         let waker = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(CommandQueue { commands: Lock::new(&COMMANDS, Vec::new()), waker })
@@ -92,19 +93,20 @@ impl CommandQueue {
     /// Appends a command and wakes the worker.
     pub(crate) fn send(&self, command: Command) {
         self.commands.lock().push(command);
-        // Fails only when the counter is full, and then the waker is readable anyway.
+        // Fails only if the counter is full, in which case the waker is readable anyway.
         let _ = rustix::io::write(&self.waker, &1u64.to_ne_bytes());
     }
 
     /// Removes and returns all commands, oldest first.
     pub(crate) fn take(&self) -> Vec<Command> {
         // Fails if the waker has not been written to since the last call; the commands are taken
-        // all the same.
+        // regardless.
         let _ = rustix::io::read(&self.waker, &mut [0; 8]);
         std::mem::take(&mut *self.commands.lock())
     }
 
-    /// Removes the requests to check a connection, and returns the slots; other commands stay.
+    /// Removes the requests to check a connection, and returns their slots; other commands stay in
+    /// the queue.
     pub(crate) fn take_checks(&self) -> Vec<usize> {
         let mut commands = self.commands.lock();
         let checks = commands.extract_if(.., |command| matches!(command, Command::Check(_)));

@@ -1,8 +1,8 @@
-//! What threads other than its worker may know about a connection.
+//! The information about a connection that threads other than its worker may read.
 //!
 //! The worker that serves a connection writes its [`ConnInfo`]. `stats conns` reads it, and so does
-//! the thread that finds that connections together hold too much memory and chooses which of them
-//! to close.
+//! the thread that finds that all connections together hold too much memory and chooses which to
+//! close.
 
 use cached_metrics::counters;
 use cached_proto::Protocol;
@@ -51,7 +51,7 @@ pub(crate) enum Endpoints {
     Unix {
         path: PathBuf,
     },
-    /// Of any client that sends datagrams there.
+    /// Any client that sends datagrams to this socket.
     Udp {
         local: SocketAddr,
     },
@@ -80,11 +80,11 @@ counters! {
 /// The memory that a connection keeps while it waits for its client.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct HeldMemory {
-    /// Buffers of its own: unfinished input and unsent output.
+    /// The connection's own buffers: unfinished input and unsent output.
     pub(crate) buffer_bytes: usize,
-    /// Values pinned in the store, which cannot reuse their memory meanwhile.
+    /// Values pinned in the store, which cannot reuse their memory while they are pinned.
     pub(crate) pinned_bytes: usize,
-    /// Memory of the store that is reserved for a value that has not arrived completely.
+    /// Store memory that is reserved for a value that has not arrived completely.
     pub(crate) arriving_bytes: usize,
 }
 
@@ -92,8 +92,8 @@ pub(crate) struct HeldMemory {
 #[derive(Debug, Default)]
 pub(super) struct HeldSums {
     pub(super) buffer_bytes: AtomicUsize,
-    /// The most buffers since [`Connections::has_freed_much`](super::Connections::has_freed_much)
-    /// was last true.
+    /// The maximum of `buffer_bytes` since
+    /// [`Connections::has_freed_much`](super::Connections::has_freed_much) last returned true.
     pub(super) buffer_bytes_peak: AtomicUsize,
     pub(super) pinned_bytes: AtomicUsize,
     pub(super) arriving_bytes: AtomicUsize,
@@ -102,38 +102,39 @@ pub(super) struct HeldSums {
 /// One connection as other threads see it.
 #[derive(Debug)]
 pub(crate) struct ConnInfo {
-    /// The socket's descriptor, which is the connection's key in the table.
+    /// The descriptor of the socket, which is the connection's key in the table.
     pub(crate) fd: RawFd,
     pub(crate) endpoints: Endpoints,
-    /// The protocol of its listener; `None` if the first byte decides.
+    /// The protocol of the listener; `None` if the first byte decides.
     pub(crate) protocol: Option<Protocol>,
-    /// Its bytes are TLS records.
+    /// Whether the connection uses TLS.
     pub(crate) is_encrypted: bool,
-    /// The counts of the listener that it came from.
+    /// The counts of the listener that accepted the connection.
     pub(super) listener: Arc<ListenerCounts>,
-    /// The index of the worker that serves it.
+    /// The index of the worker that serves the connection.
     pub(super) worker: usize,
-    /// Its connection slot in that worker.
+    /// The connection's slot in that worker.
     slot: AtomicUsize,
     state: AtomicU8,
-    /// The clock's second of the last wake-up.
+    /// The second of the last wake-up, by the server's clock.
     last_active: AtomicU32,
     buffer_bytes: AtomicUsize,
     pinned_bytes: AtomicUsize,
     arriving_bytes: AtomicUsize,
-    /// The sums that count its memory.
+    /// The sums that include the connection's memory.
     pub(super) sums: Arc<HeldSums>,
-    /// The clock's second since which it has held memory without a break.
+    /// The second, by the server's clock, since which the connection has continuously held memory.
     pub(super) held_since: AtomicU32,
     close_requested: AtomicBool,
-    /// The reason for closing it is that it was idle.
+    /// Whether the connection is being closed because it was idle.
     idle_timeout: AtomicBool,
-    /// The reason for closing it is what its client has sent.
+    /// Whether the connection is being closed because of the data that its client has sent.
     broken: AtomicBool,
 }
 
 impl ConnInfo {
-    /// Returns the client's address, or the path of the socket that it came by.
+    /// Returns the client's address, or the path of the unix socket to which the client is
+    /// connected.
     pub(crate) fn client(&self) -> String {
         match &self.endpoints {
             Endpoints::Tcp { peer, .. } => peer.to_string(),
@@ -142,7 +143,7 @@ impl ConnInfo {
         }
     }
 
-    /// Returns the client's host; `None` for a client of this one, by a unix socket.
+    /// Returns the client's host; `None` for a local client of a unix socket.
     pub(crate) fn client_host(&self) -> Option<IpAddr> {
         match &self.endpoints {
             Endpoints::Tcp { peer, .. } => Some(peer.ip()),
@@ -150,8 +151,8 @@ impl ConnInfo {
         }
     }
 
-    /// Returns the address by which the connections of its client are counted; `None` if they are
-    /// not.
+    /// Returns the address by which the client's connections are counted; `None` if they are not
+    /// counted.
     pub(super) fn network(&self) -> Option<IpAddr> {
         match &self.endpoints {
             Endpoints::Tcp { peer, .. } => Peer::Tcp(*peer).network(),
@@ -159,7 +160,8 @@ impl ConnInfo {
         }
     }
 
-    /// Returns the entry for a connection that `worker` is going to serve, active at second `now`.
+    /// Returns the entry for a connection that `worker` is going to serve, last active at second
+    /// `now`.
     pub(crate) fn new(
         fd: RawFd,
         endpoints: Endpoints,
@@ -188,22 +190,22 @@ impl ConnInfo {
         }
     }
 
-    /// Returns the entry of a connection that came from the listener with these counts.
+    /// Returns the entry of a connection from the listener with these counts.
     pub(crate) fn of_listener(self, listener: Arc<ListenerCounts>, is_encrypted: bool) -> ConnInfo {
         ConnInfo { listener, is_encrypted, ..self }
     }
 
-    /// Records the slot in which its worker keeps it.
+    /// Records the slot in which the worker keeps the connection.
     pub(crate) fn set_slot(&self, slot: usize) {
         self.slot.store(slot, Ordering::Relaxed);
     }
 
-    /// Returns the index of the worker that serves it.
+    /// Returns the index of the worker that serves the connection.
     pub(crate) fn worker(&self) -> usize {
         self.worker
     }
 
-    /// Returns the slot in which its worker keeps it.
+    /// Returns the slot in which the worker keeps the connection.
     pub(crate) fn slot(&self) -> usize {
         self.slot.load(Ordering::Relaxed)
     }
@@ -223,7 +225,7 @@ impl ConnInfo {
         self.last_active.store(now, Ordering::Relaxed);
     }
 
-    /// Returns the clock's second of the last wake-up.
+    /// Returns the second of the last wake-up, by the server's clock.
     pub(crate) fn last_active(&self) -> u32 {
         self.last_active.load(Ordering::Relaxed)
     }
@@ -242,7 +244,7 @@ impl ConnInfo {
         set_share(&self.sums.arriving_bytes, &self.arriving_bytes, held.arriving_bytes);
     }
 
-    /// Returns whether the connection is to be closed by its worker.
+    /// Returns whether the worker has been asked to close the connection.
     pub(crate) fn is_close_requested(&self) -> bool {
         self.close_requested.load(Ordering::Acquire)
     }
@@ -251,13 +253,14 @@ impl ConnInfo {
         self.close_requested.store(true, Ordering::Release);
     }
 
-    /// Returns whether it waits for a request and has done so since before second `since`.
+    /// Returns whether the connection waits for a request and has done so since before second
+    /// `since`.
     pub(super) fn is_idle(&self, since: u32) -> bool {
         let waits = self.state.load(Ordering::Relaxed) == ConnState::Read as u8;
         waits && self.last_active() < since
     }
 
-    /// Returns whether it was closed for being idle.
+    /// Returns whether the connection was closed because it was idle.
     pub(crate) fn is_timed_out(&self) -> bool {
         self.idle_timeout.load(Ordering::Relaxed)
     }
@@ -266,7 +269,7 @@ impl ConnInfo {
         self.idle_timeout.store(true, Ordering::Relaxed);
     }
 
-    /// Returns whether it was closed because of what its client has sent.
+    /// Returns whether the connection was closed because of the data that its client has sent.
     pub(crate) fn is_broken(&self) -> bool {
         self.broken.load(Ordering::Relaxed)
     }
@@ -276,9 +279,10 @@ impl ConnInfo {
     }
 }
 
-/// A connection's own handle of its entry, which it drops after its buffers. What it holds is
-/// counted from when it reports that until this is dropped: nothing else takes a share out of the
-/// sums, so no share is given back while its memory is in use.
+/// A connection's own handle of its entry, which the connection drops after its buffers. Memory is
+/// counted from the time at which the connection reports it until this handle is dropped: nothing
+/// else subtracts the connection's share from the sums, so no share is subtracted while its memory
+/// is in use.
 #[derive(Debug)]
 pub(crate) struct Holder(Arc<ConnInfo>);
 
@@ -287,7 +291,7 @@ impl Holder {
         Holder(info)
     }
 
-    /// Records how much the connection holds from now on.
+    /// Records how much memory the connection holds from now on.
     pub(crate) fn record(&self, held: HeldMemory, now: u32) {
         let before = self.held();
         self.set_held(held);
@@ -319,32 +323,32 @@ impl Drop for Holder {
 /// Replaces one connection's share of a sum.
 fn set_share(sum: &AtomicUsize, share: &AtomicUsize, now: usize) {
     let before = share.swap(now, Ordering::Relaxed);
-    // Wrapping, so that the sum can fall as well.
+    // Wrapping, so that the sum can also decrease.
     sum.fetch_add(now.wrapping_sub(before), Ordering::Relaxed);
 }
 
-/// The most unused input that is handed over with a connection.
+/// The maximum unused input that is handed over with a connection.
 pub(crate) const HANDED_INPUT_BYTES_MAX: usize = 64 << 10;
 
-/// A connection between two requests, or within one of which only the beginning has arrived.
+/// A connection between two requests, or within a request of which only the beginning has arrived.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct HandedConnection {
     /// The protocol, once it is known.
     pub(crate) protocol: Option<Protocol>,
-    /// The client has authenticated.
+    /// Whether the client has authenticated.
     pub(crate) is_authenticated: bool,
     pub(crate) phase: HandedPhase,
-    /// Input that has not been used, at most [`HANDED_INPUT_BYTES_MAX`].
+    /// Input that has not been consumed, at most [`HANDED_INPUT_BYTES_MAX`].
     pub(crate) input: Vec<u8>,
 }
 
-/// Where a handed connection stands.
+/// The position of a handed-over connection within its input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum HandedPhase {
     /// At the start of a request, or within one that is incomplete.
     Command,
     /// Before the client is authenticated.
     Gate { swallow: u64, is_started: bool, failures: u8 },
-    /// Within a value that was refused, this many bytes before its end.
+    /// Within a value that was refused; this many bytes of the value are still to be discarded.
     Swallow(u64),
 }

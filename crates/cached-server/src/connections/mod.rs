@@ -1,6 +1,6 @@
-//! The table of connections: what every thread may know about each of them, and how it reaches the
-//! worker that serves one. The connections themselves (`conn`) belong to their workers and are not
-//! here.
+//! The table of connections: the information that every thread may read about each connection, and
+//! the way to reach the worker that serves it. The connections themselves belong to their workers
+//! and are in `conn`.
 //!
 //! ```text
 //!  acceptor ── add ──────────────► Connections ◄── Holder ────── worker (its own connections)
@@ -36,24 +36,24 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-/// All connections, and the memory that they hold.
+/// All connections, and the sums of the memory that they hold.
 #[derive(Debug)]
 pub(crate) struct Connections {
-    /// By descriptor. One plain lock and no concurrent map: the table changes when a connection
-    /// comes or goes, not per request, and a choice of connections to close must see all of them
-    /// while no other thread chooses.
+    /// The entries by descriptor. A single plain lock is used rather than a concurrent map: the
+    /// table changes when a connection opens or closes, not with each request, and the choice of
+    /// connections to close must see all of them while no other thread makes the same choice.
     table: Lock<BTreeMap<RawFd, Arc<ConnInfo>>>,
     /// The command queue of each worker.
     queues: Arc<[CommandQueue]>,
     count: AtomicUsize,
     count_peak: AtomicUsize,
-    /// The number accepted since the start.
+    /// The number of connections accepted since the start.
     pub(crate) total: AtomicU64,
-    /// The number refused because the table was full.
+    /// The number of connections refused because the table was full.
     pub(crate) rejected: AtomicU64,
-    /// The number closed because connections together held too much memory.
+    /// The number of connections closed because all connections together held too much memory.
     pub(crate) closed_for_memory: AtomicU64,
-    /// The memory of all of them, those included that are being closed.
+    /// The memory of all connections, including those that are being closed.
     sums: Arc<HeldSums>,
 }
 
@@ -61,16 +61,16 @@ pub(crate) struct Connections {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Memory {
     Enough,
-    /// More is held than the limit allows. Connections to close have been chosen, and their workers
-    /// have been told.
+    /// More memory is held than the limit allows. Connections to close have been chosen, and their
+    /// workers have been notified.
     Short,
 }
 
-/// With so many bytes of buffers freed, memory is worth returning to the system.
+/// Once this many bytes of buffers have been freed, returning memory to the system is worthwhile.
 const FREED_BYTES_MIN: usize = 4 << 20;
 
-/// For how many of the clock's seconds a value may be arriving before its connection can be closed
-/// to free memory.
+/// The time, in seconds of the server's clock, for which a value must have been arriving before its
+/// connection can be closed to free memory.
 const ARRIVING_SECS_MIN: u32 = 2;
 
 impl Connections {
@@ -98,7 +98,7 @@ impl Connections {
         &self.queues
     }
 
-    /// Enters a connection, and returns its entry.
+    /// Adds a connection to the table, and returns its entry.
     pub(crate) fn add(&self, mut info: ConnInfo) -> Arc<ConnInfo> {
         info.sums = self.sums.clone();
         let info = Arc::new(info);
@@ -111,8 +111,9 @@ impl Connections {
         info
     }
 
-    /// Removes a connection. Called before its socket is closed: afterwards the descriptor may
-    /// belong to another one. Its memory counts until its [`Holder`] is dropped.
+    /// Removes a connection. Called before its socket is closed, because afterwards the descriptor
+    /// may belong to another connection. The connection's memory counts until its [`Holder`] is
+    /// dropped.
     pub(crate) fn remove(&self, info: &ConnInfo) {
         self.table.lock().remove(&info.fd);
         self.count.fetch_sub(1, Ordering::Relaxed);
@@ -130,7 +131,7 @@ impl Connections {
         self.table.lock().values().filter(|info| info.network() == network).count()
     }
 
-    /// Returns the largest number of connections at one time.
+    /// Returns the maximum number of connections that have been open at the same time.
     pub(crate) fn count_peak(&self) -> usize {
         self.count_peak.load(Ordering::Relaxed)
     }
@@ -140,7 +141,8 @@ impl Connections {
         self.sums.buffer_bytes.load(Ordering::Relaxed)
     }
 
-    /// Returns whether much less is held than once since this was last true.
+    /// Returns whether the memory held has fallen far below its peak since this function last
+    /// returned true.
     pub(crate) fn has_freed_much(&self) -> bool {
         let (held, peak) = (self.buffer_bytes(), &self.sums.buffer_bytes_peak);
         let has_freed_much = peak.load(Ordering::Relaxed) >= held + FREED_BYTES_MIN;
@@ -155,8 +157,8 @@ impl Connections {
         self.table.lock().values().cloned().collect()
     }
 
-    /// Closes the TCP connections that have waited for a request since before second `since`;
-    /// returns how many.
+    /// Closes the TCP connections that have waited for a request since before second `since`.
+    /// Returns the number of connections closed.
     pub(crate) fn close_idle(&self, since: u32) -> u64 {
         let mut closed = 0;
         for info in self.snapshot() {
@@ -176,9 +178,9 @@ impl Connections {
         self.queues[info.worker].send(Command::Check(info.slot()));
     }
 
-    /// Closes the connection whose value is the slowest to arrive, by size and time, which frees
-    /// the memory reserved for the value. Called when a store finds no memory. A value that has
-    /// only just begun to arrive is left alone.
+    /// Closes the connection whose value arrives most slowly, by size and time, which frees the
+    /// memory reserved for the value. Called when a store finds no memory. A value that has only
+    /// just begun to arrive is left alone.
     #[inline]
     pub(crate) fn close_stalled(&self, now: u32) {
         if self.sums.arriving_bytes.load(Ordering::Relaxed) > 0 {
@@ -204,11 +206,11 @@ impl Connections {
         self.request_close(slowest);
     }
 
-    /// Closes connections as long as the others together hold more than `limit`, beginning with
-    /// those that have held the most for the longest time. None is closed that holds no more than
-    /// its floor: its part of half of the buffers, which the limit has for each of
-    /// `connections_max`. One connection alone may hold more than the limit of pinned bytes: a
-    /// single value may be that large.
+    /// While the connections together hold more than `limit`, closes those that have held the most
+    /// for the longest time. A connection that holds no more than its floor is never closed; the
+    /// floor is its share, among `connections_max` connections, of half the limit for buffers. A
+    /// single connection may hold more than the limit of pinned bytes, because a single value may
+    /// be that large.
     #[inline]
     pub(crate) fn enforce_limits(&self, limit: HeldMemory, connections_max: usize, now: u32) -> Memory {
         let mut memory = Memory::Enough;
@@ -226,7 +228,8 @@ impl Connections {
     }
 
     /// Returns whether a connection's buffers may grow by `more_bytes`. If not, the slowest holders
-    /// are closed, which may be this connection; it asks again once the workers have done that.
+    /// are closed, possibly including this connection; the connection asks again once the workers
+    /// have closed them.
     pub(crate) fn ask_for(
         &self,
         info: &ConnInfo,
@@ -254,8 +257,9 @@ impl Connections {
         bytes_of: impl Fn(HeldMemory) -> usize,
     ) {
         let table = self.table.lock();
-        // Summed up under the lock: another worker may have chosen enough meanwhile. What is being
-        // closed comes back by itself: no other connection is to be closed for the same bytes.
+        // Summed up under the lock, because another worker may have chosen enough connections in
+        // the meantime. Memory of connections that are being closed will be freed anyway, so no
+        // other connection is closed for the same bytes.
         let mut sum = 0;
         let mut holders: Vec<(u64, usize, &Arc<ConnInfo>)> = Vec::new();
         for info in table.values().filter(|info| !info.is_close_requested()) {
@@ -277,13 +281,13 @@ impl Connections {
     }
 }
 
-/// Which connections may be closed.
+/// The restrictions on which connections may be closed.
 struct Choice {
-    /// Those that hold more.
+    /// Connections that hold no more than this are not closed.
     floor_bytes: usize,
-    /// How many of them stay whatever they hold.
+    /// The number of connections that are kept, however much they hold.
     spared: usize,
-    /// The one that asks for more, whatever it holds.
+    /// The connection that asks for more memory, which may be closed however little it holds.
     asking: Option<RawFd>,
 }
 
@@ -305,12 +309,12 @@ mod tests {
         ConnInfo::new(fd, Endpoints::Unix { path: "/x".into() }, None, 0, 2)
     }
 
-    /// Enters a connection, and returns what it owns of its entry.
+    /// Adds a connection to the table, and returns its handle.
     fn enter(connections: &Connections, fd: RawFd) -> Holder {
         Holder::new(connections.add(info(fd)))
     }
 
-    /// So many that no floor is above 0.
+    /// So many connections that every floor is 0.
     const MANY: usize = 1 << 20;
 
     fn bytes(buffer_bytes: usize) -> HeldMemory {
@@ -333,8 +337,8 @@ mod tests {
         assert_eq!((connections.buffer_bytes(), connections.count(), connections.count_peak()), (2000, 2, 3));
     }
 
-    /// A connection that is to be closed still holds its memory, which counts; no other is closed
-    /// for that.
+    /// A connection that is being closed still holds its memory, which counts, but no other
+    /// connection is closed for that memory.
     #[test]
     fn a_connection_that_is_being_closed_counts_and_costs_no_other_its_place() {
         let connections = table();
@@ -346,7 +350,7 @@ mod tests {
             assert_eq!(connections.enforce_limits(bytes(1000), MANY, 100), Memory::Short);
         }
         assert!(large.is_close_requested() && !small.is_close_requested() && !other.is_close_requested());
-        // Its last drive before its worker closes it.
+        // The last drive before the worker closes the connection.
         large.record(bytes(6000), 100);
         connections.enforce_limits(bytes(1000), MANY, 100);
         assert!(!small.is_close_requested() && !other.is_close_requested());
@@ -401,7 +405,8 @@ mod tests {
         assert!(greedy.is_close_requested() && !patient.is_close_requested());
         connections.remove(&greedy);
         drop(greedy);
-        // Where only floors are left, the one that asks for too much ends.
+        // If all others hold no more than their floor, the connection that asks for too much is
+        // closed.
         assert_eq!(connections.ask_for(&asking, 875, 1000, 4, 100), Memory::Enough);
         assert_eq!(connections.ask_for(&asking, 876, 1000, 4, 100), Memory::Short);
         assert!(asking.is_close_requested() && !patient.is_close_requested());
@@ -416,7 +421,7 @@ mod tests {
         asking.record(bytes(100), 99);
         assert_eq!(connections.ask_for(&asking, 200, 1000, 4, 100), Memory::Short);
         assert!(slow.is_close_requested() && !quick.is_close_requested() && !asking.is_close_requested());
-        // It waits until that is freed, and no other is closed for it.
+        // The connection waits until that memory is freed, and no other is closed for it.
         assert_eq!(connections.ask_for(&asking, 200, 1000, 4, 100), Memory::Short);
         assert!(!quick.is_close_requested());
         connections.remove(&slow);

@@ -1,7 +1,7 @@
 //! Administrative commands.
 //!
-//! Settings of memcached's slabs and LRU threads, which this engine does not have, are checked and
-//! stored for `stats settings`; they change nothing else.
+//! Settings of memcached's slabs and LRU threads, which this engine does not have, are validated
+//! and stored for `stats settings`; they have no other effect.
 
 use super::dump::{Dump, DumpKind};
 use super::{Executor, Next};
@@ -25,7 +25,7 @@ pub(super) fn verbosity(executor: &mut Executor<'_>, command: &Verbosity) {
     executor.reply_unless(command.noreply, reply::OK);
 }
 
-/// All others.
+/// All other administrative commands.
 pub(super) fn execute(executor: &mut Executor<'_>, command: &Admin<'_>) -> Next {
     let tokens = &command.tokens;
     let words: &[u8] = match command.verb {
@@ -48,10 +48,10 @@ pub(super) fn execute(executor: &mut Executor<'_>, command: &Admin<'_>) -> Next 
             Err(words) => words,
         },
         Verb::DebugTime => debug_time(executor, tokens),
-        // A usual build of memcached answers the same: it lacks these commands, or what they work
-        // on.
+        // A usual build of memcached gives the same reply: it lacks these commands, or the features
+        // that they need.
         Verb::RefreshCerts => {
-            // Reads files and checks keys.
+            // Reads files and verifies keys, so it is costly.
             executor.work.use_up();
             match refresh_certificates(executor.shared) {
                 None => b"Error TLS not enabled\r\n",
@@ -77,7 +77,7 @@ pub(super) fn execute(executor: &mut Executor<'_>, command: &Admin<'_>) -> Next 
     Next::Continue
 }
 
-/// Returns the word at `index` as a number, as administrative commands read it.
+/// Returns the word at `index` as a number, parsed as administrative commands parse numbers.
 fn number_u32(tokens: &Tokens<'_>, index: usize) -> Option<u32> {
     tokens.get(index).and_then(number::token_u32)
 }
@@ -92,7 +92,7 @@ fn memory_limit(executor: &Executor<'_>, tokens: &Tokens<'_>) -> &'static [u8] {
         Some(0..8) => b"MEMLIMIT_TOO_SMALL cannot set maxbytes to less than 8m\r\n",
         Some(1_000_000_001..) => b"MEMLIMIT_ADJUST_FAILED input value is megabytes not bytes\r\n",
         Some(limit) if limit as usize == executor.shared.settings.memory_bytes >> 20 => reply::OK,
-        // The arena's address range is fixed at the start.
+        // The arena's address range is fixed at startup.
         Some(_) => b"MEMLIMIT_ADJUST_FAILED out of bounds or unable to adjust\r\n",
     }
 }
@@ -109,7 +109,7 @@ fn shutdown(executor: &Executor<'_>, tokens: &Tokens<'_>) -> Result<(), &'static
     Err(reply::INVALID_SHUTDOWN_MODE)
 }
 
-/// `slabs`: there are no slabs, so no class ever has a page to spare.
+/// `slabs`: there are no slabs, so no class ever has a spare page.
 fn slabs(executor: &Executor<'_>, tokens: &Tokens<'_>) -> &'static [u8] {
     if tokens.len() == 4 && tokens.is_prefix_of(1, "reassign") {
         let class = |index| tokens.get(index).and_then(number::token_i32);
@@ -117,7 +117,7 @@ fn slabs(executor: &Executor<'_>, tokens: &Tokens<'_>) -> &'static [u8] {
             (Some(from), Some(to)) if from == to => b"SAME src and dst class are identical\r\n",
             (Some(from), Some(to)) => {
                 let known = |class: i32| (0..=executor.shared.size_classes.largest() as i32).contains(&class);
-                // -1 stands for any source.
+                // -1 means any source.
                 if (from == -1 || known(from)) && known(to) {
                     b"NOSPARE source class has no spare pages\r\n"
                 } else {
@@ -195,9 +195,10 @@ enum Crawl {
     Dump(DumpKind),
 }
 
-/// `lru_crawler`: the engine finds expired items without a crawler, and dumps need none.
+/// `lru_crawler`: the engine finds expired items without a crawler, and dumps do not need one
+/// either.
 fn lru_crawler(executor: &Executor<'_>, tokens: &Tokens<'_>) -> Crawl {
-    // In this order: a word may be the beginning of several names.
+    // The order matters: a word may be a prefix of several names.
     if tokens.len() == 3
         && let Some(walk) =
             ["crawl", "metadump", "mgdump"].into_iter().find(|name| tokens.is_prefix_of(1, name))
@@ -216,8 +217,8 @@ fn lru_crawler(executor: &Executor<'_>, tokens: &Tokens<'_>) -> Crawl {
     Crawl::Reply(crawler_setting(executor, tokens))
 }
 
-/// Starts a dump, unless something forbids it. It must be the first command of its batch, as in
-/// memcached.
+/// Starts a dump, unless dumps are forbidden. As in memcached, the command must be the first of its
+/// batch.
 fn dump(executor: &Executor<'_>, is_known: bool, kind: DumpKind) -> Crawl {
     let words: [&[u8]; 2] = match kind {
         DumpKind::Attributes => {
@@ -268,7 +269,7 @@ fn crawler_setting(executor: &Executor<'_>, tokens: &Tokens<'_>) -> &'static [u8
     reply::ERROR
 }
 
-/// `watch`: returns the kinds of events that a client subscribes to.
+/// `watch`: returns the kinds of events to which the client subscribes.
 fn watch(executor: &Executor<'_>, tokens: &Tokens<'_>) -> Result<u32, &'static [u8]> {
     if !executor.shared.live.watch_command() {
         return Err(WATCH_NOT_ALLOWED);
@@ -297,7 +298,7 @@ impl Executor<'_> {
         });
     }
 
-    /// Takes back the `OK` of a dump that was to begin, and refuses it.
+    /// Removes the `OK` of a dump that was about to begin, and refuses the dump.
     #[cold]
     pub(crate) fn refuse_dump(&mut self) {
         let before = self.out.bytes.len().saturating_sub(reply::OK.len());
@@ -306,8 +307,8 @@ impl Executor<'_> {
     }
 }
 
-/// `debugtime`: pauses the clock, resumes it, or moves it by seconds; in debug builds it injects
-/// faults. For tests, and only with `--debug-clock`.
+/// `debugtime`: pauses the clock, resumes it, or moves it by a number of seconds; in debug builds
+/// it also injects faults. For tests, and only with `--debug-clock`.
 fn debug_time(executor: &Executor<'_>, tokens: &Tokens<'_>) -> &'static [u8] {
     let shared = executor.shared;
     if !shared.settings.debug_clock || tokens.len() < 2 {
@@ -327,18 +328,18 @@ fn debug_time(executor: &Executor<'_>, tokens: &Tokens<'_>) -> &'static [u8] {
     reply::OK
 }
 
-// `config get cluster`: a client that looks for the nodes of a cluster finds this server as the
-// only one.
+// `config get cluster`: to a client that discovers the nodes of a cluster, this server presents
+// itself as the only node.
 
 const NO_ADDRESS: &[u8] =
     b"SERVER_ERROR no address is known to the client: set cluster_discovery to HOST:PORT\r\n";
 
-/// Returns the reply, or the words of an error.
+/// Returns the reply, or the text of an error.
 fn cluster_reply(executor: &Executor<'_>, tokens: &Tokens<'_>) -> Result<Vec<u8>, &'static [u8]> {
     let is_known = tokens.len() == 3 && tokens.get(1) == Some(b"get") && tokens.get(2) == Some(b"cluster");
     let discovery = &executor.shared.settings.cluster_discovery;
     if !is_known || *discovery == Discovery::Off {
-        // As from memcached.
+        // The reply of memcached.
         return Err(reply::ERROR);
     }
     let reached = reached(executor).or_else(|| listener(executor));
@@ -355,11 +356,12 @@ fn cluster_reply(executor: &Executor<'_>, tokens: &Tokens<'_>) -> Result<Vec<u8>
             (address.ip().to_string(), Some(address.ip()), address.port())
         }
     };
-    // The version rises with every start, so that clients read a list that may be another.
+    // The version increases with every start, so that clients read the list again, which may have
+    // changed.
     Ok(encode_cluster(executor.shared.clock.started_unix_secs(), &host, ip, port))
 }
 
-/// Returns the address of this server to which the client is connected.
+/// Returns the server address to which the client is connected.
 fn reached(executor: &Executor<'_>) -> Option<SocketAddr> {
     let all = executor.shared.connections.snapshot();
     match &all.iter().find(|info| info.fd == executor.client)?.endpoints {
@@ -368,8 +370,8 @@ fn reached(executor: &Executor<'_>) -> Option<SocketAddr> {
     }
 }
 
-/// Returns the address of a TCP listener, if one has an address of its own: for clients of the unix
-/// socket and for datagrams.
+/// Returns the address of a TCP listener that is bound to a specific address, if there is one. Used
+/// for clients of the unix socket and for datagrams.
 fn listener(executor: &Executor<'_>) -> Option<SocketAddr> {
     executor.shared.listeners.get()?.iter().find_map(|listener| match listener.endpoints {
         Endpoints::Tcp { peer, .. } if !peer.ip().is_unspecified() => Some(canonical(peer)),
@@ -377,7 +379,7 @@ fn listener(executor: &Executor<'_>) -> Option<SocketAddr> {
     })
 }
 
-/// An IPv4 address of a listener for both is shown as one.
+/// Converts the IPv4-mapped address of a dual-stack listener to an IPv4 address.
 fn canonical(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }

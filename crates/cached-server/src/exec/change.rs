@@ -50,7 +50,7 @@ pub(super) fn meta_delete(executor: &mut Executor<'_>, command: &meta::Delete<'_
     let options = DeleteOptions {
         compare: flags.compare_cas(),
         invalidate,
-        // An emptied item is stored anew: without `T` it never expires.
+        // An item whose value is cleared is stored anew: without `T` it never expires.
         expiry: if clear_value { Some(ttl.unwrap_or_default()) } else { ttl },
         new_cas: flags.new_cas(),
         clear_value,
@@ -100,13 +100,13 @@ pub(super) fn binary_delete(executor: &mut Executor<'_>, head: &Head, key: &[u8]
 }
 
 impl Executor<'_> {
-    /// Increments or decrements, and counts the outcome.
+    /// Increments or decrements a number, and counts the outcome.
     fn arithmetic(&self, key: &[u8], options: &ArithmeticOptions) -> ArithmeticOutcome {
         let kv = self.kv();
         let outcome = kv.arithmetic(key, kv.hash(key), options);
         let counters = self.counters;
         match (outcome, options.decrement) {
-            // memcached counts a number that is created neither as a hit nor as a miss.
+            // Like memcached, counts the creation of a number neither as a hit nor as a miss.
             (ArithmeticOutcome::Done { created: true, cas, .. }, _) if self.is_observed() => {
                 self.observe_store(key, 0, StoreMode::Add, StoreOutcome::Stored { cas, value_bytes: 0 });
             }
@@ -157,8 +157,8 @@ pub(super) fn meta_arithmetic(executor: &mut Executor<'_>, command: &meta::Arith
     };
     let mut buffer = KeyBuffer::new();
     let key_bytes = key.bytes(&mut buffer);
-    // Flags act in the order in which they were written: `t` before `T` shows what was there
-    // before.
+    // Flags apply in the order in which they were written: `t` before `T` shows the previous
+    // expiry.
     let before = match touch {
         Some(_) if flags.shows_ttl_before_update() => {
             let kv = executor.kv();
@@ -216,11 +216,11 @@ pub(super) fn binary_arithmetic(executor: &mut Executor<'_>, head: &Head, comman
 }
 
 impl Executor<'_> {
-    /// Expires all items that are present, at once or at a future second.
+    /// Expires all items that are present, immediately or at a future second.
     fn flush(&self, delay: Expiry) {
         match delay.as_secs() {
             0 | 1 => self.kv().flush_all(),
-            // In memcached the old items live until the second before.
+            // As in memcached, the old items live until the second before.
             at if at - 1 <= self.shared.clock.now_secs() => self.kv().flush_all(),
             at => self.kv().flush_at(at - 1),
         }
@@ -254,7 +254,7 @@ pub(super) fn binary_flush(executor: &mut Executor<'_>, head: &Head, exptime: u3
 
 fn end_prefix(executor: &mut Executor<'_>, prefix: &[u8]) -> Result<(), PrefixError> {
     if executor.kv().memory_file().is_some() {
-        // It walks over the whole index.
+        // The flush walks over the whole index.
         executor.work.use_up();
     }
     executor.shared.flush_prefix(prefix)

@@ -1,10 +1,10 @@
-//! `lru_crawler metadump` and `mgdump`: lists of all keys; `stats cachedump`: the keys of a size
-//! class.
+//! `lru_crawler metadump` and `mgdump`, which list all keys, and `stats cachedump`, which lists the
+//! keys of a size class.
 //!
-//! A dump walks the index one hash bucket at a time and stops whenever the output buffer is full or
-//! the work of this iteration is used up, so a client that does not read holds nothing but its
-//! cursor, and other clients are served meanwhile. It lists every item that is present throughout;
-//! items that come or go meanwhile may be in it or not.
+//! A dump walks the index one hash bucket at a time. It pauses whenever the output buffer is full
+//! or the work of this iteration is used up: a client that does not read holds nothing but its
+//! cursor, and other clients are served meanwhile. The dump lists every item that is present
+//! throughout; items stored or removed during the dump may or may not appear.
 
 use super::{Executor, Next};
 use crate::config::size_classes::CLASS_MAX;
@@ -15,10 +15,10 @@ use cached_proto::text::Tokens;
 use cached_proto::{number, reply};
 use std::io::Write as _;
 
-/// The longest reply to `stats cachedump` in bytes, as in memcached.
+/// The maximum length of the reply to `stats cachedump` in bytes, as in memcached.
 const CLASS_BYTES_MAX: u32 = 2 << 20;
 
-/// A dump that has not reached its end.
+/// A dump in progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Dump {
     pub(crate) kind: DumpKind,
@@ -30,32 +30,32 @@ pub(crate) struct Dump {
 pub(crate) enum DumpKind {
     /// `key=… exp=… la=… cas=… fetch=… cls=… size=… flags=…`
     Attributes,
-    /// `mg …`: requests that can be sent to a server as they are.
+    /// `mg …`: requests that can be sent to a server unchanged.
     Requests,
     /// `ITEM key [bytes b; exp s]`, for the items of one size class.
     Class {
         class: u32,
         /// The number of items still to be listed.
         items_left: u32,
-        /// The bytes of reply still allowed.
+        /// The number of reply bytes still allowed.
         bytes_left: u32,
     },
 }
 
 impl Dump {
-    /// Returns whether it lists the items of all classes.
+    /// Returns whether the dump lists items of all classes.
     pub(crate) fn is_of_all(&self) -> bool {
         !matches!(self.kind, DumpKind::Class { .. })
     }
 
-    /// Returns whether it has listed as many items as it may.
+    /// Returns whether the dump has reached its limit of items or bytes.
     fn is_full(&self) -> bool {
         matches!(self.kind, DumpKind::Class { items_left: 0, .. } | DumpKind::Class { bytes_left: 0, .. })
     }
 }
 
-/// Begins `stats cachedump class limit`: at most `limit` items of one size class; 0 is without
-/// limit.
+/// Begins `stats cachedump class limit`: lists at most `limit` items of one size class; a limit of
+/// 0 means no limit.
 pub(super) fn class(executor: &mut Executor<'_>, tokens: &Tokens<'_>) -> Next {
     let number = |index| tokens.get(index).and_then(number::token_u32);
     let words: &[u8] = match (number(2), number(3)) {
@@ -73,8 +73,7 @@ pub(super) fn class(executor: &mut Executor<'_>, tokens: &Tokens<'_>) -> Next {
     Next::Continue
 }
 
-/// Continues a dump until it is complete, the output is full, or other connections are to be
-/// served.
+/// Continues a dump until it is complete, the output is full, or other connections must be served.
 pub(crate) fn resume(executor: &mut Executor<'_>, mut dump: Dump) -> Next {
     let Executor { shared, out, work, .. } = executor;
     let out = &mut out.bytes;

@@ -1,7 +1,7 @@
 //! `get`, `gets`, `gat`, `gats`, `touch`.
 //!
 //! A single key takes the shortest path. Several keys are read in batches
-//! ([`Kv::read_many`](cached_core::kv::Kv::read_many)), so that their waits for memory overlap.
+//! ([`Kv::read_many`](cached_core::kv::Kv::read_many)), so that their cache misses overlap.
 
 use super::{Executor, Next};
 use crate::stream::{Output, PIN_BYTES_MIN};
@@ -11,8 +11,8 @@ use cached_core::kv::{FetchOptions, ItemView, Miss, READ_BATCH};
 use cached_proto::reply;
 use cached_proto::text::{Get, Touch, encode_value_head, plain_get, plain_gets};
 
-/// Executes the `get`s of one key each at the front of `input`, as a pipelining client sends them;
-/// `key` and `consumed` are those of the first. Returns how many bytes of the input they took.
+/// Executes the run of single-key `get`s at the front of `input`, as a pipelining client sends
+/// them; `key` and `consumed` belong to the first. Returns the number of input bytes consumed.
 #[inline]
 pub(crate) fn plain_run(executor: &mut Executor<'_>, input: &[u8], key: &[u8], consumed: usize) -> usize {
     if input.len() == consumed {
@@ -22,8 +22,8 @@ pub(crate) fn plain_run(executor: &mut Executor<'_>, input: &[u8], key: &[u8], c
     plain_batch(executor, input, key, consumed)
 }
 
-/// Executes a `get` of two to [`READ_BATCH`] keys at the front of `input`; returns how many bytes
-/// of the input it took. `None` if the input begins with anything else.
+/// Executes a `get` of two to [`READ_BATCH`] keys at the front of `input`, and returns the number
+/// of input bytes consumed. Returns `None` if the input begins with anything else.
 #[inline(never)]
 pub(crate) fn plain_keys(executor: &mut Executor<'_>, input: &[u8]) -> Option<usize> {
     let mut keys: [&[u8]; READ_BATCH] = [b""; READ_BATCH];
@@ -33,7 +33,7 @@ pub(crate) fn plain_keys(executor: &mut Executor<'_>, input: &[u8]) -> Option<us
     Some(consumed)
 }
 
-/// Executes up to [`READ_BATCH`] `get`s of one key each, prefetched like the keys of one retrieval.
+/// Executes up to [`READ_BATCH`] single-key `get`s, prefetched like the keys of one retrieval.
 #[inline(never)]
 fn plain_batch(executor: &mut Executor<'_>, input: &[u8], key: &[u8], consumed: usize) -> usize {
     let mut keys: [&[u8]; READ_BATCH] = [key; READ_BATCH];
@@ -49,8 +49,8 @@ fn plain_batch(executor: &mut Executor<'_>, input: &[u8], key: &[u8], consumed: 
     used
 }
 
-/// Replies for a batch of keys and counts them: with `LAST` a whole reply for each key, else its
-/// values only.
+/// Writes and counts the replies for a batch of keys: a complete reply for each key with `LAST`,
+/// otherwise only the values.
 #[inline(always)]
 fn read_batch<const LAST: bool, const WITH_CAS: bool>(executor: &mut Executor<'_>, keys: &[&[u8]]) {
     if executor.is_observed() {
@@ -74,8 +74,8 @@ fn read_batch<const LAST: bool, const WITH_CAS: bool>(executor: &mut Executor<'_
     count_gets(executor, keys, keys.len() as u64 - misses);
 }
 
-/// The same while requests are observed: the attributes of an item are looked up after its hash
-/// bucket has been unlocked.
+/// Like `read_batch`, while requests are observed: the attributes of an item are looked up after
+/// its hash bucket has been unlocked.
 #[cold]
 fn read_one_by_one<const LAST: bool>(executor: &mut Executor<'_>, keys: &[&[u8]], with_cas: bool) {
     let mut hits = 0;
@@ -108,7 +108,8 @@ fn plain(executor: &mut Executor<'_>, key: &[u8]) {
     }
 }
 
-/// Executes a retrieval of any number of keys, from the first or from where it was suspended.
+/// Executes a retrieval of any number of keys, starting at the first key or where the retrieval was
+/// suspended.
 pub(crate) fn many(executor: &mut Executor<'_>, get: &mut Get<'_>) -> Next {
     if let Some(exptime) = get.exptime {
         return touch_many(executor, get, exptime);
@@ -151,8 +152,8 @@ fn touch_many(executor: &mut Executor<'_>, get: &mut Get<'_>, exptime: i32) -> N
     Next::Continue
 }
 
-/// Replies for one key of a `get` if it is found, with `LAST` the whole reply; returns whether it
-/// was found. The caller counts hits and misses.
+/// Writes the reply for one key of a `get` if the key is found, with `LAST` the complete reply.
+/// Returns whether the key was found. The caller counts hits and misses.
 #[inline(always)]
 fn read_one<const LAST: bool>(
     executor: &mut Executor<'_>,
@@ -171,7 +172,7 @@ fn read_one<const LAST: bool>(
     result.is_ok()
 }
 
-/// Replies for one key of a `gat`.
+/// Writes the reply for one key of a `gat`.
 fn touch_one(
     executor: &mut Executor<'_>,
     key: &[u8],
@@ -187,7 +188,7 @@ fn touch_one(
     result
 }
 
-/// Counts a touch, and a retrieval with one.
+/// Counts a touch, and the retrieval if the touch is part of one.
 pub(super) fn count_touch(executor: &Executor<'_>, key: &[u8], result: Result<(), Miss>) {
     executor.counters.touches.bump();
     match result {
@@ -202,7 +203,7 @@ pub(super) fn count_touch(executor: &Executor<'_>, key: &[u8], result: Result<()
     }
 }
 
-/// Appends `VALUE …`, the value and CRLF, and with `LAST` the end of the reply.
+/// Appends `VALUE …`, the value and CRLF, and with `LAST` also the end of the reply.
 #[inline(always)]
 fn encode<const LAST: bool>(out: &mut Output, key: &[u8], item: &ItemView<'_>, with_cas: bool) {
     let cas = with_cas.then(|| item.cas());
@@ -211,12 +212,13 @@ fn encode<const LAST: bool>(out: &mut Output, key: &[u8], item: &ItemView<'_>, w
             0 => encode_value::<LAST>(&mut out.bytes, key, 0, value, cas),
             flags => encode_flagged::<LAST>(out, key, flags, value, cas),
         },
-        // A copy, so that the other cases need not keep the view in memory.
+        // Copied, so that the other cases need not keep the view in memory.
         _ => encode_large::<LAST>(out, key, &{ *item }, cas),
     }
 }
 
-/// The same for an item with flags: out of line, so that items without flags are checked once.
+/// Like `encode`, for an item with flags. Out of line, so that items without flags cost only one
+/// check.
 #[inline(never)]
 fn encode_flagged<const LAST: bool>(
     out: &mut Output,
@@ -228,7 +230,7 @@ fn encode_flagged<const LAST: bool>(
     encode_value::<LAST>(&mut out.bytes, key, flags, value, cas);
 }
 
-/// The same for a value that is sent from the arena, or is not in one piece.
+/// Like `encode`, for a value that is sent from the arena, or is not contiguous.
 #[cold]
 fn encode_large<const LAST: bool>(out: &mut Output, key: &[u8], item: &ItemView<'_>, cas: Option<u64>) {
     encode_value_head(&mut out.bytes, key, item.client_flags(), item.value_bytes(), cas);
@@ -257,13 +259,13 @@ pub(super) fn touch(executor: &mut Executor<'_>, command: &Touch<'_>) {
     executor.reply_unless(command.noreply, words);
 }
 
-// The reply to a hit of a classic retrieval, the most frequent reply. `cached_proto` has the same
-// encoder made of appends; each append checks the capacity and calls `memcpy` for a few bytes,
-// together a third of the cost of a key in a multiget. Here the capacity is reserved once and the
-// pieces are stored at their offsets; a test compares the two encoders.
+// The reply to a hit of a classic retrieval, the most frequent reply. `cached_proto` has an
+// equivalent encoder built from appends; each append checks the capacity and calls `memcpy` for a
+// few bytes, together a third of the cost of a key in a multiget. Here the capacity is reserved
+// once and the pieces are stored at their offsets; a test compares the two encoders.
 
-/// The length of `VALUE `, flags, length and CAS value with a space each, two CRLFs, `END`, and the
-/// slack of the copies below.
+/// The length of `VALUE `, of flags, length and CAS value with a space each, of two CRLFs and
+/// `END`, plus the slack that the copies below need.
 const OVERHEAD_BYTES: usize = 6 + 1 + 10 + 1 + 20 + 1 + 20 + 2 + 2 + 5 + 32;
 
 /// Appends `VALUE key flags len[ cas]`, CRLF, the value, CRLF, and with `LAST` the reply's `END`.
@@ -272,10 +274,10 @@ const OVERHEAD_BYTES: usize = 6 + 1 + 10 + 1 + 20 + 1 + 20 + 2 + 2 + 5 + 32;
 fn encode_value<const LAST: bool>(out: &mut Vec<u8>, key: &[u8], flags: u32, value: &[u8], cas: Option<u64>) {
     out.reserve(OVERHEAD_BYTES + key.len() + value.len());
     let start = out.len();
-    // SAFETY: `reserve` has allocated for everything that is written from `start` on: the key, the value and
-    // `OVERHEAD_BYTES` for all else, of which `put_short`'s and `put_number`'s slack is a part. So
-    // every pointer stays within the vector's allocation. All bytes up to `at` have been written
-    // when the length is set.
+    // SAFETY: `reserve` has allocated space for everything that is written from `start` on: the
+    // key, the value, and `OVERHEAD_BYTES` for the rest, including the slack of `put_short` and
+    // `put_number`. Every pointer therefore stays within the vector's allocation. All bytes up to
+    // `at` have been written when the length is set.
     unsafe {
         let mut at = out.as_mut_ptr().add(start);
         at = put(at, *b"VALUE ");
@@ -300,7 +302,7 @@ fn encode_value<const LAST: bool>(out: &mut Vec<u8>, key: &[u8], flags: u32, val
     }
 }
 
-/// Writes a constant; returns the next place.
+/// Writes a constant. Returns the position after it.
 ///
 /// # Safety
 /// `N` bytes can be written at `at`.
@@ -313,7 +315,7 @@ unsafe fn put<const N: usize>(at: *mut u8, bytes: [u8; N]) -> *mut u8 {
     }
 }
 
-/// Copies a short text without a call; returns the next place.
+/// Copies a short text without a function call. Returns the position after it.
 ///
 /// # Safety
 /// `text.len() + 32` bytes can be written at `at`, which is not within `text`.
@@ -339,7 +341,8 @@ unsafe fn put_short(at: *mut u8, text: &[u8]) -> *mut u8 {
     }
 }
 
-/// Copies a value, up to 128 bytes without a call; returns the next place.
+/// Copies a value, without a function call if it has at most 128 bytes. Returns the position after
+/// it.
 ///
 /// # Safety
 /// `value.len()` bytes can be written at `at`, which is not within `value`.
@@ -347,9 +350,9 @@ unsafe fn put_short(at: *mut u8, text: &[u8]) -> *mut u8 {
 unsafe fn put_value(at: *mut u8, value: &[u8]) -> *mut u8 {
     type Chunk = [u8; 16];
     let (len, from) = (value.len(), value.as_ptr());
-    // SAFETY: where `N` chunks at the front and `N` at the end are copied there are at least `N` of them, at
-    // most twice as many. So all of `value` is copied, nothing else is read, and nothing else is
-    // written.
+    // SAFETY: if `N` chunks at the front and `N` at the end are copied, the value has at least `N`
+    // and at most `2 * N` of them. All of `value` is therefore copied, nothing else is read, and
+    // nothing else is written.
     unsafe {
         let copy = |offset: usize| {
             at.add(offset).cast::<Chunk>().write(from.add(offset).cast::<Chunk>().read());
@@ -375,8 +378,8 @@ unsafe fn put_value(at: *mut u8, value: &[u8]) -> *mut u8 {
     }
 }
 
-/// The digits of the numbers below 1000, from the lowest byte, and in the highest byte how many
-/// there are.
+/// The digits of each number below 1000, starting at the lowest byte; the highest byte holds the
+/// number of digits.
 static DIGITS: [u32; 1000] = {
     let mut table = [0; 1000];
     let mut number = 0;
@@ -394,7 +397,7 @@ static DIGITS: [u32; 1000] = {
     table
 };
 
-/// Writes a number in decimal; returns the next place.
+/// Writes a number in decimal. Returns the position after it.
 ///
 /// # Safety
 /// 20 bytes can be written at `at`.

@@ -8,8 +8,9 @@ use cached_proto::meta::{
 };
 use cached_proto::reply;
 
-/// The expiries that `T` and `N` request. Flags act in the order in which they were written: on an
-/// item that is present (`T` only), or on one that the command has just created without an expiry.
+/// The expiries requested by `T` and `N`. Flags apply in the order in which they were written: to
+/// an item that is present (`T` only), or to one that the command has just created without an
+/// expiry.
 #[derive(Clone, Copy)]
 pub(super) struct Expiries {
     /// `T`.
@@ -19,13 +20,13 @@ pub(super) struct Expiries {
 }
 
 impl Expiries {
-    /// Returns the expiry of an item that the command creates, if it may create one.
+    /// Returns the expiry of an item that the command creates, if the command may create one.
     pub(super) fn of_created(self, flags: &MetaFlags) -> Option<Expiry> {
         let touched_last = self.touch.filter(|_| flags.updates_after_vivify());
         self.vivify.map(|vivify| touched_last.unwrap_or(vivify))
     }
 
-    /// Returns the expiry that `t` shows at its place among the flags.
+    /// Returns the expiry that `t` shows, according to its position among the flags.
     pub(super) fn shown(self, flags: &MetaFlags, created: bool, before: Expiry) -> Expiry {
         let touched = self.touch.filter(|_| !flags.shows_ttl_before_update());
         let made = self.vivify.filter(|_| created && !flags.shows_ttl_before_vivify());
@@ -43,8 +44,8 @@ impl Expiries {
     }
 }
 
-/// Returns the seconds left as memcached shows them: a wrapped difference for an expiry in the
-/// past.
+/// Returns the seconds left as memcached shows them: for an expiry in the past, the wrapped
+/// difference.
 pub(super) fn ttl_left(expiry: Expiry, now: u32) -> Option<u32> {
     (expiry != Expiry::NEVER).then(|| expiry.as_secs().wrapping_sub(now))
 }
@@ -112,7 +113,7 @@ pub(super) fn get(executor: &mut Executor<'_>, command: &Get<'_>) {
             executor.reply(reply::OUT_OF_MEMORY);
         }
         Err(miss) => {
-            // memcached counts a miss as that of a get, whatever else was requested.
+            // Like memcached, counts every miss as a miss of a get, whatever else was requested.
             counters.gets.bump();
             counters.get_misses.bump();
             executor.count_miss_kind(miss);
@@ -123,7 +124,7 @@ pub(super) fn get(executor: &mut Executor<'_>, command: &Get<'_>) {
     }
 }
 
-/// `me`. It is not a use of the item.
+/// `me`. It does not count as a use of the item.
 pub(super) fn debug(executor: &mut Executor<'_>, command: &Debug<'_>) {
     let mut buffer = KeyBuffer::new();
     let key = command.key.bytes(&mut buffer);

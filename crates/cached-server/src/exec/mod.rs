@@ -1,8 +1,9 @@
 //! Execution of requests: from a decoded request to a reply in the output buffer. Nothing here
-//! reads or writes a socket, and nothing waits.
+//! accesses a socket or blocks.
 //!
-//! One file for each family of commands; each calls the store, counts what memcached would count,
-//! and encodes the reply. This file dispatches the requests of each protocol.
+//! There is one file for each family of commands; each command calls the store, counts what
+//! memcached would count, and encodes the reply. This file dispatches the requests of each
+//! protocol.
 //!
 //! | commands | file |
 //! |---|---|
@@ -41,32 +42,31 @@ use get::count_touch;
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
 
-/// The means of executing requests of one connection.
+/// Everything that is needed to execute the requests of one connection.
 pub(crate) struct Executor<'a> {
     pub(crate) shared: &'a Shared,
     pub(crate) counters: &'a Counters,
     pub(crate) out: &'a mut Output,
     /// The remaining budget for costly requests.
     pub(crate) work: &'a mut Work,
-    /// The client's socket, by which event lines name it.
+    /// The client's socket, by which event lines identify the client.
     pub(crate) client: RawFd,
 }
 
-/// How a connection continues after a request.
+/// The way in which a connection continues after a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Next {
-    /// With the next request.
+    /// Continue with the next request.
     Continue,
-    /// With the same retrieval, once the output has space for more values.
+    /// Continue the same retrieval once the output has space for more values.
     Suspend(GetCursor),
-    /// With the same request, which has not begun, once other connections have been served.
+    /// Execute the same request, which has not begun, once other connections have been served.
     Defer,
-    /// With the rest of a dump, once the output has space for more of it and other connections have
-    /// been served.
+    /// Continue the dump once the output has space for more and other connections have been served.
     Dump(Dump),
-    /// As a watcher of events of these kinds.
+    /// Continue as a watcher of events of these kinds.
     Watch(u32),
-    /// Not at all: it is closed when the replies are sent.
+    /// Close the connection once the replies are sent.
     Close,
 }
 
@@ -99,7 +99,7 @@ impl<'a> Executor<'a> {
         }
     }
 
-    /// Counts gets of these keys; some are sampled for the hot keys.
+    /// Counts gets of these keys, and samples some of them to find hot keys.
     #[inline]
     fn count_gets(&self, keys: &[&[u8]]) {
         if let Some(gets) = self.counters.count_gets(keys.len() as u64) {
@@ -128,7 +128,7 @@ pub(crate) fn text(executor: &mut Executor<'_>, request: &Request<'_>) -> Next {
     text_other(executor, request)
 }
 
-/// Executes a request other than a retrieval; out of line to keep the path of retrievals short.
+/// Executes a request other than a retrieval; out of line, to keep the path of retrievals short.
 #[inline(never)]
 fn text_other(executor: &mut Executor<'_>, request: &Request<'_>) -> Next {
     executor.counters.heartbeat.set_activity(Activity::of(request));
@@ -164,7 +164,8 @@ fn text_other(executor: &mut Executor<'_>, request: &Request<'_>) -> Next {
     Next::Continue
 }
 
-/// Returns whether the cost of a request does not follow from the bytes that it takes and returns.
+/// Returns whether the cost of a request is not proportional to the bytes of the request and its
+/// reply.
 fn is_costly(request: &Request<'_>) -> bool {
     matches!(request, Request::Stats(_) | Request::Admin(_) | Request::FlushPrefix(_))
 }
@@ -172,7 +173,7 @@ fn is_costly(request: &Request<'_>) -> bool {
 /// Executes one binary request.
 pub(crate) fn binary(executor: &mut Executor<'_>, request: &binary::Request<'_>) -> Next {
     let head = &request.head;
-    // A step begins as a plain retrieval.
+    // The heartbeat starts each step as a plain retrieval.
     if !matches!(request.command, Command::Get { exptime: None, .. }) {
         executor.counters.heartbeat.set_activity(Activity::Binary);
     }
@@ -261,11 +262,12 @@ fn encode_binary_hit(out: &mut Output, head: &Head, key: Option<&[u8]>, item: &I
 }
 
 // Observed requests: counts for `stats detail` and event lines for `watch`. Requests check
-// `is_observed`, one word, and call these functions only if it holds. They look the item up again,
-// so that the usual path carries nothing for them; another client may have changed it in between.
+// `is_observed`, a single word, and call these functions only if it is true. The functions look the
+// item up again, so that the usual path costs nothing more; another client may have changed the
+// item in between.
 
 impl Executor<'_> {
-    /// Returns whether requests are observed. A request may change that in the middle of a batch.
+    /// Returns whether requests are observed. A request can change this in the middle of a batch.
     #[inline]
     fn is_observed(&self) -> bool {
         self.shared.observed_events.load(Ordering::Relaxed) != 0
@@ -312,8 +314,8 @@ impl Executor<'_> {
         }
     }
 
-    /// Reports a deletion that is about to happen; returns what
-    /// [`observe_delete`](Self::observe_delete) needs of the item.
+    /// Reports a deletion that is about to happen. Returns the summary of the item that
+    /// [`observe_delete`](Self::observe_delete) needs.
     #[cold]
     fn observe_before_delete(&self, key: &[u8]) -> Option<ItemSummary> {
         if self.wants(DETAIL) {

@@ -1,9 +1,9 @@
-//! Commands that store a value, in all three protocols: whole requests, and values read into their
-//! place.
+//! Commands that store a value, in all three protocols: complete requests, and values received
+//! directly into their destination.
 //!
-//! A `set` whose value cannot be stored (too large, no memory) also removes the present item, so
-//! that no client reads a value that the sender believes replaced; `add` and the like leave it.
-//! `ms` removes it in every mode. memcached does the same.
+//! A `set` whose value cannot be stored (too large, out of memory) also removes the existing item,
+//! so that no client reads a value that the sender believes to be replaced; `add` and similar
+//! commands leave the item in place. `ms` removes it in every mode. memcached does the same.
 
 use super::Executor;
 use crate::config::settings::{ITEM_ENDS_BYTES, ITEM_HEADER_BYTES};
@@ -14,18 +14,18 @@ use cached_proto::meta::{self, Flag, KeyBuffer, MetaItem, SetHeader, SetMode, en
 use cached_proto::text::{self, BodyHeader, StoreHeader, StoreVerb};
 use cached_proto::{Decoded, Limits, Protocol, reply};
 
-/// The place of a value that has not arrived completely.
+/// The destination of a value that has not arrived completely.
 #[expect(clippy::large_enum_variant, reason = "returned once per large value, and put into a box at once")]
 pub(crate) enum Begun {
-    /// In the store's memory.
+    /// The value is written to memory reserved in the store.
     Reserved(Reservation),
-    /// In a buffer for this many bytes, because it has to be collected first.
+    /// The value, of this many bytes, must first be collected in a buffer.
     Collect(usize),
-    /// None: it is refused, the reply is written, and its bytes are discarded.
+    /// The value is refused: the reply is written, and the bytes of the value are discarded.
     Refused,
 }
 
-/// Why a value cannot be stored.
+/// The reason why a value cannot be stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Refusal {
     TooLarge,
@@ -57,7 +57,7 @@ impl Refusal {
 }
 
 impl Executor<'_> {
-    /// Returns whether a value of this size fits into an item, by memcached's calculation of an
+    /// Returns whether a value of this size fits into an item, using memcached's calculation of an
     /// item's size.
     #[inline]
     fn fits(&self, key: &[u8], value_bytes: usize, client_flags: u32) -> bool {
@@ -72,7 +72,7 @@ impl Executor<'_> {
         self.kv().delete(key, self.kv().hash(key), &DeleteOptions::default());
     }
 
-    /// Finds a place for a value that has not arrived completely.
+    /// Finds a destination for a value that has not arrived completely.
     fn begin(&self, key: &[u8], value_bytes: usize, options: &StoreOptions) -> Result<Begun, Refusal> {
         let kv = self.kv();
         if !self.fits(key, value_bytes, options.client_flags) {
@@ -82,26 +82,26 @@ impl Executor<'_> {
         if !joins {
             match kv.reserve(key, kv.hash(key), value_bytes, options) {
                 Ok(reservation) => return Ok(Begun::Reserved(reservation)),
-                // Other arriving values have reserved all that the store allows. That is no reason
-                // to refuse this one.
+                // Other arriving values have reserved all the memory that the store allows for
+                // them. That is no reason to refuse this value.
                 Err(StoreOutcome::OutOfMemory) => {}
                 Err(outcome) => return Err(Refusal::of(outcome).unwrap_or(Refusal::OutOfMemory)),
             }
         }
-        // A value larger than all connections may hold would only get this one closed before it is
-        // complete.
+        // A value that exceeds the memory limit of all connections together would only cause this
+        // connection to be closed before the value is complete.
         let fits = value_bytes < self.shared.live.connection_bytes_max();
         if fits { Ok(Begun::Collect(value_bytes)) } else { Err(Refusal::OutOfMemory) }
     }
 
-    /// Frees memory that is reserved for a client that does not send the value it has announced.
+    /// Frees memory that is reserved for a client that does not send the value it announced.
     #[cold]
     fn close_stalled(&self) {
         self.shared.connections.close_stalled(self.shared.clock.now_secs());
     }
 
-    /// Returns the outcome that memcached reports: an append that makes an item too large is a
-    /// failed condition, not a large value.
+    /// Returns the outcome that memcached reports: an append that would make an item too large
+    /// counts as a failed condition, not as a value that is too large.
     fn memcached_outcome(mode: StoreMode, outcome: StoreOutcome) -> StoreOutcome {
         match outcome {
             StoreOutcome::TooLarge if matches!(mode, StoreMode::Append | StoreMode::Prepend) => {
@@ -207,7 +207,7 @@ fn text_refused(executor: &mut Executor<'_>, header: &StoreHeader<'_>, refusal: 
     executor.reply_unless(header.noreply, refusal.words());
 }
 
-/// Finds a place for the value of a text or meta request that has not arrived completely.
+/// Finds a destination for the value of a text or meta request that has not arrived completely.
 pub(crate) fn begin_text(executor: &mut Executor<'_>, header: &BodyHeader<'_>) -> Begun {
     match header {
         BodyHeader::Store(header) => {
@@ -329,7 +329,7 @@ fn binary_options(executor: &Executor<'_>, header: &binary::StoreHeader<'_>) -> 
     }
 }
 
-/// SET and its like with a complete value.
+/// SET and similar commands with a complete value.
 pub(super) fn binary(executor: &mut Executor<'_>, command: &binary::Store<'_>) {
     let header = &command.header;
     if !executor.fits(header.key, header.value_len, header.flags) {
@@ -385,7 +385,7 @@ fn binary_refused(executor: &mut Executor<'_>, header: &binary::StoreHeader<'_>,
     }
 }
 
-/// Finds a place for the value of a binary request that has not arrived completely.
+/// Finds a destination for the value of a binary request that has not arrived completely.
 pub(crate) fn begin_binary(executor: &mut Executor<'_>, header: &binary::StoreHeader<'_>) -> Begun {
     let options = binary_options(executor, header);
     executor.begin(header.key, header.value_len, &options).unwrap_or_else(|refusal| {
@@ -396,7 +396,7 @@ pub(crate) fn begin_binary(executor: &mut Executor<'_>, header: &binary::StoreHe
 
 // ---- values that arrived in pieces ----
 
-/// The request of a body's head.
+/// The request that the head of a body announces.
 enum Announced<'a> {
     Text(BodyHeader<'a>),
     Binary(binary::StoreHeader<'a>),
@@ -445,12 +445,12 @@ pub(crate) fn finish(executor: &mut Executor<'_>, mut body: Body) {
             let outcome = body.store(executor.kv(), header.key, &options);
             binary_done(executor, &header, options.mode, outcome);
         }
-        // The same bytes were decoded as a body's head before.
+        // The same bytes were decoded earlier as the head of a body.
         None => unreachable!("a body's head announces a body"),
     }
 }
 
-/// Replies to a value for which the memory ran out while it arrived.
+/// Replies to a value for which memory ran out while it was arriving.
 #[cold]
 pub(crate) fn refuse(executor: &mut Executor<'_>, mut body: Body) {
     let head: Box<[u8]> = std::mem::take(&mut body.head);

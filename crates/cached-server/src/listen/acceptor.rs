@@ -17,22 +17,21 @@ use std::time::{Duration, Instant};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// The number of connections accepted before other tasks of the acceptor's thread run.
+/// The maximum number of connections accepted before other tasks of the acceptor's thread run.
 const BATCH: usize = 64;
 
-/// How long accepting pauses when there are no descriptors left or the limit of connections is
-/// reached.
+/// The pause in accepting when no descriptors are left or the connection limit is reached.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// The worker of the next connection, shared by all listeners.
+/// The index of the worker for the next connection, shared by all listeners.
 pub(crate) type RoundRobin = Rc<Cell<usize>>;
 
 /// Accepts from one listener until it is dropped.
 pub(crate) async fn accept(listener: Listener, shared: Arc<Shared>, next_worker: RoundRobin) {
     let counts = shared.listener_counts(listener.socket.as_raw_fd());
     let origin = Origin { address: listener.address, protocol: listener.protocol, tls: listener.tls, counts };
-    // SAFETY: the descriptor is owned by the `AsyncFd`, an `OwnedFd` always gives the same number, and it is
-    // closed with the `AsyncFd` only.
+    // SAFETY: the `AsyncFd` owns the descriptor, an `OwnedFd` always returns the same number, and
+    // the descriptor is closed only with the `AsyncFd`.
     let registered =
         unsafe { AsyncFd::register_with_interest(OwnedFd::from(listener.socket), Interest::READABLE) };
     let socket = match registered {
@@ -62,7 +61,7 @@ pub(crate) async fn accept(listener: Listener, shared: Arc<Shared>, next_worker:
                     pause(&shared, "too many open files", || false).await;
                     break;
                 }
-                // The client has closed the connection already, or the network has failed.
+                // The client has already closed the connection, or the network has failed.
                 Err(error) => tracing::debug!(cause = %error, "accept failed"),
             }
         }
@@ -70,7 +69,8 @@ pub(crate) async fn accept(listener: Listener, shared: Arc<Shared>, next_worker:
     }
 }
 
-/// Pauses accepting, and counts that: for [`PAUSE`], and for as long as `must_wait` returns true.
+/// Pauses accepting for [`PAUSE`], and then for as long as `must_wait` returns true. Counts the
+/// pause.
 async fn pause(shared: &Shared, reason: &str, must_wait: impl Fn() -> bool) {
     let start = Instant::now();
     if shared.accepting.swap(false, Ordering::Relaxed) {
@@ -99,8 +99,8 @@ struct Origin {
     counts: Arc<ListenerCounts>,
 }
 
-/// Enters an accepted connection in the table and sends it to a worker, or turns it away if the
-/// table is full.
+/// Adds an accepted connection to the table and sends it to a worker, or refuses it if the table is
+/// full.
 fn admit(
     socket: OwnedFd,
     peer: Option<SocketAddr>,
@@ -130,10 +130,10 @@ fn admit(
         origin.counts.refused.fetch_add(1, Ordering::Relaxed);
         let words = match origin.tls {
             None => &b"ERROR Too many open connections\r\n"[..],
-            // A handshake would cost a full server as much as serving.
+            // For a full server, a handshake would cost as much as serving the client.
             Some(_) => cached_tls::BUSY,
         };
-        // Fails if the client has gone already.
+        // Fails if the client has already gone.
         let _ = rustix::io::write(&socket, words);
         return;
     }

@@ -1,5 +1,5 @@
-//! Listeners: the sockets that clients connect to. Everything behind the acceptor sees connected
-//! stream sockets.
+//! Listeners: the sockets to which clients connect. Everything behind the acceptor sees only
+//! connected stream sockets.
 //!
 //! ```text
 //!  tcp, unix, inherited ──► Listener ──► acceptor ── Command::Serve ──► workers, round robin
@@ -11,8 +11,8 @@
 //! [`ListenerAddress`] a variant, and call the function in [`Listeners::open`]. Each listener has a
 //! `protocol`; a new protocol is added in `conn/requests.rs`.
 //!
-//! The object cache's clients do not come this way: `objects/` runs a synapse server with sockets
-//! and threads of its own.
+//! Clients of the object cache do not connect here: `objects/` runs a synapse server with its own
+//! sockets and threads.
 
 pub(crate) mod acceptor;
 mod sockets;
@@ -36,9 +36,9 @@ use std::sync::Arc;
 pub(crate) struct Listener {
     pub(crate) socket: Socket,
     pub(crate) address: ListenerAddress,
-    /// The protocol of its clients; `None` if the first byte of a connection decides.
+    /// The protocol of the listener's clients; `None` if the first byte of a connection decides.
     pub(crate) protocol: Option<Protocol>,
-    /// With TLS: the certificates that clients must show.
+    /// With TLS: which certificates clients must present.
     pub(crate) tls: Option<ClientCertificates>,
 }
 
@@ -50,7 +50,7 @@ pub(crate) enum ListenerAddress {
 }
 
 impl Listener {
-    /// Returns what `stats conns` and metrics show of the listener.
+    /// Returns the information about the listener that `stats conns` and metrics show.
     fn info(&self) -> ListenerInfo {
         let endpoints = match &self.address {
             ListenerAddress::Tcp(address) => Endpoints::Tcp { peer: *address, local: None },
@@ -70,12 +70,12 @@ pub(crate) struct ListenError {
 #[derive(Debug, Default)]
 pub(crate) struct Handed {
     sockets: Vec<(SocketName, OwnedFd)>,
-    /// There is another process, which may continue.
+    /// Whether the sockets come from another process, which may continue.
     is_of_process: bool,
 }
 
 impl Handed {
-    /// Returns the sockets of a process; it has none at first.
+    /// Returns the sockets of another process, none of them added yet.
     pub(crate) fn of_process() -> Handed {
         Handed { sockets: Vec::new(), is_of_process: true }
     }
@@ -84,12 +84,12 @@ impl Handed {
         self.sockets.push((name, socket));
     }
 
-    /// Removes and returns the sockets of this name.
+    /// Removes and returns the sockets with this name.
     pub(crate) fn take(&mut self, name: &SocketName) -> Vec<OwnedFd> {
         self.sockets.extract_if(.., |(own, _)| own == name).map(|(_, socket)| socket).collect()
     }
 
-    /// Returns the number of those that have not been taken.
+    /// Returns the number of sockets that have not been taken.
     pub(crate) fn len(&self) -> usize {
         self.sockets.len()
     }
@@ -100,35 +100,34 @@ impl Handed {
 pub(crate) struct Listeners {
     pub(crate) sockets: Vec<Listener>,
     pub(crate) udp: Vec<UdpSocket>,
-    /// Removes the unix socket's file when it is dropped.
+    /// The unix socket's file, which is removed when this is dropped.
     pub(crate) unix_file: Option<SocketFile>,
     /// The name by which another process recognises each of `sockets`, and then each of `udp`.
     pub(crate) names: Vec<SocketName>,
 }
 
-/// The name of a socket in the configuration, by which another process recognises one that is
+/// The name of a socket in the configuration, by which another process recognises a socket that is
 /// handed over.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum SocketName {
-    /// A TCP listener of this `HOST:PORT`.
+    /// A TCP listener on this `HOST:PORT`.
     Tcp(String),
-    /// A UDP socket of this `HOST:PORT`.
+    /// A UDP socket on this `HOST:PORT`.
     Udp(String),
-    /// The unix listener of this path.
+    /// The unix listener at this path.
     Unix(PathBuf),
     /// A listener that the service manager has opened.
     Inherited,
 }
 
-/// The host and port of an address as they are configured.
+/// Returns the host and port of an address as configured.
 fn configured(address: &ListenAddress) -> String {
     format!("{}:{}", address.host.as_deref().unwrap_or("*"), address.port)
 }
 
 impl Listeners {
-    /// Opens the sockets that the settings name, or takes over the `inherited` ones instead if
-    /// there are any. Of those that the settings name, the ones are taken from `handed` that are
-    /// there.
+    /// Opens the sockets that the settings name, or uses the `inherited` ones instead if there are
+    /// any. A socket that the settings name is taken from `handed` if it is there.
     ///
     /// # Errors
     /// For the first address that fails.
@@ -191,7 +190,7 @@ impl Listeners {
             let bound = match handed.take(&name).pop() {
                 Some(socket) => adopt(socket, settings.protocol, settings.backlog)
                     .map(|listener| (listener, SocketFile::of_another(path))),
-                // The other process may continue with its socket.
+                // The other process may continue to use its socket.
                 None if handed.is_of_process && path.exists() => Err(io::ErrorKind::AddrInUse.into()),
                 None => bind_unix(path, settings.unix_mask, settings.protocol, settings.backlog),
             };
@@ -206,7 +205,7 @@ impl Listeners {
         Ok(listeners)
     }
 
-    /// Returns what `stats conns` shows of the listeners.
+    /// Returns the information about the listeners that `stats conns` shows.
     pub(crate) fn infos(&self) -> Vec<ListenerInfo> {
         let udp = self.udp.iter().map(|udp| ListenerInfo {
             fd: udp.socket.as_raw_fd(),

@@ -1,6 +1,6 @@
 //! Opens the sockets of listeners, with the options that memcached sets (accepted connections
-//! inherit them), and adopts sockets that are open already. UDP sockets are read by the workers:
-//! there is nothing to accept.
+//! inherit them), and adopts sockets that are already open. UDP sockets are read by the workers,
+//! because they have no connections to accept.
 
 use super::{Listener, ListenerAddress};
 use crate::config::settings::ListenAddress;
@@ -14,25 +14,25 @@ use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
-/// Opens listening sockets for an address; a name or the wildcard may stand for several addresses.
+/// Opens listening sockets for an address; a name or the wildcard may resolve to several addresses.
 ///
 /// # Errors
-/// If none can be opened, or a port is in use.
+/// If no socket can be opened, or a port is in use.
 pub(super) fn bind_tcp(address: &ListenAddress, backlog: u32) -> io::Result<Vec<Listener>> {
     bind_all(address, |candidate| open_tcp(candidate, address.protocol, backlog))
 }
 
-/// Opens the sockets of an address; a name or the wildcard may stand for several. A send buffer for
-/// a reply of `reply_bytes_max` is requested from the system.
+/// Opens the UDP sockets of an address; a name or the wildcard may resolve to several addresses.
+/// Requests a send buffer for a reply of `reply_bytes_max` from the system.
 ///
 /// # Errors
-/// If none can be opened, or a port is in use.
+/// If no socket can be opened, or a port is in use.
 pub(super) fn bind_udp(address: &ListenAddress, reply_bytes_max: usize) -> io::Result<Vec<UdpSocket>> {
     bind_all(address, |candidate| open_udp(candidate, reply_bytes_max))
 }
 
-/// Opens a socket for each address that `address` stands for; `open` returns it with its local
-/// address.
+/// Opens a socket for each address to which `address` resolves; `open` returns the socket with its
+/// local address.
 fn bind_all<T>(
     address: &ListenAddress,
     open: impl Fn(SocketAddr) -> io::Result<(T, SocketAddr)>,
@@ -47,7 +47,7 @@ fn bind_all<T>(
     let mut first: Option<SocketAddr> = None;
     let mut failure = None;
     for mut candidate in candidates {
-        // If any free port is requested, IPv6 takes the one that IPv4 has received.
+        // If any free port is requested, IPv6 uses the same port that IPv4 was assigned.
         if candidate.port() == 0
             && let Some(first) = first
         {
@@ -88,7 +88,7 @@ fn open_tcp(
     Ok((Listener { socket, address: ListenerAddress::Tcp(local), protocol, tls: None }, local))
 }
 
-/// The receive buffer requested for datagrams, in bytes; the system may grant less.
+/// The size of the receive buffer requested for datagrams, in bytes; the system may grant less.
 const RECEIVE_BYTES: usize = 4 << 20;
 
 fn open_udp(address: SocketAddr, reply_bytes_max: usize) -> io::Result<(UdpSocket, SocketAddr)> {
@@ -97,7 +97,7 @@ fn open_udp(address: SocketAddr, reply_bytes_max: usize) -> io::Result<(UdpSocke
         socket.set_only_v6(true)?;
     }
     socket.set_nonblocking(true)?;
-    // A request, not a requirement: what does not fit is lost on the way, as datagrams may be.
+    // A request, not a requirement: whatever does not fit is lost in transit, as datagrams may be.
     let _ = socket.set_send_buffer_size(reply_bytes_max);
     let _ = socket.set_recv_buffer_size(RECEIVE_BYTES);
     socket.bind(&address.into())?;
@@ -105,10 +105,10 @@ fn open_udp(address: SocketAddr, reply_bytes_max: usize) -> io::Result<(UdpSocke
     Ok((UdpSocket { socket: socket.into(), address: local }, local))
 }
 
-/// Takes a socket that another process has opened.
+/// Adopts a socket that another process has opened.
 ///
 /// # Errors
-/// If it is not one of datagrams.
+/// If the socket is not a datagram socket.
 pub(super) fn adopt_udp(descriptor: OwnedFd) -> io::Result<UdpSocket> {
     let socket = Socket::from(descriptor);
     match socket.local_addr()?.as_socket() {
@@ -120,7 +120,7 @@ pub(super) fn adopt_udp(descriptor: OwnedFd) -> io::Result<UdpSocket> {
     }
 }
 
-/// Opens a listening socket with permissions `mask`. A socket left behind at this path is replaced,
+/// Opens a listening socket with permissions `mask`. A socket left behind at this path is replaced;
 /// any other file is not.
 ///
 /// # Errors
@@ -138,16 +138,16 @@ pub(super) fn bind_unix(
     socket.set_nonblocking(true)?;
     socket.bind(&SockAddr::unix(path)?)?;
     let file = SocketFile::new(path);
-    // No client can connect before `listen`, so the permissions are in time.
+    // No client can connect before `listen`, so the permissions are set in time.
     fs::set_permissions(path, fs::Permissions::from_mode(mask))?;
     socket.listen(i32::try_from(backlog).unwrap_or(i32::MAX))?;
     Ok((Listener { socket, address: ListenerAddress::Unix(path.to_owned()), protocol, tls: None }, file))
 }
 
-/// Returns a listener for a socket that is bound already.
+/// Returns a listener for a socket that is already bound.
 ///
 /// # Errors
-/// If it is not a stream socket, or the system refuses.
+/// If the socket is not a stream socket, or the system refuses.
 pub(super) fn adopt(
     descriptor: OwnedFd,
     protocol: Option<ClientProtocol>,
@@ -163,7 +163,7 @@ pub(super) fn adopt(
         ));
     }
     socket.set_nonblocking(true)?;
-    // Some service managers only bind it; listening twice does no harm.
+    // Some service managers only bind the socket; calling `listen` twice does no harm.
     socket.listen(i32::try_from(backlog).unwrap_or(i32::MAX))?;
     let address = match address.as_socket() {
         Some(address) => {

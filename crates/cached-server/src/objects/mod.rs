@@ -1,5 +1,6 @@
-//! The object cache as a part of the server: the configured store, the cache over it, the synapse listener, and an end
-//! that loses nothing. memcached's workers never wait for any of it; they only read its metrics.
+//! The object cache as a part of the server: the configured store, the cache over it, the synapse
+//! listener, and a shutdown that loses nothing. memcached's workers never wait for the object
+//! cache; they only read its metrics.
 //!
 //! ```text
 //! synapse clients ──► listener (threads of its own) ──► ObjectCache ──► store (memory, file, …)
@@ -44,10 +45,11 @@ use thread::ObjectThread;
 use tokio::sync::oneshot;
 use volumes::VolumeService;
 
-/// Why the object cache cannot start: one line each.
+/// The reason why the object cache cannot start, as a single line.
 #[derive(Debug, thiserror::Error)]
 pub enum ObjectsError {
-    /// The configuration is invalid, which only opening has shown, or what it names must be mended first.
+    /// The configuration is invalid in a way that only opening reveals, or something that it names
+    /// must be repaired first.
     #[error("{0}")]
     Config(ConfigError),
     /// Another process uses the resource that the key names.
@@ -65,7 +67,7 @@ pub enum ObjectsError {
     /// A thread or its runtime cannot be created.
     #[error("cannot start a thread of the object cache: {0}")]
     Thread(#[from] io::Error),
-    /// The end was requested before the store answered.
+    /// The end was requested before the store responded.
     #[error("the end was requested while the store of objects was away")]
     Ended,
 }
@@ -87,7 +89,8 @@ impl From<StartError> for ObjectsError {
 }
 
 impl ObjectsError {
-    /// Returns the exit status of a start that ends so, and the line, which names the file `path` where a key of it is wrong.
+    /// Returns the exit status for this error, and the message line, which names the configuration
+    /// file `path` if one of its keys is wrong.
     #[must_use]
     pub fn failure(self, path: Option<&Path>) -> Failure {
         let exit = match &self {
@@ -107,8 +110,8 @@ impl ObjectsError {
     }
 }
 
-/// An object cache that is open. Clients connect, and are served once [`serve`](Objects::serve) is called and
-/// [`ObjectsControl::serve`] after it.
+/// An open object cache. Clients can connect, and are served once [`serve`](Objects::serve) and
+/// then [`ObjectsControl::serve`] have been called.
 pub struct Objects {
     open: OpenObjects,
     memory_bytes_max: u64,
@@ -120,10 +123,12 @@ pub struct Objects {
 }
 
 impl Objects {
-    /// Opens the journal and the store, creates the cache, begins its recovery, and opens the sockets, unless `sockets`
-    /// are open already. While the store is away, this waits for it until `end` is ready. The secrets are read separately, because that may need
-    /// rights which the process drops before. With an `admin` listener the store is measured, and what the
-    /// start waits for is shown; with a `tracer` requests are traced.
+    /// Opens the journal and the store, creates the cache, begins its recovery, and opens the
+    /// sockets, unless `sockets` are already open. While the store is unavailable, retries until
+    /// `end` is ready. The secrets are read separately, because reading them may need privileges
+    /// that the process drops earlier. With an `admin` listener, requests to the store are
+    /// measured, and the listener shows what the startup waits for; with a `tracer`, requests are
+    /// traced.
     ///
     /// # Errors
     /// [`ObjectsError`] for the first failure.
@@ -157,7 +162,7 @@ impl Objects {
             is_in_memory.then_some("the store of objects is in memory, and would be lost; restart instead");
         let sockets = match sockets {
             Some(sockets) => sockets,
-            // Last: clients are refused until the store is there.
+            // Opened last, so that clients are refused until the store is available.
             None => ObjectSockets::open(synapse, Vec::new())?,
         };
         let control = ObjectsControl::new(sockets, obstacle);
@@ -180,12 +185,12 @@ impl Objects {
         })
     }
 
-    /// Returns the most memory that cache and store take, in bytes.
+    /// Returns the maximum memory of cache and store, in bytes.
     pub fn memory_bytes_max(&self) -> u64 {
         self.memory_bytes_max
     }
 
-    /// Returns the most memory that the listeners take, that of volumes among them, in bytes.
+    /// Returns the maximum memory of the listeners, including that of volumes, in bytes.
     pub fn listener_bytes_max(&self) -> u64 {
         let Parts { listener, volumes, .. } = &self.open.parts;
         let volumes = volumes.as_ref().map_or(0, VolumeService::memory_bytes_max);
@@ -197,7 +202,7 @@ impl Objects {
         self.open.parts.volumes.as_ref().map_or(&[], VolumeService::addresses)
     }
 
-    /// Returns the addresses it listens on.
+    /// Returns the addresses of the synapse listener.
     pub fn addresses(&self) -> Vec<String> {
         self.control.listening().addresses()
     }
@@ -207,18 +212,19 @@ impl Objects {
         self.statistics.clone()
     }
 
-    /// Returns the means of changing the settings of cache, listener and store while they run.
+    /// Returns a handle that changes the settings of cache, listener and store at run time.
     pub fn live(&self) -> ReloadObjects {
         self.reload.clone()
     }
 
-    /// Returns the handle that makes it serve, end, or release its store for another process.
+    /// Returns the handle that makes the cache serve, end, or release its store for another
+    /// process.
     pub fn control(&self) -> ObjectsControl {
         self.control.clone()
     }
 
-    /// Starts its threads. They serve from [`ObjectsControl::serve`] on until the end is requested. At the end clients
-    /// have `drain_timeout` to take their replies.
+    /// Starts the threads. From [`ObjectsControl::serve`] on, they serve until the end is
+    /// requested; clients then have `drain_timeout` to read their replies.
     ///
     /// # Errors
     /// If a thread cannot be created.
@@ -236,7 +242,7 @@ impl Objects {
         thread.listen(&open)?;
         let shown = thread.show(&open.parts);
         spawn("object-cache", move || {
-            // Fails if the end was forced, when the receiver no longer waits.
+            // Fails if the end was forced, in which case the receiver no longer waits.
             let _ = sender.send(thread.run(open, shown));
         })?;
         Ok(running)
@@ -249,7 +255,7 @@ impl std::fmt::Debug for Objects {
     }
 }
 
-/// An object cache that serves.
+/// An object cache whose threads run.
 pub struct RunningObjects {
     control: ObjectsControl,
     ended: oneshot::Receiver<Result<(), ShutdownError>>,
@@ -259,20 +265,21 @@ pub struct RunningObjects {
 }
 
 impl RunningObjects {
-    /// Returns the handle that makes it serve, end, or release its store for another process.
+    /// Returns the handle that makes the cache serve, end, or release its store for another
+    /// process.
     pub fn control(&self) -> ObjectsControl {
         self.control.clone()
     }
 
-    /// Returns the usual upper limit of the time that the end takes.
+    /// Returns the usual upper limit on the duration of the shutdown.
     pub fn shutdown_time_max(&self) -> Duration {
         2 * thread::STEP_TIMEOUT + self.drain_timeout.get() + self.flush_max.get()
     }
 
-    /// Requests the end, and waits until it is complete, or until `forced` is ready.
+    /// Requests the end, and waits until it is complete or `forced` is ready.
     ///
     /// # Errors
-    /// [`ShutdownError`] states what was acknowledged and is not stored.
+    /// [`ShutdownError`] states which acknowledged data is not stored.
     pub async fn shut_down(self, forced: impl Future<Output = ()>) -> Result<(), ShutdownError> {
         self.control.end();
         let unfinished = |why: &str| match self.statistics.cache() {
@@ -299,7 +306,7 @@ fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<
     std::thread::Builder::new().name(name.into()).spawn(body)
 }
 
-/// The cache and the listener that are open, if any are. Keeps none of them open.
+/// The open cache and listener, if there are any. Keeps neither of them open.
 #[derive(Default)]
 struct Present {
     cache: Option<WeakObjectCache>,
@@ -308,7 +315,8 @@ struct Present {
 
 /// The statistics of an object cache, its store and its listener.
 ///
-/// It keeps none of them: whatever shows the statistics, the store can be closed. Of a cache that is gone there are none.
+/// The statistics keep none of these alive, so whatever shows the statistics does not keep the
+/// store from being closed. A cache that no longer exists has no statistics.
 #[derive(Clone)]
 pub struct ObjectStatistics {
     present: Arc<Mutex<Present>>,
@@ -320,13 +328,13 @@ impl ObjectStatistics {
         ObjectStatistics { present: Arc::default(), slow }
     }
 
-    /// Shows this cache from now on.
+    /// Shows the statistics of this cache from now on.
     fn set(&self, cache: &ObjectCache, listener: Option<&ObjectListener>) {
         let server = listener.map(|listener| Arc::downgrade(listener.server()));
         *self.present.lock() = Present { cache: Some(cache.downgrade()), server };
     }
 
-    /// Changes from how long on a request to the store is slow; 0 for none.
+    /// Sets the duration from which a request to the store counts as slow; 0 for none.
     pub(crate) fn set_slow_threshold(&self, threshold: Duration) {
         self.slow.set_threshold(threshold);
     }
@@ -340,12 +348,13 @@ impl ObjectStatistics {
         render::pairs(&families)
     }
 
-    /// Simulates other amounts of memory with the samples taken so far. Returns the number of samples.
+    /// Evaluates the samples taken so far, simulating other amounts of memory. Returns the number
+    /// of samples.
     pub(crate) fn take_samples(&self) -> usize {
         self.cache().map_or(0, |cache| cache.take_samples())
     }
 
-    /// Returns a handle of the cache, for a moment: it keeps the store from being closed.
+    /// Returns a handle of the cache for brief use: the handle keeps the store from being closed.
     pub(crate) fn cache(&self) -> Option<ObjectCache> {
         self.present.lock().cache.as_ref().and_then(WeakObjectCache::upgrade)
     }
@@ -355,9 +364,9 @@ impl ObjectStatistics {
         self.slow.report()
     }
 
-    /// Returns the objects with acknowledged changes that are lost and not repaired: the name of each, and
-    /// how much is lost for what reason. If there are more than the cache lists, the last entry has their
-    /// number.
+    /// Returns the objects with acknowledged changes that are lost and not repaired: the name of
+    /// each, with the amount lost and the reason. If there are more objects than the cache lists,
+    /// the last entry states their number.
     pub fn lost(&self) -> Vec<(String, String)> {
         let Some(cache) = self.cache() else { return Vec::new() };
         let lost = cache.lost();

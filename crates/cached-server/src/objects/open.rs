@@ -1,8 +1,9 @@
-//! Opens an object cache over its store, with a listener, at the start and once more after a failed upgrade; and changes
-//! its settings while it runs, whichever cache is open.
+//! Opens an object cache over its store, with a listener, at startup and again after a failed
+//! upgrade; and changes the settings of the current cache at run time.
 //!
-//! The listener is a synapse server with threads of its own. Its sockets are opened once, or handed over by another process,
-//! and stay while one cache ends and the next begins: clients that connect meanwhile wait, and are not refused.
+//! The listener is a synapse server with its own threads. Its sockets are opened once, or handed
+//! over by another process, and stay open while one cache ends and the next begins: clients that
+//! connect meanwhile wait instead of being refused.
 
 use super::volumes::{Kept, VolumeService, VolumesOpening};
 use super::{ObjectsError, spawn};
@@ -41,18 +42,18 @@ pub(super) struct Opening {
     pub(super) sampling: Sampling,
     pub(super) tracer: Option<Tracer>,
     pub(super) slow: Arc<SlowLog>,
-    /// Shows what the start waits for. If present, the store is measured.
+    /// Shows what the startup waits for. If present, requests to the store are measured.
     pub(super) health: Option<Health>,
 }
 
-/// An object cache that is open. Nothing runs yet.
+/// An open object cache, none of whose threads run yet.
 pub(super) struct OpenObjects {
     pub(super) parts: Parts,
     pub(super) background: Background,
     pub(super) control: Runtime,
 }
 
-/// What clients, and those that look, get to see of it.
+/// The parts of the cache that serve clients and appear in reports.
 pub(super) struct Parts {
     pub(super) cache: ObjectCache,
     pub(super) store: Store,
@@ -60,18 +61,18 @@ pub(super) struct Parts {
     pub(super) name: String,
     pub(super) listener: Option<ObjectListener>,
     pub(super) volumes: Option<VolumeService>,
-    /// The store's record of servers, if there is a listener.
+    /// The record of servers in the store, if there is a listener.
     pub(super) record: Option<NodeRecord>,
-    /// The store's latencies, if it is measured.
+    /// The latencies of the store, if they are measured.
     pub(super) measurements: Option<Arc<Measurements>>,
 }
 
 impl Opening {
-    /// Opens the journal and the store, creates the cache, and begins its recovery. Trouble of the journal's disk and of
-    /// the store is waited for, until `end` is ready.
+    /// Opens the journal and the store, creates the cache, and begins its recovery. If the
+    /// journal's disk or the store is unavailable, retries until `end` is ready.
     ///
     /// # Errors
-    /// [`ObjectsError`] for the first failure that does not go away by waiting; [`ObjectsError::Ended`].
+    /// [`ObjectsError`] for the first failure that waiting cannot resolve; [`ObjectsError::Ended`].
     pub(super) fn open(&self, end: Pin<&mut dyn Future<Output = ()>>) -> Result<OpenObjects, ObjectsError> {
         let control = Builder::new_current_thread().enable_all().build()?;
         let opened = control.block_on(async {
@@ -83,7 +84,7 @@ impl Opening {
         match opened {
             Ok((parts, background)) => Ok(OpenObjects { parts, background, control }),
             Err(error) => {
-                // An attempt to open the journal or the store may hang: nothing waits for it.
+                // An attempt to open the journal or the store may hang, so nothing waits for it.
                 control.shutdown_background();
                 Err(error)
             }
@@ -99,7 +100,7 @@ impl Opening {
             tracing::warn!("objects are kept in memory: all of them are lost when this process ends");
         }
         let mut waiting = Waiting::new(|line| health.iter().for_each(|health| health.set_starting(line)));
-        // Before the wait for the store: a journal that cannot be used ends the start at once.
+        // Opened before the store, so that an unusable journal ends the startup immediately.
         let journal = objects.open_journal(&mut waiting).await?;
         let options = OpenOptions {
             object_bytes_max: objects.object_bytes_max.0,
@@ -113,7 +114,7 @@ impl Opening {
             Some(_) => measured(store, table.kind()),
             None => (store, None),
         };
-        // Always there, because the threshold can change.
+        // Always present, because the threshold can change.
         let below: Arc<dyn Blocker> = Arc::new(SlowStore::new(store.backend(), slow.clone()));
         let (cache, background) = objects.open_cache(below, journal, *sampling)?;
         begin_recovery(&cache, objects, &mut waiting).await?;
@@ -128,8 +129,8 @@ impl Opening {
         Ok((parts, background))
     }
 
-    /// Returns the listener, if one is configured, which accepts nothing yet. `continues` is the instance of one that
-    /// has ended before over the same cache.
+    /// Returns the listener, if one is configured; it does not accept connections yet. `continues`
+    /// is the instance of an earlier listener that has ended over the same cache.
     pub(super) fn listener(
         &self,
         record: Option<&NodeRecord>,
@@ -141,8 +142,8 @@ impl Opening {
         ObjectListener::new(table, secrets, record, cache, self.tracer.as_ref(), continues).map(Some)
     }
 
-    /// Returns the volumes, if they are configured; their clients wait until they are served. `kept` is what a service
-    /// had that has ended over the same cache.
+    /// Returns the volumes, if they are configured; their clients wait until the volumes are
+    /// served. `kept` is the state of an earlier service that has ended over the same cache.
     pub(super) async fn volumes(
         &self,
         cache: &ObjectCache,
@@ -155,7 +156,8 @@ impl Opening {
         }
     }
 
-    /// Returns the means of changing the settings of the cache that was opened with this.
+    /// Returns a handle that changes the settings of the cache that was opened with these
+    /// parameters.
     pub(super) fn live(
         &self,
         cache: &ObjectCache,
@@ -170,7 +172,7 @@ impl Opening {
 }
 
 impl Parts {
-    /// Starts what runs beside the requests of clients, in the runtime that is entered.
+    /// Starts the background tasks, in the current runtime.
     pub(super) fn run(&self, background: Background) -> Vec<AbortHandle> {
         let mut tasks = vec![
             tokio::spawn(background).abort_handle(),
@@ -186,15 +188,15 @@ impl Parts {
     }
 }
 
-/// Changes the settings of cache, listener and store while they run. Keeps none of them open. All clones change the
-/// same.
+/// Changes the settings of cache, listener and store at run time, without keeping any of them open.
+/// All clones act on the same cache.
 #[derive(Clone)]
 pub struct ReloadObjects {
     in_force: Arc<Mutex<InForce>>,
 }
 
 struct InForce {
-    /// The tables in force: the next cache is opened with them.
+    /// The configuration in force, with which the next cache is opened.
     opening: Opening,
     /// The open cache; `None` while the store belongs to another process.
     live: Option<LiveObjects>,
@@ -210,16 +212,17 @@ impl ReloadObjects {
         self.in_force.lock().opening.clone()
     }
 
-    /// Directs changes to this cache from now on.
+    /// Applies further changes to this cache.
     pub(super) fn set(&self, live: Option<LiveObjects>) {
         self.in_force.lock().live = live;
     }
 
-    /// Applies the settings of the table `after`, and of the listener's, that can change.
-    /// Returns the keys of the secrets that have changed.
+    /// Applies those settings of the tables `after` and of the listener that can change at run
+    /// time. Returns the keys of the secrets that have changed.
     ///
     /// # Errors
-    /// The key that cannot work with the others in force; then nothing has changed.
+    /// The key whose value is incompatible with the other settings in force; nothing has changed
+    /// then.
     pub(crate) fn change(
         &self,
         after: Option<&ObjectsTable>,
@@ -252,13 +255,13 @@ impl std::fmt::Debug for ReloadObjects {
 pub(super) struct ObjectListener {
     server: Arc<Server>,
     memory_bytes_max: u64,
-    /// The threads end when these are dropped.
+    /// The threads end when these senders are dropped.
     _threads: Vec<oneshot::Sender<()>>,
 }
 
 impl ObjectListener {
-    /// Starts the threads that serve connections. None is accepted yet. `continues` is the instance of a listener
-    /// that has ended before over the same cache.
+    /// Starts the threads that serve connections; none is accepted yet. `continues` is the instance
+    /// of an earlier listener that has ended over the same cache.
     pub(super) fn new(
         table: &SynapseTable,
         secrets: Vec<Secret>,
@@ -279,7 +282,7 @@ impl ObjectListener {
             let runtime = Builder::new_current_thread().enable_all().build()?;
             config.workers.push(runtime.handle().clone());
             let (keep, end) = oneshot::channel::<()>();
-            // Ends with an error, when the other half is dropped.
+            // The wait ends with an error when the sender is dropped.
             spawn(&format!("cached-synapse-{index}"), move || drop(runtime.block_on(end)))?;
             threads.push(keep);
         }
@@ -294,7 +297,7 @@ impl ObjectListener {
         Ok(ObjectListener { server: Arc::new(server), memory_bytes_max, _threads: threads })
     }
 
-    /// Accepts connections, in the runtime that is entered.
+    /// Accepts connections, in the current runtime.
     pub(super) fn listen(&self, sockets: &ObjectSockets) -> Result<(), ObjectsError> {
         sockets.listen(&self.server).map_err(ObjectsError::Listener)
     }
@@ -307,8 +310,8 @@ impl ObjectListener {
         self.memory_bytes_max
     }
 
-    /// Answers what it has begun, and ends. Connections whose clients do not take their replies within `timeout` are
-    /// closed.
+    /// Answers the requests in flight, and ends. Connections whose clients do not read their
+    /// replies within `timeout` are closed.
     pub(super) async fn end(self, timeout: Duration) {
         if !self.server.shutdown(timeout).await {
             tracing::warn!("connections of object clients that did not take their replies are closed");
@@ -316,7 +319,7 @@ impl ObjectListener {
     }
 }
 
-/// The sockets, for as long as this process has them.
+/// The listening sockets, for as long as this process owns them.
 #[derive(Debug, Default)]
 pub struct ObjectSockets {
     sockets: Mutex<Vec<ObjectSocket>>,
@@ -324,16 +327,17 @@ pub struct ObjectSockets {
 
 #[derive(Debug)]
 struct ObjectSocket {
-    /// Its address as it is configured.
+    /// The address as configured.
     name: String,
-    /// Removed before the socket is closed: until then no other file can be mistaken for it.
+    /// The socket's file, removed before the socket is closed: until then, no other file can be
+    /// mistaken for it.
     file: Option<SocketFile>,
     socket: ListeningSocket,
 }
 
 impl ObjectSockets {
-    /// Opens the sockets that `table` names, or takes them from `handed`: sockets of another process, each with its
-    /// configured address.
+    /// Opens the sockets that `table` names, or takes them from `handed`, the sockets of another
+    /// process, each with its configured address.
     ///
     /// # Errors
     /// [`ObjectsError`] for the first address that fails.
@@ -367,16 +371,17 @@ impl ObjectSockets {
         Ok(ObjectSockets { sockets: Mutex::new(sockets) })
     }
 
-    /// Takes the files of sockets that another process has handed over: it has ended, or will.
+    /// Takes ownership of the files of sockets that another process has handed over: that process
+    /// has ended, or is about to.
     pub(super) fn own_files(&self) {
         let mut sockets = self.sockets.lock();
         sockets.iter_mut().filter_map(|socket| socket.file.as_mut()).for_each(SocketFile::own);
     }
 
-    /// Has `server` accept from them, in the runtime that is entered.
+    /// Makes `server` accept connections from these sockets, in the current runtime.
     ///
     /// # Errors
-    /// One line, for the first that fails.
+    /// One line, for the first socket that fails.
     pub(super) fn listen(&self, server: &Server) -> Result<(), String> {
         self.sockets
             .lock()
@@ -384,12 +389,12 @@ impl ObjectSockets {
             .try_for_each(|own| server.listen_on(&own.socket).map(drop).map_err(|error| error.to_string()))
     }
 
-    /// Returns the addresses that they are bound to.
+    /// Returns the addresses to which the sockets are bound.
     pub(super) fn addresses(&self) -> Vec<String> {
         self.sockets.lock().iter().map(|own| own.socket.address().to_string()).collect()
     }
 
-    /// Returns copies for another process, each with its configured address.
+    /// Returns copies of the sockets for another process, each with its configured address.
     pub(super) fn copies(&self) -> io::Result<Vec<(String, OwnedFd)>> {
         let sockets = self.sockets.lock();
         let copy = |own: &ObjectSocket| -> io::Result<(String, OwnedFd)> {
@@ -398,21 +403,22 @@ impl ObjectSockets {
         sockets.iter().map(copy).collect()
     }
 
-    /// Removes the files and closes the sockets: the system refuses clients once nothing accepts from them any more.
+    /// Removes the files and closes the sockets: the system refuses clients once nothing accepts
+    /// connections any more.
     pub(super) fn close(&self) {
         self.sockets.lock().clear();
     }
 
-    /// Closes the sockets, whose files are another process's.
+    /// Closes the sockets without removing their files, which belong to another process.
     pub(super) fn forget(&self) {
         for own in self.sockets.lock().drain(..) {
-            // Removes nothing.
+            // Prevents the removal of the file.
             std::mem::forget(own.file);
         }
     }
 }
 
-/// Opens a socket, with the permissions of the table.
+/// Opens a socket with the permissions that the table sets.
 fn bind(
     table: &SynapseTable,
     address: &Address,

@@ -1,6 +1,6 @@
-//! The control thread of the object cache: serves, releases the store for another process, opens it again if that fails,
-//! and ends with everything stored, or with an error that states what is lost; and the requests to it
-//! ([`ObjectsControl`]), which any thread may make.
+//! The control thread of the object cache. It serves; releases the store for another process, and
+//! reopens it if that fails; and ends with everything stored, or with an error that states what is
+//! lost. [`ObjectsControl`] sends requests to the thread, and may be used by any thread.
 
 pub use cached_config::ShutdownError;
 
@@ -24,13 +24,13 @@ use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
-/// The time between two attempts to open the store again.
+/// The delay between two attempts to reopen the store.
 const REOPEN_DELAY: Duration = Duration::from_secs(1);
 
-/// The time between two log lines about that.
+/// The interval between two log lines about failed attempts.
 const LOG_INTERVAL: Duration = Duration::from_secs(30);
 
-/// The state of the thread, whichever cache is open.
+/// The state of the thread, independent of the current cache.
 pub(super) struct ObjectThread {
     pub(super) control: ObjectsControl,
     pub(super) reload: ReloadObjects,
@@ -40,7 +40,7 @@ pub(super) struct ObjectThread {
     pub(super) drain_timeout: LiveSecs,
 }
 
-/// Why a cache is not open any more.
+/// The reason why a cache is no longer open.
 enum Closed {
     /// The end was requested.
     End(Result<(), ShutdownError>),
@@ -49,13 +49,13 @@ enum Closed {
 }
 
 impl ObjectThread {
-    /// Serves until the end is requested, or another process has the store.
+    /// Serves until the end is requested, or another process has taken over the store.
     ///
     /// # Errors
-    /// What was acknowledged and is not stored.
+    /// The acknowledged data that is not stored.
     pub(super) fn run(self, mut open: OpenObjects, mut shown: Vec<Shown>) -> Result<(), ShutdownError> {
         let mut wanted = self.control.wanted();
-        // Nothing runs before: another process may continue instead of this one.
+        // Nothing runs before this, because another process may continue instead of this one.
         if block_on(other_than(Wanted::Hold, &mut wanted)) == Wanted::Serve {
             self.control.listening().own_files();
         }
@@ -78,7 +78,8 @@ impl ObjectThread {
         }
     }
 
-    /// Opens store and journal until that succeeds; `None` if the end is requested first.
+    /// Retries to open the store and the journal until that succeeds; `None` if the end is
+    /// requested first.
     fn open_again(&self, wanted: &watch::Receiver<Wanted>) -> Option<OpenObjects> {
         let mut logged: Option<Instant> = None;
         loop {
@@ -102,13 +103,13 @@ impl ObjectThread {
         }
     }
 
-    /// Has the listener accept once the cache's runtime runs.
+    /// Makes the listener accept connections once the cache's runtime runs.
     pub(super) fn listen(&self, open: &OpenObjects) -> Result<(), ObjectsError> {
         let _inside = open.control.enter();
         open.parts.listener.as_ref().map_or(Ok(()), |listener| listener.listen(self.control.listening()))
     }
 
-    /// Shows the open cache in statistics, and on the admin listener until the result is dropped.
+    /// Shows the open cache in statistics and, until the result is dropped, on the admin listener.
     pub(super) fn show(&self, parts: &Parts) -> Vec<Shown> {
         let Parts { cache, store, listener, volumes, name, measurements, .. } = parts;
         self.statistics.set(cache, listener.as_ref());
@@ -143,7 +144,8 @@ impl ObjectThread {
         });
         let Parts { cache, store, listener, volumes, .. } = parts;
         let left = cache.downgrade();
-        // The shown sources have handles of the cache, and so have the aborted tasks, until their runtime ends.
+        // The shown sources hold handles of the cache, and so do the aborted tasks until their
+        // runtime ends.
         drop((cache, listener, volumes, shown));
         control.shutdown_timeout(STEP_TIMEOUT);
         if let Closed::End(result) = closed {
@@ -188,11 +190,11 @@ impl ObjectThread {
     }
 }
 
-/// How long the store has to close.
+/// The maximum time for closing the store.
 pub(super) const STEP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Ends the listeners, whose clients have `drain_timeout` to take their replies, releases volumes, then stores dirty data
-/// for at most `flush_max`.
+/// Ends the listeners, whose clients have `drain_timeout` to read their replies, releases the
+/// volumes, then stores dirty data for at most `flush_max`.
 async fn shut_down(
     cache: &ObjectCache,
     store: &Store,
@@ -210,7 +212,7 @@ async fn shut_down(
     released.map_err(|why| ShutdownError { dirty_bytes: 0, why })
 }
 
-/// Ends what serves clients, together, and releases volumes.
+/// Ends the listeners concurrently, and releases the volumes.
 ///
 /// # Errors
 /// The volumes that could not be released, as a part of a line.
@@ -234,15 +236,15 @@ async fn end_listeners(
     tokio::join!(objects, volumes).1
 }
 
-/// Closes the store, whatever the result of the shutdown.
+/// Closes the store, whatever the outcome of the shutdown.
 fn close_store(result: Result<(), ShutdownError>, store: Store) -> Result<(), ShutdownError> {
     let closed = store.close(STEP_TIMEOUT);
     result?;
     closed.map_err(|error| ShutdownError { dirty_bytes: 0, why: format!("closing the store: {error}") })
 }
 
-/// Waits until nothing uses a cache and a store that have been dropped: threads that are about to end, and whatever is
-/// being shown, may do so for a moment.
+/// Waits until a dropped cache and its store are no longer in use: threads that are about to end
+/// and reports in progress may still use them for a moment.
 fn wait_until_unused(cache: &WeakObjectCache, store: &Weak<dyn Collect>) {
     let deadline = Instant::now() + STEP_TIMEOUT;
     while !(cache.is_gone() && store.strong_count() == 0) {
@@ -254,26 +256,27 @@ fn wait_until_unused(cache: &WeakObjectCache, store: &Weak<dyn Collect>) {
     }
 }
 
-// Releasing the store, so that another process can open it, loses nothing that was acknowledged and
-// refuses no client:
-// 1. Dirty data is stored while clients are served. If the store does not take it, nothing has happened.
-// 2. The listeners end: they answer what they have begun, and volumes are released. The sockets of the
-//    synapse listener stay open; clients that connect wait. Those of volumes are closed; clients
-//    reconnect until they succeed.
-// 3. What has become dirty since is stored. If the store does not take that, the cache continues as it
-//    is, with new listeners, which clients cannot tell from the old ones.
+// Releasing the store, so that another process can open it, loses no acknowledged data and refuses
+// no client:
+// 1. Dirty data is stored while clients are served. If the store does not accept it, nothing
+//    changes.
+// 2. The listeners end: they answer the requests in flight, and volumes are released. The sockets
+//    of the synapse listener stay open, and clients that connect wait. The sockets of volumes are
+//    closed, and clients retry until they can reconnect.
+// 3. Data that has become dirty since is stored. If the store does not accept it, the cache
+//    continues unchanged, with new listeners, which clients cannot distinguish from the old ones.
 // 4. The journal is closed with nothing to replay, and the store's record states that this instance
 //    ended in order.
-// 5. Cache and store are dropped, with claims and locks.
+// 5. Cache and store are dropped, together with claims and locks.
 //
-// A process that has opened the store then, and fails before it serves, has acknowledged nothing: a new
-// cache over the same store and journal has everything.
+// A process that has then opened the store, and fails before it serves, has acknowledged nothing: a
+// new cache over the same store and journal has all data.
 
 impl ObjectThread {
-    /// Stores everything, and ends the listeners. The cache must not be used any more.
+    /// Stores everything and ends the listeners. The cache must not be used afterwards.
     ///
     /// # Errors
-    /// Why it cannot, as a part of a line; the cache is served as before.
+    /// The reason for the failure, as a part of a line; the cache is served as before.
     async fn store_everything(
         &self,
         parts: &mut Parts,
@@ -305,7 +308,7 @@ impl ObjectThread {
                 Ok(volumes) => parts.volumes = volumes,
                 Err(error) => tracing::error!(cause = %error, "volumes are not served any more"),
             }
-            // The returned task runs for as long as the runtime does.
+            // The returned task runs as long as the runtime does.
             parts.volumes.iter().for_each(|volumes| drop(volumes.serve()));
             *shown = self.show(parts);
             return Err(why);
@@ -317,7 +320,7 @@ impl ObjectThread {
         Ok(())
     }
 
-    /// Returns a listener that continues the instance of one that has ended.
+    /// Returns a listener that continues the instance of an earlier listener.
     fn listen_again(
         &self,
         parts: &Parts,
@@ -329,7 +332,7 @@ impl ObjectThread {
     }
 }
 
-/// The state that the thread is to reach.
+/// The state that the thread is asked to reach.
 ///
 /// ```text
 ///  Hold ──► Serve ◄──► Release ──► HandedOver
@@ -337,20 +340,20 @@ impl ObjectThread {
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Wanted {
-    /// Wait: another process may continue instead of this one.
+    /// Wait, because another process may continue instead of this one.
     Hold,
-    /// Serve, with a store that is opened for that if need be.
+    /// Serve, after opening the store if necessary.
     Serve,
-    /// Release the store, once everything is stored, and wait.
+    /// Store everything, release the store, and wait.
     Release,
-    /// End: another process has the store.
+    /// End, because another process has the store.
     HandedOver,
     /// Store everything, and end.
     End,
 }
 
 impl Wanted {
-    /// Returns whether nothing else can be wanted any more.
+    /// Returns whether this state is final.
     pub(super) fn is_end(self) -> bool {
         matches!(self, Wanted::End | Wanted::HandedOver)
     }
@@ -359,15 +362,15 @@ impl Wanted {
 /// The outcome of [`Wanted::Release`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Released {
-    /// Nothing yet, or it was not asked for.
+    /// There is no outcome yet, or no release was requested.
     NotYet,
     /// The store is closed.
     Done,
-    /// The cache serves: why it cannot release the store.
+    /// The store cannot be released for this reason, and the cache serves.
     Refused(String),
 }
 
-/// Asks the thread of an object cache. All clones ask the same.
+/// Sends requests to the thread of an object cache. All clones reach the same thread.
 #[derive(Debug, Clone)]
 pub struct ObjectsControl {
     shared: Arc<Shared>,
@@ -389,21 +392,22 @@ impl ObjectsControl {
         ObjectsControl { shared: Arc::new(Shared { wanted, released, sockets, obstacle }) }
     }
 
-    /// Returns why no other process can take the store over, if none can.
+    /// Returns the reason why no other process can take over the store, if there is one.
     pub fn obstacle(&self) -> Option<&'static str> {
         self.shared.obstacle
     }
 
-    /// Lets it serve, the first time or again. It reopens a store that it has released.
+    /// Makes the cache serve, for the first time or again. If the store was released, the cache
+    /// reopens it.
     pub fn serve(&self) {
         self.want(Wanted::Serve);
     }
 
-    /// Has it store everything and release the store. Blocks until it has; clients wait meanwhile, and are served again
-    /// when [`serve`](Self::serve) is called.
+    /// Makes the cache store everything and release the store. Blocks until that is done; clients
+    /// wait meanwhile, and are served again when [`serve`](Self::serve) is called.
     ///
     /// # Errors
-    /// Why it serves on instead, as a part of a line.
+    /// The reason why the cache continues to serve instead, as a part of a line.
     pub(crate) fn release(&self) -> Result<(), String> {
         let Shared { wanted, released, .. } = &*self.shared;
         released.send_replace(Released::NotYet);
@@ -425,22 +429,23 @@ impl ObjectsControl {
         }
     }
 
-    /// Ends it: another process has its store and its sockets.
+    /// Ends the thread, because another process has the store and the sockets.
     pub(crate) fn hand_over(&self) {
         self.shared.sockets.forget();
         self.want(Wanted::HandedOver);
     }
 
-    /// Requests the end: the cache stops listening, answers what it has received, and stores dirty data. Calls after
-    /// the first have no effect.
+    /// Requests the end: the cache stops listening, answers the requests it has received, and
+    /// stores dirty data. Calls after the first have no effect.
     pub fn end(&self) {
         self.want(Wanted::End);
     }
 
-    /// Returns copies of its sockets for another process, each with its configured address.
+    /// Returns copies of the listener's sockets for another process, each with its configured
+    /// address.
     ///
     /// # Errors
-    /// When the system has no descriptor.
+    /// If the system has no descriptor.
     pub(crate) fn sockets(&self) -> std::io::Result<Vec<(String, OwnedFd)>> {
         self.shared.sockets.copies()
     }
@@ -453,7 +458,7 @@ impl ObjectsControl {
         self.shared.wanted.subscribe()
     }
 
-    /// Returns whether the store is released: another process may have it.
+    /// Returns whether the store is released, so that another process may open it.
     pub(super) fn is_released(&self) -> bool {
         *self.shared.released.borrow() == Released::Done
     }
@@ -464,7 +469,7 @@ impl ObjectsControl {
 
     fn want(&self, next: Wanted) {
         self.shared.wanted.send_if_modified(|now| {
-            // An end is final.
+            // The end is final.
             let is_changed = !now.is_end() && *now != next;
             if is_changed {
                 *now = next;
@@ -474,14 +479,14 @@ impl ObjectsControl {
     }
 }
 
-/// Waits until something else is wanted than `now`; returns it.
+/// Waits until a state other than `now` is wanted, and returns it.
 pub(super) async fn other_than(now: Wanted, wanted: &mut watch::Receiver<Wanted>) -> Wanted {
-    // Fails once there is no control, and so none that could ask for anything else.
+    // Fails once no control is left that could ask for another state.
     wanted.wait_for(|wanted| *wanted != now).await.map_or(Wanted::End, |wanted| *wanted)
 }
 
 /// Waits until the end is wanted.
 pub(super) async fn ended(mut wanted: watch::Receiver<Wanted>) {
-    // Fails once there is no control, as above.
+    // Fails once no control is left, as above.
     let _ = wanted.wait_for(|wanted| wanted.is_end()).await;
 }

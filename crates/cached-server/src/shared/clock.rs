@@ -1,16 +1,16 @@
 //! Time for the whole server: one counter of seconds, stepped by one ticker.
 //!
 //! No request reads the system's clock. The store and the workers read a [`TickClock`]; the
-//! acceptor's thread advances it every second by the monotonic clock, so that a change of the wall
-//! clock neither expires nor revives items. Absolute expiry times are converted to the counter's
-//! seconds with the wall clock as it was at the start, as memcached does.
+//! acceptor's thread advances it every second according to the monotonic clock, so that a change of
+//! the wall clock neither expires nor revives items. Absolute expiry times are converted to seconds
+//! of the counter with the wall clock as it was at startup, as in memcached.
 
 use cached_core::clock::{Clock, Expiry, FIRST_SECOND, TickClock};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// Expiry times up to this many seconds (30 days) are relative, larger ones are Unix time.
+/// Expiry times up to this many seconds (30 days) are relative; larger values are Unix times.
 pub(crate) const RELATIVE_SECS_MAX: i64 = 60 * 60 * 24 * 30;
 
 /// The server's clock.
@@ -18,9 +18,9 @@ pub(crate) const RELATIVE_SECS_MAX: i64 = 60 * 60 * 24 * 30;
 pub(crate) struct ServerClock {
     ticks: Arc<TickClock>,
     started: Instant,
-    /// The counter at that moment.
+    /// The value of the counter when the clock started.
     first_secs: u32,
-    /// The Unix time at which the counter would have been 0.
+    /// The Unix time that corresponds to 0 on the counter.
     origin_unix_secs: i64,
     /// The seconds by which tests have advanced the counter.
     shift_secs: AtomicI64,
@@ -34,7 +34,8 @@ impl ServerClock {
         ServerClock::starting_at(FIRST_SECOND)
     }
 
-    /// Returns a clock that starts now, at `secs`: it continues the one of an earlier process.
+    /// Returns a clock that starts now, at `secs`, and thus continues the clock of an earlier
+    /// process.
     pub(crate) fn starting_at(secs: u32) -> ServerClock {
         let ticks = Arc::new(TickClock::starting_at(secs));
         let first_secs = ticks.now_secs();
@@ -49,8 +50,8 @@ impl ServerClock {
         }
     }
 
-    /// Returns a clock that continues another process's: it was `nanos` into the second `secs` when
-    /// the system's [monotonic clock](monotonic_nanos) showed `then_nanos`.
+    /// Returns a clock that continues the one of another process, which stood `nanos` into the
+    /// second `secs` when the system's [monotonic clock](monotonic_nanos) showed `then_nanos`.
     pub(crate) fn continuing(secs: u32, nanos: u32, then_nanos: u64) -> ServerClock {
         let since = Duration::from_nanos(monotonic_nanos().saturating_sub(then_nanos));
         let into = Duration::from_nanos(nanos.into()) + since;
@@ -62,7 +63,7 @@ impl ServerClock {
         clock
     }
 
-    /// Returns the counter, and how many nanoseconds of its second are over.
+    /// Returns the counter, and the nanoseconds that have passed within its current second.
     pub(crate) fn position(&self) -> (u32, u32) {
         (self.now_secs(), self.started.elapsed().subsec_nanos())
     }
@@ -72,24 +73,24 @@ impl ServerClock {
         u64::try_from(self.origin_unix_secs + i64::from(FIRST_SECOND)).unwrap_or(0)
     }
 
-    /// Returns the counter, for the store.
+    /// Returns the counter, for use by the store.
     pub(crate) fn ticks(&self) -> Arc<TickClock> {
         self.ticks.clone()
     }
 
-    /// Advances the counter to the present. Called once a second.
+    /// Advances the counter to the current time. Called once a second.
     pub(crate) fn tick(&self) {
         if self.paused.load(Ordering::Relaxed) {
             return;
         }
         let elapsed = self.started.elapsed().as_secs() as i64 + self.shift_secs.load(Ordering::Relaxed);
-        // Never back: an item that has expired stays expired.
+        // Never moves back: an item that has expired stays expired.
         let secs = u32::try_from(elapsed.max(0)).unwrap_or(u32::MAX / 2).min(u32::MAX / 2);
         self.ticks.set(self.first_secs.saturating_add(secs).max(self.now_secs()));
     }
 
-    /// Advances the counter by `secs` at once, for tests, also while it is stopped. It never moves
-    /// back.
+    /// Advances the counter by `secs` immediately, even while it is stopped. For tests. The counter
+    /// never moves back.
     pub(crate) fn shift(&self, secs: i32) {
         self.shift_secs.fetch_add(secs.into(), Ordering::Relaxed);
         if self.paused.load(Ordering::Relaxed) {
@@ -115,7 +116,7 @@ impl ServerClock {
         self.now_secs() - self.first_secs
     }
 
-    /// Returns the Unix time by the counter.
+    /// Returns the current Unix time according to the counter.
     pub(crate) fn unix_secs(&self) -> i64 {
         self.origin_unix_secs + i64::from(self.now_secs())
     }
@@ -125,8 +126,8 @@ impl ServerClock {
         self.origin_unix_secs + i64::from(secs)
     }
 
-    /// Returns the expiry for `exptime` in the text and meta protocols: 0 is never, negative is at
-    /// once, up to 30 days is relative, more is a Unix time.
+    /// Returns the expiry for `exptime` in the text and meta protocols: 0 means never, a negative
+    /// value means immediately, a value up to 30 days is relative, and a larger one is a Unix time.
     #[inline]
     pub(crate) fn expiry(&self, exptime: i32) -> Expiry {
         match exptime {
@@ -136,7 +137,8 @@ impl ServerClock {
         }
     }
 
-    /// Returns the expiry for `exptime` in the binary protocol, where nothing is negative.
+    /// Returns the expiry for `exptime` in the binary protocol, in which there are no negative
+    /// values.
     #[inline]
     pub(crate) fn expiry_unsigned(&self, exptime: u32) -> Expiry {
         if exptime == 0 {

@@ -1,7 +1,7 @@
-//! Defects on request, so that tests can check how a server ends that has one: a thread that
-//! panics, a worker that makes no progress. Requested by `debugtime` with `--debug-clock`, and only
-//! in builds with debug assertions; other builds have none. A process that takes over from another
-//! can be ended or stopped at each step (`CACHED_FAULT`).
+//! Fault injection, so that tests can check how a server with a defect ends: a thread that panics,
+//! or a worker that makes no progress. Faults are requested by `debugtime` with `--debug-clock`,
+//! and only in builds with debug assertions; other builds have none. A process that takes over from
+//! another can be killed or stalled at each step (`CACHED_FAULT`).
 
 #[cfg(debug_assertions)]
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,21 +9,21 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// The defects that have been requested.
 #[derive(Debug, Default)]
 pub(crate) struct InjectedFaults {
-    /// The acceptor's thread is to panic.
+    /// Whether the acceptor's thread must panic.
     #[cfg(debug_assertions)]
     acceptor_panics: AtomicBool,
-    /// A worker loops for as long as this is set.
+    /// A worker loops as long as this is set.
     #[cfg(debug_assertions)]
     stalled: AtomicBool,
 }
 
 #[cfg(debug_assertions)]
 impl InjectedFaults {
-    /// Injects the fault called `word`, on the worker that received it. Returns false if there is
-    /// no such fault.
+    /// Injects the fault called `word` on the worker that received the request. Returns false if
+    /// there is no such fault.
     ///
     /// # Panics
-    /// If that is the fault.
+    /// If the fault is a panic.
     pub(crate) fn inject(&self, word: &[u8]) -> bool {
         match word {
             b"panic-worker" => panic!("requested by a client"),
@@ -40,10 +40,10 @@ impl InjectedFaults {
         true
     }
 
-    /// Called on the acceptor's thread, once a second.
+    /// Panics if that was requested. Called on the acceptor's thread, once a second.
     ///
     /// # Panics
-    /// If that has been requested.
+    /// If that was requested.
     pub(crate) fn check_acceptor(&self) {
         assert!(!self.acceptor_panics.load(Ordering::Relaxed), "requested by a client");
     }
@@ -51,7 +51,7 @@ impl InjectedFaults {
 
 #[cfg(not(debug_assertions))]
 impl InjectedFaults {
-    /// Returns false: there are no faults in this build.
+    /// Returns false, because this build has no faults.
     pub(crate) fn inject(&self, _: &[u8]) -> bool {
         false
     }
@@ -60,8 +60,8 @@ impl InjectedFaults {
     pub(crate) fn check_acceptor(&self) {}
 }
 
-/// Ends or stops the process at this step of taking over from another, if the environment requests
-/// that: `CACHED_FAULT=kill:STEP`, `stall:STEP`, or `slow:STEP` for a second's pause.
+/// Kills or stalls the process at this step of a takeover, if the environment requests that:
+/// `CACHED_FAULT=kill:STEP`, `stall:STEP`, or `slow:STEP` for a pause of one second.
 #[cfg(debug_assertions)]
 pub(crate) fn at_step(step: &str) {
     let Ok(fault) = std::env::var("CACHED_FAULT") else { return };

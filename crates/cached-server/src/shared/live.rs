@@ -1,7 +1,7 @@
-//! Settings and certificates that can change while the server runs.
+//! Settings and certificates that can change at run time.
 //!
-//! Each setting is a word that threads read without a lock, and that only a reload writes. All
-//! others are in [`Settings`], which stay as they were at the start.
+//! Each setting is a word that threads read without a lock and that only a reload writes. All other
+//! settings are in [`Settings`] and stay as they were at startup.
 
 use super::Shared;
 use crate::config::settings::Settings;
@@ -9,7 +9,7 @@ use cached_process::reload::LiveSecs;
 use cached_tls::TlsError;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
-/// The keys of `cached` alone that can change while the server runs.
+/// The configuration keys, of `cached` only, whose values can change at run time.
 pub(crate) const SERVER_LIVE_KEYS: [&str; 15] = [
     "memcached.connections_max",
     "memcached.connections_excess",
@@ -28,17 +28,18 @@ pub(crate) const SERVER_LIVE_KEYS: [&str; 15] = [
     "s3.buckets",
 ];
 
-/// Defines [`Live`]: a line for each setting, with its word, its type and where the settings have
-/// it.
+/// Defines [`Live`]: one line per setting, with its atomic type, its value type, and how to read it
+/// from the settings.
 macro_rules! live {
     ($($(#[$doc:meta])* $name:ident: $Word:ident, $Type:ty, $of:expr;)*) => {
-        /// The settings in force. [`Settings`] explains each.
+        /// The settings in force. [`Settings`] explains each of them.
         #[derive(Debug)]
         pub(crate) struct Live {
             $($name: $Word,)*
-            /// How long the server is not ready before its listeners close.
+            /// The time for which the server reports that it is not ready before its listeners
+            /// close.
             pub(crate) drain_delay: LiveSecs,
-            /// How long clients have to take their replies.
+            /// The time that clients have to read their replies.
             pub(crate) drain_timeout: LiveSecs,
         }
 
@@ -51,7 +52,7 @@ macro_rules! live {
                 }
             }
 
-            /// Applies the settings that can change.
+            /// Applies those settings that can change at run time.
             pub(crate) fn set(&self, settings: &Settings) {
                 $(self.$name.store($of(settings), Ordering::Relaxed);)*
                 self.drain_delay.set(settings.drain.delay_secs);
@@ -90,7 +91,7 @@ impl Live {
     }
 }
 
-/// Reads the certificates again, and logs the outcome. After an error the old ones stay.
+/// Reloads the certificates, and logs the outcome. After an error, the old ones stay in force.
 ///
 /// # Errors
 /// The certificates cannot be used. `None` without TLS.
@@ -105,7 +106,7 @@ pub(crate) fn refresh_certificates(shared: &Shared) -> Option<Result<(), TlsErro
     Some(result)
 }
 
-/// Reads the certificates again, runs `others`, and puts the certificates in force if that
+/// Reloads the certificates, runs `others`, and puts the certificates in force if `others`
 /// succeeds. Returns the outcome of `others`, and whether there are certificates.
 ///
 /// # Errors

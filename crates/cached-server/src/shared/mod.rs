@@ -1,8 +1,8 @@
 //! The state that all threads of one server share.
 //!
-//! It consists of parts that know nothing of each other: the store, the clock, the table of
-//! connections, counters, watchers. Listeners, workers, requests and reports use it; it uses none
-//! of them.
+//! This state consists of parts that do not depend on each other: the store, the clock, the table
+//! of connections, counters, watchers. Listeners, workers, requests and reports use the shared
+//! state, which uses none of them.
 
 pub(crate) mod clock;
 pub(crate) mod faults;
@@ -39,12 +39,12 @@ use tokio::sync::Notify;
 pub(crate) struct Shared {
     pub(crate) kv: Kv,
     pub(crate) clock: ServerClock,
-    /// As they were at the start; those in `live` can have changed since.
+    /// The settings at startup; those in `live` may have changed since.
     pub(crate) settings: Settings,
     pub(crate) live: Live,
-    /// TLS, if there are listeners with it.
+    /// The TLS configuration, if a listener uses TLS.
     pub(crate) tls: Option<Arc<ServerTls>>,
-    /// The request to end in order.
+    /// The request for an orderly shutdown.
     pub(crate) drain: Drain,
     pub(crate) logging: Logging,
     pub(crate) connections: Connections,
@@ -53,29 +53,29 @@ pub(crate) struct Shared {
     /// Settings without effect; clients may change those of memcached's LRU and crawler.
     pub(crate) inert: Lock<InertSettings>,
     pub(crate) size_classes: SizeClasses,
-    /// The kinds of events that are observed, by watchers or by `stats detail`: the one word that
-    /// requests read.
+    /// The kinds of events that watchers or `stats detail` observe. Requests read only this word.
     pub(crate) observed_events: Arc<AtomicU32>,
     pub(crate) watch: Arc<Watch>,
     pub(crate) stop: Stop,
-    /// Why the server has to end, if it has to.
+    /// The reason why the server must end, if there is one.
     pub(crate) defect: Defect,
     /// Defects that tests have requested.
     pub(crate) faults: InjectedFaults,
-    /// Changes once a second.
+    /// The heartbeat of the acceptor, which changes once a second.
     pub(crate) acceptor_heartbeat: Heartbeat,
-    /// For how many seconds each worker, and after them the acceptor, has made no progress; written
-    /// by the watchdog.
+    /// The number of seconds for which each worker, and after them the acceptor, has made no
+    /// progress. Written by the watchdog.
     pub(crate) stalled_secs: Box<[AtomicU32]>,
     /// Whether new connections are being accepted.
     pub(crate) accepting: AtomicBool,
-    /// The number of pauses in accepting, for lack of descriptors or at the limit of connections.
+    /// The number of times that accepting was paused, for lack of descriptors or because of the
+    /// connection limit.
     pub(crate) listen_disabled: AtomicU64,
-    /// The total length of those pauses.
+    /// The total duration of the pauses in accepting, in microseconds.
     pub(crate) listen_disabled_micros: AtomicU64,
     /// The addresses that have sent wrong passwords.
     pub(crate) attempts: Attempts,
-    /// The number of connections closed for being idle.
+    /// The number of connections closed because they were idle.
     idle_kicks: AtomicU64,
     /// The listening sockets, set once they are open.
     pub(crate) listeners: OnceLock<Vec<ListenerInfo>>,
@@ -83,20 +83,20 @@ pub(crate) struct Shared {
     pub(crate) udp: OnceLock<Arc<[UdpSocket]>>,
     /// The metrics of the object cache, if there is one; set before clients are served.
     pub(crate) objects: OnceLock<ObjectStatistics>,
-    /// The numbers of the arbiter between items and objects, if they share memory.
+    /// The metrics of the arbiter between items and objects, if they share memory.
     pub(crate) arbiter: OnceLock<Arc<ArbiterMetrics>>,
-    /// The thread that sweeps prefixes, once it runs.
+    /// The thread that sweeps prefixes, set once the thread runs.
     pub(crate) sweeper: OnceLock<Thread>,
-    /// Makes spans, if requests are traced.
+    /// The tracer, if requests are traced.
     pub(crate) tracer: OnceLock<Tracer>,
     /// One set of counters per worker.
     counters: Box<[Arc<Counters>]>,
     /// The counts at the last `stats reset`.
     baseline: Lock<Baseline>,
     /// Held by threads other than workers while they change the store; true once another process
-    /// has it.
+    /// has the store.
     pub(crate) is_handed_over: Lock<bool>,
-    /// The request that another process takes over.
+    /// The request for an upgrade: another process is to take over.
     pub(crate) upgrade: Upgrader,
 }
 
@@ -134,7 +134,7 @@ impl Stop {
     }
 }
 
-/// Why the server cannot continue, kept until it has ended.
+/// The reason why the server cannot continue, kept until the server has ended.
 #[derive(Debug, Default)]
 pub(crate) struct Defect(OnceLock<String>);
 
@@ -146,8 +146,8 @@ impl Defect {
 }
 
 impl Shared {
-    /// Waits until an orderly end has been requested and its delay, during which clients are
-    /// served, is over.
+    /// Waits until an orderly shutdown has been requested and its delay, during which clients are
+    /// still served, has passed.
     pub(crate) async fn drained(&self) {
         self.drain.requested().await;
         tokio::time::sleep(self.live.drain_delay.get()).await;
@@ -160,11 +160,11 @@ impl Shared {
         self.fail(format!("{thread} has panicked: {}", words.unwrap_or("no reason is given")));
     }
 
-    /// Records why a part of the server cannot work, and requests the stop: the server does not
-    /// continue without the part.
+    /// Records why a part of the server cannot work, and requests the stop, because the server does
+    /// not continue without that part.
     pub(crate) fn fail(&self, text: String) {
         tracing::error!("{text}; the server ends");
-        // The first one is the cause of those that follow.
+        // The first defect is the cause of those that follow.
         let _ = self.defect.0.set(text);
         self.stop.request();
     }
@@ -235,7 +235,7 @@ impl Shared {
         &self.counters[worker]
     }
 
-    /// Requests that each worker measures its next loop iteration. Called once a second.
+    /// Requests that each worker measure its next loop iteration. Called once a second.
     pub(crate) fn request_timings(&self) {
         self.counters.iter().for_each(|worker| worker.next_timed.request());
     }
@@ -270,7 +270,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Returns why keys were missed, from all samples so far; `None` without samples.
+    /// Returns the reasons for which keys were missed, from all samples so far; `None` without
+    /// samples.
     pub(crate) fn misses_by_reason(&self) -> Option<insight::MissesByReason> {
         self.take_samples();
         self.kv.misses_by_reason()
@@ -292,11 +293,11 @@ impl Shared {
         Some(info.client())
     }
 
-    /// Returns the number of descriptors in use besides those of clients: listeners, event loops,
-    /// the acceptor's runtime.
+    /// Returns the number of descriptors in use besides those of clients: for listeners, event
+    /// loops and the acceptor's runtime.
     pub(crate) fn reserved_descriptors(&self) -> usize {
-        // Two for each listener, of which one is for a new process; two for each worker's event
-        // loop, and eight for the acceptor's runtime and the signals.
+        // Two for each listener, one of which is for a new process; two for each worker's event
+        // loop; eight for the acceptor's runtime and the signals.
         2 * self.listeners.get().map_or(0, Vec::len) + 2 * self.settings.threads + 8
     }
 
@@ -324,12 +325,12 @@ impl Shared {
         self.counters.len()
     }
 
-    /// Returns whether there are as many connections as allowed.
+    /// Returns whether the maximum number of connections is reached.
     pub(crate) fn is_full(&self) -> bool {
         self.connections.count() >= self.live.connections_max()
     }
 
-    /// Returns the class that an item would have in memcached.
+    /// Returns the size class that an item would have in memcached.
     pub(crate) fn class_of(&self, item: &ItemView<'_>) -> u32 {
         let (key, value) = (item.key().len(), item.value_bytes());
         self.size_classes.class_of_item(key, value, item.client_flags(), self.settings.cas)
@@ -347,7 +348,7 @@ impl Shared {
         self.sum().since(&self.baseline().totals)
     }
 
-    /// Returns the statistics of the store, its events counted since the last reset.
+    /// Returns the statistics of the store, with events counted since the last reset.
     pub(crate) fn engine_stats(&self) -> KvStats {
         let before = self.baseline().kv;
         let mut stats = self.kv.stats();
@@ -364,7 +365,7 @@ impl Shared {
         self.connections.total.load(Ordering::Relaxed) - self.baseline().connections
     }
 
-    /// Returns the number of connections closed for being idle.
+    /// Returns the number of connections closed because they were idle.
     pub(crate) fn idle_kicks(&self) -> u64 {
         self.idle_kicks.load(Ordering::Relaxed)
     }
@@ -384,7 +385,7 @@ impl Shared {
         self.connections.rejected.load(Ordering::Relaxed) - self.baseline().rejected
     }
 
-    /// Sets the counts to zero (`stats reset`).
+    /// Resets the counts to zero (`stats reset`).
     pub(crate) fn reset_stats(&self) {
         let now = Baseline {
             totals: self.sum(),
@@ -405,7 +406,7 @@ impl Shared {
     }
 }
 
-/// Requests that a new process takes over from this one. It does not keep the server alive.
+/// Requests that a new process take over from this one. Does not keep the server alive.
 #[derive(Debug, Clone, Default)]
 pub struct Upgrader {
     state: Arc<State>,
@@ -414,7 +415,7 @@ pub struct Upgrader {
 #[derive(Debug, Default)]
 struct State {
     requested: Notify,
-    /// The process that serves instead of this one; 0: none.
+    /// The ID of the process that serves instead of this one; 0 for none.
     successor: AtomicU32,
 }
 
@@ -430,7 +431,7 @@ impl Upgrader {
         self.successor().is_some()
     }
 
-    /// Returns the process that serves instead of this one, if one does.
+    /// Returns the ID of the process that serves instead of this one, if there is one.
     #[must_use]
     pub fn successor(&self) -> Option<u32> {
         Some(self.state.successor.load(Ordering::Acquire)).filter(|pid| *pid != 0)

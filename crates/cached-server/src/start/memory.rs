@@ -1,7 +1,7 @@
-//! Memory at the start: the sum of all limits, which is the most that the server takes, and a store
-//! whose memory is in a file, where the items of an earlier process are taken over. The log, the
-//! probes, the service manager and a metric state the progress of that. Clients can connect
-//! meanwhile, and wait.
+//! Memory at startup: the sum of all limits, which is the maximum that the server uses, and a store
+//! whose memory is in a file, from which the items of an earlier process are recovered. The log,
+//! the probes, the service manager and a metric report the progress of the recovery. Clients can
+//! connect meanwhile, and wait.
 
 use crate::config::settings::Settings;
 use crate::connections::ConnInfo;
@@ -20,17 +20,18 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use std::{fmt, thread};
 
-/// How often the log has a line while a file is taken over.
+/// The interval between log lines while a file is being taken over.
 const LINE_EVERY: Duration = Duration::from_secs(1);
 
-/// How far a start is with taking over a memory file: one line, and a metric. Cheap to clone.
+/// The progress of taking over a memory file: one line, and a metric. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct TakingOver {
     progress: Arc<RestartProgress>,
 }
 
-/// A function called, on a thread of its own, when a memory file begins to be taken over and once a
-/// second until that has ended. The start waits until it returns.
+/// A function that reports progress. It is called on a separate thread when the takeover of a
+/// memory file begins, and once a second until the takeover has ended. The startup waits until it
+/// returns.
 pub type OnTakingOver<'a> = dyn Fn(&TakingOver) + Sync + 'a;
 
 impl TakingOver {
@@ -38,7 +39,7 @@ impl TakingOver {
         TakingOver { progress }
     }
 
-    /// Returns the regions that have been read, and all that are to be read; 0 of 0 while the file
+    /// Returns the number of regions read and the number of regions to read; 0 of 0 while the file
     /// is being opened.
     #[must_use]
     pub fn regions(&self) -> (u32, u32) {
@@ -74,7 +75,7 @@ impl Collect for TakingOver {
     }
 }
 
-/// Makes the store, in `file` if there is one.
+/// Creates the store, in `file` if there is one.
 pub(crate) fn make_store(
     config: KvConfig,
     file: Option<ArenaFile>,
@@ -85,7 +86,7 @@ pub(crate) fn make_store(
     let (done, waits) = mpsc::channel();
     let kv = thread::scope(|scope| {
         let report = move || report_progress(&taking_over, &waits, on_taking_over);
-        // Where no thread can be had, there are no reports.
+        // If no thread can be created, there are no reports.
         let reporter = thread::Builder::new().name("cached-restart".into()).spawn_scoped(scope, report);
         let kv = Kv::new(KvConfig { file: Some(file), ..config });
         drop(done);
@@ -101,7 +102,8 @@ pub(crate) fn make_store(
     Ok(kv)
 }
 
-/// Reports the progress at once and once a second, until the other end of the channel is gone.
+/// Reports the progress immediately and once a second, until the other end of the channel is
+/// dropped.
 fn report_progress(taking_over: &TakingOver, done: &mpsc::Receiver<()>, on_taking_over: &OnTakingOver<'_>) {
     on_taking_over(taking_over);
     while let Err(RecvTimeoutError::Timeout) = done.recv_timeout(LINE_EVERY) {
@@ -129,33 +131,33 @@ fn log_result(restart: &Restart, path: &Path) {
     }
 }
 
-/// The time requested from a service manager while the file is opened, which may reserve and clear
-/// it.
+/// The time requested from a service manager while the file is being opened, during which it may be
+/// allocated and cleared.
 const OPENING_TIME: Duration = Duration::from_secs(600);
 
-/// The time requested whenever a memory file has been taken over a little further.
+/// The time requested each time the takeover of a memory file has made progress.
 const TAKING_OVER_TIME: Duration = Duration::from_secs(60);
 
-/// Shows on the admin listener and to the service manager how far the start is with taking over a
-/// memory file. The metrics stay until it is dropped.
+/// Shows the progress of taking over a memory file on the admin listener and to the service
+/// manager. The metrics stay until this is dropped.
 #[derive(Debug)]
 pub struct MemoryFileStart {
     admin: Option<(Health, Registry)>,
     metrics: OnceLock<Registration>,
-    /// How far it was at the last call, as [`place`] numbers it.
+    /// The progress at the last call, as a number from [`place`].
     place: AtomicU32,
 }
 
 impl MemoryFileStart {
-    /// Shows nothing yet.
+    /// Returns a reporter that shows nothing yet.
     #[must_use]
     pub fn new(admin: Option<&AdminServer>) -> MemoryFileStart {
         let admin = admin.map(|admin| (admin.health().clone(), admin.registry().clone()));
         MemoryFileStart { admin, metrics: OnceLock::new(), place: AtomicU32::new(u32::MAX) }
     }
 
-    /// Shows how far the start is. A service manager is asked for more time if it has come further
-    /// since the last call.
+    /// Shows the progress. A service manager is asked for more time if there is progress since the
+    /// last call.
     pub fn show(&self, now: &TakingOver) {
         if let Some((health, registry)) = &self.admin {
             let none = std::iter::empty::<(&str, &str)>;
@@ -168,7 +170,7 @@ impl MemoryFileStart {
     fn note(&self, now: &TakingOver) -> String {
         let place = place(now);
         if self.place.swap(place, Ordering::Relaxed) == place {
-            // A start that stands still ends in time.
+            // A startup without progress is ended in time.
             return format!("STATUS=Starting: {now}");
         }
         let time = if place == 0 { OPENING_TIME } else { TAKING_OVER_TIME };
@@ -176,8 +178,8 @@ impl MemoryFileStart {
     }
 }
 
-/// Numbers the progress of a start: 0 while the file is opened, then 1 plus the number of regions
-/// read.
+/// Numbers the progress of the takeover: 0 while the file is being opened, then 1 plus the number
+/// of regions read.
 fn place(now: &TakingOver) -> u32 {
     match now.regions() {
         (_, 0) => 0,
@@ -185,43 +187,43 @@ fn place(now: &TakingOver) -> u32 {
     }
 }
 
-/// A connection without buffers: its state, its entry in the table, its socket in the kernel's
-/// view.
+/// The memory of a connection without buffers: its state, its entry in the table, and its socket in
+/// the kernel.
 const CONNECTION_BYTES: usize = 2048;
 
-/// What TLS adds to a connection without buffers: keys, and rustls's state.
+/// The additional memory of a TLS connection without buffers: keys, and the state of rustls.
 const TLS_CONNECTION_BYTES: usize = 6 << 10;
 
 const _: () = assert!(size_of::<ConnInfo>() + size_of::<ConnectionSlot>() < CONNECTION_BYTES);
 
-/// The most that each part takes, in bytes.
+/// The maximum memory of each part, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// The memory of `-m`: keys, values and their headers, and the eviction policy's ghosts.
     pub arena: usize,
-    /// The index for an arena full of the smallest items, and the marks of keys while a flushed
+    /// The index for an arena full of items of minimum size, and the marks of keys while a flushed
     /// prefix is swept.
     pub index: usize,
     /// Unfinished input and unsent output of all connections.
     pub connection_buffers: usize,
-    /// Connections themselves.
+    /// The connections themselves.
     pub connections: usize,
     /// Buffers of the worker threads.
     pub workers: usize,
-    /// Samples of requests, simulated caches and sketches; 0 where requests are not sampled.
+    /// Samples of requests, simulated caches and sketches; 0 if requests are not sampled.
     pub insight: usize,
-    /// The object cache and its store's buffers; 0 without one.
+    /// The object cache and the buffers of its store; 0 without an object cache.
     pub objects: usize,
     /// The listeners of objects and volumes; 0 without any.
     pub object_listener: usize,
-    /// The sidecar before an S3 endpoint; 0 without one.
+    /// The sidecar in front of an S3 endpoint; 0 without one.
     pub s3: usize,
     /// The admin listener; 0 without one.
     pub admin: usize,
 }
 
-/// Returns the bytes of the samples of items and of objects, and of the hot keys, with `threads`
-/// workers.
+/// Returns the memory, in bytes, of the samples of items and objects, and of the hot keys, for
+/// `threads` workers.
 fn insight_bytes_max(threads: usize) -> usize {
     2 * insight::bytes_max(threads.max(8)) + insight::hot_objects_bytes_max() + hot_keys_bytes_max(threads)
 }
@@ -250,26 +252,28 @@ impl Limits {
         }
     }
 
-    /// Returns the same limits with an object cache and its listener, both in bytes.
+    /// Returns the same limits with the memory of an object cache and of its listener added, in
+    /// bytes.
     #[must_use]
     pub fn with_objects(self, cache: u64, listener: u64) -> Limits {
         let bytes = |bytes| usize::try_from(bytes).unwrap_or(usize::MAX);
         Limits { objects: bytes(cache), object_listener: bytes(listener), ..self }
     }
 
-    /// Returns the same limits with a sidecar before an S3 endpoint, in bytes.
+    /// Returns the same limits with the memory of a sidecar in front of an S3 endpoint added, in
+    /// bytes.
     #[must_use]
     pub fn with_s3(self, sidecar: u64) -> Limits {
         Limits { s3: usize::try_from(sidecar).unwrap_or(usize::MAX), ..self }
     }
 
-    /// Returns the same limits with an admin listener, in bytes.
+    /// Returns the same limits with the memory of an admin listener added, in bytes.
     #[must_use]
     pub fn with_admin(self, listener: u64) -> Limits {
         Limits { admin: usize::try_from(listener).unwrap_or(usize::MAX), ..self }
     }
 
-    /// Returns the sum, in bytes.
+    /// Returns the sum of all limits, in bytes.
     pub fn sum(&self) -> usize {
         let memcached = self.arena + self.index + self.connection_buffers + self.connections + self.workers;
         memcached + self.insight + self.objects + self.object_listener + self.s3 + self.admin
@@ -313,7 +317,7 @@ mod tests {
     use super::*;
     use cached_core::arena::RestartProgress;
 
-    /// A start that stands still gets none: the service manager ends it in time.
+    /// A startup without progress gets no more time, so that the service manager ends it.
     #[test]
     fn only_progress_gets_more_time() {
         let progress = Arc::new(RestartProgress::default());

@@ -1,6 +1,6 @@
-//! The life of a server: sockets and store are opened, or taken over from a running process;
-//! threads are started; the configuration is read again; everything ends in order. The promises of
-//! the process as a whole are here, such as the sum of its memory; the handling of a request is
+//! The life cycle of a server: sockets and store are opened, or taken over from a running process;
+//! threads are started; the configuration is reloaded; and everything ends in order. Guarantees of
+//! the process as a whole, such as the sum of its memory, are here; the handling of requests is
 //! not.
 
 pub(crate) mod memory;
@@ -23,7 +23,7 @@ use cached_process::Exit;
 use cached_tls::TlsError;
 use std::io;
 
-/// Why the server cannot start: one line each.
+/// The reason why the server cannot start, as a single line.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// The memory settings cannot work.
@@ -55,7 +55,7 @@ pub enum StartError {
 }
 
 impl StartError {
-    /// Returns the exit status of a start that ends so.
+    /// Returns the exit status for this error.
     #[must_use]
     pub fn exit(&self) -> Exit {
         match self {
@@ -81,20 +81,20 @@ fn of_memory_file(error: &ArenaFileError) -> Exit {
     }
 }
 
-/// Why the server cannot run, or did not end in order: one line each.
+/// The reason why the server cannot run, or did not end in order, as a single line.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
     /// A thread, its runtime or a descriptor for it cannot be created.
     #[error("cannot start a thread: {0}")]
     Thread(io::Error),
-    /// A thread has panicked, or cannot continue its work. The server has ended: it does not
-    /// continue without the thread.
+    /// A thread has panicked, or cannot continue its work. The server has ended, because it does
+    /// not continue without the thread.
     #[error("{0}")]
     Defect(String),
     /// These workers did not end in time.
     #[error("these workers do not end: {0}")]
     Stuck(String),
-    /// The running process went on by itself.
+    /// The running process continued by itself.
     #[error(transparent)]
     TakeOver(#[from] TakeOverError),
 }
@@ -107,7 +107,7 @@ impl From<ListenError> for StartError {
 
 #[cfg(not(feature = "sidecar"))]
 pub mod sidecar {
-    //! Stands in for the sidecar in a build without the feature `sidecar`.
+    //! A replacement for the sidecar in a build without the feature `sidecar`.
 
     use crate::config::{Config, SidecarSecrets};
     use cached_admin::AdminServer;
@@ -115,7 +115,7 @@ pub mod sidecar {
     use cached_tls::ServerTls;
     use std::sync::Arc;
 
-    /// The settings of a sidecar that can change while it runs: none.
+    /// The settings of a sidecar that can change at run time: none.
     #[derive(Clone, Debug, Default)]
     pub struct LiveSidecar;
 
@@ -129,7 +129,7 @@ pub mod sidecar {
         }
     }
 
-    /// The sidecar, which this program was built without.
+    /// The sidecar, without which this program was built.
     #[derive(Debug)]
     pub struct RunningSidecar;
 

@@ -1,5 +1,5 @@
-//! Reading the configuration again while `cached` runs: the same command line, and the file as it
-//! is now.
+//! Reloading the configuration while `cached` runs: the same command line, and the current content
+//! of the file.
 
 use super::sidecar::LiveSidecar;
 use crate::cli::{self, Request};
@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use toml::Table;
 
-/// Changes the settings of a running server. It does not keep the server alive: its cache and its
+/// Changes the settings of a running server. Does not keep the server alive: the server's cache and
 /// store can be closed while this still exists.
 #[derive(Clone)]
 pub struct LiveServer {
@@ -36,9 +36,10 @@ impl LiveServer {
         }
     }
 
-    /// Applies the settings that can change. Connections that are open stay open: a limit that has
-    /// become lower is reached as they end. `more_descriptors` are those that the object cache
-    /// needs beyond what it needed at the start. Does nothing once the server is gone.
+    /// Applies the settings that can change. Open connections stay open: a limit that has been
+    /// lowered is reached as connections close. `more_descriptors` is the number of descriptors
+    /// that the object cache needs in addition to those at startup. Does nothing once the server no
+    /// longer exists.
     pub fn change(&self, settings: &Settings, more_descriptors: usize) {
         let Some(shared) = self.shared.upgrade() else { return };
         let reserved = shared.reserved_descriptors();
@@ -57,9 +58,9 @@ impl LiveServer {
         shared.logging.configure(settings.log);
     }
 
-    /// Reads the files of passwords and certificates again, then runs `others`, and puts what was
-    /// read in force if that succeeds. Returns what `others` returns, and the keys of the files
-    /// that are in force anew.
+    /// Reloads the files of passwords and certificates, then runs `others`, and puts the loaded
+    /// content in force if `others` succeeds. Returns the value of `others`, and the keys of the
+    /// files whose new content is in force.
     ///
     /// # Errors
     /// The mistake in the files, or the error of `others`; then all earlier files stay in force.
@@ -77,12 +78,14 @@ impl LiveServer {
         Ok(files)
     }
 
-    /// Returns how long the server is not ready before its listeners close, which can change.
+    /// Returns the time, changeable at run time, for which the server reports that it is not ready
+    /// before its listeners close.
     pub fn drain_delay(&self) -> LiveSecs {
         self.drain_delay.clone()
     }
 
-    /// Returns how long clients have to take their replies at the end, which can change.
+    /// Returns the time, changeable at run time, that clients have to read their replies at
+    /// shutdown.
     pub fn drain_timeout(&self) -> LiveSecs {
         self.drain_timeout.clone()
     }
@@ -94,7 +97,7 @@ impl std::fmt::Debug for LiveServer {
     }
 }
 
-/// `cached`, as far as its configuration can change.
+/// The `cached` program, as far as its configuration can change.
 #[derive(Debug)]
 pub struct Cached {
     arguments: Vec<OsString>,
@@ -106,7 +109,7 @@ pub struct Cached {
     sidecar: SidecarSecrets,
     live_sidecar: LiveSidecar,
     in_force: Mutex<File>,
-    /// Those for connections of the object cache's listener.
+    /// The descriptors for connections of the object cache's listener.
     descriptors_at_start: usize,
 }
 
@@ -137,29 +140,29 @@ impl Cached {
         }
     }
 
-    /// Returns the program with a tracer whose share of requests can change.
+    /// Adds a tracer whose sampling rate can change.
     #[must_use]
     pub fn with_tracer(self, tracer: Option<Tracer>) -> Cached {
         Cached { tracer, ..self }
     }
 
-    /// Returns the program with a sidecar, whose secrets and settings in `live_sidecar` can change.
+    /// Adds a sidecar with its secrets, and with settings in `live_sidecar` that can change.
     #[must_use]
     pub fn with_sidecar(self, sidecar: SidecarSecrets, live_sidecar: LiveSidecar) -> Cached {
         Cached { sidecar, live_sidecar, ..self }
     }
 
-    /// Returns the name of the file, for errors.
+    /// Returns the name of the configuration file, for errors.
     fn name(&self) -> &Path {
         self.path.as_deref().unwrap_or(Path::new("the command line"))
     }
 }
 
-/// Returns the source of the configuration that `arguments` lead to; `file` is the file's absolute
-/// path and its text.
+/// Returns the source of the configuration that results from `arguments`; `file` is the absolute
+/// path and the text of the configuration file.
 ///
 /// # Errors
-/// One line with the place of the mistake, the mistake and the remedy.
+/// One line with the location of the mistake, the mistake and the remedy.
 pub fn source(arguments: &[OsString], file: Option<(&Path, &str)>) -> Result<Source, String> {
     let table = |arguments: &[OsString]| match cli::read_with(arguments, file) {
         Ok(Request::Serve(config)) => {
@@ -169,7 +172,7 @@ pub fn source(arguments: &[OsString], file: Option<(&Path, &str)>) -> Result<Sou
         Err(error) => Err(error.to_string()),
     };
     let program: Vec<OsString> = arguments.iter().take(1).cloned().collect();
-    // First, because its errors name the line.
+    // Called first, because its errors name the line.
     let (effective, without_flags) = (table(arguments)?, table(&program)?);
     let file = match file {
         None => Table::new(),
@@ -203,7 +206,7 @@ impl Program for Cached {
         let (settings, secrets) = (after.settings().map_err(line)?, after.secrets().map_err(line)?);
         let mut in_force = self.in_force.lock().unwrap_or_else(PoisonError::into_inner);
         let objects = after.objects.as_ref();
-        // What can be refused comes first: all files are read, then the object cache changes, or
+        // Steps that can fail come first: all files are read, then the object cache changes, or
         // nothing does.
         let tokens = self.tokens.as_ref().map(Tokens::read_again).transpose()?;
         let sidecar = self.sidecar.read_again()?;
@@ -211,7 +214,7 @@ impl Program for Cached {
             None => Ok(Vec::new()),
             Some(live) => live.change(objects, after.synapse.as_ref(), secrets).map_err(line),
         })?;
-        // They were checked with the file.
+        // These settings were checked with the file.
         self.live_sidecar.change(&after)?;
         if tokens.is_some_and(TokensRead::put_in_force) {
             files.push("admin.token_file".into());
@@ -246,7 +249,7 @@ mod tests {
         std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
     }
 
-    /// Returns the settings that a shipped file shows, but for examples.
+    /// Returns the settings that a shipped file shows, without its examples.
     fn shown(path: &str) -> BTreeMap<String, Value> {
         let text = repository(path);
         let lines = text.lines().map(|line| line.strip_prefix('#').unwrap_or(line));
@@ -269,8 +272,8 @@ mod tests {
         all
     }
 
-    /// Tests of both programs compare their shipped files with the defaults in the code, so what is
-    /// the same in the files is the same in the programs.
+    /// Tests of both programs compare their shipped files with the defaults in the code, so
+    /// settings that are equal in the files are equal in the programs.
     #[test]
     fn both_programs_have_the_same_keys_with_the_same_defaults() {
         let (cached, synapsed) = (shown("deploy/cached.toml"), shown("deploy/synapsed.toml"));
@@ -280,8 +283,8 @@ mod tests {
                 assert_eq!(cached.get(key), Some(value), "{key}");
             }
         }
-        // What cached alone is or has: the process's user and terminal, the tables of memcached's
-        // listeners, and memory for both halves.
+        // The settings that only `cached` has: the user and terminal of the process, the tables of
+        // memcached's listeners, and the memory of both halves.
         let own = [
             "process.",
             "memcached.",
@@ -304,8 +307,8 @@ mod tests {
         let file = File::from(&Config::default());
         let known = keys(&Table::try_from(file).expect("TOML"));
         for key in LIVE_KEYS.iter().chain(&SERVER_LIVE_KEYS) {
-            // In synapsed, where the backend is at the top, and lists of tables.
-            // And a limit whose default follows from another.
+            // Lists of tables, and tables that `synapsed` has at another level: its backend is at
+            // the top. Also a limit whose default follows from another one.
             let is_elsewhere =
                 ["backend.secret_file", "objects.namespaces", "s3.buckets", "synapse.peer_connections_max"];
             let is_elsewhere = is_elsewhere.contains(key);

@@ -37,10 +37,10 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
 use tokio::task::{JoinHandle, LocalSet};
 
-/// How long workers may take to end beyond the time that clients have.
+/// The time that workers may take to end in addition to the time that clients have.
 const END_MARGIN: Duration = Duration::from_secs(5);
 
-/// The least speed at which the shutdown writes a memory file: that of a slow disk.
+/// The minimum speed at which the shutdown writes a memory file: that of a slow disk.
 const MEMORY_FILE_BYTES_PER_SEC: usize = 50 << 20;
 
 /// A server whose sockets are open. Clients can connect, and are served once [`run`](Server::run)
@@ -50,9 +50,9 @@ pub struct Server {
     listeners: Listeners,
     /// The process that is being taken over from.
     pub(crate) taking: Option<Taking>,
-    /// The connections taken over.
+    /// The number of connections taken over.
     pub(crate) taken: u32,
-    /// Whether and how another process can take over.
+    /// The parameters with which another process can take over, if that is allowed.
     upgrades: Option<Upgrades>,
 }
 
@@ -63,7 +63,7 @@ pub struct Stopper {
 }
 
 impl Stopper {
-    /// Requests that the server answers the requests it has received, and ends.
+    /// Requests that the server answer the requests it has received, and end.
     pub fn stop(&self) {
         self.shared.stop.request();
     }
@@ -85,19 +85,19 @@ impl Server {
     /// Creates the store and opens the sockets.
     ///
     /// # Errors
-    /// [`StartError`] if the store cannot be created or a socket not be opened.
+    /// [`StartError`] if the store cannot be created or a socket cannot be opened.
     pub fn open(settings: Settings, logging: Logging) -> Result<Server, StartError> {
         let tls = settings.load_tls()?;
         Server::open_with(settings, logging, Vec::new(), tls, &|_| ())
     }
 
-    /// Creates the store and opens the sockets, with sockets that are open already and certificates
-    /// that [`Settings::load_tls`] has read. If there are any such sockets, the addresses in the
-    /// settings are ignored. Calls `on_taking_over` while a memory file is taken over; the sockets
-    /// are open then.
+    /// Creates the store and opens the sockets, given sockets that are already open and
+    /// certificates that [`Settings::load_tls`] has read. If there are such sockets, the addresses
+    /// in the settings are ignored. Calls `on_taking_over` while a memory file is being taken over,
+    /// when the sockets are already open.
     ///
     /// # Errors
-    /// [`StartError`] if the store cannot be created or a socket not be opened.
+    /// [`StartError`] if the store cannot be created or a socket cannot be opened.
     pub fn open_with(
         settings: Settings,
         logging: Logging,
@@ -108,10 +108,11 @@ impl Server {
         settings.auth.load_missing().map_err(StartError::Passwords)?;
         let file = settings.memory_file.as_ref().map(ArenaFile::open).transpose()?;
         let clock = file.as_ref().map_or_else(ServerClock::new, |file| {
-            // Expiry times continue from where the previous process has left them.
+            // Expiry times continue from the clock of the previous process.
             ServerClock::starting_at(file.resume_secs())
         });
-        // First, so that clients wait while a memory file is taken over, instead of being refused.
+        // Opened first, so that clients wait while a memory file is being taken over, instead of
+        // being refused.
         let listeners = Listeners::open(&settings, inherited, &mut Handed::default())?;
         let (watch, kv) = open_store(&settings, &clock, file, on_taking_over)?;
         Server::assemble(settings, logging, tls, clock, watch, kv, listeners)
@@ -131,13 +132,13 @@ impl Server {
         let mut shared = Shared::new(kv, clock, settings, logging, watch, queues);
         shared.tls = tls;
         let shared = Arc::new(shared);
-        // Set once, here.
+        // Set only here.
         let _ = shared.listeners.set(listeners.infos());
         let _ = shared.udp.set(std::mem::take(&mut listeners.udp).into());
         Ok(Server { shared, listeners, taking: None, taken: 0, upgrades: None })
     }
 
-    /// Returns the TCP addresses it listens on.
+    /// Returns the TCP addresses on which the server listens.
     pub fn addresses(&self) -> Vec<SocketAddr> {
         self.listeners.tcp_addresses()
     }
@@ -147,7 +148,7 @@ impl Server {
         self.listeners.sockets.first().is_some_and(|listener| listener.tls.is_some())
     }
 
-    /// Returns the addresses at which it reads datagrams.
+    /// Returns the addresses at which the server receives datagrams.
     pub fn udp_addresses(&self) -> Vec<SocketAddr> {
         self.shared
             .udp
@@ -156,12 +157,12 @@ impl Server {
             .unwrap_or_default()
     }
 
-    /// Returns the path of the unix socket it listens on.
+    /// Returns the path of the unix socket on which the server listens.
     pub fn unix_path(&self) -> Option<PathBuf> {
         self.listeners.unix_path().map(PathBuf::from)
     }
 
-    /// Returns the most memory that it takes.
+    /// Returns the maximum memory that the server uses.
     pub fn limits(&self) -> Limits {
         Limits::new(&self.shared.settings, &self.shared.kv.limits())
     }
@@ -179,20 +180,20 @@ impl Server {
         let _ = self.shared.tracer.set(tracer);
     }
 
-    /// Returns how long the shutdown may take once the threads have ended: for the checksums of a
-    /// memory file, and for writing it to a disk. Zero without a memory file.
+    /// Returns the maximum time that the shutdown takes after the threads have ended: for the
+    /// checksums of a memory file, and for writing the file to disk. Zero without a memory file.
     pub fn memory_file_end(&self) -> Duration {
         let settings = &self.shared.settings;
         let bytes = settings.memory_file.as_ref().map_or(0, |_| settings.memory_bytes);
         Duration::from_secs((bytes / MEMORY_FILE_BYTES_PER_SEC) as u64)
     }
 
-    /// Returns the means of changing its settings while it runs.
+    /// Returns a handle that changes the server's settings at run time.
     pub fn live(&self) -> LiveServer {
         LiveServer::new(&self.shared)
     }
 
-    /// Returns the request to end in order, which clients can make as well.
+    /// Returns the request for an orderly shutdown, which clients can make as well.
     pub fn drain(&self) -> Drain {
         self.shared.drain.clone()
     }
@@ -203,12 +204,12 @@ impl Server {
         ServerSource::show(admin, &self.shared)
     }
 
-    /// Returns a handle on its reports beyond statistics.
+    /// Returns a handle on the server's reports other than statistics.
     pub fn reports(&self) -> Reports {
         Reports::new(self.shared.clone())
     }
 
-    /// Lets another process take over when an [`Upgrader`] requests it: `program`, which also gets
+    /// Allows `program` to take over when an [`Upgrader`] requests it. The new process also gets
     /// the sockets of the admin listener, each with its configured address, and the store of
     /// `objects` with its sockets.
     pub fn allow_upgrades(
@@ -220,19 +221,19 @@ impl Server {
         self.upgrades = Some(Upgrades::new(program, admin, objects));
     }
 
-    /// Returns a handle that requests that another process takes over.
+    /// Returns a handle that requests a takeover by another process.
     pub fn upgrader(&self) -> Upgrader {
         self.shared.upgrade.clone()
     }
 
-    /// Returns a handle that stops it.
+    /// Returns a handle that stops the server.
     pub fn stopper(&self) -> Stopper {
         Stopper { shared: self.shared.clone() }
     }
 
-    /// Serves until it is stopped: by a [`Stopper`], by a client's `shutdown`, or when `end` is
-    /// ready. It ends within seconds then, whatever clients do. `serving` is called once it serves:
-    /// at once, unless it takes over from another process.
+    /// Serves until the server is stopped: by a [`Stopper`], by a client's `shutdown`, or when
+    /// `end` is ready. The server then ends within seconds, whatever clients do. `serving` is
+    /// called once the server serves: immediately, unless it takes over from another process.
     ///
     /// # Errors
     /// [`ServeError`] if a thread cannot be created, has panicked, or does not end.
@@ -240,7 +241,7 @@ impl Server {
         self.run_until(pin!(end), Box::new(serving))
     }
 
-    /// Not generic, so that it is compiled in this crate alone.
+    /// Not generic, so that it is compiled only in this crate.
     fn run_until(
         self,
         end: Pin<&mut dyn Future<Output = ()>>,
@@ -267,7 +268,7 @@ impl Server {
         }
         listeners.unix_file.iter_mut().for_each(SocketFile::own);
         begin.set(true);
-        // Before the start counts as complete, so that its metrics are there.
+        // Started before the startup counts as complete, so that its metrics are present.
         let arbiter = BackgroundThread::arbiter(&shared).map_err(ServeError::Thread)?;
         serving();
         if let Some(taking) = taking
@@ -301,14 +302,14 @@ impl Server {
         let is_handed_over = serve(&shared, &runtime, &tasks, upgradable.as_ref(), end);
         tracing::info!("stopping");
         if is_handed_over {
-            // The socket is another process's now.
+            // The socket now belongs to another process.
             std::mem::forget(listeners.unix_file);
         } else {
-            // Before the listeners: while the socket is open, no other file can be mistaken for its
-            // file.
+            // Dropped before the listeners: while the socket is open, no other file can be mistaken
+            // for its file.
             drop(listeners.unix_file);
         }
-        // Closes the listeners: from now on the system refuses clients.
+        // Closes the listeners: from now on, the system refuses clients.
         drop(tasks);
         drop(upgradable);
         let failed = shared.defect.first().is_some();
@@ -320,8 +321,8 @@ impl Server {
         drop(insight);
         drop(sweep);
         drop(arbiter);
-        // A thread may be reading a file that a hung disk never returns: the end does not wait for
-        // it.
+        // A thread may be reading a file from a hung disk, so the shutdown does not wait for the
+        // thread.
         runtime.shutdown_background();
         match shared.defect.first() {
             Some(text) => Err(ServeError::Defect(text.to_owned())),
@@ -333,16 +334,17 @@ impl Server {
         }
     }
 
-    /// As [`run_with`](Self::run_with), where nothing is to be done once it serves.
+    /// Like [`run_with`](Self::run_with), without a callback.
     ///
     /// # Errors
-    /// As [`run_with`](Self::run_with).
+    /// As for [`run_with`](Self::run_with).
     pub fn run(self, end: impl Future<Output = ()>) -> Result<(), ServeError> {
         self.run_with(end, || {})
     }
 }
 
-/// Serves until the end is requested, or another process has taken over; returns whether it has.
+/// Serves until the end is requested, or another process has taken over. Returns whether another
+/// process has taken over.
 fn serve(
     shared: &Arc<Shared>,
     runtime: &Runtime,
@@ -382,8 +384,8 @@ fn serve(
             (Next::Upgrade, Some(upgradable)) => preparing = Some(upgradable.start(shared)),
             (Next::Finish(prepared), Some(upgradable)) => {
                 preparing = None;
-                // The end wins, also while it waits for load balancers: the new process would not
-                // know of it.
+                // A request for the end takes precedence, even while it waits for load balancers:
+                // the new process would not know of the request.
                 let prepared = match shared.drain.is_requested() {
                     true => {
                         drop(prepared);
@@ -400,13 +402,13 @@ fn serve(
     }
 }
 
-/// Lets threads begin, or end, that have been created before it is certain.
+/// Lets threads that were created early begin, or end, once the outcome is certain.
 #[derive(Clone, Default)]
 struct Begin(Arc<OnceLock<bool>>);
 
 impl Begin {
     fn set(&self, begins: bool) {
-        // Set once.
+        // Set only once.
         let _ = self.0.set(begins);
     }
 
@@ -415,7 +417,7 @@ impl Begin {
     }
 }
 
-/// Makes the store, in `file` if there is one, and the observer of its evictions.
+/// Creates the store, in `file` if there is one, and the observer of its evictions.
 pub(crate) fn open_store(
     settings: &Settings,
     clock: &ServerClock,
@@ -457,10 +459,10 @@ fn start_workers(shared: &Arc<Shared>, begin: &Begin) -> Result<mpsc::Receiver<u
                 pin_thread(index, shared.settings.threads);
             }
             run_worker(index, worker, &shared);
-            // First: the last to have the store completes its memory file, and the process may end
-            // once the workers have.
+            // Dropped first: the last owner of the store completes its memory file, and the process
+            // may end once the workers have ended.
             drop(shared);
-            // Fails if the server has stopped waiting.
+            // Fails if the server no longer waits.
             let _ = sender.send(index);
         };
         let thread = thread::Builder::new().name(format!("cached-{index}"));
@@ -471,7 +473,7 @@ fn start_workers(shared: &Arc<Shared>, begin: &Begin) -> Result<mpsc::Receiver<u
 
 /// The body of a worker's thread: runs the worker and records a panic.
 fn run_worker(index: usize, worker: Worker, shared: &Shared) {
-    // After a panic nothing of the worker is used again, not even to drop it.
+    // After a panic, nothing of the worker is used again, not even to drop it.
     let mut worker = ManuallyDrop::new(worker);
     match panic::catch_unwind(AssertUnwindSafe(|| worker.run())) {
         Ok(()) => drop(ManuallyDrop::into_inner(worker)),
@@ -482,7 +484,7 @@ fn run_worker(index: usize, worker: Worker, shared: &Shared) {
     }
 }
 
-/// Waits until all workers have ended, for a bounded time; returns those that have not.
+/// Waits for a bounded time until all workers have ended. Returns those that have not.
 fn wait_for_workers(ended: &mpsc::Receiver<usize>, shared: &Shared) -> Vec<usize> {
     let end = Instant::now() + shared.live.drain_timeout.get() + END_MARGIN;
     let mut running: Vec<usize> = (0..shared.settings.threads).collect();
@@ -501,10 +503,10 @@ fn runtime() -> Result<Runtime, ServeError> {
     Builder::new_current_thread().enable_io().enable_time().build().map_err(ServeError::Thread)
 }
 
-/// Advances the clock once a second, closes idle connections, and runs the store's upkeep.
+/// Advances the clock once a second, closes idle connections, and runs the store's maintenance.
 async fn tick(shared: Arc<Shared>) {
-    /// The number of upkeep steps per second; bounded, so that it never delays the acceptor for
-    /// long.
+    /// The number of maintenance steps per second, bounded so that they never delay the acceptor
+    /// for long.
     const UPKEEP_STEPS: usize = 16;
     let mut seconds = tokio::time::interval(Duration::from_secs(1));
     for second in 1.. {
@@ -516,7 +518,7 @@ async fn tick(shared: Arc<Shared>) {
         shared.close_idle();
         shared.logging.report_repeats();
         if shared.connections.has_freed_much() {
-            // Not here, where connections are accepted. It returns nothing.
+            // Not on this thread, which accepts connections. The task returns nothing.
             drop(tokio::task::spawn_blocking(cached_process::allocator::trim));
         }
         for _ in 0..UPKEEP_STEPS {
@@ -532,8 +534,8 @@ async fn tick(shared: Arc<Shared>) {
 mod tests {
     use super::*;
 
-    /// The last to have the store completes its memory file: a thread that is not waited for would
-    /// do so while the process ends, or not at all.
+    /// The last owner of the store completes its memory file: a thread that the shutdown does not
+    /// wait for would do so while the process ends, or not at all.
     #[test]
     fn no_thread_has_the_store_after_the_end() {
         for _ in 0..50 {

@@ -1,5 +1,5 @@
-//! The sidecar before an S3 endpoint as a part of the program, and its routes of the admin
-//! listener. Each request to these is logged with the client's address.
+//! The sidecar in front of an S3 endpoint as a part of the program, and its routes of the admin
+//! listener. Each request to these routes is logged with the client's address.
 //!
 //! | route | body | |
 //! |---|---|---|
@@ -17,13 +17,13 @@ use serde_json::json;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The settings of a sidecar that can change while it runs.
+/// The settings of a sidecar that can change at run time.
 #[derive(Clone, Debug, Default)]
 pub struct LiveSidecar(Option<SidecarControl>);
 
 impl LiveSidecar {
-    /// Puts its policies and what buckets have for themselves in force, and opens the file of its
-    /// access log anew, for it may have been renamed.
+    /// Puts the policies and the settings of individual buckets in force, and reopens the access
+    /// log file, which may have been renamed.
     ///
     /// # Errors
     /// One line; then nothing has changed.
@@ -33,7 +33,7 @@ impl LiveSidecar {
         let set = control.set_terms(table.terms()).and_then(|()| control.set_policies(policy, rules));
         match set {
             Ok(()) => control.reopen_access_log(),
-            // It is ending, and so is the program.
+            // The sidecar is ending, and so is the program.
             Err(ControlError::Ended) => (),
             Err(error) => return Err(error.to_string()),
         }
@@ -53,7 +53,7 @@ struct Running {
 }
 
 impl RunningSidecar {
-    /// Starts what `[s3]` describes, and shows its metrics at the admin listener.
+    /// Starts the sidecar that `[s3]` describes, and shows its metrics on the admin listener.
     ///
     /// # Errors
     /// One line.
@@ -82,12 +82,13 @@ impl RunningSidecar {
         Ok(RunningSidecar(Some(Running { sidecar, table: table.clone(), _shown: shown })))
     }
 
-    /// Returns whether there is one.
+    /// Returns whether there is a sidecar.
     pub fn is_some(&self) -> bool {
         self.0.is_some()
     }
 
-    /// Returns a line that says where it is, and the most memory that it takes, in bytes.
+    /// Returns a line that states the address of the sidecar, and the maximum memory that it uses,
+    /// in bytes.
     pub fn announcement(&self) -> Option<(String, u64)> {
         let Running { sidecar, table, .. } = self.0.as_ref()?;
         let addresses: Vec<String> = sidecar.addresses().iter().map(ToString::to_string).collect();
@@ -95,12 +96,12 @@ impl RunningSidecar {
         Some((format!("S3 on {} before {endpoint}", addresses.join(", ")), table.bytes_max()))
     }
 
-    /// Returns its settings that can change while it runs.
+    /// Returns the sidecar's settings that can change at run time.
     pub fn live(&self) -> LiveSidecar {
         LiveSidecar(self.0.as_ref().map(|running| running.sidecar.control()))
     }
 
-    /// Closes its listeners; requests under way continue.
+    /// Closes the sidecar's listeners; requests in flight continue.
     pub fn request_end(&self) {
         self.0.iter().for_each(|running| running.sidecar.request_end());
     }

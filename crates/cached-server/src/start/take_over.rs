@@ -1,5 +1,5 @@
 //! A server that takes over from a running process: it prepares itself before that process stops,
-//! and then takes its state.
+//! and then takes over its state.
 
 use super::StartError;
 use super::memory::OnTakingOver;
@@ -16,8 +16,8 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 
-/// A server that is prepared to take over from a running process, which serves until it does. That
-/// process continues if this, or the server made of it, is dropped before it serves.
+/// A server that is prepared to take over from a running process, which serves until then. The
+/// running process continues if this, or the server created from it, is dropped before it serves.
 pub struct PreparedServer {
     settings: Settings,
     logging: Logging,
@@ -33,8 +33,7 @@ impl std::fmt::Debug for PreparedServer {
 }
 
 impl PreparedServer {
-    /// Takes the sockets of a running process, as far as the settings have them, and opens the
-    /// others.
+    /// Takes over those sockets of a running process that the settings name, and opens the others.
     ///
     /// # Errors
     /// [`StartError`]: the running process continues.
@@ -58,8 +57,8 @@ impl PreparedServer {
         Ok(PreparedServer { settings, logging, tls, listeners, offered })
     }
 
-    /// Waits until the running process has no store of objects open: this one can open its own, and
-    /// must not serve it before the server serves.
+    /// Waits until the running process has no object store open. This process can then open its
+    /// own, but must not serve objects before the server serves.
     ///
     /// # Errors
     /// [`StartError`]: the running process continues.
@@ -67,8 +66,8 @@ impl PreparedServer {
         Ok(self.offered.wait_for_store()?)
     }
 
-    /// Takes the memory file and the connections of the running process, which has stopped when
-    /// this returns. The store of objects is open by then, if there is one.
+    /// Takes over the memory file and the connections of the running process, which has stopped
+    /// when this returns. The object store must be open by then, if there is one.
     ///
     /// # Errors
     /// [`StartError`]: the running process continues.
@@ -95,14 +94,15 @@ impl PreparedServer {
     }
 }
 
-/// Enters a connection that another process has handed over, and gives it to a worker.
+/// Adds a connection that another process has handed over to the table, and assigns it to a worker.
 fn admit(shared: &Shared, number: usize, handed: HandedConnection, socket: OwnedFd) {
     let local = rustix::net::getsockname(socket.as_fd()).ok();
     let peer = rustix::net::getpeername(socket.as_fd()).ok().flatten();
     let local_address = local.clone().and_then(|local| SocketAddr::try_from(local).ok());
     let endpoints = match local_address {
         Some(local) => {
-            // Without a peer the client has gone already, which the first read finds.
+            // If there is no peer address, the client has already gone, which the first read will
+            // detect.
             let peer = peer.and_then(|peer| SocketAddr::try_from(peer).ok()).unwrap_or(local);
             Endpoints::Tcp { peer, local: Some(local) }
         }

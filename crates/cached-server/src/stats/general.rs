@@ -1,9 +1,9 @@
-//! Plain `stats`, `stats settings`, and those of items by size class: memcached's names in
+//! Plain `stats`, `stats settings`, and the reports of items by size class: memcached's names in
 //! memcached's order, and no others.
 //!
-//! Values and settings of slabs, LRU threads and logs that this engine does not have are 0,
-//! memcached's defaults, or the values that clients have set: programs find the names they expect,
-//! and nothing depends on the values.
+//! Values and settings of features that this engine does not have (slabs, LRU threads, logs) are 0,
+//! memcached's defaults, or the values that clients have set: programs find the names that they
+//! expect, and nothing depends on the values.
 
 use super::{Sink, Work};
 use crate::config::settings::{ClientCertificates, KeyFormat, MEMCACHED_VERSION, MinVersion, TlsSettings};
@@ -27,7 +27,7 @@ pub(super) fn write_general(shared: &Shared, sink: &mut Sink<'_>) {
     sink.put("uptime", shared.clock.uptime_secs());
     sink.put("time", shared.clock.unix_secs());
     sink.put("version", MEMCACHED_VERSION);
-    // The name stays for programs that read it.
+    // The name is kept for programs that read it.
     sink.put("libevent", "none");
     sink.put("pointer_size", usize::BITS);
     let (user, system) = cpu_times();
@@ -155,7 +155,7 @@ fn cpu_times() -> (String, String) {
 
 pub(super) fn write_settings(shared: &Shared, sink: &mut Sink<'_>) {
     let (settings, live) = (&shared.settings, &shared.live);
-    // The values at the start, and those that clients may have changed since.
+    // The values at startup, and those that clients may have changed since.
     let initial = &settings.inert;
     let current = shared.inert.lock().clone();
     let protocol = match settings.protocol {
@@ -190,7 +190,7 @@ pub(super) fn write_settings(shared: &Shared, sink: &mut Sink<'_>) {
     sink.put("tcp_backlog", settings.backlog);
     sink.put("binding_protocol", protocol);
     sink.put("auth_enabled_sasl", yes_no(settings.auth.sasl.is_some()));
-    // memcached shows the file's name.
+    // memcached shows the name of the file.
     match &settings.auth.text {
         Some(text) => sink.put("auth_enabled_ascii", text.path().display()),
         None => sink.put("auth_enabled_ascii", "no"),
@@ -244,7 +244,7 @@ pub(super) fn write_settings(shared: &Shared, sink: &mut Sink<'_>) {
     sink.put("client_flags_size", 4);
 }
 
-/// The settings of TLS, with memcached's defaults where there is none.
+/// Writes the settings of TLS, with memcached's defaults if TLS is off.
 fn write_tls(shared: &Shared, sink: &mut Sink<'_>) {
     let settings = &shared.settings;
     let default = TlsSettings { session_tickets: false, ..TlsSettings::default() };
@@ -257,7 +257,7 @@ fn write_tls(shared: &Shared, sink: &mut Sink<'_>) {
     sink.put("ssl_enabled", yes_no(settings.tls.is_some()));
     sink.put("ssl_chain_cert", path(&tls.chain_file));
     sink.put("ssl_key", path(&tls.key_file));
-    // OpenSSL's numbers.
+    // The numbers of OpenSSL's verification modes.
     let mode = match tls.client_certificates {
         ClientCertificates::None => 0,
         ClientCertificates::Request => 1,
@@ -281,7 +281,7 @@ fn write_tls(shared: &Shared, sink: &mut Sink<'_>) {
     sink.put("ssl_min_version", version);
 }
 
-/// The number of hash buckets that a report reads at most: some ten thousand items, about a
+/// The maximum number of hash buckets that a report reads: some ten thousand items, about a
 /// millisecond.
 const HASH_BUCKETS_MAX: usize = 2048;
 
@@ -296,7 +296,7 @@ struct Class {
     idle_secs_max: u32,
 }
 
-/// Items by class, and by the size that they would have in memcached.
+/// The sampled items by class, and by the size that they would have in memcached.
 #[derive(Debug, Default)]
 struct Sample {
     classes: BTreeMap<u32, Class>,
@@ -337,7 +337,7 @@ impl Sample {
         sample
     }
 
-    /// Returns the class for which counts of the whole cache are reported.
+    /// Returns the class under which counts of the whole cache are reported.
     fn largest(&self) -> Option<u32> {
         self.classes.iter().max_by_key(|(_, class)| class.items).map(|(number, _)| *number)
     }
@@ -390,7 +390,7 @@ pub(super) fn write_items(shared: &Shared, sink: &mut Sink<'_>) {
     }
 }
 
-/// `stats slabs`. Pages are calculated from the class's bytes.
+/// `stats slabs`. The number of pages is calculated from the bytes of the class.
 pub(super) fn write_slabs(shared: &Shared, sink: &mut Sink<'_>) {
     let sample = Sample::take(shared, sink.work);
     let kv = shared.engine_stats();

@@ -1,6 +1,6 @@
 //! Reports from samples and from the slow log: `stats mrc`, `hot`, `misses`, `shape` and `slow`,
-//! which are not memcached's, and [`Reports`], the same as plain values for the admin listener and
-//! for programs that embed the server.
+//! which memcached does not have, and [`Reports`], which returns them as plain values for the admin
+//! listener and for programs that embed the server.
 
 pub use cached_admin::insight::documents::{Curve, HotDocument, Misses};
 
@@ -17,12 +17,12 @@ use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Keys and prefixes that `stats hot` shows.
+/// The number of keys and of prefixes that `stats hot` shows.
 const HOT_SHOWN: usize = 20;
-/// Slow requests that `stats slow` shows.
+/// The number of slow requests that `stats slow` shows.
 const SLOW_SHOWN: usize = 50;
 
-/// `stats mrc`: miss ratios that other amounts of memory would give.
+/// `stats mrc`: predicted miss ratios for other amounts of memory.
 pub(super) fn write_mrc(shared: &Shared, sink: &mut Sink<'_>) {
     curves(shared).for_each(|(scope, curve)| write_curve(sink, scope, &curve));
 }
@@ -47,7 +47,7 @@ fn write_curve(sink: &mut Sink<'_>, scope: &str, curve: &MissRatioCurve) {
     write_points(sink, scope, &curve.points);
     for share in &curve.namespaces {
         let name = share.namespace.as_deref().unwrap_or("(others)");
-        // Names of statistics are words.
+        // Names of statistics are single words.
         let name: String =
             name.chars().map(|c| if c.is_whitespace() || c.is_control() { '_' } else { c }).collect();
         let scope = format!("{scope}:{name}");
@@ -92,9 +92,9 @@ pub(super) fn write_hot(shared: &Shared, sink: &mut Sink<'_>) {
     }
 }
 
-/// Returns a key or prefix as one word of ASCII or as the text that it is: no two names look the
-/// same, since a backslash is doubled. `hex` are its bytes in hexadecimal digits if it is no
-/// printable text.
+/// Returns a key or prefix as a single ASCII word, or as its own text. No two names look the same,
+/// because backslashes are doubled. If the bytes are not printable text, `hex` holds them in
+/// hexadecimal.
 fn name<'a>(text: &'a str, hex: Option<&str>) -> Cow<'a, str> {
     let Some(hex) = hex else {
         return if text.contains('\\') { text.replace('\\', r"\\").into() } else { text.into() };
@@ -113,7 +113,7 @@ fn name<'a>(text: &'a str, hex: Option<&str>) -> Cow<'a, str> {
     name.into()
 }
 
-/// `stats misses`: why keys were missed.
+/// `stats misses`: the reasons for which keys were missed.
 pub(super) fn write_misses(shared: &Shared, sink: &mut Sink<'_>) {
     if let Some(misses) = shared.misses_by_reason() {
         sink.put("never_seen", misses.never_seen);
@@ -164,7 +164,7 @@ pub(super) fn write_slow(shared: &Shared, sink: &mut Sink<'_>) {
     }
 }
 
-/// Items that a report of their shape looks at: some milliseconds' work.
+/// The number of items that a report of the shape examines, which takes some milliseconds.
 const ITEMS_LOOKED_AT: u64 = 20_000;
 
 /// A handle on the reports of one server. Cheap to clone.
@@ -187,13 +187,13 @@ impl Reports {
         Reports { shared }
     }
 
-    /// Returns the miss ratios that other amounts of memory would give, for items, for objects, and
+    /// Returns the predicted miss ratios for other amounts of memory: for items, for objects, and
     /// for each namespace.
     pub fn miss_ratio_curve(&self) -> Vec<Curve> {
         curves(&self.shared).flat_map(|(scope, curve)| curves_of(scope, curve)).collect()
     }
 
-    /// Returns why keys of items were missed; `None` if requests are not sampled.
+    /// Returns the reasons for which item keys were missed; `None` if requests are not sampled.
     pub fn misses_by_reason(&self) -> Option<MissesByReason> {
         self.shared.misses_by_reason()
     }
@@ -208,8 +208,8 @@ impl Reports {
         MissRatioReport { curves: self.miss_ratio_curve(), item_shape: self.item_shape() }
     }
 
-    /// Returns the `count` hottest keys and prefixes of the last minutes. Without `whole_keys` only
-    /// the first letters of keys are shown.
+    /// Returns the `count` hottest keys and prefixes of the last minutes. Unless `whole_keys` is
+    /// set, only the first letters of keys are shown.
     pub fn hot_keys(&self, count: usize, whole_keys: bool) -> HotReport {
         let mut report = hot_report(&self.shared, count);
         if !whole_keys {
@@ -243,8 +243,8 @@ impl std::fmt::Debug for Reports {
     }
 }
 
-/// Returns the hottest keys and prefixes, these with the hit ratios of namespaces of the same
-/// names.
+/// Returns the hottest keys and prefixes. A prefix is shown with the hit ratio of the namespace of
+/// the same name.
 fn hot_report(shared: &Shared, count: usize) -> HotReport {
     shared.take_samples();
     let mut report = shared.insight.hot.report(count, Instant::now());
@@ -252,7 +252,7 @@ fn hot_report(shared: &Shared, count: usize) -> HotReport {
     report
 }
 
-/// Predictions, reasons of misses and the number of slow requests; never keys.
+/// Contains predictions, reasons for misses and the number of slow requests, but never keys.
 impl Collect for Reports {
     fn collect(&self, into: &mut Families) {
         collect_curves(&self.miss_ratio_curve(), into);

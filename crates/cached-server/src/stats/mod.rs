@@ -1,6 +1,6 @@
-//! Reports of a server: `stats` in text and binary, metrics and documents of the admin listener,
-//! and [`Reports`] for programs that embed the server. Reports only read: the counters, the table
-//! of connections, the store and the settings.
+//! Reports of a server: `stats` in the text and binary protocols, metrics and documents of the
+//! admin listener, and [`Reports`] for programs that embed the server. Reports only read the
+//! counters, the table of connections, the store and the settings.
 //!
 //! A report of `stats` is a list of names and values written to a [`Sink`], which encodes them for
 //! the client's protocol.
@@ -27,15 +27,15 @@ use std::fmt::{self, Display, Write as _};
 use std::net::SocketAddr;
 use std::os::fd::RawFd;
 
-/// The work of summing up the counters of all threads and shards.
+/// The units of work for summing up the counters of all threads and shards.
 const SUMS_UNITS: usize = 32;
-/// The shortest line of `stats detail dump`, about.
+/// The approximate length of the shortest line of `stats detail dump`.
 const PREFIX_LINE_BYTES: usize = 32;
 
 /// The destination of a report.
 pub(crate) struct Sink<'a> {
     out: &'a mut Vec<u8>,
-    /// The header of the request, if it was a binary one.
+    /// The header of the request, if it is a binary one.
     head: Option<&'a Head>,
     value: String,
     work: &'a mut Work,
@@ -58,7 +58,7 @@ impl<'a> Sink<'a> {
         }
     }
 
-    /// Writes names of which each has the value 0.
+    /// Writes each of these names with the value 0.
     pub(crate) fn put_zeros(&mut self, names: &[&str]) {
         names.iter().for_each(|name| self.put(name, 0));
     }
@@ -71,7 +71,7 @@ impl<'a> Sink<'a> {
     }
 }
 
-/// Writes the report called `name`; returns false if there is none.
+/// Writes the report called `name`. Returns false if there is no such report.
 fn report(shared: &Shared, sink: &mut Sink<'_>, name: &[u8], client: RawFd) -> bool {
     match name {
         b"" => general::write_general(shared, sink),
@@ -79,7 +79,7 @@ fn report(shared: &Shared, sink: &mut Sink<'_>, name: &[u8], client: RawFd) -> b
         b"items" => general::write_items(shared, sink),
         b"slabs" => general::write_slabs(shared, sink),
         b"sizes" => general::write_sizes(shared, sink),
-        // There is no external storage; memcached without one reports nothing either.
+        // There is no external storage; without it, memcached reports nothing either.
         b"extstore" => {}
         b"conns" => write_conns(shared, sink, client),
         b"objects" | b"objects_lost" | b"journal" => {
@@ -90,10 +90,10 @@ fn report(shared: &Shared, sink: &mut Sink<'_>, name: &[u8], client: RawFd) -> b
                 _ => return write_journal(statistics, sink),
             }
         }
-        // Keys of other clients are shown where key dumps are.
+        // Keys of other clients are shown only where key dumps are allowed.
         b"hot" | b"slow" if !shared.settings.dump_enabled => return false,
         b"hot" | b"mrc" | b"misses" | b"shape" => {
-            // They evaluate all samples so far, or look at thousands of items.
+            // These reports evaluate all samples so far, or examine thousands of items.
             sink.work.use_up();
             match name {
                 b"hot" => insight::write_hot(shared, sink),
@@ -133,7 +133,7 @@ pub(crate) fn text(shared: &Shared, client: RawFd, out: &mut Vec<u8>, work: &mut
             return detail(shared, out, work, tokens);
         }
     }
-    // `settings` and `conns` may be abbreviated, as `reset` may; the other names may not.
+    // As in memcached, `settings`, `conns` and `reset` may be abbreviated; the other names may not.
     let name = match tokens.get(1) {
         None => &b""[..],
         Some(_) if tokens.is_prefix_of(1, "settings") => b"settings",
@@ -180,7 +180,7 @@ pub(crate) fn binary(
     }
     let name = if name.starts_with(b"settings") { b"settings" } else { name };
     let mut sink = Sink::new(out, Some(head), work);
-    // memcached has `conns` in text only.
+    // In memcached, only the text protocol has `conns`.
     if name != b"conns" && report(shared, &mut sink, name, client) {
         sink.end();
     } else {
@@ -213,13 +213,13 @@ fn dump_prefixes(shared: &Shared, out: &mut Vec<u8>, work: &mut Work) {
     work.take((out.len() - before) / PREFIX_LINE_BYTES);
 }
 
-/// How much of the work that does not follow from the bytes of requests and replies is left for one
-/// iteration of a worker's event loop: that of reports, key dumps and administrative commands.
+/// The remaining budget of one iteration of a worker's event loop for work that is not proportional
+/// to the bytes of requests and replies: reports, key dumps and administrative commands.
 ///
-/// All connections of the worker share it. A costly request begins while some is left and may
-/// exceed it, so an iteration does at most one report more than allowed, however many clients send
-/// however many requests; one that finds nothing left is held back until the next iteration. Dumps
-/// stop in between.
+/// All connections of the worker share the budget. A costly request begins while some budget is
+/// left and may exceed it, so an iteration executes at most one report more than allowed, however
+/// many clients send however many requests. A request that finds no budget left is deferred to the
+/// next iteration. Dumps pause in between.
 ///
 /// One unit is a hash bucket walked (about ten items) or a line of a report: half a microsecond.
 #[derive(Debug)]
@@ -228,42 +228,42 @@ pub(crate) struct Work {
 }
 
 impl Work {
-    /// The units of one iteration, about a millisecond.
+    /// The units of one iteration, worth about a millisecond.
     pub(crate) const UNITS_MAX: u32 = 2048;
 
-    /// Returns the work of a first iteration.
+    /// Returns the budget of a first iteration.
     pub(crate) fn new() -> Work {
         Work { left: Work::UNITS_MAX }
     }
 
-    /// Begins another iteration.
+    /// Renews the budget for another iteration.
     #[inline]
     pub(crate) fn renew(&mut self) {
         self.left = Work::UNITS_MAX;
     }
 
-    /// Returns whether nothing is left.
+    /// Returns whether the budget is used up.
     pub(crate) fn is_used_up(&self) -> bool {
         self.left == 0
     }
 
-    /// Returns whether nothing has been taken in this iteration.
+    /// Returns whether nothing has been taken from the budget in this iteration.
     pub(crate) fn is_untouched(&self) -> bool {
         self.left == Work::UNITS_MAX
     }
 
-    /// Takes some; more than is left uses it up.
+    /// Takes `units` from the budget; taking more than is left uses it up.
     pub(crate) fn take(&mut self, units: usize) {
         self.left = self.left.saturating_sub(u32::try_from(units).unwrap_or(u32::MAX));
     }
 
-    /// Takes all: for what takes a millisecond or more, whatever it finds.
+    /// Takes the whole budget: for work that always takes a millisecond or more.
     pub(crate) fn use_up(&mut self) {
         self.left = 0;
     }
 }
 
-/// `tcp:127.0.0.1:11211`, `tcp6:[::1]:11211`.
+/// An address as `stats conns` shows it: `tcp:127.0.0.1:11211`, `tcp6:[::1]:11211`.
 struct Address<'a>(&'a SocketAddr);
 
 impl fmt::Display for Address<'_> {
@@ -273,7 +273,7 @@ impl fmt::Display for Address<'_> {
     }
 }
 
-/// Writes the report for the connection `client`, the only one that is known to be within a
+/// Writes the report for the connection `client`, the only one known to be in the middle of a
 /// request.
 fn write_conns(shared: &Shared, sink: &mut Sink<'_>, client: RawFd) {
     let now = shared.clock.now_secs();
@@ -318,7 +318,7 @@ fn write_conns(shared: &Shared, sink: &mut Sink<'_>, client: RawFd) {
     }
 }
 
-// The names of metrics of the object cache are the same in every output.
+// The metrics of the object cache have the same names in every output.
 
 /// `stats objects`.
 fn write_objects(statistics: &ObjectStatistics, sink: &mut Sink<'_>) {
@@ -327,16 +327,16 @@ fn write_objects(statistics: &ObjectStatistics, sink: &mut Sink<'_>) {
     }
 }
 
-/// `stats objects_lost`: each object with acknowledged changes that are lost, and how much is lost
-/// for what reason.
+/// `stats objects_lost`: each object with acknowledged changes that are lost, the amount lost, and
+/// the reason.
 fn write_lost(statistics: &ObjectStatistics, sink: &mut Sink<'_>) {
     for (name, text) in statistics.lost() {
         sink.put(&name, text);
     }
 }
 
-/// `stats journal`: the state of the journal, how far its recovery is, and its metrics; returns
-/// false if there is no journal.
+/// `stats journal`: the state of the journal, the progress of its recovery, and its metrics.
+/// Returns false if there is no journal.
 fn write_journal(statistics: &ObjectStatistics, sink: &mut Sink<'_>) -> bool {
     let Some(cache) = statistics.cache() else { return false };
     let Some(health) = cache.journal_health() else { return false };

@@ -4,8 +4,8 @@
 //!  set k 0 0 1000000␍␊ │ a million bytes            │ ␍␊
 //!  kept as `head`       │ read into their place      │ checked, not kept
 //! ```
-//! The command line is kept and decoded again when the value is complete: the reply needs key and
-//! flags, and large values are rare enough for a second decoding to be cheaper than a second
+//! The command line is kept, and decoded again when the value is complete: the reply needs the key
+//! and the flags, and large values are so rare that a second decoding is cheaper than a second
 //! representation.
 
 use cached_core::kv::{Kv, Reservation, StoreOptions, StoreOutcome};
@@ -15,10 +15,10 @@ use cached_proto::Protocol;
 pub(crate) struct Body {
     /// The protocol of `head`.
     pub(crate) protocol: Protocol,
-    /// The request up to its value.
+    /// The request up to the value.
     pub(crate) head: Box<[u8]>,
     place: Place,
-    /// Memory of the store that is reserved for it.
+    /// The store memory that is reserved for the value.
     reserved_bytes: usize,
     /// The two bytes after a text value, as far as they have arrived.
     terminator: [u8; 2],
@@ -26,18 +26,18 @@ pub(crate) struct Body {
     terminator_missing: u8,
 }
 
-/// Where a value goes.
+/// The destination of a value.
 #[expect(clippy::large_enum_variant, reason = "it lives in the box of its `Body`")]
 enum Place {
     /// Into the store's memory.
     Reserved(Reservation),
     /// Into a buffer: appending and prepending need the whole value first, and other values are
-    /// collected when the store has no more memory to reserve. `value` holds `filled` bytes of it,
-    /// followed by space for more.
+    /// collected when the store has no more memory to reserve. `filled` bytes of `value` have
+    /// arrived, followed by space for more.
     Collected { value: Vec<u8>, filled: usize, missing: usize },
 }
 
-/// The smallest step by which a collected value's buffer grows.
+/// The minimum step by which the buffer of a collected value grows.
 const COLLECT_STEP_BYTES: usize = 64 << 10;
 
 /// There is no memory for more of the value.
@@ -45,7 +45,7 @@ const COLLECT_STEP_BYTES: usize = 64 << 10;
 pub(crate) struct OutOfMemory;
 
 impl Body {
-    /// Returns a value that goes into the store's memory as it arrives.
+    /// Returns a value that is written to the store's memory as it arrives.
     pub(crate) fn reserved(protocol: Protocol, head: &[u8], reservation: Reservation) -> Body {
         let reserved_bytes = reservation.remaining();
         Body { reserved_bytes, ..Body::new(protocol, head, Place::Reserved(reservation)) }
@@ -80,7 +80,7 @@ impl Body {
         }
     }
 
-    /// Returns the number of bytes that have not arrived, with the terminator.
+    /// Returns the number of bytes that have not arrived, including the terminator.
     pub(crate) fn missing(&self) -> usize {
         self.value_missing() + usize::from(self.terminator_missing)
     }
@@ -94,13 +94,12 @@ impl Body {
             }
     }
 
-    /// Returns the memory of the store that is reserved for it, in bytes.
+    /// Returns the store memory that is reserved for the value, in bytes.
     pub(crate) fn reserved_bytes(&self) -> usize {
         self.reserved_bytes
     }
 
-    /// Takes the bytes that belong to the body from the front of `input`; returns how many they
-    /// were.
+    /// Takes the bytes that belong to the body from the front of `input`, and returns their number.
     pub(crate) fn feed(&mut self, input: &[u8]) -> (usize, Result<(), OutOfMemory>) {
         let mut used = 0;
         while self.value_missing() > 0 && used < input.len() {
@@ -119,20 +118,21 @@ impl Body {
         (used, Ok(()))
     }
 
-    /// Returns by how many bytes the buffer outside the store grows for the next bytes of the
-    /// value.
+    /// Returns the number of bytes by which the buffer outside the store must grow for the next
+    /// bytes of the value.
     pub(crate) fn growth_bytes(&self) -> usize {
         match &self.place {
             Place::Collected { value, filled, missing } if *filled == value.len() => {
-                // As many again as have arrived: a value that is only announced costs little.
+                // As many as have already arrived, so that a value that is only announced costs
+                // little.
                 COLLECT_STEP_BYTES.max(*filled).min(*missing)
             }
             Place::Collected { .. } | Place::Reserved(_) => 0,
         }
     }
 
-    /// Returns the next place for bytes of the value, not empty while any are missing. `None` if
-    /// there is no memory.
+    /// Returns the space for the next bytes of the value, which is not empty while bytes are
+    /// missing. Returns `None` if there is no memory.
     pub(crate) fn spare(&mut self) -> Option<&mut [u8]> {
         let step = self.growth_bytes();
         match &mut self.place {
@@ -147,7 +147,7 @@ impl Body {
         }
     }
 
-    /// Records that `count` bytes were written to the place that [`spare`](Body::spare) returned.
+    /// Records that `count` bytes were written to the space that [`spare`](Body::spare) returned.
     pub(crate) fn advance(&mut self, count: usize) {
         match &mut self.place {
             Place::Reserved(reservation) => reservation.advance(count),

@@ -1,5 +1,5 @@
 //! The byte stream of a connection, below the execution of requests: nonblocking reads and writes
-//! ([`Transport`]), buffers, TLS. Nothing here knows an event loop or executes a request.
+//! ([`Transport`]), buffers, TLS. Nothing here depends on an event loop or executes a request.
 //!
 //! | module | content |
 //! |---|---|
@@ -21,62 +21,66 @@ use std::io::{self, IoSlice};
 use std::os::fd::BorrowedFd;
 use std::task::Poll;
 
-/// Bytes requested by one read.
+/// The number of bytes requested by one read.
 pub(crate) const READ_BYTES: usize = 16 << 10;
 
-/// A worker's input buffer: one read, and the unused rest of the one before.
+/// The size of a worker's input buffer: one read, plus the unconsumed rest of the previous one.
 pub(crate) const INPUT_BYTES: usize = 2 * READ_BYTES;
 
 /// The number of connections that are read from before the first of them is answered: enough for
-/// their waits for memory to overlap, and few enough for the first reply not to be late.
+/// their cache misses to overlap, and few enough not to delay the first reply.
 pub(crate) const GROUP: usize = 4;
 
-/// Bytes read from each connection of a group: a value of 4 KiB with its command. The rest of a
-/// larger value is better read straight into its place, and buffers that every sender fills to the
-/// end cost memory.
+/// The number of bytes read from each connection of a group: enough for a value of 4 KiB with its
+/// command. The rest of a larger value is better read directly into its destination, and buffers
+/// that every sender fills completely cost memory.
 pub(crate) const AHEAD_BYTES: usize = (4 << 10) + (1 << 9);
 
-/// A worker's input buffers together.
+/// The size of all input buffers of a worker.
 pub(crate) const INPUT_BUFFERS_BYTES: usize = INPUT_BYTES + GROUP * AHEAD_BYTES;
 
 /// A byte stream that never blocks.
 ///
-/// `Pending` is a promise: the connection will be driven again when the same call can make
-/// progress.
+/// Returning `Pending` is a promise: the connection will be driven again when the same call can
+/// make progress.
 pub(crate) trait Transport {
-    /// Reads into the front of `into`; returns the number of bytes, 0 at the end of the stream.
+    /// Reads into the front of `into`. Returns the number of bytes read, 0 at the end of the
+    /// stream.
     fn read(&mut self, into: &mut [u8]) -> Poll<io::Result<usize>>;
-    /// Writes some of `bytes`; returns how many.
+    /// Writes some of `bytes`. Returns the number of bytes written.
     fn write(&mut self, bytes: &[u8]) -> Poll<io::Result<usize>>;
-    /// Writes some of the pieces, in order; returns the number of bytes.
+    /// Writes some of the pieces, in order. Returns the number of bytes written.
     fn write_vectored(&mut self, pieces: &[IoSlice<'_>]) -> Poll<io::Result<usize>>;
-    /// Returns whether to try a read: `false` only if it would be `Pending` without a system call.
+    /// Returns whether a read is worth trying: `false` only if it would return `Pending` without a
+    /// system call.
     #[inline]
     fn may_read(&self) -> bool {
         true
     }
-    /// Returns whether the bytes are encrypted, so that none may go to the socket by another way.
+    /// Returns whether the stream is encrypted, in which case no bytes may bypass this transport to
+    /// the socket.
     #[inline]
     fn is_encrypted(&self) -> bool {
         false
     }
 }
 
-/// The readiness of a socket, known without a system call. The system reports changes (edges) only.
+/// The readiness of a socket, known without a system call. The system reports only changes (edges).
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Readiness {
-    /// There may be something to read.
+    /// Whether there may be something to read.
     pub(crate) read: bool,
-    /// There may be space to write to.
+    /// Whether there may be space for a write.
     pub(crate) write: bool,
-    /// The peer has closed or failed: a read always returns something.
+    /// Whether the peer has closed the connection or failed, so that a read always returns
+    /// something.
     pub(crate) closed: bool,
-    /// The peer has sent urgent data: a read stops before it, whatever follows.
+    /// Whether the peer has sent urgent data: a read stops before such data, whatever follows.
     pub(crate) urgent: bool,
 }
 
 impl Readiness {
-    /// A new socket, of which nothing is known: trying is right.
+    /// The readiness of a new socket, of which nothing is known, so that trying is right.
     pub(crate) const NEW: Readiness = Readiness { read: true, write: true, closed: false, urgent: false };
 }
 
@@ -101,9 +105,9 @@ impl Transport for Socket<'_> {
         loop {
             match rustix::net::recv(self.fd, &mut *into, RecvFlags::empty()) {
                 Ok((count, _)) => {
-                    // A short read has emptied the socket, and more input raises an event of its
-                    // own. Except when the end has been reported, which is reported once, or when
-                    // the read stopped at urgent data.
+                    // A short read has emptied the socket, and more input will raise an event. The
+                    // exceptions: the end of the stream has been reported, which happens only once,
+                    // or the read stopped at urgent data.
                     self.ready.read = count == wanted || self.ready.closed | self.ready.urgent;
                     return Poll::Ready(Ok(count));
                 }
@@ -153,7 +157,7 @@ impl Socket<'_> {
     }
 }
 
-/// A socket at shutdown: bytes that have arrived are still read, and the stream ends after them.
+/// A socket at shutdown: bytes that have arrived are still read, after which the stream ends.
 pub(crate) struct Draining<'a>(pub(crate) Socket<'a>);
 
 impl Transport for Draining<'_> {

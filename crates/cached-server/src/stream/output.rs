@@ -1,4 +1,4 @@
-//! Replies that have not been sent: bytes in a buffer, with large values pinned in between.
+//! Unsent replies: bytes in a buffer, with large values pinned in between.
 //!
 //! ```text
 //!  bytes:  VALUE a 0 2␍␊hi␍␊VALUE b 0 70000␍␊   ␍␊END␍␊
@@ -14,44 +14,44 @@ use cached_core::kv::{ItemView, PinnedValue};
 use std::io::{self, IoSlice};
 use std::task::{Poll, ready};
 
-/// Values from this size on are sent from the arena, smaller ones are copied: at 4 KiB a pin and a
+/// Values from this size on are sent from the arena; smaller ones are copied. At 4 KiB, a pin and a
 /// gathering write cost 1 to 3 % more CPU time than the copy (`compare --only "4 KiB"`).
 pub(crate) const PIN_BYTES_MIN: usize = 8 << 10;
 
-/// The number of bytes after which the buffer is sent before more requests are executed.
+/// The buffer is sent once it holds this many bytes, before more requests are executed.
 pub(crate) const FULL_BYTES: usize = 48 << 10;
-/// A buffer that has grown beyond this frees memory once it is empty.
+/// A buffer whose capacity exceeds this is shrunk once it is empty.
 const CAPACITY_BYTES_MAX: usize = 8 * FULL_BYTES;
 
-/// Pinned values up to this sum are copied when the client is slow.
+/// Pinned values up to this total size are copied if the client is slow.
 pub(crate) const COPY_BYTES_MAX: usize = 128 << 10;
 
-/// The number of pieces in one system call.
+/// The maximum number of pieces in one system call.
 const PIECES_MAX: usize = 64;
 
 /// Unsent replies.
 #[derive(Debug, Default)]
 pub(crate) struct Output {
-    /// Everything that is not pinned, in order.
+    /// All bytes that are not pinned, in order.
     pub(crate) bytes: Vec<u8>,
-    /// Values to be sent within `bytes`, in order.
+    /// Values to be sent between parts of `bytes`, in order.
     pins: Vec<Pin>,
-    /// Bytes pinned by `pins`, sent or not.
+    /// The number of bytes pinned by `pins`, sent or not.
     pinned_bytes: usize,
-    /// How much of it has been sent.
+    /// The part of the output that has been sent.
     sent: Progress,
 }
 
 #[derive(Debug)]
 struct Pin {
-    /// The value follows this many of `bytes`.
+    /// The number of `bytes` that precede the value.
     at: usize,
     value: PinnedValue,
 }
 
-/// The position of the first byte that has not been sent. All of `Output::bytes` before `bytes`
-/// have been sent, all pins before `pin`, the chunks of that pin before `chunk`, and of that chunk
-/// the first `within` bytes.
+/// The position of the first unsent byte. Already sent are the first `bytes` of `Output::bytes`,
+/// all pins before `pin`, the chunks of that pin before `chunk`, and the first `within` bytes of
+/// that chunk.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 struct Progress {
     bytes: usize,
@@ -70,7 +70,7 @@ impl Output {
         self.bytes.is_empty() && self.pins.is_empty()
     }
 
-    /// Returns whether to send before more requests are executed.
+    /// Returns whether the buffer must be sent before more requests are executed.
     #[inline]
     pub(crate) fn is_full(&self) -> bool {
         self.bytes.len() + self.pinned_bytes >= FULL_BYTES
@@ -86,7 +86,7 @@ impl Output {
         self.pinned_bytes
     }
 
-    /// Appends an item's value, by copy or by pin depending on its size.
+    /// Appends the value of an item, by copying or pinning it depending on its size.
     #[inline]
     pub(crate) fn push_value(&mut self, item: &ItemView<'_>) {
         if item.value_bytes() < PIN_BYTES_MIN {
@@ -104,8 +104,8 @@ impl Output {
 
     /// Sends the whole buffer with one write, which is the usual case and is therefore inlined.
     /// Returns whether everything was sent and the buffer is empty again; if not,
-    /// [`send`](Self::send) continues where this has stopped. The bytes that were sent are added to
-    /// `count` in both cases.
+    /// [`send`](Self::send) continues from there. In both cases, the number of bytes sent is added
+    /// to `count`.
     #[inline(always)]
     pub(crate) fn send_at_once(&mut self, to: &mut impl Transport, count: &mut u64) -> bool {
         if !self.pins.is_empty() || self.sent.bytes > 0 {
@@ -126,7 +126,7 @@ impl Output {
     }
 
     /// Sends the buffer. `Ready(Ok)` means that everything is sent and the buffer is empty again.
-    /// The bytes that were sent are added to `count`, on errors and `Pending` too.
+    /// The number of bytes sent is added to `count`, on errors and `Pending` too.
     pub(crate) fn send(&mut self, to: &mut impl Transport, count: &mut u64) -> Poll<io::Result<()>> {
         if self.pins.is_empty() {
             while self.sent.bytes < self.bytes.len() {
@@ -161,7 +161,7 @@ impl Output {
         }
     }
 
-    /// Collects the unsent pieces, as many as fit; returns their number.
+    /// Collects as many unsent pieces as fit, and returns their number.
     fn gather<'a>(&'a self, pieces: &mut [IoSlice<'a>; PIECES_MAX]) -> usize {
         let Progress { mut bytes, pin, mut chunk, mut within } = self.sent;
         let mut used = 0;
@@ -213,8 +213,8 @@ impl Output {
         sent.bytes += count;
     }
 
-    /// Moves everything that has not been sent to a buffer of its own. Small values are copied,
-    /// large ones stay pinned.
+    /// Moves everything unsent to a separate buffer. Small values are copied; large ones stay
+    /// pinned.
     pub(crate) fn take_unsent(&mut self) -> Output {
         let first = self.pins.get(self.sent.pin);
         let pinned: usize = self.pins[self.sent.pin..].iter().map(|pin| pin.value.bytes()).sum();
@@ -236,7 +236,7 @@ impl Output {
         taken
     }
 
-    /// Returns a copy of everything that has not been sent.
+    /// Returns a copy of everything unsent.
     fn flattened(&self, pinned: usize) -> Vec<u8> {
         let Progress { mut bytes, pin, mut chunk, mut within } = self.sent;
         let mut flat = Vec::with_capacity(self.bytes.len() - bytes + pinned);
@@ -253,7 +253,7 @@ impl Output {
         flat
     }
 
-    /// Drops everything, sent or not.
+    /// Discards everything, sent or not.
     #[inline]
     pub(crate) fn clear(&mut self) {
         self.bytes.clear();
@@ -268,8 +268,8 @@ impl Output {
         }
     }
 
-    /// Frees memory: one huge reply of statistics or keys must not occupy it for as long as the
-    /// worker lives.
+    /// Frees memory, because one huge reply of statistics or keys must not keep its memory for the
+    /// lifetime of the worker.
     #[cold]
     fn shrink(&mut self) {
         self.bytes.shrink_to(2 * FULL_BYTES);
@@ -281,7 +281,7 @@ mod tests {
     use super::*;
     use cached_core::kv::{Kv, KvConfig, StoreOptions};
 
-    /// Takes at most `room` bytes in all, `step` at a time.
+    /// A transport that accepts at most `room` bytes in all, `step` at a time.
     struct Sink {
         taken: Vec<u8>,
         room: usize,
@@ -346,7 +346,7 @@ mod tests {
     #[test]
     fn the_unsent_rest_can_be_moved_at_any_point() {
         let kv = kv();
-        // Once below the limit for copies, once above it.
+        // Once below the limit for copies, and once above it.
         for sizes in [&[3, 20_000, 0, 9000][..], &[3, 1_500_000, 9000, 200_000, 1]] {
             let total = filled(&kv, sizes).1.len();
             for room in (0..total).step_by(total / 23 + 1) {

@@ -1,8 +1,8 @@
-//! The counters of each worker, without a shared cache line and without a locked instruction.
+//! The counters of each worker, which need neither a shared cache line nor a locked instruction.
 //!
-//! A [`Counters`] belongs to one worker, which alone adds to it; other threads only read. `stats
-//! reset` cannot therefore write zeroes: it stores the counts of that moment, and later reports
-//! subtract them.
+//! A [`Counters`] belongs to one worker, the only thread that adds to it; other threads only read.
+//! `stats reset` therefore cannot write zeroes: it stores the counts of that moment, and later
+//! reports subtract them.
 
 use super::heartbeat::Heartbeat;
 use super::insight::NextSample;
@@ -11,15 +11,16 @@ use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// A number that one thread increases and any thread may read.
+/// A number that only one thread increases and any thread may read.
 #[derive(Debug, Default)]
 pub(crate) struct Counter(AtomicU64);
 
 impl Counter {
-    /// Adds. Only for the worker that owns the counter.
+    /// Adds `count`. Only for the worker that owns the counter.
     #[inline]
     pub(crate) fn add(&self, count: u64) {
-        // One writer: a plain load and store, not a locked instruction.
+        // There is only one writer, so a plain load and store suffice, without a locked
+        // instruction.
         self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(count), Ordering::Relaxed);
     }
 
@@ -38,16 +39,17 @@ impl Counter {
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct Counters {
-    /// The worker's activity: beside its counters, in cache lines that no other thread writes.
+    /// The worker's heartbeat, placed beside its counters, in cache lines that no other thread
+    /// writes.
     pub(crate) heartbeat: Heartbeat,
-    /// Which of its loop iterations are timed.
+    /// Determines which of the worker's loop iterations are timed.
     pub(crate) next_timed: NextTimed,
-    /// When the next get is sampled for the hot keys.
+    /// Determines when the next get is sampled for the hot keys.
     pub(crate) next_sample: NextSample,
     /// The number of the worker.
     pub(crate) worker: usize,
     counts: Totals<Counter>,
-    /// How long its requests take.
+    /// The latency of the worker's requests.
     pub(crate) latency: CommandLatency,
 }
 
@@ -94,8 +96,8 @@ impl Totals {
 }
 
 counters! {
-    /// What workers count: one of them in a `Totals<Counter>`, the sums over all in a `Totals`. The
-    /// fields' names are keys of `/status.json`.
+    /// The numbers that workers count: one worker's in a `Totals<Counter>`, the sums over all
+    /// workers in a `Totals`. The names of the fields are keys of `/status.json`.
     #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
     pub(crate) struct Totals<C = u64> {
         /// Keys of retrievals.
@@ -181,7 +183,7 @@ impl Totals {
         since
     }
 
-    /// Returns the number of `cas`.
+    /// Returns the number of `cas` commands.
     pub(crate) fn cas(&self) -> u64 {
         self.cas_hits + self.cas_misses + self.cas_badval
     }
@@ -198,8 +200,8 @@ impl Counters {
         Counters { worker, ..Counters::default() }
     }
 
-    /// Counts gets of `keys` keys. Returns the number of all, if one of these is to be sampled for
-    /// the hot keys.
+    /// Counts gets of `keys` keys. Returns the total number of gets if one of these keys must be
+    /// sampled for the hot keys.
     #[inline]
     pub(crate) fn count_gets(&self, keys: u64) -> Option<u64> {
         self.gets.add(keys);
@@ -209,10 +211,10 @@ impl Counters {
 }
 
 // Request latency by command, from a sample of the worker's loop iterations. An iteration is one
-// wait for events and the connections served after it. No request reads a clock: in a timed
-// iteration, about one in 64 steps and at least one each second, the worker reads it when the wait
-// ends and after each connection. The requests of that connection have taken the time in between,
-// because their replies leave together.
+// wait for events and the connections served after it. Requests do not read the clock: in a timed
+// iteration, about one in 64 steps and at least one each second, the worker reads the clock when
+// the wait ends and after each connection. All requests of a connection are assigned the time in
+// between, because their replies are sent together.
 
 /// A kind of command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -230,7 +232,7 @@ impl Kind {
     pub(crate) const ALL: [Kind; 7] =
         [Kind::Get, Kind::Set, Kind::Touch, Kind::Delete, Kind::Incr, Kind::Decr, Kind::Flush];
 
-    /// Returns the name that metrics show.
+    /// Returns the name of the kind in metrics.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Kind::Get => "get",
@@ -251,7 +253,7 @@ pub(crate) struct CommandLatency {
 }
 
 impl CommandLatency {
-    /// Counts these numbers of commands of each kind, each of which took `duration`.
+    /// Counts the commands of each kind, each of which took `duration`.
     pub(crate) fn observe(&self, duration: Duration, commands: [u64; Kind::ALL.len()]) {
         for (latency, count) in self.kinds.iter().zip(commands) {
             if count > 0 {
@@ -260,12 +262,12 @@ impl CommandLatency {
         }
     }
 
-    /// Returns the distribution of one kind.
+    /// Returns the distribution for one kind.
     pub(crate) fn snapshot(&self, kind: Kind) -> LatencySnapshot {
         self.kinds[kind as usize].snapshot()
     }
 
-    /// Returns the distribution of all kinds together.
+    /// Returns the distribution for all kinds together.
     pub(crate) fn sum(&self) -> LatencySnapshot {
         let mut sum = LatencySnapshot::default();
         self.kinds.iter().for_each(|latency| sum.add(&latency.snapshot()));
@@ -273,8 +275,8 @@ impl CommandLatency {
     }
 }
 
-/// The number of the step from which the next loop iteration is timed: one word that the worker
-/// reads once in each iteration and each step, in a cache line of its own counters.
+/// The number of the step from which the next loop iteration is timed. It is one word, in a cache
+/// line of the worker's own counters, that the worker reads once in each iteration and each step.
 #[derive(Debug)]
 pub(crate) struct NextTimed(AtomicU64);
 
@@ -287,20 +289,20 @@ impl Default for NextTimed {
 impl NextTimed {
     /// The current iteration is timed.
     const RUNNING: u64 = 0;
-    /// The next iteration is to be timed, whatever its number.
+    /// The next iteration must be timed, whatever its number.
     const SOON: u64 = 1;
 
-    /// Requests that the next iteration is timed. Called once a second, so that a worker with few
+    /// Requests that the next iteration be timed. Called once a second, so that a worker with few
     /// requests is measured too.
     pub(crate) fn request(&self) {
         if self.0.load(Ordering::Relaxed) != Self::RUNNING {
-            // The worker may begin a timed iteration meanwhile, which then is not measured; the
-            // next one is.
+            // The worker may begin a timed iteration at the same moment. That iteration is then not
+            // measured, but the next one is.
             self.0.store(Self::SOON, Ordering::Relaxed);
         }
     }
 
-    /// Returns whether something changes at this step: a timed iteration begins, or has ended.
+    /// Returns whether a timed iteration begins or has ended at this step.
     #[inline]
     pub(crate) fn is_due(&self, step: u64) -> bool {
         step >= self.0.load(Ordering::Relaxed)
@@ -311,7 +313,7 @@ impl NextTimed {
         self.0.store(Self::RUNNING, Ordering::Relaxed);
     }
 
-    /// Ends it. The next one begins at `step`, or earlier if that is requested.
+    /// Ends a timed iteration. The next one begins at `step`, or earlier if that is requested.
     pub(crate) fn end(&self, step: u64) {
         self.0.store(step.max(Self::SOON), Ordering::Relaxed);
     }

@@ -1,7 +1,7 @@
 //! A thread's heartbeat: one word that states what the thread is doing, for the watchdog.
 //!
-//! A worker writes it when it begins to drive a connection, when a request is anything but a plain
-//! retrieval, and before it waits for events. A hit writes nothing.
+//! A worker updates its heartbeat when it begins to drive a connection, when a request is anything
+//! but a plain retrieval, and before it waits for events. A hit updates nothing.
 //!
 //! ```text
 //!  63     62 ……… 32      31 …… 8      7 …… 0
@@ -18,7 +18,7 @@ const FD_SHIFT: u32 = 8;
 const FD_MASK: u64 = (1 << 24) - 1;
 const ACTIVITY_MASK: u64 = (1 << FD_SHIFT) - 1;
 
-/// What a thread is doing.
+/// The activity of a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Activity {
@@ -26,9 +26,9 @@ pub(crate) enum Activity {
     Serving,
     /// Commands from other threads.
     Commands,
-    /// Answering what has been received before the server ends.
+    /// Answering the received requests before the server ends.
     Draining,
-    /// The acceptor's work of every second.
+    /// The maintenance that the acceptor's thread performs every second.
     Upkeep,
     Store,
     MetaGet,
@@ -70,7 +70,7 @@ impl Activity {
         "another command",
     ];
 
-    /// Returns the activity that a text request stands for.
+    /// Returns the activity for a text request.
     pub(crate) fn of(request: &Request<'_>) -> Activity {
         match request {
             Request::Get(_) => Activity::Serving,
@@ -92,7 +92,7 @@ impl Activity {
     }
 }
 
-/// The word. Written by one thread, read by any.
+/// The heartbeat word, written by one thread and read by any.
 #[derive(Debug, Default)]
 pub(crate) struct Heartbeat(AtomicU64);
 
@@ -108,7 +108,8 @@ impl Heartbeat {
     /// Replaces the activity of the current step.
     #[inline]
     pub(crate) fn set_activity(&self, activity: Activity) {
-        // One writer: a plain load and store, not a locked instruction.
+        // There is only one writer, so a plain load and store suffice, without a locked
+        // instruction.
         let word = self.0.load(Ordering::Relaxed);
         self.0.store(word & !ACTIVITY_MASK | activity as u64, Ordering::Relaxed);
     }
@@ -119,28 +120,29 @@ impl Heartbeat {
         self.0.store(0, Ordering::Relaxed);
     }
 
-    /// Returns what the thread is doing.
+    /// Returns the current state of the thread.
     pub(crate) fn read(&self) -> HeartbeatState {
         HeartbeatState(self.0.load(Ordering::Relaxed))
     }
 }
 
-/// A heartbeat at one moment. As long as two are equal, the thread has made no progress.
+/// A heartbeat at one moment. While two successive readings are equal, the thread has made no
+/// progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct HeartbeatState(u64);
 
 impl HeartbeatState {
-    /// Returns whether the thread waits for events, which may take any time.
+    /// Returns whether the thread waits for events, which may take any amount of time.
     pub(crate) fn is_idle(self) -> bool {
         self.0 == 0
     }
 
-    /// Returns whether both are of the same step, whatever its activity.
+    /// Returns whether both states belong to the same step, whatever its activity.
     pub(crate) fn is_same_step(self, other: HeartbeatState) -> bool {
         self.0 | ACTIVITY_MASK == other.0 | ACTIVITY_MASK && self.is_idle() == other.is_idle()
     }
 
-    /// Returns the descriptor of the connection that is served.
+    /// Returns the descriptor of the connection that is being served.
     pub(crate) fn fd(self) -> u64 {
         self.0 >> FD_SHIFT & FD_MASK
     }

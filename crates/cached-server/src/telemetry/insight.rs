@@ -1,7 +1,7 @@
 //! Samples of the server's requests: hot keys ([`HotKeys`]) and slow requests ([`WatchedStep`]).
 //!
-//! The engine samples keys for predicted miss ratios ([`cached_core::insight`]). One thread
-//! evaluates all samples, and watches the workers for slow requests.
+//! The engine samples keys for predicted miss ratios ([`cached_core::insight`]). A single thread
+//! evaluates all samples and watches the workers for slow requests.
 
 pub use cached_admin::insight::documents::{HotKey, HotPrefix, HotReport};
 pub use cached_admin::insight::slow::{SlowLog, SlowReport, SlowRequest};
@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, TryLockError};
 use std::time::{Duration, Instant};
 
-/// The parts of the insight that requests and reports share.
+/// The parts of request sampling that requests and reports share.
 #[derive(Debug)]
 pub(crate) struct Insight {
     /// Whether keys are sampled.
@@ -22,46 +22,46 @@ pub(crate) struct Insight {
     pub(crate) slow: Arc<SlowLog>,
 }
 
-// Hot keys and prefixes: one get in about 256, counted by space-saving sketches. Requests are
-// sampled, not keys, because a hot key is one of many requests. The gap between two samples varies,
-// so that a client that requests its keys in turn is not always sampled at the same one. A worker
-// queues the keys, and the insight thread counts them.
+// Hot keys and prefixes: one get in about 256 is sampled and counted by space-saving sketches.
+// Requests are sampled, not keys, because a hot key accounts for many requests. The gap between two
+// samples varies, so that a client that requests its keys in turn is not always sampled at the same
+// key. A worker queues the sampled keys, and the insight thread counts them.
 
-/// Requests between two samples, on average.
+/// The average number of requests between two samples.
 pub(crate) const GAP: u64 = 256;
-/// Bytes of keys that wait in the queue of one worker, at most.
+/// The maximum size of the keys queued for one worker, in bytes.
 const QUEUE_BYTES_MAX: usize = 32 << 10;
-/// The counters of the sketches.
+/// The number of counters in a sketch.
 const KEYS_MAX: usize = 1024;
 const PREFIXES_MAX: usize = 256;
-/// After this long all counts are halved.
+/// The interval after which all counts are halved.
 const HALVING: Duration = Duration::from_secs(300);
 
-/// The number of gets after which the next key is sampled; of the worker that has it.
+/// The number of gets of its worker after which the next key is sampled.
 #[derive(Debug)]
 pub(crate) struct NextSample(AtomicU64);
 
 impl Default for NextSample {
     fn default() -> Self {
-        // Off.
+        // Sampling is off.
         NextSample(AtomicU64::new(u64::MAX))
     }
 }
 
 impl NextSample {
-    /// Begins to sample.
+    /// Starts sampling.
     pub(crate) fn start(&self) {
         self.0.store(1, Ordering::Relaxed);
     }
 
-    /// Returns whether it is time, after `gets` gets.
+    /// Returns whether the next sample is due after `gets` gets.
     #[inline]
     pub(crate) fn is_reached(&self, gets: u64) -> bool {
         gets >= self.0.load(Ordering::Relaxed)
     }
 
-    /// Sets the next one, after a gap of half to three halves of the mean. Returns how many of the
-    /// latest gets came after the one that was to be sampled.
+    /// Schedules the next sample, after a gap of half to one and a half times the mean. Returns how
+    /// many of the latest gets came after the one that was due to be sampled.
     fn advance(&self, gets: u64) -> u64 {
         let reached = self.0.load(Ordering::Relaxed);
         let gap = GAP / 2 + (gets.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) % (GAP + 1);
@@ -70,7 +70,8 @@ impl NextSample {
     }
 }
 
-/// Keys of one worker that have not been counted: each is a byte with its length, and its bytes.
+/// The sampled keys of one worker that have not been counted: for each key, a byte with its length,
+/// followed by its bytes.
 #[repr(align(128))]
 #[derive(Debug)]
 struct Queue {
@@ -90,7 +91,7 @@ pub(crate) struct HotKeys {
 struct Counts {
     keys: SpaceSaving,
     prefixes: SpaceSaving,
-    /// The gets of all workers, less those that have been halved away.
+    /// The number of gets of all workers, halved whenever the counts are halved.
     gets: u64,
     gets_seen: u64,
     since: Instant,
@@ -98,7 +99,7 @@ struct Counts {
 }
 
 impl HotKeys {
-    /// Returns sketches for keys of `workers` workers, whose prefixes end with `delimiter`.
+    /// Returns sketches for the keys of `workers` workers, whose prefixes end with `delimiter`.
     pub(crate) fn new(workers: usize, delimiter: u8) -> HotKeys {
         let queue =
             || Queue { keys: Mutex::new(Vec::with_capacity(QUEUE_BYTES_MAX)), dropped: AtomicU64::new(0) };
@@ -115,8 +116,8 @@ impl HotKeys {
         HotKeys { queues, counts: Lock::new(&HOT, counts), delimiter }
     }
 
-    /// Queues one of the keys of the latest gets of a worker, and sets when the next one is
-    /// sampled. Never waits; what does not fit is dropped.
+    /// Queues one of the keys of a worker's latest gets, and schedules the next sample. Never
+    /// waits; a key that does not fit into the queue is dropped.
     #[cold]
     #[inline(never)]
     pub(crate) fn sample(&self, worker: usize, next: &NextSample, gets: u64, keys: &[&[u8]]) {
@@ -140,8 +141,8 @@ impl HotKeys {
         queued.extend_from_slice(key);
     }
 
-    /// Counts the queued keys; `gets` is the number of all gets since the start. Returns the number
-    /// of keys.
+    /// Counts the queued keys, and returns their number. `gets` is the number of all gets since
+    /// startup.
     pub(crate) fn take(&self, gets: u64, now: Instant) -> usize {
         let mut counts = self.counts.lock();
         let mut taken = Vec::with_capacity(QUEUE_BYTES_MAX);
@@ -169,7 +170,7 @@ impl HotKeys {
             counts.keys.halve();
             counts.prefixes.halve();
             counts.gets /= 2;
-            // Half of the gets in half of the time.
+            // Half of the gets remain, over half of the time.
             let half = now.saturating_duration_since(counts.since) / 2;
             counts.since = now.checked_sub(half).unwrap_or(now);
         }
@@ -192,17 +193,17 @@ impl HotKeys {
     }
 }
 
-/// Returns the memory for the keys of `workers` workers, in bytes at most: a key has up to 250
-/// bytes, and is kept twice.
+/// Returns the maximum memory for the keys of `workers` workers, in bytes: a key has up to 250
+/// bytes, and is stored twice.
 pub(crate) fn hot_keys_bytes_max(workers: usize) -> usize {
     const ENTRY_BYTES_MAX: usize = 2 * 250 + 128;
     (KEYS_MAX + PREFIXES_MAX) * ENTRY_BYTES_MAX + (workers + 1) * QUEUE_BYTES_MAX
 }
 
-// Slow steps of workers. A request of memcached's protocols reads no clock. The insight thread
-// reads each worker's heartbeat every 25 to 50 ms; a step that lasted longer than the threshold is
-// recorded when it has ended, with the connection and the command. Requests to the store of objects
-// are measured one by one.
+// Slow steps of workers. A request of memcached's protocols does not read the clock. The insight
+// thread reads each worker's heartbeat every 25 to 50 ms. A step that lasts longer than the
+// threshold is recorded, with the connection and the command, once it has ended. Requests to the
+// object store are measured individually.
 
 /// The observation of one worker's current step.
 #[derive(Debug, Clone, Copy)]
@@ -216,14 +217,14 @@ impl WatchedStep {
         WatchedStep { last: HeartbeatState::default(), since: now }
     }
 
-    /// Compares the heartbeat at `now` with the last one. Returns the step that has ended since,
-    /// and how long it was seen.
+    /// Compares the heartbeat at `now` with the previous one. Returns the step that has ended
+    /// since, and the time for which it was observed.
     pub(crate) fn check(
         &mut self,
         state: HeartbeatState,
         now: Instant,
     ) -> Option<(HeartbeatState, Duration)> {
-        // The activity changes within a step.
+        // The activity can change within a step.
         if state.is_same_step(self.last) {
             self.last = state;
             return None;
@@ -246,8 +247,8 @@ mod tests {
         next.start();
         let mut samples = 0;
         for gets in 1..=256_000u64 {
-            // Every eighth is for one key, the others in turn for 256: they must not all be met at
-            // one.
+            // Every eighth get is for one key; the others cycle through 256 keys, and samples must
+            // not always hit the same one.
             let key = if gets % 8 == 0 { "hot:1".to_owned() } else { format!("k{}", gets % 256) };
             if next.is_reached(gets) {
                 samples += 1;
@@ -270,7 +271,7 @@ mod tests {
     fn the_key_that_was_reached_within_a_batch_is_taken_and_a_full_queue_drops() {
         let (hot, next) = (HotKeys::new(1, b':'), NextSample::default());
         next.start();
-        // The first of three gets was to be sampled.
+        // The first of the three gets was due to be sampled.
         hot.sample(0, &next, 3, &[b"\xff", b"b", b"c"]);
         assert!(!next.is_reached(3 + GAP / 2 - 1) && next.is_reached(3 + GAP * 3 / 2));
         hot.take(3, Instant::now());

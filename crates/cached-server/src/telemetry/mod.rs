@@ -1,7 +1,6 @@
-//! Self-observation of a server while it works: counters of each worker, latencies, heartbeats, hot
-//! keys and slow requests, counts by key prefix, event lines for `watch`. Threads write here
-//! without waiting for each other; who reports it (`stats`) and what is done about it are
-//! elsewhere.
+//! Self-observation of a running server: counters of each worker, latencies, heartbeats, hot keys
+//! and slow requests, counts by key prefix, event lines for `watch`. Threads record here without
+//! waiting for each other; the reports are in `stats`, and the reactions to them are elsewhere.
 
 pub(crate) mod counters;
 pub(crate) mod heartbeat;

@@ -1,17 +1,18 @@
 //! `stats detail`: gets, sets and deletes by key prefix, which is the part of a key before the
 //! first `:`.
 //!
-//! Off unless requested. The table is bounded: once it is full, new prefixes are not counted.
+//! Counting is off unless requested. The table is bounded: once it is full, new prefixes are not
+//! counted.
 
 use super::watch::DETAIL;
 use dashmap::DashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
-/// The largest number of prefixes, as in memcached 1.6.45.
+/// The maximum number of prefixes, as in memcached 1.6.45.
 const PREFIXES_MAX: usize = 65_536;
 
-/// The delimiter between a prefix and the rest of its key, unless `-D` sets another.
+/// The default delimiter between a prefix and the rest of its key, which `-D` can change.
 const DELIMITER: u8 = b':';
 
 #[derive(Debug, Default, Clone, Copy)]
@@ -33,7 +34,7 @@ pub(crate) struct PrefixCounts {
     delimiter: u8,
     /// A concurrent map: while counting is on, every request of every worker writes to it.
     table: Table,
-    /// The number of prefixes in the table, or about to be entered.
+    /// The number of prefixes in the table, including those about to be inserted.
     len: AtomicUsize,
 }
 
@@ -72,7 +73,7 @@ impl PrefixCounts {
 
     /// Removes all prefixes.
     pub(crate) fn clear(&self) {
-        // One by one, so that the length stays right while others count.
+        // One by one, so that the length stays correct while others count.
         self.table.retain(|_, _| {
             self.len.fetch_sub(1, Ordering::Relaxed);
             false
@@ -105,8 +106,8 @@ impl PrefixCounts {
         if let Some(mut counts) = self.table.get_mut(prefix) {
             return count(&mut counts);
         }
-        // The length is counted before the entry is made: threads that enter prefixes at the same
-        // time keep the bound.
+        // The length is increased before the entry is created, so that threads that insert prefixes
+        // at the same time respect the bound.
         let next = |len: usize| (len < PREFIXES_MAX).then_some(len + 1);
         if self.len.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).is_err() {
             return;
@@ -114,7 +115,7 @@ impl PrefixCounts {
         match self.table.entry(prefix.into()) {
             dashmap::Entry::Vacant(entry) => count(&mut entry.insert(Counts::default())),
             dashmap::Entry::Occupied(mut entry) => {
-                // Another thread has entered the prefix meanwhile.
+                // Another thread has inserted the prefix meanwhile.
                 self.len.fetch_sub(1, Ordering::Relaxed);
                 count(entry.get_mut());
             }

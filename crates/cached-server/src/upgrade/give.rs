@@ -1,4 +1,5 @@
-//! The old process: starts the new one, stops, hands over its state, and continues if that fails.
+//! The old process: starts the new one, stops, hands over its state, and continues if the hand-over
+//! fails.
 
 use super::message::{BATCH_BYTES, DESCRIPTORS_MAX, MemoryState, Message, Offer, SocketKind, VERSION};
 use super::{Channel, ChannelError};
@@ -16,12 +17,12 @@ use std::time::{Duration, Instant};
 use std::{io, thread};
 use tokio::sync::oneshot;
 
-/// How long requests that have begun may take to end, while no other is served.
+/// The maximum time for completing requests in flight, during which no other requests are served.
 const FINISH_WITHIN: Duration = Duration::from_secs(2);
-/// How long workers may take to stop beyond that.
+/// The additional time that workers may take to stop.
 const STOP_MARGIN: Duration = Duration::from_secs(5);
 
-/// How long a process that has closed the channel may take to end by itself.
+/// The time in which a process that has closed the channel may end by itself.
 const LAST_WORDS_WITHIN: Duration = Duration::from_secs(1);
 
 /// A socket to be handed over.
@@ -32,7 +33,7 @@ pub(crate) struct Given {
     pub(crate) socket: OwnedFd,
 }
 
-/// The new process. It is ended when this is dropped before it serves.
+/// The new process. If this is dropped before the process serves, the process is killed.
 #[derive(Debug)]
 pub(crate) struct Successor {
     child: Child,
@@ -41,10 +42,10 @@ pub(crate) struct Successor {
 }
 
 impl Successor {
-    /// Starts the program and waits until it is prepared, for `limit` at most.
+    /// Starts the program and waits up to `limit` until the process is prepared.
     ///
     /// # Errors
-    /// Why it is not, as a part of a line.
+    /// The reason why the process is not prepared, as a part of a line.
     pub(crate) fn start(
         program: &Program,
         sockets: &[Given],
@@ -57,7 +58,7 @@ impl Successor {
         command.stdin(Stdio::from(other)).env(VARIABLE, "1");
         let child = command.spawn();
         let child = child.map_err(|error| format!("{}: {error}", program.path().display()))?;
-        // Its copy of the other end is closed with the command.
+        // Dropping the command closes its copy of the other end.
         drop(command);
         let mut successor = Successor { child, channel, is_serving: false };
         successor.offer(sockets, memory_file, deadline).map_err(|error| successor.reason(&error))?;
@@ -84,10 +85,10 @@ impl Successor {
         self.channel.expect(&Message::Prepared, deadline)
     }
 
-    /// Lets the process open its store of objects, and waits until it has, for `limit` at most.
+    /// Lets the process open its object store, and waits up to `limit` until the store is open.
     ///
     /// # Errors
-    /// Why it has not, as a part of a line.
+    /// The reason why the store is not open, as a part of a line.
     pub(crate) fn open_store(&mut self, limit: Duration) -> Result<(), String> {
         let deadline = Instant::now() + limit;
         let opened = self
@@ -97,13 +98,13 @@ impl Successor {
         opened.map_err(|error| self.reason(&error))
     }
 
-    /// Returns the process's number.
+    /// Returns the ID of the process.
     pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Returns the reason why the process does not take over. One that has closed the channel is
-    /// given a moment to end by itself: its last words name the reason.
+    /// Returns the reason why the process does not take over. A process that has closed the channel
+    /// gets a moment to end by itself, because its last output states the reason.
     fn reason(&mut self, error: &ChannelError) -> String {
         let deadline = Instant::now() + LAST_WORDS_WITHIN;
         let has_closed = matches!(error, ChannelError::Ended);
@@ -113,11 +114,11 @@ impl Successor {
         format!("process {}: {error}", self.pid())
     }
 
-    /// Ends the process, and waits until it is gone.
+    /// Kills the process, and waits until it has ended.
     fn end(&mut self) {
-        // Fails if it has ended already.
+        // Fails if the process has already ended.
         let _ = self.child.kill();
-        // Fails in no other case than that it has been waited for.
+        // Fails only if the process has already been waited for.
         let _ = self.child.wait();
     }
 }
@@ -130,31 +131,31 @@ impl Drop for Successor {
     }
 }
 
-/// Why the new process does not serve.
+/// The reason why the new process does not serve.
 #[derive(Debug)]
 pub(crate) enum NotGiven {
     /// This process continues.
     Resumed(String),
-    /// The new process has had the memory: this one cannot continue.
+    /// The new process has had access to the memory, so this one cannot continue.
     Lost(String),
 }
 
-/// Device and inode of the memory file.
+/// Returns the device and inode of the memory file.
 pub(crate) fn memory_file(shared: &Shared) -> Option<(u64, u64)> {
     let metadata = shared.kv.memory_file()?.metadata().ok()?;
     Some((metadata.dev(), metadata.ino()))
 }
 
-/// Stops this process between two requests, and passes memory and connections on. Blocks the
-/// acceptor's thread, so that nothing is accepted meanwhile and the clock stands still; the new
-/// process may take `limit` to be ready.
+/// Stops this process between two requests, and hands over memory and connections. Blocks the
+/// acceptor's thread, so that nothing is accepted and the clock stands still meanwhile. The new
+/// process must be ready within `limit`.
 ///
 /// # Errors
 /// [`NotGiven`].
 pub(crate) fn give(shared: &Shared, successor: &mut Successor, limit: Duration) -> Result<(), NotGiven> {
     shared.acceptor_heartbeat.set_idle();
     let begun = Instant::now();
-    // Other threads than the workers change nothing while this is held.
+    // While this lock is held, threads other than the workers change nothing.
     let mut is_handed_over = shared.is_handed_over.lock();
     let workers = match StoppedWorkers::stop(shared) {
         Ok(workers) => workers,
@@ -173,7 +174,7 @@ pub(crate) fn give(shared: &Shared, successor: &mut Successor, limit: Duration) 
         Ok(ready) => ready,
         Err(error) => {
             let line = successor.reason(&error);
-            // It must be gone before its changes are taken back.
+            // The process must have ended before its changes are undone.
             successor.end();
             if let Some(memory) = memory {
                 memory.resume();
@@ -190,8 +191,8 @@ pub(crate) fn give(shared: &Shared, successor: &mut Successor, limit: Duration) 
     }
     let serves = successor.channel.expect(&Message::Serving, Instant::now() + limit);
     if let Err(error) = serves {
-        // The workers must not continue: the memory may be in use by the new process, and is not
-        // known here any more.
+        // The workers must not continue: the new process may be using the memory, and this process
+        // no longer knows its state.
         workers.give_verdict(Verdict::End);
         return Err(NotGiven::Lost(successor.reason(&error)));
     }
@@ -208,7 +209,8 @@ pub(crate) fn give(shared: &Shared, successor: &mut Successor, limit: Duration) 
     Ok(())
 }
 
-/// Passes memory and connections on; returns the items and connections that the new process has.
+/// Hands over memory and connections. Returns the numbers of items and connections that the new
+/// process has.
 fn pass(
     shared: &Shared,
     successor: &Successor,
@@ -249,7 +251,7 @@ fn pass(
     }
 }
 
-/// The stopped workers. They continue when this is dropped without a verdict.
+/// The stopped workers, which resume if this is dropped without a verdict.
 struct StoppedWorkers {
     stopped: Vec<Paused>,
     verdicts: Vec<mpsc::Sender<Verdict>>,
@@ -305,7 +307,7 @@ pub(crate) struct Upgrades {
     objects: Option<ObjectsControl>,
 }
 
-/// A server that can be taken over.
+/// A server that can hand over to a new process.
 pub(crate) struct Upgradable {
     program: Program,
     sockets: Arc<[Given]>,
@@ -313,7 +315,7 @@ pub(crate) struct Upgradable {
     limit: Duration,
 }
 
-/// The new process once it is prepared, or why it is not.
+/// The new process once it is prepared, or the reason why it is not.
 pub(crate) type Prepared = Result<Successor, String>;
 
 impl Upgrades {
@@ -325,7 +327,7 @@ impl Upgrades {
         Upgrades { program, admin, objects }
     }
 
-    /// Takes copies of the sockets that a new process gets.
+    /// Duplicates the sockets that a new process gets.
     pub(crate) fn over(self, listeners: &Listeners, shared: &Shared) -> io::Result<Upgradable> {
         let Upgrades { program, admin, objects } = self;
         let mut sockets = Vec::new();
@@ -351,15 +353,15 @@ impl Upgrades {
     }
 }
 
-/// A path as a message has it.
+/// Returns the form of a path in a message.
 fn name_of(path: &Path) -> io::Result<String> {
     let wrong = || io::Error::new(io::ErrorKind::InvalidData, "the path of the unix socket is not UTF-8");
     path.to_str().map(str::to_owned).ok_or_else(wrong)
 }
 
 impl Upgradable {
-    /// Starts the new process, on a thread, and lets it open the store of objects: this one serves
-    /// items meanwhile. The result comes on the channel.
+    /// Starts the new process on a separate thread, and lets it open the object store; meanwhile,
+    /// this process serves items. The outcome is sent on the channel.
     pub(crate) fn start(&self, shared: &Shared) -> oneshot::Receiver<Prepared> {
         tracing::info!(program = %self.program.path().display(), "starting a new process that takes over");
         let (sender, prepared) = oneshot::channel();
@@ -372,16 +374,16 @@ impl Upgradable {
             Ok(successor)
         };
         let body = move || {
-            // A process that is not wanted any more is ended.
+            // A process that is no longer wanted is killed when it is dropped.
             let _ = sender.send(prepare());
         };
-        // Where no thread can be had, the channel ends.
+        // If no thread can be created, the channel closes.
         drop(thread::Builder::new().name("cached-upgrade".into()).spawn(body));
         prepared
     }
 
-    /// Lets the new process take over. Returns whether it has; if not, this one continues, or must
-    /// end because of a defect.
+    /// Lets the new process take over, and returns whether it did. If not, this process continues,
+    /// or must end because of a defect.
     pub(crate) fn finish(&self, shared: &Shared, prepared: Prepared) -> bool {
         let given = prepared.map_err(NotGiven::Resumed).and_then(|mut successor| {
             if shared.kv.memory_file().is_none() {
@@ -397,7 +399,7 @@ impl Upgradable {
                 true
             }
             Err(NotGiven::Resumed(cause)) => {
-                // The new process is gone, and with it its hold of the store.
+                // The new process has ended, which has released its hold on the store.
                 self.objects.iter().for_each(ObjectsControl::serve);
                 cached_config::notify(&format!("STATUS=Serving; an upgrade has failed: {cause}"));
                 tracing::error!(cause, "the upgrade has failed; this process goes on");

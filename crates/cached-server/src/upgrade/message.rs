@@ -1,4 +1,4 @@
-//! The messages between a process that hands over and the one that takes over.
+//! The messages between the old process, which hands over, and the new process, which takes over.
 //!
 //! ```text
 //!  old ► new:  Offer, Socket …, ......... StoreFree, ......... Memory, Connections …, ...... Go
@@ -11,82 +11,83 @@
 use crate::connections::{HANDED_INPUT_BYTES_MAX, HandedConnection, HandedPhase};
 use cached_proto::Protocol;
 
-/// The version of the messages. Both processes must have the same.
+/// The version of the messages, which must be the same in both processes.
 pub(crate) const VERSION: u16 = 2;
 
-/// The largest packet.
+/// The maximum size of a packet.
 pub(crate) const MESSAGE_BYTES_MAX: usize = 128 << 10;
 
-/// The most descriptors beside a packet.
+/// The maximum number of descriptors beside a packet.
 pub(crate) const DESCRIPTORS_MAX: usize = 64;
 
-/// A packet of connections is sent once its connections take this many bytes.
+/// A packet of connections is sent once the connections in it take this many bytes.
 pub(crate) const BATCH_BYTES: usize = 48 << 10;
 
 const _: () = assert!(BATCH_BYTES + HANDED_INPUT_BYTES_MAX + 1024 <= MESSAGE_BYTES_MAX);
 
-/// The most sockets that are handed over beside connections.
+/// The maximum number of sockets that are handed over besides those of connections.
 const SOCKETS_MAX: u16 = 256;
 
-/// The longest text in a message, in bytes.
+/// The maximum length of a text in a message, in bytes.
 const TEXT_BYTES_MAX: usize = 4096;
 
-/// "cHO", and the kind of the first message.
+/// "cHO", and the type of the first message.
 const MAGIC: [u8; 4] = *b"cHO\x01";
 
 /// One message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Message {
-    /// The first: the offer.
+    /// The offer, which is the first message.
     Offer(Offer),
-    /// A socket, beside the message.
+    /// A socket, whose descriptor accompanies the message.
     Socket { kind: SocketKind, name: String },
-    /// The configuration is right, and the sockets are open.
+    /// The configuration is valid, and the sockets are open.
     Prepared,
-    /// The old process has no store of objects open, any more or at all: the new one can open its
-    /// own.
+    /// The old process has no object store open, either because it has closed the store or because
+    /// it never had one. The new process can open its own.
     StoreFree,
-    /// The new process has its store of objects open, if it is to have one.
+    /// The new process has opened its object store, if it has one.
     StoreOpen,
-    /// The old process has stopped; with the file of the memory beside it, if there is one.
+    /// The old process has stopped. The descriptor of the memory file, if there is one, accompanies
+    /// the message.
     Memory(MemoryState),
-    /// Connections, with their sockets beside the message, in order.
+    /// Connections. The descriptors of their sockets accompany the message, in the same order.
     Connections(Vec<HandedConnection>),
-    /// The new process could serve at once.
+    /// The new process is ready to serve.
     Ready { items: u64, connections: u32 },
-    /// The new process has the memory.
+    /// The memory now belongs to the new process.
     Go,
     /// The new process serves.
     Serving,
 }
 
-/// The offer of a process.
+/// The offer of the old process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Offer {
-    /// The version of its messages.
+    /// The version of the messages.
     pub(crate) version: u16,
-    /// The version of its program.
+    /// The version of the program.
     pub(crate) program: String,
     /// The number of sockets that follow.
     pub(crate) sockets: u16,
-    /// Device and inode of its memory file.
+    /// The device and inode of the memory file.
     pub(crate) memory_file: Option<(u64, u64)>,
 }
 
 /// A kind of socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SocketKind {
-    /// A TCP listener, named by host and port as they are configured.
+    /// A TCP listener, named by host and port as configured.
     Tcp,
-    /// A UDP socket, named in the same way.
+    /// A UDP socket, named like a TCP listener.
     Udp,
     /// A unix listener, named by its path.
     Unix,
     /// A listener that the service manager has opened.
     Inherited,
-    /// A listener of the admin server, named by its address as it is configured.
+    /// A listener of the admin server, named by its configured address.
     Admin,
-    /// A listener of the object cache, named by its address as it is configured.
+    /// A listener of the object cache, named by its configured address.
     Objects,
 }
 
@@ -99,27 +100,27 @@ const SOCKET_KINDS: [SocketKind; 6] = [
     SocketKind::Objects,
 ];
 
-/// The state in which the old process has stopped.
+/// The state of the old process after it has stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct MemoryState {
     /// The second of its clock.
     pub(crate) clock_secs: u32,
-    /// How much of that second is over.
+    /// The nanoseconds that have passed within that second.
     pub(crate) clock_nanos: u32,
-    /// The system's monotonic clock at that moment, in nanoseconds.
+    /// The system's monotonic clock at the same moment, in nanoseconds.
     pub(crate) monotonic_nanos: u64,
     pub(crate) verbosity: u8,
     /// The number of connections that follow.
     pub(crate) connections: u32,
 }
 
-/// Bytes that are no message.
+/// The error for bytes that are not a valid message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a message that this program does not know")]
 pub(crate) struct Unknown;
 
 impl Message {
-    /// Returns the packet.
+    /// Encodes the message as a packet.
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut out = Vec::new();
         match self {
@@ -164,11 +165,11 @@ impl Message {
         out
     }
 
-    /// Reads a packet.
+    /// Decodes a packet.
     ///
     /// # Errors
-    /// [`Unknown`] if it is none of these messages, or has too much of anything. An offer of
-    /// another version is read as far as its version.
+    /// [`Unknown`] if the packet is none of these messages, or exceeds a limit. An offer of another
+    /// version is decoded only up to its version.
     pub(crate) fn decode(packet: &[u8]) -> Result<Message, Unknown> {
         if packet.len() > MESSAGE_BYTES_MAX {
             return Err(Unknown);
@@ -261,7 +262,7 @@ fn put_connection(out: &mut Vec<u8>, connection: &HandedConnection) {
     put_bytes(out, input);
 }
 
-/// The rest of a packet.
+/// The undecoded rest of a packet.
 struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -405,7 +406,7 @@ mod tests {
         assert!(Message::decode(&input(HANDED_INPUT_BYTES_MAX)).is_ok());
         assert_eq!(Message::decode(&input(HANDED_INPUT_BYTES_MAX + 1)), Err(Unknown));
         assert_eq!(Message::decode(&vec![5; MESSAGE_BYTES_MAX + 1]), Err(Unknown));
-        // A length beyond the packet.
+        // A length that exceeds the packet.
         assert_eq!(Message::decode(&[2, 0, 255, 255, 255, 255]), Err(Unknown));
         assert_eq!(Message::decode(&[2, 0, 1, 0, 0, 0, 0xff]), Err(Unknown), "not UTF-8");
     }
@@ -417,7 +418,7 @@ mod tests {
         assert_eq!(offer.version, 9);
     }
 
-    /// What the fuzz target does, from a fixed seed.
+    /// Repeats what the fuzz target does, from a fixed seed.
     #[test]
     fn mutated_messages_are_read_or_refused() {
         let packets: Vec<Vec<u8>> = all().iter().map(Message::encode).collect();

@@ -15,17 +15,18 @@
 //!                     ◄─────────────────────────── Serving
 //!  ends                                            writes the pid file; is the main process of the unit
 //! ```
-//! Before `Go` the old process can continue at any moment, with the memory as it was: it does so if
-//! the new one ends, sends an unexpected message, or is late; it ends the new one first, and waits
-//! until it is gone. From `Go` on the new process has the memory; if it ends before it serves, the
-//! old one ends with an error, and the next start finds the items in the memory file.
+//! Before `Go`, the old process can continue at any time with unchanged memory. It does so if the
+//! new process ends, sends an unexpected message, or is late; the old process first kills the new
+//! one and waits until it has ended. From `Go` on, the new process owns the memory. If the new
+//! process ends before it serves, the old one ends with an error, and the next start finds the
+//! items in the memory file.
 //!
-//! A store of objects, its claims and its journal can be open in one process only. So the old one
-//! releases them before the new one opens them (`objects/thread.rs`), and opens them again if the
-//! new one fails: before `Go` that one serves no object, so it has acknowledged nothing that could
-//! be lost with it. What can be checked without the store is checked before `Prepared`. Requests
-//! for items are served all that time; those for objects wait from the moment at which the old
-//! process's listener ends: the sockets stay open, and clients wait in their queues.
+//! An object store, its claims and its journal can be open in only one process at a time. The old
+//! process therefore releases them before the new one opens them (`objects/thread.rs`), and reopens
+//! them if the new one fails: before `Go` the new process serves no object, so no acknowledged data
+//! can be lost with it. Whatever can be checked without the store is checked before `Prepared`.
+//! Requests for items are served all the time. Requests for objects wait from the moment at which
+//! the old process's listener ends: the sockets stay open, and clients wait in their queues.
 //!
 //! | module | content |
 //! |---|---|
@@ -57,7 +58,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// Set for a new process: its standard input is the socket.
+/// Set in the environment of a new process, whose standard input is the socket.
 pub(crate) const VARIABLE: &str = "CACHED_HAND_OVER";
 
 /// The program and the arguments of this process.
@@ -68,22 +69,22 @@ pub struct Program {
 }
 
 impl Program {
-    /// Returns the program that `arguments` name, the first of them, as a shell would find it. To
-    /// be called before the working directory changes.
+    /// Returns the program that the first of `arguments` names, resolved as a shell would resolve
+    /// it. Must be called before the working directory changes.
     #[must_use]
     pub fn of_this_process(arguments: &[OsString]) -> Program {
         let name = arguments.first().map_or(OsStr::new(""), |name| name);
-        // The path as it was given, not what it leads to: an upgrade may change a link.
+        // The path as given, not the target of its links: an upgrade may change a link.
         let path = found(name).or_else(|| env::current_exe().ok()).unwrap_or_else(|| name.into());
         Program { path, arguments: arguments.to_vec() }
     }
 
-    /// Returns its path.
+    /// Returns the path of the program.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Returns a command that starts it with the same arguments.
+    /// Returns a command that starts the program with the same arguments.
     pub(crate) fn command(&self) -> Command {
         let mut command = Command::new(&self.path);
         if let Some((name, rest)) = self.arguments.split_first() {
@@ -93,7 +94,7 @@ impl Program {
     }
 }
 
-/// Returns the absolute path that a command's name stands for.
+/// Returns the absolute path that a command name resolves to.
 fn found(name: &OsStr) -> Option<PathBuf> {
     if name.as_bytes().contains(&b'/') {
         return std::path::absolute(name).ok();
@@ -102,16 +103,16 @@ fn found(name: &OsStr) -> Option<PathBuf> {
     env::split_paths(&env::var_os("PATH")?).map(|folder| folder.join(name)).find(is_program)
 }
 
-/// Why the other process cannot be understood or reached.
+/// The reason why communication with the other process failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ChannelError {
-    /// It has ended.
+    /// The other process has ended.
     #[error("it has ended")]
     Ended,
-    /// It has not answered.
+    /// The other process has not replied in time.
     #[error("it has not answered in time")]
     Late,
-    /// It has sent an unexpected message.
+    /// The other process has sent an unexpected message.
     #[error("it has sent what was not expected")]
     Unexpected,
     /// The system's reason.
@@ -119,48 +120,49 @@ pub(crate) enum ChannelError {
     Io(#[from] io::Error),
 }
 
-/// One end of the socket. No call blocks for longer than its deadline.
+/// One end of the channel between the processes. No call blocks for longer than its deadline.
 #[derive(Debug)]
 pub(crate) struct Channel {
     socket: OwnedFd,
 }
 
 impl Channel {
-    /// Returns one end, and the other for another process.
+    /// Returns one end of a new channel, and the other end for another process.
     ///
     /// # Errors
-    /// When the system has no descriptor.
+    /// If the system has no descriptor.
     pub(crate) fn pair() -> io::Result<(Channel, OwnedFd)> {
         let flags = SocketFlags::CLOEXEC;
         let (own, other) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
         Ok((Channel::over(own)?, other))
     }
 
-    /// Takes an end that another process has made.
+    /// Takes over an end that another process has created.
     ///
     /// # Errors
-    /// When it is no such socket.
+    /// If the descriptor is not such a socket.
     pub(crate) fn over(socket: OwnedFd) -> io::Result<Channel> {
         if rustix::net::sockopt::socket_type(&socket)? != SocketType::SEQPACKET {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a socket of packets"));
         }
-        // A packet may have to wait for buffer space; the system may grant less than this.
+        // A packet may have to wait for buffer space. The system may grant less space than
+        // requested here.
         let _ = rustix::net::sockopt::set_socket_send_buffer_size(&socket, 2 * MESSAGE_BYTES_MAX);
         Ok(Channel { socket })
     }
 
-    /// Returns the process at the other end, as it was when the socket was made.
+    /// Returns the credentials of the process at the other end, as of the creation of the socket.
     ///
     /// # Errors
-    /// The system's reason.
+    /// The error of the system.
     pub(crate) fn peer(&self) -> io::Result<rustix::net::UCred> {
         Ok(rustix::net::sockopt::socket_peercred(&self.socket)?)
     }
 
-    /// Sends a message with descriptors, of which the receiver gets copies.
+    /// Sends a message with descriptors, which are duplicated for the receiver.
     ///
     /// # Errors
-    /// [`ChannelError`] if it cannot be sent before `deadline`.
+    /// [`ChannelError`] if the message cannot be sent before `deadline`.
     pub(crate) fn send(
         &self,
         message: &Message,
@@ -178,7 +180,7 @@ impl Channel {
             match sendmsg(&self.socket, &[IoSlice::new(&packet)], &mut beside, flags) {
                 Ok(_) => return Ok(()),
                 Err(Errno::INTR) => {}
-                // Also while too many descriptors are on their way.
+                // Also returned while too many descriptors are in flight.
                 Err(Errno::AGAIN) => self.wait(PollFlags::OUT, deadline)?,
                 Err(Errno::TOOMANYREFS | Errno::NOBUFS) if Instant::now() < deadline => {
                     std::thread::sleep(Duration::from_millis(1));
@@ -189,10 +191,10 @@ impl Channel {
         }
     }
 
-    /// Receives a message and the descriptors beside it.
+    /// Receives a message and the descriptors that accompany it.
     ///
     /// # Errors
-    /// [`ChannelError`] if none comes before `deadline`.
+    /// [`ChannelError`] if no message arrives before `deadline`.
     pub(crate) fn receive(&self, deadline: Instant) -> Result<(Message, Vec<OwnedFd>), ChannelError> {
         let mut packet = vec![0; MESSAGE_BYTES_MAX];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
@@ -225,10 +227,10 @@ impl Channel {
         Ok((message, descriptors))
     }
 
-    /// Receives a message that has no descriptors and must be this one.
+    /// Receives a message without descriptors, which must equal `message`.
     ///
     /// # Errors
-    /// As [`receive`](Self::receive), and [`ChannelError::Unexpected`] for another message.
+    /// Like [`receive`](Self::receive), and [`ChannelError::Unexpected`] for any other message.
     pub(crate) fn expect(&self, message: &Message, deadline: Instant) -> Result<(), ChannelError> {
         match self.receive(deadline)? {
             (received, descriptors) if received == *message && descriptors.is_empty() => Ok(()),
@@ -300,7 +302,7 @@ mod channel_tests {
         assert!(matches!(own.receive(soon()), Err(ChannelError::Unexpected)));
         rustix::net::send(&other, &[8], SendFlags::empty()).expect("sent");
         assert!(matches!(own.expect(&Message::Go, soon()), Err(ChannelError::Unexpected)));
-        // The receiver does not read: the socket fills, and the sender does not wait for ever.
+        // The receiver does not read: the socket fills up, and the sender does not wait forever.
         let large = Message::Socket { kind: SocketKind::Tcp, name: "x".repeat(4096) };
         let full = (0..100_000).find_map(|_| own.send(&large, &[], Instant::now()).err());
         assert!(matches!(full, Some(ChannelError::Late)));

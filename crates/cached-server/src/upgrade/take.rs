@@ -1,4 +1,4 @@
-//! The new process: takes sockets, memory and connections of the old one, step by step.
+//! The new process: takes over sockets, memory and connections from the old one, step by step.
 
 use super::VARIABLE;
 use super::message::{MemoryState, Message, Offer, SocketKind, VERSION};
@@ -14,21 +14,22 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// How long the old process may take for each step. It has limits of its own, which are shorter.
+/// The maximum time that the old process may take for each step. The old process itself has shorter
+/// limits.
 const STEP_MAX: Duration = Duration::from_secs(2 * 60 * 60);
-/// The most connections that are taken.
+/// The maximum number of connections that are taken over.
 const CONNECTIONS_MAX: u32 = 1 << 22;
 
-/// Why a process cannot take over: one line.
+/// The reason why a process cannot take over, as a single line.
 #[derive(Debug, thiserror::Error)]
 pub enum TakeOverError {
-    /// The environment names a process to take over from, which does not exist.
+    /// The environment names a socket to take over from, but the socket does not exist.
     #[error("{VARIABLE} is set, but standard input is not the socket of a process that hands over: {0}")]
     NoSocket(io::Error),
-    /// The other process has another user.
+    /// The other process runs as another user.
     #[error("a process of another user hands over: it must be the same user or root")]
     Stranger,
-    /// The other process is not the one that has started this one.
+    /// The other process is not the parent of this one.
     #[error("the process that hands over is not the parent; a script must start the program with exec")]
     NoChild,
     /// The other process has another version of the messages.
@@ -36,10 +37,10 @@ pub enum TakeOverError {
         "the running process hands over in version {0}, this program knows version {VERSION}; restart instead"
     )]
     Version(u16),
-    /// The other process went on by itself, or has ended.
+    /// The other process has continued by itself, or has ended.
     #[error("the running process does not hand over: {0}")]
     Broken(String),
-    /// The configuration has another memory file.
+    /// The configuration names another memory file.
     #[error("the running process has another memory file than memcached.memory_file; restart instead")]
     OtherFile,
     /// The file cannot be read.
@@ -63,13 +64,13 @@ pub struct TakeOver {
     objects: Vec<(String, OwnedFd)>,
 }
 
-/// A running process that has been shown that this one is prepared.
+/// A running process that has been told that this one is prepared.
 #[derive(Debug)]
 pub(crate) struct Offered {
     channel: Channel,
 }
 
-/// A take-over that is to be completed once the rest of the server is there.
+/// A takeover that is completed once the rest of the server is ready.
 #[derive(Debug)]
 pub(crate) struct Taking {
     channel: Channel,
@@ -84,8 +85,8 @@ pub(crate) struct Taken {
 }
 
 impl TakeOver {
-    /// Returns the offer of a running process, if it has started this one for that. To be called
-    /// once, before standard input is used.
+    /// Returns the offer of a running process, if that process has started this one for a takeover.
+    /// Must be called only once, before standard input is used.
     ///
     /// # Errors
     /// [`TakeOverError`].
@@ -103,8 +104,8 @@ impl TakeOver {
         if !peer.uid.is_root() && peer.uid != rustix::process::geteuid() {
             return Err(TakeOverError::Stranger);
         }
-        // The other process ends its child before it continues with the memory: it can end no
-        // other.
+        // Before the other process continues to use the memory, it kills its child, and it can kill
+        // no process other than its child.
         if rustix::process::getppid() != Some(peer.pid) {
             return Err(TakeOverError::NoChild);
         }
@@ -151,8 +152,8 @@ impl TakeOver {
         std::mem::take(&mut self.handed)
     }
 
-    /// Reports that the configuration is right and the sockets are open. `memory_file` is the one
-    /// of the configuration.
+    /// Reports that the configuration is valid and the sockets are open. `memory_file` is the path
+    /// in the configuration.
     pub(crate) fn prepared(self, memory_file: Option<&Path>) -> Result<Offered, TakeOverError> {
         let TakeOver { channel, offer, .. } = self;
         let id = |metadata: std::fs::Metadata| (metadata.dev(), metadata.ino());
@@ -168,15 +169,15 @@ impl TakeOver {
 }
 
 impl Offered {
-    /// Waits until the old process has no store of objects open.
+    /// Waits until the old process has no object store open.
     pub(crate) fn wait_for_store(&self) -> Result<(), TakeOverError> {
         self.channel.expect(&Message::StoreFree, Instant::now() + STEP_MAX)?;
         faults::at_step("store");
         Ok(())
     }
 
-    /// Reports that the store of objects is open, and takes the state of the old process once that
-    /// has stopped. `memory_file` is the one of the configuration.
+    /// Reports that the object store is open, and takes over the state of the old process once that
+    /// process has stopped. `memory_file` is the path in the configuration.
     pub(crate) fn take(self, memory_file: Option<&Path>) -> Result<(Taken, Taking), TakeOverError> {
         faults::at_step("opened");
         let Offered { channel } = self;
@@ -195,7 +196,7 @@ impl Offered {
                 Some(ArenaFile::handed_over(path, File::from(file), secs)?)
             }
             (Some(_), None) => return Err(TakeOverError::OtherFile),
-            // The running process has none: nothing is taken from it.
+            // The running process has no memory file, so none is taken over.
             (None, Some(path)) => Some(ArenaFile::open(path)?),
             (None, None) => None,
         };
@@ -213,7 +214,7 @@ impl Offered {
 }
 
 impl Taking {
-    /// Reports that this process could serve, and waits until it has the memory.
+    /// Reports that this process is ready to serve, and waits until the memory belongs to it.
     pub(crate) fn ready(&self, items: u64, connections: u32) -> Result<(), TakeOverError> {
         faults::at_step("ready");
         let deadline = Instant::now() + STEP_MAX;
@@ -229,11 +230,12 @@ impl Taking {
     }
 }
 
-/// Takes the descriptor of standard input, and leaves an empty one there.
+/// Takes the descriptor of standard input, and replaces it with an empty one.
 fn take_input() -> io::Result<OwnedFd> {
     let socket = io::stdin().as_fd().try_clone_to_owned()?;
     let null = File::open("/dev/null")?;
-    // SAFETY: plain numbers; the old descriptor is closed, and nothing else holds its number as its own.
+    // SAFETY: the arguments are plain numbers; the old descriptor is closed, and nothing else owns
+    // its number.
     if unsafe { libc::dup2(null.as_raw_fd(), libc::STDIN_FILENO) } < 0 {
         return Err(io::Error::last_os_error());
     }

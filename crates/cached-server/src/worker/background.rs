@@ -1,7 +1,7 @@
-//! The threads beside the workers: the watchdog, and those that sample, sweep and move memory.
+//! The background threads: the watchdog, and the threads that sample, sweep and move memory.
 //!
-//! A panic of the sweeping or the arbitrating thread ends the server, which cannot continue without
-//! its work. One of the others costs clients nothing.
+//! A panic of the sweeper or the arbiter ends the server, which cannot continue without them. A
+//! panic of any other background thread does not affect clients.
 
 use super::timing::record_slow;
 use crate::shared::Shared;
@@ -21,7 +21,7 @@ pub(crate) struct BackgroundThread {
     thread: Option<JoinHandle<()>>,
 }
 
-/// The request that a thread ends.
+/// A flag that asks a thread to end.
 #[derive(Clone, Default)]
 struct End(Arc<AtomicBool>);
 
@@ -30,7 +30,7 @@ impl End {
         self.0.load(Ordering::Acquire)
     }
 
-    /// Waits for `interval`, or less. Returns whether the thread continues.
+    /// Waits for `interval` at most. Returns whether the thread should continue.
     fn wait(&self, interval: Duration) -> bool {
         if !self.is_requested() {
             thread::park_timeout(interval);
@@ -50,7 +50,7 @@ impl BackgroundThread {
     /// Starts the watchdog of the workers and the acceptor.
     ///
     /// # Errors
-    /// When the system has no thread for it.
+    /// If the system cannot create a thread.
     pub(crate) fn watchdog(shared: Arc<Shared>) -> io::Result<BackgroundThread> {
         BackgroundThread::start("cached-watchdog", move |end| watch(&shared, end))
     }
@@ -58,23 +58,23 @@ impl BackgroundThread {
     /// Starts the thread that evaluates samples and finds slow requests.
     ///
     /// # Errors
-    /// When the system has no thread for it.
+    /// If the system cannot create a thread.
     pub(crate) fn insight(shared: Arc<Shared>) -> io::Result<BackgroundThread> {
         BackgroundThread::start("cached-insight", move |end| sample(&shared, end))
     }
 
-    /// Starts the thread that removes the items of flushed prefixes. It sleeps until
+    /// Starts the thread that removes the items of flushed prefixes. The thread sleeps until
     /// [`Shared::flush_prefix`] wakes it.
     ///
     /// # Errors
-    /// When the system has no thread for it.
+    /// If the system cannot create a thread.
     pub(crate) fn sweep(shared: &Arc<Shared>) -> io::Result<BackgroundThread> {
         let own = shared.clone();
         let started = BackgroundThread::start("cached-sweep", move |end| {
             fail_on_panic(&own, "the thread that sweeps prefixes", || sweep(&own, end));
         })?;
         if let Some(thread) = &started.thread {
-            // Set once: a server runs once.
+            // Set only once, because a server runs only once.
             let _ = shared.sweeper.set(thread.thread().clone());
         }
         Ok(started)
@@ -83,12 +83,12 @@ impl BackgroundThread {
     /// Starts the thread that moves memory between items and objects, if they share it.
     ///
     /// # Errors
-    /// When the system has no thread for it.
+    /// If the system cannot create a thread.
     pub(crate) fn arbiter(shared: &Arc<Shared>) -> io::Result<Option<BackgroundThread>> {
         let cache = shared.objects.get().and_then(|objects| objects.cache());
         let (Some(memory), Some(cache)) = (shared.settings.shared_memory, cache) else { return Ok(None) };
         let arbiter = Arbiter::new(shared.kv.clone(), &cache, memory);
-        // Set once: a server runs once.
+        // Set only once, because a server runs only once.
         let _ = shared.arbiter.set(arbiter.metrics());
         let own = shared.clone();
         let started = BackgroundThread::start("cached-arbiter", move |end| {
@@ -103,7 +103,7 @@ impl Drop for BackgroundThread {
         self.end.0.store(true, Ordering::Release);
         if let Some(thread) = self.thread.take() {
             thread.thread().unpark();
-            // A panic that matters has been recorded by the thread itself.
+            // The thread itself has recorded any panic that matters.
             let _ = thread.join();
         }
     }
@@ -115,15 +115,15 @@ fn fail_on_panic(shared: &Shared, thread: &str, body: impl FnOnce()) {
     }
 }
 
-/// The interval between two looks at both halves of shared memory. How much moves depends on what
-/// is stored, not on this.
+/// The interval at which the arbiter compares both halves of shared memory. The amount of memory
+/// that moves depends on the stored data, not on this interval.
 const ARBITER_INTERVAL: Duration = Duration::from_millis(100);
 
 fn arbitrate(mut arbiter: Arbiter, end: &End) {
     while !end.is_requested() {
         arbiter.look();
         while arbiter.step() && !end.is_requested() {
-            // A move is never urgent.
+            // Moving memory is never urgent.
             thread::yield_now();
         }
         end.wait(ARBITER_INTERVAL);
@@ -141,22 +141,22 @@ fn sweep(shared: &Shared, end: &End) {
         }
         drop(is_handed_over);
         if shared.kv.prefix_flushes().pending == 0 {
-            // Returns at once after a flush that came in between.
+            // Returns immediately if a flush was requested in the meantime.
             thread::park();
         } else {
-            // The upkeep of every second holds a slice of the index.
+            // The maintenance of every second holds a slice of the index.
             thread::yield_now();
         }
     }
 }
 
-/// How often samples are taken while there are any. A queue holds what comes in that time at 40 000
-/// samples a second.
+/// The interval at which samples are collected while there are any. A queue can hold the samples of
+/// one interval at 40 000 samples a second.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(50);
-/// How often, at least, without requests.
+/// The maximum interval, used when there are no requests.
 const SAMPLE_INTERVAL_IDLE: Duration = Duration::from_secs(1);
-/// Workers are looked at at least twice within the threshold of slow requests, and this often at
-/// most.
+/// The minimum interval at which workers are checked for slow requests. They are checked at least
+/// twice within the threshold.
 const SLOW_WATCH_MIN: Duration = Duration::from_millis(25);
 
 /// Evaluates samples: simulates other amounts of memory, counts hot keys, and finds slow requests.
@@ -175,7 +175,7 @@ fn sample(shared: &Shared, end: &End) {
     }
 }
 
-/// Records the steps of workers that have been slow.
+/// Records the slow steps of workers.
 fn record_slow_steps(shared: &Shared, steps: &mut [WatchedStep]) {
     let now = Instant::now();
     for (index, step) in steps.iter_mut().enumerate() {
@@ -199,33 +199,33 @@ fn record_slow_steps(shared: &Shared, steps: &mut [WatchedStep]) {
     }
 }
 
-/// How often the heartbeats are read.
+/// The interval at which the heartbeats are read.
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 
-/// For how long a worker may be in one step before a line is logged. Each following line comes
-/// after twice as long.
+/// A warning is logged when a worker has been in one step for this long. Each further warning comes
+/// after twice the time of the one before.
 const WORKER_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The same for the acceptor's thread, whose heartbeat changes once a second.
+/// The equivalent for the acceptor's thread, whose heartbeat changes once a second.
 const ACCEPTOR_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A thread that is watched.
+/// A thread that the watchdog monitors.
 struct WatchedThread {
     name: String,
-    /// After how long without progress the first line is logged.
+    /// The time without progress after which the first warning is logged.
     timeout: Duration,
     last: HeartbeatState,
     since: Duration,
-    /// After how long without progress the next line is logged.
+    /// The time without progress after which the next warning is logged.
     next: Duration,
 }
 
 /// A report about a thread.
 #[derive(Debug, PartialEq, Eq)]
 enum Finding {
-    /// It has made no progress for this long.
+    /// The thread has made no progress for this long.
     Stalled(Duration),
-    /// It makes progress again, after this long.
+    /// The thread makes progress again, after this long.
     Resumed(Duration),
 }
 
@@ -249,13 +249,14 @@ impl WatchedThread {
         Some(Finding::Stalled(stalled))
     }
 
-    /// Returns for how long it has made no progress; zero below the time at which that is reported.
+    /// Returns how long the thread has made no progress, or zero if that is too short to be
+    /// reported.
     fn stalled(&self, now: Duration) -> Duration {
         let stalled = now.saturating_sub(self.since);
         if self.last.is_idle() || stalled < self.timeout { Duration::ZERO } else { stalled }
     }
 
-    /// Ignores the time up to `now`, unless the thread has been reported already.
+    /// Disregards the time up to `now`, unless the thread has already been reported.
     fn ignore_until(&mut self, now: Duration) {
         if self.next == self.timeout {
             self.since = now;
@@ -263,9 +264,9 @@ impl WatchedThread {
     }
 }
 
-/// The watchdog. A worker waits for nothing but events, and a step takes milliseconds at most: one
-/// that stays in a step for seconds is held up by a lock, by the system or by a defect, and nothing
-/// else would report it. The watchdog takes no lock that a worker takes.
+/// The watchdog. A worker waits only for events, and a step takes at most milliseconds: a worker
+/// that stays in one step for seconds is blocked by a lock, by the system or by a defect, which
+/// nothing else would report. The watchdog takes no lock that a worker takes.
 fn watch(shared: &Shared, end: &End) {
     let start = Instant::now();
     let worker = |index| WatchedThread::new(format!("worker {index}"), WORKER_TIMEOUT, Duration::ZERO);
@@ -274,7 +275,7 @@ fn watch(shared: &Shared, end: &End) {
     let mut last = Duration::ZERO;
     while end.wait(WATCH_INTERVAL) {
         let now = start.elapsed();
-        // This thread is late as well: the whole process was stopped, or the machine was.
+        // The watchdog is late too, so the whole process or the machine was stopped.
         let late = now.saturating_sub(last) > 2 * WATCH_INTERVAL;
         last = now;
         for (index, watched) in workers.iter_mut().enumerate() {

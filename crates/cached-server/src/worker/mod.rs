@@ -1,5 +1,5 @@
-//! A worker: one thread, its share of the connections, and the event loop that drives them; and the
-//! threads beside the workers. What a connection does with its bytes (`conn`) is not here.
+//! A worker: one thread, its share of the connections, and the event loop that drives them; also
+//! the background threads. How a connection processes its bytes is in `conn`.
 //!
 //! ```text
 //!  acceptor ── Command::Serve ──► epoll ──► slot 0 ─┐
@@ -10,14 +10,14 @@
 //! send. Only the acceptor's thread has a tokio runtime; there a connection is the unit, not a
 //! request.
 //!
-//! Connections that are ready together are served in groups: all of a group are read from, the
-//! items that their first requests name are prefetched into the processor's cache, and then they
-//! are answered one after the other. So the waits for memory of a group overlap, as those of a
-//! multiget's keys do.
+//! Connections that are ready at the same time are served in groups: the worker reads from all
+//! connections of a group, prefetches the items that their first requests name into the processor's
+//! cache, and then answers the connections one after the other. The cache misses of a group thus
+//! overlap, like those of the keys of a multiget.
 //!
-//! Sockets report changes only, so what is known of each is kept in its connection slot. A
-//! connection with more to do than its budget allows is driven again after all others, without
-//! waiting for its socket.
+//! Sockets report changes only, so the known readiness of each socket is kept in its connection
+//! slot. A connection with more work than its budget allows is driven again after all others,
+//! without waiting for its socket.
 //!
 //! | module | content |
 //! |---|---|
@@ -58,22 +58,22 @@ use timing::Timing;
 use tls::WorkerTls;
 use udp::{UDP_FIRST, WorkerUdp};
 
-/// The number of events taken at once.
+/// The maximum number of events taken at once.
 const EVENTS_MAX: usize = 256;
 
 /// The event number of the command queue's waker, which has no slot.
 const WAKER: u64 = u64::MAX;
 
-/// A connection and its socket: two cache lines, which are all that a wake-up touches of a
-/// connection.
+/// A connection and its socket. The slot takes two cache lines, the only ones of a connection that
+/// a wake-up touches.
 #[repr(align(64))]
 pub(crate) struct ConnectionSlot {
-    /// `None` without TLS. Dropped before the connection, which counts its buffers.
+    /// The TLS state; `None` without TLS. Dropped before the connection, which counts its buffers.
     tls: Option<Box<TlsStream>>,
     connection: Connection,
     socket: OwnedFd,
     ready: Readiness,
-    /// The slot is listed in `Worker::yielded`.
+    /// Whether the slot is listed in `Worker::yielded`.
     is_listed: bool,
 }
 
@@ -82,10 +82,10 @@ const _: () = assert!(size_of::<Option<ConnectionSlot>>() == 128);
 /// The bytes read from a connection before it is driven.
 #[derive(Clone, Copy, Default)]
 struct ReadAhead {
-    /// The number of bytes, 0 at the end of the stream; `None` if the connection has not been read
-    /// from.
+    /// The number of bytes read, 0 at the end of the stream; `None` if nothing was read from the
+    /// connection.
     received: Option<usize>,
-    /// The hash of its first request's key.
+    /// The hash of the key in the first request.
     hash: Option<KeyHash>,
 }
 
@@ -100,7 +100,7 @@ pub(crate) struct Worker {
     /// The state for datagrams; `None` without UDP.
     udp: Option<WorkerUdp>,
     free: Vec<usize>,
-    /// Slots whose connections have more to do.
+    /// The slots of connections with more work.
     yielded: Vec<usize>,
     input: Box<[u8]>,
     /// The bytes read ahead from the connections of a group.
@@ -108,13 +108,13 @@ pub(crate) struct Worker {
     output: Output,
     /// The remaining budget of this iteration for costly requests.
     work: Work,
-    /// Those of this worker in `shared`.
+    /// The counters of this worker, which `shared` refers to as well.
     counters: Arc<Counters>,
-    /// The number of steps begun, by which the watchdog distinguishes one from the next.
+    /// The number of steps begun, by which the watchdog distinguishes one step from the next.
     steps: u64,
     timing: Timing,
     draining: bool,
-    /// End without answering what has been received.
+    /// Whether to end without answering the received requests.
     aborted: bool,
 }
 
@@ -122,7 +122,7 @@ impl Worker {
     /// Returns a worker without connections.
     ///
     /// # Errors
-    /// When the system has no descriptor for its event loop.
+    /// If the system has no descriptor for the event loop.
     pub(crate) fn new(index: usize, shared: Arc<Shared>) -> io::Result<Worker> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let waker = shared.connections.queue(index).waker();
@@ -150,7 +150,7 @@ impl Worker {
         })
     }
 
-    /// Serves until a command ends it, then answers what has been received.
+    /// Serves until a command ends the worker, then answers the received requests.
     pub(crate) fn run(&mut self) {
         let mut events = Vec::with_capacity(EVENTS_MAX);
         while !self.draining {
@@ -166,7 +166,8 @@ impl Worker {
             if self.tls.is_some() {
                 self.follow_handshakes();
             }
-            // Those that have waited come first; what they leave is for those that events announce.
+            // Connections that have waited come first; connections with new events get the rest of
+            // the work.
             self.work.renew();
             if !self.yielded.is_empty() {
                 self.serve_yielded();
@@ -175,11 +176,11 @@ impl Worker {
         self.drain(&mut events);
     }
 
-    /// Serves the connections with more to do.
+    /// Serves the connections that have more work.
     #[inline(never)]
     fn serve_yielded(&mut self) {
         let mut yielded = std::mem::take(&mut self.yielded);
-        // Rotated: the first one may use up the work for costly requests.
+        // Rotated, because the first connection may use up the work for costly requests.
         yielded.rotate_left(1);
         for number in yielded {
             if let Some(Some(slot)) = self.slots.get_mut(number) {
@@ -196,7 +197,8 @@ impl Worker {
         events.clear();
         match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(events), timeout.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            // Without this, its clients would wait for ever, and nothing would state why.
+            // Without this, the worker's clients would wait forever, and nothing would report the
+            // reason.
             Err(error) => {
                 self.shared.fail(format!("worker {} cannot wait for events: {error}", self.index));
                 self.draining = true;
@@ -249,7 +251,8 @@ impl Worker {
     fn serve_groups(&mut self, events: &[epoll::Event]) {
         let mut groups = events.chunks(GROUP).peekable();
         while let Some(group) = groups.next() {
-            // With many connections, each has left the processor's cache since its last step.
+            // When there are many connections, each has left the processor's cache since its last
+            // step.
             for event in groups.peek().copied().unwrap_or_default() {
                 self.prefetch_slot(event.data.u64() as usize);
             }
@@ -268,12 +271,12 @@ impl Worker {
         }
     }
 
-    /// Records what an event reports of its slot's socket.
+    /// Records the readiness that an event reports for a slot's socket.
     #[inline]
     fn record_event(&mut self, event: epoll::Event) {
         let (flags, number) = (event.flags, event.data.u64() as usize);
-        // An event of a connection closed a moment ago may reach its slot's next one, which is
-        // driven once too often then. The waker has no slot.
+        // An event of a connection that was closed a moment ago may reach the next connection in
+        // the same slot, which is then driven once too often. The waker has no slot.
         let Some(Some(slot)) = self.slots.get_mut(number) else { return };
         let closed =
             flags.intersects(epoll::EventFlags::RDHUP | epoll::EventFlags::HUP | epoll::EventFlags::ERR);
@@ -296,7 +299,7 @@ impl Worker {
                 let Some(tls) = &mut self.tls else { return ReadAhead::default() };
                 slot.connection.receive_ahead(input, &mut tls.socket(socket, stream, &self.counters))
             }
-            // Handshakes are done one by one, and counted.
+            // Handshakes are processed one by one, and counted.
             Some(_) => None,
         };
         let Some(received) = received else {
@@ -373,13 +376,13 @@ impl Worker {
         self.slots[number] = Some(slot);
     }
 
-    /// Drives one connection, with the bytes that have been read ahead from it.
+    /// Drives one connection, with the bytes that were read ahead from it.
     #[inline(never)]
     fn serve(&mut self, number: usize, received: Option<Range<usize>>) {
         self.serve_here(number, received);
     }
 
-    /// The same within the caller: for a single event, the usual one, a call would cost a tenth of
+    /// Like `serve`, but inlined: for a single event, the usual case, a call would cost a tenth of
     /// a get.
     #[inline(always)]
     fn serve_here(&mut self, number: usize, received: Option<Range<usize>>) {
@@ -423,8 +426,8 @@ impl Worker {
         }
     }
 
-    /// Closes those of the worker's connections that are to be closed, before any other takes more
-    /// memory.
+    /// Closes the worker's connections that were asked to close, before any other connection takes
+    /// more memory.
     #[cold]
     fn close_requested(&mut self) {
         for number in self.shared.connections.queue(self.index).take_checks() {
@@ -432,7 +435,7 @@ impl Worker {
         }
     }
 
-    /// Lists a connection that has more to do, if it is still there.
+    /// Lists a connection that has more work, if it still exists.
     #[cold]
     fn list_yielded(&mut self, number: usize, result: DriveResult) {
         if let Some(Some(slot)) = self.slots.get_mut(number)
@@ -444,7 +447,7 @@ impl Worker {
         }
     }
 
-    /// Closes a connection that is to be closed.
+    /// Closes a connection if that was requested.
     fn check(&mut self, number: usize) {
         if let Some(Some(slot)) = self.slots.get(number)
             && slot.connection.info.is_close_requested()
@@ -465,14 +468,15 @@ impl Worker {
             self.shared.watch.connection_closed(&slot.connection.info);
             tracing::debug!(fd = slot.connection.info.fd, "connection closed");
             self.free.push(number);
-            // Its buffers, then its share of what all connections hold, then its socket.
+            // Drops the buffers first, then the connection's share of the memory that all
+            // connections hold, then the socket.
             drop(slot);
         }
     }
 
-    /// Serves connections at shutdown: reads what has arrived, replies, and closes each connection
-    /// whose client has taken the replies, until none is left or `drain_timeout` is over. A client
-    /// that continues to send is served no longer than that.
+    /// Serves connections at shutdown: reads the data that has arrived, replies, and closes each
+    /// connection once its client has accepted the replies, until no connection is left or
+    /// `drain_timeout` has passed. A client that keeps sending is not served any longer than that.
     fn drain(&mut self, events: &mut Vec<epoll::Event>) {
         self.run_commands();
         let end = Instant::now() + self.shared.live.drain_timeout.get();
@@ -490,22 +494,22 @@ impl Worker {
             }
             self.counters.heartbeat.set_idle();
             events.clear();
-            // A connection with more to do does not wait for events of the others.
+            // A connection with more work does not wait for events of other connections.
             let wait = if more { Duration::ZERO } else { left };
             let timeout = Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: i64::from(wait.subsec_nanos()) };
-            // Whatever it returns, every slot is served again.
+            // Whatever this returns, every slot is served again.
             let _ = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(events), Some(&timeout));
             self.run_commands();
         }
         (0..self.slots.len()).for_each(|number| self.close_slot(number));
     }
 
-    /// Drives every connection once, until `end`; returns whether any has more to do.
+    /// Drives every connection once, until `end`. Returns whether any connection has more work.
     fn drain_all(&mut self, end: Instant) -> bool {
         let mut more = false;
         for number in 0..self.slots.len() {
             more |= self.drain_slot(number);
-            // One drive is bounded, ten thousand are not.
+            // A single drive is bounded; ten thousand drives are not.
             if Instant::now() >= end {
                 return more;
             }
@@ -513,7 +517,7 @@ impl Worker {
         more
     }
 
-    /// Drives one connection at shutdown; returns whether it has more to do.
+    /// Drives one connection at shutdown. Returns whether it has more work.
     fn drain_slot(&mut self, number: usize) -> bool {
         let Some(Some(slot)) = self.slots.get_mut(number) else { return false };
         slot.ready.write = true;
@@ -544,10 +548,10 @@ impl Worker {
     }
 
     /// Shuts down the sockets of all connections and touches nothing else. Called after a panic,
-    /// which may have left anything half-done.
+    /// which may have left any state inconsistent.
     pub(crate) fn shut_down_sockets(&self) {
         for slot in self.slots.iter().flatten() {
-            // Fails for a socket whose peer has gone already.
+            // Fails for a socket whose peer has already gone.
             let _ = rustix::net::shutdown(slot.socket.as_fd(), rustix::net::Shutdown::Both);
         }
     }

@@ -1,8 +1,9 @@
-//! A worker that stops between two requests, so that another process can continue its connections.
+//! A worker that pauses between two requests, so that another process can take over its
+//! connections.
 //!
-//! Requests that have begun are brought to their end, and no other is begun; connections whose
-//! request does not end in time are closed. Then the worker waits for the verdict, with all sockets
-//! open: it resumes as if nothing had been, or closes its descriptors and ends.
+//! Requests in flight are completed, and no new request begins; connections whose request does not
+//! complete in time are closed. Then the worker waits for the verdict with all sockets open: either
+//! it resumes as if nothing had happened, or it closes its descriptors and ends.
 
 use super::Worker;
 use crate::conn::{DriveResult, Finishing, WorkerContext};
@@ -13,16 +14,16 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long to wait before connections whose requests have not ended are tried again.
+/// The delay before connections whose requests are still in flight are driven again.
 const RETRY: Duration = Duration::from_micros(300);
 
 impl Worker {
-    /// Stops, and continues as the verdict says.
+    /// Pauses, then continues as the verdict says.
     #[cold]
     pub(super) fn pause(&mut self, pause: Pause) {
         let Pause { finish_within, report, verdict } = pause;
         self.finish_requests(Instant::now() + finish_within);
-        // Fails if the pause has been abandoned: then there is no verdict either.
+        // Fails if the pause was abandoned, in which case there is no verdict either.
         let _ = report.send(self.paused());
         drop(report);
         self.counters.heartbeat.set_idle();
@@ -31,8 +32,8 @@ impl Worker {
         }
     }
 
-    /// Brings requests that have begun to their end; closes connections of those that do not end
-    /// before `end`.
+    /// Completes the requests in flight, and closes connections whose requests are not complete at
+    /// `end`.
     fn finish_requests(&mut self, end: Instant) {
         loop {
             let unfinished: Vec<usize> =
@@ -55,16 +56,16 @@ impl Worker {
         }
     }
 
-    /// Whether a slot is empty, or its connection can wait.
+    /// Returns whether a slot is empty, or its connection is at rest.
     fn is_at_rest(&self, number: usize) -> bool {
         self.slots[number].as_ref().is_none_or(|slot| slot.connection.is_at_rest())
     }
 
-    /// Drives one connection towards the end of its request.
+    /// Drives one connection to complete its request.
     fn finish_request(&mut self, number: usize) {
         let Some(Some(slot)) = self.slots.get_mut(number) else { return };
         self.work.renew();
-        // Events are not waited for here.
+        // This loop does not wait for events.
         (slot.ready.read, slot.ready.write) = (true, true);
         self.steps += 1;
         self.counters.heartbeat.begin(self.steps, slot.socket.as_raw_fd(), Activity::Draining);

@@ -6,12 +6,13 @@ use crate::telemetry::insight::SlowRequest;
 use blocker::trace::{AttributeValue, SpanKind, Tracer};
 use std::time::{Duration, Instant};
 
-/// The steps between two timed iterations: at least these, and up to twice as many more.
+/// The minimum number of steps between two timed iterations. Up to twice as many are added at
+/// random.
 const STEPS_MIN: u64 = 32;
 
-/// The commands of a connection in a timed iteration.
+/// The commands of a connection that were executed in a timed iteration.
 pub(super) struct Served {
-    /// The time since the end of the wait for events.
+    /// The time since the wait for events ended.
     pub(super) took: Duration,
     /// The number of commands of each kind.
     pub(super) commands: [u64; Kind::ALL.len()],
@@ -20,25 +21,25 @@ pub(super) struct Served {
 /// The measurement of an iteration.
 #[derive(Debug)]
 pub(super) struct Timing {
-    /// When the wait for events ended.
+    /// The time at which the wait for events ended.
     start: Instant,
-    /// The worker's counts after its last served connection.
+    /// The worker's counts after the connection that was served last.
     before: Totals,
     random: u32,
 }
 
 impl Timing {
-    /// Returns the timing of a worker; `seed` distinguishes it from those of others.
+    /// Returns the timing of a worker; `seed` makes it differ from that of other workers.
     pub(super) fn new(seed: usize) -> Timing {
         Timing { start: Instant::now(), before: Totals::default(), random: seed as u32 }
     }
 
-    /// Begins a timed iteration at `step`, or ends the last one, whichever is due.
+    /// Begins a timed iteration at `step`, or ends the current one, whichever is due.
     #[cold]
     pub(super) fn begin_or_end(&mut self, step: u64, counters: &Counters) {
         if counters.next_timed.is_running() {
-            // Irregular, so that no rhythm of the clients decides which of their requests are
-            // measured.
+            // Irregular intervals, so that no rhythm of the clients decides which of their requests
+            // are measured.
             self.random = self.random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
             let more = u64::from(self.random >> 16) % (2 * STEPS_MIN);
             counters.next_timed.end(step + STEPS_MIN + more);
@@ -49,8 +50,7 @@ impl Timing {
         self.start = Instant::now();
     }
 
-    /// Counts the requests of a connection that has been served in a timed iteration, and returns
-    /// them.
+    /// Counts and returns the requests of a connection that was served in a timed iteration.
     #[cold]
     pub(super) fn served(&mut self, counters: &Counters) -> Served {
         let totals = counters.totals();
@@ -61,11 +61,11 @@ impl Timing {
     }
 }
 
-// Spans of memcached's protocols. A request is not timed by itself, so a span is what one
-// connection was served in a timed iteration, of which the tracer samples its share; slow requests
-// are all recorded.
+// Spans of memcached's protocols. Requests are not timed individually, so a span covers everything
+// that one connection was served in a timed iteration. The tracer samples a share of these spans;
+// slow requests are all recorded.
 
-/// The names of the attributes with the numbers of commands, in the order of [`Kind::ALL`].
+/// The names of the attributes that hold the numbers of commands, in the order of [`Kind::ALL`].
 const COUNTS: [&str; Kind::ALL.len()] = [
     "memcached.get",
     "memcached.set",
@@ -76,7 +76,7 @@ const COUNTS: [&str; Kind::ALL.len()] = [
     "memcached.flush",
 ];
 
-/// Records what the connection `info` was served in step `step` of a worker, if it is sampled.
+/// Records, if it is sampled, the span of the connection `info` in step `step` of a worker.
 pub(super) fn record_iteration(tracer: &Tracer, worker: usize, step: u64, info: &ConnInfo, served: &Served) {
     let counts = COUNTS.into_iter().zip(served.commands).filter(|(_, count)| *count > 0);
     let mut attributes: Vec<(&str, AttributeValue)> =
@@ -89,7 +89,7 @@ pub(super) fn record_iteration(tracer: &Tracer, worker: usize, step: u64, info: 
     tracer.record("memcached.turn", SpanKind::Server, served.took, attributes);
 }
 
-/// Records a step of a worker that was slow.
+/// Records a slow step of a worker.
 pub(crate) fn record_slow(tracer: &Tracer, worker: usize, took: Duration, slow: &SlowRequest) {
     let mut attributes: Vec<(&str, AttributeValue)> =
         vec![("memcached.command", slow.command.into()), ("memcached.worker", (worker as u64).into())];
@@ -125,7 +125,7 @@ mod tests {
     #[test]
     fn a_request_makes_the_next_iteration_a_timed_one() {
         let (counters, mut timing) = (Counters::default(), Timing::new(2));
-        // The first iteration is timed, and the second ends that.
+        // The first iteration is timed; the second ends that timing.
         for step in 1..=2 {
             timing.begin_or_end(step, &counters);
         }

@@ -1,8 +1,9 @@
 //! TLS connections of a worker: buffers, and limits on handshakes.
 //!
-//! A handshake costs as much as some hundred requests. So a worker does a few steps of them in each
-//! iteration of its loop; clients that want more wait in line, while the others are served in every
-//! iteration. A handshake that is not complete after ten seconds ends its connection.
+//! A handshake costs as much as some hundred requests, so a worker performs only a few steps of
+//! handshakes in each iteration of its loop. Clients beyond that number queue, while established
+//! connections are served in every iteration. A connection whose handshake is not complete after
+//! ten seconds is closed.
 
 use super::Worker;
 use crate::conn::{Connection, DriveResult, WorkerContext};
@@ -12,10 +13,10 @@ use cached_tls::{ClientCertificates, ServerTls};
 use rustix::event::Timespec;
 use std::sync::Arc;
 
-/// The steps of handshakes in one iteration of the loop.
+/// The number of handshake steps in one iteration of the loop.
 const HANDSHAKES_PER_ITERATION: u32 = 4;
 
-/// The time that a client has for its handshake.
+/// The maximum duration of a handshake.
 const HANDSHAKE_SECS_MAX: u32 = 10;
 
 /// The TLS state of one worker.
@@ -24,7 +25,7 @@ pub(super) struct WorkerTls {
     buffers: Box<TlsBuffers>,
     /// The number of connections whose handshake is not complete.
     handshaking: usize,
-    /// The clock's second in which overdue handshakes were last looked for.
+    /// The second, by the server's clock, in which overdue handshakes were last checked.
     checked: u32,
 }
 
@@ -33,13 +34,13 @@ impl WorkerTls {
         WorkerTls { server, buffers: TlsBuffers::new(), handshaking: 0, checked: 0 }
     }
 
-    /// Returns the longest wait for events: overdue handshakes are looked for once a second.
+    /// Returns the maximum wait for events: overdue handshakes are checked once a second.
     pub(super) fn timeout(&self) -> Option<Timespec> {
         (self.handshaking > 0).then_some(Timespec { tv_sec: 1, tv_nsec: 0 })
     }
 
-    /// Begins an iteration of the loop. `others_wait` states that connections wait in line: they
-    /// come before those whose events are new.
+    /// Begins an iteration of the loop. `others_wait` states that connections are queued: these
+    /// come before connections with new events.
     pub(super) fn begin_iteration(&mut self, others_wait: bool) {
         self.buffers.handshakes_left = if others_wait { 0 } else { HANDSHAKES_PER_ITERATION };
     }
@@ -81,8 +82,8 @@ impl WorkerTls {
         }
     }
 
-    /// Drives a connection at shutdown. One without requests, because its handshake is not
-    /// complete, ends.
+    /// Drives a connection at shutdown. A connection whose handshake is not complete has no
+    /// requests, so it is closed.
     pub(super) fn drain(
         &mut self,
         connection: &mut Connection,
@@ -110,7 +111,7 @@ impl WorkerTls {
 }
 
 impl Worker {
-    /// Ends overdue handshakes, and allows those that wait in line a few steps.
+    /// Closes connections with overdue handshakes, and allows the queued ones a few steps.
     pub(super) fn follow_handshakes(&mut self) {
         let now = self.shared.clock.now_secs();
         let Some(tls) = &mut self.tls else { return };

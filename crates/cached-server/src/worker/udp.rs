@@ -1,9 +1,10 @@
-//! Datagrams: each is a request, or several, of a connection that lasts no longer.
+//! Datagrams: each is treated as a connection that carries one or more requests and ends with the
+//! datagram.
 //!
-//! All workers wait for all UDP sockets, and whichever is free reads. A datagram whose request is
-//! not whole is dropped, as is one of several. A reply is sent in as many datagrams as it takes, up
-//! to a limit: the sender's address may be forged, and what is sent there should not be many times
-//! what was received.
+//! All workers wait for all UDP sockets, and whichever worker is free reads. A datagram with an
+//! incomplete request is dropped, as is one that is part of a request of several datagrams. A reply
+//! is sent in as many datagrams as it needs, up to a limit: the sender's address may be forged, and
+//! the bytes sent to it should not be many times the bytes received.
 
 use super::Worker;
 use crate::conn::{Connection, DriveResult, WorkerContext};
@@ -23,44 +24,44 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::task::Poll;
 
-/// The event number of the first UDP socket; no connection slot has so large a number, and the
-/// waker's is larger.
+/// The event number of the first UDP socket. Slot numbers never reach it, and the waker's number is
+/// larger.
 pub(super) const UDP_FIRST: u64 = 1 << 48;
 
-/// The number of datagrams that are answered before connections are served.
+/// The number of datagrams that are answered before connections are served again.
 const BATCH: usize = 32;
 
-/// The largest datagram that there is.
+/// The maximum size of a datagram.
 const DATAGRAM_BYTES_MAX: usize = 1 << 16;
 
-/// The memory that is kept for replies.
+/// The reply memory that is kept between datagrams.
 const REPLY_BYTES_KEPT: usize = 1 << 16;
 
-/// The sockets and buffers of a worker for datagrams.
+/// A worker's sockets and buffers for datagrams.
 pub(super) struct WorkerUdp {
     sockets: Arc<[UdpSocket]>,
-    /// The entries by which event lines and limits name the clients of each socket.
+    /// The entries by which event lines and limits identify the clients of each socket.
     infos: Box<[Arc<ConnInfo>]>,
     datagram: Box<[u8]>,
     reply: Vec<u8>,
 }
 
-/// The most memory that a worker takes for datagrams, in bytes.
+/// Returns the maximum memory that a worker uses for datagrams, in bytes.
 pub(crate) fn udp_bytes_max(reply_bytes_max: usize) -> usize {
     DATAGRAM_BYTES_MAX + 2 * reply_bytes_max
 }
 
 impl WorkerUdp {
-    /// Returns the means of reading from the server's UDP sockets, of which the worker's event loop
-    /// reports datagrams from now on; `None` if there are none.
+    /// Returns the state for reading from the server's UDP sockets, which it registers with the
+    /// worker's event loop; `None` if there are no such sockets.
     ///
     /// # Errors
-    /// When a socket cannot be registered.
+    /// If a socket cannot be registered.
     pub(super) fn new(worker: usize, shared: &Shared, loop_of: &OwnedFd) -> io::Result<Option<WorkerUdp>> {
         let Some(sockets) = shared.udp.get().filter(|sockets| !sockets.is_empty()) else { return Ok(None) };
         let mut infos = Vec::new();
         for (number, UdpSocket { socket, address }) in (UDP_FIRST..).zip(sockets.iter()) {
-            // Level-triggered: what one batch leaves is reported again, to one worker.
+            // Level-triggered: datagrams that one batch leaves are reported again, to one worker.
             let interest = epoll::EventFlags::IN | epoll::EventFlags::EXCLUSIVE;
             epoll::add(loop_of, socket, epoll::EventData::new_u64(number), interest)?;
             let endpoints = Endpoints::Udp { local: *address };
@@ -73,10 +74,10 @@ impl WorkerUdp {
 }
 
 impl Worker {
-    /// Answers datagrams of the socket with this event number, as many as a batch has.
+    /// Answers datagrams of the socket with this event number, at most one batch.
     #[cold]
     pub(super) fn serve_datagrams(&mut self, event: u64) {
-        // Taken out of the worker, so that the rest of it can be borrowed meanwhile.
+        // Moved out of the worker, so that the rest of the worker can be borrowed meanwhile.
         let Some(mut udp) = self.udp.take() else { return };
         if let Some(index) = event.checked_sub(UDP_FIRST).and_then(|index| usize::try_from(index).ok())
             && let Some(UdpSocket { socket, address }) = udp.sockets.clone().get(index)
@@ -87,14 +88,14 @@ impl Worker {
                 let (bytes, peer) = match received {
                     Ok((_, bytes, peer)) => (bytes, peer.and_then(|peer| SocketAddr::try_from(peer).ok())),
                     Err(Errno::AGAIN) => break,
-                    // An answer of an earlier peer's host, that nothing listens there.
+                    // An ICMP error from the host of an earlier peer: nothing listens there.
                     Err(_) => continue,
                 };
                 let info = udp.infos[index].clone();
                 let WorkerUdp { datagram, reply, .. } = &mut udp;
                 self.work.renew();
                 self.answer(&datagram[..bytes], peer, socket, *address, info, reply);
-                // One costly datagram in an iteration.
+                // An iteration answers only one costly datagram.
                 if !self.work.is_untouched() {
                     break;
                 }
@@ -119,7 +120,8 @@ impl Worker {
     ) {
         let counters = self.shared.counters(self.index);
         counters.received_bytes.add(UDP_HEADER_LEN.min(datagram.len()) as u64);
-        // Two servers that took each other's replies for requests would answer for ever.
+        // Two servers that took each other's replies for requests would reply to each other
+        // forever.
         let peer = peer.filter(|peer| peer.port() != 0 && peer.port() != own.port());
         let (Some((id, request)), Some(peer)) = (decode_datagram(datagram), peer) else {
             return counters.udp_dropped.bump();
@@ -146,7 +148,7 @@ impl Worker {
             if connection.drive(&mut context, &mut io) != DriveResult::Yield {
                 break;
             }
-            // There is no later: it is refused like one whose reply is too large.
+            // The request cannot be deferred, so it is refused like one whose reply is too large.
             if self.work.is_used_up() {
                 io.is_too_large = true;
                 break;
@@ -163,10 +165,10 @@ impl Worker {
             datagram[UDP_HEADER_LEN..][..bytes.len()].copy_from_slice(bytes);
             let datagram = &datagram[..UDP_HEADER_LEN + bytes.len()];
             match rustix::net::sendto(socket, datagram, SendFlags::DONTWAIT | SendFlags::NOSIGNAL, &peer) {
-                // The reply itself was counted when it was executed.
+                // The payload of the reply was counted when the request was executed.
                 Ok(_) => counters.sent_bytes.add(UDP_HEADER_LEN as u64),
-                // There is no buffer space, or no route to that address; the client asks again, as
-                // for any datagram lost.
+                // There is no buffer space, or no route to that address. The client retries, as it
+                // does for any lost datagram.
                 Err(_) => {
                     counters.udp_dropped.bump();
                     break;
@@ -178,7 +180,7 @@ impl Worker {
     }
 }
 
-/// Replaces a reply that is too large by an error that fits one datagram.
+/// Replaces a reply that is too large with an error that fits one datagram.
 fn refuse(request: &[u8], reply: &mut Vec<u8>) {
     reply.clear();
     match Header::read(request).filter(|header| header.magic == MAGIC_REQUEST) {
@@ -192,11 +194,11 @@ fn refuse(request: &[u8], reply: &mut Vec<u8>) {
 
 /// A datagram as a stream that ends with it.
 struct Datagram<'a> {
-    /// The unread rest.
+    /// The unread rest of the datagram.
     request: &'a [u8],
     reply: &'a mut Vec<u8>,
     reply_bytes_max: usize,
-    /// The reply has exceeded the limit.
+    /// Whether the reply has exceeded the limit.
     is_too_large: bool,
 }
 

@@ -1,7 +1,8 @@
-//! The exports that clients see: the volumes that they may have, once this process serves, and the counts of each.
+//! The exports that clients see: the volumes that they may use, available once this process serves,
+//! and the counts of each volume.
 //!
-//! A connection counts for itself, so that connections of one volume on several threads share no cache line; its counts
-//! are added up when it ends.
+//! Each connection has its own counts, so that connections to one volume on several threads share
+//! no cache line. When the connection ends, its counts are added to those of the volume.
 
 use blocker::{Reply, Segments};
 use cached_metrics::counters;
@@ -18,20 +19,21 @@ use volumes::exports::VolumeExports;
 #[derive(Clone)]
 pub(super) struct Served {
     pub(super) volumes: VolumeExports,
-    /// The volumes that clients may have; `None`: all.
+    /// The volumes that clients may use; `None` for all.
     pub(super) only: Option<Arc<[String]>>,
     pub(super) counts: Arc<Counts>,
-    /// Whether this process serves: before, another one may have the volumes.
+    /// Whether this process serves. Until then, another process may use the volumes.
     pub(super) is_serving: watch::Receiver<bool>,
 }
 
 impl Served {
-    /// Returns whether clients may have a volume.
+    /// Returns whether clients may use a volume.
     pub(super) fn allows(&self, name: &str) -> bool {
         self.only.as_ref().is_none_or(|only| only.iter().any(|one| one == name))
     }
 
-    /// Returns the volume that a client selects, if it may have it. No name selects the only volume that is exported.
+    /// Returns the volume that a client selects, if the client may use it. An empty name selects
+    /// the only exported volume.
     fn named(&self, name: &str) -> Result<String, NoExport> {
         match self.only.as_deref() {
             Some([one]) if name.is_empty() => Ok(one.clone()),
@@ -81,7 +83,7 @@ impl Exports for Served {
     }
 }
 
-/// A volume, as one connection has it.
+/// A volume as one connection uses it.
 struct Counted {
     volume: Arc<dyn Export>,
     connection: Connection,
@@ -138,13 +140,15 @@ impl Export for Counted {
     }
 }
 
-/// The most volumes that are counted apart. Further ones are counted together, under [`OTHERS`].
+/// The maximum number of volumes that are counted individually. All further ones are counted
+/// together, under [`OTHERS`].
 const VOLUMES_MAX: usize = 256;
 
-/// The name under which further volumes are counted. No volume can have it: "/" is no part of a volume's name.
+/// The name under which further volumes are counted. No volume can have this name, because "/" is
+/// not allowed in the name of a volume.
 const OTHERS: &str = "/others";
 
-/// The commands, as they are counted.
+/// The commands that are counted.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Command {
     Read,
@@ -156,7 +160,7 @@ pub(super) enum Command {
     BlockStatus,
 }
 
-/// The names of the commands, in their order.
+/// The names of the commands, in the order of [`Command`].
 pub(super) const COMMANDS: [&str; 7] =
     ["read", "write", "flush", "trim", "write_zeroes", "cache", "block_status"];
 
@@ -169,9 +173,10 @@ pub(super) struct ConnectionCounts {
 }
 
 impl ConnectionCounts {
-    /// Counts a request for so many bytes.
+    /// Counts a request for this many bytes.
     pub(super) fn count(&self, command: Command, len_bytes: u64) {
-        // A connection's requests come one after the other, on one thread: nothing else writes these.
+        // The requests of a connection run one after the other on one thread, so nothing else
+        // writes these counts.
         let add = |to: &AtomicU64, count| to.store(to.load(Ordering::Relaxed) + count, Ordering::Relaxed);
         add(&self.requests[command as usize], 1);
         match command {
@@ -183,7 +188,7 @@ impl ConnectionCounts {
 }
 
 counters! {
-    /// The sums of a volume.
+    /// The sums of a volume over its connections.
     #[derive(Debug, Clone, Copy, Default)]
     pub(super) struct Sums {
         /// NBD connections that have a volume.
@@ -214,7 +219,7 @@ impl Sums {
 
 #[derive(Debug, Default)]
 struct VolumeCounts {
-    /// Those of connections that have ended.
+    /// The sums of the connections that have ended.
     ended: Sums,
     open: Vec<Arc<ConnectionCounts>>,
 }
@@ -225,7 +230,7 @@ pub(super) struct Counts {
     volumes: Mutex<BTreeMap<String, VolumeCounts>>,
 }
 
-/// The counts of one connection, which are added up when this is dropped.
+/// The counts of one connection, which are added to those of its volume when this is dropped.
 #[derive(Debug)]
 pub(super) struct Connection {
     counts: Arc<ConnectionCounts>,
@@ -234,7 +239,7 @@ pub(super) struct Connection {
 }
 
 impl Counts {
-    /// Begins the counts of a connection that has selected a volume.
+    /// Creates the counts of a connection that has selected a volume.
     pub(super) fn connect(self: &Arc<Self>, volume: &str) -> Connection {
         let counts = Arc::new(ConnectionCounts::default());
         let mut volumes = self.volumes.lock();
@@ -244,7 +249,7 @@ impl Counts {
         Connection { counts, all: Arc::clone(self), volume: volume.to_owned() }
     }
 
-    /// Returns the sums of each volume, in the order of the names.
+    /// Returns the sums of each volume, ordered by name.
     pub(super) fn sums(&self) -> Vec<(String, Sums)> {
         let volumes = self.volumes.lock();
         let sums = volumes.iter().map(|(name, volume)| {
@@ -256,12 +261,12 @@ impl Counts {
         sums.collect()
     }
 
-    /// Returns the number of connections that have a volume, if it is counted apart.
+    /// Returns the number of connections to a volume, if the volume is counted individually.
     pub(super) fn connections(&self, volume: &str) -> usize {
         self.volumes.lock().get(volume).map_or(0, |volume| volume.open.len())
     }
 
-    /// Forgets a volume that is gone.
+    /// Removes the counts of a volume that no longer exists.
     pub(super) fn forget(&self, volume: &str) {
         let mut volumes = self.volumes.lock();
         if volumes.get(volume).is_some_and(|volume| volume.open.is_empty()) {
@@ -271,7 +276,7 @@ impl Counts {
 }
 
 impl Connection {
-    /// Counts a request for so many bytes.
+    /// Counts a request for this many bytes.
     pub(super) fn count(&self, command: Command, len_bytes: u64) {
         self.counts.count(command, len_bytes);
     }

@@ -5,9 +5,10 @@
 //! admin listener ──► routes ──► Jobs (control thread) ─────────────────────────────────┘
 //! ```
 //!
-//! The service is made with its cache and ends before it: no connection is accepted any more, what has been received is
-//! answered, jobs end, and every volume is released with everything stored. The addresses are bound anew with each
-//! cache: clients that connect between two of them are refused, and reconnect, as they do when a connection ends.
+//! The service is created with its cache and ends before the cache: it stops accepting connections,
+//! answers the requests it has received, completes its jobs, and releases every volume with all
+//! data stored. The addresses are bound again with each cache: a client that connects between two
+//! caches is refused and reconnects, as it does when a connection ends.
 //!
 //! | module | content |
 //! |---|---|
@@ -43,21 +44,21 @@ use volumes::{Fencing, Options, Volumes};
 
 /// The delay between two attempts to release volumes.
 const RETRY_DELAY: Duration = Duration::from_millis(100);
-/// The longest name of an owner, in bytes.
+/// The maximum length of an owner's name, in bytes.
 const OWNER_BYTES_MAX: usize = 200;
 
 /// The parameters for opening volumes.
 #[derive(Clone, Debug)]
 pub struct VolumesOpening {
-    /// Where they lie.
+    /// The location and the owner of the volumes.
     pub volumes: VolumesTable,
-    /// What serves them, if anything does.
+    /// The NBD listener, if there is one.
     pub nbd: Option<NbdTable>,
-    /// The certificates of what serves them.
+    /// The certificates of the NBD listener.
     pub nbd_tls: Option<Arc<ServerTls>>,
 }
 
-/// The state that the routes use. They keep none of it open.
+/// The state that the routes use. The routes keep none of it open.
 pub(super) struct Managed {
     volumes: Arc<Volumes>,
     served: Served,
@@ -65,14 +66,15 @@ pub(super) struct Managed {
     jobs: Jobs,
 }
 
-/// What outlives a service over the same cache: volumes that it could not release hold unflushed data.
+/// The state that outlives a service over the same cache: volumes that could not be released hold
+/// unflushed data.
 pub(super) struct Kept {
     volumes: Arc<Volumes>,
     exports: VolumeExports,
     counts: Arc<Counts>,
 }
 
-/// The volumes in a cache, and what serves them.
+/// The volumes in a cache, and the listener that serves them.
 pub(super) struct VolumeService {
     managed: Arc<Managed>,
     listener: Option<Listener>,
@@ -84,13 +86,14 @@ struct Listener {
     addresses: Vec<String>,
     memory_bytes_max: u64,
     tls: Option<Arc<ServerTls>>,
-    /// The threads end when these are dropped.
+    /// The threads end when these senders are dropped.
     _threads: Vec<oneshot::Sender<()>>,
 }
 
 impl VolumesOpening {
-    /// Opens the volumes of a cache, and the addresses of what serves them. Clients wait until [`VolumeService::serve`].
-    /// `control` is the runtime of the cache, which is entered.
+    /// Opens the volumes of a cache, and binds the addresses of the listener. Clients wait until
+    /// [`VolumeService::serve`] is called. `control` is the runtime of the cache, which must have
+    /// been entered.
     pub(super) async fn open(
         &self,
         objects: &ObjectsTable,
@@ -129,10 +132,10 @@ impl VolumesOpening {
         };
         let options = Options::new(&self.volumes.prefix).owner(&owner).flush_durability(fua);
         let options = options.fencing(fencing(objects, cache));
-        // Clients connect again after a kill, and do not know that it was one.
+        // Clients reconnect after a kill without knowing that the process was killed.
         let records_at_once = self.volumes.record_at_once(objects);
         let options = options.records_at_once(records_at_once);
-        // Where writes go through, none is answered from memory.
+        // With write-through, no write is answered from memory.
         let is_kept = records_at_once || objects.write == WriteMode::Back;
         let options = if is_kept { options } else { options.overlay_bytes_max(0) };
         let volumes = Volumes::new(Arc::new(cache.clone()), options);
@@ -143,15 +146,15 @@ impl VolumesOpening {
     }
 }
 
-/// Returns how one writer at a time is enforced: by the cache where it is the writer, by the store's lock where one process
-/// opens it, and elsewhere by claims of each volume.
+/// Returns how a single writer at a time is enforced: by the cache if it is the writer, by the
+/// store's lock if only one process can open the store, and otherwise by the claims of each volume.
 fn fencing(objects: &ObjectsTable, cache: &ObjectCache) -> Fencing {
     let is_own = matches!(objects.backend, Some(BackendTable::Memory(_) | BackendTable::File(_)));
-    // A cache that is the writer takes no claims of others.
+    // A cache that is the writer does not accept the claims of others.
     if is_own || !cache.capabilities().fencing { Fencing::Below } else { Fencing::Stamps }
 }
 
-/// Returns as much of a host's name as an owner's can have.
+/// Returns as much of a host's name as fits into the name of an owner.
 fn short(mut name: String) -> String {
     while name.len() > OWNER_BYTES_MAX {
         name.pop();
@@ -171,7 +174,7 @@ impl Listener {
             let runtime = Builder::new_current_thread().enable_all().build()?;
             config.workers.push(runtime.handle().clone());
             let (keep, end) = oneshot::channel::<()>();
-            // Ends with an error, when the other half is dropped.
+            // The wait ends with an error when the sender is dropped.
             spawn(&format!("cached-nbd-{index}"), move || drop(runtime.block_on(end)))?;
             threads.push(keep);
         }
@@ -190,15 +193,15 @@ impl Listener {
 }
 
 impl VolumeService {
-    /// Serves clients from now on, those that wait among them. Returns the task that renews certificates, if there are
-    /// any. In the runtime of the cache.
+    /// Serves clients from now on, including those that already wait. Returns the task that renews
+    /// certificates, if there are any. Must be called in the runtime of the cache.
     pub(super) fn serve(&self) -> Option<AbortHandle> {
         self.is_serving.send_replace(true);
         let tls = self.listener.as_ref()?.tls.clone()?;
         Some(tokio::spawn(cached_tls::renew(tls, "nbd.tls")).abort_handle())
     }
 
-    /// Returns the state with which another service over the same cache continues.
+    /// Returns the state with which another service over the same cache can continue.
     pub(super) fn kept(&self) -> Kept {
         let Managed { volumes, served, .. } = &*self.managed;
         let counts = Arc::clone(&served.counts);
@@ -210,12 +213,13 @@ impl VolumeService {
         self.listener.as_ref().map_or(&[], |listener| &listener.addresses)
     }
 
-    /// Returns the most memory that the listener takes, in bytes.
+    /// Returns the maximum memory that the listener uses, in bytes.
     pub(super) fn memory_bytes_max(&self) -> u64 {
         self.listener.as_ref().map_or(0, |listener| listener.memory_bytes_max)
     }
 
-    /// Shows the volumes on the admin listener until the result is dropped, and adds the routes that manage them.
+    /// Shows the volumes on the admin listener until the result is dropped, and adds the routes
+    /// that manage volumes.
     pub(super) fn show(&self, admin: &AdminServer) -> Shown {
         routes::add(admin.routes(), &self.managed);
         let server = self.listener.as_ref().map(|listener| Arc::clone(&listener.server));
@@ -223,15 +227,16 @@ impl VolumeService {
         Shown::new(admin, &Arc::new(VolumesSource { managed: Arc::clone(&self.managed), server, addresses }))
     }
 
-    /// Ends it: no connection is accepted any more, and what has been received is answered, for at most `drain_timeout`;
-    /// then every volume is released with everything stored, which is tried for at most `flush_max`.
+    /// Ends the service: stops accepting connections, and answers the requests received, for at
+    /// most `drain_timeout`; then releases every volume with all data stored, retrying for at most
+    /// `flush_max`.
     ///
     /// # Errors
-    /// The volumes that could not be released, as a part of a line: what their clients have written and not flushed may be
-    /// lost.
+    /// The volumes that could not be released, as a part of a line: data that their clients have
+    /// written and not flushed may be lost.
     pub(super) async fn end(self, drain_timeout: Duration, flush_max: Duration) -> Result<(), String> {
         let VolumeService { managed, listener, is_serving } = self;
-        // Clients that still wait are refused.
+        // Clients that are still waiting are refused.
         drop(is_serving);
         if let Some(listener) = &listener
             && !listener.server.shutdown(drain_timeout).await
@@ -246,13 +251,13 @@ impl VolumeService {
             );
         }
         let released = release(&managed.served.volumes, flush_max).await;
-        // Its threads have connections no more.
+        // The threads of the listener no longer have connections.
         drop(listener);
         released
     }
 }
 
-/// Releases all volumes, and tries again for at most `flush_max`.
+/// Releases all volumes, retrying for at most `flush_max`.
 async fn release(exports: &VolumeExports, flush_max: Duration) -> Result<(), String> {
     let deadline = Instant::now() + flush_max;
     let mut is_logged = false;
@@ -275,7 +280,7 @@ async fn release(exports: &VolumeExports, flush_max: Duration) -> Result<(), Str
     }
 }
 
-/// The volumes that the document shows.
+/// The maximum number of volumes that the status document shows.
 const SHOWN_MAX: usize = 50;
 
 const REQUESTS: LabelledMetric<1> = LabelledMetric::new(
@@ -284,7 +289,7 @@ const REQUESTS: LabelledMetric<1> = LabelledMetric::new(
     "Requests of NBD clients for a volume: read, write, flush, trim, write_zeroes, cache, block_status.",
 );
 
-/// Volumes, and what serves them, as the admin listener shows them.
+/// The volumes and their listener, as the admin listener shows them.
 struct VolumesSource {
     managed: Arc<Managed>,
     server: Option<Arc<Server>>,
@@ -346,7 +351,8 @@ impl cached_admin::status::Source for VolumesSource {
     }
 }
 
-/// Returns the memory of `cache` into which payloads are received, which it then has without a copy.
+/// Returns buffers in the memory of `cache` for receiving payloads, which the cache can then keep
+/// without a copy.
 fn buffers_of(cache: &ObjectCache) -> ReceiveBuffers {
     let cache = cache.clone();
     Arc::new(move |object, offset, len_bytes| {

@@ -1,4 +1,5 @@
-//! The requests of the routes: each a JSON body with what it changes, and the JSON that describes volumes.
+//! The requests of the routes: each is a JSON body that states what to change. Also the JSON
+//! descriptions of volumes.
 
 use super::Managed;
 use super::routes::{Failure, Outcome, Progress};
@@ -10,19 +11,19 @@ use volumes::{
     Change, DamagedVolume, Error, OpenOptions, ProblemKind, Report, Settings, SnapshotInfo, Usage, VolumeInfo,
 };
 
-/// The most extents of one answer.
+/// The maximum number of extents in one response.
 const EXTENTS_MAX: usize = 10_000;
 
-/// The body of a request that changes something.
+/// The body of a request for a change.
 pub(super) trait Body: for<'de> Deserialize<'de> + std::fmt::Debug + Send + 'static {
-    /// The body as an example.
+    /// An example of the body.
     const FORM: &'static str;
 
     /// Executes the request.
     fn run(self, managed: Arc<Managed>, progress: Arc<Progress>) -> impl Future<Output = Outcome> + Send;
 }
 
-/// Returns the answer to a request without a result.
+/// Returns the response to a request that has no result.
 fn done() -> Value {
     json!({ "done": true })
 }
@@ -78,7 +79,7 @@ impl Body for Resize {
     async fn run(self, managed: Arc<Managed>, _progress: Arc<Progress>) -> Outcome {
         let Resize { name, size_bytes, shrink } = self;
         let now = managed.volumes.info(&name).await?.size_bytes;
-        // It may have grown since.
+        // The volume may have grown since `now` was read.
         if size_bytes >= now && managed.volumes.grow(&name, size_bytes).await? {
             return Ok(done());
         }
@@ -115,7 +116,7 @@ impl Body for Set {
     }
 }
 
-/// Returns settings with the values that a request gives; `null` for none.
+/// Returns the settings with the values that a request gives; `null` removes a value.
 fn changed(mut settings: Settings, values: &Map<String, Value>) -> Result<Settings, Failure> {
     let wrong = |key: &str, what: &str| Failure::new(400, format!("settings.{key}: must be {what}"));
     for (key, value) in values {
@@ -128,7 +129,7 @@ fn changed(mut settings: Settings, values: &Map<String, Value>) -> Result<Settin
                 settings.is_read_only = value.as_bool().ok_or_else(|| wrong(key, "true or false"))?;
             }
             "write" => {
-                // A volume that takes no changes is set to `is_read_only`.
+                // A volume becomes read-only by `is_read_only`, not by its write mode.
                 let mode = |text: &str| text.parse().ok().filter(|mode| *mode != WriteMode::ReadOnly);
                 settings.write = match value {
                     Value::Null => None,
@@ -283,7 +284,7 @@ impl Body for TakeOver {
     async fn run(self, managed: Arc<Managed>, _progress: Arc<Progress>) -> Outcome {
         let taken = async {
             let volume = managed.volumes.open(&self.name, OpenOptions::default().take_over(true)).await?;
-            // The next connection attaches it.
+            // The next connection attaches the volume.
             volume.close().await
         };
         managed.served.volumes.while_unused(&self.name, taken).await?;
@@ -341,7 +342,7 @@ pub(super) async fn show(managed: Arc<Managed>, name: String) -> Outcome {
     Ok(value)
 }
 
-/// Returns what differs between two snapshots, from `offset` on.
+/// Returns the differences between two snapshots, starting at `offset`.
 pub(super) async fn diff(
     managed: Arc<Managed>,
     name: String,

@@ -1,4 +1,5 @@
-//! The routes of volumes, and the jobs that they start: each change runs to its end whether or not its client waits.
+//! The routes of volumes, and the jobs that they start: each change runs to completion, whether or
+//! not its client waits.
 //!
 //! | route | |
 //! |---|---|
@@ -10,8 +11,9 @@
 //! | `POST /volumes/snapshot`, `delete-snapshot`, `rollback` | |
 //! | `POST /volumes/check` | what is wrong with the volumes |
 //!
-//! Bodies are JSON, as [`Body::FORM`] shows them; so are the answers, errors too: `{"error": "one line"}`. A request that
-//! takes longer than 20 seconds is answered 202 with `{"job": NUMBER}`, and goes on.
+//! The bodies are JSON, as [`Body::FORM`] shows; so are the responses and the errors: `{"error":
+//! "one line"}`. A request that takes longer than 20 seconds is answered with 202 and `{"job":
+//! NUMBER}`, and continues.
 
 use super::Managed;
 use super::requests::{
@@ -33,7 +35,7 @@ use tokio::task::AbortHandle;
 use volumes::Error;
 use volumes::exports::Refused;
 
-/// Adds the routes. They keep nothing open.
+/// Adds the routes, which keep nothing open.
 pub(super) fn add(routes: &Routes, managed: &Arc<Managed>) {
     get(routes, "/volumes", managed, |managed, _| async move { Ok(list(managed).await) });
     get(routes, "/volumes/show", managed, |managed, request| async move {
@@ -82,7 +84,7 @@ fn get<F>(
         async move {
             let Some(managed) = managed else { return Failure::ended().response() };
             let jobs = managed.jobs.clone();
-            // Let go before the answer is there: the cache may end meanwhile.
+            // Released before the response is ready, because the cache may end in the meantime.
             let shown = shown(managed, request);
             jobs.run(|_| async move { shown.await? }).await.response()
         }
@@ -100,9 +102,10 @@ fn post<B: Body>(routes: &Routes, path: &'static str, managed: &Arc<Managed>) {
     });
 }
 
-/// A request for a change, of whatever kind: what follows is compiled once and not for each kind.
+/// A request for a change, independent of its type: the code that follows is compiled once, not for
+/// each type.
 struct Parsed {
-    /// As the log shows it.
+    /// The request as the log shows it.
     text: String,
     run: Box<dyn FnOnce(Arc<Managed>, Arc<Progress>) -> Work + Send>,
 }
@@ -150,7 +153,7 @@ fn job(managed: &Weak<Managed>, request: &Request) -> Response {
     }
 }
 
-/// Returns a parameter that must be there.
+/// Returns a parameter that is required.
 fn needed(request: &Request, name: &str) -> Result<String, Failure> {
     match request.query(name).filter(|value| !value.is_empty()) {
         Some(value) => Ok(value),
@@ -162,22 +165,24 @@ fn number(text: &str, name: &str) -> Result<u64, Failure> {
     text.parse().map_err(|_| Failure::new(400, format!("{name} is {text:?}; it must be a number")))
 }
 
-/// How long a client waits: less than the time after which the admin listener drops a response.
+/// The maximum time for which a client waits: less than the time after which the admin listener
+/// drops a response.
 const WAIT_MAX: Duration = Duration::from_secs(20);
-/// The most jobs under way.
+/// The maximum number of running jobs.
 const RUNNING_MAX: usize = 32;
-/// The most outcomes that are kept for clients which do not wait any more; the oldest goes first.
+/// The maximum number of outcomes that are kept for clients that no longer wait. The oldest is
+/// dropped first.
 const OUTCOMES_MAX: usize = 64;
 
 pub(super) type Outcome = Result<Value, Failure>;
 
 type Work = Pin<Box<dyn Future<Output = Outcome> + Send>>;
 
-/// The answer to a client.
+/// The response to a client.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Answer {
     Outcome(Outcome),
-    /// The job of this number takes longer.
+    /// The job with this number takes longer.
     UnderWay(u64),
 }
 
@@ -191,7 +196,7 @@ impl Answer {
     }
 }
 
-/// How far a job is.
+/// The progress of a job.
 #[derive(Debug, Default)]
 pub(super) struct Progress {
     done: AtomicU64,
@@ -199,14 +204,14 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    /// Records that `done` of `total` steps are done.
+    /// Records that `done` of `total` steps are complete.
     pub(super) fn set(&self, done: u64, total: u64) {
         self.total.store(total, Ordering::Relaxed);
         self.done.store(done, Ordering::Relaxed);
     }
 }
 
-/// The jobs. All clones are the same.
+/// The jobs. All clones share the same state.
 #[derive(Debug, Clone)]
 pub(super) struct Jobs {
     shared: Arc<Shared>,
@@ -223,7 +228,7 @@ struct Shared {
 struct Table {
     last: u64,
     running: BTreeMap<u64, Running>,
-    /// Of those whose clients may ask for them.
+    /// The outcomes for which clients may ask.
     outcomes: BTreeMap<u64, Outcome>,
     is_closed: bool,
 }
@@ -231,17 +236,17 @@ struct Table {
 #[derive(Debug)]
 struct Running {
     progress: Arc<Progress>,
-    /// `None` for a moment, until it is there.
+    /// `None` only until the task has been created.
     task: Option<AbortHandle>,
 }
 
 impl Jobs {
-    /// Returns jobs that run in this runtime.
+    /// Returns a set of jobs that run in this runtime.
     pub(super) fn new(runtime: Handle) -> Jobs {
         Jobs { shared: Arc::default(), runtime }
     }
 
-    /// Runs a job, and returns its outcome, or its number if it takes long.
+    /// Runs a job. Returns its outcome, or its number if it takes long.
     pub(super) async fn run<F>(&self, job: impl FnOnce(Arc<Progress>) -> F) -> Answer
     where
         F: Future<Output = Outcome> + Send + 'static,
@@ -250,14 +255,15 @@ impl Jobs {
         self.run_for(WAIT_MAX, Arc::clone(&progress), Box::pin(job(progress))).await
     }
 
-    /// Boxed, so that what follows is compiled once and not for each kind of request.
+    /// The job is boxed, so that the code that follows is compiled once, not for each kind of
+    /// request.
     async fn run_for(&self, wait_max: Duration, progress: Arc<Progress>, work: Work) -> Answer {
         let number = match self.shared.begin(&progress) {
             Ok(number) => number,
             Err(failure) => return Answer::Outcome(Err(failure)),
         };
         let shared = Arc::clone(&self.shared);
-        // Also when it is aborted.
+        // Records an outcome even if the job is aborted.
         let end = End { shared, number, outcome: Some(Err(Failure::ended())) };
         let task = self.runtime.spawn(async move { end.with(work.await) });
         self.shared.started(number, task.abort_handle());
@@ -283,13 +289,13 @@ impl Jobs {
         })
     }
 
-    /// Returns the number of jobs under way.
+    /// Returns the number of running jobs.
     pub(super) fn running(&self) -> usize {
         self.shared.table.lock().running.len()
     }
 
-    /// Lets no further job begin, and waits until all have ended, at most for `timeout`; aborts the others. Returns how
-    /// many those were.
+    /// Stops accepting jobs, waits up to `timeout` for the running ones to end, and aborts the
+    /// rest. Returns the number of jobs aborted.
     pub(super) async fn close(&self, timeout: Duration) -> usize {
         self.shared.table.lock().is_closed = true;
         let all_ended = self.all_ended();
@@ -301,7 +307,7 @@ impl Jobs {
             table.running.values().filter_map(|running| running.task.clone()).collect()
         };
         left.iter().for_each(AbortHandle::abort);
-        // An abort takes effect when the task awaits next.
+        // An abort takes effect at the next await point of the task.
         self.all_ended().await;
         left.len()
     }
@@ -379,7 +385,7 @@ impl Drop for End {
     }
 }
 
-/// Why a request is not done.
+/// The reason why a request failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Failure {
     pub(super) status: u16,
@@ -391,7 +397,7 @@ impl Failure {
         Failure { status, line: line.into() }
     }
 
-    /// Returns the failure of a request to a cache that is gone.
+    /// Returns the failure of a request to a cache that no longer exists.
     pub(super) fn ended() -> Failure {
         Failure::new(503, "the object cache has ended")
     }

@@ -1,16 +1,16 @@
-//! The metrics of memcached's Prometheus exporter, by its names, types and labels, so that
-//! dashboards and rules made for it work.
+//! The metrics of memcached's Prometheus exporter, with its names, types and labels, so that
+//! dashboards and rules written for the exporter work.
 //!
-//! They are made of the reports `stats`, `stats settings`, `stats items` and `stats slabs`, as the
-//! exporter does: so a value is the one that it would show. Values that a report has only for
-//! programs that read it (LRU threads, crawlers) are here as well.
+//! Like the exporter, this module derives the metrics from the reports `stats`, `stats settings`,
+//! `stats items` and `stats slabs`, so each value is the one that the exporter would show. Values
+//! that a report contains only for programs that read them (LRU threads, crawlers) are included.
 
 use crate::shared::Shared;
 use crate::stats;
 use cached_metrics::{Families, Label, Value};
 use std::collections::{BTreeMap, HashMap};
 
-/// How a number of a report is shown.
+/// The form in which a number of a report is shown.
 #[derive(Clone, Copy)]
 enum Show {
     Counter,
@@ -21,18 +21,18 @@ enum Show {
 
 use Show::{Counter, Flag, Gauge};
 
-/// A number of a report: its name there, the metric's name after `memcached_`, its type, and its
-/// help text.
+/// A number of a report: its name in the report, the name of the metric after `memcached_`, its
+/// type, and its help text.
 type Line = (&'static str, &'static str, Show, &'static str);
 
-/// A row a line, however long it is.
+/// One line per row, however long.
 macro_rules! lines {
     ($list:ident: $($key:literal => $metric:literal, $show:ident, $help:literal;)*) => {
         const $list: &[Line] = &[$(($key, $metric, $show, $help)),*];
     };
 }
 
-// Of `stats`, and of what `stats slabs` has for the whole cache.
+// Numbers of `stats`, and the totals of `stats slabs`.
 lines! { GENERAL:
     "uptime" => "uptime_seconds", Counter, "Seconds since the start.";
     "time" => "time_seconds", Gauge, "The server's Unix time.";
@@ -64,7 +64,7 @@ lines! { GENERAL:
     "accepting_conns" => "accepting_connections", Gauge, "Whether connections are accepted.";
 }
 
-// Of `stats settings`; those of the LRU only while the crawler is on.
+// Numbers of `stats settings`; those of the LRU are shown only while the crawler is on.
 lines! { SETTINGS:
     "maxconns" => "max_connections", Gauge, "The largest number of connections.";
 }
@@ -79,7 +79,7 @@ lines! { LRU_SETTINGS:
     "warm_max_factor" => "lru_crawler_warm_max_factor", Gauge, "The setting of that name; without effect.";
 }
 
-// Of `stats items`, for each size class.
+// Numbers of `stats items`, for each size class.
 lines! { ITEMS:
     "number" => "slab_current_items", Gauge, "Items of the size class.";
     "age" => "slab_items_age_seconds", Gauge, "The longest time since an item of the class was read.";
@@ -104,7 +104,7 @@ lines! { ITEMS:
     "age_warm" => "slab_warm_age_seconds", Gauge, "Always 0.";
 }
 
-// Of `stats slabs`, for each size class.
+// Numbers of `stats slabs`, for each size class.
 lines! { SLABS:
     "chunk_size" => "slab_chunk_size_bytes", Gauge, "The size that memcached's chunks of the class have.";
     "chunks_per_page" => "slab_chunks_per_page", Gauge, "The number of those in a page of 1 MiB.";
@@ -143,7 +143,7 @@ pub(super) fn collect(shared: &Shared, into: &mut Families) {
     }
     commands(into, COMMANDS, number(&general, "cas_badval"), "cas", "badval", None);
     commands(into, COMMANDS, number(&general, "cmd_flush"), "flush", "hit", None);
-    // A `cas` is counted as a store as well.
+    // A `cas` also counts as a store.
     let sets = number(&general, "cmd_set").map(|sets| {
         sets - ["cas_misses", "cas_hits", "cas_badval"]
             .iter()
@@ -201,7 +201,7 @@ fn commands(
     }
 }
 
-/// Writes the numbers that the report has.
+/// Writes those numbers that the report contains.
 fn lines(into: &mut Families, numbers: &Numbers, lines: &[Line], labels: &[Label]) {
     for (key, name, show, help) in lines {
         let value = match show {
@@ -219,7 +219,7 @@ fn number(numbers: &Numbers, key: &str) -> Option<f64> {
     numbers.get(key)?.parse().ok()
 }
 
-/// Returns the numbers of each size class, and those that are of none.
+/// Returns the numbers of each size class, and those that belong to no class.
 fn by_class(pairs: Vec<(String, String)>) -> (BTreeMap<u32, Numbers>, Numbers) {
     let (mut classes, mut others) = (BTreeMap::<u32, Numbers>::new(), Numbers::new());
     for (name, value) in pairs {

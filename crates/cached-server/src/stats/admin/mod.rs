@@ -1,8 +1,8 @@
-//! The part of the admin listener for a server: metrics, its part of the status, the liveness of
-//! its threads, and the routes for items.
+//! The server's part of the admin listener: metrics, the server's part of the status, the liveness
+//! of its threads, and the routes for items.
 //!
-//! Metrics have names of their own, for counts since the start whatever `stats reset` does;
-//! `exporter` shows the same under the names of memcached's exporter.
+//! The metrics have their own names and count from startup, whatever `stats reset` does; `exporter`
+//! shows the same numbers under the names of memcached's exporter.
 //!
 //! | route | |
 //! |---|---|
@@ -33,7 +33,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// For how many seconds a thread may make no progress before the process should be restarted.
+/// After this many seconds without progress of a thread, the process should be restarted.
 const STALLED_SECS_MAX: u32 = 30;
 
 /// A server as the admin listener sees it.
@@ -42,7 +42,7 @@ pub(crate) struct ServerSource {
 }
 
 impl ServerSource {
-    /// Shows a server, until the result is dropped.
+    /// Shows a server on the admin listener until the result is dropped.
     pub(crate) fn show(admin: &AdminServer, shared: &Arc<Shared>) -> Shown {
         let source = Arc::new(ServerSource { shared: shared.clone() });
         let watched = Arc::downgrade(&source);
@@ -53,7 +53,7 @@ impl ServerSource {
     }
 }
 
-/// Returns which thread makes no progress.
+/// Returns the name of a thread that makes no progress, if there is one.
 fn not_live(shared: &Shared) -> Option<String> {
     let stalled = shared.stalled_secs.iter().map(|secs| secs.load(Ordering::Relaxed)).enumerate();
     let (index, secs) =
@@ -86,15 +86,15 @@ struct Body {
     prefix: String,
 }
 
-/// Adds the route. It works under `-F` too: that is for clients, and this needs the listener's
-/// token.
+/// Adds the route. It works despite `-F`, which applies to clients, whereas this route requires the
+/// listener's token.
 fn add_flush_route(admin: &AdminServer, shared: &Arc<Shared>) {
     let shared = Arc::downgrade(shared);
     admin.routes().post("/flush-prefix", move |request| {
         let shared = shared.clone();
         async move {
-            // With a memory file it takes as long as sweeping all items; the listener has other
-            // requests meanwhile.
+            // With a memory file, this takes as long as sweeping all items; the listener must serve
+            // other requests meanwhile.
             let flushed = tokio::task::spawn_blocking(move || flush_prefix(&shared, &request)).await;
             flushed.unwrap_or_else(|error| Response::failure(500, format_args!("flushing failed: {error}")))
         }
@@ -122,10 +122,11 @@ fn flush_prefix(shared: &Weak<Shared>, request: &Request) -> Response {
     }
 }
 
-/// Adds the routes. They show the state at the moment of the request, and nothing once the server
-/// has ended.
+/// Adds the routes. They show the state at the time of the request, and nothing once the server has
+/// ended.
 ///
-/// Keys are clients' data: without a token only their first letters are shown, on loopback too.
+/// Keys are data of clients, so without a token only their first letters are shown, even on
+/// loopback.
 fn add_insight_routes(admin: &AdminServer, shared: &Arc<Shared>) {
     let add = |path: &str, answer: fn(&Reports, &Request) -> Response| {
         let shared = Arc::downgrade(shared);
@@ -142,7 +143,7 @@ fn add_insight_routes(admin: &AdminServer, shared: &Arc<Shared>) {
     add("/slow.json", |reports, request| reports.slow_requests().response(request));
 }
 
-/// The powers of two of a microsecond between which request latencies are shown: 1 µs to 4.2 s.
+/// The range of request latencies shown, as powers of two of a microsecond: 1 µs to 4.2 s.
 const LATENCY_OCTAVES: (u32, u32) = (0, 22);
 
 const WORKER_COMMANDS: LabelledMetric<1> = LabelledMetric::new(
@@ -159,7 +160,7 @@ const CLOSED: LabelledMetric<1> = LabelledMetric::new(
 fn collect(shared: &Shared, into: &mut Families) {
     let totals = shared.sum();
     totals.collect(into);
-    // A `cas` is counted as a store as well.
+    // A `cas` also counts as a store.
     into.measure(COMMANDS.of(["set", "hit"]), "", &totals.sets.saturating_sub(totals.cas()));
     latency(shared, into);
     workers(shared, into);
@@ -220,7 +221,7 @@ fn items(shared: &Shared, into: &mut Families) {
     into.gauge("cached_item_limit_bytes", "The memory that items may take.", limit as u64);
 }
 
-/// Returns the used bytes and the limit of each owner of memory.
+/// Returns the used bytes and the limit for each use of memory.
 fn memory_by_owner(shared: &Shared) -> [(&'static str, u64, u64); 3] {
     let (kv, limits) = (shared.kv.stats(), shared.kv.limits());
     let connections = shared.connections.buffer_bytes() as u64;
@@ -243,7 +244,7 @@ fn memory(shared: &Shared, into: &mut Families) {
     }
 }
 
-/// Returns a listener's address as metrics and the status show it.
+/// Returns the address of a listener as metrics and the status show it.
 fn listener_name(listener: &ListenerInfo) -> String {
     match &listener.endpoints {
         Endpoints::Tcp { peer, .. } => peer.to_string(),
@@ -252,7 +253,7 @@ fn listener_name(listener: &ListenerInfo) -> String {
     }
 }
 
-/// The items taken over from the previous process, if the memory is in a file.
+/// Adds the numbers of items taken over from the previous process, if the memory is in a file.
 fn restart(shared: &Shared, into: &mut Families) {
     let Some(restart) = shared.kv.restart() else { return };
     let help = "1 if nothing was taken over from the memory file.";

@@ -1,5 +1,5 @@
-//! A server's side over a pair of sockets, with rustls's client at the other end: for tests and for
-//! fuzzing.
+//! The server's side of a connection over a pair of sockets, with rustls's client at the other end:
+//! for tests and for fuzzing.
 
 use super::*;
 use crate::stream::Readiness;
@@ -67,7 +67,7 @@ impl Bench {
         }
     }
 
-    /// Returns one after a handshake.
+    /// Returns a bench whose handshake is complete.
     pub(super) fn connected(versions: &[&'static rustls::SupportedProtocolVersion]) -> Bench {
         let mut bench = Bench::new(versions);
         while bench.client.is_handshaking() || !bench.stream.is_established {
@@ -79,7 +79,7 @@ impl Bench {
         bench
     }
 
-    /// One iteration of the loop: the sockets may have changed.
+    /// Performs one iteration of the loop: the sockets may have changed.
     pub(super) fn with<T>(&mut self, act: impl FnOnce(&mut TlsSocket<'_>) -> T) -> T {
         self.ready = Readiness::NEW;
         let socket = Socket { fd: self.ours.as_fd(), ready: &mut self.ready };
@@ -97,7 +97,7 @@ impl Bench {
         }
     }
 
-    /// Takes the arrived records; returns the number of bytes on the wire.
+    /// Takes the records that have arrived. Returns the number of bytes on the wire.
     pub(super) fn client_receives(&mut self) -> usize {
         let mut count = 0;
         while let Ok(bytes @ 1..) = self.client.read_tls(&mut self.theirs) {
@@ -132,13 +132,13 @@ impl Bench {
     }
 }
 
-/// Sends records that are cut, flipped and doubled as `data` says. The server receives the start of
-/// what was sent and nothing else, all of it if nothing was changed, and holds a bounded number of
-/// bytes.
+/// Sends records that are cut, flipped and duplicated as `data` says. The server receives a prefix
+/// of what was sent and nothing else, or all of it if nothing was changed, and holds a bounded
+/// number of bytes.
 ///
-/// The first byte chooses the version, and whether the handshake is changed or what follows it.
-/// Each pair after it is an action on the records: how many bytes are passed on, and what happens
-/// to them.
+/// The first byte chooses the TLS version, and whether the handshake or the data after it is
+/// changed. Each following pair of bytes is an action on the records: the number of bytes to pass
+/// on, and the change to them.
 pub fn transport(data: &[u8]) {
     let Some((first, actions)) = data.split_first() else { return };
     let versions = if first & 1 == 0 { BOTH } else { &BOTH[..1] };
@@ -162,7 +162,7 @@ pub fn transport(data: &[u8]) {
             Some([size, action]) => (usize::from(*size), *action),
             _ => (rest.len(), 0),
         };
-        // Small pieces, and some of more than a record.
+        // Small pieces, and some that are larger than a record.
         let count = (if size > 200 { size * 200 } else { size + 1 }).min(rest.len());
         let mut piece = rest[..count].to_vec();
         rest = &rest[count..];
@@ -174,7 +174,7 @@ pub fn transport(data: &[u8]) {
             _ => {}
         }
         is_changed |= matches!(action, 1..56);
-        // Fails once the server has closed.
+        // Fails once the server has closed the connection.
         let _ = bench.theirs.write_all(&piece);
         received.extend(bench.read_all(1000));
         assert!(bench.stream.held_bytes() <= PARTIAL_BYTES_MAX + 2 * READ_BYTES);
@@ -283,7 +283,8 @@ mod tests {
         }
     }
 
-    /// Encrypted bytes are not encrypted again, and count once the socket has taken them.
+    /// Encrypted bytes are not encrypted again, and count as written once the socket has accepted
+    /// them.
     #[test]
     fn a_client_that_reads_slowly_gets_every_byte_once() {
         let mut bench = Bench::connected(BOTH);
@@ -413,7 +414,7 @@ mod tests {
         assert!(bench.stream.is_overdue(16, 10) && !bench.stream.is_overdue(15, 10));
     }
 
-    /// The recorded inputs of the fuzz target, and made-up ones.
+    /// Runs the recorded inputs of the fuzz target, and generated ones.
     #[test]
     fn any_changes_on_the_way_are_noticed() {
         let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/tls");

@@ -6,16 +6,16 @@
 //!  replies ──► rustls, up to 16 KiB a record ──► worker's `outgoing` ──► one send
 //!                                                (what the socket does not take: `unsent`)
 //! ```
-//! A connection keeps none of these buffers while it is idle. rustls holds no bytes of its own: its
-//! interface without buffers is used. Until a client has sent its first byte there is no TLS state
+//! A connection keeps none of these buffers while it is idle. rustls itself holds no bytes, because
+//! its unbuffered interface is used. Until a client has sent its first byte, there is no TLS state
 //! at all.
 //!
-//! Encrypted bytes must be sent as they are. So bytes count as written once the last of their
-//! records has been taken by the socket; until then [`TlsSocket::write`] returns `Pending` and the
+//! Encrypted bytes must be sent unchanged. Plaintext therefore counts as written once the socket
+//! has accepted the last of its records; until then [`TlsSocket::write`] returns `Pending`, and the
 //! caller offers the same bytes again, which are not encrypted a second time.
 //!
-//! `records` has the calls to rustls: decrypting, encrypting, alerts; `harness` a client at the
-//! other end, for tests and fuzzing.
+//! `records` contains the calls to rustls: decrypting, encrypting, alerts; `harness` contains a
+//! client for the other end, for tests and fuzzing.
 
 #[cfg(any(test, fuzzing))]
 #[cfg_attr(not(test), allow(dead_code, reason = "the tests use more of it than the fuzz target"))]
@@ -32,40 +32,41 @@ use std::io::{self, IoSlice};
 use std::sync::Arc;
 use std::task::{Poll, ready};
 
-/// Bytes of records that have arrived incompletely, at most: one record, or one handshake message
-/// of several.
+/// The maximum number of bytes of incomplete records: one record, or one handshake message that
+/// spans several.
 const PARTIAL_BYTES_MAX: usize = 32 << 10;
 
-/// The number of reads that bring no plaintext before other connections are served: records may be
+/// The number of reads without plaintext after which other connections are served: records may be
 /// empty.
 const FRUITLESS_READS_MAX: usize = 8;
 
 /// The TLS side of one connection.
 pub(crate) struct TlsStream {
     state: State,
-    /// Records that have arrived incompletely.
+    /// Records that have not arrived completely.
     partial: Vec<u8>,
     /// Plaintext for which the reader had no space, from `received_used` on.
     received: Vec<u8>,
     received_used: usize,
-    /// Records that the socket has not taken, from `unsent_used` on.
+    /// Records that the socket has not accepted, from `unsent_used` on.
     unsent: Vec<u8>,
     unsent_used: usize,
-    /// Bytes of plaintext within `unsent` that do not count as written yet.
+    /// The number of plaintext bytes within `unsent` that do not count as written yet.
     owed: usize,
-    /// The clock's second in which the handshake began.
+    /// The second, by the server's clock, in which the handshake began.
     since: u32,
-    /// The handshake is complete.
+    /// Whether the handshake is complete.
     pub(crate) is_established: bool,
-    /// The peer has ended its side in order.
+    /// Whether the peer has sent a close_notify.
     is_ended: bool,
-    /// There is input, but other connections are to be served first.
+    /// Whether there is input whose processing is deferred until other connections have been
+    /// served.
     pub(crate) is_deferred: bool,
-    /// Why the connection cannot continue.
+    /// The reason why the connection cannot continue.
     failure: Option<Box<str>>,
 }
 
-/// How far a connection has come.
+/// The state of a connection.
 enum State {
     /// Nothing has been received.
     Waiting(Arc<ServerConfig>),
@@ -74,7 +75,7 @@ enum State {
     Over,
 }
 
-/// How a handshake has ended.
+/// The outcome of a handshake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Handshake {
     Full,
@@ -82,7 +83,8 @@ pub(crate) enum Handshake {
 }
 
 impl TlsStream {
-    /// Returns the TLS side of a connection that was accepted in the clock's second `since`.
+    /// Returns the TLS side of a connection that was accepted in second `since` of the server's
+    /// clock.
     pub(crate) fn new(config: Arc<ServerConfig>, since: u32) -> Box<TlsStream> {
         Box::new(TlsStream {
             state: State::Waiting(config),
@@ -105,13 +107,13 @@ impl TlsStream {
         !self.is_established && now.saturating_sub(self.since) > secs_max
     }
 
-    /// Returns the bytes of buffers that the connection keeps while it waits.
+    /// Returns the number of buffer bytes that the connection keeps while it waits.
     #[inline]
     pub(crate) fn held_bytes(&self) -> usize {
         self.partial.capacity() + self.received.capacity() + self.unsent.capacity()
     }
 
-    /// Returns why the connection could not continue, if it could not.
+    /// Returns the reason why the connection could not continue, if there is one.
     pub(crate) fn failure(&self) -> Option<&str> {
         self.failure.as_deref()
     }
@@ -128,7 +130,7 @@ impl TlsStream {
         io::ErrorKind::InvalidData.into()
     }
 
-    /// Moves plaintext that was left over to `into`; returns how much.
+    /// Moves plaintext that was left over to `into`. Returns the number of bytes moved.
     fn take_received(&mut self, into: &mut [u8]) -> usize {
         let rest = &self.received[self.received_used..];
         let count = rest.len().min(into.len());
@@ -141,13 +143,14 @@ impl TlsStream {
     }
 }
 
-/// A socket with TLS, with the worker's buffers for a step.
+/// A socket with TLS, and the worker's buffers for one step.
 pub(crate) struct TlsSocket<'a> {
     pub(crate) socket: Socket<'a>,
     pub(crate) stream: &'a mut TlsStream,
     pub(crate) buffers: &'a mut TlsBuffers,
     pub(crate) counters: &'a Counters,
-    /// At shutdown: what has arrived is still read, and the stream ends after it.
+    /// Whether the server is shutting down: data that has arrived is still read, after which the
+    /// stream ends.
     pub(crate) is_draining: bool,
 }
 
@@ -160,7 +163,7 @@ impl Transport for TlsSocket<'_> {
             if self.stream.failure.is_some() {
                 return Poll::Ready(Err(io::ErrorKind::InvalidData.into()));
             }
-            // Nothing more is read for a peer that does not take what it was sent.
+            // Nothing more is read from a peer that does not accept what it is sent.
             ready!(self.flush())?;
             if self.stream.is_ended {
                 return Poll::Ready(Ok(0));
@@ -199,8 +202,8 @@ impl Transport for TlsSocket<'_> {
 }
 
 impl TlsSocket<'_> {
-    /// Reads from the socket once, and decrypts. Returns the number of bytes of plaintext, which
-    /// may be 0.
+    /// Reads from the socket once, and decrypts. Returns the number of plaintext bytes, which may
+    /// be 0.
     fn read_records(&mut self, into: &mut [u8]) -> Poll<io::Result<usize>> {
         if !self.stream.is_established && self.socket.ready.read && self.buffers.handshakes_left == 0 {
             self.stream.is_deferred = true;
@@ -221,7 +224,7 @@ impl TlsSocket<'_> {
         };
         let count = match read {
             Ok(0) | Err(_) if !self.stream.is_established => {
-                // A probe of the port, or a client that went away.
+                // A port scan, or a client that went away.
                 let why = "the peer has closed during the handshake";
                 if matches!(self.stream.state, State::Waiting(_)) {
                     self.stream.is_ended = true;
@@ -243,8 +246,8 @@ impl TlsSocket<'_> {
         self.process(held + count, into)
     }
 
-    /// Decrypts the first `filled` bytes of `incoming`, and sends what the protocol answers by
-    /// itself. Returns the number of bytes of plaintext in `into`.
+    /// Decrypts the first `filled` bytes of `incoming`, and sends the replies of TLS itself.
+    /// Returns the number of plaintext bytes in `into`.
     fn process(&mut self, filled: usize, into: &mut [u8]) -> Poll<io::Result<usize>> {
         if let State::Waiting(config) = &self.stream.state {
             match UnbufferedServerConnection::new(config.clone()) {
@@ -267,7 +270,7 @@ impl TlsSocket<'_> {
             self.stream.partial = rest.to_vec();
         }
         if let Err(why) = result {
-            // The alert states the reason to the peer, as far as that takes no waiting.
+            // The alert reports the reason to the peer, as far as it can be sent without waiting.
             let _ = self.send_outgoing();
             return Poll::Ready(Err(self.stream.fail(why, self.counters)));
         }
@@ -290,7 +293,8 @@ impl TlsSocket<'_> {
         Poll::Ready(Ok(count))
     }
 
-    /// Encrypts some of the pieces into `outgoing`; returns the number of bytes of plaintext.
+    /// Encrypts some of the pieces into `outgoing`. Returns the number of plaintext bytes
+    /// encrypted.
     fn encrypt(&mut self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
         let State::Begun(connection) = &mut self.stream.state else {
             return Err(io::ErrorKind::NotConnected.into());
@@ -299,7 +303,7 @@ impl TlsSocket<'_> {
         encrypted.map_err(|why| self.stream.fail(why, self.counters))
     }
 
-    /// Sends `outgoing`; the rest that the socket does not take is kept.
+    /// Sends `outgoing`; the part that the socket does not accept is kept.
     fn send_outgoing(&mut self) -> Poll<io::Result<()>> {
         let bytes = &self.buffers.outgoing[..self.buffers.outgoing_used];
         if bytes.is_empty() {
@@ -316,7 +320,7 @@ impl TlsSocket<'_> {
         Poll::Pending
     }
 
-    /// Sends the records that the socket has not taken.
+    /// Sends the records that the socket did not accept earlier.
     fn flush(&mut self) -> Poll<io::Result<()>> {
         let stream = &mut *self.stream;
         while stream.unsent_used < stream.unsent.len() {
@@ -328,7 +332,7 @@ impl TlsSocket<'_> {
         Poll::Ready(Ok(()))
     }
 
-    /// Ends the stream in order (close_notify), as far as that takes no waiting.
+    /// Closes the stream in order (close_notify), as far as that is possible without waiting.
     pub(crate) fn close(&mut self) {
         let State::Begun(connection) = &mut self.stream.state else { return };
         if !self.stream.is_established || !self.stream.unsent.is_empty() {
@@ -336,28 +340,28 @@ impl TlsSocket<'_> {
         }
         self.buffers.outgoing_used = 0;
         records::close_notify(connection, &mut self.stream.partial, self.buffers);
-        // A peer that has gone already does not miss it.
+        // Fails if the peer has already gone, which does not matter.
         let _ = self.send_outgoing();
     }
 }
 
-/// Bytes requested by one read: the longest record that peers send, so that a stream of them is
-/// read record by record.
+/// The number of bytes requested by one read: the longest record that peers send, so that a stream
+/// of such records is read record by record.
 const READ_BYTES: usize = (16 << 10) + 256 + 5;
 
-/// Bytes of plaintext encrypted before they are sent.
+/// The number of plaintext bytes encrypted before they are sent.
 const BATCH_BYTES: usize = 64 << 10;
 
-/// The plaintext of one record.
+/// The maximum plaintext of one record.
 const RECORD_BYTES: usize = 16 << 10;
 
-/// Space for the records of a batch, and for the protocol's own messages before them.
+/// Space for the records of a batch, and for TLS's own messages before them.
 const OUTGOING_BYTES: usize = BATCH_BYTES + (8 << 10);
 
-/// The bytes of a worker's buffers for TLS.
+/// The size of all TLS buffers of a worker.
 pub(crate) const BUFFERS_BYTES: usize = PARTIAL_BYTES_MAX + READ_BYTES + OUTGOING_BYTES + RECORD_BYTES;
 
-/// Buffers that all TLS connections of a worker use in turn.
+/// Buffers that the TLS connections of a worker use in turn.
 pub(crate) struct TlsBuffers {
     /// Records as they arrive.
     incoming: Box<[u8]>,
@@ -366,7 +370,7 @@ pub(crate) struct TlsBuffers {
     outgoing_used: usize,
     /// The plaintext of a record that consists of several pieces.
     joined: Vec<u8>,
-    /// The steps of handshakes that may be done before other connections are served.
+    /// The number of handshake steps that may be performed before other connections are served.
     pub(crate) handshakes_left: u32,
 }
 

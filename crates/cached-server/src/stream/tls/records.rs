@@ -9,16 +9,16 @@ use rustls::unbuffered::{
 };
 use std::io::IoSlice;
 
-/// The result of one read.
+/// The result of processing one read.
 pub(super) struct Processed<'a> {
     into: &'a mut [u8],
-    /// Takes the plaintext for which `into` has no space.
+    /// Receives the plaintext for which `into` has no space.
     overflow: &'a mut Vec<u8>,
-    /// The bytes of plaintext in `into`.
+    /// The number of plaintext bytes in `into`.
     pub(super) plain_bytes: usize,
-    /// The bytes of input that are done with.
+    /// The number of input bytes that have been processed.
     pub(super) used: usize,
-    /// The peer has ended its side in order.
+    /// Whether the peer has sent a close_notify.
     pub(super) is_ended: bool,
 }
 
@@ -27,8 +27,8 @@ impl<'a> Processed<'a> {
         Processed { into, overflow, plain_bytes: 0, used: 0, is_ended: false }
     }
 
-    /// Processes all complete records of `input`. What the protocol answers is appended to
-    /// `outgoing`, the alert after an error included.
+    /// Processes all complete records of `input`. Data that TLS itself must send, including the
+    /// alert after an error, is appended to `outgoing`.
     pub(super) fn take_in(
         &mut self,
         connection: &mut UnbufferedServerConnection,
@@ -53,7 +53,7 @@ impl<'a> Processed<'a> {
                     }
                 }
                 Ok(ConnectionState::EncodeTlsData(mut data)) => encode(&mut data, outgoing, outgoing_used)?,
-                // Everything in `outgoing` is sent, or kept until it can be.
+                // Everything in `outgoing` is either sent or kept until it can be sent.
                 Ok(ConnectionState::TransmitTlsData(data)) => data.done(),
                 Ok(ConnectionState::PeerClosed) => self.is_ended = true,
                 Ok(ConnectionState::Closed) => (self.is_ended, goes_on) = (true, false),
@@ -81,8 +81,8 @@ impl<'a> Processed<'a> {
     }
 }
 
-/// Appends the alert that states a failure to the peer. A connection that has failed takes no more
-/// input.
+/// Appends the alert that reports a failure to the peer. A connection that has failed accepts no
+/// more input.
 fn collect_alert(connection: &mut UnbufferedServerConnection, outgoing: &mut Vec<u8>, used: &mut usize) {
     while connection.wants_write() {
         let Ok(ConnectionState::EncodeTlsData(mut data)) = connection.process_tls_records(&mut []).state
@@ -94,7 +94,7 @@ fn collect_alert(connection: &mut UnbufferedServerConnection, outgoing: &mut Vec
     }
 }
 
-/// Appends the messages that the protocol sends by itself.
+/// Appends the messages that TLS itself must send.
 fn encode(
     data: &mut EncodeTlsData<'_, ServerConnectionData>,
     outgoing: &mut Vec<u8>,
@@ -114,7 +114,7 @@ fn encode(
     }
 }
 
-/// Returns how the handshake has ended, if it is complete.
+/// Returns the outcome of the handshake, if it is complete.
 pub(super) fn handshake(connection: &UnbufferedServerConnection) -> Option<Handshake> {
     if connection.is_handshaking() {
         return None;
@@ -125,8 +125,9 @@ pub(super) fn handshake(connection: &UnbufferedServerConnection) -> Option<Hands
     })
 }
 
-/// Encrypts pieces into the worker's `outgoing`, full records as far as possible; returns the
-/// number of bytes of plaintext. `partial` are the records that have arrived incompletely.
+/// Encrypts pieces into the worker's `outgoing`, in full records as far as possible. Returns the
+/// number of plaintext bytes encrypted. `partial` holds the records that have not arrived
+/// completely.
 pub(super) fn encrypt(
     connection: &mut UnbufferedServerConnection,
     partial: &mut Vec<u8>,
@@ -148,7 +149,7 @@ pub(super) fn encrypt(
         for piece in pieces {
             let mut rest = &piece[..piece.len().min(BATCH_BYTES - plain)];
             plain += rest.len();
-            // What is left of the piece before fills up a record.
+            // The remainder of the previous piece is completed to a full record.
             if !joined.is_empty() || rest.len() < RECORD_BYTES {
                 let (head, tail) = rest.split_at(rest.len().min(RECORD_BYTES - joined.len()));
                 joined.extend_from_slice(head);
@@ -179,7 +180,7 @@ pub(super) fn close_notify(
     buffers: &mut TlsBuffers,
 ) {
     let TlsBuffers { outgoing, outgoing_used, .. } = buffers;
-    // After a failure there is nothing to end in order.
+    // After a failure, no orderly close is possible.
     let _ = with_traffic(connection, partial, outgoing, outgoing_used, |traffic, outgoing, used| {
         let count = traffic.queue_close_notify(&mut outgoing[*used..]).map_err(|error| error.to_string())?;
         *used += count;
@@ -187,8 +188,8 @@ pub(super) fn close_notify(
     });
 }
 
-/// Calls `act` with the connection in the state in which it encrypts, after what the protocol sends
-/// by itself.
+/// Calls `act` with the connection in its encrypting state, after the messages that TLS itself must
+/// send.
 fn with_traffic(
     connection: &mut UnbufferedServerConnection,
     partial: &mut Vec<u8>,
@@ -197,7 +198,7 @@ fn with_traffic(
     act: impl FnOnce(&mut WriteTraffic<'_, ServerConnectionData>, &mut Vec<u8>, &mut usize) -> Result<(), String>,
 ) -> Result<(), String> {
     loop {
-        // rustls expects what it has left in the input to be there at every call.
+        // rustls expects the unprocessed part of the input to be present at every call.
         let UnbufferedStatus { discard, state } = connection.process_tls_records(partial);
         match state {
             Ok(ConnectionState::WriteTraffic(mut traffic)) => {

@@ -1,5 +1,5 @@
-//! Event lines in memcached's format, and their way to the watchers: the log thread passes pending
-//! lines on as fast as each watcher reads.
+//! Event lines in memcached's format, and their delivery to the watchers: the log thread forwards
+//! pending lines as fast as each watcher reads.
 
 use super::{DELETIONS, EVICTIONS, FETCHERS, KINDS, Line, MUTATIONS, NewWatcher, Sink, Watch};
 use crate::connections::{Command, CommandQueue, ConnInfo};
@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub(crate) struct ItemSummary {
     pub(crate) class: u32,
     pub(crate) value_bytes: usize,
-    /// Seconds until it expires; 0 if it never does.
+    /// The seconds until the item expires; 0 if it never does.
     pub(crate) ttl_secs: u32,
 }
 
@@ -108,14 +108,14 @@ impl Watch {
     }
 }
 
-// Lines for a watcher whose connection is encrypted: the worker alone can write to it.
+// Lines for a watcher whose connection is encrypted, to which only its worker can write.
 //
 // ```text
 //  log thread ── put, if all before has been taken ──► Relay ── take ──► worker ──► TLS ──► client
 //             ◄───────────────── wakes the log thread ───────┘
 // ```
-// A relay holds at most what the watcher's buffer held, so a watcher that does not read costs twice
-// that buffer.
+// A relay holds at most as much as the watcher's buffer, so a watcher that does not read costs
+// twice that buffer.
 
 /// Lines on their way to a worker.
 #[derive(Debug)]
@@ -126,13 +126,14 @@ pub(crate) struct Relay {
 }
 
 impl Relay {
-    /// Returns an empty relay to the worker that serves this connection; `queues` are those of all
-    /// workers.
+    /// Returns an empty relay to the worker that serves this connection; `queues` contains the
+    /// command queues of all workers.
     pub(crate) fn new(info: Arc<ConnInfo>, queues: Arc<[CommandQueue]>) -> Relay {
         Relay { lines: Lock::new(&RELAY, Vec::new()), info, queues }
     }
 
-    /// Passes lines on, unless the worker has not taken those before. Returns whether it did.
+    /// Forwards lines, unless the worker has not yet taken the previous ones. Returns whether the
+    /// lines were forwarded.
     pub(super) fn put(&self, lines: &[u8]) -> bool {
         let mut waiting = self.lines.lock();
         if !waiting.is_empty() {
@@ -150,15 +151,15 @@ impl Relay {
     }
 }
 
-/// A connection that watches.
+/// A connection that is a watcher.
 struct Watcher {
     sink: Sink,
     kinds: u32,
     gone: Arc<AtomicBool>,
-    /// Lines that its socket has not taken, from `sent` on.
+    /// Lines that the socket has not accepted, from `sent` on.
     buffer: Vec<u8>,
     sent: usize,
-    /// Lines skipped since the last one in the buffer.
+    /// The number of lines skipped since the last one in the buffer.
     skipped: u64,
     failed: bool,
 }
@@ -193,19 +194,19 @@ pub(super) fn run(watch: &Arc<Watch>) {
 fn wait(watch: &Watch, watchers: &[Watcher]) {
     let mut waited_for = vec![PollFd::new(&watch.waker, PollFlags::IN)];
     let behind = watchers.iter().filter(|watcher| watcher.sent < watcher.buffer.len());
-    // The worker of a watcher that has none wakes this thread.
+    // For a watcher without a socket, the worker wakes this thread.
     let sockets = behind.filter_map(|watcher| match &watcher.sink {
         Sink::Socket(socket) => Some(socket),
         Sink::Relay(_) => None,
     });
     waited_for.extend(sockets.map(|socket| PollFd::new(socket, PollFlags::OUT)));
-    // Whatever it returns, everything is checked.
+    // Whatever this returns, everything is checked.
     let _ = poll(&mut waited_for, None);
     let _ = rustix::io::read(&watch.waker, &mut [0; 8]);
 }
 
-/// Records which kinds of events the remaining watchers observe. Returns false when none remain and
-/// the thread is to end.
+/// Records which kinds of events the remaining watchers observe. Returns false when no watcher
+/// remains and the thread must end.
 fn update_observed(watch: &Watch, watchers: &[Watcher]) -> bool {
     let mut pending = watch.pending();
     pending.watchers = watchers.len() + pending.new_watchers.len();
@@ -214,7 +215,8 @@ fn update_observed(watch: &Watch, watchers: &[Watcher]) -> bool {
     let wanted = wanted.fold(0, |all, kinds| all | kinds) & KINDS;
     // The kinds that watchers observe change only under this lock.
     watch.observed.fetch_and(wanted | !KINDS, Ordering::Relaxed);
-    // Last, so that a count without a watcher states that nothing is observed for it any more.
+    // Stored last, so that a count of 0 implies that no kinds of events are observed for watchers
+    // any more.
     watch.counts.watchers.store(pending.watchers as u64, Ordering::Release);
     if pending.watchers == 0 {
         pending.lines.clear();
@@ -234,7 +236,7 @@ impl Watcher {
 
     /// Appends a line, if there is space for it and for the number of lines skipped before it.
     fn offer(&mut self, line: &Line, watch: &Watch) {
-        /// The length of `skipped=…` with its number.
+        /// The maximum length of `skipped=…` with its number.
         const SKIPPED_BYTES_MAX: usize = 32;
         let mut used = self.buffer.len() - self.sent;
         if used + line.text.len() + SKIPPED_BYTES_MAX > watch.watcher_bytes_max {
@@ -258,7 +260,7 @@ impl Watcher {
         watch.counts.watcher_sent.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Sends as much as the socket or the worker takes.
+    /// Sends as much as the socket or the worker accepts.
     fn send(&mut self) {
         let socket = match &self.sink {
             Sink::Socket(socket) => socket,

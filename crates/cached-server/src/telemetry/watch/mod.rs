@@ -10,11 +10,11 @@
 //!                                    ▼
 //!                                  client
 //! ```
-//! Without watchers a request reads one word ([`Watch::observed_events`]) and there is no log
-//! thread. A watcher's socket still belongs to its connection's worker, which notices when the
-//! client closes it; the log thread writes to a duplicate of the descriptor. Where the connection
-//! is encrypted, its worker alone can write to it; the log thread passes lines to the worker
-//! ([`Relay`]).
+//! Without watchers, a request reads only one word ([`Watch::observed_events`]), and there is no
+//! log thread. A watcher's socket still belongs to its connection's worker, which notices when the
+//! client closes the connection; the log thread writes to a duplicate of the descriptor. If the
+//! connection is encrypted, only its worker can write to it, so the log thread passes the lines to
+//! the worker ([`Relay`]).
 
 mod lines;
 
@@ -33,18 +33,18 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-/// The largest number of watchers at the same time, as in memcached.
+/// The maximum number of simultaneous watchers, as in memcached.
 const WATCHERS_MAX: usize = 20;
 
 /// The watchers and the lines for them. Shared by the workers and the log thread.
 #[derive(Debug)]
 pub(crate) struct Watch {
-    /// The kinds of events that are observed: by watchers, and by other parts of the server.
+    /// The kinds of events that are observed by watchers or by other parts of the server.
     observed: Arc<AtomicU32>,
     pending: Lock<Pending>,
     pending_bytes_max: usize,
     watcher_bytes_max: usize,
-    /// Readable when the log thread has something to do.
+    /// Readable while the log thread has work to do.
     waker: OwnedFd,
     pub(crate) counts: Counts,
 }
@@ -54,18 +54,18 @@ pub(crate) struct Watch {
 pub(crate) struct Counts {
     /// Lines dropped because the queue to the log thread was full.
     pub(crate) worker_dropped: AtomicU64,
-    /// Lines put into that queue.
+    /// Lines added to the queue to the log thread.
     pub(crate) worker_written: AtomicU64,
     /// Lines skipped because a watcher was too slow.
     pub(crate) watcher_skipped: AtomicU64,
-    /// Lines put into watchers' buffers.
+    /// Lines added to watchers' buffers.
     pub(crate) watcher_sent: AtomicU64,
     /// The number of watchers.
     pub(crate) watchers: AtomicU64,
 }
 
 impl Counts {
-    /// Sets the counts to zero, but for the number of watchers (`stats reset`).
+    /// Resets the counts to zero, except for the number of watchers (`stats reset`).
     pub(crate) fn reset(&self) {
         for count in [&self.worker_dropped, &self.worker_written, &self.watcher_skipped, &self.watcher_sent] {
             count.store(0, Ordering::Relaxed);
@@ -92,7 +92,7 @@ struct Line {
     text: Box<str>,
 }
 
-/// A watcher that the log thread has not taken over yet.
+/// A watcher that the log thread has not yet taken over.
 #[derive(Debug)]
 struct NewWatcher {
     sink: Sink,
@@ -100,12 +100,12 @@ struct NewWatcher {
     gone: Arc<AtomicBool>,
 }
 
-/// Where a watcher's lines go.
+/// The destination of a watcher's lines.
 #[derive(Debug)]
 enum Sink {
-    /// To a socket.
+    /// A socket.
     Socket(OwnedFd),
-    /// To the connection's worker.
+    /// The worker of the connection.
     Relay(Arc<Relay>),
 }
 
@@ -117,7 +117,7 @@ pub(crate) enum Subscriber<'a> {
     Relay(Relay),
 }
 
-/// A connection's subscription, which ends when it is dropped. Kept by the connection.
+/// A connection's subscription, which the connection owns and which ends when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Subscription {
     watch: Arc<Watch>,
@@ -126,12 +126,12 @@ pub(crate) struct Subscription {
 }
 
 impl Subscription {
-    /// Removes and returns the lines that its connection's worker is to send; empty if there are
+    /// Removes and returns the lines that the connection's worker must send; empty if there are
     /// none.
     pub(crate) fn take_lines(&self) -> Vec<u8> {
         let lines = self.relay.as_ref().map_or_else(Vec::new, |relay| relay.take());
         if !lines.is_empty() {
-            // There is space for those that wait.
+            // There is now space for the lines that wait.
             self.watch.wake();
         }
         lines
@@ -145,12 +145,12 @@ impl Drop for Subscription {
     }
 }
 
-/// Why a connection cannot watch.
+/// The reason why a connection cannot watch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Refused {
     TooMany,
     Failed,
-    /// The client sends datagrams, and has no stream for the lines.
+    /// The client sends datagrams, so it has no stream for the lines.
     NotAllowed,
 }
 
@@ -159,7 +159,7 @@ impl Watch {
     /// `pending_bytes_max` bytes, each watcher's buffer at most `watcher_bytes_max`.
     ///
     /// # Errors
-    /// When the system has no descriptor for the waker.
+    /// If the system has no descriptor for the waker.
     pub(crate) fn new(pending_bytes_max: usize, watcher_bytes_max: usize) -> io::Result<Watch> {
         Ok(Watch {
             observed: Arc::default(),
@@ -171,7 +171,7 @@ impl Watch {
         })
     }
 
-    /// Returns the word with the kinds of events that are observed.
+    /// Returns the word that holds the kinds of events that are observed.
     pub(crate) fn observed_events(&self) -> Arc<AtomicU32> {
         self.observed.clone()
     }
@@ -182,7 +182,7 @@ impl Watch {
         self.observed.load(Ordering::Relaxed) & kind != 0
     }
 
-    /// Makes a connection a watcher of events of these kinds. It receives `OK` first.
+    /// Makes a connection a watcher of events of these kinds. The connection first receives `OK`.
     pub(crate) fn subscribe(
         self: &Arc<Self>,
         subscriber: Subscriber<'_>,
@@ -217,7 +217,8 @@ impl Watch {
         Ok(Subscription { watch: self.clone(), gone, relay })
     }
 
-    /// Queues a line for the watchers of `kind`; `rest` follows the time and the line's number.
+    /// Queues a line for the watchers of `kind`. In the line, `rest` follows the time and the
+    /// line's number.
     pub(crate) fn publish(&self, kind: u32, rest: &dyn std::fmt::Display) {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         let mut pending = self.pending();
@@ -226,7 +227,7 @@ impl Watch {
         }
         pending.gid += 1;
         let mut text = String::with_capacity(160);
-        // As memcached prints it: microseconds without leading zeroes. Writing to a String cannot
+        // Microseconds without leading zeroes, as memcached prints them. Writing to a String cannot
         // fail.
         let _ = writeln!(text, "ts={}.{} gid={} {rest}", now.as_secs(), now.subsec_micros(), pending.gid);
         if pending.bytes + text.len() > self.pending_bytes_max {
@@ -269,12 +270,12 @@ impl Watch {
     }
 
     fn wake(&self) {
-        // Fails only when the counter is full, and then the waker is readable anyway.
+        // Fails only if the counter is full, in which case the waker is readable anyway.
         let _ = rustix::io::write(&self.waker, &1u64.to_ne_bytes());
     }
 }
 
-/// Publishes evictions; the store calls it.
+/// Publishes evictions, as called by the store.
 pub(crate) struct Evictions {
     watch: Arc<Watch>,
     size_classes: SizeClasses,
@@ -310,7 +311,7 @@ impl std::fmt::Display for Peer<'_> {
     }
 }
 
-// The kinds of events that can be observed: one bit each, in one word for the whole server.
+// The kinds of events that can be observed: one bit each, in a single word for the whole server.
 
 /// Counting by key prefix (`stats detail on`).
 pub(crate) const DETAIL: u32 = 1;
@@ -324,14 +325,15 @@ pub(crate) const MUTATIONS: u32 = 1 << 3;
 pub(crate) const CONNEVENTS: u32 = 1 << 4;
 /// `watch deletions`.
 pub(crate) const DELETIONS: u32 = 1 << 5;
-/// Kinds without events in this server: `rawcmds`, `sysevents`, and those of memcached's proxy.
+/// Kinds that have no events in this server: `rawcmds`, `sysevents`, and those of memcached's
+/// proxy.
 pub(crate) const NOTHING: u32 = 1 << 6;
 
 /// All kinds that `watch` accepts.
 pub(crate) const KINDS: u32 = EVICTIONS | FETCHERS | MUTATIONS | CONNEVENTS | DELETIONS | NOTHING;
 
-/// The names that `watch` accepts. A word may be a prefix, as in memcached; the first name that
-/// fits is taken.
+/// The names that `watch` accepts. As in memcached, a word may be a prefix of a name; the first
+/// name that matches is taken.
 pub(crate) const EVENT_NAMES: [(&str, u32); 10] = [
     ("rawcmds", NOTHING),
     ("evictions", EVICTIONS),
@@ -400,7 +402,7 @@ mod tests {
         while watch.counts.watcher_skipped.load(Ordering::Relaxed) == 0 {
             watch.publish(FETCHERS, &long);
         }
-        // Until every pending line has been passed on or skipped.
+        // Wait until every pending line has been forwarded or skipped.
         while !watch.pending().lines.is_empty() {
             std::thread::yield_now();
         }
@@ -424,7 +426,7 @@ mod tests {
         let watch = watch(1000, 1 << 16);
         let (ours, _client) = UnixStream::pair().expect("sockets");
         let _subscription = watch.subscribe(Subscriber::Socket(ours.as_fd()), FETCHERS).expect("room");
-        // Longer than the whole queue: the line is dropped.
+        // A line longer than the whole queue is dropped.
         watch.publish(FETCHERS, &"x".repeat(2000));
         assert_eq!(watch.counts.worker_dropped.load(Ordering::Relaxed), 1);
     }
