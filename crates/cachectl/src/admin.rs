@@ -1,4 +1,4 @@
-//! The client of a server's admin listener: HTTP, one request at a time, JSON answers.
+//! The client of a server's admin listener: HTTP, one request at a time, JSON responses.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,13 +10,13 @@ use serde_json::Value;
 
 use crate::output::Failure;
 
-/// The largest answer that is read.
+/// The maximum size of a response.
 const ANSWER_BYTES_MAX: usize = 16 << 20;
 
-/// How long to wait for a connection.
+/// The maximum time for connecting.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The largest error text that is shown.
+/// The maximum length of an error text that is shown.
 const REASON_BYTES_MAX: usize = 500;
 
 /// Where the admin listener is, and what authenticates this client.
@@ -37,21 +37,21 @@ pub(crate) struct AdminArguments {
     ca_file: Option<PathBuf>,
 }
 
-/// The admin listener that is asked unless another one is given.
+/// The admin listener that is used unless another one is given.
 const URL_DEFAULT: &str = "http://127.0.0.1:9150";
 
 /// A client of one admin listener. It keeps its connection open between requests.
 pub(crate) struct Admin {
     client: Blocking,
     base: String,
-    /// Whether the listener was named, and is not the one that is asked without a name.
+    /// Whether the listener was named explicitly, rather than being the default.
     is_named: bool,
     authorization: Option<String>,
 }
 
 impl Admin {
-    /// Returns a client; it connects with its first request. A request may take `timeout`, `None`
-    /// being without limit.
+    /// Returns a client, which connects with its first request. A request may take up to `timeout`;
+    /// `None` means no limit.
     ///
     /// # Errors
     /// The URL, the token file or the file of authorities cannot be used.
@@ -66,7 +66,7 @@ impl Admin {
                      must be signed by"
                 )));
             }
-            // It may be set for all servers in the environment.
+            // The file of authorities may be set in the environment, for all servers.
             (false, _) => cached_tls::client::no_authorities(),
         };
         let authorization = match &arguments.token_file {
@@ -83,8 +83,7 @@ impl Admin {
             }
             None => None,
         };
-        // The listener is this host's or a near one's: no proxy from the environment is meant for
-        // it.
+        // The listener is on this host or nearby, so proxies in the environment do not apply to it.
         let connector = Route::new(CONNECT_TIMEOUT).with_tls(tls, true);
         let client = Blocking::new(connector, concat!("cachectl/", env!("CARGO_PKG_VERSION")), timeout)
             .map_err(Failure::io("starting the HTTP client"))?;
@@ -96,19 +95,19 @@ impl Admin {
         &self.base
     }
 
-    /// Returns the JSON that `path` answers.
+    /// Returns the JSON response of `path`.
     ///
     /// # Errors
-    /// The listener cannot be reached, refuses, or answers something else.
+    /// The listener cannot be reached, refuses the request, or does not respond with JSON.
     pub(crate) fn get(&self, path: &str) -> Result<Value, Failure> {
         let request = Request::get(format!("{}{path}", self.base)).header("accept", "application/json");
         self.answer(path, request, String::new())
     }
 
-    /// Returns the reasons that a probe answers, one line each; none if all is well.
+    /// Returns the reasons in the response of a probe, one line each; none if all is well.
     ///
     /// # Errors
-    /// The listener cannot be reached, or answers something else than a probe does.
+    /// The listener cannot be reached, or its response is not that of a probe.
     pub(crate) fn probe(&self, path: &str) -> Result<Vec<String>, Failure> {
         let url = format!("{}{path}", self.base);
         let failed = |status, text: String| Failure::Admin { what: url.clone(), status, text };
@@ -124,10 +123,10 @@ impl Admin {
         }
     }
 
-    /// Sends `body` to `path` and returns the JSON of the answer.
+    /// Sends `body` to `path` and returns the JSON response.
     ///
     /// # Errors
-    /// As for [`get`](Self::get). After a timeout the server may have acted all the same.
+    /// As for [`get`](Self::get). After a timeout, the server may have acted nevertheless.
     pub(crate) fn post(&self, path: &str, body: &Value) -> Result<Value, Failure> {
         let request =
             Request::post(format!("{}{path}", self.base)).header("content-type", "application/json");
@@ -145,7 +144,7 @@ impl Admin {
         let hint = if self.is_named { "" } else { "; --admin names another admin listener than this one" };
         let (status, body) = whole(response).map_err(|error| failed(None, format!("{error}{hint}")))?;
         if !status.is_success() {
-            // Some routes answer with the reason alone, as JSON.
+            // The response of some routes is only the reason, as JSON.
             let reason = serde_json::from_str::<Value>(&body).ok();
             if let Some(reason) = reason.as_ref().and_then(|reason| reason["error"].as_str()) {
                 let text = line_of(reason);
@@ -158,12 +157,12 @@ impl Admin {
     }
 }
 
-/// Returns the elements of an answer's list; none if it is missing.
+/// Returns the elements of a list in a response; none if the list is missing.
 pub(crate) fn list<'a>(of: &'a Value, key: &str) -> &'a [Value] {
     of[key].as_array().map_or(&[], Vec::as_slice)
 }
 
-/// Returns a name as a part of a query.
+/// Encodes a name as a part of a query.
 pub(crate) fn encoded(name: &str) -> String {
     let letter = |byte: u8| match byte {
         b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' => char::from(byte).to_string(),
@@ -172,7 +171,7 @@ pub(crate) fn encoded(name: &str) -> String {
     name.bytes().map(letter).collect()
 }
 
-/// Returns the status and the text of an answer.
+/// Returns the status and the text of a response.
 fn whole<B: AsRef<[u8]>>(
     response: Result<Response<B>, RequestError>,
 ) -> Result<(StatusCode, String), String> {
@@ -180,18 +179,18 @@ fn whole<B: AsRef<[u8]>>(
     Ok((response.status(), String::from_utf8_lossy(response.body().as_ref()).into_owned()))
 }
 
-/// Returns the first line of a reason, without characters that a terminal would obey.
+/// Returns the first line of a reason, without characters that a terminal would interpret.
 pub(crate) fn line_of(reason: &str) -> String {
     let line = reason.lines().next().unwrap_or_default();
     line.chars().filter(|letter| !letter.is_control()).take(REASON_BYTES_MAX).collect()
 }
 
-/// Returns one line about an answer that reports a failure.
+/// Returns one line about a response that reports a failure.
 fn reason_of(status: StatusCode, body: &str) -> String {
     let reason = line_of(body);
     let hint = match status.as_u16() {
         401 | 403 => "; give the token with --admin-token-file",
-        // Where the server does not say more.
+        // Used if the server does not state more.
         404 if reason.is_empty() || reason.contains("there is nothing here") => {
             "; this server has no such page"
         }

@@ -1,4 +1,5 @@
-//! `--backend`: which backend is meant, and opening it. No command knows which kind it uses.
+//! `--backend`: the backend that is meant, and opening it. No command depends on the kind of
+//! backend.
 
 use std::str::FromStr;
 use std::sync::Arc;
@@ -9,7 +10,7 @@ use blocker::{Blocker, Error, Faulty, Reply, Result, SystemClock};
 use cached_config::{BackendTable, OpenError, OpenOptions, Store, SweepCounts, SweepOptions};
 use synapse::Secret;
 
-/// A backend as it is written on the command line: a store, perhaps with fault injection over it.
+/// A backend as written on the command line: a store, optionally with fault injection over it.
 #[derive(Clone, Debug)]
 pub(crate) struct BackendSpec {
     store: BackendTable,
@@ -18,7 +19,7 @@ pub(crate) struct BackendSpec {
 }
 
 impl BackendSpec {
-    /// Returns the backend, made if it is a file store that is missing.
+    /// Returns the backend, which will be created if it is a file store that is missing.
     pub(crate) fn creating(mut self) -> Self {
         if let BackendTable::File(file) = &mut self.store {
             file.create = true;
@@ -26,7 +27,7 @@ impl BackendSpec {
         self
     }
 
-    /// Returns whether it is a server.
+    /// Returns whether the backend is a server.
     pub(crate) fn is_server(&self) -> bool {
         matches!(self.store, BackendTable::Synapse(_))
     }
@@ -40,7 +41,7 @@ impl FromStr for BackendSpec {
             let mut store: BackendTable =
                 text.parse().map_err(|error| format!("{error}; and faulty:KEY=NUMBER,...:BACKEND"))?;
             match &mut store {
-                // One call at a time: threads would only cost.
+                // There is only one call at a time, so threads would only cost time.
                 BackendTable::File(file) => file.threads = 0,
                 // A wrong address is an error of the command line.
                 BackendTable::Synapse(remote) => drop(remote.client().map_err(|error| error.why)?),
@@ -85,7 +86,7 @@ pub(crate) struct Opened {
     store: Store,
 }
 
-/// How long the connection to a cluster may take to close.
+/// The maximum time for closing the connection to a cluster.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl Opened {
@@ -93,7 +94,7 @@ impl Opened {
     /// in a directory is not changed, and refuses changes.
     ///
     /// # Errors
-    /// The store's own.
+    /// Those of the store.
     pub(crate) fn open(
         spec: &BackendSpec,
         secret: Option<&Secret>,
@@ -113,7 +114,7 @@ impl Opened {
         Ok(Self { backend: store.backend(), store })
     }
 
-    /// Sweeps the store, as [`Store::sweep`].
+    /// Sweeps the store, like [`Store::sweep`].
     pub(crate) fn sweep(
         &self,
         options: &SweepOptions,
@@ -125,7 +126,7 @@ impl Opened {
     /// Closes the backend.
     ///
     /// # Errors
-    /// The store's own: something may not be stored.
+    /// Those of the store: some data may not be stored.
     pub(crate) fn close(self) -> Result<()> {
         drop(self.backend);
         self.store.close(CLOSE_TIMEOUT)

@@ -72,7 +72,7 @@ fn main() -> std::process::ExitCode {
     }
     let matches = Arguments::command().get_matches();
     let arguments = Arguments::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
-    // A server that the environment names is that of objects; a running server is asked by its
+    // A server named by the environment serves objects; a running server is reached through its
     // admin listener.
     let is_named = |option| matches.value_source(option) == Some(ValueSource::CommandLine);
     let names_server = arguments.backend.as_ref().is_some_and(BackendSpec::is_server) && is_named("backend");

@@ -1,5 +1,5 @@
-//! What the operator sees: results, as text or as JSON; failures, as one line and an exit code; and
-//! progress. And Ctrl-C, which ends a long command in order.
+//! The output for the operator: results, as text or as JSON; failures, as one line and an exit
+//! code; and progress. Also the handling of Ctrl-C, which ends a long command in order.
 
 use std::fmt;
 use std::io::{IsTerminal, PipeReader, Write};
@@ -36,8 +36,8 @@ impl Output {
         written.map_err(Failure::io("standard output"))
     }
 
-    /// Writes why the command failed: one line on standard error. Nothing if only the output's
-    /// reader has gone.
+    /// Writes the reason why the command failed: one line on standard error, or nothing if the only
+    /// failure is that the reader of the output has gone.
     pub(crate) fn failure(&self, failure: &Failure) {
         if failure.is_output_closed() {
             return;
@@ -48,11 +48,11 @@ impl Output {
         } else {
             format!("cachectl: {}", shown(&failure.to_string()))
         };
-        // If nobody reads it, the exit code is left.
+        // If nobody reads the line, the exit code still reports the failure.
         let _ = writeln!(std::io::stderr(), "{line}");
     }
 
-    /// Writes a failure, if it is one. Returns the exit code of the process.
+    /// Writes the failure, if there is one. Returns the exit code of the process.
     pub(crate) fn end(&self, done: Result<(), Failure>) -> ExitCode {
         let Err(failure) = done else { return ExitCode::SUCCESS };
         self.failure(&failure);
@@ -60,13 +60,14 @@ impl Output {
     }
 }
 
-/// Returns a text in which characters that a terminal would obey, or not show, are escaped: names
-/// may have any bytes.
+/// Returns a text in which characters that a terminal would interpret, or not show, are escaped:
+/// names may contain any bytes.
 fn shown(text: &str) -> String {
     escaped(text, |letter| letter.escape_unicode().to_string())
 }
 
-/// Returns an equal JSON value with the same characters escaped, which only strings have.
+/// Returns equivalent JSON in which the same characters are escaped. Such characters occur only in
+/// strings.
 fn shown_json(text: &str) -> String {
     escaped(text, |letter| {
         letter.encode_utf16(&mut [0; 2]).iter().map(|unit| format!("\\u{unit:04x}")).collect()
@@ -112,7 +113,7 @@ impl Progress {
         }
     }
 
-    /// Returns the progress, in steps, of work that another process does.
+    /// Returns the progress, in steps, of work that another process performs.
     pub(crate) fn of_steps() -> Self {
         Self { are_bytes: false, ..Self::new(None) }
     }
@@ -122,13 +123,13 @@ impl Progress {
         self.show();
     }
 
-    /// Takes how many steps are done, and how many there are.
+    /// Records how many steps are complete, and how many there are.
     pub(crate) fn reach(&mut self, done: u64, total: u64) {
         (self.done, self.total) = (done, Some(total));
         self.show();
     }
 
-    /// Shows a line of the caller's own, if it is time for one.
+    /// Shows a line of the caller, if enough time has passed since the last one.
     pub(crate) fn write(&mut self, line: impl FnOnce() -> String) {
         if self.is_shown && self.last.elapsed() >= STEP {
             self.last = Instant::now();
@@ -175,12 +176,12 @@ impl Drop for Progress {
 
 /// Tells a command whether a signal has requested its end.
 pub(crate) struct Interrupt {
-    /// Readable from the first signal on; nothing reads it.
+    /// Readable from the first signal on; nothing reads from it.
     bell: PipeReader,
 }
 
 impl Interrupt {
-    /// Begins to watch for signals, which no longer end the process by themselves.
+    /// Starts to watch for signals, which then no longer end the process by themselves.
     ///
     /// # Errors
     /// The system refuses.
@@ -194,7 +195,7 @@ impl Interrupt {
             };
             let watching = move || {
                 runtime.block_on(any(&mut signals));
-                // A pipe that nothing reads has room for a byte.
+                // A pipe from which nothing is read has space for one byte.
                 let _ = ring.write_all(&[1]);
                 runtime.block_on(any(&mut signals));
                 std::process::exit(INTERRUPTED.into());
@@ -235,7 +236,7 @@ impl Interrupt {
         });
         loop {
             match poll(&mut all, time.as_ref()) {
-                // By a signal that another thread handles.
+                // Interrupted by a signal that another thread handles.
                 Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(Failure::io("signals")(error.into())),
                 Ok(_) if all[0].revents().is_empty() => return Ok(()),
@@ -248,7 +249,7 @@ impl Interrupt {
 /// Waits for one of the signals.
 async fn any(signals: &mut [Signal; 2]) {
     std::future::poll_fn(|context| {
-        // Both are polled, so that both wake this task.
+        // Both are polled, so that either can wake this task.
         let ready = signals.each_mut().map(|signal| signal.poll_recv(context).is_ready());
         if ready.contains(&true) { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
     })
@@ -257,30 +258,32 @@ async fn any(signals: &mut [Signal; 2]) {
 
 /// The exit code of a command that a signal has ended.
 pub(crate) const INTERRUPTED: u8 = 130;
-/// The exit code of a command whose output is read by no process any more: as if SIGPIPE had ended
-/// it, which would leave a backend without an orderly close.
+/// The exit code of a command whose output is no longer read by any process: the same as if SIGPIPE
+/// had ended the command, which would leave a backend without an orderly close.
 const OUTPUT_CLOSED: u8 = 141;
 
-/// Why the command failed.
+/// The reason why the command failed.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// The backend's error, and what the request was about.
+    /// The error of the backend, and the subject of the request.
     Backend { what: String, error: Error },
-    /// A local file, or the terminal.
+    /// An error of a local file or of the terminal.
     Io { what: String, error: std::io::Error },
-    /// The admin listener cannot be reached (no status), or its answer is a failure.
+    /// The admin listener cannot be reached (no status), or its response is a failure.
     Admin { what: String, status: Option<u16>, text: String },
-    /// The admin listener refuses a request, with a reason: it has no such volume, for example.
+    /// The admin listener refuses a request for a stated reason, for example that there is no such
+    /// volume.
     Refused { what: String, status: u16, text: String },
-    /// The error of a volume on the store itself, and what the request was about.
+    /// The error of a volume that is accessed directly in the store, and the subject of the
+    /// request.
     Volume { what: String, error: volumes::Error },
-    /// The number of problems that a check of volumes has found, and whether data are lost by them.
+    /// The number of problems that a check of volumes has found, and whether they cause data loss.
     Problems { count: u64, is_loss: bool },
     /// A signal has ended the command.
     Interrupted,
-    /// Another failure, and the state in which it left the work.
+    /// Another failure, and the state of the work after it.
     Ended { by: Box<Self>, left: String },
-    /// The command line is wrong.
+    /// The command line is invalid.
     Usage(String),
     /// The data to be inspected could not be read.
     Unread(String),
@@ -294,13 +297,13 @@ impl Failure {
         move |error| Self::Io { what, error }
     }
 
-    /// Returns whether the reader of the output has gone, as `head` does when it has enough. Nobody
-    /// needs to be told.
+    /// Returns whether the reader of the output has gone, as `head` does once it has read enough.
+    /// Nobody needs to be told.
     pub(crate) fn is_output_closed(&self) -> bool {
         matches!(self, Self::Io { error, .. } if error.kind() == std::io::ErrorKind::BrokenPipe)
     }
 
-    /// Adds the state in which the failure left the work.
+    /// Adds the state of the work after the failure.
     pub(crate) fn leaves(self, left: impl Into<String>) -> Self {
         Self::Ended { by: Box::new(self), left: left.into() }
     }
@@ -332,8 +335,8 @@ impl Failure {
         ExitCode::from(self.number())
     }
 
-    /// As [`code`](Self::code), for a command with exit codes of its own: `other`, unless the
-    /// output is closed.
+    /// Like [`code`](Self::code), for a command with its own exit codes: `other`, unless the output
+    /// is closed.
     pub(crate) fn code_or(&self, other: u8) -> ExitCode {
         if self.is_output_closed() { self.code() } else { ExitCode::from(other) }
     }

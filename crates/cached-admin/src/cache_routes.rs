@@ -1,5 +1,5 @@
-//! The routes of an object cache: taking it out of the path of requests and putting it back, and
-//! its namespaces.
+//! The routes of an object cache: detaching it from the request path and reattaching it, and its
+//! namespaces.
 
 use std::cmp::Reverse;
 use std::future::Future;
@@ -14,16 +14,16 @@ use serde_json::{Value, json};
 
 use crate::routes::{Access, Request, Response, Routes};
 
-/// The longest that a request waits: shorter than the time after which a response is dropped.
+/// The maximum time for which a request waits: shorter than the time after which a response is
+/// dropped.
 const WAIT_MAX: Duration = Duration::from_secs(20);
 
-/// Returns the answer of a route whose cache is gone.
+/// Returns the response of a route whose cache no longer exists.
 pub(crate) fn ended() -> Response {
     Response::failure(503, "the object cache has ended")
 }
 
-/// Returns how long a request waits that asks for `asked_ms` milliseconds, or for no time in
-/// particular.
+/// Returns the time for which a request waits that specifies `asked_ms` milliseconds, or no time.
 pub(crate) fn wait_of(asked_ms: Option<u64>) -> Duration {
     asked_ms.map_or(WAIT_MAX, |millis| Duration::from_millis(millis).min(WAIT_MAX))
 }
@@ -34,7 +34,7 @@ struct Switch {
     wait_ms: Option<u64>,
 }
 
-/// Adds the routes. They keep no cache open.
+/// Adds the routes, which do not keep the cache open.
 pub(crate) fn add_attach_routes(routes: &Routes, cache: &ObjectCache) {
     let shown = cache.downgrade();
     routes.get_now("/cache.json", Access::Read, move |_| {
@@ -96,7 +96,7 @@ async fn switch(
     Response::json(&answer)
 }
 
-/// The most namespaces that are listed.
+/// The maximum number of namespaces that are listed.
 const LISTED_MAX: usize = 4097;
 
 #[derive(Deserialize)]
@@ -120,7 +120,7 @@ struct Remove {
     wait_ms: Option<u64>,
 }
 
-/// Adds the routes. They keep no cache open.
+/// Adds the routes, which do not keep the cache open.
 pub(crate) fn add_namespace_routes(routes: &Routes, cache: &ObjectCache) {
     let listed = cache.downgrade();
     routes.get_now("/namespaces.json", Access::Read, move |request| {
@@ -154,8 +154,8 @@ fn list(cache: &ObjectCache, name: Option<String>) -> Response {
     Response::json(&json!({ "namespaces": values }))
 }
 
-/// Adds the settings of a namespace, by key, `null` where it has none of its own, and their
-/// sources.
+/// Adds the settings of a namespace, by key, and their sources. A setting that the namespace does
+/// not have itself is `null`.
 fn add_settings(cache: &ObjectCache, name: &Namespace, value: &mut Value) {
     let SettingsInForce { write: (_, write), values, .. } = cache.namespace_settings(name);
     value["sources"]["write"] = json!(write.to_string());
@@ -167,8 +167,8 @@ fn add_settings(cache: &ObjectCache, name: &Namespace, value: &mut Value) {
     }
 }
 
-/// Returns what is shown of a namespace; its name is `null` for all together that are not counted
-/// apart.
+/// Returns the description of a namespace; the name is `null` for all namespaces together that are
+/// not counted individually.
 fn value(of: &NamespaceCounters) -> Value {
     json!({
         "namespace": of.namespace.as_ref().map(ToString::to_string),
@@ -206,7 +206,7 @@ async fn set(cache: WeakObjectCache, request: Request) -> Response {
     }
     let values = serde_json::to_string(&settings).unwrap_or_default();
     tracing::info!(peer = %request.peer(), %namespace, settings = values, "the admin listener changes a namespace");
-    // What is left is stored without a caller that waits.
+    // The remaining data is stored in the background, without a waiting caller.
     match tokio::time::timeout(wait_of(wait_ms), cache.change_namespace(&name, &settings, None)).await {
         Ok(Ok(())) => Response::json(&json!({ "done": true })),
         Ok(Err(error @ (Error::Invalid(_) | Error::OutOfSpace(_)))) => Response::failure(409, error),
@@ -218,10 +218,10 @@ async fn set(cache: WeakObjectCache, request: Request) -> Response {
     }
 }
 
-/// Returns the namespace of this name.
+/// Returns the namespace with this name.
 ///
 /// # Errors
-/// It is none, or reserved for servers.
+/// The name is invalid, or reserved for servers.
 fn name_of(text: &str) -> blocker::Result<Namespace> {
     let name = Namespace::copy_from(text.as_bytes())?;
     name.check_unreserved().map(|()| name)
@@ -273,7 +273,7 @@ pub(crate) mod cache_routes_tests {
 
     use crate::routes::{Found, Request, Routes};
 
-    /// Returns the status and the body of a route's answer.
+    /// Returns the status and the body of a route's response.
     pub(crate) fn ask(routes: &Routes, method: &Method, path: &str, query: &str, body: &str) -> (u16, Value) {
         let Found::Route(route) = routes.find(method, path) else { panic!("no route {path}") };
         let request = Request {

@@ -1,5 +1,5 @@
 //! The routes that every program has: probes, metrics, the document `/status.json` and the console;
-//! and those that change the program, or show its configuration and its log.
+//! and the routes that control the program, or show its configuration and its log.
 //!
 //! | route | |
 //! |---|---|
@@ -101,7 +101,7 @@ fn metrics(registry: &Registry, accept: &str) -> Response {
     }
 }
 
-/// Returns whether OpenMetrics is accepted, and not less than plain text is.
+/// Returns whether OpenMetrics is accepted, and preferred at least as much as plain text.
 fn prefers_openmetrics(accept: &str) -> bool {
     let quality = |wanted: &str| {
         let of = |range: &str| {
@@ -119,8 +119,8 @@ fn prefers_openmetrics(accept: &str) -> bool {
     open > 0.0 && open >= quality("text/plain")
 }
 
-/// The content security policy: the page may load its own files and ask its own origin. No script
-/// from a string, no HTML from a string.
+/// The content security policy: the page may load only its own files and send requests only to its
+/// own origin, and may not evaluate strings as scripts or HTML.
 const POLICY: &str = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; \
     object-src 'none'; require-trusted-types-for 'script'; trusted-types 'none'";
 
@@ -157,11 +157,11 @@ fn response(kind: &'static str, content: &'static str) -> Response {
         .header("x-frame-options", "DENY")
         .header("referrer-policy", "no-referrer")
         .header("cross-origin-opener-policy", "same-origin")
-        // After an upgrade the files of two versions must not meet.
+        // Files of two versions must not be mixed after an upgrade.
         .header("cache-control", "no-store")
 }
 
-/// Adds the routes of one program.
+/// Adds the routes for controlling one program.
 pub fn add_routes(routes: &Routes, reloader: &Arc<Reloader>, drain: &Drain, log: &Log) {
     let read_again = Arc::clone(reloader);
     routes.post("/reload", move |_| {
@@ -193,7 +193,7 @@ pub fn add_routes(routes: &Routes, reloader: &Arc<Reloader>, drain: &Drain, log:
     routes.get("/config.json", Access::Read, move |_| {
         let reloader = Arc::clone(&shown);
         async move {
-            // A reload that reads files keeps it waiting.
+            // Blocks while a reload reads files.
             match tokio::task::spawn_blocking(move || document(&reloader.effective())).await {
                 Ok(document) => Response::json(&document),
                 Err(error) => {
@@ -217,7 +217,7 @@ pub fn add_routes(routes: &Routes, reloader: &Arc<Reloader>, drain: &Drain, log:
     });
 }
 
-/// Returns changes with their values in TOML; `null` where there is none.
+/// Returns changes with their values in TOML; `null` for an absent value.
 fn changes(changes: &[Change]) -> Vec<Value> {
     let text = |value: &Option<_>| value.as_ref().map(ToString::to_string);
     let one = |change: &Change| json!({ "key": change.key, "before": text(&change.before), "after": text(&change.after) });
@@ -242,8 +242,8 @@ fn document(effective: &Effective) -> Value {
     json!({ "file": effective.file, "entries": entries })
 }
 
-/// Returns a line of the log; its message has the event's fields behind it. Names of objects are
-/// clients' data, and shown whole with a token only.
+/// Returns a line of the log, whose message is followed by the fields of the event. Names of
+/// objects are data of clients, and are shown completely only with a token.
 fn line(mut record: Record, has_token: bool) -> Value {
     for (key, value) in record.fields.iter_mut().filter(|_| !has_token) {
         if let ("object", log::Value::Text(name)) = (*key, value) {
@@ -265,7 +265,7 @@ mod builtin_tests {
 
     #[test]
     fn the_format_follows_the_accept_header() {
-        // Prometheus 2.42's own header.
+        // The header that Prometheus 2.42 sends.
         assert!(prefers_openmetrics(
             "application/openmetrics-text;version=1.0.0;q=0.75,application/openmetrics-text;version=0.0.1;q=0.5,\
              text/plain;version=0.0.4;q=0.3,*/*;q=0.2"

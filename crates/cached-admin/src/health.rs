@@ -1,4 +1,5 @@
-//! The checks behind the probes. Each returns the reason why the program is unhealthy, or nothing.
+//! The checks behind the probes. Each check returns the reason why the program is unhealthy, or
+//! nothing.
 //!
 //! | probe | 200 while | a 503 means |
 //! |---|---|---|
@@ -11,10 +12,10 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-/// A check: returns one line with the reason, or `None` if all is well. It does not wait.
+/// A check: returns one line with the reason, or `None` if all is well. A check does not block.
 type Check = Arc<dyn Fn() -> Option<String> + Send + Sync>;
 
-/// The state that probes report. Cheap to clone; all clones are the same.
+/// The state that probes report. Cheap to clone; all clones share the same state.
 #[derive(Clone, Default)]
 pub struct Health {
     inner: Arc<Mutex<Inner>>,
@@ -22,7 +23,7 @@ pub struct Health {
 
 #[derive(Default)]
 struct Inner {
-    /// The reason why the start is not complete; `None` once it is.
+    /// The reason why the startup is not complete; `None` once it is.
     starting: Starting,
     draining: Option<String>,
     live: Vec<Check>,
@@ -41,14 +42,14 @@ impl Default for Starting {
     }
 }
 
-/// Where the program is in its life.
+/// The stage of the program's life cycle.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Stage {
-    /// It does not serve yet.
+    /// The program does not serve yet.
     Starting,
-    /// It serves.
+    /// The program serves.
     Serving,
-    /// It is about to end: it answers what it has received and stores what is dirty.
+    /// The program is about to end: it answers the requests it has received and stores dirty data.
     Draining,
 }
 
@@ -64,7 +65,7 @@ impl Health {
         self.inner.lock().ready.push(Arc::new(check));
     }
 
-    /// Adds a condition for liveness: one that only a restart mends.
+    /// Adds a condition for liveness: one that only a restart can restore.
     pub fn check_liveness(&self, check: impl Fn() -> Option<String> + Send + Sync + 'static) {
         self.inner.lock().live.push(Arc::new(check));
     }
@@ -74,7 +75,7 @@ impl Health {
         self.inner.lock().notes.push(Arc::new(note));
     }
 
-    /// Records the step that the start waits for. Has no effect once the start is complete.
+    /// Records the step for which the startup waits. Has no effect once the startup is complete.
     pub fn set_starting(&self, line: impl Into<String>) {
         let mut inner = self.inner.lock();
         if matches!(inner.starting, Starting::Waiting(_)) {
@@ -82,17 +83,18 @@ impl Health {
         }
     }
 
-    /// Records that the start is complete.
+    /// Records that the startup is complete.
     pub fn set_started(&self) {
         self.inner.lock().starting = Starting::Done;
     }
 
-    /// Records that the program is about to end, for this reason. It is not ready from now on.
+    /// Records that the program is about to end, for this reason. From now on, the program is not
+    /// ready.
     pub fn set_draining(&self, line: impl Into<String>) {
         self.inner.lock().draining = Some(line.into());
     }
 
-    /// Returns where the program is in its life.
+    /// Returns the stage of the program's life cycle.
     #[must_use]
     pub fn stage(&self) -> Stage {
         let inner = self.inner.lock();
@@ -103,14 +105,14 @@ impl Health {
         }
     }
 
-    /// Returns why the process should be restarted; empty if it should not.
+    /// Returns the reasons why the process should be restarted; empty if it should not be.
     #[must_use]
     pub fn not_live(&self) -> Vec<String> {
         let checks = self.inner.lock().live.clone();
         run(&checks)
     }
 
-    /// Returns why no client should be sent here; empty if the program is ready.
+    /// Returns the reasons why no client should be sent here; empty if the program is ready.
     #[must_use]
     pub fn not_ready(&self) -> Vec<String> {
         let (mut reasons, checks, live) = {
@@ -122,20 +124,20 @@ impl Health {
             let reasons: Vec<String> = inner.draining.iter().cloned().chain(waiting).collect();
             (reasons, inner.ready.clone(), inner.live.clone())
         };
-        // Outside of the lock: a check may use the state.
+        // Outside the lock, because a check may use this state.
         reasons.extend(run(&checks));
         reasons.extend(run(&live));
         reasons
     }
 
-    /// Returns the notes: unusual states that keep no client away.
+    /// Returns the notes: unusual states that do not make the program unready.
     #[must_use]
     pub fn notes(&self) -> Vec<String> {
         let notes = self.inner.lock().notes.clone();
         run(&notes)
     }
 
-    /// Returns the step that the start waits for; `None` if it is complete.
+    /// Returns the step for which the startup waits; `None` if the startup is complete.
     #[must_use]
     pub fn not_started(&self) -> Option<String> {
         match &self.inner.lock().starting {
@@ -145,7 +147,7 @@ impl Health {
     }
 }
 
-/// Returns the reasons, each in one line.
+/// Returns the reasons, each as a single line.
 fn run(checks: &[Check]) -> Vec<String> {
     checks.iter().filter_map(|check| check()).map(|line| line.replace(['\r', '\n'], " ")).collect()
 }

@@ -7,9 +7,9 @@
 //!         /livez /readyz /startupz ── Health ────────┤
 //!         /status.json ── Status ────────────────────┘
 //! ```
-//! An [`AdminServer`] has a thread of its own with a tokio runtime: so it answers while the start
-//! waits for a store, while the acceptor is busy, and when the acceptor hangs; and a long report
-//! delays no client.
+//! An [`AdminServer`] has its own thread with a tokio runtime. It therefore responds while the
+//! startup waits for a store, while the acceptor is busy, and even when the acceptor hangs; and a
+//! long report delays no client.
 //!
 //! | module | content |
 //! |---|---|

@@ -28,7 +28,7 @@ use crate::routes::{Found, Gate, Request, Response, Routes, absent};
 use crate::status::Status;
 use crate::table::{AdminConfig, Tokens};
 
-/// Why the listener cannot be opened: one line each.
+/// The reason why the listener cannot be opened, as a single line.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum AdminError {
@@ -73,7 +73,7 @@ impl std::error::Error for AdminError {
     }
 }
 
-/// The running listener, with what it shows. It ends when this is dropped.
+/// The running listener and what it serves. It ends when this is dropped.
 pub struct AdminServer {
     routes: Routes,
     registry: Registry,
@@ -83,7 +83,7 @@ pub struct AdminServer {
     addresses: Vec<SocketAddr>,
     memory_bytes_max: u64,
     has_tls: bool,
-    /// Its sockets, each with its configured address.
+    /// The listener's sockets, each with its configured address.
     copies: Vec<(String, OwnedFd)>,
     begin: Mutex<Option<oneshot::Sender<()>>>,
     end: Option<oneshot::Sender<()>>,
@@ -93,9 +93,9 @@ pub struct AdminServer {
 
 impl AdminServer {
     /// Opens the sockets and serves `/metrics`, `/livez`, `/readyz`, `/startupz`, `/status.json`
-    /// and the console at `/`, on a thread of its own.
+    /// and the console at `/`, on a separate thread.
     ///
-    /// `program` is the name that the metrics and the status show; `version` its version.
+    /// `program` is the name that the metrics and the status show; `version` is its version.
     ///
     /// # Errors
     /// [`AdminError`].
@@ -145,13 +145,13 @@ impl AdminServer {
         let body = move || {
             runtime.block_on(async move {
                 let mut ended = ended;
-                // Ends at once where nothing is held.
+                // Ends immediately if nothing is held.
                 tokio::select! {
                     _ = begun => {}
                     _ = &mut ended => return,
                 }
                 for (listener, is_loopback) in listeners {
-                    // Probes and tools on this host go without.
+                    // Probes and tools on this host do not use TLS.
                     let tls = tls.clone().filter(|_| !is_loopback);
                     let origin = Origin { is_loopback, tls };
                     tokio::spawn(accept(listener, origin, Arc::clone(&service), Arc::clone(&permits)));
@@ -160,7 +160,7 @@ impl AdminServer {
                     tokio::spawn(cached_tls::renew(tls, "admin.tls"));
                 }
                 tokio::spawn(history.record_history());
-                // Ends with an error, when the other half is dropped.
+                // The wait ends with an error when the sender is dropped.
                 let _ = ended.await;
             });
         };
@@ -182,7 +182,7 @@ impl AdminServer {
         })
     }
 
-    /// Returns the table of routes, to which any part may add.
+    /// Returns the table of routes, to which any part of the program may add.
     #[must_use]
     pub fn routes(&self) -> &Routes {
         &self.routes
@@ -194,13 +194,13 @@ impl AdminServer {
         &self.registry
     }
 
-    /// Returns what the probes depend on.
+    /// Returns the state that the probes report.
     #[must_use]
     pub fn health(&self) -> &Health {
         &self.health
     }
 
-    /// Returns what `/status.json` shows.
+    /// Returns the state that `/status.json` shows.
     #[must_use]
     pub fn status(&self) -> &Status {
         &self.status
@@ -212,31 +212,31 @@ impl AdminServer {
         self.tokens.as_ref()
     }
 
-    /// Accepts connections, if it was [held](AdminConfig::is_held).
+    /// Starts to accept connections, if accepting was [held](AdminConfig::is_held).
     pub fn accept(&self) {
-        // What is dropped lets the thread begin.
+        // Dropping this lets the thread begin.
         drop(self.begin.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
 
-    /// Removes and returns copies of its sockets for another process, each with its configured
-    /// address.
+    /// Removes and returns copies of the listener's sockets for another process, each with its
+    /// configured address.
     pub fn take_sockets(&mut self) -> Vec<(String, OwnedFd)> {
         std::mem::take(&mut self.copies)
     }
 
-    /// Returns the addresses it listens on.
+    /// Returns the addresses on which the listener listens.
     #[must_use]
     pub fn addresses(&self) -> &[SocketAddr] {
         &self.addresses
     }
 
-    /// Returns the most memory that it takes, in bytes.
+    /// Returns the maximum memory of the listener, in bytes.
     #[must_use]
     pub fn memory_bytes_max(&self) -> u64 {
         self.memory_bytes_max
     }
 
-    /// Returns the addresses it listens on as URLs; `https` is required where TLS is used.
+    /// Returns the addresses of the listener as URLs; `https` is required where TLS is used.
     #[must_use]
     pub fn urls(&self) -> Vec<String> {
         let url = |address: &SocketAddr| {
@@ -262,7 +262,7 @@ impl fmt::Debug for AdminServer {
     }
 }
 
-/// Returns the sockets of one address that another process has opened.
+/// Returns the sockets of one address, which another process has opened.
 fn adopt(address: &str, config: &AdminConfig) -> Result<Vec<(StdListener, SocketAddr)>, AdminError> {
     let failed = |cause| AdminError::Listen { address: address.to_owned(), cause };
     let mut sockets = Vec::new();
@@ -278,7 +278,7 @@ fn adopt(address: &str, config: &AdminConfig) -> Result<Vec<(StdListener, Socket
     Ok(sockets)
 }
 
-/// Opens the sockets of one address, which may be a name of several.
+/// Opens the sockets of one address, which may be a name that resolves to several.
 fn open(address: &str, has_tokens: bool) -> Result<Vec<(StdListener, SocketAddr)>, AdminError> {
     let failed = |cause| AdminError::Listen { address: address.to_owned(), cause };
     let candidates: Vec<SocketAddr> =
@@ -299,10 +299,10 @@ fn open(address: &str, has_tokens: bool) -> Result<Vec<(StdListener, SocketAddr)
     Ok(sockets)
 }
 
-/// How long accepting pauses when the system has no descriptor or memory for a connection.
+/// The pause in accepting when the system has no descriptor or memory for a connection.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// What a listener's connections have in common.
+/// The common attributes of a listener's connections.
 #[derive(Clone)]
 struct Origin {
     is_loopback: bool,
@@ -351,7 +351,8 @@ async fn serve(
     }
 }
 
-/// Answers a connection beyond the limit, as far as that takes no waiting.
+/// Refuses a connection beyond the limit with a response, as far as that can be sent without
+/// waiting.
 fn refuse(mut socket: TcpStream, has_tls: bool) {
     const BUSY: &[u8] =
         b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\ncontent-type: text/plain\r\n\
@@ -359,33 +360,34 @@ fn refuse(mut socket: TcpStream, has_tls: bool) {
     let words = if has_tls { cached_tls::BUSY } else { BUSY };
     let mut attempt = Box::pin(async move { socket.write_all(words).await });
     let mut context = std::task::Context::from_waker(std::task::Waker::noop());
-    // A small answer fits into the socket's buffer; a client that has gone already does not miss
-    // it.
+    // A small response fits into the socket's buffer. If the client has already gone, the failure
+    // does not matter.
     let _ = attempt.as_mut().poll(&mut context);
 }
 
-/// The largest head of a request, in bytes.
+/// The maximum size of the head of a request, in bytes.
 pub(crate) const HEAD_BYTES_MAX: usize = 16 << 10;
-/// The largest number of headers of a request.
+/// The maximum number of headers in a request.
 const HEADERS_MAX: usize = 64;
-/// Every connection may have a response of this size, in bytes, whatever others have.
+/// Every connection may have a response of this size, in bytes, regardless of the others.
 pub(crate) const SMALL_RESPONSE_BYTES: usize = 32 << 10;
-/// The most bytes of all larger responses that wait for their clients; a single one may be larger.
+/// The maximum total size of all larger responses that wait for their clients, in bytes; a single
+/// one may be larger.
 pub(crate) const RESPONSES_BYTES_MAX: usize = 4 << 20;
 
-/// A client's socket, with TLS or without. It is not a parameter of the connection's type: hyper's
-/// code for a connection takes long to compile, and would be there twice.
+/// A client's socket, with or without TLS. The socket is not a type parameter of the connection:
+/// hyper's code for a connection takes long to compile, and would be compiled twice.
 pub(crate) trait Socket: AsyncRead + AsyncWrite + Unpin + Send {}
 
 impl<S: AsyncRead + AsyncWrite + Unpin + Send> Socket for S {}
 
-/// What answers requests, shared by all connections.
+/// The state for answering requests, shared by all connections.
 pub(crate) struct Service {
     routes: Routes,
     health: Health,
     tokens: Option<Tokens>,
     body_bytes_max: usize,
-    /// [`RESPONSES_BYTES_MAX`], less those in use.
+    /// The unused part of [`RESPONSES_BYTES_MAX`].
     responses: Arc<Semaphore>,
     request_timeout: Duration,
     connection_time_max: Duration,
@@ -406,10 +408,10 @@ impl Service {
         }
     }
 
-    /// Serves a connection to its end.
+    /// Serves a connection until it ends.
     ///
     /// # Errors
-    /// One line: what the client did wrong, or how its connection broke.
+    /// One line: the client's mistake, or the failure of its connection.
     pub(crate) async fn serve(
         self: Arc<Self>,
         socket: Box<dyn Socket>,
@@ -426,7 +428,7 @@ impl Service {
         });
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
-            // Also the time for which a connection may be idle between two requests.
+            // This is also the maximum idle time of a connection between two requests.
             .header_read_timeout(self.request_timeout)
             .max_buf_size(HEAD_BYTES_MAX)
             .max_headers(HEADERS_MAX)
@@ -436,7 +438,7 @@ impl Service {
             ended = connection.as_mut() => return ended.map_err(|error| error.to_string()),
             () = tokio::time::sleep(self.connection_time_max) => connection.as_mut().graceful_shutdown(),
         }
-        // A client that takes no answer does not keep the connection.
+        // A client that does not read its response cannot keep the connection.
         match tokio::time::timeout(2 * self.request_timeout, connection).await {
             Ok(ended) => ended.map_err(|error| error.to_string()),
             Err(_) => Err("the client did not take its answer in time".into()),
@@ -499,8 +501,8 @@ impl Service {
         }
     }
 
-    /// Waits until there is memory for a response that is not small. It counts until its client has
-    /// taken it.
+    /// Waits until there is memory for a response that is not small. The response counts until its
+    /// client has read it.
     async fn count_bytes(&self, mut response: Response) -> Response {
         let bytes = response.body.len().min(RESPONSES_BYTES_MAX);
         if bytes > SMALL_RESPONSE_BYTES
@@ -513,7 +515,7 @@ impl Service {
     }
 }
 
-/// The body of a response, and its part of the bytes of all.
+/// The body of a response, and its share of the total bytes of responses.
 struct Counted {
     body: Bytes,
     _permit: OwnedSemaphorePermit,
@@ -542,7 +544,7 @@ fn finished(response: Response) -> hyper::Response<Full<Bytes>> {
 }
 
 counters! {
-    /// What the listener counts.
+    /// The counts of the listener.
     #[derive(Default)]
     pub(crate) struct Counts {
         /// Connections that the admin listener accepted.

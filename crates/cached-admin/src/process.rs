@@ -1,4 +1,4 @@
-//! What the system counts for this process, under the names that Prometheus' own libraries use.
+//! The system's counts for this process, under the names that Prometheus' own libraries use.
 
 use std::fs;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -7,7 +7,7 @@ use cached_metrics::{Collect, Families, counters};
 use serde::Serialize;
 
 counters! {
-    /// What the system counts for this process. What it does not report is 0.
+    /// The system's counts for this process. Counts that the system does not report are 0.
     #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize)]
     pub struct Process {
         /// Processor time in user mode, in seconds.
@@ -45,7 +45,7 @@ impl Process {
             resident_bytes: number("VmRSS:") << 10,
             virtual_bytes: number("VmSize:") << 10,
             threads: number("Threads:"),
-            // One of them is the directory itself.
+            // One of the entries is the descriptor of the directory itself.
             open_fds: fs::read_dir("/proc/self/fd").map_or(0, |fds| fds.count().saturating_sub(1) as u64),
             max_fds: descriptors_max(),
         }
@@ -80,10 +80,10 @@ pub fn start_unix_secs() -> f64 {
     })
 }
 
-/// Returns for how long the process has existed, by the system's clock ticks.
+/// Returns the age of the process, by the system's clock ticks.
 fn age_secs() -> Option<f64> {
     let stat = fs::read_to_string("/proc/self/stat").ok()?;
-    // The second field is the program's name in parentheses, and may contain blanks.
+    // The second field is the program's name in parentheses, which may contain blanks.
     let started: f64 = stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()?;
     let uptime: f64 = fs::read_to_string("/proc/uptime").ok()?.split_whitespace().next()?.parse().ok()?;
     // SAFETY: `sysconf` has no preconditions.

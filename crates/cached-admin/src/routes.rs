@@ -15,19 +15,19 @@ use parking_lot::RwLock;
 
 use crate::table::Tokens;
 
-/// Which requests may use a route. A valid token opens every route.
+/// The requests that may use a route. A valid token opens every route.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Access {
-    /// Any client: for probes, which tell nothing but whether the program is well.
+    /// Any client: for probes, which reveal only whether the program is well.
     Public,
-    /// Any client of a listener on loopback; beyond it only with a token.
+    /// Any client of a listener on loopback; otherwise only with a token.
     Read,
-    /// Only with a token, on loopback too: for what changes something, and for what shows clients'
-    /// data.
+    /// Only with a token, even on loopback: for routes that change something or show data of
+    /// clients.
     Token,
 }
 
-/// A request that may use its route.
+/// A request that is allowed to use its route.
 #[derive(Clone, Debug)]
 pub struct Request {
     pub(crate) path: String,
@@ -45,8 +45,8 @@ impl Request {
         &self.path
     }
 
-    /// Returns the decoded value of the query's first parameter called `name`; empty if it has no
-    /// value.
+    /// Returns the decoded value of the first query parameter called `name`; empty if the parameter
+    /// has no value.
     #[must_use]
     pub fn query(&self, name: &str) -> Option<String> {
         self.query.split('&').find_map(|pair| {
@@ -55,7 +55,7 @@ impl Request {
         })
     }
 
-    /// Returns a header's value, if it is text.
+    /// Returns the value of a header, if it is text.
     #[must_use]
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.get(name)?.to_str().ok()
@@ -75,15 +75,14 @@ impl Request {
     }
 
     /// Returns whether the request has a valid token. A route with [`Access::Read`] may show more
-    /// to one that has.
+    /// to such a request.
     #[must_use]
     pub fn has_token(&self) -> bool {
         self.has_token
     }
 }
 
-/// Decodes `%XX` and `+`; what is no such code stays as it is, and what is not UTF-8 becomes
-/// U+FFFD.
+/// Decodes `%XX` and `+`. Invalid escapes stay unchanged, and invalid UTF-8 becomes U+FFFD.
 fn decode(text: &str) -> Cow<'_, str> {
     if !text.contains(['%', '+']) {
         return Cow::Borrowed(text);
@@ -107,16 +106,17 @@ fn decode(text: &str) -> Cow<'_, str> {
     Cow::Owned(String::from_utf8_lossy(&decoded).into_owned())
 }
 
-/// The most letters of a key that is not shown whole; of a short one at most half.
+/// The maximum number of letters shown of a key without a token; for a short key, at most half of
+/// its letters.
 pub(crate) const SHORTENED_LETTERS: usize = 8;
 
-/// Returns the first letters of a key or of an object's name, as it is shown without a token.
+/// Returns the first letters of a key or of an object's name, which are shown without a token.
 pub(crate) fn shortened(name: &str) -> String {
     let letters = SHORTENED_LETTERS.min(name.chars().count() / 2);
     name.chars().take(letters).chain(['…']).collect()
 }
 
-/// What a handler answers.
+/// The response of a handler.
 #[derive(Clone, Debug)]
 pub struct Response {
     pub(crate) status: StatusCode,
@@ -138,8 +138,7 @@ impl Response {
         Response::new(200, "text/plain; charset=utf-8", body)
     }
 
-    /// Returns a response of plain text with another status than 200: one line that states the
-    /// reason.
+    /// Returns a plain-text response with a status other than 200: one line that states the reason.
     pub fn failure(status: u16, line: impl fmt::Display) -> Response {
         Response::new(status, "text/plain; charset=utf-8", format!("{line}\n"))
     }
@@ -157,7 +156,8 @@ impl Response {
         Response::new(200, "text/html; charset=utf-8", body)
     }
 
-    /// Returns the response with a header, which replaces the listener's own of that name.
+    /// Returns the response with a header, which replaces the listener's own header of the same
+    /// name.
     #[must_use]
     pub fn header(mut self, name: &'static str, value: &'static str) -> Response {
         self.headers.insert(HeaderName::from_static(name), HeaderValue::from_static(value));
@@ -176,17 +176,17 @@ type Answer = Pin<Box<dyn Future<Output = Response> + Send>>;
 
 type Handler = Arc<dyn Fn(Request) -> Answer + Send + Sync>;
 
-/// What answers the requests of a route.
+/// The handler of a route's requests.
 #[derive(Clone)]
 pub(crate) struct Route {
     pub(crate) access: Access,
     pub(crate) handler: Handler,
 }
 
-/// What the table has for a request.
+/// The result of looking up a request in the table.
 pub(crate) enum Found {
     Route(Route),
-    /// The path has routes for these methods only.
+    /// The path has routes only for these methods.
     OtherMethods(Vec<Method>),
     Nothing,
 }
@@ -194,8 +194,8 @@ pub(crate) enum Found {
 /// The routes of a program. Cheap to clone; all clones are the same table. Routes can be added
 /// while the listener serves.
 ///
-/// Handlers run on the admin listener's thread, one after the other where they do not await: one
-/// that needs more than some milliseconds belongs on a thread of its own. A response that takes
+/// Handlers run on the admin listener's thread, one after the other unless they await: a handler
+/// that needs more than a few milliseconds should run on a thread of its own. A response that takes
 /// longer than [`request_timeout`](crate::AdminConfig::request_timeout) is dropped.
 #[derive(Clone, Default)]
 pub struct Routes {
@@ -209,7 +209,7 @@ impl Routes {
         Routes::default()
     }
 
-    /// Adds a route for GET and HEAD, which replaces the one that the path had.
+    /// Adds a route for GET and HEAD, replacing an existing one for the path.
     pub fn get<F>(&self, path: &str, access: Access, handler: impl Fn(Request) -> F + Send + Sync + 'static)
     where
         F: Future<Output = Response> + Send + 'static,
@@ -217,7 +217,7 @@ impl Routes {
         self.add(&Method::GET, path, access, handler);
     }
 
-    /// Adds a route for POST, which replaces the one that the path had. A POST always needs a
+    /// Adds a route for POST, replacing an existing one for the path. A POST always requires a
     /// token.
     pub fn post<F>(&self, path: &str, handler: impl Fn(Request) -> F + Send + Sync + 'static)
     where
@@ -226,7 +226,7 @@ impl Routes {
         self.add(&Method::POST, path, Access::Token, handler);
     }
 
-    /// As [`get`](Self::get), for a handler that does not wait.
+    /// Like [`get`](Self::get), for a handler that does not wait.
     pub fn get_now(
         &self,
         path: &str,
@@ -236,7 +236,7 @@ impl Routes {
         self.get(path, access, move |request| std::future::ready(handler(request)));
     }
 
-    /// As [`post`](Self::post), for a handler that does not wait.
+    /// Like [`post`](Self::post), for a handler that does not wait.
     pub fn post_now(&self, path: &str, handler: impl Fn(Request) -> Response + Send + Sync + 'static) {
         self.post(path, move |request| std::future::ready(handler(request)));
     }
@@ -286,10 +286,10 @@ impl fmt::Debug for Routes {
     }
 }
 
-/// What decides beside the request: where the listener is, and its tokens.
+/// The criteria for access besides the request: the location of the listener, and its tokens.
 #[derive(Clone, Copy)]
 pub(crate) struct Gate<'a> {
-    /// Only this host can reach the listener.
+    /// Whether only this host can reach the listener.
     pub(crate) is_loopback: bool,
     pub(crate) tokens: Option<&'a Tokens>,
 }
@@ -298,7 +298,7 @@ impl Gate<'_> {
     /// Returns whether the request has a valid token, if it may use a route with this access.
     ///
     /// # Errors
-    /// The response to one that may not.
+    /// The response to a request that may not.
     pub(crate) fn admit(
         &self,
         access: Access,
@@ -318,7 +318,7 @@ impl Gate<'_> {
         let forbidden = |line: &str| Err(Box::new(Response::failure(StatusCode::FORBIDDEN.as_u16(), line)));
         match access {
             Access::Public => Ok(false),
-            // A wrong one is a mistake even where none is needed.
+            // A wrong token is a mistake even where none is required.
             _ if given.is_some() => refused("the token is not valid"),
             Access::Read if self.is_loopback && is_of_this_host(uri, headers) => Ok(false),
             Access::Read if self.is_loopback => {
@@ -332,16 +332,17 @@ impl Gate<'_> {
     }
 }
 
-/// Returns the token of an `Authorization` header.
+/// Returns the token in an `Authorization` header.
 fn bearer(value: &[u8]) -> Option<&[u8]> {
     let (scheme, token) = value.split_at_checked(7)?;
     scheme.eq_ignore_ascii_case(b"bearer ").then(|| token.trim_ascii())
 }
 
-/// Returns whether the request names this host by an address or as `localhost`, or not at all.
+/// Returns whether the request names this host by an address or as `localhost`, or does not name
+/// any host.
 ///
-/// A web page that has its own name point to this host, so that a browser lets it read the answers,
-/// uses that name.
+/// A web page that makes its own name resolve to this host, so that a browser lets it read the
+/// responses, uses that name.
 fn is_of_this_host(uri: &Uri, headers: &HeaderMap) -> bool {
     let named = match uri.authority() {
         Some(authority) => Some(authority.as_str()),
@@ -359,8 +360,8 @@ fn is_of_this_host(uri: &Uri, headers: &HeaderMap) -> bool {
     host.eq_ignore_ascii_case("localhost") || host.parse::<IpAddr>().is_ok()
 }
 
-/// How paths of parts begin, each with the table without which there is no such part; empty for
-/// what every program has once it serves.
+/// The path prefixes of parts, each with the table that configures the part; empty for parts that
+/// every program has once it serves.
 const PARTS: [(&str, &str); 12] = [
     ("/cache", "[objects]"),
     ("/config.json", ""),
@@ -376,8 +377,8 @@ const PARTS: [(&str, &str); 12] = [
     ("/volumes", "[volumes]"),
 ];
 
-/// Returns the answer for a path without a route. `starting` is what the start waits for, until it
-/// is complete.
+/// Returns the response for a path without a route. `starting` is the step for which the startup
+/// waits, until the startup is complete.
 pub(crate) fn absent(path: &str, starting: Option<String>) -> Response {
     let part = PARTS.iter().find(|(begin, _)| path.starts_with(begin));
     match (part, starting) {
@@ -445,7 +446,7 @@ mod access_tests {
 
     const TOKEN: &str = "0123456789abcdef";
 
-    /// Returns the status, or 200 and whether there was a valid token.
+    /// Returns the status or, on success, 200 and whether there was a valid token.
     fn status(gate: Gate<'_>, access: Access, headers: &[(&'static str, &str)]) -> (u16, bool) {
         let mut map = HeaderMap::new();
         for (name, value) in headers {

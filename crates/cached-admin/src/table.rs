@@ -1,5 +1,5 @@
-//! The table `[admin]`, the listener's configuration that follows from it, and the tokens in its
-//! file.
+//! The table `[admin]`, the configuration of the listener that results from it, and the tokens in
+//! its file.
 
 use std::fmt;
 use std::fs::OpenOptions;
@@ -18,7 +18,7 @@ use sha2::{Digest, Sha256};
 use crate::listener::{HEAD_BYTES_MAX, RESPONSES_BYTES_MAX, SMALL_RESPONSE_BYTES};
 
 config_keys! {
-    /// The table, with the same keys in `cached` and `synapsed`. An empty string means none.
+    /// The table, which has the same keys in `cached` and `synapsed`. An empty string means none.
     #[derive(Eq)]
     pub struct AdminTable over AdminConfig = AdminConfig::default();
 
@@ -26,18 +26,18 @@ config_keys! {
     pub listen: Vec<String> = same(listen);
     /// A file with one token, or two during a rotation.
     pub token_file: PathBuf = own(PathBuf::new());
-    /// The largest number of connections.
+    /// The maximum number of connections.
     pub connections_max: u32 = count(connections_max), in 2..=4096;
-    /// TLS for the addresses that other machines can reach; none without this table.
+    /// TLS for the addresses that other machines can reach; without this table, there is no TLS.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tls: Option<TlsTable> = own(None);
 }
 
 impl AdminTable {
-    /// Checks the values, and the file of the tokens if there is one.
+    /// Checks the values, and the token file if there is one.
     ///
     /// # Errors
-    /// The first key whose value cannot work.
+    /// The first key with an invalid value.
     pub fn check(&self) -> Result<(), ConfigError> {
         self.check_ranges("admin")?;
         if self.listen.is_empty() {
@@ -57,7 +57,7 @@ impl AdminTable {
                 return invalid("admin.listen", format!("{exposed}, and there is no token: {right}"));
             }
         }
-        // Their files are read when the listener opens.
+        // The files of the TLS table are read when the listener opens.
         if let Some(tls) = &self.tls {
             tls.settings("admin.tls")?;
         }
@@ -67,7 +67,7 @@ impl AdminTable {
     /// Reads the tokens; `None` if no file is named.
     ///
     /// # Errors
-    /// The file cannot be read, or has a wrong form.
+    /// The file cannot be read, or has an invalid format.
     pub fn tokens(&self) -> Result<Option<Tokens>, ConfigError> {
         if self.token_file.as_os_str().is_empty() {
             return Ok(None);
@@ -103,35 +103,36 @@ impl AdminTable {
 }
 
 with_defaults! {
-    /// Where the listener is and what it allows.
+    /// The addresses of the listener and its limits.
     #[derive(Clone, Debug)]
     #[non_exhaustive]
     pub struct AdminConfig {
-        /// The addresses to listen on, each `HOST:PORT`; port 0 is any free one.
+        /// The addresses to listen on, each `HOST:PORT`; port 0 means any free one.
         pub listen: Vec<String> = vec![ADDRESS_DEFAULT.into()],
-        /// The tokens; needed for an address that other machines can reach.
+        /// The tokens; required for an address that other machines can reach.
         pub tokens: Option<Tokens> = None,
         /// TLS for the addresses that other machines can reach; `None` without it.
         pub tls: Option<Arc<ServerTls>> = None,
-        /// The largest number of connections at a time; others are answered 503 and closed.
+        /// The maximum number of simultaneous connections; further ones receive a 503 and are
+        /// closed.
         pub connections_max: usize = 64,
-        /// The largest body of a request, in bytes.
+        /// The maximum size of a request body, in bytes.
         pub body_bytes_max: usize = 64 << 10,
-        /// How long a client may take for a request, and a handler for its response.
+        /// The maximum time for a client to send a request, and for a handler to respond.
         pub request_timeout: Duration = Duration::from_secs(30),
-        /// After how long a connection ends with the next response.
+        /// The age after which a connection ends with its next response.
         pub connection_time_max: Duration = Duration::from_secs(600),
-        /// Sockets that another process has opened, each with its address in `listen`: they are
+        /// Sockets that another process has opened, each with its address in `listen`. They are
         /// used instead of new ones.
         pub inherited: Vec<(String, Arc<TcpListener>)> = Vec::new(),
-        /// Whether to accept connections only from
-        /// [`AdminServer::accept`](crate::AdminServer::accept) on.
+        /// Whether to accept connections only once
+        /// [`AdminServer::accept`](crate::AdminServer::accept) is called.
         pub is_held: bool = false,
     }
 }
 
 impl AdminConfig {
-    /// Returns the most memory that a listener with these settings takes, in bytes.
+    /// Returns the maximum memory of a listener with these settings, in bytes.
     #[must_use]
     pub fn memory_bytes_max(&self) -> u64 {
         let connection_bytes = CONNECTION_BYTES + self.body_bytes_max as u64 + SMALL_RESPONSE_BYTES as u64;
@@ -139,22 +140,22 @@ impl AdminConfig {
     }
 }
 
-/// The memory of a connection beside bodies, in bytes: buffers for the heads of requests and
-/// responses, and TLS.
+/// The memory of a connection in addition to bodies, in bytes: buffers for the heads of requests
+/// and responses, and TLS.
 const CONNECTION_BYTES: u64 = 2 * HEAD_BYTES_MAX as u64 + 64 * 1024;
 
-/// The address to listen on by default: the port that memcached's exporter uses, so that scrape
-/// configurations stay.
+/// The default address to listen on: the port that memcached's exporter uses, so that scrape
+/// configurations need not change.
 pub const ADDRESS_DEFAULT: &str = "127.0.0.1:9150";
 
-/// The shortest token, in bytes.
+/// The minimum length of a token, in bytes.
 const TOKEN_BYTES_MIN: usize = 16;
-/// The largest file of tokens, in bytes.
+/// The maximum size of the token file, in bytes.
 const FILE_BYTES_MAX: u64 = 4096;
-/// The number of tokens that are accepted at a time.
+/// The maximum number of tokens that are accepted at the same time.
 const TOKENS_MAX: usize = 2;
 
-/// The tokens that are accepted at present. Cheap to clone; all clones are the same.
+/// The tokens that are currently accepted. Cheap to clone; all clones share the same state.
 #[derive(Clone)]
 pub struct Tokens {
     inner: Arc<Inner>,
@@ -162,7 +163,7 @@ pub struct Tokens {
 
 struct Inner {
     path: PathBuf,
-    /// Digests, so that a comparison reveals nothing of a token, not even its length.
+    /// Digests, so that a comparison reveals nothing about a token, not even its length.
     digests: RwLock<Vec<[u8; 32]>>,
 }
 
@@ -170,7 +171,7 @@ impl Tokens {
     /// Reads the tokens in the file `path`.
     ///
     /// # Errors
-    /// One line: what is wrong with the file, and what would be right.
+    /// One line: the problem with the file, and the remedy.
     pub fn from_file(path: impl Into<PathBuf>) -> Result<Tokens, String> {
         let path = path.into();
         let digests = RwLock::new(read(&path)?);
@@ -181,23 +182,23 @@ impl Tokens {
     /// force](TokensRead::put_in_force).
     ///
     /// # Errors
-    /// One line: what is wrong with the file, and what would be right.
+    /// One line: the problem with the file, and the remedy.
     pub fn read_again(&self) -> Result<TokensRead, String> {
         Ok(TokensRead { tokens: self.clone(), digests: read(&self.inner.path)? })
     }
 
-    /// Returns the file.
+    /// Returns the path of the file.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.inner.path
     }
 
-    /// Returns whether `token` is accepted. Takes the same time for every token of the same length.
+    /// Returns whether `token` is accepted. Takes the same time for all tokens of the same length.
     #[must_use]
     pub fn accept(&self, token: &[u8]) -> bool {
         let digest = digest(token);
         let differs = |known: &[u8; 32]| known.iter().zip(&digest).fold(0, |all, (a, b)| all | (a ^ b)) != 0;
-        // Compares with all of them.
+        // Compares with all digests.
         self.inner.digests.read().iter().filter(|known| !differs(known)).count() > 0
     }
 }
@@ -210,8 +211,7 @@ pub struct TokensRead {
 }
 
 impl TokensRead {
-    /// Accepts these tokens from now on, and no others. Returns whether they are others than
-    /// before.
+    /// Accepts only these tokens from now on. Returns whether they differ from the previous ones.
     pub fn put_in_force(self) -> bool {
         let mut accepted = self.tokens.inner.digests.write();
         let are_new = *accepted != self.digests;
@@ -240,7 +240,7 @@ fn read(path: &Path) -> Result<Vec<[u8; 32]>, String> {
     let shown = path.display();
     let mut text = Vec::new();
     let failed = |error| format!("cannot read {shown}: {error}");
-    // A pipe without a writer must not block the process.
+    // A FIFO without a writer must not block the process.
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(failed)?;
     if !file.metadata().map_err(failed)?.is_file() {
         return Err(format!("{shown} is not a file; it must have a line for each token"));
@@ -258,7 +258,7 @@ fn read(path: &Path) -> Result<Vec<[u8; 32]>, String> {
         return Err(format!("{shown} has {count} lines; it must have one token, or two during a rotation"));
     }
     for token in &tokens {
-        // What an Authorization header can carry.
+        // Only characters that an Authorization header can carry.
         if !token.iter().all(u8::is_ascii_graphic) {
             return Err(format!("{shown} has a token with other characters than letters, digits and signs"));
         }

@@ -1,4 +1,4 @@
-//! TLS of the admin listener, from a client's side.
+//! TLS of the admin listener, as seen by a client.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -17,7 +17,7 @@ fn connect(port: u16) -> std::net::TcpStream {
     std::net::TcpStream::connect((Ipv4Addr::LOCALHOST, port)).expect("a connection")
 }
 
-/// Beyond loopback requests go through TLS and no other way; on loopback they go without.
+/// Beyond loopback, requests must use TLS; on loopback, they do not use it.
 #[test]
 fn addresses_beyond_loopback_have_tls() {
     let dir = tempfile::tempdir().expect("a directory");
@@ -58,7 +58,7 @@ fn addresses_beyond_loopback_have_tls() {
         let mut plain = connect(port);
         plain.write_all(REQUEST).expect("room in the socket");
         let mut answer = Vec::new();
-        // May be reset, because what was sent is not read.
+        // The connection may be reset, because the data sent is not read.
         let _ = plain.read_to_end(&mut answer);
         assert_eq!(answer.starts_with(b"HTTP/1.1 200 OK"), is_served, "port {port}");
     }

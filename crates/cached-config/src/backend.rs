@@ -1,5 +1,5 @@
-//! `[objects.backend]`: the store behind the object cache. `kind` selects it, and with it the other
-//! keys.
+//! `[objects.backend]`: the store behind the object cache. `kind` selects the store, and thereby
+//! the other keys.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,7 +19,7 @@ use crate::keys::Size;
 use crate::s3_table::S3Table;
 use serde::de::Error as _;
 
-/// The table, by kind.
+/// The table `[objects.backend]`, by kind.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
 pub enum BackendTable {
@@ -39,7 +39,7 @@ config_keys! {
     /// The keys of `kind = "memory"`.
     pub struct MemoryTable over MemoryConfig = MemoryConfig::default();
 
-    /// The most that all objects together may take.
+    /// The maximum memory of all objects together.
     pub bytes_max: Size = size(bytes_max), in Size(1 << 20)..=Size(1 << 50);
 }
 
@@ -49,50 +49,51 @@ config_keys! {
 
     /// The directory; required.
     pub path: PathBuf = own(PathBuf::new());
-    /// Whether to make the directory and the store in it if they are missing.
+    /// Whether to create the directory and the store in it if they are missing.
     pub create: bool = own(false);
     /// Whether to bypass the page cache.
     pub direct: bool = same(direct);
     /// The number of threads for blocking work.
     pub threads: usize = same(threads), in 1..=1024;
-    /// About the largest number of open files.
+    /// The approximate maximum number of open files.
     pub open_files_max: usize = same(open_files_max), in 16..=1 << 20;
 }
 
 config_keys! {
     /// The keys of `kind = "rados"`. An empty text means librados' own default. The defaults are
-    /// those of `blocker-rados`, which a test compares.
+    /// those of `blocker-rados`; a test compares them.
     pub struct RadosTable over RadosConfig, if "rados";
 
     /// The pool; required.
     pub pool: String = same(pool) or String::new();
     /// Ceph's configuration file.
     pub conf: PathBuf = optional(conf_file) or PathBuf::new();
-    /// The user without `client.`; `id` means the same.
+    /// The user without `client.`; `id` is an alias.
     #[serde(alias = "id")]
     pub user: String = same(user) or "admin".into();
     /// The file with the user's key.
     pub keyring: PathBuf = optional(keyring) or PathBuf::new();
-    /// The RADOS namespace in which everything is.
+    /// The RADOS namespace that contains everything.
     pub root: String = same(root) or String::new();
     /// The prefix of the name of every RADOS object.
     pub prefix: String = same(prefix) or String::new();
-    /// How long to wait for a monitor when connecting.
+    /// The maximum time to wait for a monitor when connecting.
     pub connect_timeout_secs: u64 = secs(connect_timeout) or 10;
-    /// How long an operation may wait for an answer from an OSD before it fails; 0 is for ever.
+    /// The maximum time for which an operation waits for the reply of an OSD before it fails; 0
+    /// means forever.
     pub op_timeout_secs: u64 = secs(op_timeout) or 30;
-    /// The largest number of operations under way.
+    /// The maximum number of operations in flight.
     pub ops_in_flight_max: u32 = same(ops_in_flight_max) or 512;
-    /// The most payload under way.
+    /// The maximum payload in flight.
     pub bytes_in_flight_max: Size = size(bytes_in_flight_max) or Size(64 << 20);
-    /// The largest number of objects whose heads are remembered between changes.
+    /// The maximum number of objects whose heads are cached between changes.
     pub heads_remembered_max: usize = same(heads_remembered_max) or 65_536;
     /// Whether to receive the claims and invalidations of other clients.
     pub watch: bool = same(watch) or false;
-    /// The largest object, where no other key sets it.
+    /// The maximum size of an object, if no other key sets it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub object_bytes_max: Option<Size> = own(None);
-    /// Settings passed to librados as they are.
+    /// Settings that are passed to librados unchanged.
     pub librados: BTreeMap<String, String> = own(BTreeMap::new());
 }
 
@@ -119,27 +120,27 @@ config_keys! {
     pub secret_file: PathBuf = own(PathBuf::new());
     /// The number of connections.
     pub connections: u16 = same(connections);
-    /// The largest number of requests under way on each connection.
+    /// The maximum number of requests in flight on each connection.
     pub slots_max: u32 = same(slots);
-    /// The most bytes of requests under way on each connection.
+    /// The maximum number of bytes of requests in flight on each connection.
     pub bytes_max: Size = size(bytes);
-    /// The largest number of calls that wait to be sent, for each connection.
+    /// The maximum number of calls waiting to be sent, for each connection.
     pub waiting_max: usize = same(waiting_max);
-    /// Whether to protect payloads by a CRC-32.
+    /// Whether to protect payloads with a CRC-32.
     pub payload_crc: bool = same(payload_crc);
-    /// How long connecting may take.
+    /// The maximum time for connecting.
     pub connect_timeout_ms: u64 = millis(connect_timeout), in 1..=DAY_MS;
-    /// How long the server may be silent before it is pinged.
+    /// The time of silence after which the server is pinged.
     pub keep_alive_ms: u64 = millis(keep_alive), in 1..=DAY_MS;
-    /// How long the server may be silent before the connection is replaced.
+    /// The time of silence after which the connection is replaced.
     pub peer_timeout_ms: u64 = millis(peer_timeout), in 1..=DAY_MS;
-    /// The delay between two attempts to connect, doubled each time …
+    /// The delay between two attempts to connect, doubled with each attempt …
     pub backoff_ms_min: u64 = millis(backoff_min), in 1..=DAY_MS;
-    /// … up to this long.
+    /// … up to this maximum.
     pub backoff_ms_max: u64 = millis(backoff_max), in 1..=DAY_MS;
-    /// How long requests wait for a connection before they fail.
+    /// The maximum time for which requests wait for a connection before they fail.
     pub reconnect_timeout_ms: u64 = millis(reconnect_timeout), in 1..=DAY_MS;
-    /// The size of the buffers for large payloads that are kept for reuse.
+    /// The maximum size of buffers for large payloads that are kept for reuse.
     pub payload_pool_bytes_max: Size = size(payload_pool_bytes_max);
 }
 
@@ -150,7 +151,7 @@ impl RemoteTable {
     /// Returns the configuration of the client, without the secret.
     ///
     /// # Errors
-    /// [`ConfigError`] if the address is none.
+    /// [`ConfigError`] if the address is invalid.
     pub fn client(&self) -> Result<ClientConfig, ConfigError> {
         let wrong = |error: AddressError| ConfigError {
             key: "objects.backend.address".into(),
@@ -165,7 +166,7 @@ impl RemoteTable {
     /// Reads the file of the secret, if one is named.
     ///
     /// # Errors
-    /// [`ConfigError`] with what is wrong with the file.
+    /// [`ConfigError`] with the problem of the file.
     pub fn secret(&self) -> Result<Option<Secret>, ConfigError> {
         crate::error::secret("objects.backend.secret_file", &self.secret_file)
     }
@@ -186,7 +187,7 @@ impl RemoteTable {
 
 impl<'de> Deserialize<'de> for BackendTable {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        // Not derived: a derived implementation loses the key within the table.
+        // Not derived, because a derived implementation loses the key within the table.
         let mut table = serde_json::Map::deserialize(deserializer)?;
         let kind = match table.remove("kind") {
             Some(serde_json::Value::String(kind)) => kind,
@@ -215,18 +216,18 @@ fn is_directory(key: &str, path: &Path) -> Result<(), ConfigError> {
     })
 }
 
-/// Returns the kinds, as they are written in a file.
+/// Returns the kinds as they are written in a file.
 fn kinds() -> String {
     BackendTable::KINDS.map(|kind| format!("\"{kind}\"")).join(", ")
 }
 
-/// Parses the other keys; the error names the wrong one.
+/// Parses the other keys; an error names the invalid key.
 fn keys<T: for<'de> Deserialize<'de>>(
     table: serde_json::Map<String, serde_json::Value>,
 ) -> Result<T, String> {
     serde_path_to_error::deserialize(serde_json::Value::Object(table)).map_err(|error| {
         let (key, why) = (error.path().to_string(), error.inner().to_string());
-        // The path of the table itself.
+        // The path refers to the table itself.
         if key == "." { why } else { format!("{key}: {why}") }
     })
 }
@@ -247,8 +248,8 @@ impl BackendTable {
     /// The kinds.
     pub const KINDS: [&str; 5] = ["memory", "file", "rados", "s3", "synapse"];
 
-    /// Returns the file with what the store demands of its clients, if there is one: no other users
-    /// should be able to read it.
+    /// Returns the file with the credentials that the store requires, if there is one: no other
+    /// users should be able to read it.
     #[must_use]
     pub fn secret_file(&self) -> Option<&Path> {
         match self {
@@ -275,7 +276,7 @@ impl BackendTable {
     /// Reads the files that the keys name, as opening does.
     ///
     /// # Errors
-    /// What is wrong with one of them.
+    /// The problem with one of the files.
     pub fn check_files(&self) -> Result<(), ConfigError> {
         match self {
             BackendTable::S3(table) => table.check_files(),
@@ -287,7 +288,7 @@ impl BackendTable {
     /// Checks the values, as far as that is possible without opening the store.
     ///
     /// # Errors
-    /// The first key whose value cannot work.
+    /// The first key with an invalid value.
     pub fn check(&self) -> Result<(), ConfigError> {
         match self {
             BackendTable::Memory(table) => table.check_ranges("objects.backend"),
@@ -309,7 +310,7 @@ impl BackendTable {
                 )?;
                 can_be_read("objects.backend.conf", &table.conf)?;
                 can_be_read("objects.backend.keyring", &table.keyring)?;
-                // In a build without RADOS the kind itself is wrong.
+                // In a build without RADOS, the kind itself is invalid.
                 require(cfg!(feature = "rados"), "objects.backend.kind", || {
                     "is \"rados\", which this cached was built without; build it with --features rados".into()
                 })
@@ -343,7 +344,7 @@ impl FromStr for BackendTable {
     }
 }
 
-/// Writes the kind and the place in one line, without the other keys.
+/// Writes the kind and the location in one line, without the other keys.
 impl fmt::Display for BackendTable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

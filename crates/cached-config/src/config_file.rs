@@ -1,5 +1,5 @@
-//! Reading a configuration file, with errors of one line: the place, the key, what is wrong and what would be
-//! right.
+//! Reading a configuration file, with errors of one line: the location, the key, the problem and
+//! the remedy.
 
 use crate::error::{ConfigError, is_mistake, reading_trouble, unreadable_kind};
 use cached_process::Exit;
@@ -12,10 +12,10 @@ use std::path::{Path, PathBuf};
 use toml::Spanned;
 use toml::de::{DeArray, DeString, DeTable, DeValue};
 
-/// The largest file that is read, in bytes. Configuration is written by people.
+/// The maximum size of the file, in bytes. Configuration is written by people.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// Why a configuration file cannot be used: one line.
+/// The reason why a configuration file cannot be used, as a single line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigFileError {
     path: PathBuf,
@@ -32,13 +32,13 @@ impl ConfigFileError {
         Self::of_key(path, ConfigError { key: String::new(), why: why.into() })
     }
 
-    /// Returns an error about the byte `offset` of `text`, where the value of `key` is; `key` is empty where
-    /// the text cannot be parsed that far.
+    /// Returns an error about the byte `offset` of `text`, at which the value of `key` is; `key` is
+    /// empty if the text cannot be parsed that far.
     #[must_use]
     pub fn at(path: &Path, text: &str, offset: Option<usize>, key: String, why: &str) -> ConfigFileError {
         let before = offset.and_then(|offset| text.as_bytes().get(..offset));
         let line = before.map(|before| 1 + before.iter().filter(|byte| **byte == b'\n').count());
-        // Some messages come with an excerpt below.
+        // Some messages are followed by an excerpt.
         let why = why.lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join("; ");
         ConfigFileError { line, ..Self::of_key(path, ConfigError { key, why }) }
     }
@@ -50,13 +50,15 @@ impl ConfigFileError {
         ConfigFileError { path: path.into(), line: None, key, why, exit: Exit::Configuration }
     }
 
-    /// Returns an error about a file that cannot be read, the configuration itself or the one that `key` names.
+    /// Returns an error about an unreadable file: the configuration itself, or the file that `key`
+    /// names.
     fn unread(path: &Path, key: &str, why: String, error: &std::io::Error) -> ConfigFileError {
         let exit = if is_mistake(error) { Exit::Configuration } else { Exit::Trouble };
         ConfigFileError { exit, ..Self::of_key(path, ConfigError { key: key.into(), why }) }
     }
 
-    /// Returns the exit status of a program that ends for it: of a mistake, or of trouble with a disk or the system.
+    /// Returns the exit status of a program that ends with this error: that of a mistake, or that
+    /// of a failure of a disk or the system.
     #[must_use]
     pub fn exit(&self) -> Exit {
         self.exit
@@ -81,7 +83,7 @@ impl std::error::Error for ConfigFileError {}
 /// Returns the text of a file.
 ///
 /// # Errors
-/// [`ConfigFileError`] if it cannot be read, or is too large to be a configuration.
+/// [`ConfigFileError`] if the file cannot be read, or is too large to be a configuration.
 pub fn read_config(path: &Path) -> Result<String, ConfigFileError> {
     let cannot = |error| ConfigFileError::unread(path, "", format!("cannot be read: {error}"), &error);
     let size = std::fs::metadata(path).map_err(cannot)?.len();
@@ -92,8 +94,10 @@ pub fn read_config(path: &Path) -> Result<String, ConfigFileError> {
     std::fs::read_to_string(path).map_err(cannot)
 }
 
-/// Parses a file's text; `path` is for error messages. The files that it names are read as well, but for what is in
-/// them: what fails there by trouble of a disk or the system is no mistake, as it would be to whatever reads them next.
+/// Parses a file's text; `path` is for error messages. The files that the configuration names are
+/// also read, but their content is not checked: if a disk or the system fails to read one now, that
+/// is not reported as a mistake of the configuration, as it would be by the code that reads the
+/// file next.
 ///
 /// # Errors
 /// [`ConfigFileError`] for the first error found.
@@ -102,7 +106,8 @@ pub fn parse_config<T: DeserializeOwned>(path: &Path, text: &str) -> Result<T, C
         ConfigFileError::at(path, text, span.map(|span| span.start), key, why)
     };
     let root = DeTable::parse(text).map_err(|error| at(error.span(), String::new(), error.message()))?;
-    // From JSON's tree: TOML's own deserializer makes three copies of the code of each table.
+    // Parsed from a JSON tree, because TOML's own deserializer generates three copies of the code
+    // of each table.
     let values = json_of_table(root.get_ref());
     check_named_files(path, "", &values)?;
     serde_path_to_error::deserialize(values).map_err(|error| {
@@ -111,14 +116,14 @@ pub fn parse_config<T: DeserializeOwned>(path: &Path, text: &str) -> Result<T, C
     })
 }
 
-/// Whether a key names a file that is read.
+/// Returns whether a key names a file that is read.
 fn names_a_file(key: &str) -> bool {
     let is_named = key.ends_with("_file") || key.ends_with("_file_previous");
-    // That one is memory, and may be large.
+    // This file holds memory, and may be large.
     (is_named && key != "memory_file") || ["conf", "keyring"].contains(&key)
 }
 
-/// Reads the files that the keys within `value`, the value of `key`, name.
+/// Reads the files named by the keys within `value`, the value of `key`.
 fn check_named_files(path: &Path, key: &str, value: &Value) -> Result<(), ConfigFileError> {
     let joined = |name: &str| if key.is_empty() { name.to_owned() } else { format!("{key}.{name}") };
     match value {
@@ -161,7 +166,8 @@ fn json_of(value: &DeValue<'_>) -> Value {
                 .or_else(|_| i64::from_str_radix(digits, radix).map(Value::from))
                 .unwrap_or_else(|_| digits.into())
         }
-        // JSON has neither infinities nor NaN: as text they are refused where a number belongs.
+        // JSON has neither infinities nor NaN: as text, they are refused wherever a number is
+        // expected.
         DeValue::Float(number) => {
             let finite = number.as_str().parse().ok().and_then(Number::from_f64);
             finite.map_or_else(|| number.as_str().into(), Value::Number)
@@ -172,7 +178,7 @@ fn json_of(value: &DeValue<'_>) -> Value {
     }
 }
 
-/// Returns where the value at the end of `path` is: the innermost one that exists.
+/// Returns the location of the value at the end of `path`: the innermost value that exists.
 fn span_of(root: &Spanned<DeTable<'_>>, path: &serde_path_to_error::Path) -> Range<usize> {
     let (mut span, mut values) = (root.span(), Some(root.get_ref()));
     let mut array = None;

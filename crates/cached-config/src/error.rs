@@ -1,4 +1,4 @@
-//! Errors about single values of a configuration: the key, what is wrong, and what would be right.
+//! Errors about single values of a configuration: the key, the problem and the remedy.
 
 use cached_core::policy;
 use std::fmt;
@@ -7,12 +7,12 @@ use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::Path;
 use synapse::Secret;
 
-/// A key whose value cannot work. [`ConfigFileError`](crate::ConfigFileError) adds the file.
+/// A key with an invalid value. [`ConfigFileError`](crate::ConfigFileError) adds the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigError {
     /// The key with its tables, separated by dots.
     pub key: String,
-    /// What is wrong, and what would be right.
+    /// The problem and the remedy.
     pub why: String,
 }
 
@@ -53,10 +53,10 @@ pub fn within<T: PartialOrd + fmt::Display>(
     invalid(key, format!("is {value}; it must be between {} and {}", range.start(), range.end()))
 }
 
-/// Checks that the file can be read, if one is named.
+/// Checks that the file is readable, if one is named.
 ///
 /// # Errors
-/// [`ConfigError`] with why it cannot.
+/// [`ConfigError`] with the reason why it is not.
 pub(crate) fn can_be_read(key: &str, path: &Path) -> Result<(), ConfigError> {
     if path.as_os_str().is_empty() {
         return Ok(());
@@ -70,7 +70,7 @@ pub(crate) fn can_be_read(key: &str, path: &Path) -> Result<(), ConfigError> {
 /// Returns the secret in the file `path`, or `None` if `path` is empty.
 ///
 /// # Errors
-/// [`ConfigError`] with what is wrong with the file.
+/// [`ConfigError`] with the problem of the file.
 pub fn secret(key: &str, path: &Path) -> Result<Option<Secret>, ConfigError> {
     if path.as_os_str().is_empty() {
         return Ok(None);
@@ -78,7 +78,7 @@ pub fn secret(key: &str, path: &Path) -> Result<Option<Secret>, ConfigError> {
     Secret::from_file(path).map(Some).map_err(|error| ConfigError { key: key.into(), why: error.to_string() })
 }
 
-/// Returns a warning if others than the owner can read the file of a secret.
+/// Returns a warning if users other than the owner can read the file of a secret.
 #[must_use]
 pub fn secret_warning(path: &Path) -> Option<String> {
     let mode = std::fs::metadata(path).ok()?.permissions().mode() & 0o777;
@@ -88,8 +88,8 @@ pub fn secret_warning(path: &Path) -> Option<String> {
     })
 }
 
-/// Returns whether what failed with `error` fails until the path that the configuration names is another, or what is
-/// there, or the rights to it. Everything else is trouble of a disk or the system, which may pass.
+/// Returns whether `error` persists until the configured path, what is there, or the permissions
+/// are changed. All other errors are failures of a disk or the system, which may pass.
 #[must_use]
 pub fn is_mistake(error: &io::Error) -> bool {
     let is_loop = error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error());
@@ -109,14 +109,16 @@ pub fn is_mistake(error: &io::Error) -> bool {
         )
 }
 
-/// The most that is read of a named file to find out whether it can be read; most of them are smaller.
+/// The maximum number of bytes of a named file that are read to find out whether it is readable;
+/// most files are smaller.
 const NAMED_BYTES_READ: u64 = 1 << 20;
 
-/// The largest file that the configuration may name, in bytes: each is read as a whole.
+/// The maximum size of a file that the configuration may name, in bytes: each is read as a whole.
 const NAMED_BYTES_MAX: u64 = 16 << 20;
 
-/// Returns why what a configuration names is no file to be read, if it is none: its reader would wait for the writer of a
-/// FIFO, and never come to the end of a device. A directory, or a file that is missing, is left to its reader to name.
+/// Returns the reason why a configured path is not a regular file, if it is not: reading a FIFO
+/// would wait for a writer, and reading a device would never end. Directories and missing files are
+/// left for the reader to report.
 pub(crate) fn unreadable_kind(path: &Path) -> Option<String> {
     let found = std::fs::metadata(path).ok()?;
     let kind = found.file_type();
@@ -133,12 +135,13 @@ pub(crate) fn unreadable_kind(path: &Path) -> Option<String> {
     Some(format!("which is {kind}; it must be a regular file"))
 }
 
-/// Returns why a file that the configuration names cannot be read at present, by no fault of the configuration. A file that is
-/// missing, or may not be read, is such a fault, for the check of its key to name.
+/// Returns the reason why a configured file cannot be read at present through no fault of the
+/// configuration. A missing file or a lack of permission is such a fault, which the check of the
+/// key reports.
 #[must_use]
 pub fn reading_trouble(path: &Path) -> Option<io::Error> {
     let read = || {
-        // Nothing waits for the writer of a FIFO.
+        // Nothing here waits for the writer of a FIFO.
         if !std::fs::metadata(path)?.is_file() {
             return Ok(());
         }
@@ -151,7 +154,7 @@ pub fn reading_trouble(path: &Path) -> Option<io::Error> {
 /// Returns the eviction policy called `name`.
 ///
 /// # Errors
-/// [`ConfigError`] if there is none.
+/// [`ConfigError`] if there is no such policy.
 pub fn eviction_policy(key: &str, name: &str) -> Result<&'static str, ConfigError> {
     match policy::NAMES.iter().find(|known| **known == name) {
         Some(known) => Ok(known),
@@ -197,7 +200,7 @@ mod tests {
 
     #[test]
     fn a_file_that_cannot_be_read_now_is_told_from_one_that_is_wrong() {
-        // Its first page is not mapped: EIO.
+        // The first page of this file is not mapped: EIO.
         let error = reading_trouble("/proc/self/mem".as_ref()).unwrap();
         assert_eq!(error.raw_os_error(), Some(Errno::IO.raw_os_error()));
         for wrong in ["/no/such/file", "/etc", "/dev/null/file", "/etc/hostname"] {

@@ -1,5 +1,5 @@
-//! `[objects.journal]`: the journal that makes write-back lose nothing. Off unless the table is
-//! there.
+//! `[objects.journal]`: the journal, with which write-back loses no data. It is off unless the
+//! table is present.
 
 use std::io::ErrorKind;
 use std::ops::RangeInclusive;
@@ -20,46 +20,47 @@ config_keys! {
     /// The table `[objects.journal]`.
     pub struct JournalTable over JournalConfig = JournalConfig::new("");
 
-    /// The journal's directory, for itself alone; required.
+    /// The directory of the journal, used for nothing else; required.
     pub directory: PathBuf = same(directory);
-    /// Whether the start makes a journal that is missing, and the directory if its parent is there.
-    /// Without it, a directory whose disk is not mounted is not taken for a new journal.
+    /// Whether the startup creates a missing journal, and its directory if the parent exists.
+    /// Without this, a directory whose disk is not mounted is not mistaken for a new journal.
     pub create: bool = same(create) or false;
     /// The size of a segment file.
     pub segment_bytes: Size = size(segment_bytes), in SEGMENT_BYTES;
-    /// The most disk that the journal takes.
+    /// The maximum disk space of the journal.
     pub limit_bytes: Size = size(limit_bytes);
     /// Whether to bypass the page cache.
     pub direct: bool = same(direct);
-    /// The most bytes that wait in memory for the disk.
+    /// The maximum number of bytes in memory that wait for the disk.
     pub unsynced_bytes_max: Size = size(unsynced_bytes_max);
-    /// How long the disk may take to confirm a batch, in seconds; beyond it, it has failed.
+    /// The maximum time for the disk to confirm a batch, in seconds; beyond it, the disk counts as
+    /// failed.
     pub commit_timeout_secs: u64 = secs(commit_timeout), in 1..=COMMIT_TIMEOUT_SECS_MAX;
-    /// What writers do while the journal is nearly full.
+    /// The behaviour of writers while the journal is nearly full.
     pub at_limit: AtLimitName = own(JournalOptions::default().at_limit.into());
-    /// The largest payload that is logged; larger ones go to the store before they are
-    /// acknowledged. 512 KiB unless set, or the longest payload that segments of this size take.
+    /// The maximum payload that is logged; larger ones are stored before they are acknowledged. The
+    /// default is 512 KiB, or the maximum payload that segments of this size can hold.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub journaled_bytes_max: Option<Size> = own(None);
 }
 
 config_names! {
-    /// What writers do while the journal is nearly full.
+    /// The behaviour of writers while the journal is nearly full.
     pub enum AtLimitName for AtLimit {
-        /// They wait for room.
+        /// They wait for space.
         Wait,
-        /// They go to the store.
+        /// They write to the store.
         Through,
     }
 }
 
-/// The least durability of an acknowledgement.
+/// The minimum durability of an acknowledgement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DurabilityName {
-    /// What the request asks for.
+    /// The durability that the request asks for.
     Cached,
-    /// *Journaled*, also if the request asks for less.
+    /// *Journaled*, even if the request asks for less.
     Journaled,
 }
 
@@ -98,7 +99,7 @@ impl JournalTable {
         self.journaled_bytes_max.unwrap_or(Size(usual.min(self.config().payload_bytes_max())))
     }
 
-    /// Returns the table with the values that follow from other keys filled in.
+    /// Returns the table with the values filled in that follow from other keys.
     pub(crate) fn filled_in(self) -> JournalTable {
         JournalTable { journaled_bytes_max: Some(self.journaled_bytes_max()), ..self }
     }
@@ -106,7 +107,7 @@ impl JournalTable {
     /// Checks the values, as far as that is possible without opening the journal.
     ///
     /// # Errors
-    /// The first key whose value cannot work.
+    /// The first key with an invalid value.
     pub(crate) fn check(&self, objects: &ObjectsTable) -> Result<(), ConfigError> {
         if self.directory.as_os_str().is_empty() {
             return invalid(key("directory"), "is missing; it must name a directory on a local disk");
@@ -145,7 +146,7 @@ impl JournalTable {
         checked.map_err(|error| ConfigError::from(&error))
     }
 
-    /// Checks that the path is a directory or, with `create`, that the directory can be made.
+    /// Checks that the path is a directory or, with `create`, that the directory can be created.
     ///
     /// # Errors
     /// The path is something else, or its parent is missing.
@@ -156,7 +157,7 @@ impl JournalTable {
             return require(directory.is_dir(), &key("directory"), || format!("{shown}: is no directory"));
         }
         if !self.create {
-            // Whether its disk is mounted is known at the start only, as it is of a store.
+            // As for a store, whether the disk is mounted is known only at startup.
             return Ok(());
         }
         let parent = parent.filter(|parent| !parent.as_os_str().is_empty());
@@ -165,14 +166,14 @@ impl JournalTable {
         })
     }
 
-    /// Opens the journal, on a thread of its own because opening reads the heads of all records
-    /// that an earlier process left. While its disk fails, tries again every second.
+    /// Opens the journal on a separate thread, because opening reads the heads of all records that
+    /// an earlier process left. While the journal's disk fails, retries every second.
     ///
     /// # Cancel safety
-    /// As [`Store::open_when_available`](crate::Store::open_when_available).
+    /// As for [`Store::open_when_available`](crate::Store::open_when_available).
     ///
     /// # Errors
-    /// One line that names the directory, what is wrong, and the way out.
+    /// One line that names the directory, the problem and the remedy.
     pub async fn open(&self, waiting: &mut Waiting<'_>) -> Result<OpenJournal, StartError> {
         let directory = self.directory.display();
         let what = format!("the disk of the journal in {directory}");
@@ -209,7 +210,7 @@ impl JournalTable {
     }
 }
 
-/// Returns a line that states that a directory holds no journal, and the remedy.
+/// Returns a line that states that a directory contains no journal, and the remedy.
 fn missing(directory: &Path) -> String {
     let shown = directory.display();
     format!(
@@ -218,7 +219,7 @@ fn missing(directory: &Path) -> String {
     )
 }
 
-/// Returns a line about an operation that has failed in a directory by a mistake of the
+/// Returns a line about an operation in a directory that failed because of a mistake in the
 /// configuration, and the remedy.
 fn disk_mistake(directory: &Path, DiskError { file, operation, error }: &DiskError) -> String {
     let shown = directory.display();
@@ -236,7 +237,7 @@ fn disk_mistake(directory: &Path, DiskError { file, operation, error }: &DiskErr
     }
 }
 
-/// Returns what has failed on the journal's disk.
+/// Returns a description of the failure of the journal's disk.
 fn trouble(error: &DiskError) -> String {
     match error.error.kind() {
         ErrorKind::StorageFull => format!("{error}; two segments need room at the start"),
@@ -244,19 +245,19 @@ fn trouble(error: &DiskError) -> String {
     }
 }
 
-/// The sizes of a segment that a journal can have.
+/// The permitted sizes of a segment.
 const SEGMENT_BYTES: RangeInclusive<Size> = Size(SEGMENT_BYTES_MIN)..=Size(SEGMENT_BYTES_MAX);
 
-/// A disk that takes longer serves no writer.
+/// A disk that takes longer is of no use to writers.
 const COMMIT_TIMEOUT_SECS_MAX: u64 = 3600;
 
-/// The least that may wait for the disk: a batch of usual size.
+/// The minimum number of bytes that may wait for the disk: a batch of typical size.
 const UNSYNCED_BYTES_MIN: u64 = 1 << 20;
 
-/// Checks the keys about durability of `[objects]` and its namespaces.
+/// Checks the durability keys of `[objects]` and its namespaces.
 ///
 /// # Errors
-/// A key that needs a journal, or another write mode.
+/// A key that requires a journal, or another write mode.
 pub(crate) fn check_durability(objects: &ObjectsTable) -> Result<(), ConfigError> {
     let needs_journal = |is_asked: bool, key: &str, value: &str| {
         require(!is_asked || objects.journal.is_some(), key, || {
@@ -291,7 +292,7 @@ mod tests {
             let objects = ObjectsTable { writer: WriterName::Cache, ..ObjectsTable::default() };
             table.check(&objects).unwrap();
             assert_eq!(table.options().journaled_bytes_max, longest_kib << 10);
-            // What an operator asks for is refused where it cannot be had.
+            // A setting that an operator asks for explicitly is refused if it is impossible.
             let table = JournalTable { journaled_bytes_max: Some(Size(2 << 20)), ..table };
             assert_eq!(table.check(&objects).unwrap_err().key, "objects.journal.journaled_bytes_max");
         }

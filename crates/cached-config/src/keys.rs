@@ -1,5 +1,5 @@
-//! The keys of a table, each in one place: its name, type, default, range, and the field of the
-//! engine's configuration that it sets; and sizes as values of keys.
+//! The keys of a table, each defined in one place: its name, type, default, range, and the field of
+//! the engine's configuration that it sets. Also sizes as values of keys.
 
 use std::fmt;
 
@@ -8,14 +8,15 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// Defines a table of a configuration file, with one line for each key.
 ///
-/// `over` names the engine's configuration, and the value of it that has the defaults. A line is
-/// `key: Type = unit(field), in range;`: the field has the key's default and takes its value, in a
-/// [unit](units) of the key's own. A key that sets no field by itself is `own(default)`, or
-/// `made(function)` of the configuration; `or default` states a default that is not the field's;
-/// `in range` is the range that `check_ranges` checks. `if "feature"` is for a configuration that
-/// only builds with a feature have: then each key states its default.
+/// `over` names the engine's configuration, and the value of it that holds the defaults. A line has
+/// the form `key: Type = unit(field), in range;`: the key has the default of the field and sets it,
+/// converted by a [unit](units). A key that does not set a field by itself is `own(default)`, or
+/// `made(function)`, a function of the configuration; `or default` states a default other than the
+/// field's; `in range` is the range that `check_ranges` checks. `if "feature"` marks a
+/// configuration that exists only in builds with this feature; each of its keys then states its
+/// default.
 ///
-/// Besides the table, which serde reads and writes, it defines its `Default`, its `From` the
+/// Besides the table, which serde reads and writes, the macro defines its `Default`, its `From` the
 /// engine's configuration, `apply`, which sets the fields, and `check_ranges`.
 #[macro_export]
 macro_rules! config_keys {
@@ -69,10 +70,10 @@ macro_rules! config_keys {
                 $($crate::config_keys!(@set config self.$key, $unit($($field)*));)*
             }
 
-            /// Checks the keys that have a range; `table` is the table's name.
+            /// Checks the keys that have a range; `table` is the name of the table.
             ///
             /// # Errors
-            /// The first key whose value is out of its range.
+            /// The first key whose value is out of range.
             $visible fn check_ranges(&self, table: &str) -> Result<(), $crate::ConfigError> {
                 let _ = table;
                 $($($crate::within(&format!("{table}.{}", stringify!($key)), self.$key, $range)?;)?)*
@@ -104,8 +105,7 @@ macro_rules! with_defaults {
     };
 }
 
-/// Defines the names that a key's values have in a file, each for a variant of the engine's own
-/// type.
+/// Defines the names of a key's values in a file, each for a variant of the engine's own type.
 #[macro_export]
 macro_rules! config_names {
     (
@@ -137,7 +137,7 @@ macro_rules! config_names {
     };
 }
 
-/// How the value of a key (`of`) and that of a field (`to`) follow from each other.
+/// Conversions between the value of a key (`of`) and that of a field (`to`).
 pub mod units {
     /// The same value.
     pub mod same {
@@ -153,7 +153,7 @@ pub mod units {
     pub mod size {
         use crate::Size;
 
-        /// A field's type.
+        /// The type of a field.
         pub trait Bytes: Copy {
             /// Returns the key's value.
             fn size(self) -> Size;
@@ -220,7 +220,7 @@ pub mod units {
         micros |time| u64::try_from(time.as_micros()).unwrap_or(u64::MAX), from_micros;
     }
 
-    /// A count, which the field has as a `usize`.
+    /// A count, whose field is a `usize`.
     pub mod count {
         /// Returns the key's value.
         pub fn of(field: &usize) -> u32 {
@@ -233,7 +233,7 @@ pub mod units {
         }
     }
 
-    /// A text, a path or a number that is empty, or 0, where the field is `None`.
+    /// A text, a path or a number that is empty, or 0, if the field is `None`.
     pub mod optional {
         /// Returns the key's value.
         pub fn of<T: Clone + Default>(field: &Option<T>) -> T {
@@ -290,8 +290,8 @@ impl From<usize> for Size {
     }
 }
 
-/// Writes the size in the largest unit that it is a whole number of; below a KiB, the number of
-/// bytes alone.
+/// Writes the size in the largest unit of which it is a whole multiple; below a KiB, only the
+/// number of bytes.
 impl fmt::Display for Size {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let whole =

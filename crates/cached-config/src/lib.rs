@@ -1,12 +1,12 @@
 //! The configuration of an object cache and its store, and opening what it names.
 //!
 //! `cached`, `synapsed` and `cachectl` share this crate. A store is one of five kinds
-//! ([`BackendTable`]), written as a table of a configuration file or in one line
-//! (`file:/var/lib/objects`); [`Store::open`] opens it and [`Store::close`] closes it in order.
-//! [`ObjectsTable`] has the keys of the object cache; [`begin_recovery`] begins what a cache with a
-//! journal has to recover, [`store_all`] stores what is dirty at the end. [`read_config`] and
-//! [`parse_config`] read a whole file, and every error is one line that names the key, what is
-//! wrong with its value, and what would be right.
+//! ([`BackendTable`]), written as a table of a configuration file or as a single line
+//! (`file:/var/lib/objects`); [`Store::open`] opens the store and [`Store::close`] closes it in
+//! order. [`ObjectsTable`] contains the keys of the object cache; [`begin_recovery`] starts the
+//! recovery of a cache with a journal, and [`store_all`] stores dirty data at shutdown.
+//! [`read_config`] and [`parse_config`] read a whole file. Every error is one line that names the
+//! key, the problem with its value, and the remedy.
 //!
 //! Listeners and threads belong to the programs.
 //!

@@ -1,5 +1,5 @@
-//! The life of a cache: the start, which waits while the store or the journal's disk fails; the
-//! recovery of the journal; the store's events; the shutdown.
+//! The life cycle of a cache: the startup, which waits while the store or the journal's disk fails;
+//! the recovery of the journal; the store's events; the shutdown.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -13,31 +13,33 @@ use crate::error::ConfigError;
 use crate::objects::ObjectsTable;
 use crate::store::OpenError;
 
-/// The time between two attempts.
+/// The delay between two attempts.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
 
-/// The time between two lines of the log about the same trouble.
+/// The interval between two log lines about the same problem.
 const LOG_INTERVAL: Duration = Duration::from_secs(30);
 
-/// How long an operation may take before it is reported.
+/// The duration after which an operation in progress is reported.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Why a start cannot go on with its journal and its store. Waiting would not help.
+/// The reason why a startup cannot continue with its journal and its store, and waiting would not
+/// help.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The configuration cannot work, or what it names must be mended first.
+    /// The configuration is invalid, or something that it names must be repaired first.
     #[error("{0}")]
     Config(ConfigError),
-    /// Another process has what the key names, or it is not there: its disk may be mounted later.
+    /// Another process uses what the key names, or it does not exist: its disk may be mounted
+    /// later.
     #[error("{0}")]
     Refused(ConfigError),
-    /// The store's own error.
+    /// The error of the store itself.
     #[error("{0}")]
     Store(Error),
 }
 
 impl StartError {
-    /// Returns the exit status of a start that ends so.
+    /// Returns the exit status for this error.
     #[must_use]
     pub fn exit(&self) -> Exit {
         match self {
@@ -61,20 +63,20 @@ pub(crate) fn may_pass(error: &Error) -> bool {
     error.is_retryable() || matches!(error, Error::DeadlinePassed | Error::OutcomeUnknown(_))
 }
 
-/// A start that waits while something fails. Needs a tokio runtime with time.
+/// A startup that waits while something fails. Requires a tokio runtime with time.
 pub struct Waiting<'a> {
     show: Box<dyn Fn(&str) + 'a>,
     logged: Option<(String, Instant)>,
 }
 
 impl<'a> Waiting<'a> {
-    /// Returns a start that passes a line about each of its steps to `show`, for the probes.
+    /// Returns a startup that passes a line about each of its steps to `show`, for the probes.
     #[must_use]
     pub fn new(show: impl Fn(&str) + 'a) -> Waiting<'a> {
         Waiting { show: Box::new(show), logged: None }
     }
 
-    /// Shows the step of the start.
+    /// Shows the current step of the startup.
     pub(crate) fn step(&self, step: impl fmt::Display) {
         (self.show)(&step.to_string());
     }
@@ -85,7 +87,7 @@ impl<'a> Waiting<'a> {
         tokio::time::sleep(RETRY_DELAY).await;
     }
 
-    /// Runs blocking work on a thread of its own, and reports `what` while that takes long. Returns
+    /// Runs blocking work on a separate thread, and reports `what` if the work takes long. Returns
     /// `None` if the work has panicked.
     ///
     /// # Cancel safety
@@ -132,16 +134,15 @@ impl fmt::Debug for Waiting<'_> {
     }
 }
 
-/// The time between two checks of the progress, and the number of checks between two lines of the
-/// log.
+/// The interval between two checks of the progress, and the number of checks between two log lines.
 const LOOK_DELAY: Duration = Duration::from_millis(200);
 const LOOKS_PER_LINE: u32 = 50;
 
 /// Begins the recovery of the changes that an earlier process logged. While the store does not
-/// answer, or the journal's disk fails, tries again every second.
+/// respond, or the journal's disk fails, retries every second.
 ///
 /// # Cancel safety
-/// Dropping the future ends the attempts. It may be called again.
+/// Dropping the future ends the attempts. The function may be called again.
 ///
 /// # Errors
 /// Errors that waiting does not resolve.
@@ -171,7 +172,8 @@ pub async fn begin_recovery(
     }
 }
 
-/// Logs how far the recovery is, every 10 s and at its end. Nothing if there is nothing to recover.
+/// Logs the progress of the recovery, every 10 s and at its end. Logs nothing if there is nothing
+/// to recover.
 pub async fn log_recovery(cache: ObjectCache) {
     let RecoveryProgress { records, is_done, .. } = cache.recovery();
     if records == 0 || is_done {
@@ -202,19 +204,19 @@ pub async fn log_recovery(cache: ObjectCache) {
     }
 }
 
-/// Between tries, when storing fails at once.
+/// The delay between attempts when storing fails immediately.
 const FLUSH_RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// How long the journal has to confirm what the store has not taken.
+/// The maximum time for the journal to confirm the data that the store has not accepted.
 const JOURNAL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Acknowledged writes that are not stored when a cache has shut down.
+/// Acknowledged writes that are not stored after the shutdown of a cache.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the object cache ended with {dirty_bytes} bytes of acknowledged writes not stored: {why}")]
 pub struct ShutdownError {
-    /// How much is lost, as far as the cache knows, in bytes.
+    /// The amount of lost data in bytes, as far as the cache knows it.
     pub dirty_bytes: u64,
-    /// Why.
+    /// The reason.
     pub why: String,
 }
 
@@ -238,16 +240,16 @@ impl ShutdownError {
     }
 }
 
-/// Stores dirty data, for at most `flush_max`, and closes the journal, if there is one: it then has
-/// nothing to replay. Data that the store does not take in time are not lost if the journal has all
-/// of them: the next start stores them. No other task may change the cache any more.
+/// Stores dirty data, for at most `flush_max`, and closes the journal, if there is one, which then
+/// has nothing to replay. Data that the store does not accept in time is not lost if the journal
+/// has all of it: the next startup stores it. No other task may change the cache any more.
 ///
 /// # Errors
-/// [`ShutdownError`] if acknowledged data are neither stored nor in the journal, or if objects
-/// could not be recovered from the journal, which then keeps their records.
+/// [`ShutdownError`] if acknowledged data is neither stored nor in the journal, or if objects could
+/// not be recovered from the journal, which then keeps their records.
 pub async fn store_all(cache: &ObjectCache, flush_max: Duration) -> Result<(), ShutdownError> {
     if cache.is_stored() {
-        // The store need not be asked, which may be away.
+        // The store, which may be unavailable, is not needed for this.
         close_stored_journal(cache).await;
         return Ok(());
     }
@@ -259,15 +261,16 @@ pub async fn store_all(cache: &ObjectCache, flush_max: Duration) -> Result<(), S
     Ok(())
 }
 
-/// Closes the journal, if there is one, of a cache whose data are all stored.
+/// Closes the journal, if there is one, of a cache whose data is all stored.
 pub async fn close_stored_journal(cache: &ObjectCache) {
-    // Everything is stored: a journal that fails to state so costs the next start a replay.
+    // Everything is stored: if the journal fails to record that, the next startup only has to
+    // replay it.
     if let Err(error) = cache.close_journal().await {
         tracing::warn!(cause = %error, "the journal could not be closed");
     }
 }
 
-/// Stores the data that are dirty at the time of the call, and tries for at most `flush_max`. The
+/// Stores the data that is dirty at the time of the call, retrying for at most `flush_max`. The
 /// cache continues in any case.
 ///
 /// # Cancel safety
@@ -289,7 +292,7 @@ pub async fn flush_all(cache: &ObjectCache, flush_max: Duration) -> Result<(), E
             Ok(_) => return Ok(()),
             Err(error) => error,
         };
-        // With nothing dirty left, the error is about the store's own data.
+        // If nothing is dirty any more, the error concerns the store's own data.
         let is_hopeless = !may_pass(&error) && cache.counters().dirty_bytes == 0;
         let again = SystemClock.now() + FLUSH_RETRY_DELAY;
         if is_hopeless || again >= deadline {
@@ -304,8 +307,8 @@ pub async fn flush_all(cache: &ObjectCache, flush_max: Duration) -> Result<(), E
     }
 }
 
-/// Makes the data that the store has not taken durable in the journal, and closes the journal.
-/// Returns whether it has all of them.
+/// Makes the data that the store has not accepted durable in the journal, and closes the journal.
+/// Returns whether the journal has all of that data.
 async fn journal_all(cache: &ObjectCache) -> bool {
     if cache.journal_health().is_none() {
         return false;
@@ -334,15 +337,15 @@ async fn journal_all(cache: &ObjectCache) -> bool {
     }
 }
 
-/// The shortest time between two lines of a kind; events in between are counted.
+/// The minimum interval between two lines of the same kind; events in between are counted.
 const QUIET: Duration = Duration::from_secs(10);
 
-/// Logs the events of the store called `name` until it is dropped: full, degraded, recovered, or
-/// lost and found again. Lines of a kind are at least 10 s apart.
+/// Logs the events of the store called `name` until the store is dropped: full, degraded,
+/// recovered, or lost and found again. Lines of the same kind are at least 10 s apart.
 pub async fn log_events(mut events: Subscription, name: String) {
     let mut away = Rate::default();
     let mut trouble = Rate::default();
-    // Whether a line reports trouble: then the recovery gets a line as well.
+    // Whether a problem has been logged, so that the recovery is logged as well.
     let mut is_logged = false;
     while let Some(event) = events.recv().await {
         match event {
@@ -383,7 +386,7 @@ pub async fn log_events(mut events: Subscription, name: String) {
     }
 }
 
-/// Admits an event once in a while, and counts the others.
+/// Rate limiter that admits an event once per interval, and counts the others.
 #[derive(Default)]
 pub(crate) struct Rate {
     last: Option<Instant>,
@@ -391,7 +394,7 @@ pub(crate) struct Rate {
 }
 
 impl Rate {
-    /// Returns, if it is time for a line, how many events were held back since the last one.
+    /// If a line is due, returns the number of events suppressed since the last one.
     pub(crate) fn admits(&mut self, now: Instant) -> Option<u64> {
         if self.last.is_some_and(|last| now.saturating_duration_since(last) < QUIET) {
             self.held_back += 1;

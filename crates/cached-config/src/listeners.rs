@@ -1,6 +1,6 @@
-//! Listeners: which of the addresses that a configuration names other machines can reach, and
-//! whether two are one; `[synapse]`, the listener for programs that use the storage contract over
-//! the network.
+//! Listeners: which of the configured addresses other machines can reach, and whether two addresses
+//! are the same; `[synapse]`, the listener for programs that use the storage contract over the
+//! network.
 
 use std::fmt;
 use std::fs::Permissions;
@@ -15,7 +15,7 @@ use crate::error::{ConfigError, invalid, secret, secret_warning};
 use crate::keys::Size;
 
 /// Returns the beginning of a line that states that other machines can reach an address, if they
-/// can. `address` is `host:port`, or `unix:` and a path. No name is resolved: one that is not
+/// can. `address` is `host:port`, or `unix:` and a path. Names are not resolved: any name except
 /// localhost may lead anywhere.
 #[must_use]
 pub fn exposure(address: &str) -> Option<String> {
@@ -30,7 +30,7 @@ pub fn exposure(address: &str) -> Option<String> {
     }
 }
 
-/// An address of a listener, and the key that names it.
+/// The address of a listener, and the key that names it.
 #[derive(Debug, Clone)]
 pub struct Listening {
     key: &'static str,
@@ -46,7 +46,7 @@ enum Place {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Host {
-    /// Every interface, of both families.
+    /// Every interface, for both address families.
     All,
     Ip(IpAddr),
     Name(String),
@@ -74,8 +74,8 @@ impl Host {
     }
 }
 
-/// Returns the address for a host in a form that only the system parses: `0`, `127.1` or
-/// `0x7f000001`. The last label of a DNS name is never a number, so this looks up no name.
+/// Returns the address of a host in a form that only the system parses: `0`, `127.1` or
+/// `0x7f000001`. The last label of a DNS name is never a number, so no name is looked up.
 fn numeric(host: &str) -> Option<IpAddr> {
     let last = host.rsplit('.').next().unwrap_or_default();
     let digits = last.strip_prefix("0x").or_else(|| last.strip_prefix("0X"));
@@ -87,25 +87,25 @@ fn numeric(host: &str) -> Option<IpAddr> {
 }
 
 impl Listening {
-    /// Returns an address of TCP; without a host it is that of every interface.
+    /// Returns a TCP address; without a host, that of every interface.
     #[must_use]
     pub fn tcp(key: &'static str, host: Option<&str>, port: u16) -> Listening {
         Listening { key, place: Place::Tcp(host.map_or(Host::All, Host::of), port) }
     }
 
-    /// Returns an address of UDP; without a host it is that of every interface.
+    /// Returns a UDP address; without a host, that of every interface.
     #[must_use]
     pub fn udp(key: &'static str, host: Option<&str>, port: u16) -> Listening {
         Listening { key, place: Place::Udp(host.map_or(Host::All, Host::of), port) }
     }
 
-    /// Returns the path of a unix socket.
+    /// Returns the address of a unix socket.
     #[must_use]
     pub fn unix(key: &'static str, path: &Path) -> Listening {
         Listening { key, place: Place::Unix(path.to_owned()) }
     }
 
-    /// Returns the addresses of a table: `host:port`, or `unix:` and a path. Other texts are left
+    /// Returns the addresses in a table: `host:port`, or `unix:` and a path. Other texts are left
     /// out.
     pub fn of<'a>(key: &'static str, texts: &'a [String]) -> impl Iterator<Item = Listening> + 'a {
         texts.iter().filter_map(move |text| match text.strip_prefix("unix:") {
@@ -119,7 +119,7 @@ impl Listening {
 
     fn is_of(&self, other: &Listening) -> bool {
         match (&self.place, &other.place) {
-            // 0 is any free port.
+            // Port 0 means any free port.
             (Place::Tcp(one, port), Place::Tcp(other, its))
             | (Place::Udp(one, port), Place::Udp(other, its)) => {
                 port == its && *port != 0 && one.overlaps(other)
@@ -149,10 +149,10 @@ impl fmt::Display for Listening {
     }
 }
 
-/// Checks that no two listeners have one address.
+/// Checks that no two listeners have the same address.
 ///
 /// # Errors
-/// [`ConfigError`] with the first address that is given twice.
+/// [`ConfigError`] with the first address that occurs twice.
 pub fn check_addresses(all: &[Listening]) -> Result<(), ConfigError> {
     for (at, one) in all.iter().enumerate() {
         if let Some(other) = all[..at].iter().find(|other| other.is_of(one)) {
@@ -170,52 +170,51 @@ pub fn check_addresses(all: &[Listening]) -> Result<(), ConfigError> {
 }
 
 config_keys! {
-    /// The table. An empty string means none.
+    /// The table `[synapse]`. An empty string means none.
     pub struct SynapseTable over ServerConfig = ServerConfig::default();
 
     /// The addresses to listen on: `host:port`, or `unix:` and a path.
     pub listen: Vec<String> = own(vec![format!("127.0.0.1:{PORT_DEFAULT}")]);
     /// Permissions of unix sockets, in octal.
     pub unix_mode: String = own("700".into());
-    /// A file with the secret that clients must have.
+    /// The file with the secret that clients must present.
     pub secret_file: PathBuf = own(PathBuf::new());
-    /// A file with a second secret that clients may have instead, while they change from one to the
-    /// other.
+    /// The file with a second secret that clients may present instead, for use during a rotation.
     pub secret_file_previous: PathBuf = own(PathBuf::new());
-    /// Allow addresses that other machines can reach without a secret.
+    /// Whether to allow addresses that other machines can reach without a secret.
     pub allow_exposed: bool = same(allow_exposed);
-    /// Let clients set, create and remove the namespaces of the object cache.
+    /// Whether clients may set, create and remove the namespaces of the object cache.
     pub allow_namespace_changes: bool = same(allow_namespace_changes);
     /// The number of threads that serve connections.
     pub threads: usize = own(THREADS), in 1..=THREADS_MAX;
-    /// The largest number of connections.
+    /// The maximum number of connections.
     pub connections_max: u32 = same(connections_max);
-    /// The largest number of connections of one address; `None`: half of `connections_max`.
+    /// The maximum number of connections from one address; `None` for half of `connections_max`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peer_connections_max: Option<u32> = same(peer_connections_max);
-    /// The largest number of sessions, connected or not.
+    /// The maximum number of sessions, connected or not.
     pub sessions_max: u32 = same(sessions_max);
-    /// How long a session without a connection is kept, in seconds.
+    /// The time for which a session without a connection is kept, in seconds.
     pub session_linger_secs: u64 = secs(session_linger), in 0..=24 * 60 * 60;
-    /// The largest number of outstanding requests of each session.
+    /// The maximum number of outstanding requests of each session.
     pub session_requests_max: u32 = same(session_slots_max);
-    /// The largest sum of their payloads for each session.
+    /// The maximum total payload of the outstanding requests of each session.
     pub session_bytes_max: Size = size(session_bytes_max);
-    /// The largest sum of their payloads for all sessions.
+    /// The maximum total payload of the outstanding requests of all sessions.
     pub bytes_max: Size = size(bytes_max);
-    /// The largest payload of one request.
+    /// The maximum payload of a single request.
     pub request_bytes_max: Size = size(request_bytes_max);
-    /// The largest page of a listing.
+    /// The maximum number of entries in a page of a listing.
     pub list_entries_max: u32 = same(list_entries_max);
-    /// The buffers for large payloads that are kept for reuse.
+    /// The maximum size of buffers for large payloads that are kept for reuse.
     pub payload_pool_bytes_max: Size = size(payload_pool_bytes_max);
-    /// After how many milliseconds without a sign of life a connection is closed.
+    /// The time, in milliseconds, after which a connection without any sign of life is closed.
     pub peer_timeout_ms: u64 = millis(peer_timeout), in 10..=24 * 60 * 60 * 1000;
-    /// How long a handshake may take, in milliseconds.
+    /// The maximum duration of a handshake, in milliseconds.
     pub handshake_timeout_ms: u64 = millis(handshake_timeout), in 1..=24 * 60 * 60 * 1000;
 }
 
-/// The default number of threads, that of memcached's workers.
+/// The default number of threads, which is that of memcached's workers.
 const THREADS: usize = 4;
 const THREADS_MAX: usize = 1024;
 
@@ -239,7 +238,7 @@ impl SynapseTable {
         Listening::of("synapse.listen", &texts).collect()
     }
 
-    /// Sets the permissions of a unix socket that a server listens at.
+    /// Sets the permissions of a unix socket on which a server listens.
     ///
     /// # Errors
     /// One line, if the system refuses.
@@ -248,11 +247,11 @@ impl SynapseTable {
         restrict_socket("synapse.unix_mode", &self.unix_mode, path)
     }
 
-    /// Reads the secrets from their files: the one that clients are to have, and the one that is
-    /// accepted as well.
+    /// Reads the secrets from their files: first the one that clients should present, then the one
+    /// that is also accepted.
     ///
     /// # Errors
-    /// What is wrong with a file.
+    /// The problem with a file.
     pub fn secrets(&self) -> Result<Vec<Secret>, ConfigError> {
         let current = secret("synapse.secret_file", &self.secret_file)?;
         let previous = secret("synapse.secret_file_previous", &self.secret_file_previous)?;
@@ -282,7 +281,7 @@ impl SynapseTable {
     /// Checks the table, as far as that is possible without opening a socket.
     ///
     /// # Errors
-    /// The first key whose value cannot work.
+    /// The first key with an invalid value.
     pub fn check(&self) -> Result<(), ConfigError> {
         unix_mode("synapse.unix_mode", &self.unix_mode)?;
         self.check_ranges("synapse")?;
@@ -302,8 +301,8 @@ impl SynapseTable {
         }
     }
 
-    /// Returns the error of a server with the key of the table, which has other names for its
-    /// settings.
+    /// Converts an error of the server to the corresponding key of the table, in which the settings
+    /// have other names.
     #[must_use]
     pub fn error(error: &SettingError) -> ConfigError {
         let key = match error.setting() {
@@ -316,10 +315,10 @@ impl SynapseTable {
     }
 }
 
-/// Reads a unix socket's permissions, in octal.
+/// Parses the permissions of a unix socket, in octal.
 ///
 /// # Errors
-/// If they are not.
+/// If the text is not valid.
 pub fn unix_mode(key: &str, text: &str) -> Result<u32, ConfigError> {
     match u32::from_str_radix(text, 8) {
         Ok(mode @ 0..=0o777) => Ok(mode),
@@ -327,10 +326,10 @@ pub fn unix_mode(key: &str, text: &str) -> Result<u32, ConfigError> {
     }
 }
 
-/// Sets the permissions of a unix socket: those of the key `key`, in octal.
+/// Sets the permissions of a unix socket to the value `mode` of the key `key`, in octal.
 ///
 /// # Errors
-/// One line, if they are not in octal, or the system refuses.
+/// One line, if the value is not in octal, or the system refuses.
 pub fn restrict_socket(key: &str, mode: &str, path: &Path) -> Result<(), String> {
     let mode = unix_mode(key, mode).map_err(|error| error.to_string())?;
     let set = std::fs::set_permissions(path, Permissions::from_mode(mode));

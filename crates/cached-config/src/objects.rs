@@ -1,4 +1,4 @@
-//! `[objects]`: the object cache. It is off unless this table is there.
+//! `[objects]`: the object cache, which is off unless this table is present.
 
 use crate::backend::BackendTable;
 use crate::error::{ConfigError, eviction_policy, invalid, require};
@@ -24,84 +24,84 @@ config_keys! {
 
     /// The memory for buckets.
     pub memory_bytes_max: Size = size(memory_bytes_max), in Size(0)..=Size(MEMORY_BYTES_MAX);
-    /// The largest number of objects in the index.
+    /// The maximum number of objects in the index.
     pub objects_count_max: u32 = same(objects_count_max);
-    /// The largest object.
+    /// The maximum size of an object.
     pub object_bytes_max: Size = size(object_bytes_max);
-    /// The most data that may be dirty; `None` for half of the least memory.
+    /// The maximum amount of dirty data; `None` for half of the minimum memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dirty_bytes_max: Option<Size> = own(None);
-    /// How long a change may be dirty before its flush begins.
+    /// The maximum time for which a change may be dirty before its flush begins.
     pub dirty_age_ms_max: u64 = millis(dirty_age_max), in 0..=TIME_MS_MAX;
-    /// The largest number of flush requests under way.
+    /// The maximum number of flush requests in flight.
     pub flush_requests_max: u32 = count(flush_requests_max);
-    /// How much clean data may be written between two dirty runs, to save a request.
+    /// The maximum amount of clean data that is written between two dirty runs to save a request.
     pub flush_gap_bytes_max: Size = size(flush_gap_bytes_max);
-    /// The largest number of reads of the store under way.
+    /// The maximum number of reads from the store in flight.
     pub load_requests_max: u32 = count(load_requests_max);
-    /// How far ahead of a client that reads in order the store is read; 0: not at all.
+    /// The distance by which the store is read ahead of a sequential reader; 0 disables read-ahead.
     pub read_ahead_bytes_max: Size = size(read_ahead_bytes_max);
-    /// Nothing is read ahead while the store usually answers faster than this.
+    /// Nothing is read ahead while the store usually responds faster than this.
     pub read_ahead_latency_us_min: u64 = micros(read_ahead_latency_min), in 0..=TIME_MS_MAX * 1000;
-    /// From how many bytes on reads in order are not kept; 0: all are.
+    /// The length from which sequential reads are not cached; 0 to cache all of them.
     pub bypass_read_bytes_min: Size = size(bypass_read_bytes_min);
-    /// From how many bytes on writes in order go around the cache; 0: none does.
+    /// The length from which sequential writes bypass the cache; 0 disables the bypass.
     pub bypass_write_bytes_min: Size = size(bypass_write_bytes_min);
-    /// The delay before a failed flush is tried again, doubled each time …
+    /// The delay before a failed flush is retried, doubled with each failure …
     pub retry_delay_ms_min: u64 = millis(retry_delay_min);
-    /// … up to this long.
+    /// … up to this maximum.
     pub retry_delay_ms_max: u64 = millis(retry_delay_max), in 1..=TIME_MS_MAX;
     /// The eviction policy.
     pub eviction_policy: String = same(eviction_policy);
     /// Whether to ask for huge pages.
     pub huge_pages: bool = same(huge_pages);
-    /// Whether requests go to the cache; if not, they go to the store.
+    /// Whether requests go to the cache; otherwise they go to the store.
     pub attached: bool = same(attached);
-    /// How writes are treated.
+    /// The write mode.
     pub write: WriteMode = same(write);
-    /// Which writer makes the changes that reach the store.
+    /// The writer that makes the changes that reach the store.
     pub writer: WriterName = name(writer);
-    /// The least durability of an acknowledgement in namespaces with a journal.
+    /// The minimum durability of an acknowledgement in namespaces with a journal.
     pub durability: DurabilityName = own(DurabilityName::Cached);
-    /// How long a shutdown may take to store what is dirty.
+    /// The maximum time for a shutdown to store dirty data.
     pub shutdown_flush_secs: u64 = own(SHUTDOWN_FLUSH_SECS), in 1..=24 * 60 * 60;
-    /// The journal, if there is to be one.
+    /// The journal, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub journal: Option<JournalTable> = own(None);
     /// The store; required.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backend: Option<BackendTable> = own(None);
-    /// The namespaces with settings of their own.
+    /// The namespaces that have their own settings.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub namespaces: Vec<NamespaceTable> = own(Vec::new());
-    /// The range in which the memory changes while the program runs. No key: a program that shares
-    /// memory between this cache and another sets it.
+    /// The range within which the memory changes at run time. Not a key: it is set by a program
+    /// that shares memory between this cache and another.
     #[serde(skip)]
     pub memory_range: Option<MemoryRange> = same(memory_range);
 }
 
 config_names! {
-    /// Which writer makes the changes that reach the store.
+    /// The writer that makes the changes that reach the store.
     pub enum WriterName for Writer {
-        /// The clients, with stamps and claims of their own.
+        /// The clients, with their own stamps and claims.
         Callers,
-        /// The cache: it claims what it changes.
+        /// The cache, which claims what it changes.
         Cache,
     }
 }
 
-/// One of `[[objects.namespaces]]`. In the file its settings are keys beside the other fields.
+/// An element of `[[objects.namespaces]]`. In the file, its settings are keys beside the other
+/// fields.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NamespaceTable {
-    /// The namespace's name.
+    /// The name of the namespace.
     pub name: String,
-    /// Whether its changes are logged in the journal; `None`: if there is a journal, and writes are
-    /// write-back.
+    /// Whether changes in the namespace are logged in the journal; `None`: if there is a journal
+    /// and writes are write-back.
     pub journal: Option<bool>,
-    /// The least durability of an acknowledgement; `None`: as `[objects]` has it.
+    /// The minimum durability of an acknowledgement; `None` for that of `[objects]`.
     pub durability: Option<DurabilityName>,
-    /// The settings that can change while the program runs; for the absent ones those of
-    /// `[objects]` hold.
+    /// The settings that can change at run time; for absent ones, those of `[objects]` apply.
     pub settings: NamespaceSettings,
 }
 
@@ -168,18 +168,18 @@ impl<'de> Visitor<'de> for NamespaceVisitor {
     }
 }
 
-/// How long a shutdown may take to store what is dirty, by default.
+/// The default of the maximum time for a shutdown to store dirty data.
 const SHUTDOWN_FLUSH_SECS: u64 = 60;
 
 impl ObjectsTable {
-    /// Returns the most data that may be dirty.
+    /// Returns the maximum amount of dirty data.
     #[must_use]
     pub fn dirty_bytes_max(&self) -> Size {
         let least = self.memory_range.map_or(self.memory_bytes_max.0, |range| range.bytes_min);
         self.dirty_bytes_max.unwrap_or(Size(least / 2))
     }
 
-    /// Returns the table with the values that follow from other keys filled in.
+    /// Returns the table with the values filled in that follow from other keys.
     #[must_use]
     pub fn filled_in(self) -> ObjectsTable {
         let dirty_bytes_max = Some(self.dirty_bytes_max());
@@ -189,7 +189,7 @@ impl ObjectsTable {
     /// Returns the configuration of the cache.
     ///
     /// # Errors
-    /// A namespace whose name is none, or that is there twice.
+    /// A namespace whose name is invalid or occurs twice.
     pub fn cache(&self) -> Result<ObjectCacheConfig, ConfigError> {
         let mut namespaces = Vec::new();
         for (index, table) in self.namespaces.iter().enumerate() {
@@ -224,14 +224,14 @@ impl ObjectsTable {
         Ok(config)
     }
 
-    /// Opens the journal, if one is configured, for [`open_cache`](Self::open_cache). While its
-    /// disk fails, tries again every second.
+    /// Opens the journal, if one is configured, for [`open_cache`](Self::open_cache). While the
+    /// journal's disk fails, retries every second.
     ///
     /// # Cancel safety
-    /// As [`JournalTable::open`].
+    /// As for [`JournalTable::open`].
     ///
     /// # Errors
-    /// One line that names the directory, what is wrong with it, and the way out.
+    /// One line that names the directory, the problem and the remedy.
     pub async fn open_journal(&self, waiting: &mut Waiting<'_>) -> Result<Option<OpenJournal>, StartError> {
         match &self.journal {
             Some(table) => table.open(waiting).await.map(Some),
@@ -240,11 +240,11 @@ impl ObjectsTable {
     }
 
     /// Returns a cache over `below`, with the journal that [`open_journal`](Self::open_journal) has
-    /// opened, and the background task that it needs. With `insight`, other amounts of memory are
-    /// simulated on a sample of the requests.
+    /// opened, and the background task that the cache needs. With `insight`, other amounts of
+    /// memory are simulated on a sample of the requests.
     ///
     /// # Errors
-    /// The key whose value cannot work.
+    /// The key with an invalid value.
     pub fn open_cache(
         &self,
         below: Arc<dyn Blocker>,
@@ -262,7 +262,7 @@ impl ObjectsTable {
     /// Checks the values, as far as that is possible without opening the store.
     ///
     /// # Errors
-    /// The first key whose value cannot work.
+    /// The first key with an invalid value.
     pub fn check(&self) -> Result<(), ConfigError> {
         let Some(backend) = &self.backend else {
             return invalid("objects.backend", "is missing; its kind must say where the objects are kept");
@@ -275,7 +275,7 @@ impl ObjectsTable {
     /// the journal or the store: files that must be readable are read.
     ///
     /// # Errors
-    /// The first key that names a wrong file or directory.
+    /// The first key that names an invalid file or directory.
     pub fn check_files(&self) -> Result<(), ConfigError> {
         self.backend.as_ref().map_or(Ok(()), BackendTable::check_files)?;
         self.journal.as_ref().map_or(Ok(()), JournalTable::check_place)
@@ -284,7 +284,7 @@ impl ObjectsTable {
     /// Checks the values except those of the store.
     ///
     /// # Errors
-    /// The first key whose value cannot work.
+    /// The first key with an invalid value.
     pub fn check_cache(&self) -> Result<(), ConfigError> {
         self.check_ranges("objects")?;
         eviction_policy("objects.eviction_policy", &self.eviction_policy)?;
@@ -295,9 +295,9 @@ impl ObjectsTable {
         self.journal.as_ref().map_or(Ok(()), |journal| journal.check(self))
     }
 
-    /// Returns the most memory that the cache takes, in bytes: content, and bookkeeping as if every
-    /// object were of the largest size and all of its slots were known, which copies and discards
-    /// reach without content.
+    /// Returns the maximum memory of the cache, in bytes: content, and bookkeeping as if every
+    /// object had the maximum size and all of its slots were known, which copies and discards can
+    /// cause without content.
     #[must_use]
     pub fn cache_bytes_max(&self) -> u64 {
         let most = self.memory_range.map_or(self.memory_bytes_max.0, |range| range.bytes_max);
@@ -309,21 +309,22 @@ impl ObjectsTable {
     }
 }
 
-/// The memory of a bucket beside its content: its masks and count, and its share of the policy's
-/// queues.
+/// The memory of a bucket in addition to its content: its masks and count, and its share of the
+/// policy's queues.
 const BUCKET_OVERHEAD_BYTES: u64 = 24;
-/// The memory of an object in the index, with a name of usual length.
+/// The memory of an object in the index, with a name of typical length.
 const OBJECT_BYTES: u64 = 350;
-/// The slots of a chunk, in which an object's slots are allocated, and the memory of a chunk.
+/// The number of slots in a chunk, the unit in which an object's slots are allocated, and the
+/// memory of a chunk.
 const CHUNK_SLOTS: u64 = 64;
 const CHUNK_BYTES: u64 = 280;
 
-/// Above that, a typing error is more likely than such a machine.
+/// A larger value is more probably a typing error than such a machine.
 const MEMORY_BYTES_MAX: u64 = 4 << 40;
 /// One day.
 const TIME_MS_MAX: u64 = 24 * 60 * 60 * 1000;
 
-/// The cache's error names its field; the keys here end in the unit.
+/// An error of the cache names a field; the keys here end in the unit.
 impl From<&CacheConfigError> for ConfigError {
     fn from(error: &CacheConfigError) -> ConfigError {
         let key = match error.key {

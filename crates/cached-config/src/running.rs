@@ -1,5 +1,5 @@
-//! A running program: the keys that can change, the memory in which a cache receives payloads, and
-//! file descriptors.
+//! A running program: the keys whose values can change, the memory in which a cache receives
+//! payloads, and file descriptors.
 
 use std::fmt;
 use std::io::{self, IoSliceMut};
@@ -15,7 +15,7 @@ use crate::error::ConfigError;
 use crate::listeners::SynapseTable;
 use crate::objects::ObjectsTable;
 
-/// The keys that can change while a program runs, of the tables that `cached` and `synapsed` share.
+/// The keys, in the tables shared by `cached` and `synapsed`, whose values can change at run time.
 pub const LIVE_KEYS: [&str; 32] = [
     "process.drain_delay_secs",
     "process.drain_timeout_secs",
@@ -55,20 +55,20 @@ pub const LIVE_KEYS: [&str; 32] = [
 /// none of them open.
 #[derive(Debug)]
 pub struct LiveObjects {
-    /// The cache and the time for storing dirty data at the end, if there is a cache.
+    /// The cache, and the time for storing dirty data at shutdown, if there is a cache.
     pub cache: Option<(LiveSettings, LiveSecs)>,
     /// The listener, if there is one.
     pub listener: Option<Weak<Server>>,
     /// The secret for a store that is another server.
     pub store: Option<SecretHandle>,
-    /// The secrets in force, to find out which of them have changed.
+    /// The secrets in force, kept to find out which of them have changed.
     secrets: Mutex<Secrets>,
 }
 
 /// The secrets of a listener and of a store.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Secrets {
-    /// The secrets of which a client must have one.
+    /// The accepted secrets, one of which a client must present.
     pub listener: Vec<Secret>,
     /// The secret for the server behind the cache.
     pub store: Option<Secret>,
@@ -86,11 +86,11 @@ impl LiveObjects {
     }
 
     /// Applies the keys that can change, of the table `after` and of the listener's table
-    /// `listener`. Returns the keys of the secrets that have changed; `store_key` is the one of the
-    /// store's.
+    /// `listener`. Returns the keys of the secrets that have changed; `store_key` is the key of the
+    /// store's secret.
     ///
     /// # Errors
-    /// The key that cannot work with the others in force; then nothing has changed.
+    /// The key whose value is incompatible with the others in force; nothing has changed then.
     pub fn change(
         &self,
         after: Option<&ObjectsTable>,
@@ -104,13 +104,13 @@ impl LiveObjects {
         let server = self.listener.as_ref().and_then(Weak::upgrade);
         let limits_before = server.as_ref().map(|server| server.limits());
         if let (Some(server), Some(table)) = (&server, listener) {
-            // First, because they can be refused: then nothing has changed.
+            // Applied first, because these limits can be refused: then nothing has changed.
             server.set_limits(table.server().limits()).map_err(|error| SynapseTable::error(&error))?;
         }
         let undo_limits = || {
             if let (Some(server), Some(before)) = (&server, limits_before) {
-                // They were in force a moment ago; connections that came since may make them too
-                // small.
+                // These limits were in force a moment ago; connections opened since then may make
+                // them too small.
                 let _ = server.set_limits(before);
             }
         };
@@ -134,7 +134,7 @@ impl LiveObjects {
                 undo_limits();
                 if let Some(listener) = &server {
                     let mut all = in_force.listener.iter().cloned();
-                    // They were in force a moment ago.
+                    // These secrets were in force a moment ago.
                     let _ = listener.set_secrets(all.next(), all.next());
                 }
                 return Err((&error).into());
@@ -191,7 +191,8 @@ impl ReceiveBuffer for Buckets {
     }
 }
 
-/// Raises the limit of open files to `wanted`, or as far as the system allows. Returns the limit.
+/// Raises the limit of open files to `wanted`, or as far as the system allows. Returns the new
+/// limit.
 pub fn raise_descriptor_limit(wanted: u64) -> u64 {
     let limit = getrlimit(Resource::Nofile);
     let current = limit.current.unwrap_or(u64::MAX);
@@ -202,7 +203,7 @@ pub fn raise_descriptor_limit(wanted: u64) -> u64 {
     if setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum: Some(maximum) }).is_ok() {
         return wanted;
     }
-    // Not root: as far as the hard limit goes.
+    // Without root, up to the hard limit.
     let maximum = limit.maximum.unwrap_or(u64::MAX);
     match setrlimit(Resource::Nofile, Rlimit { current: Some(maximum), maximum: limit.maximum }) {
         Ok(()) => maximum,

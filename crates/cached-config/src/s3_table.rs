@@ -1,4 +1,5 @@
-//! `[objects.backend]` with `kind = "s3"`: a bucket of S3, or of a server that speaks its protocol.
+//! `[objects.backend]` with `kind = "s3"`: a bucket of S3, or of a server that implements its
+//! protocol.
 
 use std::path::PathBuf;
 
@@ -11,48 +12,48 @@ use crate::keys::Size;
 
 config_keys! {
     /// The keys of `kind = "s3"`. An empty text means the default. The defaults are those of
-    /// `blocker-s3`, which a test compares.
+    /// `blocker-s3`; a test compares them.
     pub struct S3Table over S3Config, if "s3";
 
     /// The bucket; required.
     pub bucket: String = same(bucket) or String::new();
-    /// The server's URL; empty is AWS.
+    /// The URL of the server; empty for AWS.
     pub endpoint: String = optional(endpoint) or String::new();
-    /// The region; empty is that of the environment.
+    /// The region; if empty, the one in the environment.
     pub region: String = optional(region) or String::new();
-    /// What the keys of all S3 objects begin with.
+    /// The prefix of the keys of all S3 objects.
     pub prefix: String = same(prefix) or String::new();
-    /// Whether the bucket is a part of the server's name, not of the path.
+    /// Whether the bucket is a part of the host name instead of the path.
     pub virtual_host: bool = same(virtual_host) or false;
-    /// Whether the endpoint may be without TLS.
+    /// Whether an endpoint without TLS is allowed.
     pub allow_http: bool = same(allow_http) or false;
     /// Whether requests are sent without a signature.
     pub anonymous: bool = same(anonymous) or false;
-    /// The file with the credentials; empty is the environment.
+    /// The file with the credentials; if empty, those in the environment.
     pub credentials_file: PathBuf = optional(credentials_file) or PathBuf::new();
     /// The profile in that file.
     pub profile: String = same(profile) or "default".into();
-    /// Certificates of further authorities, PEM.
+    /// The certificates of additional authorities, in PEM.
     pub ca_file: PathBuf = optional(ca_file) or PathBuf::new();
-    /// How long to wait for a connection.
+    /// The maximum time to wait for a connection.
     pub connect_timeout_secs: u64 = secs(connect_timeout) or 5;
-    /// How long an attempt may wait for an answer before it fails.
+    /// The maximum time for which an attempt waits for a response before it fails.
     pub request_timeout_secs: u64 = secs(request_timeout) or 30;
-    /// How often a request that may be repeated is repeated.
+    /// The maximum number of retries of a request that may be repeated.
     pub retries: u32 = same(retries) or 3;
-    /// How long a call may take, with all its requests and their repetitions.
+    /// The maximum duration of a call, including all its requests and their retries.
     pub call_timeout_secs: u64 = secs(call_timeout) or 120;
-    /// The largest number of requests under way.
+    /// The maximum number of requests in flight.
     pub requests_in_flight_max: u32 = same(requests_in_flight_max) or 128;
-    /// The most payload under way.
+    /// The maximum payload in flight.
     pub bytes_in_flight_max: Size = size(bytes_in_flight_max) or Size(256 << 20);
-    /// Memory for what is remembered of objects between changes.
+    /// The memory for cached information about objects between changes.
     pub heads_bytes_max: Size = size(heads_bytes_max) or Size(32 << 20);
-    /// The time between two sweeps; 0 is never.
+    /// The interval between two sweeps; 0 for never.
     pub sweep_interval_secs: u64 = secs(sweep_interval) or 24 * 60 * 60;
-    /// How old a left-over must be to be removed by a sweep.
+    /// The minimum age of a leftover to be removed by a sweep.
     pub sweep_age_secs: u64 = secs(sweep_age) or 60 * 60;
-    /// The largest object, where no other key sets it.
+    /// The maximum size of an object, if no other key sets it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub object_bytes_max: Option<Size> = own(None);
 }
@@ -61,12 +62,12 @@ impl S3Table {
     /// Checks the values, as far as that is possible without the server.
     ///
     /// # Errors
-    /// The first key whose value cannot work.
+    /// The first key with an invalid value.
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
         require(!self.bucket.is_empty(), "objects.backend.bucket", || {
             "is missing; it must name a bucket".into()
         })?;
-        // In a build without S3 the kind itself is wrong.
+        // In a build without S3, the kind itself is invalid.
         require(cfg!(feature = "s3"), "objects.backend.kind", || {
             "is \"s3\", which this program was built without; build it with --features s3".into()
         })?;
@@ -111,7 +112,7 @@ mod store {
         /// Reads the files of credentials and authorities.
         ///
         /// # Errors
-        /// What is wrong with one of them.
+        /// The problem with one of the files.
         pub(crate) fn check_files(&self) -> Result<(), ConfigError> {
             self.store(blocker::OBJECT_BYTES_MAX_DEFAULT).check_files().or_else(mistake)
         }

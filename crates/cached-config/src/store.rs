@@ -20,37 +20,37 @@ use crate::lifecycle::{StartError, Waiting, may_pass};
 use crate::s3_table::S3Table;
 use crate::with_defaults;
 
-/// Why a store cannot be opened.
+/// The reason why a store cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// The configuration cannot work, which only opening shows.
+    /// The configuration is invalid in a way that only opening reveals.
     #[error("{0}")]
     Config(ConfigError),
-    /// The store's own error.
+    /// The error of the store itself.
     #[error("{0}")]
     Store(#[from] blocker::Error),
 }
 
 with_defaults! {
-    /// The options of opening a store, beyond its table.
+    /// The options for opening a store, in addition to its table.
     #[derive(Clone, Debug)]
     pub struct OpenOptions {
-        /// The largest object, in bytes, where the table does not set it.
+        /// The maximum size of an object, in bytes, if the table does not set it.
         pub object_bytes_max: u64 = OBJECT_BYTES_MAX_DEFAULT,
         /// The secret that a synapse server demands.
         pub secret: Option<Secret> = None,
-        /// The longest time that connecting or one request may take, if it is shorter than what the
-        /// table sets. `None`: as the table has it.
+        /// The maximum time for connecting or for a single request, if it is shorter than the one
+        /// in the table. `None` for the one in the table.
         pub timeout: Option<Duration> = None,
         /// The name under which a synapse server logs this client; empty for none.
         pub client_name: String = String::new(),
-        /// Makes spans of the store's operations that are traced.
+        /// The tracer that creates spans of the store's traced operations.
         pub tracer: Option<Tracer> = None,
-        /// Whether the store is only to be read: a file store then changes nothing in its
-        /// directory. Other stores ignore this.
+        /// Whether the store is only read: a file store then changes nothing in its directory.
+        /// Other stores ignore this.
         pub only_reads: bool = false,
-        /// Whether a server opens the store, which keeps its record there: a synapse server lets no
-        /// other client use [reserved namespaces](blocker::Namespace::is_reserved).
+        /// Whether a server opens the store and keeps its record there: a synapse server does not
+        /// let other clients use [reserved namespaces](blocker::Namespace::is_reserved).
         pub is_server: bool = false,
     }
 }
@@ -60,12 +60,12 @@ pub struct Store {
     backend: Arc<dyn Blocker>,
     memory_bytes_max: u64,
     secret: Option<SecretHandle>,
-    /// The store's own metrics; does not keep it open.
+    /// The store's own metrics. Does not keep the store open.
     metrics: Weak<dyn Collect>,
     close: Close,
 }
 
-/// The work of closing, beyond dropping the handles.
+/// The work of closing, in addition to dropping the handles.
 enum Close {
     Nothing,
     File(Arc<FileStore>),
@@ -97,13 +97,13 @@ impl Store {
         }
     }
 
-    /// Returns a store that is open.
+    /// Returns a store that is already open.
     fn of<S: Blocker + Collect + 'static>(store: Arc<S>, memory_bytes_max: u64, close: Close) -> Store {
         let metrics: Weak<S> = Arc::downgrade(&store);
         Store { backend: store, memory_bytes_max, secret: None, metrics, close }
     }
 
-    /// Returns the store with `layer` over it, which closing drops first.
+    /// Returns the store with `layer` over it; closing the store drops the layer first.
     #[must_use]
     pub fn with_layer(self, layer: impl FnOnce(Arc<dyn Blocker>) -> Arc<dyn Blocker>) -> Store {
         Store { backend: layer(self.backend), ..self }
@@ -121,20 +121,22 @@ impl Store {
         self.secret.clone()
     }
 
-    /// Returns the most memory of this process that the store's content or buffers take, in bytes.
+    /// Returns the maximum memory of this process that the store's content or buffers take, in
+    /// bytes.
     #[must_use]
     pub fn memory_bytes_max(&self) -> u64 {
         self.memory_bytes_max
     }
 
-    /// Returns the store's own metrics, without those of its layers, for as long as it is open.
+    /// Returns the store's own metrics, without those of its layers, which are available as long as
+    /// the store is open.
     #[must_use]
     pub fn metrics(&self) -> Weak<dyn Collect> {
         Weak::clone(&self.metrics)
     }
 
-    /// Removes the left-overs of unfinished changes and of deleted objects from the store. `watch`
-    /// is called from time to time with the progress, on the thread that polls the reply. Returns
+    /// Removes the leftovers of unfinished changes and of deleted objects from the store. `watch`
+    /// is called with the progress from time to time, on the thread that polls the reply. Returns
     /// `None` for a store that has no sweep: only the kind `s3` has one.
     #[must_use]
     pub fn sweep(
@@ -151,11 +153,11 @@ impl Store {
     }
 
     /// Closes the store in order, once all other handles have been dropped. Blocks. A connection
-    /// that is still used after `timeout`, or does not close within it, is left to the end of the
-    /// process.
+    /// that is still in use after `timeout`, or does not close within it, is abandoned until the
+    /// process ends.
     ///
     /// # Errors
-    /// The store's own error: something may not be stored.
+    /// The error of the store itself: some data may not be stored.
     pub fn close(self, timeout: Duration) -> blocker::Result<()> {
         drop(self.backend);
         #[cfg(not(any(feature = "rados", feature = "s3")))]
@@ -171,13 +173,13 @@ impl Store {
             #[cfg(feature = "rados")]
             Close::Rados(rados) => {
                 match alone(rados, timeout) {
-                    // Everything acknowledged is stored: a connection that does not close in time
-                    // loses nothing.
+                    // Everything acknowledged is stored, so a connection that does not close in
+                    // time loses nothing.
                     Ok(rados) => drop(rados.close(timeout)),
                     Err(rados) => {
                         tracing::warn!("the connection to the cluster is still used, and is not closed");
-                        // Its last handle, wherever that is, would close it while the process ends,
-                        // and librados does not survive that.
+                        // Otherwise the last handle, wherever it is, would close the connection
+                        // while the process ends, which librados does not survive.
                         std::mem::forget(rados);
                     }
                 }
@@ -194,10 +196,10 @@ impl fmt::Debug for Store {
 }
 
 /// Returns the value once all other handles of it have been dropped; a thread that is about to end
-/// may have one.
+/// may hold one.
 ///
 /// # Errors
-/// The handle, after `timeout`.
+/// The handle, if others remain after `timeout`.
 #[cfg(feature = "rados")]
 fn alone<T>(mut shared: Arc<T>, timeout: Duration) -> Result<T, Arc<T>> {
     let deadline = std::time::Instant::now() + timeout;
@@ -207,7 +209,7 @@ fn alone<T>(mut shared: Arc<T>, timeout: Duration) -> Result<T, Arc<T>> {
             Err(shared) if std::time::Instant::now() >= deadline => return Err(shared),
             Err(shared) => shared,
         };
-        // A handle reports nothing when it is dropped.
+        // Dropping a handle sends no notification, so the count is polled.
         std::thread::sleep(Duration::from_millis(1));
     }
 }
@@ -232,7 +234,7 @@ fn file(table: &FileTable, options: &OpenOptions) -> Result<Store, OpenError> {
         ..FileConfig::default()
     };
     if config.access == Access::Create {
-        // An error here is about the path, not about what the directory contains.
+        // An error here concerns the path, not the content of the directory.
         DirBuilder::new().recursive(true).create(&table.path).map_err(|error| {
             let why = format!("{} is not there, and cannot be made: {error}", table.path.display());
             match is_mistake(&error) {
@@ -247,12 +249,12 @@ fn file(table: &FileTable, options: &OpenOptions) -> Result<Store, OpenError> {
 
 #[cfg(feature = "rados")]
 fn rados(table: &RadosTable, options: &OpenOptions) -> Result<Store, OpenError> {
-    /// The memory that `blocker-rados` states for a remembered head.
+    /// The memory of a cached head, as documented by `blocker-rados`.
     const HEAD_BYTES: u64 = 150;
     let mut config = table.store(options.object_bytes_max);
     if let Some(timeout) = options.timeout {
         config.op_timeout = match config.op_timeout {
-            // Never.
+            // 0 means no limit.
             Duration::ZERO => timeout,
             own => own.min(timeout),
         };
@@ -273,7 +275,7 @@ fn rados(_: &RadosTable, _: &OpenOptions) -> Result<Store, OpenError> {
 fn s3(table: &S3Table, options: &OpenOptions) -> Result<Store, OpenError> {
     let mut config = table.store(options.object_bytes_max);
     if let Some(timeout) = options.timeout {
-        // What the store takes for one attempt, at least.
+        // The minimum that the store accepts for one attempt.
         let timeout = timeout.max(Duration::from_secs(1));
         config.request_timeout = config.request_timeout.min(timeout);
         config.connect_timeout = config.connect_timeout.min(timeout);
@@ -310,23 +312,23 @@ fn remote(table: &RemoteTable, options: &OpenOptions) -> Result<Store, OpenError
     Ok(Store { secret, ..Store::of(backend, memory_bytes_max, Close::Nothing) })
 }
 
-/// Which left-overs a sweep removes.
+/// The leftovers that a sweep removes.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct SweepOptions {
-    /// How old a left-over must be to be removed, on the clock of the store's server.
+    /// The minimum age of a leftover to be removed, by the clock of the store's server.
     pub age: Duration,
-    /// Whether to count the left-overs without removing them.
+    /// Whether to count the leftovers without removing them.
     pub dry_run: bool,
 }
 
 impl SweepOptions {
-    /// The least age that is safe beside programs that change the store: no writer waits longer
-    /// between the bytes of a change and the record that names them.
+    /// The minimum age that is safe while programs change the store: no writer waits longer between
+    /// the bytes of a change and the record that names them.
     pub const AGE_MIN: Duration = Duration::from_secs(15 * 60);
 
-    /// Returns the options of a sweep that removes left-overs older than `age`, or counts them if
-    /// `dry_run`.
+    /// Returns the options of a sweep that removes leftovers older than `age`, or counts them if
+    /// `dry_run` is set.
     #[must_use]
     pub fn new(age: Duration, dry_run: bool) -> Self {
         Self { age, dry_run }
@@ -337,21 +339,23 @@ impl SweepOptions {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct SweepCounts {
-    /// The number of blobs met.
+    /// The number of blobs encountered.
     pub blobs: u64,
-    /// The number of blobs removed, which no head names.
+    /// The number of blobs removed because no head refers to them.
     pub orphans: u64,
-    /// The bytes of those.
+    /// The bytes of the blobs removed.
     pub orphans_bytes: u64,
-    /// The number of heads met; 0 where the server cannot remove them on a condition.
+    /// The number of heads encountered; 0 if the server does not support conditional removal.
     pub heads: u64,
     /// The number of heads of deleted objects removed.
     pub ghosts: u64,
-    /// The number of heads of deleted objects that are old enough, but that other data depend on.
+    /// The number of heads of deleted objects that are old enough, but are kept because other data
+    /// depends on them.
     pub ghosts_kept: u64,
-    /// Whether heads of deleted objects can be removed: the server keeps conditions of removals.
+    /// Whether heads of deleted objects can be removed, because the server honours conditions of
+    /// removals.
     pub ghosts_can_go: bool,
-    /// The number of left-overs of probes removed.
+    /// The number of leftovers of probes removed.
     pub probes: u64,
 }
 
@@ -380,18 +384,18 @@ fn counts(swept: &blocker_s3::Swept) -> SweepCounts {
     }
 }
 
-/// How long the store may take to return its record of servers.
+/// The maximum time for the store to return its record of servers.
 const RECORD_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long it may take to note an end there, and how long where nothing has changed.
+/// The maximum time for recording a shutdown in the store, and the maximum if nothing has changed.
 const END_TIMEOUT: Duration = Duration::from_secs(5);
 const IDLE_END_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Store {
-    /// Opens the store, on a thread of its own because opening blocks. While the store is away,
-    /// tries again every second.
+    /// Opens the store on a separate thread, because opening blocks. While the store is
+    /// unavailable, retries every second.
     ///
     /// # Cancel safety
-    /// Dropping the future ends the attempts. One that is under way continues on its thread;
+    /// Dropping the future ends the attempts. An attempt in progress continues on its thread;
     /// dropping the runtime waits for it,
     /// [`shutdown_background`](tokio::runtime::Runtime::shutdown_background) does not.
     ///
@@ -415,8 +419,8 @@ impl Store {
         }
     }
 
-    /// Reads the store's record of servers, which is made if there is none. While the store is
-    /// away, tries again every second.
+    /// Reads the store's record of servers, which is created if it does not exist. While the store
+    /// is unavailable, retries every second.
     ///
     /// # Cancel safety
     /// Dropping the future ends the attempts.
@@ -435,8 +439,8 @@ impl Store {
     }
 
     /// Records that a listener's `instance` has ended with everything stored. The store may be
-    /// away, so the time for it is short if `cache`, through which all changes went, has changed
-    /// nothing.
+    /// unavailable, so the time limit is short if `cache`, through which all changes went, has
+    /// changed nothing.
     pub async fn record_end(&self, instance: InstanceId, cache: Option<&ObjectCache>) {
         let counters = cache.map(ObjectCache::counters);
         let is_unchanged =

@@ -1,5 +1,5 @@
-//! Small tables that both programs have: the times of an end, what is learned of requests, TLS of a
-//! listener.
+//! Small tables that both programs have: the times of a shutdown, the sampling of requests, TLS of
+//! a listener.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,10 +16,11 @@ with_defaults! {
     /// The times of an orderly shutdown, before dirty data are stored.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub struct DrainTimes {
-        /// How long the process is not ready, and still serves everything, before its listeners
-        /// close: the time that load balancers need to see it. In seconds.
+        /// The time, in seconds, for which the process reports that it is not ready, but still
+        /// serves everything, before its listeners close. Load balancers need this time to notice.
         pub delay_secs: u64 = 0,
-        /// How long clients have to take their replies once the listeners are closed, in seconds.
+        /// The maximum time, in seconds, for clients to read their replies once the listeners are
+        /// closed.
         pub timeout_secs: u64 = 5,
     }
 }
@@ -38,23 +39,23 @@ impl DrainTimes {
         Ok(DrainTimes { delay_secs, timeout_secs })
     }
 
-    /// Returns how long the process is not ready before its listeners close.
+    /// Returns how long the process reports that it is not ready before its listeners close.
     #[must_use]
     pub fn delay(&self) -> Duration {
         Duration::from_secs(self.delay_secs)
     }
 
-    /// Returns how long clients have to take their replies.
+    /// Returns how long clients may take to read their replies.
     #[must_use]
     pub fn timeout(&self) -> Duration {
         Duration::from_secs(self.timeout_secs)
     }
 }
 
-/// A day: beyond, a typing error is more likely.
+/// A day: a larger value is probably a typing error.
 const SLOW_MS_MAX: u32 = 24 * 60 * 60 * 1000;
 
-/// The queues of samples of an object cache.
+/// The number of sample queues of an object cache.
 const SAMPLE_QUEUES: usize = 8;
 
 with_defaults! {
@@ -62,9 +63,10 @@ with_defaults! {
     #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
     #[serde(default, deny_unknown_fields, expecting = "a table")]
     pub struct InsightTable {
-        /// Sample requests: for predicted miss ratios, reasons of misses, hot keys and hot objects.
+        /// Whether to sample requests: for predicted miss ratios, reasons for misses, hot keys and
+        /// hot objects.
         pub enabled: bool = true,
-        /// The share of the names that are sampled; 0 if it adapts.
+        /// The share of names that are sampled; 0 to adapt it automatically.
         pub sampled_share: f64 = 0.0,
         /// The duration in milliseconds from which a request is recorded as slow; 0 records none.
         pub slow_request_ms: u32 = 100,
@@ -75,7 +77,7 @@ impl InsightTable {
     /// Checks the table.
     ///
     /// # Errors
-    /// The key whose value cannot work.
+    /// The key with an invalid value.
     pub fn check(&self) -> Result<(), ConfigError> {
         require((0.0..=1.0).contains(&self.sampled_share), "insight.sampled_share", || {
             format!("is {}; it must be between 0 and 1, 0 being adaptive", self.sampled_share)
@@ -94,7 +96,7 @@ impl InsightTable {
         }
     }
 
-    /// Returns the most memory that insight into an object cache takes, in bytes.
+    /// Returns the maximum memory for sampling the requests of an object cache, in bytes.
     #[must_use]
     pub fn objects_bytes_max(&self) -> u64 {
         match self.enabled {
@@ -103,7 +105,7 @@ impl InsightTable {
         }
     }
 
-    /// Returns the duration from which a request is slow; zero if none is.
+    /// Returns the duration from which a request counts as slow; zero if none does.
     #[must_use]
     pub fn slow_threshold(&self) -> Duration {
         Duration::from_millis(self.slow_request_ms.into())
@@ -111,21 +113,21 @@ impl InsightTable {
 }
 
 config_keys! {
-    /// A table of TLS for a listener. An empty string means none.
+    /// A TLS table for a listener. An empty string means none.
     #[derive(Eq)]
     pub struct TlsTable over TlsSettings = TlsSettings::default();
 
-    /// The certificate chain: PEM, the server's own certificate first.
+    /// The certificate chain: PEM, with the server's own certificate first.
     pub chain_file: PathBuf = same(chain_file);
     /// The private key, if it is not in `chain_file`.
     pub key_file: PathBuf = same(key_file);
     /// The form of the private key.
     pub key_format: KeyFormatName = name(key_format);
-    /// Which certificates clients must show.
+    /// The certificates that clients must present.
     pub client_certificates: ClientCertificatesName = name(client_certificates);
-    /// The certificates of the authorities that sign those of clients.
+    /// The certificates of the authorities that sign the clients' certificates.
     pub ca_file: PathBuf = same(ca_file);
-    /// The oldest version of TLS that is accepted.
+    /// The minimum accepted version of TLS.
     pub min_version: MinVersionName = name(min_version);
     /// The cipher suites; empty for all.
     pub cipher_suites: Vec<String> = same(cipher_suites);
@@ -144,43 +146,43 @@ config_names! {
 }
 
 config_names! {
-    /// Which certificates clients must show.
+    /// The certificates that clients must present.
     pub enum ClientCertificatesName for ClientCertificates {
-        /// None is requested.
+        /// No certificate is requested.
         None,
-        /// One is requested, and verified if there is one.
+        /// A certificate is requested, and verified if the client presents one.
         Request,
-        /// One is required.
+        /// A certificate is required.
         Require,
     }
 }
 
 config_names! {
-    /// The oldest version of TLS that is accepted.
+    /// The minimum accepted version of TLS.
     pub enum MinVersionName for MinVersion {
         /// TLS 1.2 and 1.3.
         #[serde(rename = "1.2")]
         Tls12,
-        /// TLS 1.3 alone.
+        /// Only TLS 1.3.
         #[serde(rename = "1.3")]
         Tls13,
     }
 }
 
 impl TlsTable {
-    /// Reads the certificates that the table with this name names.
+    /// Reads the certificates that the table called `table` names.
     ///
     /// # Errors
-    /// What is wrong with the table, or with a file.
+    /// The problem with the table, or with a file.
     pub fn load(&self, table: &str) -> Result<Arc<ServerTls>, ConfigError> {
         let loaded = ServerTls::load(self.settings(table)?, &[]).map(Arc::new);
         loaded.map_err(|error| ConfigError { key: table.into(), why: error.to_string() })
     }
 
-    /// Returns the settings of the table with this name. The files are not read.
+    /// Returns the settings of the table called `table`. The files are not read.
     ///
     /// # Errors
-    /// The first key whose value cannot work.
+    /// The first key with an invalid value.
     pub fn settings(&self, table: &str) -> Result<TlsSettings, ConfigError> {
         let key = |name: &str| format!("{table}.{name}");
         if self.chain_file.as_os_str().is_empty() {

@@ -1,5 +1,5 @@
-//! `mrc`, `hot`, `misses` and `slow`: reports of a running server about its requests, by its admin
-//! listener.
+//! `mrc`, `hot`, `misses` and `slow`: reports of a running server about its requests, fetched from
+//! its admin listener.
 
 use clap::Args;
 use serde_json::Value;
@@ -8,7 +8,7 @@ use crate::admin::list;
 use crate::command::Call;
 use crate::output::Failure;
 
-/// Letters of a name that a table shows.
+/// The maximum number of characters of a name in a table.
 const NAME_LETTERS: usize = 60;
 
 /// Show what other amounts of memory would give.
@@ -69,7 +69,8 @@ impl Slow {
     }
 }
 
-/// Text of a server, which has it of its clients: without control characters, and not too long.
+/// Returns a text from the server, which originates from clients, without control characters and
+/// not too long.
 fn text(value: &Value) -> String {
     let text = value.as_str().unwrap_or("–");
     let printable = |letter: char| if letter.is_control() { '\u{fffd}' } else { letter };
@@ -112,7 +113,7 @@ fn curves(document: &Value) -> String {
     lines.join("\n")
 }
 
-/// Returns the text of `show` for a document, and for its part about objects.
+/// Returns the text of `show` for a document and for the part of the document about objects.
 fn with_objects(document: &Value, heading: &str, show: fn(&Value) -> String) -> String {
     let mut text = show(document);
     if document["objects"].is_object() {

@@ -1,5 +1,5 @@
-//! `journal`: what an operator does with a journal that no process has open. Like `fsck`, it opens
-//! no backend but the one that `export` fills.
+//! `journal`: operations on a journal that no process has open. Like `fsck`, they open no backend,
+//! except for the one that `export` fills.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -68,11 +68,11 @@ struct Discard {
     yes: bool,
 }
 
-/// Whether all is in order, or why that could not be found out.
+/// Whether everything is in order, or the reason why that could not be determined.
 pub(super) type Verdict = Result<bool, Failure>;
 
 impl Journal {
-    /// Exit codes: 0 in order, 1 damaged, 2 it could not be read.
+    /// Exit codes: 0 if in order, 1 if damaged, 2 if the journal could not be read.
     pub(crate) fn run(&self, output: &Output) -> ExitCode {
         let verdict = match &self.command {
             JournalCommand::Init(Directory { directory }) => init(directory, output),
@@ -106,13 +106,14 @@ fn init(directory: &Path, output: &Output) -> Verdict {
     Ok(true)
 }
 
-/// Opens a directory that has to hold a journal, to read it.
+/// Opens a directory that must contain a journal, for reading.
 pub(super) fn open(directory: &Path) -> Result<RealDisk, Failure> {
     check_is_journal(directory)?;
     Ok(RealDisk::read_only(directory))
 }
 
-/// Checks that a directory holds a journal: nothing is made or removed in any other.
+/// Checks that a directory contains a journal: nothing is created or removed in any other
+/// directory.
 fn check_is_journal(directory: &Path) -> Result<(), Failure> {
     let shown = directory.display();
     if !directory.is_dir() {
@@ -135,7 +136,7 @@ fn check_is_journal(directory: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Returns why a tool could not read a journal, as a line that names the directory.
+/// Returns the reason why a tool could not read a journal, as a line that names the directory.
 pub(super) fn failure(directory: &Path, error: OpenError) -> Failure {
     let shown = directory.display();
     Failure::Unread(match error {
@@ -146,7 +147,7 @@ pub(super) fn failure(directory: &Path, error: OpenError) -> Failure {
     })
 }
 
-/// Writes a place that is damaged.
+/// Reports a damaged place.
 pub(super) fn write_damage(output: &Output, corruption: &Corruption) -> Result<(), Failure> {
     output.write(format!("damage: {corruption}"), &damage_value(corruption))
 }
@@ -190,7 +191,7 @@ impl Discard {
             let text = format!("{shown} is kept: {lost}; --yes discards it (export saves it first)");
             return Err(Failure::Usage(text));
         }
-        // Buffered: the tools work on any file system.
+        // With buffered I/O, so that the tools work on any file system.
         let disk = RealDisk::open(directory, false).map_err(Failure::io(shown.to_string()))?;
         tools::discard(&disk).map_err(|error| failure(directory, error))?;
         output.write(format!("{shown} is an empty journal now"), &json!({}))?;

@@ -1,9 +1,9 @@
 //! `journal export`: the readable records of a journal become objects of a store.
 //!
-//! Two passes: the first finds the marks, the second makes to the store every change that no mark
-//! covers. A store, rather than a file for each record, because the records of an object only make
-//! sense together; and with the ranges that are listed, what was saved can be told from the zeros
-//! between.
+//! There are two passes: the first finds the marks, and the second applies to the store every
+//! change that no mark covers. The destination is a store, rather than a file for each record,
+//! because the records of an object only make sense together; the listed ranges distinguish the
+//! saved data from the zeros in between.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -36,9 +36,9 @@ pub(super) struct Export {
 #[derive(Default)]
 struct Saved {
     records: u64,
-    /// The ranges that come from the journal: where each begins and ends.
+    /// The ranges that come from the journal: for each, its start and its end.
     ranges: BTreeMap<u64, u64>,
-    /// Nothing of the object is older than the journal.
+    /// Whether no part of the object is older than the journal.
     is_whole: bool,
     is_removed: bool,
 }
@@ -47,7 +47,7 @@ impl Export {
     pub(super) fn run(&self, output: &Output) -> Verdict {
         let directory: &PathBuf = &self.directory.directory;
         let disk = open(directory)?;
-        // A path is a file store.
+        // A path denotes a file store.
         let spec: BackendSpec = match self.to.contains(':') {
             true => self.to.parse().map_err(Failure::Usage)?,
             false => format!("file:{}", self.to).parse().map_err(Failure::Usage)?,
@@ -56,7 +56,7 @@ impl Export {
         if !self.all {
             begin = match tools::inspect(&disk) {
                 Ok(inspection) => inspection.begin.unwrap_or_default(),
-                // Not even the superblock is readable: the segments may be.
+                // Even if the superblock is unreadable, the segments may be readable.
                 Err(OpenError::Corrupt(_)) => Position(0),
                 Err(error) => return Err(failure(directory, error)),
             };
@@ -114,12 +114,12 @@ struct Exporting<'a> {
     reader: RecordReader,
     saved: BTreeMap<ObjectId, Saved>,
     malformed: Vec<String>,
-    /// Why the store cannot take it.
+    /// The reason why the store cannot accept the change.
     refused: Option<Failure>,
 }
 
 impl Exporting<'_> {
-    /// Makes the change of one record. An error ends the export; `refused` has the reason.
+    /// Applies the change of one record. An error ends the export; `refused` then holds the reason.
     fn record(
         &mut self,
         position: Position,
@@ -166,13 +166,13 @@ impl Exporting<'_> {
 }
 
 impl Saved {
-    /// Makes a range known, or takes it out.
+    /// Marks a range as known, or removes it.
     fn change(&mut self, offset: u64, len: u64, is_known: bool) {
         if len == 0 {
             return;
         }
         let (mut begin, mut end) = (offset, offset.saturating_add(len));
-        // Ranges that touch become one; what lies outside of a range that is taken out stays.
+        // Adjacent ranges are merged; the parts outside a removed range stay.
         let met: Vec<_> = self
             .ranges
             .range(..=end)

@@ -1,6 +1,5 @@
-//! The subcommands: those on objects of a backend, those that ask a running program, and those on
-//! the directory of a store or a journal. What they print, and the backends that they open, are not
-//! theirs.
+//! The subcommands: on objects of a backend, on a running program, and on the directory of a store
+//! or a journal. The output and the opening of backends are elsewhere.
 
 mod insight;
 mod journal;
@@ -132,7 +131,7 @@ impl Command {
     pub(crate) fn run(&self, call: &Call<'_>) -> ExitCode {
         let output = call.output;
         output.end(match self {
-            // They have exit codes of their own.
+            // These commands have their own exit codes.
             Self::Fsck(fsck) => return fsck.run(output),
             Self::Journal(journal) => return journal.run(output),
             Self::Init(init) => init.run(output),
@@ -167,15 +166,15 @@ impl Command {
     }
 }
 
-/// The options that all commands have, and the output. A command opens its backend, or asks a
-/// server's admin listener.
+/// The options that all commands have, and the output. A command opens its backend, or sends
+/// requests to a server's admin listener.
 pub(crate) struct Call<'a> {
     pub(crate) backend: Option<&'a BackendSpec>,
     pub(crate) secret_file: Option<&'a Path>,
     pub(crate) namespace: &'a str,
     pub(crate) timeout: Option<Duration>,
     pub(crate) admin: &'a AdminArguments,
-    /// Whether the command line names a server for objects, and no admin listener.
+    /// Whether the command line names a server for objects but no admin listener.
     pub(crate) over_synapse: bool,
     pub(crate) output: &'a Output,
 }
@@ -212,13 +211,13 @@ impl Call<'_> {
         })?;
         let opened = Opened::open(backend, secret.as_ref(), self.timeout, only_reads)?;
         let done = run(&Context { opened: &opened, namespace: &namespace, output: self.output });
-        // Close in order even after a failure; the first failure is reported.
+        // The backend is closed in order even after a failure; the first failure is reported.
         let closed = opened.close();
         done.and(closed.map_err(Into::into))
     }
 }
 
-/// An open backend, and what each command on one uses.
+/// An open backend, and what all commands on a backend use.
 pub(crate) struct Context<'a> {
     pub(crate) opened: &'a Opened,
     pub(crate) namespace: &'a Namespace,

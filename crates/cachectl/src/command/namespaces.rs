@@ -1,5 +1,5 @@
-//! `namespace`: the namespaces of a running server's object cache, by its admin listener or over
-//! synapse.
+//! `namespace`: the namespaces of a running server's object cache, through its admin listener or
+//! over synapse.
 
 use std::time::Duration;
 
@@ -74,7 +74,7 @@ struct Set {
     settings: Vec<(NamespaceKey, Option<u64>)>,
 }
 
-/// Returns a setting that is given as `KEY=VALUE`.
+/// Parses a setting of the form `KEY=VALUE`.
 fn setting(text: &str) -> Result<(NamespaceKey, Option<u64>), String> {
     let (key, value) = text.split_once('=').ok_or("give KEY=VALUE, or KEY=none")?;
     let key: NamespaceKey = key.parse().map_err(|error: blocker::Error| error.to_string())?;
@@ -105,12 +105,12 @@ struct Remove {
     discard_dirty: bool,
 }
 
-/// The way to a running server's namespaces.
+/// Access to the namespaces of a running server.
 trait Manager {
-    /// Returns all that are configured or used, those with the most dirty data first.
+    /// Returns all namespaces that are configured or used, those with the most dirty data first.
     fn list(&self) -> Result<Value, Failure>;
 
-    /// Returns one of them; `None` if it is neither configured nor used.
+    /// Returns one namespace; `None` if it is neither configured nor used.
     fn show(&self, name: &str) -> Result<Option<Value>, Failure>;
 
     fn set(&self, name: &str, settings: &NamespaceSettings) -> Result<Value, Failure>;
@@ -119,7 +119,7 @@ trait Manager {
 }
 
 impl Namespaces {
-    /// Asks the admin listener, or over synapse if the command line says so.
+    /// Sends the request to the admin listener, or over synapse if the command line says so.
     pub(crate) fn run(&self, call: &Call<'_>) -> Result<(), Failure> {
         if call.over_synapse {
             return call.changes(|context| self.run_on(&*context.opened.backend, call.output));
@@ -127,7 +127,7 @@ impl Namespaces {
         self.manage(&ByAdmin { admin: call.admin()?, timeout: call.timeout }, call.output)
     }
 
-    /// Asks a backend that is a server.
+    /// Sends the request to a backend that is a server.
     fn run_on(&self, backend: &dyn Blocker, output: &Output) -> Result<(), Failure> {
         let done = self.manage(&ByBackend(backend.control()), output);
         done.map_err(|failure| {
@@ -210,7 +210,7 @@ fn line(of: &Value) -> String {
     )
 }
 
-/// Returns the source of a value, in brackets; nothing if the server does not state it.
+/// Returns the source of a value, in parentheses; empty if the server does not state it.
 fn source_of(of: &Value, key: &str) -> String {
     of["sources"][key].as_str().map_or_else(String::new, |source| format!(" ({source})"))
 }
@@ -232,7 +232,7 @@ fn shown(of: &Value) -> String {
         let value = if of[key].is_null() { "none".to_owned() } else { of[key].to_string() };
         text.push_str(&format!("\n  {key:<17} {value}"));
     }
-    // Those that are set, also to none.
+    // The settings that are set, including those set to none.
     for (key, value) in of["settings"].as_object().into_iter().flatten() {
         match (value, source_of(of, key)) {
             (Value::Null, source) if source.is_empty() => {}
@@ -243,7 +243,7 @@ fn shown(of: &Value) -> String {
     text
 }
 
-/// One request waits for 20 seconds at most; `timeout` is for all of them together.
+/// A single request waits for at most 20 seconds; `timeout` applies to all requests together.
 struct ByAdmin {
     admin: Admin,
     timeout: Option<Duration>,
@@ -256,7 +256,7 @@ impl Manager for ByAdmin {
 
     fn show(&self, name: &str) -> Result<Option<Value>, Failure> {
         match self.admin.get(&format!("/namespaces.json?name={}", encoded(name))) {
-            // A server without an object cache does not have the route.
+            // A server without an object cache does not have this route.
             Err(Failure::Admin { status: Some(404), text, .. }) if text.contains("no namespace") => Ok(None),
             shown => shown.map(Some),
         }

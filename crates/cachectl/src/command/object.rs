@@ -1,5 +1,5 @@
-//! Objects of a backend, whole or striped: written, read, copied, listed and removed; and reports
-//! of the backend itself.
+//! Objects of a backend, whole or striped: writing, reading, copying, listing and removing them;
+//! and reports about the backend itself.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -98,7 +98,8 @@ fn value(entry: &ListEntry) -> Value {
     json!({ "name": name, "size_bytes": entry.size_bytes, "version": entry.version.0 })
 }
 
-/// JSON has no bytes: a name that is text is shown so, any other as a list of its bytes.
+/// JSON has no byte strings: a name that is text is shown as text, any other name as a list of its
+/// bytes.
 fn name_value(name: &Name) -> Value {
     match std::str::from_utf8(name.as_bytes()) {
         Ok(text) => json!(text),
@@ -221,14 +222,15 @@ impl Put {
         what: &str,
         limit: u64,
     ) -> Result<(), Failure> {
-        // The longest stripe's name must be a name, before anything is removed.
+        // Checked before anything is removed: even the name of the longest stripe must be a valid
+        // name.
         stripe(context, &self.name, 0)?;
         remove_stripes(context, &self.name)?;
         let mut progress = Progress::new(len);
         let (mut size, mut count, mut durability) = (0, 0, Durability::Stored);
         loop {
             let data = read_up_to(input, limit, &mut progress).map_err(Failure::io(what))?;
-            // An empty input is one empty stripe.
+            // An empty input is stored as one empty stripe.
             if data.is_empty() && count > 0 {
                 break;
             }
@@ -268,7 +270,7 @@ fn too_large(what: &str, limit: u64) -> Failure {
     Failure::Usage(text)
 }
 
-/// Reads until the end, or this many bytes.
+/// Reads until the end of the input, or this many bytes.
 fn read_up_to(input: &mut dyn Read, bytes_max: u64, progress: &mut Progress) -> io::Result<Vec<u8>> {
     const STEP_BYTES: u64 = 256 * 1024;
     let mut data = Vec::new();
@@ -327,7 +329,7 @@ impl Get {
     }
 }
 
-/// Gives `fill` a file that takes the name only when all went well.
+/// Gives `fill` a file that gets its final name only if everything succeeds.
 pub(super) fn write_file(
     path: &Path,
     fill: impl FnOnce(&mut File) -> Result<u64, Failure>,
@@ -430,7 +432,7 @@ pub(super) fn stripes(context: &Context<'_>, name: &str) -> Result<Vec<(ObjectId
     Ok(stripes)
 }
 
-/// Removes all stripes. Returns how many there were.
+/// Removes all stripes. Returns their number.
 pub(super) fn remove_stripes(context: &Context<'_>, name: &str) -> Result<u64, Failure> {
     let stripes = stripes(context, name)?;
     for (object, _) in &stripes {

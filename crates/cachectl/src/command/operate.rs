@@ -1,5 +1,5 @@
-//! Commands to a running program, by its admin listener: its configuration and reloads, its health
-//! and its end, its object cache and its sidecar.
+//! Commands to a running program, sent to its admin listener: its configuration and reloads, its
+//! health and shutdown, its object cache and its sidecar.
 
 use std::time::{Duration, Instant};
 
@@ -107,7 +107,8 @@ enum CacheCommand {
 
 impl Cache {
     pub(crate) fn run(&self, call: &Call<'_>) -> Result<(), Failure> {
-        // One request waits for 20 seconds at most; `timeout` is for all of them together.
+        // A single request waits for at most 20 seconds; `timeout` applies to all requests
+        // together.
         let admin = call.admin()?;
         let answer = match &self.command {
             CacheCommand::Show => admin.get("/cache.json")?,
@@ -119,7 +120,8 @@ impl Cache {
     }
 }
 
-/// The line does not show this: the server keeps no record of a detachment.
+/// Appended because the response does not state how long a detachment lasts: the server keeps no
+/// record of it.
 const LASTS: &str =
     "\nuntil the server restarts; objects.attached = false in its configuration holds beyond that";
 
@@ -190,7 +192,7 @@ impl S3 {
     }
 }
 
-/// Returns the body of the request for objects that an argument names.
+/// Returns the request body for the objects that an argument names.
 fn invalidation(objects: &str) -> Result<Value, Failure> {
     let (bucket, key) = objects.split_once('/').unwrap_or((objects, ""));
     if bucket.is_empty() || bucket.contains('*') {
@@ -204,10 +206,10 @@ fn invalidation(objects: &str) -> Result<Value, Failure> {
     })
 }
 
-/// Asks until the answer is that it is done, or `timeout` has nearly passed.
+/// Repeats the request until the response reports completion, or `timeout` has nearly passed.
 ///
 /// # Errors
-/// The reason why it is not done yet; the errors of [`Admin::post`].
+/// The reason why the operation is not complete, and the errors of [`Admin::post`].
 pub(super) fn until_done(
     admin: &Admin,
     path: &str,
@@ -219,7 +221,7 @@ pub(super) fn until_done(
         let mut body = body.clone();
         let left = timeout.map(|timeout| timeout.saturating_sub(began.elapsed()));
         if let Some(left) = left {
-            // The rest is for the answer.
+            // The rest is reserved for the response.
             body["wait_ms"] = json!(u64::try_from(left.as_millis()).unwrap_or(u64::MAX) / 2);
         }
         let answer = admin.post(path, &body)?;

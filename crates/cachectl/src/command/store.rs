@@ -1,5 +1,5 @@
-//! A store as a whole: a directory that is made, or checked and repaired; a bucket that is swept;
-//! how fast a backend is, and whether it keeps the contract.
+//! A store as a whole: creating, checking and repairing a directory; sweeping a bucket; and testing
+//! how fast a backend is and whether it conforms to the contract.
 
 use std::future::{Future, IntoFuture};
 use std::path::PathBuf;
@@ -47,7 +47,7 @@ impl Fsck {
         }
     }
 
-    /// Whether the store is in order.
+    /// Checks the store. Returns whether it is in order.
     fn check(&self, output: &Output) -> Result<bool, Failure> {
         let mut written = Ok(());
         let mut on_finding = |finding: &Finding| {
@@ -191,7 +191,7 @@ impl Sweep {
     }
 }
 
-/// The largest number of latencies that are kept; later ones do not count.
+/// The maximum number of latencies that are kept; later ones are ignored.
 const SAMPLES_MAX: usize = 4 << 20;
 
 #[derive(Args)]
@@ -237,7 +237,7 @@ impl Bench {
                 .about(object)?;
         }
         let measured = self.measure(context, &objects);
-        // Removed even after a failure; the first failure is reported.
+        // The objects are removed even after a failure; the first failure is reported.
         let mut removed = Ok(());
         for object in &objects {
             let gone =

@@ -6,11 +6,11 @@ use serde::Serialize;
 
 use crate::routes::{Request, Response, SHORTENED_LETTERS, shortened};
 
-/// Keys and prefixes in `/hot.json`, unless the query asks for another number.
+/// The default number of keys and prefixes in `/hot.json`, which the query can change.
 const HOT_SHOWN: usize = 20;
-/// The most that it may ask for.
+/// The maximum number that the query may request.
 const HOT_SHOWN_MAX: usize = 256;
-/// Namespaces with metrics of their own; the others are added up.
+/// The number of namespaces with metrics of their own; the others are summed up.
 const NAMESPACES_SHOWN: usize = 50;
 
 /// One curve.
@@ -19,17 +19,17 @@ pub struct Curve {
     /// `items`, `namespace:NAME` for keys with a prefix, `objects`, or `objects:NAME` for a
     /// namespace of objects.
     pub scope: String,
-    /// The memory of the cache in bytes; that of a namespace is what its entries take.
+    /// The memory of the cache in bytes; for a namespace, the memory of its entries.
     pub memory_bytes: u64,
-    /// The time for which requests were counted, in seconds.
+    /// The duration over which requests were counted, in seconds.
     pub since_secs: u32,
-    /// The number of requests in that time.
+    /// The number of requests counted.
     pub requests: u64,
-    /// The share that missed, 0 to 1.
+    /// The measured share of misses, 0 to 1.
     pub counted_miss_ratio: f64,
     /// The share of all names that are sampled, 0 to 1.
     pub sampled_share: f64,
-    /// The number of samples lost since the start.
+    /// The number of samples lost since startup.
     pub dropped_samples: u64,
     /// False while the simulated caches are being filled.
     pub is_warm: bool,
@@ -54,7 +54,7 @@ pub fn curves_of(scope: &str, curve: MissRatioCurve) -> Vec<Curve> {
         points: curve.points,
     };
     let kind = if scope == "items" { "namespace" } else { scope };
-    // What is not counted apart has no name, and no curve.
+    // Namespaces that are not counted individually have no name, and no curve.
     let namespaces = curve.namespaces.into_iter().filter_map(|share| {
         Some(Curve {
             scope: format!("{kind}:{}", share.namespace?),
@@ -73,7 +73,7 @@ pub fn curves_of(scope: &str, curve: MissRatioCurve) -> Vec<Curve> {
 
 /// Writes the metrics of curves: those of whole caches, and the memory of namespaces.
 pub fn collect_curves(curves: &[Curve], into: &mut Families) {
-    // Namespaces come after the whole, the busiest first.
+    // Namespaces follow the whole cache, the busiest first.
     let whole = curves.iter().filter(|curve| !curve.scope.contains(':'));
     for curve in whole {
         let labels = |factor: f64| -> Vec<Label> {
@@ -104,25 +104,25 @@ pub fn collect_curves(curves: &[Curve], into: &mut Families) {
     }
 }
 
-/// A key, or an object, that is asked for often.
+/// A frequently requested key or object.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct HotKey {
-    /// The key, or the object as `namespace/name`; bytes that are no UTF-8 are replaced.
+    /// The key, or the object as `namespace/name`; invalid UTF-8 is replaced.
     pub key: String,
-    /// The bytes in hexadecimal digits, if they are no UTF-8 or not printable.
+    /// The bytes in hexadecimal, if they are not UTF-8 or not printable.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bytes: Option<String>,
-    /// The share of all gets, 0 to 1, at most.
+    /// The upper bound of the share of all gets, 0 to 1.
     pub share: f64,
-    /// By how much the share may be too high.
+    /// The maximum by which the share may be too high.
     pub error_share: f64,
     /// Gets per second.
     pub per_sec: f64,
 }
 
 impl HotKey {
-    /// Returns what is shown of a name, one of `sampled` requests of which there are `per_sec` in a
-    /// second.
+    /// Returns the entry for a name that is one of `sampled` sampled requests, of which there are
+    /// `per_sec` per second.
     #[must_use]
     pub fn new(hot: &Hot, sampled: u64, per_sec: f64) -> HotKey {
         let share = |count: u64| count as f64 / sampled.max(1) as f64;
@@ -145,26 +145,25 @@ impl HotKey {
     }
 }
 
-/// A prefix that is asked for often, the part of a key before the delimiter; or a namespace of
-/// objects.
+/// A frequently requested prefix (the part of a key before the delimiter) or namespace of objects.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct HotPrefix {
-    /// The prefix; bytes that are no UTF-8 are replaced.
+    /// The prefix; invalid UTF-8 is replaced.
     pub prefix: String,
-    /// The bytes in hexadecimal digits, if they are no UTF-8 or not printable.
+    /// The bytes in hexadecimal, if they are not UTF-8 or not printable.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bytes: Option<String>,
-    /// The share of all gets, 0 to 1, at most.
+    /// The upper bound of the share of all gets, 0 to 1.
     pub share: f64,
-    /// By how much the share may be too high.
+    /// The maximum by which the share may be too high.
     pub error_share: f64,
     /// Gets per second.
     pub per_sec: f64,
-    /// The share of its gets that hit, 0 to 1, if it is among the namespaces that are counted
-    /// apart.
+    /// The hit ratio of the prefix's gets, 0 to 1, if its namespace is counted individually.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hit_ratio: Option<f64>,
-    /// The bytes of its items, or of its objects in memory, likewise.
+    /// The bytes of the prefix's items, or of its objects in memory, if its namespace is counted
+    /// individually.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub item_bytes: Option<u64>,
 }
@@ -175,7 +174,7 @@ impl From<HotKey> for HotPrefix {
     }
 }
 
-/// The hottest keys and prefixes of the last minutes; of an object cache, objects and namespaces.
+/// The hottest keys and prefixes of the last minutes; for an object cache, objects and namespaces.
 #[derive(Debug, Clone, PartialEq, Serialize, Default)]
 pub struct HotReport {
     /// The keys, the hottest first.
@@ -184,17 +183,17 @@ pub struct HotReport {
     pub prefixes: Vec<HotPrefix>,
     /// The number of gets sampled.
     pub sampled: u64,
-    /// The number of samples lost since the start.
+    /// The number of samples lost since startup.
     pub dropped: u64,
 }
 
 impl HotReport {
-    /// Leaves only the first letters of the keys.
+    /// Shortens the keys to their first letters.
     pub fn shorten_keys(&mut self) {
         self.keys.iter_mut().for_each(HotKey::shorten);
     }
 
-    /// Adds to the prefixes what a curve has of them as namespaces.
+    /// Adds the numbers in a curve about the prefixes as namespaces.
     pub fn add_namespaces(&mut self, curve: Option<MissRatioCurve>) {
         let namespaces = curve.map(|curve| curve.namespaces).unwrap_or_default();
         for hot in &mut self.prefixes {
@@ -207,19 +206,19 @@ impl HotReport {
     }
 }
 
-/// Hot keys and prefixes, and reasons of misses: the document `/hot.json`.
+/// Hot keys and prefixes, and reasons for misses: the document `/hot.json`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct HotDocument {
     /// The keys and prefixes.
     #[serde(flatten)]
     pub hot: HotReport,
-    /// The number of misses since the start by their reason; absent if requests are not sampled.
+    /// The number of misses since startup by reason; absent if requests are not sampled.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub misses: Option<Misses>,
-    /// The number of sampled misses from which the reasons are estimated where the engine does not
-    /// know them.
+    /// The number of sampled misses, from which the reasons that the engine does not know are
+    /// estimated.
     pub misses_sampled: u64,
-    /// The same of the object cache of a program that has items too.
+    /// The same for the object cache of a program that also has items.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub objects: Option<Box<HotDocument>>,
 }
@@ -237,7 +236,7 @@ impl HotDocument {
     }
 }
 
-/// The number of misses by their reason.
+/// The number of misses by reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[expect(missing_docs, reason = "they are those of `MissesByReason`")]
 pub struct Misses {
@@ -271,10 +270,10 @@ impl Misses {
     }
 }
 
-/// Returns how many keys a request for `/hot.json` asks for.
+/// Returns the number of keys that a request for `/hot.json` asks for.
 ///
 /// # Errors
-/// The response to one that asks for none or for too many.
+/// The response to a request that asks for none or for too many.
 pub fn hot_count(request: &Request) -> Result<usize, Box<Response>> {
     let count = request.query("count").map(|count| count.parse().unwrap_or(0));
     match count.unwrap_or(HOT_SHOWN) {

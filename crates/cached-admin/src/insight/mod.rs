@@ -1,5 +1,5 @@
-//! Reports about requests, beyond counters: predicted miss ratios, hot keys and objects, reasons of
-//! misses, slow requests.
+//! Reports about requests, beyond counters: predicted miss ratios, hot keys and objects, reasons
+//! for misses, slow requests.
 //!
 //! | module | content |
 //! |---|---|

@@ -21,13 +21,14 @@ use crate::routes::{Access, Request, Response};
 use crate::sources::Shown;
 use crate::status::{Document, Source};
 
-/// How often samples are taken while there are any: a queue holds what comes in that time.
+/// The interval at which samples are collected while there are any: a queue can hold the samples of
+/// one interval.
 const INTERVAL: Duration = Duration::from_millis(50);
-/// How often, at least, without requests.
+/// The maximum interval, used when there are no requests.
 const INTERVAL_IDLE: Duration = Duration::from_secs(1);
 
-/// Returns the objects and namespaces that have been read most, and why buckets were missed; `None`
-/// if the cache samples nothing.
+/// Returns the objects and namespaces that are read most, and the reasons for which buckets were
+/// missed; `None` if the cache samples nothing.
 #[must_use]
 pub fn hot_document(cache: &ObjectCache, count: usize) -> Option<HotDocument> {
     cache.take_samples();
@@ -43,7 +44,7 @@ pub fn hot_document(cache: &ObjectCache, count: usize) -> Option<HotDocument> {
     Some(HotDocument::new(report, cache.misses_by_reason()))
 }
 
-/// Writes the metric of the reasons of misses of a cache's buckets.
+/// Writes the metric of the reasons for misses of a cache's buckets.
 pub fn collect_misses(cache: &ObjectCache, into: &mut Families) {
     let help = "Buckets read from the store since the start, by the reasons of misses of items; estimated from a sample.";
     if let Some(misses) = cache.misses_by_reason() {
@@ -57,7 +58,7 @@ struct MissRatios {
     curves: Vec<Curve>,
 }
 
-/// What is shown of a cache's requests.
+/// The reports about a cache's requests.
 struct InsightSource {
     cache: WeakObjectCache,
     slow: Arc<SlowLog>,
@@ -104,7 +105,7 @@ impl Source for InsightSource {
     }
 }
 
-/// Makes of a cache's samples what is shown, and shows it, until this is dropped. Keeps no handle
+/// Computes reports from a cache's samples and shows them, until this is dropped. Keeps no handle
 /// of the cache.
 #[must_use = "dropping this ends it"]
 pub struct ObjectsInsight {
@@ -117,11 +118,11 @@ impl ObjectsInsight {
     /// Starts the thread, if the cache samples anything, and shows the documents `/mrc.json`,
     /// `/hot.json` and `/slow.json` and metrics on the admin listener, if there is one.
     ///
-    /// Names are clients' data: without a token only the first letters of objects are shown, on
-    /// loopback too.
+    /// Names are data of clients: without a token, only the first letters of objects are shown,
+    /// even on loopback.
     ///
     /// # Errors
-    /// If the system has no thread for it.
+    /// If the system cannot create a thread.
     pub fn start(
         admin: Option<&AdminServer>,
         cache: &ObjectCache,

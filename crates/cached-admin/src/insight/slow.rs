@@ -1,5 +1,5 @@
-//! Slow requests: the last of them, and a log line for each, at most ten a second; and a layer over
-//! the store of objects that records requests to it.
+//! Slow requests: the most recent ones, and a log line for each, at most ten a second; and a layer
+//! over the object store that records slow requests to it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -15,9 +15,9 @@ use serde::Serialize;
 
 use crate::routes::{Request, Response};
 
-/// Requests that are kept.
+/// The maximum number of requests that are kept.
 const KEPT_MAX: usize = 512;
-/// Lines that are logged in a second.
+/// The maximum number of lines that are logged per second.
 const LINES_PER_SECOND: u32 = 10;
 
 /// A duration in whole microseconds.
@@ -33,33 +33,33 @@ fn millis(duration: Duration) -> u64 {
 /// A request that took longer than the threshold.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct SlowRequest {
-    /// When it ended, in milliseconds since 1970.
+    /// The time at which the request ended, in milliseconds since 1970.
     pub unix_ms: u64,
-    /// What it came through: `memcached`, or `store` for a request of the object cache to its
+    /// The origin of the request: `memcached`, or `store` for a request of the object cache to its
     /// store.
     pub listener: &'static str,
     /// The client's address, if it is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub client: Option<String>,
-    /// The command or operation, or what the worker was doing.
+    /// The command or operation, or the activity of the worker.
     pub command: &'static str,
-    /// The object. Keys of memcached's protocols are not known.
+    /// The object. The keys of memcached's protocols are not known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
-    /// The bytes that were asked for or sent, if they are known.
+    /// The number of bytes requested or sent, if it is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bytes: Option<u64>,
-    /// How long it took, in microseconds; for memcached's protocols to within 50 ms.
+    /// The duration of the request in microseconds; for memcached's protocols, accurate to 50 ms.
     pub total_us: u64,
-    /// How much of that was spent in the store of objects.
+    /// The time spent in the object store, in microseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub store_us: Option<u64>,
 }
 
-/// The last slow requests.
+/// The most recent slow requests.
 #[derive(Debug)]
 pub struct SlowLog {
-    /// In milliseconds; 0 for none. It can change.
+    /// The threshold in milliseconds, which can change; 0 records nothing.
     threshold_ms: AtomicU64,
     kept: Mutex<Kept>,
 }
@@ -68,26 +68,26 @@ pub struct SlowLog {
 struct Kept {
     requests: VecDeque<SlowRequest>,
     count: u64,
-    /// The second for which lines are counted, and how many there were.
+    /// The second in which lines are being counted, and the number of lines in it.
     second: u64,
     lines: u32,
-    /// Lines that were not logged since the last that was.
+    /// The number of lines suppressed since the last one that was logged.
     unlogged: u64,
 }
 
 /// The slow requests that are kept.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct SlowReport {
-    /// From how long on a request is slow; 0 if none is recorded.
+    /// The duration from which a request is slow; 0 if none is recorded.
     pub threshold_ms: u64,
-    /// The number of slow requests since the start.
+    /// The number of slow requests since startup.
     pub count: u64,
-    /// The last 512 of them, the latest first.
+    /// The last 512 slow requests, the latest first.
     pub requests: Vec<SlowRequest>,
 }
 
 impl SlowReport {
-    /// Returns the document `/slow.json`. Names are clients' data: without a token they are not
+    /// Returns the document `/slow.json`. Names are data of clients: without a token, they are not
     /// shown.
     #[must_use]
     pub fn response(mut self, request: &Request) -> Response {
@@ -97,7 +97,7 @@ impl SlowReport {
         Response::json(&self)
     }
 
-    /// Adds another log's requests, and keeps the latest.
+    /// Adds the requests of another log, and keeps the latest.
     pub fn append(&mut self, other: SlowReport) {
         self.count += other.count;
         self.requests.extend(other.requests);
@@ -107,7 +107,7 @@ impl SlowReport {
 }
 
 impl SlowLog {
-    /// Returns an empty log of requests that take `threshold` or longer; 0 for none.
+    /// Returns an empty log of requests that take `threshold` or longer; 0 records nothing.
     #[must_use]
     pub fn new(threshold: Duration) -> SlowLog {
         let kept = Kept { requests: VecDeque::new(), count: 0, second: 0, lines: 0, unlogged: 0 };
@@ -116,19 +116,20 @@ impl SlowLog {
         log
     }
 
-    /// Returns from how long on a request is slow; `None` if none is recorded.
+    /// Returns the duration from which a request is slow; `None` if none is recorded.
     #[must_use]
     pub fn threshold(&self) -> Option<Duration> {
         Some(self.threshold_ms.load(Ordering::Relaxed)).filter(|ms| *ms > 0).map(Duration::from_millis)
     }
 
-    /// Changes from how long on a request is slow, to the millisecond; 0 for none.
+    /// Changes the duration from which a request is slow, with a resolution of one millisecond; 0
+    /// records nothing.
     pub fn set_threshold(&self, threshold: Duration) {
         let millis = u64::try_from(threshold.as_millis()).unwrap_or(u64::MAX);
         self.threshold_ms.store(millis, Ordering::Relaxed);
     }
 
-    /// Records a request that ended now, if it took long enough.
+    /// Records a request that has just ended, if it took long enough.
     pub fn record(&self, took: Duration, request: impl FnOnce() -> SlowRequest) {
         if self.threshold().is_some_and(|threshold| took >= threshold) {
             let mut request = request();
@@ -169,7 +170,7 @@ impl SlowLog {
         }
     }
 
-    /// Returns what is kept, the latest first.
+    /// Returns the recorded requests, the latest first.
     #[must_use]
     pub fn report(&self) -> SlowReport {
         let kept = self.kept.lock();
@@ -181,20 +182,20 @@ impl SlowLog {
     }
 }
 
-/// Records slow requests to the store below. Those that concern no object are forwarded only.
+/// Records slow requests to the store below. Requests that concern no object are only forwarded.
 pub struct SlowStore {
     below: Arc<dyn Blocker>,
     log: Arc<SlowLog>,
 }
 
 impl SlowStore {
-    /// Returns the layer over `below`, which records in `log`.
+    /// Returns a layer over `below` that records in `log`.
     #[must_use]
     pub fn new(below: Arc<dyn Blocker>, log: Arc<SlowLog>) -> SlowStore {
         SlowStore { below, log }
     }
 
-    /// Measures until the reply is there. One that is there at once is not slow.
+    /// Measures the time until the reply. An immediate reply is not slow.
     fn watch<T: Send + 'static>(
         &self,
         operation: &'static str,
@@ -235,8 +236,8 @@ impl std::fmt::Debug for SlowStore {
     }
 }
 
-/// Returns the object that a change is recorded with, a copy with its source, and how many bytes it
-/// writes.
+/// Returns the object under which a change is recorded (for a copy, its source), and the number of
+/// bytes that the change writes.
 fn described(request: &ChangeRequest) -> (ObjectId, Option<u64>) {
     let bytes = match &request.change {
         Change::Write { data, .. } | Change::CompareAndWrite { data, .. } | Change::WriteFull { data } => {
@@ -327,7 +328,7 @@ mod slow_store_tests {
     use blocker::{BlockerExt, Memory};
     use std::time::Duration;
 
-    /// Answers reads only after a while, and all else at once.
+    /// Delays reads, and executes everything else immediately.
     struct Late(Memory);
 
     impl Blocker for Late {

@@ -1,6 +1,6 @@
 //! The parts of the admin listener for an object cache, a store and a synapse server: their metrics
-//! under the program's prefix, their part of the document `/status.json`, and their conditions for
-//! readiness.
+//! under the program's prefix, their parts of the document `/status.json`, and their readiness
+//! conditions.
 
 mod objects;
 
@@ -24,8 +24,8 @@ use crate::status::document::{
     Distribution, Document, JournalCommits, JournalPart, ListenerPart, OperationPart, Store, Synapse,
 };
 
-/// Keeps a component shown. Dropping it removes the component from metrics, status and health, and
-/// releases it: to be dropped before the component is closed.
+/// Keeps a component shown. Dropping this removes the component from metrics, status and health,
+/// and releases it; it must be dropped before the component is closed.
 #[must_use = "dropping this removes the component from what is shown"]
 pub struct Shown {
     _component: Arc<dyn Any + Send + Sync>,
@@ -50,7 +50,7 @@ impl fmt::Debug for Shown {
     }
 }
 
-/// A component that shows nothing once it is gone.
+/// A component that is shown only while it exists.
 struct WhileShown<C>(Weak<C>);
 
 impl<C: Collect> Collect for WhileShown<C> {
@@ -69,15 +69,15 @@ impl<C: Source> Source for WhileShown<C> {
     }
 }
 
-/// For how long a store may answer nothing before the program is not ready.
+/// The time without a reply from the store after which the program is not ready.
 pub const AWAY_AFTER: Duration = Duration::from_secs(5);
 
-/// How long a store may be without an answer before it is asked for one, and how long that may
-/// take.
+/// The time without a reply after which the store is sent a request, and the maximum time for its
+/// reply.
 const ASK_AFTER: Duration = Duration::from_secs(5);
 
-/// Returns the store under a layer that measures it, and what that measures; `kind` is the label of
-/// its metrics.
+/// Returns the store under a layer that measures it, and the measurements; `kind` is the label of
+/// the metrics.
 #[must_use]
 pub fn measured(store: Opened, kind: &'static str) -> (Opened, Option<Arc<Measurements>>) {
     let mut measurements = None;
@@ -89,11 +89,11 @@ pub fn measured(store: Opened, kind: &'static str) -> (Opened, Option<Arc<Measur
     (store, measurements)
 }
 
-/// What is shown of a store.
+/// The part of the admin listener for a store.
 pub struct StoreSource {
     name: String,
     measurements: Arc<Measurements>,
-    /// The store's own.
+    /// The store's own metrics.
     metrics: Weak<dyn Collect>,
 }
 
@@ -104,9 +104,9 @@ impl fmt::Debug for StoreSource {
 }
 
 impl StoreSource {
-    /// Shows the store called `name`, which is measured by `measurements` and counts `metrics`
-    /// itself: all of these, its part of the document, and that the program is not ready while the
-    /// store answers nothing.
+    /// Shows the store called `name`, which `measurements` measures and which itself provides
+    /// `metrics`: all of these metrics, and its part of the document. While the store does not
+    /// reply, the program is not ready.
     pub fn show(
         admin: &AdminServer,
         name: String,
@@ -122,10 +122,10 @@ impl StoreSource {
         Shown::new(admin, &source)
     }
 
-    /// Asks the store something small whenever it has not answered anything for a while, so that
-    /// its absence is noticed when no client needs it. Ends with the store.
+    /// Sends a small request to the store whenever it has not replied to anything for a while, so
+    /// that its absence is noticed even when no client needs it. Ends with the store.
     pub async fn watch(store: Weak<dyn Blocker>, measurements: Arc<Measurements>) {
-        // It need not exist: that it does not is an answer.
+        // The object need not exist: its absence is a valid reply.
         let Ok(object) = "cached/readiness".parse::<ObjectId>() else { return };
         let mut ticks = tokio::time::interval(Duration::from_secs(1));
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -140,8 +140,8 @@ impl StoreSource {
                 Some(store) => store.info(request),
                 None => return,
             };
-            // The measurements have the outcome. A store that breaks the contract's deadline is
-            // given up here.
+            // The measurements record the outcome. The request is abandoned here if the store
+            // exceeds the contract's deadline.
             let _ = tokio::time::timeout(2 * ASK_AFTER, async { reply.await.is_ok() }).await;
         }
     }
@@ -177,7 +177,7 @@ impl Source for StoreSource {
     }
 }
 
-/// What is shown of a synapse server.
+/// The part of the admin listener for a synapse server.
 pub struct SynapseSource {
     server: Arc<Server>,
     addresses: Vec<String>,
@@ -227,7 +227,7 @@ impl Source for SynapseSource {
     }
 }
 
-/// Returns the part of a cache's journal; `None` if it has none.
+/// Returns the part of the document about a cache's journal; `None` if there is no journal.
 pub(super) fn journal_part(cache: &ObjectCache) -> Option<JournalPart> {
     let health = cache.journal_health()?;
     let families = cache.families();
@@ -263,7 +263,7 @@ fn commits(families: &Families) -> Option<JournalCommits> {
     })
 }
 
-/// Returns a quantile: the upper bound of the bucket that has it, or the last bound.
+/// Returns a quantile: the upper bound of the bucket that contains it, or the last bound.
 fn quantile_secs(buckets: &[(f64, u64)], count: u64, quantile: f64) -> Option<f64> {
     let rank = (count as f64 * quantile).ceil().max(1.0) as u64;
     let found = buckets.iter().find(|(_, below)| *below >= rank).or(buckets.last());
@@ -271,11 +271,11 @@ fn quantile_secs(buckets: &[(f64, u64)], count: u64, quantile: f64) -> Option<f6
 }
 
 /// A component whose metrics get the program's prefix: `synapse_requests_total` becomes
-/// `cached_synapse_requests_total`. The object cache's own, `cache_…`, become `cached_objects_…`,
-/// and the memory backend's, `memory_…`, `cached_memory_backend_…`: the program has memory of other
-/// owners.
+/// `cached_synapse_requests_total`. The object cache's own metrics, `cache_…`, become
+/// `cached_objects_…`, and those of the memory backend, `memory_…`, become
+/// `cached_memory_backend_…`, because the program also uses memory for other purposes.
 ///
-/// Names that begin with `cached_`, `memcached_` or `process_` stay as they are.
+/// Names that begin with `cached_`, `memcached_` or `process_` stay unchanged.
 #[derive(Debug)]
 pub struct Prefixed<C>(pub C);
 

@@ -12,20 +12,20 @@ use crate::sources::{Shown, journal_part};
 use crate::status::Source;
 use crate::status::document::{Document, Memory, NamespacePart, Objects};
 
-/// By how much dirty data may be older than the age at which their flush begins before the program
-/// is not ready.
+/// The margin added to twice the age at which a flush begins: while dirty data is older than the
+/// sum, the program is not ready.
 const DIRTY_AGE_MARGIN: Duration = Duration::from_secs(30);
 
-/// What is shown of an object cache.
+/// The part of the admin listener for an object cache.
 #[derive(Debug)]
 pub struct ObjectsSource {
     cache: ObjectCache,
 }
 
 impl ObjectsSource {
-    /// Shows an object cache: its metrics, its part of the document, and that the program is not
-    /// ready while dirty data are much older than they should get, or the journal does not work. A
-    /// cache that is detached is noted, and no reason.
+    /// Shows an object cache: its metrics and its part of the document. While dirty data is much
+    /// older than it should become, or the journal does not work, the program is not ready. A
+    /// detached cache is noted, but does not make the program unready.
     pub fn show(admin: &AdminServer, cache: &ObjectCache) -> Shown {
         let source = Arc::new(ObjectsSource { cache: cache.clone() });
         let checked = Arc::downgrade(&source);
@@ -55,7 +55,7 @@ impl ObjectsSource {
     }
 }
 
-/// Returns what is to be known of a cache that is not in the path of requests as usual.
+/// Returns a note about a cache that is not attached to the request path as usual.
 fn attach_note(state: AttachState) -> Option<String> {
     let text = match state {
         AttachState::Attached => return None,
@@ -102,10 +102,10 @@ impl Source for ObjectsSource {
     }
 }
 
-/// The namespaces that the document shows.
+/// The maximum number of namespaces that the document shows.
 const SHOWN_MAX: usize = 50;
 
-/// The most namespaces with series of their own that are not configured.
+/// The maximum number of namespaces that are not configured but have their own series.
 const SERIES_MAX: usize = 64;
 
 const WRITES: LabelledMetric<1> = LabelledMetric::new(
@@ -115,17 +115,17 @@ const WRITES: LabelledMetric<1> = LabelledMetric::new(
      stored.",
 );
 
-/// The name of all without series of their own.
+/// The name for all namespaces without their own series.
 const OTHERS: &str = "other";
 
 fn name(of: &NamespaceCounters) -> String {
     of.namespace.as_ref().map_or_else(|| OTHERS.to_owned(), ToString::to_string)
 }
 
-/// Returns the namespaces that have series of their own, and at the end one that has the sums of
-/// the others, if there are any. Those that are configured have series of their own, and of the
-/// others the first [`SERIES_MAX`] that were used: not the largest, whose counters would jump as
-/// they come and go.
+/// Returns the namespaces that have their own series, followed by one with the sums of all others,
+/// if there are any. Configured namespaces have their own series, as do the first [`SERIES_MAX`]
+/// others that were used. The largest are not chosen, because their counters would jump as they
+/// come and go.
 fn with_series(all: Vec<NamespaceCounters>) -> Vec<NamespaceCounters> {
     let mut unconfigured = 0;
     let (mut shown, others): (Vec<_>, Vec<_>) = all.into_iter().partition(|of| {
@@ -137,11 +137,11 @@ fn with_series(all: Vec<NamespaceCounters>) -> Vec<NamespaceCounters> {
     shown
 }
 
-/// Returns the sums of two namespaces, under no name.
+/// Returns the sums of two namespaces, without a name.
 fn together(a: NamespaceCounters, b: NamespaceCounters) -> NamespaceCounters {
     let mut sum = a;
     (sum.namespace, sum.is_configured, sum.dirty_bytes_max) = (None, false, None);
-    // Namespaces with a share are configured; one that was has its share still.
+    // Only a namespace that is or once was configured has a share.
     (sum.memory_target_bytes, sum.ghost_hit_bytes, sum.memory_gain) = (None, None, None);
     sum.objects += b.objects;
     sum.cached_bytes += b.cached_bytes;
@@ -162,8 +162,8 @@ fn together(a: NamespaceCounters, b: NamespaceCounters) -> NamespaceCounters {
     sum
 }
 
-/// Writes the metrics: a series for each of the namespaces that have one ([`with_series`]), and for
-/// the others together.
+/// Writes the metrics: one series for each namespace that has its own ([`with_series`]), and one
+/// for all others together.
 pub(super) fn collect_namespaces(all: Vec<NamespaceCounters>, into: &mut Families) {
     for of in with_series(all) {
         let mut own = of.families();
@@ -176,7 +176,8 @@ pub(super) fn collect_namespaces(all: Vec<NamespaceCounters>, into: &mut Familie
     }
 }
 
-/// Returns those with the most dirty data, then with the most data, and the number of the others.
+/// Returns the namespaces with the most dirty data, then with the most data, and the number of the
+/// others.
 pub(super) fn namespace_parts(mut all: Vec<NamespaceCounters>) -> (Vec<NamespacePart>, u64) {
     all.sort_by_key(|of| std::cmp::Reverse((of.dirty_bytes, of.cached_bytes)));
     let others = all.len().saturating_sub(SHOWN_MAX) as u64;

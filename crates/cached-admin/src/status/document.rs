@@ -1,8 +1,8 @@
 //! The document `/status.json`.
 //!
-//! Units come last in a key (`_bytes`, `_secs`, `_ms`, `_us`). Counters are since the start of the
-//! process. A part that the program does not have is absent. `schema` rises only when the meaning
-//! of a key changes; new keys may appear.
+//! Units come last in a key (`_bytes`, `_secs`, `_ms`, `_us`). Counters start at the start of the
+//! process. Parts that the program does not have are absent. `schema` increases only when the
+//! meaning of a key changes; new keys may appear.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -19,33 +19,33 @@ use crate::process::Process;
 #[derive(Clone, Debug, Default, Serialize)]
 #[non_exhaustive]
 pub struct Document {
-    /// 1.
+    /// The version of the schema, which is 1.
     pub schema: u32,
     /// `cached` or `synapsed`.
     pub program: &'static str,
     /// The program's version.
     pub version: &'static str,
-    /// Different for each run of the program.
+    /// An identifier that differs for each run of the program.
     pub instance: String,
     /// The host's name.
     pub host: String,
     /// The process id.
     pub pid: u32,
-    /// When the process started, in milliseconds of Unix time.
+    /// The time at which the process started, in milliseconds of Unix time.
     pub start_unix_ms: u64,
-    /// When the document was made.
+    /// The time at which the document was created.
     pub now_unix_ms: u64,
-    /// The time between them.
+    /// The time between `start_unix_ms` and `now_unix_ms`.
     pub uptime_secs: u64,
     /// `starting`, `serving` or `draining`.
     pub state: &'static str,
-    /// What the probes report.
+    /// The state that the probes report.
     pub health: HealthPart,
-    /// What the system counts for the process.
+    /// The system's counts for the process.
     pub process: Process,
-    /// Memory by owner.
+    /// The memory of each owner.
     pub memory: Vec<Memory>,
-    /// What moves between items and objects, if they share memory.
+    /// The memory that moves between items and objects, if they share memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub shared_memory: Option<SharedMemoryPart>,
     /// The byte-keyed store.
@@ -65,7 +65,7 @@ pub struct Document {
     /// The object cache.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub objects: Option<Objects>,
-    /// The store behind it.
+    /// The store behind the object cache.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub store: Option<Store>,
     /// The synapse listener.
@@ -77,22 +77,22 @@ pub struct Document {
     /// The journal of the object cache.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub journal: Option<JournalPart>,
-    /// Whether requests are sampled: without, `/mrc.json` and `/hot.json` have nothing.
+    /// Whether requests are sampled. If not, `/mrc.json` and `/hot.json` are empty.
     pub insight: bool,
-    /// The last hour.
+    /// The history of the last hour.
     pub history: History,
 }
 
-/// What the probes report.
+/// The state that the probes report.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct HealthPart {
-    /// As `/livez`.
+    /// The result of `/livez`.
     pub live: bool,
-    /// As `/readyz`.
+    /// The result of `/readyz`.
     pub ready: bool,
-    /// As `/startupz`.
+    /// The result of `/startupz`.
     pub started: bool,
-    /// Why the program is not ready, one line each.
+    /// The reasons why the program is not ready, one line each.
     pub reasons: Vec<String>,
 }
 
@@ -101,20 +101,20 @@ pub struct HealthPart {
 pub struct Memory {
     /// The owner: items, index, connections, objects, …
     pub owner: &'static str,
-    /// What it uses at present.
+    /// The memory in use.
     pub used_bytes: u64,
-    /// What it may use.
+    /// The maximum memory.
     pub limit_bytes: u64,
 }
 
-/// The memory that items and objects share, and what has moved of it since the start.
+/// The memory that items and objects share, and its moves since startup.
 #[derive(Clone, Debug, Serialize)]
 pub struct SharedMemoryPart {
-    /// Items, and objects.
+    /// The halves for items and for objects.
     pub halves: Vec<SharedHalf>,
-    /// Moves that have begun.
+    /// The number of moves that have begun.
     pub moves: u64,
-    /// Times that the system did not take memory back, so that it could not move.
+    /// The number of times that memory could not move, because the system did not take it back.
     pub failures: u64,
 }
 
@@ -123,26 +123,26 @@ pub struct SharedMemoryPart {
 pub struct SharedHalf {
     /// `items` or `objects`.
     pub half: &'static str,
-    /// What it has.
+    /// The memory that the half has.
     pub bytes: u64,
-    /// The least that it has.
+    /// The minimum memory of the half.
     pub least_bytes: u64,
-    /// What it has given to the other one.
+    /// The memory that the half has given to the other one.
     pub given_bytes: u64,
-    /// The misses that more memory would have saved it lately, by what they cost: memory moves to
-    /// the half that would gain more.
+    /// The recent misses that more memory would have avoided, weighted by their cost: memory moves
+    /// to the half that would gain more.
     pub gain_us: f64,
 }
 
-/// The byte-keyed store: what it holds, and what its clients have done.
+/// The byte-keyed store: its content, and the requests of its clients.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Items {
-    /// What it holds.
+    /// The content of the store.
     #[serde(flatten)]
     pub store: KvStats,
-    /// The memory that items may take.
+    /// The maximum memory of items.
     pub limit_bytes: u64,
-    /// What the workers have counted.
+    /// The counts of the workers.
     #[serde(flatten)]
     pub requests: BTreeMap<&'static str, u64>,
 }
@@ -160,18 +160,18 @@ impl Items {
 pub struct Distribution(pub LatencySnapshot);
 
 impl Distribution {
-    /// Returns a quantile in microseconds, to a tenth.
+    /// Returns a quantile in microseconds, rounded to a tenth.
     fn quantile_us(&self, quantile: f64) -> Option<f64> {
         self.0.quantile(quantile).map(micros)
     }
 }
 
-/// Returns a duration in microseconds, to a tenth.
+/// Returns a duration in microseconds, rounded to a tenth.
 pub(super) fn micros(duration: Duration) -> f64 {
     (duration.as_nanos() as f64 / 100.0).round() / 10.0
 }
 
-/// Its parts are those of what contains it.
+/// Serialized so that its fields become those of the containing value.
 impl Serialize for Distribution {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         #[derive(Serialize)]
@@ -197,7 +197,7 @@ impl Serialize for Distribution {
     }
 }
 
-/// The latency of one kind of command, of a sample of all requests.
+/// The latency of one kind of command, from a sample of all requests.
 #[derive(Clone, Debug, Serialize)]
 pub struct CommandLatency {
     /// The command.
@@ -210,19 +210,19 @@ pub struct CommandLatency {
 /// One worker thread.
 #[derive(Clone, Debug, Serialize)]
 pub struct WorkerPart {
-    /// Its number.
+    /// The number of the worker.
     pub worker: usize,
-    /// Keys of retrievals.
+    /// The number of keys retrieved.
     pub gets: u64,
-    /// Stores.
+    /// The number of stores.
     pub sets: u64,
     /// Bytes received.
     pub received_bytes: u64,
     /// Bytes sent.
     pub sent_bytes: u64,
-    /// Whether it is inside a step at this moment.
+    /// Whether the worker is currently within a step.
     pub busy: bool,
-    /// The 99th percentile of its requests' latency, in microseconds.
+    /// The 99th percentile of the latency of the worker's requests, in microseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub p99_us: Option<f64>,
 }
@@ -255,29 +255,29 @@ pub struct ListenerPart {
 pub struct Connections {
     /// Open connections.
     pub current: u64,
-    /// The largest number of them.
+    /// The maximum number of open connections.
     pub limit: u64,
     /// Connections accepted.
     pub accepted: u64,
-    /// Connections refused because there were as many as allowed.
+    /// Connections refused because the maximum was reached.
     pub refused: u64,
     /// Connections closed because they were idle.
     pub idle_closed: u64,
-    /// Connections closed because together they held too much memory.
+    /// Connections closed because all connections together held too much memory.
     pub memory_closed: u64,
-    /// Whether new ones are accepted at this moment.
+    /// Whether new connections are currently accepted.
     pub accepting: bool,
 }
 
 /// The object cache.
 #[derive(Clone, Debug, Serialize)]
 pub struct Objects {
-    /// `attached`, or what a detaching cache is doing.
+    /// `attached`, or the current step of a cache that is being detached.
     pub attach_state: &'static str,
-    /// What it holds and has done.
+    /// The content and the counts of the cache.
     #[serde(flatten)]
     pub counters: Counters,
-    /// The most data that may be dirty.
+    /// The maximum amount of dirty data.
     pub dirty_limit_bytes: u64,
     /// The age of the oldest change that is not stored.
     pub dirty_age_ms: u64,
@@ -285,24 +285,24 @@ pub struct Objects {
     pub dirty_age_limit_ms: u64,
     /// The namespaces with the most dirty data, then with the most data.
     pub namespaces: Vec<NamespacePart>,
-    /// The number of the others.
+    /// The number of other namespaces.
     pub namespaces_other: u64,
 }
 
 /// One namespace of the object cache.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct NamespacePart {
-    /// Its name; what is not UTF-8 is replaced.
+    /// The name of the namespace; invalid UTF-8 is replaced.
     pub namespace: String,
     /// `through`, `back` or `around`.
     pub write: &'static str,
     /// Objects in the cache.
     pub objects: u64,
-    /// Their data in the cache.
+    /// The data of the namespace in the cache.
     pub cached_bytes: u64,
-    /// The dirty part of it.
+    /// The dirty data of the namespace in the cache.
     pub dirty_bytes: u64,
-    /// The age of its oldest change that is not stored.
+    /// The age of the namespace's oldest change that is not stored.
     pub dirty_age_ms: u64,
     /// Reads answered from the cache.
     pub read_hits: u64,
@@ -321,22 +321,22 @@ pub struct NamespacePart {
 /// The volumes that clients have selected since the start.
 #[derive(Clone, Debug, Serialize)]
 pub struct VolumesPart {
-    /// Those that have connections.
+    /// The number of volumes that have connections.
     pub connected: u64,
-    /// Requests for volumes that are under way on the admin listener.
+    /// The number of requests for volumes in progress on the admin listener.
     pub jobs: u64,
-    /// Those with the most connections, then with the most bytes.
+    /// The volumes with the most connections, then with the most bytes.
     pub volumes: Vec<VolumePart>,
-    /// The number of the others.
+    /// The number of other volumes.
     pub volumes_other: u64,
 }
 
 /// One volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct VolumePart {
-    /// Its name.
+    /// The name of the volume.
     pub volume: String,
-    /// Connections that have it.
+    /// The number of connections to the volume.
     pub connections: u64,
     /// Reads.
     pub reads: u64,
@@ -344,7 +344,7 @@ pub struct VolumePart {
     pub writes: u64,
     /// Flushes.
     pub flushes: u64,
-    /// The bytes that reads have asked for.
+    /// The bytes requested by reads.
     pub read_bytes: u64,
     /// The bytes of writes.
     pub written_bytes: u64,
@@ -353,21 +353,21 @@ pub struct VolumePart {
 /// The journal.
 #[derive(Clone, Debug, Serialize)]
 pub struct JournalPart {
-    /// Space in use.
+    /// The space in use.
     pub fill_bytes: u64,
-    /// Space that is ready for use.
+    /// The space that is ready for use.
     pub capacity_bytes: u64,
     /// The age of the oldest segment in use.
     pub oldest_age_ms: u64,
-    /// Whether it is anything but in order.
+    /// Whether the journal is in any abnormal condition.
     pub failed: bool,
     /// Records appended.
     pub records: u64,
-    /// Its commits.
+    /// The commits of the journal.
     pub commit: JournalCommits,
 }
 
-/// The commits of a journal; quantiles to within a factor of two.
+/// The commits of a journal; quantiles are accurate to a factor of two.
 #[derive(Clone, Debug, Default, Serialize)]
 #[expect(missing_docs, reason = "as in the other distributions")]
 pub struct JournalCommits {
@@ -381,26 +381,26 @@ pub struct JournalCommits {
 /// The store behind the object cache, or behind `synapsed`.
 #[derive(Clone, Debug, Serialize)]
 pub struct Store {
-    /// What it is, in one line of a configuration.
+    /// The description of the store, as a single configuration line.
     pub backend: String,
     /// `memory`, `file`, `rados`, `s3` or `synapse`.
     pub kind: &'static str,
-    /// `serving`, or `away` if it answers nothing.
+    /// `serving`, or `away` if the store does not reply.
     pub state: &'static str,
-    /// Since when it answers nothing; 0 if it serves.
+    /// The time since which the store has not replied, in milliseconds; 0 if it serves.
     pub away_ms: u64,
-    /// Its operations.
+    /// The operations of the store.
     pub operations: Vec<OperationPart>,
 }
 
 /// One operation of the store.
 #[derive(Clone, Debug, Serialize)]
 pub struct OperationPart {
-    /// Its name.
+    /// The name of the operation.
     pub operation: &'static str,
-    /// Those that failed.
+    /// The number of failed operations.
     pub errors: u64,
-    /// The latency of all.
+    /// The latency of all operations.
     #[serde(flatten)]
     pub distribution: Distribution,
 }
@@ -410,7 +410,7 @@ pub struct OperationPart {
 pub struct Synapse {
     /// Open connections.
     pub connections: u64,
-    /// Sessions that are remembered.
+    /// Sessions that are kept.
     pub sessions: u64,
     /// Requests that arrived.
     pub requests: u64,
@@ -420,6 +420,6 @@ pub struct Synapse {
     pub broken: u64,
     /// Connections closed because their client was silent.
     pub silent: u64,
-    /// Requests answered by an outcome that was remembered.
+    /// Requests that were answered with a remembered outcome.
     pub replays: u64,
 }

@@ -1,5 +1,5 @@
 //! The document `/status.json`: the state of the program, and the history of the last hour in steps
-//! of ten seconds, each with the counts in it and the sizes at its end.
+//! of ten seconds, each with the counts within the step and the sizes at its end.
 
 pub mod document;
 
@@ -18,13 +18,13 @@ use serde::{Serialize, Serializer};
 use crate::health::{Health, Stage};
 use crate::process::{Process, start_unix_secs, unix_millis};
 
-/// A part of the program that has something to show.
+/// A part of the program that contributes to the document.
 pub trait Source: Send + Sync {
-    /// Writes its part. It reads counters and does not wait.
+    /// Fills in the source's part of the document. Reads counters and does not block.
     fn fill(&self, document: &mut Document);
 }
 
-/// The document `/status.json`. Cheap to clone; all clones are the same.
+/// The document `/status.json`. Cheap to clone; all clones share the same state.
 #[derive(Clone)]
 pub struct Status {
     inner: Arc<Inner>,
@@ -46,7 +46,7 @@ impl Status {
     #[must_use]
     pub fn new(program: &'static str, version: &'static str, health: Health) -> Status {
         let mut random = [0; 8];
-        // Without randomness the process id and the time distinguish runs of the program.
+        // If there is no randomness, the process ID and the time distinguish runs of the program.
         let instance = match getrandom::fill(&mut random) {
             Ok(()) => u64::from_ne_bytes(random),
             Err(_) => unix_millis() ^ u64::from(std::process::id()) << 44,
@@ -69,7 +69,7 @@ impl Status {
         self.inner.sources.lock().push(Arc::new(source));
     }
 
-    /// Returns the document as it is at present.
+    /// Returns the current document.
     #[must_use]
     pub fn document(&self) -> Document {
         let mut document = self.present();
@@ -106,17 +106,17 @@ impl Status {
             history: History::new(),
             ..Document::default()
         };
-        // Outside of the lock: a source may take its time.
+        // Outside the lock, because a source may take some time.
         let sources = inner.sources.lock().clone();
         sources.iter().for_each(|source| source.fill(&mut document));
         document
     }
 
-    /// Adds a step to the history every ten seconds, for ever.
+    /// Adds a step to the history every ten seconds, forever.
     pub(crate) async fn record_history(self) {
         let mut before = self.present();
         let mut steps = tokio::time::interval(Duration::from_secs(STEP_SECS));
-        // A step that is late is longer; none is made up.
+        // If a step is late, it is longer; no step is added in its place.
         steps.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         // The first tick is immediate.
         steps.tick().await;
@@ -137,7 +137,7 @@ impl fmt::Debug for Status {
 
 /// The length of a step.
 pub const STEP_SECS: u64 = 10;
-/// The number of steps that are kept: one hour.
+/// The maximum number of steps that are kept: one hour.
 pub const STEPS_MAX: usize = 360;
 
 /// One value of a column.
@@ -161,7 +161,7 @@ impl Serialize for Cell {
     }
 }
 
-/// The columns, all of the same length, oldest first.
+/// The columns, all of the same length, oldest value first.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct History {
     step_secs: u64,
@@ -172,7 +172,7 @@ pub struct History {
 }
 
 impl History {
-    /// Returns a history without a step.
+    /// Returns a history without steps.
     #[must_use]
     pub fn new() -> History {
         History { step_secs: STEP_SECS, ..History::default() }
@@ -184,7 +184,7 @@ impl History {
         self.len
     }
 
-    /// Returns whether there is no step yet.
+    /// Returns whether there are no steps yet.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
@@ -196,7 +196,7 @@ impl History {
         self.columns.get(name)
     }
 
-    /// Adds a step that ended at `end_unix_ms`, and drops the oldest one above the limit.
+    /// Adds a step that ended at `end_unix_ms`, and drops the oldest step if there are too many.
     fn add(&mut self, cells: Vec<(&'static str, Cell)>, end_unix_ms: u64) {
         for (name, cell) in cells {
             let column = self.columns.entry(name).or_default();

@@ -1,4 +1,4 @@
-//! `top`: watches a running server by its admin listener.
+//! `top`: watches a running server through its admin listener.
 //!
 //! | module | content |
 //! |---|---|
@@ -22,9 +22,9 @@ use crate::admin::Admin;
 use crate::command::Call;
 use crate::output::{Failure, Output};
 
-/// The longest wait after a failure, unless figures are wanted less often.
+/// The maximum wait after a failure, unless figures are requested less often.
 const FAILED_DELAY_MAX: Duration = Duration::from_secs(5);
-/// How long the screen waits for an answer, unless --timeout is less.
+/// The time for which the screen waits for a response, unless --timeout is less.
 const ANSWER_TIMEOUT_MAX: Duration = Duration::from_secs(5);
 
 #[derive(Args)]

@@ -1,4 +1,4 @@
-//! Figures from the answers: rates from differences, ratios over the history, and risks.
+//! Figures derived from the responses: rates from differences, ratios over the history, and risks.
 
 use std::collections::VecDeque;
 
@@ -6,16 +6,16 @@ use serde_json::Value;
 
 use crate::command::top::view::{age, bytes, count, printable};
 
-/// Live rates are differences over about this time.
+/// The approximate period over which live rates are computed.
 const WINDOW_MS: u64 = 10_000;
 
-/// The answers of the last seconds, of one process.
+/// The responses of the last seconds, all from one process.
 #[derive(Default)]
 pub(super) struct Model {
     answers: VecDeque<Value>,
 }
 
-/// Something that an operator should look at.
+/// A condition that needs an operator's attention.
 #[derive(Debug, PartialEq)]
 pub(super) struct Risk {
     pub(super) is_bad: bool,
@@ -23,7 +23,7 @@ pub(super) struct Risk {
 }
 
 impl Model {
-    /// Takes an answer. Returns whether it is the first one of another process than the one before.
+    /// Adds a response. Returns whether it is the first from another process than the previous one.
     pub(super) fn take(&mut self, status: Value) -> bool {
         let restarted = self.answers.back().is_some_and(|before| before["instance"] != status["instance"]);
         if restarted {
@@ -38,7 +38,7 @@ impl Model {
         restarted
     }
 
-    /// Returns the last answer.
+    /// Returns the last response.
     pub(super) fn now(&self) -> Option<Part<'_>> {
         self.answers.back().map(Part)
     }
@@ -48,8 +48,8 @@ impl Model {
         self.now()?.at("/history/step_secs")
     }
 
-    /// Returns the increase of a counter per second: between the answers, or in the history's last
-    /// step. `None` if neither is known.
+    /// Returns the increase of a counter per second: between the responses, or in the history's
+    /// last step. `None` if neither is known.
     pub(super) fn rate(&self, pick: impl Fn(Part<'_>) -> Option<f64>, column: &str) -> Option<f64> {
         self.rise(pick).or_else(|| {
             let step_secs = self.step_secs()?;
@@ -59,7 +59,7 @@ impl Model {
         })
     }
 
-    /// Returns the increase per second between the oldest and the newest answer.
+    /// Returns the increase per second between the oldest and the newest response.
     pub(super) fn rise(&self, pick: impl Fn(Part<'_>) -> Option<f64>) -> Option<f64> {
         let (first, last) = (Part(self.answers.front()?), self.now()?);
         let secs = last.u64("now_unix_ms").checked_sub(first.u64("now_unix_ms"))? as f64 / 1e3;
@@ -67,8 +67,8 @@ impl Model {
         (secs > 0.0 && rise >= 0.0).then(|| rise / secs)
     }
 
-    /// Returns a column of the history, oldest first: increases within each step, or values at its
-    /// end.
+    /// Returns a column of the history, oldest first: increases within each step, or values at the
+    /// end of each step.
     pub(super) fn column(&self, name: &str) -> Option<Vec<Option<f64>>> {
         let column = self.now()?.part("history")?.part("columns")?.part(name)?.0.as_array()?;
         Some(column.iter().map(Value::as_f64).collect())
@@ -83,7 +83,7 @@ impl Model {
         Some(self.column(name)?.into_iter().flatten().sum())
     }
 
-    /// Returns the hit ratio over the history: of items, or of object reads without items.
+    /// Returns the hit ratio over the history: of items or, without items, of object reads.
     pub(super) fn hit_ratio_hour(&self) -> Option<f64> {
         if self.now()?.part("items").is_some() {
             return ratio(self.sum("get_hits")?, self.sum("gets")?);
@@ -108,7 +108,7 @@ impl Model {
             .unwrap_or_default()
     }
 
-    /// Returns what an operator should look at, the worst first.
+    /// Returns the conditions that need an operator's attention, the worst first.
     pub(super) fn risks(&self) -> Vec<Risk> {
         let Some(now) = self.now() else { return Vec::new() };
         let mut found = Vec::new();
@@ -184,7 +184,7 @@ pub(super) fn requests(status: Part<'_>) -> Option<f64> {
     items.into_iter().chain(synapse).reduce(|all, one| all + one)
 }
 
-/// An answer, or a part of it. A missing value is 0, an empty text, or no rows.
+/// A response, or a part of one. A missing value reads as 0, as an empty text, or as no rows.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Part<'a>(pub(super) &'a Value);
 

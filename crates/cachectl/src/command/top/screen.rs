@@ -19,27 +19,27 @@ use crate::command::top::view::{
 use crate::command::top::{FAILED_DELAY_MAX, parse};
 use crate::output::Failure;
 
-/// From this width on, figures and tables stand in two columns.
+/// The minimum width for figures and tables in two columns.
 const WIDE: u16 = 110;
-/// From this height on, there are charts.
+/// The minimum height for charts.
 const TALL: u16 = 22;
 
-/// How the server answers.
+/// The state of the connection to the server.
 #[derive(Default)]
 pub(super) struct Link {
-    /// The time since the last answer, and why there is none since then.
+    /// The time since the last response, and the reason why there has been none since then.
     pub(super) away: Option<(Option<Duration>, String)>,
     pub(super) is_paused: bool,
 }
 
-/// All that the screen shows.
+/// Everything that the screen shows.
 pub(super) struct Screen {
     pub(super) url: String,
     pub(super) model: Model,
     pub(super) documents: Documents,
     pub(super) link: Link,
     pub(super) page: Page,
-    /// The first row of the tables that is shown; of the log, counted from its end.
+    /// The first row of the tables that is shown; for the log, counted from its end.
     pub(super) scroll: u16,
     pub(super) colors: bool,
 }
@@ -71,13 +71,13 @@ impl Screen {
         Span::styled(text.into(), self.style(kind))
     }
 
-    /// Draws everything. Returns the largest useful value of `scroll`.
+    /// Draws everything. Returns the maximum useful value of `scroll`.
     pub(super) fn draw(&self, frame: &mut Frame<'_>) -> u16 {
         let area = frame.area();
         let mut top = self.top_lines(area.width);
         let figures = self.figure_lines(area.width);
         let charts = if area.height >= TALL && self.model.now().is_some() { 4 } else { 0 };
-        // The tables keep at least a third of the screen.
+        // The tables get at least a third of the screen.
         top.extend(figures);
         top.truncate((area.height.saturating_sub(charts) / 3 * 2).max(1).into());
         let rows = [
@@ -185,7 +185,7 @@ impl Screen {
             self.span(Kind::Quiet, format!("  {range}")),
         ]);
         frame.render_widget(Paragraph::new(title), name);
-        // As many steps as columns; several steps of a long history share one.
+        // As many steps as columns; several steps of a long history share a column.
         let width = usize::from(chart.width.max(1));
         let group = values.len().div_ceil(width).max(1);
         let mean = |steps: &[Option<f64>]| {
@@ -203,7 +203,7 @@ impl Screen {
         frame.render_widget(Sparkline::default().data(bars).max(1000).style(style), chart);
     }
 
-    /// Returns the largest useful value of `scroll`.
+    /// Draws the tables. Returns the maximum useful value of `scroll`.
     fn draw_tables(&self, frame: &mut Frame<'_>, area: Rect) -> u16 {
         let tables = tables(self.page, &self.model, &self.documents);
         let is_wide = area.width >= WIDE && matches!(self.page, Page::Overview | Page::Keys);
@@ -212,7 +212,7 @@ impl Screen {
             Layout::horizontal(vec![Constraint::Ratio(1, columns); columns as usize]).spacing(2).split(area);
         let mut texts = vec![Vec::new(); areas.len()];
         for table in &tables {
-            // Into the column that is shorter so far.
+            // Added to the column that is shorter so far.
             let shortest = (0..texts.len()).min_by_key(|column| texts[*column].len()).unwrap_or(0);
             texts[shortest].push(Line::default());
             let room = usize::from(areas[shortest].width);
@@ -222,7 +222,7 @@ impl Screen {
         }
         let longest = texts.iter().map(Vec::len).max().unwrap_or(0);
         let last = u16::try_from(longest.saturating_sub(area.height.into())).unwrap_or(u16::MAX);
-        // The log begins at its end.
+        // The log starts at its end.
         let scroll = self.scroll.min(last);
         let first = if self.page == Page::Log { last - scroll } else { scroll };
         for (text, area) in texts.into_iter().zip(areas.iter()) {
@@ -278,7 +278,7 @@ fn cut(text: &str, room: usize) -> String {
     kept
 }
 
-/// Returns a text in lines of at most `room` columns, cut between words.
+/// Returns a text as lines of at most `room` columns, split between words.
 fn wrapped(text: &str, room: u16) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in text.split(' ') {
@@ -295,7 +295,7 @@ fn wrapped(text: &str, room: u16) -> Vec<String> {
     lines
 }
 
-/// Returns a table as lines of at most `room` columns, and which of them are headings.
+/// Returns a table as lines of at most `room` columns, each with whether it is a heading.
 pub(super) fn lines(table: &Table, room: usize) -> Vec<(bool, String)> {
     let mut lines = vec![(true, table.title.to_owned())];
     let is_right = |column: usize| table.columns[column].starts_with('>');
@@ -324,15 +324,15 @@ pub(super) fn lines(table: &Table, room: usize) -> Vec<(bool, String)> {
     lines
 }
 
-/// How long keys wait at most before the screen is drawn again.
+/// The maximum wait for a key before the screen is drawn again.
 const TICK: Duration = Duration::from_millis(250);
 
 /// The documents that the thread has fetched.
 type Answer = Result<(Value, Documents), Failure>;
 
-/// An order to the thread.
+/// A request to the thread.
 enum Order {
-    /// Show this page: ask for its documents, at once.
+    /// Show this page: fetch its documents immediately.
     Page(Page),
     Pause(bool),
 }
@@ -348,10 +348,10 @@ pub(super) fn watch(admin: Admin, every: Duration) -> Result<(), Failure> {
         scroll: 0,
         colors: colors_wanted(std::env::var_os("NO_COLOR")),
     };
-    // One answer waits for the screen; the thread waits with the next one.
+    // One response waits for the screen; the thread blocks with the next one.
     let (answers_to, answers) = sync_channel(1);
     let (orders, orders_from) = channel();
-    // It ends with its next answer, because no one takes it.
+    // The thread ends with its next response, because nobody receives it.
     std::thread::Builder::new()
         .name("ask".into())
         .spawn(move || ask(&admin, every, &answers_to, &orders_from))
@@ -362,7 +362,7 @@ pub(super) fn watch(admin: Admin, every: Duration) -> Result<(), Failure> {
     done.map_err(Failure::io("the terminal"))
 }
 
-/// Returns whether colours are used, by the value of NO_COLOR (no-color.org).
+/// Returns whether to use colours, according to the value of NO_COLOR (no-color.org).
 pub(super) fn colors_wanted(no_color: Option<std::ffi::OsString>) -> bool {
     no_color.is_none_or(|value| value.is_empty())
 }
@@ -395,7 +395,8 @@ fn run(
         if key.kind == KeyEventKind::Press && !press(screen, key) {
             return Ok(());
         }
-        // The thread has ended only if it has panicked; then the screen shows the server as away.
+        // The thread has ended only if it has panicked; the screen then shows the server as
+        // unreachable.
         if screen.page != before.0 {
             let _ = orders.send(Order::Page(screen.page));
         }
@@ -405,7 +406,7 @@ fn run(
     }
 }
 
-/// Shows an answer; the last good one is `since` ago.
+/// Shows a response; the last successful one was `since` ago.
 pub(super) fn take(screen: &mut Screen, answer: Answer, since: Option<Duration>) {
     let parsed = answer.and_then(|(status, documents)| Ok((parse(status)?, documents)));
     match parsed {
@@ -426,7 +427,7 @@ pub(super) fn take(screen: &mut Screen, answer: Answer, since: Option<Duration>)
     }
 }
 
-/// Acts on a key. Returns whether to go on.
+/// Handles a key. Returns whether to continue.
 pub(super) fn press(screen: &mut Screen, key: KeyEvent) -> bool {
     let is_log = screen.page == Page::Log;
     let down: i16 = if is_log { -1 } else { 1 };
@@ -461,7 +462,7 @@ pub(super) fn press(screen: &mut Screen, key: KeyEvent) -> bool {
     true
 }
 
-/// Asks again and again, until the screen is gone.
+/// Requests the documents repeatedly, until the screen is gone.
 fn ask(admin: &Admin, every: Duration, answers: &SyncSender<Answer>, orders: &Receiver<Order>) {
     let mut page = Page::Overview;
     let mut is_paused = false;
@@ -484,13 +485,13 @@ fn ask(admin: &Admin, every: Duration, answers: &SyncSender<Answer>, orders: &Re
     }
 }
 
-/// Returns how long to wait after `failed` failures in a row: half a second, doubled each time.
+/// Returns the wait after `failed` failures in a row: half a second, doubled with each failure.
 pub(super) fn retry_delay(failed: u32) -> Duration {
     let doubled = 1_u32 << failed.saturating_sub(1).min(10);
     (Duration::from_millis(500) * doubled).min(FAILED_DELAY_MAX)
 }
 
-/// Fetches the documents that a page shows beside the status.
+/// Fetches the documents that a page shows in addition to the status.
 fn documents(admin: &Admin, page: Page) -> Documents {
     let get = |path| Some(admin.get(path).map_err(|failure| failure.to_string()));
     match page {

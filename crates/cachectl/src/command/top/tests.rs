@@ -1,4 +1,4 @@
-//! The screen on a terminal in memory, and the figures on the example document.
+//! The screen on a terminal in memory, and the figures of the example document.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ fn example() -> Value {
     serde_json::from_str(include_str!("example.json")).expect("the example is JSON")
 }
 
-/// Returns an answer some time after the example, with `rise` more gets, all of them hits.
+/// Returns a response some time after the example, with `rise` more gets, all of them hits.
 fn later(secs: u64, rise: u64) -> Value {
     let mut document = example();
     let add = |value: &mut Value, by: u64| *value = json!(value.as_u64().expect("a number") + by);
@@ -48,8 +48,7 @@ fn shown(document: Value) -> Screen {
     screen
 }
 
-/// Draws on a terminal of this size. Returns its lines, the colours that were used, and the largest
-/// scroll.
+/// Draws on a terminal of this size. Returns the lines, the colours used, and the maximum scroll.
 fn drawn(screen: &Screen, width: u16, height: u16) -> (Vec<String>, Vec<Color>, u16) {
     let mut terminal = Terminal::new(TestBackend::new(width, height)).expect("a terminal");
     let mut last = 0;
@@ -67,7 +66,7 @@ fn text(screen: &Screen, width: u16, height: u16) -> String {
     drawn(screen, width, height).0.join("\n")
 }
 
-/// Asserts that a text has these parts, whatever the number of spaces between words.
+/// Asserts that a text contains these parts, whatever the number of spaces between words.
 fn has(text: &str, parts: &[&str]) {
     let squeezed = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
     for part in parts {
@@ -110,7 +109,7 @@ fn live_rates_are_differences_over_ten_seconds() {
     for (secs, gets) in [(0, 0), (2, 200), (12, 2200), (14, 2600)] {
         model.take(parse(later(secs, gets)).expect("a status"));
     }
-    // From second 2 to second 14: what is older than needed is gone.
+    // From second 2 to second 14: older responses than necessary have been dropped.
     assert_eq!(model.rise(|at| at.at("/items/gets")), Some(200.0));
     has(&once_text(&model), &["gets 200/s", "now 100.0 %"]);
 }
@@ -150,7 +149,7 @@ fn a_narrow_screen_keeps_the_figures() {
     has(&text, &["Hit ratio, 1 h 92.9 %", "Connections    14", "Memory by owner", "q quit"]);
     assert!(!text.contains('█'), "no room for charts:\n{text}");
     assert!(last > 10, "what does not fit can be scrolled to");
-    // Any size is drawn without a panic.
+    // Every size is drawn without a panic.
     for (width, height) in [(1, 1), (3, 2), (20, 5), (500, 200)] {
         for page in Page::ALL {
             let mut screen = shown(example());
@@ -209,7 +208,7 @@ fn a_server_away_keeps_its_last_figures_marked_as_old() {
     has(&text(&screen, 80, 24), &["✕ no answer for 1 min 1 s, the figures are old", "Hit ratio, 1 h 92.9 %"]);
     take(&mut screen, Ok((later(2, 0), Documents::default())), None);
     has(&text(&screen, 80, 24), &["✓ nothing at risk"]);
-    // What is no status is a failure, too.
+    // A response that is not a status is a failure, too.
     take(&mut screen, Ok((json!(["no", "status"]), Documents::default())), None);
     has(&text(&screen, 80, 24), &["the answer is not a status"]);
     let delays: Vec<_> = [1, 2, 3, 4, 100].map(|failed| retry_delay(failed).as_millis()).into();
@@ -238,7 +237,7 @@ fn synapsed_has_no_items() {
         ],
     );
     assert!(!text.contains("Item memory") && !text.contains("Evictions"), "{text}");
-    // A server with nothing at all.
+    // A server without any parts.
     let text = once_text(&shown(json!({ "program": "synapsed", "instance": "1" })).model);
     has(&text, &["synapsed", "Requests         –"]);
 }

@@ -1,16 +1,16 @@
-//! Figures and tables as text, for the screen and for `--once` alike.
+//! Figures and tables as text, for both the screen and `--once`.
 
 use serde_json::Value;
 
 use crate::admin::list;
 use crate::command::top::model::{Model, Part, ratio, requests};
 
-/// The longest key, name or address that is shown, in characters.
+/// The maximum length of a key, name or address that is shown, in characters.
 const NAME_MAX: usize = 60;
-/// The most rows of a table.
+/// The maximum number of rows in a table.
 const ROWS_MAX: usize = 50;
 
-/// A figure: its name, its value, and what belongs to it.
+/// A figure: its name, its value, and additional information.
 #[derive(Debug)]
 pub(super) struct Figure {
     pub(super) name: &'static str,
@@ -24,11 +24,11 @@ pub(super) struct Table {
     pub(super) title: &'static str,
     pub(super) columns: &'static [&'static str],
     pub(super) rows: Vec<Vec<String>>,
-    /// What to say without rows, or below them.
+    /// The text shown below the rows, or instead of them.
     pub(super) note: String,
 }
 
-/// The other documents of the server, or why they are not there.
+/// The other documents of the server, or the reasons why they are missing.
 #[derive(Default, Clone)]
 pub(super) struct Documents {
     pub(super) hot: Option<Result<Value, String>>,
@@ -141,7 +141,7 @@ pub(super) fn figures(model: &Model) -> Vec<Figure> {
     figures
 }
 
-/// Returns hits and all reads since the start.
+/// Returns the hits and all reads since startup.
 fn hits_of(status: Part<'_>) -> Option<(f64, f64)> {
     match (status.part("items"), status.part("objects")) {
         (Some(items), _) => Some((items.u64("get_hits") as f64, items.u64("gets") as f64)),
@@ -271,7 +271,7 @@ fn commands(now: Part<'_>) -> Table {
     }
 }
 
-/// Returns a table of the rows that `document` has, or of none and the reason.
+/// Returns a table of the rows that `document` contains, or an empty one with the reason.
 fn table_of(
     title: &'static str,
     columns: &'static [&'static str],
@@ -297,7 +297,7 @@ fn text(value: &Value, longest: usize) -> String {
 fn curve(document: &Option<Result<Value, String>>) -> Table {
     table_of("Miss ratio at other sizes", &["for", ">memory", ">", ">misses", ""], document, |document| {
         let mut rows = Vec::new();
-        // While the simulated caches are being filled there is nothing to say.
+        // While the simulated caches are being filled, there is nothing to show.
         let is_known = |curve: &&Value| curve["is_warm"] != false && curve["requests"] != 0;
         for curve in list(document, "curves").iter().filter(is_known) {
             let scope = text(&curve["scope"], NAME_MAX);
@@ -373,7 +373,7 @@ fn log(document: &Option<Result<Value, String>>) -> Table {
 
 pub(super) const NONE: &str = "–";
 
-/// Three significant digits, without an exponent.
+/// Formats a number with three significant digits, without an exponent.
 fn digits(n: f64) -> String {
     let size = n.abs();
     if size >= 99.95 || n == 0.0 {
@@ -413,7 +413,7 @@ pub(super) fn count(n: u64) -> String {
     }
 }
 
-/// A number per second.
+/// Formats a rate per second.
 pub(super) fn rate(n: Option<f64>) -> String {
     known(n, |n| {
         let number = if n > 0.0 && n < 99.5 { digits(n) } else { count(n.round().max(0.0) as u64) };
@@ -444,7 +444,7 @@ pub(super) fn ms(n: u64) -> String {
     seconds(Some(n as f64 / 1e3))
 }
 
-/// Rounds down above 99.9 %, so that only all is 100 %.
+/// Formats a ratio, rounded down above 99.9 %, so that only a complete ratio is shown as 100 %.
 pub(super) fn percent(r: Option<f64>) -> String {
     known(r, |r| {
         if r > 0.999 && r < 1.0 {
@@ -457,7 +457,7 @@ pub(super) fn percent(r: Option<f64>) -> String {
     })
 }
 
-/// A time span in its two largest units.
+/// Formats a duration in its two largest units.
 pub(super) fn age(s: f64) -> String {
     let s = s.round().max(0.0) as u64;
     let (days, hours, minutes) = (s / 86_400, s / 3600 % 24, s / 60 % 60);
@@ -472,14 +472,14 @@ pub(super) fn age(s: f64) -> String {
     }
 }
 
-/// The time of day in UTC; the zone of the terminal is not known here.
+/// Formats the time of day in UTC, because the time zone of the terminal is not known here.
 pub(super) fn clock(unix_ms: u64) -> String {
     let s = unix_ms / 1000 % 86_400;
     format!("{:02}:{:02}:{:02}", s / 3600, s / 60 % 60, s % 60)
 }
 
-/// Returns foreign text with every character written out that would move others, or that would not
-/// be seen; at most `longest` characters of it.
+/// Returns foreign text in which every character that would move other text, or would be invisible,
+/// is escaped; at most `longest` characters.
 pub(super) fn printable(text: &str, longest: usize) -> String {
     let mut shown = String::new();
     let mut letters = text.chars();

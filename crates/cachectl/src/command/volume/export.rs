@@ -1,4 +1,4 @@
-//! Volumes that become images and streams, and streams that become volumes.
+//! Exporting volumes as images and streams, and importing streams into volumes.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -21,9 +21,9 @@ use crate::command::volume::name::{
 };
 use crate::output::{About, Failure, Interrupt, Progress};
 
-/// Reads under way at once, of 4 MiB each at most.
+/// The maximum number of reads in flight, each of at most 4 MiB.
 const READS_MAX: usize = 4;
-/// Zeros of this length, at its multiples, become a hole of the file.
+/// Aligned blocks of zeros of this size become holes of the file.
 const GRAIN_BYTES: usize = 4096;
 
 #[derive(Args)]
@@ -72,7 +72,7 @@ impl Export {
         self.file.as_deref().filter(|path| path.as_os_str() != "-")
     }
 
-    /// Writes the image. Returns its size, and how much of it is data, in bytes.
+    /// Writes the image. Returns its size and the amount of data in it, in bytes.
     fn write(&self, disk: &Disk, shown: &str, interrupt: &Interrupt) -> Result<(u64, u64), Failure> {
         let Some(path) = self.path() else {
             let mut out = Straight { out: io::stdout().lock(), at: 0 };
@@ -120,7 +120,7 @@ impl Disk {
         }
     }
 
-    /// Copies everything to `out`. Returns the size, and how much of it is data, in bytes.
+    /// Copies everything to `out`. Returns the size and the amount of data, in bytes.
     fn copy(
         &self,
         shown: &str,
@@ -151,7 +151,7 @@ impl Disk {
         out.end_at(size, interrupt).map_err(Failure::io(what))?;
         interrupt.check()?;
         if let Self::Snapshot(snapshot) = self {
-            // Deleted meanwhile, it may have been written over.
+            // If the snapshot was deleted in the meantime, its data may have been overwritten.
             block_on(snapshot.confirm()).about(shown)?;
         }
         Ok((size, data_bytes))
@@ -173,11 +173,11 @@ fn pieces(extent: &Extent) -> impl Iterator<Item = (u64, u64)> + use<> {
 trait Target {
     fn write_at(&mut self, offset: u64, data: &[u8]) -> io::Result<()>;
 
-    /// Writes the rest up to the size of the image; stops when a signal comes.
+    /// Writes the rest up to the size of the image; stops on a signal.
     fn end_at(&mut self, size: u64, interrupt: &Interrupt) -> io::Result<()>;
 }
 
-/// A file of the size of the image, without content yet.
+/// A file of the size of the image, initially without content.
 struct Sparse<'a>(&'a File);
 
 impl Target for Sparse<'_> {
@@ -190,7 +190,7 @@ impl Target for Sparse<'_> {
     }
 }
 
-/// What takes every byte, zeros as well.
+/// A destination that receives every byte, including zeros.
 struct Straight<W> {
     out: W,
     at: u64,
@@ -302,7 +302,7 @@ pub(crate) struct ImportDiff {
     store: StoreArguments,
 }
 
-/// The state of the volume before the stream, to return to after a failure.
+/// The state of the volume before the stream, which is restored after a failure.
 enum Before<'a> {
     Absent,
     Empty { size_bytes: u64 },
@@ -360,9 +360,9 @@ impl ImportDiff {
     }
 }
 
-/// Reads the begin of a stream. Returns it with the header that it has.
+/// Reads the beginning of a stream. Returns it together with its header.
 fn begin(input: &mut Input, interrupt: &Interrupt) -> Result<(Vec<u8>, StreamHeader), Failure> {
-    // Longer than a header, unless that is all there is.
+    // More than a header, unless the stream ends earlier.
     let first = input.next(interrupt)?.map(|piece| piece.data).unwrap_or_default();
     match StreamHeader::decode(&first).about(&input.name)? {
         Some(header) => Ok((first, header)),
@@ -379,8 +379,8 @@ struct Stream<'a> {
 }
 
 impl Stream<'_> {
-    /// Checks that the volume has the content at which the stream begins, and not yet the snapshot
-    /// at which it ends.
+    /// Checks that the volume has the content at which the stream begins, and does not have the
+    /// snapshot at which it ends.
     fn before(&self) -> Result<Before<'_>, Failure> {
         let Stream { name, header, .. } = self;
         let snapshots = block_on(self.volumes.snapshots(name)).about(name)?;
@@ -436,7 +436,7 @@ impl Stream<'_> {
         let undone = async {
             if let Some(to) = self.header.to.as_ref().filter(|_| !matches!(before, Before::Absent)) {
                 match volumes.delete_snapshot(name, to).await {
-                    // It had not come that far.
+                    // The import failed before it created the snapshot.
                     Ok(()) | Err(Error::NoSuchSnapshot(_)) => {}
                     Err(error) => return Err(error),
                 }

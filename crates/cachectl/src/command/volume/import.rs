@@ -1,4 +1,5 @@
-//! Images and streams that become volumes: reading them in pieces, and several writes at a time.
+//! Importing images and streams into volumes: reading them in pieces, and writing several pieces at
+//! a time.
 
 use std::cell::Cell;
 use std::fs::File;
@@ -25,9 +26,9 @@ use crate::command::volume::name::{
 };
 use crate::output::{About, Failure, Interrupt, Progress};
 
-/// The longest run of zeros that is written among data.
+/// The maximum run of zeros that is written as data.
 const GRAIN_BYTES: u64 = 64 << 10;
-/// The size of a volume whose image has no known one, until more is needed.
+/// The initial size of a volume whose image has no known size; it grows as needed.
 const SIZE_BYTES: u64 = 64 << 20;
 
 #[derive(Args)]
@@ -60,11 +61,11 @@ struct Target<'a> {
     volumes: &'a Volumes,
     volume: &'a Volume,
     name: &'a str,
-    /// Whether everything of it reads as zeros yet.
+    /// Whether the whole volume still reads as zeros.
     is_new: bool,
-    /// Whether its size grows with the image, whose size is unknown.
+    /// Whether the volume grows with the image, whose size is unknown.
     grows: bool,
-    /// Whether anything was written yet.
+    /// Whether anything has been written.
     is_touched: Cell<bool>,
 }
 
@@ -135,7 +136,7 @@ impl Target<'_> {
         let grain = self.volume.object_bytes().min(GRAIN_BYTES) as usize;
         let mut progress = Progress::new(input.len);
         let mut writes = Writes::new(self.volume);
-        // Everything before has been written, or become zeros.
+        // Everything before this offset has been written, or zeroed.
         let mut written = 0;
         let (mut next, mut end) = (first, 0);
         while let Some(Piece { offset, data }) = next {
@@ -167,7 +168,7 @@ impl Target<'_> {
         self.zero(written, self.volume.size_bytes())
     }
 
-    /// Makes the range zeros, if it may be something else.
+    /// Zeroes the range, unless it is known to read as zeros.
     fn zero(&self, begin: u64, end: u64) -> Result<(), Failure> {
         if self.is_new || begin >= end {
             return Ok(());
@@ -176,11 +177,11 @@ impl Target<'_> {
         block_on(self.volume.write_zeroes(begin, end - begin, true, false)).about(self.name)
     }
 
-    /// Makes room up to `end`, and for what comes after it.
+    /// Grows the volume at least up to `end`, with room for what follows.
     fn grow(&self, end: u64) -> Result<(), Failure> {
         let ample = self.volume.size_bytes().saturating_mul(2).max(end);
         match block_on(self.volumes.resize(self.name, ample)) {
-            // Near the largest size.
+            // Near the maximum size.
             Err(volumes::Error::Invalid(_)) if ample > end => block_on(self.volumes.resize(self.name, end)),
             done => done,
         }
@@ -193,7 +194,7 @@ impl Target<'_> {
     }
 }
 
-/// Refuses images of other formats, by what they begin with.
+/// Refuses images of other formats, which are recognised by their first bytes.
 fn check_raw(name: &str, first: Option<&Piece>) -> Result<(), Failure> {
     const CONVERT: &str = "qemu-img convert -O raw makes a raw image of it";
     const FORMATS: [(&[u8], &str, &str); 6] = [
@@ -213,40 +214,40 @@ fn check_raw(name: &str, first: Option<&Piece>) -> Result<(), Failure> {
     }
 }
 
-/// The most that is read at once: the object of a volume, as a rule. A piece does not cross a
-/// multiple of it.
+/// The maximum size of a read: usually the size of a volume's object. A piece does not cross a
+/// multiple of this size.
 pub(super) const PIECE_BYTES: u64 = 4 << 20;
 
 /// A part of the input.
 #[derive(Debug)]
 pub(super) struct Piece {
-    /// Where it begins, in bytes.
+    /// The offset of the piece, in bytes.
     pub(super) offset: u64,
     pub(super) data: Vec<u8>,
 }
 
 pub(super) struct Input {
     source: Source,
-    /// Its name in errors.
+    /// The name of the input in errors.
     pub(super) name: String,
-    /// Its length, where that is known from the start.
+    /// The length of the input, if it is known in advance.
     pub(super) len: Option<u64>,
     is_file: bool,
     at: u64,
 }
 
 enum Source {
-    /// A regular file, to be read around its holes.
+    /// A regular file, whose holes are skipped.
     Sparse(File),
-    /// A file, a device or a pipe, to be read from its begin to its end.
+    /// A file, a device or a pipe, read from start to end.
     Stream(File),
 }
 
 impl Input {
-    /// Opens a file, whose holes are passed over, or standard input for `-` and `None`.
+    /// Opens a file, whose holes are skipped, or standard input for `-` and `None`.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// The file cannot be read.
     pub(super) fn open(path: Option<&Path>) -> Result<Self, Failure> {
         let mut input = Self::open_stream(path)?;
         input.source = match input.source {
@@ -259,14 +260,14 @@ impl Input {
     /// Opens a file, every byte of which counts, or standard input for `-` and `None`.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// The file cannot be read.
     pub(super) fn open_stream(path: Option<&Path>) -> Result<Self, Failure> {
         let path = path.filter(|path| path.as_os_str() != "-");
         let name = path.map_or("standard input".to_owned(), |path| path.display().to_string());
         let open = || {
             let Some(path) = path else {
-                // Without the buffer of the standard library: a wait would not see bytes that are
-                // in it.
+                // Without the buffer of the standard library, because a wait would not see bytes in
+                // that buffer.
                 return Ok((File::from(io::stdin().as_fd().try_clone_to_owned()?), None, false));
             };
             let mut file = File::open(path)?;
@@ -289,7 +290,7 @@ impl Input {
     /// Returns the next piece that is not a hole; `None` at the end.
     ///
     /// # Errors
-    /// It cannot be read, or a signal has requested the end.
+    /// The input cannot be read, or a signal has requested the end.
     pub(super) fn next(&mut self, interrupt: &Interrupt) -> Result<Option<Piece>, Failure> {
         interrupt.check()?;
         let failed = || Failure::io(self.name.clone());
@@ -314,7 +315,8 @@ impl Input {
     }
 }
 
-/// Adds what one read gives, `most` bytes at most. Returns how many bytes that is; 0 at the end.
+/// Appends the data of a single read, at most `most` bytes. Returns the number of bytes; 0 at the
+/// end.
 fn read_once(file: &mut File, most: u64, data: &mut Vec<u8>) -> io::Result<usize> {
     const STEP_BYTES: u64 = 256 << 10;
     let begin = data.len();
@@ -330,14 +332,14 @@ fn read_once(file: &mut File, most: u64, data: &mut Vec<u8>) -> io::Result<usize
     read
 }
 
-/// Returns the next piece of a file from `at` on that is not a hole.
+/// Returns the next piece of a file, from `at` on, that is not a hole.
 fn next_of_file(file: &File, at: u64, len: u64) -> io::Result<Option<Piece>> {
     if at >= len {
         return Ok(None);
     }
     let begin = match rustix::fs::seek(file, rustix::fs::SeekFrom::Data(at)) {
         Ok(begin) if begin < len => begin,
-        // Only a hole is left, or the file has become shorter: the rest reads as zeros.
+        // Only a hole is left, or the file has been truncated: the rest reads as zeros.
         Ok(_) | Err(Errno::NXIO) => return Ok(None),
         Err(error) => return Err(error.into()),
     };
@@ -349,7 +351,7 @@ fn next_of_file(file: &File, at: u64, len: u64) -> io::Result<Option<Piece>> {
     Ok(Some(Piece { offset: begin, data }))
 }
 
-/// Returns the runs of `data` that are not zeros, by grains of this many bytes, as ranges.
+/// Returns the ranges of `data` that are not zero, in units of this many bytes.
 pub(super) fn runs(data: &[u8], grain_bytes: usize) -> Vec<std::ops::Range<usize>> {
     let mut all: Vec<std::ops::Range<usize>> = Vec::new();
     let mut at = 0;
@@ -366,12 +368,12 @@ pub(super) fn runs(data: &[u8], grain_bytes: usize) -> Vec<std::ops::Range<usize
     all
 }
 
-/// Whether all bytes are zero, 64 at a time.
+/// Returns whether all bytes are zero, comparing 64 at a time.
 fn is_zero(bytes: &[u8]) -> bool {
     bytes.chunks(64).all(|chunk| chunk.iter().fold(0, |all, byte| all | byte) == 0)
 }
 
-/// Writes under way at once, of 4 MiB each at most.
+/// The maximum number of writes in flight, each of at most 4 MiB.
 const WRITES_MAX: usize = 8;
 
 type Write<'a> = Pin<Box<dyn Future<Output = Result<Durability, Error>> + 'a>>;
@@ -386,10 +388,10 @@ impl<'a> Writes<'a> {
         Self { volume, under_way: FuturesUnordered::new() }
     }
 
-    /// Begins a write. Waits for another one, if many are under way.
+    /// Begins a write. If many writes are in flight, waits for another one first.
     ///
     /// # Errors
-    /// A write has failed: this one or one before it.
+    /// A write has failed: this one or an earlier one.
     pub(super) fn begin(&mut self, offset: u64, data: Bytes) -> Result<(), Error> {
         while self.under_way.len() >= WRITES_MAX {
             if let Some(done) = block_on(self.under_way.next()) {
@@ -397,7 +399,7 @@ impl<'a> Writes<'a> {
             }
         }
         self.under_way.push(Box::pin(self.volume.write(offset, data.into(), Durability::Cached)));
-        // So that it is on its way while the next piece is read.
+        // Polled once, so that the write is in flight while the next piece is read.
         match self.under_way.next().now_or_never() {
             Some(Some(done)) => done.map(drop),
             _ => Ok(()),
@@ -407,7 +409,7 @@ impl<'a> Writes<'a> {
     /// Waits for all writes.
     ///
     /// # Errors
-    /// One of them has failed.
+    /// A write has failed.
     pub(super) fn wait(&mut self) -> Result<(), Error> {
         while let Some(done) = block_on(self.under_way.next()) {
             done?;
@@ -456,7 +458,7 @@ mod tests {
             at = offset + data.len() as u64;
         }
         assert_eq!(found, 8192 + 4096 + 10, "something was passed over");
-        // Unless the file system has no holes.
+        // Unless the file system does not support holes.
         assert!(read < 1 << 20 || read as u64 == len, "{read} bytes were read");
     }
 }

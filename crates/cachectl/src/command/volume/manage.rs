@@ -1,4 +1,4 @@
-//! Commands to a server about its volumes, by its admin listener.
+//! Commands to a server about its volumes, sent to its admin listener.
 
 use std::time::Duration;
 
@@ -150,7 +150,7 @@ pub(crate) struct Job {
     number: u64,
 }
 
-/// A server's admin listener, and where the result goes.
+/// A server's admin listener, and the destination of the result.
 pub(super) struct Server<'a> {
     admin: Admin,
     output: &'a Output,
@@ -161,12 +161,12 @@ impl<'a> Server<'a> {
         Ok(Self { admin: call.admin()?, output: call.output })
     }
 
-    /// Requests a change, and waits for it.
+    /// Requests a change, and waits for its completion.
     fn change(&self, path: &str, body: &Value) -> Result<Value, Failure> {
         finished(&self.admin, self.admin.post(path, body)?)
     }
 
-    /// Returns what there is of one volume.
+    /// Returns the description of one volume.
     fn volume(&self, name: &str) -> Result<Value, Failure> {
         let answer = self.admin.get(&format!("/volumes/show?name={}", encoded(name)))?;
         finished(&self.admin, answer)
@@ -278,7 +278,7 @@ impl<'a> Server<'a> {
             };
             return Err(kept(name, &format!("its {size}{snapshots} would be lost; --yes deletes it")));
         }
-        // A server from before the option refuses it.
+        // A server from before this option existed refuses the key.
         let body = if *damaged { json!({ "name": name, "damaged": true }) } else { json!({ "name": name }) };
         let answer = self.change("/volumes/delete", &body)?;
         self.output.write(format!("{name} is deleted"), &answer)
@@ -346,13 +346,13 @@ fn kept(name: &str, why: &str) -> Failure {
     Failure::Usage(format!("{name} is kept as it is: {why}"))
 }
 
-/// How long to wait between two questions.
+/// The wait between two polls of a job.
 const STEP: Duration = Duration::from_millis(300);
 
 /// Returns `answer` or, if it names a job, the result of the job.
 ///
 /// # Errors
-/// The job fails, or a signal ends the wait: the job goes on.
+/// The job fails, or a signal ends the wait, in which case the job continues.
 fn finished(admin: &Admin, answer: Value) -> Result<Value, Failure> {
     match answer["job"].as_u64() {
         Some(job) => followed(admin, job),
@@ -363,7 +363,7 @@ fn finished(admin: &Admin, answer: Value) -> Result<Value, Failure> {
 /// Waits for a job. Returns its result.
 ///
 /// # Errors
-/// As for [`finished`]; there is no such job.
+/// As for [`finished`], or if there is no such job.
 fn followed(admin: &Admin, job: u64) -> Result<Value, Failure> {
     let interrupt = Interrupt::watch()?;
     let mut progress = Progress::of_steps();

@@ -1,6 +1,6 @@
-//! `volume`: disks. A running server makes and changes them, by its admin listener (`manage`),
-//! whose answers are shown here as text; contents are imported and exported on the store itself
-//! (`import`, `export`).
+//! `volume`: disks. A running server creates and changes them through its admin listener
+//! (`manage`), whose responses are shown here as text; contents are imported and exported directly
+//! in the store (`import`, `export`).
 
 mod export;
 mod import;
@@ -122,7 +122,8 @@ impl Volume {
             Of::HandOver(hand) => server()?.hand_over(hand),
             Of::TakeOver(take) => server()?.take_over(take),
             Of::Job(job) => server()?.job(job),
-            // To read a volume, its owner, or that a snapshot is read, is written down.
+            // Even reading a volume writes to the store: its owner, or that a snapshot is being
+            // read.
             Of::Import(import) => call.changes(|context| import.run(context)),
             Of::Export(export) => call.changes(|context| export.run(context)),
             Of::ImportDiff(import) => call.changes(|context| import.run(context)),
@@ -131,7 +132,7 @@ impl Volume {
     }
 }
 
-/// Returns text of an answer without characters that a terminal would obey.
+/// Returns text from a response without characters that a terminal would interpret.
 fn text(value: &Value) -> String {
     let printable = |letter: char| if letter.is_control() { '\u{fffd}' } else { letter };
     value.as_str().unwrap_or_default().chars().map(printable).collect()
@@ -172,7 +173,7 @@ fn summary(of: &Value) -> String {
     parts.join(", ")
 }
 
-/// Returns who has a volume.
+/// Returns the owner of a volume.
 fn state(of: &Value) -> String {
     match (of["connections"].as_u64().unwrap_or(0), of["attached"] == true) {
         (1, _) => "1 connection".to_owned(),
@@ -183,7 +184,8 @@ fn state(of: &Value) -> String {
     }
 }
 
-/// Returns the snapshot that a clone is of; one that was deleted since has no name.
+/// Returns the snapshot from which a volume was cloned; one that has been deleted since has no
+/// name.
 fn origin(of: &Value) -> String {
     match (of["volume"].is_string(), of["snapshot"].is_string()) {
         (true, true) => format!("{}@{}", text(&of["volume"]), text(&of["snapshot"])),
@@ -208,7 +210,7 @@ fn volume(of: &Value) -> String {
             add(label, shown_size(found));
         }
     }
-    // Those that are set.
+    // The settings that are set.
     for (key, value) in of["settings"].as_object().into_iter().flatten() {
         match value {
             Value::Null | Value::Bool(false) => {}
@@ -224,8 +226,8 @@ fn volume(of: &Value) -> String {
     lines.join("\n")
 }
 
-/// Returns the ranges of a difference, one line each: offset, length, and the kind of the content
-/// now.
+/// Returns the ranges of a difference, one per line: offset, length, and the type of the current
+/// content.
 fn extents(all: &[Value]) -> String {
     let line = |of: &Value| {
         let [offset, bytes] = ["offset", "bytes"].map(|key| of[key].as_u64().unwrap_or(0));
@@ -259,7 +261,8 @@ fn report(of: &Value) -> String {
     lines.join("\n")
 }
 
-/// Returns how many problems a check has found and not repaired, and whether data are lost by them.
+/// Returns the number of problems that a check has found and not repaired, and whether they cause
+/// data loss.
 fn problems(of: &Value) -> (u64, bool) {
     let count = |key: &str| of[key].as_u64().unwrap_or(0);
     let listed = list(of, "problems");
@@ -271,7 +274,8 @@ fn problems(of: &Value) -> (u64, bool) {
 /// Returns a time in seconds since 1970 as a date.
 fn date(unix_secs: u64) -> String {
     let (days, second) = (unix_secs / 86_400, unix_secs % 86_400);
-    // Years begin in March, so that a leap day is the last one; 400 of them have 146 097 days.
+    // Years begin in March here, so that a leap day is the last day of a year; 400 years have 146
+    // 097 days.
     let days = days + 719_468;
     let (era, day) = (days / 146_097, days % 146_097);
     let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;

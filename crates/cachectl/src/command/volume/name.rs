@@ -1,4 +1,4 @@
-//! How volumes, snapshots, sizes and settings are written on the command line.
+//! The syntax of volumes, snapshots, sizes and settings on the command line.
 
 use std::str::FromStr;
 use std::sync::Arc;
@@ -53,13 +53,13 @@ impl FromStr for Source {
 }
 
 impl Source {
-    /// Returns it as it was written.
+    /// Returns the source as it was written.
     pub(super) fn shown(&self) -> String {
         self.snapshot.as_ref().map_or_else(|| self.volume.clone(), |name| format!("{}@{name}", self.volume))
     }
 }
 
-/// Returns the name of a volume.
+/// Parses the name of a volume.
 pub(super) fn volume_name(text: &str) -> Result<String, String> {
     if text.contains('@') {
         return Err("a volume is meant, and not a snapshot of it".into());
@@ -67,7 +67,7 @@ pub(super) fn volume_name(text: &str) -> Result<String, String> {
     part(text, "volume")
 }
 
-/// Returns the name of a snapshot whose volume is known.
+/// Parses the name of a snapshot whose volume is known.
 pub(super) fn snapshot_name(text: &str) -> Result<String, String> {
     part(text, "snapshot")
 }
@@ -80,7 +80,7 @@ fn part(text: &str, what: &str) -> Result<String, String> {
     Err(format!("the name of a {what} has 1 to 200 bytes without control characters, \"/\" and \"@\""))
 }
 
-/// Returns a size that is written as a number of bytes or of a unit: `512M`, `20G`, `20GiB`.
+/// Parses a size: a number of bytes, or a number with a unit: `512M`, `20G`, `20GiB`.
 pub(super) fn size(text: &str) -> Result<u64, String> {
     let digits = text.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
@@ -97,7 +97,7 @@ pub(super) fn size(text: &str) -> Result<u64, String> {
     bytes.ok_or_else(|| format!("{text:?} is no size: write bytes, or 512M, 20G, 1T"))
 }
 
-/// Returns a number of bytes for people: in the largest unit that makes it short.
+/// Formats a number of bytes for people, in the largest unit that keeps it short.
 pub(super) fn shown_size(bytes: u64) -> String {
     let whole = Size(bytes).to_string();
     if bytes < 1024 || whole.len() <= 8 && whole.ends_with('B') {
@@ -108,7 +108,7 @@ pub(super) fn shown_size(bytes: u64) -> String {
     format!("{:.1} {name}", bytes as f64 / (1_u64 << shift) as f64)
 }
 
-/// A setting of a volume: its name and its value, as the server takes them; `null` is none.
+/// A setting of a volume: its name and its value in the server's form; `null` means none.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct Setting {
     key: &'static str,
@@ -150,7 +150,7 @@ impl FromStr for Setting {
 }
 
 impl Setting {
-    /// Returns settings as the server takes them.
+    /// Returns settings in the server's form.
     pub(super) fn values(all: &[Self]) -> Value {
         Value::Object(all.iter().map(|one| (one.key.to_owned(), one.value.clone())).collect())
     }
@@ -165,7 +165,7 @@ impl Setting {
         Ok(())
     }
 
-    /// Returns settings as the library takes them.
+    /// Returns settings in the library's form.
     pub(super) fn settings(all: &[Self]) -> Settings {
         let mut settings = Settings::default();
         for Self { key, value } in all {
@@ -219,8 +219,8 @@ impl StoreArguments {
     /// # Errors
     /// The store cannot hold volumes.
     pub(super) fn volumes(&self, context: &Context<'_>) -> Result<Volumes, Failure> {
-        // Each command is an owner of its own: one of them does not take a volume from another that
-        // is at work.
+        // Each command has its own owner name, so that one command does not take a volume from
+        // another that is still working.
         let host = rustix::system::uname();
         let host: String = host.nodename().to_string_lossy().chars().take(60).collect();
         let owner = format!("cachectl on {host}, {:08x}", WriterId::random().0 as u32);
@@ -230,10 +230,10 @@ impl StoreArguments {
     }
 }
 
-/// Makes a volume and opens it.
+/// Creates a volume and opens it.
 ///
 /// # Errors
-/// One of both failed, with the state of the volume.
+/// The failure of either step, with the state of the volume.
 pub(super) fn made(
     volumes: &Volumes,
     name: &str,
@@ -267,13 +267,13 @@ pub(super) fn ended(
     })
 }
 
-/// Removes a volume that this command has made. Returns a line about the remains.
+/// Removes a volume that this command has created. Returns a line about what remains.
 ///
 /// # Errors
-/// It cannot be removed.
+/// The volume cannot be removed.
 pub(super) fn removed(volumes: &Volumes, volume: &Volume, name: &str) -> Result<String, Failure> {
     block_on(async {
-        // Less to store at the end. What stays, the deletion removes.
+        // Leaves less to store at the end. The deletion removes whatever remains.
         let _ = volume.discard(0, volume.size_bytes()).await;
         volume.close().await?;
         volumes.delete(name).await
