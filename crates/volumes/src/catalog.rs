@@ -1,5 +1,5 @@
-//! The catalog: names of volumes, and the dependences of clones on snapshots. It has a namespace of
-//! its own, which no volume's owner claims.
+//! The catalog: the names of volumes, and the records of which clones depend on which snapshots.
+//! The catalog has a namespace of its own, which no volume's owner claims.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -15,7 +15,7 @@ use crate::format::{CatalogEntry, Head, NAME_BYTES_MAX, Origin};
 use crate::settings::DamagedVolume;
 use crate::space::Pool;
 
-/// How often a record's change is attempted when others change it at the same time.
+/// The maximum number of attempts to change a record that others change at the same time.
 const TRIES: u32 = 64;
 
 /// Checks the name of a volume or a snapshot.
@@ -28,8 +28,8 @@ pub(crate) fn check_name(name: &str) -> Result<()> {
     Err(Error::Invalid(format!("the name {name:?}: a name has {wanted}")))
 }
 
-/// Checks the name of a new volume or snapshot: it must be displayed unambiguously. Older names
-/// that do not pass can still be found, and removed.
+/// Checks the name of a new volume or snapshot, which must be displayed unambiguously. Volumes with
+/// older names that fail this check can still be found and removed.
 pub(crate) fn check_new_name(name: &str) -> Result<()> {
     check_name(name)?;
     if name.chars().all(is_shown) {
@@ -39,8 +39,9 @@ pub(crate) fn check_new_name(name: &str) -> Result<()> {
     Err(Error::Invalid(format!("the name {name:?} {why}: a name has none")))
 }
 
-/// Returns whether a text displays a character unambiguously. Control characters, invisible ones,
-/// and those that change the direction of the text, such as U+202E, are not displayed so.
+/// Returns whether a text displays a character unambiguously. Control characters, invisible
+/// characters, and characters that change the direction of the text, such as U+202E, are not
+/// displayed unambiguously.
 #[must_use]
 pub fn is_shown(letter: char) -> bool {
     if letter.is_ascii() {
@@ -81,7 +82,7 @@ impl Pool {
         self.in_catalog(format!("c/{}/{:09x}/{clone}", origin.volume, origin.node))
     }
 
-    /// Writes a record, and stores it before it returns.
+    /// Writes a record. The record is *stored* when this returns.
     async fn put_record(
         &self,
         object: ObjectId,
@@ -111,7 +112,7 @@ impl Pool {
         }
     }
 
-    /// Returns a number that no volume has had.
+    /// Returns a number that no volume has ever had.
     pub(crate) async fn new_volume_id(&self) -> Result<VolumeId> {
         let object = self.in_catalog("next".to_owned());
         for _ in 0..TRIES {
@@ -130,8 +131,8 @@ impl Pool {
             let next = CatalogEntry { volume: VolumeId(volume.0 + 1) };
             match self.put_record(object.clone(), next.encode(), condition).await {
                 Ok(()) => return Ok(volume),
-                // Another caller was first, or the outcome is unknown: in any case the next number
-                // is free.
+                // Another caller was first, or the outcome is unknown: in either case the next
+                // number is tried.
                 Err(
                     blocker::Error::ConditionFailed { .. }
                     | blocker::Error::Exists
@@ -156,14 +157,15 @@ impl Pool {
         }
     }
 
-    /// Returns the number as [`Self::find`] does, but not from the memory of a cache below.
+    /// Returns the number as [`Self::find`] does, but reads it from the store and not from a cache
+    /// below.
     pub(crate) async fn find_fresh(&self, name: &str) -> Result<VolumeId> {
         check_name(name)?;
         self.invalidate(Scope::Object(self.name_object(name))).await?;
         self.find(name).await
     }
 
-    /// Gives a volume its name. After an error the volume does not have it.
+    /// Gives a volume its name. If this fails, the volume does not have the name.
     pub(crate) async fn publish(&self, name: &str, volume: VolumeId) -> Result<()> {
         let bytes = CatalogEntry { volume }.encode();
         let mut error = match self.put_record(self.name_object(name), bytes.clone(), Condition::Absent).await
@@ -229,7 +231,7 @@ impl Pool {
         Ok((names, damaged))
     }
 
-    /// Makes caches below read the catalog again, because another owner may have changed it.
+    /// Makes caches below re-read the catalog, because another owner may have changed it.
     pub(crate) async fn refresh_catalog(&self) -> Result<()> {
         self.invalidate(Scope::Namespace(self.catalog())).await
     }
@@ -244,7 +246,7 @@ impl Pool {
         self.remove_record(self.clone_object(origin, clone)).await
     }
 
-    /// Returns whether the catalog has a dependence of this clone on this snapshot.
+    /// Returns whether the catalog records that this clone depends on this snapshot.
     pub(crate) async fn is_clone(&self, origin: Origin, clone: VolumeId) -> Result<bool> {
         Ok(self.store.exists(&self.clone_object(origin, clone)).await?)
     }
@@ -268,7 +270,7 @@ impl Pool {
         Ok(self.store.exists(&self.remains_object(volume)).await?)
     }
 
-    /// Records the same as [`Self::add_remains`]. Returns whether the record is new.
+    /// Records the same as [`Self::add_remains`], and returns whether the record is new.
     pub(crate) async fn add_new_remains(&self, volume: VolumeId) -> Result<bool> {
         let bytes = CatalogEntry { volume }.encode();
         match self.put_record(self.remains_object(volume), bytes, Condition::Absent).await {
@@ -294,7 +296,7 @@ impl Pool {
         self.head_if_any(volume).await?.ok_or_else(missing)
     }
 
-    /// Returns a volume's head and its version; `None` if it has none.
+    /// Returns a volume's head and the head's version, or `None` if the volume has no head.
     pub(crate) async fn head_if_any(&self, volume: VolumeId) -> Result<Option<(Head, blocker::Version)>> {
         let object = self.object(volume, Kind::Head);
         let damaged = |why: &str| Error::Damaged(format!("head {object} of a volume: {why}"));
@@ -351,18 +353,18 @@ fn number(text: &str) -> Option<VolumeId> {
 
 // ---- volumes of other owners
 //
-// Until a snapshot is made, the volume's owner may write the objects in place, of which a cache of
-// another host does not learn. After that the snapshot's objects never change. So a cache re-reads
+// Until a snapshot is made, the volume's owner may write the objects in place, which a cache on
+// another host does not notice. After the snapshot its objects never change. So a cache re-reads
 // the volume once for each new snapshot, and a golden image stays cached.
 
 impl Pool {
-    /// Makes caches below re-read older copies of a snapshot's objects, and of those of the
+    /// Makes caches below drop older copies of a snapshot's objects, and of the objects of the
     /// snapshots from which its volume was cloned.
     pub(crate) async fn refresh(&self, snapshot: Option<Origin>) -> Result<()> {
         let mut next = snapshot;
         let mut refreshed = Vec::new();
         while let Some(Origin { volume, node }) = next.take() {
-            // Its origins were refreshed together with it.
+            // The snapshots from which it was cloned were refreshed together with it.
             if self.left.knows(volume, node) {
                 break;
             }
@@ -381,13 +383,13 @@ impl Pool {
         Ok(())
     }
 
-    /// Returns the head of a volume that another owner may have, from the store.
+    /// Returns the head of a volume that another owner may have attached, read from the store.
     pub(crate) async fn fresh_head(&self, volume: VolumeId) -> Result<Option<Head>> {
         self.invalidate(Scope::Object(self.object(volume, Kind::Head))).await?;
         Ok(self.head_if_any(volume).await?.map(|(head, _)| head))
     }
 
-    /// Checks that a volume still has a snapshot, after a read of it: once the snapshot's name is
+    /// Checks after a read of a snapshot that the volume still has it: once the snapshot's name is
     /// gone, the owner may overwrite its objects.
     pub(crate) async fn check_there(&self, volume: VolumeId, node: u64, name: &str) -> Result<()> {
         let head = self.fresh_head(volume).await?;

@@ -5,7 +5,7 @@ use blocker::Epoch;
 /// The result of an operation on volumes.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why an operation on volumes failed.
+/// The reason for which an operation on volumes failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -18,7 +18,8 @@ pub enum Error {
     /// A volume or a snapshot with this name exists.
     #[error("{0:?} exists already")]
     Exists(String),
-    /// Another owner has the volume attached: let it close the volume, or take over.
+    /// Another owner has the volume attached. That owner must close the volume, or this one take it
+    /// over.
     #[error("the volume is in use by {owner:?}; close it there, or take it over")]
     InUse {
         /// The owner's name.
@@ -34,17 +35,17 @@ pub enum Error {
         /// The size of the volume in bytes.
         size_bytes: u64,
     },
-    /// The volume refuses changes: it was opened, or is set, read-only.
+    /// The volume refuses changes: it was opened read-only, or its settings make it read-only.
     #[error("the volume is read-only")]
     ReadOnly,
-    /// The store is full, or the volume's quota is used up. The operation may have been done in
-    /// part.
+    /// The store is full, or the volume's quota is exhausted. A part of the operation may have been
+    /// done.
     #[error("no space: {0}")]
     NoSpace(String),
     /// Another owner has taken over the volume. This handle never works again.
     #[error("fenced off: another owner has taken the volume over")]
     Fenced {
-        /// The epoch in force, where the store reported it; otherwise 0.
+        /// The epoch in force if the store reported it; otherwise 0.
         epoch: Epoch,
     },
     /// The volume was closed through this or another handle.
@@ -53,11 +54,11 @@ pub enum Error {
     /// The volume was handed over to another owner. This handle never works again.
     #[error("the volume was handed over to another owner")]
     HandedOver,
-    /// An operation on the volume's snapshots was abandoned half way. Close the volume and open it
-    /// again.
+    /// An operation on the volume's snapshots was interrupted. Close the volume and open it again.
     #[error("an operation on the volume was abandoned half way: close it and open it again")]
     Interrupted,
-    /// `write_zeroes` was requested only if fast, and it is not. Nothing was changed.
+    /// `write_zeroes` was called with `fast_only`, but zeroing the range is not fast. Nothing was
+    /// changed.
     #[error("writing zeros here is no faster than writing data")]
     NotFast,
     /// Stored data are damaged. The text names the object.
@@ -72,8 +73,8 @@ pub enum Error {
     /// A limit is reached.
     #[error("limit: {0}")]
     Limit(String),
-    /// Any other failure of the store. After a failed write its range has the old bytes, the new ones, or
-    /// some of both.
+    /// Any other failure of the store. After a failed write the range has the old bytes, the new
+    /// bytes, or a mix of both.
     #[error("the store failed: {0}")]
     Io(blocker::Error),
 }

@@ -1,4 +1,4 @@
-//! Settings by callers, and information for them.
+//! Settings that callers make, and the information that they get.
 
 use blocker::{Durability, NamespaceKey, WriteMode};
 
@@ -10,11 +10,11 @@ use crate::error::{Error, Result};
 pub struct Settings {
     /// Whether every change is refused.
     pub is_read_only: bool,
-    /// The write mode of the volume's namespace, set when the volume is opened; `None` keeps the
-    /// cache's. Not `ReadOnly`: see `is_read_only`.
+    /// The write mode of the volume's namespace, set when the volume is opened. `None` keeps the
+    /// cache's write mode. `ReadOnly` is not permitted here: see `is_read_only`.
     pub write: Option<WriteMode>,
-    /// The quota of the volume's namespace in bytes, set when the volume is opened; `None` keeps
-    /// the current one.
+    /// The quota of the volume's namespace in bytes, set when the volume is opened. `None` keeps
+    /// the current quota.
     pub quota_bytes_max: Option<u64>,
     /// The rates of the volume's namespace, set when the volume is opened.
     pub rates: Rates,
@@ -69,16 +69,16 @@ impl Settings {
     }
 }
 
-/// Limits on a volume's requests to the store below its cache, as for a namespace of the cache.
-/// `None` keeps the current limit. Without a cache below they have no effect.
+/// The limits on a volume's requests to the store below its cache, like those of a namespace of the
+/// cache. `None` keeps the current limit. Without a cache below, these limits have no effect.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Rates {
-    /// Requests a second.
+    /// The maximum number of requests per second.
     pub store_requests_per_second_max: Option<u64>,
-    /// Bytes a second, to and from the store.
+    /// The maximum number of bytes per second, to and from the store.
     pub store_bytes_per_second_max: Option<u64>,
-    /// How long the volume can save up unused rates, in milliseconds.
+    /// For how long the volume can save up unused rate, in milliseconds.
     pub store_burst_ms: Option<u64>,
 }
 
@@ -92,7 +92,7 @@ impl Rates {
         ]
     }
 
-    /// Checks that a cache accepts the rates; otherwise the volume could not be opened.
+    /// Checks that a cache would accept the rates; otherwise the volume could not be opened.
     fn check(&self) -> Result<()> {
         let ranges = [1..=10_000_000, 4096..=u64::MAX - 1, 0..=60_000];
         for ((key, value), range) in self.by_key().into_iter().zip(ranges) {
@@ -108,12 +108,13 @@ impl Rates {
 /// How one writer at a time is enforced.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Fencing {
-    /// By the layer below: a cache that is the writer of its store, or a store that only one
-    /// process opens. The volume is attached there when it is opened.
+    /// The layer below enforces one writer: a cache that is the writer of its store, or a store
+    /// that only one process can open. The volume is attached there when it is opened.
     #[default]
     Below,
-    /// By the volumes: each is claimed with a new epoch when it is opened, and every change is
-    /// stamped. For a store that several hosts write to without a cache that is the writer.
+    /// The volumes enforce one writer: each volume is claimed with a new epoch when it is opened,
+    /// and every change is stamped. For a store to which several hosts write without a cache that
+    /// is the writer.
     Stamps,
 }
 
@@ -123,24 +124,25 @@ pub enum Fencing {
 pub struct Options {
     /// The namespace of the catalog, and the prefix of the volumes' namespaces: 1 to 200 bytes.
     pub prefix: String,
-    /// The owner's name, by which others find it: usually a host and a port. After a crash the same
-    /// owner may open its volumes again without a takeover. 1 to 200 bytes.
+    /// The owner's name, which other owners see: usually a host and a port, from 1 to 200 bytes.
+    /// After a crash an owner with the same name may open its volumes again without a takeover.
     pub owner: String,
     /// How one writer at a time is enforced.
     pub fencing: Fencing,
-    /// The durability of a volume's flushes that record no new object: *journaled* suffices where
-    /// the cache below has a journal. *Stored* unless set.
+    /// The durability of a volume's flushes that record no new object. *Journaled* suffices if the
+    /// cache below has a journal. Default: *stored*.
     pub flush_durability: Durability,
-    /// Whether a write is answered only once the map that names its object is stored, or a log has
-    /// the write. Then acknowledged writes survive a kill of this process if the layer below keeps
-    /// acknowledged writes, as a cache with write-through or with a journal does. For clients that
-    /// reconnect and continue, as NBD clients do: they do not learn that the cache's content is
-    /// gone, and their next flush would promise data that are lost. Costs a flush with the first
-    /// write to each new object. Off unless set.
+    /// Whether a write is acknowledged only once a log has the write, or the map that names its
+    /// object is stored. Then acknowledged writes survive a kill of this process, provided that the
+    /// layer below keeps acknowledged writes, as a cache with write-through or with a journal does.
+    /// This setting is for clients that reconnect and continue, as NBD clients do: they do not
+    /// notice that the content of the cache is lost, and their next flush would promise data that
+    /// no longer exist. It costs a flush with the first write to each new object. Default: false.
     pub records_at_once: bool,
-    /// The memory in bytes, for all open volumes together, for overlays: writes to objects that
-    /// snapshots share and that are not copied yet. When it is full, such a write waits for the
-    /// copy. 64 MiB unless set; with 0 every such write waits, and volumes have no logs.
+    /// The maximum memory, in bytes, for the overlays of all open volumes together. An overlay
+    /// holds writes to objects that snapshots share and that are not copied yet. When the memory is
+    /// full, such a write waits for the copy. With 0 every such write waits, and volumes have no
+    /// logs. Default: 64 MiB.
     pub overlay_bytes_max: u64,
 }
 
@@ -172,7 +174,7 @@ impl Options {
         self
     }
 
-    /// Sets whether a write is answered only once the map that names its object is stored.
+    /// Sets whether a write is acknowledged only once the map that names its object is stored.
     #[must_use]
     pub fn records_at_once(mut self, records_at_once: bool) -> Self {
         self.records_at_once = records_at_once;
@@ -198,8 +200,8 @@ impl Options {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct OpenOptions {
-    /// Whether to take over the volume from an owner that has not closed it. That owner is fenced
-    /// off.
+    /// Whether to take over the volume from an owner that has not closed it. That owner is then
+    /// fenced off.
     pub take_over: bool,
 }
 
@@ -228,7 +230,7 @@ pub struct Listing {
 pub struct DamagedVolume {
     /// Its name.
     pub name: String,
-    /// What is damaged, for people.
+    /// A description of the damage, for users.
     pub why: String,
 }
 
@@ -242,7 +244,7 @@ pub struct VolumeInfo {
     pub size_bytes: u64,
     /// The size of its objects in bytes.
     pub object_bytes: u64,
-    /// The owner that has attached the volume; `None` if none has.
+    /// The owner that has attached the volume, or `None`.
     pub owner: Option<String>,
     /// The number of its snapshots.
     pub snapshots: usize,
@@ -254,13 +256,13 @@ pub struct VolumeInfo {
     pub settings: Settings,
 }
 
-/// A clone's origin, by the names that still exist.
+/// A clone's origin. The names are given only if they still exist.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct OriginInfo {
-    /// The volume; `None` if it was deleted, and is kept for its clones.
+    /// The volume, or `None` if the volume was deleted and is kept only for its clones.
     pub volume: Option<String>,
-    /// The snapshot; `None` if it was deleted, or was made only for this clone.
+    /// The snapshot, or `None` if the snapshot was deleted or was made only for this clone.
     pub snapshot: Option<String>,
 }
 
@@ -270,9 +272,9 @@ pub struct OriginInfo {
 pub struct SnapshotInfo {
     /// Its name.
     pub name: String,
-    /// The size of the volume when it was made, in bytes.
+    /// The size of the volume in bytes at the time of the snapshot.
     pub size_bytes: u64,
-    /// Its time, in seconds since 1970.
+    /// The time of the snapshot, in seconds since 1970.
     pub made_unix_seconds: u64,
     /// The name of the previous snapshot; `None` for the first one.
     pub parent: Option<String>,
@@ -292,9 +294,9 @@ pub enum ExtentKind {
 /// A range of a volume of one kind.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Extent {
-    /// Where it begins, in bytes.
+    /// The offset at which the range begins, in bytes.
     pub offset: u64,
-    /// Its length in bytes.
+    /// The length of the range in bytes.
     pub length: u64,
     /// Its kind.
     pub kind: ExtentKind,
@@ -303,9 +305,9 @@ pub struct Extent {
 /// A range of a volume that may differ from a snapshot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Change {
-    /// Where it begins, in bytes.
+    /// The offset at which the range begins, in bytes.
     pub offset: u64,
-    /// Its length in bytes.
+    /// The length of the range in bytes.
     pub length: u64,
     /// Whether the range has data now; otherwise it reads as zeros.
     pub is_data: bool,
@@ -317,8 +319,8 @@ pub struct Change {
 pub struct Usage {
     /// The size of the volume in bytes.
     pub size_bytes: u64,
-    /// The bytes of all its objects, its own and shared ones.
+    /// The bytes of all objects of the volume, both its own and shared ones.
     pub referenced_bytes: u64,
-    /// The bytes written since the last snapshot: no snapshot and no clone shares them.
+    /// The bytes written since the last snapshot, which no snapshot and no clone shares.
     pub exclusive_bytes: u64,
 }

@@ -1,4 +1,4 @@
-//! The store below: a volume's namespace and the terms of changing its objects, this process's
+//! The store below: a volume's namespace and the terms of changes of its objects, this process's
 //! knowledge of volumes that it does not have, the memory for overlays, and the limits of a
 //! volume's namespace.
 
@@ -20,14 +20,14 @@ use crate::format::map::Map;
 use crate::format::{PAGE_BYTES, Page, PageName, decode_page, decode_root};
 use crate::settings::Settings;
 
-/// The order domain of all changes of a volume, in its namespace.
+/// The order domain of all changes of a volume, within the volume's namespace.
 const DOMAIN: OrderDomain = OrderDomain(1);
-/// The most concurrent removals.
+/// The maximum number of concurrent removals.
 const REMOVALS_MAX: usize = 32;
-/// The most concurrent requests for pages.
+/// The maximum number of concurrent requests for pages.
 const LOADS_MAX: usize = 16;
 
-/// The store with the names of the volumes' namespaces.
+/// The store, with the naming of the volumes' namespaces and objects.
 #[derive(Clone)]
 pub(crate) struct Pool {
     pub(crate) store: Arc<dyn Blocker>,
@@ -94,8 +94,8 @@ impl Pool {
         }
     }
 
-    /// Returns the entries of the pages in `root`, sharing those that `near` has with the same
-    /// entry.
+    /// Returns a map with the entries of the pages in `root`. Pages that `near` has under the same
+    /// entry are shared with it.
     pub(crate) async fn load(&self, root: &[Entry], near: Option<(&[Entry], &Map)>) -> Result<Map> {
         use futures_util::StreamExt;
         let mut loads = Vec::new();
@@ -115,7 +115,7 @@ impl Pool {
     }
 }
 
-/// Owns its arguments, so that the future is `Send` whatever it is part of.
+/// Takes its arguments by value, so that the future is `Send` wherever it is used.
 async fn load_page(pool: Pool, page: usize, at: Entry) -> Result<(usize, Arc<Page>)> {
     // A map has at most 65 536 pages.
     let number = page as u32;
@@ -162,13 +162,13 @@ pub(crate) struct Space {
     pub(crate) pool: Pool,
     pub(crate) volume: VolumeId,
     namespace: Namespace,
-    /// `Some` if changes are stamped.
+    /// The fence of stamped changes, or `None` if changes are not stamped.
     fence: Option<Fence>,
 }
 
 struct Fence {
     epoch: u64,
-    /// Rises with every change of the volume, and so with every change of an object.
+    /// Incremented with every change of the volume, and therefore with every change of an object.
     sequence: AtomicU64,
 }
 
@@ -180,7 +180,7 @@ impl Space {
         Self { pool, volume, namespace, fence }
     }
 
-    /// Returns whether changes are stamped: then an object has only one change in flight.
+    /// Returns whether changes are stamped. An object then has at most one change in flight.
     pub(crate) fn is_stamped(&self) -> bool {
         self.fence.is_some()
     }
@@ -205,15 +205,15 @@ impl Space {
         terms
     }
 
-    /// Returns the terms as [`Self::terms`] does, for a change that stores acknowledged data: no
-    /// quota refuses it.
+    /// Returns the terms as [`Self::terms`] does, for a change that stores acknowledged data and
+    /// that no quota may refuse.
     pub(crate) fn settling(&self, durability: Durability, condition: Condition) -> ChangeTerms {
         let mut terms = self.terms(durability, condition);
         terms.settles = true;
         terms
     }
 
-    /// Replaces an object, and stores it before it returns. No quota refuses it, because
+    /// Replaces an object. The change is *stored* when this returns. No quota refuses it, because
     /// acknowledged data are found through such objects.
     pub(crate) async fn put(
         &self,
@@ -250,7 +250,7 @@ impl Space {
         }
     }
 
-    /// Flushes an object unless the change was answered as *stored*.
+    /// Flushes an object unless its change was acknowledged as *stored*.
     pub(crate) async fn ensure_stored(&self, kind: Kind, is: Durability) -> Result<(), blocker::Error> {
         if is < Durability::Stored {
             let scope = Scope::Object(self.object(kind));
@@ -265,7 +265,7 @@ impl Space {
         self.store().flush(FlushRequest::new(scope).durability(durability)).await.map(drop)
     }
 
-    /// Returns the volume's limit and usage.
+    /// Returns the quota of the volume's namespace, and its usage.
     pub(crate) fn quota(&self) -> Reply<Quota> {
         self.store().control().quota(self.namespace.clone())
     }
@@ -285,14 +285,14 @@ impl Space {
         Ok(())
     }
 
-    /// Removes everything, the head last, and stores that before it returns.
+    /// Removes everything, the head last. The removal is *stored* when this returns.
     pub(crate) async fn clear(&self) -> Result<(), blocker::Error> {
         let head = self.object(Kind::Head);
         let mut rest = self.objects().await?;
         rest.retain(|object| *object != head);
         self.remove_all(&rest).await?;
-        // Without the head nothing finds objects that a crash brings back, so all other removals
-        // are stored first.
+        // Without the head nothing would find objects that reappear after a crash, so all other
+        // removals are stored first.
         self.flush(Durability::Stored).await?;
         self.remove(Kind::Head).await?;
         self.flush(Durability::Stored).await
@@ -314,13 +314,14 @@ impl Space {
 
 // ---- volumes that this process does not have
 
-/// The most remembered volumes. For a further one it is assumed that another owner has had it, and
-/// that caches below may have copies from before its snapshots.
+/// The maximum number of volumes to remember. For any other volume it is assumed that another owner
+/// has had it, and that caches below may have copies from before its snapshots.
 const VOLUMES_MAX: usize = 16 * 1024;
 
-/// The heads with which this process has released volumes, by which it detects whether another
-/// owner has had them since; and the newest snapshots of which caches below have no outdated
-/// copies. Clones share one state.
+/// What this process knows about volumes that it has released or read. For each released volume,
+/// the number of the head that was current at the release, by which the process detects whether
+/// another owner has had the volume since. For each volume, the newest snapshot of which caches
+/// below have no outdated copies. Clones of this value share one state.
 #[derive(Clone, Default)]
 pub(crate) struct Left {
     sequences: Arc<Mutex<HashMap<VolumeId, u64>>>,
@@ -328,7 +329,7 @@ pub(crate) struct Left {
 }
 
 impl Left {
-    /// Notes that a volume was released with the head of this number.
+    /// Records that a volume was released with the head of this number.
     pub(crate) fn note(&self, volume: VolumeId, sequence: u64) {
         let mut sequences = self.sequences.lock();
         if sequences.len() < VOLUMES_MAX || sequences.contains_key(&volume) {
@@ -342,7 +343,7 @@ impl Left {
         self.snapshots.lock().remove(&volume);
     }
 
-    /// Notes that caches below have no copies of a volume from before its snapshot with this
+    /// Records that caches below have no copies of a volume from before its snapshot with this
     /// number.
     pub(crate) fn know(&self, volume: VolumeId, snapshot: u64) {
         let mut snapshots = self.snapshots.lock();
@@ -353,7 +354,7 @@ impl Left {
     }
 
     /// Returns whether caches below have no outdated copies of a snapshot. A snapshot's objects
-    /// never change, so knowing a newer one suffices.
+    /// never change, so it suffices if that is known of a newer snapshot.
     pub(crate) fn knows(&self, volume: VolumeId, snapshot: u64) -> bool {
         self.snapshots.lock().get(&volume).is_some_and(|newest| snapshot <= *newest)
     }
@@ -389,7 +390,7 @@ impl OverlayMemory {
         self.used_bytes.load(Ordering::Relaxed).saturating_add(bytes) <= self.bytes_max
     }
 
-    /// Notes that a use of `before` bytes becomes one of `after`.
+    /// Records that a use of `before` bytes has changed to `after` bytes.
     pub(crate) fn note(&self, before: u64, after: u64) {
         // Modulo 2^64, so a negative difference is a subtraction.
         self.used_bytes.fetch_add(after.wrapping_sub(before), Ordering::Relaxed);
@@ -398,9 +399,9 @@ impl OverlayMemory {
 
 // ---- the limits of a volume
 //
-// The cache below keeps the write mode, quota and rates of a volume's namespace. A cache in this
-// process knows them as the volume's settings, and whether it is attached; a cache behind a server
-// takes them as commands.
+// The cache below keeps the write mode, the quota and the rates of a volume's namespace. A cache in
+// this process gets them as the volume's settings, and knows whether the volume is attached; a
+// cache behind a server receives them as commands.
 
 /// Returns the settings of a volume's namespace.
 fn namespace_settings(settings: &Settings) -> NamespaceSettings {
@@ -415,7 +416,7 @@ fn namespace_settings(settings: &Settings) -> NamespaceSettings {
 /// number unique to this attachment of the volume.
 ///
 /// # Errors
-/// The store's errors; `Unsupported` where nothing below can keep a quota, or refuse writes to a
+/// The store's errors; `Unsupported` if nothing below can enforce a quota, or refuse writes to a
 /// volume.
 pub(crate) async fn apply_limits(
     pool: &Pool,
@@ -433,7 +434,7 @@ pub(crate) async fn apply_limits(
         let mut policy = Policy::default();
         policy.write = write;
         match control.set_policy(namespace.clone(), policy).await {
-            // Nothing caches, so every write already goes through.
+            // There is no cache, so every write already goes through to the store.
             Err(blocker::Error::Unsupported(_)) if write != WriteMode::ReadOnly => {}
             answer => answer?,
         }
@@ -442,9 +443,10 @@ pub(crate) async fn apply_limits(
         return Ok(());
     }
     let is_denied = match control.change_namespace(namespace.clone(), all).await {
-        // Nothing caches, so there are no rates, and a quota is the store's.
+        // There is no cache, so there are no rates, and the store itself enforces a quota.
         Err(blocker::Error::Unsupported(_)) => false,
-        // Denied by a server that lets no client set them. A server with volumes sets them itself.
+        // Denied by a server on which clients may not change these settings. A server with volumes
+        // sets them itself.
         Err(blocker::Error::Denied(_)) => true,
         answer => return Ok(answer?),
     };
@@ -466,8 +468,8 @@ pub(crate) async fn release_limits(pool: &Pool, volume: VolumeId, attachment: u6
     }
 }
 
-/// Replaces the settings `before` of an unattached volume's namespace by `after`. The caller holds
-/// the volume's operation lock.
+/// Replaces `before`, the settings of an unattached volume's namespace, with `after`. The caller
+/// holds the volume's operation lock.
 ///
 /// # Errors
 /// The store's errors.

@@ -1,4 +1,4 @@
-//! The attached volumes, and their numbers of connections.
+//! The attached volumes, and the number of connections of each.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,8 +16,8 @@ const RETRY_PAUSE: Duration = Duration::from_secs(10);
 /// The pause before a failed merge is retried.
 const MERGE_PAUSE: Duration = Duration::from_secs(1);
 
-/// The attached volumes. A name's lock is held while its volume is opened or released, so that
-/// these never overlap.
+/// The attached volumes. The lock of a volume's name is held while the volume is opened or
+/// released, so that the two never overlap.
 #[derive(Default)]
 pub(crate) struct Table {
     places: parking_lot::Mutex<HashMap<String, Place>>,
@@ -33,17 +33,18 @@ type Place = Arc<Mutex<Option<Held>>>;
 pub(crate) struct Held {
     pub(crate) volume: Volume,
     users: Weak<Attached>,
-    /// Alive while a task releases the volume, or retries that.
+    /// Alive while a task releases the volume, or waits to retry the release.
     releaser: Weak<()>,
 }
 
-/// A use of an attached volume by some connections. Dropping the last one releases the volume.
+/// The use of an attached volume by one or more connections. The volume is released when the last
+/// reference is dropped.
 pub(crate) struct Attached {
     table: Arc<Table>,
     name: String,
     runtime: Handle,
-    /// Held while the volume is compared with a snapshot, since each such request may hold a
-    /// snapshot's map in memory.
+    /// Held while the volume is compared with a snapshot. Only one comparison runs at a time,
+    /// because each may hold a snapshot's map in memory.
     pub(crate) comparing: Mutex<()>,
 }
 
@@ -52,7 +53,7 @@ impl Table {
     pub(crate) async fn lock(self: &Arc<Self>, name: &str) -> VolumeLock {
         let place = {
             let mut places = self.places.lock();
-            // Removes entries that no connection and no operation uses.
+            // Removes entries that neither a connection nor an operation uses.
             places.retain(|_, place| {
                 Arc::strong_count(place) > 1 || place.try_lock().is_ok_and(|held| held.is_some())
             });
@@ -66,11 +67,11 @@ impl Table {
         self.is_closed.store(false, Ordering::SeqCst);
     }
 
-    /// Releases all volumes concurrently, and lets none be attached from now on. Returns those that
-    /// could not be released, with the reason.
+    /// Releases all volumes concurrently, and refuses to attach any from now on. Returns the
+    /// volumes that could not be released, with the reasons.
     pub(crate) async fn close_all(self: &Arc<Self>) -> Vec<(String, Error)> {
-        // Set first: a volume whose lock was taken earlier is already in the table, and is waited
-        // for.
+        // Set before the table is read: a volume whose lock was taken earlier is already in the
+        // table, and is waited for.
         self.is_closed.store(true, Ordering::SeqCst);
         let names: Vec<_> = self.places.lock().keys().cloned().collect();
         let mut closing = JoinSet::new();
@@ -84,7 +85,8 @@ impl Table {
         let mut failed: Vec<_> = closing.join_all().await.into_iter().flatten().collect();
         failed.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
         if failed.is_empty() {
-            // Ends the tasks, which have nothing left to do. The caller may open the store again.
+            // Ends the tasks, which have nothing left to do, so that the caller can open the store
+            // again.
             let mut tasks = std::mem::take(&mut *self.tasks.lock());
             tasks.shutdown().await;
         }
@@ -99,8 +101,8 @@ impl Table {
     }
 }
 
-/// Copies objects that are overwritten after snapshots, beside clients' requests, until the volume
-/// is released.
+/// Copies objects that are overwritten after snapshots, in the background, until the volume is
+/// released.
 async fn keep_merging(volume: Volume, name: String) {
     while volume.merge_due().await.is_ok() {
         let Err(error) = volume.merge().await else { continue };
@@ -184,8 +186,8 @@ impl VolumeLock {
         (!is_used).then(|| held.volume.clone())
     }
 
-    /// Releases the volume, which the caller has tried to store, unless a connection has come
-    /// meanwhile. Returns false if the caller must retry later.
+    /// Releases the volume, after the caller has tried to store it, unless a connection has arrived
+    /// in the meantime. Returns false if the caller must retry later.
     async fn release_unused(&mut self, stored: Result<()>) -> bool {
         let is_used = self.users() > 0;
         let Some(held) = &mut *self.held else { return true };
@@ -221,8 +223,8 @@ impl Drop for Attached {
             let releaser = Arc::new(());
             loop {
                 let Some(volume) = table.lock(&name).await.begin_release(&releaser) else { return };
-                // Without the lock, so that a client that reconnects need not wait for the whole
-                // store.
+                // Without the lock, so that a client that reconnects need not wait until everything
+                // is stored.
                 let stored = volume.store().await;
                 if table.lock(&name).await.release_unused(stored).await {
                     return;

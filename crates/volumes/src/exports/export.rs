@@ -14,12 +14,12 @@ use super::ReceiveBuffers;
 use super::attached::Attached;
 use super::of_request;
 
-/// The most bytes that one request reads ahead: as much as a read may return. More would evict each
-/// other from the cache below.
+/// The maximum number of bytes that one request reads ahead, equal to the maximum length of a read.
+/// More bytes would evict each other from the cache below.
 const CACHE_BYTES_MAX: u32 = PAYLOAD_BYTES_MAX;
 
-/// The most objects whose extents one answer covers; the client asks again for the rest. They are
-/// read under a lock that every request of the volume takes.
+/// The maximum number of objects whose extents one reply covers; the client asks again for the
+/// rest. The extents are read under a lock that every request of the volume takes.
 const EXTENT_OBJECTS_MAX: u64 = 64 * 1024;
 
 /// A volume for one connection. The volume stays attached while a connection uses it.
@@ -27,7 +27,8 @@ pub(crate) struct VolumeExport {
     pub(crate) volume: Volume,
     pub(crate) description: Description,
     pub(crate) fua_durability: Durability,
-    /// The memory of a cache below, and an object with whose name memory is requested.
+    /// The source of a cache's memory for payloads, and an object with whose name that memory is
+    /// requested.
     pub(crate) buffers: Option<(ReceiveBuffers, ObjectId)>,
     /// Releases the volume when the last one is dropped.
     pub(crate) attached: Arc<Attached>,
@@ -48,7 +49,7 @@ impl VolumeExport {
     }
 }
 
-/// Converts a volume's answer to a reply with the contract's errors.
+/// Converts a volume's answer to a reply with the errors of the NBD server's contract.
 fn reply_of<T, U>(answer: Answer<T>, of: impl FnOnce(T) -> U + Send + 'static) -> Reply<U>
 where
     T: 'static,
@@ -76,7 +77,8 @@ impl Export for VolumeExport {
     fn receive_buffer(&self, offset: u64, len_bytes: u32) -> Option<Box<dyn ReceiveBuffer>> {
         let (buffers, object) = self.buffers.as_ref()?;
         let within = offset % self.volume.object_bytes();
-        // A payload for several objects is split, and no object may hold all of it.
+        // A payload for several objects is split before it is written, so the memory for one object
+        // cannot receive it.
         let is_in_one = within + u64::from(len_bytes) <= self.volume.object_bytes();
         is_in_one.then(|| buffers(object, within, len_bytes as usize)).flatten()
     }
@@ -100,10 +102,10 @@ impl Export for VolumeExport {
     }
 
     fn cache(&self, offset: u64, len_bytes: u32) -> Reply<()> {
-        // The bytes stay in the cache below, and are not sent.
+        // The bytes stay in the cache below and are not sent to the client.
         self.reply(move |volume| async move {
             let end = offset + u64::from(len_bytes.min(CACHE_BYTES_MAX));
-            // They occupy memory only in transit, so they are read in parts.
+            // The bytes occupy memory only in transit, so they are read in parts.
             let part_bytes = u64::from(READ_AHEAD_BYTES);
             for at in (offset..end).step_by(READ_AHEAD_BYTES as usize) {
                 volume.read(at, part_bytes.min(end - at)).await?;

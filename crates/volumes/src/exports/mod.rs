@@ -41,11 +41,12 @@ use crate::error::{Error, Result};
 use crate::manage::Volumes;
 use crate::settings::{OpenOptions, SnapshotInfo};
 
-/// The most snapshots of a volume that are contexts: the latest ones.
+/// The maximum number of snapshots that are contexts; a volume with more shows the latest ones.
 const CONTEXTS_MAX: usize = 1024;
 
-/// Returns cache memory for a payload of this length that is to be written at an offset of an
-/// object, or `None` if none is free at once. Only the object's namespace is that of the write.
+/// Returns cache memory for a payload of this length that is to be written at this offset of an
+/// object, or `None` if no memory is free immediately. Of the object's name, only the namespace is
+/// certain to be that of the write.
 pub type ReceiveBuffers = Arc<dyn Fn(&ObjectId, u64, usize) -> Option<Box<dyn ReceiveBuffer>> + Send + Sync>;
 
 /// The volumes of a store, as exports.
@@ -58,14 +59,14 @@ pub struct VolumeExports {
 }
 
 impl VolumeExports {
-    /// Returns the volumes as exports. Writes that a client demands to be durable are *stored*.
+    /// Returns the volumes as exports. Writes with FUA are *stored*.
     #[must_use]
     pub fn new(volumes: Arc<Volumes>) -> Self {
         Self { volumes, table: Arc::default(), fua_durability: Durability::Stored, buffers: None }
     }
 
-    /// Sets the durability of writes that a client demands to be durable: *journaled* suffices
-    /// where the cache below has a journal.
+    /// Sets the durability of writes with FUA: *journaled* suffices if the cache below has a
+    /// journal.
     #[must_use]
     pub fn fua_durability(mut self, durability: Durability) -> Self {
         self.fua_durability = durability;
@@ -73,7 +74,7 @@ impl VolumeExports {
     }
 
     /// Sets a source of memory for the payloads of large writes: memory of a cache below, which
-    /// then needs no copy.
+    /// then need not copy the payload.
     #[must_use]
     pub fn receive_buffers(mut self, buffers: ReceiveBuffers) -> Self {
         self.buffers = Some(buffers);
@@ -81,10 +82,10 @@ impl VolumeExports {
     }
 
     /// Runs `operation` while no connection uses the volume with this name; new connections wait.
-    /// If the volume is attached without a connection, it is first released.
+    /// If the volume is attached without a connection, it is released first.
     ///
     /// # Errors
-    /// [`Refused`]: `operation` has not been run, or has failed.
+    /// [`Refused`] if `operation` was not run, or has failed.
     pub async fn while_unused<T>(
         &self,
         name: &str,
@@ -101,17 +102,17 @@ impl VolumeExports {
     }
 
     /// Stores everything and releases a volume for another owner, even while connections use it.
-    /// Their waiting and later requests are answered that another server has the export. Only the
-    /// owner named `to` can attach the volume then, at once.
+    /// Pending and later requests of these connections fail, because another server has the export.
+    /// Afterwards only the owner named `to` can attach the volume, and can do so at once.
     ///
     /// # Errors
-    /// Those of [`crate::Volume::hand_over`], and of attaching the volume.
+    /// The errors of [`crate::Volume::hand_over`], and those of attaching the volume.
     pub async fn hand_over(&self, name: &str, to: &str) -> Result<()> {
         let mut lock = self.table.lock(name).await;
         let volume = match lock.volume().filter(|volume| volume.is_handed_over()) {
             // An earlier call has failed after the release; this one completes it.
             Some(volume) => volume.clone(),
-            // The attached volume, if it is attached.
+            // Returns the open volume if it is attached already.
             None => self.volumes.open(name, OpenOptions::default()).await?,
         };
         match volume.hand_over(to).await {
@@ -121,7 +122,7 @@ impl VolumeExports {
                 Ok(())
             }
             Err(error) => {
-                // The volume was attached only for this.
+                // The volume was attached only for the handover.
                 if lock.volume().is_none() {
                     volume.close().await?;
                 }
@@ -130,15 +131,15 @@ impl VolumeExports {
         }
     }
 
-    /// Stores and releases every attached volume, and lets none be attached from now on. Call it
-    /// when the server has ended. Returns the volumes that could not be released, with the reasons;
-    /// a second call retries those.
+    /// Stores and releases every attached volume, and refuses to attach any from now on. Call it
+    /// after the server has stopped. Returns the volumes that could not be released, with the
+    /// reasons; a second call retries them.
     pub async fn close(&self) -> Vec<(String, Error)> {
         self.table.close_all().await
     }
 
-    /// Allows volumes to be attached again after [`Self::close`], for another server; also those
-    /// that could not be released.
+    /// Allows volumes to be attached again after [`Self::close`], for another server. This includes
+    /// the volumes that could not be released.
     pub fn reopen(&self) {
         self.table.reopen();
     }
@@ -232,14 +233,14 @@ fn no_export(error: Error) -> NoExport {
     }
 }
 
-/// Converts an error to that of a request.
+/// Converts an error of a volume to the error of a request.
 fn of_request(error: Error) -> StoreError {
     match error {
         Error::Io(error) => error,
         Error::Fenced { epoch } => StoreError::Fenced { epoch },
-        // To a client both mean that another server has the volume.
+        // For a client both errors mean that another server has the volume.
         Error::HandedOver => StoreError::Fenced { epoch: Epoch(0) },
-        // An operator has to free space, and the guest can wait for that.
+        // The guest can wait until an operator frees space.
         Error::NoSpace(why) | Error::Limit(why) => StoreError::OutOfSpace(why.into()),
         Error::ReadOnly => StoreError::Denied("the volume is read-only".into()),
         Error::NotFast => StoreError::Unsupported("zeros are no faster than data here".into()),
@@ -255,10 +256,10 @@ pub enum Refused {
     /// Connections use the volume.
     #[error("{connections} NBD {} the volume; end {} first", are(*.connections).0, are(*.connections).1)]
     Used {
-        /// Their number.
+        /// The number of these connections.
         connections: usize,
     },
-    /// The volume could not be released, or the operation has failed.
+    /// The volume could not be released, or the operation failed.
     #[error(transparent)]
     Failed(#[from] Error),
 }

@@ -1,12 +1,13 @@
-//! Map entries: the volume and the allocation id of an object, which form its name.
+//! Map entries. An entry is the volume and the allocation ID of an object, which form the object's
+//! name.
 
 use std::fmt;
 
 use blocker::Name;
 
-/// The number of bits of an allocation id.
+/// The number of bits of an allocation ID.
 const ALLOCATION_BITS: u32 = 36;
-/// The highest allocation id.
+/// The highest allocation ID.
 pub(crate) const ALLOCATION_MAX: u64 = (1 << ALLOCATION_BITS) - 1;
 /// The highest number of a volume.
 pub(crate) const VOLUME_MAX: u32 = (1 << (64 - ALLOCATION_BITS)) - 1;
@@ -21,8 +22,8 @@ impl fmt::Display for VolumeId {
     }
 }
 
-/// One entry of a map: a hole, or the volume in whose namespace the object lies and its allocation
-/// id. 28 bits of volume, 36 of allocation id; all zero is a hole.
+/// One entry of a map: a hole, or an object's allocation ID and the volume in whose namespace the
+/// object lies. 28 bits are the volume and 36 the allocation ID; all zero is a hole.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub(crate) struct Entry(u64);
 
@@ -51,8 +52,8 @@ impl Entry {
         self.0
     }
 
-    /// Returns the entry with these bits; `None` if they have a volume without an allocation id, or
-    /// the reverse.
+    /// Returns the entry with these bits, or `None` if they have a volume without an allocation ID,
+    /// or an allocation ID without a volume.
     pub(crate) fn from_bits(bits: u64) -> Option<Self> {
         let entry = Self(bits);
         (entry.is_hole() || (entry.volume().0 != 0 && entry.allocation() != 0)).then_some(entry)
@@ -76,11 +77,11 @@ pub(crate) enum Kind {
     Head,
     /// The root of the snapshot with this number.
     Root(u64),
-    /// A page of a map: its allocation id and number.
+    /// A page of a map: its allocation ID and number.
     Page(u64, u32),
-    /// Data: its allocation id and index in the volume.
+    /// Data: its allocation ID and index in the volume.
     Data(u64, u32),
-    /// A part of an overlay log: the allocation id of the log, and the number of the part.
+    /// A part of an overlay log: the allocation ID of the log, and the number of the part.
     Overlay(u64, u32),
 }
 
@@ -98,7 +99,8 @@ impl Kind {
         Name::new(text).expect("less than 255 bytes")
     }
 
-    /// Returns the kind of an object by its name; `None` for a foreign name.
+    /// Returns the kind of the object with this name, or `None` if the name is not that of a
+    /// volume's object.
     pub(crate) fn of(name: &Name) -> Option<Self> {
         let text = std::str::from_utf8(name.as_bytes()).ok()?;
         let hexadecimal = |text: &str| u64::from_str_radix(text, 16).ok();
@@ -116,8 +118,8 @@ impl Kind {
     }
 }
 
-/// Returns `kind`, a slash, the allocation id in 9 digits or more, a slash, and the index in 8.
-/// Written without `format!`, because each request needs such a name.
+/// Returns `kind`, a slash, the allocation ID in 9 or more digits, a slash, and the index in 8
+/// digits. Written without `format!`, because every request needs such a name.
 fn in_place(kind: u8, allocation: u64, place: u32) -> Vec<u8> {
     let id_digits = (u64::BITS - allocation.leading_zeros()).div_ceil(4).max(9) as usize;
     let mut digits = [0; 16];
@@ -133,13 +135,13 @@ fn in_place(kind: u8, allocation: u64, place: u32) -> Vec<u8> {
 
 /// Returns a number in 8 hexadecimal digits.
 fn hex(number: u32) -> [u8; 8] {
-    // A digit in each byte, the highest first.
+    // One digit in each byte, the highest first.
     let mut digits = u64::from(number);
     digits = (digits | digits << 16) & 0x0000_ffff_0000_ffff;
     digits = (digits | digits << 8) & 0x00ff_00ff_00ff_00ff;
     digits = (digits | digits << 4) & 0x0f0f_0f0f_0f0f_0f0f;
     let are_letters = ((digits + 0x0606_0606_0606_0606) >> 4) & 0x0101_0101_0101_0101;
-    // From each "9" to "a" there are 39 others.
+    // There are 39 other characters between "9" and "a".
     (digits + 0x3030_3030_3030_3030 + are_letters * 39).to_be_bytes()
 }
 
@@ -156,7 +158,7 @@ mod tests {
         let text = |kind: Kind| kind.name().to_string();
         assert_eq!(text(Kind::Data(0x1_2345_6789, 0xab)), "d/123456789/000000ab");
         assert_eq!(text(Kind::Page(1, u32::MAX)), "m/000000001/ffffffff");
-        // An id that no volume reaches.
+        // An allocation ID that no volume reaches.
         assert_eq!(text(Kind::Data(u64::MAX, 7)), "d/ffffffffffffffff/00000007");
         for other in ["heads", "r/7", "m/000000001", "d/000000001/00000001/", "d/00000000A/00000001", "x"] {
             assert_eq!(Kind::of(&other.parse().unwrap()), None, "{other}");

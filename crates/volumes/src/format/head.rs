@@ -1,6 +1,6 @@
-//! The head of a volume: everything except its maps. Every change of a volume's shape is one
-//! conditional write of its head, so after a crash the shape is the old or the new one. Also two
-//! small records: the root of a snapshot's map, and a name in the catalog.
+//! The head of a volume: everything except its maps. Every change of a volume's structure is one
+//! conditional write of its head, so after a crash the structure is either the old or the new one.
+//! This file also has two small records: the root of a snapshot's map, and a name in the catalog.
 
 use blocker::WriteMode;
 
@@ -20,11 +20,12 @@ const NODE_BYTES_MIN: usize = 34;
 /// The owner that has attached a volume.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Owner {
-    /// The epoch with which the owner has claimed the volume; 0 if the layer below is the writer.
+    /// The epoch with which the owner has claimed the volume, or 0 if the layer below is the
+    /// writer.
     pub(crate) epoch: u64,
-    /// Its identity.
+    /// The owner's identity.
     pub(crate) writer: u128,
-    /// Its name.
+    /// The owner's name.
     pub(crate) name: String,
 }
 
@@ -38,8 +39,8 @@ pub(crate) struct Origin {
 /// A snapshot.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Node {
-    /// The allocation id that was current when the snapshot was made, which is also the number of
-    /// its root.
+    /// The allocation ID that was current when the snapshot was made. It is also the number of the
+    /// snapshot's root.
     pub(crate) id: u64,
     /// The volume's previous snapshot; 0 if there is none.
     pub(crate) parent: u64,
@@ -50,38 +51,38 @@ pub(crate) struct Node {
     pub(crate) name: String,
 }
 
-/// A log with a volume's overlays: writes over objects that are not copied yet.
+/// A log of a volume's overlays: of writes to objects that are not copied yet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct OverlayLog {
-    /// The allocation id in the names of its parts, unique to this log.
+    /// The allocation ID in the names of the log's parts, unique to this log.
     pub(crate) allocation: u64,
-    /// A key in each of its records. No client of the volume knows it, so no client can forge a
-    /// record.
+    /// The key in each of the log's records. No client of the volume knows the key, so no client
+    /// can forge a record.
     pub(crate) key: u128,
 }
 
-/// See the module.
+/// The head of a volume; see the module.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Head {
     pub(crate) volume: VolumeId,
-    /// The number of writes of the head; different heads have different numbers.
+    /// The number of times the head has been written; different heads have different numbers.
     pub(crate) sequence: u64,
     pub(crate) size_bytes: u64,
     pub(crate) object_bytes: u64,
-    /// Above every allocation id that was ever used.
+    /// An upper bound, exclusive, of every allocation ID ever used.
     pub(crate) allocation_limit: u64,
-    /// `None` if no owner has attached the volume.
+    /// The owner that has attached the volume, or `None`.
     pub(crate) owner: Option<Owner>,
-    /// Whether the volume was deleted; the rest remains for clones.
+    /// Whether the volume was deleted and only the parts that clones need remain.
     pub(crate) is_deleted: bool,
     pub(crate) origin: Option<Origin>,
     /// The volume's last snapshot; 0 if it has none.
     pub(crate) parent: u64,
     pub(crate) settings: Settings,
     pub(crate) nodes: Vec<Node>,
-    /// The entries of the map's pages; a hole for a page with only holes.
+    /// The entries of the map's pages. A page with only holes is a hole itself.
     pub(crate) root: Vec<Entry>,
-    /// The logs, the oldest first. Empty if the maps have everything, as after a release.
+    /// The logs, the oldest first. Empty if the maps contain everything, as after a release.
     pub(crate) logs: Vec<OverlayLog>,
 }
 
@@ -165,8 +166,8 @@ impl Head {
             1 => Some(WriteMode::Back),
             2 => Some(WriteMode::Through),
             3 => Some(WriteMode::Around),
-            // Earlier programs allowed this setting, with which the volume could not write its own
-            // head.
+            // Earlier versions of the program allowed this setting, with which the volume could not
+            // write its own head.
             4 => {
                 is_read_only = true;
                 None
@@ -267,14 +268,14 @@ fn put_pages(into: &mut Vec<u8>, pages: &[Entry]) {
     pages.iter().for_each(|page| into.extend_from_slice(&page.to_bits().to_le_bytes()));
 }
 
-/// Reads what [`put_pages`] has written.
+/// Decodes the pages that [`put_pages`] has encoded.
 fn pages(reader: &mut Reader<'_>) -> Result<Vec<Entry>, String> {
     let count = reader.count(PAGES_MAX, 8)?;
     let page = |_| Entry::from_bits(reader.u64()?).ok_or_else(|| "an entry in it is impossible".to_owned());
     (0..count).map(page).collect()
 }
 
-/// Returns the object of a snapshot's root.
+/// Returns the encoded root of a snapshot's map.
 pub(crate) fn encode_root(pages: &[Entry]) -> Vec<u8> {
     let mut bytes = ROOT_MAGIC.to_vec();
     bytes.extend_from_slice(&ROOT_VERSION.to_le_bytes());
@@ -282,7 +283,7 @@ pub(crate) fn encode_root(pages: &[Entry]) -> Vec<u8> {
     sealed(bytes)
 }
 
-/// Reads what [`encode_root`] has written.
+/// Decodes the root that [`encode_root`] has encoded.
 pub(crate) fn decode_root(bytes: &[u8]) -> Result<Vec<Entry>, String> {
     let mut reader = Reader::open(bytes, ROOT_MAGIC, ROOT_VERSION)?;
     let pages = pages(&mut reader)?;
@@ -295,7 +296,8 @@ pub(crate) fn decode_root(bytes: &[u8]) -> Result<Vec<Entry>, String> {
 const CATALOG_MAGIC: &[u8; 8] = b"cvolname";
 const CATALOG_VERSION: u32 = 1;
 
-/// The volume's number under its name, or the number of the next new volume.
+/// A record of the catalog: the number of the volume with a name, or the number of the next new
+/// volume.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct CatalogEntry {
     pub(crate) volume: VolumeId,

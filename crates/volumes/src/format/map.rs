@@ -12,7 +12,8 @@ use std::sync::Arc;
 
 use super::entry::{Entry, VolumeId};
 
-/// The entries of a volume; `None` is a page of holes. A clone of a map shares all pages until they change.
+/// The entries of a volume, page by page; `None` is a page of holes. A clone of a map shares each
+/// page until the page changes.
 #[derive(Clone, Default)]
 pub(crate) struct Map {
     pub(crate) pages: Vec<Option<Arc<Page>>>,
@@ -24,7 +25,7 @@ impl Map {
         Self { pages: vec![None; pages] }
     }
 
-    /// Returns the entry at an index; a hole beyond the end.
+    /// Returns the entry at an index. Beyond the end it is a hole.
     pub(crate) fn get(&self, index: u32) -> Entry {
         let (page, at) = place(index);
         self.pages.get(page).and_then(Option::as_ref).map_or(Entry::HOLE, |page| page[at])
@@ -37,7 +38,7 @@ impl Map {
         Arc::make_mut(page)[at] = entry;
     }
 
-    /// Returns the map with holes in all other pages.
+    /// Returns a map with the given pages of this one, and holes in all other pages.
     pub(crate) fn within(&self, pages: Range<usize>) -> Self {
         let kept = self.pages.iter().enumerate().take(pages.end);
         Self { pages: kept.map(|(at, page)| page.clone().filter(|_| pages.contains(&at))).collect() }
@@ -56,7 +57,7 @@ impl Map {
         self.pages.get(page).and_then(Option::as_ref)
     }
 
-    /// Returns all indexes with an object, and their entries.
+    /// Returns the indexes of all objects, with their entries.
     pub(crate) fn objects(&self) -> impl Iterator<Item = (u32, Entry)> + '_ {
         let pages = self.pages.iter().enumerate().filter_map(|(at, page)| Some((at, page.as_ref()?)));
         pages.flat_map(|(at, page)| {
@@ -65,7 +66,7 @@ impl Map {
         })
     }
 
-    /// Returns the objects of this map, with their indexes, that `other` does not have.
+    /// Returns the objects of this map that `other` does not have, with their indexes.
     pub(crate) fn objects_not_in<'a>(&'a self, other: &'a Self) -> impl Iterator<Item = (u32, Entry)> + 'a {
         let pages = self.pages.iter().enumerate().filter(|(at, _)| !self.shares_page(other, *at));
         let pages = pages.filter_map(|(at, page)| Some((at, page.as_ref()?)));
@@ -93,20 +94,20 @@ fn index_of(page: usize, in_page: usize) -> u32 {
 
 /// The length of a sector, which every store writes as a whole or not at all.
 pub(crate) const SECTOR_BYTES: usize = 512;
-/// Entries of a sector.
+/// The number of entries in a sector.
 pub(crate) const SECTOR_ENTRIES: usize = 63;
 const SECTORS: usize = 64;
-/// The entries of a page: 15.75 GiB of a volume with objects of 4 MiB.
+/// The number of entries in a page, which cover 15.75 GiB of a volume with objects of 4 MiB.
 pub(crate) const PAGE_ENTRIES: usize = SECTORS * SECTOR_ENTRIES;
-/// Bytes of a page.
+/// The length of a page in bytes.
 pub(crate) const PAGE_BYTES: usize = SECTORS * SECTOR_BYTES;
-/// Part of each sector's checksum; another page layout needs another value.
+/// Included in each sector's checksum; a different page layout needs a different value.
 const FORMAT: u32 = 0x6d61_7001;
 
 /// The entries of a page.
 pub(crate) type Page = [Entry; PAGE_ENTRIES];
 
-/// The identity of a page.
+/// The identity of a page, which its checksums cover.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct PageName {
     pub(crate) volume: VolumeId,
@@ -140,7 +141,7 @@ pub(crate) fn encode_sector(name: PageName, page: &Page, sector: usize) -> [u8; 
 /// Returns the entries of a page.
 ///
 /// # Errors
-/// The reason for which the bytes are not the page with this name.
+/// The reason why the bytes are not the page with this name.
 pub(crate) fn decode_page(name: PageName, bytes: &[u8]) -> Result<Box<Page>, String> {
     if bytes.len() != PAGE_BYTES {
         return Err(format!("it has {} bytes, and a page has {PAGE_BYTES}", bytes.len()));

@@ -1,5 +1,5 @@
 //! The stored format: `docs/volume-format.md` in code. Bytes from the store are decoded or refused,
-//! never trusted: a decoder allocates no more than its input.
+//! never trusted: a decoder does not allocate more memory than its input has.
 
 pub(crate) mod entry;
 mod head;
@@ -14,13 +14,13 @@ pub(crate) use map::{
 };
 pub(crate) use overlay::{OverlayRecord, Place, overlay_records};
 
-/// The largest number of pages of a map: about a PiB with objects of 4 MiB.
+/// The maximum number of pages of a map, enough for about 1 PiB with objects of 4 MiB.
 pub(crate) const PAGES_MAX: usize = 1 << 16;
-/// The largest number of snapshots of a volume, with and without a name.
+/// The maximum number of snapshots of a volume, with and without a name.
 pub(crate) const NODES_MAX: usize = 4096;
-/// The largest number of overlay logs of a volume.
+/// The maximum number of overlay logs of a volume.
 pub(crate) const LOGS_MAX: usize = 8;
-/// The longest name of a volume, a snapshot or an owner, in bytes.
+/// The maximum length of the name of a volume, a snapshot or an owner, in bytes.
 pub(crate) const NAME_BYTES_MAX: usize = 200;
 
 /// Returns the number of objects of a volume.
@@ -33,7 +33,7 @@ pub(crate) fn pages_of(size_bytes: u64, object_bytes: u64) -> usize {
     usize::try_from(objects_of(size_bytes, object_bytes).div_ceil(PAGE_ENTRIES as u64)).unwrap_or(usize::MAX)
 }
 
-/// The unread rest of checksummed bytes.
+/// The part of checksummed bytes that has not been read yet.
 struct Reader<'a> {
     rest: &'a [u8],
 }
@@ -53,13 +53,14 @@ fn put_text(into: &mut Vec<u8>, text: &str) {
 }
 
 impl<'a> Reader<'a> {
-    /// Returns a reader for bytes that [`sealed`] has made, positioned after magic number and
-    /// version.
+    /// Returns a reader for bytes that [`sealed`] has made, positioned after the magic number and
+    /// the version.
     fn open(bytes: &'a [u8], magic: &[u8; 8], version: u32) -> Result<Self, String> {
         Self::open_one_of(bytes, magic, version..=version).map(|(reader, _)| reader)
     }
 
-    /// Opens bytes as [`Self::open`] does, with one of several versions; also returns the version.
+    /// Opens bytes as [`Self::open`] does, but accepts several versions; also returns the version
+    /// found.
     fn open_one_of(
         bytes: &'a [u8],
         magic: &[u8; 8],
@@ -117,8 +118,8 @@ impl<'a> Reader<'a> {
         String::from_utf8(text.to_vec()).map_err(|_| "a name in it is no UTF-8".into())
     }
 
-    /// Reads a count of at most `max` elements, each of which takes at least `bytes_min` of the
-    /// following bytes.
+    /// Reads a count. The count is at most `max`, and each counted element takes at least
+    /// `bytes_min` of the following bytes.
     fn count(&mut self, max: usize, bytes_min: usize) -> Result<usize, String> {
         let count = self.u32()? as usize;
         if count > max || count.saturating_mul(bytes_min) > self.rest.len() {

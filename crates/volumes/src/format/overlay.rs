@@ -1,4 +1,4 @@
-//! A record of the overlay log: a write over a part of an object that is not copied yet.
+//! A record of an overlay log: a write to a part of an object that is not copied yet.
 //!
 //! A record is a sector of 512 bytes, then the data, padded to whole sectors. Records are written
 //! concurrently, so after a crash one may be missing between two others, and a reader looks for the
@@ -15,24 +15,24 @@ const HEADER_BYTES: usize = 84;
 const ZEROES: u32 = 0;
 const DATA: u32 = 1;
 
-/// The place of a record: the log's part, and the offset in it.
+/// The position of a record: the part of the log, and the offset in that part.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Place {
     pub(crate) part: u32,
     pub(crate) offset: u32,
 }
 
-/// See the module.
+/// A record of an overlay log; see the module.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct OverlayRecord {
-    /// The overwritten object: the record is valid while the map has this entry.
+    /// The entry of the overwritten object. The record is valid while the map has this entry.
     pub(crate) base: Entry,
     /// The object's index in the volume.
     pub(crate) index: u32,
     /// The offset of the data in the object.
     pub(crate) within: u64,
     pub(crate) length: u64,
-    /// The data's checksum; `None` for zeros, which are not in the log.
+    /// The checksum of the data, or `None` for zeros, which the log does not contain.
     pub(crate) data_sum: Option<u32>,
 }
 
@@ -69,8 +69,8 @@ impl OverlayRecord {
         bytes.try_into().expect("one sector")
     }
 
-    /// Returns the record at the beginning of `bytes`, if it is a complete record of this log at
-    /// this place.
+    /// Returns the record at the beginning of `bytes`, if there is a complete record of this log
+    /// for this place.
     pub(crate) fn decode(bytes: &[u8], log: OverlayLog, volume: VolumeId, place: Place) -> Option<Self> {
         let header = bytes.get(..SECTOR_BYTES)?;
         let u32_at = |at: usize| Some(u32::from_le_bytes(header.get(at..at + 4)?.try_into().ok()?));
@@ -85,8 +85,8 @@ impl OverlayRecord {
         };
         let base = Entry::from_bits(u64_at(48)?)?;
         let record = Self { base, index: u32_at(56)?, within: u64_at(64)?, length: u64_at(72)?, data_sum };
-        // The fields read above reproduce the rest, so this compares version, volume, key and
-        // place.
+        // The header is encoded again from the fields read above, so this also compares version,
+        // volume, key and place.
         if record.encode(log, volume, place) != header {
             return None;
         }

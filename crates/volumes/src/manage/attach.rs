@@ -1,4 +1,4 @@
-//! Attaching a volume: the right to write to it, then its head, then its map.
+//! Attaches a volume: obtains the right to write to it, then reads its head, then its map.
 
 use blocker::{Blocker, ClaimRequest, Condition, Durability, Epoch, Scope, Version, WriterId};
 
@@ -10,18 +10,19 @@ use crate::settings::{Fencing, Options};
 use crate::space::{Pool, Space, apply_limits, load_node, load_root, release_limits};
 use crate::volume::{Inner, Opened, Promises, has_log, load_logs, next_limit};
 
-/// How often a claim is repeated when other owners overtake it, or a page write when the previous
-/// owner writes it too or its outcome is unknown.
+/// The maximum number of attempts, both for a claim that other owners overtake and for a page write
+/// that the previous owner interferes with or whose outcome is unknown.
 const TRIES: u32 = 32;
 
 /// The options of attaching a volume.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Access {
-    /// Also take the volume from an owner that has not released it.
+    /// Whether to take the volume from an owner that has not released it.
     pub(crate) take_over: bool,
-    /// Also attach a deleted volume that is kept for its clones.
+    /// Whether to attach a deleted volume that is kept for its clones.
     pub(crate) deleted: bool,
-    /// Apply the limits of its settings, because it will be used, and not only changed or deleted.
+    /// Whether to apply the limits in the volume's settings, because the volume will be used and
+    /// not only changed or deleted.
     pub(crate) is_limited: bool,
 }
 
@@ -51,13 +52,13 @@ pub(crate) async fn attach(
     check_owner(&before, options, take_over, deleted)?;
     let mut head = before.clone();
     let allocation = head.allocation_limit;
-    // A volume with no allocation ids left can still be read and deleted.
+    // A volume with no allocation IDs left can still be read and deleted.
     head.allocation_limit = next_limit(allocation).unwrap_or(allocation);
     head.owner = Some(Owner { epoch: epoch.unwrap_or(0), writer: writer.0, name: options.owner.clone() });
     head.sequence += 1;
     let promises =
         Promises { flush_durability: options.flush_durability, records_at_once: options.records_at_once };
-    // The map does not have the logged data of the previous owner yet, so the logs stay.
+    // The map does not contain the previous owner's logged data yet, so the logs stay.
     let has_allocations = head.allocation_limit > allocation;
     let is_logged =
         has_allocations && has_log(&space, &head.settings, promises) && head.logs.len() < LOGS_MAX;
@@ -78,7 +79,7 @@ pub(crate) async fn attach(
         Ok(loaded) => loaded,
         Err(error) => {
             release_limits(pool, volume, head.sequence).await;
-            // The volume is not open here: the old head is restored under a new number. If that
+            // The volume is not open here, so the old head is restored under a new number. If that
             // fails too, a takeover helps.
             let _ = put_head(&space, &Head { sequence: head.sequence + 1, ..before }, head_version).await;
             return Err(error);
@@ -94,8 +95,9 @@ pub(crate) async fn attach(
     Ok(inner)
 }
 
-/// Reads a volume without an owner, without attaching it: writes nothing, and allows no changes.
-/// Returns `None` if it has an owner, even one that has ended without releasing it.
+/// Reads a volume that has no owner, without attaching it. Nothing is written, and no changes are
+/// allowed. Returns `None` if the volume has an owner, even one that has ended without releasing
+/// it.
 pub(crate) async fn look(pool: &Pool, options: &Options, volume: VolumeId) -> Result<Option<Inner>> {
     let (head, _) = current_head(pool, options, volume).await?;
     if head.owner.is_some() || !head.logs.is_empty() {
@@ -120,9 +122,9 @@ async fn load(pool: &Pool, head: &Head) -> Result<(Map, Vec<Entry>, Map)> {
     Ok((live, parent_root, parent))
 }
 
-/// Replaces the head that was read. A cache below may have re-read the head since (as it does when
-/// it learns of the claim), so that the same head has another version; another owner's head has
-/// another sequence number.
+/// Replaces the head that was read. If a cache below has re-read the head since (as it does when it
+/// learns of the claim), the same head has a different version; another owner's head has a
+/// different sequence number.
 async fn replace_head(space: &Space, before: (&Head, Version), head: &Head) -> Result<Version> {
     let (before, mut version) = (before.0.encode(), before.1);
     for _ in 0..TRIES {
@@ -140,14 +142,14 @@ async fn replace_head(space: &Space, before: (&Head, Version), head: &Head) -> R
     put_head(space, head, version).await
 }
 
-/// Returns the stored head, and whether no other owner has had the volume since this one. If one
-/// may have, caches below drop their copies of the volume.
+/// Returns the stored head, and whether this owner was the last one to have the volume. If another
+/// owner may have had it, caches below drop their copies of the volume.
 async fn current_head(pool: &Pool, options: &Options, volume: VolumeId) -> Result<(Head, bool)> {
     pool.invalidate(Scope::Object(pool.object(volume, Kind::Head))).await?;
     let (head, _) = pool.head(volume).await?;
     let is_as_left = match &head.owner {
-        // Not released, perhaps by an earlier process, whose logged changes may still be on their
-        // way.
+        // The volume was not released, perhaps by an earlier process whose logged changes may still
+        // be in flight.
         Some(owner) if owner.name == options.owner && owner.writer != 0 => true,
         _ => pool.left.of(volume) == Some(head.sequence),
     };
@@ -157,7 +159,7 @@ async fn current_head(pool: &Pool, options: &Options, volume: VolumeId) -> Resul
     Ok((head, is_as_left))
 }
 
-/// Makes the layer below the volume's writer, where that is possible. If it was the writer before
+/// Makes the layer below the volume's writer, if possible. If that layer was the writer before
 /// another owner came, it has to claim the volume again.
 pub(crate) async fn attach_below(pool: &Pool, volume: VolumeId, is_as_left: bool) -> Result<()> {
     let control = pool.store.control();
@@ -186,7 +188,7 @@ pub(crate) fn check_owner(head: &Head, options: &Options, take_over: bool, delet
     }
 }
 
-/// Claims the volume with a new epoch: no older change can be made afterwards.
+/// Claims the volume with a new epoch, after which no change under an older epoch is possible.
 pub(crate) async fn claim(
     pool: &Pool,
     volume: VolumeId,
@@ -195,7 +197,7 @@ pub(crate) async fn claim(
 ) -> Result<u64> {
     let scope = Scope::Namespace(pool.namespace(volume));
     let mut in_force = match last.map(|owner| Epoch(owner.epoch)) {
-        // If there is a newer epoch, the answer to the claim names it.
+        // If there is a newer epoch, the response to the claim names it.
         Some(last) if last > Epoch(0) => last,
         _ => match pool.store.claim(ClaimRequest::ask(scope.clone())).await {
             Ok(reply) => reply.epoch,
@@ -208,7 +210,7 @@ pub(crate) async fn claim(
         match pool.store.claim(ClaimRequest::new(scope.clone(), epoch, writer)).await {
             Ok(_) => return Ok(epoch.0),
             Err(blocker::Error::Fenced { epoch: newer }) => in_force = newer.max(epoch),
-            // The same claim may be repeated.
+            // The same claim can be retried.
             Err(blocker::Error::OutcomeUnknown(_) | blocker::Error::Retryable(_)) => {}
             Err(error) => return Err(error.into()),
         }
@@ -216,7 +218,8 @@ pub(crate) async fn claim(
     Err(Error::Io(blocker::Error::Retryable("other owners claim the volume at the same time".into())))
 }
 
-/// Writes a head on condition of its version, and resolves an unknown outcome.
+/// Writes a head on condition of its version. If the outcome is unknown, it is resolved before this
+/// returns.
 pub(crate) async fn put_head(space: &Space, head: &Head, version: Version) -> Result<Version> {
     let bytes = head.encode();
     let error = match space.put(Kind::Head, bytes.clone(), Condition::Version(version)).await {
@@ -250,11 +253,11 @@ pub(crate) async fn put_head(space: &Space, head: &Head, version: Version) -> Re
 // version, it reads the head afterwards, which is already the next owner's before any page has a
 // new version.
 
-/// Gives new versions to the pages that the volume writes in place. The head is already this
-/// owner's, so the previous owner allocates no more pages. The pages are to be read after this.
+/// Gives new versions to the pages that the volume writes in place. The stored head is already this
+/// owner's, so the previous owner allocates no more pages. The caller reads the pages after this.
 async fn renew_pages(space: &Space, head: &Head) -> Result<()> {
     if space.is_stamped() {
-        // The store refuses the previous owner.
+        // With stamps, the store refuses the previous owner's changes.
         return Ok(());
     }
     let parent_root = match head.parent {

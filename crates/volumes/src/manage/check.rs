@@ -15,21 +15,21 @@ use crate::settings::Fencing;
 use crate::space::Space;
 use crate::volume::View;
 
-/// The largest number of problems that a report lists.
+/// The maximum number of problems that a report lists.
 const PROBLEMS_MAX: usize = 1000;
 
 /// The kind of a problem with an object.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[non_exhaustive]
 pub enum ProblemKind {
-    /// A map names the object, but it does not exist: data are lost. Cannot be repaired.
+    /// A map names the object, but the object does not exist: data are lost. Cannot be repaired.
     Missing,
     /// The object fails its checks. Cannot be repaired.
     Damaged,
-    /// The object is written in place, but another volume or snapshot has it as well. Cannot be
-    /// repaired.
+    /// The object is written in place, although another volume or snapshot refers to it as well.
+    /// Cannot be repaired.
     Shared,
-    /// No map names the object: an interrupted operation has left it. A repair removes it.
+    /// No map names the object: an interrupted operation has left it behind. A repair removes it.
     Leftover,
 }
 
@@ -37,9 +37,9 @@ pub enum ProblemKind {
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Problem {
-    /// Its kind.
+    /// The kind of the problem.
     pub kind: ProblemKind,
-    /// The object, or the reason, for people.
+    /// The object, or the reason, as text for users.
     pub what: String,
 }
 
@@ -47,21 +47,21 @@ pub struct Problem {
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Report {
-    /// The number of volumes that were checked, including deleted ones that are kept for clones.
+    /// The number of volumes that were checked, including deleted volumes that are kept for clones.
     pub volumes: u64,
-    /// The number of their objects.
+    /// The number of objects of these volumes.
     pub objects: u64,
-    /// The problems found, repaired or not. At most 1 000.
+    /// The problems found, whether repaired or not. At most 1 000 are listed.
     pub problems: Vec<Problem>,
     /// The number of unlisted problems.
     pub unlisted: u64,
-    /// The number of leftovers removed.
+    /// The number of leftovers that were removed.
     pub repaired: u64,
-    /// How often a new object met an existing one with its name in a volume that is open now: a bug
-    /// in this program unless 0.
+    /// The number of times that, in a volume that is open now, a new object met an existing object
+    /// with the same name. Any value other than 0 indicates a bug in this program.
     pub births_met: u64,
-    /// The volumes that were not checked: other owners have them, or they cannot be attached for
-    /// the reason that follows the name.
+    /// The volumes that were not checked, because another owner has them, or because they cannot be
+    /// attached for the reason that follows the name.
     pub skipped: Vec<String>,
 }
 
@@ -75,18 +75,18 @@ impl Report {
     }
 }
 
-/// All objects that maps name, and the number of nodes that name each.
+/// All objects that maps name, with the number of nodes that name each of them.
 type Names = HashMap<(VolumeId, Kind), u32>;
 
 impl Volumes {
-    /// Checks that every map entry has its object, that a map names every object, and that no
-    /// shared object is written in place. With `repair`, unnamed objects are removed, and
-    /// interrupted deletions completed. Changes of volumes that are open here continue, but wait
-    /// while maps are compared with listings. Without `repair` nothing is written, unless an owner
-    /// has ended without releasing a volume; with it each volume that is not open is attached.
-    /// Other owners' volumes are skipped. This and other owners may create, clone and delete
-    /// volumes meanwhile; a creation at that moment may fail with `Retryable`. Only one check at a
-    /// time may repair.
+    /// Checks that every object that a map names exists, that a map names every object, and that no
+    /// shared object is written in place. With `repair`, objects that no map names are removed, and
+    /// interrupted deletions are completed. Changes of volumes that are open here continue, but
+    /// wait while maps are compared with listings. Without `repair` nothing is written, unless an
+    /// owner has ended without releasing a volume; with `repair`, every volume that is not open is
+    /// attached. Other owners' volumes are skipped. This and other owners may create, clone and
+    /// delete volumes at the same time; a creation that coincides with the check may fail with
+    /// `Retryable`. Only one check at a time may repair.
     ///
     /// # Errors
     /// See [`Volumes`]. Problems with volumes are not errors; they are in the report.
@@ -96,7 +96,8 @@ impl Volumes {
 
     async fn check_once(&self, repair: bool) -> Result<Report> {
         let mut report = Report::default();
-        // An outdated name of another owner's volume would hide the name of a different one.
+        // An outdated name of another owner's volume would hide a different volume that has the
+        // name now.
         self.pool.refresh_catalog().await?;
         let (named, damaged) = self.pool.names_and_damaged().await?;
         let named: HashMap<VolumeId, String> =
@@ -109,7 +110,7 @@ impl Volumes {
         volumes.dedup();
         let mut leases = Vec::new();
         for volume in &volumes {
-            // Everything except the record of its deletion is gone.
+            // Everything is gone except the record of the deletion.
             if !named.contains_key(volume) && !self.pool.has_head(*volume).await? {
                 continue;
             }
@@ -130,8 +131,8 @@ impl Volumes {
         }
         let checked = self.check_leased(&mut report, &leases, &named, repair).await;
         end_all(leases, checked).await?;
-        // Otherwise a volume that only seems nameless would be taken for one that was never
-        // created.
+        // With a damaged catalog, a volume whose name cannot be read would be mistaken for one that
+        // was never created.
         if is_catalog_whole {
             self.check_catalog(&mut report, &named, &remains, repair).await?;
         }
@@ -175,8 +176,8 @@ impl Volumes {
             });
         }
         for view in &views {
-            // If another owner has attached the volume meanwhile, the apparent problems may be that
-            // owner's changes.
+            // If another owner has attached the volume in the meantime, the apparent problems may
+            // be that owner's changes.
             let before = (report.volumes, report.objects, report.problems.len(), report.unlisted);
             report.volumes += 1;
             report.births_met += view.births_met();
@@ -189,8 +190,8 @@ impl Volumes {
             missing.sort_unstable();
             for (volume, kind) in missing {
                 let object = self.pool.object(*volume, *kind);
-                // A listing is assembled from several answers, so only the store can tell whether
-                // an object is missing.
+                // A listing is assembled from several responses, so only a query of the store shows
+                // whether an object is missing.
                 self.pool.invalidate(Scope::Object(object.clone())).await?;
                 match self.pool.store.exists(&object).await? {
                     true => report.objects += 1,
@@ -203,8 +204,8 @@ impl Volumes {
                     let is_one = kind == Kind::Head || view.is_logged(kind);
                     is_one || names.contains_key(&(view.volume(), kind))
                 });
-                // Objects that clones share are also named by one of the volume's own nodes, kept
-                // for them: unread clones name no other objects here.
+                // Objects that clones share are also named by one of the volume's own nodes, which
+                // is kept for the clones. So clones that were not read name no other objects here.
                 if is_named {
                     continue;
                 }
@@ -226,7 +227,8 @@ impl Volumes {
         Ok(())
     }
 
-    /// Returns whether a volume's head is unchanged, so that no owner has attached it meanwhile.
+    /// Returns whether a volume's head is unchanged, which means that no owner has attached the
+    /// volume in the meantime.
     async fn is_still(&self, head: &Head) -> Result<bool> {
         match self.pool.fresh_head(head.volume).await {
             Ok(found) => Ok(found.as_ref() == Some(head)),
@@ -235,8 +237,8 @@ impl Volumes {
         }
     }
 
-    /// Completes interrupted deletions; removes clone records and namespaces of volumes that were
-    /// never created.
+    /// Completes interrupted deletions, and removes clone records and namespaces of volumes that
+    /// were never created.
     async fn check_catalog(
         &self,
         report: &mut Report,
@@ -268,13 +270,13 @@ impl Volumes {
             match head {
                 Some(_) if !is_named => self.finish_deletion(*volume).await?,
                 Some(_) => self.withdraw_deletion(*volume).await?,
-                // The deletion has removed everything except this record.
+                // The deletion has removed everything else, so only this record is left.
                 None => self.pool.remove_remains(*volume).await?,
             }
             report.repaired += 1;
         }
-        // Volumes created or deleted since are read again; the names first, because a deletion
-        // records the volume before it removes its name.
+        // Volumes created or deleted since are read again. The names are read first, because a
+        // deletion records the volume before it removes its name.
         self.pool.refresh_catalog().await?;
         let mut named: HashSet<VolumeId> = named.keys().copied().collect();
         named.extend(self.pool.names().await?.into_iter().map(|(_, volume)| volume));
@@ -332,7 +334,7 @@ impl Volumes {
         Ok(())
     }
 
-    /// Returns whether a clone depends on its origin, as far as that can be determined.
+    /// Returns whether a clone depends on its origin, as far as this can be determined.
     async fn needs(
         &self,
         origin: Origin,
@@ -345,7 +347,7 @@ impl Volumes {
                 let is_made = named.contains(&clone) || deleted.contains(&clone) || head.is_deleted;
                 Ok(head.origin == Some(origin) && is_made)
             }
-            // It may depend on it.
+            // The clone may depend on it.
             Ok(None) => Ok(named.contains(&clone)),
             Err(Error::Damaged(_)) => Ok(true),
             Err(error) => Err(error),
@@ -360,7 +362,7 @@ impl Volumes {
     ) -> Result<Vec<VolumeId>> {
         let namespaces = match self.pool.store.control().namespaces().await {
             Ok(namespaces) => namespaces,
-            // Such a store cannot list namespaces.
+            // The store cannot list namespaces.
             Err(blocker::Error::Unsupported(_)) => return Ok(Vec::new()),
             Err(error) => return Err(error.into()),
         };
@@ -368,8 +370,8 @@ impl Volumes {
         Ok(volumes.filter(|volume| !named.contains(volume) && !deleted.contains(volume)).collect())
     }
 
-    /// Prevents nameless volumes from being created, by a record of their deletion: see
-    /// [`Self::make`]. Returns those that are still nameless.
+    /// Prevents volumes without a name from being created, by recording their deletion: see
+    /// [`Self::make`]. Returns the volumes that still have no name.
     async fn keep_unmade(&self, volumes: HashSet<VolumeId>) -> Result<HashSet<VolumeId>> {
         let mut kept = HashSet::new();
         for volume in volumes {
@@ -389,7 +391,7 @@ impl Volumes {
         Ok(kept)
     }
 
-    /// Removes the record of a deletion that has not begun.
+    /// Removes the record of a deletion that has not started.
     async fn withdraw_deletion(&self, volume: VolumeId) -> Result<()> {
         let lease = match self.lease(volume, true).await {
             Ok(lease) => lease,
@@ -417,7 +419,7 @@ impl Volumes {
             Err(Error::InUse { .. }) => Ok(()),
             // The deletion has ended meanwhile.
             Err(Error::Damaged(_)) if !self.pool.has_head(volume).await? => Ok(()),
-            // The report already has that.
+            // The damage is already in the report.
             Err(Error::Damaged(_)) => match self.wipe(volume).await {
                 Err(Error::Invalid(_) | Error::InUse { .. }) => Ok(()),
                 wiped => wiped,
@@ -440,7 +442,7 @@ fn attached_meanwhile(named: &HashMap<VolumeId, String>, volume: VolumeId) -> St
     format!("{}: it was attached meanwhile", name_of(named, volume))
 }
 
-/// Returns whether an error of attaching a volume is independent of other volumes.
+/// Returns whether an error of attaching a volume concerns only that volume.
 fn is_of_one_volume(error: &Error) -> bool {
     use blocker::Error as Store;
     let is_io = |error: &Store| matches!(error, Store::Corrupt(_) | Store::Denied(_) | Store::Invalid(_));

@@ -31,24 +31,25 @@ const OBJECT_BYTES: u64 = 4 << 20;
 
 /// The volumes of a store, for one owner. All methods can be called concurrently.
 ///
-/// Operations on a volume that is not open attach it meanwhile.
+/// An operation on a volume that is not open attaches the volume for the duration of the operation.
 ///
 /// # Errors
-/// Every method may fail with `Io` and `Damaged`; methods that change a volume also with `InUse` if
-/// another owner has it, `Fenced`, `NoSpace`, `Interrupted` and `ReadOnly`.
+/// Every method may fail with `Io` and `Damaged`. Methods that change a volume may also fail with
+/// `InUse` if another owner has it, and with `Fenced`, `NoSpace`, `Interrupted` and `ReadOnly`.
 ///
 /// # Cancel safety
-/// Operations that create, change or delete volumes and snapshots should run to their end. If the
+/// Operations that create, change or delete volumes and snapshots should run to completion. If the
 /// future is dropped, the operation has been done or not, but objects may remain that
-/// [`Self::check`] removes, and an open volume may answer `Interrupted` until it is closed and
-/// opened again.
+/// [`Self::check`] removes, and operations on an open volume may fail with `Interrupted` until it
+/// is closed and opened again.
 pub struct Volumes {
     pub(crate) pool: Pool,
     pub(crate) options: Options,
     pub(crate) writer: WriterId,
-    /// Kept until they are closed, even without a handle, because they have unflushed changes.
+    /// Volumes stay here until they are closed, even without a handle, because they have unflushed
+    /// changes.
     open: Mutex<HashMap<VolumeId, Arc<Inner>>>,
-    /// Serialises opening, closing and attached operations of each volume.
+    /// Serialises opening, closing and attached operations, separately for each volume.
     operation_locks: Mutex<HashMap<VolumeId, Arc<AsyncMutex<()>>>>,
 }
 
@@ -56,8 +57,9 @@ impl Volumes {
     /// Returns the volumes of `store` with these options.
     ///
     /// # Errors
-    /// `Invalid` if a name is empty or too long, or the prefix begins with a dot; `Unsupported` if the store lacks conditions, atomic writes
-    /// of whole objects, objects that can hold a page of a map, or, with [`Fencing::Stamps`], fencing.
+    /// `Invalid` if a name is empty or too long, or the prefix begins with a dot. `Unsupported` if
+    /// the store lacks conditions, atomic writes of whole objects, objects that can hold a page of
+    /// a map, or, with [`Fencing::Stamps`], fencing.
     pub fn new(store: Arc<dyn Blocker>, options: Options) -> Result<Self> {
         for (what, name) in [("prefix", &options.prefix), ("owner", &options.owner)] {
             if name.is_empty() || name.len() > NAME_BYTES_MAX {
@@ -142,12 +144,12 @@ impl Volumes {
         Err(Error::Invalid(format!("object_bytes is {bytes}, and must be {range}")))
     }
 
-    /// Opens a volume. If it is already open, returns the same one. It stays open until it is
+    /// Opens a volume, or returns it if it is already open. The volume stays open until it is
     /// closed.
     ///
     /// # Errors
-    /// See [`Volumes`]; `NoSuchVolume`; `InUse` if another owner has not closed it and `take_over`
-    /// is not set.
+    /// See [`Volumes`]; `NoSuchVolume`; `InUse` if another owner has not closed the volume and
+    /// `take_over` is not set.
     pub async fn open(&self, name: &str, options: OpenOptions) -> Result<Volume> {
         let volume = self.find(name).await?;
         let lock = self.operation_lock(volume);
@@ -195,7 +197,7 @@ impl Volumes {
         Ok(all)
     }
 
-    /// Returns one volume.
+    /// Returns information about one volume.
     ///
     /// # Errors
     /// See [`Volumes`]; `NoSuchVolume`.
@@ -243,8 +245,8 @@ impl Volumes {
         Ok(snapshots.collect())
     }
 
-    /// Returns the number of the volume with this name, from the store if another owner may have
-    /// created or deleted it.
+    /// Returns the number of the volume with this name. If another owner may have created or
+    /// deleted the volume, the name is read from the store.
     pub(crate) async fn find(&self, name: &str) -> Result<VolumeId> {
         let has_open = !self.open.lock().is_empty();
         if has_open
@@ -256,7 +258,8 @@ impl Volumes {
         self.pool.find_fresh(name).await
     }
 
-    /// Returns a volume's head, from the store if another owner may have changed it.
+    /// Returns a volume's head. If another owner may have changed the head, it is read from the
+    /// store.
     pub(crate) async fn current_head(&self, volume: VolumeId) -> Result<Head> {
         if self.opened(volume).is_none() {
             self.pool.invalidate(Scope::Object(self.pool.object(volume, Kind::Head))).await?;

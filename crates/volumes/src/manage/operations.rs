@@ -14,20 +14,23 @@ use crate::settings::{Fencing, Settings};
 use crate::space::{Space, load_root, replace_limits};
 use crate::volume::{Inner, snapshot_all};
 
-/// The most volumes in one common snapshot.
+/// The maximum number of volumes in one common snapshot.
 const TOGETHER_MAX: usize = 256;
 
-/// A volume for one operation: already open, attached for the operation, or only read.
+/// A volume for the duration of one operation: already open, attached for the operation, or only
+/// read.
 pub(crate) struct Lease {
     pub(crate) inner: Arc<Inner>,
     is_attached: bool,
-    /// Whether the volume is only read, so that another owner may attach it meanwhile.
+    /// Whether the volume is only read and not attached, so that another owner may attach it
+    /// meanwhile.
     pub(crate) is_looked_at: bool,
     _lock: async_lock::MutexGuardArc<()>,
 }
 
 impl Lease {
-    /// Ends the operation, and returns its result. A volume that was attached for it is released.
+    /// Ends the operation, and returns its result. A volume that was attached for the operation is
+    /// released.
     pub(crate) async fn end<T>(self, result: Result<T>) -> Result<T> {
         if !self.is_attached {
             return result;
@@ -38,15 +41,16 @@ impl Lease {
     }
 }
 
-/// Runs an operation, and repeats it if it has met a volume that was being closed: the next attempt
-/// attaches it.
+/// Runs an operation, and retries it if a volume was being closed at the same time: the next
+/// attempt attaches the volume.
 pub(crate) async fn steadily<T, F>(operation: impl Fn() -> F) -> Result<T>
 where
     F: Future<Output = Result<T>>,
 {
     loop {
         match operation().await {
-            // A closed volume is no longer found open, so each attempt needs another close to fail.
+            // A closed volume is no longer found open, so an attempt fails again only if there was
+            // another close.
             Err(Error::Closed) => {}
             other => return other,
         }
@@ -55,7 +59,7 @@ where
 
 impl Volumes {
     pub(crate) async fn lease(&self, volume: VolumeId, deleted: bool) -> Result<Lease> {
-        // Operations on volumes that may be deleted need no limits.
+        // A volume that may be deleted is not used, so its limits need not be applied.
         self.lease_as(volume, Access { deleted, is_limited: !deleted, ..Access::default() }).await
     }
 
@@ -69,7 +73,7 @@ impl Volumes {
     }
 
     /// Leases a volume as [`Self::lease`] does, for read-only operations: a volume without an owner
-    /// is only read.
+    /// is read without attaching it.
     pub(crate) async fn lease_to_look(&self, volume: VolumeId) -> Result<Lease> {
         let lock = self.operation_lock(volume).lock_arc().await;
         if self.opened(volume).is_none() {
@@ -78,8 +82,8 @@ impl Volumes {
                     let inner = Arc::new(inner);
                     return Ok(Lease { inner, is_attached: false, is_looked_at: true, _lock: lock });
                 }
-                // Another owner may have attached the volume since its head was read; attaching it
-                // tells.
+                // Another owner may have attached the volume since its head was read; attaching the
+                // volume shows whether that is so.
                 Ok(None) | Err(Error::Damaged(_)) => {}
                 Err(error) => return Err(error),
             }
@@ -96,12 +100,12 @@ impl Volumes {
         self.snapshot_together(&[name], snapshot).await
     }
 
-    /// Takes a snapshot of several volumes at one instant: if a snapshot lacks an acknowledged
-    /// change, no other one has a change that began later.
+    /// Takes a snapshot of several volumes at one instant: if one of the snapshots lacks an
+    /// acknowledged change, no other snapshot has a change that began later.
     ///
     /// # Errors
-    /// As [`Self::snapshot`]. Either all have the snapshot or none, unless the store fails while it
-    /// is undone.
+    /// The errors of [`Self::snapshot`]. Either all volumes have the snapshot or none, unless the
+    /// store fails while an incomplete snapshot is undone.
     pub async fn snapshot_together(&self, names: &[&str], snapshot: &str) -> Result<()> {
         check_new_name(snapshot)?;
         if names.len() > TOGETHER_MAX {
@@ -140,7 +144,7 @@ impl Volumes {
         result
     }
 
-    /// Deletes a snapshot. Clones of it, and later snapshots, keep their data.
+    /// Deletes a snapshot. Its clones, and later snapshots, keep their data.
     ///
     /// # Errors
     /// See [`Volumes`]; `NoSuchVolume`, `NoSuchSnapshot`.
@@ -172,16 +176,16 @@ impl Volumes {
     /// Changes the size of a volume. New ranges read as zeros.
     ///
     /// # Errors
-    /// See [`Volumes`]; `NoSuchVolume`, `ReadOnly`, and `Invalid` with the range of sizes.
+    /// See [`Volumes`]; `NoSuchVolume`, `ReadOnly`; `Invalid`, with the permitted range of sizes.
     pub async fn resize(&self, name: &str, size_bytes: u64) -> Result<()> {
         self.resize_as(name, size_bytes, true).await.map(drop)
     }
 
-    /// Resizes a volume as [`Self::resize`] does, unless it is larger. Returns whether it has the
-    /// size now.
+    /// Resizes a volume as [`Self::resize`] does, unless the volume is already larger. Returns
+    /// whether the volume has the requested size now.
     ///
     /// # Errors
-    /// As [`Self::resize`].
+    /// The errors of [`Self::resize`].
     pub async fn grow(&self, name: &str, size_bytes: u64) -> Result<bool> {
         self.resize_as(name, size_bytes, false).await
     }
@@ -199,16 +203,16 @@ impl Volumes {
         .await
     }
 
-    /// Changes a volume's settings, with effect from its next opening. The size of its objects
-    /// stays.
+    /// Changes a volume's settings. The new settings take effect when the volume is opened the next
+    /// time. The size of the volume's objects cannot be changed.
     ///
     /// # Errors
-    /// See [`Volumes`]; `NoSuchVolume`; `InUse` if it is open, here or at another owner; `Invalid`
-    /// if the settings have another size of objects.
+    /// See [`Volumes`]; `NoSuchVolume`; `InUse` if the volume is open, here or at another owner;
+    /// `Invalid` if the settings have a different object size.
     pub async fn set(&self, name: &str, settings: Settings) -> Result<()> {
         settings.check()?;
         let volume = self.find(name).await?;
-        // Without the volume's limits, which may be the mistake to correct.
+        // The volume's limits are not applied, because they may be the mistake to correct.
         let lease = self.lease_as(volume, Access::default()).await?;
         if !lease.is_attached {
             return Err(Error::InUse { owner: self.options.owner.clone() });
@@ -221,8 +225,8 @@ impl Volumes {
         lease.end(result).await
     }
 
-    /// Creates a volume from a snapshot, or from the current state of a volume. No data are copied;
-    /// afterwards both can be written and deleted independently.
+    /// Creates a volume from a snapshot, or from the current state of a volume. No data are copied,
+    /// and afterwards the volume and its clone can be written and deleted independently.
     ///
     /// # Errors
     /// See [`Volumes`]; `NoSuchVolume`, `NoSuchSnapshot`, `Exists`.
@@ -236,8 +240,8 @@ impl Volumes {
         match snapshot {
             Some(snapshot) => self.clone_as(origin, snapshot, new, clone).await,
             None => {
-                // For the clone alone: the snapshot loses its name at once, and disappears with the
-                // clone.
+                // A snapshot only for the clone: it loses its name immediately, and disappears with
+                // the clone.
                 let snapshot = format!("for clone {clone}");
                 self.snapshot(name, &snapshot).await?;
                 let cloned = self.clone_as(origin, &snapshot, new, clone).await;
@@ -255,8 +259,8 @@ impl Volumes {
         self.pool.refresh(Some(origin)).await?;
         self.pool.add_clone(origin, clone).await?;
         let made = async {
-            // A deletion removes the name before it looks for clones, so one of the two detects the
-            // other.
+            // A deletion removes the name before it looks for clones, so either the clone or the
+            // deletion detects the other.
             let head = self.current_head(volume).await?;
             if head.named(snapshot).is_none_or(|found| found.id != node.id) {
                 return Err(no_snapshot());
@@ -286,7 +290,8 @@ impl Volumes {
         made
     }
 
-    /// Stores a new volume's head, then its name. If it gets no name, the head is removed.
+    /// Stores a new volume's head, then its name. If the name cannot be stored, the head is
+    /// removed.
     pub(crate) async fn make(&self, name: &str, head: &Head) -> Result<()> {
         let space = Space::new(self.pool.clone(), head.volume, None);
         space.put(Kind::Head, head.encode(), Condition::Absent).await?;
@@ -302,10 +307,10 @@ impl Volumes {
         Err(Error::Io(blocker::Error::Retryable("a check has removed the volume while it was made".into())))
     }
 
-    /// Returns whether a newly named volume still exists. A check takes a nameless volume for one
-    /// that was never created: it records that, looks for the name, removes the objects, and then
-    /// its record. So one of the two detects the other: if the record is already gone, it existed
-    /// before the head was removed.
+    /// Returns whether a newly named volume still exists. A check assumes that a volume without a
+    /// name was never created: it records the deletion, looks for the name again, removes the
+    /// objects, and then removes the record. So either the check or the creation detects the other:
+    /// if the record is already gone, the record existed before the head was removed.
     async fn is_kept(&self, head: &Head) -> Result<bool> {
         self.pool.refresh_catalog().await?;
         if self.pool.is_in_remains(head.volume).await? {
@@ -330,16 +335,16 @@ impl Volumes {
     /// meanwhile.
     ///
     /// # Errors
-    /// See [`Volumes`]; `NoSuchVolume`, `ReadOnly`; `Invalid` if it has snapshots.
+    /// See [`Volumes`]; `NoSuchVolume`, `ReadOnly`; `Invalid` if the clone has snapshots.
     pub async fn flatten(&self, name: &str) -> Result<()> {
         self.flatten_with(name, &|_, _| ()).await
     }
 
-    /// Flattens a clone as [`Self::flatten`] does, and calls `progress` with the numbers of objects
-    /// copied and to be copied.
+    /// Flattens a clone as [`Self::flatten`] does, and calls `progress` with the number of objects
+    /// copied so far and the total number of objects to copy.
     ///
     /// # Errors
-    /// As [`Self::flatten`].
+    /// The errors of [`Self::flatten`].
     pub async fn flatten_with(&self, name: &str, progress: &(dyn Fn(u64, u64) + Sync)) -> Result<()> {
         let volume = self.find(name).await?;
         let flattened = steadily(|| async move {
@@ -357,7 +362,7 @@ impl Volumes {
     /// deleted.
     ///
     /// # Errors
-    /// See [`Volumes`]; `NoSuchVolume`; `InUse` if it is open, here or at another owner.
+    /// See [`Volumes`]; `NoSuchVolume`; `InUse` if the volume is open, here or at another owner.
     pub async fn delete(&self, name: &str) -> Result<()> {
         let volume = self.find(name).await?;
         let lease = self.lease_as(volume, Access::default()).await?;
@@ -374,7 +379,7 @@ impl Volumes {
         self.destroy(lease, volume).await
     }
 
-    /// Removes the remains of a nameless volume, and of origins that were kept only for it.
+    /// Removes what is left of a volume without a name, and of origins that were kept only for it.
     pub(crate) async fn destroy(&self, lease: Lease, volume: VolumeId) -> Result<()> {
         match self.destroy_one(lease, volume).await? {
             Some(origin) => self.release(origin, volume).await,
@@ -382,7 +387,7 @@ impl Volumes {
         }
     }
 
-    /// Returns the volume's origin, if nothing is left of the volume.
+    /// Removes what is left of one volume. Returns the volume's origin if nothing remains.
     async fn destroy_one(&self, lease: Lease, volume: VolumeId) -> Result<Option<Origin>> {
         let is_gone = match lease.inner.destroy().await {
             Ok(is_gone) => is_gone,
@@ -401,8 +406,8 @@ impl Volumes {
         Ok(origin)
     }
 
-    /// Ends a clone's dependence on its origin; removes an origin kept only for it, if no other
-    /// owner has it.
+    /// Ends a clone's dependence on its origin. If the origin was kept only for this clone and no
+    /// other owner has it, the origin is removed.
     pub(crate) async fn release(&self, origin: Origin, clone: VolumeId) -> Result<()> {
         let mut next = Some((origin, clone));
         while let Some((origin, clone)) = next.take() {
@@ -414,7 +419,7 @@ impl Volumes {
             }
             let lease = match self.lease(origin.volume, true).await {
                 Ok(lease) => lease,
-                // The origin's owner does it with its next deletion of a snapshot; `check` does it
+                // The origin's owner removes it when it next deletes a snapshot; `check` removes it
                 // as well.
                 Err(Error::InUse { .. }) => return Ok(()),
                 Err(error) => return Err(error),
@@ -434,17 +439,17 @@ impl Volumes {
 
 impl Volumes {
     /// Deletes a volume and its snapshots, even if its head, its map or its record in the catalog
-    /// is damaged: then everything in its namespace is removed. If the catalog record is damaged,
-    /// only the name is removed, and the next repairing [`Self::check`] removes the rest.
+    /// is damaged: then everything in the volume's namespace is removed. If the catalog record is
+    /// damaged, only the name is removed, and the next repairing [`Self::check`] removes the rest.
     ///
-    /// If the head cannot be read, another owner may have the volume. That owner is fenced off
-    /// where the store can do so ([`Fencing::Stamps`]); otherwise the caller must make sure that
-    /// there is none.
+    /// If the head cannot be read, another owner may have the volume. That owner is fenced off if
+    /// the store can do so ([`Fencing::Stamps`]); otherwise the caller must make sure that there is
+    /// no such owner.
     ///
     /// # Errors
-    /// As [`Self::delete`]; `Invalid` if the volume is damaged and has clones, which need objects
-    /// that can no longer be found: flatten or delete them first. A volume that has lost its name
-    /// by then is removed by [`Self::check`].
+    /// The errors of [`Self::delete`]; `Invalid` if the volume is damaged and has clones, because
+    /// they need objects that can no longer be found: flatten or delete the clones first. If the
+    /// volume has already lost its name by then, [`Self::check`] removes the rest.
     pub async fn delete_damaged(&self, name: &str) -> Result<()> {
         let volume = match self.pool.find_fresh(name).await {
             Err(Error::Damaged(_)) => return self.pool.unpublish(name).await,
@@ -456,18 +461,20 @@ impl Volumes {
         }
         self.check_without_clones(volume).await?;
         self.pool.add_remains(volume).await?;
-        // The deletion may have got this far before, and the name may belong to another volume
-        // since.
+        // An earlier attempt to delete the volume may already have removed the name, which may
+        // belong to another volume since.
         if self.pool.find_fresh(name).await.is_ok_and(|named| named == volume) {
             self.pool.unpublish(name).await?;
         }
         self.wipe(volume).await
     }
 
-    /// Removes everything of a nameless volume whose deletion is recorded and which is not open.
+    /// Removes everything of a volume that has no name, whose deletion is recorded, and which is
+    /// not open.
     ///
     /// # Errors
-    /// `InUse` if its head can be read and another owner has it; `Invalid` if it has clones.
+    /// `InUse` if the volume's head can be read and another owner has the volume; `Invalid` if the
+    /// volume has clones.
     pub(crate) async fn wipe(&self, volume: VolumeId) -> Result<()> {
         let _lock = self.operation_lock(volume).lock_arc().await;
         if self.opened(volume).is_some() {

@@ -14,8 +14,8 @@ use crate::space::{Pool, load_node};
 use crate::volume::{changes, overlaid, usage};
 
 /// A snapshot for reading. It needs no owner, and holds no resources: once the snapshot is deleted,
-/// reads may fail with `Damaged`, or return later data of the volume. Data read are the snapshot's
-/// if [`Self::confirm`] succeeds afterwards.
+/// reads may fail with `Damaged`, or return later data of the volume. If [`Self::confirm`] succeeds
+/// after a read, the data read are those of the snapshot.
 #[derive(Clone)]
 pub struct Snapshot {
     pool: Pool,
@@ -45,7 +45,7 @@ impl Volumes {
         Ok(snapshot)
     }
 
-    /// Returns a volume's usage: of the stored state, if it is not open here.
+    /// Returns a volume's usage. If the volume is not open here, its stored state is used.
     ///
     /// # Errors
     /// See [`Volumes`]; `NoSuchVolume`. Never `InUse`.
@@ -60,8 +60,8 @@ impl Volumes {
         let mut head = self.current_head(volume).await?;
         loop {
             match self.stored_usage(&head).await {
-                // The owner may have replaced a page meanwhile: each attempt needs another head to
-                // fail.
+                // The owner may have replaced a page in the meantime. Each attempt fails only if
+                // the head has changed again.
                 Err(Error::Damaged(why)) => {
                     let newer = self.current_head(volume).await?;
                     if newer.sequence == head.sequence {
@@ -91,7 +91,7 @@ impl Volumes {
     async fn live_map(&self, head: &Head) -> Result<Map> {
         self.pool.refresh(head.origin).await?;
         if self.opened(head.volume).is_none() {
-            // The owner may have written them in place.
+            // The owner may have written these pages in place.
             for (page, at) in head.root.iter().enumerate().filter(|(_, at)| at.volume() == head.volume) {
                 // A map has at most 65 536 pages.
                 let page = self.pool.object(head.volume, Kind::Page(at.allocation(), page as u32));
@@ -102,8 +102,9 @@ impl Volumes {
     }
 
     /// Returns the ranges, by whole objects, in which `to` may differ from `from`. Both are
-    /// snapshots of the volume; `None` means the stored volume for `to`, and only holes for `from`.
-    /// No data are read. Ranges beyond the end of `to` are left out.
+    /// snapshots of the volume; if `to` is `None`, it is the stored state of the volume, and if
+    /// `from` is `None`, it consists of holes only. No data are read. Ranges beyond the end of `to`
+    /// are omitted.
     ///
     /// # Errors
     /// See [`Volumes`]; `NoSuchVolume`, `NoSuchSnapshot`.
@@ -151,11 +152,12 @@ impl Snapshot {
         self.object_bytes
     }
 
-    /// Checks that the snapshot has not been deleted, so that all data read so far are the
-    /// snapshot's.
+    /// Checks that the snapshot has not been deleted, so that all data read so far are those of the
+    /// snapshot.
     ///
     /// # Errors
-    /// `NoSuchSnapshot` if it was deleted, even if another one has its name; `Io`, `Damaged`.
+    /// `NoSuchSnapshot` if the snapshot was deleted, even if another snapshot has its name now;
+    /// `Io`, `Damaged`.
     pub async fn confirm(&self) -> Result<()> {
         self.pool.check_there(self.volume, self.node, &self.name).await
     }
@@ -189,14 +191,14 @@ impl Snapshot {
                 found = reply.data.len_bytes() as u64;
                 data.append(reply.data);
             }
-            // At most an object.
+            // At most the length of an object.
             data.append(Segments::zeros((part - found) as usize));
             at += part;
         }
         Ok(data)
     }
 
-    /// Returns the extents, in order and without gaps, by whole objects.
+    /// Returns the extents of the snapshot, in order and without gaps, by whole objects.
     #[must_use]
     pub fn extents(&self) -> Vec<Extent> {
         let mut all = Vec::new();
@@ -215,7 +217,8 @@ impl Snapshot {
     }
 
     /// Returns the ranges, by whole objects, in which this snapshot may differ from `before`,
-    /// another snapshot with objects of the same size, or, for `None`, from holes.
+    /// another snapshot with objects of the same size. If `before` is `None`, this snapshot is
+    /// compared with holes.
     #[must_use]
     pub fn changed_extents(&self, before: Option<&Self>) -> Vec<Change> {
         let none = Map::default();

@@ -1,6 +1,6 @@
-//! Export and import: the stream of `rbd export-diff`, format 1, in both directions.
+//! Export and import, in the stream format of `rbd export-diff`, version 1.
 //!
-//! A stream has a size, ranges of data, and ranges of zeros; it begins at a snapshot, or at an
+//! A stream has a size, ranges of data, and ranges of zeros; it starts from a snapshot, or from an
 //! empty volume. So a full stream is a sparse copy, and a stream between two snapshots carries the
 //! changes.
 
@@ -14,15 +14,15 @@ use crate::settings::Change;
 use crate::volume::Volume;
 
 const MAGIC: &[u8] = b"rbd diff v1\n";
-/// The largest range of data that is written with one record.
+/// The maximum length of a range of data in one record.
 const DATA_BYTES_MAX: u64 = 4 << 20;
 
-/// The stream of a snapshot, piece by piece.
+/// The stream of a snapshot, returned piece by piece.
 #[derive(Debug)]
 pub struct Export {
     of: Snapshot,
     from: Option<Snapshot>,
-    /// The bytes before the ranges; empty once they were returned.
+    /// The bytes before the ranges; empty once they have been returned.
     begin: Vec<u8>,
     /// The remaining ranges, the last one first.
     changes: Vec<Change>,
@@ -30,8 +30,9 @@ pub struct Export {
 }
 
 impl Export {
-    /// Returns the stream that turns `from`, or an empty volume, into `to`: both names of
-    /// snapshots. The stream contains their names, which RBD checks at import.
+    /// Returns the stream that turns `from`, or an empty volume, into `to`. Each is given as the
+    /// name of a snapshot and the snapshot. The stream contains the names, which RBD checks on
+    /// import.
     #[must_use]
     pub fn new(from: Option<(&str, &Snapshot)>, to: (&str, &Snapshot)) -> Self {
         let mut begin = MAGIC.to_vec();
@@ -53,19 +54,19 @@ impl Export {
         Self { of: to.1.clone(), from, begin, changes, is_ended: false }
     }
 
-    /// Returns how many data bytes remain to be read for the stream. Zeros among them become
-    /// shorter.
+    /// Returns the number of data bytes that remain to be read for the stream. Ranges of zeros
+    /// among these bytes take less space in the stream.
     #[must_use]
     pub fn left_bytes(&self) -> u64 {
         self.changes.iter().filter(|change| change.is_data).map(|change| change.length).sum()
     }
 
-    /// Returns the next piece of the stream; `None` after the last. The last piece is returned only
-    /// if both snapshots still exist, so that the stream is correct.
+    /// Returns the next piece of the stream, or `None` after the last piece. The last piece is
+    /// returned only if both snapshots still exist, so that the stream is correct.
     ///
     /// # Errors
-    /// Those of [`Snapshot::read`] and [`Snapshot::confirm`]. The same piece can be requested
-    /// again.
+    /// The errors of [`Snapshot::read`] and [`Snapshot::confirm`]. After an error the same piece
+    /// can be requested again.
     pub async fn next(&mut self) -> Result<Option<Segments>> {
         if !self.begin.is_empty() {
             return Ok(Some(std::mem::take(&mut self.begin).into()));
@@ -74,7 +75,7 @@ impl Export {
             if self.is_ended {
                 return Ok(None);
             }
-            // A stream without its end does not count as complete.
+            // A stream without its end record does not count as complete.
             self.of.confirm().await?;
             if let Some(from) = &self.from {
                 from.confirm().await?;
@@ -115,27 +116,27 @@ impl Export {
 pub struct StreamHeader {
     /// The snapshot at which the stream begins; `None` for an empty volume.
     pub from: Option<String>,
-    /// The snapshot at which the stream ends; `None` if the volume had none there.
+    /// The snapshot at which the stream ends, or `None` if the stream was exported without one.
     pub to: Option<String>,
-    /// The size of the volume at its end, in bytes.
+    /// The size of the volume at the end of the stream, in bytes.
     pub size_bytes: u64,
 }
 
 impl StreamHeader {
-    /// The length in bytes from which a stream's header is complete.
+    /// The number of bytes that always contain a stream's complete header.
     pub const BYTES_MAX: usize = MAGIC.len() + 2 * (1 + 4 + NAME_BYTES_MAX) + 1 + 8;
 
-    /// Returns the header of a stream that begins with these bytes; `None` if they end before the
-    /// header does.
+    /// Returns the header of a stream that begins with these bytes, or `None` if the header is
+    /// incomplete.
     ///
     /// # Errors
-    /// `Invalid` if they are not a stream, or a name in it is not a valid name of a snapshot.
+    /// `Invalid` if the bytes are not a stream, or a name in it is not a valid name of a snapshot.
     pub fn decode(bytes: &[u8]) -> Result<Option<Self>> {
         let mut expect = Expect::Magic;
         let mut header = Header::default();
         let mut rest = &bytes[..bytes.len().min(Self::BYTES_MAX)];
         loop {
-            // Refused at its tag, because the rest may take long to arrive.
+            // Refused as soon as its tag is known, because the rest may take long to arrive.
             if let Expect::Range { .. } | Expect::Data { .. } | Expect::End = expect {
                 return Err(Error::Invalid(SIZE_MISSING.into()));
             }
@@ -188,7 +189,7 @@ impl Header {
     }
 }
 
-/// Returns a number from a record that is long enough.
+/// Returns the number at an offset of a record, which must be long enough.
 fn number(record: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(record[at..at + 8].try_into().expect("8 bytes"))
 }
@@ -225,7 +226,7 @@ enum Expect {
 }
 
 impl Expect {
-    /// Returns the length of the expected part, as far as the available bytes show it.
+    /// Returns the length of the expected part, as far as it is known from the available bytes.
     fn length(self, have: &[u8]) -> Result<usize> {
         Ok(match self {
             Self::Magic => MAGIC.len(),
@@ -251,7 +252,7 @@ impl Expect {
 pub struct Import {
     volume: Volume,
     expect: Expect,
-    /// An incomplete record: at most a name.
+    /// An incomplete record, no longer than a name.
     rest: Vec<u8>,
     header: Header,
 }
@@ -263,14 +264,14 @@ impl Import {
         Self { volume, expect: Expect::Magic, rest: Vec::new(), header: Header::default() }
     }
 
-    /// Returns the snapshot at which the stream begins, once it has been read: the volume must have
-    /// that state.
+    /// Returns the snapshot from which the stream starts, once its name has been read. The volume
+    /// must have the state of that snapshot.
     #[must_use]
     pub fn from(&self) -> Option<&str> {
         self.header.from.as_deref()
     }
 
-    /// Returns the snapshot at which the stream ends, once it has been read.
+    /// Returns the snapshot at which the stream ends, once its name has been read.
     #[must_use]
     pub fn to(&self) -> Option<&str> {
         self.header.to.as_deref()
@@ -279,7 +280,7 @@ impl Import {
     /// Processes the next bytes of the stream.
     ///
     /// # Errors
-    /// `Invalid` if they are not a stream, or the stream is of a larger volume; those of
+    /// `Invalid` if the bytes are not a stream, or the stream is of a larger volume; the errors of
     /// [`Volume::write`].
     pub async fn take(&mut self, mut bytes: &[u8]) -> Result<()> {
         while !bytes.is_empty() {
@@ -305,10 +306,10 @@ impl Import {
         Ok(())
     }
 
-    /// Ends the import: flushes the volume.
+    /// Completes the import by flushing the volume.
     ///
     /// # Errors
-    /// `Invalid` if the stream has not ended; those of [`Volume::flush`].
+    /// `Invalid` if the stream is incomplete; the errors of [`Volume::flush`].
     pub async fn finish(self) -> Result<()> {
         if self.expect != Expect::End {
             return Err(Error::Invalid("the stream ends too early".into()));

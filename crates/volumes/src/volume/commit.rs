@@ -1,4 +1,5 @@
-//! Changing the head: a conditional write, whose outcome is resolved before anything builds on it.
+//! Changes the head by a conditional write, whose outcome is resolved before anything depends on
+//! it.
 
 use async_lock::MutexGuard;
 use blocker::{Condition, Epoch, Error as Store, InfoRequest, InvalidateRequest, Scope, Version};
@@ -9,20 +10,21 @@ use crate::error::{Error, Result};
 use crate::format::entry::Kind;
 use crate::format::{Head, Node};
 
-/// How often a head with an unknown outcome is written.
+/// The maximum number of attempts to write a head while the outcome is unknown.
 const TRIES: u32 = 4;
 
 impl Inner {
-    /// Takes the right to change the volume's shape, after the outcome of every sent head is
-    /// resolved.
+    /// Obtains the right to change the volume's structure, after the outcome of every head sent so
+    /// far has been resolved.
     pub(super) async fn recorder(&self) -> Result<MutexGuard<'_, Recorder>> {
         let mut recorder = self.recorder.lock().await;
         self.resolve(&mut recorder).await?;
         Ok(recorder)
     }
 
-    /// Makes `head`, based on the recorder's, the volume's head. When this returns, it is *stored*,
-    /// or the old one is in force, or the next [`Self::recorder`] resolves the outcome.
+    /// Replaces the volume's head with `head`, which is based on the recorder's head. When this
+    /// returns, `head` is *stored*, or the old head is in force, or the next [`Self::recorder`]
+    /// resolves the outcome.
     pub(super) async fn commit(&self, recorder: &mut Recorder, mut head: Head) -> Result<()> {
         {
             let state = self.state.lock();
@@ -48,7 +50,7 @@ impl Inner {
 
     async fn send_head(&self, recorder: &mut Recorder, head: Head, bytes: Vec<u8>) -> Result<()> {
         let mut tries = 0;
-        // Whether an earlier attempt may still be executed.
+        // True if an earlier attempt may still be executed.
         let mut may_come = false;
         let _sending = Sending::new(self);
         loop {
@@ -108,7 +110,7 @@ impl Inner {
         if let Some(bytes) = in_flight {
             self.find_out(recorder, bytes).await?;
         }
-        // A snapshot that was not stored, and will not be.
+        // The snapshot was not stored, and will not be.
         if recorder.frozen.is_some() {
             self.thaw(recorder).await;
         }
@@ -131,16 +133,17 @@ impl Inner {
         } else if recorder.earlier.is_none() {
             recorder.earlier = Some(bytes.clone());
         }
-        // Written again, with a number above both: a late write then meets another version.
+        // The head is written again with a number above both, so that a late write finds a
+        // different version.
         let mut head = recorder.head.clone();
         head.sequence += 2;
-        // Even if the volume was being closed: it stays open.
+        // The volume keeps its owner, and so stays open, even if it was being closed.
         head.owner = owner;
         let again = self.encoded(&head)?;
         let sent = self.send_head(recorder, head, again).await;
         let mut state = self.state.lock();
         if sent.is_err() {
-            // Nothing prevents the late write any more.
+            // Nothing prevents the late write now.
             state.in_flight.get_or_insert(bytes);
         } else {
             recorder.earlier = None;
@@ -192,9 +195,9 @@ impl Inner {
         self.state.lock().head_version = version;
     }
 
-    /// Checks after a flush that this owner still has the volume, where nothing below refuses a
-    /// deposed owner. Then the flushed changes were stored before another owner came, which reads
-    /// them. The caller does not hold the recorder.
+    /// Checks after a flush that this owner still has the volume, if nothing below refuses a
+    /// deposed owner's changes. If it has, the flushed changes were stored before any other owner
+    /// came, which will read them. The caller does not hold the recorder.
     pub(super) async fn check_held(&self) -> Result<()> {
         if self.space.is_stamped() {
             return Ok(());
@@ -205,14 +208,14 @@ impl Inner {
             Ok(_) | Err(Store::Missing) => {}
             Err(error) => return Err(self.noted(error)),
         }
-        // An operation of this owner may just have written the head, or a cache below may have the
-        // same head under another version.
+        // An operation of this owner may have just written the head, or a cache below may have the
+        // same head under a different version.
         let mut recorder = self.recorder().await?;
         self.state.lock().check()?;
         self.check_head(&mut recorder).await
     }
 
-    /// Checks that the stored head is the recorder's.
+    /// Checks that the stored head is the recorder's head.
     pub(super) async fn check_head(&self, recorder: &mut Recorder) -> Result<()> {
         let (found, version) = match self.space.pool.get(self.space.object(Kind::Head)).await {
             Ok((found, version)) => (found.to_vec(), version),
@@ -253,7 +256,7 @@ impl Inner {
         Error::Fenced { epoch: Epoch(0) }
     }
 
-    /// Reserves allocation ids in the head.
+    /// Reserves allocation IDs in the head.
     pub(super) async fn reserve_allocations(&self, recorder: &mut Recorder) -> Result<()> {
         let mut head = recorder.head.clone();
         let allocation = self.state.lock().allocation.max(head.allocation_limit);
@@ -266,7 +269,7 @@ impl Inner {
     }
 }
 
-/// Returns whether nodes differ at most in their names.
+/// Returns whether two lists of nodes differ at most in the nodes' names.
 fn have_same_tree(some: &[Node], others: &[Node]) -> bool {
     let same = |one: &Node, other: &Node| {
         (one.id, one.parent, one.size_bytes) == (other.id, other.parent, other.size_bytes)
@@ -281,14 +284,14 @@ fn is_made(id: u64, old: &Head, new: &Head) -> bool {
     is_last && before == old.nodes && new.root == old.root
 }
 
-/// Marks a head as being sent while this lives: such a head is not in doubt, unlike one with an
-/// unknown outcome.
+/// Marks a head as being sent for as long as this value exists. Unlike a head with an unknown
+/// outcome, such a head is not in doubt.
 struct Sending<'a>(&'a Inner);
 
 impl<'a> Sending<'a> {
     fn new(inner: &'a Inner) -> Self {
         let mut state = inner.state.lock();
-        // Not if the outcome of the previous one is unknown.
+        // The mark is not set if the outcome of the previous head is unknown.
         state.is_sending = state.in_flight.is_none();
         drop(state);
         Self(inner)

@@ -1,6 +1,7 @@
-//! The logs of a volume: which exist, where the next record goes, and which are no longer needed.
+//! The logs of a volume: the existing logs, the position of the next record, and the logs that are
+//! no longer needed.
 //!
-//! A volume has the logs that its head names, in the order in which they were begun; records are
+//! A volume has the logs that its head names, in the order in which they were created; records are
 //! appended to the last one. A log is removed once the stored map has none of the entries that its
 //! records overwrite.
 
@@ -20,26 +21,27 @@ use crate::format::map::Map;
 use crate::format::{LOGS_MAX, OverlayLog, OverlayRecord, Place, SECTOR_BYTES, overlay_records};
 use crate::space::Pool;
 
-/// The most parts of all logs of a volume together.
+/// The maximum number of parts of all logs of a volume together.
 pub(crate) const PARTS_MAX: u32 = 16;
-/// The number of full parts after which another log is begun.
+/// The number of full parts after which another log is created.
 const PARTS_LONG: u32 = 1;
-/// The largest part of a log, in bytes.
+/// The maximum size of a part of a log, in bytes.
 pub(super) const PART_BYTES_MAX: u64 = 4 << 20;
-/// The smallest part of a log: a store with smaller objects has no logs.
+/// The minimum size of a part of a log, in bytes. A volume in a store with smaller objects has no
+/// logs.
 const PART_BYTES_MIN: u64 = 64 << 10;
 
 /// The logs of an open volume.
 #[derive(Default)]
 pub(super) struct Logs {
-    /// `None` if nothing can be appended.
+    /// The log to which records are appended, or `None` if nothing can be appended.
     own: Option<Log>,
     /// Earlier logs, to which nothing is appended any more, the oldest first.
     before: Vec<Before>,
-    /// The number of logs so far.
+    /// The number of logs that the volume has had while open.
     count: u64,
-    /// Copied objects whose records are still valid, because the stored map has the overwritten
-    /// entry and not yet the copy's.
+    /// Copied objects whose records are still valid, because the stored map has the entry of the
+    /// overwritten object and not yet that of the copy.
     unrecorded: BTreeMap<u32, Unrecorded>,
 }
 
@@ -64,13 +66,13 @@ struct Before {
 #[derive(Clone, Copy)]
 struct Unrecorded {
     base: Entry,
-    /// The entry with which the volume first replaced it.
+    /// The entry with which the volume first replaced the overwritten object.
     by: Entry,
-    /// The first log with a record of it.
+    /// The number of the first log with a record of the object.
     since: u64,
 }
 
-/// A place in a log, for a record that is being written while this lives.
+/// A place in a log. While this value exists, a record is being written there.
 pub(super) struct Taken {
     pub(super) log: OverlayLog,
     pub(super) place: Place,
@@ -78,16 +80,17 @@ pub(super) struct Taken {
     _user: Arc<()>,
 }
 
-/// The logs that the head is to name, and those that are removed afterwards.
+/// The logs for a new head, and the logs to remove after the head is written.
 pub(super) struct Renewal {
     pub(super) logs: Vec<OverlayLog>,
-    /// The allocation ids of the logs to remove, and their numbers of parts.
+    /// The logs to remove: the allocation ID of each, and the number of its parts.
     pub(super) gone: Vec<(u64, u32)>,
     gone_to: u64,
     own: Option<OverlayLog>,
 }
 
-/// Returns the size of a log's parts in bytes; `None` if the store's objects are too small for one.
+/// Returns the size of a log's parts in bytes, or `None` if the store's objects are too small for a
+/// part.
 pub(crate) fn part_bytes(can: &Capabilities) -> Option<u64> {
     let bytes = can.object_bytes_max.min(can.request_bytes_max).min(PART_BYTES_MAX);
     (bytes >= PART_BYTES_MIN).then_some(bytes)
@@ -101,7 +104,7 @@ impl Logs {
         self.count
     }
 
-    /// Begins an unused log after the current one.
+    /// Adds an unused log after the current one. Records are appended to it from now on.
     pub(super) fn begin(&mut self, id: OverlayLog, can: &Capabilities) {
         self.end();
         self.count += 1;
@@ -117,7 +120,7 @@ impl Logs {
         });
     }
 
-    /// Ends appending to the current log.
+    /// Stops appending to the current log.
     pub(super) fn end(&mut self) {
         if let Some(Log { id, number, next, users, .. }) = self.own.take() {
             self.before.push(Before { id, number, parts: next.part + u32::from(next.offset > 0), users });
@@ -129,13 +132,13 @@ impl Logs {
         self.own.is_some()
     }
 
-    /// Returns whether nothing can be appended and another log is allowed. Otherwise one has to be
-    /// removed first.
+    /// Returns whether another log should be created: nothing can be appended, and another log is
+    /// allowed. If no other log is allowed, one has to be removed first.
     pub(super) fn is_due(&self) -> bool {
         self.own.is_none() && self.before.len() < LOGS_MAX
     }
 
-    /// Returns whether a part is still unused.
+    /// Returns whether an unused part is left.
     pub(super) fn has_room(&self) -> bool {
         self.own.as_ref().is_some_and(|log| log.next.part < log.parts_max)
     }
@@ -145,13 +148,13 @@ impl Logs {
         self.own.is_some() || !self.before.is_empty()
     }
 
-    /// Returns whether a record was ever placed in one.
+    /// Returns whether a record was ever placed in a log.
     pub(super) fn is_used(&self) -> bool {
         !self.before.is_empty()
             || self.own.as_ref().is_some_and(|log| log.next != Place { part: 0, offset: 0 })
     }
 
-    /// Takes a place for a record of this many bytes, if there is space.
+    /// Allocates a place for a record of this many bytes, if there is space.
     pub(super) fn place(&mut self, bytes: u64) -> Option<Taken> {
         let log = self.own.as_mut()?;
         if bytes > log.part_bytes {
@@ -169,15 +172,16 @@ impl Logs {
         Some(Taken { log: log.id, place, number: log.number, _user: Arc::clone(&log.users) })
     }
 
-    /// Notes that the volume has replaced `base` by `by`, and that records over `base` begin in the
-    /// log `since`.
+    /// Records that the volume has replaced `base` by `by`, and that records over `base` begin in
+    /// the log `since`.
     pub(super) fn note_replaced(&mut self, index: u32, (base, by): (Entry, Entry), since: u64) {
         self.unrecorded.entry(index).or_insert(Unrecorded { base, by, since });
     }
 
     /// Returns the entry over which changes of an own object with the entry `live` are also logged,
-    /// until that entry is stored. `None` if the volume has had a third object at this index: the
-    /// second one's entry may be on its way to the store, and would invalidate the record.
+    /// until the entry `live` is stored. Returns `None` if the volume has had a third object at
+    /// this index: the entry of the second one may be in flight to the store, and would invalidate
+    /// the record.
     pub(super) fn base_of_replaced(&self, index: u32, live: Entry) -> Option<Entry> {
         let object = self.unrecorded.get(&index).filter(|object| object.by == live)?;
         self.is_open().then_some(object.base)
@@ -188,8 +192,8 @@ impl Logs {
         self.unrecorded.retain(|index, object| recorded(*index) == object.base);
     }
 
-    /// Returns the logs for a new head, if it must be written: without those that are no longer
-    /// needed (before `first_needed`), and with `new` if another one is due.
+    /// Returns the logs for a new head, if a new head must be written: without the logs that are no
+    /// longer needed (those before `first_needed`), and with `new` if another log is due.
     pub(super) fn renewal(&self, first_needed: Option<u64>, new: Option<OverlayLog>) -> Option<Renewal> {
         let first = self.unrecorded.values().map(|object| object.since).chain(first_needed).min();
         let is_needed = |log: &Before| {
@@ -213,14 +217,14 @@ impl Logs {
         })
     }
 
-    /// Returns whether `logs` include all that are needed, from `first_needed` on.
+    /// Returns whether `logs` include all logs that are needed, from `first_needed` on.
     pub(super) fn are_enough(&self, first_needed: Option<u64>, logs: &[OverlayLog]) -> bool {
         let first = self.unrecorded.values().map(|object| object.since).chain(first_needed).min();
         let before = self.before.iter().filter(|log| first.is_some_and(|first| log.number >= first));
         before.map(|log| log.id).chain(self.own.as_ref().map(|log| log.id)).all(|id| logs.contains(&id))
     }
 
-    /// Notes that the head names the logs of a renewal.
+    /// Records that the stored head names the logs of a renewal.
     pub(super) fn renewed(&mut self, renewal: &Renewal, can: &Capabilities) {
         self.before.retain(|log| log.number > renewal.gone_to);
         if let Some(own) = renewal.own {
@@ -228,7 +232,7 @@ impl Logs {
         }
     }
 
-    /// Ends all logs. Returns their ids and numbers of parts.
+    /// Ends all logs. Returns the allocation ID of each, and the number of its parts.
     pub(super) fn end_all(&mut self) -> Vec<(u64, u32)> {
         self.end();
         self.unrecorded.clear();
@@ -238,17 +242,19 @@ impl Logs {
 
 // ---- appending
 //
-// A record has the bytes, their position, and the overwritten object. It is valid while the stored
-// map has that object's entry at its index. So storing the copy's entry invalidates the records,
-// and nothing is removed for that; but until then, changes of the copy are logged as well.
+// A record has the bytes, their position, and the entry of the overwritten object. The record is
+// valid while the stored map has that entry at the object's index. So storing the copy's entry
+// invalidates the records without removing them. Until then, changes of the copy are logged as
+// well.
 
-/// How often a record with an unknown outcome is written, each time at a new place.
+/// The maximum number of attempts to write a record while the outcome is unknown, each at a new
+/// place.
 const TRIES: u32 = 3;
 
 impl Inner {
-    /// Logs a short change of a part of an object that is not the volume's own, and keeps it in
-    /// memory. Returns the record's durability, and whether the stored state leads to it; `None` if
-    /// nothing was done. The caller holds the barrier and the object shared.
+    /// Logs a short change of a part of an object that is not the volume's own, and keeps the
+    /// change in memory. Returns the record's durability and whether the stored state leads to the
+    /// record, or `None` if nothing was done. The caller holds the barrier and the object shared.
     pub(super) async fn log_in_overlay(
         &self,
         piece: &Piece,
@@ -296,8 +302,8 @@ impl Inner {
         Ok((is.min(logged), is_recorded || is_reached))
     }
 
-    /// Appends a record at a place that `place` takes. Returns its durability, and its order among
-    /// all changes; `None` if there is no space.
+    /// Appends a record at a place that `place` allocates. Returns the record's durability and its
+    /// order among all changes, or `None` if there is no space.
     async fn append(
         &self,
         record: &OverlayRecord,
@@ -319,19 +325,19 @@ impl Inner {
             let request = request.terms(self.space.terms(durability, Condition::None));
             match self.space.store().write(request).await {
                 Ok(ChangeReply { durability, .. }) => return Ok(Some((durability, order))),
-                // A late write has the same bytes, and loses against the records behind it.
+                // A late write has the same bytes, and later records take precedence over it.
                 Err(blocker::Error::OutcomeUnknown(_) | blocker::Error::Superseded { .. })
                     if tries < TRIES => {}
-                // The record may be valid after a crash, so the object has its overlay
-                // nevertheless, until its copy is recorded.
+                // The record may be valid after a crash, so the object has an overlay in any case,
+                // until the copy of the object is recorded.
                 Err(error) => return Err(self.noted(error)),
             }
         }
     }
 }
 
-/// Returns whether the stored state leads to a record over `base`, or to the object with which it
-/// was merged.
+/// Returns whether the stored state leads to a record over `base`, or to the object into which the
+/// record was merged.
 fn is_reached(state: &State, index: u32, base: Entry) -> bool {
     state.recorded.get(index) == base || state.is_recorded(index)
 }
@@ -353,17 +359,17 @@ const _: () = assert!(SECTOR_BYTES as u64 + WRITE_BYTES_MAX <= PART_BYTES_MAX);
 /// The number of parts read concurrently.
 const LOADS_MAX: usize = 4;
 
-/// The records of a log with their bytes, in order.
+/// The records of a log with their data, in order.
 pub(crate) struct Loaded {
     id: OverlayLog,
     records: Vec<(OverlayRecord, Segments)>,
-    /// The number after the last existing part.
+    /// The number of parts up to the last existing one.
     parts: u32,
 }
 
 impl Inner {
-    /// Adopts the records of the previous owner's logs, and appends to `own` from now on, if given.
-    /// Nothing is written: the head already names all of the logs.
+    /// Adopts the records of the previous owner's logs, and appends to `own` from now on, if there
+    /// is one. Nothing is written, because the head already names all of these logs.
     pub(crate) fn take_over_logs(&self, before: Vec<Loaded>, own: Option<OverlayLog>) {
         let mut state = self.state.lock();
         for Loaded { id, records, parts } in before {
@@ -381,16 +387,17 @@ impl Inner {
     }
 }
 
-/// Returns whether a record is valid: `map` has the overwritten entry at its index.
+/// Returns whether a record is valid, that is, whether `map` has the entry of the overwritten
+/// object at the record's index.
 fn counts(map: &Map, record: &OverlayRecord, object_bytes: u64) -> bool {
-    // An object whose copy is recorded has all data of its records, and perhaps newer ones.
+    // An object whose copy is recorded already has all data of its records, and perhaps newer data.
     let is_current = !record.base.is_hole() && map.get(record.index) == record.base;
     let fits = record.within.checked_add(record.length).is_some_and(|end| end <= object_bytes);
     is_current && fits && record.length > 0
 }
 
-/// Returns `map` with the overlays of the logs: an object with an overlay gets an entry that no map
-/// has.
+/// Returns `map` with the overlays of the logs: each object with an overlay gets an entry that no
+/// stored map has.
 pub(crate) async fn overlaid(
     pool: &Pool,
     volume: VolumeId,
@@ -401,7 +408,7 @@ pub(crate) async fn overlaid(
     for log in logs {
         for (record, _) in load(pool, volume, *log).await?.records {
             if counts(&map, &record, object_bytes) {
-                // A log's allocation id belongs to no object.
+                // A log's allocation ID is never that of an object.
                 all.set(record.index, Entry::new(volume, log.allocation));
             }
         }
@@ -419,11 +426,11 @@ pub(crate) async fn load_logs(pool: &Pool, volume: VolumeId, logs: &[OverlayLog]
 }
 
 async fn load(pool: &Pool, volume: VolumeId, log: OverlayLog) -> Result<Loaded> {
-    // Parts are written concurrently: one may be missing before another.
+    // Parts are written concurrently, so one may be missing before another.
     let parts = (0..PARTS_MAX).map(|part| {
         let (pool, object) = (pool.clone(), pool.object(volume, Kind::Overlay(log.allocation, part)));
         async move {
-            // Another owner may have appended since a cache below has read the part.
+            // Another owner may have appended to the part since a cache below read it.
             pool.invalidate(Scope::Object(object.clone())).await?;
             match pool.get(object).await {
                 Ok((bytes, _)) => Ok(Some((part, bytes))),

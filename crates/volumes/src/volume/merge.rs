@@ -1,10 +1,10 @@
-//! Merging: an object with an overlay is copied, the overlay is written to the copy, and the map
-//! names the copy.
+//! Merges objects: an object with an overlay is copied, the overlay is written to the copy, and the
+//! map names the copy.
 //!
-//! The copy, and most of the overlay, is written while client writes continue; only the last writes
-//! are added while the object is locked exclusively. A client write that cannot wait for that,
-//! because the overlay has no space, makes a copy of its own: the first one wins, and the other is
-//! removed.
+//! The copy and most of the overlay are written while client writes continue; only the last writes
+//! are added while the object is locked exclusively. If a client write cannot wait for the merge
+//! because the overlay has no space, the write makes a copy of its own. The first copy to be
+//! completed is used, and the other one is removed.
 
 use std::future::poll_fn;
 use std::task::Poll;
@@ -22,30 +22,31 @@ use crate::format::entry::{Entry, Kind};
 
 /// The number of objects merged concurrently.
 const MERGES_MAX: usize = 4;
-/// The number of objects merged between two checks of the remaining allocation ids.
+/// The number of objects merged between two checks of the remaining allocation IDs.
 const BATCH: usize = 64;
-/// The number of runs added before yielding: with a cache below none of them waits, and other tasks
-/// need the thread as well.
+/// The number of runs added before yielding. With a cache below, adding a run never waits, and
+/// other tasks need the thread as well.
 const RUNS_PER_YIELD: u32 = 16;
-/// How often runs are added beside client writes before the rest is added without them.
+/// The number of passes in which runs are added while client writes continue, before the rest is
+/// added with client writes excluded.
 const PASSES: u32 = 3;
 
-// A merge takes two allocation ids.
+// A merge needs two allocation IDs.
 const _: () = assert!(3 * BATCH as u64 <= ALLOCATIONS_MIN);
 
 impl Inner {
     /// Waits until there is an object to merge.
     ///
     /// # Errors
-    /// The volume cannot be used any more.
+    /// The reason why the volume can no longer be used.
     pub(super) async fn wait_for_overlays(&self) -> Result<()> {
         poll_fn(|context| {
             let mut state = self.state.lock();
             if let Err(error) = state.check() {
                 return Poll::Ready(Err(error));
             }
-            // After an error there is no current log, so another one is due, unless allocation ids
-            // are used up.
+            // After an error there is no current log, so another one is due, unless allocation IDs
+            // are exhausted.
             let is_log_due =
                 self.has_log() && state.overlays.logs.is_due() && !state.has_used_up_allocations();
             if is_log_due || !state.overlays.is_empty() {
@@ -57,16 +58,16 @@ impl Inner {
         .await
     }
 
-    /// Merges all objects that have an overlay now, while writes continue. The caller holds no
-    /// lock.
+    /// Merges all objects that have an overlay at the time of the call, while writes continue. The
+    /// caller holds no lock.
     pub(super) async fn merge_overlays(&self) -> Result<()> {
         self.merge_as(None).await?;
         self.look_ahead_at_quota().await;
         Ok(())
     }
 
-    /// Merges as [`Self::merge_overlays`] does; also records the copies, if changes are logged
-    /// until then.
+    /// Merges as [`Self::merge_overlays`] does. If changes are logged until their copies are
+    /// recorded, the copies are also recorded.
     pub(super) async fn merge_and_record(&self) -> Result<()> {
         self.merge_overlays().await?;
         if !self.has_log() && !self.state.lock().overlays.logs.is_any() {
@@ -79,10 +80,10 @@ impl Inner {
         self.renew_logs(&mut recorder).await
     }
 
-    /// Begins another log if the current one is long, and removes logs that are no longer needed.
+    /// Creates another log if the current one is long, and removes logs that are no longer needed.
     pub(super) async fn renew_logs(&self, recorder: &mut Recorder) -> Result<()> {
         self.renew_logs_once(recorder).await?;
-        // A full log has to be removed before the next one has space.
+        // A full log has to be removed before there is space for the next one.
         if self.has_log() && !self.state.lock().overlays.logs.has_room() {
             self.renew_logs_once(recorder).await?;
         }
@@ -116,20 +117,21 @@ impl Inner {
         Ok(Some(OverlayLog { allocation: state.next_allocation(NewId::Apart)?, key: self.writer }))
     }
 
-    /// Merges all objects, and prevents new overlays until the result is dropped. The caller does
-    /// not hold the barrier.
+    /// Merges all objects, and prevents new overlays until the returned value is dropped. The
+    /// caller does not hold the barrier.
     pub(super) async fn merged(&self, recorder: &mut Recorder) -> Result<KeptOut<'_>> {
         // Most objects are merged while new overlays are still allowed.
         self.merge_as(Some(recorder)).await?;
         let kept_out = KeptOut::new(self);
-        // A change that was already allowed to begin an overlay has done so by then.
+        // Changes that had already been allowed to create an overlay have created it by now.
         drop(self.barrier.write().await);
         self.merge_as(Some(recorder)).await?;
         Ok(kept_out)
     }
 
-    /// Merges as [`Self::merged`] does. Where changes are logged, all copies except the last few
-    /// are recorded: writes to an unrecorded copy would have to wait until the snapshot is taken.
+    /// Merges as [`Self::merged`] does. If changes are logged, all copies except the last few are
+    /// also recorded: otherwise writes to an unrecorded copy would have to wait until the snapshot
+    /// is taken.
     pub(super) async fn merged_for_snapshot(&self, recorder: &mut Recorder) -> Result<KeptOut<'_>> {
         if !self.has_log() {
             return self.merged(recorder).await;
@@ -173,13 +175,13 @@ impl Inner {
         merged
     }
 
-    /// Merges an object that has the overlay with this number over `base`.
+    /// Merges an object whose overlay over `base` has this number.
     async fn merge_one(&self, index: u32, id: u64, base: Entry) -> Result<()> {
         let is_current = || self.state.lock().overlays.of(index) == Some((id, base));
-        // The overlay is acknowledged, so the quota must not refuse the copy.
+        // The change in the overlay is acknowledged, so the quota must not refuse the copy.
         let settles = true;
         let mut attempt = match self.copy((index, base), NewId::Apart, settles).await {
-            // Another merge has replaced the object, and removed the base.
+            // Another merge has already replaced the object, and removed the base.
             Err(Error::Damaged(_)) if !is_current() => return Ok(()),
             made => made?,
         };
@@ -207,15 +209,15 @@ impl Inner {
         Ok(())
     }
 
-    /// Replaces a shared object by a copy of the volume's own. The index is not a hole. The caller
-    /// holds the object exclusively. Returns the copy's allocation id.
+    /// Replaces a shared object with a copy that is the volume's own. The index is not a hole, and
+    /// the caller holds the object exclusively. Returns the copy's allocation ID.
     pub(super) async fn allocate_copy(&self, index: u32) -> Result<u64> {
         let (base, runs) = {
             let state = self.state.lock();
             (state.live.get(index), state.overlays.runs_after(index, &mut 0))
         };
         let copied = async {
-            // The caller's change is not acknowledged yet, so it can be refused.
+            // The caller's change is not acknowledged yet, so the quota may refuse the copy.
             let attempt = self.copy((index, base), NewId::Current, false).await?;
             self.write_runs((index, attempt.allocation), &runs, false).await?;
             Ok(attempt)
@@ -246,7 +248,7 @@ impl Inner {
             self.space.store().copy(request)
         };
         match self.make(index, new_id, make).await {
-            // Whatever its durability, the copy exists; the next flush covers it.
+            // Whatever its durability, the copy exists, and the next flush covers it.
             Ok((_, attempt)) => Ok(attempt),
             Err(Error::Io(blocker::Error::Missing)) => {
                 Err(Error::Damaged(format!("object {from} of the volume is missing")))
@@ -300,7 +302,7 @@ async fn yield_now() {
     .await;
 }
 
-/// While this lives, no object without an overlay gets one.
+/// Prevents objects without an overlay from getting one, for as long as this value exists.
 pub(super) struct KeptOut<'a>(&'a Inner);
 
 impl<'a> KeptOut<'a> {

@@ -39,12 +39,12 @@ pub(crate) use read::{View, changes, usage};
 pub(crate) use state::next_limit;
 pub(crate) use tree::snapshot_all;
 
-/// The number of allocation ids reserved together.
+/// The number of allocation IDs reserved together.
 pub(crate) const ALLOCATIONS_RESERVED: u64 = 4096;
-/// The number of object locks; indexes that are equal modulo this share one.
+/// The number of object locks. Indexes that are equal modulo this number share a lock.
 const LOCKS: u32 = 256;
 
-/// The answer of a volume, ready or pending.
+/// The result of an operation on a volume, ready or pending.
 pub type Answer<T> = blocker::Reply<T, Error>;
 
 /// An open volume, shared by all its handles.
@@ -57,28 +57,30 @@ pub(crate) struct Inner {
     promises: Promises,
     /// The owner's identity, as in the head.
     writer: u128,
-    /// The number of this attachment: the head's sequence at its beginning.
+    /// The number of this attachment: the sequence number of the head when the attachment began.
     attachment: u64,
-    /// The stored shape of the volume, and the right to change it: see [`Self::recorder`].
+    /// The stored structure of the volume, and the right to change it: see [`Self::recorder`].
     recorder: AsyncMutex<Recorder>,
     /// Serialises the merges of an object.
     merging: Box<[AsyncMutex<()>]>,
-    /// Held shared by merges; exclusively by operations that must not see an unnamed copy.
+    /// Held shared by merges, and exclusively by operations that must not see a copy that no map
+    /// names yet.
     merges: RwLock<()>,
-    /// Held shared by changes of content; exclusively by operations that need an instant without
-    /// any.
+    /// Held shared by changes of content, and exclusively by operations that need an instant
+    /// without any change in progress.
     barrier: Arc<RwLock<()>>,
-    /// An object's lock: held shared by in-place changes, unless they are stamped; exclusively by
-    /// allocations.
+    /// The locks of the objects: held shared by in-place changes, unless these are stamped, and
+    /// exclusively by allocations.
     objects: Box<[Arc<RwLock<()>>]>,
     /// Held shared by operations that remove objects.
     removing: RwLock<()>,
     state: Mutex<State>,
-    /// The number and map of the snapshot that was compared last. Innermost in the lock order.
+    /// The number and the map of the snapshot that was compared last. This lock is the innermost in
+    /// the lock order.
     compared: Mutex<Option<(u64, Map)>>,
 }
 
-/// The stored shape of a volume.
+/// The stored structure of a volume.
 pub(crate) struct Recorder {
     head: Head,
     head_version: Version,
@@ -86,10 +88,10 @@ pub(crate) struct Recorder {
     parent_root: Vec<Entry>,
     /// The versions of the volume's own pages, where known.
     page_versions: HashMap<u32, Version>,
-    /// The snapshot for which the volume was frozen, if it is not stored yet or its outcome is
-    /// unknown.
+    /// The snapshot for which the volume was frozen, if the snapshot is not stored yet or its
+    /// outcome is unknown.
     frozen: Option<Frozen>,
-    /// A head from before the one in flight whose late write may still be executed.
+    /// A head written before the one in flight, if its late write may still be executed.
     earlier: Option<Vec<u8>>,
 }
 
@@ -101,21 +103,21 @@ pub(crate) struct Opened {
     pub(crate) live: Map,
     pub(crate) parent_root: Vec<Entry>,
     pub(crate) parent: Map,
-    /// The first allocation id that was never used.
+    /// The lowest allocation ID that was never used.
     pub(crate) allocation: u64,
     pub(crate) promises: Promises,
 }
 
-/// The promises of the volume's answers: see [`Options`](crate::Options).
+/// The guarantees of the volume's acknowledgements: see [`Options`](crate::Options).
 #[derive(Clone, Copy)]
 pub(crate) struct Promises {
     pub(crate) flush_durability: Durability,
     pub(crate) records_at_once: bool,
 }
 
-/// Returns whether a volume has overlay logs: it does if every acknowledged change must survive the
-/// process. Volumes with stamps have none: stamped changes of an object must follow one another,
-/// and the log takes those of all objects.
+/// Returns whether a volume has overlay logs, which is the case if every acknowledged change must
+/// survive the process. Volumes with stamps have no logs: stamped changes of an object must be sent
+/// one after another, and a log receives the changes of all objects.
 pub(crate) fn has_log(space: &Space, settings: &Settings, promises: Promises) -> bool {
     let is_wanted = promises.records_at_once && !settings.is_read_only && space.pool.overlay_memory.is_any();
     is_wanted && !space.is_stamped() && part_bytes(&space.pool.capabilities).is_some()
@@ -125,10 +127,10 @@ pub(crate) fn has_log(space: &Space, settings: &Settings, promises: Promises) ->
 #[derive(Clone, Copy, Debug)]
 struct Piece {
     index: u32,
-    /// Its offset within the object.
+    /// The part's offset within the object.
     within: u64,
     length: u64,
-    /// Its offset within the range.
+    /// The part's offset within the range.
     at: u64,
 }
 
@@ -183,7 +185,7 @@ impl Inner {
             let position = offset + at;
             let within = position % object_bytes;
             let piece = (object_bytes - within).min(length - at);
-            // A volume has less than 2^32 objects.
+            // A volume has fewer than 2^32 objects.
             let index = (position / object_bytes) as u32;
             let piece = Piece { index, within, length: piece, at };
             at += piece.length;
@@ -191,7 +193,7 @@ impl Inner {
         })
     }
 
-    /// Returns the only piece of a range; `None` if there are several, or none.
+    /// Returns the only piece of a range, or `None` if there are several pieces or none.
     fn only_piece(&self, offset: u64, length: u64) -> Option<Piece> {
         let within = offset % self.object_bytes;
         let index = u32::try_from(offset / self.object_bytes).ok()?;
@@ -199,7 +201,7 @@ impl Inner {
         is_one.then_some(Piece { index, within, length, at: 0 })
     }
 
-    /// Returns whether a part covers all that the volume has of its object.
+    /// Returns whether a part covers the whole object, as far as the object lies within the volume.
     fn is_whole(&self, piece: &Piece, size_bytes: u64) -> bool {
         let begin = u64::from(piece.index) * self.object_bytes;
         piece.within == 0 && begin + piece.length >= (begin + self.object_bytes).min(size_bytes)
@@ -241,7 +243,7 @@ impl Inner {
         if self.settings.is_read_only { Err(Error::ReadOnly) } else { self.state.lock().check() }
     }
 
-    /// Converts an error of the store, and notes if it says that this owner was deposed.
+    /// Converts an error of the store, and records it if it says that this owner was deposed.
     fn noted(&self, error: blocker::Error) -> Error {
         if let blocker::Error::Fenced { epoch } = error {
             self.fence(epoch);
@@ -261,20 +263,20 @@ impl Inner {
 
 /// An open volume: a disk. All methods can be called concurrently, through any number of handles.
 ///
-/// Ranges may have any alignment. Changes that overlap in time have no order; otherwise the volume
-/// behaves like a disk with a volatile cache: [`Self::flush`] makes *cached* changes durable, and a
-/// crash before that may lose any part of them.
+/// Ranges may have any alignment. The order of changes that overlap in time is undefined; otherwise
+/// the volume behaves like a disk with a volatile cache: [`Self::flush`] makes *cached* changes
+/// durable, and a crash before that may lose any subset of them.
 ///
 /// A volume stays open without handles until [`Self::close`]. If its [`Volumes`](crate::Volumes)
-/// are dropped before, unflushed changes may be lost as in a crash.
+/// are dropped before that, unflushed changes may be lost as in a crash.
 ///
 /// # Errors
 /// Every method may fail with `Fenced`, `Closed`, `Interrupted` and `Io`. Methods with a range fail
-/// with `OutOfRange` if it ends beyond the volume's end; changes also with `ReadOnly` and
-/// `NoSpace`.
+/// with `OutOfRange` if the range ends beyond the volume's end; changes may also fail with
+/// `ReadOnly` and `NoSpace`.
 ///
 /// # Cancel safety
-/// Dropping the future of a change leaves its range with the old bytes, the new ones, or some of
+/// Dropping the future of a change leaves its range with the old bytes, the new bytes, or a mix of
 /// both; a dropped flush may have stored some changes. Neither leaves anything locked.
 #[derive(Clone)]
 pub struct Volume {
@@ -288,8 +290,8 @@ impl Volume {
         self.inner.state.lock().size_bytes
     }
 
-    /// Returns the size of the volume's objects in bytes. Discards of whole objects free their
-    /// space.
+    /// Returns the size of the volume's objects in bytes. A discard frees space if it covers whole
+    /// objects.
     #[must_use]
     pub fn object_bytes(&self) -> u64 {
         self.inner.object_bytes
@@ -315,7 +317,8 @@ impl Volume {
         self.start_read(offset, length).await
     }
 
-    /// Reads as [`Self::read`] does. The answer is ready if the store has the bytes at once.
+    /// Reads as [`Self::read`] does. The answer is ready at once if the store has the bytes
+    /// immediately available.
     pub fn start_read(&self, offset: u64, length: u64) -> Answer<Segments> {
         self.inner.start_read(offset, length)
     }
@@ -328,30 +331,32 @@ impl Volume {
         self.start_write(offset, data, durability).await
     }
 
-    /// Writes as [`Self::write`] does. The answer is ready if nothing has to be waited for. A
-    /// pending answer must be polled to its end, or dropped, because snapshots wait for it.
+    /// Writes as [`Self::write`] does. The answer is ready at once if the write need not wait. A
+    /// pending answer must be polled to completion, or dropped, because snapshots wait for it.
     pub fn start_write(&self, offset: u64, data: Segments, durability: Durability) -> Answer<Durability> {
         self.inner.start_write(offset, data, durability)
     }
 
-    /// Makes everything acknowledged before the call *stored*, or as durable as the options say.
+    /// Makes everything acknowledged before the call *stored*, or as durable as the options
+    /// require.
     ///
     /// # Errors
-    /// See [`Volume`]. After an error nothing is lost: the next flush covers the same.
+    /// See [`Volume`]. An error loses nothing: the next flush covers the same changes.
     pub async fn flush(&self) -> Result<()> {
         self.inner.flush().await
     }
 
-    /// Flushes as [`Self::flush`] does, and makes everything *stored*, whatever the options say.
+    /// Flushes as [`Self::flush`] does, but makes everything *stored*, whatever the options
+    /// require.
     ///
     /// # Errors
-    /// As [`Self::flush`].
+    /// The errors of [`Self::flush`].
     pub async fn store(&self) -> Result<()> {
         self.inner.flush_as(Durability::Stored).await
     }
 
-    /// Frees the range where that is possible: whole objects, and parts of objects that no snapshot
-    /// shares, read as zeros afterwards. Other parts may keep their bytes.
+    /// Frees the space of the range as far as possible. Whole objects, and parts of objects that no
+    /// snapshot shares, read as zeros afterwards; other parts may keep their bytes.
     ///
     /// # Errors
     /// See [`Volume`].
@@ -360,7 +365,7 @@ impl Volume {
     }
 
     /// Makes the range read as zeros. With `may_punch` its space may be freed. With `fast_only`
-    /// nothing is done if an object would have to be copied.
+    /// nothing is changed if an object would have to be copied.
     ///
     /// # Errors
     /// See [`Volume`]; `NotFast`.
@@ -382,8 +387,9 @@ impl Volume {
         self.inner.extents(offset, length)
     }
 
-    /// Returns the ranges in which the volume may differ from its snapshot `since`, by whole
-    /// objects; with `None`, from a volume of holes. Ranges beyond either end are left out.
+    /// Returns the ranges, by whole objects, in which the volume may differ from its snapshot
+    /// `since`. If `since` is `None`, the volume is compared with one that has only holes. Ranges
+    /// beyond the end of either are omitted.
     ///
     /// # Errors
     /// See [`Volume`]; `NoSuchSnapshot`.
@@ -391,10 +397,11 @@ impl Volume {
         self.inner.changed_extents(since, (0, u64::MAX)).await
     }
 
-    /// Returns [`Self::changed_extents`] for a range; changes beyond it may be left out.
+    /// Returns the same as [`Self::changed_extents`] for a range; changes outside the range may be
+    /// omitted.
     ///
     /// # Errors
-    /// As [`Self::changed_extents`].
+    /// The errors of [`Self::changed_extents`].
     pub async fn changed_extents_in(
         &self,
         since: Option<&str>,
@@ -412,32 +419,33 @@ impl Volume {
         self.inner.usage()
     }
 
-    /// Returns whether both are handles of one open volume. A volume that was closed and reopened
-    /// is a different one.
+    /// Returns whether both are handles of the same open volume. A volume that was closed and
+    /// reopened is a different one.
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
 
-    /// Waits until there are objects to merge: see [`Self::merge`].
+    /// Waits until there are objects to merge: see [`Self::merge`]. Only one caller may wait at a
+    /// time.
     ///
     /// # Errors
-    /// `Closed`, `HandedOver`, `Fenced` and `Interrupted`, also during the wait. Only one caller
-    /// may wait at a time.
+    /// `Closed`, `HandedOver`, `Fenced` and `Interrupted`, even if the error arises during the
+    /// wait.
     pub async fn merge_due(&self) -> Result<()> {
         self.inner.wait_for_overlays().await
     }
 
     /// Copies objects that were written to since the last snapshot and are not copied yet. A short
-    /// write to such an object is kept in memory, and also logged if the options require every
-    /// write to survive the process, so that the write waits for no copy. Call this whenever
-    /// [`Self::merge_due`] returns, concurrently with other operations: memory
-    /// ([`Options::overlay_bytes_max`](crate::Options::overlay_bytes_max)) and log are limited, and
-    /// when either is full writes wait again. A snapshot and [`Self::close`] merge as well, and so
-    /// does a flush without a log.
+    /// write to such an object is kept in memory, so that it does not wait for the copy; the write
+    /// is also logged if the options require every write to survive the process. Call this method
+    /// whenever [`Self::merge_due`] returns, concurrently with other operations: the memory
+    /// ([`Options::overlay_bytes_max`](crate::Options::overlay_bytes_max)) and the log are limited,
+    /// and when either is full, writes wait for copies again. A snapshot and [`Self::close`] also
+    /// merge, as does a flush if there is no log.
     ///
     /// # Errors
-    /// See [`Volume`]. After an error nothing is lost: it can be called again.
+    /// See [`Volume`]. An error loses nothing: the method can be called again.
     ///
     /// # Cancel safety
     /// Dropping the future leaves objects uncopied; an unfinished copy may remain until
@@ -446,8 +454,8 @@ impl Volume {
         self.inner.merge_and_record().await
     }
 
-    /// Stores everything and releases the volume, so that another owner can open it. No handle
-    /// works afterwards. Changes in progress end first.
+    /// Stores everything and releases the volume, so that another owner can open it. Changes in
+    /// progress complete first. Afterwards no handle can be used.
     ///
     /// # Errors
     /// See [`Volume`]. If the volume could not be flushed, it stays open. A second close succeeds.
@@ -455,19 +463,19 @@ impl Volume {
         self.inner.close().await
     }
 
-    /// Returns whether the volume was released for another owner.
+    /// Returns whether the volume was released for a specific other owner.
     #[must_use]
     pub fn is_handed_over(&self) -> bool {
         self.inner.state.lock().status == Status::HandedOver
     }
 
-    /// Closes the volume as [`Self::close`] does, for the owner named `to`: only that owner can
-    /// open it then, without a takeover. Most data are stored while changes continue; changes then
-    /// wait only for the rest.
+    /// Closes the volume as [`Self::close`] does, but for the owner named `to`: afterwards only
+    /// that owner can open it without a takeover. Most data are stored while changes continue;
+    /// changes wait only while the rest is stored.
     ///
     /// # Errors
-    /// As [`Self::close`]; `Invalid` if no owner can have this name; `Closed` if it was closed
-    /// before. A repeated call for the same owner completes an earlier one.
+    /// The errors of [`Self::close`]; `Invalid` if no owner can have this name; `Closed` if the
+    /// volume was already closed. A repeated call for the same owner completes an earlier one.
     pub async fn hand_over(&self, to: &str) -> Result<()> {
         check_owner_name(to)?;
         self.inner.hand_over(to).await

@@ -1,15 +1,16 @@
-//! Overlays: writes over an object that is not the volume's own, before the object is copied.
+//! Overlays: writes to an object that is not the volume's own, before the object is copied.
 //!
-//! The first write to an object after a snapshot would have to wait for a copy of the whole object.
-//! Instead its bytes are kept in memory, and reads lay them over the object. The copy is made in
-//! the background: the object is *merged*, and the map names the copy from then on.
+//! Without overlays, the first write to an object after a snapshot would have to wait for a copy of
+//! the whole object. Instead the written bytes are kept in memory, and reads apply them on top of
+//! the object. The copy is made in the background: the object is *merged*, and from then on the map
+//! names the copy.
 //!
-//! So an overlay is only as durable as *cached* requires. A flush first merges all objects; so do a
-//! snapshot, whose map has no overlays, and the release of the volume. A change that promises more
-//! waits for the copy.
+//! So an overlay is only as durable as *cached* requires. A flush first merges all objects, as does
+//! a snapshot, whose map has no overlays, and the release of the volume. A change that must be more
+//! durable waits for the copy.
 //!
-//! Where every acknowledged change must survive the process, a change is also appended to a *log*
-//! before it is answered: then the log, which the head names, has the change until the copy's entry
+//! If every acknowledged change must survive the process, a change is also appended to a *log*
+//! before it is acknowledged. The head names the log, which has the change until the copy's entry
 //! is stored.
 //!
 //! This file has the overlays and decides which changes go there; `log.rs` appends to the logs, and
@@ -30,21 +31,21 @@ use crate::format::entry::Entry;
 use crate::format::{OverlayLog, OverlayRecord};
 use crate::space::OverlayMemory;
 
-/// The approximate memory of one object's overlay beside its runs.
+/// The approximate memory of one object's overlay, in addition to its runs.
 const OBJECT_BYTES: u64 = 512;
 
 /// The overlays of a volume.
 pub(super) struct Overlays {
     memory: Arc<OverlayMemory>,
     objects: BTreeMap<u32, Overlay>,
-    /// How many more objects may get an overlay before the quota is checked again: after a change
-    /// is acknowledged, the quota must have space for the object's copy.
+    /// The number of further objects that may get an overlay before the quota is checked again.
+    /// When a change is acknowledged, the quota must have space for the object's copy.
     allowance: u32,
     /// Whether the quota limits the allowance.
     is_limited: bool,
     /// The number of operations in progress that prevent new overlays.
     kept_out: u32,
-    /// Whether the last copy failed: then changes wait for the next one, and get its error.
+    /// Whether the last copy failed. Changes then wait for the next copy, and fail with its error.
     pub(super) is_failing: bool,
     /// The number of runs and overlays ever created.
     serial: u64,
@@ -53,8 +54,8 @@ pub(super) struct Overlays {
     pub(super) logs: Logs,
 }
 
-/// The position of a change in the order of all changes. Where two overlap, the later one wins,
-/// also after a crash.
+/// The position of a change in the order of all changes. If two changes overlap, the later one
+/// takes precedence, even after a crash.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Order(u64);
 
@@ -62,10 +63,10 @@ pub(super) struct Order(u64);
 struct Overlay {
     /// A unique number.
     id: u64,
-    /// The overwritten object, which is in the map while the overlay exists.
+    /// The entry of the overwritten object, which is in the map as long as the overlay exists.
     base: Entry,
     runs: Runs,
-    /// The number of the first log with a record of the object, if there is one.
+    /// The number of the first log with a record of the object, or `None`.
     since: Option<u64>,
 }
 
@@ -94,7 +95,8 @@ impl Overlays {
         self.objects.contains_key(&index)
     }
 
-    /// Returns the number of the overlay at an index, and the object below, if there is one.
+    /// Returns the number of the overlay at an index, and the entry of the object below it, or
+    /// `None`.
     pub(super) fn of(&self, index: u32) -> Option<(u64, Entry)> {
         self.objects.get(&index).map(|overlay| (overlay.id, overlay.base))
     }
@@ -105,7 +107,8 @@ impl Overlays {
         self.objects.get(&index).map(|overlay| overlay.runs.after(after)).unwrap_or_default()
     }
 
-    /// Adds a change over `base` (zeros without data), if there is space. Returns whether it did.
+    /// Adds a change over `base`, if there is space; a change without data is zeros. Returns
+    /// whether the change was added.
     pub(super) fn insert(
         &mut self,
         (index, base): (u32, Entry),
@@ -121,9 +124,9 @@ impl Overlays {
         true
     }
 
-    /// Takes a place in the log for a record of a change. The object has an overlay from now on:
-    /// whatever the outcome of the record, it is valid until the object's copy is recorded. `None`
-    /// if there is no space.
+    /// Allocates a place in the log for a record of a change, or returns `None` if there is no
+    /// space. The object has an overlay from now on: whatever the outcome of writing the record, it
+    /// is valid until the object's copy is recorded.
     pub(super) fn place(&mut self, record: &OverlayRecord) -> Option<(Taken, Order)> {
         if !self.may_add(record.index, record.length, record.data_sum.is_some()) {
             return None;
@@ -134,13 +137,13 @@ impl Overlays {
         Some((taken, Order(self.serial)))
     }
 
-    /// Takes a place in the log for a record of a change that is also made in an own object.
+    /// Allocates a place in the log for a record of a change that is also made in an own object.
     pub(super) fn place_beside(&mut self, record: &OverlayRecord) -> Option<(Taken, Order)> {
         self.serial += 1;
         Some((self.logs.place(record.log_bytes())?, Order(self.serial)))
     }
 
-    /// Adds the content of a record from the previous owner's log with this number.
+    /// Adds the content of a record from the previous owner's log that has this number.
     pub(super) fn take_over(&mut self, record: &OverlayRecord, data: Option<&Segments>, log: u64) {
         self.begin(record.index, record.base, Some(log));
         self.serial += 1;
@@ -152,7 +155,7 @@ impl Overlays {
         may_begin && !self.is_failing && self.memory.has(Runs::needed_bytes(length, is_data) + OBJECT_BYTES)
     }
 
-    /// Begins an overlay, unless there is one.
+    /// Creates an empty overlay at an index, unless there is one.
     fn begin(&mut self, index: u32, base: Entry, since: Option<u64>) {
         if let Some(overlay) = self.objects.get_mut(&index) {
             overlay.since = overlay.since.or(since);
@@ -166,7 +169,7 @@ impl Overlays {
         self.wake();
     }
 
-    /// Adds a change to its object's overlay, which exists.
+    /// Adds a change to the existing overlay of its object.
     pub(super) fn add(
         &mut self,
         index: u32,
@@ -181,13 +184,13 @@ impl Overlays {
         self.memory.note(before, overlay.held_bytes());
     }
 
-    /// Returns the logs for a new head, if it must be written for them: with `new` if another one
-    /// is due.
+    /// Returns the logs for a new head, if a new head must be written because of the logs: with
+    /// `new` if another log is due.
     pub(super) fn renewal(&self, new: Option<OverlayLog>) -> Option<Renewal> {
         self.logs.renewal(self.first_needed(), new)
     }
 
-    /// Returns whether `logs` include all that are needed.
+    /// Returns whether `logs` include all logs that are needed.
     pub(super) fn are_enough(&self, logs: &[OverlayLog]) -> bool {
         self.logs.are_enough(self.first_needed(), logs)
     }
@@ -201,8 +204,8 @@ impl Overlays {
         self.allowance == 0 && self.kept_out == 0 && self.memory.is_any()
     }
 
-    /// Sets how many more objects may get an overlay; `is_limited` if the quota has space for no
-    /// more.
+    /// Sets how many more objects may get an overlay. `is_limited` states that the quota does not
+    /// have space for more.
     pub(super) fn allow(&mut self, objects: u32, is_limited: bool) {
         (self.allowance, self.is_limited) = (objects, is_limited);
     }
@@ -217,7 +220,7 @@ impl Overlays {
         self.objects.len()
     }
 
-    /// Prevents new overlays, until [`Self::let_in`] was called as often as this.
+    /// Prevents new overlays until [`Self::let_in`] has been called as often as this method.
     pub(super) fn keep_out(&mut self) {
         self.kept_out += 1;
     }
@@ -226,7 +229,8 @@ impl Overlays {
         self.kept_out -= 1;
     }
 
-    /// Registers the task to wake once an object has an overlay, or the wait has become pointless.
+    /// Registers the task to wake when an object gets an overlay, or when waiting has become
+    /// pointless.
     pub(super) fn wait(&mut self, context: &Context<'_>) {
         self.waker = Some(context.waker().clone());
     }
@@ -236,12 +240,13 @@ impl Overlays {
         self.objects.keys().copied()
     }
 
-    /// Returns the sources of a range of an object with an overlay; `None` if it has none.
+    /// Returns the sources of a range of an object with an overlay, or `None` if the object has no
+    /// overlay.
     pub(super) fn parts(&self, index: u32, within: u64, length: u64) -> Option<Vec<(u64, Source)>> {
         Some(self.objects.get(&index)?.runs.parts(within, length))
     }
 
-    /// Removes an object's overlay: the volume gets `by` at its index.
+    /// Removes the overlay at an index, where the volume now has the entry `by`.
     pub(super) fn forget(&mut self, index: u32, by: Entry) {
         if let Some(overlay) = self.objects.remove(&index) {
             self.memory.note(overlay.held_bytes(), 0);
@@ -251,7 +256,8 @@ impl Overlays {
         }
     }
 
-    /// Removes all overlays and logs. Returns the logs' ids and numbers of parts.
+    /// Removes all overlays and logs. Returns the allocation ID of each log, and the number of its
+    /// parts.
     pub(super) fn clear(&mut self) -> Vec<(u64, u32)> {
         for overlay in std::mem::take(&mut self.objects).into_values() {
             self.memory.note(overlay.held_bytes(), 0);
@@ -282,15 +288,15 @@ impl Drop for Overlays {
 // ---- which changes go to an overlay: short ones that would otherwise wait for a copy of the
 // object, while the quota has space for the copies
 
-/// The most objects that get an overlay between two checks of a quota: together with other writes
-/// meanwhile, their copies may exceed it.
+/// The maximum number of objects that get an overlay between two checks of a quota. If there are
+/// other writes in the meantime, the copies may exceed the quota.
 const OBJECTS_MAX: u32 = 64;
-/// The same without a quota.
+/// The same maximum without a quota.
 const OBJECTS_MAX_UNLIMITED: u32 = 4096;
 
 impl Inner {
-    /// Checks how many objects may get an overlay, if none may as far as is known. The caller holds
-    /// only the locks of a change.
+    /// Checks how many objects may get an overlay, if no further object may get one as far as is
+    /// known. The caller holds only the locks of a change.
     pub(super) async fn look_at_quota(&self, piece: &Piece) {
         if self.is_quota_wanted(piece) {
             let quota = self.space.quota().await;
@@ -298,9 +304,9 @@ impl Inner {
         }
     }
 
-    /// Checks in advance whether there is a quota, so that no change waits for the answer that
-    /// there is none. A quota's free space is checked when it is needed, because it may change
-    /// until then.
+    /// Checks in advance whether there is a quota, so that no change waits only to learn that there
+    /// is none. The free space of a quota is checked when it is needed, because it may change until
+    /// then.
     pub(crate) async fn look_ahead_at_quota(&self) {
         // Volumes with stamps have no overlays.
         if self.space.is_stamped() || !self.state.lock().overlays.lacks_allowance() {
@@ -313,7 +319,7 @@ impl Inner {
         }
     }
 
-    /// Checks as [`Self::look_at_quota`] does, if the store answers at once.
+    /// Checks as [`Self::look_at_quota`] does, but only if the store answers at once.
     pub(super) fn try_look_at_quota(&self, piece: &Piece) {
         if self.is_quota_wanted(piece)
             && let Reply::Ready(quota) = self.space.quota()
@@ -327,8 +333,8 @@ impl Inner {
         state.overlays.lacks_allowance() && !state.live.get(piece.index).is_hole()
     }
 
-    /// Allows as many new overlays as the quota has space for copies. If that is unknown, changes
-    /// make their copies themselves.
+    /// Allows as many new overlays as the quota has space for copies. If the quota is unknown,
+    /// changes make their copies themselves.
     fn note_quota(&self, quota: Result<Quota, Store>) {
         let mut state = self.state.lock();
         let bytes_max = match quota {
@@ -343,8 +349,9 @@ impl Inner {
         state.overlays.allow(allowed.min(OBJECTS_MAX.into()) as u32, allowed < OBJECTS_MAX.into());
     }
 
-    /// Before a change, makes all due copies if the quota has no space for further ones, so that
-    /// the change is refused only if there is no space for it. The caller holds no lock.
+    /// Called before a change: makes all due copies if the quota has no space for further ones, so
+    /// that the change is refused only if there is no space for the change itself. The caller holds
+    /// no lock.
     pub(super) async fn merge_if_scarce(&self) {
         if self.state.lock().overlays.are_scarce() {
             // A failed merge is retried; the change itself may have space.
@@ -352,16 +359,17 @@ impl Inner {
         }
     }
 
-    /// Keeps a change in memory if possible: a short change that only promises *cached* in this
-    /// process, of a part of an object that is not the volume's own. Returns whether it did. The
-    /// caller holds the barrier and the object shared, or the object exclusively.
+    /// Keeps a change in memory if possible: a short change of a part of an object that is not the
+    /// volume's own, which need only be *cached* in this process. Returns whether the change was
+    /// kept. The caller holds the barrier and the object shared, or the object exclusively.
     pub(super) fn keep_in_overlay(
         &self,
         piece: &Piece,
         content: &Content,
         durability: Durability,
     ) -> Result<bool> {
-        // A cache that writes this volume through would answer only once the store has the change.
+        // A cache that writes this volume through would acknowledge a write only once the store has
+        // it.
         let is_cached = matches!(self.settings.write, None | Some(WriteMode::Back));
         let is_enough = durability == Durability::Cached && is_cached && !self.promises.records_at_once;
         if !is_enough || !is_short(piece, content, self.object_bytes) {

@@ -1,4 +1,4 @@
-//! Reads, reports from the map, and the view for a check.
+//! Reads data, reports on the map, and provides the view for a check.
 
 use std::sync::Arc;
 
@@ -14,11 +14,11 @@ use crate::format::{Head, PAGES_MAX};
 use crate::settings::{Change, Extent, ExtentKind, Usage};
 use crate::space::load_node;
 
-/// How often an index is looked up again because its object was removed meanwhile.
+/// The maximum number of lookups of an index whose object was removed in the meantime.
 const TRIES: u32 = 64;
 
 impl Inner {
-    /// Reads, without a future if the store has the bytes at once.
+    /// Reads without a future if the store has the bytes immediately available.
     pub(super) fn start_read(self: &Arc<Self>, offset: u64, length: u64) -> Answer<Segments> {
         self.try_read(offset, length).unwrap_or_else(|| {
             let inner = Arc::clone(self);
@@ -122,7 +122,7 @@ impl Inner {
         Ok(padded(reply.data, length))
     }
 
-    /// Reads an object's overlay, and the parts between from the object itself.
+    /// Reads an object's overlay, and the ranges between its runs from the object itself.
     async fn read_overlaid(
         &self,
         object: ObjectId,
@@ -175,8 +175,8 @@ impl Inner {
         Ok(all)
     }
 
-    /// Returns the ranges that may differ from the snapshot `since`, or from holes for `None`.
-    /// Reads only map pages within the range, so changes beyond it may be missing.
+    /// Returns the ranges that may differ from the snapshot `since`, or from holes if `since` is
+    /// `None`. Reads only map pages within the range, so changes outside the range may be missing.
     pub(super) async fn changed_extents(
         &self,
         since: Option<&str>,
@@ -198,7 +198,7 @@ impl Inner {
         Ok(changes(&old, &live, size_bytes, self.object_bytes))
     }
 
-    /// Returns a snapshot's map, which never changes. The last one is kept, because clients ask for
+    /// Returns a snapshot's map, which never changes. The last map is kept, because clients ask for
     /// the changes of a disk range by range.
     async fn map_of_snapshot(&self, name: &str) -> Result<Map> {
         let mut before = None;
@@ -206,7 +206,8 @@ impl Inner {
             let (node, root, recorded) = {
                 let recorder = self.recorder().await?;
                 let node = recorder.head.named(name).ok_or_else(|| Error::NoSuchSnapshot(name.to_owned()))?;
-                // Both are of one instant, because they change only under the recorder's lock.
+                // Both belong to the same instant, because they change only under the recorder's
+                // lock.
                 (node.id, recorder.head.root.clone(), self.state.lock().recorded.clone())
             };
             if let Some((_, map)) = self.compared.lock().as_ref().filter(|(id, _)| *id == node) {
@@ -215,16 +216,16 @@ impl Inner {
             // Without the recorder's lock, so that flushes do not wait for it.
             match load_node(&self.space.pool, self.space.volume, node, (&root, &recorded)).await {
                 Ok((_, map)) => {
-                    // After the snapshot's deletion its pages may be written in place: then its
-                    // name is gone.
+                    // After the snapshot's deletion its pages may be written in place. In that case
+                    // its name is gone.
                     if self.recorder().await?.head.named(name).is_none_or(|found| found.id != node) {
                         continue;
                     }
                     *self.compared.lock() = Some((node, map.clone()));
                     return Ok(map);
                 }
-                // The snapshot may have been deleted meanwhile: then its name is not found any
-                // more.
+                // The snapshot may have been deleted in the meantime. In that case its name is no
+                // longer found.
                 Err(Error::Damaged(_)) if before != Some(node) => before = Some(node),
                 Err(error) => return Err(error),
             }
@@ -243,7 +244,7 @@ impl Inner {
     }
 }
 
-/// Returns a volume's usage by this map, after a snapshot with the map `parent`.
+/// Returns a volume's usage according to this map, after a snapshot with the map `parent`.
 pub(crate) fn usage(
     volume: VolumeId,
     size_bytes: u64,
@@ -281,14 +282,15 @@ pub(crate) fn changes(old: &Map, new: &Map, size_bytes: u64, object_bytes: u64) 
 
 // ---- a volume and all its snapshots, frozen for a check
 
-/// A volume and all its snapshots, frozen: while it lives, the volume accepts no changes here.
+/// A volume and all its snapshots, frozen: as long as this value exists, the volume accepts no
+/// changes here.
 pub(crate) struct View<'a> {
     inner: &'a Inner,
     /// The pages and map of each node; the live volume comes first.
     nodes: Vec<(Option<u64>, Vec<Entry>, Map)>,
     parent_root: Vec<Entry>,
     recorder: MutexGuard<'a, Recorder>,
-    /// Ensures that no unnamed copy is being made.
+    /// Ensures that no copy is being made that no map names yet.
     _merges: RwLockWriteGuard<'a, ()>,
     _barrier: RwLockWriteGuard<'a, ()>,
 }
@@ -299,7 +301,7 @@ impl Inner {
         self.recorder.lock().await.head.clone()
     }
 
-    /// Records everything and freezes the volume.
+    /// Records everything, and freezes the volume.
     pub(crate) async fn view(&self) -> Result<View<'_>> {
         let mut recorder = self.recorder().await?;
         let merges = self.merges.write().await;

@@ -1,9 +1,9 @@
 //! Flushing: new objects are recorded in the map once they are stored.
 //!
-//! The order is: (1) take the map as it is; (2) flush the data; (3) store its changed entries, and
-//! the head if a page is new; (4) remove objects that no map names any more (`state.rs`). So an
-//! entry is stored after the objects that it names, and no object is removed that a stored entry
-//! names.
+//! The order is: (1) take the current map; (2) flush the data; (3) store the map's changed entries,
+//! and the head if a page is new; (4) remove objects that no map names any more (`state.rs`). So an
+//! entry is stored after the object that it names, and no object is removed while a stored entry
+//! names it.
 
 use blocker::{BlockerExt, Condition, Durability, Run, Version, WriteRequest, WriteRunsRequest};
 
@@ -14,14 +14,15 @@ use crate::format::entry::{Entry, Kind};
 use crate::format::map::Map;
 use crate::format::{PAGE_BYTES, Page, PageName, SECTOR_BYTES, SECTOR_ENTRIES, encode_sector};
 
-/// How often a page is written again after it was found changed, or its outcome was unknown.
+/// The maximum number of attempts to write a page that was found changed, or whose outcome was
+/// unknown.
 const TRIES: u32 = 3;
 
-/// New pages of a record. Unless the record is stored, their names are not reused, because they may
-/// exist.
+/// The new pages of a record. Unless the record is stored, their names are not reused, because the
+/// pages may exist.
 struct NewPages<'a> {
     inner: &'a Inner,
-    /// Number, allocation id and version of each page.
+    /// The number, allocation ID and version of each page.
     pages: Vec<(u32, u64, Version)>,
     has_lost_names: bool,
 }
@@ -56,7 +57,7 @@ impl Inner {
             state.has_unrecorded()
         };
         if !has_unrecorded {
-            // Objects allocated from now on were not acknowledged before.
+            // Objects allocated from now on belong to changes that were not yet acknowledged.
             self.flush_data(durability).await?;
             return self.check_held().await;
         }
@@ -64,13 +65,13 @@ impl Inner {
             let mut recorder = self.recorder().await?;
             self.record(&mut recorder).await?;
         }
-        // After releasing the recorder to others, because it may take long.
+        // The recorder is released first, because this may take long.
         self.remove_drops(FLUSH_REMOVALS_MAX).await;
         self.check_held().await
     }
 
     /// Flushes all changes of the volume. If some of them are lost, another owner may have the
-    /// volume: then a cache below that is the writer first learns that it has been deposed.
+    /// volume; a cache below that is the writer then first learns that it has been deposed.
     async fn flush_data(&self, durability: Durability) -> Result<()> {
         match self.space.flush(durability).await {
             Ok(()) => Ok(()),
@@ -82,8 +83,8 @@ impl Inner {
         }
     }
 
-    /// Flushes the data and records all allocations so far. Afterwards objects that no map names
-    /// can be removed.
+    /// Flushes the data, and records all allocations made so far. Afterwards objects that no map
+    /// names can be removed.
     pub(super) async fn record(&self, recorder: &mut Recorder) -> Result<()> {
         let (frozen, mark) = {
             let state = self.state.lock();
@@ -131,8 +132,8 @@ impl Inner {
         Ok(())
     }
 
-    /// Stores the changed pages of `frozen`: own pages in place; others as new pages, noted in
-    /// `new_pages`.
+    /// Stores the changed pages of `frozen`: own pages in place, other pages as new pages, which
+    /// are added to `new_pages`.
     async fn store_pages(
         &self,
         recorder: &mut Recorder,
@@ -159,8 +160,8 @@ impl Inner {
                 .await?;
                 let mut state = self.state.lock();
                 state.recorded.pages[page] = Some(entries.clone());
-                // At once: beside a snapshot the copy may be overlaid from now on, and be replaced
-                // itself.
+                // Done at once: beside a snapshot, the copy may get an overlay from now on, and be
+                // replaced itself.
                 state.forget_recorded();
             } else {
                 new_pages.has_lost_names = true;
@@ -171,7 +172,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Stores a new page. Returns its allocation id and version.
+    /// Stores a new page. Returns its allocation ID and version.
     async fn allocate_page(&self, page: u32, entries: &Page) -> Result<(u64, Version)> {
         for _ in 0..TRIES {
             let allocation = self.state.lock().current_allocation()?;
@@ -186,7 +187,7 @@ impl Inner {
                     | blocker::Error::NotStored(_)
                     | blocker::Error::Superseded { .. }),
                 ) => {
-                    // The name is not reused. An existing object with it is left alone.
+                    // The name is not reused. An existing object with this name is left unchanged.
                     let mut state = self.state.lock();
                     state.allocation = state.allocation.max(allocation + 1);
                     if error == blocker::Error::Exists {
@@ -242,8 +243,8 @@ impl Inner {
                     recorder.page_versions.insert(page, version);
                     return Ok(());
                 }
-                // An earlier attempt may have been partly executed, and may still be executed: its
-                // condition fails after this one.
+                // An earlier attempt may have been partly executed, or may still be executed. Its
+                // condition fails after this attempt.
                 Err(
                     blocker::Error::ConditionFailed { .. }
                     | blocker::Error::OutcomeUnknown(_)
@@ -259,7 +260,7 @@ impl Inner {
         Err(Error::Io(blocker::Error::Retryable("a page of the map was not stored".into())))
     }
 
-    /// Sends sectors of a page in one change, and stores it before it returns.
+    /// Sends sectors of a page in one change, which is *stored* when this returns.
     async fn send_sectors(
         &self,
         name: PageName,

@@ -4,19 +4,19 @@ use std::collections::BTreeMap;
 
 use blocker::Segments;
 
-/// The approximate memory of a run beside its bytes, so that many runs of one byte are limited as
-/// well.
+/// The approximate memory of a run in addition to its bytes. It is counted so that many runs of one
+/// byte are limited as well.
 const RUN_BYTES: u64 = 256;
 
 /// A part of one change's data.
 #[derive(Clone, Debug)]
 pub(super) struct Run {
     pub(super) length: u64,
-    /// The bytes, in memory of their own; `None` for zeros.
+    /// The bytes, in memory that belongs only to the run, or `None` for zeros.
     data: Option<Segments>,
-    /// The number of the change. Where two overlap, the later one wins.
+    /// The number of the change. If two changes overlap, the later one takes precedence.
     order: u64,
-    /// Rises with every inserted run.
+    /// A number that increases with every inserted run.
     serial: u64,
 }
 
@@ -67,7 +67,7 @@ impl Runs {
         self.held_bytes
     }
 
-    /// Adds a change's data where no later change has data.
+    /// Adds a change's data in the ranges where no later change has data.
     pub(super) fn insert(
         &mut self,
         begin: u64,
@@ -120,7 +120,7 @@ impl Runs {
         later.map(|(at, run)| (*at, run.clone())).collect()
     }
 
-    /// Returns the parts of a range, in order: lengths and sources.
+    /// Returns the length and the source of each part of a range, in order.
     pub(super) fn parts(&self, begin: u64, length: u64) -> Vec<(u64, Source)> {
         let end = begin + length;
         let mut parts = Vec::new();

@@ -12,16 +12,16 @@ use crate::error::{Error, Result};
 use crate::format::entry::{ALLOCATION_MAX, Entry, Kind, VolumeId};
 use crate::format::map::{Map, page_of};
 
-/// The minimum number of reserved allocation ids when a change begins.
+/// The minimum number of reserved allocation IDs when a change begins.
 pub(super) const ALLOCATIONS_MIN: u64 = 512;
 
-/// Which allocation id a new object gets.
+/// The kind of allocation ID that a new object gets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum NewId {
-    /// The current one. The caller holds the object exclusively, so no other object of its index
-    /// has it.
+    /// The current ID. The caller holds the object exclusively, so no other object with its index
+    /// has this ID.
     Current,
-    /// An id that no other object has.
+    /// An ID that no other object has.
     Apart,
 }
 
@@ -46,21 +46,22 @@ pub(super) struct State {
     pub(super) recorded: Map,
     /// The map of the volume's last snapshot; holes if it has none.
     pub(super) parent: Map,
-    /// The allocation id of objects allocated now.
+    /// The allocation ID of objects that are allocated now.
     pub(super) allocation: u64,
-    /// Allocation ids from here on must first be reserved in the head.
+    /// The first allocation ID that must be reserved in the head before it is used.
     pub(super) allocation_limit: u64,
     /// Objects that no map names any more, removed once that is stored.
     pub(super) drops: Drops,
-    /// A head whose write has an unknown outcome. While there is one, nothing more is promised,
-    /// because the state in memory may not match the store.
+    /// A head whose write has an unknown outcome. As long as there is one, no further guarantees
+    /// are given, because the state in memory may not match the store.
     pub(super) in_flight: Option<Vec<u8>>,
-    /// Whether the head is being written now. Whether it or the previous one gets stored, both lead
-    /// to the changes acknowledged meanwhile: operations that could undo them hold the barrier.
+    /// Whether the head is being written now. Whichever of the old and the new head is in force
+    /// afterwards, it leads to the changes acknowledged in the meantime, because operations that
+    /// could undo them hold the barrier.
     pub(super) is_sending: bool,
-    /// How many allocations met an existing object with their name. None should.
+    /// The number of allocations that met an existing object with their name. It should be 0.
     pub(super) births_met: u64,
-    /// The recorder's version of the head.
+    /// The version of the recorder's head.
     pub(super) head_version: Version,
     /// The overlays of objects that are not copied yet.
     pub(super) overlays: Overlays,
@@ -87,14 +88,15 @@ impl State {
         }
     }
 
-    /// Returns whether `entry` at `index` belongs only to this volume. Nodes that share an entry
-    /// are a connected part of the tree, and the live volume is a leaf, so it suffices that its
-    /// predecessor does not have the entry. Entries of another volume are shared with its snapshot.
+    /// Returns whether only this volume refers to `entry`, its entry at `index`. Checking the
+    /// parent is enough: the nodes that share an entry are connected in the tree, and the live
+    /// volume is a leaf. An entry allocated by another volume is still shared with that volume's
+    /// snapshot.
     pub(super) fn owns(&self, index: u32, entry: Entry) -> bool {
         entry.volume() == self.volume && self.parent.get(index) != entry
     }
 
-    /// Returns the allocation id of the object at `index` if it may be written in place.
+    /// Returns the allocation ID of the object at `index` if it may be written in place.
     pub(super) fn own_allocation(&self, index: u32) -> Option<u64> {
         let entry = self.live.get(index);
         // An object with an overlay is not written in place, even if the snapshot that shared it is
@@ -102,7 +104,7 @@ impl State {
         (self.owns(index, entry) && !self.overlays.has_overlay(index)).then(|| entry.allocation())
     }
 
-    /// Returns whether nothing more is promised until the outcome of a head is known.
+    /// Returns whether no further guarantees may be given until the outcome of a head is known.
     pub(super) fn is_in_doubt(&self) -> bool {
         self.in_flight.is_some() && !self.is_sending
     }
@@ -119,7 +121,8 @@ impl State {
         self.overlays.logs.base_of_replaced(index, self.live.get(index))
     }
 
-    /// Returns pages of the map, in which objects with overlays have entries that no map has.
+    /// Returns pages of the map, in which each object with an overlay has an entry that occurs in
+    /// no map.
     pub(super) fn live_with_overlays(&self, pages: Range<usize>) -> Map {
         let mut map = self.live.within(pages.clone());
         for index in self.overlays.indices().filter(|index| pages.contains(&page_of(*index))) {
@@ -139,7 +142,7 @@ impl State {
         self.live.get(index) == self.recorded.get(index)
     }
 
-    /// Returns whether there is something that a flush has to record, or to resolve.
+    /// Returns whether a flush has anything to record or to resolve.
     pub(super) fn has_unrecorded(&self) -> bool {
         let mut pages = 0..self.live.pages.len();
         !self.drops.is_empty()
@@ -181,7 +184,7 @@ impl State {
         self.live.set(index, Entry::HOLE);
     }
 
-    /// Returns the current allocation id.
+    /// Returns the current allocation ID.
     pub(super) fn current_allocation(&self) -> Result<u64> {
         self.check()?;
         if self.allocation < self.allocation_limit {
@@ -190,25 +193,25 @@ impl State {
         Err(Error::Io(blocker::Error::Retryable("too many allocations failed at the same time".into())))
     }
 
-    /// Schedules logs that the head no longer names for removal: their ids, and their numbers of
-    /// parts.
+    /// Schedules the removal of logs that the head no longer names. `logs` has the allocation ID of
+    /// each log and the number of its parts.
     pub(super) fn drop_logs(&mut self, logs: Vec<(u64, u32)>) {
         let parts =
             logs.into_iter().flat_map(|(allocation, parts)| (0..parts).map(move |part| (allocation, part)));
         self.drops.extend(parts.map(|(allocation, part)| Kind::Overlay(allocation, part)));
     }
 
-    /// Returns whether no allocation ids can be reserved any more.
+    /// Returns whether no allocation IDs can be reserved any more.
     pub(super) fn has_used_up_allocations(&self) -> bool {
         !self.has_allocations() && next_limit(self.allocation.max(self.allocation_limit)).is_err()
     }
 
-    /// Returns whether enough allocation ids are reserved for a change.
+    /// Returns whether enough allocation IDs are reserved for a change.
     pub(super) fn has_allocations(&self) -> bool {
         self.allocation + ALLOCATIONS_MIN <= self.allocation_limit
     }
 
-    /// Returns the allocation id for a new object.
+    /// Returns the allocation ID for a new object.
     pub(super) fn next_allocation(&mut self, new_id: NewId) -> Result<u64> {
         let allocation = self.current_allocation()?;
         if new_id == NewId::Current {
@@ -237,11 +240,11 @@ pub(crate) fn next_limit(allocation: u64) -> Result<u64> {
 
 /// The number of concurrent removals.
 const REMOVALS_MAX: usize = 32;
-/// The most objects that a flush removes, because a guest waits for it. The rest is left to later
-/// flushes.
+/// The maximum number of objects that a flush removes, because a guest waits for it. The rest is
+/// left to later flushes.
 pub(super) const FLUSH_REMOVALS_MAX: usize = 256;
-/// From this number of objects on a discard waits until they are removed, because they take space
-/// in the store.
+/// The number of objects waiting to be removed at which a discard waits for their removal, because
+/// they take space in the store.
 pub(super) const DROPS_MAX: usize = 1024;
 
 /// The objects to be removed, in the order in which the maps dropped them.
@@ -277,12 +280,12 @@ impl Drops {
         self.taken + self.queue.len() as u64
     }
 
-    /// Notes that no stored map names the objects queued before this mark.
+    /// Records that no stored map names the objects queued before this mark.
     pub(super) fn cover(&mut self, mark: u64) {
         self.covered = self.covered.max(mark);
     }
 
-    /// Takes some objects that no stored map names.
+    /// Takes at most `max` objects that no stored map names.
     fn take(&mut self, max: usize) -> Vec<Kind> {
         let covered = self.covered.saturating_sub(self.taken).min(self.queue.len() as u64);
         // At most `max`.
@@ -292,7 +295,8 @@ impl Drops {
     }
 }
 
-/// Objects whose removal was begun. When the batch is dropped, the rest returns to the queue.
+/// Objects whose removal has begun. When the batch is dropped, the objects that were not removed
+/// return to the queue.
 struct Batch<'a> {
     inner: &'a Inner,
     kinds: Vec<Kind>,
@@ -306,8 +310,9 @@ impl Drop for Batch<'_> {
 }
 
 impl Inner {
-    /// Removes at most `max` objects that no stored map names. A failed removal fails nothing: it
-    /// only costs space. The caller need not hold the recorder, because the names are not reused.
+    /// Removes at most `max` objects that no stored map names. A failed removal is not an error,
+    /// because the object only takes space. The caller need not hold the recorder, because the
+    /// names are not reused.
     pub(super) async fn remove_drops(&self, max: usize) {
         let _removing = self.removing.read().await;
         let mut left = max;
@@ -322,7 +327,7 @@ impl Inner {
             let mut answers = futures_util::future::join_all(removals).await.into_iter();
             batch.kinds.retain(|_| match answers.next() {
                 None | Some(Ok(())) => false,
-                // Another attempt would fail as well: a check reports the object.
+                // Another attempt would fail as well; a check will report the object.
                 Some(Err(
                     Store::Corrupt(_) | Store::Denied(_) | Store::Invalid(_) | Store::Unsupported(_),
                 )) => false,
@@ -352,7 +357,7 @@ impl Inner {
     }
 
     /// Waits until no removal is in progress. The caller holds the recorder and the barrier, so
-    /// that none begins.
+    /// that no new removal begins.
     pub(super) async fn removals_ended(&self) {
         drop(self.removing.write().await);
     }

@@ -1,4 +1,5 @@
-//! The volume among its snapshots: taking them, rolling back, deleting them in any order.
+//! The volume and its snapshots: taking snapshots, rolling back, and deleting snapshots in any
+//! order.
 //!
 //! Snapshots and the live volume are nodes of a tree. If two nodes have an object, all nodes on the
 //! path between them have it. So when a node is removed, an object of it is removed as well if
@@ -28,8 +29,9 @@ pub(super) struct Frozen {
     drops: u64,
 }
 
-/// Takes a snapshot of several volumes at one instant, in the order of their numbers, each once.
-/// Either all of them have it, or none if the store is reachable.
+/// Takes a snapshot of several volumes at one instant, in the order of their numbers. Each volume
+/// is given only once. Either all volumes have the snapshot or none, provided that the store is
+/// reachable.
 pub(crate) async fn snapshot_all(volumes: &[&Inner], name: &str, made_unix_seconds: u64) -> Result<()> {
     debug_assert!(volumes.is_sorted_by(|a, b| a.space.volume < b.space.volume));
     let mut recorders: Vec<MutexGuard<'_, Recorder>> = Vec::new();
@@ -56,7 +58,7 @@ pub(crate) async fn snapshot_all(volumes: &[&Inner], name: &str, made_unix_secon
         for volume in volumes {
             barriers.push(volume.barrier.write().await);
         }
-        // Checked before the first volume is frozen: all of them can be.
+        // Checked before the first volume is frozen, so that all of them can be frozen.
         for volume in volumes {
             volume.state.lock().current_allocation()?;
         }
@@ -83,7 +85,7 @@ pub(crate) async fn snapshot_all(volumes: &[&Inner], name: &str, made_unix_secon
         return Ok(());
     };
     for ((volume, recorder), frozen) in volumes.iter().zip(&mut recorders).zip(&frozen) {
-        // Every volume is handled, whatever the result of others: the first error is the answer.
+        // Every volume is handled, whatever the result of others: the first error is the result.
         // The next use of a recorder resolves whatever cannot be resolved now.
         if volume.resolve(recorder).await.is_ok() && recorder.head.node(frozen.id).is_some() {
             let _ = volume.delete_snapshot_named(recorder, name).await;
@@ -93,7 +95,7 @@ pub(crate) async fn snapshot_all(volumes: &[&Inner], name: &str, made_unix_secon
 }
 
 impl Inner {
-    /// Returns the pages and map of a snapshot of this volume; holes for 0.
+    /// Returns the pages and the map of a snapshot of this volume. For 0, these are holes.
     pub(super) async fn map_of_node(&self, recorder: &Recorder, node: u64) -> Result<(Vec<Entry>, Map)> {
         if node == 0 {
             return Ok(Default::default());
@@ -103,8 +105,8 @@ impl Inner {
         load_node(&self.space.pool, self.space.volume, node, near).await
     }
 
-    /// Freezes the volume's state. The caller holds the barrier exclusively. From now on none of
-    /// its objects is written in place.
+    /// Freezes the volume's state. From now on none of its objects is written in place. The caller
+    /// holds the barrier exclusively.
     fn freeze(&self) -> Result<Frozen> {
         let mut state = self.state.lock();
         debug_assert!(state.overlays.is_empty());
@@ -133,7 +135,8 @@ impl Inner {
         state.drops.push(Kind::Root(frozen.id));
     }
 
-    /// Stores a snapshot. After an error it is not taken, or a head is in flight.
+    /// Stores a snapshot. After an error, either the snapshot was not taken, or a head is in
+    /// flight.
     async fn store_snapshot(
         &self,
         recorder: &mut Recorder,
@@ -158,7 +161,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Notes that the snapshot for which the volume was frozen is stored.
+    /// Records that the snapshot for which the volume was frozen has been stored.
     pub(super) fn note_snapshot(&self, recorder: &mut Recorder) {
         recorder.parent_root = recorder.head.root.clone();
         recorder.page_versions.clear();
@@ -303,8 +306,8 @@ impl Inner {
         self.record(recorder).await
     }
 
-    /// Deletes the volume itself and the names of its snapshots. Returns whether nothing is left of
-    /// it.
+    /// Deletes the volume itself and the names of its snapshots. Returns whether nothing of the
+    /// volume is left.
     pub(crate) async fn destroy(&self) -> Result<bool> {
         let mut recorder = self.recorder().await?;
         let _barrier = self.barrier.write().await;
@@ -338,7 +341,7 @@ impl Inner {
         Ok(recorder.head.nodes.is_empty())
     }
 
-    /// Removes the head of a volume that no node needs any more, and the remains of a crash.
+    /// Removes the head of a volume that no node needs any more, and any objects left by a crash.
     /// Returns the volume's origin.
     pub(crate) async fn remove_head(&self) -> Result<Option<Origin>> {
         let recorder = self.recorder().await?;
@@ -348,8 +351,8 @@ impl Inner {
         Ok(recorder.head.origin)
     }
 
-    /// Makes the volume independent of its origin, by giving it objects of its own. Calls
-    /// `progress` with the numbers of objects done and in total. Returns the origin.
+    /// Makes the volume independent of its origin by giving it objects of its own. Calls `progress`
+    /// with the number of objects completed and the total number. Returns the origin.
     pub(crate) async fn flatten(&self, progress: &(dyn Fn(u64, u64) + Sync)) -> Result<Option<Origin>> {
         self.check_writable()?;
         {
@@ -404,7 +407,7 @@ impl Inner {
     /// Stores everything and releases the volume.
     pub(crate) async fn close(&self) -> Result<()> {
         if self.is_open() {
-            // The long part, while changes continue.
+            // This part takes long, so it is done while changes continue.
             self.clear_drops().await?;
         }
         self.release(None).await
@@ -415,7 +418,7 @@ impl Inner {
     pub(crate) async fn hand_over(&self, to: &str) -> Result<()> {
         // If an earlier call failed after the release, the rest remains to be done.
         if !self.was_handed_over(to).await {
-            // Most of it while changes continue.
+            // Most data are stored here, while changes continue.
             self.flush_as(Durability::Stored).await?;
             self.clear_drops().await?;
             self.release(Some(to)).await?;
@@ -463,7 +466,7 @@ impl Inner {
         let _kept_out = self.merged(&mut recorder).await?;
         let _barrier = self.barrier.write().await;
         self.record(&mut recorder).await?;
-        // The maps have everything, so no log is needed.
+        // The maps contain everything, so no log is needed.
         let is_used = {
             let mut state = self.state.lock();
             let is_used = state.overlays.logs.is_used();
@@ -492,7 +495,7 @@ impl Inner {
         {
             let mut state = self.state.lock();
             head.allocation_limit = (state.allocation + 1).min(ALLOCATION_MAX + 1);
-            // If the volume stays open, it reserves allocation ids again.
+            // If the volume stays open, it reserves allocation IDs again.
             state.allocation_limit = head.allocation_limit;
         }
         self.commit(&mut recorder, head).await?;

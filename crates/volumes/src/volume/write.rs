@@ -2,7 +2,8 @@
 //! or the write goes to an overlay.
 //!
 //! An allocation gives an object a name that was never used, on the condition that no such object
-//! exists. So if the answer of an attempt is lost, its outcome changes no object that a map names.
+//! exists. So if the response to an attempt is lost, its outcome changes no object that a map
+//! names.
 
 use std::sync::Arc;
 
@@ -16,17 +17,17 @@ use super::{Answer, Inner, Piece, Recorder};
 use crate::error::{Error, Result};
 use crate::format::entry::{Entry, Kind};
 
-/// How often a change with an unknown outcome is tried.
+/// The maximum number of attempts of a change with an unknown outcome.
 const TRIES: u32 = 3;
-/// The longest write that goes to an overlay, in bytes. For a longer one the copy takes little time
-/// beside its own bytes.
+/// The maximum length of a write that goes to an overlay, in bytes. Compared with writing the bytes
+/// of a longer write, the copy takes little time.
 pub(super) const WRITE_BYTES_MAX: u64 = 256 << 10;
 
-/// How a part of an object is changed.
+/// The way in which a part of an object is changed.
 #[derive(Clone, Copy)]
 pub(super) enum Plan {
-    /// In place: the object is the volume's own. With a `logged_base`, over which the stored map
-    /// still makes log records valid, a short change is also logged.
+    /// In place, because the object is the volume's own. If the stored map still makes log records
+    /// over `logged_base` valid, a short change is also logged.
     InPlace { allocation: u64, logged_base: Option<Entry> },
     /// In an overlay of `base`, which a snapshot or another volume shares, or in a copy of it.
     Overlay { base: Entry },
@@ -53,9 +54,9 @@ impl Content {
 }
 
 impl Inner {
-    /// Writes, without a future if nothing has to be waited for: within one object, which is the
-    /// volume's own or gets an overlay. Most requests of an active disk are such; [`Self::write`]
-    /// handles the others.
+    /// Writes, and needs no future if the write need not wait: if it is within one object that is
+    /// the volume's own or gets an overlay. This applies to most requests of an active disk;
+    /// [`Self::write`] handles the others.
     pub(super) fn start_write(
         self: &Arc<Self>,
         offset: u64,
@@ -79,7 +80,7 @@ impl Inner {
         if self.settings.is_read_only || self.space.is_stamped() {
             return None;
         }
-        // Held until the store has answered, as in `write`.
+        // The barrier is held until the store has responded, as in `write`.
         let barrier = self.barrier.try_read_arc()?;
         let shared = self.lock_of(piece.index).try_read_arc()?;
         let plan = {
@@ -160,8 +161,8 @@ impl Inner {
         self.complete(is, is_recorded, durability).await
     }
 
-    /// Records the allocations of a change that promises more than *cached* in this process;
-    /// returns the durability promised.
+    /// Records the allocations of a change that must be more durable than *cached* in this process.
+    /// Returns the durability reached.
     pub(super) async fn complete(
         &self,
         is: Durability,
@@ -178,8 +179,8 @@ impl Inner {
         Ok(Durability::Stored)
     }
 
-    /// Returns the durability that a change promises; `None` if allocations have to be recorded
-    /// first.
+    /// Returns the durability that a change can be acknowledged with, or `None` if allocations have
+    /// to be recorded first.
     pub(super) fn promised(
         &self,
         is: Durability,
@@ -188,7 +189,7 @@ impl Inner {
     ) -> Option<Durability> {
         let is_recorded = is_recorded && !self.state.lock().is_in_doubt();
         if is_recorded {
-            // Where nothing below refuses a deposed owner's change, no more is promised than was
+            // If nothing below refuses a deposed owner's changes, no more is acknowledged than was
             // requested and checked.
             let is_checked = wanted > Durability::Cached || self.space.is_stamped();
             return Some(if is_checked { is } else { Durability::Cached });
@@ -199,7 +200,7 @@ impl Inner {
         None
     }
 
-    /// Reserves allocation ids in the head when few are left. The caller holds no lock.
+    /// Reserves allocation IDs in the head when few are left. The caller holds no lock.
     pub(super) async fn ensure_allocations(&self) -> Result<()> {
         if self.state.lock().has_allocations() {
             return Ok(());
@@ -264,7 +265,7 @@ impl Inner {
         }
     }
 
-    /// Returns how a part of an object is changed.
+    /// Returns the way in which a part of an object is to be changed.
     pub(super) fn plan(&self, state: &State, piece: &Piece) -> Result<Plan> {
         state.check()?;
         if let Some(allocation) = state.own_allocation(piece.index) {
@@ -340,12 +341,14 @@ impl Inner {
         content: &Content,
         durability: Durability,
     ) -> Result<(Durability, bool)> {
-        // An object that was lost below must not be recreated from this write and zeros.
+        // If the object was lost in the store below, it must not be recreated from this write and
+        // zeros.
         let begun = self.send(piece, allocation, content, durability, Condition::Present);
         self.finish_in_place(piece, allocation, content, durability, begun).await
     }
 
-    /// Continues [`Self::write_piece`] for an own object, from the store's first answer on.
+    /// Continues [`Self::write_piece`] for an own object, beginning with the store's first
+    /// response.
     pub(super) async fn finish_in_place(
         &self,
         piece: &Piece,
@@ -390,7 +393,7 @@ impl Inner {
         }
     }
 
-    /// Returns the reason for which an object in the map is missing: another owner has the volume
+    /// Returns the reason why an object in the map is missing: either another owner has the volume
     /// by now, or the volume is damaged.
     async fn lost(&self, index: u32, allocation: u64) -> Error {
         match self.check_owner_stored().await {
@@ -432,7 +435,7 @@ pub(super) fn is_short(piece: &Piece, content: &Content, object_bytes: u64) -> b
 /// The result of an attempt to create an object.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Ends {
-    /// Unknown, also if the caller has stopped waiting.
+    /// The outcome is unknown, possibly because the caller has stopped waiting.
     Unknown,
     Nothing,
     /// An object with that name exists.

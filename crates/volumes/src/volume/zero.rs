@@ -1,4 +1,4 @@
-//! Discards, zeros, and changes of the size.
+//! Discards, writes of zeros, and changes of the size.
 //!
 //! A whole object becomes a hole, and is removed once that is stored. A part of an own object is
 //! discarded in the store. A part of an inherited object cannot be freed: a discard leaves it
@@ -14,10 +14,10 @@ use crate::format::entry::{Entry, Kind};
 use crate::format::pages_of;
 use crate::settings::Settings;
 
-/// The most objects that are zeroed while the barrier is held.
+/// The maximum number of objects that are zeroed while the barrier is held.
 const PIECES_MAX: usize = 64;
 
-/// The wanted effect on a part.
+/// The desired effect on a part of the range.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Wish {
     /// The content is no longer needed.
@@ -54,7 +54,8 @@ impl Inner {
 
     async fn zero(&self, offset: u64, length: u64, wish: Wish) -> Result<()> {
         self.check_writable()?;
-        // One after the other, because a range may have as many objects as the volume.
+        // The pieces are handled one after the other, because a range may have as many objects as
+        // the volume.
         let mut pieces = self.pieces(offset, length).peekable();
         loop {
             if self.state.lock().drops.len() >= DROPS_MAX {
@@ -62,8 +63,8 @@ impl Inner {
             }
             self.merge_if_scarce().await;
             self.ensure_allocations().await?;
-            // Not held for all of them: a snapshot waits for the barrier, and other changes wait
-            // for the snapshot.
+            // The barrier is not held for all pieces at once, because a snapshot waits for the
+            // barrier, and other changes wait for the snapshot.
             let _barrier = self.barrier.read().await;
             self.state.lock().check_range(offset, length)?;
             for piece in pieces.by_ref().take(PIECES_MAX) {
@@ -138,7 +139,8 @@ impl Inner {
     }
 
     /// Changes the size of the volume. New ranges read as zeros, even if they were cut off before.
-    /// Returns whether it did: a larger volume stays unchanged unless it `may_shrink`.
+    /// Returns whether the size was changed: a volume that is larger stays unchanged unless it
+    /// `may_shrink`.
     pub(crate) async fn resize(&self, size_bytes: u64, may_shrink: bool) -> Result<bool> {
         self.check_writable()?;
         self.ensure_allocations().await?;
@@ -191,8 +193,8 @@ impl Inner {
         Ok(true)
     }
 
-    /// Removes the objects between both ends, and zeroes the rest of the object at the new end. The
-    /// caller holds the barrier exclusively.
+    /// Removes the objects between the new end and the old one, and zeroes the rest of the object
+    /// at the new end. The caller holds the barrier exclusively.
     async fn cut(&self, size_bytes: u64, old_bytes: u64) -> Result<()> {
         let within = size_bytes % self.object_bytes;
         let first_gone = size_bytes.div_ceil(self.object_bytes);
