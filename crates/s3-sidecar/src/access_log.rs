@@ -39,34 +39,35 @@ pub enum LogTarget {
     File(PathBuf),
 }
 
-/// The most queued lines.
+/// The maximum number of queued lines.
 const LINES_MAX: usize = 4096;
 
-/// The longest wait for queued lines at the end, if their destination is stuck.
+/// The maximum time to wait at the end for queued lines to be written, in case their destination is
+/// stuck.
 const END_MAX: Duration = Duration::from_secs(5);
 
 /// A message to the thread.
 enum Message {
     Line(String),
-    /// Check the flags.
+    /// Requests a check of the flags.
     Wake,
 }
 
-/// Requests to the thread, beside lines.
+/// Flags for the thread, in addition to lines.
 #[derive(Debug, Default)]
 struct Wanted {
-    /// Reopen the file.
+    /// Whether to reopen the file.
     reopen: AtomicBool,
-    /// End once the queue is empty.
+    /// Whether to end once the queue is empty.
     end: AtomicBool,
 }
 
-/// The log.
+/// The access log.
 #[derive(Debug)]
 pub(crate) struct AccessLog {
     lines: SyncSender<Message>,
     wanted: Arc<Wanted>,
-    /// Closes when the thread has ended.
+    /// Disconnected once the thread has ended.
     ended: Mutex<Receiver<()>>,
     dropped: Arc<Counter>,
 }
@@ -110,8 +111,8 @@ impl AccessLog {
         self.wake();
     }
 
-    /// Waits until all lines are written, or for [`END_MAX`]; later lines are not written. Returns
-    /// whether all were.
+    /// Waits until all lines are written, but at most for [`END_MAX`]; later lines are not written.
+    /// Returns whether all lines were written.
     pub(crate) fn finish(&self) -> bool {
         self.wanted.end.store(true, Ordering::Release);
         self.wake();
@@ -197,11 +198,11 @@ fn write(mut output: Output, lines: &Receiver<Message>, wanted: &Wanted, failed:
 }
 
 tokio::task_local! {
-    /// How long this task's request has waited for the endpoint's answers.
+    /// The time that this task's request has waited for responses from the endpoint.
     static WAITED: Cell<Duration>;
 }
 
-/// Runs a request. Also returns how long it has waited for the endpoint.
+/// Runs a request, and returns its result and the time that it has waited for the endpoint.
 pub(crate) async fn measured<T>(request: impl Future<Output = T>) -> (T, Duration) {
     let counted = async {
         let result = request.await;
@@ -210,7 +211,7 @@ pub(crate) async fn measured<T>(request: impl Future<Output = T>) -> (T, Duratio
     WAITED.scope(Cell::new(Duration::ZERO), counted).await
 }
 
-/// Adds to the time for which this task's request has waited for the endpoint. Does nothing if that
+/// Adds to the time that this task's request has waited for the endpoint. Does nothing if the time
 /// is not measured.
 pub(crate) fn add_wait(time: Duration) {
     let _ = WAITED.try_with(|waited| waited.set(waited.get() + time));
@@ -242,12 +243,12 @@ struct Line<'a> {
     key_id: Option<&'a str>,
 }
 
-/// The longest path, host or key that is logged, in bytes.
+/// The maximum length of a path, host or key in the log, in bytes; longer texts are truncated.
 const TEXT_BYTES_MAX: usize = 1024;
 
 impl Entry {
-    /// Returns the part of a log line that is known from a request. Its parameters are not logged:
-    /// they may belong to a presigned URL.
+    /// Returns the part of a log line that is known from a request. The request's parameters are
+    /// not logged, because they may belong to a presigned URL.
     pub(crate) fn of(request: &Parts, host: &str, peer: SocketAddr) -> Entry {
         Entry {
             began: Instant::now(),
@@ -418,7 +419,7 @@ mod tests {
     fn neither_lines_nor_a_reload_wait_for_what_takes_nothing() {
         let held = Held::default();
         let log = held.log();
-        // The thread holds at most one of them.
+        // The thread holds at most one of these lines.
         (0..LINES_MAX + 5).for_each(|_| log.line("x\n".into()));
         assert!(log.dropped().get() >= 4);
         log.reopen();

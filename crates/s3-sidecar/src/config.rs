@@ -52,13 +52,14 @@ impl FromStr for Endpoint {
 /// The configuration of a sidecar.
 #[derive(Clone, Debug)]
 pub struct SidecarConfig {
-    /// The addresses to listen on, each `HOST:PORT`; port 0 is any free one.
+    /// The addresses to listen on, each `HOST:PORT`. Port 0 selects any free port.
     pub listen: Vec<String>,
     /// Certificates of the listener; `None` without TLS.
     pub tls: Option<Arc<ServerTls>>,
     /// The endpoint in front of which the sidecar runs.
     pub upstream: Endpoint,
-    /// PEM certificates of the authorities for the endpoint; `None` for the system's.
+    /// The PEM file with the authorities that sign the endpoint's certificate, or `None` for the
+    /// system's authorities.
     pub upstream_ca_file: Option<PathBuf>,
     /// The names by which clients address the endpoint: `NAME/BUCKET/KEY` and `BUCKET.NAME/KEY`. IP
     /// addresses and `localhost` need not be listed. Objects under other names are not cached.
@@ -71,48 +72,50 @@ pub struct SidecarConfig {
     pub rules: Vec<Rule>,
     /// The terms of individual buckets.
     pub terms: Vec<BucketTerms>,
-    /// The largest number of objects that are remembered as missing.
+    /// The maximum number of objects that are remembered as missing.
     pub absent_max: usize,
-    /// Which keys the endpoint treats as equal, beside those with empty or dot segments.
+    /// The keys that the endpoint treats as equal, in addition to those with empty or dot segments.
     pub names: Names,
-    /// Where requests are logged; `None` for nowhere.
+    /// The destination of the access log, or `None` for no log.
     pub access_log: Option<LogTarget>,
-    /// The clients' keys, only for [`Auth::Listener`]; and the sidecar's own credentials at the
-    /// endpoint, for all modes except [`Auth::Gateway`]: without them it is anonymous there.
+    /// The clients' keys, only for [`Auth::Listener`], and the sidecar's own credentials at the
+    /// endpoint, for all modes except [`Auth::Gateway`]. Without credentials the sidecar is
+    /// anonymous at the endpoint.
     pub secrets: Secrets,
-    /// The region for which clients must sign in the mode [`Auth::Listener`]; any if it is empty.
+    /// The region for which clients must sign in the mode [`Auth::Listener`]. If empty, clients may
+    /// sign for any region.
     pub region: String,
     /// The region for which the sidecar signs.
     pub upstream_region: String,
     /// The memory for bodies in bytes.
     pub memory_bytes: u64,
-    /// The largest number of objects whose headers are remembered.
+    /// The maximum number of objects whose headers are remembered.
     pub heads_max: usize,
-    /// The most memory for their headers in bytes.
+    /// The maximum memory for these headers, in bytes.
     pub heads_bytes_max: usize,
     /// The number of threads.
     pub threads: usize,
-    /// The largest number of client connections; further ones are answered 503.
+    /// The maximum number of client connections. Further connections get a 503.
     pub connections_max: usize,
-    /// The largest head of a request or an answer in bytes; also the buffer size of each direction
-    /// of a connection.
+    /// The maximum size of the head of a request or response, in bytes. Also the buffer size of
+    /// each direction of a connection.
     pub head_bytes_max: usize,
-    /// The largest number of headers. The default has space for S3's limit of user metadata: 2 KiB
-    /// of names and values together, at most some 1050 entries.
+    /// The maximum number of headers. The default suffices for S3's limit of user metadata: 2 KiB
+    /// of names and values together, which is at most about 1050 entries.
     pub headers_max: usize,
-    /// The longest time for the head of a request, and between two requests.
+    /// The maximum time for receiving the head of a request, and between two requests.
     pub client_idle_max: Duration,
-    /// The longest time without progress of a client that sends or receives a body, and of the
-    /// endpoint with its body.
+    /// The maximum time without progress, for a client that sends or receives a body, and for the
+    /// endpoint's body.
     pub stall_max: Duration,
-    /// How long connecting to the endpoint may take.
+    /// The maximum time for connecting to the endpoint.
     pub connect_timeout: Duration,
-    /// The longest time from the end of a request to the head of the endpoint's answer.
+    /// The maximum time from the end of a request to the head of the endpoint's response.
     pub response_timeout: Duration,
-    /// How long a reader waits for bytes that another reader's request fetches, before it requests
-    /// them itself.
+    /// The maximum time that a reader waits for bytes that another reader's request fetches, before
+    /// the reader requests them itself.
     pub share_wait_max: Duration,
-    /// How long connections may continue after the end was requested.
+    /// The maximum time that connections may continue after shutdown was requested.
     pub drain_timeout: Duration,
 }
 
@@ -316,7 +319,7 @@ fn check_policies(auth: Auth, policy: &CachePolicy, rules: &[Rule]) -> Result<()
     Ok(())
 }
 
-/// The longest times of policies: ten years.
+/// The maximum times of policies: ten years.
 const TIME_MAX: Duration = Duration::from_secs(10 * 366 * 86_400);
 
 /// The minimum memory for bodies: eight regions.

@@ -88,24 +88,24 @@ impl Counts {
     }
 }
 
-/// How a request was answered.
+/// The way in which a request was answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// From memory.
+    /// Served from memory.
     Hit,
-    /// From memory, after the endpoint has confirmed the object.
+    /// Served from memory, after the endpoint has confirmed the object.
     Revalidated,
-    /// From memory, because the endpoint does not answer.
+    /// Served from memory, because the endpoint does not respond.
     Stale,
-    /// From memory: the object is missing.
+    /// Served from memory: the object is known to be missing.
     Absent,
-    /// By the endpoint, and kept.
+    /// Served by the endpoint, and kept.
     Miss,
-    /// By the endpoint.
+    /// Served by the endpoint, and not kept.
     Passed,
-    /// With an error of the proxy: the request cannot be forwarded.
+    /// Failed with an error of the proxy, because the request cannot be forwarded.
     Refused,
-    /// With an error of the proxy: the endpoint does not answer.
+    /// Failed with an error of the proxy, because the endpoint does not respond.
     Failed,
 }
 

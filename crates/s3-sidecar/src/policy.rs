@@ -1,5 +1,5 @@
-//! Policies of buckets and prefixes: how long remembered objects answer reads without the endpoint;
-//! and the terms of buckets: their shares of the memory and of the endpoint.
+//! Policies of buckets and prefixes, which decide how long remembered objects are served without
+//! the endpoint; and the terms of buckets: their shares of the memory and of the endpoint.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -7,30 +7,31 @@ use std::time::Duration;
 use blocker::{Namespace, NamespaceKey, WriteMode};
 use cached_core::object::NamespaceConfig;
 
-/// How long a remembered object answers reads.
+/// The time for which a remembered object is served without the endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fresh {
-    /// For this long since the endpoint was asked; zero to ask at each read.
+    /// For this long after the endpoint was asked. Zero means that the endpoint is asked for each
+    /// read.
     For(Duration),
     /// Forever, until a change passes through the sidecar or is announced to it.
     Immutable,
 }
 
 impl Fresh {
-    /// Returns whether anything is ever fresh.
+    /// Returns whether an object can be fresh at all.
     pub(crate) fn is_ever(self) -> bool {
         self != Fresh::For(Duration::ZERO)
     }
 }
 
-/// How reads of some objects are answered.
+/// The policy by which reads of some objects are answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CachePolicy {
-    /// How long a remembered object is fresh.
+    /// The time for which a remembered object is fresh.
     pub fresh: Fresh,
-    /// How long it is used beyond that while the endpoint is unreachable.
+    /// The additional time for which the object is used while the endpoint is unreachable.
     pub stale_if_error: Duration,
-    /// How long an object is remembered as missing.
+    /// The time for which an object is remembered as missing.
     pub negative: Duration,
     /// Whether anything is kept at all.
     pub caches: bool,
@@ -48,7 +49,7 @@ impl Default for CachePolicy {
 pub struct Rule {
     /// The name of the bucket.
     pub bucket: String,
-    /// The prefix; empty for all keys. The longest one decides.
+    /// The prefix, which is empty for all keys. The longest matching prefix decides.
     pub prefix: String,
     /// The policy.
     pub policy: CachePolicy,
@@ -66,7 +67,7 @@ impl Policies {
     /// Returns the policies of these rules.
     ///
     /// # Errors
-    /// The first contradictory rule, in one line.
+    /// A one-line message about the first contradictory rule.
     pub(crate) fn new(default: CachePolicy, rules: &[Rule]) -> Result<Self, String> {
         let mut buckets: HashMap<String, Vec<(Vec<u8>, CachePolicy)>> = HashMap::new();
         for Rule { bucket, prefix, policy } in rules {
@@ -97,7 +98,7 @@ impl Policies {
     }
 }
 
-/// The most rules: each read of an object checks those of its bucket.
+/// The maximum number of rules. Each read of an object checks the rules of its bucket.
 const RULES_MAX: usize = 1024;
 
 impl Fresh {
@@ -127,28 +128,30 @@ impl CachePolicy {
 pub struct BucketTerms {
     /// The name of the bucket.
     pub bucket: String,
-    /// Memory for bodies that other buckets cannot take from it as long as it uses it, in bytes.
+    /// The amount of memory for bodies, in bytes, that other buckets cannot take from the bucket as
+    /// long as it uses that memory.
     pub memory_bytes_min: Option<u64>,
-    /// The most memory for its bodies, in bytes.
+    /// The maximum memory for the bucket's bodies, in bytes.
     pub memory_bytes_max: Option<u64>,
-    /// The weight of its misses, beside those of other buckets, when memory moves to where it gains
-    /// most.
+    /// The weight of the bucket's misses, relative to those of other buckets, when memory moves to
+    /// the bucket that gains most.
     pub memory_weight: Option<u32>,
-    /// The most requests to the endpoint per second.
+    /// The maximum number of requests to the endpoint per second.
     pub requests_per_second_max: Option<u64>,
-    /// The most bytes of bodies to and from the endpoint per second.
+    /// The maximum number of body bytes to and from the endpoint per second.
     pub bytes_per_second_max: Option<u64>,
 }
 
-/// The highest rates: beyond them no limit is needed.
+/// The maximum rate of requests. Above this rate no limit is needed.
 const REQUESTS_PER_SECOND_MAX: u64 = 10_000_000;
 const BYTES_PER_SECOND_MAX: u64 = 1 << 40;
 
-/// The least byte rate: one bucket of memory.
+/// The minimum byte rate: one bucket of memory.
 const BYTES_PER_SECOND_MIN: u64 = 4096;
 
 impl BucketTerms {
-    /// Returns the bucket's settings in the object cache; `None` if it has no share of the memory.
+    /// Returns the bucket's settings in the object cache, or `None` if it has no share of the
+    /// memory.
     pub(crate) fn namespace(&self) -> Option<NamespaceConfig> {
         let shares = [
             (NamespaceKey::MemoryBytesMin, self.memory_bytes_min),
@@ -159,7 +162,7 @@ impl BucketTerms {
             return None;
         }
         let name = Namespace::copy_from(self.bucket.as_bytes()).ok()?;
-        // The cache is never written to by clients.
+        // Clients never write to the cache.
         let config = NamespaceConfig::new(name, WriteMode::Through);
         Some(shares.into_iter().fold(config, |config, (key, value)| config.with(key, value)))
     }
@@ -168,7 +171,7 @@ impl BucketTerms {
 /// Checks the terms of buckets, except for the memory.
 ///
 /// # Errors
-/// The first contradictory terms, in one line.
+/// A one-line message about the first contradictory terms.
 pub(crate) fn check_terms(all: &[BucketTerms]) -> Result<(), String> {
     let mut names = HashSet::new();
     for terms in all {

@@ -32,7 +32,7 @@ pub(crate) struct Shared {
     pub(crate) counts: Arc<Counts>,
     /// Opens when the endpoint is unreachable.
     pub(crate) breaker: Arc<Breaker>,
-    /// Opens when the endpoint does not answer questions that memory can answer.
+    /// Opens when the endpoint does not respond to requests that memory can answer.
     pub(crate) slow: Breaker,
     pub(crate) held: Arc<Held>,
     pub(crate) access_log: Option<Arc<AccessLog>>,

@@ -20,12 +20,12 @@ use crate::http::framing::host;
 use crate::http::headers::{self, Known, Rule};
 use crate::http::target::{Addressing, Target};
 
-/// Which party decides about requests.
+/// The party that decides about requests.
 #[derive(Debug)]
 pub(crate) enum Access {
-    /// The endpoint.
+    /// The endpoint decides.
     Gateway,
-    /// The keys, for the listener's region, if it has one.
+    /// The keys decide. Clients must sign for this region, unless it is empty.
     Listener(Keys, String),
     /// All requests are allowed.
     None,
@@ -48,10 +48,10 @@ pub(crate) struct Deletion {
 }
 
 impl Deletion {
-    /// Decides about the body.
+    /// Decides whether the keys in the body may be deleted.
     ///
     /// # Errors
-    /// [`Denial`], if one of its keys may not be deleted, or if the body cannot be parsed.
+    /// [`Denial`] if one of the keys may not be deleted, or if the body cannot be parsed.
     pub(crate) fn check(&self, body: &[u8]) -> Result<(), Denial> {
         let may = |name: &String| self.key.rights.may_write(&self.bucket, name.as_bytes());
         if delete_many::keys(body)?.iter().all(may) { Ok(()) } else { Err(Denial::rights()) }
@@ -59,7 +59,7 @@ impl Deletion {
 }
 
 impl Access {
-    /// Returns the access of a mode; `Listener` needs keys.
+    /// Returns the access rules of a mode. `Listener` needs keys.
     pub(crate) fn new(auth: Auth, keys: Option<&Keys>, region: &str) -> Access {
         match (auth, keys) {
             (Auth::Listener, Some(keys)) => Access::Listener(keys.clone(), region.to_owned()),
@@ -69,11 +69,12 @@ impl Access {
         }
     }
 
-    /// Decides about the head of a request, and makes it one of the sidecar's own: path-style,
-    /// without the client's signature. Returns `None` and changes nothing if the endpoint decides.
+    /// Decides about a request by its head, and turns the head into one of the sidecar's own:
+    /// path-style, without the client's signature. If the endpoint decides, returns `None` and
+    /// changes nothing.
     ///
     /// # Errors
-    /// [`Denial`].
+    /// [`Denial`] if the request is refused.
     pub(crate) fn decide(
         &self,
         addressing: &Addressing,
@@ -86,7 +87,7 @@ impl Access {
             Access::Listener(keys, region) => Some((keys.ring(), region)),
         };
         // A browser's preflight request has the URL of the signed request that will follow, so a
-        // signature in it is for another method.
+        // signature in the URL is for another method.
         let is_preflight = head.method == Method::OPTIONS;
         let verified = match &ring {
             Some((ring, region)) if !is_preflight => verify(ring, region, head, time::now())?,
@@ -130,11 +131,11 @@ impl Access {
     }
 }
 
-/// Returns known headers that are not for the endpoint, except the connection's, which are handled
-/// later.
+/// Returns the known headers that are not for the endpoint, except connection headers, which are
+/// handled later.
 ///
 /// # Errors
-/// [`Denial`], if the endpoint could take an unknown header for a known one.
+/// [`Denial`] if the endpoint could mistake an unknown header for a known one.
 fn headers_to_drop(headers: &HeaderMap) -> Result<Vec<HeaderName>, Denial> {
     let mut dropped = Vec::new();
     for name in headers.keys() {
@@ -147,8 +148,8 @@ fn headers_to_drop(headers: &HeaderMap) -> Result<Vec<HeaderName>, Denial> {
     Ok(dropped)
 }
 
-/// Returns the URI of the sidecar's own request, path-style and in canonical encoding; `None` if
-/// the client's URI is that already.
+/// Returns the URI of the sidecar's own request, path-style and in canonical encoding, or `None` if
+/// the client's URI already has that form.
 fn own_uri(uri: &Uri, target: &Target<'_>) -> Result<Option<Uri>, Denial> {
     let mut text = Vec::with_capacity(uri.path().len() + 64);
     text.push(b'/');
@@ -185,18 +186,19 @@ fn own_uri(uri: &Uri, target: &Target<'_>) -> Result<Option<Uri>, Denial> {
 /// The party that decides whether a client may do what it requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Auth {
-    /// The endpoint, at each request: it is forwarded with the client's own signature.
+    /// The endpoint decides about each request, which is forwarded with the client's own signature.
     #[default]
     Gateway,
-    /// The listener, which has the clients' keys and verifies their signatures; the endpoint sees
-    /// the sidecar's own signature.
+    /// The listener decides: it has the clients' keys and verifies their signatures. The endpoint
+    /// sees the sidecar's own signature.
     Listener,
-    /// No one: every client may do whatever the sidecar's own credentials allow.
+    /// No party decides: every client may do whatever the sidecar's own credentials allow.
     None,
 }
 
 impl Auth {
-    /// Returns whether rights allow a request to be answered without the endpoint.
+    /// Returns whether the sidecar itself checks rights, so that it may serve a request without the
+    /// endpoint.
     #[must_use]
     pub const fn is_here(self) -> bool {
         matches!(self, Auth::Listener | Auth::None)

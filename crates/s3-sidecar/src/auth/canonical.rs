@@ -11,7 +11,7 @@ pub(crate) const EMPTY_SHA256: &str = "e3b0c44298fc1c149afbf4c8996fb92427ae41e46
 const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
 const LOWER_DIGITS: &[u8; 16] = b"0123456789abcdef";
 
-/// The bytes that stay as they are in an encoded text.
+/// The bytes that remain unchanged in an encoded text.
 const UNRESERVED: [bool; 256] = {
     let mut table = [false; 256];
     let mut at = 0;
@@ -23,7 +23,7 @@ const UNRESERVED: [bool; 256] = {
     table
 };
 
-/// Appends a decoded text in canonical encoding; slashes stay as they are in paths.
+/// Appends a decoded text in canonical encoding. In paths, slashes remain unchanged.
 pub(crate) fn push_encoded(into: &mut Vec<u8>, bytes: impl IntoIterator<Item = u8>, is_path: bool) {
     for byte in bytes {
         if UNRESERVED[usize::from(byte)] || is_path && byte == b'/' {
@@ -34,8 +34,8 @@ pub(crate) fn push_encoded(into: &mut Vec<u8>, bytes: impl IntoIterator<Item = u
     }
 }
 
-/// Appends a path, decoded once and encoded again. Dot segments stay, because S3's keys may have
-/// them.
+/// Appends a path that is decoded once and encoded again. Dot segments stay, because keys in S3 may
+/// contain them.
 pub(crate) fn push_path(into: &mut Vec<u8>, path: &str) {
     push_encoded(into, percent_decode(path.as_bytes()), true);
 }
@@ -118,7 +118,8 @@ pub(crate) fn push_hex(into: &mut Vec<u8>, bytes: &[u8]) {
     }
 }
 
-/// The value of each byte as a lower-case hexadecimal digit; above 15 if it is not one.
+/// The value of each byte as a lower-case hexadecimal digit. A value above 15 means that the byte
+/// is not such a digit.
 const HALVES: [u8; 256] = {
     let mut table = [u8::MAX; 256];
     let mut half = 0;

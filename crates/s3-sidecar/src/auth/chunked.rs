@@ -11,8 +11,8 @@ use super::checksum::Checksum;
 use super::denial::Denial;
 use super::sign::SigningKey;
 
-/// The longest line before a chunk, or in the trailer, in bytes: a length and a signature have some
-/// 100.
+/// The maximum length, in bytes, of a line before a chunk or in the trailer. A length and a
+/// signature take about 100 bytes.
 const LINE_BYTES_MAX: usize = 512;
 
 /// Decodes a body.
@@ -32,8 +32,8 @@ pub(crate) struct Decoder {
     signature: [u8; 32],
     /// The value of the trailer's checksum, once read.
     trailer: Option<Vec<u8>>,
-    /// Whether the checksum's line ended with LF alone, as MinIO's SDK for Go sends it: then an
-    /// extra empty line follows.
+    /// Whether the checksum's line ended with only LF, as MinIO's SDK for Go sends it. In that case
+    /// an extra empty line follows.
     has_extra_line: bool,
 }
 
@@ -45,7 +45,7 @@ enum State {
     Data(u64),
     /// Before the line end after a chunk.
     DataEnd,
-    /// In a line of the trailer, or the empty one after it.
+    /// In a line of the trailer, or in the empty line after the trailer.
     Trailer,
     /// After the trailer's signature.
     TrailerEnd,
@@ -55,8 +55,8 @@ enum State {
 
 impl Decoder {
     /// Returns a decoder for a body of this length. `chain` verifies the signatures of chunks; with
-    /// `is_signed` but no chain they are read and not verified. `checksum` is the trailer's, if a
-    /// trailer is expected.
+    /// `is_signed` but without `chain`, signatures are read but not verified. `checksum` is the
+    /// checksum in the trailer, if a trailer is expected.
     pub(crate) fn new(
         len: u64,
         is_signed: bool,
@@ -80,8 +80,8 @@ impl Decoder {
     /// Decodes the next bytes, and appends the body's bytes to `into`.
     ///
     /// # Errors
-    /// [`Denial`]: the body cannot be decoded, or is not what was signed. Nothing more can be
-    /// decoded then.
+    /// [`Denial`] if the body cannot be decoded, or differs from what was signed. Nothing more can
+    /// be decoded afterwards.
     pub(crate) fn push(&mut self, mut bytes: Bytes, into: &mut VecDeque<Bytes>) -> Result<(), Denial> {
         while !bytes.is_empty() {
             if let State::Data(left) = self.state {
@@ -126,10 +126,10 @@ impl Decoder {
         Ok(())
     }
 
-    /// Ends the body.
+    /// Checks that the body is complete.
     ///
     /// # Errors
-    /// [`Denial`]: the body is incomplete.
+    /// [`Denial`] if the body is incomplete.
     pub(crate) fn finish(&self) -> Result<(), Denial> {
         match self.state {
             State::End if self.left == 0 => Ok(()),
@@ -259,7 +259,7 @@ impl Chain {
         Chain { key, lines, previous: *signature }
     }
 
-    /// Returns whether a signature is that of the next chunk, whose bytes have this hash.
+    /// Returns whether this is the signature of the next chunk, whose bytes have this hash.
     pub(crate) fn is_next(&mut self, hash: &[u8; 32], signature: &[u8; 32]) -> bool {
         let mut text = self.begin(b"AWS4-HMAC-SHA256-PAYLOAD\n");
         text.extend_from_slice(EMPTY_SHA256.as_bytes());
@@ -267,7 +267,7 @@ impl Chain {
         self.check(text, hash, signature)
     }
 
-    /// Returns whether a signature is that of the trailer, whose lines have this hash.
+    /// Returns whether this is the signature of the trailer, whose lines have this hash.
     pub(crate) fn is_trailer(&mut self, hash: &[u8; 32], signature: &[u8; 32]) -> bool {
         let text = self.begin(b"AWS4-HMAC-SHA256-TRAILER\n");
         self.check(text, hash, signature)

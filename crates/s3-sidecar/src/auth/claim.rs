@@ -1,5 +1,5 @@
-//! The claims of a signed request: key, time, signed headers and signature; from `Authorization` or
-//! a presigned URL.
+//! The claims of a signed request, from `Authorization` or a presigned URL: key, time, signed
+//! headers and signature.
 
 use std::borrow::Cow;
 
@@ -15,12 +15,12 @@ const EXPIRES_MAX: u64 = 7 * 86_400;
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Claim<'a> {
     pub(crate) access_key: Cow<'a, str>,
-    /// Day, region, service and a fixed word, as signed.
+    /// The day, the region, the service and a fixed word, in the signed form.
     pub(crate) scope: Cow<'a, str>,
-    /// Names in lower case, in order, separated by semicolons.
+    /// The names of the signed headers in lower case, in order, separated by semicolons.
     pub(crate) signed_headers: Cow<'a, str>,
     pub(crate) signature: [u8; 32],
-    /// Only for a presigned URL.
+    /// Additional claims, only if the request has a presigned URL.
     pub(crate) presigned: Option<Presigned<'a>>,
 }
 
@@ -52,7 +52,7 @@ impl Claim<'_> {
     /// Returns the claims of an `Authorization` header.
     ///
     /// # Errors
-    /// [`Denial`], unless the header has the only known algorithm.
+    /// [`Denial`] unless the header uses the only supported algorithm.
     pub(crate) fn of_header(value: &str) -> Result<Claim<'_>, Denial> {
         let Some(rest) = value.strip_prefix("AWS4-HMAC-SHA256 ") else {
             return Err(match value.split(' ').next() {
@@ -109,11 +109,11 @@ impl Claim<'_> {
         })
     }
 
-    /// Returns the claims of a presigned URL's parameters; `None` if none of them belongs to a
-    /// signature.
+    /// Returns the claims in the parameters of a presigned URL, or `None` if no parameter belongs
+    /// to a signature.
     ///
     /// # Errors
-    /// [`Denial`], if they cannot be parsed.
+    /// [`Denial`] if the claims cannot be parsed.
     pub(crate) fn of_query(query: &str) -> Result<Option<Claim<'_>>, Denial> {
         let mut found: [Option<Cow<'_, str>>; NAMES.len()] = Default::default();
         for (name, value) in parameters(query) {
@@ -129,8 +129,8 @@ impl Claim<'_> {
             if name.eq_ignore_ascii_case("X-Amz-Security-Token") {
                 return Err(Denial::token());
             }
-            // With other capitals some readers would take it for another parameter, and others for
-            // this one.
+            // If the case of a letter differs, some readers would take the parameter for a
+            // different one, and others for this one.
             let Some(at) = NAMES.iter().position(|known| *known == name) else {
                 return Err(Denial::parameters("a parameter of the signature is not known"));
             };

@@ -47,10 +47,10 @@ impl Credentials {
         Self::with(access_key, secret_key, session_token, None, None)
     }
 
-    /// Reads the secret key from a file, which contains nothing else, on one line.
+    /// Reads the secret key from a file, which contains only the secret, on one line.
     ///
     /// # Errors
-    /// One line: the mistake in the file, and the correct form.
+    /// A one-line message that states the mistake in the file and the correct form.
     pub fn from_file(access_key: String, path: impl Into<PathBuf>) -> Result<Credentials, String> {
         let path = path.into();
         let stamp = stamp(&path);
@@ -74,7 +74,7 @@ impl Credentials {
     /// force](CredentialsRead::put_in_force).
     ///
     /// # Errors
-    /// As of [`Credentials::from_file`]; the current secret stays.
+    /// The errors of [`Credentials::from_file`]. In that case the current secret stays in force.
     pub fn read_again(&self) -> Result<Option<CredentialsRead>, String> {
         let Some(path) = &self.inner.file else { return Ok(None) };
         let stamp = stamp(path);
@@ -83,10 +83,10 @@ impl Credentials {
     }
 
     /// Reads the file again and puts its secret in force, if the file has changed since the last
-    /// check. Returns whether it has.
+    /// check. Returns whether the file has changed.
     ///
     /// # Errors
-    /// As of [`Credentials::read_again`].
+    /// The errors of [`Credentials::read_again`].
     pub fn reload_if_changed(&self) -> Result<bool, String> {
         let Some(path) = &self.inner.file else { return Ok(false) };
         if stamp(path) == *self.inner.stamp.lock() {
@@ -156,13 +156,13 @@ fn read(path: &std::path::Path) -> Result<String, String> {
     Ok(secret.to_owned())
 }
 
-/// The largest file that is read, in bytes.
+/// The maximum size of a file that is read, in bytes.
 const FILE_BYTES_MAX: u64 = 4 << 20;
 
-/// Identifies the state of a file: device, inode, length, times of the last changes.
+/// The state of a file: device, inode, length, and the times of the last changes.
 pub(crate) type Stamp = Option<(u64, u64, u64, i64, i64, i64, i64)>;
 
-/// Returns the state of a file; `None` if it is missing.
+/// Returns the state of a file, or `None` if the file is missing.
 pub(crate) fn stamp(path: &Path) -> Stamp {
     let found = fs::metadata(path).ok()?;
     let (modified, changed) = ((found.mtime(), found.mtime_nsec()), (found.ctime(), found.ctime_nsec()));
@@ -172,7 +172,8 @@ pub(crate) fn stamp(path: &Path) -> Stamp {
 /// Returns the text of a file.
 ///
 /// # Errors
-/// One line: the mistake in the file, and the correct form, without any part of the text.
+/// A one-line message that states the mistake in the file and the correct form, without any part of
+/// the text.
 pub(crate) fn read_secret_file(path: &Path) -> Result<String, String> {
     let shown = path.display();
     let failed = |error: io::Error| format!("cannot read {shown}: {error}");
@@ -208,7 +209,8 @@ const INTERVAL: Duration = Duration::from_secs(60);
 pub struct Secrets {
     /// The clients' keys.
     pub keys: Option<Keys>,
-    /// The sidecar's own credentials at the endpoint; without them it is anonymous there.
+    /// The sidecar's own credentials at the endpoint. Without credentials the sidecar is anonymous
+    /// there.
     pub credentials: Option<Credentials>,
 }
 
@@ -224,7 +226,8 @@ impl Secrets {
     /// force](SecretsRead::put_in_force).
     ///
     /// # Errors
-    /// One line: the mistake in a file, and the correct form. Then nothing changes.
+    /// A one-line message that states the mistake in a file and the correct form. In that case
+    /// nothing changes.
     pub fn read_again(&self) -> Result<SecretsRead, String> {
         let keys = self.keys.as_ref().map(Keys::read_again).transpose();
         let keys = keys.map_err(|why| format!("s3.keys_file: {why}"))?;

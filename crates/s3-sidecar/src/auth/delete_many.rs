@@ -7,16 +7,16 @@ use quick_xml::events::Event;
 
 use super::denial::Denial;
 
-/// The most bytes of such a body: a thousand keys of 1024 bytes, with markup.
+/// The maximum size of such a body in bytes: a thousand keys of 1024 bytes, with markup.
 pub(crate) const BODY_BYTES_MAX: usize = 2 << 20;
 
-/// The most keys of one deletion, as in S3.
+/// The maximum number of keys in one deletion, as in S3.
 const KEYS_MAX: usize = 1000;
 
 /// Returns the keys in a body.
 ///
 /// # Errors
-/// [`Denial`], unless the body is such a document, in a form that clients send.
+/// [`Denial`] unless the body is such a document, in a form that clients send.
 pub(crate) fn keys(body: &[u8]) -> Result<Vec<String>, Denial> {
     read(body).ok_or_else(|| {
         Denial::document("the document must be a Delete of up to 1000 Object with one Key each, without comments, CDATA or DTD")
@@ -52,7 +52,7 @@ fn read(body: &[u8]) -> Option<Vec<String>> {
                 if name == b"Object" {
                     key = None;
                 } else if name == b"Key" {
-                    // Some readers would use a second one.
+                    // Some readers would use the second of two keys.
                     if key.is_some() {
                         return None;
                     }

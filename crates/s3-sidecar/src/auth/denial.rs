@@ -1,4 +1,4 @@
-//! Why a request is refused: the error for the client, and the reason by which refusals are
+//! Refusals of requests: the error for the client, and the reason by which the refusals are
 //! counted.
 
 use std::borrow::Cow;
@@ -16,7 +16,7 @@ pub(crate) enum Reason {
     Anonymous,
     /// The client's identification, or the length of the body, cannot be parsed.
     Malformed,
-    /// An unsupported way of signing.
+    /// The way of signing is not supported.
     Unsupported,
     /// The access key is unknown.
     UnknownKey,
@@ -30,7 +30,7 @@ pub(crate) enum Reason {
     Body,
 }
 
-/// All reasons, in the order of their counters, with the values of the label.
+/// All reasons, in the order of their counters, each with its label value.
 const REASONS: [(Reason, &str); 8] = [
     (Reason::Anonymous, "anonymous"),
     (Reason::Malformed, "malformed"),
@@ -51,7 +51,7 @@ impl Refusals {
         self.0[reason as usize].increment();
     }
 
-    /// Returns the number of refused requests with this value of the label.
+    /// Returns the number of requests refused for the reason with this label value.
     #[must_use]
     pub fn of(&self, label: &str) -> u64 {
         let all = REASONS.iter().zip(&self.0);
@@ -121,7 +121,8 @@ impl Denial {
         Self::new(Reason::Signature, StatusCode::FORBIDDEN, "AccessDenied", text)
     }
 
-    /// Returns the refusal of an unknown header that an endpoint could take for one of S3's.
+    /// Returns the refusal of an unknown header that an endpoint could mistake for one of S3's
+    /// headers.
     pub(crate) fn unknown_header(name: &str) -> Self {
         let text = format!(
             "the header {name} is not known to cached and is not forwarded: an endpoint might treat it as another, meaningful header; leave it out"
@@ -250,7 +251,7 @@ impl Denial {
         Self::new(Reason::Body, StatusCode::BAD_REQUEST, "RequestTimeout", text)
     }
 
-    /// Returns the answer for the client, which does not wait for the rest of the request's body.
+    /// Returns the response for the client. It does not wait for the rest of the request's body.
     pub(crate) fn answer(&self, has_body: bool) -> Response<Body> {
         let mut response = body::failure(self.status, self.code, &self.message);
         if has_body {

@@ -1,4 +1,5 @@
-//! The clients' keys: a file of access keys with their secrets and rights, which can be replaced while it is in use.
+//! The clients' keys: a file of access keys with their secrets and rights. The file can be replaced
+//! while it is in use.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -12,8 +13,7 @@ use super::credentials::{self, Stamp};
 use super::rights::{Place, Rights};
 use super::sign::SigningKey;
 
-/// The length of the shortest accepted secret, in bytes: shorter ones could be guessed from a
-/// signature.
+/// The minimum length of a secret in bytes. A shorter secret could be guessed from a signature.
 const SECRET_BYTES_MIN: usize = 16;
 
 /// The number of signing keys (for days and regions) kept for each access key.
@@ -36,7 +36,7 @@ struct Inner {
 #[derive(Default)]
 pub(crate) struct Ring {
     keys: HashMap<String, Arc<Key>>,
-    /// The rights without a signature.
+    /// The rights of requests without a signature.
     pub(crate) anonymous: Rights,
 }
 
@@ -60,7 +60,8 @@ impl Keys {
     /// Reads the keys in the file `path`.
     ///
     /// # Errors
-    /// One line: the mistake in the file, and the correct form, without any secret.
+    /// A one-line message that states the mistake in the file and the correct form, without any
+    /// secret.
     pub fn from_file(path: impl Into<PathBuf>) -> Result<Keys, String> {
         let path = path.into();
         let stamp = credentials::stamp(&path);
@@ -72,7 +73,7 @@ impl Keys {
     /// force](KeysRead::put_in_force).
     ///
     /// # Errors
-    /// As of [`Keys::from_file`]; the current keys stay.
+    /// The errors of [`Keys::from_file`]. In that case the current keys stay in force.
     pub fn read_again(&self) -> Result<KeysRead, String> {
         let stamp = credentials::stamp(&self.inner.path);
         let read = read(&self.inner.path);
@@ -84,10 +85,10 @@ impl Keys {
     }
 
     /// Reads the file again and puts its keys in force, if the file has changed since the last
-    /// check. Returns whether it has.
+    /// check. Returns whether the file has changed.
     ///
     /// # Errors
-    /// As of [`Keys::read_again`].
+    /// The errors of [`Keys::read_again`].
     pub fn reload_if_changed(&self) -> Result<bool, String> {
         if credentials::stamp(&self.inner.path) == *self.inner.stamp.lock() {
             return Ok(false);
@@ -102,7 +103,7 @@ impl Keys {
 }
 
 impl KeysRead {
-    /// Accepts these keys from now on, and no others.
+    /// Puts these keys in force: from now on only they are accepted.
     pub fn put_in_force(self) {
         *self.keys.inner.ring.write() = Arc::new(self.ring);
         *self.keys.inner.stamp.lock() = self.stamp;
@@ -121,7 +122,8 @@ impl Key {
         Key { secret, rights, known: RwLock::default() }
     }
 
-    /// Returns the signing key of a scope, and whether it has signed before.
+    /// Returns the signing key of a scope, and whether a signature with this key has been verified
+    /// before.
     pub(crate) fn signing_key(&self, scope: &str) -> (SigningKey, bool) {
         let known = self.known.read();
         match known.0.iter().find(|(own, _)| own == scope) {
@@ -130,7 +132,8 @@ impl Key {
         }
     }
 
-    /// Keeps the signing key of a scope once it has signed, so that nobody else can fill the table.
+    /// Keeps the signing key of a scope once it has signed, so that only clients that know the
+    /// secret can fill the table.
     pub(crate) fn keep(&self, scope: &str, key: SigningKey) {
         let (known, next) = &mut *self.known.write();
         if known.iter().any(|(own, _)| own == scope) {

@@ -1,5 +1,5 @@
-//! The effect of a request, and the rights that it needs. An unknown request needs all rights in
-//! its bucket.
+//! Determines the effect of a request, and the rights that the request needs. An unknown request
+//! needs all rights in its bucket.
 
 use std::borrow::Cow;
 
@@ -14,26 +14,26 @@ use super::rights::{Rights, is_bucket, is_reserved};
 use crate::http::headers::{self, Known, Rule, is_of_s3};
 use crate::http::target::Target;
 
-/// The client whose rights decide.
+/// The client whose rights decide whether a request is allowed.
 #[derive(Debug)]
 pub(crate) struct Client<'a> {
     pub(crate) rights: &'a Rights,
     pub(crate) is_anonymous: bool,
 }
 
-/// What remains to be decided.
+/// The part of the decision that remains open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Allowed {
-    /// Nothing.
+    /// Nothing remains open: the request is allowed.
     Yes,
-    /// Whether the keys in the body may be deleted.
+    /// It remains to be decided whether the keys in the body may be deleted.
     DeletionOf,
 }
 
 /// Checks the request's target, independently of rights.
 ///
 /// # Errors
-/// [`Denial`], if endpoints could interpret it differently.
+/// [`Denial`] if endpoints could interpret the target differently.
 pub(crate) fn check_target(head: &Parts, target: &Target<'_>) -> Result<(), Denial> {
     let method = &head.method;
     // Some endpoints are administered by other methods.
@@ -89,10 +89,10 @@ fn leaves_bucket(key: &[u8]) -> bool {
     has_dots && depth == 0
 }
 
-/// Decides whether a client may do what its request says.
+/// Decides whether a client may make a request.
 ///
 /// # Errors
-/// [`Denial`], if it may not, or if the request is ambiguous.
+/// [`Denial`] if the client may not make the request, or if the request is ambiguous.
 pub(crate) fn allow(client: &Client<'_>, head: &Parts, target: &Target<'_>) -> Result<Allowed, Denial> {
     let parameters = own_parameters(head.uri.query().unwrap_or_default())?;
     let refused = || if client.is_anonymous { Denial::anonymous() } else { Denial::rights() };
@@ -126,7 +126,7 @@ pub(crate) fn allow(client: &Client<'_>, head: &Parts, target: &Target<'_>) -> R
                 _ => need(rights.has_bucket(bucket)),
             }
         }
-        // A POST that is not a form has a parameter of its own, beside those of SDKs and
+        // A POST that is not a form has a parameter of its own, in addition to those of SDKs and
         // signatures.
         Target::Bucket(_) if method == Method::POST && only(&["x-id"]) => {
             Err(Denial::unsupported("uploads by forms and their policies are not known here"))
@@ -196,12 +196,13 @@ const PUT: [&str; 4] = ["x-id", "partNumber", "uploadId", "tagging"];
 const POST: [&str; 3] = ["x-id", "uploads", "uploadId"];
 const DELETE: [&str; 4] = ["x-id", "versionId", "uploadId", "tagging"];
 
-/// The most parameters of a request, each of which is compared with all others.
+/// The maximum number of parameters of a request. Each parameter is compared with all others.
 const PARAMETERS_MAX: usize = 64;
 
 type Parameters<'a> = Vec<(Cow<'a, str>, Vec<u8>)>;
 
-/// Returns the decoded parameters that do not belong to the signature; each name may occur once.
+/// Returns the decoded parameters that do not belong to the signature. Each name may occur only
+/// once.
 fn own_parameters(query: &str) -> Result<Parameters<'_>, Denial> {
     let mut all: Parameters<'_> = Vec::new();
     for (name, value) in parameters(query) {
@@ -243,7 +244,7 @@ fn check_headers(
         let Known::As(rule) = headers::known(&name) else { return Err(()) };
         let is_met = match rule {
             Rule::Http | Rule::Connection | Rule::Client | Rule::Harmless | Rule::Plain => true,
-            // Some endpoints treat it like the header when it is in a query, and others do not.
+            // If the header is in a query, some endpoints apply it and others do not.
             Rule::Source if head.headers.contains_key(&*name) => may_copy(rights, value),
             Rule::Source | Rule::Everywhere => rights.is_all(),
             Rule::Acl => {
@@ -266,8 +267,8 @@ fn has_bucket(rights: &Rights, target: &Target<'_>) -> bool {
     }
 }
 
-/// Returns whether the source of a copy may be read: `/BUCKET/KEY` or `BUCKET/KEY`, perhaps with a
-/// version.
+/// Returns whether the source of a copy may be read. The source is `/BUCKET/KEY` or `BUCKET/KEY`,
+/// optionally with a version.
 fn may_copy(rights: &Rights, value: &[u8]) -> bool {
     if rights.is_all() {
         return true;
@@ -278,7 +279,7 @@ fn may_copy(rights: &Rights, value: &[u8]) -> bool {
         Some(at) if path[at..].starts_with(b"?versionId=") && !path[at + 1..].contains(&b'?') => &path[..at],
         Some(_) => return false,
     };
-    // Some endpoints take a plus for a space.
+    // Some endpoints decode a plus as a space.
     [false, true].iter().all(|with_spaces| {
         let whole: Vec<u8> = match with_spaces {
             false => percent_decode(path).collect(),
@@ -289,7 +290,7 @@ fn may_copy(rights: &Rights, value: &[u8]) -> bool {
         };
         let Some(at) = whole.iter().position(|byte| *byte == b'/') else { return false };
         let (bucket, key) = (std::str::from_utf8(&whole[..at]), &whole[at + 1..]);
-        // Some endpoints would take an encoded version for a part of the key.
+        // Some endpoints would mistake an encoded version for a part of the key.
         let is_plain = !key.contains(&b'?') && !leaves_bucket(key);
         bucket.is_ok_and(|bucket| {
             is_plain && is_bucket(bucket) && !is_reserved(bucket) && rights.may_read(bucket, key)

@@ -1,4 +1,4 @@
-//! What a request declares about its body, and the headers that the endpoint gets.
+//! The declaration that a request makes about its body, and the headers that the endpoint gets.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, LazyLock, OnceLock};
@@ -40,7 +40,7 @@ pub(crate) fn is_empty(head: &Parts) -> bool {
 /// there is one.
 ///
 /// # Errors
-/// [`Denial`], if it is already known that the body is not the signed one.
+/// [`Denial`] if it is already known that the body differs from the signed one.
 pub(crate) fn check(
     head: &mut Parts,
     payload: Payload,
@@ -103,8 +103,8 @@ fn drop_framing(headers: &mut HeaderMap) {
     headers.remove(TRAILER);
 }
 
-/// Returns the checksum expected after the last chunk. As in S3, unsigned chunks without a named
-/// trailer have none.
+/// Returns the checksum expected after the last chunk. As in S3, unsigned chunks have no checksum
+/// if no trailer is announced.
 fn trailing_checksum(
     headers: &HeaderMap,
     is_signed: bool,
@@ -139,15 +139,15 @@ fn other_encodings(headers: &HeaderMap) -> Vec<HeaderValue> {
     others.filter_map(|encoding| HeaderValue::from_str(encoding).ok()).collect()
 }
 
-/// The error found in a body, for the task that waits for the endpoint's answer; empty while there
-/// is none.
+/// The error found in a body, for the task that waits for the endpoint's response. Empty as long as
+/// there is no error.
 pub(crate) type Verdict = Arc<OnceLock<Denial>>;
 
 /// Verifies a body.
 #[derive(Debug)]
 pub(crate) struct Check {
     kind: Kind,
-    /// Bytes to be forwarded, except the last of them.
+    /// Bytes to be forwarded. The last of them are withheld.
     ready: VecDeque<Bytes>,
     has_ended: bool,
     /// The length of the forwarded body, if known.
@@ -159,17 +159,17 @@ pub(crate) struct Check {
 enum Kind {
     /// The body must have this hash.
     Hash(Box<Sha256>, [u8; 32]),
-    /// The body arrives in chunks, and is forwarded without them, or in other chunks.
+    /// The body arrives in chunks, and is forwarded without chunks or in different ones.
     Chunked(Box<Decoder>, Option<Encoder>),
 }
 
 impl Check {
-    /// Returns the check of a body with this hash, and this length if known.
+    /// Returns the verifier of a body with this hash, and with this length if the length is known.
     pub(crate) fn hash(expected: [u8; 32], len: Option<u64>) -> Check {
         Self::new(Kind::Hash(Box::default(), expected), len)
     }
 
-    /// Returns the check of a chunked body of this length. A body with a checksum at its end is
+    /// Returns the verifier of a chunked body of this length. A body with a trailing checksum is
     /// forwarded with that checksum.
     pub(crate) fn chunked(decoder: Decoder, len: u64) -> Check {
         let encoded = decoder.checksum().map(|checksum| Encoder::encoded_len(len, checksum));
@@ -191,10 +191,10 @@ impl Check {
         self.len
     }
 
-    /// Checks the next bytes.
+    /// Verifies the next bytes.
     ///
     /// # Errors
-    /// The body's error, which is also recorded in the verdict.
+    /// The error found in the body, which is also recorded in the verdict.
     pub(crate) fn push(&mut self, bytes: Bytes) -> Result<(), Denial> {
         let taken = match &mut self.kind {
             Kind::Hash(hash, _) => {
@@ -213,10 +213,10 @@ impl Check {
         taken.map_err(|denial| self.refuse(denial))
     }
 
-    /// Ends the body.
+    /// Completes the verification of the body.
     ///
     /// # Errors
-    /// As of `push`.
+    /// The errors of `push`.
     pub(crate) fn finish(&mut self) -> Result<(), Denial> {
         let ended = match &mut self.kind {
             Kind::Hash(hash, expected) => match hash.finalize_reset() == *expected {
@@ -246,12 +246,12 @@ impl Check {
         while self.ready.front().is_some_and(Bytes::is_empty) {
             self.ready.pop_front();
         }
-        // An empty part behind it would hold nothing back.
+        // An empty part at the end would withhold nothing.
         let has_more = self.has_ended || self.ready.iter().skip(1).any(|part| !part.is_empty());
         if has_more { self.ready.pop_front() } else { None }
     }
 
-    /// Returns whether the body was right, and all of it has been forwarded.
+    /// Returns whether the body was correct, and all of it has been forwarded.
     pub(crate) fn is_done(&self) -> bool {
         self.has_ended && self.ready.iter().all(Bytes::is_empty)
     }

@@ -5,7 +5,7 @@ use crate::http::names::{holds_for, plain_prefix};
 /// The scope of a right.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// Every bucket, except names with another meaning for endpoints.
+    /// Every bucket, except names that have a special meaning for some endpoints.
     Everywhere,
     /// Keys of a bucket with this prefix.
     In { bucket: String, prefix: Vec<u8> },
@@ -14,7 +14,7 @@ pub(crate) enum Place {
 /// First path segments that some endpoints use for administration instead of buckets.
 const RESERVED: [&str; 6] = ["admin", "minio", "swift", "auth", "rgw", "crossdomain.xml"];
 
-/// Returns whether the name of a bucket has another meaning for some endpoints.
+/// Returns whether the name of a bucket has a special meaning for some endpoints.
 pub(crate) fn is_reserved(bucket: &str) -> bool {
     RESERVED.contains(&bucket)
 }
@@ -76,14 +76,14 @@ impl Rights {
         Rights { read: vec![Place::Everywhere], write: vec![Place::Everywhere] }
     }
 
-    /// Returns whether a key, or all keys with this prefix, may be read, including every object for
-    /// which an endpoint may take the name.
+    /// Returns whether a key, or every key with this prefix, may be read. This includes every
+    /// object that an endpoint may access under the name.
     pub(crate) fn may_read(&self, bucket: &str, key: &[u8]) -> bool {
         holds_for(key, |form| self.read.iter().any(|place| place.has(bucket, form)))
     }
 
-    /// Returns whether a key may be written, including every object for which an endpoint may take
-    /// the name.
+    /// Returns whether a key may be written. This includes every object that an endpoint may access
+    /// under the name.
     pub(crate) fn may_write(&self, bucket: &str, key: &[u8]) -> bool {
         holds_for(key, |form| self.write.iter().any(|place| place.has(bucket, form)))
     }

@@ -22,7 +22,7 @@ const TOKEN: HeaderName = HeaderName::from_static("x-amz-security-token");
 /// Signs requests.
 #[derive(Debug)]
 pub(crate) struct Signer {
-    /// `None` if the sidecar is anonymous at the endpoint.
+    /// The credentials, or `None` if the sidecar is anonymous at the endpoint.
     credentials: Option<Credentials>,
     region: String,
     /// The endpoint's host.
@@ -35,7 +35,7 @@ impl Signer {
         Signer { credentials, region, host }
     }
 
-    /// Signs a request as the sidecar's own. It must not be changed afterwards.
+    /// Signs a request as the sidecar's own. The request must not be changed afterwards.
     pub(crate) fn sign(&self, head: &mut Parts, has_body: bool, now: u64) {
         head.headers.insert(HOST, self.host.clone());
         let credentials = self.credentials.as_ref().filter(|_| head.extensions.get::<Unsigned>().is_none());
@@ -98,7 +98,8 @@ fn signed_names(headers: &HeaderMap) -> String {
 
 type HmacSha256 = Hmac<Sha256>;
 
-/// A key that signs requests of one day and region. Its `Debug` output hides it.
+/// A key that signs requests for one day and one region. The `Debug` output does not reveal the
+/// key.
 #[derive(Clone)]
 pub(crate) struct SigningKey(HmacSha256);
 

@@ -5,9 +5,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// The length of such a text in bytes.
 pub(crate) const STAMP_LEN: usize = 16;
 
-/// Returns the time now, in seconds since 1970.
+/// Returns the current time, in seconds since 1970.
 pub(crate) fn now() -> u64 {
-    // A clock before 1970 refuses every signature.
+    // If the clock is before 1970, every signature is refused.
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
@@ -34,7 +34,7 @@ pub(crate) fn parse(text: &[u8]) -> Option<u64> {
 /// Formats a time in seconds since 1970.
 pub(crate) fn format(secs: u64) -> [u8; STAMP_LEN] {
     let days = secs / 86_400;
-    // At most one too high, because a year has at least 365 days.
+    // The year is at most one too high, because a year has at least 365 days.
     let mut year = 1970 + days / 365;
     while days_before(year, 1) > days {
         year -= 1;

@@ -14,11 +14,11 @@ use super::keys::{Key, Ring};
 use super::time;
 use crate::http::headers::is_of_s3;
 
-/// The largest difference between the clocks of a client and the sidecar, in seconds.
+/// The maximum difference between the clocks of a client and the sidecar, in seconds.
 const SKEW_MAX: u64 = 15 * 60;
 
-/// Headers that decide how a request is verified, or its effect: if one occurred twice, one reader
-/// could use the first, another the last.
+/// Headers that decide how a request is verified, or that determine its effect. If one of them
+/// occurred twice, one reader could use the first value, and another reader the last.
 static ONCE: [HeaderName; ONCE_COUNT] = [
     AUTHORIZATION,
     PAYLOAD,
@@ -38,7 +38,7 @@ const TOKEN: HeaderName = HeaderName::from_static("x-amz-security-token");
 /// A request's declaration of its body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Payload {
-    /// Nothing.
+    /// The request declares nothing about the body.
     Unsigned,
     /// The body's SHA-256.
     Hash([u8; 32]),
@@ -46,7 +46,7 @@ pub(crate) enum Payload {
     Chunked {
         /// Whether each chunk has a signature.
         is_signed: bool,
-        /// Whether a trailer with a checksum comes after the last one.
+        /// Whether a trailer with a checksum follows the last chunk.
         has_trailer: bool,
     },
 }
@@ -84,10 +84,10 @@ pub(crate) struct Verified {
     pub(crate) chain: Option<Chain>,
 }
 
-/// Verifies a request; `None` if it has no signature.
+/// Verifies the signature of a request. Returns `None` if the request has no signature.
 ///
 /// # Errors
-/// [`Denial`]: the signature is wrong.
+/// [`Denial`] if the signature is wrong.
 pub(crate) fn verify(ring: &Ring, region: &str, head: &Parts, now: u64) -> Result<Option<Verified>, Denial> {
     let query = head.uri.query().unwrap_or_default();
     let in_query = Claim::of_query(query)?;
@@ -150,11 +150,11 @@ pub(crate) fn verify(ring: &Ring, region: &str, head: &Parts, now: u64) -> Resul
     Ok(Some(Verified { key: Arc::clone(key), payload, chain }))
 }
 
-/// Returns the values of the headers of [`ONCE`], in one pass, because requests have few headers,
-/// and each lookup would hash a name.
+/// Returns the values of the headers in [`ONCE`]. Done in one pass, because requests have few
+/// headers, and each lookup would have to hash a name.
 ///
 /// # Errors
-/// [`Denial`], if one of them occurs twice.
+/// [`Denial`] if one of these headers occurs twice.
 fn each_once(headers: &HeaderMap) -> Result<[Option<&HeaderValue>; ONCE_COUNT], Denial> {
     let mut found = [None; ONCE_COUNT];
     for (name, value) in headers {
@@ -191,7 +191,7 @@ fn check_time(claim: &Claim<'_>, stamp: &[u8], now: u64) -> Result<(), Denial> {
     }
 }
 
-/// Appends the canonical request; `None` if a listed header is missing.
+/// Appends the canonical request, or returns `None` if a listed header is missing.
 fn push_request(
     into: &mut Vec<u8>,
     head: &Parts,

@@ -1,5 +1,5 @@
-//! Reads whose answer has not begun yet. Of several readers of an unknown object, one asks the
-//! endpoint, and the others share the result.
+//! Reads whose response has not begun yet. If several clients read an unknown object, one reader
+//! sends a request to the endpoint, and the others share the result.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -27,16 +27,17 @@ struct Reader {
     ended: watch::Receiver<Ended>,
 }
 
-/// What the answer to a reader contains.
+/// The content of the response to a reader.
 #[derive(Clone, Copy, Debug)]
 struct Brings {
     range: Option<Asked>,
     is_head: bool,
-    /// Whether the question only asks for a change.
+    /// Whether the request only checks for a change.
     is_verification: bool,
 }
 
-/// A reader that asks the endpoint, until its answer has begun and this is dropped.
+/// A reader whose request is sent to the endpoint, until the response has begun and this value is
+/// dropped.
 #[derive(Debug)]
 pub(crate) struct First {
     asking: Arc<Asking>,
@@ -45,43 +46,43 @@ pub(crate) struct First {
     ended: watch::Sender<Ended>,
 }
 
-/// The result of the first reader's question, for those that wait for it.
+/// The result of the first reader's request, for the readers that wait for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ended {
-    /// The answer's content may be known now, unless the question failed.
+    /// The content of the response may be known now, unless the request failed.
     LookAgain,
-    /// The answer is only for that reader: the others have to ask.
+    /// The response is only for the first reader: the others have to send their own requests.
     Apart,
-    /// The endpoint has not answered in time.
+    /// The endpoint has not responded in time.
     Late,
 }
 
-/// Returns how long a reader that begins now waits for others: as long as the endpoint may take for
-/// one question.
+/// Returns the time until which a reader that begins now waits for others: as long as the endpoint
+/// may take for one request.
 pub(crate) fn deadline(config: &SidecarConfig) -> Instant {
-    // A question that meets its own time limits fails earlier.
+    // A request that exceeds one of its own time limits fails earlier.
     Instant::now() + config.response_timeout + config.connect_timeout
 }
 
-/// The action for a reader.
+/// The next action of a reader.
 #[derive(Debug)]
 pub(crate) enum Turn {
-    /// Ask the endpoint.
+    /// Send a request to the endpoint.
     First(First),
-    /// Wait: another reader is asking for the same bytes.
+    /// Wait, because another reader is requesting the same bytes.
     After(Waiting),
 }
 
-/// A wait for the answer to another reader.
+/// A wait for the response to another reader.
 #[derive(Debug)]
 pub(crate) struct Waiting(watch::Receiver<Ended>);
 
 impl Waiting {
-    /// Waits until the other reader's answer has begun, or failed, or until `deadline`: then this
-    /// reader has to ask.
+    /// Waits until the other reader's response has begun, or its request has failed, or until
+    /// `deadline`. At the deadline this reader has to send its own request.
     pub(crate) async fn end(mut self, deadline: Instant) -> Ended {
         let ended = async {
-            // Ends with an error when the other reader is finished.
+            // The receiver fails when the other reader is finished.
             while self.0.changed().await.is_ok() {}
             *self.0.borrow()
         };
@@ -90,7 +91,7 @@ impl Waiting {
 }
 
 impl First {
-    /// Ends the question, and tells the waiting readers its result.
+    /// Ends the request, and tells the waiting readers its result.
     pub(crate) fn end(self, ended: Ended) {
         self.ended.send_replace(ended);
     }
@@ -105,10 +106,11 @@ pub(crate) fn failed(failure: Failure, first: Option<First>) -> Failure {
 }
 
 impl Asking {
-    /// Returns the action for a reader of an object. `is_verification` means that the reader knows
-    /// the object, and asks whether it is unchanged.
+    /// Returns the next action for a reader of an object. `is_verification` means that the reader
+    /// knows the object, and asks whether it is unchanged.
     pub(crate) fn turn(self: &Arc<Self>, read: &Read, is_verification: bool) -> Turn {
-        // By the requested name: under another name it may be another object.
+        // Readers are grouped by the requested name, because another name may denote another
+        // object.
         let place = (read.key, read.has_checksums);
         let brings = Brings { range: read.range, is_head: read.is_head, is_verification };
         let mut readers = self.readers.lock();
@@ -136,7 +138,7 @@ impl Drop for First {
 }
 
 impl Brings {
-    /// Returns whether a reader that asks for `then` may wait for the answer to this one.
+    /// Returns whether a reader that requests `then` may wait for the response to this one.
     fn suffices(self, then: Brings) -> bool {
         match () {
             () if self.is_verification || then.is_verification => {

@@ -1,7 +1,8 @@
 //! The rate limit of a bucket's requests to the endpoint: requests and bytes per second.
 //!
-//! A request beyond the rate waits for its turn, and is refused if that would take long. Bodies are
-//! paced by the rate; an excess delays the bytes and requests after it.
+//! A request beyond the rate waits for its turn, and is refused if it would wait too long. Bodies
+//! are paced by the rate; if too many bytes are sent, the bytes and requests after them are
+//! delayed.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,10 +14,10 @@ use tokio::time::{Instant, sleep};
 
 use crate::policy::BucketTerms;
 
-/// How long unused rate is saved up.
+/// The time for which unused rate is saved up.
 const BURST: Duration = Duration::from_millis(100);
 
-/// The longest wait of a request for its turn.
+/// The maximum time that a request waits for its turn.
 const WAIT_MAX: Duration = Duration::from_secs(1);
 
 counters! {
@@ -44,7 +45,7 @@ struct Rates {
 /// A limit per second.
 #[derive(Debug)]
 struct Rate {
-    /// `None` for no limit.
+    /// The limit, or `None` for no limit.
     per_second: Option<u64>,
     /// The time until which the rate is used up.
     used_until: Instant,
@@ -60,7 +61,7 @@ impl Rate {
 
     fn take(&mut self, count: u64, now: Instant) {
         if let Some(per_second) = self.per_second {
-            // At the lowest rate, one frame of a body takes some seconds.
+            // At the minimum rate, one frame of a body takes several seconds.
             let time = Duration::from_secs_f64(count as f64 / per_second as f64);
             self.used_until = self.used_until.max(now) + time;
         }
@@ -146,7 +147,7 @@ impl Lanes {
     /// Returns the limiter of a bucket.
     pub(crate) fn of(&self, bucket: &str) -> Option<Arc<Lane>> {
         let lanes = self.0.read();
-        // Most sidecars have none.
+        // Most sidecars have no limiters.
         if lanes.is_empty() { None } else { lanes.get(bucket).cloned() }
     }
 

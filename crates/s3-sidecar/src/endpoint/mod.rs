@@ -1,5 +1,5 @@
-//! Requests to the endpoint, and what may delay them: a rate, a circuit breaker, another reader's
-//! answer, a client's body. Knowledge about objects does not belong here.
+//! Requests to the endpoint, and the things that may delay them: a rate limit, a circuit breaker,
+//! the response to another reader, a client's body. Knowledge about objects does not belong here.
 
 pub(crate) mod asking;
 pub(crate) mod lane;

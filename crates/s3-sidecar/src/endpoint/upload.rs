@@ -1,5 +1,5 @@
-//! Client bodies on their way to the endpoint: forwarded as they arrive, but not before the
-//! endpoint wants them.
+//! Client bodies in transit to the endpoint. A body is forwarded as it arrives, but not before the
+//! endpoint wants it.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -24,16 +24,16 @@ use crate::endpoint::lane::Lane;
 use crate::http::body::BodyError;
 use crate::memory::deletes::Passing;
 
-/// How long the sidecar waits for an endpoint that ignores `Expect: 100-continue`.
+/// The maximum time that the sidecar waits for an endpoint that ignores `Expect: 100-continue`.
 const CONTINUE_WAIT_MAX: Duration = Duration::from_secs(1);
 
-/// How many bytes of a refused body are read.
+/// The maximum number of bytes of a refused body that are read.
 const DRAIN_BYTES_MAX: usize = 1 << 20;
 
-/// For how long, if the client is unknown.
+/// The maximum time for reading a refused body, if the client's own limit is unknown.
 const DRAIN_TIME_MAX: Duration = Duration::from_secs(10);
 
-/// The progress of a body, for the task that waits for the answer.
+/// The progress of a body, for the task that waits for the response.
 #[derive(Debug)]
 pub(crate) struct Progress {
     last: Mutex<Instant>,
@@ -57,37 +57,39 @@ pub(crate) struct Upload {
     source: Source,
     /// Verifies bytes before they are forwarded.
     check: Option<Check>,
-    /// The number of bytes of a wrong body still to be read before it is aborted.
+    /// The number of bytes of an incorrect body that are still to be read before the body is
+    /// aborted.
     refused: Option<usize>,
     progress: Arc<Progress>,
     stall_max: Duration,
     stall: Option<Pin<Box<Sleep>>>,
     gate: Option<Gate>,
-    /// Ends the connection of an unsent body, once the answer has come.
+    /// Closes the connection of an unsent body once the response has arrived.
     unwanted: Option<Pin<Box<Sleep>>>,
-    /// An observer of the passing bytes.
+    /// An observer of the forwarded bytes.
     passing: Option<Passing>,
-    /// Its bucket's rate limiter.
+    /// The rate limiter of the request's bucket.
     lane: Option<Arc<Lane>>,
-    /// Delays the next bytes as the limiter demands.
+    /// Delays the next bytes as the limiter requires.
     pace: Option<Pin<Box<Sleep>>>,
 }
 
 /// The source of a body.
 enum Source {
-    /// There is none.
+    /// There is no body.
     None,
-    /// The client is sending it.
+    /// The client is sending the body.
     Client(Client),
     /// The body has been read already.
     Whole(Option<Bytes>),
 }
 
-/// A body being sent by a client. If the answer comes before its end, the rest is read, within
-/// limits: a client that is still sending could miss the answer when its connection is closed.
+/// A body that a client is sending. If the response arrives before the end of the body, the rest is
+/// read, within limits: a client that is still sending could miss the response if its connection is
+/// closed.
 struct Client {
     body: Option<Incoming>,
-    /// Whether the client sends without being asked to, or was asked.
+    /// Whether the client sends without being asked, or was asked to send.
     is_sending: bool,
 }
 
@@ -110,26 +112,26 @@ async fn drain(mut body: Incoming) {
             left = rest;
         }
     };
-    // The answer is sent in any case.
+    // The response is sent in any case.
     let _ = timeout(DRAIN_TIME_MAX, draining).await;
 }
 
-/// Holds back the body until the endpoint has asked for it.
+/// Withholds the body until the endpoint has asked for it.
 ///
-/// An endpoint that answers without having asked for the body may take the following bytes for the
-/// next request, as radosgw does, or for the body. Which one is unknown, so the connection is not
-/// reused.
+/// If an endpoint responds without having asked for the body, it may take the following bytes
+/// either for the next request, as radosgw does, or for the body. The sidecar cannot know which, so
+/// the connection is not reused.
 struct Gate {
     asked: oneshot::Receiver<()>,
     patience: Pin<Box<Sleep>>,
     connection: CaptureConnection,
 }
 
-/// The outcome for a held-back body.
+/// The outcome for a withheld body.
 enum Opened {
-    /// It is sent.
+    /// The body is sent.
     Send,
-    /// The endpoint has answered already: it is not sent.
+    /// The endpoint has already responded, so the body is not sent.
     Refused,
 }
 
@@ -137,7 +139,7 @@ impl Gate {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Opened> {
         let opened = match Pin::new(&mut self.asked).poll(cx) {
             Poll::Ready(Ok(())) => return Poll::Ready(Opened::Send),
-            // The final answer drops the sender.
+            // The final response drops the sender.
             Poll::Ready(Err(_)) => Opened::Refused,
             Poll::Pending => {
                 ready!(self.patience.as_mut().poll(cx));
@@ -189,18 +191,19 @@ impl Upload {
         Self::new(Source::Whole(Some(bytes)), Duration::MAX)
     }
 
-    /// Returns this body, forwarding only bytes that pass the check.
+    /// Returns this body, but forwards only bytes that pass the check.
     pub(crate) fn with_check(self, check: Check) -> Self {
         Self { check: Some(check), ..self }
     }
 
-    /// Returns the place with the error for which the body was aborted, if it is verified.
+    /// Returns the verdict of a verified body: the error for which the body was aborted, if any.
     pub(crate) fn verdict(&self) -> Option<Verdict> {
         self.check.as_ref().map(Check::verdict)
     }
 
-    /// Reads a refused body, within limits: a client that is still sending could miss the answer
-    /// when its connection is closed. A client that waits before it sends gets the answer instead.
+    /// Reads a refused body, within limits: a client that is still sending could miss the response
+    /// if its connection is closed. A client that waits before it sends gets the response
+    /// immediately.
     pub(crate) async fn drain(mut self, headers: &HeaderMap) {
         if expects_continue(headers) {
             return;
@@ -213,7 +216,7 @@ impl Upload {
                 left = rest;
             }
         };
-        // The answer is sent in any case.
+        // The response is sent in any case.
         let _ = timeout(DRAIN_TIME_MAX, draining).await;
     }
 
@@ -261,7 +264,7 @@ impl Upload {
             let Some(check) = &mut self.check else { return Poll::Ready(None) };
             let checked = match frame.map(Frame::into_data) {
                 Some(Ok(bytes)) => check.push(bytes),
-                // HTTP trailers, which nothing covers.
+                // HTTP trailers, which no signature or checksum covers.
                 Some(Err(_)) => Ok(()),
                 None => check.finish(),
             };
@@ -292,8 +295,8 @@ impl Upload {
     }
 }
 
-/// Holds back the body of a request until the endpoint has answered 100, if the client asks for
-/// that. Reading the body answers 100 to the client.
+/// Withholds the body of a request until the endpoint has sent a 100, if the client asks for that.
+/// Reading the body sends a 100 to the client.
 pub(crate) fn keep_expectation(request: &mut Request<Upload>) {
     if request.body().is_none() || !expects_continue(request.headers()) {
         return;
@@ -327,7 +330,7 @@ impl Body for Upload {
         let this = self.get_mut();
         if let Some(gate) = &mut this.gate {
             if let Opened::Refused = ready!(gate.poll(cx)) {
-                // The client's connection ends with this answer as well, because the client may be
+                // This response also ends the client's connection, because the client may be
                 // sending the body.
                 (this.source, this.check) = (Source::None, None);
                 this.unwanted = Some(Box::pin(sleep(CONTINUE_WAIT_MAX)));
@@ -347,7 +350,7 @@ impl Body for Upload {
             let wait = lane.pass(frame.data_ref().map_or(0, Bytes::len));
             if !wait.is_zero() {
                 this.pace = Some(Box::pin(sleep(wait)));
-                // The pause is caused neither by the client nor by the endpoint.
+                // Neither the client nor the endpoint causes this pause.
                 *this.progress.last.lock() = Instant::now() + wait;
             }
         }

@@ -21,14 +21,14 @@ use crate::http::body::{self, Body};
 use crate::http::framing;
 use crate::metrics::Outcome;
 
-/// Why the endpoint gave no answer.
+/// The reason why the endpoint did not respond.
 #[derive(Debug)]
 pub(crate) enum Failure {
     /// The endpoint is unreachable.
     Unreachable(String),
-    /// The connection broke, or the answer is not HTTP.
+    /// The connection broke, or the response is not HTTP.
     Broken(String),
-    /// The endpoint did not answer in time.
+    /// The endpoint did not respond in time.
     Late,
     /// The client stopped sending its request.
     Stalled,
@@ -37,7 +37,7 @@ pub(crate) enum Failure {
 }
 
 impl Failure {
-    /// Returns the answer for the client.
+    /// Returns the response for the client.
     pub(crate) fn answer(&self) -> Response<Body> {
         let (status, code, message) = match self {
             Failure::Unreachable(cause) => (
@@ -82,7 +82,7 @@ pub(crate) struct Upstream {
     client: Client,
     scheme: &'static str,
     authority: String,
-    /// `None` if requests keep the clients' signatures.
+    /// The signer, or `None` if requests keep the clients' signatures.
     signer: Option<Signer>,
     response_timeout: Duration,
     breaker: Arc<Breaker>,
@@ -108,7 +108,7 @@ impl Upstream {
         Arc::new(Self { client, scheme, authority, signer, response_timeout, breaker })
     }
 
-    /// Sends a request, and returns the head of the answer and its streaming body.
+    /// Sends a request, and returns the head of the response and its streaming body.
     ///
     /// # Errors
     /// [`Failure`]. After [`Failure::Unreachable`] and [`Failure::Busy`] the endpoint has certainly
@@ -202,11 +202,11 @@ impl Upstream {
 /// The number of consecutive failures that opens the breaker.
 const FAILURES_MAX: u32 = 3;
 
-/// How long the breaker is open; then one request tries.
+/// The time for which the breaker is open; after that one request tries.
 pub(crate) const PAUSE: Duration = Duration::from_secs(1);
 
-/// A circuit breaker. After some consecutive failures it admits one request per second, until one
-/// succeeds.
+/// A circuit breaker. After several consecutive failures it admits one request per second, until a
+/// request succeeds.
 #[derive(Debug)]
 pub(crate) struct Breaker {
     began: Instant,
@@ -235,14 +235,14 @@ impl Breaker {
             && self.next_try.compare_exchange(next, now + pause, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 
-    /// Notes that a request has reached the endpoint.
+    /// Records that a request has reached the endpoint.
     pub(crate) fn succeeded(&self) {
         if self.failures.load(Ordering::Relaxed) > 0 {
             self.failures.store(0, Ordering::Relaxed);
         }
     }
 
-    /// Notes that a request has failed. Returns whether that has opened the breaker.
+    /// Records that a request has failed. Returns whether the failure has opened the breaker.
     pub(crate) fn failed(&self, now: Instant) -> bool {
         let before = self.failures.fetch_add(1, Ordering::Relaxed);
         if before + 1 < FAILURES_MAX {

@@ -1,4 +1,4 @@
-//! Bodies of answers: streams from the endpoint, and cached buckets, which are sent without a copy.
+//! Response bodies: streams from the endpoint, and cached buckets, which are sent without a copy.
 
 use std::error::Error;
 use std::io::IoSlice;
@@ -12,11 +12,11 @@ use hyper::body::Frame;
 use hyper::header::{CONNECTION, CONTENT_TYPE, HeaderValue};
 use hyper::{Response, StatusCode};
 
-/// Why a body ends early; the connection is then aborted, so that no client takes the body for
-/// complete.
+/// The reason why a body ends early. The connection is then aborted, so that no client mistakes the
+/// body for complete.
 pub(crate) type BodyError = Box<dyn Error + Send + Sync>;
 
-/// The body of an answer.
+/// The body of a response.
 pub(crate) type Body = UnsyncBoxBody<Data, BodyError>;
 
 /// A part of a body.
@@ -125,7 +125,8 @@ pub(crate) fn streamed(frames: impl Stream<Item = Result<Frame<Data>, BodyError>
     StreamBody::new(frames).boxed_unsync()
 }
 
-/// Returns an error answer: S3's `code`, and a sentence without XML's special characters.
+/// Returns an error response with S3's `code` and a sentence. The sentence must not contain XML's
+/// special characters.
 pub(crate) fn failure(status: StatusCode, code: &str, message: &str) -> Response<Body> {
     let text = escaped(message);
     let text = format!(
@@ -137,7 +138,7 @@ pub(crate) fn failure(status: StatusCode, code: &str, message: &str) -> Response
     response
 }
 
-/// Returns the answer to an unintelligible request, after which nothing on its connection can be
+/// Returns the response to an unintelligible request, after which nothing on its connection can be
 /// trusted.
 pub(crate) fn refused(status: StatusCode, message: &str) -> Response<Body> {
     let code = match status {

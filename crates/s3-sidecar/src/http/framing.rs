@@ -1,6 +1,7 @@
-//! The framing of messages by RFC 9112, 6, and connection headers. Requests that two readers could
-//! interpret differently are refused. The HTTP library decodes bodies and creates their framing;
-//! this module judges messages that the library accepts but another reader could read differently.
+//! The framing of messages according to RFC 9112, section 6, and connection headers. Requests that
+//! two readers could interpret differently are refused. The HTTP library decodes bodies and
+//! generates their framing; this module checks messages that the library accepts but another reader
+//! could interpret differently.
 
 use hyper::header::{
     CONNECTION, CONTENT_LENGTH, HOST, HeaderName, HeaderValue, PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING,
@@ -15,12 +16,12 @@ use crate::http::read::SignedHeaders;
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 
-/// Returns the names listed in `Connection`, without those that concern the connection anyway.
+/// Returns the names listed in `Connection`, except those that always concern the connection.
 pub(crate) fn nominated(headers: &HeaderMap) -> impl Iterator<Item = &str> {
     elements(headers, &CONNECTION).filter(|name| !name.is_empty())
 }
 
-/// Removes connection headers. The HTTP library creates the framing of the body again.
+/// Removes connection headers. The HTTP library generates the framing of the body again.
 pub(crate) fn remove(headers: &mut HeaderMap) {
     let nominated: Vec<HeaderName> = nominated(headers).filter_map(|name| name.parse().ok()).collect();
     for name in nominated {
@@ -28,7 +29,7 @@ pub(crate) fn remove(headers: &mut HeaderMap) {
     }
     static ALL: [HeaderName; 7] =
         [CONNECTION, KEEP_ALIVE, PROXY_CONNECTION, PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE];
-    // Most requests have none of these.
+    // Most requests have no such headers.
     if headers.keys().any(|name| ALL.contains(name)) {
         ALL.iter().for_each(|name| drop(headers.remove(name)));
     }
@@ -48,10 +49,10 @@ fn is_chunked_alone(headers: &HeaderMap) -> bool {
     codings.next().is_some_and(|coding| coding.eq_ignore_ascii_case("chunked")) && codings.next().is_none()
 }
 
-/// Returns the status and reason with which a request is refused for its framing; `None` if it is
-/// right. The library itself refuses two different lengths, and codings after `chunked`; of
-/// `Transfer-Encoding` and `Content-Length` it keeps the first, and ends the connection with that
-/// request.
+/// Returns the status and reason with which a request is refused for its framing, or `None` if the
+/// framing is correct. The library itself refuses two different lengths, and codings after
+/// `chunked`. If there are both `Transfer-Encoding` and `Content-Length`, the library keeps the
+/// first, and closes the connection after that request.
 pub(crate) fn wrong_framing(head: &Parts) -> Option<(StatusCode, &'static str)> {
     if !head.headers.contains_key(TRANSFER_ENCODING) {
         return None;
@@ -64,11 +65,11 @@ pub(crate) fn wrong_framing(head: &Parts) -> Option<(StatusCode, &'static str)> 
         .then_some((StatusCode::LENGTH_REQUIRED, "a body of a GET or a HEAD must state its Content-Length"))
 }
 
-/// Judges the framing of the endpoint's answer, and leaves at most one unambiguous statement of its
-/// length.
+/// Checks the framing of the endpoint's response, and keeps at most one unambiguous statement of
+/// its length.
 ///
 /// # Errors
-/// The reason why the answer cannot be passed on.
+/// The reason why the response cannot be forwarded.
 pub(crate) fn judge<B>(answer: &mut Response<B>) -> Result<(), &'static str> {
     let status = answer.status();
     if status == StatusCode::SWITCHING_PROTOCOLS {
@@ -93,14 +94,15 @@ pub(crate) fn judge<B>(answer: &mut Response<B>) -> Result<(), &'static str> {
         return Err("its Content-Length is no number, or several");
     };
     match status {
-        // Such an answer has no body, and must not state a length.
+        // Such a response has no body, and must not state a length.
         StatusCode::NO_CONTENT => drop(headers.remove(CONTENT_LENGTH)),
         _ => drop(headers.insert(CONTENT_LENGTH, HeaderValue::from(len))),
     }
     Ok(())
 }
 
-/// Returns the status and reason with which a request is refused; `None` if it is not.
+/// Returns the status and reason with which a request is refused, or `None` if the request is
+/// accepted.
 pub(crate) fn refusal(head: &Parts) -> Option<(StatusCode, &'static str)> {
     wrong_framing(head).or_else(|| wrong(head).map(|why| (StatusCode::BAD_REQUEST, why)))
 }
@@ -121,7 +123,8 @@ fn wrong(head: &Parts) -> Option<&'static str> {
     if let Some(why) = host(headers).err() {
         return Some(why);
     }
-    // Declaring a judged or signed header a connection header would change the request.
+    // If a header that is signed or checked were declared a connection header, the request would
+    // change.
     let is_forbidden = |name: &str| {
         let is_signed = |name: &HeaderName| headers.contains_key(name) && SignedHeaders::of(head).cover(name);
         is_end_to_end(name) || name.parse().is_ok_and(|name| is_signed(&name))
@@ -132,7 +135,7 @@ fn wrong(head: &Parts) -> Option<&'static str> {
 /// Returns the single `Host` of a request.
 ///
 /// # Errors
-/// The mistake in it.
+/// The mistake in the header.
 pub(crate) fn host(headers: &HeaderMap) -> Result<&str, &'static str> {
     let mut hosts = headers.get_all(HOST).into_iter();
     let (Some(host), None) = (hosts.next(), hosts.next()) else {

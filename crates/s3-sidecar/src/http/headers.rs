@@ -11,37 +11,37 @@ use std::borrow::Cow;
 /// The meaning of a header, and the rights needed to send it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rule {
-    /// HTTP's own, end to end: it is forwarded.
+    /// An end-to-end header of HTTP, which is forwarded.
     Http,
-    /// The connection's: it is not forwarded.
+    /// A connection header, which is not forwarded.
     Connection,
-    /// The client's signature, or an SDK's bookkeeping: it is not forwarded.
+    /// The client's signature, or an SDK's bookkeeping, which is not forwarded.
     Client,
-    /// S3's, without influence on the answer to a read except whether it is allowed.
+    /// A header of S3 that can only affect whether a read is allowed, not the response itself.
     Harmless,
-    /// S3's: the right to make the request suffices.
+    /// A header of S3 for which the right to make the request suffices.
     Plain,
-    /// The canned ACL: a public one needs all rights in the bucket.
+    /// The canned ACL. A public ACL needs all rights in the bucket.
     Acl,
-    /// S3's: it needs all rights in the bucket, because it changes rights.
+    /// A header of S3 that changes rights, and therefore needs all rights in the bucket.
     Bucket,
-    /// An archive that some endpoints unpack into the whole bucket: it needs all rights there.
+    /// An archive that some endpoints unpack into the whole bucket, which needs all rights there.
     Archive,
     /// The source of a copy, which must be readable.
     Source,
-    /// S3's: it needs all rights everywhere.
+    /// A header of S3 that needs all rights everywhere.
     Everywhere,
 }
 
-/// The treatment of a header.
+/// The way in which a header is treated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Known {
-    /// It is known.
+    /// The header is known.
     As(Rule),
     /// The header is unknown and means nothing to S3: it is not forwarded.
     Foreign,
-    /// The header is unknown, and an endpoint could take it for one of S3's, or for another method
-    /// or target: the request is refused.
+    /// The header is unknown, and an endpoint could mistake it for one of S3's headers, or for an
+    /// override of the method or target. The request is refused.
     Mistakable,
 }
 
@@ -86,7 +86,7 @@ const TABLE: &[(&str, Rule)] = &[
     ("upgrade", Connection),
     ("user-agent", Http),
     ("x-amz-acl", Acl),
-    // AWS's SDK for C++ sends it in every request.
+    // AWS's SDK for C++ sends this header in every request.
     ("x-amz-api-version", Harmless),
     ("x-amz-bucket-object-lock-enabled", Plain),
     ("x-amz-bypass-governance-retention", Bucket),
@@ -95,7 +95,7 @@ const TABLE: &[(&str, Rule)] = &[
     ("x-amz-checksum-crc32c", Plain),
     ("x-amz-checksum-crc64nvme", Plain),
     ("x-amz-checksum-md5", Plain),
-    // The read path handles it.
+    // The read path handles this header.
     ("x-amz-checksum-mode", Harmless),
     ("x-amz-checksum-sha1", Plain),
     ("x-amz-checksum-sha256", Plain),
@@ -206,7 +206,7 @@ pub(crate) fn folded(name: &str) -> Cow<'_, str> {
     Cow::Owned(name.chars().map(fold).collect())
 }
 
-/// Returns whether some endpoint takes a name for one of S3's: such a header must be signed.
+/// Returns whether some endpoint may take a name for a header of S3. Such a header must be signed.
 pub(crate) fn is_of_s3(name: &str) -> bool {
     // A quick check for most names.
     name.as_bytes().first().is_some_and(|byte| byte.eq_ignore_ascii_case(&b'x'))
@@ -231,8 +231,8 @@ fn rule(name: &str) -> Option<Rule> {
     Some(TABLE[at].1)
 }
 
-/// Returns whether a header is known to be for the endpoint: a client cannot declare it a
-/// connection header.
+/// Returns whether a header is known to be meant for the endpoint. A client cannot declare such a
+/// header a connection header.
 pub(crate) fn is_end_to_end(name: &str) -> bool {
     let folded = folded(name);
     match rule(&folded) {
@@ -247,7 +247,7 @@ pub(crate) fn reaches_further(name: &str) -> bool {
     matches!(rule(name), Some(Everywhere | Archive))
 }
 
-/// Returns whether a header, by its name in lower case, has no influence on the answer to a read.
+/// Returns whether a header, given in lower case, has no influence on the response to a read.
 pub(crate) fn is_harmless(name: &str) -> bool {
     !is_of_s3(name) || matches!(rule(name), Some(Harmless | Client))
 }

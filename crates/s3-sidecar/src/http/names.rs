@@ -14,10 +14,10 @@ use std::borrow::Cow;
 
 use crate::http::target::{ObjectKey, object_key};
 
-/// Which keys an endpoint treats as one, beside those with empty or dot segments.
+/// The keys that an endpoint treats as one, in addition to those with empty or dot segments.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Names {
-    /// None: two keys are two objects, as in S3.
+    /// No further keys: two keys are two objects, as in S3.
     #[default]
     Exact,
     /// Keys that differ only in letter case or Unicode form, as file systems may treat them.
@@ -60,16 +60,16 @@ impl Names {
 pub(crate) struct Class(ObjectKey);
 
 impl Class {
-    /// Returns the class of a key in a bucket; `None` if the key may be any of the bucket, or the
-    /// bucket itself.
+    /// Returns the class of a key in a bucket, or `None` if the key may denote any key of the
+    /// bucket, or the bucket itself.
     pub(crate) fn of(names: Names, bucket: &str, key: &[u8]) -> Option<Class> {
         let plain = plain(key);
         let is_one = !plain.is_empty() && names.has_class(&plain);
         is_one.then(|| Class(object_key(bucket, &names.folded(&plain))))
     }
 
-    /// Returns the class of an object that may be answered without the endpoint; `None` if this one
-    /// may not be.
+    /// Returns the class of an object that may be served without the endpoint, or `None` if this
+    /// object may not.
     pub(crate) fn of_answerable(names: Names, bucket: &str, key: &[u8], object: ObjectKey) -> Option<Class> {
         let is_answerable = is_plain(key) && names.has_class(key);
         is_answerable.then(|| match names.folded(key) {
@@ -92,7 +92,7 @@ fn segments(key: &[u8]) -> impl Iterator<Item = &[u8]> {
     key.split(|byte| *byte == b'/')
 }
 
-/// Returns whether no endpoint takes the key for another one.
+/// Returns whether no endpoint can take the key for another one.
 pub(crate) fn is_plain(key: &[u8]) -> bool {
     !segments(key).any(is_folded_segment)
 }
@@ -102,7 +102,7 @@ pub(crate) fn has_dots(key: &[u8]) -> bool {
     segments(key).any(|segment| matches!(segment, b"." | b".."))
 }
 
-/// Returns the plain name of a key's class; empty if there is none.
+/// Returns the plain name of a key's class, which is empty if there is none.
 pub(crate) fn plain(key: &[u8]) -> Cow<'_, [u8]> {
     if is_plain(key) {
         return Cow::Borrowed(key);
@@ -110,9 +110,9 @@ pub(crate) fn plain(key: &[u8]) -> Cow<'_, [u8]> {
     Cow::Owned(resolved(segments(key)).join(&b'/'))
 }
 
-/// Returns whether a condition holds for a key, and for every key for which an endpoint may take
-/// it: for the whole bucket if it has dot segments. A trailing slash stays, because a folder and a
-/// file cannot have the same name.
+/// Returns whether a condition holds for a key and for every key that an endpoint may take it for;
+/// if the key has dot segments, this is the whole bucket. A trailing slash stays, because a folder
+/// and a file cannot have the same name.
 pub(crate) fn holds_for(key: &[u8], holds: impl Fn(&[u8]) -> bool) -> bool {
     if has_dots(key) {
         return holds(b"");

@@ -1,5 +1,5 @@
-//! The reads that the sidecar handles: `GET` of a plain object, whole or one range, and `HEAD`.
-//! Everything else is forwarded unchanged.
+//! The reads that the sidecar handles: `GET` of a plain object, whole or one range, and `HEAD`. All
+//! other requests are forwarded unchanged.
 
 use std::ops::Range;
 
@@ -24,15 +24,15 @@ pub(crate) struct Read {
     /// The object's key, decoded.
     pub(crate) name: Box<[u8]>,
     pub(crate) key: ObjectKey,
-    /// The identity under which the object is remembered and invalidated: its class, or `key`.
+    /// The identity under which the object is remembered and invalidated: its class, or else `key`.
     pub(crate) kept_as: ObjectKey,
     /// Whether the read asks for no body.
     pub(crate) is_head: bool,
-    /// The requested range; `None` for the whole object.
+    /// The requested range, or `None` for the whole object.
     pub(crate) range: Option<Asked>,
     /// Whether the endpoint is asked for checksums, which change its headers.
     pub(crate) has_checksums: bool,
-    /// Whether the client has a condition on its own copy, which the endpoint decides.
+    /// Whether the request has a condition on the client's own copy, which the endpoint evaluates.
     pub(crate) is_conditional: bool,
     pub(crate) signed: SignedHeaders,
 }
@@ -40,9 +40,9 @@ pub(crate) struct Read {
 /// The headers that a client's signature covers.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum SignedHeaders {
-    /// Those, separated by semicolons.
+    /// These headers, separated by semicolons.
     These(String),
-    /// Unknown: perhaps all of them.
+    /// Unknown headers, perhaps all of them.
     All,
 }
 
@@ -63,7 +63,7 @@ impl SignedHeaders {
             let listed = value.split([' ', ',']).find_map(|part| part.strip_prefix("SignedHeaders="));
             return match listed {
                 Some(names) if value.starts_with("AWS4-") => SignedHeaders::These(names.to_owned()),
-                // The older form signs neither ranges nor conditions.
+                // The older form of signature covers neither ranges nor conditions.
                 None if value.starts_with("AWS ") => none(),
                 _ => SignedHeaders::All,
             };
@@ -75,7 +75,8 @@ impl SignedHeaders {
     }
 }
 
-/// Parameters without influence on the answer: those of presigned requests, and one of newer SDKs.
+/// Parameters without influence on the response: those of presigned requests, and one of newer
+/// SDKs.
 const HARMLESS_PARAMETERS: [&str; 12] = [
     "x-amz-algorithm",
     "x-amz-credential",
@@ -92,7 +93,8 @@ const HARMLESS_PARAMETERS: [&str; 12] = [
 ];
 
 impl Read {
-    /// Returns the read in a request's head; `None` if the sidecar does not handle it.
+    /// Returns the read that a request's head describes, or `None` if the sidecar does not handle
+    /// the request.
     pub(crate) fn understand(head: &Parts, target: &Target<'_>) -> Option<Read> {
         let Target::Object(bucket, name) = target else { return None };
         let headers = &head.headers;
@@ -111,7 +113,7 @@ impl Read {
         if !parameters(&head.uri).all(is_parameter_harmless) {
             return None;
         }
-        // A website endpoint's answer depends on the client's `Accept` headers.
+        // A website endpoint's response depends on the client's `Accept` headers.
         if !headers.keys().all(|name| is_harmless(name.as_str()))
             || headers.get(ACCEPT).is_some_and(|accept| accept == "text/html")
         {
@@ -125,7 +127,7 @@ impl Read {
         let mut ranges = headers.get_all(RANGE).into_iter();
         let range = match (ranges.next(), ranges.next()) {
             (None, _) => None,
-            // Endpoints disagree whether a range applies to `HEAD`.
+            // Endpoints disagree about whether a range applies to `HEAD`.
             _ if is_head => return None,
             (Some(range), None) => Some(Asked::parse(range.to_str().ok()?)?),
             _ => return None,
@@ -147,7 +149,7 @@ impl Read {
 }
 
 impl Read {
-    /// Notes that the request is sent without the client's signature, which therefore covers
+    /// Records that the request is sent without the client's signature, which therefore covers
     /// nothing, and that the object is invalidated by its class.
     pub(crate) fn take_over(&mut self, class: Class) {
         self.signed = SignedHeaders::These(String::new());
@@ -184,9 +186,9 @@ pub(crate) fn parameters(uri: &Uri) -> impl Iterator<Item = (&str, &str)> {
 /// The content of a `Range` header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Asked {
-    /// From the first byte to the second, inclusive; without one, to the end.
+    /// From the first byte to the second, inclusive. Without a second one, to the end.
     From(u64, Option<u64>),
-    /// This many of the last bytes.
+    /// The last bytes, as many as this number.
     Last(u64),
 }
 

@@ -42,7 +42,7 @@ impl Addressing {
         };
         match () {
             () if bucket.is_empty() && key.is_empty() => Target::Service,
-            // Only the endpoint knows the meaning of these.
+            // Only the endpoint knows the meaning of such a bucket name.
             () if bucket.is_empty() || bucket.contains('%') || bucket.len() > BUCKET_BYTES_MAX => {
                 Target::Unknown
             }
@@ -52,8 +52,8 @@ impl Addressing {
         }
     }
 
-    /// Returns the identity of the object in a host and a path; `None` if there is none, or the
-    /// host is unknown.
+    /// Returns the identity of the object in a host and a path, or `None` if no object is named or
+    /// the host is unknown.
     #[cfg(test)]
     pub(crate) fn object(&self, host: &str, path: &str) -> Option<ObjectKey> {
         match self.target(host, path) {
@@ -63,7 +63,8 @@ impl Addressing {
     }
 }
 
-/// The longest bucket name in bytes: S3's have at most 63, older ones 255.
+/// The maximum length of a bucket name in bytes. Names in S3 have at most 63 bytes, older names
+/// 255.
 const BUCKET_BYTES_MAX: usize = 255;
 
 /// The target of a request.
@@ -77,7 +78,7 @@ pub(crate) enum Target<'a> {
     Bucket(Cow<'a, str>),
     /// The endpoint itself.
     Service,
-    /// Only the endpoint knows whether the host contains a bucket.
+    /// The target is unknown, because only the endpoint knows whether the host contains a bucket.
     Unknown,
 }
 

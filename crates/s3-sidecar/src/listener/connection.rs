@@ -19,10 +19,10 @@ use crate::endpoint::upstream::Upstream;
 use crate::listener::service::answer;
 use crate::shared::Shared;
 
-/// Serves a connection to its end, or to the end of its request once `end` closes.
+/// Serves a connection until it ends, or until its current request ends once `end` has closed.
 ///
 /// # Errors
-/// One line: the client's mistake, or the reason why the connection broke.
+/// A one-line message with the client's mistake, or the reason why the connection broke.
 pub(crate) async fn serve(
     shared: &Arc<Shared>,
     upstream: &Arc<Upstream>,
@@ -40,7 +40,7 @@ pub(crate) async fn serve(
         .max_headers(config.headers_max)
         .max_header_size(config.head_bytes_max)
         .timer(TokioTimer::new())
-        // Also the idle time allowed between two requests.
+        // This is also the maximum idle time between two requests.
         .header_read_timeout(config.client_idle_max)
         .max_buf_size(config.head_bytes_max)
         .preserve_header_case(true)
@@ -53,8 +53,8 @@ pub(crate) async fn serve(
     connection.await.map_err(|error| error.to_string())
 }
 
-/// A client's socket, with TLS or without. It is not a parameter of the connection's type: hyper's code for a
-/// connection takes long to compile, and would be there twice.
+/// A client's socket, with or without TLS. The socket is not a type parameter of the connection,
+/// because hyper's code for a connection takes long to compile, and would be compiled twice.
 pub(crate) trait Socket: AsyncRead + AsyncWrite + Progress + Unpin + Send {}
 
 impl<S: AsyncRead + AsyncWrite + Progress + Unpin + Send> Socket for S {}
@@ -73,9 +73,9 @@ impl<S> Progress for cached_tls::TlsStream<S> {}
 struct Stall {
     socket: Box<dyn Socket>,
     time_max: Duration,
-    /// The number of bytes sent when the timer was started.
+    /// The number of bytes sent at the time when the timer was started.
     sent: u64,
-    /// Runs while a write waits.
+    /// The timer, which runs while a write waits.
     timer: Option<Pin<Box<Sleep>>>,
 }
 

@@ -10,8 +10,8 @@ use serde::Deserialize;
 use crate::policy::{BucketTerms, CachePolicy, Policies, Rule};
 use crate::shared::Shared;
 
-/// A handle to a running sidecar. It does not keep the sidecar alive: after its end every command
-/// fails. Cheap to clone.
+/// A handle to a running sidecar. It does not keep the sidecar alive: after the sidecar has ended,
+/// every command fails. Cheap to clone.
 #[derive(Clone)]
 pub struct SidecarControl {
     shared: Weak<Shared>,
@@ -22,30 +22,30 @@ pub struct SidecarControl {
 pub enum Invalidation {
     /// An object.
     Key {
-        /// The name of its bucket.
+        /// The name of the object's bucket.
         bucket: String,
-        /// Its key.
+        /// The object's key.
         key: String,
     },
-    /// All objects of a bucket whose keys begin with this.
+    /// All objects of a bucket whose keys begin with a prefix.
     Prefix {
         /// The name of the bucket.
         bucket: String,
-        /// The beginning; empty for the whole bucket.
+        /// The prefix, which is empty for the whole bucket.
         prefix: String,
     },
     /// All objects.
     All,
 }
 
-/// Why a command to a sidecar failed: one line.
+/// The reason why a command to a sidecar failed, as one line.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ControlError {
     /// The sidecar has ended.
     #[error("the S3 sidecar has ended")]
     Ended,
-    /// The endpoint is asked at each read, so there is nothing to invalidate.
+    /// The endpoint is asked for each read, so there is nothing to invalidate.
     #[error(
         "s3.auth is \"gateway\": the endpoint is asked at each read, and nothing needs to be invalidated"
     )]
@@ -70,7 +70,7 @@ impl SidecarControl {
     }
 
     /// Invalidates cached objects, in constant time. Every read that begins after this returns is
-    /// answered with a state of the endpoint from after the call.
+    /// served with a state that the endpoint had after the call.
     ///
     /// # Errors
     /// [`ControlError`].
@@ -95,11 +95,11 @@ impl SidecarControl {
         Ok(())
     }
 
-    /// Handles a bucket notification of S3, MinIO or radosgw: invalidates the objects that it
-    /// names. Returns the number of its records.
+    /// Handles a bucket notification of S3, MinIO or radosgw by invalidating the objects that it
+    /// names. Returns the number of records in the notification.
     ///
     /// # Errors
-    /// [`ControlError`]; then nothing was invalidated.
+    /// [`ControlError`]. In that case nothing was invalidated.
     pub fn take_events(&self, body: &[u8]) -> Result<usize, ControlError> {
         let shared = self.remembering()?;
         let named = parse_notification(body).map_err(ControlError::Wrong)?;
@@ -110,10 +110,10 @@ impl SidecarControl {
         Ok(named.len())
     }
 
-    /// Replaces the policies. Requests in progress continue with the old ones.
+    /// Replaces the policies. Requests in progress continue with the old policies.
     ///
     /// # Errors
-    /// [`ControlError::Wrong`]; then the old ones stay.
+    /// [`ControlError::Wrong`]. In that case the old policies stay in force.
     pub fn set_policies(&self, policy: CachePolicy, rules: Vec<Rule>) -> Result<(), ControlError> {
         let shared = self.shared()?;
         let changed = crate::SidecarConfig { policy, rules, ..shared.config.clone() };
@@ -126,7 +126,7 @@ impl SidecarControl {
     /// Replaces the terms of buckets.
     ///
     /// # Errors
-    /// [`ControlError::Wrong`]; then nothing has changed.
+    /// [`ControlError::Wrong`]. In that case nothing was changed.
     pub fn set_terms(&self, terms: Vec<BucketTerms>) -> Result<(), ControlError> {
         let shared = self.shared()?;
         let wrong = |why| ControlError::Wrong(format!("s3.buckets: {why}"));
@@ -137,8 +137,8 @@ impl SidecarControl {
         Ok(())
     }
 
-    /// Reopens the file of the access log, which may have been renamed. Does nothing without one,
-    /// or after the end.
+    /// Reopens the file of the access log, which may have been renamed. Does nothing if there is no
+    /// access log, or the sidecar has ended.
     pub fn reopen_access_log(&self) {
         if let Ok(shared) = self.shared()
             && let Some(log) = &shared.access_log
@@ -154,17 +154,17 @@ impl fmt::Debug for SidecarControl {
     }
 }
 
-/// The largest number of records of a notification.
+/// The maximum number of records in a notification.
 const RECORDS_MAX: usize = 10_000;
 
-/// The longest key in bytes: three times S3's limit, because it may be encoded.
+/// The maximum length of a key in bytes: three times S3's limit, because the key may be encoded.
 const KEY_BYTES_MAX: usize = 3 * 1024;
 
 /// An object named in a notification.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Named {
     pub(crate) bucket: String,
-    /// Its key in each form that may be meant.
+    /// The object's key, in each form that may be meant.
     pub(crate) keys: Vec<Vec<u8>>,
 }
 
@@ -172,7 +172,7 @@ pub(crate) struct Named {
 struct Notification {
     #[serde(rename = "Records")]
     records: Option<Vec<Record>>,
-    /// `s3:TestEvent`, which S3 sends when notifications are configured.
+    /// The event; `s3:TestEvent` is what S3 sends when notifications are configured.
     #[serde(rename = "Event")]
     event: Option<String>,
 }
@@ -201,7 +201,7 @@ struct Object {
 /// Returns the objects named in a notification.
 ///
 /// # Errors
-/// One line: why it is not a notification.
+/// A one-line message that states why the body is not a notification.
 pub(crate) fn parse_notification(body: &[u8]) -> Result<Vec<Named>, String> {
     let right = "an event record of S3 has Records[].s3.bucket.name and .object.key";
     let notification: Notification =
@@ -224,8 +224,8 @@ pub(crate) fn parse_notification(body: &[u8]) -> Result<Vec<Named>, String> {
     records.into_iter().enumerate().map(named).collect()
 }
 
-/// Returns the keys that a key in a record may mean: S3 and MinIO form-encode it, radosgw not
-/// always.
+/// Returns the keys that a key in a record may denote. S3 and MinIO form-encode the key; radosgw
+/// does not always do so.
 fn forms(key: &str) -> Vec<Vec<u8>> {
     let spaced = key.replace('+', " ");
     let decode = |text: &str| Cow::<[u8]>::from(percent_decode_str(text)).into_owned();

@@ -33,11 +33,11 @@ use crate::memory::pieces::Pieces;
 use crate::metrics::Counts;
 use crate::shared::Shared;
 
-/// Why a sidecar cannot start, in one line.
+/// The reason why a sidecar cannot start, as one line.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SidecarError {
-    /// A value is wrong.
+    /// A value in the configuration is invalid.
     #[error("s3.{key}: {why}")]
     Config {
         /// The key.
@@ -66,7 +66,7 @@ pub struct Sidecar {
     threads: Vec<JoinHandle<()>>,
 }
 
-/// How long accepting pauses when the system has no descriptors or memory for a connection.
+/// The time for which accepting pauses if the system has no descriptors or memory for a connection.
 const PAUSE: Duration = Duration::from_millis(100);
 
 impl Sidecar {
@@ -87,7 +87,7 @@ impl Sidecar {
         let pieces = Pieces::new(config.memory_bytes, config.heads_max, &config.terms, config.tls.is_none())
             .map_err(|error| SidecarError::Config { key: "memory_bytes", why: error.to_string() })?;
         let heads = Heads::new(config.heads_max, config.heads_bytes_max);
-        // A change takes the endpoint no longer than its answer.
+        // A change takes the endpoint no longer than the response to it.
         let absents = Absents::new(config.absent_max);
         let knowledge = Knowledge::new(heads, absents, config.response_timeout, config.names);
         let opened = config.access_log.as_ref().map(AccessLog::start).transpose();
@@ -170,8 +170,8 @@ impl Sidecar {
         SidecarControl::new(&self.shared)
     }
 
-    /// Closes the listeners; requests in progress continue until they are answered, or for the
-    /// configured time.
+    /// Closes the listeners. Requests in progress continue until they are answered, or until the
+    /// configured time has passed.
     pub fn request_end(&self) {
         drop(self.end.lock().take());
     }
@@ -256,7 +256,7 @@ struct Worker {
 }
 
 impl Worker {
-    /// Accepts connections until the end, then waits for the remaining ones.
+    /// Accepts connections until the sidecar ends, then waits for the remaining connections.
     async fn run(
         self,
         listeners: Vec<TcpListener>,
@@ -309,7 +309,7 @@ impl Worker {
     async fn serve(self, socket: TcpStream, peer: SocketAddr, _permit: OwnedSemaphorePermit) {
         let now = &self.shared.counts.connections_now;
         now.add(1.0);
-        // Only affects speed.
+        // A failure only affects speed.
         let _ = socket.set_nodelay(true);
         let (shared, upstream, end) = (&self.shared, &self.upstream, self.end.clone());
         let served = match &shared.config.tls {
@@ -329,11 +329,12 @@ impl Worker {
     }
 }
 
-/// Answers a connection beyond the limit, if that is possible without waiting.
+/// Responds to a connection beyond the limit, if this is possible without waiting.
 fn refuse(socket: &TcpStream, has_tls: bool) {
     const BUSY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\ncontent-type: application/xml\r\n\
         content-length: 86\r\n\r\n<Error><Code>SlowDown</Code><Message>cached has no connection free.</Message></Error>\n";
-    // A small answer fits into the socket's buffer; if the client has gone, it does not matter.
+    // A short response fits into the socket's buffer. If the client has gone, the failure does not
+    // matter.
     let _ = socket.try_write(if has_tls { cached_tls::BUSY } else { BUSY });
 }
 

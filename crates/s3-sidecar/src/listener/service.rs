@@ -1,4 +1,4 @@
-//! From a request to its answer.
+//! Produces the response to a request.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ use crate::reads::passing::{pass, pass_change};
 use crate::reads::{fresh, gateway};
 use crate::shared::Shared;
 
-/// Answers a request.
+/// Returns the response to a request.
 pub(crate) async fn answer(
     shared: &Arc<Shared>,
     upstream: &Arc<Upstream>,
@@ -71,7 +71,7 @@ async fn route(
     let target = shared.addressing.target(host, head.uri.path());
     let is_here = shared.config.auth.is_here();
     if let Some(lane) = target.bucket().and_then(|bucket| shared.lanes.of(bucket)) {
-        // The limiter travels with the request to the place where it is sent.
+        // The limiter accompanies the request to the place where it is sent.
         head.extensions.insert(lane);
     }
     if upload.is_none()
@@ -100,7 +100,7 @@ async fn route(
                 ending.into_iter().for_each(Ending::settle);
             }
             match verdict.as_ref().and_then(|verdict| verdict.get()) {
-                // The body was not the signed one, so it was aborted.
+                // The body differed from the signed one, so it was aborted.
                 Some(denial) => refuse(shared, denial, true),
                 None => (failure.answer(), failure.outcome()),
             }
@@ -108,7 +108,7 @@ async fn route(
     }
 }
 
-/// Begins the change that a request may make.
+/// Begins the change that a request may make, if there is one.
 fn begin_change(shared: &Shared, head: &Parts, target: &Target<'_>) -> Option<Ending> {
     let scope = writes::scope(shared.config.names, head, target)?;
     shared.counts.changes.increment();
@@ -122,18 +122,18 @@ fn refuse(shared: &Shared, denial: &Denial, has_body: bool) -> (Response<Body>, 
     (denial.answer(has_body), Outcome::Refused)
 }
 
-/// The number of bodies read as a whole concurrently.
+/// The maximum number of bodies that are completely read into memory concurrently.
 static BODIES: Semaphore = Semaphore::const_new(16);
 
-/// The time limit for reading a body as a whole, including the wait for its turn.
+/// The maximum time for reading a whole body into memory, including the wait for its turn.
 const BODY_TIME_MAX: Duration = Duration::from_secs(60);
 
 impl Access {
-    /// Decides about a request, and makes it one of the sidecar's own. If the endpoint decides,
-    /// nothing changes.
+    /// Decides about a request, and turns it into one of the sidecar's own. If the endpoint
+    /// decides, the request is not changed.
     ///
     /// # Errors
-    /// [`Denial`].
+    /// [`Denial`] if the request is refused.
     pub(crate) async fn admit(
         &self,
         addressing: &Addressing,
@@ -182,7 +182,7 @@ async fn collect_one_of_few(body: Upload) -> Result<Bytes, Denial> {
     collect(body).await
 }
 
-/// Reads a body as a whole.
+/// Reads a whole body into memory.
 async fn collect(mut body: Upload) -> Result<Bytes, Denial> {
     let verdict = body.verdict();
     match Limited::new(&mut body, delete_many::BODY_BYTES_MAX).collect().await {

@@ -21,7 +21,8 @@ use crate::listener::connection::Progress;
 use crate::memory::pieces::LENT_BYTES_MIN;
 use crate::shared::Shared;
 
-/// The most runs before the lent ones: the head of an answer, and the rest of the previous one.
+/// The maximum number of runs before the lent ones: the head of a response, and the rest of the
+/// previous response.
 const OTHERS_MAX: usize = 4;
 
 /// The connection.
@@ -29,7 +30,7 @@ pub(crate) struct Splicing {
     socket: TcpStream,
     shared: Arc<Shared>,
     pipes: Arc<Pipes>,
-    /// Exists while it contains bytes, and while some are about to follow.
+    /// The pipe, which exists while it contains bytes or some are about to follow.
     pipe: Option<Pipe>,
     /// The number of bytes that have left the pipe.
     sent: u64,
@@ -40,7 +41,7 @@ impl Splicing {
         Self { socket, shared, pipes, pipe: None, sent: 0 }
     }
 
-    /// Ensures that there is a pipe, if one is available.
+    /// Ensures that there is a pipe. Returns whether a pipe was available.
     fn has_pipe(&mut self) -> bool {
         if self.pipe.is_none() {
             self.pipe = self.pipes.take();
@@ -62,7 +63,7 @@ impl Splicing {
         Poll::Ready(Ok(()))
     }
 
-    /// Returns which of these runs are lent, if they justify a pipe.
+    /// Returns the range of these runs that are lent, if they justify a pipe.
     fn lent(&self, runs: &[IoSlice<'_>]) -> Option<std::ops::Range<usize>> {
         let is_lent = |run: &IoSlice<'_>| self.shared.pieces.has_lent(run);
         let first = runs.iter().take(OTHERS_MAX + 1).position(is_lent)?;
@@ -71,7 +72,7 @@ impl Splicing {
         (bytes >= LENT_BYTES_MIN).then_some(first..first + count)
     }
 
-    /// Sends runs at once that are followed by others.
+    /// Sends runs immediately, although other runs follow them.
     fn poll_send_more(&self, cx: &mut Context<'_>, runs: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
         let socket = &self.socket;
         loop {
@@ -121,7 +122,7 @@ impl AsyncWrite for Splicing {
             if lent.start > 0 {
                 let outcome = this.poll_send_more(cx, &runs[..lent.start]);
                 if outcome.is_pending() {
-                    // Other connections can use it meanwhile.
+                    // Other connections can use the pipe in the meantime.
                     this.pipe = None;
                 }
                 return outcome;
@@ -161,14 +162,15 @@ impl Progress for Splicing {
     }
 }
 
-/// The number of single-page runs that a pipe holds; the HTTP library hands over as many at a time.
+/// The number of single-page runs that a pipe holds. The HTTP library hands over the same number at
+/// a time.
 const PIPE_PAGES: usize = 64;
 
-/// The number of pipes of a thread. If more connections wait for their clients with bytes in a
-/// pipe, further ones copy. The pipes of 4 threads are the system's limit for an unprivileged user.
+/// The maximum number of pipes of a thread. If all of them contain bytes for slow clients, further
+/// connections copy. The pipes of 4 threads reach the system's limit for an unprivileged user.
 const PIPES_MAX: usize = 64;
 
-/// The most descriptors that a thread uses for pipes.
+/// The maximum number of descriptors that a thread uses for pipes.
 pub const PIPE_DESCRIPTORS_MAX: usize = 2 * PIPES_MAX;
 
 /// The pipes of a thread.
@@ -196,7 +198,7 @@ struct Ends {
 /// A pipe in use.
 #[derive(Debug)]
 pub(crate) struct Pipe {
-    /// `None` once it has been returned.
+    /// The ends of the pipe, or `None` once it has been returned to the pool.
     ends: Option<Ends>,
     /// The number of bytes in the pipe.
     filled: usize,
@@ -204,7 +206,7 @@ pub(crate) struct Pipe {
 }
 
 impl Pipes {
-    /// Returns an empty pool, which never creates pipes if they are not wanted.
+    /// Returns an empty pool. If pipes are not wanted, the pool never creates any.
     pub(crate) fn new(are_wanted: bool) -> Pipes {
         Pipes { is_off: AtomicBool::new(!are_wanted), ..Pipes::default() }
     }
@@ -214,7 +216,7 @@ impl Pipes {
         self.is_off.load(Ordering::Relaxed)
     }
 
-    /// Returns an empty pipe; `None` if none is available now.
+    /// Returns an empty pipe, or `None` if no pipe is available now.
     pub(crate) fn take(self: &Arc<Self>) -> Option<Pipe> {
         let in_use = |ends| Pipe { ends: Some(ends), filled: 0, pipes: Arc::clone(self) };
         let mut idle = self.idle.lock();
@@ -229,7 +231,7 @@ impl Pipes {
                 idle.count += 1;
                 Some(in_use(ends))
             }
-            // Others may become free later.
+            // Pipes may become available later.
             Err(Errno::MFILE | Errno::NFILE | Errno::PERM | Errno::NOMEM) => None,
             Err(error) => {
                 self.turn_off("pipe", error);
@@ -253,8 +255,8 @@ fn open() -> Result<Ends, Errno> {
 }
 
 impl Pipe {
-    /// Puts references to these bytes into the empty pipe, as many as fit; returns their number, or
-    /// 0 if the system refuses. The bytes must never change again: they are lent.
+    /// Puts references to as many of these bytes into the empty pipe as fit. Returns their number,
+    /// or 0 if the system refuses. The bytes must never change again: they are lent.
     pub(crate) fn refer_to(&mut self, runs: &[IoSlice<'_>]) -> usize {
         debug_assert_eq!(self.filled, 0, "the pipe is not empty");
         let Some(ends) = &self.ends else { return 0 };
@@ -273,10 +275,11 @@ impl Pipe {
         self.filled
     }
 
-    /// Moves as many bytes as the socket accepts, and returns their number; 0 if the pipe is empty.
+    /// Moves as many bytes as the socket accepts, and returns their number, which is 0 if the pipe
+    /// is empty.
     ///
     /// # Errors
-    /// The socket's errors; `WouldBlock` if it accepts nothing now.
+    /// The socket's errors; `WouldBlock` if the socket accepts nothing now.
     pub(crate) fn send(&mut self, socket: impl AsFd) -> std::io::Result<usize> {
         let Some(ends) = &self.ends else { return Ok(0) };
         if self.filled == 0 {
@@ -298,7 +301,7 @@ impl Drop for Pipe {
         if self.filled == 0 {
             idle.pipes.push(ends);
         } else {
-            // Its content belongs to a connection that has ended.
+            // The pipe's content belongs to a connection that has ended.
             idle.count -= 1;
         }
     }

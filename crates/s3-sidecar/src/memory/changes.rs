@@ -1,15 +1,16 @@
-//! Which answers of the endpoint remain valid: none to a question that was asked before the end of
-//! a change.
+//! Decides which of the endpoint's responses remain valid. A response is invalid if its question
+//! was asked before the end of a change of the object. (A *question* is a request that the sidecar
+//! sends about an object.)
 //!
-//! All questions and all ends of changes are numbered in one sequence. An answer is *current* if
+//! All questions and all ends of changes are numbered in one sequence. A response is *current* if
 //! its question was asked after the end of the last change of that object that passed through here
-//! or was announced. While a change is in progress no answer is current. A change with an unknown
+//! or was announced. While a change is in progress no response is current. A change with an unknown
 //! end (the connection broke, or the endpoint had an error) may still be executed: its scope is
 //! *unsettled* for some time.
 //!
-//! Answers may arrive in another order than the questions: once the answer to a newer question has
-//! stated something else, an older one is ignored. Only concurrent questions can overtake each
-//! other.
+//! Responses may arrive in a different order than the questions were asked. Once the response to a
+//! newer question has stated something else, an older response is ignored. Only concurrent
+//! questions can overtake each other.
 //!
 //! A change of one object leaves a record only while questions about it or changes of it are in
 //! progress. Changes of several objects (a bucket, a prefix, everything) are *wide*: their numbers
@@ -29,16 +30,16 @@ use crate::memory::wide::{Area, End, Standing, Wide};
 /// The time of a question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Moment {
-    /// Its number among questions and changes.
+    /// The number of this moment in the sequence of questions and changes.
     pub(crate) sequence: u64,
-    /// A time before it was sent.
+    /// A time before the question was sent.
     pub(crate) at: Instant,
 }
 
 /// The number of shards, each with a lock.
 const SHARDS: usize = 16;
 
-/// The most individually unsettled objects of a shard.
+/// The maximum number of individually unsettled objects of a shard.
 const UNSETTLED_MAX: usize = 4096;
 
 /// The changes and questions in progress.
@@ -53,8 +54,8 @@ pub(crate) struct Changes {
 #[derive(Debug, Default)]
 struct Shard {
     activities: HashMap<ObjectKey, Activity>,
-    /// Objects whose last change has an unknown end, with the time when it counts as ended; in
-    /// order of time.
+    /// Objects whose last change has an unknown end, each with the time when the change counts as
+    /// ended, ordered by time.
     unsettled: VecDeque<(Instant, ObjectKey)>,
 }
 
@@ -63,12 +64,12 @@ struct Shard {
 struct Activity {
     questions: u32,
     changes: u32,
-    /// The number of its entries among the unsettled.
+    /// The number of entries that the object has among the unsettled ones.
     unsettled: u32,
     /// The number of the last beginning or end of a change.
     changed: u64,
-    /// The number of the newest question whose answer was accepted, and the generation that it
-    /// stated; `None` for none.
+    /// The number of the newest question whose response was accepted, and the generation that the
+    /// response stated, or `None` if it stated none.
     answered: (u64, Option<GenerationId>),
 }
 
@@ -94,14 +95,14 @@ impl Changes {
         shard
     }
 
-    /// Begins a question about an object; send it only afterwards.
+    /// Begins a question about an object. Send the question only afterwards.
     pub(crate) fn question(self: &Arc<Self>, key: ObjectKey) -> Question {
         self.shard(&key).activities.entry(key).or_default().questions += 1;
         let moment = self.moment();
         Question { changes: Arc::clone(self), key, moment }
     }
 
-    /// Returns the present, with a number of its own.
+    /// Returns the current moment, with a new number.
     pub(crate) fn moment(&self) -> Moment {
         Moment { sequence: next(&self.sequence), at: Instant::now() }
     }
@@ -126,7 +127,8 @@ impl Changes {
             activity.unsettled += 1;
             shard.unsettled.push_back((Instant::now() + self.settle_time, key));
             if shard.unsettled.len() > UNSETTLED_MAX {
-                // Too many: everything is unsettled, for as long as this one would have been.
+                // There are too many unsettled objects, so everything is unsettled for as long as
+                // this object would have been.
                 self.wide.begin(&Area::All);
                 self.wide.end(&Area::All, End::Unsettled, &self.sequence);
                 shard.forget_first_unsettled(&self.sequence);
@@ -145,17 +147,17 @@ impl Changes {
         self.wide.end(area, end, &self.sequence);
     }
 
-    /// Ends a wide change that has changed only objects which were named individually.
+    /// Ends a wide change whose affected objects were all named individually.
     pub(crate) fn end_wide_without_change(&self, area: &Area) {
         self.wide.end_without_change(area);
     }
 
-    /// Enters a completed change: of everything, or of the keys of a bucket with a prefix.
+    /// Records a completed change of everything, or of the keys of a bucket with a prefix.
     pub(crate) fn changed_wide(&self, bucket: Option<&str>, prefix: &[u8]) {
         self.wide.changed(bucket, prefix, &self.sequence);
     }
 
-    /// Returns the effect of wide changes on an answer to a question asked at `moment`.
+    /// Returns the effect of wide changes on the response to a question asked at `moment`.
     pub(crate) fn standing(&self, moment: Moment, bucket: &str, key: &[u8]) -> Standing {
         self.wide.standing(moment.sequence, bucket, key, &self.sequence)
     }
@@ -167,7 +169,7 @@ impl Changes {
     }
 }
 
-/// Returns the next number: greater than that of every earlier question.
+/// Returns the next number, which is greater than the number of every earlier question.
 fn next(sequence: &AtomicU64) -> u64 {
     sequence.fetch_add(1, Ordering::SeqCst) + 1
 }
@@ -184,7 +186,7 @@ impl Shard {
         let Some((_, key)) = self.unsettled.pop_front() else { return };
         if let Some(activity) = self.activities.get_mut(&key) {
             activity.unsettled -= 1;
-            // The change may have been executed until now.
+            // Until this moment the change may have been executed.
             activity.changed = next(sequence);
         }
         self.drop_if_idle(&key);
@@ -199,10 +201,10 @@ impl Shard {
 }
 
 impl Question {
-    /// Calls `enter` with the moment from which the answer is valid, if no change of the object has
-    /// begun or ended since, and no answer to a newer question has stated another generation than
-    /// `stated`, this answer's. No change begins and no other answer is accepted before `enter`
-    /// returns.
+    /// Calls `enter` with the moment from which the response is valid. Does nothing if a change of
+    /// the object has begun or ended since the question, or if the response to a newer question has
+    /// stated a generation other than `stated`, the one in this response. Until `enter` returns, no
+    /// change begins and no other response is accepted.
     pub(crate) fn enter<T>(
         &self,
         stated: Option<GenerationId>,

@@ -8,27 +8,27 @@ use quick_xml::Reader;
 use quick_xml::escape::resolve_predefined_entity;
 use quick_xml::events::Event;
 
-/// The longest body that is examined, in bytes.
+/// The maximum length of a body that is examined, in bytes.
 const BODY_BYTES_MAX: usize = 2 << 20;
 
-/// The most bytes of all bodies examined concurrently.
+/// The maximum total size of all bodies that are examined concurrently, in bytes.
 const BODIES_BYTES_MAX: usize = 32 << 20;
 
-/// The most keys of a request.
+/// The maximum number of keys in a request.
 const KEYS_MAX: usize = 10_000;
 
 /// The number of body bytes held.
 #[derive(Debug, Default)]
 pub(crate) struct Held(AtomicUsize);
 
-/// A passing body, as far as it is needed. Clones share it.
+/// The copied part of a body that passes through. Clones share it.
 #[derive(Clone, Debug)]
 pub(crate) struct Passing(Arc<Mutex<Copied>>);
 
 #[derive(Debug)]
 struct Copied {
     held: Arc<Held>,
-    /// `None` once the body is too long.
+    /// The bytes, or `None` once the body is too long.
     bytes: Option<Vec<u8>>,
 }
 
@@ -48,7 +48,7 @@ impl Passing {
         }
     }
 
-    /// Returns the keys in the body; `None` if they are not certain.
+    /// Returns the keys in the body, or `None` if they cannot be determined with certainty.
     pub(crate) fn keys(&self) -> Option<Vec<String>> {
         let mut copied = self.0.lock();
         let keys = keys(copied.bytes.as_deref()?);
@@ -71,7 +71,7 @@ impl Drop for Copied {
     }
 }
 
-/// Returns the keys in the body of a `DeleteObjects`; `None` if anything in it is ambiguous.
+/// Returns the keys in the body of a `DeleteObjects`, or `None` if anything in it is ambiguous.
 fn keys(body: &[u8]) -> Option<Vec<String>> {
     let mut reader = Reader::from_str(std::str::from_utf8(body).ok()?);
     reader.config_mut().expand_empty_elements = true;

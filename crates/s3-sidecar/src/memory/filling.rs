@@ -1,5 +1,6 @@
-//! Puts streaming bodies into the cache: whole buckets, in runs long enough to be worth it, each in
-//! a task of its own, so that the client gets the bytes first.
+//! Puts streaming bodies into the cache: whole buckets, in runs that are long enough to be
+//! worthwhile. Each run is put into the cache by a task of its own, so that the client gets the
+//! bytes first.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -20,13 +21,13 @@ use crate::memory::pieces::Pieces;
 /// The size of a run in bytes.
 const RUN_BYTES: usize = 64 << 10;
 
-/// A body on its way into the cache. Dropping it keeps the bytes received so far.
+/// A body that is being put into the cache. Dropping this value keeps the bytes received so far.
 pub(crate) struct Filling {
     pieces: Arc<Pieces>,
     head: Arc<Head>,
     /// Shared by the current run, so that readers wait for the rest of a body that has ended.
     fill: Arc<Fill>,
-    /// The run being put into the cache; one at a time.
+    /// The task that puts the current run into the cache. There is only one at a time.
     taking: Option<JoinHandle<()>>,
     /// The offset of the next byte in the object, and the end of the body.
     left: Range<u64>,
@@ -35,7 +36,8 @@ pub(crate) struct Filling {
 }
 
 impl Filling {
-    /// Begins the filling of a body with these bytes of an object; readers find it from now on.
+    /// Begins to fill the cache with a body that has these bytes of an object. Readers find the
+    /// body from now on.
     pub(crate) fn begin(
         pieces: &Arc<Pieces>,
         fills: &Arc<Fills>,
@@ -51,7 +53,7 @@ impl Filling {
     pub(crate) async fn push(&mut self, bytes: &Bytes) {
         let end = self.left.start.saturating_add(bytes.len() as u64);
         if end > self.left.end {
-            // More bytes than announced: their meaning is unknown.
+            // There are more bytes than announced, so their meaning is unknown.
             self.left.start = self.left.end;
             self.waiting = Segments::new();
             return;
@@ -79,7 +81,7 @@ impl Filling {
         let whole = self.waiting.slice(0..len);
         self.waiting = self.waiting.slice(len..self.waiting.len_bytes());
         if let Some(taking) = self.taking.take() {
-            // A run that panicked has left out its bytes.
+            // If a run has panicked, its bytes are missing.
             let _ = taking.await;
         }
         let (pieces, head, fill) = (Arc::clone(&self.pieces), Arc::clone(&self.head), Arc::clone(&self.fill));
@@ -90,16 +92,16 @@ impl Filling {
     }
 }
 
-/// Returns which of these bytes lie in whole buckets.
+/// Returns the part of these bytes that lies in whole buckets.
 fn kept(bytes: &Range<u64>, size: u64) -> Range<u64> {
     let end = if bytes.end == size { size } else { bytes.end / BUCKET_BYTES * BUCKET_BYTES };
     bytes.start.next_multiple_of(BUCKET_BYTES).min(end)..end
 }
 
-/// How far ahead of a stream a reader may be and still wait for it.
+/// The maximum distance that a reader may be ahead of a stream and still wait for it.
 const AHEAD_BYTES_MAX: u64 = 4 << 20;
 
-/// The streams.
+/// The streams in progress.
 #[derive(Debug, Default)]
 pub(crate) struct Fills {
     streams: Mutex<HashMap<GenerationId, Vec<Stream>>>,
@@ -113,7 +115,7 @@ struct Stream {
     position: watch::Receiver<u64>,
 }
 
-/// A stream's entry, removed when this is dropped.
+/// The entry of a stream, which is removed when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Fill {
     fills: Arc<Fills>,
@@ -145,7 +147,7 @@ impl Fills {
 }
 
 impl Fill {
-    /// Notes that everything before `position` has arrived.
+    /// Records that all bytes before `position` have arrived.
     pub(crate) fn advance(&self, position: u64) {
         self.position.send_replace(position);
     }
@@ -168,9 +170,9 @@ impl Drop for Fill {
 pub(crate) struct Coming(watch::Receiver<u64>);
 
 impl Coming {
-    /// Waits until the byte at `at` has arrived, and returns the end of the bytes that have. `None`
-    /// if the stream has ended before, or has made no progress for `wait_max`, because its reader
-    /// may be slow.
+    /// Waits until the byte at `at` has arrived, and returns the end of the bytes that have
+    /// arrived. Returns `None` if the stream has ended before that byte, or has made no progress
+    /// for `wait_max` (its reader may be slow).
     pub(crate) async fn wait(mut self, at: u64, wait_max: Duration) -> Option<u64> {
         loop {
             let position = *self.0.borrow_and_update();

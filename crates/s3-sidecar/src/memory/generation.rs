@@ -1,5 +1,5 @@
-//! The head of a remembered object, taken from an answer; and the generation, by which two answers
-//! are known to describe the same bytes.
+//! The head of a remembered object, taken from a response; and the generation, which shows whether
+//! two responses describe the same bytes.
 
 use std::ops::Range;
 
@@ -24,19 +24,21 @@ pub(crate) struct Head {
     /// The object, under the exact name that was requested.
     pub(crate) object: ObjectKey,
     pub(crate) generation: GenerationId,
-    /// The namespace of its bytes in the object cache: its bucket's.
+    /// The namespace of the object's bytes in the object cache, which is the namespace of its
+    /// bucket.
     pub(crate) namespace: Namespace,
     pub(crate) etag: HeaderValue,
     pub(crate) last_modified: Option<HeaderValue>,
     pub(crate) size: u64,
-    /// Headers that every answer repeats, which belong neither to one answer nor to one connection.
+    /// Headers that every response repeats. They belong neither to a single response nor to a
+    /// single connection.
     pub(crate) headers: HeaderMap,
-    /// Whether they come from an answer with the whole object.
+    /// Whether the headers come from a response with the whole object.
     pub(crate) is_of_whole: bool,
-    /// Whether only a HEAD has stated that the object is empty: some endpoints describe the HEAD's
+    /// Whether only a HEAD has stated that the object is empty. Some endpoints describe the HEAD's
     /// own empty body.
     pub(crate) is_claimed_empty: bool,
-    /// Whether the answer had `Cache-Control: no-cache`.
+    /// Whether the response had `Cache-Control: no-cache`.
     pub(crate) is_always_verified: bool,
 }
 
@@ -48,8 +50,9 @@ static REQUEST_IDS: [HeaderName; 2] =
     [HeaderName::from_static("x-amz-request-id"), HeaderName::from_static("x-amz-id-2")];
 
 impl Head {
-    /// Returns the head of the object in the answer to a read, and which of its bytes follow.
-    /// `None` if it must not be kept. `is_head` tells that it is the answer to a HEAD.
+    /// Returns the head of the object in the response to a read, and the range of the object's
+    /// bytes that follow. Returns `None` if the head must not be kept. `is_head` states that this
+    /// is the response to a HEAD.
     pub(crate) fn of<T>(read: &Read, is_head: bool, answer: &Response<T>) -> Option<(Head, Range<u64>)> {
         let headers = answer.headers();
         let (bytes, size) = match answer.status() {
@@ -71,14 +74,14 @@ impl Head {
             return None;
         }
         let mut kept = repeated(headers);
-        // Missing if it was declared a connection header.
+        // The ETag is missing if it was declared a connection header.
         let etag = kept.get(ETAG)?.clone();
         let last_modified = kept.get(LAST_MODIFIED).cloned();
         if bytes != (0..size) {
             // With a part's bytes AWS states the checksums of that part of a multipart upload.
             remove_checksums(&mut kept);
         }
-        // The answer to a range replaces it.
+        // In the response to a range, this header states the length of the part.
         kept.insert(CONTENT_LENGTH, HeaderValue::from(size));
         let generation = id(&read.key, &etag, size, last_modified.as_ref());
         let is_of_whole = answer.status() == StatusCode::OK;
@@ -100,26 +103,26 @@ impl Head {
         Some((head, bytes))
     }
 
-    /// Returns whether the answer describes the same bytes, as far as it states anything.
+    /// Returns whether a response describes the same bytes, as far as its headers show.
     pub(crate) fn agrees(&self, headers: &HeaderMap) -> bool {
         headers.get(ETAG).is_none_or(|etag| *etag == self.etag)
             && headers.get(LAST_MODIFIED).is_none_or(|time| Some(time) == self.last_modified.as_ref())
     }
 
-    /// Returns its approximate memory in bytes.
+    /// Returns the approximate memory of the head in bytes.
     pub(crate) fn bytes(&self) -> usize {
         let headers = self.headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 64);
         size_of::<Head>() + 256 + headers.sum::<usize>()
     }
 
-    /// Returns the headers that can be repeated after a 304 without them: they cannot change
-    /// without `ETag` or `Last-Modified`.
+    /// Returns the headers that can be repeated after a 304 that does not contain them, because
+    /// they cannot change without `ETag` or `Last-Modified`.
     pub(crate) fn settled_headers(&self) -> HeaderMap {
         let kept = self.headers.iter().filter(|(name, _)| is_settled(name));
         kept.map(|(name, value)| (name.clone(), value.clone())).collect()
     }
 
-    /// Returns whether all other headers are equal.
+    /// Returns whether the headers that are not settled are equal in both heads.
     pub(crate) fn has_same_unsettled_headers(&self, other: &Head) -> bool {
         let (own, others) = (&self.headers, &other.headers);
         let unsettled = |headers: &HeaderMap| headers.keys().filter(|name| !is_settled(name)).count();
@@ -150,20 +153,20 @@ fn is_settled(name: &HeaderName) -> bool {
     !name.as_str().starts_with("x-") || SETTLED.iter().any(|start| name.as_str().starts_with(start))
 }
 
-/// Returns the headers that belong to the answer, and not to the object.
+/// Returns the headers that belong to the response, and not to the object.
 pub(crate) fn of_this_answer(headers: &HeaderMap) -> HeaderMap {
     let own = REQUEST_IDS.iter().chain([&DATE]);
     own.filter_map(|name| Some((name.clone(), headers.get(name)?.clone()))).collect()
 }
 
-/// Returns the headers that every answer repeats, which belong neither to one answer nor to one
-/// connection.
+/// Returns the headers that every response repeats. They belong neither to a single response nor to
+/// a single connection.
 pub(crate) fn repeated(headers: &HeaderMap) -> HeaderMap {
     copied_without(headers, OF_ONE_ANSWER.iter().chain(&REQUEST_IDS))
 }
 
-/// Returns [`repeated`] headers and those that identify the answered request, for an answer whose
-/// document repeats these: clients expect the same in both.
+/// Returns the [`repeated`] headers and those that identify the answered request, for a response
+/// whose document also contains the IDs: clients expect the same IDs in both.
 pub(crate) fn repeated_with_ids(headers: &HeaderMap) -> HeaderMap {
     copied_without(headers, &OF_ONE_ANSWER)
 }
@@ -188,23 +191,23 @@ fn copied_without<'a>(headers: &HeaderMap, others: impl IntoIterator<Item = &'a 
     kept
 }
 
-/// Returns whether an answer is for one client, or depends on request headers that are not
-/// examined.
+/// Returns whether a response is meant for a single client, or depends on request headers that the
+/// sidecar does not examine.
 pub(crate) fn is_kept_apart(headers: &HeaderMap) -> bool {
     headers.contains_key(SET_COOKIE) || varies(headers)
 }
 
-/// Returns the value of a header that occurs once.
+/// Returns the value of a header, if it occurs exactly once.
 fn one<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a HeaderValue> {
     let mut values = headers.get_all(name).into_iter();
     values.next().filter(|_| values.next().is_none())
 }
 
-/// Returns whether the answer depends on request headers that are not examined.
+/// Returns whether the response depends on request headers that the sidecar does not examine.
 fn varies(headers: &HeaderMap) -> bool {
     let is_encoded = headers.contains_key(CONTENT_ENCODING);
     let is_known = |name: &str| {
-        // Cross-origin requests are not handled here, so these make no difference.
+        // Cross-origin requests are not handled here, so these headers make no difference.
         ["origin", "access-control-request-headers", "access-control-request-method"].contains(&name)
             || (name == "accept-encoding" && !is_encoded)
     };

@@ -1,5 +1,5 @@
-//! The heads of remembered objects, and the endpoint's 404 answers for objects known to be missing:
-//! tables of limited size.
+//! Tables of limited size: the heads of remembered objects, and the endpoint's 404 responses for
+//! objects that are known to be missing.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ pub(crate) struct Heads(Table<Known>);
 #[derive(Clone, Debug)]
 pub(crate) struct Known {
     pub(crate) head: Arc<Head>,
-    /// The time of the question that was answered with this.
+    /// The time of the question to which this head was the response.
     pub(crate) asked: Moment,
 }
 
@@ -35,19 +35,19 @@ impl Heads {
         self.0.get(place)
     }
 
-    /// Enters the head from an answer, unless the table has a more complete head of the same bytes,
-    /// which is then renewed. Returns the resulting head.
+    /// Enters the head from a response. If the table already has a more complete head of the same
+    /// bytes, that head stays and is renewed. Returns the resulting head.
     pub(crate) fn enter(&self, place: Place, head: Arc<Head>, asked: Moment) -> Arc<Head> {
         let bytes = head.bytes();
         let (generation, is_of_whole) = (head.generation, head.is_of_whole);
         let keep = |known: &mut Known, new: &mut Known| {
             let is_later = known.asked.sequence > asked.sequence;
             if known.head.generation != generation {
-                // The answer to a later question is already there.
+                // The table already has the response to a later question.
                 return is_later;
             }
-            // The more complete head stays. It counts as new as the newer one, if both have the
-            // same headers that can change without the bytes.
+            // The more complete head stays. It counts as new as the newer head if both have the
+            // same headers among those that can change without the bytes.
             let is_kept = known.head.is_of_whole && (!is_of_whole || is_later);
             let newer = if is_later { known.asked } else { asked };
             if known.head.has_same_unsettled_headers(&new.head) {
@@ -56,7 +56,7 @@ impl Heads {
             is_kept
         };
         let known = self.0.enter(place, Known { head: Arc::clone(&head), asked }, bytes, keep);
-        // The caller has the bytes of its own answer, whatever the table has.
+        // The caller has the bytes of its own response, whatever the table contains.
         if known.head.generation == generation { known.head } else { head }
     }
 
@@ -83,10 +83,10 @@ impl Heads {
     }
 }
 
-/// The longest answer that is kept, in bytes.
+/// The maximum length of a response that is kept, in bytes.
 pub(crate) const BODY_BYTES_MAX: usize = 8 << 10;
 
-/// The endpoint's answer to a read of a missing object.
+/// The endpoint's response to a read of a missing object.
 #[derive(Clone, Debug)]
 pub(crate) struct Absent {
     /// The object, under the exact name that was requested.
@@ -96,16 +96,16 @@ pub(crate) struct Absent {
     pub(crate) asked: Moment,
 }
 
-/// A 404 answer.
+/// A 404 response.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) headers: HeaderMap,
-    /// `None` for the answer to a HEAD.
+    /// The body, or `None` for the response to a HEAD.
     pub(crate) body: Option<Bytes>,
 }
 
 impl Answer {
-    /// Returns the answer to keep; `None` if it must not be kept.
+    /// Returns the response to keep, or `None` if it must not be kept.
     pub(crate) fn of(headers: &HeaderMap, body: Option<Bytes>) -> Option<Answer> {
         if is_never_stored(headers) || is_kept_apart(headers) {
             return None;
@@ -113,7 +113,7 @@ impl Answer {
         Some(Answer { headers: repeated_with_ids(headers), body })
     }
 
-    /// Returns whether the answer suits a request with this method.
+    /// Returns whether the response suits a request with this method.
     pub(crate) fn suits(&self, method: &Method) -> bool {
         *method == Method::HEAD || self.body.is_some()
     }
@@ -133,7 +133,7 @@ impl Absents {
         self.0.get(&(key, false))
     }
 
-    /// Enters that an object is missing, under the identity used for invalidation.
+    /// Records that an object is missing, under the identity used for invalidation.
     pub(crate) fn enter(&self, key: ObjectKey, object: ObjectKey, answer: Answer, asked: Moment) {
         let headers = answer.headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 64);
         let body = answer.body.as_ref().map_or(0, Bytes::len);
@@ -152,7 +152,7 @@ impl Absents {
     }
 }
 
-/// The average memory for each in bytes: longer ones leave less for others.
+/// The average memory of an entry in bytes. Longer entries leave less memory for others.
 pub(crate) const BYTES_EACH: usize = 1024;
 
 #[cfg(test)]
@@ -188,7 +188,7 @@ mod tests {
         let heads = Heads::new(100, 1 << 20);
         heads.enter(PLACE, head(1, true), asked(1));
         assert!(heads.enter(PLACE, head(1, false), asked(2)).is_of_whole);
-        // It is nevertheless as new as the answer.
+        // It is nevertheless as new as the response.
         assert_eq!(heads.get(&PLACE).unwrap().asked.sequence, 2);
         assert!(!heads.enter(PLACE, head(2, false), asked(3)).is_of_whole);
         assert_eq!(heads.get(&PLACE).unwrap().head.generation[0], 2);

@@ -1,4 +1,5 @@
-//! Remembered objects: their heads, their absence, and since when no change has invalidated them.
+//! Remembered objects: their heads, their absence, and the time since which no change has
+//! invalidated them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,11 +41,11 @@ pub(crate) enum Scope {
     Wide(Area),
 }
 
-/// A change in progress. Dropped before its end, it is unsettled.
+/// A change in progress. If it is dropped before its end, it is unsettled.
 #[derive(Debug)]
 pub(crate) struct Change {
     knowledge: Arc<Knowledge>,
-    /// `None` once it has ended.
+    /// The scope, or `None` once the change has ended.
     scope: Option<Scope>,
 }
 
@@ -54,8 +55,8 @@ impl Knowledge {
         Self { heads, absents, changes: Arc::new(Changes::new(settle_time)), names }
     }
 
-    /// Looks up an object that no change has invalidated. An entry under another name of its class
-    /// may be another object, and is not returned.
+    /// Looks up an object that no change has invalidated. An entry under another name of the same
+    /// class may be another object, and is not returned.
     pub(crate) fn find(&self, read: &Read) -> Option<Found> {
         let name = self.names.folded(&read.name);
         let standing = |asked| self.changes.standing(asked, &read.bucket, &name);
@@ -85,8 +86,8 @@ impl Knowledge {
         self.changes.moment()
     }
 
-    /// Enters the answer to a question, if it is still current. Returns the remembered head of the
-    /// same bytes then.
+    /// Enters the response to a question if it is still current. In that case returns the
+    /// remembered head of the same bytes.
     pub(crate) fn enter(&self, read: &Read, head: Head, question: &Question) -> Arc<Head> {
         let head = Arc::new(head);
         let entered = question.enter(Some(head.generation), |asked| {
@@ -97,17 +98,17 @@ impl Knowledge {
         entered.unwrap_or(head)
     }
 
-    /// Enters that an object exists, but its answer must not be kept.
+    /// Records that an object exists, but its response must not be kept.
     pub(crate) fn enter_unkept(&self, read: &Read, question: &Question) {
         question.enter(None, |_| self.forget_all(read.kept_as));
     }
 
-    /// Enters an answer that is verified at each use.
+    /// Enters a response that is verified at each use.
     pub(crate) fn enter_unverified(&self, read: &Read, head: Head, asked: Moment) -> Arc<Head> {
         self.heads.enter(read.place(), Arc::new(head), asked)
     }
 
-    /// Enters that an object is missing; `answer` is the endpoint's answer, if it is to be kept.
+    /// Records that an object is missing. `answer` is the endpoint's response, if it is to be kept.
     pub(crate) fn enter_absent(&self, read: &Read, answer: Option<Answer>, question: &Question) {
         question.enter(None, |asked| {
             self.heads.forget_all(read.kept_as);
@@ -117,7 +118,7 @@ impl Knowledge {
         });
     }
 
-    /// Removes an object's head, if it is still this one.
+    /// Removes an object's head if it is still this head.
     pub(crate) fn forget(&self, read: &Read, head: &Arc<Head>) {
         self.heads.forget(&read.place(), head);
     }
@@ -127,7 +128,7 @@ impl Knowledge {
         self.absents.forget(key);
     }
 
-    /// Begins a change; forward the request only afterwards.
+    /// Begins a change. Forward the request only afterwards.
     pub(crate) fn begin(self: &Arc<Self>, scope: Scope) -> Change {
         match &scope {
             Scope::Key(class) => self.changes.begin(class.key(), || self.forget_all(class.key())),
@@ -143,12 +144,12 @@ impl Knowledge {
         }
     }
 
-    /// Returns how the endpoint distinguishes keys.
+    /// Returns the rule by which the endpoint distinguishes keys.
     pub(crate) fn names(&self) -> Names {
         self.names
     }
 
-    /// Enters that an object has changed, under any of its names.
+    /// Records that an object has changed, under any of its names.
     pub(crate) fn changed(&self, bucket: &str, key: &[u8]) {
         match Class::of(self.names, bucket, key) {
             Some(class) => self.changed_key(class, End::Settled),
@@ -162,7 +163,7 @@ impl Knowledge {
         self.changes.end(key, end);
     }
 
-    /// Enters that objects have changed: all, or those of a bucket with a key prefix.
+    /// Records that objects have changed: all objects, or those of a bucket with a key prefix.
     pub(crate) fn changed_wide(&self, bucket: Option<&str>, prefix: &[u8]) {
         self.changes.changed_wide(bucket, &self.names.folded_prefix(prefix));
     }
@@ -185,14 +186,14 @@ impl Knowledge {
 }
 
 impl Change {
-    /// Ends the change: the endpoint is done with it.
+    /// Ends the change, because the endpoint has completed it.
     pub(crate) fn settle(mut self) {
         if let Some(scope) = self.scope.take() {
             self.knowledge.end(&scope, End::Settled);
         }
     }
 
-    /// Ends a change of a bucket whose affected objects are all known now.
+    /// Ends a change of a bucket, now that all affected objects are known.
     pub(crate) fn end_as(mut self, classes: &[Class], end: End) {
         let Some(scope) = self.scope.take() else { return };
         classes.iter().for_each(|class| self.knowledge.changed_key(*class, end));

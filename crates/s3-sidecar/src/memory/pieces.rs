@@ -15,11 +15,12 @@ use parking_lot::Mutex;
 use crate::memory::generation::{GenerationId, Head};
 use crate::policy::BucketTerms;
 
-/// The most concurrent reads of staged bytes, which wait for no disk or network.
+/// The maximum number of concurrent reads of staged bytes. Such reads wait for neither disk nor
+/// network.
 const LOADS_MAX: usize = 4096;
 
-/// The length in bytes from which two system calls for a pipe, and fresh memory for the buckets
-/// later, cost less than a copy.
+/// The minimum length, in bytes, at which two system calls for a pipe and fresh memory for the
+/// buckets later cost less than a copy.
 pub(crate) const LENT_BYTES_MIN: usize = 32 << 10;
 
 /// The bodies.
@@ -42,7 +43,7 @@ pub(crate) fn cache_config(
         memory_bytes_max: memory_bytes,
         objects_count_max: u32::try_from(pieces).unwrap_or(u32::MAX).min(1 << 31),
         object_bytes_max: PIECE_BYTES,
-        // The cache is never written to by clients.
+        // Clients never write to the cache.
         dirty_bytes_max: BUCKET_BYTES,
         load_requests_max: LOADS_MAX,
         read_ahead_bytes_max: 0,
@@ -56,10 +57,10 @@ pub(crate) fn cache_config(
 
 impl Pieces {
     /// Returns an empty cache of `memory_bytes` for pieces of `objects` objects, with the buckets'
-    /// shares. `lends` tells whether bodies go into sockets without a copy.
+    /// shares. `lends` states whether bodies go into sockets without a copy.
     ///
     /// # Errors
-    /// The configuration is wrong, or the memory cannot be mapped.
+    /// The configuration is invalid, or the memory cannot be mapped.
     pub(crate) fn new(
         memory_bytes: u64,
         objects: usize,
@@ -74,10 +75,10 @@ impl Pieces {
         Ok(Self { cache, staging, config: Mutex::new(config) })
     }
 
-    /// Replaces the shares that buckets have.
+    /// Replaces the buckets' shares.
     ///
     /// # Errors
-    /// The terms are wrong; then nothing has changed.
+    /// The terms are invalid. In that case nothing was changed.
     pub(crate) fn set_shares(&self, terms: &[BucketTerms]) -> Result<(), ConfigError> {
         let mut before = self.config.lock();
         let namespaces = terms.iter().filter_map(BucketTerms::namespace).collect();
@@ -97,8 +98,8 @@ impl Pieces {
         self.cache.counters().clean_bytes
     }
 
-    /// Returns `len` bytes from `at` on, or fewer up to the end of their piece; `None` unless all
-    /// of them are in the cache.
+    /// Returns `len` bytes from `at` on, or fewer up to the end of their piece. Returns `None`
+    /// unless all of these bytes are in the cache.
     pub(crate) async fn read(&self, head: &Head, at: u64, len: u64) -> Option<Segments> {
         let within = at % PIECE_BYTES;
         let len = len.min(PIECE_BYTES - within).min(head.size.saturating_sub(at));
@@ -112,12 +113,12 @@ impl Pieces {
         self.cache.lends()
     }
 
-    /// Lends cached bytes to the kernel, if that is possible and worthwhile: they never change
-    /// again.
+    /// Lends cached bytes to the kernel, if this is possible and worthwhile. Lent bytes never
+    /// change again.
     pub(crate) fn lend(&self, bytes: &Segments) {
         if bytes.len_bytes() >= LENT_BYTES_MIN && self.cache.lends() {
             for segment in bytes {
-                // Bytes elsewhere are copied into sockets.
+                // Bytes that are not in the cache are copied into sockets.
                 let _ = self.cache.lend(segment.as_slice());
             }
         }
@@ -128,8 +129,8 @@ impl Pieces {
         self.cache.has_lent(bytes)
     }
 
-    /// Puts bytes into the cache, as far as it has space. They begin at a bucket boundary, and end
-    /// at one or with the object.
+    /// Puts bytes into the cache, as far as there is space. The bytes begin at a bucket boundary,
+    /// and end at a bucket boundary or at the end of the object.
     pub(crate) async fn fill(&self, head: &Head, mut at: u64, bytes: &Segments) {
         let mut done = 0;
         while done < bytes.len_bytes() {
@@ -140,7 +141,7 @@ impl Pieces {
             // At most a piece.
             let part = bytes.slice(done..done + len as usize);
             let _stay = self.staging.stage(object.name.clone(), within, part, piece_bytes);
-            // Without space they are not kept, which is not an error.
+            // If there is no space, the bytes are not kept, which is not an error.
             let _ = self.cache.read(ReadRequest::new(object, within, len)).await;
             (at, done) = (at + len, done + len as usize);
         }
@@ -175,7 +176,7 @@ struct Staged {
     piece_bytes: u64,
 }
 
-/// Staged bytes, which leave the store when this is dropped.
+/// A handle to staged bytes, which leave the store when the handle is dropped.
 pub(crate) struct Stay<'a> {
     staging: &'a Staging,
     name: Name,

@@ -20,8 +20,8 @@ pub(crate) struct Table<V> {
 #[derive(Debug)]
 struct Shard<V> {
     entries: HashMap<Place, Entry<V>>,
-    /// In order of arrival, with the entry's number. A place with another number has left the
-    /// table.
+    /// Places in order of arrival, each with the number of its entry. If an entry has a different
+    /// number, the queued one has left the table.
     queue: VecDeque<(Place, u64)>,
     number: u64,
     bytes: usize,
@@ -32,7 +32,7 @@ struct Entry<V> {
     value: V,
     bytes: usize,
     number: u64,
-    /// Whether it was used since eviction last passed it.
+    /// Whether the entry was used since eviction last passed it.
     is_used: bool,
 }
 
@@ -61,9 +61,9 @@ impl<V: Clone> Table<V> {
         Some(entry.value.clone())
     }
 
-    /// Enters a value of `bytes`, unless `keep` decides that the existing one stays; `keep` gets
-    /// both, and may change them. A value that is too large is not entered. Returns the resulting
-    /// value, or the given one.
+    /// Enters a value of `bytes`, unless `keep` decides that the existing value stays; `keep` gets
+    /// both values, and may change them. A value that is too large is not entered. Returns the
+    /// value in the table, or else the given one.
     pub(crate) fn enter(
         &self,
         place: Place,
@@ -144,7 +144,7 @@ impl<V> Shard<V> {
     }
 }
 
-/// How many removed places a queue may contain beyond the number of entries.
+/// The number of removed places that a queue may contain in addition to its entries.
 const QUEUE_SLACK: usize = 64;
 
 #[cfg(test)]

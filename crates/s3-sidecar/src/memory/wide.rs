@@ -1,9 +1,9 @@
-//! Changes of a bucket, of a prefix, or of everything: their numbers in the sequence of questions
-//! and changes.
+//! Changes of a bucket, of a prefix, or of everything, with their numbers in the sequence of
+//! questions and changes.
 //!
-//! Entering a change takes constant time, however many objects are remembered. Instead each read
-//! compares its number with the newest wide change, and only older ones are compared with the
-//! changes of their bucket.
+//! Recording a change takes constant time, however many objects are remembered. Instead, each read
+//! compares the number of its entry with the newest wide change, and only older entries are
+//! compared with the changes of their bucket.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 /// The end of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
-    /// The endpoint has answered, and is done with it.
+    /// The endpoint has responded, and has completed the change.
     Settled,
     /// Unknown: the change may still be executed.
     Unsettled,
@@ -32,7 +32,7 @@ pub(crate) enum Area {
 /// The effect of wide changes on an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Standing {
-    /// None: the entry is valid.
+    /// No effect: the entry is valid.
     Current,
     /// The entry may be valid or not: a change is in progress, or unsettled.
     Uncertain,
@@ -40,19 +40,20 @@ pub(crate) enum Standing {
     Void,
 }
 
-/// The most buckets that are distinguished.
+/// The maximum number of buckets that are distinguished.
 const BUCKETS_MAX: usize = 4096;
 
-/// The most prefixes of a bucket that are distinguished.
+/// The maximum number of prefixes of a bucket that are distinguished.
 const PREFIXES_MAX: usize = 64;
 
-/// The most individually unsettled changes.
+/// The maximum number of individually unsettled changes.
 const UNSETTLED_MAX: usize = 1024;
 
 /// The wide changes.
 #[derive(Debug)]
 pub(crate) struct Wide {
-    /// The number of the newest change; the maximum while one is in progress or unsettled.
+    /// The number of the newest change, or the maximum value while a change is in progress or
+    /// unsettled.
     newest: AtomicU64,
     table: Mutex<Table>,
     settle_time: Duration,
@@ -64,14 +65,15 @@ struct Table {
     buckets: HashMap<String, Bucket>,
     newest: u64,
     under_way: usize,
-    /// Changes with an unknown end, with the time when they count as ended; in order of time.
+    /// Changes with an unknown end, each with the time when the change counts as ended, ordered by
+    /// time.
     unsettled: VecDeque<(Instant, Area)>,
 }
 
 #[derive(Debug, Default)]
 struct Bucket {
     whole: Region,
-    /// In order of their numbers.
+    /// The changed prefixes, in the order of their numbers.
     prefixes: Vec<(u64, Vec<u8>)>,
 }
 
@@ -79,7 +81,7 @@ struct Bucket {
 struct Region {
     /// The number of changes in progress or unsettled.
     open: u32,
-    /// The number of the end of the last one.
+    /// The number of the end of the last change.
     changed: u64,
 }
 
@@ -123,7 +125,7 @@ impl Wide {
         self.publish(&table);
     }
 
-    /// Enters a completed change: of everything, or of the keys of a bucket with a prefix.
+    /// Records a completed change of everything, or of the keys of a bucket with a prefix.
     pub(crate) fn changed(&self, bucket: Option<&str>, prefix: &[u8], sequence: &AtomicU64) {
         let mut table = self.table.lock();
         let place = table.place(sequence);
@@ -138,7 +140,7 @@ impl Wide {
         self.publish(&table);
     }
 
-    /// Returns the effect of wide changes on the answer to a question with this number about an
+    /// Returns the effect of wide changes on the response to a question with this number about an
     /// object.
     pub(crate) fn standing(&self, asked: u64, bucket: &str, key: &[u8], sequence: &AtomicU64) -> Standing {
         if asked >= self.newest.load(Ordering::SeqCst) {

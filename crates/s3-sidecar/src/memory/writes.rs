@@ -1,6 +1,6 @@
-//! The scope of a request that may change objects, and the end of the change: with the end of the
-//! endpoint's answer, unless that is an error. S3 answers some changes with 200 before it makes
-//! them, and states an error in the body.
+//! The scope of a request that may change objects, and the end of the change. A change ends with
+//! the end of the endpoint's response, unless that is an error. S3 responds to some changes with
+//! 200 before it makes them, and reports an error in the body.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::memory::deletes::Passing;
 use crate::memory::knowledge::{Change, Knowledge, Scope};
 use crate::memory::wide::{Area, End};
 
-/// Parameters with which a request changes only the object that it names.
+/// Parameters of requests that change only the object that they name.
 const OF_ONE_OBJECT: [&str; 17] = [
     "acl",
     "append",
@@ -36,8 +36,8 @@ const OF_ONE_OBJECT: [&str; 17] = [
     "x-id",
 ];
 
-/// Returns the scope that a request may change; `None` if it only reads, or names neither an object
-/// nor a bucket.
+/// Returns the scope that a request may change. Returns `None` if the request only reads, or names
+/// neither an object nor a bucket.
 pub(crate) fn scope(names: Names, request: &Parts, target: &Target<'_>) -> Option<Scope> {
     if [Method::GET, Method::HEAD, Method::OPTIONS].contains(&request.method) {
         return None;
@@ -80,7 +80,8 @@ pub(crate) fn deletes_many(request: &Parts, target: &Target<'_>) -> bool {
         && parameters(&request.uri).any(|(name, _)| name == "delete")
 }
 
-/// A change in progress. Dropped without an end, it is unsettled: it may still be executed.
+/// A change in progress. If it is dropped without an end, it is unsettled: it may still be
+/// executed.
 #[derive(Debug)]
 pub(crate) struct Ending {
     change: Option<Change>,
@@ -90,7 +91,7 @@ pub(crate) struct Ending {
 }
 
 impl Ending {
-    /// Begins a change; forward the request only afterwards. `body` is that of a multi-object
+    /// Begins a change. Forward the request only afterwards. `body` is the body of a multi-object
     /// deletion.
     pub(crate) fn begin(knowledge: &Arc<Knowledge>, scope: Scope, body: Option<Passing>) -> Self {
         let deletion = match (&scope, body) {
@@ -105,7 +106,7 @@ impl Ending {
         self.deletion.as_ref().map(|(_, body)| body.clone())
     }
 
-    /// Ends the change: the endpoint is done with it.
+    /// Ends the change, because the endpoint has completed it.
     pub(crate) fn settle(mut self) {
         self.end(End::Settled);
     }
@@ -119,8 +120,8 @@ impl Ending {
         }
     }
 
-    /// Returns the classes of the objects that a multi-object deletion names; `None` if it may
-    /// concern more of its bucket.
+    /// Returns the classes of the objects that a multi-object deletion names, or `None` if it may
+    /// concern other objects of its bucket.
     fn classes(&self) -> Option<Vec<Class>> {
         let (bucket, body) = self.deletion.as_ref()?;
         let keys = body.keys()?;
@@ -138,7 +139,7 @@ impl Drop for Ending {
 #[derive(Debug, Default)]
 pub(crate) struct Root {
     place: Place,
-    /// The beginning of its name.
+    /// The beginning of the element's name.
     name: Vec<u8>,
 }
 
@@ -148,13 +149,13 @@ enum Place {
     /// Before the root element. S3 sends white space while it works.
     #[default]
     Before,
-    /// Behind a `<`.
+    /// After a `<`.
     Opened,
     /// In a declaration or a comment.
     Aside,
     /// In the element's name.
     Name,
-    /// Behind the name, or not in XML.
+    /// After the name, or not in XML.
     Done,
 }
 

@@ -1,6 +1,6 @@
 //! The conditions of a client, decided from a remembered head in the order of RFC 9110, 13.2.2; its
-//! demands on the age of an answer; `If-Range`, which chooses between a part and the whole; and the
-//! condition that is added for the endpoint.
+//! demands on the age of a response; `If-Range`, which chooses between a part and the whole; and
+//! the condition that is added for the endpoint.
 
 use std::ops::Range;
 use std::time::{Duration, SystemTime};
@@ -15,13 +15,13 @@ use hyper::{HeaderMap, Response, StatusCode};
 use crate::http::read::{Read, directives};
 use crate::memory::generation::Head;
 
-/// Returns the requested bytes of a remembered object, and whether they are answered as a part.
+/// Returns the requested bytes of a remembered object, and whether they are sent as a part. Returns
 /// `None` if the endpoint must decide.
 pub(crate) fn wanted(read: &Read, headers: &HeaderMap, head: &Head) -> Option<(Range<u64>, bool)> {
     let mut validators = headers.get_all(IF_RANGE).into_iter();
     let is_met = match (validators.next(), validators.next()) {
         (None, _) => true,
-        // A weak validator never matches; the endpoint has to say so.
+        // A weak validator never matches, and the endpoint has to state that.
         (Some(one), None) => *one == head.etag || Some(one) == head.last_modified.as_ref(),
         _ => return None,
     };
@@ -31,24 +31,25 @@ pub(crate) fn wanted(read: &Read, headers: &HeaderMap, head: &Head) -> Option<(R
     }
 }
 
-/// The size in bytes from which the question about a whole object requests only its first byte.
+/// The minimum size, in bytes, of a whole object for which the sidecar requests only the first byte
+/// when it asks whether the object is unchanged.
 pub(crate) const NARROWED_BYTES_MIN: u64 = 128 << 10;
 
-/// A question whether an object is unchanged.
+/// A request that asks whether an object is unchanged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ForChange {
-    /// Whether it requests only the first byte instead of the whole object.
+    /// Whether the request is for only the first byte instead of the whole object.
     is_narrowed: bool,
 }
 
-/// The meaning of the answer to the question.
+/// The meaning of the response to the question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stated {
     /// The object is unchanged.
     Same,
-    /// The object has changed, and the answer has nothing that the client requested.
+    /// The object has changed, and the response has nothing that the client requested.
     Other,
-    /// The answer is the one to the client's request.
+    /// The response is also the response to the client's request.
     Answered,
 }
 
@@ -62,7 +63,7 @@ pub(crate) fn ask_for_change(request: &mut Parts, read: &Read, head: &Head) -> F
     headers.insert(IF_NONE_MATCH, head.etag.clone());
     let is_narrowed = head.size >= NARROWED_BYTES_MIN
         && !read.signed.cover(&RANGE)
-        // Without a range `If-Range` means nothing, but with the added range it would.
+        // Without a range `If-Range` has no effect, but it would have one with the added range.
         && [RANGE, IF_RANGE].iter().all(|name| !headers.contains_key(name));
     if is_narrowed {
         headers.insert(RANGE, HeaderValue::from_static("bytes=0-0"));
@@ -71,11 +72,11 @@ pub(crate) fn ask_for_change(request: &mut Parts, read: &Read, head: &Head) -> F
 }
 
 impl ForChange {
-    /// Returns the meaning of an answer.
+    /// Returns the meaning of a response.
     pub(crate) fn stated<T>(self, answer: &Response<T>, read: &Read, head: &Head) -> Stated {
         match answer.status() {
             StatusCode::NOT_MODIFIED if head.agrees(answer.headers()) => Stated::Same,
-            // The same ETag with other headers.
+            // The object has the same ETag but different headers.
             StatusCode::NOT_MODIFIED => Stated::Other,
             // The endpoint has ignored the condition.
             StatusCode::PARTIAL_CONTENT if self.is_narrowed => match Head::of(read, false, answer) {
@@ -112,15 +113,15 @@ pub(crate) fn ask_for_rest(request: &mut Parts, read: &Read, head: &Head, bytes:
 pub(crate) enum Verdict {
     /// The object is to be sent.
     Send,
-    /// The client already has it: 304.
+    /// The client already has the object, so the response is 304.
     NotModified,
-    /// It is not the expected object: 412.
+    /// The object is not the expected one, so the response is 412.
     Failed,
     /// The remembered head does not suffice; the endpoint decides.
     Unknown,
 }
 
-/// Decides the conditions of a request.
+/// Evaluates the conditions of a request.
 pub(crate) fn decide(headers: &HeaderMap, head: &Head) -> Verdict {
     let has = |name: HeaderName| headers.contains_key(name);
     if has(IF_MATCH) {
@@ -152,7 +153,8 @@ pub(crate) fn decide(headers: &HeaderMap, head: &Head) -> Verdict {
     Verdict::Send
 }
 
-/// Returns whether a list of tags contains the object's; `None` if it is not a list of tags.
+/// Returns whether a list of tags contains the object's tag, or `None` if the header is not a list
+/// of tags.
 fn matches(headers: &HeaderMap, name: &HeaderName, head: &Head, is_strong: bool) -> Option<bool> {
     let own = opaque(head.etag.to_str().ok()?);
     let mut has_own = false;
@@ -189,7 +191,7 @@ fn opaque(etag: &str) -> &str {
     etag.strip_prefix('"').and_then(|etag| etag.strip_suffix('"')).unwrap_or(etag)
 }
 
-/// Returns whether the object has changed since a time; `None` if the endpoint must decide.
+/// Returns whether the object has changed since a time, or `None` if the endpoint must decide.
 fn is_modified_since(headers: &HeaderMap, name: &HeaderName, head: &Head) -> Option<bool> {
     let mut values = headers.get_all(name).into_iter();
     let since = time(values.next().filter(|_| values.next().is_none())?)?;
@@ -204,7 +206,7 @@ fn time(value: &HeaderValue) -> Option<SystemTime> {
     httpdate::parse_http_date(value.to_str().ok()?).ok()
 }
 
-/// The greatest age that a client accepts; `None` for any.
+/// The maximum age that a client accepts, or `None` for any age.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Demand(Option<Duration>);
 
@@ -220,7 +222,7 @@ impl Demand {
         let age = |word: &str| match word.split_once('=') {
             None => word.eq_ignore_ascii_case("no-cache").then_some(0),
             Some((name, secs)) if name.trim().eq_ignore_ascii_case("max-age") => {
-                // An invalid number asks the endpoint.
+                // If the number is invalid, the endpoint is asked.
                 Some(secs.trim().trim_matches('"').parse().unwrap_or(0))
             }
             Some(_) => None,
@@ -228,12 +230,12 @@ impl Demand {
         Self(directives(headers).filter_map(age).min().map(Duration::from_secs))
     }
 
-    /// Returns whether an answer of this age suffices.
+    /// Returns whether a response of this age suffices.
     pub(crate) fn takes(self, age: Duration) -> bool {
         self.0.is_none_or(|most| age < most)
     }
 
-    /// Returns whether only a new question to the endpoint suffices.
+    /// Returns whether only a new request to the endpoint suffices.
     pub(crate) fn asks(self) -> bool {
         self.0 == Some(Duration::ZERO)
     }

@@ -1,5 +1,5 @@
-//! The path of a read whose rights were decided here: it is answered from memory while the object
-//! is fresh; afterwards the endpoint is asked whether the object is unchanged.
+//! The path of a read whose rights the sidecar has checked. The read is served from memory while
+//! the object is fresh; afterwards the endpoint is asked whether the object is unchanged.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -32,10 +32,11 @@ use crate::shared::Shared;
 
 type Answered = (Response<Body>, Outcome);
 
-/// How often a reader waits for another one's answer before it asks itself.
+/// The maximum number of times that a reader waits for another reader's response before it sends
+/// its own request.
 const TURNS_MAX: usize = 3;
 
-/// How much longer than connecting a question may take if memory can answer as well.
+/// The maximum time of a request in addition to the connect timeout, if memory can answer as well.
 const BEYOND_CONNECTING: Duration = Duration::from_secs(1);
 
 /// Answers a read.
@@ -61,24 +62,24 @@ struct Reader<'a> {
     read: Arc<Read>,
     policy: CachePolicy,
     demand: Demand,
-    /// The end of waits for other readers.
+    /// The time at which waits for other readers end.
     deadline: tokio::time::Instant,
 }
 
-/// What memory has for a read.
+/// The content of memory for a read.
 enum Tried {
-    /// The answer.
+    /// The response.
     Done(Response<Body>),
-    /// A part; the endpoint must be asked for the other bytes.
+    /// Memory has only a part, and the other bytes must be requested from the endpoint.
     Missing,
-    /// Only the endpoint can decide.
+    /// Only the endpoint can decide about the read.
     Undecided,
 }
 
-/// An answer of the endpoint on its way to the client.
+/// A response of the endpoint that is being sent to the client.
 struct Taken {
     answered: Answered,
-    /// Whether it is useful to other readers.
+    /// Whether the response is useful to other readers.
     is_known: bool,
 }
 
@@ -88,7 +89,7 @@ impl Taken {
     }
 }
 
-/// The conditions that are decided here.
+/// The conditions that the sidecar evaluates.
 static CONDITIONS: [HeaderName; 4] = [IF_MATCH, IF_NONE_MATCH, IF_MODIFIED_SINCE, IF_UNMODIFIED_SINCE];
 
 // Questions to the endpoint have futures of their own, so that futures of hits, which are moved for
@@ -131,7 +132,7 @@ impl Reader<'_> {
                 }
             }
         }
-        // It has waited for others long enough.
+        // The reader has waited for others long enough.
         match self.shared.knowledge.find(&self.read) {
             Some(Found::Object(known)) => Box::pin(self.verify(request, known, None, true)).await,
             Some(Found::Uncertain(known)) => Box::pin(self.verify(request, known, None, false)).await,
@@ -139,7 +140,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Returns the answer after the endpoint has left another reader's question unanswered.
+    /// Returns the response after the endpoint has not responded to another reader's request.
     async fn after_late(&self, request: &Parts) -> Result<Answered, Failure> {
         let Some(Found::Object(known)) = self.shared.knowledge.find(&self.read) else {
             return Err(Failure::Late);
@@ -153,7 +154,7 @@ impl Reader<'_> {
         self.stale(request, &known).await.ok_or(Failure::Late)
     }
 
-    /// Returns the answer from memory while the endpoint is unreachable, if that is allowed.
+    /// Returns a response from memory while the endpoint is unreachable, if that is allowed.
     async fn stale(&self, request: &Parts, known: &Known) -> Option<Answered> {
         let age = known.asked.at.elapsed();
         if !self.is_usable_without_endpoint(&known.head, age) {
@@ -184,10 +185,10 @@ impl Reader<'_> {
         if self.read.is_head { Method::HEAD } else { Method::GET }
     }
 
-    /// Returns whether the reader is to ask now, alone or as the first of several, or what it has
-    /// to wait for.
+    /// Returns whether the reader should send a request now, alone or as the first of several
+    /// readers, or what the reader has to wait for.
     fn turn(&self, is_verification: bool) -> Result<Option<First>, Waiting> {
-        // Another reader's answer would not be fresh.
+        // Another reader's response would not be fresh.
         if self.demand.asks() || (is_verification && !self.policy.fresh.is_ever()) {
             return Ok(None);
         }
@@ -197,8 +198,8 @@ impl Reader<'_> {
         }
     }
 
-    /// Answers from memory, if that has enough. `is_alone` tells that the endpoint cannot be asked
-    /// for missing bytes.
+    /// Serves the read from memory, if memory has enough. `is_alone` states that missing bytes
+    /// cannot be requested from the endpoint.
     async fn try_memory(
         &self,
         request: &Parts,
@@ -240,7 +241,7 @@ impl Reader<'_> {
             return Some((ready, cached(segments)));
         }
         let (mut request, read) = (request.clone(), Arc::clone(&self.read));
-        // They are decided; the rest is requested by its tag.
+        // These conditions are already evaluated; the rest is requested by the object's tag.
         for name in &CONDITIONS {
             request.headers.remove(name);
         }
@@ -268,10 +269,10 @@ impl Reader<'_> {
         let mut asking = request.clone();
         asking.method = Method::HEAD;
         if let Ok(uri) = asking.uri.path().parse() {
-            // Its parameters name the client's operation.
+            // The URI's parameters name the client's operation.
             asking.uri = uri;
         }
-        // They are decided here, once the object is known.
+        // The sidecar evaluates these conditions once the object is known.
         for name in CONDITIONS.iter().chain([&RANGE, &IF_RANGE]) {
             asking.headers.remove(name);
         }
@@ -322,7 +323,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Sends a question that memory can answer if the endpoint does not.
+    /// Sends a request that memory can answer if the endpoint does not respond.
     async fn send_briefly(&self, asking: Parts) -> Result<Response<Incoming>, Failure> {
         let slow = &self.shared.slow;
         if !slow.admits(Instant::now()) {
@@ -363,7 +364,7 @@ impl Reader<'_> {
         Ok(self.conclude(answer, question, first).await)
     }
 
-    /// Passes on the answer to a question, and ends the question.
+    /// Forwards the response to a question, and ends the question.
     async fn conclude(
         &self,
         answer: Response<Incoming>,
@@ -372,7 +373,7 @@ impl Reader<'_> {
     ) -> Answered {
         let is_away = is_of_endpoint_away(answer.status());
         let taken = self.take(answer, &question).await;
-        // Now other readers can use the answer.
+        // Now other readers can use the response.
         drop(question);
         if let Some(first) = first {
             first.end(if taken.is_known || is_away { Ended::LookAgain } else { Ended::Apart });
@@ -380,7 +381,7 @@ impl Reader<'_> {
         taken.answered
     }
 
-    /// Passes on an answer, and keeps its head and bytes.
+    /// Forwards a response, and keeps its head and its bytes.
     async fn take(&self, answer: Response<Incoming>, question: &Question) -> Taken {
         let (shared, read) = (self.shared, &self.read);
         if answer.status() == StatusCode::NOT_FOUND {

@@ -93,13 +93,13 @@ async fn try_answer(
     ))
 }
 
-/// Returns the cached object if it is sufficient.
+/// Returns the cached object if it suffices for the read.
 async fn look_up(shared: &Shared, headers: &HeaderMap, read: &Read) -> Option<Ready> {
     let head = shared.knowledge.find_unverified(read)?;
     ready::ready(shared, headers, read, &head).await
 }
 
-/// Asks the endpoint for the bytes.
+/// Requests the bytes from the endpoint.
 async fn ask(
     shared: &Arc<Shared>,
     upstream: &Arc<Upstream>,
@@ -113,12 +113,12 @@ async fn ask(
         Err(failure) => return Err(asking::failed(failure, first)),
     };
     let taken = take(shared, read, answer, asked);
-    // Now other readers can use the answer.
+    // Now other readers can use the response.
     drop(first);
     Ok(taken)
 }
 
-/// Passes on an answer, and keeps its head and bytes.
+/// Forwards a response, and keeps its head and its bytes.
 fn take(
     shared: &Arc<Shared>,
     read: &Read,

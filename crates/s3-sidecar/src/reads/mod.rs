@@ -1,5 +1,5 @@
-//! The paths of a read from request to answer: the client's conditions, the content of memory, and
-//! questions to the endpoint. Sockets, and requests that change objects, do not belong here.
+//! The paths of a read from request to response: the client's conditions, the content of memory,
+//! and requests to the endpoint. Sockets, and requests that change objects, do not belong here.
 
 pub(crate) mod conditions;
 pub(crate) mod fresh;

@@ -1,4 +1,4 @@
-//! Answers of the endpoint on their way to the client.
+//! Responses of the endpoint that are being sent to the client.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use crate::memory::heads::BODY_BYTES_MAX;
 use crate::memory::writes::{Ending, Root};
 use crate::shared::Shared;
 
-/// Returns an answer of the endpoint for the client; its bytes go to `filling` as well.
+/// Returns a response of the endpoint for the client; its bytes go to `filling` as well.
 pub(crate) fn pass(
     shared: &Arc<Shared>,
     answer: Response<Incoming>,
@@ -28,25 +28,25 @@ pub(crate) fn pass(
     pass_with(shared, answer, filling, None)
 }
 
-/// Returns the endpoint's answer to a change. The change ends with the body, where S3 states
+/// Returns the endpoint's response to a change. The change ends with the body, where S3 states
 /// whether it has succeeded.
 pub(crate) fn pass_change(
     shared: &Arc<Shared>,
     answer: Response<Incoming>,
     ending: Ending,
 ) -> Response<Body> {
-    // A failing endpoint may make the change later.
+    // A failing endpoint may still make the change later.
     let ending = Some(ending).filter(|_| !answer.status().is_server_error());
     let is_success = answer.status().is_success();
     let ending = ending.map(|ending| Watched { ending, is_success, root: Root::default() });
     pass_with(shared, answer, None, ending)
 }
 
-/// The end of a change whose answer is on its way.
+/// The end of a change whose response is being sent.
 struct Watched {
     ending: Ending,
     is_success: bool,
-    /// The beginning of the answer: after status 200 it may still be an error.
+    /// The beginning of the response: after status 200 it may still be an error.
     root: Root,
 }
 
@@ -100,7 +100,7 @@ fn pass_with(
                     }
                 }
                 if body.is_end_stream() {
-                    // Nobody may poll for more.
+                    // It is possible that nothing polls the body again.
                     ending.take().into_iter().for_each(Watched::settle);
                 }
                 Some((Ok(frame.map_data(Data::Bytes)), Some((shared, body, filling, ending, lane))))
@@ -114,7 +114,7 @@ fn pass_with(
     Response::from_parts(head, streamed(frames))
 }
 
-/// Returns an answer of the endpoint for the client, and its body if that is short and complete.
+/// Returns a response of the endpoint for the client, and its body if that is short and complete.
 pub(crate) async fn collect(
     shared: &Arc<Shared>,
     answer: Response<Incoming>,
@@ -143,8 +143,8 @@ pub(crate) async fn collect(
     }
 }
 
-/// Reads the beginning of a body, slightly more than is kept at most. Returns whether that is all
-/// of it.
+/// Reads the beginning of a body, up to slightly more than the maximum that is kept. Returns
+/// whether this is the whole body.
 async fn begin(body: &mut Incoming) -> Result<(Bytes, bool), hyper::Error> {
     let mut bytes = BytesMut::new();
     while bytes.len() <= BODY_BYTES_MAX {

@@ -1,4 +1,4 @@
-//! The available bytes of a read's object, and the answers that are built from them here.
+//! The available bytes of a read's object, and the responses that are built from them.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -24,12 +24,12 @@ pub(crate) struct Ready {
     pub(crate) head: Arc<Head>,
     pub(crate) bytes: Range<u64>,
     pub(crate) is_part: bool,
-    /// `None` if another reader's stream will soon bring them, or if there are none.
+    /// The bytes, or `None` if another reader's stream will soon bring them, or if there are none.
     pub(crate) segments: Option<Segments>,
 }
 
-/// Returns the available bytes of an object if they suffice: the beginning, in memory or about to
-/// arrive.
+/// Returns the available bytes of an object if they suffice: the beginning of the read, in memory
+/// or about to arrive.
 pub(crate) async fn ready(
     shared: &Shared,
     headers: &HeaderMap,
@@ -56,7 +56,7 @@ pub(crate) async fn ready(
                 let rest = bytes.start + segments.len_bytes() as u64..bytes.end;
                 match here_or_coming(shared, &head, rest).await {
                     Whereabouts::Here(next) => segments.append(next),
-                    // A short read waits for all of it before the answer begins.
+                    // A short read waits for all of its bytes before the response begins.
                     Whereabouts::Coming(_) => break,
                     Whereabouts::Missing => return None,
                 }
@@ -90,15 +90,15 @@ impl Ready {
     }
 }
 
-/// The source of the headers of an answer with bytes of a remembered object.
+/// The source of the headers of a response with bytes of a remembered object.
 #[derive(Clone, Copy)]
 pub(crate) enum HeadersOf<'a> {
     /// The remembered head.
     Known,
-    /// The remembered head, and the answer's own headers.
+    /// The remembered head, and the headers of the endpoint's current response.
     With(&'a HeaderMap),
-    /// An answer that confirms the object: its headers, and those remembered ones that cannot have
-    /// changed.
+    /// A response that confirms the object: its own headers, and the remembered headers that cannot
+    /// have changed.
     Same(&'a HeaderMap),
 }
 
@@ -113,7 +113,7 @@ pub(crate) fn answer(
         HeadersOf::Known | HeadersOf::With(_) => head.headers.clone(),
         HeadersOf::Same(_) => head.settled_headers(),
     };
-    // They apply to the whole object, which a part may be as well.
+    // Checksums apply to the whole object, which a part may be as well.
     if is_part && *bytes != (0..head.size) {
         generation::remove_checksums(&mut headers);
     }
@@ -144,9 +144,9 @@ pub(crate) fn answer(
 pub(crate) enum Origin<'a> {
     /// The endpoint was asked this long ago.
     Memory(Duration),
-    /// The same, but the endpoint does not answer now.
+    /// The endpoint was asked this long ago, but does not respond now.
     Stale(Duration),
-    /// The endpoint has confirmed the object for this request, in an answer with these own headers.
+    /// The endpoint has confirmed the object for this request, in a response with these headers.
     Verified(&'a HeaderMap),
 }
 
@@ -188,11 +188,11 @@ pub(crate) fn whole(head: &Head, origin: Origin<'_>, body: Body) -> Response<Bod
     part(head, &(0..head.size), false, origin, body)
 }
 
-/// Headers of a 304 answer.
+/// Headers of a 304 response.
 static OF_NOT_MODIFIED: [HeaderName; 6] =
     [CACHE_CONTROL, CONTENT_LOCATION, ETAG, EXPIRES, LAST_MODIFIED, VARY];
 
-/// Returns the answer that the client's copy is current.
+/// Returns the response which states that the client's copy is current.
 pub(crate) fn not_modified(head: &Head, origin: Origin<'_>) -> Response<Body> {
     let mut response = Response::new(full(""));
     *response.status_mut() = StatusCode::NOT_MODIFIED;
@@ -205,13 +205,13 @@ pub(crate) fn not_modified(head: &Head, origin: Origin<'_>) -> Response<Body> {
     response
 }
 
-/// Returns the answer that the object is not the expected one.
+/// Returns the response which states that the object is not the expected one.
 pub(crate) fn precondition_failed() -> Response<Body> {
     let message = "At least one of the pre-conditions you specified did not hold";
     failure(StatusCode::PRECONDITION_FAILED, "PreconditionFailed", message)
 }
 
-/// Returns the answer that an object is missing.
+/// Returns the response which states that an object is missing.
 pub(crate) fn absent(answer: &Answer, method: &Method, age: Duration) -> Response<Body> {
     let body = answer.body.clone().filter(|_| *method != Method::HEAD).unwrap_or_default();
     let mut response = Response::new(full(body));

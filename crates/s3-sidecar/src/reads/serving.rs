@@ -25,12 +25,12 @@ use crate::memory::pieces::Pieces;
 use crate::reads::conditions::ask_for_rest;
 use crate::shared::Shared;
 
-/// The most bytes read from the cache at a time; they stay there until the client has received
-/// them.
+/// The maximum number of bytes read from the cache at a time. They stay in the cache until the
+/// client has received them.
 const STEP_BYTES: u64 = 256 << 10;
 
 /// The length in bytes up to which a read is answered from memory only if all of it is available.
-/// The object may change before the endpoint is asked for the rest, and an answer that has begun
+/// The object may change before the endpoint is asked for the rest, and a response that has begun
 /// could then only be aborted.
 pub(crate) const WHOLE_BYTES_MAX: u64 = 128 << 10;
 
@@ -44,7 +44,7 @@ pub(crate) struct Serving {
     left: Range<u64>,
     /// Bytes before `left` that have been read.
     ready: VecDeque<Data>,
-    /// Whether all of it must be read before the answer begins.
+    /// Whether the whole body must be read before the response begins.
     is_short: bool,
     rest: Option<Rest>,
 }
@@ -73,10 +73,11 @@ impl Serving {
         streamed(unfold(Some(self), |body| async move { body?.next().await }))
     }
 
-    /// Ensures that the first bytes are available; all of them if they are few.
+    /// Ensures that the first bytes are available, or all bytes of a short body.
     ///
     /// # Errors
-    /// If they are not available: the object has changed, or the endpoint does not answer.
+    /// If the bytes are not available, because the object has changed or the endpoint does not
+    /// respond.
     pub(crate) async fn prepare(&mut self) -> Result<(), BodyError> {
         while self.ready.is_empty() || self.is_short {
             match self.step().await? {
@@ -87,7 +88,7 @@ impl Serving {
         Ok(())
     }
 
-    /// Returns the next bytes; `None` at the end.
+    /// Returns the next bytes, or `None` at the end.
     async fn next(mut self) -> Option<(Result<Frame<Data>, BodyError>, Option<Self>)> {
         let data = match self.ready.pop_front() {
             Some(ready) => Ok(Some(ready)),
@@ -138,7 +139,7 @@ impl Serving {
         }
     }
 
-    /// Asks the endpoint for all remaining bytes.
+    /// Requests all remaining bytes from the endpoint.
     async fn ask(&self) -> Result<Rest, BodyError> {
         let mut request = self.request.clone();
         ask_for_rest(&mut request, &self.read, &self.head, &self.left);
@@ -158,7 +159,8 @@ impl Serving {
         Ok(Rest { body, filling, lane, skipped, left })
     }
 
-    /// Returns which bytes of the same object an answer has, if it has the remaining ones.
+    /// Returns the range of the same object's bytes that a response has, if the response has the
+    /// remaining bytes.
     fn bytes_of(&self, answer: &Response<Incoming>) -> Option<Range<u64>> {
         let headers = answer.headers();
         let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
@@ -175,8 +177,8 @@ impl Serving {
     }
 }
 
-/// Returns the beginning of these bytes of an object, as far as it is in the cache; `None` if none
-/// of it is.
+/// Returns the beginning of these bytes of an object, as far as it is in the cache, or `None` if
+/// the cache has none of it.
 pub(crate) async fn from_cache(pieces: &Pieces, head: &Head, bytes: Range<u64>) -> Option<Segments> {
     let (at, len) = (bytes.start, bytes.end.saturating_sub(bytes.start));
     let step = STEP_BYTES - at % STEP_BYTES;
@@ -190,11 +192,11 @@ pub(crate) async fn from_cache(pieces: &Pieces, head: &Head, bytes: Range<u64>) 
 
 /// The location of the first bytes of an object.
 pub(crate) enum Whereabouts {
-    /// In the cache: these.
+    /// The bytes are in the cache.
     Here(Segments),
-    /// In a stream that will soon bring them.
+    /// A stream will soon bring the bytes.
     Coming(Coming),
-    /// Neither.
+    /// The bytes are neither in the cache nor in a stream.
     Missing,
 }
 
@@ -215,9 +217,9 @@ struct Rest {
     body: Incoming,
     filling: Filling,
     lane: Option<Arc<Lane>>,
-    /// Bytes to skip because the client already has them.
+    /// The number of bytes to skip, because the client already has them.
     skipped: u64,
-    /// Bytes that the client still needs.
+    /// The number of bytes that the client still needs.
     left: u64,
 }
 
