@@ -1,4 +1,4 @@
-//! The bucket and the server, and the limits.
+//! The configuration of a store on S3: the bucket, the server, and the limits.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -9,11 +9,11 @@ use blocker::{Error, OBJECT_BYTES_MAX_DEFAULT, Result};
 use crate::format::content::SIZE_BYTES_MAX;
 use crate::format::layout::check_prefix;
 
-/// The minimum age of objects that a sweep removes: no writer waits longer between a blob and its
-/// head.
+/// The minimum age of objects that a sweep removes. No writer waits longer than this between
+/// putting a blob and putting its head.
 const SWEEP_AGE_MIN: Duration = Duration::from_secs(15 * 60);
-/// The longest time of a call, so that its requests have ended before a sweep looks: together with
-/// the longest attempt it is [`SWEEP_AGE_MIN`].
+/// The maximum time of a call. It is limited so that the call's requests have ended before a sweep
+/// looks: together with the longest attempt it is [`SWEEP_AGE_MIN`].
 const CALL_TIMEOUT_MAX: Duration = Duration::from_secs(10 * 60);
 const SWEEP_AGE_MAX: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 const SWEEP_INTERVAL_MIN: Duration = Duration::from_secs(60);
@@ -31,48 +31,50 @@ pub(crate) const COMPACTIONS_MAX: usize = 4;
 pub struct S3Config {
     /// The bucket.
     pub bucket: String,
-    /// The server's URL; `None`: AWS.
+    /// The server's URL, or `None` for AWS.
     pub endpoint: Option<String>,
-    /// The region; `None`: `AWS_REGION`, or `us-east-1`.
+    /// The region, or `None` for `AWS_REGION`, or else `us-east-1`.
     pub region: Option<String>,
-    /// The prefix of all keys; empty for none.
+    /// The prefix of all keys, or an empty string for no prefix.
     pub prefix: String,
     /// Whether the bucket is part of the host name instead of the path.
     pub virtual_host: bool,
-    /// Whether the endpoint may be without TLS.
+    /// Whether connections to the endpoint may be made without TLS.
     pub allow_http: bool,
     /// Whether requests are sent without a signature, for a bucket that anyone may change.
     pub anonymous: bool,
-    /// The file with the credentials, in the format of `~/.aws/credentials`; `None`: the
-    /// environment. It is read again when it has changed.
+    /// The file with the credentials, in the format of `~/.aws/credentials`, or `None` to use the
+    /// environment. The file is read again when it has changed.
     pub credentials_file: Option<PathBuf>,
-    /// The profile in that file.
+    /// The profile in the credentials file.
     pub profile: String,
-    /// PEM certificates of further authorities for the server's certificate, beside the system's.
+    /// A PEM file with additional authorities for the server's certificate, besides the system's
+    /// authorities.
     pub ca_file: Option<PathBuf>,
-    /// The largest object.
+    /// The maximum size of an object.
     pub object_bytes_max: u64,
-    /// How long to wait for a connection.
+    /// The maximum time to wait for a connection.
     pub connect_timeout: Duration,
-    /// The time without an answer after which an attempt fails.
+    /// The time without a response after which an attempt fails.
     pub request_timeout: Duration,
-    /// How often an idempotent request is retried.
+    /// The maximum number of retries of an idempotent request.
     pub retries: u32,
-    /// The longest time of a call, with all its requests, their retries, and waits in queues; for a
-    /// claim and a sweep, whose work grows with the number of objects, from one object to the next.
-    /// At least [`Self::request_timeout`], at most ten minutes.
+    /// The maximum time of a call, including all its requests, their retries, and waits in queues.
+    /// For a claim and a sweep, whose work grows with the number of objects, this is the maximum
+    /// time from one object to the next. At least [`Self::request_timeout`], at most ten minutes.
     pub call_timeout: Duration,
-    /// The most concurrent requests; others queue.
+    /// The maximum number of concurrent requests; further requests are queued.
     pub requests_in_flight_max: u32,
-    /// The most payload bytes of concurrent operations; others queue. A larger one runs alone.
+    /// The maximum number of payload bytes of concurrent operations; further operations are queued.
+    /// An operation with a larger payload runs alone.
     pub bytes_in_flight_max: u64,
-    /// The time between two sweeps, which remove the remains of unfinished changes; zero: never.
-    /// One of the programs that use a bucket sweeps.
+    /// The time between two sweeps, which remove what unfinished changes have left; zero disables
+    /// sweeps. If several programs use a bucket, only one of them sweeps at a time.
     pub sweep_interval: Duration,
-    /// The minimum age of remains to be removed.
+    /// The minimum age of leftover objects before a sweep removes them.
     pub sweep_age: Duration,
-    /// The memory for heads remembered between changes; each takes some hundred bytes, or up to 40
-    /// KiB if a small object lies in it.
+    /// The memory for heads that are remembered between changes. Each head takes a few hundred
+    /// bytes, or up to 40 KiB if a small object is stored in it.
     pub heads_bytes_max: u64,
 }
 
@@ -104,7 +106,7 @@ impl Default for S3Config {
 }
 
 impl S3Config {
-    /// The keys of the text form: name, value, meaning.
+    /// The keys of the text form, each with its name, value and meaning.
     pub const KEYS: &[(&str, &str, &str)] = &[
         ("endpoint", "URL", "the server; AWS without it"),
         ("region", "NAME", "the region; AWS_REGION or us-east-1 without it"),
@@ -137,7 +139,7 @@ impl S3Config {
         Self { bucket: bucket.into(), ..Self::default() }
     }
 
-    /// Checks what can be checked without a file or the server.
+    /// Checks everything that can be checked without a file or the server.
     ///
     /// # Errors
     /// [`Error::Invalid`], with the mistake and the valid values.
@@ -184,8 +186,8 @@ impl S3Config {
         if self.sweep_age < SWEEP_AGE_MIN || self.sweep_age > SWEEP_AGE_MAX {
             return wrong("sweep_age_secs must be 900 to 31536000");
         }
-        // A writer that has lost an answer queries the outcome of its change; until then no trace
-        // of it may be removed.
+        // A writer that has lost a response queries the outcome of its change. Until then, no trace
+        // of the change may be removed.
         let longest = (self.request_timeout + Duration::from_secs(5)) * (self.retries + 5) * 2;
         if self.sweep_age < longest {
             let text = format!(
@@ -206,7 +208,7 @@ impl S3Config {
 }
 
 impl S3Config {
-    /// Returns the most memory of a store for payloads and remembered heads.
+    /// Returns the maximum memory of a store for payloads and remembered heads.
     #[must_use]
     pub fn memory_bytes_max(&self) -> u64 {
         let compactions = (2 * COMPACTIONS_MAX as u64).saturating_mul(self.object_bytes_max);

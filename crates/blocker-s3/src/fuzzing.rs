@@ -1,4 +1,4 @@
-//! Functions for the fuzz target: decoders of a bucket's content, and of a server's answers. They
+//! Functions for the fuzz target: decoders of a bucket's content, and of a server's responses. They
 //! panic if an invariant is violated.
 
 use blocker::{Namespace, ObjectId};
@@ -86,7 +86,7 @@ fn key(bytes: &[u8], cuts: bool) {
     let _ = Layout::domain_of(&path);
 }
 
-/// The text of an error, as the client reports a server's answer.
+/// The text of an error, as the client reports a server's response.
 fn answer(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes).into_owned();
     let error = object_store::Error::Generic { store: "S3", source: text.into() };

@@ -3,7 +3,7 @@
 //! All promises about racing writers and fencing depend on two conditions of a put: `If-None-Match:
 //! *` and `If-Match`. Some servers accept such headers and ignore them; two writers would overwrite
 //! each other without an error, so these servers are refused. Some (radosgw before 17) compare the
-//! ETag as text with their own, which has no quotes, although the answer to a put has them: for
+//! ETag as text with their own, which has no quotes, although the response to a put has them: for
 //! those the quotes are removed. Reads depend on ranges, and claims on consistent listings. Nothing
 //! depends on conditions of removals, copies and multipart uploads, which more servers ignore.
 
@@ -16,10 +16,11 @@ use crate::object::{Core, Progress};
 use crate::random;
 use crate::server::requests::{Got, Put};
 
-/// How often a request of the probe, or for the edition, is tried if it gets no clear answer.
+/// The maximum number of attempts of a request of the probe, or for the edition, that gets no clear
+/// response.
 const TRIES: u32 = 4;
 
-/// The beginning of the probe object's body at the read.
+/// The beginning of the probe object's body when it is read.
 const FOURTH: &str = "fourth";
 
 fn unfit(what: &str, needed: &str) -> Error {
@@ -34,16 +35,17 @@ fn refuse(what: &str) -> Error {
 }
 
 impl Core {
-    /// Probes the conditions of puts.
+    /// Checks that the server honours conditional puts.
     ///
     /// # Errors
-    /// One line: `Unsupported` where a condition is ignored, `Denied` without rights or bucket,
-    /// `Retryable` if the server does not answer.
+    /// Each error has a one-line message: `Unsupported` if the server ignores a condition, `Denied`
+    /// if access is refused or the bucket does not exist, `Retryable` if the server does not
+    /// respond.
     pub(crate) async fn probe(&self) -> Result<()> {
         let mut last = Error::Retryable("the server does not answer".into());
         for retry in 0..TRIES {
-            // A new key each time: an attempt without an answer may still be applied to the
-            // previous one.
+            // A new key each time, because an attempt without a response may still be applied to
+            // the previous key.
             let nonce = random::number().max(1);
             let probed = self.probe_at(nonce).await;
             let removed = self.requests.delete(&self.layout.probe(nonce)).await;
@@ -57,7 +59,7 @@ impl Core {
         Err(last)
     }
 
-    /// Makes one attempt; `Retryable` if an answer left the outcome open.
+    /// Makes one attempt. Fails with `Retryable` if a response left the outcome open.
     async fn probe_at(&self, nonce: u64) -> Result<()> {
         let path = &self.layout.probe(nonce);
         let body = |text: String| Bytes::from(format!("{text} {:016x}", random::number()));
@@ -105,7 +107,7 @@ impl Core {
             return Err(refuse("refuses If-Match with the ETag that it has named itself"));
         };
         self.probe_reads(nonce).await?;
-        // The ETag of a get must be valid for a put as well, and a stale one must not.
+        // The ETag from a get must be valid for a put as well, and a stale ETag must not be.
         match requests.get(path, None, 4096).await? {
             Got::Found(_, Some(read)) if read.trim_matches('"') == etag.trim_matches('"') => {}
             _ => return Err(refuse("names another ETag to a get than to a put")),
@@ -119,8 +121,8 @@ impl Core {
             (Put::Done(_), Put::Done(_)) => {
                 Err(refuse("lets two puts with the same If-Match through at the same time"))
             }
-            // Some servers (radosgw 16) answer the losing put with an error. The loser's body must
-            // not be stored.
+            // Some servers (radosgw 16) respond to the losing put with an error. The loser's body
+            // must not be stored.
             (Put::Done(Some(won)), Put::Unknown(error)) | (Put::Unknown(error), Put::Done(Some(won))) => {
                 match requests.get(path, None, 4096).await? {
                     Got::Found(_, Some(read)) if read.trim_matches('"') == won.trim_matches('"') => Ok(()),
@@ -133,8 +135,8 @@ impl Core {
         }
     }
 
-    /// Probes a range, and the listing on which claims depend: an existing object must be listed at
-    /// once, after the key before it.
+    /// Probes a range read, and the listing on which claims depend: an existing object must be
+    /// listed immediately, after the key that precedes it.
     async fn probe_reads(&self, nonce: u64) -> Result<()> {
         let path = self.layout.probe(nonce);
         match self.requests.get_range(&path, 2..6).await {
@@ -156,7 +158,7 @@ impl Core {
     }
 }
 
-/// The largest body of an edition's object.
+/// The maximum size of the body of an edition's object.
 const BYTES_MAX: u64 = 256;
 /// The number of keys listed at once.
 const KEYS_AT_ONCE: usize = 1000;
@@ -182,7 +184,7 @@ pub(crate) enum Edition {
 
 impl Edition {
     /// Returns the body of the object that states the edition: a word, a number, and a text for
-    /// people.
+    /// users.
     fn body(self) -> &'static str {
         match self {
             Self::Whole => "layout 1 of blocker-s3: names are never cut\n",
@@ -190,8 +192,8 @@ impl Edition {
         }
     }
 
-    /// Returns the edition that a body states, or its number if this program does not know it;
-    /// `None` if it states none.
+    /// Returns the edition that a body states, or the edition's number if this program does not
+    /// know it. Returns `None` if the body states no edition.
     pub(crate) fn decode(body: &[u8]) -> Option<std::result::Result<Self, u32>> {
         let text = std::str::from_utf8(body).ok()?;
         match text.strip_prefix("layout ")?.split(' ').next()?.parse().ok()? {
@@ -203,11 +205,12 @@ impl Edition {
 }
 
 impl Core {
-    /// Determines the bucket's edition, and sets one if it has none.
+    /// Determines the bucket's edition, and sets one if the bucket has none.
     ///
     /// # Errors
-    /// One line: `Unsupported` if the edition is from a later program and unknown here, `Corrupt`
-    /// if the object states none; those of reads and changes.
+    /// Each error has a one-line message: `Unsupported` if the edition is from a later program and
+    /// unknown here, `Corrupt` if the object states no edition; also the errors of reads and
+    /// changes.
     pub(crate) async fn resolve_edition(&self, progress: &Progress) -> Result<()> {
         let path = self.layout.edition();
         let mut last = Error::Retryable("too many concurrent changes to the layout's edition".into());
@@ -250,8 +253,8 @@ impl Core {
         Err(last)
     }
 
-    /// Returns the edition that the keys of heads follow: a cut key shows it, even if the object
-    /// that states it was removed.
+    /// Returns the edition that the keys of heads follow. A cut key shows the edition even if the
+    /// object that states it was removed.
     async fn edition_of_heads(&self, progress: &Progress) -> Result<Edition> {
         let (under, mut is_used, mut after) = (self.layout.all_heads(), false, None);
         loop {

@@ -1,5 +1,5 @@
-//! `impl Blocker` and `impl Control` for the store: each call is checked against its deadline and passed to
-//! the module that implements it.
+//! `impl Blocker` and `impl Control` for the store. Each call is checked against its deadline and
+//! passed to the module that implements it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -23,9 +23,9 @@ use crate::server::requests::{Limits, Requests, Spawn};
 use crate::sweep;
 use crate::sweep::{SweepOptions, Swept};
 
-/// The longest page of a listing.
+/// The maximum length of a page of a listing.
 const LIST_ENTRIES_MAX: u32 = 10_000;
-/// The most runs of one change.
+/// The maximum number of runs of one change.
 const RUNS_MAX: u32 = 128;
 /// The number of threads that send requests.
 const THREADS: usize = 2;
@@ -37,7 +37,7 @@ const THREADS: usize = 2;
 /// change is decided by the server.
 pub struct S3Store {
     pub(crate) core: Arc<Core>,
-    /// The runtime of requests; `None` if they run in the caller's poll.
+    /// The runtime of requests, or `None` if requests run in the caller's poll.
     runtime: Option<tokio::runtime::Runtime>,
 }
 
@@ -48,13 +48,13 @@ impl fmt::Debug for S3Store {
 }
 
 impl S3Store {
-    /// Opens the store on the configured server and probes the server's features. Blocks at most
+    /// Opens the store on the configured server, and probes the server's features. Blocks at most
     /// for the configured time of a call.
     ///
     /// # Errors
-    /// One line that names what is missing: `Invalid` for a wrong configuration, `Unsupported` for
-    /// a server that ignores conditions of puts, `Denied` without bucket or rights, `Retryable` if
-    /// the server does not answer.
+    /// Each error has a one-line message that names what is missing: `Invalid` for a wrong
+    /// configuration, `Unsupported` for a server that ignores conditional puts, `Denied` if access
+    /// is refused or the bucket does not exist, `Retryable` if the server does not respond.
     pub fn open(config: &S3Config) -> Result<Self> {
         Self::open_with(config, Arc::new(SystemClock))
     }
@@ -62,7 +62,7 @@ impl S3Store {
     /// Opens a store as [`Self::open`] does, with deadlines on `clock`.
     ///
     /// # Errors
-    /// As [`Self::open`].
+    /// The errors of [`Self::open`].
     pub fn open_with(config: &S3Config, clock: Arc<dyn Clock>) -> Result<Self> {
         config.check()?;
         let connector = Connector::new(config)?;
@@ -92,13 +92,13 @@ impl S3Store {
     }
 
     /// Opens a store over any implementation of [`ObjectStore`] that needs no runtime, such as
-    /// [`object_store::memory::InMemory`]: requests run in the caller's poll. The configured bucket
-    /// and server are ignored. Probes the store's features; blocks.
+    /// [`object_store::memory::InMemory`]; requests run in the caller's poll. The configured bucket
+    /// and server are ignored. Probes the store's features, and blocks meanwhile.
     ///
     /// # Errors
-    /// One line that names what is missing: `Invalid` for a wrong configuration, `Unsupported` for
-    /// a store that ignores conditions of puts, `Denied` without rights, `Retryable` if it does not
-    /// answer.
+    /// Each error has a one-line message that names what is missing: `Invalid` for a wrong
+    /// configuration, `Unsupported` for a store that ignores conditional puts, `Denied` if access
+    /// is refused, `Retryable` if the store does not respond.
     pub fn open_over(config: &S3Config, store: Arc<dyn ObjectStore>, clock: Arc<dyn Clock>) -> Result<Self> {
         config.check()?;
         Self::start(config, store, Spawn::Inline, clock, (None, None))
@@ -156,7 +156,7 @@ impl S3Store {
     /// after each page of a listing and each object.
     ///
     /// # Errors
-    /// As [`Self::sweep`].
+    /// The errors of [`Self::sweep`].
     pub fn sweep_with(
         &self,
         options: SweepOptions,
@@ -169,17 +169,17 @@ impl S3Store {
         })
     }
 
-    /// Closes the store: waits until unused blobs have been removed, at most `timeout`. A sweep
-    /// removes the rest. Without this call removals in progress when the store is dropped may be
-    /// left to a sweep. Blocks.
+    /// Closes the store: waits until unused blobs have been removed, but at most for `timeout`, and
+    /// blocks meanwhile. A sweep removes the rest. If the store is dropped without this call,
+    /// removals in progress may be left to a sweep.
     pub fn close(&self, timeout: Duration) {
         executor::block_on(Box::pin(self.core.requests.removed(timeout)));
     }
 }
 
 impl Drop for S3Store {
-    /// Does not wait for requests in flight, since a runtime must not block when it is dropped
-    /// within another one.
+    /// Does not wait for requests in flight, because a runtime must not block when it is dropped
+    /// within another runtime.
     fn drop(&mut self) {
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
@@ -258,14 +258,15 @@ impl Blocker for S3Store {
         let progress = Progress::default();
         let watched = progress.clone();
         bounded(&self.core, &call, watched, None, async move {
-            // From its first step on it may have had an effect.
+            // From its first step on, the call may have had an effect.
             progress.set_begun(true);
             core.claim(request, &progress).await
         })
     }
 
     fn invalidate(&self, request: InvalidateRequest) -> Reply<InvalidateReply> {
-        // Every change compares remembered heads, and every read revalidates them.
+        // Only the memory of heads has to be dropped: every change compares remembered heads, and
+        // every read revalidates them.
         self.core.heads.forget_all();
         self.core.events.publish(&Event::Changed(request.scope));
         Reply::ok(InvalidateReply::new(0))

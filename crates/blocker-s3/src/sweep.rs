@@ -2,10 +2,10 @@
 //! and leftovers of probes.
 //!
 //! # Blobs
-//! A blob is orphaned if a writer died between the blob and its head, if the answer to the put of a
-//! head was lost, or if the removal of old blobs was left to a sweep. A blob younger than the given
-//! age may still be waiting for its head: a writer abandons a blob after 15 minutes. The head of an
-//! object with old orphans is first replaced by the same head with another nonce, so that no
+//! A blob is orphaned if a writer died between the blob and its head, if the response to the put of
+//! a head was lost, or if the removal of old blobs was left to a sweep. A blob younger than the
+//! given age may still be waiting for its head: a writer abandons a blob after 15 minutes. The head
+//! of an object with old orphans is first replaced by the same head with another nonce, so that no
 //! earlier put of a head can still be applied; after that no head will ever name blobs that the new
 //! head does not name.
 //!
@@ -53,18 +53,19 @@ use crate::random;
 use crate::server::client::RemoveIf;
 use crate::server::requests::Put;
 
-/// The number of blobs in one listing; orphans among them are removed before the next.
+/// The number of blobs in one listing. The orphans among these blobs are removed before the next
+/// listing.
 const BLOBS_PER_LIST: usize = 1000;
 
 /// The options of a sweep.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct SweepOptions {
-    /// The minimum age of objects to be removed, by the server's clock. 15 minutes is the minimum
-    /// beside other writers.
+    /// The minimum age of objects to be removed, by the server's clock. If there are other writers,
+    /// the age must be at least 15 minutes.
     pub age: Duration,
-    /// Whether to only count objects to be removed. A small object that shows the server's time is
-    /// put and removed nevertheless.
+    /// Whether to count objects without removing them. A small object that shows the server's time
+    /// is put and removed even then.
     pub dry_run: bool,
 }
 
@@ -75,7 +76,7 @@ impl SweepOptions {
         Self { age, dry_run: false }
     }
 
-    /// Sets whether to only count objects to be removed.
+    /// Sets whether to count objects without removing them.
     #[must_use]
     pub fn dry_run(mut self, dry_run: bool) -> Self {
         self.dry_run = dry_run;
@@ -93,16 +94,17 @@ pub struct Swept {
     pub removed: u64,
     /// The bytes of the removed orphans.
     pub removed_bytes: u64,
-    /// The number of heads seen, of existing and deleted objects; 0 if none can be removed.
+    /// The number of heads seen, both of existing and of deleted objects; 0 if no heads can be
+    /// removed.
     pub heads: u64,
     /// The number of heads of deleted objects removed.
     pub forgotten: u64,
-    /// The number of heads of deleted objects that are old enough, but on which something depends:
-    /// a stamp, a fence or a claim that is still in force.
+    /// The number of heads of deleted objects that are old enough, but that something depends on: a
+    /// stamp, a fence or a claim that is still in force.
     pub kept: u64,
     /// Whether the server supports conditional removals. If not, heads of deleted objects stay.
     pub can_forget: bool,
-    /// The number of small objects of interrupted probes removed.
+    /// The number of small objects of interrupted probes that were removed.
     pub probes: u64,
 }
 
@@ -118,7 +120,8 @@ pub(crate) struct Sweep<'a> {
 }
 
 impl Core {
-    /// Removes unnamed objects of the age in the options. `watch` is called with the counts so far.
+    /// Removes objects that no head names and that have the age in the options. `watch` is called
+    /// with the counts so far.
     pub(crate) async fn sweep(
         &self,
         options: SweepOptions,
@@ -196,7 +199,7 @@ impl Sweep<'_> {
         if let Some(base) = seen.as_ref().filter(|_| !self.dry_run) {
             match core.swap(object, base, base.head.next()).await {
                 Swap::Done(_) => {}
-                // The object is in use: the next sweep is soon enough.
+                // The object is in use, so it is left to the next sweep.
                 Swap::Lost => return Ok(()),
                 Swap::Failed(error) => return Err(error),
                 Swap::Unknown(error) => return Err(Error::Retryable(error.to_string().into())),
@@ -237,7 +240,8 @@ impl Sweep<'_> {
 
 // ---- heads of deleted objects
 
-/// The largest ghost without order domains; heads of objects with much content are larger.
+/// The maximum size of a ghost without order domains. Heads of objects with much content are
+/// larger.
 const GHOST_BYTES_MAX: u64 = 512;
 /// An ETag that the probe's object does not have.
 const WRONG_ETAG: &str = "\"00000000000000000000000000000000\"";
@@ -298,7 +302,7 @@ impl Sweep<'_> {
 
 /// The kind of a head.
 enum Ghost {
-    /// The head of an object, or removed or replaced meanwhile.
+    /// The head of an object, or a ghost that was removed or replaced in the meantime.
     None,
     /// A ghost on which something depends.
     Kept,
@@ -338,7 +342,7 @@ impl Core {
         let body = bytes::Bytes::from_static(b"a probe of removals");
         self.requests.put_blob(&path, body).await?;
         let etag = self.requests.meta(&path).await?.e_tag.unwrap_or_default();
-        // A refusal of another kind is an answer as well: such a server does not support
+        // A refusal for another reason also counts as a response: such a server does not support
         // conditions.
         let is_ignored = remover.remove_if(&path, WRONG_ETAG).await.unwrap_or(true);
         let is_there = self.requests.meta_if_there(&path).await?.is_some();
@@ -358,14 +362,14 @@ fn may_go(head: &Head, scopes: Scopes) -> bool {
 
 // ---- sweeps in the background
 
-/// The longest time between two checks whether a sweep is due.
+/// The maximum time between two checks of whether a sweep is due.
 const CHECK_EVERY_MAX: Duration = Duration::from_secs(60 * 60);
 
 /// Sweeps from time to time until the store is closed.
 pub(crate) async fn run(core: Weak<Core>, interval: Duration, age: Duration) {
     let longest = interval.min(CHECK_EVERY_MAX);
     loop {
-        // At a random moment, because several programs may start together.
+        // At a random moment, because several programs may start at the same time.
         tokio::time::sleep(longest.mul_f64(random::part())).await;
         let Some(core) = core.upgrade() else { return };
         let stats = Arc::clone(&core.requests.stats);
@@ -376,14 +380,14 @@ pub(crate) async fn run(core: Weak<Core>, interval: Duration, age: Duration) {
         };
         match swept {
             Ok(_) => stats.sweeps.increment(),
-            // The next sweep completes it.
+            // The next sweep completes the work of this one.
             Err(_) => stats.sweeps_failed.increment(),
         };
     }
 }
 
 impl Core {
-    /// Returns whether a sweep is due, and this program is the one to do it.
+    /// Returns whether a sweep is due and this program is the one to run it.
     pub(crate) async fn begin_sweep(&self, interval: Duration) -> Result<bool> {
         let path = self.layout.last_sweep();
         let body = Bytes::from(format!("a sweep began {:032x}", random::unique()));

@@ -1,4 +1,4 @@
-//! Appending: free space, the filling batch and its memory, and holds of positions.
+//! Appending: free space, the batch that is being filled and its memory, and holds of positions.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,16 +15,16 @@ use crate::shared::{Shared, State};
 /// A record that was appended.
 #[derive(Debug)]
 pub struct Appended {
-    /// The record's position.
+    /// The position of the record.
     pub position: Position,
-    /// Keeps the record's segment. Keep it until the record's data are stored; drop it earlier if
-    /// an older hold of the same object covers all its data.
+    /// Keeps the record's segment. Keep the hold until the record's data are stored; drop it
+    /// earlier if an older hold of the same object covers all of the record's data.
     pub hold: Hold,
 }
 
-/// Reserved space: appends within it are not refused as full.
+/// Reserved space. Appends within the reservation are not refused as full.
 ///
-/// Dropping the reservation frees the rest.
+/// Dropping the reservation frees the unused space.
 pub struct Reservation {
     shared: Arc<Shared>,
     left_bytes: u64,
@@ -34,7 +34,7 @@ impl Reservation {
     /// Appends a record in the reserved space.
     ///
     /// # Errors
-    /// `TooLarge` if the reservation does not cover the record or the record is over the limits,
+    /// `TooLarge` if the reservation does not cover the record or the record exceeds the limits,
     /// `Failed` if the disk has failed since, `Closed`. `Full` only if the journal has failed and
     /// restarted since, so that segments are missing.
     pub fn append(&mut self, record: &Record<'_>) -> Result<Appended, AppendError> {
@@ -42,7 +42,7 @@ impl Reservation {
         shared.append(record, Some(&mut self.left_bytes), 0)
     }
 
-    /// Returns the remaining bytes.
+    /// Returns the number of reserved bytes that are left.
     pub fn left_bytes(&self) -> u64 {
         self.left_bytes
     }
@@ -69,7 +69,7 @@ fn cost(payload_bytes: u64) -> u64 {
 }
 
 impl State {
-    /// Checks that there is space beside reservations, and `leave` bytes more.
+    /// Checks that there is space in addition to reservations, and that `leave` more bytes remain.
     fn check_room(&mut self, cost: u64, leave: u64, unsynced_bytes_max: u64) -> Result<(), AppendError> {
         let needed = self.reserved_bytes.saturating_add(cost).saturating_add(leave);
         let refusal = if self.available_bytes() < needed {
@@ -151,7 +151,8 @@ impl Shared {
         Ok(Appended { position, hold: Hold::new(Arc::clone(self), holds, position) })
     }
 
-    /// Ensures that the filling batch has space for a record. Returns false if the log has none.
+    /// Ensures that the filling batch has space for a record. Returns false if the log has no
+    /// space.
     fn place(&self, state: &mut State, measured: &Measured) -> bool {
         let segment_bytes = state.table.segment_bytes;
         if let (Some(batch), Some(segment)) = (&state.filling, state.table.current()) {
@@ -184,7 +185,7 @@ pub(crate) struct Buffers {
     payload: AlignedBuffer,
 }
 
-/// Records that will become durable together.
+/// A batch: records that will become durable together.
 #[derive(Debug)]
 pub(crate) struct Batch {
     buffers: Buffers,
@@ -192,11 +193,11 @@ pub(crate) struct Batch {
     pub(crate) segment: u32,
     pub(crate) first_position: u64,
     pub(crate) count: u32,
-    /// The length of the records, which wait for the disk.
+    /// The total length of the records, which wait for the disk.
     pub(crate) unsynced_bytes: u64,
 }
 
-/// A record, measured and checksummed before the journal is locked.
+/// A record whose length and checksum were computed before the journal was locked.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Measured {
     pub(crate) heads_bytes: u64,
@@ -249,8 +250,8 @@ impl Batch {
         bytes
     }
 
-    /// Writes the header, pads, and returns the check. `header` needs numbers that only the commit
-    /// knows.
+    /// Completes the batch: writes the header and the padding, and returns the check. `header`
+    /// contains numbers that only the commit knows.
     pub(crate) fn finish(&mut self, salt: u32, mut header: BatchHeader) -> u32 {
         header.count = self.count;
         header.heads_bytes = self.heads_bytes() as u32;
@@ -268,7 +269,8 @@ impl Batch {
         check
     }
 
-    /// Returns the parts to write, each a multiple of 4 KiB. Only after [`finish`](Self::finish).
+    /// Returns the parts to write, each a multiple of 4 KiB. Call this only after
+    /// [`finish`](Self::finish).
     pub(crate) fn parts(&self) -> [&[u8]; 2] {
         [self.buffers.heads.as_slice(), self.buffers.payload.as_slice()]
     }
@@ -278,9 +280,9 @@ impl Batch {
     }
 }
 
-/// Keeps the segment of a position, and all later ones, until the hold is dropped.
+/// Keeps the segment of a position, and all later segments, until the hold is dropped.
 ///
-/// Taking and dropping a hold takes constant time. The drop never waits for the disk.
+/// Taking and dropping a hold takes constant time. Dropping a hold never waits for the disk.
 pub struct Hold {
     shared: Arc<Shared>,
     count: Arc<AtomicU64>,
@@ -288,7 +290,7 @@ pub struct Hold {
 }
 
 impl Hold {
-    /// The caller has already incremented the count.
+    /// Returns a hold. The caller has already incremented the count.
     pub(crate) fn new(shared: Arc<Shared>, count: Arc<AtomicU64>, position: Position) -> Self {
         Self { shared, count, position }
     }
@@ -314,7 +316,7 @@ impl Drop for Hold {
 }
 
 impl Shared {
-    /// Takes a hold of a position; `None` if the position is not in a live segment.
+    /// Takes a hold of a position, or returns `None` if the position is not in a live segment.
     pub(crate) fn hold(self: &Arc<Self>, position: Position) -> Option<Hold> {
         let state = self.state.lock();
         if position.0 >= state.next_position {
@@ -353,12 +355,13 @@ impl AlignedBuffer {
         self.bytes.resize(self.bytes.len() + count, 0);
     }
 
-    /// Extends with zeros to a multiple of 4 KiB.
+    /// Appends zeros up to a multiple of 4 KiB.
     pub(crate) fn pad(&mut self) {
         self.extend_zeros(self.len().next_multiple_of(BLOCK_BYTES) - self.len());
     }
 
-    /// The vector never reallocates by itself, because its address would not stay aligned.
+    /// Makes room for more bytes. The vector must never reallocate on its own, because its address
+    /// would not stay aligned.
     fn make_room(&mut self, more: usize) {
         if self.bytes.capacity() - self.bytes.len() >= more && self.bytes.capacity() > 0 {
             return;

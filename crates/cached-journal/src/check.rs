@@ -1,4 +1,4 @@
-//! Arbitrary bytes as damage to a journal, for tests and the fuzz target.
+//! Treats arbitrary bytes as damage to a journal, for tests and the fuzz target.
 
 use crate::disk::simulated::SimulatedDisk;
 use crate::format::{BLOCK_BYTES, BatchHeader, SEGMENT_DATA_AT, SegmentHeader, Superblock, checksum, salt};
@@ -7,12 +7,12 @@ use crate::{Environment, Journal, JournalConfig, tools};
 const SEGMENT_BYTES: u64 = 64 * 1024;
 const JOURNAL: u64 = 1;
 
-/// Opens, inspects, verifies and exports a journal made of `bytes`; any outcome except a panic is
-/// right.
+/// Opens, inspects, verifies and exports a journal made of `bytes`. Any outcome except a panic is
+/// correct.
 ///
-/// The first byte selects what the others are: the superblock, a segment's header, or batches. Its
-/// bits select which magic numbers and checksums are corrected, since random bytes never match
-/// them.
+/// The first byte selects the kind of the other bytes: the superblock, a segment's header, or
+/// batches. Its bits select which magic numbers and checksums are corrected, because random bytes
+/// never match them.
 ///
 /// # Panics
 /// If a returned record could not have been stored.
@@ -70,7 +70,7 @@ pub fn any_bytes(bytes: &[u8]) {
     }
 }
 
-/// Writes bytes over a block; with `mend`, keeps the magic number and recomputes the checksum.
+/// Writes bytes over a block. With `mend`, the magic number is kept and the checksum is recomputed.
 fn put(block: &mut [u8], bytes: &[u8], mend: Option<(usize, usize)>) {
     let start = mend.map_or(0, |(magic, _)| magic);
     let len = bytes.len().min(block.len() - start);

@@ -1,10 +1,10 @@
-//! Making batches durable: one at a time, each by one write and one sync.
+//! Makes batches durable: one at a time, each by one write and one sync.
 //!
 //! Writers that wait for each record before they append the next one return just after a commit. A
-//! commit that begins at once includes only the first of them, and the others wait for two syncs:
-//! the writers split into a small and a large group that alternate. So the commit thread waits
-//! briefly for the woken writers, which brings them into one batch. If the wait was in vain, some
-//! commits go without it.
+//! commit that begins immediately includes only the first of these writers, and the others wait for
+//! two syncs: the writers split into a small and a large group that alternate. So the commit thread
+//! waits briefly for the writers that it has woken, which brings them into one batch. If the wait
+//! was in vain, some commits skip it.
 
 use std::sync::Arc;
 use std::task::Waker;
@@ -20,7 +20,7 @@ use crate::format::{BLOCK_BYTES, BatchHeader, SEGMENT_DATA_AT, SegmentHeader, sa
 use crate::segments::segment_name;
 use crate::shared::{Committing, Phase, RETRY_AFTER, Shared, State};
 
-/// The place of a header to write.
+/// The place where a header is to be written.
 struct Place {
     index: u32,
     file: Arc<dyn DiskFile>,
@@ -28,7 +28,8 @@ struct Place {
 }
 
 impl Shared {
-    /// Commits the next batch, or tries to restart after a failure. Returns whether there was work.
+    /// Commits the next batch, or tries to restart after a failure. Returns whether there was
+    /// anything to do.
     pub(crate) fn commit_next(&self) -> bool {
         let mut committer = self.committer.lock();
         let mut state = self.state.lock();
@@ -47,8 +48,8 @@ impl Shared {
         true
     }
 
-    /// Writes an empty batch, behind which damage to the last records cannot be taken for a torn
-    /// write. Also makes the tail durable.
+    /// Writes an empty batch. With this batch behind them, damage to the last records cannot be
+    /// mistaken for a torn write. The batch also makes the tail durable.
     pub(crate) fn commit_empty(&self) {
         let mut committer = self.committer.lock();
         let mut state = self.state.lock();
@@ -93,7 +94,7 @@ impl Shared {
             }
             state = self.state.lock();
             if state.committing.is_none() {
-                // The batch was abandoned: later answers of the disk about it are ignored.
+                // The batch was abandoned, so a later response of the disk for it is ignored.
                 committer.last_life = last_life;
                 return state.keep_buffers(batch);
             }
@@ -160,7 +161,7 @@ impl Shared {
         self.unlock(state, None);
     }
 
-    /// Removes a batch from those that wait for the disk.
+    /// Removes a batch from the batches that wait for the disk.
     fn forget(&self, state: &mut State, batch: Batch) {
         state.unsynced_bytes = state.unsynced_bytes.saturating_sub(batch.unsynced_bytes);
         state.keep_buffers(batch);
@@ -203,8 +204,8 @@ impl Shared {
 
     /// Abandons all records that are not durable, and the failed segment.
     ///
-    /// A failed sync is not repeated: the kernel reports an error once, and forgets the bytes that
-    /// it could not write.
+    /// A failed sync is not retried: the kernel reports an error only once, and forgets the bytes
+    /// that it could not write.
     fn fail(&self, mut state: MutexGuard<'_, State>, batch: Batch, error: DiskError) {
         state.keep_buffers(batch);
         // Abandoned records have already failed.
@@ -213,9 +214,9 @@ impl Shared {
         }
     }
 
-    /// Fails like [`fail`](Self::fail) if the disk has not answered for too long. Returns whether
-    /// it has not. It may still answer: the commit thread then finds that its batch was abandoned,
-    /// and restarts the journal.
+    /// Fails as [`fail`](Self::fail) does if the disk has not responded for too long. Returns
+    /// whether that is so. The disk may still respond: the commit thread then finds that its batch
+    /// was abandoned, and restarts the journal.
     pub(crate) fn give_up_late(&self) -> bool {
         let mut state = self.state.lock();
         let is_late = |it: &mut Committing| self.clock.now() >= it.begun + self.commit_timeout;
@@ -280,15 +281,15 @@ impl Shared {
                 self.unlock(state, Some(Event::Restarted));
             }
             Err(error) => {
-                // Next time another one is tried first.
+                // Next time, a different segment is tried first.
                 state.table.free.push_back(segment);
                 self.report_failed_restart(state, error);
             }
         }
     }
 
-    /// The thread that watches the commits: abandons those that take too long, until the journal
-    /// has closed.
+    /// The thread that watches the commits. It abandons commits that take too long, until the
+    /// journal has closed.
     pub(crate) fn run_watch(&self) {
         loop {
             self.give_up_late();
@@ -326,8 +327,8 @@ impl Shared {
         let Some(wanted) = committer.gather.wanted(state.filling_records()) else { return };
         let deadline = Instant::now() + wanted.time;
         state.wake_at_records = wanted.records;
-        // Woken by the append that reaches the number or closes the batch, and when the journal
-        // closes.
+        // The thread is woken by the append that reaches this number or closes the batch, and when
+        // the journal closes.
         while state.wake_at_records != 0 && !state.is_closing {
             if self.work.wait_until(&mut state, deadline).timed_out() {
                 break;
@@ -367,7 +368,7 @@ impl Shared {
 
 const _: () = assert!(SEGMENT_DATA_AT as usize == 2 * BLOCK_BYTES);
 
-/// The end of the durable log, which only one thread at a time extends.
+/// The end of the durable log. Only one thread at a time extends the log.
 #[derive(Debug, Default)]
 pub(crate) struct Committer {
     /// The number of the next batch.
@@ -380,11 +381,11 @@ pub(crate) struct Committer {
     pub(crate) gather: Gather,
 }
 
-/// A wait takes at most this part of a commit's time.
+/// A wait takes at most this fraction of a commit's time.
 const PART: u32 = 4;
-/// The longest wait, however slow the disk.
+/// The maximum wait, however slow the disk is.
 const WAIT_MAX: Duration = Duration::from_millis(2);
-/// The most commits without a wait after waits in vain.
+/// The maximum number of commits that skip the wait after waits in vain.
 const SKIPS_MAX: u32 = 64;
 
 /// Statistics of the last commits.
@@ -392,40 +393,41 @@ const SKIPS_MAX: u32 = 64;
 pub(crate) struct Gather {
     /// The number of records of the last commit.
     woken: u32,
-    /// The number of records that waited for the next commit when the last one completed.
+    /// The number of records that were waiting for the next commit when the last commit completed.
     waiting: u32,
-    /// The moving average of a commit's time.
+    /// The moving average of the time that a commit takes.
     commit_time: Duration,
-    /// The remaining commits without a wait.
+    /// The number of further commits that skip the wait.
     skips: u32,
-    /// The number of commits to skip after the next wait in vain.
+    /// The number of commits that skip the wait after the next wait in vain.
     next_skips: u32,
 }
 
-/// The end of a wait.
+/// The condition that ends a wait.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Wanted {
-    /// The number of records in the batch that ends the wait.
+    /// The wait ends when the batch has this number of records.
     pub(crate) records: u32,
-    /// The number of them that are not from woken writers.
+    /// The number of these records that are not from woken writers.
     waiting: u32,
-    /// The longest time to wait.
+    /// The maximum time to wait.
     pub(crate) time: Duration,
 }
 
 impl Gather {
-    /// Notes a commit that took `took`: the writers of its `woken` records are woken now, while
-    /// `waiting` others wait for the next.
+    /// Records that a commit has taken `took`. The writers of its `woken` records are woken now,
+    /// while `waiting` other records wait for the next commit.
     pub(crate) fn committed(&mut self, woken: u32, waiting: u32, took: Duration) {
         (self.woken, self.waiting) = (woken, waiting);
         self.commit_time = if self.commit_time.is_zero() { took } else { (self.commit_time * 7 + took) / 8 };
     }
 
-    /// Returns what the next commit, with `present` records, waits for, if it should wait.
+    /// Returns the condition for which the next commit, with `present` records, should wait, or
+    /// `None` if it should not wait.
     pub(crate) fn wanted(&mut self, present: u32) -> Option<Wanted> {
         let (woken, waiting) = (std::mem::take(&mut self.woken), self.waiting);
         let records = woken.saturating_add(waiting);
-        // A single writer's next record wakes the sleeping thread.
+        // The next record of a single writer wakes the sleeping thread anyway.
         if woken == 0 || records <= 1 {
             return None;
         }
@@ -441,11 +443,11 @@ impl Gather {
         Some(Wanted { records, waiting, time })
     }
 
-    /// Notes the end of a wait: with `records` records in the batch.
+    /// Records the end of a wait, with `records` records in the batch.
     pub(crate) fn waited(&mut self, wanted: Wanted, records: u32) {
         let came = records.saturating_sub(wanted.waiting);
         let woken = wanted.records - wanted.waiting;
-        // Half of the woken writers justify the wait.
+        // The wait was worthwhile if half of the woken writers have come.
         if came >= woken.div_ceil(2) {
             self.next_skips = 0;
         } else {

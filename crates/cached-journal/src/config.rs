@@ -1,5 +1,5 @@
-//! A journal's environment: its configuration by an operator; a disk, a clock and an event handler
-//! by its caller.
+//! A journal's environment: the configuration, which an operator chooses, and the disk, the clock
+//! and the event handler, which the caller provides.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -9,36 +9,37 @@ use std::time::{Duration, Instant};
 use crate::disk::Disk;
 use crate::format::{BLOCK_BYTES, SEGMENT_DATA_AT, record_payload_max};
 
-/// The smallest segment, in bytes.
+/// The minimum size of a segment, in bytes.
 pub const SEGMENT_BYTES_MIN: u64 = 1 << 20;
-/// The largest segment, in bytes.
+/// The maximum size of a segment, in bytes.
 pub const SEGMENT_BYTES_MAX: u64 = 1 << 30;
-/// The fewest segments that work: one that fills, one that is emptied, one that is ready.
+/// The minimum number of segments: one that is being filled, one that is being emptied, and one
+/// that is ready.
 pub const SEGMENTS_MIN: u64 = 3;
 
 /// The configuration of a journal.
 #[derive(Clone, Debug)]
 pub struct JournalConfig {
-    /// The journal's own directory.
+    /// The directory, which only the journal uses.
     pub directory: PathBuf,
-    /// Whether a missing journal is created, and its directory if that is missing; the directory's
-    /// parent must exist. Default: yes. Without it an empty directory is refused: its disk may not
+    /// Whether to create a missing journal, and its directory if that is missing; the directory's
+    /// parent must exist. Default: true. If false, an empty directory is refused: its disk may not
     /// be mounted, and a journal found again later would be out of date.
     pub create: bool,
-    /// The size of a segment file, 1 MiB to 1 GiB, a multiple of 4 KiB. Default: 64 MiB. An
-    /// existing journal keeps its size, unless it has never been used.
+    /// The size of a segment file, from 1 MiB to 1 GiB, a multiple of 4 KiB. Default: 64 MiB. An
+    /// existing journal keeps its segment size, unless it has never been used.
     pub segment_bytes: u64,
-    /// The disk space of the journal, at least three segments. Default: 4 GiB. All of it is
+    /// The disk space of the journal, at least three segments. Default: 4 GiB. The whole space is
     /// allocated and zeroed in the background after the first open, so that a full disk is detected
-    /// then.
+    /// at that time.
     pub limit_bytes: u64,
-    /// Whether writes bypass the page cache (`O_DIRECT`). Default: yes. Some file systems do not
-    /// support it.
+    /// Whether writes bypass the page cache (`O_DIRECT`), which some file systems do not support.
+    /// Default: true.
     pub direct: bool,
-    /// The most bytes that wait in memory for the disk. Default: 32 MiB.
+    /// The maximum number of bytes that wait in memory for the disk. Default: 32 MiB.
     pub unsynced_bytes_max: u64,
-    /// The longest time for the write and the sync of a batch: beyond it the disk counts as failed,
-    /// and its later answers are ignored. Default: 30 s.
+    /// The maximum time for the write and the sync of a batch. If it is exceeded, the disk counts
+    /// as failed, and its later responses are ignored. Default: 30 s.
     pub commit_timeout: Duration,
 }
 
@@ -56,10 +57,10 @@ impl JournalConfig {
         }
     }
 
-    /// Returns the longest payload, in bytes, that a record may have in segments of this size.
+    /// Returns the maximum length, in bytes, of a record's payload in segments of this size.
     ///
-    /// An existing journal keeps the size of its segments: use [`Journal::payload_bytes_max`]
-    /// there.
+    /// An existing journal keeps the size of its segments. For such a journal use
+    /// [`Journal::payload_bytes_max`].
     ///
     /// [`Journal::payload_bytes_max`]: crate::Journal::payload_bytes_max
     #[must_use]
@@ -67,7 +68,7 @@ impl JournalConfig {
         record_payload_max(self.segment_bytes)
     }
 
-    /// Checks the configuration, and names the valid values of a wrong one.
+    /// Checks the configuration. The error message names the valid values.
     pub(crate) fn validate(&self) -> Result<(), String> {
         let Self { segment_bytes, limit_bytes, .. } = *self;
         if !(SEGMENT_BYTES_MIN..=SEGMENT_BYTES_MAX).contains(&segment_bytes)
@@ -98,16 +99,17 @@ impl JournalConfig {
 
 /// The dependencies of a journal.
 pub struct Environment {
-    /// The disk.
+    /// The disk on which the journal is stored.
     pub disk: Box<dyn Disk>,
-    /// The time.
+    /// The source of time.
     pub clock: Arc<dyn Clock>,
     /// Receives events.
     pub observer: Observer,
 }
 
 impl Environment {
-    /// Returns an environment with the operating system's clock, which drops events.
+    /// Returns an environment with the operating system's clock and an observer that ignores
+    /// events.
     pub fn new(disk: impl Disk + 'static) -> Self {
         Self { disk: Box::new(disk), clock: Arc::new(SystemClock::default()), observer: Arc::new(|_| {}) }
     }
@@ -115,7 +117,7 @@ impl Environment {
 
 /// A source of time for latencies, ages and the time between two attempts to restart.
 pub trait Clock: Send + Sync {
-    /// Returns the time since a fixed point in the past. Never goes back.
+    /// Returns the time since a fixed point in the past. The time never goes back.
     fn now(&self) -> Duration;
 }
 
@@ -157,9 +159,9 @@ impl Clock for ManualClock {
 pub enum Level {
     /// Less than half of the space is in use.
     Low,
-    /// Half of the space is in use: store the oldest objects first, whatever their age.
+    /// At least half of the space is in use: store the oldest objects first, whatever their age.
     Half,
-    /// Nine tenths of the space are in use: delay writers, or write through.
+    /// At least nine tenths of the space are in use: delay writers, or write through.
     NineTenths,
 }
 
@@ -168,12 +170,12 @@ pub enum Level {
 pub enum Event {
     /// The fill level has changed, upwards or downwards.
     Level(Level),
-    /// There is space again after an append or a reservation was refused with `Full` or `Busy`.
+    /// There is space again, after an append or a reservation was refused with `Full` or `Busy`.
     Room,
     /// A write or sync failed, or took too long. Records that were not durable are lost, and
     /// appends are refused.
     Failed {
-        /// The file.
+        /// The name of the file.
         file: String,
         /// `write`, `sync`, `commit` if the disk has not answered, or `find` or `lock` if a file
         /// was removed, replaced or unmounted.
@@ -181,12 +183,12 @@ pub enum Event {
         /// The operating system's message.
         error: String,
     },
-    /// A new segment works: appends are accepted again.
+    /// A new segment works, and appends are accepted again.
     Restarted,
-    /// A new segment could not be created; retried after 5 s. The journal works with its existing
-    /// segments.
+    /// A new segment could not be created. The creation is retried after 5 s, and the journal
+    /// continues with its existing segments.
     PrepareFailed {
-        /// The file.
+        /// The name of the file.
         file: String,
         /// The operating system's message.
         error: String,

@@ -1,4 +1,4 @@
-//! Which positions are durable, and the tasks that wait for them.
+//! The positions that are durable, and the tasks that wait for positions to become durable.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -13,15 +13,15 @@ use parking_lot::Mutex;
 use crate::error::NotDurable;
 use crate::record::Position;
 
-/// The number of separate ranges of failed positions that are remembered. Each ends with a restart,
-/// so there is at most one in 5 s; beyond this number the two oldest are merged, and positions
-/// between them count as failed.
+/// The number of separate ranges of failed positions that are remembered. Each range ends with a
+/// restart, so there is at most one new range in 5 s. Beyond this number the two oldest ranges are
+/// merged, and the positions between them count as failed.
 const FAILED_RUNS_MAX: usize = 1024;
 
 /// The outcome of all records up to a position.
 #[derive(Default)]
 pub(crate) struct Durability {
-    /// Every position below is either durable or failed.
+    /// Every position below this one is either durable or failed.
     decided: AtomicU64,
     has_failed: AtomicBool,
     inner: Mutex<Inner>,
@@ -45,7 +45,7 @@ impl Durability {
         self.decided.load(Ordering::Acquire)
     }
 
-    /// Returns the outcome of a record; `None` while it is undecided.
+    /// Returns the outcome of a record, or `None` while the outcome is undecided.
     pub(crate) fn outcome(&self, position: Position) -> Option<Result<(), NotDurable>> {
         if position.0 >= self.decided.load(Ordering::Acquire) {
             return None;
@@ -59,15 +59,15 @@ impl Durability {
         Some(if is_failed { Err(NotDurable) } else { Ok(()) })
     }
 
-    /// Notes that records below `next` are durable. Returns the wakers of waiting tasks, in the
-    /// order of their positions.
+    /// Records that all positions below `next` are durable. Returns the wakers of waiting tasks, in
+    /// the order of their positions.
     #[must_use]
     pub(crate) fn advance(&self, next: u64) -> Vec<Waker> {
         self.decided.store(next, Ordering::Release);
         self.inner.lock().take_below(next)
     }
 
-    /// Notes that the records from `first` to before `next` have failed.
+    /// Records that the positions from `first` up to, but not including, `next` have failed.
     #[must_use]
     pub(crate) fn fail(&self, first: u64, next: u64) -> Vec<Waker> {
         let mut inner = self.inner.lock();
@@ -97,10 +97,10 @@ impl Inner {
     }
 }
 
-/// Completes when a record is durable, or has failed. Made by
+/// A future that completes when a record is durable or has failed. Returned by
 /// [`Journal::wait`](crate::Journal::wait).
 ///
-/// Dropping it ends the wait; the record becomes durable nevertheless.
+/// Dropping the future ends the wait; the record becomes durable nevertheless.
 #[must_use = "a future does nothing unless it is polled"]
 pub struct Wait {
     pub(crate) durability: Arc<Durability>,
@@ -117,8 +117,8 @@ impl Future for Wait {
         }
         let durability = Arc::clone(&self.durability);
         let mut inner = durability.inner.lock();
-        // A commit stores `decided` before it takes the lock: it either shows here, or finds the
-        // waker below.
+        // A commit stores `decided` before it takes the lock. So either the new value is visible
+        // here, or the commit finds the waker that is registered below.
         if self.position.0 < durability.decided.load(Ordering::Acquire) {
             drop(inner);
             return Poll::Ready(self.durability.outcome(self.position).unwrap_or(Err(NotDurable)));

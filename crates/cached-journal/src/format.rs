@@ -6,20 +6,21 @@ use std::borrow::Cow;
 
 use crate::record::{Head, Kind, NAME_BYTES_MAX, Object, Scope};
 
-/// The unit of all writes: `O_DIRECT` needs it on any common disk.
+/// The unit of all writes, which `O_DIRECT` requires on all common disks.
 pub(crate) const BLOCK_BYTES: usize = 4096;
-/// Where batches begin in a segment: behind two blocks for its header.
+/// The offset at which batches begin in a segment: after two blocks for its header.
 pub(crate) const SEGMENT_DATA_AT: u64 = 2 * BLOCK_BYTES as u64;
 /// The version of the format.
 pub(crate) const VERSION: u32 = 1;
 
-/// The longest payload of a record in a journal with segments of this size.
+/// Returns the maximum length of a record's payload in a journal with segments of this size.
 pub(crate) const fn record_payload_max(segment_bytes: u64) -> u64 {
     let quarter = segment_bytes / 4;
     if quarter < 1 << 20 { quarter } else { 1 << 20 }
 }
 
-/// The longest batch in a journal with segments of this size, padding included.
+/// Returns the maximum length of a batch in a journal with segments of this size, including
+/// padding.
 pub(crate) const fn batch_bytes_max(segment_bytes: u64) -> u64 {
     let half = segment_bytes / 2;
     if half < 4 << 20 { half } else { 4 << 20 }
@@ -46,7 +47,7 @@ pub(crate) fn checksum(salt: u32, parts: &[&[u8]]) -> u32 {
     hasher.finalize()
 }
 
-/// Reads consecutive numbers; zeros beyond the end.
+/// Reads consecutive numbers. Beyond the end it reads zeros.
 pub(crate) struct Fields<'a>(pub(crate) &'a [u8]);
 
 impl Fields<'_> {
@@ -101,7 +102,7 @@ impl<'a> FieldsMut<'a> {
 
 const SUPERBLOCK_MAGIC: &[u8; 8] = b"CACHEDJ\n";
 
-/// The parameters with which a journal was created. Written once.
+/// The parameters with which a journal was created. The superblock is written only once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Superblock {
     /// A random number that identifies the journal's segments, and salts their checksums.
@@ -130,7 +131,7 @@ impl Superblock {
             && (16 * BLOCK_BYTES as u64..=1 << 30).contains(&segment_bytes)
     }
 
-    /// Decodes a superblock; the error names the mistake.
+    /// Decodes a superblock. The error names the mistake.
     pub(crate) fn decode(block: &[u8]) -> Result<Self, String> {
         if block.len() != BLOCK_BYTES {
             return Err(format!("the superblock has {} bytes, not 4096", block.len()));
@@ -161,9 +162,9 @@ const HEADER_USED_BYTES: usize = 8 + 4 + 4 + 7 * 8;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct SegmentHeader {
     pub(crate) journal: u64,
-    /// The number of the life, higher than any earlier one in any segment.
+    /// The number of the life. It is higher than the number of every earlier life in any segment.
     pub(crate) life: u64,
-    /// The life of the previous segment in the log; 0 if there is none.
+    /// The life of the previous segment in the log, or 0 if there is none.
     pub(crate) previous_life: u64,
     /// The life of the oldest segment that the log needed when this life began.
     pub(crate) tail: u64,
@@ -178,10 +179,10 @@ pub(crate) struct SegmentHeader {
 /// The content of a header's block.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum HeaderBlock {
-    /// Zeros: no life has used the block.
+    /// The block consists of zeros, because no life has used it.
     Unused,
     Valid(SegmentHeader),
-    /// Torn by a crash, or damaged.
+    /// The block was torn by a crash, or damaged.
     Invalid(String),
 }
 
@@ -224,7 +225,7 @@ impl HeaderBlock {
         if version != VERSION {
             return Self::Invalid(format!("format version {version}; this program reads version {VERSION}"));
         }
-        // Later code adds to these numbers, so they must not be at their maximum.
+        // Later code adds to these numbers, so they must be below their maximum.
         let is_possible = header.life > 0
             && header.previous_life < header.life
             && (1..=header.life).contains(&header.tail)
@@ -246,14 +247,15 @@ pub(crate) const BATCH_HEADER_BYTES: usize = 64;
 /// The header of a batch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct BatchHeader {
-    /// Covers header and heads, and thereby the payloads' checksums. The next batch repeats it.
+    /// The checksum over the header and the heads, and therefore over the payloads' checksums. The
+    /// next batch repeats it.
     pub(crate) check: u32,
     pub(crate) number: u64,
     pub(crate) previous_check: u32,
     pub(crate) count: u32,
     pub(crate) heads_bytes: u32,
     pub(crate) payload_bytes: u32,
-    /// The position of the first record; the others follow it without gap.
+    /// The position of the first record. The positions of the other records follow without gaps.
     pub(crate) first_position: u64,
     /// The life of the oldest segment that the log needs.
     pub(crate) tail: u64,
@@ -286,8 +288,8 @@ impl BatchHeader {
         Layout::new(self.heads_bytes.into(), self.payload_bytes.into())
     }
 
-    /// Writes the header to the beginning of `batch`, which holds the heads behind it, and returns
-    /// the check.
+    /// Writes the header to the beginning of `batch`, in which the heads follow the header, and
+    /// returns the check.
     pub(crate) fn encode_into(&self, salt: u32, batch: &mut [u8]) -> u32 {
         let mut fields = FieldsMut::new(&mut batch[..BATCH_HEADER_BYTES]);
         fields.u32(BATCH_MAGIC).u32(0).u64(self.number).u32(self.previous_check).u32(self.count);
@@ -298,8 +300,8 @@ impl BatchHeader {
         check
     }
 
-    /// Decodes a header without verifying it, except that its lengths fit into a segment with
-    /// `room` bytes from here on.
+    /// Decodes a header without verifying it. Only checks that its lengths fit into a segment with
+    /// `room` more bytes.
     pub(crate) fn peek(block: &[u8], room: u64) -> Result<Self, &'static str> {
         if block.len() < BATCH_HEADER_BYTES {
             return Err("the segment ends here");
@@ -373,7 +375,7 @@ const fn padded(name_bytes: usize) -> usize {
     name_bytes.next_multiple_of(8)
 }
 
-/// Returns the bytes that a head takes.
+/// Returns the number of bytes that a head takes.
 pub(crate) fn head_bytes(head: &Head<'_>) -> usize {
     match &head.object {
         Object::Name(name) => HEAD_BYTES + padded(name.len()),
@@ -402,7 +404,7 @@ pub(crate) fn encode_head(head: &Head<'_>, payload: PayloadSum) -> [u8; HEAD_BYT
     out
 }
 
-/// Decodes the next head of `heads`, and advances; `None` if the bytes are not a head.
+/// Decodes the next head in `heads` and advances, or returns `None` if the bytes are not a head.
 pub(crate) fn decode_head<'a>(heads: &mut &'a [u8]) -> Option<(Head<'a>, PayloadSum)> {
     let (fixed, rest) = heads.split_first_chunk::<HEAD_BYTES>()?;
     let mut fields = Fields(fixed);
@@ -441,7 +443,7 @@ pub(crate) fn decode_head<'a>(heads: &mut &'a [u8]) -> Option<(Head<'a>, Payload
     Some((head, payload))
 }
 
-/// Decodes all heads of a batch; `None` if they do not match its header.
+/// Decodes all heads of a batch, or returns `None` if they do not match the batch's header.
 pub(crate) fn decode_heads(
     header: &BatchHeader,
     mut heads: &[u8],

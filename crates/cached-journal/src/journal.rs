@@ -29,10 +29,12 @@ fn counted(shared: &Shared, run: impl FnOnce(&Shared)) {
     run(shared);
 }
 
-/// A journal: records appended in order, durable in groups, replayed as a prefix after a crash.
+/// A journal: records are appended in order, become durable in groups, and are replayed as a prefix
+/// after a crash.
 ///
-/// The journal has three threads: one commits batches, one creates segments, one abandons a disk
-/// that does not answer. Dropping the journal commits all appended records, and ends the threads.
+/// The journal has three threads: one commits batches, one creates segments, and one gives up on a
+/// disk that does not respond. Dropping the journal commits all appended records, and ends the
+/// threads.
 pub struct Journal {
     shared: Arc<Shared>,
     /// The threads that use the disk.
@@ -41,16 +43,17 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// Opens the journal in a directory. If the directory is empty or missing, creates one, or
-    /// refuses with [`OpenError::Missing`], as configured. Events go to `observer`.
+    /// Opens the journal in a directory. If the directory is empty or missing, creates a journal,
+    /// or fails with [`OpenError::Missing`], depending on the configuration. Events go to
+    /// `observer`.
     ///
-    /// Reads the heads of all records from the log's tail to its end, so it takes time in
-    /// proportion to the log of the earlier process.
+    /// Opening reads the heads of all records from the log's tail to its end, so the time is
+    /// proportional to the size of the earlier process's log.
     ///
     /// # Errors
-    /// If another process has the directory open, if the configuration is wrong, if the journal is
-    /// damaged or the directory holds something else, and if the disk fails. Nothing is changed
-    /// then.
+    /// If another process has the directory open, if the configuration is invalid, if the journal
+    /// is damaged or the directory contains something else, or if the disk fails. In these cases
+    /// nothing is changed.
     pub fn open(config: &JournalConfig, observer: Observer) -> Result<(Self, Replay), OpenError> {
         config.validate().map_err(OpenError::Config)?;
         let directory = &config.directory;
@@ -69,7 +72,7 @@ impl Journal {
     /// Segments may be smaller than on a real disk: at least 64 KiB.
     ///
     /// # Errors
-    /// As [`open`](Self::open).
+    /// The errors of [`open`](Self::open).
     pub fn open_in(config: &JournalConfig, environment: Environment) -> Result<(Self, Replay), OpenError> {
         config.validate_ratios().map_err(OpenError::Config)?;
         let (shared, replay) = recovery::open(config, environment)?;
@@ -107,13 +110,13 @@ impl Journal {
         Ok((Self { shared, threads: Mutex::default(), watcher: Mutex::default() }, replay))
     }
 
-    /// Does the commit thread's next work. Returns whether there was any.
+    /// Does the next piece of the commit thread's work. Returns whether there was anything to do.
     #[doc(hidden)]
     pub fn step_commit(&self) -> bool {
         self.shared.commit_next()
     }
 
-    /// Does the work of a close, except releasing the lock.
+    /// Does the work of a close, except for releasing the lock.
     #[cfg(test)]
     pub(crate) fn close_stepped(&self) {
         while self.shared.commit_next() {}
@@ -126,13 +129,14 @@ impl Journal {
         self.shared.durability.outcome(position)
     }
 
-    /// Abandons a commit that takes too long. Returns whether there was one.
+    /// Abandons a commit that takes too long. Returns whether there was such a commit.
     #[doc(hidden)]
     pub fn step_watch(&self) -> bool {
         self.shared.give_up_late()
     }
 
-    /// Does the preparing thread's next work. Returns whether there was any.
+    /// Does the next piece of the preparing thread's work. Returns whether there was anything to
+    /// do.
     #[doc(hidden)]
     pub fn step_prepare(&self) -> bool {
         self.shared.prepare_next()
@@ -140,39 +144,39 @@ impl Journal {
 
     /// Appends a record, and takes a hold of its position. Does not wait for the disk.
     ///
-    /// Records get rising positions in the order of the calls. The payload is copied.
+    /// Positions increase in the order of the calls. The payload is copied.
     ///
     /// # Errors
-    /// `Full`, `Busy` or `Failed` if there is no unreserved space, the disk is behind, or it has
-    /// failed; `TooLarge`; `Closed`. Then nothing was appended.
+    /// `Full` if there is no unreserved space, `Busy` if too many bytes wait for the disk, `Failed`
+    /// if the disk has failed; `TooLarge`; `Closed`. After an error nothing was appended.
     pub fn append(&self, record: &Record<'_>) -> Result<Appended, AppendError> {
         self.shared.append(record, None, 0)
     }
 
-    /// Appends as [`append`](Self::append) does, but answers `Full` unless `leave` bytes remain
-    /// free, for more important records.
+    /// Appends as [`append`](Self::append) does, but fails with `Full` unless `leave` bytes remain
+    /// free for more important records.
     ///
     /// # Errors
-    /// As [`append`](Self::append).
+    /// The errors of [`append`](Self::append).
     pub fn append_leaving(&self, record: &Record<'_>, leave: u64) -> Result<Appended, AppendError> {
         self.shared.append(record, None, leave)
     }
 
     /// Reserves space for `records` records with a total payload of `payload_bytes`, so that
-    /// appending them later cannot be refused as full.
+    /// appending them later cannot be refused as full. Reserve before entering an exclusive
+    /// section, and wait for `Event::Room` outside the section.
     ///
     /// # Errors
-    /// As [`append`](Self::append). Reserve before entering an exclusive section, and wait for
-    /// `Event::Room` outside of it.
+    /// The errors of [`append`](Self::append).
     pub fn reserve(&self, records: u64, payload_bytes: u64) -> Result<Reservation, AppendError> {
         self.shared.reserve(records, payload_bytes, 0)
     }
 
-    /// Reserves space as [`reserve`](Self::reserve) does, but answers `Full` unless `leave` bytes
-    /// remain free.
+    /// Reserves space as [`reserve`](Self::reserve) does, but fails with `Full` unless `leave`
+    /// bytes remain free.
     ///
     /// # Errors
-    /// As [`append`](Self::append).
+    /// The errors of [`append`](Self::append).
     pub fn reserve_leaving(
         &self,
         records: u64,
@@ -182,46 +186,47 @@ impl Journal {
         self.shared.reserve(records, payload_bytes, leave)
     }
 
-    /// Completes when the record at `position` is durable. Any executor may poll it. Cancel safe.
+    /// Returns a future that completes when the record at `position` is durable. Any executor may
+    /// poll the future, and it is cancel safe.
     ///
-    /// It does not complete for a position that no append has returned.
+    /// The future never completes for a position that no append has returned.
     ///
     /// # Errors
-    /// [`NotDurable`] if the disk failed before.
+    /// [`NotDurable`] if the disk failed before the record was durable.
     pub fn wait(&self, position: Position) -> Wait {
         Wait { durability: Arc::clone(&self.shared.durability), position, waiter: None }
     }
 
-    /// Waits as [`wait`](Self::wait) does, blocking the thread.
+    /// Waits as [`wait`](Self::wait) does, but blocks the thread.
     ///
     /// # Errors
-    /// [`NotDurable`] if the disk failed before.
+    /// [`NotDurable`] if the disk failed before the record was durable.
     pub fn wait_blocking(&self, position: Position) -> Result<(), NotDurable> {
         block_on(self.wait(position))
     }
 
-    /// Returns whether the record at `position` is durable: false while it is undecided, and if it
-    /// has failed.
+    /// Returns whether the record at `position` is durable. Returns false while the outcome is
+    /// undecided, and if the record has failed.
     pub fn is_durable(&self, position: Position) -> bool {
         self.shared.durability.outcome(position) == Some(Ok(()))
     }
 
-    /// Takes a hold of a position: its segment and all later ones stay. Returns `None` if the
-    /// segment has been released.
+    /// Takes a hold of a position, so that its segment and all later ones stay. Returns `None` if
+    /// the segment has already been released.
     ///
     /// To move an object forward, take the new hold before dropping the old one.
     pub fn hold(&self, position: Position) -> Option<Hold> {
         self.shared.hold(position)
     }
 
-    /// Returns the positions in the oldest segment: the data of objects whose oldest record is
-    /// among them must be stored before the segment can be reused.
+    /// Returns the positions in the oldest segment. Before the segment can be reused, the data of
+    /// all objects whose oldest record is in it must be stored.
     pub fn oldest(&self) -> Option<std::ops::Range<Position>> {
         self.shared.oldest()
     }
 
-    /// Returns the position that the next record gets. All records appended before are below it: a
-    /// mark "up to here" covers `next_position() - 1`.
+    /// Returns the position that the next record will get. All records appended so far have lower
+    /// positions, so a mark "up to here" covers `next_position() - 1`.
     pub fn next_position(&self) -> Position {
         Position(self.shared.state.lock().next_position)
     }
@@ -247,20 +252,20 @@ impl Journal {
         self.shared.journal
     }
 
-    /// Returns the largest total size of the segments, and the size of one segment.
+    /// Returns the maximum total size of the segments, and the size of one segment.
     pub fn limit_bytes(&self) -> (u64, u64) {
         (self.shared.segments_max * self.shared.segment_bytes, self.shared.segment_bytes)
     }
 
-    /// Returns the longest payload that a record may have, in bytes.
+    /// Returns the maximum length of a record's payload, in bytes.
     pub fn payload_bytes_max(&self) -> u64 {
         crate::format::record_payload_max(self.shared.segment_bytes)
     }
 
     /// Commits all appended records, ends the threads and releases the directory's lock. Appends
-    /// are refused from the beginning. The close waits for the disk no longer than a commit may
-    /// take; if the disk has not answered by then, the lock stays until the process ends, because
-    /// the disk may still write.
+    /// are refused as soon as the close begins. The close waits for the disk no longer than a
+    /// commit may take; if the disk has not responded by then, the lock stays until the process
+    /// ends, because the disk may still write.
     ///
     /// # Errors
     /// [`NotDurable`] if a record could not be made durable, or the disk has failed before.
@@ -271,7 +276,7 @@ impl Journal {
     /// Closes the journal as [`close`](Self::close) does, while others share it.
     ///
     /// # Errors
-    /// As [`close`](Self::close).
+    /// The errors of [`close`](Self::close).
     pub fn shut_down(&self) -> Result<(), NotDurable> {
         self.end();
         if self.is_failed() { Err(NotDurable) } else { Ok(()) }
@@ -291,7 +296,7 @@ impl Journal {
         if is_second || !self.wait_for_threads(own as u32) {
             return;
         }
-        // The watcher ends with the last of the others.
+        // The watcher ends after all other threads.
         let watcher = self.watcher.lock().take().filter(|_| own == 0);
         for thread in threads.into_iter().chain(watcher).filter(|thread| !is_own(thread)) {
             // A thread that panicked has already reported it.
@@ -300,8 +305,8 @@ impl Journal {
         self.shared.lock.lock().take();
     }
 
-    /// Waits until only `own` threads remain that use the disk; returns false if the disk keeps
-    /// one, and nothing has moved for as long as a commit may take.
+    /// Waits until only `own` threads that use the disk remain. Returns false if the disk blocks a
+    /// thread and there was no progress for as long as a commit may take.
     fn wait_for_threads(&self, own: u32) -> bool {
         let shared = &self.shared;
         let mut due = shared.clock.now() + shared.commit_timeout;

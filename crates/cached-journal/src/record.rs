@@ -29,7 +29,7 @@ pub enum Object<'a> {
     Name(Cow<'a, [u8]>),
 }
 
-/// The longest name of an object, in bytes.
+/// The maximum length of an object's name, in bytes.
 pub const NAME_BYTES_MAX: usize = 1024;
 
 impl Object<'_> {
@@ -70,7 +70,8 @@ pub struct Head<'a> {
     pub domain: u64,
     /// The object.
     pub object: Object<'a>,
-    /// The first byte of the change. In a mark: the last position that it covers.
+    /// The offset of the first byte of the change. In a mark, the last position that the mark
+    /// covers.
     pub offset: u64,
     /// The number of bytes of the change.
     pub len: u64,
@@ -123,7 +124,7 @@ impl<'a> Head<'a> {
 pub struct Record<'a> {
     /// The description of the change.
     pub head: Head<'a>,
-    /// The bytes, copied once, into the batch.
+    /// The bytes of the payload, which are copied only once, into the batch.
     pub payload: &'a [&'a [u8]],
 }
 
@@ -144,7 +145,7 @@ pub struct Marks {
 }
 
 impl Marks {
-    /// Adds a record, if it is a mark.
+    /// Adds a record if it is a mark.
     pub fn add(&mut self, head: &Head<'_>) {
         if head.kind != Kind::MARK {
             return;
@@ -160,7 +161,7 @@ impl Marks {
         *up_to = head.offset.max(*up_to);
     }
 
-    /// Returns whether a mark covers a record, which is then not replayed.
+    /// Returns whether a mark covers a record. Such a record is not replayed.
     pub fn covers(&self, position: Position, head: &Head<'_>) -> bool {
         let is_at_or_after = |up_to: Option<&u64>| up_to.is_some_and(|up_to| position.0 <= *up_to);
         is_at_or_after(Some(&self.all))
@@ -185,7 +186,8 @@ impl Epochs {
         }
     }
 
-    /// Returns each namespace with records, with their lowest and highest epoch.
+    /// Returns each namespace that has records, with the lowest and the highest epoch of these
+    /// records.
     pub fn iter(&self) -> impl Iterator<Item = (u64, u64, u64)> + '_ {
         self.0.iter().map(|(namespace, (lowest, highest))| (*namespace, *lowest, *highest))
     }

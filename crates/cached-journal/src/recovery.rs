@@ -1,4 +1,4 @@
-//! Opening: a new journal, or the log of an earlier process.
+//! Opening a journal: creates a new journal, or recovers the log of an earlier process.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,8 +16,8 @@ use crate::survey::{
     DISCARDED_NAME, SUPERBLOCK_NAME, Survey, check_empty, put_superblock, read_superblock, segment_index,
 };
 
-/// The number of segments that a new journal creates before it is open; the rest is created in the
-/// background.
+/// The number of segments of a new journal that are created before it is open. The others are
+/// created in the background.
 const SEGMENTS_AT_ONCE: u32 = 2;
 
 /// Takes the lock of a journal's directory.
@@ -32,7 +32,7 @@ pub(crate) fn lock(disk: &dyn Disk) -> Result<Box<dyn Send + Sync>, OpenError> {
 /// so that a later call, or the next open, completes an interrupted discard.
 pub(crate) fn discard(disk: &dyn Disk) -> Result<(), OpenError> {
     let names = disk.names().map_err(DiskError::in_file(".", "list"))?;
-    // A damaged journal is discarded as well.
+    // A damaged journal can be discarded as well.
     let segment_bytes = match read_superblock(disk) {
         Ok(Some(superblock)) => superblock.segment_bytes,
         Ok(None) | Err(OpenError::Corrupt(_)) => JournalConfig::new("").segment_bytes,
@@ -148,7 +148,7 @@ pub(crate) fn open(
         segment.first_position = log.segment.header.first_position;
         segment.end = log.end;
         segment.begun = now;
-        // Held by the replay, until it has been applied.
+        // The replay holds the segment until the records in it have been applied.
         segment.holds.store(1, Ordering::Relaxed);
         table.live.push_back(segment);
     }

@@ -1,4 +1,4 @@
-//! The records found by a recovery, for the caller to apply.
+//! The records that a recovery has found, for the caller to apply.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::scan::{Chain, OpenSegment, PayloadPlace, ReadBatch, ScanError, Scanne
 use crate::shared::Shared;
 use crate::survey::{KEPT_ASIDE_MAX, SUPERBLOCK_NAME, Survey, aside_name, put_superblock, segment_index};
 
-/// The unit in which a journal set aside is copied.
+/// The size of the pieces in which a journal is copied when it is set aside.
 const COPY_BYTES: u64 = 256 << 10;
 
 /// A record found by a recovery. Its payload is read on demand.
@@ -33,11 +33,12 @@ impl Recovered {
         self.place.sum.bytes.into()
     }
 
-    /// Reads the payload from disk and verifies it. Call it before the record's segment is
-    /// released: while the replay, or a hold of the record's position, exists.
+    /// Reads the payload from disk and verifies it. Call this before the record's segment is
+    /// released, that is, while the replay or a hold of the record's position exists.
     ///
     /// # Errors
-    /// If the payload does not match its checksum, with file and offset, and if the disk fails.
+    /// If the payload does not match its checksum, with the file and the offset, or if the disk
+    /// fails.
     pub fn payload(&self) -> Result<Vec<u8>, ReadError> {
         Ok(self.place.read()?)
     }
@@ -55,13 +56,13 @@ impl std::fmt::Debug for Recovered {
 
 /// The records of an earlier process, in the order in which they were appended.
 ///
-/// The journal can be used at once. Every recovered segment is held until the records in it are
-/// [`applied`](Self::applied), or the replay is dropped. Applying a record twice is harmless:
-/// applied in order, every byte ends as the last record states.
+/// The journal can be used immediately. Every recovered segment is held until its records are
+/// [`applied`](Self::applied), or the replay is dropped. Applying a record twice is harmless: if
+/// the records are applied in order, every byte ends up as the last record states.
 pub struct Replay {
     shared: Arc<Shared>,
     survey: Arc<Survey>,
-    /// A hold for each recovered segment, and the position behind its records.
+    /// A hold for each recovered segment, with the position after the segment's records.
     holds: VecDeque<(Position, Hold)>,
     applied: u64,
 }
@@ -90,13 +91,13 @@ impl Replay {
         self.len() == 0
     }
 
-    /// Returns the bytes of all payloads to apply.
+    /// Returns the total length of the payloads to apply.
     pub fn payload_bytes(&self) -> u64 {
         self.survey.payload_bytes
     }
 
-    /// Returns the epochs of the records. Query the store before applying: records of an overtaken
-    /// epoch must not be applied.
+    /// Returns the epochs of the records. Query the store before applying records: records with a
+    /// superseded epoch must not be applied.
     pub fn epochs(&self) -> &Epochs {
         &self.survey.epochs
     }
@@ -106,18 +107,18 @@ impl Replay {
         &self.survey.marks
     }
 
-    /// Returns the position behind the last recovered record.
+    /// Returns the position after the last recovered record.
     pub fn end(&self) -> Position {
         Position(self.survey.next_position)
     }
 
-    /// Returns the records to apply, oldest first: all except marks and records that marks cover.
-    /// Reads the heads from disk as it advances.
+    /// Returns the records to apply, oldest first: all records except marks and those that marks
+    /// cover. The iterator reads the heads from disk as it advances.
     pub fn records(&self) -> Records<'_> {
         Records { replay: self, is_all: false, log: 0, scanner: None, batch: VecDeque::new() }
     }
 
-    /// Returns all records, oldest first, including marks and records that they cover.
+    /// Returns all records, oldest first, including marks and the records that marks cover.
     pub fn all_records(&self) -> Records<'_> {
         Records { is_all: true, ..self.records() }
     }
@@ -128,8 +129,8 @@ impl Replay {
         Reader::new(Arc::clone(&self.survey))
     }
 
-    /// Returns a reader of single records by their places. It does not hold their segments: the
-    /// replay does.
+    /// Returns a reader of single records by their places. The reader does not hold the segments;
+    /// the replay does.
     pub fn source(&self) -> Source {
         Source::new(Arc::clone(&self.survey))
     }
@@ -163,8 +164,8 @@ impl Replay {
         }
     }
 
-    /// Notes that records up to and including `position` have been applied, and their data are
-    /// stored or held by the caller: releases older segments.
+    /// Records that all records up to and including `position` have been applied, and that their
+    /// data are stored or held by the caller. Releases older segments.
     pub fn applied(&mut self, position: Position, records: u64) {
         let records = records.min(self.survey.records - self.applied);
         self.applied += records;
@@ -220,9 +221,10 @@ fn copy_log(survey: &Survey, to: &dyn Disk, names: &[String], directory: &str) -
         .map_err(|error| DiskError { file: format!("{directory}/{}", error.file), ..error })
 }
 
-/// The iterator over recovered records. Made by [`Replay::records`].
+/// The iterator over recovered records, returned by [`Replay::records`].
 ///
-/// An error ends it: the disk failed, or the journal's files have changed since it was opened.
+/// The iterator ends after an error: the disk failed, or the journal's files have changed since the
+/// journal was opened.
 pub struct Records<'a> {
     replay: &'a Replay,
     is_all: bool,
@@ -297,7 +299,7 @@ impl Iterator for Records<'_> {
     }
 }
 
-/// The length of one read.
+/// The length of one read, in bytes.
 const PIECE_BYTES: usize = 1 << 20;
 
 /// The place of a record in a recovered log. Valid for the [`Source`] and the [`Reader`] of the
@@ -323,11 +325,12 @@ impl Source {
         Self { survey }
     }
 
-    /// Reads a record, and verifies head and payload. Call it while the replay, or a hold of the
-    /// record, exists.
+    /// Reads a record, and verifies its head and its payload. Call this while the replay or a hold
+    /// of the record exists.
     ///
     /// # Errors
-    /// If head or payload does not match its checksum, with file and offset, and if the disk fails.
+    /// If the head or the payload does not match its checksum, with the file and the offset, or if
+    /// the disk fails.
     pub fn read(&self, place: RecordPlace) -> Result<(Position, Head<'static>, Vec<u8>), ReadError> {
         let segment = &self.survey.log[place.log as usize].segment;
         let offset = u64::from(place.block) * BLOCK_BYTES as u64;
@@ -354,7 +357,7 @@ impl std::fmt::Debug for Source {
 /// A record that a [`Reader`] has read.
 #[derive(Debug)]
 pub struct Read<'a> {
-    /// The record's place in the order of the appends.
+    /// The position of the record.
     pub position: Position,
     /// The record's description of its change.
     pub head: &'a Head<'static>,
@@ -389,14 +392,14 @@ pub struct Reader {
 #[derive(Default)]
 struct Window {
     bytes: Vec<u8>,
-    /// Their offset in the segment.
+    /// The offset of these bytes in the segment.
     at: u64,
     len: usize,
 }
 
 impl Window {
-    /// Ensures that `len` bytes from `offset` on are in memory, as far as the segment has them;
-    /// reads ahead.
+    /// Ensures that `len` bytes from `offset` on are in memory, as far as the segment has them.
+    /// Also reads ahead.
     fn fetch(&mut self, segment: &OpenSegment, offset: u64, len: usize) -> Result<(), ReadError> {
         let end = self.at + self.len as u64;
         if self.at <= offset && offset + len as u64 <= end {
@@ -422,7 +425,7 @@ impl Window {
         Ok(())
     }
 
-    /// Returns `len` bytes from `offset` on, fewer if they have not been fetched.
+    /// Returns `len` bytes from `offset` on, or fewer if they have not all been fetched.
     fn get(&self, offset: u64, len: usize) -> &[u8] {
         let from = usize::try_from(offset - self.at).unwrap_or(usize::MAX).min(self.len);
         &self.bytes[from..from.saturating_add(len).min(self.len)]
@@ -434,11 +437,12 @@ impl Reader {
         Self { survey, log: 0, chain: None, window: Window::default(), current: None }
     }
 
-    /// Reads the next record to apply; `None` at the end of the log.
+    /// Reads the next record to apply, or returns `None` at the end of the log.
     ///
     /// # Errors
-    /// If the chain of batches, intact at the open, is now broken, or if the disk fails: the next
-    /// call tries the same batch again. A damaged payload is part of the record returned.
+    /// If the chain of batches, which was intact when the journal was opened, is now broken, or if
+    /// the disk fails. In both cases the next call tries the same batch again. A damaged payload is
+    /// part of the returned record.
     #[allow(clippy::should_implement_trait, reason = "what it returns borrows from it")]
     pub fn next(&mut self) -> Result<Option<Read<'_>>, ReadError> {
         loop {

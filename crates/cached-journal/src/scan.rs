@@ -11,13 +11,13 @@ use crate::format::{
 };
 use crate::record::{Head, Position};
 
-/// The length of one read while searching for batches.
+/// The length of one read while searching for batches, in bytes.
 const SEARCH_BYTES: u64 = 1 << 20;
 
-/// How far a scan reads ahead of its current batch.
+/// The number of bytes that a scan reads ahead of its current batch.
 const AHEAD_BYTES: u64 = 8 << 20;
-/// Batches of more bytes than this are not read ahead: a scan needs only their heads, and reading
-/// those individually is faster than reading everything between them.
+/// Batches larger than this are not read ahead. A scan needs only the heads of the batches, and
+/// reading the heads individually is then faster than reading everything between them.
 const AHEAD_BATCH_BYTES_MAX: u64 = 256 << 10;
 
 /// A segment whose header is known.
@@ -45,10 +45,10 @@ pub(crate) struct PayloadPlace {
     pub(crate) sum: PayloadSum,
 }
 
-/// Why the next batch of a segment could not be read.
+/// The reason why the next batch of a segment could not be read.
 #[derive(Debug)]
 pub(crate) enum ScanError {
-    /// No batch continues the chain here. Not an error at the end of the log.
+    /// No batch continues the chain here. At the end of the log this is not an error.
     Break(&'static str),
     Disk(DiskError),
 }
@@ -75,7 +75,7 @@ impl Chain {
         }
     }
 
-    /// Advances behind a batch, if it is the next one.
+    /// Advances past a batch if it is the next one.
     pub(crate) fn follow(&mut self, header: &BatchHeader) -> Result<(), ScanError> {
         if header.number != self.next_number {
             return Err(ScanError::Break("the batch has another number than the one that is due"));
@@ -114,7 +114,7 @@ impl<'a> Scanner<'a> {
         Self { segment, chain: Chain::new(segment), ahead_to: 0 }
     }
 
-    /// Reads the next batch, and advances behind it.
+    /// Reads the next batch, and advances past it.
     pub(crate) fn next(&mut self) -> Result<ReadBatch, ScanError> {
         let offset = self.chain.offset;
         let (header, heads) = self.segment.read_batch(offset, self.chain.salt)?;
@@ -123,8 +123,8 @@ impl<'a> Scanner<'a> {
         Ok(ReadBatch { offset, header, heads })
     }
 
-    /// Reads the following bytes in the background, if the batches are small: the last one had
-    /// `batch_bytes`.
+    /// Reads the following bytes in the background if the batches are small. `batch_bytes` is the
+    /// length of the last batch.
     fn read_ahead(&mut self, batch_bytes: u64) {
         let (here, end) = (self.chain.offset, self.segment.segment_bytes);
         if batch_bytes > AHEAD_BATCH_BYTES_MAX || (here + AHEAD_BYTES / 2).min(end) <= self.ahead_to {
@@ -137,10 +137,10 @@ impl<'a> Scanner<'a> {
         }
     }
 
-    /// Searches behind the end of the log for a later batch.
+    /// Searches for a later batch after the end of the log.
     ///
-    /// A batch is begun only when the previous one is durable. So if a later one is found, the
-    /// chain was not broken by a crash.
+    /// A batch is written only when the previous batch is durable. So if a later batch is found,
+    /// the chain was not broken by a crash.
     pub(crate) fn check_nothing_behind(&self) -> Result<(), ScanFailure> {
         match self.find_behind()? {
             Some((offset, header)) => Err(self.damage(offset, &header).into()),
@@ -168,7 +168,7 @@ impl<'a> Scanner<'a> {
         Corruption::new(&self.segment.name, self.offset, reason)
     }
 
-    /// Advances to the next batch behind a break, and returns the damage; `None` if there is no
+    /// Advances to the next batch after a break, and returns the damage, or `None` if there is no
     /// further batch.
     pub(crate) fn skip_damage(&mut self) -> Result<Option<Corruption>, DiskError> {
         let Some((offset, header)) = self.find_behind()? else { return Ok(None) };
@@ -188,8 +188,8 @@ impl<'a> Scanner<'a> {
         Corruption::new(&self.segment.name, self.offset, reason)
     }
 
-    /// Returns offset and header of the first batch behind this position that is later than the
-    /// expected one.
+    /// Returns the offset and the header of the first batch after this position that is later than
+    /// the expected one.
     fn find_behind(&self) -> Result<Option<(u64, BatchHeader)>, DiskError> {
         let segment = self.segment;
         let mut window = Vec::new();

@@ -20,8 +20,8 @@ use crate::survey::{SUPERBLOCK_NAME, read_superblock};
 /// The suffix of a file's name until the file is complete.
 pub(crate) const NEW_SUFFIX: &str = ".new";
 
-/// The most bytes that one record adds to a journal besides its payload: a block of heads, a second
-/// one if the heads overflow, and padding behind the payload.
+/// The maximum number of bytes that one record adds to a journal, in addition to its payload: a
+/// block of heads, a second block if the heads overflow, and padding after the payload.
 pub(crate) const RECORD_OVERHEAD_BYTES: u64 = 3 * BLOCK_BYTES as u64;
 
 /// A segment file.
@@ -29,9 +29,9 @@ pub(crate) struct Segment {
     /// The number in the file's name.
     pub(crate) index: u32,
     pub(crate) file: Arc<dyn DiskFile>,
-    /// The header block, 0 or 1, that holds the header of `life`.
+    /// The block, 0 or 1, that contains the header of `life`.
     pub(crate) header_block: usize,
-    /// The newest life whose header is durable; 0 if there is none.
+    /// The newest life whose header is durable, or 0 if there is none.
     pub(crate) life: u64,
     /// Whether the header of the segment's current use is durable. A segment gets its place in the
     /// log before its header is written.
@@ -40,9 +40,9 @@ pub(crate) struct Segment {
     /// The offset of the next batch.
     pub(crate) end: u64,
     pub(crate) holds: Arc<AtomicU64>,
-    /// The number of batches that are filling, or wait for the disk.
+    /// The number of batches that are being filled or wait for the disk.
     pub(crate) uncommitted: u32,
-    /// A write or sync failed: nothing more is written to this segment.
+    /// Whether a write or a sync has failed. Nothing more is written to such a segment.
     pub(crate) is_poisoned: bool,
     pub(crate) begun: Duration,
 }
@@ -86,21 +86,22 @@ pub(crate) fn segment_name(index: u32) -> String {
 #[derive(Default)]
 pub(crate) struct SegmentTable {
     pub(crate) segment_bytes: u64,
-    /// The log, oldest first. Batches are planned in the last one, unless it is poisoned.
+    /// The segments of the log, oldest first. Batches are planned in the last segment, unless it is
+    /// poisoned.
     pub(crate) live: VecDeque<Segment>,
     pub(crate) free: VecDeque<Segment>,
-    /// Poisoned and no longer needed: to be removed and created again.
+    /// Poisoned segments that are no longer needed and are to be removed and created again.
     pub(crate) condemned: Vec<Segment>,
 }
 
 impl SegmentTable {
-    /// The guaranteed capacity of a segment, whatever the records: the first record that does not
-    /// fit wastes less than the rest.
+    /// Returns the guaranteed capacity of a segment, whatever the records are: the space wasted
+    /// because a record does not fit is less than the maximum cost of a record.
     fn guaranteed_bytes(&self) -> u64 {
         self.segment_bytes - SEGMENT_DATA_AT - self.record_cost_max()
     }
 
-    /// The most space that a record takes.
+    /// Returns the maximum space that a record takes.
     fn record_cost_max(&self) -> u64 {
         round_up(record_payload_max(self.segment_bytes)) + RECORD_OVERHEAD_BYTES
     }
@@ -117,7 +118,7 @@ impl SegmentTable {
         self.free.len() as u64 * self.guaranteed_bytes() + current.saturating_sub(cost)
     }
 
-    /// Puts a free segment at the end of the log. Returns false if there is none.
+    /// Puts a free segment at the end of the log. Returns false if there is no free segment.
     pub(crate) fn plan_next(&mut self, first_position: u64, now: Duration) -> bool {
         let Some(mut segment) = self.free.pop_front() else { return false };
         segment.plan(first_position, now);
@@ -153,7 +154,7 @@ impl SegmentTable {
         self.live.iter().find(|segment| segment.is_started).map(|segment| segment.life)
     }
 
-    /// Removes unneeded segments from the old end of the log. Returns whether there were any.
+    /// Removes unneeded segments from the old end of the log. Returns whether any were removed.
     pub(crate) fn release(&mut self) -> bool {
         let live = self.live.len();
         while self.live.len() > 1 || self.live.front().is_some_and(|segment| segment.is_poisoned) {
@@ -174,14 +175,14 @@ impl SegmentTable {
         }
     }
 
-    /// After a failure: the current segment accepts no more records, and planned ones without holds
-    /// become free.
+    /// Handles a failure: the current segment accepts no more records, and planned segments without
+    /// holds become free.
     pub(crate) fn poison_current(&mut self, failed: u32) {
         for segment in &mut self.live {
             segment.uncommitted = 0;
             segment.is_poisoned |= segment.index == failed;
         }
-        // Segments planned behind the failed one were never begun.
+        // Segments planned after the failed one were never used.
         let planned: Vec<_> = (0..self.live.len())
             .rev()
             .filter(|at| {
@@ -212,14 +213,14 @@ impl SegmentTable {
     }
 }
 
-/// The length of one write of zeros.
+/// The length of one write of zeros, in bytes.
 const ZERO_BYTES: u64 = 256 * 1024;
 
-/// Creates a synced file of zeros, then gives it its name. Ends with `Interrupted` when `is_wanted`
-/// returns false.
+/// Creates a synced file of zeros, then gives the file its name. Fails with `Interrupted` when
+/// `is_wanted` returns false.
 ///
-/// Zeros are written, not only allocated: the first write to an allocated block changes file-system
-/// metadata, and its sync takes many times as long.
+/// Zeros are written, and not only allocated, because the first write to an allocated block changes
+/// file-system metadata, and syncing that change takes many times as long.
 pub(crate) fn make_segment(
     disk: &dyn Disk,
     index: u32,
@@ -248,7 +249,8 @@ pub(crate) fn make_segment(
 }
 
 impl Shared {
-    /// Creates one segment, or removes one that has failed. Returns whether there was work.
+    /// Creates one segment, or removes one that has failed. Returns whether there was anything to
+    /// do.
     pub(crate) fn prepare_next(&self) -> bool {
         let mut state = self.state.lock();
         if self.clock.now() < state.prepare_at || state.is_closing {
@@ -277,7 +279,7 @@ impl Shared {
         true
     }
 
-    /// Removes a segment's file, unless its name belongs to another file by now.
+    /// Removes a segment's file, unless its name belongs to a different file by now.
     fn remove(&self, name: &str, file: &dyn DiskFile) -> Result<(), DiskError> {
         if self.check_name(name, file).is_err() {
             return Ok(());
@@ -345,7 +347,7 @@ impl Shared {
 }
 
 impl Shared {
-    /// Checks that a name still leads to the file that was opened by it.
+    /// Checks that a name still leads to the file that was opened under this name.
     ///
     /// Called after a sync, before the synced data count as durable.
     pub(crate) fn check_name(&self, name: &str, file: &dyn DiskFile) -> Result<(), DiskError> {
@@ -356,7 +358,7 @@ impl Shared {
         }
     }
 
-    /// Checks that the directory holds this journal.
+    /// Checks that the directory still contains this journal.
     pub(crate) fn check_place(&self) -> Result<(), DiskError> {
         let failed = DiskError::in_file(SUPERBLOCK_NAME, "find");
         let other = |why: String| failed(io::Error::other(why));
@@ -369,12 +371,12 @@ impl Shared {
     }
 
     /// Reopens all files after a failure, because the disk may have been unmounted, which makes the
-    /// open ones useless. Free segments whose files are gone are forgotten, and created again
+    /// open files useless. Free segments whose files are gone are forgotten, and created again
     /// later.
     pub(crate) fn reopen(&self) -> Result<(), DiskError> {
         self.check_place()?;
         let mut lock = self.lock.lock();
-        // The lock file may be a different one by now; and the same one cannot be locked twice.
+        // The lock file may be a different file by now, and the same file cannot be locked twice.
         lock.take();
         *lock = Some(
             recovery::lock(&*self.disk)
@@ -390,7 +392,7 @@ impl Shared {
         };
         let mut state = self.state.lock();
         let known = table(&mut state.table.all());
-        // Opening may block as long as a failing disk does.
+        // Opening may block as long as an operation on a failing disk does.
         drop(state);
         let opened: Vec<_> = known.iter().filter_map(open).collect();
         let mut state = self.state.lock();

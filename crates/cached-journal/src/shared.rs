@@ -33,7 +33,7 @@ pub(crate) struct Shared {
     /// The journal's random number.
     pub(crate) journal: u64,
     pub(crate) unsynced_bytes_max: u64,
-    /// The longest time of a commit.
+    /// The maximum time of a commit.
     pub(crate) commit_timeout: Duration,
     pub(crate) segments_max: u64,
     pub(crate) segment_bytes: u64,
@@ -47,7 +47,7 @@ pub(crate) struct Shared {
     pub(crate) prepare: Condvar,
     /// Wakes the thread that watches the commits.
     pub(crate) watch: Condvar,
-    /// Wakes threads that wait for the threads to end.
+    /// Wakes threads that wait for the journal's threads to end.
     pub(crate) ended: Condvar,
     pub(crate) lock: Mutex<Option<Box<dyn Send + Sync>>>,
 }
@@ -56,11 +56,11 @@ pub(crate) struct Shared {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Phase {
     Open,
-    /// The disk has failed; a restart is tried at this time.
+    /// The disk has failed. A restart is attempted at this time.
     Failed(Duration),
 }
 
-/// A batch on its way to the disk.
+/// A batch that is being written to the disk.
 #[derive(Clone, Copy)]
 pub(crate) struct Committing {
     pub(crate) begun: Duration,
@@ -74,14 +74,14 @@ pub(crate) struct State {
     pub(crate) table: SegmentTable,
     /// The batch that accepts records, in the last live segment.
     pub(crate) filling: Option<Batch>,
-    /// Batches that accept no more records, with their offsets, oldest first.
+    /// Batches that accept no more records, with their offsets, the oldest first.
     pub(crate) closed: VecDeque<(Batch, u64)>,
     pub(crate) next_position: u64,
     pub(crate) reserved_bytes: u64,
     pub(crate) unsynced_bytes: u64,
     pub(crate) buffers: Vec<Buffers>,
     pub(crate) level: Level,
-    /// An append or a reservation was refused as full since the last `Event::Room`.
+    /// Whether an append or a reservation was refused as full since the last `Event::Room`.
     pub(crate) is_room_wanted: bool,
     /// The number of records in the filling batch at which the commit thread is woken; 0 while it
     /// is awake.
@@ -94,11 +94,11 @@ pub(crate) struct State {
     /// The number of segments taken out of the table: by the commit thread for a restart, or being
     /// created.
     pub(crate) in_hand: u64,
-    /// The one of them with which the commit thread restarts.
+    /// The segment, among those taken out of the table, with which the commit thread restarts.
     pub(crate) restarting: Option<u32>,
-    /// The tail stated by the log on disk.
+    /// The life of the tail that the log on disk states.
     pub(crate) durable_tail: u64,
-    /// No segment is created before this time.
+    /// The time before which no segment is created.
     pub(crate) prepare_at: Duration,
 }
 
@@ -147,8 +147,8 @@ impl State {
         self.filling.as_ref().map_or(0, |batch| batch.count)
     }
 
-    /// Returns whether the commit thread must be woken: it sleeps, and what it waits for has
-    /// happened. A caller that gets true wakes it.
+    /// Returns whether the commit thread must be woken, because it sleeps and the event for which
+    /// it waits has happened. If this returns true, the caller must wake it.
     pub(crate) fn take_wake(&mut self) -> bool {
         let is_there = self.filling_records() >= self.wake_at_records || !self.closed.is_empty();
         let is_due = self.wake_at_records != 0 && is_there;
@@ -164,7 +164,7 @@ impl State {
         }
     }
 
-    /// Returns the reason for which appends are refused, if they are.
+    /// Returns an error if appends are refused.
     pub(crate) fn check_open(&self) -> Result<(), AppendError> {
         match self.phase {
             _ if self.is_closing => Err(AppendError::Closed),
@@ -263,7 +263,8 @@ impl Shared {
         self.state.lock().level
     }
 
-    /// Returns the positions of the oldest segment, up to before the next segment's first one.
+    /// Returns the positions in the oldest segment, up to but not including the next segment's
+    /// first position.
     pub(crate) fn oldest(&self) -> Option<std::ops::Range<Position>> {
         let state = self.state.lock();
         let first = state.table.live.front()?.first_position;
@@ -275,8 +276,8 @@ impl Shared {
 /// The number of buckets of a histogram.
 pub const BUCKETS: usize = 24;
 
-/// A histogram: bucket `i` counts values up to `2^i` and above the previous bucket; the last one
-/// counts all larger ones. Its metric shows values divided by `UNIT`.
+/// A histogram. Bucket `i` counts the values up to `2^i` that are above the bound of the previous
+/// bucket; the last bucket counts all larger values. The metric shows the values divided by `UNIT`.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Histogram<const UNIT: u32 = 1> {
     /// The counts.

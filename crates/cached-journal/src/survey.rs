@@ -1,5 +1,5 @@
-//! Reads a whole journal without changing it: where its log begins and ends, and whether it is
-//! intact.
+//! Reads a whole journal without changing it, to find where its log begins and ends, and whether
+//! the log is intact.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,9 +14,10 @@ use crate::record::{Epochs, Kind, Marks};
 use crate::scan::{OpenSegment, ReadBatch, ScanError, ScanFailure, Scanner};
 use crate::segments::{NEW_SUFFIX, segment_name};
 
-/// The superblock's file.
+/// The name of the superblock's file.
 pub(crate) const SUPERBLOCK_NAME: &str = "journal";
-/// The most overtaken journals that are set aside: each may take as much disk as the journal.
+/// The maximum number of overtaken journals that are set aside. Each may take as much disk space as
+/// the journal.
 pub const KEPT_ASIDE_MAX: u32 = 3;
 /// The superblock's file name while the journal is being discarded.
 pub(crate) const DISCARDED_NAME: &str = "discarded";
@@ -59,7 +60,7 @@ impl FoundSegment {
     }
 
     /// Reconstructs a header from the segment's first batch, if the batch belongs to a newer life
-    /// than every intact header: then the header of that life is damaged.
+    /// than every intact header. In that case the header of the newer life is damaged.
     ///
     /// A life's header is durable before its first batch is written.
     pub(crate) fn likely_header(&self, superblock: &Superblock) -> Result<Option<SegmentHeader>, DiskError> {
@@ -93,7 +94,7 @@ impl FoundSegment {
 
 /// A segment of the log, as found.
 pub(crate) struct LogSegment {
-    /// Its index in `Survey::found`.
+    /// The index of the segment in `Survey::found`.
     pub(crate) at: usize,
     pub(crate) segment: OpenSegment,
     pub(crate) header_block: usize,
@@ -109,9 +110,9 @@ pub(crate) struct Survey {
     pub(crate) found: Vec<FoundSegment>,
     /// The log, oldest segment first.
     pub(crate) log: Vec<LogSegment>,
-    /// Offset and header of the log's last batch, if it is in the last segment.
+    /// The offset and the header of the log's last batch, if that batch is in the last segment.
     pub(crate) last_batch: Option<(u64, BatchHeader)>,
-    /// An incomplete further batch.
+    /// An incomplete batch after the end of the log.
     pub(crate) cut_off: Option<Corruption>,
     pub(crate) next_number: u64,
     pub(crate) last_check: u32,
@@ -120,7 +121,7 @@ pub(crate) struct Survey {
     pub(crate) tail: u64,
     pub(crate) marks: Marks,
     pub(crate) epochs: Epochs,
-    /// The number of records, without marks and records that they cover.
+    /// The number of records, not counting marks and the records that marks cover.
     pub(crate) records: u64,
     pub(crate) payload_bytes: u64,
 }
@@ -139,7 +140,7 @@ pub(crate) fn segment_index(name: &str) -> Option<u32> {
     (segment_name(index) == name).then_some(index)
 }
 
-/// Reads the superblock; `None` if there is none.
+/// Reads the superblock, or returns `None` if there is none.
 pub(crate) fn read_superblock(disk: &dyn Disk) -> Result<Option<Superblock>, OpenError> {
     let file = match disk.open(SUPERBLOCK_NAME) {
         Ok(file) => file,
@@ -246,7 +247,7 @@ impl Survey {
         let Some((at, header, header_block)) = self.newest() else { return Ok(()) };
         let segment = self.found[at].open(header, self.superblock.segment_bytes);
         let mut scanner = Scanner::new(&segment);
-        // The last two: the payloads of the last one may be torn.
+        // The last two batches are kept, because the payloads of the last one may be torn.
         let (mut before, mut last): (Option<ReadBatch>, Option<ReadBatch>) = (None, None);
         loop {
             match scanner.next() {

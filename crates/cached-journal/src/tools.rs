@@ -13,22 +13,23 @@ use crate::replay::Recovered;
 use crate::scan::{OpenSegment, ScanError, ScanFailure, Scanner};
 use crate::survey::{SUPERBLOCK_NAME, Survey, find_segments, read_superblock};
 
-/// A segment's file, as found by [`inspect`].
+/// A segment's file, in the result of [`inspect`].
 #[derive(Clone, Debug)]
 pub struct SegmentReport {
-    /// The file.
+    /// The name of the file.
     pub file: String,
-    /// The number of its life, 0 if it has not been used.
+    /// The number of the segment's life, or 0 if the segment has not been used.
     pub life: u64,
-    /// Whether its records are part of the log. Unknown, hence false, if the log is damaged.
+    /// Whether the segment's records are part of the log. If the log is damaged, this is unknown
+    /// and therefore false.
     pub is_in_log: bool,
     /// The number of consecutive batches from the segment's beginning.
     pub batches: u64,
-    /// The records in them.
+    /// The number of records in these batches.
     pub records: u64,
-    /// The bytes up to their end.
+    /// The number of bytes up to the end of these batches.
     pub used_bytes: u64,
-    /// The damage of its headers.
+    /// The damage to the segment's headers.
     pub header_problem: Option<String>,
 }
 
@@ -41,20 +42,20 @@ pub struct Inspection {
     pub segment_bytes: u64,
     /// The segments, in the order of their lives.
     pub segments: Vec<SegmentReport>,
-    /// The number of records that the next open would replay; `None` if the log is damaged.
+    /// The number of records that the next open would replay, or `None` if the log is damaged.
     pub records: Option<u64>,
-    /// The bytes of their payloads.
+    /// The total length of the payloads of these records, in bytes.
     pub payload_bytes: Option<u64>,
-    /// The first position of the log; `None` if it is empty or damaged.
+    /// The first position of the log, or `None` if the log is empty or damaged.
     pub begin: Option<Position>,
-    /// The position behind the last record.
+    /// The position after the last record.
     pub end: Option<Position>,
     /// The epochs of the records.
     pub epochs: Epochs,
-    /// Why the next open would refuse the journal.
+    /// The reason why the next open would refuse the journal.
     pub problem: Option<Corruption>,
-    /// A last batch that the next open would take for a torn write, of which nothing was
-    /// acknowledged. It may also have been damaged later.
+    /// A last batch that the next open would treat as a torn write, of which nothing was
+    /// acknowledged. The batch may also have been damaged later.
     pub cut_off: Option<Corruption>,
 }
 
@@ -128,8 +129,8 @@ pub fn inspect(disk: &dyn Disk) -> Result<Inspection, OpenError> {
     })
 }
 
-/// Passes the head of every record that the next open would replay to `each`, with the length of
-/// its payload, oldest first.
+/// Passes the head of every record that the next open would replay to `each`, oldest first, with
+/// the record's position and the length of its payload.
 ///
 /// # Errors
 /// If the directory is in use or has no journal, or the disk fails; `Corrupt` if the log is
@@ -146,8 +147,8 @@ pub fn heads(disk: &dyn Disk, mut each: impl FnMut(Position, &Head<'_>, u64)) ->
     })
 }
 
-/// Reads a whole journal, including payloads, and returns all damage, and possible damage: an
-/// incomplete last batch. An intact journal returns nothing.
+/// Reads a whole journal, including payloads, and returns all damage. An incomplete last batch is
+/// also returned, because it may be damage. For an intact journal the result is empty.
 ///
 /// # Errors
 /// If the directory is in use, or the disk fails.
@@ -252,7 +253,7 @@ pub fn export(
                         continue;
                     }
                     None => {
-                        // In an earlier segment these are the remains of a failed write.
+                        // In an earlier segment, these bytes are the remains of a failed write.
                         if at + 1 == segments.len() {
                             problems.extend(scanner.find_cut_off()?);
                         }
@@ -290,7 +291,8 @@ pub fn init(disk: &dyn Disk) -> Result<(), OpenError> {
     recovery::create(disk, JournalConfig::new("").segment_bytes).map(drop)
 }
 
-/// Removes all records of the journal, and leaves an empty one. Journals set aside stay.
+/// Removes all records of the journal, and leaves an empty journal. Journals that were set aside
+/// stay.
 ///
 /// # Errors
 /// If the directory is in use, or the disk fails. An interrupted call can be repeated.

@@ -12,19 +12,20 @@ use std::ops::Range;
 
 use bytes::{Bytes, BytesMut};
 
-/// The most pieces of one object: all buckets of 4 MiB. A flush of 16 scattered ranges adds up to
-/// 32, of about 8 bytes each in the head.
+/// The maximum number of pieces of one object: all buckets of 4 MiB. A flush of 16 scattered ranges
+/// adds up to 32 pieces, each of which takes about 8 bytes in the head.
 pub(crate) const EXTENTS_MAX: usize = 1024;
-/// The most blobs of one object, each of which a read of the whole object may have to request.
+/// The maximum number of blobs of one object. A read of the whole object may have to request each
+/// of them.
 pub(crate) const BLOBS_MAX: usize = 96;
-/// The largest object that lies in its head.
+/// The maximum size of an object that is stored in its head.
 pub(crate) const INLINE_BYTES_MAX: u64 = 32 * 1024;
-/// The most bytes of any object, whatever the configuration.
+/// The maximum size of any object in bytes, whatever the configuration.
 pub(crate) const SIZE_BYTES_MAX: u64 = 1 << 30;
-/// The most bytes of a blob: of a change, and of a small object that the change moves out of its
-/// head.
+/// The maximum size of a blob in bytes: the bytes of a change, and of a small object that the
+/// change moves out of its head.
 const BLOB_BYTES_MAX: u64 = SIZE_BYTES_MAX + INLINE_BYTES_MAX;
-/// Garbage that is allowed beside half of all bytes.
+/// The amount of garbage that is always allowed, in addition to half of all bytes.
 const GARBAGE_BYTES_FREE: u64 = 256 * 1024;
 
 /// A blob with bytes of the object.
@@ -46,11 +47,11 @@ pub(crate) enum Source {
 /// A piece of an object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Extent {
-    /// Its offset in the object.
+    /// The offset of the piece in the object.
     pub(crate) at: u64,
     pub(crate) len_bytes: u64,
     pub(crate) source: Source,
-    /// Its offset in its source.
+    /// The offset of the piece in its source.
     pub(crate) from: u64,
 }
 
@@ -59,7 +60,7 @@ impl Extent {
         self.at + self.len_bytes
     }
 
-    /// Returns the part of it within `range`; `None` if there is none.
+    /// Returns the part of the piece within `range`, or `None` if there is no such part.
     pub(crate) fn within(&self, range: &Range<u64>) -> Option<Self> {
         let (at, end) = (self.at.max(range.start), self.end().min(range.end));
         let moved = at.checked_sub(self.at)?;
@@ -82,12 +83,12 @@ pub(crate) struct Content {
 pub(crate) struct Edit {
     pub(crate) at: u64,
     pub(crate) len_bytes: u64,
-    /// The offset of the new bytes in the change's payload; `None` for zeros.
+    /// The offset of the new bytes in the change's payload, or `None` for zeros.
     pub(crate) from: Option<u64>,
 }
 
 impl Content {
-    /// Returns the pieces within `range`, cut to it.
+    /// Returns the pieces within `range`, cut to that range.
     pub(crate) fn pieces(&self, range: Range<u64>) -> impl Iterator<Item = Extent> + '_ {
         let first = self.extents.partition_point(|extent| extent.end() <= range.start);
         self.extents[first..].iter().map_while(move |extent| extent.within(&range))
@@ -106,7 +107,7 @@ impl Content {
         self.extents = kept;
     }
 
-    /// Inserts a piece, replacing existing ones.
+    /// Inserts a piece, replacing existing pieces in its range.
     pub(crate) fn lay(&mut self, piece: Extent) {
         if piece.len_bytes == 0 {
             return;
@@ -161,7 +162,7 @@ impl Content {
         self.extents.iter().any(|extent| extent.source == Source::Inline)
     }
 
-    /// Returns the number of bytes of pieces in blobs.
+    /// Returns the total number of bytes in pieces that are stored in blobs.
     pub(crate) fn live_blob_bytes(&self) -> u64 {
         let in_blob = |extent: &&Extent| extent.source != Source::Inline;
         self.extents.iter().filter(in_blob).map(|extent| extent.len_bytes).sum()
@@ -176,8 +177,8 @@ impl Content {
             || garbage > live.saturating_add(GARBAGE_BYTES_FREE)
     }
 
-    /// Returns the ranges to write when the content is compacted: all except holes, joined over
-    /// gaps until they are few.
+    /// Returns the ranges to write when the content is compacted: all ranges except holes. Ranges
+    /// are joined over gaps until there are few.
     pub(crate) fn islands(&self) -> Vec<Range<u64>> {
         let mut gap = 0;
         loop {
@@ -205,8 +206,7 @@ impl Content {
         bytes
     }
 
-    /// Returns whether decoded pieces satisfy the type's invariants, and their sources have their
-    /// bytes.
+    /// Returns whether decoded pieces satisfy the type's invariants, and lie within their sources.
     pub(crate) fn is_sound(&self) -> bool {
         if self.size_bytes > SIZE_BYTES_MAX || self.blobs.iter().any(|blob| blob.len_bytes > BLOB_BYTES_MAX) {
             return false;
@@ -244,7 +244,7 @@ mod tests {
 
     const SIZE: usize = 96;
 
-    /// Returns the content as read, where byte `i` of the source `s` is `s + i`.
+    /// Returns the bytes of the content, where byte `i` of the source `s` is `s + i`.
     fn read(content: &Content) -> Vec<u8> {
         let mut bytes = vec![0; content.size_bytes as usize];
         for piece in content.pieces(0..content.size_bytes) {
@@ -270,7 +270,7 @@ mod tests {
             for (index, (at, len, is_hole, size)) in changes.into_iter().enumerate() {
                 let id = (index as u128 + 1) * 7;
                 let end = at + len;
-                // Every third change truncates.
+                // One in three changes truncates.
                 let size = if index % 3 == 2 { size } else { model.len().max(end) };
                 content.blobs.push(Blob { id, len_bytes: len as u64 });
                 let edit = Edit { at: at as u64, len_bytes: len as u64, from: (!is_hole).then_some(0) };

@@ -34,26 +34,26 @@ use crate::random;
 
 pub(crate) const MAGIC: &[u8; 4] = b"cs3\x01";
 pub(crate) const RECORD_MAGIC: &[u8; 4] = b"cs3r";
-/// The number of earlier nonces that a head remembers.
+/// The number of earlier nonces that a head contains.
 pub(crate) const RECENT: usize = 8;
-/// The most order domains of one object.
+/// The maximum number of order domains of one object.
 pub(crate) const DOMAINS_MAX: usize = 64;
-/// The largest size of a record.
+/// The maximum size of a record.
 pub(crate) const RECORD_BYTES_MAX: u64 = 1024;
-/// The largest size of a head.
+/// The maximum size of a head.
 pub(crate) const HEAD_BYTES_MAX: u64 = 64 * 1024;
 
 /// The state of an object.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Head {
-    /// Whether it is an object, not a ghost.
+    /// Whether this is the head of an object, and not a ghost.
     pub(crate) is_there: bool,
     pub(crate) nonce: u64,
     pub(crate) serial: u64,
     pub(crate) recent: [u64; RECENT],
     pub(crate) version: u64,
     pub(crate) stamp: Option<Stamp>,
-    /// The epoch below which no change is applied; `None` if not yet known.
+    /// The epoch below which no change is applied, or `None` if not yet known.
     pub(crate) fence: Option<u64>,
     /// The last claim of the object itself.
     pub(crate) claim: Claim,
@@ -70,7 +70,8 @@ impl Head {
             nonce: random::number(),
             serial: random::number() >> 2,
             recent: [0; RECENT],
-            // Random, so that a name whose head was removed does not restart its versions.
+            // The version is random, so that the versions of a name do not start again if its head
+            // was removed.
             version: random::number() >> 2,
             stamp: None,
             fence: None,
@@ -90,15 +91,16 @@ impl Head {
         next
     }
 
-    /// Returns whether the body with `nonce` is this one, or was stored shortly before it. `None`
-    /// if that is longer ago than the head remembers: `serial` is the body's.
+    /// Returns whether the body with `nonce` is this one, or was stored shortly before it. `serial`
+    /// is the number of that body. Returns `None` if the body is older than the nonces that the
+    /// head contains.
     pub(crate) fn has_been(&self, nonce: u64, serial: u64) -> Option<bool> {
         if self.nonce == nonce || self.recent.contains(&nonce) {
             return Some(true);
         }
         let age = self.serial.wrapping_sub(serial);
-        // A head that was removed and created again counts from elsewhere; then the body is
-        // refused.
+        // A head that was removed and created again has an unrelated count. In that case the body
+        // is refused.
         (age <= RECENT as u64 || age > 1 << 32).then_some(false)
     }
 
@@ -170,7 +172,7 @@ impl Head {
         seal(to)
     }
 
-    /// Decodes a head; `None` if this program does not write such bytes.
+    /// Decodes a head. Returns `None` if this program never writes such bytes.
     pub(crate) fn decode(bytes: &Bytes) -> Option<Self> {
         let mut from = open(MAGIC, bytes)?;
         let is_there = match from.u8()? {
@@ -240,12 +242,13 @@ fn read_claim(from: &mut Reader) -> Option<Claim> {
     (claim.epoch > 0).then_some(claim)
 }
 
-/// A record as stored.
+/// A stored record.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Record {
-    /// The scope's own claim; epoch 0 if there was none.
+    /// The claim of the scope itself, with epoch 0 if there was none.
     pub(crate) claim: Claim,
-    /// The highest epochs announced by narrower claims: of any scope, of domains, of objects.
+    /// The highest epochs that narrower claims have announced: of any scope, of domains, of
+    /// objects.
     pub(crate) narrower: u64,
     pub(crate) domains: u64,
     pub(crate) objects: u64,
@@ -268,7 +271,7 @@ impl Record {
         seal(to)
     }
 
-    /// Decodes a record; `None` if this program does not write such bytes.
+    /// Decodes a record. Returns `None` if this program never writes such bytes.
     pub(crate) fn decode(bytes: &Bytes) -> Option<Self> {
         let mut from = open(RECORD_MAGIC, bytes)?;
         from.u64()?;
@@ -331,7 +334,7 @@ mod tests {
         head.content.inline = vec![1; INLINE_BYTES_MAX as usize].into();
         head.content.blobs = (0..BLOBS_MAX as u128).map(|id| Blob { id, len_bytes: 1 << 20 }).collect();
         let piece = |index| {
-            // As far apart as objects of 1 GiB allow.
+            // The maximum distance that objects of 1 GiB allow.
             let (at, from) = (index << 20, (1 << 20) - 5000);
             Extent { at, len_bytes: 4096, source: Source::Blob(BLOBS_MAX as u128 - 1), from }
         };
@@ -367,7 +370,7 @@ mod tests {
         assert_eq!(head.next().has_been(first.nonce, first.serial), None);
     }
 
-    /// The inner decoder, past the checksum.
+    /// Returns the bytes with a correct checksum, so that the inner decoder is reached.
     fn sealed(bytes: &[u8]) -> Bytes {
         let mut body = BytesMut::from(&MAGIC[..]);
         body.put_u32_le(0);

@@ -38,13 +38,13 @@ use blocker::{Error, Name, Namespace, ObjectId, OrderDomain, Result};
 use object_store::path::Path;
 use sha2::{Digest, Sha256};
 
-/// The longest namespace that is written in hex.
+/// The maximum length of a namespace that is written in hex.
 const HEX_NAMESPACE_BYTES_MAX: usize = 64;
-/// The longest text in one segment of a key, without the marks of cuts.
+/// The maximum length of the text in one segment of a key, without the marks of cuts.
 const SEGMENT_BYTES_MAX: usize = 200;
 /// The mark on both sides of a cut.
 const CUT: &str = "_";
-/// The longest prefix in bytes.
+/// The maximum length of the prefix in bytes.
 pub(crate) const PREFIX_BYTES_MAX: usize = 128;
 
 /// The two spellings of names.
@@ -70,7 +70,7 @@ impl Spelling {
         if is_plain(bytes) { Self::Plain } else { Self::Hex }
     }
 
-    /// Spells `bytes`; `None` if no name with this prefix has this spelling.
+    /// Spells `bytes`. Returns `None` if no name with this prefix has this spelling.
     fn write(self, bytes: &[u8]) -> Option<String> {
         match self {
             Self::Plain if bytes.is_empty() => Some(String::new()),
@@ -90,20 +90,20 @@ pub(crate) struct BlobKey {
 /// The location of the objects in a bucket.
 #[derive(Debug)]
 pub(crate) struct Layout {
-    /// Empty, or with a slash at the end.
+    /// The prefix: empty, or with a slash at the end.
     prefix: String,
     /// Whether long names are cut.
     cuts: AtomicBool,
 }
 
 impl Layout {
-    /// `prefix` was checked by [`crate::S3Config`].
+    /// Returns the layout with this prefix, which [`crate::S3Config`] has checked.
     pub(crate) fn new(prefix: &str) -> Self {
         let prefix = if prefix.is_empty() { String::new() } else { format!("{prefix}/") };
         Self { prefix, cuts: AtomicBool::new(true) }
     }
 
-    /// Sets whether long names are cut, which the edition of the bucket's layout decides.
+    /// Sets whether long names are cut. The edition of the bucket's layout decides this.
     pub(crate) fn set_cuts(&self, cuts: bool) {
         self.cuts.store(cuts, Ordering::Relaxed);
     }
@@ -137,8 +137,8 @@ impl Layout {
         self.path(&format!("h/{}/{}", self.namespace_segment(namespace), spelling.directory()))
     }
 
-    /// Returns a key in [`Self::heads`] for `bytes`, which need not be a name; `None` if no name
-    /// with this prefix has this spelling.
+    /// Returns a key in [`Self::heads`] for `bytes`, which need not be a name. Returns `None` if no
+    /// name with this prefix has this spelling.
     pub(crate) fn head_from(&self, namespace: &Namespace, spelling: Spelling, bytes: &[u8]) -> Option<Path> {
         let text = self.cut(spelling.write(bytes)?);
         Some(self.path(&format!("h/{}/{}/{text}", self.namespace_segment(namespace), spelling.directory())))
@@ -185,7 +185,7 @@ impl Layout {
         !self.namespace_segment(namespace).starts_with("s.")
     }
 
-    /// Returns the key whose age is the time since the last sweep.
+    /// Returns the key of the object whose age shows the time of the last sweep.
     pub(crate) fn last_sweep(&self) -> Path {
         self.path("s/last")
     }
@@ -195,7 +195,7 @@ impl Layout {
         self.path("s/layout")
     }
 
-    /// A key for the probe.
+    /// Returns a key for the probe.
     pub(crate) fn probe(&self, nonce: u64) -> Path {
         self.path(&format!("p/{nonce:016x}"))
     }
@@ -206,8 +206,8 @@ impl Layout {
         rest.is_some_and(|rest| rest.contains('/')) && self.name_of(path).is_some()
     }
 
-    /// Returns the namespace of a segment below `h`, `d` or `c`; `Err` with the path of the record
-    /// that has its name if the segment is a hash.
+    /// Returns the namespace of a segment below `h`, `d` or `c`. If the segment is a hash, returns
+    /// as `Err` the path of the record that contains the namespace's name.
     pub(crate) fn namespace_of(&self, segment: &str) -> Option<std::result::Result<Namespace, Path>> {
         let (kind, text) = segment.split_at_checked(2)?;
         let namespace = match kind {
@@ -225,7 +225,7 @@ impl Layout {
         path.as_ref().strip_prefix(&self.prefix)?.split('/').nth(1)
     }
 
-    /// Returns the name in a head's key; `None` for a foreign key.
+    /// Returns the name in a head's key, or `None` for a foreign key.
     pub(crate) fn name_of(&self, path: &Path) -> Option<Name> {
         let mut parts = path.as_ref().strip_prefix(&self.prefix)?.splitn(4, '/').skip(2);
         self.name(parts.next()?, parts.next()?)
@@ -274,7 +274,7 @@ impl Layout {
         key
     }
 
-    /// Returns the name in the rest of a key, in the directory of its spelling; `None` for a
+    /// Returns the name in the rest of a key, in the directory of its spelling, or `None` for a
     /// foreign key.
     fn name(&self, directory: &str, rest: &str) -> Option<Name> {
         let text = rest.replace(&[CUT, "/", CUT].concat(), "");
@@ -294,6 +294,8 @@ impl Layout {
     }
 }
 
+/// Checks the prefix of all keys.
+///
 /// # Errors
 /// [`Error::Invalid`], with the valid form.
 pub(crate) fn check_prefix(prefix: &str) -> Result<()> {

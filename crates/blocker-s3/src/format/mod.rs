@@ -23,7 +23,7 @@ pub(crate) fn seal(mut body: BytesMut) -> Bytes {
     body.freeze()
 }
 
-/// Returns the bytes after magic number and checksum, if both are right.
+/// Returns the bytes after the magic number and the checksum, if both are correct.
 fn open(magic: &[u8; 4], bytes: &Bytes) -> Option<Reader> {
     let mut from = Reader(bytes.clone());
     let is_ours = from.bytes(4)? == magic[..];

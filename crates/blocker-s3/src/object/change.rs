@@ -1,4 +1,4 @@
-//! One change, from request to reply: look, decide, put the bytes, put the head if the observed
+//! One change, from request to reply: look, decide, put the bytes, and put the head if the observed
 //! state is unchanged.
 //!
 //! ```text
@@ -29,8 +29,8 @@ use crate::format::content::{Blob, Content, Edit, INLINE_BYTES_MAX, Source};
 use crate::format::head::Head;
 use crate::random;
 
-/// How long a blob may wait for its head: much less than the age at which a sweep takes it for an
-/// orphan.
+/// The maximum time that a blob may wait for its head. It is much shorter than the age at which a
+/// sweep assumes that a blob is an orphan.
 const BLOB_AGE_MAX: Duration = Duration::from_secs(15 * 60);
 
 /// Returns the ranges with new content, and the new bytes in one buffer.
@@ -74,9 +74,9 @@ struct Work<'a> {
     progress: &'a Progress,
     edits: Vec<Edit>,
     payload: Bytes,
-    /// The blob that holds only the payload, and the time when it was put.
+    /// The blob that holds only the payload, and the time when the blob was put.
     blob: Option<(Blob, Timestamp)>,
-    /// Blobs that no head names, or will name.
+    /// Blobs that no head names or will name.
     orphans: Vec<u128>,
 }
 
@@ -97,7 +97,7 @@ impl Core {
         let done = self.try_all(&mut work).await;
         drop(lock);
         match &done {
-            // The head that names the blob may have been stored, or may still be.
+            // The head that names the blob may have been stored, or may still be stored.
             Err(Error::OutcomeUnknown(_)) => {}
             Err(_) => work.orphans.extend(work.blob.map(|(blob, _)| blob.id)),
             Ok(_) => {}
@@ -118,13 +118,13 @@ impl Core {
             if let Some(done) = self.try_change(work, seen, is_fresh).await? {
                 return Ok(done);
             }
-            // Others change the object as well: let one of them finish.
+            // Other callers change the object as well: let one of them finish.
             self.give_way(attempt).await;
         }
         Err(Error::Retryable("too many concurrent changes to this object".into()))
     }
 
-    /// Makes one attempt from the observed state; `None` if that has changed.
+    /// Makes one attempt, based on the observed state. Returns `None` if that state has changed.
     async fn try_change(
         &self,
         work: &mut Work<'_>,
@@ -166,7 +166,7 @@ impl Core {
             return if is_fresh { Err(error) } else { Ok(None) };
         }
         let Some(base) = seen.clone() else {
-            // Admitted without an existing head: the change does not create one.
+            // The change was admitted although no head exists, but it does not create one.
             return Err(Error::Missing);
         };
         if let Change::CompareAndWrite { offset, expected, .. } = change {
@@ -183,13 +183,13 @@ impl Core {
         let garbage = garbage(&base.head.content, &next.content);
         work.progress.set_begun(true);
         let swapped = self.swap(object, &base, next).await;
-        // A completed change stays completed, whatever the call still waits for.
+        // A completed change stays completed, even if the call still has to wait.
         if matches!(swapped, Swap::Lost | Swap::Failed(_)) {
             work.progress.set_begun(false);
         }
         match swapped {
             Swap::Done(_) => {
-                // A blob that was put for an earlier attempt and is unused now.
+                // A blob that was put for an earlier attempt and is now unused.
                 let unused = work.blob.filter(|(blob, _)| own != Some(blob.id));
                 work.orphans.extend(unused.map(|(blob, _)| blob.id));
                 work.orphans.extend(garbage);
@@ -211,8 +211,8 @@ impl Core {
         }
     }
 
-    /// Returns the content after the change, with all its blobs stored, and the new blob. `None` if
-    /// the content before the change is gone.
+    /// Returns the content after the change, with all its blobs stored, and the new blob. Returns
+    /// `None` if the content before the change is gone.
     async fn new_content(&self, work: &mut Work<'_>, head: &Head) -> Result<Option<(Content, Option<u128>)>> {
         let size = head.content.size_bytes;
         let new_size = work.change.size_after(size);
@@ -234,7 +234,7 @@ impl Core {
         if content.blobs.is_empty() && new_size <= INLINE_BYTES_MAX {
             return Ok(Some((inline_content(&content, &edits, &work.payload, new_size), None)));
         }
-        // The head only holds bytes of small objects: those of a growing one move out.
+        // The head only holds the bytes of small objects. If the object grows, they are moved out.
         let moves_out = content.has_inline();
         let mut own = None;
         if moves_out {
@@ -284,9 +284,9 @@ impl Core {
         Ok(Some((content, own)))
     }
 
-    /// Puts all bytes of `content` into one blob. `None` if a blob is gone.
+    /// Puts all bytes of `content` into one blob. Returns `None` if a blob is gone.
     async fn compact(&self, object: &ObjectId, content: &Content) -> Result<Option<(Content, u128)>> {
-        // Never closed. Holders only wait for requests.
+        // The semaphore is never closed. Holders only wait for requests.
         let _place = self.compactions.acquire().await;
         self.requests.stats.compacted.increment();
         let mut body = BytesMut::new();
@@ -323,8 +323,8 @@ impl Core {
         }
     }
 
-    /// Returns the first difference from the expected bytes at `offset`; `None` if they can no
-    /// longer be read.
+    /// Returns the first difference from the expected bytes at `offset`. Returns `None` if the
+    /// bytes can no longer be read.
     async fn compare(
         &self,
         object: &ObjectId,
@@ -335,7 +335,7 @@ impl Core {
         let len = expected.len_bytes() as u64;
         let end = offset.saturating_add(len).min(head.content.size_bytes).max(offset);
         let Some(found) = self.bytes(object, &head.content, offset..end).await? else { return Ok(None) };
-        // A byte beyond the end differs from any.
+        // A byte beyond the end differs from any expected byte.
         let differs = expected.first_difference(&found).map(|at| offset + at as u64);
         Ok(Some(differs))
     }
@@ -365,13 +365,13 @@ fn after(
     Ok(next)
 }
 
-/// Returns the blobs that a content names and its successor does not.
+/// Returns the blobs that the content before a change names, but not the content after it.
 fn garbage(before: &Content, after: &Content) -> Vec<u128> {
     let gone = |blob: &&Blob| after.blobs.iter().all(|kept| kept.id != blob.id);
     before.blobs.iter().filter(gone).map(|blob| blob.id).collect()
 }
 
-/// Returns a content that lies in the head.
+/// Returns a content that is stored in the head.
 fn inline_content(before: &Content, edits: &[Edit], payload: &[u8], new_size: u64) -> Content {
     let mut bytes = before.inline_bytes();
     let end = edits.iter().map(|edit| edit.at + edit.len_bytes).max().unwrap_or(0);

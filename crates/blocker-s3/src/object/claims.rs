@@ -25,7 +25,7 @@ use crate::format::head::{RECORD_BYTES_MAX, Record};
 use crate::format::layout::Layout;
 use crate::server::requests::{Got, Put};
 
-/// How often a change of a record is retried while others change it.
+/// The maximum number of attempts to change a record that others change at the same time.
 const RECORD_TRIES: u32 = 100;
 
 /// A claim in progress.
@@ -44,7 +44,7 @@ impl Core {
         Ok(ClaimReply::new(epoch))
     }
 
-    /// Puts a ghost if there is no head; `None` if there is one by now.
+    /// Puts a ghost if there is no head. Returns `None` if there is a head by now.
     pub(crate) async fn introduce(&self, object: &ObjectId) -> Result<Option<Seen>> {
         self.requests.stats.introduced.increment();
         self.name_namespace(&object.namespace).await?;
@@ -91,15 +91,15 @@ impl Core {
         }
     }
 
-    /// Returns the record of a scope; an empty one if there is none.
+    /// Returns the record of a scope, or an empty record if there is none.
     async fn record(&self, place: Place<'_>) -> Result<Record> {
         self.record_at(&self.record_path(place)).await.map(|(record, _)| record)
     }
 
-    /// Returns the record at a path, and its ETag; an empty one if there is none.
+    /// Returns the record at a path, and its ETag, or an empty record if there is none.
     ///
     /// # Errors
-    /// Those of reads, except `Missing`.
+    /// The errors of reads, except `Missing`.
     pub(crate) async fn record_at(&self, path: &Path) -> Result<(Record, Option<String>)> {
         match self.requests.get(path, None, RECORD_BYTES_MAX).await? {
             Got::Missing => Ok((Record::default(), None)),
@@ -113,12 +113,12 @@ impl Core {
         }
     }
 
-    /// Changes a scope's record: replaces it by the result of `update`, if the record is unchanged;
-    /// otherwise calls `update` again. A repeated `update` must recognise its own work. Returns
-    /// whether a put was made that may have changed the record.
+    /// Changes a scope's record: replaces the record with the result of `update` if the record is
+    /// unchanged, and otherwise calls `update` again. A repeated `update` must recognise its own
+    /// work. Returns whether a put was made that may have changed the record.
     ///
     /// # Errors
-    /// Those of `update`; `Retryable`, `Denied`.
+    /// The errors of `update`; `Retryable`, `Denied`.
     async fn update_record(
         &self,
         place: Place<'_>,
@@ -173,7 +173,7 @@ impl Core {
                 (Some(_), Some(domain)) => {
                     next.set_domain_fence(domain, epoch);
                 }
-                // Another nonce suffices.
+                // A different nonce suffices.
                 (None, _) => {}
             }
             match self.swap(&object, &seen, next).await {
@@ -223,7 +223,7 @@ impl Claims for Claiming<'_> {
             *highest = epoch;
             Ok(Some(next))
         };
-        // Repeating it has the same effect.
+        // Raising the epoch again has the same effect.
         self.core.update_record(place, raise).await.map(drop).map_err(|error| match error {
             Error::OutcomeUnknown(reason) => Error::Retryable(reason),
             error => error,

@@ -40,14 +40,14 @@ pub(crate) struct Core {
     /// Limits concurrent compactions.
     pub(crate) compactions: Semaphore,
     pub(crate) object_bytes_max: u64,
-    /// The longest time of a call; see [`bounded`].
+    /// The maximum time of a call; see [`bounded`].
     pub(crate) call_timeout: Duration,
 }
 
-/// The number of concurrent requests of one call that needs many.
+/// The number of concurrent requests of a call that needs many requests.
 pub(crate) const CONCURRENT: usize = 32;
-/// How often a call is prepared again because of concurrent changes to the object, each of which means that a change of
-/// another client was applied.
+/// The maximum number of attempts to prepare a call whose object is changed concurrently. Each
+/// further attempt means that a change of another client was applied.
 pub(crate) const TRIES: u32 = 200;
 
 /// The progress of a call.
@@ -61,7 +61,7 @@ struct State {
 }
 
 impl Progress {
-    /// Returns whether a sent request may have made the change, or may still make it.
+    /// Returns whether a request that was sent may have made the change, or may still make it.
     pub(crate) fn has_begun(&self) -> bool {
         self.0.has_begun.load(Ordering::Acquire)
     }
@@ -70,7 +70,7 @@ impl Progress {
         self.0.has_begun.store(has_begun, Ordering::Release);
     }
 
-    /// Counts one object of many as done.
+    /// Counts one of many objects as done.
     pub(crate) fn step(&self) {
         self.0.steps.fetch_add(1, Ordering::Relaxed);
     }
@@ -132,8 +132,8 @@ pub(crate) fn bounded<T: 'static>(
     })
 }
 
-/// Returns the error of a call that ended without an answer. Marks the object if a put may still be
-/// applied to it.
+/// Returns the error of a call that ended without a response. If a put may still be applied to the
+/// object, the object is marked.
 fn given_up(core: &Core, is_late: bool, has_begun: bool, changed: Option<&ObjectId>) -> Error {
     core.requests.stats.given_up.increment();
     if !has_begun && is_late {

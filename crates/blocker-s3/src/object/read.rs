@@ -26,7 +26,7 @@ use super::{CONCURRENT, Core, Progress, TRIES};
 use crate::format::content::{Content, Extent, Source};
 use crate::format::layout::Spelling;
 
-/// Pieces of one blob with a gap up to this between them are requested together.
+/// Pieces of one blob are requested together if the gap between them is at most this long.
 const GAP_BYTES: u64 = 64 * 1024;
 
 /// Pieces of one blob that are requested together.
@@ -75,7 +75,7 @@ impl Core {
         Err(Error::Retryable("too many concurrent changes to this object".into()))
     }
 
-    /// Returns the bytes of a range of a content; `None` if a blob is gone.
+    /// Returns the bytes of a range of a content, or `None` if a blob is gone.
     pub(crate) async fn bytes(
         &self,
         object: &ObjectId,
@@ -127,7 +127,7 @@ impl Core {
     }
 }
 
-/// Returns the pieces in blobs, joined into few requests.
+/// Returns the pieces that are in blobs, joined into few requests.
 fn parts(pieces: &[Extent]) -> Vec<Part> {
     let mut in_blobs: Vec<(u128, Extent)> = pieces
         .iter()
@@ -173,7 +173,7 @@ impl Core {
 
 // ---- listings
 
-/// The most names requested at once.
+/// The maximum number of names requested at once.
 const NAMES_AT_ONCE: usize = 1000;
 
 /// A listed name, and the ETag of its head.
@@ -187,10 +187,10 @@ pub(crate) struct Walk {
 }
 
 impl Walk {
-    /// Returns the next objects (possibly an empty page); `None` at the end.
+    /// Returns the next objects (possibly an empty page), or `None` at the end.
     ///
     /// # Errors
-    /// Those of reads.
+    /// The errors of reads.
     pub(crate) async fn next(&mut self, core: &Core) -> Result<Option<Vec<ObjectId>>> {
         let Some(spelling) = self.spelling else { return Ok(None) };
         let under = core.layout.heads(&self.namespace, spelling);
@@ -215,7 +215,7 @@ impl Core {
         let mut after = request.after.clone();
         let mut entries = Vec::new();
         loop {
-            // One more than requested, to know whether there are more.
+            // One more name than requested, to know whether there are more.
             let wanted = (entries_max + 1 - entries.len()).min(NAMES_AT_ONCE);
             let found = self.names(&request.namespace, &request.prefix, after.as_ref(), wanted).await?;
             let is_last = found.len() < wanted;
@@ -286,8 +286,8 @@ impl Core {
         };
         let under = self.layout.heads(namespace, spelling);
         let mut found = Found::new();
-        // The server lists keys after a given one; the name that equals the prefix is queried
-        // separately.
+        // The server lists the keys after a given key, so the name that equals the prefix is
+        // queried separately.
         let after = after.map(Name::as_bytes).filter(|after| *after >= prefix);
         if after.is_none()
             && let Ok(name) = Name::copy_from(prefix)
@@ -321,10 +321,10 @@ impl Core {
         Ok(found)
     }
 
-    /// Returns a key after which all names after `after` lie, and few others.
+    /// Returns a key that precedes the keys of all names after `after`, and of few other names.
     fn key_after(&self, namespace: &Namespace, spelling: Spelling, after: &[u8]) -> Path {
-        // The part from the first special byte on is cut off: the rest sorts before it, and names
-        // in between are skipped later.
+        // The part from the first special byte on is cut off. The remaining part sorts before it,
+        // and names in between are skipped later.
         let mut cut = after.len();
         loop {
             if let Some(key) = self.layout.head_from(namespace, spelling, &after[..cut])
@@ -352,8 +352,8 @@ impl Core {
         Ok(namespaces.into_iter().collect())
     }
 
-    /// Returns the namespace of a directory below heads, blobs or records; `None` for a foreign
-    /// directory.
+    /// Returns the namespace of a directory below the directories of heads, blobs or records, or
+    /// `None` for a foreign directory.
     pub(crate) async fn namespace_at(&self, directory: &Path) -> Result<Option<Namespace>> {
         let Some(segment) = self.layout.segment_of(directory) else { return Ok(None) };
         match self.layout.namespace_of(segment) {

@@ -1,11 +1,11 @@
-//! The replacement of one head by another, and the handling of lost answers.
+//! The replacement of one head by another, and the handling of lost responses.
 //!
-//! A put with a lost answer may have been applied, or may still be. [`Core::swap`] repeats it, with
-//! the same body and condition: that changes nothing if the first was applied, and otherwise at
-//! most one of both can be, because no ETag recurs (each body has its own nonce). Then it reads the
-//! head, which shows whether the body was stored. If it was not and its base is still there, the
-//! object is *unsettled*: the next call of this store that reads the object replaces the base by
-//! another body, which shuts out the late put.
+//! A put with a lost response may have been applied, or may still be. [`Core::swap`] repeats it,
+//! with the same body and condition: that changes nothing if the first was applied, and otherwise
+//! at most one of both can be, because no ETag recurs (each body has its own nonce). Then it reads
+//! the head, which shows whether the body was stored. If it was not and its base is still there,
+//! the object is *unsettled*: the next call of this store that reads the object replaces the base
+//! by another body, which shuts out the late put.
 //!
 //! Heads are remembered between changes. A remembered head may be outdated: puts based on it are
 //! conditional on it, so that costs a round trip, never correctness. A refusal (*missing*, *fenced*
@@ -25,35 +25,35 @@ use super::Core;
 use crate::format::head::{HEAD_BYTES_MAX, Head};
 use crate::server::requests::{Got, Put};
 
-/// How often a put without an answer is repeated.
+/// The maximum number of times that a put without a response is repeated.
 const REPEATS: u32 = 3;
-/// How often shutting out a late put is retried while others change the object.
+/// The maximum number of attempts to shut out a late put while others change the object.
 const SETTLES: u32 = 20;
 
 /// The outcome of replacing a head.
 pub(crate) enum Swap {
     Done(Seen),
-    /// The base was no longer there.
+    /// The base had already been replaced.
     Lost,
     /// Nothing was done.
     Failed(Error),
-    /// The put may have been applied, or may still be.
+    /// The put may have been applied, or may still be applied.
     Unknown(Error),
 }
 
 impl Core {
-    /// Returns the current head of an object; `None` if there is none. Shuts out puts that may
-    /// still be applied to it.
+    /// Returns the current head of an object, or `None` if there is no head. Puts that may still be
+    /// applied to the object are shut out.
     ///
     /// # Errors
-    /// Those of reads, except `Missing`.
+    /// The errors of reads, except `Missing`.
     pub(crate) async fn look(&self, object: &ObjectId) -> Result<Option<Seen>> {
         let path = self.layout.head(object);
         for _ in 0..SETTLES {
             let seen = self.look_at(object, &path).await?;
             let Some(base) = self.heads.unsettled(object) else { return Ok(seen) };
             let Some(seen) = seen.filter(|seen| base.is_none_or(|base| base == seen.etag)) else {
-                // The late put waits for a head that is gone and does not recur.
+                // The late put requires a head that is gone and does not recur.
                 self.heads.settled(object);
                 continue;
             };
@@ -97,8 +97,7 @@ impl Core {
             match self.requests.create(&path, &body).await {
                 Put::Done(Some(etag)) => return self.swapped(object, ghost, etag),
                 Put::Unknown(_) if repeat < REPEATS => self.requests.delay(repeat).await,
-                // A late ghost is a ghost all the same: only a change that has seen it can replace
-                // it.
+                // A late ghost is still a ghost: only a change that has seen it can replace it.
                 Put::Done(None) | Put::Lost => return Swap::Lost,
                 Put::Refused(error) | Put::Unknown(error) => return Swap::Failed(error),
             }
@@ -112,7 +111,7 @@ impl Core {
         Swap::Done(seen)
     }
 
-    /// Replaces `base` by `next`, made by [`Head::next`] from it.
+    /// Replaces `base` with `next`, which [`Head::next`] has made from `base`.
     pub(crate) async fn swap(&self, object: &ObjectId, base: &Seen, next: Head) -> Swap {
         let path = self.layout.head(object);
         let body = next.encode();
@@ -127,7 +126,8 @@ impl Core {
                     self.heads.forget(object);
                     return Swap::Failed(Error::Unsupported("the server names no ETag".into()));
                 }
-                // Even at the first attempt: a proxy may have sent it twice.
+                // This can happen even at the first attempt, because a proxy may have sent the put
+                // twice.
                 Put::Lost => break,
                 Put::Refused(error) if unknown.is_none() => return Swap::Failed(error),
                 Put::Refused(error) | Put::Unknown(error) => unknown = Some(error),
@@ -149,7 +149,8 @@ impl Core {
             }
             // The base is gone, so a late put will be refused.
             Ok(None) => return Swap::Lost,
-            // It could not be determined whether this body has made the condition false.
+            // It could not be determined whether this body is the reason why the condition is
+            // false.
             Err(error) => {
                 unknown.get_or_insert(error);
             }
@@ -163,10 +164,10 @@ impl Core {
 
 // ---- remembered heads
 
-/// The approximate memory of a remembered head beside its names and its content: it is in a map,
-/// which may be twice as large as its content.
+/// The approximate memory of a remembered head, in addition to its names and its content. The head
+/// is in a map, whose capacity may be twice the number of its entries.
 const HEAD_BYTES: usize = 600;
-/// The most objects remembered as unsettled.
+/// The maximum number of objects remembered as unsettled.
 const UNSETTLED_MAX: usize = 16 * 1024;
 
 /// A head and its ETag.
@@ -177,7 +178,7 @@ pub(crate) struct Seen {
 }
 
 impl Seen {
-    /// Returns the approximate memory of the head, remembered under its object's name.
+    /// Returns the approximate memory of this head, when it is remembered under its object's name.
     fn bytes(&self, object: &ObjectId) -> usize {
         let content = &self.head.content;
         let names = object.namespace.as_bytes().len() + object.name.as_bytes().len();
@@ -186,8 +187,8 @@ impl Seen {
     }
 }
 
-/// Remembered heads in two generations: when the young one is full it becomes the old one, whose
-/// unused heads are forgotten.
+/// Remembered heads in two generations. When the young generation is full, it becomes the old one,
+/// and the unused heads of the previous old generation are forgotten.
 #[derive(Default)]
 struct Generations {
     young: HashMap<ObjectId, Seen>,
@@ -218,7 +219,7 @@ impl Generations {
 pub(crate) struct Heads {
     remembered: Mutex<Generations>,
     young_bytes_max: usize,
-    /// With the ETag that the put expects; `None` if unknown.
+    /// Unsettled objects, with the ETag that the put expects, or `None` if the ETag is unknown.
     unsettled: Mutex<HashMap<ObjectId, Option<Arc<str>>>>,
 }
 
@@ -252,7 +253,7 @@ impl Heads {
         *self.remembered.lock() = Generations::default();
     }
 
-    /// Notes that a put that expects `base` may still be applied.
+    /// Records that a put that expects `base` may still be applied.
     pub(crate) fn unsettle(&self, object: &ObjectId, base: Option<Arc<str>>) {
         self.forget(object);
         let mut unsettled = self.unsettled.lock();
@@ -271,7 +272,7 @@ impl Heads {
         !unsettled.is_empty() && unsettled.contains_key(object)
     }
 
-    /// Notes that no late put can be applied to the object any more.
+    /// Records that no late put can be applied to the object any more.
     pub(crate) fn settled(&self, object: &ObjectId) {
         self.unsettled.lock().remove(object);
     }
@@ -283,7 +284,7 @@ impl Heads {
 
 // ---- locks of objects
 
-/// How long a caller waits for the lock.
+/// The maximum time that a caller waits for the lock.
 const WAIT_MAX: Duration = Duration::from_secs(10);
 
 type Lock = Arc<tokio::sync::Mutex<()>>;
@@ -299,7 +300,7 @@ pub(crate) struct ObjectLocks {
     objects: parking_lot::Mutex<HashMap<ObjectId, Lock>>,
 }
 
-/// A held lock, or the mark of a caller that continues without it; ends when dropped.
+/// A held lock, or the mark of a caller that continues without the lock. Released when dropped.
 pub(crate) struct ObjectLock<'a> {
     locks: &'a ObjectLocks,
     object: &'a ObjectId,

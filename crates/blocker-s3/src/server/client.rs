@@ -43,7 +43,7 @@ impl S3Config {
     /// # Errors
     /// [`Error::Invalid`], also for incomplete credentials.
     pub(crate) fn client(&self, clock: &Arc<dyn Clock>, connector: &Connector) -> Result<AmazonS3> {
-        // The store retries by itself, because it knows which requests are idempotent.
+        // The store itself retries, because it knows which requests are idempotent.
         let retry = RetryConfig {
             max_retries: 0,
             retry_timeout: self.request_timeout,
@@ -77,8 +77,7 @@ impl S3Config {
         builder.build().map_err(|error| Error::Invalid(one_line(&error).into()))
     }
 
-    /// Returns the endpoint for `object_store`: with the bucket in the host name if it belongs
-    /// there.
+    /// Returns the endpoint for `object_store`. With virtual hosts, the bucket is in the host name.
     fn endpoint_of_bucket(&self, endpoint: &str) -> String {
         let endpoint = endpoint.trim_end_matches('/');
         match endpoint.split_once("://").filter(|_| self.virtual_host) {
@@ -88,8 +87,8 @@ impl S3Config {
     }
 }
 
-/// Returns whether no connection uses TLS: neither to the endpoint, nor to a network source of
-/// credentials. Then the system's authorities, some hundred certificates, are not read.
+/// Returns whether no connection uses TLS, neither to the endpoint nor to a network source of
+/// credentials. In that case the system's authorities, a few hundred certificates, are not read.
 fn is_plain(config: &S3Config) -> bool {
     let has_credentials = config.anonymous
         || config.credentials_file.is_some()
@@ -113,7 +112,7 @@ impl Connector {
     /// Returns the connector of a configuration. Reads `ca_file`.
     ///
     /// # Errors
-    /// [`Error::Invalid`]: the file is unusable, or an endpoint with TLS would have no trusted
+    /// [`Error::Invalid`] if the file is unusable, or an endpoint with TLS would have no trusted
     /// authority.
     pub(crate) fn new(config: &S3Config) -> Result<Self> {
         let tls = match is_plain(config) {
@@ -169,8 +168,8 @@ impl HttpConnector for Connector {
 #[derive(Debug)]
 struct Http {
     client: Client,
-    /// For the head of an answer. The store limits its attempts itself; sources of credentials do
-    /// not.
+    /// The time limit for the head of a response. The store limits its attempts itself, but sources
+    /// of credentials do not.
     timeout: Duration,
 }
 
@@ -189,7 +188,7 @@ impl HttpService for Http {
     }
 }
 
-/// An error whose text includes its causes, because `object_store` prints only the first of a
+/// An error whose text includes its causes, because `object_store` prints only the first error of a
 /// chain.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
@@ -230,7 +229,7 @@ impl RemoveIf for SignedRemover {
             }
         };
         let task = self.handle.spawn(asked);
-        // The runtime ends with the store.
+        // The task fails only if the runtime has ended together with the store.
         Box::pin(async move { task.await.map_err(failed)? })
     }
 }
@@ -241,7 +240,7 @@ fn failed(error: impl std::fmt::Display) -> Error {
 
 /// Conditional removals, which [`object_store::ObjectStore`] lacks.
 pub(crate) trait RemoveIf: Send + Sync {
-    /// Removes an object if it has this ETag. Returns whether it did.
+    /// Removes an object if it has this ETag. Returns whether the object was removed.
     fn remove_if<'a>(&'a self, path: &'a Path, etag: &'a str) -> BoxFuture<'a, Result<bool>>;
 }
 
@@ -250,7 +249,7 @@ pub(crate) type Remover = Option<Arc<dyn RemoveIf>>;
 
 // ---- listings
 
-/// The most keys in one answer, which is the servers' limit.
+/// The maximum number of keys in one response, which is the servers' limit.
 const KEYS_MAX: usize = 1000;
 
 /// The paginated listing, if the store has one.

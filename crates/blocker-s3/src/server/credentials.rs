@@ -22,7 +22,7 @@ use parking_lot::Mutex;
 
 /// The interval at which the file is checked.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
-/// The largest accepted file.
+/// The maximum size of the file.
 const FILE_BYTES_MAX: u64 = 64 * 1024;
 
 /// The credentials of one profile of a file.
@@ -50,7 +50,7 @@ impl FileCredentials {
     /// Reads the file.
     ///
     /// # Errors
-    /// [`Error::Invalid`]: one line with the file and the missing part.
+    /// [`Error::Invalid`] with one line that names the file and the missing part.
     pub(crate) fn open(path: &Path, profile: &str, clock: Arc<dyn Clock>) -> Result<Self> {
         let (credential, modified) = read(path, profile)
             .map_err(|why| Error::Invalid(format!("credentials_file {}: {why}", path.display()).into()))?;
@@ -63,7 +63,8 @@ impl FileCredentials {
 impl CredentialProvider for FileCredentials {
     type Credential = AwsCredential;
 
-    /// Returns the last readable credentials: a file that is being replaced may be incomplete.
+    /// Returns the last readable credentials, because a file that is being replaced may be
+    /// incomplete.
     async fn get_credential(&self) -> object_store::Result<Arc<AwsCredential>> {
         let mut last = self.last.lock();
         let now = self.clock.now();
@@ -85,7 +86,7 @@ impl CredentialProvider for FileCredentials {
 fn read(path: &Path, profile: &str) -> std::result::Result<(AwsCredential, Option<SystemTime>), String> {
     let cannot = |error: std::io::Error| format!("cannot be read: {error}");
     let file = std::fs::File::open(path).map_err(cannot)?;
-    // Read before the content: the next check detects a change in between.
+    // The time is read before the content, so that the next check detects a change in between.
     let modified = file.metadata().and_then(|file| file.modified()).ok();
     let mut text = String::new();
     let len = file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text).map_err(cannot)?;

@@ -2,7 +2,7 @@
 //!
 //! The limit of concurrent requests is configured, and lower for a while after the server has asked
 //! to slow down (429, 503 `SlowDown`). Each such answer halves it, at most once in [`HALVE_EVERY`],
-//! since the answers to one burst come together; it grows by one whenever as many requests as the
+//! since the responses to one burst come together; it grows by one whenever as many requests as the
 //! limit have been answered.
 
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use blocker::Timestamp;
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 
-/// The shortest time between two halvings.
+/// The minimum time between two halvings.
 const HALVE_EVERY: Duration = Duration::from_secs(1);
 
 /// The limit of concurrent requests.
@@ -25,16 +25,16 @@ pub(crate) struct Concurrency {
 struct State {
     /// The current limit.
     now: usize,
-    /// The number of permits in use that are destroyed when they are returned.
+    /// The number of permits in use that are to be destroyed when they are returned.
     owed: usize,
-    /// Requests answered since the limit last changed.
+    /// The number of requests answered since the limit last changed.
     answered: usize,
     halved_at: Option<Timestamp>,
-    /// When the server last asked to slow down.
+    /// The time at which the server last asked to slow down.
     asked_at: Option<Timestamp>,
 }
 
-/// The permission for one request in flight, while this lives.
+/// The permission for one request in flight, valid as long as this value exists.
 pub(crate) struct Permit {
     limit: Arc<Concurrency>,
     permit: Option<OwnedSemaphorePermit>,
@@ -74,7 +74,7 @@ impl Concurrency {
         self.permits.available_permits() >= self.now().div_ceil(2)
     }
 
-    /// Notes that the server has asked to slow down.
+    /// Records that the server has asked to slow down.
     pub(crate) fn slow_down(&self, now: Timestamp) {
         let mut state = self.state.lock();
         state.asked_at = Some(now);
@@ -92,7 +92,7 @@ impl Concurrency {
         self.state.lock().asked_at.is_some_and(|last| now.since(last) < HALVE_EVERY)
     }
 
-    /// Notes that the server has answered a request.
+    /// Records that the server has answered a request.
     pub(crate) fn answered(&self) {
         let mut state = self.state.lock();
         if state.now == self.max {
@@ -114,9 +114,9 @@ impl Concurrency {
 /// The unit of credits.
 const UNIT_BYTES: u64 = 4096;
 
-/// Credits for the payloads of concurrent operations; an operation that finds none waits for its
-/// turn. It takes its credits once, before its first request, and holds them to its end, so no
-/// holder waits for more.
+/// Credits for the payloads of concurrent operations. An operation that finds too few credits waits
+/// for its turn. It takes all its credits once, before its first request, and holds them until it
+/// ends, so no holder waits for more.
 pub(crate) struct Credits {
     units: Semaphore,
     max: u32,
@@ -151,7 +151,7 @@ mod tests {
         Timestamp(millis * 1_000_000)
     }
 
-    /// Returns how many more permits can be taken.
+    /// Returns the number of further permits that can be taken.
     fn free(limit: &Arc<Concurrency>) -> usize {
         let mut permits = Vec::new();
         while let Some(permit) = poll_times(limit.permit(), 1, Duration::ZERO) {

@@ -5,16 +5,16 @@
 //! with the status is private to that crate, so the status is parsed from the text
 //! (`tests/it/answers.rs` detects a change).
 //!
-//! A refusal is an answer that means that nothing was changed and that the same request would be
+//! A refusal is a response that means that nothing was changed and that the same request would be
 //! answered in the same way. Every status of 500 and above except 501 leaves the outcome open; so
 //! do statuses for a request that arrived too slowly, or for too many requests.
 
 use blocker::Error;
 
-/// The text before status and body in an error. It contains spaces, so no (encoded) key contains
-/// it.
+/// The text before the status and the body in an error. It contains spaces, so it never occurs in
+/// an (encoded) key.
 const BEFORE_STATUS: &str = "Server returned non-2xx status code: ";
-/// The same for a redirect without an address.
+/// The corresponding text for a redirect without an address.
 const REDIRECT: &str = "Received redirect without LOCATION";
 
 /// The codes of a 409 that is unrelated to conditions: the server keeps objects as files
@@ -36,14 +36,15 @@ pub(crate) struct Refusal {
 }
 
 impl Refusal {
-    /// Returns the refusal in an error; `None` if it has none, or leaves the outcome open.
+    /// Returns the refusal in an error, or `None` if the error contains no refusal or leaves the
+    /// outcome open.
     pub(crate) fn of(error: &object_store::Error) -> Option<Self> {
         use object_store::Error as E;
         let refusal = Self::parse(&error.to_string())?;
         let is_open = match error {
             E::Generic { .. } => refusal.leaves_open(),
             E::PermissionDenied { .. } | E::Unauthenticated { .. } => false,
-            // For an object these are not refusals.
+            // If the request concerns an object, these are not refusals.
             E::NotFound { .. } | E::Precondition { .. } => refusal.code != "NoSuchBucket",
             E::AlreadyExists { .. } => !refusal.is_no_place(),
             _ => true,
@@ -81,9 +82,9 @@ impl Refusal {
         }
     }
 
-    /// Returns whether the server cannot store a file for the key. It also answers this if a
-    /// directory was removed with its last file at the moment when another file was put there; so a
-    /// retry may succeed.
+    /// Returns whether the server cannot store a file for the key. A server also responds this way
+    /// if a directory was removed with its last file just as another file was put there, so a retry
+    /// may succeed.
     pub(crate) fn is_no_place(&self) -> bool {
         self.status == 409 && NO_PLACE.contains(&self.code.as_str())
     }
@@ -114,10 +115,10 @@ impl Refusal {
 
 // ---- errors as text for logs
 
-/// The longest text.
+/// The maximum length of the text.
 const CHARS_MAX: usize = 300;
-/// The longest word, and the lengths of the beginning and end that remain of a longer one. A key
-/// may have a thousand bytes.
+/// The maximum length of a word, and the lengths of the beginning and the end that are kept of a
+/// longer word. A key may have a thousand bytes.
 const WORD_CHARS_MAX: usize = 120;
 const BEGIN_CHARS: usize = 80;
 const END_CHARS: usize = 30;

@@ -39,23 +39,24 @@ use crate::random;
 const DELAY: Duration = Duration::from_millis(50);
 /// The first delay if the server asks to slow down.
 const SLOW_DOWN_DELAY: Duration = Duration::from_millis(400);
-/// The longest delay.
+/// The maximum delay.
 const DELAY_MAX: Duration = Duration::from_secs(5);
 
-/// The client's error text for an answer with the whole object instead of a range
+/// The client's error text for a response with the whole object instead of a range
 /// (`tests/it/network.rs` detects a change).
 const NO_RANGE: &str = "non-partial response";
-/// The client's error text for an answer without an ETag (tested there, too).
+/// The client's error text for a response without an ETag (the same test detects a change).
 const NO_ETAG: &str = "ETag Header missing";
-/// This program's error text for an answer that is too long.
+/// This program's error text for a response that is too long.
 const TOO_MANY: &str = "the server sends more bytes than were asked for";
 
 type Work<T> = Pin<Box<dyn Future<Output = object_store::Result<T>> + Send>>;
 
-/// A request whose answer is kept by itself, so that the code which sends it is compiled once for all kinds of answers.
+/// A request that keeps its response itself, so that the code that sends requests is compiled once
+/// for all kinds of responses.
 type AnyRequest<'a> = dyn FnMut(Arc<dyn ObjectStore>) -> Work<()> + Send + 'a;
 
-/// The answer to a request, once there is one.
+/// The response to a request, once there is one.
 struct Answer<T>(Arc<Mutex<Option<T>>>);
 
 impl<T> Answer<T> {
@@ -64,7 +65,7 @@ impl<T> Answer<T> {
     }
 }
 
-/// Returns a request that keeps its answer, and where it keeps it.
+/// Returns a request that keeps its response, and the place where the response is kept.
 fn kept<'a, T: Send + 'static>(
     mut request: impl FnMut(Arc<dyn ObjectStore>) -> Work<T> + Send + 'a,
 ) -> (Answer<T>, impl FnMut(Arc<dyn ObjectStore>) -> Work<()> + Send + 'a) {
@@ -161,19 +162,19 @@ pub(crate) struct Removals {
     pub(crate) ended: tokio::sync::Notify,
 }
 
-/// The answer to a conditional put.
+/// The result of a conditional put.
 pub(crate) enum Put {
-    /// It was applied; the new ETag, if the server states it.
+    /// The put was applied. Contains the new ETag, if the server states it.
     Done(Option<String>),
     /// The condition did not hold.
     Lost,
-    /// It was refused for another reason than the condition: it was not applied.
+    /// The put was refused for a reason other than the condition, and was not applied.
     Refused(Error),
-    /// There was no answer, or one that leaves the outcome open.
+    /// There was no response, or one that leaves the outcome open.
     Unknown(Error),
 }
 
-/// The answer to a get.
+/// The result of a get.
 pub(crate) enum Got {
     Found(Bytes, Option<String>),
     /// The object has the ETag that the caller named.
@@ -181,10 +182,10 @@ pub(crate) enum Got {
     Missing,
 }
 
-/// Why an attempt failed.
+/// The reason why an attempt failed.
 enum Failure {
     Answer(object_store::Error),
-    /// An answer that the same request would get again. Nothing was changed.
+    /// A refusal, which the same request would get again. Nothing was changed.
     Refusal(Refusal),
     Timeout,
 }
@@ -221,7 +222,7 @@ impl Requests {
         answer.take()
     }
 
-    /// Makes attempts until one is answered, or there were enough.
+    /// Makes attempts until one is answered, or until the limit is reached.
     async fn repeat<T: Send + 'static>(
         &self,
         request: impl FnMut(Arc<dyn ObjectStore>) -> Work<T> + Send,
@@ -244,7 +245,7 @@ impl Requests {
                 });
                 match task.await {
                     Ok(Ok(answer)) => answer.map_err(Failure::from),
-                    // The runtime ends with the store.
+                    // The runtime has ended together with the store.
                     Ok(Err(_)) | Err(_) => Err(Failure::Timeout),
                 }
             }
@@ -318,10 +319,10 @@ impl Requests {
         self.clock.sleep(longest.mul_f64(random::part())).await;
     }
 
-    /// Returns a small object, unless it has the ETag `known`.
+    /// Returns a small object, unless its ETag is `known`.
     ///
     /// # Errors
-    /// Those of reads, except `Missing`; `Corrupt` if it is larger than `bytes_max`.
+    /// The errors of reads, except `Missing`; `Corrupt` if the object is larger than `bytes_max`.
     pub(crate) async fn get(&self, path: &Path, known: Option<&str>, bytes_max: u64) -> Result<Got> {
         let request = |store: Arc<dyn ObjectStore>| -> Work<Got> {
             self.stats.gets.increment();
@@ -349,10 +350,10 @@ impl Requests {
         }
     }
 
-    /// Returns a range of a blob; `None` if the blob is missing.
+    /// Returns a range of a blob, or `None` if the blob is missing.
     ///
     /// # Errors
-    /// Those of reads; `Corrupt` if the blob is too short.
+    /// The errors of reads; `Corrupt` if the blob is too short.
     pub(crate) async fn get_range(&self, path: &Path, range: std::ops::Range<u64>) -> Result<Option<Bytes>> {
         let len = range.end - range.start;
         let request = |store: Arc<dyn ObjectStore>| -> Work<Bytes> {
@@ -378,7 +379,7 @@ impl Requests {
     /// Puts a blob with a new key.
     ///
     /// # Errors
-    /// Those of changes that have not begun.
+    /// The errors of changes that have not begun.
     pub(crate) async fn put_blob(&self, path: &Path, body: Bytes) -> Result<()> {
         let put = self.repeat(|store| self.put(store, path, &body, PutMode::Overwrite)).await;
         put.map(drop).map_err(|failure| self.error(path, failure))
@@ -397,7 +398,7 @@ impl Requests {
         let update = UpdateVersion { e_tag: Some(etag.to_owned()), version: None };
         let put = self.put_once(path, body, PutMode::Update(update)).await;
         match put {
-            // Nothing to replace. (A missing bucket is a refusal.)
+            // There is no object to replace. (A missing bucket is a refusal.)
             Err(Failure::Answer(object_store::Error::NotFound { .. })) => {
                 self.stats.conflicts.increment();
                 Put::Lost
@@ -406,8 +407,8 @@ impl Requests {
         }
     }
 
-    /// Makes one attempt at a conditional put, and further ones only after answers that say that it
-    /// was not made and may succeed later.
+    /// Makes one attempt at a conditional put. Further attempts follow only if the response states
+    /// that nothing was done and that the put may succeed later.
     async fn put_once(&self, path: &Path, body: &Bytes, mode: PutMode) -> Result<Option<String>, Failure> {
         for retry in 0..self.limits.retries {
             let put = self.attempt(|store| self.put(store, path, body, mode.clone())).await;
@@ -461,7 +462,7 @@ impl Requests {
     /// Removes an object. A missing object is not an error.
     ///
     /// # Errors
-    /// Those of reads.
+    /// The errors of reads.
     pub(crate) async fn delete(&self, path: &Path) -> Result<()> {
         let request = |store: Arc<dyn ObjectStore>| -> Work<()> {
             self.stats.deletes.increment();
@@ -477,7 +478,7 @@ impl Requests {
     /// Returns at most `count` objects below `under`, in order, after the key `after`.
     ///
     /// # Errors
-    /// Those of reads.
+    /// The errors of reads.
     pub(crate) async fn list(
         &self,
         under: &Path,
@@ -509,7 +510,7 @@ impl Requests {
     /// Returns the directories directly below `under`.
     ///
     /// # Errors
-    /// Those of reads.
+    /// The errors of reads.
     pub(crate) async fn directories(&self, under: &Path) -> Result<Vec<Path>> {
         let request = |store: Arc<dyn ObjectStore>| -> Work<Vec<Path>> {
             self.stats.lists.increment();
@@ -522,15 +523,15 @@ impl Requests {
     /// Returns an object's metadata.
     ///
     /// # Errors
-    /// Those of reads.
+    /// The errors of reads.
     pub(crate) async fn meta(&self, path: &Path) -> Result<ObjectMeta> {
         self.head(path).await.map_err(|failure| self.error(path, failure))
     }
 
-    /// Returns an object's metadata; `None` if it does not exist.
+    /// Returns an object's metadata, or `None` if the object does not exist.
     ///
     /// # Errors
-    /// Those of reads.
+    /// The errors of reads.
     pub(crate) async fn meta_if_there(&self, path: &Path) -> Result<Option<ObjectMeta>> {
         match self.head(path).await {
             Ok(meta) => Ok(Some(meta)),
@@ -548,7 +549,7 @@ impl Requests {
         self.repeat(request).await
     }
 
-    /// Returns the error of a request that has changed nothing, or nothing that matters.
+    /// Returns the error of a request that has changed nothing, or nothing of importance.
     fn error(&self, path: &Path, failure: Failure) -> Error {
         use object_store::Error as E;
         let answer = match failure {
@@ -577,10 +578,11 @@ fn too_short(path: &Path) -> Error {
     Error::Corrupt(format!("{path} is shorter than its head states").into())
 }
 
-/// Returns the bytes of a stream in one buffer, without a copy if they arrive in one.
+/// Returns the bytes of a stream in one buffer, without a copy if they arrive in one buffer.
 ///
 /// # Errors
-/// The stream's errors, and more bytes than `bytes_max`: a server may send more than it announces.
+/// The stream's errors; also an error if there are more than `bytes_max` bytes, because a server
+/// may send more than it announces.
 async fn collect(
     mut stream: futures_util::stream::BoxStream<'static, object_store::Result<Bytes>>,
     bytes_max: u64,
@@ -605,8 +607,8 @@ async fn collect(
 // ---- background removals
 
 impl Requests {
-    /// Removes unnamed objects in the background. Those for which there are no free requests are
-    /// left to a sweep.
+    /// Removes objects that no head names, in the background. If there are no free requests for an
+    /// object, it is left to a sweep.
     pub(crate) async fn remove_later(self: &Arc<Self>, paths: Vec<Path>) {
         match &self.spawn {
             Spawn::Inline => {
@@ -632,7 +634,7 @@ impl Requests {
         }
     }
 
-    /// Waits until no background removal is running, at most `timeout`.
+    /// Waits until no background removal is running, but at most for `timeout`.
     pub(crate) async fn removed(&self, timeout: Duration) {
         let all = async {
             loop {

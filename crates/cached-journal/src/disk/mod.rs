@@ -19,11 +19,11 @@ pub type FileId = (u64, u64);
 
 /// A directory of files.
 pub trait Disk: Send + Sync {
-    /// Takes the exclusive lock of the directory. It is released when the result is dropped or the
-    /// process ends.
+    /// Takes the exclusive lock of the directory. The lock is released when the returned value is
+    /// dropped or the process ends.
     ///
     /// # Errors
-    /// `WouldBlock` if another holds it.
+    /// `WouldBlock` if another process or handle has the lock.
     fn lock(&self) -> io::Result<Box<dyn Send + Sync>>;
     /// Returns the names of all files and directories, in any order.
     fn names(&self) -> io::Result<Vec<String>>;
@@ -39,8 +39,8 @@ pub trait Disk: Send + Sync {
     fn remove(&self, name: &str) -> io::Result<()>;
     /// Makes creations, renames and removals durable.
     fn sync_names(&self) -> io::Result<()>;
-    /// Returns a directory within this one, creating it if missing. Its name becomes durable as
-    /// those of files do.
+    /// Returns a directory within this one, and creates it if it is missing. The name of the
+    /// directory becomes durable in the same way as the names of files.
     fn directory(&self, name: &str) -> io::Result<Box<dyn Disk>>;
     /// Returns an unpredictable number.
     fn random(&self) -> io::Result<u64>;

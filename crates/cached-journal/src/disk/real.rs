@@ -21,7 +21,8 @@ pub struct RealDisk {
     root: PathBuf,
     is_direct: bool,
     is_read_only: bool,
-    /// The user to whom files created by root are given; nobody for a read-only directory.
+    /// The user who becomes the owner of files that root creates, or `None`; always `None` for a
+    /// read-only directory.
     owner: Option<Owner>,
 }
 
@@ -31,7 +32,7 @@ impl RealDisk {
     /// # Errors
     /// The operating system's errors.
     pub fn open(root: &Path, is_direct: bool) -> io::Result<Self> {
-        // Fails unless the path is a directory.
+        // This fails unless the path is a directory.
         fs::read_dir(root)?;
         let owner = Some(Owner::of(&fs::metadata(root)?));
         Ok(Self { root: root.to_path_buf(), is_direct, is_read_only: false, owner })
@@ -54,8 +55,8 @@ impl RealDisk {
         Self::open(root, is_direct)
     }
 
-    /// Returns the directory as read-only: nothing in it is created or changed, so this works on a
-    /// read-only file system.
+    /// Returns the directory for reading only. Nothing in it is created or changed, so this works
+    /// on a read-only file system.
     #[must_use]
     pub fn read_only(root: &Path) -> Self {
         Self { root: root.to_path_buf(), is_direct: false, is_read_only: true, owner: None }
@@ -156,8 +157,9 @@ impl Disk for RealDisk {
 
 /// A lock that is released when it is dropped.
 ///
-/// Closing the file would not suffice: the lock belongs to the open file description, which a child
-/// that another thread has just forked also holds until it executes its program.
+/// Closing the file would not release the lock in every case: the lock belongs to the open file
+/// description, which is also held by a child process that another thread has just forked, until
+/// the child executes its program.
 struct Lock(File);
 
 impl Lock {
@@ -183,7 +185,8 @@ impl Drop for Lock {
 }
 
 struct RealFile {
-    /// For reads, which profit from the page cache's read-ahead, and for writes without `O_DIRECT`.
+    /// Used for reads, which benefit from the page cache's read-ahead, and for writes without
+    /// `O_DIRECT`.
     buffered: File,
     direct: Option<File>,
     id: FileId,

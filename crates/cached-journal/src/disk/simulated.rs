@@ -47,18 +47,18 @@ impl Random {
     }
 }
 
-/// How often operations fail, in 1 000.
+/// The rates at which operations fail, per 1 000 operations.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Faults {
-    /// Writes, after some of their sectors.
+    /// The rate of failed writes. Some of their sectors are written.
     pub write: u64,
-    /// Syncs of a file, losing some of its unsynced writes.
+    /// The rate of failed syncs of a file. Some of the file's unsynced writes are lost.
     pub sync: u64,
-    /// Creations of files, for lack of space.
+    /// The rate of failed creations of files, for lack of space.
     pub full: u64,
 }
 
-/// The disk. Clones share one disk.
+/// The simulated disk. Clones share one disk.
 #[derive(Clone, Default)]
 pub struct SimulatedDisk {
     medium: Arc<Mutex<Medium>>,
@@ -103,7 +103,7 @@ struct Medium {
     stored_names: BTreeMap<String, u64>,
     /// Changes of names, each stored as a whole or not at all.
     pending_names: Vec<Vec<(String, Option<u64>)>>,
-    /// Ordered, because the seed's draws depend on the order.
+    /// An ordered map, because the draws from the seed depend on the order.
     files: BTreeMap<u64, Content>,
     next_file: u64,
 }
@@ -153,7 +153,7 @@ impl Content {
 
     /// Stores a random set of sectors of the unsynced writes.
     fn store_some(&mut self, random: &mut Random) {
-        // Mostly all or nothing; sometimes a mix.
+        // Usually all or nothing, sometimes a mix.
         let chance = [0, 1000, 500][random.below(3) as usize];
         for (at, data) in std::mem::take(&mut self.pending) {
             let mut done = 0;
@@ -177,7 +177,8 @@ impl Medium {
         if self.is_off || self.power != power { Err(io::Error::other("the power is off")) } else { Ok(()) }
     }
 
-    /// Counts a changing operation. The one at which the power is cut fails, executed or not.
+    /// Counts a changing operation. The operation at which the power is cut fails, whether or not
+    /// it was executed.
     fn change(&mut self, power: u64) -> io::Result<bool> {
         self.check(power)?;
         self.step += 1;
@@ -211,7 +212,8 @@ impl SimulatedDisk {
         Self::default()
     }
 
-    /// Cuts the power at the operation after this many, 1 being the next one. `None` leaves it on.
+    /// Cuts the power at the operation after this many; 1 means the next operation. With `None` the
+    /// power stays on.
     pub fn cut_power_in(&self, operations: Option<u64>) {
         let mut medium = self.medium.lock();
         medium.cut_at = operations.map(|operations| medium.step + operations);
@@ -227,7 +229,7 @@ impl SimulatedDisk {
         self.medium.lock().step
     }
 
-    /// Cuts the power if it is on, decides by `seed` which unsynced changes are on the medium, and
+    /// Cuts the power if it is on, decides by `seed` which unsynced changes are stored, and
     /// switches the power on again.
     pub fn power_cycle(&self, seed: u64) {
         let mut medium = self.medium.lock();
@@ -252,7 +254,7 @@ impl SimulatedDisk {
         medium.power += 1;
     }
 
-    /// Ends the process that uses the disk, as `kill -9` does: its writes stay, synced or not, its
+    /// Ends the process that uses the disk, as `kill -9` does. Its writes stay, synced or not, its
     /// lock is released, and its open files become unusable.
     pub fn kill_process(&self) {
         let mut medium = self.medium.lock();
@@ -262,20 +264,21 @@ impl SimulatedDisk {
         medium.power += 1;
     }
 
-    /// Makes operations fail from now on, as `seed` decides.
+    /// Makes operations fail at random from now on. `seed` determines which of them fail.
     pub fn set_faults(&self, seed: u64, faults: Faults) {
         let mut medium = self.medium.lock();
         medium.random = Random::new(seed);
         medium.faults = faults;
     }
 
-    /// Makes syncs of files wait, as on a disk that does not answer, or releases them.
+    /// Makes syncs of files wait, as on a disk that does not respond, or releases the waiting
+    /// syncs.
     pub fn hold_syncs(&self, is_held: bool) {
         self.gate.state.lock().is_closed = is_held;
         self.gate.moved.notify_all();
     }
 
-    /// Blocks the thread until a sync is held back.
+    /// Blocks the thread until a sync is waiting.
     pub fn wait_for_held_sync(&self) {
         let mut state = self.gate.state.lock();
         while !(state.is_closed && state.waiting > 0) {
@@ -421,7 +424,8 @@ impl Disk for SimulatedDisk {
     }
 }
 
-/// A directory within the disk: its files' names begin with its name. An empty one does not exist.
+/// A directory within the disk: the names of its files begin with the directory's name. An empty
+/// directory does not exist.
 struct SimulatedDirectory {
     disk: SimulatedDisk,
     prefix: String,
