@@ -123,7 +123,7 @@ pub trait Blocker: Send + Sync {
     /// request asks for less, a blocker may do less; the reply states the durability reached.
     ///
     /// # Errors
-    /// `NotStored`: the data are still dirty and readable. [`Error::WritesLost`], `DeadlinePassed`,
+    /// `NotStored`: the data are still dirty and readable. [`Error::WritesLost`](crate::Error::WritesLost), `DeadlinePassed`,
     /// `Retryable`.
     fn flush(&self, request: FlushRequest) -> Reply<FlushReply>;
 

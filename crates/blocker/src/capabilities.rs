@@ -62,8 +62,8 @@ pub struct Capabilities {
 impl Capabilities {
     /// Returns the capabilities of a backend that has every feature of the contract, with objects
     /// of up to `object_bytes_max` bytes, and survives nothing. A backend starts from these and
-    /// changes the fields that differ. `runs_max` is 0, because the default
-    /// [`crate::Blocker::write_runs`] refuses.
+    /// changes the fields that differ. `runs_max` is 0: a backend that executes
+    /// [`Change::WriteRuns`](crate::Change::WriteRuns) sets it.
     #[must_use]
     pub fn full(object_bytes_max: u64) -> Self {
         Self {
