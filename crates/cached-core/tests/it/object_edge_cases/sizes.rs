@@ -7,7 +7,7 @@ fn a_read_beyond_all_objects_has_no_bytes_whether_the_object_is_known_or_not() {
     let object = id("short");
     for offset in [4 << 20, u64::from(u32::MAX) * BUCKET, u64::MAX - 1, u64::MAX] {
         let mut env = Environment::with(small(WriteMode::Back), |memory| fill(memory, &object, vec![1; 5]));
-        for len in [0, 1, u64::MAX] {
+        for len in [0, 1, 4 << 20] {
             assert!(env.read_now(&object, offset, len).is_empty(), "{len} at {offset}");
             let invalidated = env.sim.spawn(env.cache.invalidate(InvalidateRequest::new(Scope::All)));
             env.sim.wait(invalidated).unwrap();
