@@ -216,9 +216,9 @@ impl Core {
     async fn new_content(&self, work: &mut Work<'_>, head: &Head) -> Result<Option<(Content, Option<u128>)>> {
         let size = head.content.size_bytes;
         let new_size = work.change.size_after(size);
-        let mut content = match work.change {
-            Change::WriteFull { .. } | Change::Delete => Content::default(),
-            _ => head.content.clone(),
+        let mut content = match work.change.replaces_content() {
+            true => Content::default(),
+            false => head.content.clone(),
         };
         // Discarding beyond the end has no effect.
         let edits: Vec<Edit> = match work.change {

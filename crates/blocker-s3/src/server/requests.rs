@@ -212,27 +212,26 @@ impl Requests {
         Self { store, pages, spawn, clock, limits, concurrency, bare_etags, stats, removals }
     }
 
-    /// Makes one attempt.
-    async fn attempt<T: Send + 'static>(
-        &self,
-        request: impl FnMut(Arc<dyn ObjectStore>) -> Work<T> + Send,
-    ) -> Result<T, Failure> {
-        let (answer, mut request) = kept(request);
-        self.attempt_any(&mut request).await?;
-        answer.take()
-    }
-
     /// Makes attempts until one is answered, or until the limit is reached.
     async fn repeat<T: Send + 'static>(
         &self,
         request: impl FnMut(Arc<dyn ObjectStore>) -> Work<T> + Send,
     ) -> Result<T, Failure> {
+        self.send(self.limits.retries, request).await
+    }
+
+    /// Makes an attempt, and up to `retries` more until one is answered.
+    async fn send<T: Send + 'static>(
+        &self,
+        retries: u32,
+        request: impl FnMut(Arc<dyn ObjectStore>) -> Work<T> + Send,
+    ) -> Result<T, Failure> {
         let (answer, mut request) = kept(request);
-        self.repeat_any(&mut request).await?;
+        self.send_any(retries, &mut request).await?;
         answer.take()
     }
 
-    async fn attempt_any(&self, request: &mut AnyRequest<'_>) -> Result<(), Failure> {
+    async fn attempt(&self, request: &mut AnyRequest<'_>) -> Result<(), Failure> {
         let permit = self.concurrency.permit().await;
         let work = request(Arc::clone(&self.store));
         let answer = match &self.spawn {
@@ -275,17 +274,16 @@ impl Requests {
         answer
     }
 
-    /// Makes attempts until one is answered, or the limit is reached.
-    async fn repeat_any(&self, request: &mut AnyRequest<'_>) -> Result<(), Failure> {
+    async fn send_any(&self, retries: u32, request: &mut AnyRequest<'_>) -> Result<(), Failure> {
         for retry in 0.. {
-            let answer = self.attempt_any(request).await;
+            let answer = self.attempt(request).await;
             let delay = match &answer {
                 Err(Failure::Answer(error)) if Refusal::is_slow_down(error) => SLOW_DOWN_DELAY,
                 Err(Failure::Timeout | Failure::Answer(object_store::Error::Generic { .. })) => DELAY,
                 Err(Failure::Refusal(refusal)) if refusal.is_no_place() => DELAY,
                 _ => return answer,
             };
-            if retry >= self.limits.retries {
+            if retry >= retries {
                 return answer;
             }
             self.stats.repeated.increment();
@@ -410,8 +408,9 @@ impl Requests {
     /// Makes one attempt at a conditional put. Further attempts follow only if the response states
     /// that nothing was done and that the put may succeed later.
     async fn put_once(&self, path: &Path, body: &Bytes, mode: PutMode) -> Result<Option<String>, Failure> {
+        let mut put_to = |store: Arc<dyn ObjectStore>| self.put(store, path, body, mode.clone());
         for retry in 0..self.limits.retries {
-            let put = self.attempt(|store| self.put(store, path, body, mode.clone())).await;
+            let put = self.send(0, &mut put_to).await;
             match &put {
                 Err(Failure::Refusal(refusal)) if refusal.is_no_place() => {}
                 _ => return put,
@@ -419,7 +418,7 @@ impl Requests {
             self.stats.repeated.increment();
             self.delay(retry).await;
         }
-        self.attempt(|store| self.put(store, path, body, mode.clone())).await
+        self.send(0, &mut put_to).await
     }
 
     fn put(
