@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use blocker::admission::runs_end;
 use blocker::conditional::stored;
 use blocker::event::Event;
 use blocker::metrics::{Collect, Families};
@@ -110,9 +109,7 @@ impl Blocker for RadosStore {
     }
 
     fn change(&self, request: ChangeRequest) -> Reply<ChangeReply> {
-        if let Change::WriteRuns { runs } = &request.change
-            && let Err(error) = runs_end(runs, &self.capabilities())
-        {
+        if let Err(error) = request.change.check_runs(|| self.capabilities()) {
             return Reply::err(error);
         }
         let ChangeRequest { object, change, terms, call, .. } = request;

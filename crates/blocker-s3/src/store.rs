@@ -5,7 +5,6 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use blocker::admission::runs_end;
 use blocker::conditional::stored;
 use blocker::event::Event;
 use blocker::metrics::{Collect, Families};
@@ -206,9 +205,7 @@ impl Blocker for S3Store {
     }
 
     fn change(&self, request: ChangeRequest) -> Reply<ChangeReply> {
-        if let Change::WriteRuns { runs } = &request.change
-            && let Err(error) = runs_end(runs, &self.capabilities())
-        {
+        if let Err(error) = request.change.check_runs(|| self.capabilities()) {
             return Reply::err(error);
         }
         let ChangeRequest { object, change, terms, call, .. } = request;

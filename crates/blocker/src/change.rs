@@ -2,7 +2,8 @@
 
 use std::marker::PhantomData;
 
-use crate::admission::range_end;
+use crate::admission::{range_end, runs_end};
+use crate::capabilities::Capabilities;
 use crate::error::Result;
 use crate::name::ObjectId;
 use crate::order::{Durability, OrderDomain, Stamp, Version};
@@ -141,14 +142,21 @@ impl Change {
     /// ranges end within 2^64, which [`Self::check_end`] ensures.
     #[must_use]
     pub fn end(&self) -> u64 {
-        let end = |offset: u64, len: u64| if len == 0 { 0 } else { offset + len };
+        match self {
+            Self::WriteRuns { runs } => runs.last().map_or(0, Run::end),
+            _ => self.range().filter(|(_, len)| *len > 0).map_or(0, |(offset, len)| offset + len),
+        }
+    }
+
+    /// Returns the offset and the length of the single range that it writes, if it writes one.
+    #[inline]
+    pub(crate) fn range(&self) -> Option<(u64, u64)> {
         match self {
             Self::Write { offset, data } | Self::CompareAndWrite { offset, data, .. } => {
-                end(*offset, data.len_bytes() as u64)
+                Some((*offset, data.len_bytes() as u64))
             }
-            Self::WriteZeroes { offset, len_bytes } => end(*offset, *len_bytes),
-            Self::WriteRuns { runs } => runs.last().map_or(0, Run::end),
-            _ => 0,
+            Self::WriteZeroes { offset, len_bytes } => Some((*offset, *len_bytes)),
+            _ => None,
         }
     }
 
@@ -164,22 +172,29 @@ impl Change {
         }
     }
 
+    /// Checks the runs of a [`Change::WriteRuns`] against a backend's capabilities; any other change
+    /// passes, without a look at them.
+    ///
+    /// # Errors
+    /// As [`runs_end`].
+    pub fn check_runs(&self, can: impl FnOnce() -> Capabilities) -> Result<()> {
+        match self {
+            Self::WriteRuns { runs } => runs_end(runs, &can()).map(drop),
+            _ => Ok(()),
+        }
+    }
+
     /// Checks that what it writes ends within the largest object. Runs are checked by
-    /// [`runs_end`](crate::admission::runs_end), and what is copied once its size is known.
+    /// [`Self::check_runs`], and what is copied once its size is known.
     ///
     /// # Errors
     /// [`Error::TooLarge`](crate::Error::TooLarge).
     pub fn check_end(&self, object_bytes_max: u64) -> Result<()> {
-        let (offset, len) = match self {
-            Self::Write { offset, data } | Self::CompareAndWrite { offset, data, .. } => {
-                (*offset, data.len_bytes() as u64)
-            }
-            Self::WriteZeroes { offset, len_bytes } => (*offset, *len_bytes),
-            Self::WriteFull { data } => (0, data.len_bytes() as u64),
-            Self::Truncate { size_bytes } => (0, *size_bytes),
-            Self::WriteRuns { .. } | Self::Discard { .. } | Self::Delete | Self::Copy { .. } => return Ok(()),
+        let range = match self {
+            Self::WriteFull { .. } | Self::Truncate { .. } => Some((0, self.size_after(0))),
+            _ => self.range(),
         };
-        range_end(offset, len, object_bytes_max).map(drop)
+        range.map_or(Ok(()), |(offset, len)| range_end(offset, len, object_bytes_max).map(drop))
     }
 }
 

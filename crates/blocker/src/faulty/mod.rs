@@ -36,7 +36,6 @@ use std::task::Poll;
 use cached_metrics::{Collect, Families};
 use parking_lot::Mutex;
 
-use crate::admission::runs_end;
 use crate::blocker::Blocker;
 use crate::capabilities::{BUCKET_BYTES, Capabilities};
 use crate::change::{Change, ChangeRequest};
@@ -246,16 +245,6 @@ impl Shared {
         Ok(())
     }
 
-    fn record_size(&self, object: ObjectId, size_bytes: Option<u64>) {
-        if self.plan.space_bytes_max.is_some() {
-            let mut state = self.state.lock();
-            match size_bytes {
-                Some(size_bytes) => state.sizes.insert(object, size_bytes),
-                None => state.sizes.remove(&object),
-            };
-        }
-    }
-
     /// Records the object's size after a change.
     fn sized(
         self: &Arc<Self>,
@@ -268,25 +257,37 @@ impl Shared {
         }
         let shared = Arc::clone(self);
         reply.then(move |answer| {
-            answer.inspect(|reply| shared.record_size(object, (!is_delete).then_some(reply.size_bytes)))
+            answer.inspect(|reply| {
+                let mut state = shared.state.lock();
+                match is_delete {
+                    true => state.sizes.remove(&object),
+                    false => state.sizes.insert(object, reply.size_bytes),
+                };
+            })
         })
     }
 }
 
-/// Calls through the volatile cache if there is one, otherwise the blocker below.
-macro_rules! through {
-    ($self:ident, $kind:ident, $request:ident, $method:ident) => {{
-        let call = $request.call;
-        $self.run(Kind::$kind, call, move |shared| {
-            if shared.volatile.is_none() {
-                return shared.inner.$method($request);
-            }
-            let shared = Arc::clone(shared);
+/// Calls the volatile cache if there is one, otherwise the blocker below.
+macro_rules! below {
+    ($shared:ident, $request:ident, $method:ident) => {
+        if $shared.volatile.is_none() {
+            $shared.inner.$method($request)
+        } else {
+            let shared = Arc::clone($shared);
             Reply::pending(async move {
                 let Some(volatile) = &shared.volatile else { unreachable!("checked before") };
                 volatile.$method($request).await
             })
-        })
+        }
+    };
+}
+
+/// Makes a call of a kind as the plan has it, and all of it below.
+macro_rules! through {
+    ($self:ident, $kind:ident, $request:ident, $method:ident) => {{
+        let call = $request.call;
+        $self.run(Kind::$kind, call, move |shared| below!(shared, $request, $method))
     }};
 }
 
@@ -294,13 +295,9 @@ macro_rules! through {
 /// one of bytes. Nothing is needed for what is copied.
 fn end_needed(change: &Change) -> u64 {
     match change {
-        Change::Write { offset, data } | Change::CompareAndWrite { offset, data, .. } => {
-            offset.saturating_add(data.len_bytes() as u64)
-        }
-        Change::WriteZeroes { offset, len_bytes } => offset.saturating_add(*len_bytes),
         Change::WriteRuns { .. } => change.end(),
         Change::WriteFull { .. } | Change::Truncate { .. } => change.size_after(0),
-        Change::Discard { .. } | Change::Delete | Change::Copy { .. } => 0,
+        _ => change.range().map_or(0, |(offset, len)| offset.saturating_add(len)),
     }
 }
 
@@ -335,9 +332,7 @@ impl Blocker for Faulty {
     }
 
     fn change(&self, request: ChangeRequest) -> Reply<ChangeReply> {
-        if let Change::WriteRuns { runs } = &request.change
-            && let Err(error) = runs_end(runs, &self.capabilities())
-        {
+        if let Err(error) = request.change.check_runs(|| self.capabilities()) {
             return Reply::err(error);
         }
         self.run(Kind::Change, request.call, move |shared| {
@@ -345,15 +340,7 @@ impl Blocker for Faulty {
                 return Reply::err(error);
             }
             let (object, is_delete) = (request.object.clone(), matches!(request.change, Change::Delete));
-            let reply = if shared.volatile.is_some() {
-                let shared = Arc::clone(shared);
-                Reply::pending(async move {
-                    let Some(volatile) = &shared.volatile else { unreachable!("checked before") };
-                    volatile.change(request).await
-                })
-            } else {
-                shared.inner.change(request)
-            };
+            let reply = below!(shared, request, change);
             shared.sized(object, is_delete, reply)
         })
     }

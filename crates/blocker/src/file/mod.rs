@@ -63,10 +63,9 @@ use std::sync::Arc;
 
 use cached_metrics::{Collect, Families};
 
-use crate::admission::runs_end;
 use crate::blocker::Blocker;
 use crate::capabilities::{Capabilities, OBJECT_BYTES_MAX_DEFAULT, Survives};
-use crate::change::{Change, ChangeRequest};
+use crate::change::ChangeRequest;
 use crate::clock::{Clock, SystemClock};
 use crate::control::{Attachment, Control};
 use crate::error::{Error, Result};
@@ -286,9 +285,7 @@ impl Blocker for FileStore {
     }
 
     fn change(&self, request: ChangeRequest) -> Reply<ChangeReply> {
-        if let Change::WriteRuns { runs } = &request.change
-            && let Err(error) = runs_end(runs, &self.capabilities())
-        {
+        if let Err(error) = request.change.check_runs(|| self.capabilities()) {
             return Reply::err(error);
         }
         if self.is_late(&request.call) {

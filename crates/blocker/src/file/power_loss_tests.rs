@@ -87,8 +87,7 @@ fn work(store: &FileStore, seed: u64, model: &mut Model) -> bool {
             }
             7 => {
                 after = None;
-                let request = DeleteRequest::new(object(key)).terms(change);
-                store.delete(request).then(|r| r.map(|d| ChangeReply::new(Version(0), 0, d.durability)))
+                store.delete(DeleteRequest::new(object(key)).terms(change))
             }
             8 => {
                 let source = (key + 1) % OBJECTS;
