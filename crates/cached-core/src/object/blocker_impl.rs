@@ -94,10 +94,7 @@ impl ObjectCache {
         if taken.mode == WriteMode::Back && may_be_back {
             return Reply::pending(write_back::change(shared, request, None, hash, taken));
         }
-        if shared.journal.log.is_some() && request.terms.durability == Durability::Journaled {
-            // This cache has no record of the change, and the store may not have a log.
-            request.terms.durability = Durability::Stored;
-        }
+        write_through::store_if_journaled(&shared, &mut request.terms);
         let route = Route { taken, is_passing };
         Reply::pending(write_through::change(shared, request, hash, route))
     }

@@ -6,13 +6,12 @@
 
 use blocker::admission::check_condition;
 use blocker::{
-    Change, ChangeReply, ChangeRequest, Condition, Durability, Error, ObjectId, Result, Scope, Version,
-    WriteMode,
+    Change, ChangeReply, ChangeRequest, Condition, Error, ObjectId, Result, Scope, Version, WriteMode,
 };
 
 use super::back as write_back;
 use super::modes::TakenMode;
-use super::through::{answered, forget_head_if_direct};
+use super::through::{answered, forget_head_if_direct, store_if_journaled};
 use crate::object::memory::geometry::WHOLE;
 use crate::object::memory::pool::BUCKET;
 use crate::object::mutation::CopiedContent;
@@ -71,10 +70,7 @@ async fn copy_below(
     store_asked: StoreAsked,
 ) -> Result<ChangeReply> {
     let ChangeRequest { object: to, mut terms, call, .. } = request;
-    if shared.journal.log.is_some() && terms.durability == Durability::Journaled {
-        // This cache has no record of the copy, and the store may not have a log.
-        terms.durability = Durability::Stored;
-    }
+    store_if_journaled(shared, &mut terms);
     let (source, target) = acquire_both(shared, (&copied.id, copied.hash), (&to, hash)).await?;
     forget_head_if_direct(&source).await;
     forget_head_if_direct(&target).await;

@@ -6,7 +6,9 @@
 //! cache in the same order, while changes of other ranges proceed. Once the store has been asked,
 //! the work runs to completion even if its caller gives up.
 
-use blocker::{Change, ChangeReply, ChangeRequest, Condition, Durability, Result, Stamp, Version, WriteMode};
+use blocker::{
+    Change, ChangeReply, ChangeRequest, ChangeTerms, Condition, Durability, Result, Stamp, Version, WriteMode,
+};
 
 use super::modes::TakenMode;
 use crate::object::config::Writer;
@@ -45,6 +47,14 @@ impl Route {
     /// Returns the mode that determines how the cache is updated.
     fn keeping(&self) -> WriteMode {
         if self.is_passing { WriteMode::Around } else { self.taken.mode }
+    }
+}
+
+/// Asks for *stored* where the caller asks for *journaled*: this cache has no record of a change that
+/// goes to the store, and the store may not have a log.
+pub(crate) fn store_if_journaled(shared: &Shared, terms: &mut ChangeTerms) {
+    if shared.journal.log.is_some() && terms.durability == Durability::Journaled {
+        terms.durability = Durability::Stored;
     }
 }
 
