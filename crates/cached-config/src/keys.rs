@@ -20,8 +20,6 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 /// engine's configuration, `apply`, which sets the fields, and `check_ranges`.
 #[macro_export]
 macro_rules! config_keys {
-    (@default $config:ident own($value:expr)) => { $value };
-    (@default $config:ident made($make:expr)) => { $make($config) };
     (@default $config:ident $unit:ident($($field:tt)*) or $value:expr) => { $value };
     (@default $config:ident $unit:ident($($field:tt)*)) => { $crate::config_keys!(@of $config $unit($($field)*)) };
     (@of $config:ident own($value:expr)) => { $value };

@@ -215,17 +215,15 @@ fn alone<T>(mut shared: Arc<T>, timeout: Duration) -> Result<T, Arc<T>> {
 }
 
 fn memory(table: &MemoryTable, options: &OpenOptions) -> Store {
-    let config = MemoryConfig { object_bytes_max: options.object_bytes_max, bytes_max: table.bytes_max.0 };
+    let mut config = MemoryConfig { object_bytes_max: options.object_bytes_max, ..MemoryConfig::default() };
+    table.apply(&mut config);
     let memory = Arc::new(Memory::new(config, Arc::new(SystemClock)));
     Store::of(memory, table.bytes_max.0, Close::Nothing)
 }
 
 fn file(table: &FileTable, options: &OpenOptions) -> Result<Store, OpenError> {
-    let config = FileConfig {
+    let mut config = FileConfig {
         object_bytes_max: options.object_bytes_max,
-        direct: table.direct,
-        threads: table.threads,
-        open_files_max: table.open_files_max,
         access: match (options.only_reads, table.create) {
             (true, _) => Access::Read,
             (false, true) => Access::Create,
@@ -233,6 +231,7 @@ fn file(table: &FileTable, options: &OpenOptions) -> Result<Store, OpenError> {
         },
         ..FileConfig::default()
     };
+    table.apply(&mut config);
     if config.access == Access::Create {
         // An error here concerns the path, not the content of the directory.
         DirBuilder::new().recursive(true).create(&table.path).map_err(|error| {
