@@ -113,12 +113,9 @@ impl Admin {
         let failed = |status, text: String| Failure::Admin { what: url.clone(), status, text };
         let response = self.client.send(Request::get(&url), Default::default(), ANSWER_BYTES_MAX);
         let (status, body) = whole(response).map_err(|error| failed(None, error))?;
-        let printable = |line: &str| -> String {
-            line.chars().filter(|letter| !letter.is_control()).take(REASON_BYTES_MAX).collect()
-        };
         match status.as_u16() {
             200 => Ok(Vec::new()),
-            503 => Ok(body.lines().map(printable).collect()),
+            503 => Ok(body.lines().map(line_of).collect()),
             other => Err(failed(Some(other), reason_of(status, &body))),
         }
     }
@@ -160,6 +157,12 @@ impl Admin {
 /// Returns the elements of a list in a response; none if the list is missing.
 pub(crate) fn list<'a>(of: &'a Value, key: &str) -> &'a [Value] {
     of[key].as_array().map_or(&[], Vec::as_slice)
+}
+
+/// Returns text from a response with a replacement for each character that a terminal would
+/// interpret.
+pub(crate) fn plain(text: &str) -> String {
+    text.chars().map(|letter| if letter.is_control() { '\u{fffd}' } else { letter }).collect()
 }
 
 /// Encodes a name as a part of a query.

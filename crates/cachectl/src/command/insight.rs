@@ -4,7 +4,7 @@
 use clap::Args;
 use serde_json::Value;
 
-use crate::admin::list;
+use crate::admin::{list, plain};
 use crate::command::Call;
 use crate::output::Failure;
 
@@ -73,12 +73,10 @@ impl Slow {
 /// not too long.
 fn text(value: &Value) -> String {
     let text = value.as_str().unwrap_or("–");
-    let printable = |letter: char| if letter.is_control() { '\u{fffd}' } else { letter };
-    let mut shown: String = text.chars().take(NAME_LETTERS).map(printable).collect();
-    if text.chars().count() > NAME_LETTERS {
-        shown.push('…');
+    match text.char_indices().nth(NAME_LETTERS) {
+        Some((end, _)) => plain(&text[..end]) + "…",
+        None => plain(text),
     }
-    shown
 }
 
 fn percent(value: &Value) -> String {

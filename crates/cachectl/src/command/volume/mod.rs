@@ -13,7 +13,7 @@ use name::shown_size;
 use serde_json::Value;
 
 use super::{Call, Context};
-use crate::admin::list;
+use crate::admin::{list, plain};
 use crate::output::Failure;
 
 #[derive(Args)]
@@ -134,8 +134,7 @@ impl Volume {
 
 /// Returns text from a response without characters that a terminal would interpret.
 fn text(value: &Value) -> String {
-    let printable = |letter: char| if letter.is_control() { '\u{fffd}' } else { letter };
-    value.as_str().unwrap_or_default().chars().map(printable).collect()
+    plain(value.as_str().unwrap_or_default())
 }
 
 fn bytes(value: &Value) -> String {
