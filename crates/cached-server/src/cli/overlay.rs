@@ -92,10 +92,7 @@ impl Cli {
             let names = extended.without_effect.join(", ");
             notes.push(format!("accepted, but without effect in this engine: {names}"));
         }
-        settings.connection_bytes_max = match settings.inert.read_buf_mem_limit {
-            0 => Settings::connection_bytes_for(settings.connections_max, settings.item_bytes_max),
-            bytes => bytes,
-        };
+        settings.set_connection_bytes(settings.inert.read_buf_mem_limit);
         // A daemon leaves the directory in which it was started. Without one the path stays as it
         // is.
         settings.memory_file = settings.memory_file.map(|path| std::path::absolute(&path).unwrap_or(path));

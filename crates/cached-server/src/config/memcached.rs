@@ -206,10 +206,7 @@ impl MemcachedTable {
         require(enough, "memcached.connection_bytes_max", || {
             format!("is {bytes}; it must be at least 1 MiB, or 0 for 64 KiB for each connection")
         })?;
-        settings.connection_bytes_max = match bytes.to_usize() {
-            0 => Settings::connection_bytes_for(settings.connections_max, settings.item_bytes_max),
-            bytes => bytes,
-        };
+        settings.set_connection_bytes(bytes.to_usize());
         Ok(())
     }
 

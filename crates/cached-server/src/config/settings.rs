@@ -258,6 +258,14 @@ impl Settings {
         let by_count = connections_max.saturating_mul(64 << 10).clamp(16 << 20, 256 << 20);
         by_count.max(item_bytes_max.saturating_add(64 << 10))
     }
+
+    /// Sets [`connection_bytes_max`](Settings::connection_bytes_max); 0 stands for its default.
+    pub(crate) fn set_connection_bytes(&mut self, bytes: usize) {
+        self.connection_bytes_max = match bytes {
+            0 => Self::connection_bytes_for(self.connections_max, self.item_bytes_max),
+            bytes => bytes,
+        };
+    }
 }
 
 // `config get cluster` implements ElastiCache's protocol, by which clients find the nodes of a

@@ -172,13 +172,19 @@ fn collect(shared: &Shared, into: &mut Families) {
     tls(shared, into);
 }
 
+/// Returns the times of one kind of request on all workers.
+fn latency_of(shared: &Shared, kind: Kind) -> LatencySnapshot {
+    let mut sum = LatencySnapshot::default();
+    for worker in 0..shared.workers() {
+        sum.add(&shared.counters(worker).latency.snapshot(kind));
+    }
+    sum
+}
+
 fn latency(shared: &Shared, into: &mut Families) {
     let (first, last) = LATENCY_OCTAVES;
     for kind in Kind::ALL {
-        let mut sum = LatencySnapshot::default();
-        for worker in 0..shared.workers() {
-            sum.add(&shared.counters(worker).latency.snapshot(kind));
-        }
+        let sum = latency_of(shared, kind);
         let help = "The time from the end of a worker's wait for events to the reply, in seconds, of a sample of all \
                     requests: about one in 64 wake-ups of a worker, and at least one each second.";
         let labels = vec![("command", kind.name()).into()];
@@ -300,10 +306,7 @@ fn fill(shared: &Shared, document: &mut Document) {
     document.items = Some(items_part(shared));
     document.insight = shared.settings.insight.sampling() != Sampling::Off;
     for kind in Kind::ALL {
-        let mut sum = LatencySnapshot::default();
-        for worker in 0..shared.workers() {
-            sum.add(&shared.counters(worker).latency.snapshot(kind));
-        }
+        let sum = latency_of(shared, kind);
         if sum.count() > 0 {
             let latency = CommandLatency { command: kind.name(), distribution: Distribution(sum) };
             document.latency.push(latency);
