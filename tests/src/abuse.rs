@@ -1,4 +1,5 @@
-//! Shared by the tests of abusive clients: a witness that must continue to be served, and a bound on memory.
+//! Helpers for tests of abusive clients: a witness that must continue to be served, and a limit on
+//! the server's memory.
 
 use crate::conn::Conn;
 use crate::server::Server;
@@ -31,14 +32,14 @@ impl Witness {
         self.served += 1;
     }
 
-    /// Stores an item as well.
+    /// Stores an item.
     pub fn check_store(&mut self, during: &str) {
         self.conn.send(b"set witness 3 0 7\r\nis here\r\n");
         self.conn.expect(b"STORED\r\n", during);
         self.check(during);
     }
 
-    /// Prints how it was served.
+    /// Prints how well the witness was served.
     pub fn report(&self, test: &str) {
         println!("{test}: the witness was served {} times, slowest {:?}", self.served, self.slowest);
     }
@@ -55,10 +56,11 @@ impl Memory {
         Self { before_kib: server.rss_kib() }
     }
 
-    /// Asserts that at most `mib` MiB have been added, at present and at the peak, and prints how many.
+    /// Asserts that the memory, present and peak, has grown by at most `mib` MiB, and prints the
+    /// growth.
     ///
     /// # Panics
-    /// If it is more.
+    /// If the memory has grown by more.
     pub fn assert_grew_at_most(&self, server: &Server, limit_mib: u64, test: &str) {
         let now = server.rss_kib().saturating_sub(self.before_kib);
         let peak = server.rss_peak_kib().saturating_sub(self.before_kib);

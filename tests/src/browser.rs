@@ -13,19 +13,20 @@ use serde_json::{Value, json};
 
 use crate::outside::{find_program, skip};
 
-/// How long the browser may take for one answer, and a page to fulfil a condition. Generous: the machine may be busy.
+/// The time limit for one response of the browser, and for a page to fulfil a condition. Generous,
+/// because the machine may be busy.
 const DEADLINE: Duration = Duration::from_secs(180);
 
-/// The size of a window, and the preferences of its user that the page sees.
+/// The size of a window, and the user's preferences that are visible to the page.
 #[derive(Clone, Copy, Debug)]
 pub struct Viewport {
     /// The width in CSS pixels.
     pub width: u32,
     /// The height in CSS pixels.
     pub height: u32,
-    /// A phone: touch, and two device pixels to a CSS pixel.
+    /// Whether the device is a phone, with touch and two device pixels per CSS pixel.
     pub is_phone: bool,
-    /// `prefers-color-scheme: dark`.
+    /// Whether the page sees `prefers-color-scheme: dark`.
     pub is_dark: bool,
 }
 
@@ -42,7 +43,7 @@ impl Viewport {
     }
 }
 
-/// A browser with one page. It ends when this is dropped.
+/// A browser with one page. Dropping this value ends the browser.
 #[derive(Debug)]
 pub struct Browser {
     child: Child,
@@ -59,7 +60,7 @@ impl Browser {
     /// Starts the browser. Returns `None`, with a message, if it is not installed.
     ///
     /// # Panics
-    /// If it does not start; with `CACHED_REQUIRE_ALL=1`, also if it is not installed.
+    /// If the browser does not start; with `CACHED_REQUIRE_ALL=1`, also if it is not installed.
     pub fn start(test: &str) -> Option<Browser> {
         let Some(program) = find_program("chromium") else {
             skip(test, "chromium is not installed");
@@ -90,8 +91,9 @@ impl Browser {
             .stdout(Stdio::null())
             .stderr(Stdio::null());
         let (commands, answers) = (commands_from.as_raw_fd(), answers_to.as_raw_fd());
-        // SAFETY: these calls are async-signal-safe and touch no memory of ours; the descriptors are open until
-        // the child has been started. The copies above 9 keep the first dup2 from closing what the second needs.
+        // SAFETY: these calls are async-signal-safe and do not access this process's memory; the
+        // descriptors are open until the child has been started. The copies above 9 prevent the
+        // first dup2 from closing the second one's source.
         unsafe {
             command.pre_exec(move || {
                 let failed =
@@ -141,7 +143,7 @@ impl Browser {
     /// Calls a method of the DevTools protocol and returns its result.
     ///
     /// # Panics
-    /// If it fails, or takes too long.
+    /// If the call fails, or takes too long.
     pub fn call(&mut self, method: &str, parameters: Value) -> Value {
         self.last_id += 1;
         let mut message = json!({ "id": self.last_id, "method": method, "params": parameters });
@@ -202,10 +204,10 @@ impl Browser {
         self.call("Emulation.setDeviceMetricsOverride", metrics);
     }
 
-    /// Runs a script in the page and returns its value. A promise is waited for.
+    /// Runs a script in the page and returns its value. If the value is a promise, waits for it.
     ///
     /// # Panics
-    /// If it throws.
+    /// If the script throws.
     pub fn evaluate(&mut self, script: &str) -> Value {
         let parameters = json!({
             "expression": script, "returnByValue": true, "awaitPromise": true, "userGesture": true,
@@ -215,7 +217,7 @@ impl Browser {
         result["result"]["value"].clone()
     }
 
-    /// Returns the text that the page shows, with one space where it has any white space.
+    /// Returns the page's visible text, with white space reduced to single spaces.
     pub fn text(&mut self, selector: &str) -> String {
         let script = format!("document.querySelector({})?.innerText ?? ''", json!(selector));
         let text = self.evaluate(&script);
@@ -225,7 +227,7 @@ impl Browser {
     /// Waits until a condition, a JavaScript expression, is fulfilled.
     ///
     /// # Panics
-    /// If it is not in time, with the page's text.
+    /// If the condition is not fulfilled in time, with the page's text.
     pub fn wait_for(&mut self, condition: &str) {
         let deadline = Instant::now() + DEADLINE;
         while self.evaluate(&format!("Boolean({condition})")) != json!(true) {
@@ -257,7 +259,7 @@ impl Browser {
         }
     }
 
-    /// Types a text into what has the focus.
+    /// Types a text into the focused element.
     pub fn write(&mut self, text: &str) {
         self.call("Input.insertText", json!({ "text": text }));
     }
@@ -266,7 +268,7 @@ impl Browser {
     pub fn screenshot(&mut self, viewport: Viewport, to: &Path) {
         let height = self.evaluate("document.documentElement.scrollHeight").as_u64().expect("a height");
         self.resize(viewport, u32::try_from(height).expect("a height"));
-        // Two frames: what depends on the size has been drawn in the second one.
+        // After two frames, everything that depends on the size has been drawn.
         self.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))");
         let picture = self.call("Page.captureScreenshot", json!({ "format": "png" }));
         self.resize(viewport, viewport.height);
@@ -275,10 +277,10 @@ impl Browser {
         std::fs::write(to, data).expect("a picture is written");
     }
 
-    /// Returns what the page has reported since the last call: exceptions, lines of the console, failed
-    /// requests, dialogs.
+    /// Returns the page's reports since the last call: exceptions, console lines, failed requests,
+    /// dialogs.
     pub fn take_reports(&mut self) -> Vec<String> {
-        // An answer follows all events before it.
+        // A response arrives after all earlier events.
         self.evaluate("0");
         std::mem::take(&mut self.reports)
     }
@@ -286,7 +288,7 @@ impl Browser {
 
 impl Drop for Browser {
     fn drop(&mut self) {
-        // The child ends when its pipes are closed; the rest is killed.
+        // The child ends when its pipes are closed; its other processes are killed.
         let _ = self.to.write_all(b"{\"id\":0,\"method\":\"Browser.close\"}\0");
         let deadline = Instant::now() + Duration::from_secs(30);
         while Instant::now() < deadline {
@@ -302,10 +304,10 @@ impl Drop for Browser {
 
 fn pipe() -> (OwnedFd, OwnedFd) {
     let mut ends = [0; 2];
-    // SAFETY: room for two descriptors.
+    // SAFETY: the array has space for two descriptors.
     let made = unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) };
     assert_eq!(made, 0, "a pipe: {}", std::io::Error::last_os_error());
-    // SAFETY: two descriptors that were just opened and belong to no one else.
+    // SAFETY: both descriptors were just opened and have no other owner.
     unsafe { (OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1])) }
 }
 

@@ -1,9 +1,9 @@
-//! Writing bytes as text and back: `\r \n \t \0 \\ \xNN`, and base64 for recorded vectors.
+//! Conversion between bytes and text: `\r \n \t \0 \\ \xNN`, and base64 for recorded vectors.
 
-/// The number of bytes of each side in a failure message before its middle is left out.
+/// The number of bytes at each end of a byte string that a failure message shows.
 const SHOW_BYTES_MAX: usize = 1200;
 
-/// Returns bytes as one printable line; the middle of a long run is left out.
+/// Returns bytes as one printable line, without the middle of a long byte string.
 pub fn show(bytes: &[u8]) -> String {
     if bytes.len() <= SHOW_BYTES_MAX {
         return escape(bytes);

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use crate::outside::{find_program, skip};
 use crate::program::repository;
 
-/// A cluster that ends with this process.
+/// A cluster, which ends with this process.
 #[derive(Debug)]
 pub struct Cluster {
     dir: PathBuf,
@@ -19,15 +19,15 @@ impl Cluster {
     /// installed.
     ///
     /// # Panics
-    /// If the cluster does not come up.
+    /// If the cluster does not start.
     pub fn up(test: &str, parent: &Path) -> Option<Self> {
         Self::up_on("bluestore", test, parent)
     }
 
-    /// As [`Self::up`], with an OSD that keeps its data in memory: for tests that end no daemon.
+    /// Like [`Self::up`], with an OSD that keeps its data in memory, for tests that kill no daemon.
     ///
     /// # Panics
-    /// If the cluster does not come up.
+    /// If the cluster does not start.
     pub fn in_memory(test: &str, parent: &Path) -> Option<Self> {
         Self::up_on("memstore", test, parent)
     }
@@ -68,7 +68,7 @@ impl Cluster {
 
     fn try_dev(&self, command: &str, arguments: &[&str]) -> Result<(), String> {
         let script = repository().join("deploy/dev/ceph-dev");
-        // Into a file: the daemons keep the descriptors that the script was given open.
+        // The output goes to a file, because the daemons keep the script's descriptors open.
         let log = self.dir.with_extension("log");
         let file = File::options().create(true).append(true).open(&log).expect("a log file");
         let both = file.try_clone().expect("a log file");
@@ -86,7 +86,7 @@ impl Cluster {
 impl Drop for Cluster {
     fn drop(&mut self) {
         let ended = self.try_dev("down", &["--wipe"]);
-        // Another panic would end the whole process, and hide the first.
+        // A second panic would abort the process, and hide the first one.
         if !std::thread::panicking() {
             ended.unwrap_or_else(|problem| panic!("{problem}"));
         }

@@ -8,10 +8,10 @@ use std::path::PathBuf;
 /// A run of a checker.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Run {
-    /// How long all configurations together run, in seconds
+    /// The total duration of all configurations, in seconds
     #[arg(long, default_value_t = 60)]
     pub seconds: u64,
-    /// The number of operations of all configurations together, instead of a time
+    /// The total number of operations of all configurations, instead of a duration
     #[arg(long)]
     pub operations: Option<u64>,
     /// The only configuration to run
@@ -26,7 +26,8 @@ pub struct Run {
 }
 
 impl Run {
-    /// Prints the seed; returns the server to test, which the call may build, and the configurations to run.
+    /// Prints the seed; returns the server to test, which this call builds if necessary, and the
+    /// configurations to run.
     pub fn begin(&self) -> (Program, Vec<&'static Configuration>) {
         let program = match &self.server {
             Some(path) => Program::at(path),
@@ -41,7 +42,7 @@ impl Run {
 /// Returns the full path of a program: servers run in directories of their own.
 ///
 /// # Errors
-/// If it is not there.
+/// If the program does not exist.
 pub fn full_path(path: &str) -> Result<PathBuf, String> {
     std::fs::canonicalize(path).map_err(|error| error.to_string())
 }

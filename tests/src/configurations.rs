@@ -1,10 +1,10 @@
 //! The servers against which the two checkers run: how each is started, and the load that
 //! accompanies the checks.
 
-/// One server, and the load on it.
+/// A server and the load on it.
 #[derive(Debug, Clone, Copy)]
 pub struct Configuration {
-    /// Its name.
+    /// The name.
     pub name: &'static str,
     /// The arguments of a server whose values are checked.
     pub args: &'static str,
@@ -14,17 +14,17 @@ pub struct Configuration {
     pub half_sent: usize,
     /// The number of connections that store without waiting for replies.
     pub floods: usize,
-    /// All items are removed from time to time, at once and with a delay.
+    /// Whether all items are removed from time to time, immediately and with a delay.
     pub flushes: bool,
-    /// Memory is ample, or nothing is evicted: an acknowledged value stays until it is changed, expires or is
-    /// flushed.
+    /// Whether memory is ample, or nothing is evicted, so that an acknowledged value stays until it
+    /// is changed, expires or is flushed.
     pub lossless: bool,
-    /// The largest value.
+    /// The maximum size of a value.
     pub value_bytes_max: usize,
 }
 
 impl Configuration {
-    /// Returns whether the clients that are checked or compared are the only ones.
+    /// Returns whether there are no clients other than those that are checked or compared.
     pub fn is_alone(&self) -> bool {
         self.lossless && !self.flushes && self.half_sent == 0 && self.floods == 0
     }
@@ -41,12 +41,12 @@ const USUAL: Configuration = Configuration {
     value_bytes_max: 100_000,
 };
 
-/// All of them.
+/// All configurations.
 pub const ALL: &[Configuration] = &[
     USUAL,
-    // Evicts all the time.
+    // This server evicts continually.
     Configuration { name: "small", args: "-m 2 -t 2", compared_args: "-m 8 -t 2", lossless: false, ..USUAL },
-    // A refused set has a reply, so acknowledged values stay.
+    // A refused set gets an error reply, so acknowledged values stay.
     Configuration {
         name: "full",
         args: "-m 2 -M -t 2",

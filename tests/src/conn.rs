@@ -1,7 +1,8 @@
-//! One client connection: writes whole or in fragments, reads exactly what is expected, before a deadline.
+//! One client connection: writes requests whole or in fragments, and reads exactly the expected
+//! bytes before a deadline.
 //!
-//! Every method panics with the bytes it received if the server does not behave as expected, and with the
-//! bytes sent so far: this module composes a test's failure message.
+//! If the server does not behave as expected, every method panics with the bytes received and the
+//! bytes sent so far, so that this module composes a test's failure message.
 
 use crate::bytes::show;
 use crate::pattern::{Captures, Match, Pattern};
@@ -14,7 +15,8 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-/// How long an expected reply may take. Generous: the machine may be busy, and a hang is a failure anyway.
+/// The time limit for an expected reply. Generous, because the machine may be busy, and a hang
+/// fails anyway.
 pub const DEADLINE: Duration = Duration::from_secs(120);
 
 /// The number of sent bytes kept for failure messages.
@@ -53,7 +55,8 @@ impl Conn {
         Ok(Self::over(stream))
     }
 
-    /// Returns a client that sends each write in a datagram, and takes the datagrams of replies for a stream.
+    /// Returns a client that sends each write in a datagram, and treats the datagrams of replies as
+    /// a stream.
     ///
     /// # Errors
     /// The error of the operating system.
@@ -65,10 +68,11 @@ impl Conn {
         Self { stream, received: Vec::new(), ended: false, sent: Vec::new() }
     }
 
-    /// Sends all bytes. A peer that has closed is no failure here: reading checks what it replied.
+    /// Sends all bytes. A closed connection is not an error here, because the following read checks
+    /// the reply.
     ///
     /// # Panics
-    /// If the server takes nothing more before the deadline.
+    /// If the server accepts no more bytes before the deadline.
     pub fn send(&mut self, bytes: &[u8]) {
         self.keep_sent(bytes);
         self.write(bytes);
@@ -84,15 +88,15 @@ impl Conn {
             }
             let (piece, after) = rest.split_at(size.clamp(1, rest.len()));
             self.write(piece);
-            // Lets the server read this piece by itself; nothing depends on whether it does.
+            // This lets the server read the piece separately; the test does not depend on it.
             std::thread::yield_now();
             rest = after;
         }
         self.write(rest);
     }
 
-    /// Sends bytes without reading until the server has taken no more for `patience`; returns how many it
-    /// took.
+    /// Sends bytes without reading until the server has accepted none for `patience`; returns the
+    /// number accepted.
     pub fn send_until_stuck(&mut self, bytes: &[u8], patience: Duration) -> usize {
         let mut taken = 0;
         while taken < bytes.len() && self.wait(libc::POLLOUT, patience) & libc::POLLOUT != 0 {
@@ -174,7 +178,7 @@ impl Conn {
         }
     }
 
-    /// Reads one line, or nothing if the server closes before one has begun.
+    /// Reads one line, or nothing if the server closes before a line has begun.
     ///
     /// # Panics
     /// If the server closes within a line.
@@ -204,7 +208,8 @@ impl Conn {
         self.received.drain(..count).collect()
     }
 
-    /// Reads and counts everything up to and including the last of this many occurrences of a byte string.
+    /// Reads up to and including this many occurrences of a byte string, and returns the number of
+    /// bytes.
     pub fn skip_until_seen(&mut self, needle: &[u8], times: usize) -> usize {
         let deadline = Instant::now() + 4 * DEADLINE;
         let (mut seen, mut skipped) = (0, 0);
@@ -250,14 +255,14 @@ impl Conn {
         );
     }
 
-    /// Returns what has arrived once nothing has arrived for a while. Only for places where no fence can be
-    /// sent.
+    /// Returns the received bytes once none has arrived for a while. Only for places where no fence
+    /// can be sent.
     pub fn read_until_quiet(&mut self, quiet: Duration) -> Vec<u8> {
         self.fill_until_quiet(quiet);
         std::mem::take(&mut self.received)
     }
 
-    /// Returns whether the server has closed, as far as has been read.
+    /// Returns whether a read has found that the server has closed.
     pub fn is_ended(&self) -> bool {
         self.ended
     }
@@ -292,7 +297,7 @@ impl Conn {
         self.sent.extend_from_slice(&bytes[..bytes.len().min(room)]);
     }
 
-    /// Writes all bytes and reads meanwhile, so that neither side waits for the other.
+    /// Writes all bytes while reading, so that neither side blocks the other.
     fn write(&mut self, bytes: &[u8]) {
         let deadline = Instant::now() + DEADLINE;
         let mut rest = bytes;
@@ -312,7 +317,7 @@ impl Conn {
         }
     }
 
-    /// Writes what fits without waiting.
+    /// Writes as much as possible without waiting.
     fn write_some(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         match &mut self.stream {
             Stream::Tls(stream) => return stream.write_some(bytes),

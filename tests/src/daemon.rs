@@ -1,4 +1,5 @@
-//! `cached` or `synapsed` with a configuration file and an admin listener, and `cachectl` that asks it.
+//! `cached` or `synapsed` with a configuration file and an admin listener, and `cachectl` commands
+//! for it.
 
 use crate::http;
 use crate::outside::{run, text};
@@ -9,13 +10,13 @@ use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// How long a condition may take. Generous: the machine may be busy.
+/// The time limit for a condition. Generous, because the machine may be busy.
 pub const DEADLINE: Duration = Duration::from_secs(240);
 
 /// Waits until `get` returns something, and returns it.
 ///
 /// # Panics
-/// If it returns nothing within [`DEADLINE`].
+/// If `get` returns nothing within [`DEADLINE`].
 pub fn wait_for<T>(what: &str, mut get: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + DEADLINE;
     loop {
@@ -27,23 +28,23 @@ pub fn wait_for<T>(what: &str, mut get: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// A running program. It is killed when this is dropped.
+/// A running program. Dropping this value kills the process.
 #[derive(Debug)]
 pub struct Daemon {
     child: Child,
-    /// Its configuration, its log, its sockets.
+    /// The directory of its configuration, log and sockets.
     dir: tempfile::TempDir,
     /// The address of its admin listener.
     pub admin: String,
 }
 
 impl Daemon {
-    /// Starts `cached`, whose memcached listener is the unix socket `memcached` in its directory, or
-    /// `synapsed`, and waits until its start is complete. `configuration` makes the file's text of the
-    /// program's directory; the admin listener is added.
+    /// Starts `cached`, whose memcached listener is the unix socket `memcached` in its directory,
+    /// or `synapsed`, and waits until the start is complete. `configuration` returns the
+    /// configuration for the program's directory; the admin listener is added.
     ///
     /// # Panics
-    /// If it does not start, with its log.
+    /// If the program does not start, with its log.
     pub fn start(program: &str, configuration: impl FnOnce(&str) -> String) -> Daemon {
         let mut daemon = Daemon::spawn(program, configuration);
         daemon.wait_until_started();
@@ -59,10 +60,10 @@ impl Daemon {
         });
     }
 
-    /// Ends it by a signal, and starts it again in its directory.
+    /// Ends the program by a signal, and starts it again in its directory.
     ///
     /// # Panics
-    /// If it does not end, or does not start.
+    /// If the program does not end, or does not start.
     pub fn restart(self, program: &str, signal: i32) -> Daemon {
         self.signal(signal);
         let mut ended = self;
@@ -74,10 +75,10 @@ impl Daemon {
         daemon
     }
 
-    /// Starts a program as [`start`](Self::start) does, and waits for its admin listener only.
+    /// Starts a program like [`start`](Self::start), but waits only for its admin listener.
     ///
     /// # Panics
-    /// If it does not start, with its log.
+    /// If the program does not start, with its log.
     pub fn spawn(program: &str, configuration: impl FnOnce(&str) -> String) -> Daemon {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let place = dir.path().display().to_string();
@@ -127,19 +128,19 @@ impl Daemon {
         self.dir.path().join(name)
     }
 
-    /// Returns what it has logged.
+    /// Returns the log.
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.path("log")).unwrap_or_default()
     }
 
-    /// Replaces its configuration by a changed one.
+    /// Replaces the configuration.
     pub fn configure(&self, change: impl FnOnce(String) -> String) {
         let text = std::fs::read_to_string(self.path("config.toml")).expect("its configuration");
         std::fs::write(self.path("new.toml"), change(text)).expect("a configuration");
         std::fs::rename(self.path("new.toml"), self.path("config.toml")).expect("a configuration");
     }
 
-    /// Asks it with `cachectl`; returns the exit status and what that has written.
+    /// Runs a `cachectl` command for the program; returns the exit status and the output.
     pub fn cachectl(&self, arguments: &[&str]) -> (i32, String) {
         let mut command = Command::new(workspace_programs().join("cachectl"));
         command
@@ -163,10 +164,10 @@ impl Daemon {
         serde_json::from_str(&body).unwrap_or_else(|error| panic!("{path}: {error}: {body}"))
     }
 
-    /// Sends a POST with the token; returns the status and the body of the answer, which is JSON.
+    /// Sends a POST with the token; returns the status and the body of the response, which is JSON.
     ///
     /// # Panics
-    /// If the answer is not JSON.
+    /// If the response is not JSON.
     pub fn post(&self, path: &str, body: &serde_json::Value) -> (u16, serde_json::Value) {
         let token = std::fs::read_to_string(self.path("token")).expect("a token");
         let header = format!("Authorization: Bearer {}\r\n", token.trim());
@@ -175,7 +176,7 @@ impl Daemon {
         (status, value)
     }
 
-    /// Returns the value of a series of `/metrics`, by its name and labels as they are written.
+    /// Returns the value of a series of `/metrics`, by its name and labels as written there.
     pub fn metric(&self, series: &str) -> Option<f64> {
         let token = std::fs::read_to_string(self.path("token")).expect("a token");
         let header = format!("Authorization: Bearer {}\r\n", token.trim());
@@ -192,20 +193,21 @@ impl Daemon {
 
     /// Sends a signal.
     pub fn signal(&self, signal: i32) {
-        // SAFETY: kill touches no memory; the child is waited for only by this value.
+        // SAFETY: kill accesses no memory; only this value waits for the child, so the PID is still
+        // the child's.
         assert_eq!(unsafe { libc::kill(self.pid(), signal) }, 0, "a signal to the program");
     }
 
-    /// Waits for its end; returns its status and its log.
+    /// Waits for the program's end; returns its status and log.
     ///
     /// # Panics
-    /// If it does not end.
+    /// If the program does not end.
     pub fn wait(mut self) -> (ExitStatus, String) {
         let status = wait_for("the end", || self.child.try_wait().expect("a child"));
         (status, self.log())
     }
 
-    /// Requests its end, and waits for it.
+    /// Requests the program's end, and waits for it.
     pub fn end(self) -> (ExitStatus, String) {
         self.signal(libc::SIGTERM);
         self.wait()
@@ -214,7 +216,7 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        // It has ended already, unless the test has failed.
+        // Unless the test has failed, the program has already ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

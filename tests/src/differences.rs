@@ -1,7 +1,8 @@
-//! Where `cached` differs from memcached 1.6.45 on purpose: `DIFFERENCES.md`, one heading per name.
+//! The intended differences between `cached` and memcached 1.6.45: `DIFFERENCES.md`, with one
+//! heading per name.
 //!
-//! A script or test that expects different replies of the two names the difference; a name that is missing in
-//! the list is an error, so the list stays complete.
+//! A script or test that expects different replies from the two servers names the difference; a
+//! name that is missing in the list is an error, so the list stays complete.
 
 /// The text of the list.
 pub const LIST: &str = include_str!("../DIFFERENCES.md");
@@ -11,10 +12,10 @@ pub fn names() -> impl Iterator<Item = &'static str> {
     LIST.lines().filter_map(|line| line.strip_prefix("## ")).map(str::trim)
 }
 
-/// Asserts that a difference is listed and returns its name.
+/// Asserts that a difference is listed, and returns its name.
 ///
 /// # Panics
-/// If it is not.
+/// If it is not listed.
 pub fn known(name: &str) -> &'static str {
     names().find(|known| *known == name).unwrap_or_else(|| panic!("{name} is not in DIFFERENCES.md"))
 }

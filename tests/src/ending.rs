@@ -1,8 +1,9 @@
-//! The end of threads that go on until a flag is set: a scope waits for them, also where the test fails.
+//! Ends threads that run until a flag is set: a scope waits for such threads, even if the test
+//! fails.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Sets a flag when it is dropped.
+/// Sets a flag when dropped.
 #[derive(Debug)]
 pub struct SetOnDrop<'a>(pub &'a AtomicBool);
 

@@ -53,7 +53,7 @@ pub const OPS: &[(&str, u8)] = &[
     ("GATKQ", 0x24),
 ];
 
-/// The opaque of every frame that sets no other.
+/// The default opaque of frames.
 pub const OPAQUE: u32 = 0xdead_beef;
 
 /// Returns one operation code, by name or as `0x..`.
@@ -80,7 +80,7 @@ pub fn error_text(status: u16) -> &'static [u8] {
     }
 }
 
-/// A request; lengths are right unless they are set on purpose.
+/// A request; its length fields are correct unless set explicitly.
 #[derive(Clone, Debug, Default)]
 pub struct Request {
     /// Operation code.
@@ -93,9 +93,9 @@ pub struct Request {
     pub value: Vec<u8>,
     /// CAS.
     pub cas: u64,
-    /// Opaque; [`OPAQUE`] when none is given.
+    /// Opaque; the default is [`OPAQUE`].
     pub opaque: Option<u32>,
-    /// Magic; 0x80 when none is given.
+    /// Magic; the default is 0x80.
     pub magic: Option<u8>,
     /// Data type.
     pub datatype: u8,
@@ -162,7 +162,7 @@ pub fn store(op: u8, key: &[u8], value: &[u8]) -> Vec<u8> {
 pub enum CasField {
     /// This value.
     Is(u64),
-    /// Any value but 0, captured under the name if there is one.
+    /// Any value except 0, captured under the name if there is one.
     Some(Option<String>),
 }
 

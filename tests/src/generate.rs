@@ -1,10 +1,11 @@
 //! Seeded random command sequences for the comparison of two servers, and the normalization of their replies.
 //!
-//! A sequence consists of batches. A batch is sent as a whole, in random fragments, and ends with a fence
-//! that separates its replies from those of the next batch. Values are letters and digits, so that a reply
-//! can be split by lines and blanks. Requests whose result 1.6.45 leaves to chance are not generated: short
-//! times to live, counters that get shorter (padded or not), and other changes to a counter's item, which
-//! `incr` keeps or not (it creates a new item while a reply still refers to the old one).
+//! A sequence consists of batches. A batch is sent as a whole, in random fragments, and ends with a
+//! fence that separates its replies from those of the next batch. Values are letters and digits, so
+//! that a reply can be split by lines and blanks. Requests whose result is random in 1.6.45 are not
+//! generated: short times to live, counters that become shorter (padded or not), and other changes
+//! to a counter's item, which `incr` keeps or not (it creates a new item while a reply still refers
+//! to the old one).
 
 use crate::frame::{OPS, Request, op};
 use rand::Rng;
@@ -18,7 +19,8 @@ pub const TEXT_FENCE: &[u8] = b"mn\r\n";
 /// The opaque value of the NOOP that ends a binary batch.
 pub const BINARY_FENCE: u32 = 0x0fe1_ce00;
 
-/// A generated request: bytes, with places for a CAS value that differs between the servers.
+/// A generated request: bytes with a placeholder for a CAS value, which differs between the
+/// servers.
 #[derive(Clone, Debug)]
 pub struct Generated {
     /// The bytes before the CAS value, or all of them.
@@ -34,8 +36,8 @@ pub struct Generated {
 pub enum Dialect {
     /// memcached 1.6.45.
     Full,
-    /// Debian's 1.6.18: requests that it answers differently are not generated. It replies `ERROR` to too few
-    /// arguments, has fewer flags in `ms` and `md`, and one message for all invalid flags.
+    /// Debian's 1.6.18: requests with different replies are not generated. It replies `ERROR` to
+    /// too few arguments, has fewer flags in `ms` and `md`, and one message for all invalid flags.
     Debian,
 }
 
@@ -56,7 +58,8 @@ impl Generated {
         Self { head: bytes.into(), cas: None, tail: Vec::new() }
     }
 
-    /// Returns the bytes for one server; a key without a known CAS value has a wrong one.
+    /// Returns the bytes for one server; for a key without a known CAS value they contain a wrong
+    /// one.
     pub fn bytes(&self, returned: &CasValues) -> Vec<u8> {
         const UNKNOWN_CAS: u64 = 0x7fff_ffff_0000;
         let mut out = self.head.clone();
@@ -81,7 +84,7 @@ pub fn all_keys() -> impl Iterator<Item = &'static str> {
     WORD_KEYS.iter().chain(COUNTER_KEYS).copied().chain(["foo"])
 }
 
-/// Returns a key, and whether it belongs to a counter.
+/// Returns a key, and whether it is a counter's.
 fn key(random: &mut SmallRng) -> (&'static str, bool) {
     let is_counter = random.random_bool(0.25);
     let keys = if is_counter { COUNTER_KEYS } else { WORD_KEYS };
@@ -247,10 +250,10 @@ const MD_COUNTER_FLAGS: &[&str] = &["k", "Ox", "C"];
 const MA_FLAGS: &[&str] =
     &["v", "t", "c", "k", "Oy", "D5", "MD", "MI", "M+", "N1000 J700000000000", "N0 J700000000000", "C"];
 
-/// The number of the flags, from the first, that create nothing.
+/// The number of leading flags that create no item.
 const MA_FLAGS_WORDS: usize = 9;
 
-/// The number of the flags, from the first, that Debian's version supports.
+/// The number of leading flags that Debian's version supports.
 const MS_FLAGS_DEBIAN: usize = 12;
 const MD_FLAGS_DEBIAN: usize = 5;
 
@@ -268,8 +271,8 @@ pub fn meta(random: &mut SmallRng, dialect: Dialect) -> Generated {
         (6..10, true) => ("ms", MS_COUNTER_FLAGS),
         (10..12, true) => ("md", MD_COUNTER_FLAGS),
         (12..19, true) => ("ma", MA_FLAGS),
-        // No word key becomes a number: it would be marked stale, and an increment keeps marks or not, by
-        // chance.
+        // No word becomes a number: it would be marked stale, and whether an increment keeps marks
+        // is random.
         (17..19, false) => ("ma", &MA_FLAGS[..MA_FLAGS_WORDS]),
         _ => return Generated::plain("mn\r\n"),
     };
@@ -304,7 +307,7 @@ pub fn meta(random: &mut SmallRng, dialect: Dialect) -> Generated {
     }
 }
 
-/// A binary request; the opaque is its number in the batch.
+/// A binary request; its opaque is its number in the batch.
 pub fn binary(random: &mut SmallRng, number: u32) -> Generated {
     let (k, is_counter) = key(random);
     let quiet = |name: &str, random: &mut SmallRng| -> u8 {
@@ -337,7 +340,7 @@ pub fn binary(random: &mut SmallRng, number: u32) -> Generated {
             let name = *["INCR", "DECR"].choose(random).expect("operations");
             let mut extras = random.random_range(0..1000u64).to_be_bytes().to_vec();
             extras.extend(700_000_000_000u64.to_be_bytes());
-            // A miss creates counters only.
+            // Only counters are created by a miss.
             let made = if is_counter { [0u32, 1000, u32::MAX] } else { [u32::MAX; 3] };
             extras.extend(made.choose(random).expect("times").to_be_bytes());
             Request::new(quiet(name, random)).extras(&extras)
@@ -354,7 +357,7 @@ pub fn binary(random: &mut SmallRng, number: u32) -> Generated {
     }
     request.opaque = Some(number);
     let bytes = request.bytes();
-    // The CAS field lies at the end of the header.
+    // The CAS field is at the end of the header.
     let takes_cas = (0x01..=0x06).contains(&request.op) || (0x0e..=0x0f).contains(&request.op);
     if takes_cas && random.random_bool(0.15) {
         return Generated {
@@ -381,7 +384,7 @@ pub fn normalize_text(reply: &[u8], returned: &mut CasValues) -> Vec<u8> {
             }
             "VA" | "HD" | "EN" | "NF" | "NS" | "EX" => {
                 let even: Vec<String> = words.iter().map(|word| even_word(word)).collect();
-                // Whether an item keeps the mark that its key was given in base64 is a listed difference.
+                // A listed difference: whether an item keeps the mark of a base64 key.
                 let line = even.join(" ").replace(" kfoo", " kZm9v b");
                 out.extend(format!("{line}\r\n").bytes());
             }
@@ -400,8 +403,8 @@ fn even_word(word: &str) -> String {
     }
 }
 
-/// Returns binary replies with varying parts replaced: a CAS value is present or not. Values go to `returned`, by
-/// the key that `keys` maps an opaque to.
+/// Returns binary replies with varying parts replaced: of a CAS value only its presence remains.
+/// The values go to `returned`, by the key to which `keys` maps an opaque.
 pub fn normalize_frames(reply: &[u8], keys: &HashMap<u32, String>, returned: &mut CasValues) -> Vec<u8> {
     let mut out = Vec::with_capacity(reply.len());
     let mut rest = reply;

@@ -4,22 +4,22 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-/// How long an answer may take. Generous: the machine may be busy.
+/// The time limit for a response. Generous, because the machine may be busy.
 const DEADLINE: Duration = Duration::from_secs(120);
 
 /// Sends a GET with these further header lines, each ended by CRLF; returns the status and the body.
 ///
 /// # Panics
-/// If the listener cannot be reached, or answers something that is not HTTP.
+/// If the listener cannot be reached, or its response is not HTTP.
 pub fn get_with(address: &str, path: &str, headers: &str) -> (u16, String) {
     ask(address, &format!("GET {path} HTTP/1.0\r\nHost: {address}\r\n{headers}\r\n"))
 }
 
-/// Sends a POST with these further header lines, each ended by CRLF, and a body; returns the status and the
-/// body of the answer.
+/// Sends a POST with these further header lines, each ended by CRLF, and a body; returns the status
+/// and the body of the response.
 ///
 /// # Panics
-/// As [`get_with`].
+/// Like [`get_with`].
 pub fn post(address: &str, path: &str, headers: &str, body: &str) -> (u16, String) {
     let length = body.len();
     ask(
@@ -33,7 +33,7 @@ pub fn post(address: &str, path: &str, headers: &str, body: &str) -> (u16, Strin
 fn ask(address: &str, request: &str) -> (u16, String) {
     let mut stream = TcpStream::connect(address).unwrap_or_else(|error| panic!("{address}: {error}"));
     stream.set_read_timeout(Some(DEADLINE)).expect("a timeout");
-    // A server of HTTP/1.0 sends the body as it is, and closes the connection after it.
+    // An HTTP/1.0 server sends the body without framing, and then closes the connection.
     stream.write_all(request.as_bytes()).expect("the request is sent");
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer).expect("an answer in time");
@@ -46,7 +46,7 @@ fn ask(address: &str, request: &str) -> (u16, String) {
 /// Sends a GET; returns the status and the body.
 ///
 /// # Panics
-/// As [`get_with`].
+/// Like [`get_with`].
 pub fn get(address: &str, path: &str) -> (u16, String) {
     get_with(address, path, "")
 }

@@ -17,25 +17,25 @@ pub enum Speaks {
 /// The outcome of a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answer {
-    /// It is done.
+    /// The change was made.
     Done,
     /// A condition did not hold: there was no item.
     Absent,
     /// A condition did not hold: there was another item.
     Other,
-    /// There is no memory for it.
+    /// There is no memory for the item.
     NoMemory,
 }
 
 /// A client.
 pub struct Client {
-    /// Its connection.
+    /// The connection.
     pub conn: Conn,
     speaks: Speaks,
 }
 
 impl Client {
-    /// Returns a client on a fresh connection.
+    /// Returns a client on a new connection.
     pub fn new(conn: Conn, speaks: Speaks) -> Client {
         Client { conn, speaks }
     }
@@ -50,7 +50,7 @@ impl Client {
         }
     }
 
-    /// Stores a value if the present one has this CAS value.
+    /// Stores a value if the current one has this CAS value.
     pub fn cas(&mut self, key: &str, value: &[u8], cas: u64) -> Answer {
         let bytes = value.len();
         match self.speaks {
@@ -72,7 +72,7 @@ impl Client {
         }
     }
 
-    /// Deletes.
+    /// Deletes a value.
     pub fn delete(&mut self, key: &str) -> Answer {
         match self.speaks {
             Speaks::Text => self.change(&format!("delete {key}"), None),
@@ -128,7 +128,7 @@ impl Client {
         }
     }
 
-    /// A value and its CAS value.
+    /// Returns a value and its CAS value.
     pub fn get(&mut self, key: &str) -> Option<(Vec<u8>, u64)> {
         match self.speaks {
             Speaks::Text => {
@@ -171,7 +171,7 @@ impl Client {
         let mut found = vec![None; keys.len()];
         let mut at = 0;
         while let Some((key, value, _)) = self.read_value() {
-            // In the order of the request, with gaps.
+            // The reply has the order of the request, without missing keys.
             match keys[at..].iter().position(|asked| *asked == key) {
                 Some(gap) => at += gap,
                 None => unexpected(key.as_bytes()),

@@ -1,22 +1,23 @@
-//! Which versions of a key may be read: those that have been sent, acknowledged, deleted, flushed or seen to
-//! be absent.
+//! Records which versions of a key may be read: those that were sent, acknowledged, deleted,
+//! flushed or seen to be absent.
 //!
-//! A key has one writer, which numbers its versions. A reader records what is acknowledged before it sends a
-//! request and what has been sent when the reply arrives: only versions in between are admissible, in
-//! whatever order the server executes requests.
+//! A key has one writer, which numbers its versions. A reader records the acknowledged version
+//! before it sends a request, and the last sent version when the reply arrives: only versions in
+//! between are admissible, whatever the order in which the server executes requests.
 
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
-/// The account of one key.
+/// The record of one key.
 #[derive(Debug, Default)]
 pub struct Account {
     /// The newest version that has been sent.
     sent: AtomicU64,
-    /// Twice the newest version that has been acknowledged, plus one if that one has been removed for good.
+    /// Twice the newest acknowledged version, plus one if that version has been removed
+    /// permanently.
     floor: AtomicU64,
-    /// A version that never became complete.
+    /// A version that was never sent completely.
     void: AtomicU64,
-    /// Versions up to this one may have been flushed, or not.
+    /// Versions up to this one may have been flushed.
     doubtful: AtomicU64,
 }
 
@@ -37,12 +38,13 @@ impl Account {
         self.sent.load(SeqCst)
     }
 
-    /// Records that a version has been acknowledged as stored: no earlier one may be read any more.
+    /// Records that a version has been acknowledged as stored: earlier versions must not be read
+    /// any more.
     pub fn stored(&self, version: u64) {
         self.floor.fetch_max(2 * version, SeqCst);
     }
 
-    /// Records that a version, and with it all before, has been acknowledged as removed.
+    /// Records that a version and all earlier ones have been acknowledged as removed.
     pub fn gone(&self, version: u64) {
         self.floor.fetch_max(2 * version + 1, SeqCst);
     }
@@ -52,7 +54,7 @@ impl Account {
         self.void.store(version, SeqCst);
     }
 
-    /// Records that a flush is over, which may have removed versions sent meanwhile.
+    /// Records the end of a flush, which may have removed versions sent meanwhile.
     pub fn flushed(&self) {
         self.doubtful.store(self.sent(), SeqCst);
     }
@@ -62,7 +64,7 @@ impl Account {
         self.floor.load(SeqCst) / 2
     }
 
-    /// Returns whether the newest version acknowledged by then has been removed.
+    /// Returns whether the newest version acknowledged before the request has been removed.
     pub fn is_gone(before: Before) -> bool {
         !before.floor.is_multiple_of(2)
     }
@@ -91,16 +93,16 @@ impl Account {
         if version == void && version != 0 {
             return Err(format!("version {version} was never sent in full"));
         }
-        // A request sent from here on must not return an older one.
+        // Later requests must not return an older version.
         self.stored(version);
         Ok(())
     }
 
-    /// Checks that nothing was found. Versions acknowledged before are removed for good then. With
-    /// `lossless`, nothing may vanish by itself.
+    /// Checks a miss. Versions acknowledged before the request are then permanently removed. With
+    /// `lossless`, no value may vanish without a removal.
     ///
     /// # Errors
-    /// That a version is lost.
+    /// A lost version.
     pub fn judge_miss(&self, before: Before, lossless: bool) -> Result<(), String> {
         let certain = before.floor / 2 > self.doubtful.load(SeqCst);
         let there = before.floor.is_multiple_of(2) && certain;

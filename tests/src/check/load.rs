@@ -10,19 +10,20 @@ use std::sync::atomic::Ordering;
 
 /// The number of keys of one retrieval.
 const RETRIEVAL: usize = 8;
-/// The number of versions in a list before it starts again.
+/// The number of versions in a list, after which the list starts again.
 const LIST_MAX: u64 = 200;
 /// The time to live of mortal keys, in seconds, and the time by which the clock is advanced to expire them.
 const LIFE_SECS: u32 = 100;
 const MOVE_SECS: u32 = 200;
-/// The delay of a flush, and the time by which the clock is advanced to trigger it. It is long
-/// because values stored until then are removed, and a delayed client may be late with the advance.
+/// The delay of a flush, and the time by which the clock is advanced to trigger it. The delay is
+/// long because values stored until the trigger are removed, and a delayed client may trigger it
+/// late.
 const DELAY_SECS: u32 = 100;
 const DELAY_MOVE_SECS: u32 = 102;
 /// The number of values between two fences of a flood.
 const FLOOD: usize = 300;
 
-/// A client that changes its own keys and reads all keys, one request after the other.
+/// A client that changes its own keys and reads all keys, with one request at a time.
 pub fn usual(shared: &Shared<'_>, owner: usize, speaks: Speaks, seed: u64) {
     let mut random = SmallRng::seed_from_u64(seed);
     let mut client = Client::new(shared.server.connect(), speaks);
@@ -74,7 +75,7 @@ fn note(shared: &Shared<'_>, key: &Key, version: u64, answer: Answer) {
             key.account.stored(version);
             shared.counts.changes.fetch_add(1, Ordering::Relaxed);
         }
-        // The previous item is removed with it.
+        // The previous item is removed too.
         Answer::NoMemory => {
             key.account.gone(version);
             shared.counts.refused.fetch_add(1, Ordering::Relaxed);
@@ -121,7 +122,8 @@ fn change_plain(shared: &Shared<'_>, key: &Key, client: &mut Client, random: &mu
     }
 }
 
-/// Sets, reads the CAS value, stores with it, and stores again with the CAS value that is old by then.
+/// Sets a value, reads its CAS value, stores with that CAS value, and stores again with the CAS
+/// value that is now outdated.
 fn change_compared(shared: &Shared<'_>, key: &Key, client: &mut Client, random: &mut SmallRng) {
     let size = size(shared, random);
     let set = |client: &mut Client| {
@@ -137,7 +139,7 @@ fn change_compared(shared: &Shared<'_>, key: &Key, client: &mut Client, random: 
     let value = value::make(&key.name, version, size);
     match client.cas(&key.name, &value, cas) {
         Answer::Done => key.account.stored(version),
-        // Evicted, flushed or refused meanwhile: it is not stored.
+        // The item was evicted, flushed or refused meanwhile, so the store fails.
         Answer::Absent | Answer::NoMemory => return set(client),
         Answer::Other => {
             return shared.violation(format!(
@@ -168,7 +170,7 @@ fn change_list(shared: &Shared<'_>, key: &Key, client: &mut Client) {
                 shared.counts.changes.fetch_add(1, Ordering::Relaxed);
                 return;
             }
-            // The key is absent, or there is no memory: starts again.
+            // The key is absent, or there is no memory: the list starts again.
             Answer::Absent | Answer::Other | Answer::NoMemory => {}
         }
     }
@@ -191,7 +193,7 @@ fn change_counter(shared: &Shared<'_>, key: &Key, client: &mut Client) {
     }
 }
 
-/// Stores without waiting for replies, as fast as the server takes them.
+/// Stores without waiting for replies, as fast as the server accepts the requests.
 pub fn flood(shared: &Shared<'_>, flood: usize, seed: u64) {
     let mut random = SmallRng::seed_from_u64(seed);
     let mut conn = shared.server.connect();
@@ -216,7 +218,7 @@ pub fn flood(shared: &Shared<'_>, flood: usize, seed: u64) {
             return shared.violation(format!("a flood is answered: {}", line.escape_ascii()));
         }
         for (key, version) in keys.iter().zip(last).filter(|(_, version)| *version > 0) {
-            // Refused or stored: an earlier one may not be read again.
+            // Whether the version was refused or stored, an earlier one must not be read again.
             key.account.stored(version);
         }
         shared.counts.operations.fetch_add(FLOOD as u64, Ordering::Relaxed);
@@ -253,7 +255,7 @@ pub fn half_sent(shared: &Shared<'_>, seed: u64) {
         }
         let mut half = halves.swap_remove(random.random_range(0..halves.len()));
         if random.random_bool(0.3) {
-            // Given up: it may never be read.
+            // The abandoned value must never be read.
             half.key.account.never_complete(half.version);
             shared.counts.given_up.fetch_add(1, Ordering::Relaxed);
         } else {
@@ -264,7 +266,7 @@ pub fn half_sent(shared: &Shared<'_>, seed: u64) {
                     note(shared, half.key, half.version, Answer::NoMemory);
                 }
                 Some(line) => shared.violation(format!("{}: {}", half.key.name, line.escape_ascii())),
-                // Closed because other clients needed the memory.
+                // The server has closed the connection because other clients needed the memory.
                 None => {
                     half.key.account.never_complete(half.version);
                     shared.counts.given_up.fetch_add(1, Ordering::Relaxed);
@@ -278,7 +280,7 @@ pub fn half_sent(shared: &Shared<'_>, seed: u64) {
     }
 }
 
-/// Removes everything: at once, with a delay, and by time.
+/// Removes everything: immediately, with a delay, and by expiry.
 pub fn flushes(shared: &Shared<'_>, seed: u64) {
     let mut random = SmallRng::seed_from_u64(seed);
     let mut conn = shared.server.connect();
@@ -288,7 +290,7 @@ pub fn flushes(shared: &Shared<'_>, seed: u64) {
         if which == 1 {
             conn.ask(format!("flush_all {DELAY_SECS}\r\n").as_bytes(), b"OK\r\n");
         }
-        // Versions acknowledged by now are removed when the reply arrives.
+        // Versions acknowledged until now are removed when the reply arrives.
         let acknowledged: Vec<u64> = shared.keys.iter().map(|key| key.account.acknowledged()).collect();
         match which {
             0 => conn.ask(b"flush_all\r\n", b"OK\r\n"),

@@ -1,6 +1,6 @@
-//! The value checker: many clients change and read self-describing values, beside floods, flushes and
-//! half-sent values. No value may be torn, foreign, older than an acknowledged write, or present after its
-//! removal.
+//! The value checker: many clients change and read self-describing values during floods, flushes
+//! and incomplete stores. No value may be torn, belong to another key, be older than an
+//! acknowledged write, or be present after its removal.
 //!
 //! | module | content |
 //! |---|---|
@@ -27,12 +27,12 @@ use std::time::{Duration, Instant};
 
 /// The number of clients that change and read.
 const OWNERS: usize = 12;
-/// The number of keys in each group that one of them changes.
+/// The number of keys in each group that one client changes.
 const KEYS: usize = 30;
-/// The number of violations that are kept for the report.
+/// The maximum number of reported violations.
 const VIOLATIONS_MAX: usize = 20;
 
-/// When a run ends.
+/// The condition that ends a run.
 #[derive(Debug, Clone, Copy)]
 pub enum Until {
     /// After this time.
@@ -44,33 +44,33 @@ pub enum Until {
 /// The kind of values of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Group {
-    /// Set, deleted, touched.
+    /// Values that are set, deleted and touched.
     Plain,
-    /// The same with a time to live.
+    /// Values with a time to live.
     Mortal,
-    /// Changed by compare-and-store.
+    /// Values changed by compare-and-store.
     Compared,
     /// A list of versions that grows by appending.
     List,
     /// A number that is incremented.
     Counter,
-    /// Set by clients that do not always complete the value.
+    /// Values set by clients that do not always complete them.
     Half,
-    /// Set by clients that do not wait for replies.
+    /// Values set by clients that do not wait for replies.
     Flood,
 }
 
-/// The groups whose keys have an owner among the usual clients.
+/// The groups whose keys belong to the ordinary clients.
 const OWNED: [Group; 5] = [Group::Plain, Group::Mortal, Group::Compared, Group::List, Group::Counter];
 
 /// One key.
 #[derive(Debug)]
 pub struct Key {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// Its kind of values.
+    /// The kind of its values.
     pub group: Group,
-    /// Which versions may be read.
+    /// The versions that may be read.
     pub account: Account,
 }
 
@@ -95,7 +95,7 @@ impl Key {
     }
 }
 
-/// Returns the last of a list of versions, each one more than the one before.
+/// Returns the last version of a list in which each version is one more than its predecessor.
 fn list_version(value: &[u8]) -> Result<u64, String> {
     let text = String::from_utf8_lossy(value);
     let mut last = None;
@@ -132,7 +132,7 @@ pub struct Counts {
 pub struct Shared<'a> {
     /// The server.
     pub server: &'a Server,
-    /// Its configuration.
+    /// The server's configuration.
     pub configuration: &'a Configuration,
     /// All keys; each belongs to one client.
     pub keys: Vec<Key>,
@@ -159,7 +159,7 @@ impl Shared<'_> {
         self.stop.store(true, Ordering::Relaxed);
     }
 
-    /// Checks what was read of a key.
+    /// Checks the value that was read for a key.
     pub fn judge(&self, key: &Key, before: ledger::Before, flushing: u64, value: Option<&[u8]>) {
         let judged = match value {
             Some(value) => {
@@ -179,7 +179,8 @@ impl Shared<'_> {
     }
 }
 
-/// Runs one configuration and prints a line for each count. Returns whether there was no violation.
+/// Runs one configuration, and prints a line for each count. Returns true if there was no
+/// violation.
 pub fn run(program: &Program, configuration: &Configuration, until: Until, seed: u64) -> bool {
     let mut server = Start::program(program.clone()).args(configuration.args).start();
     let mut keys = Vec::new();
@@ -278,7 +279,7 @@ fn read_all(shared: &Shared<'_>) {
     for key in &shared.keys {
         let before = key.account.before();
         let found = client.get(&key.name);
-        // Whether a change in progress at the end was made is not known.
+        // A change in progress at the end may or may not have been made.
         let known = key.account.acknowledged() == key.account.sent();
         if found.is_some() || known {
             shared.judge(
@@ -291,7 +292,7 @@ fn read_all(shared: &Shared<'_>) {
     }
 }
 
-/// Ends the server; returns what was wrong with its end.
+/// Ends the server; returns the problems of its end.
 fn end(server: &mut Server) -> Option<String> {
     server.signal(libc::SIGTERM);
     let status = server.wait_exit();
@@ -303,11 +304,12 @@ fn end(server: &mut Server) -> Option<String> {
     }
 }
 
-/// How long a worker may be in one step, in seconds. Clients keep all cores busy, and others may have this machine for some
-/// time: a worker that waits for a core has no defect.
+/// The time for which a worker may be in one step, in seconds. Clients keep all cores busy, and
+/// other programs may use the machine: a worker that waits for a core is not defective.
 const STALLED_SECS_MAX: u64 = 10;
 
-/// Returns whether a line of the log reports a worker that makes no progress, for longer than that.
+/// Returns whether a line of the log reports a worker without progress for longer than
+/// [`STALLED_SECS_MAX`].
 fn is_stalled(line: &str) -> bool {
     let Some((_, rest)) = line.split_once("makes no progress: ") else { return false };
     rest.split(' ').next().and_then(|secs| secs.parse().ok()).is_none_or(|secs: u64| secs > STALLED_SECS_MAX)

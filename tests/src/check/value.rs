@@ -2,7 +2,7 @@
 //!
 //! A reader can check whether a value belongs to the key, whether it is complete, and which version it is.
 
-/// Returns the value of a version of a key, about `bytes` long (never shorter than its head).
+/// Returns the value of a key's version, about `bytes` long (and never shorter than its head).
 pub fn make(key: &str, version: u64, bytes: usize) -> Vec<u8> {
     let body_bytes = bytes.saturating_sub(key.len() + 50);
     let body = body(key, version, body_bytes);

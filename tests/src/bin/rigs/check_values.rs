@@ -1,4 +1,4 @@
-//! Checks that a server returns the values that were stored: see `cached_tests::check`.
+//! Checks that a server returns the stored values: see `cached_tests::check`.
 
 use cached_tests::check::{self, Until};
 use cached_tests::checkers::Run;

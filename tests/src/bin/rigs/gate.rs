@@ -1,9 +1,9 @@
-//! Instructions per request and memory per item of a server, against committed figures.
+//! Compares a server's instructions per request and memory per item with committed figures.
 //!
-//! Instructions repeat where time does not: a figure comes from two fresh servers under callgrind that get the same
-//! preload on one connection, then N and 2N requests: (run of 2N − run of N) ÷ N. Start, preload and end cancel out. It is
-//! that of the busiest thread, the one that serves; threads in the background work by time, which means nothing under
-//! valgrind.
+//! Instruction counts are repeatable, unlike times. A figure comes from two new servers under
+//! callgrind that get the same preload on one connection, then N and 2N requests: (run of 2N − run
+//! of N) ÷ N. Start, preload and end cancel out. The figure is that of the busiest thread, which
+//! serves the requests; background threads depend on time, which has no meaning under valgrind.
 
 use cached_tests::checkers::full_path;
 use cached_tests::conn::Conn;
@@ -34,7 +34,7 @@ pub(crate) struct Arguments {
     write: bool,
 }
 
-/// Figures and the compiler they were made with: another compiler makes other instructions.
+/// Figures, and the compiler of the measured server: another compiler generates other instructions.
 #[derive(serde::Deserialize, serde::Serialize)]
 struct Baseline {
     rustc: String,
@@ -86,12 +86,12 @@ fn try_run(arguments: &Arguments) -> Result<bool, String> {
     Ok(is_good)
 }
 
-/// Requests in the shorter of two runs, in keys.
+/// The number of keys requested in the shorter of the two runs.
 const REQUESTS: usize = 20_000;
 const KEYS: usize = 1_000;
 const VALUE: [u8; 100] = [b'v'; 100];
 
-/// The load to count: a batch of requests, sent at once, reads or stores `keys` keys.
+/// The measured load: a batch of requests, sent at once, that reads or stores `keys` keys.
 struct Subject {
     name: &'static str,
     keys: usize,
@@ -121,7 +121,7 @@ fn append_set(out: &mut Vec<u8>, number: usize, more: &str) {
     out.extend(b"\r\n");
 }
 
-/// Returns a batch that begins with a key, and its reply.
+/// Returns a batch whose keys begin at a given one, and its reply.
 fn batch(subject: &Subject, first: usize) -> (Vec<u8>, Vec<u8>) {
     let (mut request, mut reply) = (Vec::new(), Vec::new());
     if let Kind::Multiget = subject.kind {
@@ -169,7 +169,8 @@ fn count_instructions(
     batches: usize,
 ) -> Result<u64, String> {
     let directory = tempfile::tempdir().map_err(|error| error.to_string())?;
-    // One thread runs at a time under valgrind; fairly, so that none starves the measured one.
+    // Valgrind runs one thread at a time; fair scheduling prevents others from starving the
+    // measured one.
     let args = format!(
         "--tool=callgrind -q --fair-sched=yes --separate-threads=yes --callgrind-out-file={}/out {} -t 1 -m 64 -c 64",
         directory.path().display(),
@@ -212,7 +213,7 @@ fn preload(conn: &mut Conn, count: usize) {
     }
 }
 
-/// Returns the bytes by which a server's resident memory grows with each item.
+/// Returns the growth of a server's resident memory per item, in bytes.
 fn memory_per_item(server: &Path) -> f64 {
     const ITEMS: usize = 500_000;
     let server = start(server, "-t 1 -m 256");

@@ -10,21 +10,21 @@ use cached_tests::program::Program;
 
 /// Kills the real process with kill -9 under load, also while it recovers
 ///
-/// Prints a line for each round and exits with 1 if anything that was acknowledged is lost or torn.
+/// Prints a line for each round, and exits with status 1 if acknowledged data are lost or torn.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// Kills
+    /// The number of kills
     #[arg(long, default_value_t = 100)]
     rounds: u64,
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Clients at a time
+    /// The number of concurrent clients
     #[arg(long, default_value_t = 6, value_parser = clap::value_parser!(u16).range(1..))]
     writers: u16,
-    /// Over a one-node Ceph, instead of a file store
+    /// Use a one-node Ceph instead of a file store
     #[arg(long)]
     rados: bool,
-    /// The journal writes through the page cache
+    /// Let the journal write through the page cache
     #[arg(long)]
     buffered: bool,
     /// The server; this workspace's `cached` if none is given
@@ -66,7 +66,7 @@ pub(crate) fn run(arguments: Arguments) -> ExitCode {
     match outcome {
         Ok(report) if report.is_good() => {
             println!("{report}");
-            // The files of a successful run are not needed any more.
+            // After a successful run its files are not needed.
             let _ = std::fs::remove_dir_all(&directory);
             ExitCode::SUCCESS
         }

@@ -8,8 +8,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-/// The number of batches of a sequence, which begins with fresh servers; fewer in a short run, so that each
-/// configuration runs.
+/// The number of batches in a sequence, which begins with new servers; fewer in a short run, so
+/// that every configuration runs.
 const BATCHES: usize = 2000;
 const BATCHES_SHORT: usize = 20;
 const CONNECTIONS: usize = 3;
@@ -24,7 +24,8 @@ pub(crate) struct Arguments {
     /// The memcached to compare with; the installed one if none is given
     #[arg(long, value_parser = full_path)]
     reference: Option<PathBuf>,
-    /// Clients of the server give a password first; configurations with load of other clients are left out
+    /// Let the server's clients authenticate first; configurations with load from other clients are
+    /// omitted
     #[arg(long)]
     password: bool,
 }
@@ -52,7 +53,7 @@ pub(crate) fn run(Arguments { run, reference, password }: &Arguments) -> ExitCod
         };
         let (begun, mut requests, mut sequences, mut differences) = (Instant::now(), 0, 0, 0);
         let time = Duration::from_secs(run.seconds) / count as u32;
-        // At least once each.
+        // Every configuration runs at least once.
         while differences < 3
             && (sequences < Kind::ALL.len() as u64
                 || match run.operations {

@@ -1,4 +1,5 @@
-//! Rigs that run for as long as wanted what the tests run for seconds: `rigs --help` lists them.
+//! Rigs that repeat, for any duration, checks that the tests run for seconds: `rigs --help` lists
+//! them.
 //!
 //! ```text
 //! cargo run --release -p cached-tests -- kill9 --rounds 500
@@ -16,7 +17,7 @@ mod warm;
 use clap::Parser;
 use std::process::ExitCode;
 
-/// Tests of the programs for as long as wanted.
+/// Tests of the programs for any duration.
 #[derive(Parser)]
 enum Rig {
     CheckValues(check_values::Arguments),

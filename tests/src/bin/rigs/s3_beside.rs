@@ -9,21 +9,23 @@ use std::time::{Duration, Instant};
 /// The number of requests in a sequence, which starts with an empty bucket.
 const STEPS: usize = 200;
 
-/// Sends the same random requests of S3 to an endpoint and through the sidecar, each way of authentication in turn
+/// Sends the same random S3 requests to an endpoint and through the sidecar, with each
+/// authentication mode in turn
 ///
-/// Prints a line for each count, and exits with 1 if two answers differ without a clause that allows it.
+/// Prints a line for each count, and exits with status 1 if two responses differ without a clause
+/// that allows it.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// How long it runs, in seconds
+    /// The duration in seconds
     #[arg(long, default_value_t = 60)]
     seconds: u64,
-    /// The number of requests, instead of a time
+    /// The number of requests, instead of a duration
     #[arg(long)]
     operations: Option<u64>,
-    /// The only way to play
+    /// The only authentication mode to test
     #[arg(long, value_parser = PossibleValuesParser::new(Way::ALL.map(Way::name)))]
     only: Option<String>,
-    /// The endpoint: a program, or one of the rig's own that folds names as files do
+    /// The endpoint: a program, or the rig's own endpoint that folds names as file systems do
     #[arg(long, default_value = "versitygw", value_parser = PossibleValuesParser::new(Before::ALL.map(Before::name)))]
     endpoint: String,
     /// The seed of random choices

@@ -1,4 +1,4 @@
-//! Upgrades of a running server under load, as often as wanted: see `cached_tests::upgrade`.
+//! Upgrades a running server under load, any number of times: see `cached_tests::upgrade`.
 
 use cached_tests::upgrade::load::{self, Report};
 use cached_tests::upgrade::objects::{self, Objects};
@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 /// Upgrades a running server under load
 ///
-/// Prints the pause of each upgrade and exits with 1 if any reply was missing or wrong.
+/// Prints the pause of each upgrade, and exits with status 1 if any reply was missing or wrong.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
     /// The number of upgrades; with --others, of each client
@@ -15,16 +15,16 @@ pub(crate) struct Arguments {
     upgrades: u64,
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Clients at a time
+    /// The number of concurrent clients
     #[arg(long, default_value_t = 6, value_parser = clap::value_parser!(u16).range(1..))]
     clients: u16,
-    /// Everyday work of clients of other languages
+    /// Run clients in other languages
     #[arg(long)]
     others: bool,
-    /// Objects, whose clients know what each must be
+    /// Upgrade an object cache, whose clients know the content that each object must have
     #[arg(long, conflicts_with = "others")]
     objects: bool,
-    /// Objects without a journal
+    /// Upgrade an object cache without a journal
     #[arg(long, requires = "objects")]
     no_journal: bool,
     /// Arguments of the server

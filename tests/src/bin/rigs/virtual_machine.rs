@@ -1,15 +1,16 @@
-//! Debian boots from a clone of a volume of `cached`, under emulation; servers and guests are killed, and what the guest's
-//! `fsync` has acknowledged is there, in a file system without a fault: see `cached_tests::virtual_machine`.
+//! Boots Debian from a clone of a volume of `cached`, under emulation, and kills servers and
+//! guests. All data acknowledged by the guest's `fsync` must survive, in an intact file system: see
+//! `cached_tests::virtual_machine`.
 
 use cached_tests::virtual_machine::{self, System};
 use std::process::ExitCode;
 
 /// Boots Debian on a clone of a volume, and kills the server and the guest
 ///
-/// It ends with a panic if anything is lost or wrong.
+/// Panics if data are lost or wrong.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// Kills of the server under the guest
+    /// The number of kills of the server while the guest runs
     #[arg(long, default_value_t = 8)]
     kills: u32,
 }

@@ -1,4 +1,4 @@
-//! kill -9 of a process with a memory file, as often as wanted: see `cached_tests::warm`.
+//! Kills a process with a memory file by SIGKILL, any number of times: see `cached_tests::warm`.
 
 use cached_tests::warm;
 use std::path::PathBuf;
@@ -6,17 +6,18 @@ use std::process::ExitCode;
 
 /// Kills a process with a memory file by kill -9
 ///
-/// Prints a line for each round and exits with 1 if anything was lost or wrong. Name a directory on a tmpfs.
+/// Prints a line for each round, and exits with status 1 if data were lost or wrong. Name a
+/// directory on a tmpfs.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
     #[arg(long, default_value_t = 100)]
     rounds: u64,
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Clients at a time
+    /// The number of concurrent clients
     #[arg(long, default_value_t = 6, value_parser = clap::value_parser!(u16).range(1..))]
     clients: u16,
-    /// The directory of the memory file; the system's temporary one if it is not given
+    /// The directory of the memory file (default: the system's temporary directory)
     #[arg(long)]
     dir: Option<PathBuf>,
     /// Arguments of the server
