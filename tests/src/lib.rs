@@ -1,9 +1,9 @@
 //! The harness of the black-box tests: it starts a server as a program and talks to its sockets.
 //!
-//! Nothing here depends on how the server is built. The same tests run against any server that takes
-//! memcached's flags, so they are first proved on memcached 1.6.45 itself:
-//! `CACHED_TEST_SERVER=/path/to/memcached cargo test -p cached-tests`. Without the variable they build and
-//! run this workspace's own `cached`.
+//! The harness does not depend on the server's implementation. The same tests run against any
+//! server that accepts memcached's flags, so they are first validated on memcached 1.6.45 itself:
+//! `CACHED_TEST_SERVER=/path/to/memcached cargo test -p cached-tests`. Without the variable they
+//! build and run this workspace's own `cached`.
 //!
 //! | module | content |
 //! |---|---|

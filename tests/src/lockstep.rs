@@ -1,7 +1,8 @@
 //! Two servers in lockstep: both get the same random commands, and their replies must be the same.
 //!
-//! Varying parts of replies are normalized first ([`generate`]): CAS values, times, and the differences in
-//! `DIFFERENCES.md`. Other clients may use both servers meanwhile, with keys of their own.
+//! Varying parts of replies are normalized first ([`generate`]): CAS values, times, and the
+//! differences in `DIFFERENCES.md`. Meanwhile other clients may use both servers, with their own
+//! keys.
 
 use crate::bytes::show;
 use crate::configurations::Configuration;
@@ -32,7 +33,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Kind; 4] = [Kind::Text, Kind::Meta, Kind::Mixed, Kind::Binary];
 }
 
@@ -41,11 +42,11 @@ impl Kind {
 pub struct Play<'a> {
     /// The server under test.
     pub program: &'a Program,
-    /// The memcached that it is compared with.
+    /// The reference memcached.
     pub reference: &'a Program,
-    /// How both servers are started, and the load that accompanies the comparison.
+    /// The configuration of both servers, and of the load during the comparison.
     pub configuration: &'a Configuration,
-    /// The number of connections to each, which take turns.
+    /// The number of connections to each server, which take turns.
     pub connections: usize,
     /// The number of batches of requests.
     pub batches: usize,
@@ -54,7 +55,7 @@ pub struct Play<'a> {
     pub password: bool,
 }
 
-/// One server with its connections and the CAS values it has returned.
+/// A server, its connections, and the CAS values that it has returned.
 struct Side<'a> {
     name: &'static str,
     server: &'a Server,
@@ -68,7 +69,7 @@ impl<'a> Side<'a> {
         Self { name, conns, server, returned: CasValues::new() }
     }
 
-    /// Sends a batch in random fragments and returns the normalized replies to it.
+    /// Sends a batch in random fragments, and returns the normalized replies.
     fn ask(
         &mut self,
         conn: usize,
@@ -80,8 +81,8 @@ impl<'a> Side<'a> {
         let is_binary = matches!(kind, Kind::Binary);
         let fence = Request { opaque: Some(BINARY_FENCE), ..Request::new(op("NOOP").expect("NOOP")) }.bytes();
         sent.extend(if is_binary { &fence } else { TEXT_FENCE });
-        // Single bytes are for short batches, and most batches are sent as a whole: each piece lets other
-        // processes run, which takes time on a busy machine.
+        // Only short batches are split into single bytes, and most batches are sent as a whole,
+        // because each piece lets other processes run, which takes time on a busy machine.
         let least = 1 + sent.len() / 40;
         let largest = [1, 10, 100, 2_000, 1_000_000][random.random_range(0..5)].max(least);
         let pieces = if random.random_bool(0.25) { sent.len() / least } else { 0 };
@@ -90,7 +91,7 @@ impl<'a> Side<'a> {
         let reply = if is_binary {
             self.read_frames(conn, &sent)
         } else {
-            // The fence's reply is the last of the `MN`s.
+            // The fence's reply is the last `MN`.
             self.read_to_fence(conn, sent.windows(4).filter(|four| four == b"mn\r\n").count())
         };
         let even = if is_binary {
@@ -130,7 +131,7 @@ impl<'a> Side<'a> {
     }
 }
 
-/// Returns the key of every request in a binary batch.
+/// Returns the keys of a binary batch, by opaque.
 fn keys_by_opaque(sent: &[u8]) -> HashMap<u32, String> {
     let mut keys = HashMap::new();
     let mut rest = sent;
@@ -157,7 +158,8 @@ pub fn play(play: &Play<'_>, kind: Kind, seed: u64) -> Result<u64, String> {
         true => password::require(start(play.program), play.program.flavour, is_binary),
         false => start(play.program),
     };
-    // Without its own threads: `flush_all` leaves an item that one of them holds at that moment.
+    // The reference runs without its background threads, because `flush_all` keeps an item that one
+    // of them holds.
     let reference = start(play.reference).args("-o no_lru_maintainer,no_lru_crawler");
     let servers = [tested.start(), reference.start()];
     let mut ours = Side::new("under test", &servers[0], play.connections);
@@ -230,8 +232,8 @@ fn compare(
     Ok(requests)
 }
 
-/// Where items are evicted, each batch begins with new items: which items have been evicted does not matter
-/// for the comparison.
+/// If items are evicted, each batch begins with new items, so that earlier evictions do not affect
+/// the comparison.
 fn make_room(server: &Server, batch_number: usize) {
     let mut conn = server.connect();
     let value = "r".repeat(3000);
@@ -245,7 +247,7 @@ fn make_room(server: &Server, batch_number: usize) {
     conn.ask(format!("{requests}mn\r\n").as_bytes(), b"MN\r\n");
 }
 
-/// Flushes everything a second later, and waits until both servers have done so.
+/// Requests a flush of everything a second later, and waits until both servers have executed it.
 fn flush_later(servers: [&Server; 2]) {
     let mut uptimes = [0; 2];
     for (server, uptime) in servers.into_iter().zip(&mut uptimes) {
@@ -259,7 +261,7 @@ fn flush_later(servers: [&Server; 2]) {
     }
 }
 
-/// A client that runs alongside the comparison.
+/// A client that runs during the comparison.
 struct Beside<'a> {
     server: &'a Server,
     half_sent: bool,
@@ -272,7 +274,7 @@ impl<'a> Beside<'a> {
         for server in servers {
             let half = (0..configuration.half_sent).map(|number| Beside { server, half_sent: true, number });
             let flood = (0..configuration.floods).map(|number| Beside { server, half_sent: false, number });
-            // One thread for each: a few show as much as many.
+            // One thread each: a few clients show as much as many.
             all.extend(half.take(4).chain(flood.take(2)));
         }
         all

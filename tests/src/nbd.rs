@@ -1,11 +1,11 @@
-//! A client of NBD listeners, as simple as the protocol allows: one export, one request at a time.
+//! A minimal NBD client: one export, one request at a time.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-/// How long an answer may take. Generous: the machine may be busy.
+/// The time limit for a reply. Generous, because the machine may be busy.
 const DEADLINE: Duration = Duration::from_secs(60);
 
 const INIT_MAGIC: u64 = 0x4e42_444d_4147_4943;
@@ -13,13 +13,13 @@ const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
 const REQUEST_MAGIC: u32 = 0x2560_9513;
 const REPLY_MAGIC: u32 = 0x6744_6698;
 
-/// Fixed newstyle, and no zeros after the flags of the export.
+/// Fixed newstyle, without zeros after the export's flags.
 const CLIENT_FLAGS: u32 = 3;
 const EXPORT_NAME: u32 = 1;
-/// A write with it is durable when it is acknowledged.
+/// The flag that makes a write durable before its acknowledgement.
 const FUA: u16 = 1;
 
-/// A connection that has selected an export.
+/// A connection with a selected export.
 #[derive(Debug)]
 pub struct Disk {
     socket: UnixStream,
@@ -32,7 +32,8 @@ impl Disk {
     /// Connects to the server at a unix socket, and selects an export.
     ///
     /// # Errors
-    /// If the server cannot be reached, or does not have the export, when it closes the connection.
+    /// If the server cannot be reached, or closes the connection because it does not have the
+    /// export.
     pub fn connect(socket: &Path, export: &str) -> io::Result<Disk> {
         let mut socket = UnixStream::connect(socket)?;
         socket.set_read_timeout(Some(DEADLINE))?;
@@ -54,7 +55,7 @@ impl Disk {
         Ok(Disk { socket, size_bytes, number: 0 })
     }
 
-    /// Lets an answer take this long.
+    /// Sets the time limit for replies.
     ///
     /// # Errors
     /// The system's.
@@ -62,12 +63,12 @@ impl Disk {
         self.socket.set_read_timeout(Some(time))
     }
 
-    /// Returns the socket, for requests that no client should send.
+    /// Returns the socket, for invalid requests.
     pub fn into_socket(self) -> UnixStream {
         self.socket
     }
 
-    /// Sends a request, and returns the error of its reply; the data of a reply to a read go to `into`.
+    /// Sends a request, and returns the reply's error; the data of a read go to `into`.
     fn ask(
         &mut self,
         (kind, flags): (u16, u16),
@@ -98,7 +99,7 @@ impl Disk {
         }
     }
 
-    /// Reads.
+    /// Reads a range.
     ///
     /// # Errors
     /// The server's, or the connection's.
@@ -108,7 +109,7 @@ impl Disk {
         Ok(data)
     }
 
-    /// Writes.
+    /// Writes a range.
     ///
     /// # Errors
     /// As [`Self::read`].
@@ -116,7 +117,7 @@ impl Disk {
         self.ask((1, 0), offset, data.len(), data, &mut [])
     }
 
-    /// Writes, and demands that it is durable.
+    /// Writes a range durably (FUA).
     ///
     /// # Errors
     /// As [`Self::read`].
@@ -124,7 +125,7 @@ impl Disk {
         self.ask((1, FUA), offset, data.len(), data, &mut [])
     }
 
-    /// Makes durable what has been acknowledged.
+    /// Makes all acknowledged writes durable.
     ///
     /// # Errors
     /// As [`Self::read`].

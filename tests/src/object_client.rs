@@ -1,4 +1,5 @@
-//! How the tests' clients of objects are configured: a server that is slow, because the machine is, is waited for.
+//! The configuration of the tests' object clients, which wait for a server that is slow because the
+//! machine is busy.
 
 use crate::conn::DEADLINE;
 use synapse::{Address, ClientConfig};
@@ -7,7 +8,7 @@ use synapse::{Address, ClientConfig};
 #[must_use]
 pub fn config(address: Address) -> ClientConfig {
     let mut config = ClientConfig::new(address);
-    // Not the seconds of the defaults, after which a server counts as away.
+    // Longer than the default seconds, after which a server counts as unavailable.
     (config.connect_timeout, config.peer_timeout) = (DEADLINE, DEADLINE);
     config
 }

@@ -12,7 +12,7 @@ pub fn require_all() -> bool {
     std::env::var("CACHED_REQUIRE_ALL").is_ok_and(|value| value == "1")
 }
 
-/// Prints that a test is skipped, past the test runner's capture.
+/// Prints that a test is skipped, bypassing the test runner's capture.
 ///
 /// # Panics
 /// With `CACHED_REQUIRE_ALL=1`.
@@ -21,12 +21,14 @@ pub fn skip(test: &str, why: &str) {
     announce_skip(test, why);
 }
 
-/// Prints that a test is skipped for a reason that no machine can mend, past the test runner's capture.
+/// Prints that a test is skipped for a reason that no installation can remove, bypassing the test
+/// runner's capture.
 pub fn announce_skip(test: &str, why: &str) {
-    // The test runner captures the print macros of a passing test; a skip must be seen, so it goes to the
-    // descriptor itself.
+    // The test runner captures the print macros of a passing test; a skip must be visible, so it is
+    // written to the descriptor itself.
     let line = format!("\n*** SKIPPED {test}: {why} ***\n");
-    // SAFETY: a live buffer of that length; descriptor 2 may be anything, an error is ignored.
+    // SAFETY: the buffer is live and has that length; descriptor 2 may be any file, and errors are
+    // ignored.
     unsafe { libc::write(2, line.as_ptr().cast(), line.len()) };
 }
 
@@ -38,7 +40,8 @@ pub fn find_program(name: &str) -> Option<PathBuf> {
 /// Runs a command to its end and returns its output.
 ///
 /// # Panics
-/// If it cannot be started or is still running at the deadline; then it is killed, with what it has started.
+/// If the command cannot be started, or is still running at the deadline; then it is killed
+/// together with its descendants.
 pub fn run(command: &mut Command, deadline: Duration) -> Output {
     try_run(command, deadline).unwrap_or_else(|problem| panic!("{problem}"))
 }
@@ -71,8 +74,8 @@ fn try_run(command: &mut Command, deadline: Duration) -> Result<Output, String> 
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
-        // In its own process group, because processes that it has started may hold the pipes open,
-        // which are read until their end.
+        // The command has its own process group, because its descendants may hold the pipes open,
+        // which are read to their end.
         .process_group(0)
         .spawn()
         .map_err(|error| format!("{command:?}: {error}"))?;

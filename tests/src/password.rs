@@ -1,4 +1,4 @@
-//! Servers that require passwords, and what a client sends first to them.
+//! Servers that require passwords, and the clients' login requests.
 
 use crate::frame::{Request, op};
 use crate::program::Flavour;
@@ -12,10 +12,10 @@ const PASSWORD: &str = "a-secret";
 /// The opaque of the binary request.
 const OPAQUE: u32 = 0x0a07_0a07;
 
-/// Returns the file with the user, which all servers of this process share.
+/// Returns the password file, which all servers of this process share.
 ///
 /// # Panics
-/// If it cannot be written.
+/// If the file cannot be written.
 pub fn file() -> &'static Path {
     static FILE: OnceLock<(tempfile::TempDir, PathBuf)> = OnceLock::new();
     let (_, path) = FILE.get_or_init(|| {

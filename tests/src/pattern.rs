@@ -4,8 +4,8 @@ use crate::bytes::{escape, show};
 use std::collections::HashMap;
 use std::fmt;
 
-/// How much less than expected a time to live may be: the time that a busy machine may take between two
-/// commands.
+/// The amount by which a time to live may be below its expected value: the time that a busy machine
+/// may take between two commands.
 const SECONDS_LOST_MAX: u64 = 15;
 
 /// Numbers captured from earlier replies, by name.
@@ -20,11 +20,12 @@ pub enum Piece {
     Digit,
     /// One or more decimal digits, captured under the name if there is one.
     Digits(Option<String>),
-    /// A number of at most this and not much less: a time to live that may have lost some seconds.
+    /// A number of at most this and not much less, for a time to live that may have lost some
+    /// seconds.
     AtMost(u64),
     /// One or more bytes that are neither blank nor line end, captured under the name if there is one.
     Word(Option<String>),
-    /// Anything up to the next `\r\n`, which is not part of it.
+    /// Anything up to the next `\r\n`, excluding it.
     Line,
     /// Whole lines, up to the first one that starts with the following literal.
     Lines,
@@ -39,9 +40,9 @@ pub struct Pattern(pub Vec<Piece>);
 /// The result of comparing a buffer with a pattern.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Match {
-    /// The first bytes, this many, match the pattern.
+    /// This many leading bytes match the pattern.
     Full(usize),
-    /// The buffer matches so far, but bytes are missing.
+    /// The buffer matches so far, but more bytes are needed.
     More,
     /// The byte at this offset does not match.
     Differs(usize),
@@ -53,7 +54,7 @@ impl Pattern {
         Self(vec![Piece::Literal(bytes.to_vec())])
     }
 
-    /// Compares; captures are set on a full match only.
+    /// Compares a buffer with the pattern; captures are set only on a full match.
     pub fn matches(&self, buffer: &[u8], captures: &mut Captures) -> Match {
         let mut at = 0;
         let mut found = Vec::new();
@@ -137,7 +138,7 @@ impl Pattern {
     }
 }
 
-/// Returns the length of a run of bytes of one kind; unknown while the run may still grow.
+/// Returns the length of a run of bytes of one kind, unless the run may still grow.
 enum Run {
     Open,
     Of(usize),

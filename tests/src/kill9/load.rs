@@ -1,4 +1,4 @@
-//! The load: one writer's changes, drawn from a seed, made to the reference and to the server.
+//! The load: a writer's random changes, made both to the reference and to the server.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -15,11 +15,11 @@ use super::model::{Model, OBJECT_BYTES};
 /// The state shared by all writers in a round.
 #[derive(Debug, Default)]
 pub struct Round {
-    /// The server is about to be killed: an error is its end.
+    /// Whether the server is about to be killed, so that an error means its end.
     pub is_ending: AtomicBool,
-    /// The writers are to stop, between two changes.
+    /// Whether the writers are to stop, between two changes.
     pub is_over: AtomicBool,
-    /// Acknowledgements so far.
+    /// The number of acknowledgements so far.
     pub acknowledged: AtomicU64,
 }
 
@@ -32,39 +32,39 @@ pub struct Seen {
     pub journaled: u64,
     /// Changes acknowledged as *stored*.
     pub stored: u64,
-    /// Flushes answered.
+    /// Completed flushes.
     pub flushed: u64,
-    /// Answers that the server should not have given.
+    /// Responses that the server should not have sent.
     pub wrong: Vec<String>,
 }
 
 /// How a writer works.
 #[derive(Clone, Copy, Debug)]
 pub struct Habits {
-    /// Payloads above this go to the store, and may be torn if they were not acknowledged.
+    /// Payloads above this size go to the store, and may be torn if they were not acknowledged.
     pub journaled_bytes_max: u64,
-    /// Every change without an answer may be torn: it may have gone to the store.
+    /// Whether every unacknowledged change may be torn, because it may have gone to the store.
     pub is_through: bool,
     /// The number of order domains.
     pub order_domains: u64,
 }
 
-/// Makes a change, and returns how durable it is.
+/// Makes a change, and returns its durability.
 fn make(store: &dyn Blocker, request: &ChangeRequest) -> Result<Durability, Error> {
     block_on(store.change(request.clone())).map(|reply| reply.durability)
 }
 
-/// The bytes that a change writes, which may be torn.
+/// Returns the range that a change writes, which may be torn.
 fn written_bytes(change: &Change) -> u64 {
     match change {
         Change::CompareAndWrite { data, .. } => data.len_bytes() as u64,
-        // Of a source of any length.
+        // The source can have any length.
         Change::Copy { .. } => OBJECT_BYTES,
         change => change.payload_bytes(),
     }
 }
 
-/// Writes until the server ends, or the round is over.
+/// Writes until the server ends or the round is over.
 pub fn run(model: &mut Model, server: &dyn Blocker, round: &Round, habits: Habits, seed: u64) -> Seen {
     let mut random = SmallRng::seed_from_u64(seed);
     let mut seen = Seen::default();
@@ -96,7 +96,7 @@ fn flush(
     seen: &mut Seen,
 ) -> Result<(), String> {
     let id = model.object(at).clone();
-    // As a guest does, which knows no other word than flush: mostly journaled.
+    // Like a guest, which only knows flushes: mostly journaled.
     let durability = if random.random_range(0..4) == 0 { Durability::Stored } else { Durability::Journaled };
     let scope = match random.random_range(0..3) {
         0 => Scope::Object(id.clone()),
@@ -161,7 +161,7 @@ fn change(
     }
 }
 
-/// Returns bytes that no other change has.
+/// Returns bytes that no other change writes.
 fn bytes(random: &mut SmallRng, len: u64) -> Vec<u8> {
     let word: [u8; 8] = random.random();
     (0..len).map(|index| word[index as usize % 8] ^ (index / 8) as u8).collect()
@@ -196,12 +196,12 @@ fn draw(
         10 => Change::WriteZeroes { offset, len_bytes },
         11 => Change::Discard { offset, len_bytes },
         12..14 => {
-            // Half of them match.
+            // Half of the comparisons match.
             let content = model.content(at).unwrap_or_default();
             let end = content.len().min((offset + len_bytes.min(512)) as usize);
             let mut expected = content.get(offset as usize..end).unwrap_or_default().to_vec();
             if expected.is_empty() || random.random_range(0..4) == 0 {
-                // Within the largest object: the reference knows no such limit.
+                // Within the maximum object size, which the reference does not enforce.
                 expected = vec![0xee; (OBJECT_BYTES - offset).min(16) as usize];
             }
             let data = bytes(random, expected.len() as u64).into();
@@ -231,7 +231,7 @@ fn draw(
     if kind < 5 { request.domain(domain) } else { request }
 }
 
-/// Returns the namespaces of the load: the one whose changes are logged, and one whose changes are not.
+/// Returns the namespaces of the load: one with logged changes, and one without.
 pub fn namespaces() -> [Namespace; 2] {
     ["log", "plain"].map(|name| Namespace::new(name).expect("a namespace"))
 }

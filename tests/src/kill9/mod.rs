@@ -1,13 +1,13 @@
-//! kill -9 of the real process under load: what was acknowledged as *journaled* or *stored* is there after the
-//! next start, whole, and nothing that came after something lost.
+//! Kills the real process with SIGKILL under load. After the next start, everything acknowledged as
+//! *journaled* or *stored* is present and not torn, and no change follows a lost one.
 //!
-//! Writers change objects of their own over synapse, each change also on a reference in memory ([`load`]).
-//! After a drawn number of acknowledgements the process is killed; in some rounds again while it recovers.
-//! Then every object is read and compared with what each writer knows ([`model`]), and the load goes on, on
-//! the process that may still be recovering.
+//! Writers change their own objects over synapse, and make each change also to a reference in
+//! memory ([`load`]). After a random number of acknowledgements the process is killed; in some
+//! rounds again while it recovers. Then every object is read and compared with each writer's
+//! knowledge ([`model`]), and the load continues, possibly while the process still recovers.
 //!
-//! Some rounds write back within milliseconds, others not at all; some log every change, others send large
-//! ones to the store; segments are small, so that they are used again in every round.
+//! Some rounds write back within milliseconds, others never; some log every change, others send
+//! large ones to the store; segments are small, so that they are reused in every round.
 
 pub mod load;
 pub mod model;
@@ -26,21 +26,21 @@ use load::{Habits, Round, Seen};
 use model::{Faults, Model};
 use process::{Place, Process};
 
-/// Which store the server has.
+/// The server's store.
 #[derive(Clone, Debug)]
 pub enum Backend {
     /// A file store in the directory of the run.
     File,
-    /// A pool of the cluster that this configuration file of Ceph names.
+    /// A pool of the Ceph cluster with this configuration file.
     Rados(PathBuf),
 }
 
-/// A run.
+/// The options of a run.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The `cached` to kill.
     pub program: PathBuf,
-    /// The directory for journal, sockets and log; empty.
+    /// The directory for journal, sockets and log, which must be empty.
     pub directory: PathBuf,
     /// The store.
     pub backend: Backend,
@@ -48,7 +48,7 @@ pub struct Options {
     pub rounds: u64,
     /// The number of writers.
     pub writers: usize,
-    /// The seed of everything that is drawn.
+    /// The seed of all random choices.
     pub seed: u64,
     /// Whether writes to the journal bypass the page cache.
     pub direct: bool,
@@ -61,11 +61,11 @@ pub struct Options {
 pub struct Report {
     /// Rounds completed.
     pub rounds: u64,
-    /// Processes killed, those that recovered included.
+    /// Processes killed, including those in recovery.
     pub kills: u64,
-    /// Those that were killed while they recovered.
+    /// Processes killed during their recovery.
     pub kills_in_recovery: u64,
-    /// Records that the starts after a kill found to replay.
+    /// The number of records to replay, over all starts after a kill.
     pub replayed: u64,
     /// The observations of the writers.
     pub seen: Seen,
@@ -76,7 +76,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Returns whether nothing was wrong.
+    /// Returns true if there was no problem.
     pub fn is_good(&self) -> bool {
         self.faults == Faults::default() && self.lines.is_empty()
     }
@@ -104,11 +104,11 @@ impl std::fmt::Display for Report {
     }
 }
 
-/// How many faults are printed.
+/// The maximum number of printed faults.
 const LINES_MAX: usize = 40;
-/// How many objects a writer has in each namespace.
+/// The number of objects of a writer in each namespace.
 const OBJECTS: usize = 5;
-/// How long a round's load may go on without another acknowledgement.
+/// The time limit for a round's load without another acknowledgement.
 const PROGRESS_DEADLINE: Duration = Duration::from_secs(120);
 
 /// Performs the run.
@@ -207,7 +207,7 @@ impl<'a> Run<'a> {
         Ok(process)
     }
 
-    /// Lets the writers write until enough is acknowledged; they see the end of the server.
+    /// Lets the writers write until enough changes are acknowledged; they notice the server's end.
     fn load(&mut self, process: &mut Process) -> Result<(), String> {
         let client = Arc::new(self.place.connect().map_err(|error| format!("connecting: {error}"))?);
         let round = Round::default();
@@ -222,7 +222,7 @@ impl<'a> Run<'a> {
                 })
                 .collect();
             let is_running = || writers.iter().any(|writer| !writer.is_finished());
-            // How many there are depends on the disk.
+            // Their number depends on the disk.
             let (mut before, mut progress) = (0, Instant::now());
             while before < wanted && is_running() && progress.elapsed() < PROGRESS_DEADLINE {
                 std::thread::sleep(Duration::from_micros(200));
@@ -249,13 +249,13 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Starts a process and kills it while it recovers: before it listens, as soon as it does, or
-    /// after a few of its objects have been read.
+    /// Starts a process and kills it during its recovery: before it listens, as soon as it does, or
+    /// after some of its objects have been read.
     fn kill_in_recovery(&mut self) -> Result<(), String> {
         let mut process = self.place.spawn();
         let reads = match self.random.random_range(0..3) {
             0 => {
-                // At any point of the start, because the time is random.
+                // The kill can happen at any point of the start, because the delay is random.
                 std::thread::sleep(Duration::from_micros(self.random.random_range(0..40_000)));
                 0
             }
@@ -285,7 +285,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Compares what the server has with what every writer knows.
+    /// Compares the server's content with every writer's knowledge.
     fn check(&mut self) -> Result<(), String> {
         let client = self.place.connect().map_err(|error| format!("connecting: {error}"))?;
         self.report.replayed += replay_records(&client)?;
@@ -297,7 +297,8 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Ends the last process in order: then everything is in the store, and nothing in the journal.
+    /// Shuts the last process down: then everything is in the store, and the journal has nothing to
+    /// replay.
     fn end(&mut self, process: Process) -> Result<(), String> {
         let status = process.end()?;
         if !status.success() {
@@ -311,10 +312,10 @@ impl<'a> Run<'a> {
     }
 }
 
-/// The metric with the number of records that a start found to replay.
+/// The metric for the number of records to replay at a start.
 const REPLAY_RECORDS: &str = "cached_journal_replay_records";
 
-/// Returns how many records the server's start found to replay.
+/// Returns the number of records that the server's start found to replay.
 fn replay_records(client: &dyn Blocker) -> Result<u64, String> {
     let metrics = blocker::executor::block_on(client.control().metrics());
     let metrics = metrics.map_err(|error| format!("metrics: {error}"))?;
@@ -327,10 +328,11 @@ fn replay_records(client: &dyn Blocker) -> Result<u64, String> {
     })
 }
 
-/// Returns a directory for a run below the build's, on a real disk: `/tmp` may be in memory.
+/// Returns a directory for a run, below the build directory and thus on a real disk, because `/tmp`
+/// may be in memory.
 ///
 /// # Panics
-/// If it cannot be made.
+/// If the directory cannot be created.
 pub fn directory(parent: &Path, name: &str) -> PathBuf {
     let directory = parent.join(format!("{name}-{}", std::process::id()));
     let _ = std::fs::remove_dir_all(&directory);

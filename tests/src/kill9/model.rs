@@ -1,9 +1,10 @@
-//! What one writer knows: each change it has requested, what was acknowledged with which durability, and
-//! so which contents may be found after a crash.
+//! A writer's knowledge: each change that it has requested, the acknowledged durability, and
+//! therefore the possible contents after a crash.
 //!
-//! The reference is the contract's own store in memory: every change is made to it as well, and what it then
-//! holds is what the server must show. A writer's changes are numbered; a *cut* is a number up to which all
-//! of its changes in the journaled namespace are there, and behind which none is.
+//! The reference is the contract's in-memory store: every change is made to it as well, and the
+//! server must have the same content. A writer's changes are numbered; a *cut* is a number such
+//! that all of the writer's changes in the journaled namespace up to it are present, and none after
+//! it.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
@@ -11,25 +12,25 @@ use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use blocker::executor::block_on;
 use blocker::{Blocker, BlockerExt, Error, Memory, Name, Namespace, ObjectId, ReadRequest, WriteFullRequest};
 
-/// The largest object that the load makes, in bytes.
+/// The maximum size of the load's objects, in bytes.
 pub const OBJECT_BYTES: u64 = 64 << 10;
 
-/// The same content has the same hash in every process.
+/// A hash that is equal in every process for equal content.
 type Hashing = BuildHasherDefault<DefaultHasher>;
 
-/// An object's content; `None` where there is no such object.
+/// An object's content; `None` if the object does not exist.
 pub type Content = Option<Vec<u8>>;
 
-/// A problem found after a crash.
+/// The problems found after a crash.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Faults {
-    /// Objects without a change that was acknowledged as durable.
+    /// Objects that lack a change that was acknowledged as durable.
     pub lost: u64,
-    /// Objects with a content that they never had.
+    /// Objects with content that they never had.
     pub torn: u64,
-    /// Writers of which a later change is there without an earlier one.
+    /// Writers whose later change is present without an earlier one.
     pub disordered: u64,
-    /// Versions that stand for two contents.
+    /// Versions with two different contents.
     pub reused_versions: u64,
 }
 
@@ -43,7 +44,7 @@ impl Faults {
     }
 }
 
-/// A change of an object: its number among the writer's, and the content it leads to.
+/// A change of an object: its number among the writer's changes, and the resulting content.
 struct Step {
     number: u64,
     hash: u64,
@@ -52,11 +53,11 @@ struct Step {
 /// One object's possible contents since the last check.
 struct History {
     id: ObjectId,
-    /// The first is the base: what was found then.
+    /// The possible contents; the first one was found by the last check.
     steps: Vec<Step>,
     /// The number of the last change that is known to be durable.
     durable: u64,
-    /// The change without an answer may be there in part.
+    /// Whether the unacknowledged change may be present in part.
     may_be_torn: bool,
 }
 
@@ -67,14 +68,14 @@ pub struct Model {
     hasher: Hashing,
     /// The number of the last change that was requested.
     number: u64,
-    /// The versions seen, with the content they stand for.
+    /// The versions seen, with their contents.
     versions: HashMap<(usize, u64), u64>,
     journaled: Namespace,
 }
 
 impl Model {
-    /// Returns the model of the writer `writer`, with `count` objects that do not exist in each of the
-    /// namespaces.
+    /// Returns the model of the writer `writer`, with `count` objects in each namespace, none of
+    /// which exists yet.
     pub fn new(writer: usize, count: usize, journaled: &Namespace, namespaces: &[Namespace]) -> Self {
         let hasher = Hashing::default();
         let nothing = hash(&hasher, &None);
@@ -98,7 +99,7 @@ impl Model {
         }
     }
 
-    /// Returns the store to which every change is made as well.
+    /// Returns the reference store.
     pub fn reference(&self) -> &Memory {
         &self.reference
     }
@@ -123,12 +124,13 @@ impl Model {
         self.histories[at].id.namespace == self.journaled
     }
 
-    /// Returns the content that the reference has.
+    /// Returns the reference's content.
     pub fn content(&self, at: usize) -> Content {
         read(&self.reference, &self.histories[at].id).expect("the reference has no faults").0
     }
 
-    /// Takes note of a change that is requested next: the reference has made it. Returns its number.
+    /// Records the next requested change, which the reference has already made. Returns the
+    /// change's number.
     pub fn requested(&mut self, at: usize, may_be_torn: bool) -> u64 {
         self.number += 1;
         let hash = hash(&self.hasher, &self.content(at));
@@ -138,12 +140,13 @@ impl Model {
         self.number
     }
 
-    /// The change of `at` that was requested last has been answered.
+    /// Records that the last requested change of `at` has been acknowledged.
     pub fn answered(&mut self, at: usize) {
         self.histories[at].may_be_torn = false;
     }
 
-    /// The last change of an object is durable, and in the journaled namespace with it all changes before.
+    /// Records that the last change of an object is durable; in the journaled namespace also all
+    /// earlier changes.
     pub fn durable(&mut self, at: usize) {
         self.histories[at].durable = self.histories[at].steps.last().map_or(0, |step| step.number);
         if self.is_journaled(at) {
@@ -151,7 +154,7 @@ impl Model {
         }
     }
 
-    /// All changes so far of the objects that `covers` are durable.
+    /// Records that all changes so far of the objects that `covers` selects are durable.
     pub fn all_durable(&mut self, covers: impl Fn(&ObjectId, &Namespace) -> bool) {
         for history in &mut self.histories {
             if covers(&history.id, &self.journaled) {
@@ -160,8 +163,8 @@ impl Model {
         }
     }
 
-    /// Compares what a server has with what it must have, and takes it as the base of what follows. A line
-    /// for each fault goes to `report`.
+    /// Compares a server's content with the required one, and uses it as the base of the next
+    /// check. A line for each fault goes to `report`.
     ///
     /// # Errors
     /// The server's.
@@ -190,7 +193,8 @@ impl Model {
                     faults.torn += 1;
                     report(format!("{} ({shown}) has a content that it never had", history.id));
                 }
-                // A later step with the same content counts, because that one must be there.
+                // If a later step has the same content, it counts, because that one must be
+                // present.
                 Some(step) if step.number < history.durable => {
                     faults.lost += 1;
                     report(format!(
@@ -210,8 +214,7 @@ impl Model {
         Ok(faults)
     }
 
-    /// Returns whether there is a number up to which all changes in the journaled namespace are there, and
-    /// none behind it.
+    /// Returns whether there is a cut.
     fn has_cut(&self, found: &[(Content, u64)]) -> bool {
         let is_journaled = |history: &History| history.id.namespace == self.journaled;
         let journaled = || self.histories.iter().zip(found).filter(|(history, _)| is_journaled(history));
@@ -294,7 +297,7 @@ mod tests {
             ([Some("a3"), Some("b2")], 0, 0, 0),
             ([Some("a1"), Some("b2")], 0, 0, 0),
             ([Some("a1"), None], 0, 0, 0),
-            // a3 is there, but the earlier b2 is not.
+            // a3 is present, but the earlier b2 is missing.
             ([Some("a3"), None], 0, 0, 1),
             ([None, None], 1, 0, 0),
             ([Some("a0"), None], 0, 1, 0),

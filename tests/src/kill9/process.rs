@@ -10,17 +10,17 @@ use std::time::{Duration, Instant};
 use crate::object_client;
 use synapse::{Address, SynapseBlocker};
 
-/// How long a start, or an orderly end, may take on a busy machine.
+/// The time limit for a start or an orderly end on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(240);
 
-/// The configuration of one start, in its own directory.
+/// The program, and the directory of its configuration.
 #[derive(Debug)]
 pub struct Place {
     directory: PathBuf,
     program: PathBuf,
 }
 
-/// A started `cached`. It is killed when this is dropped.
+/// A started `cached`. Dropping this value kills the process.
 #[derive(Debug)]
 pub struct Process {
     child: Child,
@@ -28,7 +28,7 @@ pub struct Process {
 }
 
 impl Place {
-    /// Returns the place in `directory`, where `program` is started.
+    /// Returns the place for starts of `program` in `directory`.
     pub fn new(directory: &Path, program: &Path) -> Self {
         Self { directory: directory.into(), program: program.into() }
     }
@@ -55,9 +55,9 @@ impl Place {
     /// Starts the program. It may not listen yet.
     ///
     /// # Panics
-    /// If it cannot be started.
+    /// If the program cannot be started.
     pub fn spawn(&self) -> Process {
-        // The socket of the process before is no sign of this one.
+        // The previous process's socket must not be mistaken for this one's.
         let _ = std::fs::remove_file(self.path("socket"));
         let log = self.path("log");
         let out = File::options().create(true).append(true).open(&log).expect("a log file");
@@ -96,7 +96,7 @@ impl Place {
         Ok(())
     }
 
-    /// Connects a client that stops trying soon after the server has ended.
+    /// Connects a client that gives up soon after the server has ended.
     ///
     /// # Errors
     /// The client's error.
@@ -111,7 +111,7 @@ impl Place {
 impl Process {
     /// Kills the process as a crash would, and waits until it is gone.
     pub fn kill(&mut self) {
-        // Fails only if it has ended already.
+        // This fails only if the process has already ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -122,7 +122,7 @@ impl Process {
     /// Its output, if it does not end.
     pub fn end(mut self) -> Result<ExitStatus, String> {
         let pid = i32::try_from(self.child.id()).map_err(|error| error.to_string())?;
-        // SAFETY: our own child, not yet waited for, so the id is still its own.
+        // SAFETY: the process is our child, not yet waited for, so the PID is still its own.
         unsafe { libc::kill(pid, libc::SIGTERM) };
         let begun = Instant::now();
         loop {
@@ -136,7 +136,7 @@ impl Process {
         }
     }
 
-    /// Returns the last lines that it wrote.
+    /// Returns the last lines of the log.
     pub fn log_tail(&self) -> String {
         let log = std::fs::read_to_string(&self.log).unwrap_or_default();
         let lines: Vec<_> = log.lines().collect();

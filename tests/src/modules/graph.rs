@@ -1,16 +1,16 @@
-//! The graph of uses among siblings, and the circles through chapters.
+//! The graph of uses among siblings, and the cycles through chapters.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use super::source::Crate;
 
-/// Siblings that use each other, directly or by way of others, and of which at least one is a chapter.
+/// Siblings that use each other, directly or indirectly, and of which at least one is a chapter.
 #[derive(Debug)]
 pub struct Circle {
     /// The path of their parent; empty at the top level.
     pub parent: Vec<String>,
-    /// Each use within the circle: the two names, and one place where the first uses the second.
+    /// Each use within the cycle: the two names, and one place where the first uses the second.
     pub uses: Vec<(String, String, String)>,
 }
 
@@ -27,7 +27,7 @@ impl fmt::Display for Circle {
 
 type Siblings = BTreeMap<String, BTreeMap<String, String>>;
 
-/// Returns the circles at every level of the crate in which a chapter is.
+/// Returns the cycles at every level of the crate that contains a chapter.
 #[must_use]
 pub fn circles(all: &Crate) -> Vec<Circle> {
     let mut levels: BTreeMap<Vec<String>, Siblings> = BTreeMap::new();
@@ -35,7 +35,7 @@ pub fn circles(all: &Crate) -> Vec<Circle> {
         for used in &module.uses {
             let Some(to) = all.module_of(from, &used.segments) else { continue };
             let shared = from.iter().zip(&to).take_while(|(a, b)| a == b).count();
-            // A module and one above or below it are no siblings.
+            // A module and its ancestor or descendant are not siblings.
             if shared == from.len() || shared == to.len() {
                 continue;
             }

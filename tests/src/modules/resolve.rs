@@ -2,12 +2,12 @@
 
 use super::source::Crate;
 
-/// The number of re-exports followed before a path counts as unresolvable; no chain is that long.
+/// The number of re-exports that are followed before a path counts as unresolvable.
 const HOPS_MAX: usize = 16;
 
 impl Crate {
-    /// Returns the path of the module that defines what `segments` name in the module `from`; `None` for
-    /// other crates' items, for names that the compiler brings in, and for `from` itself.
+    /// Returns the path of the module that defines the item named by `segments` in the module
+    /// `from`; `None` for other crates' items, for names of the prelude, and for `from` itself.
     pub(super) fn module_of(&self, from: &[String], segments: &[String]) -> Option<Vec<String>> {
         let found = self.resolve(from, segments, HOPS_MAX)?;
         (found != from).then_some(found)
@@ -34,7 +34,7 @@ impl Crate {
             } else if self.modules.contains_key(&below(&at, name)) {
                 at = below(&at, name);
             } else {
-                // Defined here, or brought here by a `use`.
+                // The item is defined here, or imported here by a `use`.
                 return self.follow(&at, name, after, hops).or(Some(at));
             }
             rest = after;
@@ -42,7 +42,7 @@ impl Crate {
         Some(at)
     }
 
-    /// Follows the name that a `use` has brought into the module `at`.
+    /// Follows a name that a `use` has imported into the module `at`.
     fn follow(&self, at: &[String], name: &str, rest: &[String], hops: usize) -> Option<Vec<String>> {
         let target = self.modules.get(at)?.aliases.get(name)?;
         if hops == 0 || target.first().is_some_and(|first| first == name) && target.len() == 1 {

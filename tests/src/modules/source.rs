@@ -1,4 +1,4 @@
-//! Reads a crate's files: its tree of modules, and the paths that each one names.
+//! Reads a crate's files: its module tree, and the paths that each module names.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -9,30 +9,30 @@ use syn::punctuated::Punctuated;
 use syn::spanned::Spanned;
 use syn::visit::{self, Visit};
 
-/// A path that a module names, with the line where it does.
+/// A path that a module names, with its line.
 #[derive(Debug, Clone)]
 pub struct Use {
-    /// The segments as they are written: `crate`, `super`, `self` or a name first.
+    /// The segments as written, beginning with `crate`, `super`, `self` or a name.
     pub segments: Vec<String>,
-    /// The line, from 1.
+    /// The line number, from 1.
     pub line: usize,
 }
 
 /// A module of a crate.
 #[derive(Debug, Default)]
 pub struct Module {
-    /// The file in which it stands.
+    /// The module's file.
     pub file: PathBuf,
-    /// Names that `use` items bring into its scope, with the paths that they stand for.
+    /// Names that `use` items import, with their paths.
     pub aliases: BTreeMap<String, Vec<String>>,
-    /// The item that it names.
+    /// The named item.
     pub uses: Vec<Use>,
 }
 
 /// A crate's modules by path; the root's path is empty.
 #[derive(Debug, Default)]
 pub struct Crate {
-    /// All modules that are not for tests only.
+    /// All modules that are compiled outside of tests.
     pub modules: BTreeMap<Vec<String>, Module>,
 }
 
@@ -40,7 +40,7 @@ impl Crate {
     /// Reads the crate whose root is the file `root` (`lib.rs` or `main.rs`).
     ///
     /// # Errors
-    /// Names the file that cannot be read or parsed.
+    /// The error names the file that cannot be read or parsed.
     pub fn read(root: &Path) -> Result<Crate, String> {
         let mut all = Crate::default();
         let directory = root.parent().unwrap_or(Path::new("")).to_path_buf();
@@ -61,7 +61,7 @@ impl Crate {
             .collect()
     }
 
-    /// Reads one file, whose modules without a body lie in `directory`.
+    /// Reads one file, whose modules without a body are in `directory`.
     fn read_file(&mut self, path: Vec<String>, file: &Path, directory: &Path) -> Result<(), String> {
         let text = fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()))?;
         let parsed = syn::parse_file(&text).map_err(|error| format!("{}: {error}", file.display()))?;
@@ -105,7 +105,7 @@ impl Crate {
     }
 }
 
-/// Collects what one module names.
+/// Collects the paths that one module names.
 struct Scope {
     module: Module,
 }
@@ -213,7 +213,8 @@ fn attributes_of(item: &syn::Item) -> &[syn::Attribute] {
     }
 }
 
-/// Whether the item is compiled for tests only: `#[cfg(test)]`, or `test` among what must all hold.
+/// Returns whether the item is compiled for tests only: `#[cfg(test)]`, or `test` among the
+/// conditions of an `all`.
 fn is_for_tests(attributes: &[syn::Attribute]) -> bool {
     attributes
         .iter()
