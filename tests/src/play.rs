@@ -10,15 +10,15 @@ use crate::script::{Case, Step};
 use crate::server::{Server, Start};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// How a case is sent. The three differ in transport and log level too, so that every case also crosses the
-/// unix socket and the logging paths.
+/// How a case is sent. The shapes also differ in transport and log level, so that every case covers
+/// the unix socket and the logging paths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
-    /// Each request in one write, its reply read before the next; TCP.
+    /// Each request in one write, after the reply to the previous one; TCP.
     Whole,
-    /// Each request byte by byte; TCP, with a server that logs with `-vv`.
+    /// Each request byte by byte; TCP, to a server with `-vv`.
     Fragmented,
-    /// All requests in one write, as far as they do not depend on replies; unix socket.
+    /// All requests that do not depend on replies in one write; unix socket.
     Pipelined,
 }
 
@@ -44,9 +44,9 @@ pub enum Wire {
     Plain,
     /// TLS.
     Tls,
-    /// Datagrams: whole requests, and what belongs to one reply in one datagram.
+    /// Datagrams: whole requests, with everything that belongs to one reply in one datagram.
     Udp,
-    /// As [`Wire::Plain`], with a password before the first request of each connection.
+    /// Like [`Wire::Plain`], with a password before the first request of each connection.
     Password,
 }
 
@@ -64,7 +64,7 @@ impl Wire {
         }
     }
 
-    /// Returns whether a case can be played through it.
+    /// Returns whether a case can be played through this transport.
     fn carries(self, case: &Case) -> bool {
         // Datagrams have no connection.
         let connected = case.steps.iter().any(|step| matches!(step, Step::Closed | Step::Connect));
@@ -74,9 +74,9 @@ impl Wire {
 
 /// Plays all cases in all their shapes and panics with the names of those that failed.
 ///
-/// `CACHED_WIRE_ONLY` plays only cases whose name holds its value.
+/// `CACHED_WIRE_ONLY` selects the cases whose name contains its value.
 pub fn play_all(cases: &[Case], wire: Wire) {
-    // Once for all cases: without a server no case can be played.
+    // Checked once for all cases: without a server no case can be played.
     let _ = Program::under_test();
     let only = std::env::var("CACHED_WIRE_ONLY").unwrap_or_default();
     let mut failed = Vec::new();
@@ -108,14 +108,14 @@ pub fn play_all(cases: &[Case], wire: Wire) {
             }
         }
     }
-    // A script may be about connections alone.
+    // A script may test connections only.
     assert!(played + waiting > 0 || !only.is_empty() || wire == Wire::Udp, "no case was played");
     println!("{played} plays of {} cases, {waiting} wait for later parts", cases.len());
     assert!(failed.is_empty(), "{} of {played} failed:\n\n{}", failed.len(), failed.join("\n\n"));
 }
 
-/// Returns whether a test waits for a part of `cached` that is not implemented: never with memcached as the
-/// server, and not if `CACHED_TEST_LATER` names the part, as it does while that part is being implemented.
+/// Returns whether a test waits for an unimplemented part of `cached`. It never does with memcached
+/// as the server, or if `CACHED_TEST_LATER` names the part, as during the part's implementation.
 pub fn waits_for(part: &str) -> bool {
     let is_tried =
         std::env::var("CACHED_TEST_LATER").is_ok_and(|parts| parts.split(',').any(|tried| tried == part));
@@ -137,7 +137,7 @@ fn play(case: &Case, shape: Shape, wire: Wire) {
     Player::new(&server, shape, wire).play(case);
 }
 
-/// The state of one play: the connection, and bytes that are collected but not yet sent or checked.
+/// The state of one play: the connection, and the bytes not yet sent or checked.
 struct Player<'a> {
     server: &'a Server,
     shape: Shape,
@@ -146,7 +146,7 @@ struct Player<'a> {
     captures: Captures,
     to_send: Vec<u8>,
     to_expect: Vec<(Step, usize)>,
-    /// The reply to a password that has been sent, or is about to be.
+    /// The expected reply to a password that was sent or is about to be sent.
     login: Option<Vec<u8>>,
     is_binary: Option<bool>,
     steps_done: usize,
@@ -180,7 +180,7 @@ impl<'a> Player<'a> {
         } else {
             self.fence();
         }
-        // The engine behind the connection still works, whatever the case did to the connection.
+        // The server still works, whatever the case did to the connection.
         self.conn = connect(self.server, self.wire);
         if self.wire == Wire::Password {
             let (request, reply) = password::login(case.is_binary());
@@ -234,7 +234,7 @@ impl<'a> Player<'a> {
             self.log_in();
         }
         match self.shape {
-            // The output before a reply goes into one datagram.
+            // All requests up to a reply go into one datagram.
             _ if self.wire == Wire::Udp => self.to_send.extend_from_slice(bytes),
             Shape::Whole => self.conn.send(bytes),
             Shape::Fragmented => self.conn.send_fragments(bytes, fragment_sizes(bytes.len())),
@@ -242,7 +242,7 @@ impl<'a> Player<'a> {
         }
     }
 
-    /// Sends the password, if there is one, in front of the first request.
+    /// Sends the password, if there is one, before the first request.
     fn log_in(&mut self) {
         if self.wire != Wire::Password {
             return;
@@ -275,8 +275,8 @@ impl<'a> Player<'a> {
         }
     }
 
-    /// Sends a request with a known reply. If exactly that reply comes next, nothing else was sent
-    /// before it.
+    /// Sends a request with a known reply. If exactly this reply comes next, the server has sent
+    /// nothing else before it.
     fn fence(&mut self) {
         if self.is_binary.is_none() {
             self.is_binary = Some(false);
@@ -307,7 +307,8 @@ fn fence(is_binary: bool) -> (Vec<u8>, Pattern) {
     (request.bytes(), Response { opaque: FENCE_OPAQUE, ..Response::new(noop) }.pattern())
 }
 
-/// Single bytes for short sends; for long ones single bytes at both ends and pieces between.
+/// Returns the sizes of fragments: single bytes for short requests; for long ones single bytes at
+/// both ends and larger pieces between them.
 fn fragment_sizes(len: usize) -> Vec<usize> {
     const SINGLE_MAX: usize = 1024;
     const PIECE: usize = 1009;

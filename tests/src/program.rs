@@ -1,14 +1,15 @@
 //! The server binary under test.
 //!
-//! `CACHED_TEST_SERVER` names one; `CACHED_TEST_PROGRAMS` names a directory with all of the workspace's programs. Without
-//! them each test process has cargo build the programs once, with its own profile and target directory; after
-//! `cargo test --workspace` there is nothing left to build.
+//! `CACHED_TEST_SERVER` names a server; `CACHED_TEST_PROGRAMS` names a directory with all of the
+//! workspace's programs. Without these variables each test process lets cargo build the programs
+//! once, with its own profile and target directory; after `cargo test --workspace` they are already
+//! built.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// The server whose behaviour is expected: replies that differ on purpose depend on it.
+/// The expected behaviour: intended differences between replies depend on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flavour {
     /// The server of this workspace.
@@ -22,12 +23,12 @@ pub enum Flavour {
 pub struct Program {
     /// The file to run.
     pub path: PathBuf,
-    /// The flavour, which decides on the expected replies.
+    /// The flavour, which determines the expected replies.
     pub flavour: Flavour,
 }
 
 impl Program {
-    /// Returns the server at a path; its file name decides on the flavour.
+    /// Returns the server at a path; the file name determines its flavour.
     pub fn at(path: impl Into<PathBuf>) -> Self {
         let path = path.into();
         let is_memcached =
@@ -39,7 +40,7 @@ impl Program {
     /// Returns the server under test; the first call may build it.
     ///
     /// # Panics
-    /// If it does not build; it is tried once.
+    /// If the build fails, which is attempted once.
     pub fn under_test() -> &'static Self {
         static PROGRAM: OnceLock<Program> = OnceLock::new();
         PROGRAM.get_or_init(|| match std::env::var_os("CACHED_TEST_SERVER") {
@@ -54,11 +55,11 @@ pub fn repository() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the package lies in the repository")
 }
 
-/// Returns the directory with `cached`, `synapsed` and `cachectl`: `CACHED_TEST_PROGRAMS`, or where the first call
-/// builds this workspace's.
+/// Returns the directory with `cached`, `synapsed` and `cachectl`: `CACHED_TEST_PROGRAMS`, or the
+/// directory in which the first call builds this workspace's programs.
 ///
 /// # Panics
-/// If they do not build; it is tried once.
+/// If the build fails, which is attempted once.
 pub fn workspace_programs() -> &'static Path {
     static FOLDER: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     let folder = FOLDER.get_or_init(|| match std::env::var_os("CACHED_TEST_PROGRAMS") {
@@ -68,10 +69,11 @@ pub fn workspace_programs() -> &'static Path {
     folder.as_deref().unwrap_or_else(|problem| panic!("{problem}"))
 }
 
-/// Builds all programs of the workspace and returns their folder, or cargo's output if that fails.
+/// Builds all programs of the workspace and returns their directory, or cargo's output if the build
+/// fails.
 ///
-/// The features are those of `cargo test --workspace`, which has then built them already. Naming the examples makes
-/// cargo count the features that dev-dependencies ask for.
+/// The features are those of `cargo test --workspace`, so that its build is reused. Naming the
+/// examples makes cargo include the features that dev-dependencies request.
 fn build() -> Result<PathBuf, String> {
     let build = this_build();
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
@@ -79,8 +81,8 @@ fn build() -> Result<PathBuf, String> {
         .current_dir(repository())
         .args(["build", "--workspace", "--bins", "--examples", "--profile", &build.profile, "--target-dir"])
         .arg(&build.target);
-    // Variables that `cargo test` sets for this package would make the inner cargo see a changed environment
-    // and rebuild crates that read them.
+    // Because of variables that `cargo test` sets for this package, the inner cargo would rebuild
+    // crates that read them.
     for (name, _) in std::env::vars_os() {
         let text = name.to_string_lossy();
         if ["CARGO_PKG_", "CARGO_MANIFEST", "CARGO_BIN", "RUSTC_BOOTSTRAP"]
@@ -97,14 +99,14 @@ fn build() -> Result<PathBuf, String> {
     }
 }
 
-/// Where the running test or program was built.
+/// The build of the running test or program.
 struct Build {
     target: PathBuf,
     profile: String,
     programs: PathBuf,
 }
 
-/// Reads it from the program's path, `<target>/[<triple>/]<profile>/[deps/]<name>`.
+/// Derives the build from the program's path, `<target>/[<triple>/]<profile>/[deps/]<name>`.
 fn this_build() -> Build {
     let program = std::env::current_exe().expect("a path of the running program");
     let folder = program.parent().expect("a program lies in a folder");

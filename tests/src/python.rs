@@ -1,4 +1,4 @@
-//! Python's packages for a test, in a virtual environment of their own.
+//! Python packages for a test, in a separate virtual environment.
 
 use crate::outside;
 use std::path::{Path, PathBuf};
@@ -8,13 +8,13 @@ use std::time::Duration;
 
 const INSTALL_DEADLINE: Duration = Duration::from_secs(600);
 
-/// Installs what a file of requirements lists into a virtual environment at `environment`, unless it is there.
-/// Returns the folder of its programs.
+/// Installs the packages of a requirements file into a virtual environment at `environment`, unless
+/// it exists. Returns the directory of its programs.
 ///
 /// # Errors
-/// Why there is no such environment: there is no Python, or what its installer has written.
+/// The reason why there is no environment: missing Python, or the installer's output.
 pub fn install(environment: &Path, requirements: &Path) -> Result<PathBuf, String> {
-    // Concurrent tests may want the same environment.
+    // Concurrent tests may need the same environment.
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let wanted = std::fs::read(requirements).map_err(|error| error.to_string())?;

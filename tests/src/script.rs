@@ -45,11 +45,11 @@ pub struct Case {
     pub args: String,
     /// Ways of sending.
     pub shapes: Vec<Shape>,
-    /// The difference from memcached that it shows.
+    /// The difference from memcached that the case shows.
     pub differs: Option<String>,
-    /// The part of `cached` that it waits for.
+    /// The unimplemented part of `cached` for which the case waits.
     pub later: Option<String>,
-    /// The transports with which it is not played.
+    /// The transports through which the case is not played.
     pub not: Vec<Wire>,
     /// Whether to check at the end that requests and replies are in step.
     pub fence: bool,
@@ -74,11 +74,11 @@ pub enum Step {
     Send(Template),
     /// Send a binary frame.
     SendFrame(Fields),
-    /// Expect these bytes; of this flavour only, if one is given.
+    /// Expect these bytes; only from this flavour, if one is given.
     Expect(Template, Option<Flavour>),
     /// Expect a binary frame.
     ExpectFrame(Fields),
-    /// Expect the server to close.
+    /// Expect the server to close the connection.
     Closed,
     /// Open a fresh connection.
     Connect,
@@ -199,7 +199,7 @@ impl Template {
         Ok(Self(parts))
     }
 
-    /// Returns whether all captured numbers that it needs are known.
+    /// Returns whether all required captured numbers are known.
     pub fn is_ready(&self, captures: &Captures) -> bool {
         self.0.iter().all(|part| match part {
             Part::Captured(name) => captures.contains_key(name),
@@ -229,7 +229,7 @@ impl Template {
     /// Returns the bytes with captured numbers filled in.
     ///
     /// # Panics
-    /// If the template holds a wildcard.
+    /// If the template contains a wildcard.
     pub fn bytes(&self, captures: &Captures) -> Vec<u8> {
         match self.pattern(captures).0.as_slice() {
             [] => Vec::new(),
@@ -281,7 +281,7 @@ impl Fields {
         Ok(Self { op, fields })
     }
 
-    /// Returns whether all captured numbers that it needs are known.
+    /// Returns whether all required captured numbers are known.
     pub fn is_ready(&self, captures: &Captures) -> bool {
         self.fields.iter().all(|(_, value)| value.is_ready(captures))
     }

@@ -1,4 +1,5 @@
-//! One running server: started on a free port or a unix socket, ready when it listens, killed on drop.
+//! A running server: started on a free port or a unix socket, ready once it listens, killed on
+//! drop.
 
 use crate::conn::Conn;
 use crate::program::{Flavour, Program};
@@ -13,8 +14,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long a server may take to listen, or to exit after it was requested. Generous: the machine may be
-/// busy.
+/// The time limit for a server to listen, or to exit after a request. Generous, because the machine
+/// may be busy.
 pub const START_STOP_DEADLINE: Duration = Duration::from_secs(120);
 
 /// The address of a server.
@@ -31,7 +32,7 @@ pub enum Address {
 /// A running server; dropping it kills the process.
 #[derive(Debug)]
 pub struct Server {
-    /// Its address.
+    /// The address.
     pub address: Address,
     /// The flavour of its replies.
     pub flavour: Flavour,
@@ -97,18 +98,18 @@ impl Start {
         self.args(args)
     }
 
-    /// Lets [`start`](Self::start) return as soon as it listens, before it serves.
+    /// Lets [`start`](Self::start) return as soon as the server listens, before it serves.
     pub fn early(mut self) -> Self {
         self.is_early = true;
         self
     }
 
-    /// Starts the server and waits until it listens, and has printed what it serves.
+    /// Starts the server and waits until it listens and has printed that it serves.
     ///
     /// # Panics
-    /// If it does not, with its output.
+    /// If the server does not start, with its output.
     pub fn start(self) -> Server {
-        // Another process may take a free port between the search and the server's bind.
+        // Another process may take the port between the search and the server's bind.
         for _attempt in 0..10 {
             if let Some(server) = self.try_start() {
                 return server;
@@ -117,19 +118,19 @@ impl Start {
         panic!("no free port found in ten attempts");
     }
 
-    /// Runs the server with these arguments until it exits by itself, for start-up errors.
+    /// Runs the server with these arguments until it exits by itself, for tests of start errors.
     ///
     /// # Panics
-    /// If it does not exit.
+    /// If the server does not exit.
     pub fn run_to_exit(self) -> (ExitStatus, String) {
         let args = as_root_args();
         self.run_with(args)
     }
 
-    /// Does the same without naming a user.
+    /// Like [`run_to_exit`](Self::run_to_exit), without naming a user.
     ///
     /// # Panics
-    /// If it does not exit.
+    /// If the server does not exit.
     pub fn run_to_exit_as_given(self) -> (ExitStatus, String) {
         self.run_with(&[])
     }
@@ -175,8 +176,9 @@ impl Start {
         let mut command = Command::new(&self.program.path);
         command.envs(self.variables.iter().map(|(name, path)| (name, path)));
         command.args(&self.args).current_dir(dir.path()).stdin(Stdio::null()).stdout(stdout).stderr(stderr);
-        // SAFETY: prctl is async-signal-safe and touches no memory of ours. The signal comes when the
-        // thread that starts the server ends, so a test keeps its servers on the thread that made them.
+        // SAFETY: prctl is async-signal-safe and accesses none of this process's memory. The signal
+        // is sent when the thread that started the server ends, so a test must keep its servers on
+        // the thread that created them.
         unsafe {
             command.pre_exec(|| match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) {
                 0 => Ok(()),
@@ -194,12 +196,12 @@ impl Default for Start {
 }
 
 impl Server {
-    /// Starts the server under test with default options plus these.
+    /// Starts the server under test with the default options and these arguments.
     pub fn start(args: &str) -> Self {
         Start::new().args(args).start()
     }
 
-    /// Returns a fresh connection.
+    /// Returns a new connection.
     pub fn connect(&self) -> Conn {
         Conn::open(&self.address).unwrap_or_else(|err| panic!("connecting to {:?}: {err}", self.address))
     }
@@ -207,7 +209,7 @@ impl Server {
     /// Returns the address of its UDP socket.
     ///
     /// # Panics
-    /// If it has none.
+    /// If the server has no UDP socket.
     pub fn udp_address(&self) -> SocketAddr {
         let mut conn = self.connect();
         conn.send(b"stats conns\r\n");
@@ -219,7 +221,7 @@ impl Server {
     /// Returns the TCP port.
     ///
     /// # Panics
-    /// For a unix socket.
+    /// If the server listens on a unix socket.
     pub fn port(&self) -> u16 {
         match &self.address {
             Address::Tcp(address) | Address::Tls(address, _) => address.port(),
@@ -242,7 +244,7 @@ impl Server {
         self.status_kib("VmHWM:")
     }
 
-    /// Returns what the server wrote to its standard output and error.
+    /// Returns the server's standard output and standard error.
     pub fn log(&self) -> String {
         String::from_utf8_lossy(&std::fs::read(self.dir.path().join("stderr")).unwrap_or_default())
             .into_owned()
@@ -279,15 +281,15 @@ impl Server {
 
     /// Sends a signal.
     pub fn signal(&self, signal: i32) {
-        // SAFETY: our own child, not yet waited for, so the id is still its own.
+        // SAFETY: the process is our child, not yet waited for, so the PID is still its own.
         let sent = unsafe { libc::kill(self.pid(), signal) };
         assert_eq!(sent, 0, "signal {signal}: {}", std::io::Error::last_os_error());
     }
 
-    /// Waits for the process to end by itself.
+    /// Waits until the process ends by itself.
     ///
     /// # Panics
-    /// If it does not end in time.
+    /// If the process does not end in time.
     pub fn wait_exit(&mut self) -> ExitStatus {
         wait_for_exit(&mut self.child).unwrap_or_else(|| panic!("no exit in time; log:\n{}", self.log_tail()))
     }
@@ -301,12 +303,12 @@ impl Server {
             .unwrap_or_else(|| panic!("no {field} for the server: has it ended? Log:\n{}", self.log_tail()))
     }
 
-    /// Returns true once it listens and, unless it `is_early`, has printed what it serves; false if it ended before
-    /// (usually because its port was in use).
+    /// Returns true once the server listens and, unless it `is_early`, has printed that it serves;
+    /// false if it ended before (usually because its port was in use).
     fn wait_until_listening(&mut self, is_early: bool) -> bool {
         let deadline = Instant::now() + START_STOP_DEADLINE;
         loop {
-            // It prints that after it has opened its sockets.
+            // The server prints this after it has opened its sockets.
             let has_printed = || {
                 is_early
                     || self.flavour == Flavour::Memcached
@@ -351,12 +353,12 @@ impl Drop for Server {
     }
 }
 
-/// Returns a loopback address with a port that no other test uses: the address is this process's own, and each
-/// call returns another port.
+/// Returns a loopback address and port that no other test uses: the address belongs to this process
+/// alone, and each call returns another port.
 pub fn own_address() -> SocketAddr {
     const FIRST: u32 = u32::from_be_bytes([127, 64, 0, 0]);
     static NEXT: AtomicU16 = AtomicU16::new(20_000);
-    // Process ids have 22 bits.
+    // PIDs have 22 bits.
     let address = Ipv4Addr::from(FIRST + (std::process::id() & 0x3f_ffff));
     (address, NEXT.fetch_add(1, Ordering::Relaxed)).into()
 }
@@ -372,23 +374,24 @@ pub(crate) fn is_root() -> bool {
     unsafe { libc::geteuid() == 0 }
 }
 
-/// Returns a loopback address with a port on which nothing listens at this moment, for a program that cannot be
-/// given port 0.
+/// Returns a loopback address with a currently free port, for a program that does not support port
+/// 0.
 ///
-/// The port lies below those that the system gives to outgoing connections, which would otherwise take it before
-/// the program does. Calls in one process return different ports.
+/// The port is below the range of outgoing connections, which could otherwise take it before the
+/// program does. Calls in one process return different ports.
 ///
 /// # Panics
 /// If all of them are taken.
 pub fn free_port() -> SocketAddr {
     const PORTS: std::ops::Range<u32> = 10_000..20_000;
     static TRIED: AtomicU32 = AtomicU32::new(0);
-    // Processes that run side by side start at different places.
+    // Concurrent processes begin the search at different ports.
     let first = std::process::id().wrapping_mul(0x9e37_79b1) >> 8;
     for _ in PORTS {
         let number = first.wrapping_add(TRIED.fetch_add(1, Ordering::Relaxed)) % (PORTS.end - PORTS.start);
         let port = u16::try_from(PORTS.start + number).expect("the range is one of ports");
-        // For every address and by both protocols, since the program may listen so.
+        // The port must be free for every address and both protocols, because the program may
+        // listen on any of them.
         let tcp = TcpListener::bind((Ipv4Addr::UNSPECIFIED, port));
         let udp = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, port));
         if tcp.is_ok() && udp.is_ok() {
@@ -398,8 +401,8 @@ pub fn free_port() -> SocketAddr {
     panic!("all ports of {PORTS:?} are taken");
 }
 
-/// Brings a program up that cannot be given port 0. `attempt` gets a free port, and returns nothing if the program has
-/// ended: it does where another one has taken the port in between.
+/// Starts a program that does not support port 0. `attempt` gets a free port, and returns nothing
+/// if the program has ended, as it does if another one has taken the port meanwhile.
 ///
 /// # Panics
 /// If no attempt succeeds.
@@ -420,7 +423,8 @@ fn wait_for_exit(child: &mut Child) -> Option<ExitStatus> {
     None
 }
 
-/// Returns whether that very process listens on the port; another process on the same port does not count.
+/// Returns whether this process listens on the port; another process on the same port does not
+/// count.
 fn listens_on(pid: u32, port: u16) -> bool {
     const LISTEN: &str = "0A";
     let table = std::fs::read_to_string("/proc/net/tcp").unwrap_or_default();

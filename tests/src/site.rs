@@ -1,5 +1,5 @@
-//! `cached` or `synapsed` with an object cache and a journal over a file store, all in one directory: for
-//! tests of what both programs do with a journal.
+//! `cached` or `synapsed` with an object cache and a journal over a file store, all in one
+//! directory, for tests of both programs' journals.
 
 use std::fs::File;
 use std::os::unix::net::UnixStream;
@@ -16,7 +16,7 @@ use synapse::{Address, SynapseBlocker};
 use crate::object_client;
 use crate::program::workspace_programs;
 
-/// How long a start, an end, or anything else that is waited for may take on a busy machine.
+/// The time limit for a start, an end, or another condition on a busy machine.
 pub const DEADLINE: Duration = Duration::from_secs(240);
 
 /// The two programs that have object caches.
@@ -46,29 +46,30 @@ impl Daemon {
 pub struct Site {
     /// The program.
     pub daemon: Daemon,
-    /// The directory of everything.
+    /// The directory that contains all of this.
     pub directory: PathBuf,
     /// The journal's directory.
     pub journal: PathBuf,
     /// The store's directory.
     pub store: PathBuf,
-    /// Whether the configuration asks for a journal to be made where there is none.
+    /// Whether the configuration requests the creation of a missing journal.
     pub creates_journal: bool,
-    /// The system's user, by number, as which the program runs.
+    /// The ID of the user under which the program runs.
     pub uid: Option<u32>,
 }
 
-/// A started program. It is killed when this is dropped.
+/// A started program. Dropping this value kills the process.
 #[derive(Debug)]
 pub struct Running {
     child: Child,
     log: PathBuf,
-    /// The length of the log when the program was started.
+    /// The length of the log at the program's start.
     log_begin: usize,
 }
 
 impl Site {
-    /// Returns the site in `directory`, which exists, with journal and store in it.
+    /// Returns a site in the existing directory `directory`, which contains the journal and the
+    /// store.
     pub fn new(daemon: Daemon, directory: &Path) -> Self {
         let directory = directory.to_path_buf();
         let (journal, store) = (directory.join("journal"), directory.join("store"));
@@ -115,7 +116,7 @@ impl Site {
     /// # Panics
     /// If it cannot be started.
     pub fn spawn(&self) -> Running {
-        // The socket of the process before is no sign of this one.
+        // The previous process's socket must not be mistaken for this one's.
         let _ = std::fs::remove_file(self.path("socket"));
         let log = self.path("log");
         let out = File::options().create(true).append(true).open(&log).expect("a log file");
@@ -143,7 +144,7 @@ impl Site {
     /// Starts the program, and waits until it listens.
     ///
     /// # Panics
-    /// If it ends instead, or takes too long.
+    /// If the program ends, or takes too long.
     pub fn start(&self) -> Running {
         let mut running = self.spawn();
         wait_for("the listener", || {
@@ -155,10 +156,11 @@ impl Site {
         running
     }
 
-    /// Starts the program, which refuses: returns its exit status and the line that states why.
+    /// Starts the program, which must refuse to start; returns its exit status and the line with
+    /// the reason.
     ///
     /// # Panics
-    /// If it starts, takes too long, panics, or ends with more or less than one such line.
+    /// If the program starts, takes too long, panics, or does not print exactly one such line.
     pub fn refused(&self) -> (i32, String) {
         let mut running = self.spawn();
         let mut status = None;
@@ -177,10 +179,10 @@ impl Site {
         (code.unwrap_or_else(|| panic!("{status:?}:\n{log}")), lines[0].to_owned())
     }
 
-    /// Connects a client that gives up soon after the program has gone.
+    /// Connects a client that gives up soon after the program has ended.
     ///
     /// # Panics
-    /// If it cannot connect.
+    /// If the client cannot connect.
     pub fn connect(&self) -> SynapseBlocker {
         let mut config = object_client::config(Address::Unix(self.path("socket")));
         config.reconnect_timeout = Duration::from_millis(50);
@@ -188,10 +190,10 @@ impl Site {
         SynapseBlocker::connect_on_thread(config).expect("a connection")
     }
 
-    /// Runs `cachectl`, and returns its exit status and what it wrote.
+    /// Runs `cachectl`, and returns its exit status and output.
     ///
     /// # Panics
-    /// If it cannot be run, or takes too long.
+    /// If `cachectl` cannot be run, or takes too long.
     pub fn cachectl(&self, arguments: &[&str]) -> (i32, String) {
         let mut command = Command::new(workspace_programs().join("cachectl"));
         let output = crate::outside::run(command.args(arguments), DEADLINE);
@@ -202,7 +204,7 @@ impl Site {
 }
 
 impl Running {
-    /// Returns what the program has written since it was started.
+    /// Returns the program's log since its start.
     ///
     /// # Panics
     /// If the log cannot be read.
@@ -214,25 +216,25 @@ impl Running {
     /// Returns the exit status, if the program has ended.
     ///
     /// # Panics
-    /// If it cannot be waited for.
+    /// If the status cannot be obtained.
     pub fn try_wait(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().expect("a child")
     }
 
     /// Kills the program as a crash would, and waits until it is gone.
     pub fn kill(&mut self) {
-        // Fails only if it has ended already.
+        // This fails only if the process has already ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 
-    /// Ends the program in order.
+    /// Shuts the program down.
     ///
     /// # Panics
-    /// If it does not end, or not with status 0.
+    /// If the program does not end, or not with status 0.
     pub fn end(mut self) {
         let pid = libc::pid_t::try_from(self.child.id()).expect("a process id");
-        // SAFETY: our own child, not yet waited for, so the id is still its own.
+        // SAFETY: the process is our child, not yet waited for, so the PID is still its own.
         unsafe { libc::kill(pid, libc::SIGTERM) };
         let mut status = None;
         wait_for("an orderly end", || {
@@ -252,7 +254,7 @@ impl Drop for Running {
 /// Waits until a condition holds.
 ///
 /// # Panics
-/// If it does not within [`DEADLINE`].
+/// If the condition does not hold within [`DEADLINE`].
 pub fn wait_for(what: &str, mut holds: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !holds() {
@@ -261,10 +263,10 @@ pub fn wait_for(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Returns a metric of a server, without the part behind the point.
+/// Returns a metric of a server, without decimals.
 ///
 /// # Panics
-/// If there is no such metric, or the server cannot be asked.
+/// If there is no such metric, or the server cannot be queried.
 pub fn metric(client: &dyn Blocker, name: &str) -> u64 {
     let families = block_on(client.control().metrics()).expect("metrics");
     let pairs = render::pairs(&families);

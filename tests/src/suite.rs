@@ -1,9 +1,9 @@
-//! memcached's own test suite, written in Perl, with a server of ours in memcached's place.
+//! memcached's own test suite, written in Perl, run against the server under test.
 //!
-//! The suite is memcached's source package, which `suite/fetch` gets; `suite/expected.toml` lists by name what of it
-//! does not apply, and why. Each file runs in a folder of its own that looks like memcached's build: there
-//! `memcached-debug` starts the server under test. A pass with TLS encrypts every connection of every file, as
-//! memcached's `make test_tls` does.
+//! `suite/fetch` downloads memcached's source package with the suite; `suite/expected.toml` lists
+//! the parts that do not apply, with reasons. Each file runs in a directory of its own that
+//! resembles memcached's build: its `memcached-debug` starts the server under test. A pass with TLS
+//! encrypts every connection of every file, like memcached's `make test_tls`.
 
 use crate::program::{Flavour, Program};
 use serde::Deserialize;
@@ -15,39 +15,39 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// How long a file may take: the slowest take half a minute on an idle machine.
+/// The time limit of a file: the slowest files take half a minute on an idle machine.
 const FILE_DEADLINE: Duration = Duration::from_secs(600);
-/// Ports of all files, below those that the system gives to outgoing connections.
+/// Ports of all files, below the range of outgoing connections.
 const PORTS: std::ops::Range<u32> = 10_000..32_000;
 /// The number of ports of one file.
 const PORTS_PER_FILE: u32 = 40;
 
-/// What of the suite does not apply.
+/// The parts of the suite that do not apply.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Expected {
-    /// The version that the list is about.
+    /// The version of memcached to which the list applies.
     pub version: String,
-    /// Files that are not run.
+    /// Files that do not run.
     pub skipped: Vec<Skipped>,
-    /// Single tests that fail.
+    /// Single tests that are expected to fail.
     #[serde(default)]
     pub differs: Vec<Differs>,
 }
 
-/// Files that are not run.
+/// Files that do not run.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Skipped {
-    /// Their names in `t`.
+    /// The names of the files in `t`.
     pub files: Vec<String>,
     /// Why they do not apply.
     pub reason: String,
-    /// The only pass in which they do not apply; without it, both.
+    /// The only pass in which they do not apply; both passes if absent.
     pub pass: Option<Pass>,
 }
 
-/// Tests of a file that fail on purpose.
+/// Tests of a file that are expected to fail.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Differs {
@@ -58,9 +58,9 @@ pub struct Differs {
     /// Whether it runs another number of tests than it announces.
     #[serde(default)]
     pub other_plan: bool,
-    /// Why.
+    /// The reason.
     pub reason: String,
-    /// The only pass in which they fail; without it, both.
+    /// The only pass in which they fail; both passes if absent.
     pub pass: Option<Pass>,
 }
 
@@ -75,21 +75,21 @@ pub enum Pass {
 }
 
 impl Pass {
-    /// Both of them.
+    /// Both passes.
     pub const ALL: [Pass; 2] = [Pass::Plain, Pass::Tls];
 }
 
 /// The committed list.
 ///
 /// # Panics
-/// If it cannot be read.
+/// If the list cannot be read.
 pub fn expected() -> Expected {
     toml::from_str(include_str!("../suite/expected.toml"))
         .unwrap_or_else(|err| panic!("expected.toml: {err}"))
 }
 
 impl Expected {
-    /// Returns why a file is not run in a pass.
+    /// Returns the reason why a file does not run in a pass.
     pub fn skip(&self, file: &str, pass: Pass) -> Option<&str> {
         self.skipped
             .iter()
@@ -99,7 +99,7 @@ impl Expected {
             .map(|skipped| skipped.reason.as_str())
     }
 
-    /// Returns what fails of a file in a pass.
+    /// Returns the expected failures of a file in a pass.
     pub fn failures(&self, file: &str, pass: Pass) -> Failures<'_> {
         let mut failures = Failures::default();
         for differs in &self.differs {
@@ -118,7 +118,7 @@ impl Expected {
     }
 }
 
-/// What fails of a file on purpose.
+/// The expected failures of a file.
 #[derive(Debug, Default)]
 pub struct Failures<'a> {
     /// The descriptions of tests.
@@ -135,16 +135,16 @@ fn is_listed(description: &str, listed: &str) -> bool {
     }
 }
 
-/// What a file printed, in Perl's test protocol.
+/// The output of a file, in Perl's test protocol.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Report {
     /// The number of tests that passed.
     pub passed: usize,
-    /// The descriptions of the tests that failed, with the number of times.
+    /// The descriptions of the failed tests, with the number of failures.
     pub failed: BTreeMap<String, usize>,
     /// The number of tests that were announced.
     pub planned: Option<usize>,
-    /// Why the file skipped itself.
+    /// The reason why the file skipped itself.
     pub skipped: Option<String>,
 }
 
@@ -185,18 +185,18 @@ impl Report {
 /// One file after its run.
 #[derive(Debug)]
 pub struct Outcome {
-    /// What it reported.
+    /// The report.
     pub report: Report,
-    /// What it wrote beside that: diagnostics and the server's log.
+    /// The other output: diagnostics and the server's log.
     pub log: String,
-    /// How it ended.
+    /// The exit status.
     pub status: Option<i32>,
-    /// How long it took.
+    /// The duration.
     pub seconds: f64,
 }
 
 impl Outcome {
-    /// Returns what is wrong, unless the expected tests fail and no others.
+    /// Returns a description of the problem, unless exactly the expected tests fail.
     pub fn problem(&self, expected: &Failures<'_>) -> Option<String> {
         let failed = || self.report.failed.keys().map(String::as_str);
         let unlisted: Vec<&str> =
@@ -220,10 +220,10 @@ impl Outcome {
     }
 }
 
-/// Runs one file in a pass; `number` is a different one for each file that runs at the same time.
+/// Runs one file in a pass; concurrent files must have different `number`s.
 ///
 /// # Panics
-/// If Perl does not run.
+/// If Perl cannot be run.
 pub fn run(source: &Path, file: &str, pass: Pass, number: u32, program: &Program) -> Outcome {
     let build = build_folder(source, program).expect("a folder that looks like memcached's build");
     let folder = build.path();
@@ -272,8 +272,8 @@ pub fn run(source: &Path, file: &str, pass: Pass, number: u32, program: &Program
             None => break None,
         }
     };
-    // Servers that the file has left.
-    // SAFETY: touches no memory; the group is of processes that this one has started.
+    // Kills servers that the file has left. SAFETY: the call accesses no memory; the group contains
+    // only processes that this one has started.
     unsafe { libc::kill(-group, libc::SIGKILL) };
     let _ = child.wait();
     let read = |path: &Path| String::from_utf8_lossy(&fs::read(path).unwrap_or_default()).into_owned();
@@ -285,13 +285,14 @@ fn suite_folder() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("suite")
 }
 
-/// Makes what the suite expects in its working directory: its own files, and programs in place of those that
-/// memcached's build makes.
+/// Creates the working directory that the suite expects: its own files, and replacements for the
+/// programs of memcached's build.
 fn build_folder(source: &Path, program: &Program) -> std::io::Result<tempfile::TempDir> {
     let folder = tempfile::Builder::new().prefix("mcs").tempdir()?;
     let path = folder.path();
     symlink(source.join("t"), path.join("t"))?;
-    // The suite moves memcached's clock by `debugtime`, which is a flag here and a build there.
+    // The suite advances memcached's clock by `debugtime`, which needs a flag here and a debug
+    // build in memcached.
     let clock = if program.flavour == Flavour::Cached { " --debug-clock" } else { "" };
     let script = |name: &str, text: &str| {
         let file = path.join(name);
@@ -299,9 +300,9 @@ fn build_folder(source: &Path, program: &Program) -> std::io::Result<tempfile::T
         fs::set_permissions(file, fs::Permissions::from_mode(0o755))
     };
     script("memcached-debug", &format!("exec \"$SUITE_SERVER\"{clock} \"$@\""))?;
-    // Ends its command after some seconds; here the whole group of processes is ended.
+    // This program ends its command after some seconds; here the whole process group is killed.
     script("timedrun", "shift\nexec \"$@\"")?;
-    // The file of SASL calls this to make a user of libsasl's own database.
+    // The SASL test calls this program to create a user in libsasl's own database.
     fs::create_dir(path.join("bin"))?;
     script("bin/saslpasswd2", "cat > /dev/null")?;
     fs::write(path.join("passwords"), "testuser@memcached.realm:testpass\n")?;

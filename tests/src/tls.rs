@@ -1,4 +1,5 @@
-//! TLS for tests: certificates of the process's own authority, and the client's side of a connection.
+//! TLS for tests: certificates from the process's own authority, and the client side of a
+//! connection.
 
 use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
 use rustls::pki_types::pem::PemObject;
@@ -19,7 +20,7 @@ pub struct Certificates {
     authority: Issuer<'static, KeyPair>,
 }
 
-/// The day on which a certificate ends.
+/// The end of a certificate's validity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Validity {
     /// In the far future.
@@ -29,10 +30,10 @@ pub enum Validity {
 }
 
 impl Certificates {
-    /// Returns an authority (`ca.pem`) with a certificate for a server (`server.pem`, `server.key`).
+    /// Returns an authority (`ca.pem`) and a server certificate (`server.pem`, `server.key`).
     ///
     /// # Panics
-    /// If the system has no room for them.
+    /// If the files cannot be written.
     pub fn new() -> Certificates {
         let key = KeyPair::generate().expect("a key");
         let mut params = CertificateParams::new(Vec::new()).expect("no names");
@@ -46,7 +47,7 @@ impl Certificates {
         certificates
     }
 
-    /// Returns those that all servers of this process share.
+    /// Returns the certificates that all servers of this process share.
     pub fn shared() -> &'static Certificates {
         static SHARED: OnceLock<Certificates> = OnceLock::new();
         SHARED.get_or_init(Certificates::new)
@@ -56,7 +57,7 @@ impl Certificates {
     /// one with that name.
     ///
     /// # Panics
-    /// If the system has no room for it.
+    /// If the files cannot be written.
     pub fn issue(&self, name: &str, validity: Validity) {
         let key = KeyPair::generate().expect("a key");
         let names = vec!["localhost".to_owned(), "127.0.0.1".to_owned()];
@@ -92,8 +93,8 @@ impl Certificates {
         format!("-Z -o ssl_chain_cert={},ssl_key={}", path("server.pem"), path("server.key"))
     }
 
-    /// Returns a client that trusts the authority; it shows the certificate `own`, if there is one, and accepts
-    /// these versions.
+    /// Returns a client that trusts the authority, presents the certificate `own`, if there is one,
+    /// and accepts these versions.
     ///
     /// # Panics
     /// If there is no such certificate.
@@ -129,12 +130,12 @@ impl Default for Certificates {
 
 /// TLS 1.2 and 1.3.
 pub const BOTH: &[&SupportedProtocolVersion] = &[&rustls::version::TLS12, &rustls::version::TLS13];
-/// TLS 1.2 alone.
+/// Only TLS 1.2.
 pub const ONLY_12: &[&SupportedProtocolVersion] = &[&rustls::version::TLS12];
-/// TLS 1.3 alone.
+/// Only TLS 1.3.
 pub const ONLY_13: &[&SupportedProtocolVersion] = &[&rustls::version::TLS13];
 
-/// The client's side of a connection.
+/// The client side of a connection.
 #[derive(Debug)]
 pub struct TlsClient {
     tcp: TcpStream,
@@ -142,7 +143,7 @@ pub struct TlsClient {
 }
 
 impl TlsClient {
-    /// Connects; the handshake is done with the first bytes.
+    /// Connects; the handshake takes place with the first bytes.
     ///
     /// # Errors
     /// The error of the operating system.
@@ -156,7 +157,7 @@ impl TlsClient {
         Ok(TlsClient { tcp, tls })
     }
 
-    /// Returns the state of TLS.
+    /// Returns the TLS state.
     pub fn tls(&self) -> &ClientConnection {
         &self.tls
     }
@@ -164,7 +165,7 @@ impl TlsClient {
     /// Completes the handshake.
     ///
     /// # Errors
-    /// Why it cannot be completed.
+    /// The reason of the failure.
     pub fn handshake(&mut self, deadline: Duration) -> io::Result<()> {
         let until = Instant::now() + deadline;
         while self.tls.is_handshaking() {
@@ -176,7 +177,8 @@ impl TlsClient {
     /// Writes some bytes without waiting.
     ///
     /// # Errors
-    /// `WouldBlock` if the server takes none; else why the connection has ended.
+    /// `WouldBlock` if the server accepts no bytes; otherwise the reason why the connection has
+    /// ended.
     pub fn write_some(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if self.tls.is_handshaking() {
             self.handshake(super::conn::DEADLINE)?;
@@ -190,10 +192,11 @@ impl TlsClient {
         if count == 0 { Err(ErrorKind::WouldBlock.into()) } else { Ok(count) }
     }
 
-    /// Reads some bytes; 0 after an end in order.
+    /// Reads some bytes; returns 0 after an orderly end.
     ///
     /// # Errors
-    /// `TimedOut` after `limit`, `UnexpectedEof` if the stream was cut off, else why the connection has ended.
+    /// `TimedOut` after `limit`, `UnexpectedEof` if the stream was truncated, otherwise the reason
+    /// why the connection has ended.
     pub fn read_some(&mut self, into: &mut [u8], limit: Duration) -> io::Result<usize> {
         let until = Instant::now() + limit;
         loop {
@@ -204,7 +207,7 @@ impl TlsClient {
         }
     }
 
-    /// Ends the sending side in order.
+    /// Ends the sending side in an orderly way.
     pub fn finish_sending(&mut self) {
         self.tls.send_close_notify();
         let _ = self.flush();
@@ -238,7 +241,7 @@ impl TlsClient {
             result => result?,
         };
         let processed = self.tls.process_new_packets();
-        // An alert about what was received.
+        // An alert about received data.
         let _ = self.flush();
         processed.map(drop).map_err(io::Error::other)
     }

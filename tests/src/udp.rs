@@ -1,11 +1,12 @@
-//! The client's side of memcached over UDP: requests of one datagram, and replies of several.
+//! The client side of memcached over UDP: requests of one datagram, and replies of several
+//! datagrams.
 
 use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::{AsRawFd, RawFd};
 use std::time::Duration;
 
-/// The bytes of the frame before each payload: id, number, count, reserved.
+/// The size of the frame header before each payload: ID, number, count, reserved.
 const FRAME_BYTES: usize = 8;
 /// The largest payload of a datagram.
 const PAYLOAD_BYTES_MAX: usize = 65_507 - FRAME_BYTES;
@@ -14,9 +15,9 @@ const PAYLOAD_BYTES_MAX: usize = 65_507 - FRAME_BYTES;
 #[derive(Debug)]
 pub struct UdpClient {
     socket: UdpSocket,
-    /// The id of the last request.
+    /// The ID of the last request.
     id: u16,
-    /// The number of the next datagram of the reply to it.
+    /// The number of the next datagram of the reply to the last request.
     next: u16,
 }
 
@@ -31,13 +32,13 @@ impl UdpClient {
         Ok(UdpClient { socket, id: 0x1234, next: 0 })
     }
 
-    /// Sends requests in one datagram, with an id of their own.
+    /// Sends requests in one datagram with a new ID.
     ///
     /// # Errors
     /// The error of the operating system.
     ///
     /// # Panics
-    /// If they do not fit into one.
+    /// If the requests do not fit into one datagram.
     pub fn send(&mut self, requests: &[u8]) -> io::Result<()> {
         assert!(requests.len() <= PAYLOAD_BYTES_MAX, "{} bytes for one datagram", requests.len());
         self.id = self.id.wrapping_add(0x0101);
@@ -46,7 +47,8 @@ impl UdpClient {
         self.socket.send(&[&[high, low, 0, 0, 0, 1, 0, 0], requests].concat()).map(drop)
     }
 
-    /// Reads the payload of the next datagram of the reply. Loopback keeps their order.
+    /// Reads the payload of the next datagram of the reply. Loopback preserves the order of
+    /// datagrams.
     ///
     /// # Errors
     /// `WouldBlock` after `limit`; `InvalidData` for a frame that does not continue the reply.

@@ -1,8 +1,9 @@
-//! The same random requests to an endpoint and through the sidecar to another one like it, answer beside answer.
+//! Sends the same random requests to an endpoint and through the sidecar to an equal endpoint, and
+//! compares the responses.
 //!
-//! Names are drawn from few keys and all that endpoints may take for them, headers from what S3 knows and what only looks like it,
-//! framing from what HTTP allows and forbids. Every difference that is allowed is an [`Excuse`], which names the clause that
-//! allows it.
+//! Names are random variants of a few keys that endpoints may treat as equal; headers include S3's
+//! and similar ones; framing includes what HTTP allows and forbids. Every allowed difference is an
+//! [`Excuse`], which names the clause that allows it.
 
 use crate::s3::endpoint::{Endpoint, Kind, User};
 use crate::s3::files;
@@ -20,10 +21,9 @@ use std::path::Path;
 pub enum Way {
     /// The endpoint authorises each request. Changes may bypass the sidecar.
     Gateway,
-    /// The sidecar checks signatures, and asks the endpoint at each read. Changes may bypass the
-    /// sidecar.
+    /// The sidecar checks signatures, and revalidates at each read. Changes may bypass the sidecar.
     Asking,
-    /// The sidecar checks signatures, and answers from memory for an hour.
+    /// The sidecar checks signatures, and serves objects from memory for an hour.
     Fresh,
 }
 
@@ -41,19 +41,21 @@ impl Way {
     }
 }
 
-/// The reason why two answers may differ.
+/// The reason why two responses may differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Excuse {
-    /// RFC 9112, 6.1: a server that does not know a transfer coding answers 501; one may refuse a request with a length as well.
+    /// RFC 9112, 6.1: a server that does not know a transfer coding responds with 501; it may
+    /// refuse a request that also has a length.
     Coding,
-    /// RFC 9112, 6.3: two lengths are an unrecoverable error; the server chooses the status.
+    /// RFC 9112, 6.3: two lengths are an unrecoverable error, whose status the server chooses.
     Lengths,
-    /// RFC 9110, 7.6.1: `Connection` must not name a header that is for all recipients.
+    /// RFC 9110, 7.6.1: `Connection` must not name a header for all recipients.
     Nominated,
-    /// RFC 9110, 15.4.5: a 304 need not have other headers than the validators, so that what is answered after it lacks them.
+    /// RFC 9110, 15.4.5: a 304 may have only the validators, so a response that follows from it
+    /// lacks other headers.
     NotModified,
-    /// S3, "Authenticating requests": every `x-amz-` header must be signed, which the endpoint does
-    /// not check.
+    /// S3, "Authenticating requests": every `x-amz-` header must be signed; the endpoint does not
+    /// check this.
     Unsigned,
     /// S3, error code `InvalidRequest`: a header that is not implemented; the endpoint ignores it.
     Unknown,
@@ -84,7 +86,7 @@ pub struct Played {
     pub excused: BTreeMap<Excuse, u64>,
 }
 
-/// Two endpoints of one kind, and a sidecar per way in front of the second one.
+/// Two endpoints of one kind, and one sidecar for each way in front of the second endpoint.
 #[derive(Debug)]
 pub struct Both {
     sidecars: Vec<(Way, Sidecar)>,
@@ -102,7 +104,7 @@ pub enum Before {
     Versitygw,
     /// An endpoint in this process that keeps objects as files.
     Files,
-    /// The same, over a file system that folds letter case and forms of Unicode.
+    /// The same, over a file system that folds letter case and Unicode forms.
     FoldingFiles,
 }
 
@@ -125,18 +127,18 @@ impl Before {
     }
 }
 
-/// The keys: objects in folders and outside of them, with letters that are encoded, and with
-/// letters that differ only in case or Unicode form.
+/// The keys: inside and outside of folders, with encoded letters, and with letters that differ only
+/// in case or Unicode form.
 const KEYS: [&str; 9] = ["k", "q/y", "q/z", "q/s/t", "r", "R", "q/Y", "%C3%BC%20b%2B", "u%CC%88%20b%2B"];
 
-/// Texts that an endpoint which treats keys as paths treats like a slash, or ignores before or
-/// after a key.
+/// Texts that an endpoint with path-like keys treats like a slash, or ignores before or after a
+/// key.
 const SLASHES: [&str; 6] = ["//", "///", "%2F", "%2F%2F", "/./", "/%2e/"];
 
 impl Both {
-    /// Starts them, and sidecars whose setting `names` states how the endpoint distinguishes keys.
-    /// Programs keep their state below `parent`. Returns `None`, and prints that `test` is skipped,
-    /// if one is not installed.
+    /// Starts the endpoints, and sidecars whose setting `names` states how the endpoint
+    /// distinguishes keys. Programs keep their state below `parent`. Returns `None`, and prints
+    /// that `test` is skipped, if a program is not installed.
     pub fn start(before: Before, ways: &[Way], names: &str, test: &str, parent: &Path) -> Option<Both> {
         let user = User::new(Kind::Versitygw, "owner", 0);
         let mut programs = Vec::new();
@@ -209,7 +211,8 @@ impl Both {
                             let excuse = excuses.into_iter().find(|one| one.allows(&direct, &through));
                             excuse.into_iter().for_each(|one| *played.excused.entry(one).or_default() += 1);
                             if excuses_change(&request) && direct.status < 300 {
-                                // The endpoint has made a change that the sidecar has refused.
+                                // Only the endpoint has made a change, which the sidecar has
+                                // refused.
                                 return Ok(());
                             }
                         }
@@ -225,7 +228,7 @@ impl Both {
                         }
                     }
                 }
-                // For some requests, the connection ends without an answer.
+                // After some requests the connection ends without a response.
                 (Err(_), Err(_)) => (),
                 (direct, through) if excuses.is_empty() => {
                     return Err(format!(
@@ -269,8 +272,8 @@ impl Ends<'_> {
 }
 
 impl Excuse {
-    /// Returns whether the reason allows these answers: the sidecar refuses, whatever the endpoint
-    /// does.
+    /// Returns whether the reason allows these responses: the sidecar refuses the request, whatever
+    /// the endpoint does.
     fn allows(self, _direct: &Answer, through: &Answer) -> bool {
         let statuses: &[u16] = match self {
             Excuse::Coding => &[501, 400],
@@ -303,7 +306,7 @@ const HEADERS: [&str; 9] = [
     "expires",
 ];
 
-/// S3's headers that are in only one answer.
+/// S3 headers that may be in only one response.
 const OF_ONE_ANSWER: [&str; 3] = ["x-amz-request-id", "x-amz-id-2", "x-amz-bucket-region"];
 
 fn difference(request: &Request, direct: &Answer, through: &Answer, way: Way) -> Compared {
@@ -340,7 +343,7 @@ fn difference(request: &Request, direct: &Answer, through: &Answer, way: Way) ->
     let mut excused = None;
     for name in names {
         let (one, other) = (direct.header(name), through.header(name));
-        // A 304 may have more headers than required.
+        // A 304 may have additional headers.
         if one == other || direct.status == 304 && (one.is_none() || other.is_none()) {
             continue;
         }
@@ -394,7 +397,7 @@ impl Drawing {
         *of.choose(&mut self.rng).expect("one of several")
     }
 
-    /// Returns a key by one of its names, and the resulting allowances.
+    /// Returns one of a key's names, and the differences that it allows.
     fn key(&mut self, excuses: &mut Vec<Excuse>) -> String {
         let key = self.one(&KEYS).to_owned();
         match self.rng.random_range(0..12) {
@@ -478,8 +481,8 @@ impl Drawing {
         request
     }
 
-    /// Returns bytes that no object has had before, or none. If two changes within a second leave
-    /// the `ETag` unchanged, the second may go unnoticed (RFC 9110, 8.8.2.2).
+    /// Returns unused bytes, or none. If two changes within a second leave the `ETag` unchanged,
+    /// the second one may go unnoticed (RFC 9110, 8.8.2.2).
     fn bytes(&mut self) -> Vec<u8> {
         let len = self.one(&[0, 8, 9, 100, 4096, 10_000, 70_000, 200_000]);
         let mut bytes: Vec<u8> = (0..len).map(|at: usize| (at ^ (at >> 8)) as u8).collect();
@@ -582,7 +585,7 @@ impl Drawing {
         }
     }
 
-    /// Returns a request whose end two readers could see at different positions.
+    /// Returns a request whose end is ambiguous.
     fn strange_framing(&mut self, excuses: &mut Vec<Excuse>) -> Request {
         let (method, excuse, lines, body) = self.one(&[
             ("PUT", Excuse::Coding, &[("transfer-encoding", "gzip, chunked")][..], "2\r\nhi\r\n0\r\n\r\n"),
@@ -597,7 +600,7 @@ impl Drawing {
         ]);
         excuses.push(excuse);
         let unsigned = lines.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
-        // However the endpoint interprets it, it must not become a change.
+        // However the endpoint interprets this request, it must not change an object.
         let path = format!("/{}/never", self.bucket);
         let payload = "UNSIGNED-PAYLOAD".into();
         Request {

@@ -11,50 +11,50 @@ const EXPECTED: &str = include_str!("../../s3/suite/expected.toml");
 /// The contents of `expected.toml`.
 #[derive(Debug, Deserialize)]
 pub struct Expected {
-    /// The snapshot of s3-tests that it is about.
+    /// The snapshot of s3-tests to which the file applies.
     pub snapshot: String,
     /// The expected differences.
     #[serde(default)]
     differs: Vec<Listed>,
-    /// The tests that are not run.
+    /// The tests that do not run.
     #[serde(default)]
     skipped: Vec<Listed>,
 }
 
 #[derive(Debug, Deserialize)]
 struct Listed {
-    /// The endpoint that it is about; all of them without it.
+    /// The endpoint to which this applies; all endpoints if absent.
     endpoint: Option<String>,
-    /// The way of authentication that it is about; all of them without it.
+    /// The authentication mode to which this applies; all modes if absent.
     mode: Option<String>,
     tests: Vec<String>,
-    /// Whether they pass at times.
+    /// Whether the tests sometimes pass.
     #[serde(default)]
     by_chance: bool,
     #[allow(dead_code, reason = "for the reader of the file")]
     reason: String,
 }
 
-/// Returns what the file lists.
+/// Returns the contents of the file.
 ///
 /// # Panics
-/// If it is not as it should be.
+/// If the file is invalid.
 pub fn expected() -> Expected {
     toml::from_str(EXPECTED).expect("expected.toml")
 }
 
 impl Expected {
-    /// Returns the tests that do not pass through the sidecar, if they pass at the endpoint.
+    /// Returns the tests that may fail through the sidecar although they pass at the endpoint.
     pub fn differing(&self, kind: Kind, mode: Mode) -> BTreeSet<&str> {
         names(self.differs.iter().filter(|each| each.is_about(kind, Some(mode))))
     }
 
-    /// Returns those of them that never pass through the sidecar.
+    /// Returns the tests that always fail through the sidecar.
     pub fn always_differing(&self, kind: Kind, mode: Mode) -> BTreeSet<&str> {
         names(self.differs.iter().filter(|each| !each.by_chance && each.is_about(kind, Some(mode))))
     }
 
-    /// Returns the tests that are not run with an endpoint.
+    /// Returns the tests that do not run with an endpoint.
     pub fn skipped(&self, kind: Kind) -> BTreeSet<&str> {
         names(self.skipped.iter().filter(|each| each.is_about(kind, None)))
     }
@@ -71,14 +71,14 @@ fn names<'a>(list: impl Iterator<Item = &'a Listed>) -> BTreeSet<&'a str> {
     list.flat_map(|each| each.tests.iter().map(String::as_str)).collect()
 }
 
-/// How a pass through the sidecar compares with one of the endpoint itself.
+/// The comparison of a pass through the sidecar with a pass at the endpoint.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Comparison<'a> {
     /// The number of tests that pass at the endpoint.
     pub at_endpoint: usize,
-    /// The tests that pass at the endpoint, and not through the sidecar.
+    /// The tests that pass at the endpoint, but not through the sidecar.
     pub lost: BTreeSet<&'a str>,
-    /// The tests that pass through the sidecar only.
+    /// The tests that pass only through the sidecar.
     pub gained: BTreeSet<&'a str>,
 }
 
@@ -94,7 +94,7 @@ impl<'a> Comparison<'a> {
         Self { at_endpoint: passed.len(), lost, gained }
     }
 
-    /// Returns the share of what passes at the endpoint that passes through the sidecar, too.
+    /// Returns the share of the tests passing at the endpoint that also pass through the sidecar.
     pub fn ratio(&self) -> f64 {
         match self.at_endpoint {
             0 => 0.0,
@@ -122,7 +122,7 @@ mod tests {
             outcomes(&[("a", "passed"), ("b", "failed"), ("c", "skipped"), ("d", "passed"), ("e", "passed")]);
         let through = outcomes(&[("a", "passed"), ("b", "passed"), ("c", "failed"), ("d", "error")]);
         let compared = Comparison::of(&direct, &through);
-        // One that has not run at all has not passed.
+        // A test that has not run has not passed.
         assert_eq!((compared.at_endpoint, compared.lost.len()), (3, 2));
         assert_eq!(compared.lost, BTreeSet::from(["d", "e"]));
         assert_eq!(compared.gained, BTreeSet::from(["b"]));

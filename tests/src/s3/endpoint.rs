@@ -35,19 +35,19 @@ impl Kind {
     }
 }
 
-/// A user of an endpoint. Its names and keys follow from its role and a number, so that users with different numbers may do
-/// the same at the same time.
+/// A user of an endpoint. Names and keys follow from the role and a number, so that users with
+/// different numbers can do the same concurrently.
 #[derive(Clone, Debug)]
 pub struct User {
     /// The access key.
     pub access_key: String,
     /// The secret key.
     pub secret_key: String,
-    /// The name by which the endpoint's answers call it.
+    /// The user's name in the endpoint's responses.
     pub id: String,
-    /// Its name without the tenant, in small letters.
+    /// The user's name without the tenant, in lower case.
     pub name: String,
-    /// Its tenant, or nothing.
+    /// The user's tenant, if any.
     pub tenant: &'static str,
 }
 
@@ -63,12 +63,12 @@ impl User {
             (Kind::Radosgw, "") => name.clone(),
             (Kind::Radosgw, tenant) => format!("{tenant}${name}"),
         };
-        // The sidecar takes secrets of 16 bytes and more.
+        // The sidecar requires secrets of at least 16 bytes.
         Self { secret_key: format!("the-secret-of-{name}"), access_key, id, name, tenant }
     }
 }
 
-/// A running endpoint. It ends, and what it stores is removed, when this is dropped.
+/// A running endpoint. Dropping this value ends the endpoint and removes its data.
 #[derive(Debug)]
 pub struct Endpoint {
     kind: Kind,
@@ -84,8 +84,9 @@ enum Process {
 
 const ROOT: [&str; 2] = ["root-of-versitygw", "secret-of-root"];
 
-/// What s3-tests expect of radosgw's configuration: lifecycles by the second, and keys for encryption. What they delete is removed
-/// within seconds: by default it would stay for two hours, and five passes fill the cluster's memory.
+/// The radosgw configuration that s3-tests expect: lifecycles by the second, and keys for
+/// encryption. Deleted data are removed within seconds, because by default they would stay for two
+/// hours, and five passes would fill the cluster's memory.
 const RADOSGW: &str = "[client.rgw]
 rgw_lc_debug_interval = 10
 rgw_gc_obj_min_wait = 5
@@ -97,7 +98,7 @@ testkey-2=aWIKTWFrZWZpbGUKbWFuCm91dApzcmMKVGVzdGluZwo=
 rgw_enable_usage_log = false
 ";
 
-/// Returns where versitygw is: where `go install` puts it by itself, or where `.ci/long` installs it, below `parent`.
+/// Returns the path of versitygw, as installed by `go install` or, below `parent`, by `.ci/long`.
 pub fn find_versitygw(parent: &Path) -> Option<PathBuf> {
     let built = parent.join("tools/versitygw");
     find_program("versitygw").or_else(|| built.is_file().then_some(built))
@@ -108,7 +109,7 @@ impl Endpoint {
     /// not installed.
     ///
     /// # Panics
-    /// If it does not start.
+    /// If the endpoint does not start.
     pub fn start(kind: Kind, test: &str, parent: &Path) -> Option<Self> {
         match kind {
             Kind::Versitygw => Self::versitygw(test, parent),
@@ -124,9 +125,10 @@ impl Endpoint {
             );
             return None;
         };
-        // Not in memory: what belongs to an object is in extended attributes, which older kernels' tmpfs has not.
+        // On disk, because an object's metadata are in extended attributes, which a tmpfs of older
+        // kernels lacks.
         let dir = tempfile::Builder::new().prefix("versitygw").tempdir_in(parent).expect("a directory");
-        // It takes a path that another one begins with for a path below that.
+        // versitygw mistakes a path that is a prefix of another one for its parent directory.
         let place = |name: &str| {
             let path = dir.path().join(name);
             std::fs::create_dir(&path).expect("a directory");
@@ -169,25 +171,25 @@ impl Endpoint {
         Some(Self { kind: Kind::Radosgw, url: url.trim().to_owned(), process: Process::Radosgw(cluster) })
     }
 
-    /// Returns the kind of its program.
+    /// Returns the kind of the program.
     pub fn kind(&self) -> Kind {
         self.kind
     }
 
-    /// Returns its URL, by address.
+    /// Returns the URL, with an IP address.
     pub fn url(&self) -> &str {
         &self.url
     }
 
-    /// Returns whether it accepts connections.
+    /// Returns whether the endpoint accepts connections.
     pub fn is_up(&self) -> bool {
         TcpStream::connect(self.url.trim_start_matches("http://")).is_ok()
     }
 
-    /// Adds a user who may make buckets.
+    /// Adds a user who may create buckets.
     ///
     /// # Panics
-    /// If the endpoint refuses it.
+    /// If the endpoint refuses the user.
     pub fn add(&self, user: &User) {
         let mut command;
         match &self.process {
@@ -221,14 +223,14 @@ impl Endpoint {
 impl Drop for Process {
     fn drop(&mut self) {
         if let Process::Versitygw { child, .. } = self {
-            // It may have ended.
+            // The process may have ended.
             let _ = child.kill();
             let _ = child.wait();
         }
     }
 }
 
-/// Waits until something listens on a port of loopback; returns whether `lives` was true all the time.
+/// Waits until a program listens on a loopback port; returns whether `lives` was true throughout.
 fn is_up(port: u16, mut lives: impl FnMut() -> bool) -> bool {
     let deadline = Instant::now() + DEADLINE;
     while lives() {

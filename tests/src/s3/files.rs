@@ -1,7 +1,7 @@
-//! An S3 endpoint in this process that keeps objects as a file system does: names with empty segments or dots are those without, and,
-//! if that is asked for, those that differ in letter case or in the form of Unicode are one. It verifies no signatures.
+//! An S3 endpoint in this process that treats keys as a file system does: empty and dot segments
+//! are ignored, and on request letter case or Unicode forms are folded. It verifies no signatures.
 //!
-//! `Last-Modified` counts changes, not time, so that two of them are never within one second.
+//! `Last-Modified` counts changes instead of time, so that two changes are never within one second.
 
 use crate::s3::wire::{line, read_headers};
 use std::collections::{BTreeMap, HashMap};
@@ -14,7 +14,7 @@ use std::thread;
 /// Starts an endpoint, which ends with the process, and returns its URL.
 ///
 /// # Panics
-/// If the loopback has no free port.
+/// If there is no free loopback port.
 pub fn start(folds_letters: bool) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let url = format!("http://{}", listener.local_addr().expect("its address"));
@@ -22,7 +22,7 @@ pub fn start(folds_letters: bool) -> String {
     thread::spawn(move || {
         for socket in listener.incoming().flatten() {
             let files = Arc::clone(&files);
-            // A connection that fails is at its end.
+            // A failed connection is closed.
             thread::spawn(move || drop(files.serve(&socket)));
         }
     });
@@ -42,11 +42,11 @@ struct State {
 
 #[derive(Clone)]
 struct Object {
-    /// The name that it was made by, as a listing shows it.
+    /// The key with which the object was created, as shown in listings.
     name: String,
     body: Vec<u8>,
     etag: String,
-    /// The number of the change that has made it.
+    /// The number of the change that created the object.
     changed: u64,
     headers: Vec<(String, String)>,
     checksum: Option<String>,
@@ -111,7 +111,7 @@ impl Files {
                     request.body = body;
                     (self.answer(&request), is_last)
                 }
-                // Where it ends is not known.
+                // The end of the request is unknown.
                 Err(answer) => (answer, true),
             };
             let mut head = format!("HTTP/1.1 {} x\r\nx-amz-request-id: 1\r\n", answer.status);
@@ -198,8 +198,8 @@ impl Files {
         }
     }
 
-    /// Returns the object that a copy is of, if it is there; `None` if the request is no copy. As for servers that have headers from
-    /// CGI, separators in the name of the header are not told apart.
+    /// Returns the source of a copy, if it exists; `None` if the request is not a copy. As in
+    /// servers that get headers through CGI, separators in the header's name are treated as equal.
     fn source(
         &self,
         request: &Request,
@@ -211,10 +211,10 @@ impl Files {
         Some(decoded(key).and_then(|key| buckets.get(bucket)?.get(&self.folded(&key)).cloned()))
     }
 
-    /// Returns what all names of an object have in common.
+    /// Returns the folded form, which is common to all names of an object.
     fn folded(&self, key: &str) -> String {
         let path = path(key);
-        // The one letter of the tests that has two forms.
+        // The only letter in the tests with two Unicode forms.
         if self.folds_letters { path.to_lowercase().replace('\u{fc}', "u\u{308}") } else { path }
     }
 
@@ -230,7 +230,7 @@ impl Files {
     }
 }
 
-/// Returns a key as a path: without what a file system leaves out.
+/// Returns a key as a path, without the segments that a file system ignores.
 fn path(key: &str) -> String {
     let mut all = Vec::new();
     for segment in key.split('/') {
@@ -262,7 +262,7 @@ fn decoded(text: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// Reads the body of a request, or returns the answer to one whose end is not known.
+/// Reads the body of a request, or returns the error response if its end is unknown.
 fn read_body(reader: &mut impl BufRead, request: &Request) -> io::Result<Result<Vec<u8>, Answer>> {
     let all = |wanted: &str| -> Vec<&str> {
         let named = request.headers.iter().filter(|(name, _)| name == wanted);
@@ -291,7 +291,8 @@ fn read_body(reader: &mut impl BufRead, request: &Request) -> io::Result<Result<
     Ok(Ok(body))
 }
 
-/// Takes the chunks of S3 off a body; returns the bytes and the checksum behind them. `None` if it is not whole.
+/// Removes S3's chunk framing from a body; returns the bytes and the trailing checksum, or `None`
+/// if the body is incomplete.
 fn without_chunks(mut body: &[u8]) -> Option<(Vec<u8>, Option<String>)> {
     let (mut bytes, mut checksum) = (Vec::new(), None);
     loop {
@@ -357,11 +358,11 @@ fn tagging(object: &mut Object, request: &Request) -> Answer {
 const KEPT: [&str; 5] =
     ["cache-control", "content-disposition", "content-encoding", "content-language", "content-type"];
 
-/// The day of all changes, of which the second is the number.
+/// The day of all changes; the number of a change is its second on this day.
 const DAY: &str = "Mon, 01 Jan 2024 ";
 
 impl Object {
-    /// Returns the object that a request makes; `None` if its body is not whole.
+    /// Returns the object that a request creates; `None` if the body is incomplete.
     fn made(request: &Request) -> Option<Object> {
         let is_chunked =
             request.header("x-amz-content-sha256").is_some_and(|hash| hash.starts_with("STREAMING-"));

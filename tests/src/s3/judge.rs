@@ -1,4 +1,4 @@
-//! Ceph's s3-tests: one pass over the suite, in slices side by side, and what became of each test.
+//! Ceph's s3-tests: one pass over the suite, in concurrent slices, and the outcome of each test.
 
 use crate::outside::{run, text};
 use crate::s3::compare::expected;
@@ -10,38 +10,38 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-/// The files of the suite that are about S3; the others are about radosgw's other services.
+/// The suite's files about S3; the others test radosgw's other services.
 const FILES: [&str; 2] = ["s3tests/functional/test_s3.py", "s3tests/functional/test_headers.py"];
-/// How long a pass may take.
+/// The time limit of a pass.
 const DEADLINE: Duration = Duration::from_secs(2 * 3600);
-/// The time that one test has, in seconds. Some wait for lifecycles.
+/// The time limit of one test, in seconds. Some tests wait for lifecycles.
 const TEST_SECS: &str = "240";
 /// The users of each slice.
 pub const ROLES: [&str; 4] = ["main", "alt", "tenant", "iam"];
 
-/// The suite, and the Python that runs it.
+/// The suite, and its Python environment.
 #[derive(Clone, Debug)]
 pub struct Judge {
     /// The directory of s3-tests.
     pub suite: PathBuf,
-    /// The directory of the environment's programs.
+    /// The directory of the Python environment's programs.
     pub programs: PathBuf,
-    /// The number of slices that run side by side.
+    /// The number of concurrent slices.
     pub slices: usize,
-    /// A part of the names of the tests that are taken; all of them if empty.
+    /// Selects the tests whose names contain this; all tests if empty.
     pub only: String,
 }
 
 /// A pass over the suite.
 #[derive(Clone, Debug)]
 pub struct Pass<'a> {
-    /// The tested endpoint: one URL for all slices, or one for each.
+    /// The tested endpoint: one URL for all slices, or one for each slice.
     pub urls: &'a [&'a str],
-    /// The prefix of its bucket names: a few small letters and a hyphen.
+    /// The prefix of the pass's bucket names: a few lower-case letters and a hyphen.
     pub buckets: &'a str,
-    /// How often each object is read.
+    /// The number of reads of each object.
     pub reads: u32,
-    /// The names of the tests that are taken; all of them if empty.
+    /// The names of the selected tests; all tests if empty.
     pub names: &'a [String],
 }
 
@@ -52,14 +52,14 @@ pub struct Outcome {
     pub test: String,
     /// `passed`, `failed` (in the test), `error` (before or after it) or `skipped`.
     pub outcome: String,
-    /// Why it did not pass.
+    /// The reason of a failure.
     pub why: String,
-    /// How long it took.
+    /// The duration.
     pub seconds: f64,
 }
 
 impl Outcome {
-    /// Returns whether it passed.
+    /// Returns whether the test passed.
     pub fn has_passed(&self) -> bool {
         self.outcome == "passed"
     }
@@ -69,10 +69,10 @@ impl Outcome {
 pub type Outcomes = BTreeMap<String, Outcome>;
 
 impl Judge {
-    /// Makes the users that the slices have.
+    /// Creates the users of the slices.
     ///
     /// # Panics
-    /// If the endpoint refuses them.
+    /// If the endpoint refuses a user.
     pub fn prepare(&self, endpoint: &Endpoint) {
         for number in 0..self.slices {
             for role in ROLES {
@@ -84,7 +84,7 @@ impl Judge {
     /// Runs the suite once.
     ///
     /// # Panics
-    /// If pytest does not run to its end.
+    /// If pytest does not complete.
     pub fn run(&self, kind: Kind, pass: &Pass<'_>) -> Outcomes {
         let dir = tempfile::tempdir().expect("a directory");
         let write =

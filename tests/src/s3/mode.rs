@@ -1,16 +1,16 @@
-//! The ways of authentication of the sidecar that s3-tests judge.
+//! The sidecar's authentication modes to which s3-tests apply.
 
-/// A way of authentication.
+/// An authentication mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Mode {
     /// The endpoint verifies the clients' own signatures.
     Gateway,
-    /// The sidecar verifies them, and signs its own requests.
+    /// The sidecar verifies the clients' signatures, and signs its own requests.
     Listener,
 }
 
 impl Mode {
-    /// Every way that is judged.
+    /// All tested modes.
     pub const ALL: [Mode; 2] = [Mode::Gateway, Mode::Listener];
 
     /// Returns the value of `auth`.
@@ -21,7 +21,7 @@ impl Mode {
         }
     }
 
-    /// Returns what the names of buckets begin with: a small letter.
+    /// Returns the prefix of bucket names: a lower-case letter.
     pub const fn letter(self) -> char {
         match self {
             Mode::Gateway => 'g',

@@ -1,4 +1,4 @@
-//! `cached` before an endpoint.
+//! `cached` in front of an endpoint.
 
 use crate::daemon::{Daemon, wait_for};
 use crate::http;
@@ -10,26 +10,26 @@ use std::path::Path;
 /// A running sidecar.
 #[derive(Debug)]
 pub struct Sidecar {
-    /// Its process.
+    /// The process.
     pub daemon: Daemon,
-    /// Its URL, by address.
+    /// The URL, with an IP address.
     pub url: String,
 }
 
 impl Sidecar {
-    /// Starts `cached` before an endpoint, with more lines of `[s3]`.
+    /// Starts `cached` in front of an endpoint, with additional lines in `[s3]`.
     ///
     /// # Panics
-    /// If it does not start.
+    /// If the sidecar does not start.
     pub fn before(endpoint_url: &str, more: &str) -> Self {
         Self::configured(endpoint_url, |_| more.to_owned())
     }
 
-    /// Starts `cached` before an endpoint: it verifies the signatures of `users`, of which each may do everything, and signs as
-    /// `own`.
+    /// Starts `cached` in front of an endpoint: the sidecar verifies the signatures of `users`,
+    /// each of whom has all rights, and signs its own requests as `own`.
     ///
     /// # Panics
-    /// If it does not start.
+    /// If the sidecar does not start.
     pub fn with_keys(endpoint_url: &str, users: &[User], own: &User, more: &str) -> Self {
         let mut keys = String::new();
         for User { access_key, secret_key, .. } in users {
@@ -66,10 +66,10 @@ impl Sidecar {
         Self { daemon, url }
     }
 
-    /// Returns the value of one of its metrics, by name and labels.
+    /// Returns the value of a metric, by name and labels.
     ///
     /// # Panics
-    /// If it does not exist.
+    /// If the metric does not exist.
     pub fn metric(&self, name: &str) -> u64 {
         let (_, shown) = http::get(&self.daemon.admin, "/metrics");
         let line = shown.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));

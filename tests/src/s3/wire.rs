@@ -1,4 +1,5 @@
-//! Requests of S3 byte for byte, signed with version 4, and their answers: what no client library would send as well.
+//! S3 requests with exactly specified bytes, signed with version 4, and their responses. The
+//! requests include some that no client library would send.
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
@@ -9,7 +10,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::s3::endpoint::User;
 
-/// How long an answer may take. Generous: the machine may be busy.
+/// The time limit for a response. Generous, because the machine may be busy.
 const DEADLINE: Duration = Duration::from_secs(60);
 
 /// A request without its signature.
@@ -17,25 +18,26 @@ const DEADLINE: Duration = Duration::from_secs(60);
 pub struct Request {
     /// The method.
     pub method: &'static str,
-    /// The path as it is sent.
+    /// The path as sent.
     pub path: String,
-    /// The query as it is sent and signed, its parameters in order; may be empty.
+    /// The query as sent and signed, with its parameters in order; may be empty.
     pub query: String,
-    /// Headers that are signed: names in lower case.
+    /// Signed headers, with names in lower case.
     pub signed: Vec<(String, String)>,
-    /// Lines of headers that are not.
+    /// Lines of unsigned headers.
     pub unsigned: Vec<(String, String)>,
-    /// The value that is signed as the hash of the body; empty for the real hash.
+    /// The signed body hash; empty for the real hash.
     pub payload: String,
-    /// The body as it is sent, framing included.
+    /// The body as sent, including its framing.
     pub body: Vec<u8>,
-    /// Whether no signature is sent.
+    /// Whether the request is sent without a signature.
     pub is_anonymous: bool,
-    /// Whether its connection is used for nothing after it: readers could see its end in different places.
+    /// Whether the connection is not reused after the request, because the request's end is
+    /// ambiguous.
     pub is_last: bool,
 }
 
-/// An answer.
+/// A response.
 #[derive(Clone, Debug)]
 pub struct Answer {
     /// The status.
@@ -52,7 +54,7 @@ impl Answer {
         self.headers.iter().find(|(each, _)| each == name).map(|(_, value)| value.as_str())
     }
 
-    /// Returns what stands between the tags of each element of this name.
+    /// Returns the content of each XML element with this name.
     pub fn elements(&self, name: &str) -> Vec<String> {
         let text = String::from_utf8_lossy(&self.body);
         let (begin, end) = (format!("<{name}>"), format!("</{name}>"));
@@ -64,7 +66,7 @@ impl Answer {
 /// Returns the lower-case hexadecimal digits of bytes.
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().fold(String::new(), |mut text, byte| {
-        // A text takes everything.
+        // Writing to a string cannot fail.
         let _ = write!(text, "{byte:02x}");
         text
     })
@@ -75,7 +77,7 @@ fn hmac(key: &[u8], text: &str) -> Vec<u8> {
     mac.chain_update(text.as_bytes()).finalize().into_bytes().to_vec()
 }
 
-/// Returns the time now as `YYYYMMDDTHHMMSSZ`.
+/// Returns the current time as `YYYYMMDDTHHMMSSZ`.
 fn stamp() -> String {
     let secs = SystemTime::now().duration_since(UNIX_EPOCH).expect("a time after 1970").as_secs();
     // Days since 0000-03-01, in eras of 400 years.
@@ -89,7 +91,7 @@ fn stamp() -> String {
     format!("{year:04}{month:02}{day:02}T{:02}{:02}{:02}Z", rest / 3600, rest / 60 % 60, rest % 60)
 }
 
-/// Returns a path in the encoding that is signed: decoded, and encoded again.
+/// Returns a path in the encoding used for signatures: decoded, and encoded again.
 fn canonical(path: &str) -> String {
     let bytes = path.as_bytes();
     let (mut at, mut text) = (0, String::new());
@@ -110,7 +112,7 @@ fn canonical(path: &str) -> String {
 }
 
 impl Request {
-    /// Returns its bytes for a host, signed for a user.
+    /// Returns the request's bytes for a host, signed by a user.
     pub fn bytes(&self, host: &str, user: &User) -> Vec<u8> {
         let stamp = stamp();
         let payload =
@@ -149,7 +151,7 @@ impl Request {
     }
 }
 
-/// A connection to a server, which is opened again after it has ended.
+/// A connection to a server, which is reopened after it has ended.
 #[derive(Debug)]
 pub struct Connection {
     host: String,
@@ -162,15 +164,15 @@ impl Connection {
         Self { host: url.trim_start_matches("http://").to_owned(), socket: None }
     }
 
-    /// Sends a request and returns its answer.
+    /// Sends a request and returns the response.
     ///
     /// # Errors
-    /// If there is no readable answer.
+    /// If there is no valid response.
     pub fn ask(&mut self, request: &Request, user: &User) -> io::Result<Answer> {
         let bytes = request.bytes(&self.host, user);
         let was_kept = self.socket.is_some();
         let answer = match self.try_ask(&bytes, request.method == "HEAD") {
-            // The server has closed it meanwhile.
+            // The server has closed the connection meanwhile.
             Err(_) if was_kept => self.try_ask(&bytes, request.method == "HEAD"),
             answer => answer,
         };
@@ -191,7 +193,7 @@ impl Connection {
                 BufReader::new(socket)
             }
         };
-        // The answer may come before all of it is sent.
+        // The response may arrive before the whole request has been sent.
         let sent = socket.get_mut().write_all(bytes);
         let answer = read(&mut socket, is_head)?;
         let is_over = answer.header("connection").is_some_and(|value| value.eq_ignore_ascii_case("close"));
@@ -213,7 +215,8 @@ pub(crate) fn line(socket: &mut impl BufRead) -> io::Result<String> {
     }
 }
 
-/// Reads the headers of a message, and the line behind them. Their names are in lower case.
+/// Reads the headers of a message, with names converted to lower case, and the empty line after
+/// them.
 pub(crate) fn read_headers(socket: &mut impl BufRead) -> io::Result<Vec<(String, String)>> {
     let mut headers = Vec::new();
     loop {
