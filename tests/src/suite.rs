@@ -55,7 +55,7 @@ pub struct Differs {
     pub file: String,
     /// The tests' descriptions, or their beginnings, before `…`; the number of a test without one.
     pub tests: Vec<String>,
-    /// Whether it runs another number of tests than it announces.
+    /// Whether the number of executed tests may differ from the announced one.
     #[serde(default)]
     pub other_plan: bool,
     /// The reason.
@@ -123,7 +123,7 @@ impl Expected {
 pub struct Failures<'a> {
     /// The descriptions of tests.
     pub tests: Vec<&'a str>,
-    /// Whether it runs another number of tests than it announces.
+    /// Whether the number of executed tests may differ from the announced one.
     pub other_plan: bool,
 }
 

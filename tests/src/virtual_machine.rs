@@ -1,5 +1,5 @@
-//! A Debian guest under emulation, without KVM, that boots from a clone of a volume of `cached`, over NBD. What it
-//! does is its service's (`work.sh`), which reports on a serial port.
+//! A Debian guest under emulation, without KVM, that boots from a clone of a volume of `cached`,
+//! over NBD. The guest's work is done by its service (`work.sh`), which reports on a serial port.
 
 mod content;
 mod debian;
@@ -20,36 +20,38 @@ use lines::Lines;
 pub use scenario::{Report, run};
 pub use system::System;
 
-/// How the guest reports that a file is synced, whose number follows; that fio has found what it has written, with the number
-/// of the pass; and that the guest cannot go on.
+/// The beginnings of the guest's reports: a file is synced (followed by its number); fio has
+/// verified its data (followed by the number of the pass); the guest cannot continue.
 const SYNCED: &str = "SYNCED ";
 const VERIFIED: &str = "VERIFIED ";
 const FAILED: &str = "FAILED";
 
-/// How long a guest or a server may take for one step. Generous: an emulated processor on a busy machine.
+/// The time limit for one step of a guest or a server. Generous, because an emulated processor is
+/// slow on a busy machine.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(600);
 
-/// A running guest. Dropping it kills it.
+/// A running guest. Dropping this value kills the guest.
 #[derive(Debug)]
 pub struct VirtualMachine {
     child: Child,
     reports: Lines,
-    /// What the guest's kernel and init write.
+    /// The console output of the guest's kernel and init.
     console: PathBuf,
-    /// The last file that it has reported as synced.
+    /// The number of the last file reported as synced.
     synced: u32,
-    /// The last pass of fio that it has reported.
+    /// The number of the last reported pass of fio.
     verified: u32,
 }
 
 impl VirtualMachine {
-    /// Starts a guest that boots from `export` of the server at `socket`, and keeps its console in a file. If
-    /// the server goes away, the guest's requests wait until it is there again.
+    /// Starts a guest that boots from `export` of the server at `socket`, and writes its console to
+    /// a file. If the server becomes unavailable, the guest's requests wait until it is back.
     ///
     /// # Panics
     /// If the emulator cannot be started.
     pub fn start(system: &System, socket: &Path, export: &str, console: &Path) -> Self {
-        // Without `no_timer_check` a guest whose emulator gets no processor time for a while takes its timer for broken.
+        // Without `no_timer_check`, a guest whose emulator gets no processor time for a while
+        // assumes that its timer is broken.
         let arguments = "console=ttyS1 quiet panic=-1 no_timer_check";
         let disk = format!(
             "driver=nbd,node-name=disk,server.type=unix,server.path={},export={export},reconnect-delay=600,open-timeout=60",
@@ -81,10 +83,11 @@ impl VirtualMachine {
         Self { child, reports, console: console.to_path_buf(), synced: 0, verified: 0 }
     }
 
-    /// Waits until the guest has written a line that begins with `begin`; returns the rest of it.
+    /// Waits until the guest has written a line that begins with `begin`; returns the rest of the
+    /// line.
     ///
     /// # Panics
-    /// If it reports a failure, ends, or does not do so within the deadline.
+    /// If the guest reports a failure or ends, or the line does not arrive within the deadline.
     pub fn wait_for(&mut self, begin: &str) -> String {
         loop {
             let line = self.reports.next(DEADLINE);
@@ -97,8 +100,8 @@ impl VirtualMachine {
         }
     }
 
-    /// Waits until the guest has synced so many files more than it has reported until now; returns the number of
-    /// the last one.
+    /// Waits until the guest has synced this many more files than reported until now; returns the
+    /// number of the last one.
     ///
     /// # Panics
     /// As [`Self::wait_for`].
@@ -111,8 +114,8 @@ impl VirtualMachine {
         self.synced
     }
 
-    /// Waits until fio has found all that it has written in so many passes more than it has reported until now; returns the
-    /// number of the last one.
+    /// Waits until fio has verified all of its data in this many more passes than reported until
+    /// now; returns the number of the last one.
     ///
     /// # Panics
     /// As [`Self::wait_for`].
@@ -125,10 +128,11 @@ impl VirtualMachine {
         self.verified
     }
 
-    /// Kills the guest at once; returns the number of the last file that it has reported as synced.
+    /// Kills the guest immediately; returns the number of the last file that it has reported as
+    /// synced.
     ///
     /// # Panics
-    /// If it has ended before, or reported a failure.
+    /// If the guest has already ended, or reported a failure.
     pub fn kill(mut self) -> u32 {
         let status = self.child.try_wait().expect("the guest's state");
         assert!(status.is_none(), "the guest ended by itself\n{}", self.words());

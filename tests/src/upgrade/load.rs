@@ -1,4 +1,5 @@
-//! Upgrades under load: clients that know what each key must be, and no reply that is missing or wrong.
+//! Upgrades under load: clients know the required state of each key, and no reply may be missing or
+//! wrong.
 
 use super::{Upgradable, memory_directory};
 use crate::ending::SetOnDrop;
@@ -9,20 +10,20 @@ use rand::rngs::SmallRng;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// What came out of a run.
+/// The results of a run.
 #[derive(Debug, Default)]
 pub struct Report {
     /// Upgrades.
     pub upgrades: u64,
     /// Changes acknowledged.
     pub changes: u64,
-    /// Runs of clients of others.
+    /// Completed runs of clients in other languages.
     pub runs: u64,
-    /// Keys looked at in the end.
+    /// Keys examined at the end.
     pub keys: u64,
-    /// The longest time in which a client had no reply, in each upgrade.
+    /// For each upgrade, the longest time that a client waited for a reply.
     pub pauses: Vec<Duration>,
-    /// A line for each thing that was wrong.
+    /// A line for each problem.
     pub lines: Vec<String>,
 }
 
@@ -50,7 +51,8 @@ impl std::fmt::Display for Report {
 /// The changes that must be acknowledged between two upgrades.
 const CHANGES_BETWEEN: u64 = 300;
 
-/// Runs `upgrades` upgrades under the load of `clients`. `args` are the server's beyond the memory file.
+/// Runs `upgrades` upgrades under the load of `clients` clients. `args` are the server's arguments
+/// in addition to the memory file.
 ///
 /// # Panics
 /// If the server does not start, or an upgrade fails.
@@ -73,9 +75,9 @@ pub fn run(args: &str, upgrades: u64, clients: usize, seed: u64, is_verbose: boo
                 scope.spawn(move || client.run_while(port, common, goes_on))
             })
             .collect();
-        // The clients stop, whatever happens.
+        // The clients stop even if an upgrade fails.
         let _stop = Stop(&goes_on);
-        // One more, whose longest wait is measured for each upgrade.
+        // An additional client measures the longest wait in each upgrade.
         let mut observer = Some(Connection::open(port).expect("a connection"));
         for round in 1..=upgrades {
             let before = common.acknowledged.load(Ordering::Relaxed);
@@ -153,7 +155,7 @@ pub fn run(args: &str, upgrades: u64, clients: usize, seed: u64, is_verbose: boo
     report
 }
 
-/// Asks as often as it can until it `is_over`; returns the longest time that one reply took.
+/// Sends requests continually until `is_over`; returns the longest time that a reply took.
 pub(super) fn observe(
     mut connection: Connection,
     is_over: &AtomicBool,
@@ -168,7 +170,7 @@ pub(super) fn observe(
     Ok((connection, longest))
 }
 
-/// Ends the load when it is dropped.
+/// Ends the load when dropped.
 struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {

@@ -1,8 +1,9 @@
-//! New processes that take over from running ones: a server whose program is replaced, and a load that must not
-//! notice.
+//! New processes take over from running ones: a server whose program is replaced, under a load that
+//! must not notice.
 //!
-//! The server runs from a directory of its own, in which its program can be replaced. Each new process is a child
-//! of the one before; once that has ended, this process is its parent (a subreaper).
+//! The server runs in its own directory, in which its program can be replaced. Each new process is
+//! a child of the previous one; once that one has ended, this process is the new one's parent (as a
+//! subreaper).
 
 pub mod load;
 pub mod objects;
@@ -19,19 +20,19 @@ use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A server that can be upgraded. Its present process is killed when this is dropped.
+/// A server that can be upgraded. Dropping this value kills the current process.
 #[derive(Debug)]
 pub struct Upgradable {
     dir: tempfile::TempDir,
-    /// The arguments beyond those of every such server.
+    /// The arguments in addition to those of every such server.
     args: String,
-    /// The TCP port; 0 if it has a unix socket as well.
+    /// The TCP port; 0 if the server also has a unix socket.
     pub port: u16,
-    /// The UDP port; 0 if it has none.
+    /// The UDP port; 0 if the server has none.
     pub udp_port: u16,
-    /// The present process.
+    /// The current process.
     pub pid: i32,
-    /// What its processes have notified the service manager of.
+    /// The notifications that the server's processes have sent to the service manager.
     notes: Arc<Mutex<Vec<String>>>,
 }
 
@@ -40,9 +41,9 @@ impl Upgradable {
     /// server's directory.
     ///
     /// # Panics
-    /// If it does not start, with its log.
+    /// If the server does not start, with its log.
     pub fn start(args: &str, configuration: &str) -> Upgradable {
-        // SAFETY: plain numbers; changes who the parent of orphans is.
+        // SAFETY: the arguments are plain numbers; the call changes the parent of orphans.
         let code = unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) };
         assert_eq!(code, 0, "to be the parent of orphans");
         let dir = tempfile::tempdir().expect("a temporary directory");
@@ -55,10 +56,10 @@ impl Upgradable {
         server
     }
 
-    /// Starts a process in the place of the one that has ended.
+    /// Starts a new process after the previous one has ended.
     ///
     /// # Panics
-    /// If it does not start, with its log.
+    /// If the server does not start, with its log.
     pub fn start_again(&mut self) {
         let log = OpenOptions::new().create(true).append(true).open(self.path("log")).expect("a log");
         let place = self.dir.path().display().to_string();
@@ -77,51 +78,53 @@ impl Upgradable {
             assert!(child.try_wait().expect("a child").is_none(), "it has ended:\n{}", self.log());
             self.written_pid().filter(|pid| *pid == self.pid)
         });
-        // Written before the pid file, unless there is a unix socket.
+        // This is written before the PID file, unless there is a unix socket.
         let ports = std::fs::read_to_string(self.path("ports")).unwrap_or_default();
         let port = |kind: &str| ports.lines().find_map(|line| line.strip_prefix(kind)?.trim().parse().ok());
         self.port = port("TCP INET:").unwrap_or_default();
         self.udp_port = port("UDP INET:").unwrap_or_default();
     }
 
-    /// Returns the path of a file in its directory.
+    /// Returns the path of a file in the server's directory.
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
-    /// Returns what its processes have logged.
+    /// Returns the log of all processes.
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.path("log")).unwrap_or_default()
     }
 
-    /// Replaces its configuration.
+    /// Replaces the configuration.
     pub fn configure(&self, text: &str) {
         let text = text.replace("DIR", &self.dir.path().display().to_string());
         std::fs::write(self.path("new.toml"), text).expect("a configuration");
         std::fs::rename(self.path("new.toml"), self.path("config.toml")).expect("a configuration");
     }
 
-    /// Puts the server under test in the program's place.
+    /// Replaces the program by the server under test.
     pub fn use_program(&self) {
         let from = &Program::under_test().path;
-        // A rename over another name of the same file does nothing, and would leave this one, which a copy empties.
+        // A rename over another link to the same file has no effect, and would leave this name,
+        // which a copy would truncate.
         let _ = std::fs::remove_file(self.path("new"));
         if std::fs::hard_link(from, self.path("new")).is_err() {
-            // On another file system. A copy would take long: a program with debug information is large.
+            // The directory may be on another file system. A copy would take long, because a
+            // program with debug information is large.
             std::os::unix::fs::symlink(from, self.path("new")).expect("a link to the program");
         }
         std::fs::rename(self.path("new"), self.path("cached")).expect("the program in its place");
     }
 
-    /// Puts a shell script in the program's place; `$REAL` in it is the server under test.
+    /// Replaces the program by a shell script, in which `$REAL` is the server under test.
     pub fn use_script(&self, script: &str) {
         let real = Program::under_test().path.display().to_string();
         self.use_bytes(format!("#!/bin/sh\n{}\n", script.replace("$REAL", &real)).as_bytes());
     }
 
-    /// Puts an executable file with these bytes in the program's place.
+    /// Replaces the program by an executable file with these bytes.
     pub fn use_bytes(&self, bytes: &[u8]) {
-        // It may be a name of the server under test.
+        // The file may be a link to the server under test.
         let _ = std::fs::remove_file(self.path("new"));
         std::fs::write(self.path("new"), bytes).expect("a program");
         std::fs::set_permissions(self.path("new"), std::fs::Permissions::from_mode(0o755))
@@ -129,7 +132,8 @@ impl Upgradable {
         std::fs::rename(self.path("new"), self.path("cached")).expect("the program in its place");
     }
 
-    /// Collects what the server's processes send to the service manager: the log holds lines back that repeat.
+    /// Collects the notifications that the server's processes send to the service manager, because
+    /// the log suppresses repeated lines.
     fn collect_notes(&self) {
         let manager = UnixDatagram::bind(self.path("notify")).expect("a socket");
         manager.set_read_timeout(Some(Duration::from_millis(200))).expect("a timeout");
@@ -137,7 +141,7 @@ impl Upgradable {
         std::thread::spawn(move || {
             let mut note = vec![0; 1 << 16];
             while let Some(notes) = notes.upgrade() {
-                // Fails when nothing has come for a while.
+                // The call fails if nothing has arrived for a while.
                 if let Ok(bytes) = manager.recv(&mut note) {
                     let text = String::from_utf8_lossy(&note[..bytes]).into_owned();
                     notes.lock().unwrap_or_else(PoisonError::into_inner).push(text);
@@ -146,7 +150,7 @@ impl Upgradable {
         });
     }
 
-    /// Returns what its processes have notified the service manager of, in order.
+    /// Returns the notifications to the service manager, in order.
     pub fn notes(&self) -> Vec<String> {
         self.notes.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -155,28 +159,30 @@ impl Upgradable {
         std::fs::read_to_string(self.path("pid")).ok()?.trim().parse().ok()
     }
 
-    /// Sends a signal to the present process.
+    /// Sends a signal to the current process.
     pub fn signal(&self, signal: i32) {
-        // SAFETY: our own descendant, which is waited for only by this value, so the id is still its own.
+        // SAFETY: the process is our descendant, for which only this value waits, so the PID is
+        // still its own.
         assert_eq!(unsafe { libc::kill(self.pid, signal) }, 0, "a signal to the server:\n{}", self.log());
     }
 
-    /// Requests an upgrade, and waits until the new process has taken over and the old one has ended. Returns how long
-    /// that took.
+    /// Requests an upgrade, and waits until the new process has taken over and the old one has
+    /// ended. Returns the duration.
     ///
     /// # Panics
-    /// If it does not, with the log.
+    /// If the upgrade fails, with the log.
     pub fn upgrade(&mut self) -> Duration {
         let begun = Instant::now();
         assert!(self.try_upgrade(), "the upgrade has failed:\n{}", self.log());
         begun.elapsed()
     }
 
-    /// Requests an upgrade, which may fail where little time is given to it, and waits until the new process has taken
-    /// over and the old one has ended. Returns whether they have; if not, the old process goes on.
+    /// Requests an upgrade, which may fail because of its time limit, and waits until the new
+    /// process has taken over and the old one has ended. Returns whether that has happened;
+    /// otherwise the old process continues.
     ///
     /// # Panics
-    /// If neither is the case, with the log.
+    /// If neither happens, with the log.
     pub fn try_upgrade(&mut self) -> bool {
         let (failed, old) = (self.failures(), self.pid);
         self.signal(libc::SIGUSR2);
@@ -190,10 +196,10 @@ impl Upgradable {
         true
     }
 
-    /// Requests an upgrade that must fail; returns what the service manager is notified of.
+    /// Requests an upgrade that must fail; returns the notification to the service manager.
     ///
     /// # Panics
-    /// If it does not fail.
+    /// If the upgrade succeeds.
     pub fn upgrade_in_vain(&mut self) -> String {
         let failed = self.failures();
         self.signal(libc::SIGUSR2);
@@ -204,19 +210,20 @@ impl Upgradable {
         self.notes().into_iter().rfind(|note| note.contains(FAILED)).unwrap_or_default()
     }
 
-    /// Returns how many upgrades have failed.
+    /// Returns the number of failed upgrades.
     pub fn failures(&self) -> usize {
         self.notes().iter().filter(|note| note.contains(FAILED)).count()
     }
 
-    /// Waits for the end of the present process; returns its exit status, or 128 and the signal that has ended it.
+    /// Waits until the current process ends; returns its exit status, or 128 plus the signal that
+    /// has ended it.
     ///
     /// # Panics
     /// If it does not end.
     pub fn wait_exit(&self) -> i32 {
         wait_for("the end of a process", || {
             let mut status = 0;
-            // SAFETY: the pointer leads to an integer.
+            // SAFETY: the pointer refers to a live integer.
             let waited = unsafe { libc::waitpid(self.pid, &raw mut status, libc::WNOHANG) };
             assert!(waited >= 0, "no child: {}", std::io::Error::last_os_error());
             let ended = if libc::WIFEXITED(status) {
@@ -228,10 +235,10 @@ impl Upgradable {
         })
     }
 
-    /// Ends the server in order.
+    /// Shuts the server down.
     ///
     /// # Panics
-    /// If it does not end well.
+    /// If the shutdown fails.
     pub fn end(mut self) {
         self.signal(libc::SIGTERM);
         assert_eq!(self.wait_exit(), 0, "{}", self.log());
@@ -239,7 +246,7 @@ impl Upgradable {
     }
 }
 
-/// What the service manager is notified of when an upgrade has failed.
+/// The notification to the service manager after a failed upgrade.
 const FAILED: &str = "an upgrade has failed";
 
 impl Drop for Upgradable {
@@ -248,19 +255,19 @@ impl Drop for Upgradable {
             eprintln!("--- the server's log ---\n{}\n---", self.log());
         }
         if self.pid > 0 {
-            // SAFETY: our own descendant, as above.
+            // SAFETY: the process is our descendant, as above.
             unsafe { libc::kill(self.pid, libc::SIGKILL) };
             let mut status = 0;
-            // SAFETY: the pointer leads to an integer.
+            // SAFETY: the pointer refers to a live integer.
             unsafe { libc::waitpid(self.pid, &raw mut status, 0) };
         }
     }
 }
 
-/// Returns a directory for a memory file, on a tmpfs where there is one.
+/// Returns a directory for a memory file, on a tmpfs if there is one.
 ///
 /// # Panics
-/// If there is no room for a directory.
+/// If the directory cannot be created.
 pub fn memory_directory() -> tempfile::TempDir {
     let fast = File::open("/dev/shm").is_ok().then(|| tempfile::tempdir_in("/dev/shm").ok()).flatten();
     fast.unwrap_or_else(|| tempfile::tempdir().expect("a directory"))

@@ -1,5 +1,6 @@
-//! Upgrades of a server with an object cache, under load: writers that know what every object must be, a client that
-//! measures the pause, and connections that are made all the time and must not be refused.
+//! Upgrades a server with an object cache, under load: writers that know the required state of
+//! every object, a client that measures the pause, and continual connections that must not be
+//! refused.
 
 use super::Upgradable;
 use crate::daemon::wait_for;
@@ -15,13 +16,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use synapse::{Address, SynapseBlocker};
 
-/// How long a client waits for a server that does not answer: longer than any test.
+/// The time for which a client waits for a server that does not respond: longer than any test.
 const PATIENCE: Duration = Duration::from_secs(240);
 
 /// The number of objects that each writer has in each namespace.
 const OBJECTS: usize = 4;
 
-/// Returns a configuration with an object cache over a file store, and two object listeners. Nothing is stored by age.
+/// Returns a configuration with an object cache over a file store, and two object listeners. The
+/// age of dirty data causes no flush.
 pub fn configuration(has_journal: bool) -> String {
     let (journal, plain) = match has_journal {
         true => (
@@ -40,28 +42,28 @@ pub fn configuration(has_journal: bool) -> String {
     )
 }
 
-/// What clients know of a server's objects, from one load to the next.
+/// The clients' knowledge of a server's objects, from one load to the next.
 #[derive(Default)]
 pub struct Objects {
     models: Vec<Model>,
     seed: u64,
 }
 
-/// A load that runs.
+/// A running load.
 pub struct Running<'a> {
     round: &'a Round,
     longest: &'a AtomicU64,
     is_alive: &'a dyn Fn() -> bool,
 }
 
-/// What came of a load.
+/// The results of a load.
 #[derive(Debug, Default)]
 pub struct Seen {
     /// Changes acknowledged.
     pub changes: u64,
-    /// Connections made beside the load.
+    /// Connections made in addition to the load's.
     pub connections: u64,
-    /// A line for each thing that was wrong.
+    /// A line for each problem.
     pub lines: Vec<String>,
 }
 
@@ -81,7 +83,7 @@ impl Running<'_> {
     /// Waits until `count` more changes are acknowledged.
     ///
     /// # Panics
-    /// If a writer has ended, or it takes too long.
+    /// If a writer has ended, or the changes take too long.
     pub fn more(&self, count: u64) {
         let before = self.round.acknowledged.load(Ordering::Relaxed);
         wait_for("changes of objects", || {
@@ -90,14 +92,14 @@ impl Running<'_> {
         });
     }
 
-    /// Returns the longest time that one answer took since the last call.
+    /// Returns the longest time that a reply took since the last call.
     pub fn longest(&self) -> Duration {
         Duration::from_micros(self.longest.swap(0, Ordering::Relaxed))
     }
 }
 
 impl Objects {
-    /// Returns what `writers` clients know of a new server.
+    /// Returns the knowledge of `writers` clients about a new server.
     pub fn new(writers: usize, seed: u64) -> Objects {
         let namespaces = load::namespaces();
         let model = |writer| Model::new(writer, OBJECTS, &namespaces[0], &namespaces);
@@ -128,7 +130,7 @@ impl Objects {
                     let seed = seed * 100 + writer as u64;
                     scope.spawn(move || {
                         let seen = load::run(model, &client, round, habits, seed);
-                        // Also where the test ends without a look at the result.
+                        // The load ends even if the test does not examine the result.
                         seen.wrong.iter().for_each(|line| eprintln!("writer {writer}: {line}"));
                         seen
                     })
@@ -163,11 +165,12 @@ impl Objects {
         seen
     }
 
-    /// Compares all objects with what the clients know. With `loses_nothing`, every change that was acknowledged must be
-    /// there; otherwise every one that was acknowledged as durable. Returns a line for each fault.
+    /// Compares all objects with the clients' knowledge. With `loses_nothing`, every acknowledged
+    /// change must be present; otherwise every change that was acknowledged as durable. Returns a
+    /// line for each fault.
     ///
     /// # Panics
-    /// If the server does not answer.
+    /// If the server does not respond.
     pub fn check(&mut self, server: &Upgradable, loses_nothing: bool) -> Vec<String> {
         let client = connect(&places(server)[0]);
         let (mut lines, mut faults) = (Vec::new(), Faults::default());
@@ -182,7 +185,7 @@ impl Objects {
     }
 }
 
-/// Ends the load when it is dropped.
+/// Ends the load when dropped.
 struct End<'a>(&'a Round, &'a AtomicBool);
 
 impl Drop for End<'_> {
@@ -192,7 +195,8 @@ impl Drop for End<'_> {
     }
 }
 
-/// Returns where a server's objects are reached: the unix socket, and the TCP port that the system has chosen.
+/// Returns the addresses of a server's object listeners: the unix socket, and the TCP port that the
+/// system has chosen.
 fn places(server: &Upgradable) -> Vec<Address> {
     let log = server.log();
     let line = log.lines().rfind(|line| line.starts_with("objects on ")).expect("the object listeners");
@@ -206,7 +210,7 @@ fn connect(place: &Address) -> SynapseBlocker {
     SynapseBlocker::connect_on_thread(config).expect("a connection")
 }
 
-/// Asks for something small all the time; returns what went wrong.
+/// Sends small requests continually; returns the errors.
 fn observe(client: &SynapseBlocker, longest: &AtomicU64, is_over: &AtomicBool) -> Option<String> {
     let object = "plain/observed".parse::<blocker::ObjectId>().expect("a name");
     while !is_over.load(Ordering::Relaxed) {
@@ -225,7 +229,7 @@ fn observe(client: &SynapseBlocker, longest: &AtomicU64, is_over: &AtomicBool) -
     None
 }
 
-/// Connects all the time, by each of the sockets; returns how often.
+/// Connects continually, through each of the sockets; returns the number of connections.
 ///
 /// # Errors
 /// The first refusal.
@@ -240,7 +244,7 @@ fn connect_always(places: &[Address], is_over: &AtomicBool) -> Result<u64, Strin
             connected.map_err(|error| format!("{place} refuses a client: {error}"))?;
             connections += 1;
         }
-        // Fewer than the queue of a socket holds in the longest pause.
+        // Fewer connections than a socket's queue can hold during the longest pause.
         std::thread::sleep(Duration::from_millis(20));
     }
     Ok(connections)

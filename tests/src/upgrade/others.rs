@@ -1,5 +1,5 @@
-//! Clients of other languages that do their everyday work while one process after the other takes over: the programs in
-//! `tests/clients`, each on a server of its own, because they flush.
+//! Ordinary clients in other languages work during repeated upgrades: the programs in
+//! `tests/clients`, each with a server of its own, because they flush.
 
 use super::load::{Report, observe};
 use super::{Upgradable, memory_directory};
@@ -12,20 +12,20 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// How long one run of a client may take on a busy machine.
+/// The time limit for one run of a client on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(600);
 
-/// A client's program, which takes host and port behind its arguments.
+/// A client's program, which takes host and port after its arguments.
 #[derive(Debug, Clone)]
 pub struct Script {
-    /// The libraries that it uses.
+    /// The libraries that the program uses.
     pub name: &'static str,
     program: PathBuf,
     arguments: Vec<PathBuf>,
 }
 
-/// Returns the clients that this machine has, and for each of the others why it is missing. Python's are installed below
-/// `workshop`.
+/// Returns the clients that are available on this machine, and for each other client the reason why
+/// it is missing. Python's packages are installed below `workshop`.
 pub fn scripts(workshop: &Path) -> (Vec<Script>, Vec<String>) {
     let clients = repository().join("tests/clients");
     let (mut found, mut missing) = (Vec::new(), Vec::new());
@@ -59,7 +59,7 @@ pub fn scripts(workshop: &Path) -> (Vec<Script>, Vec<String>) {
     (found, missing)
 }
 
-/// Runs all of them, each under `upgrades` upgrades.
+/// Runs all clients, each during `upgrades` upgrades.
 ///
 /// # Panics
 /// If a server does not start, or an upgrade fails.

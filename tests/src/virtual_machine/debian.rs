@@ -1,4 +1,4 @@
-//! The disk that guests boot from: a small Debian with the harness's service.
+//! The boot disk of the guests: a small Debian with the harness's service.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -10,17 +10,17 @@ use super::succeeded::succeeded;
 use crate::outside::{fetch, find_program};
 use crate::program::repository;
 
-/// How long its packages may take to come.
+/// The time limit for the download of its packages.
 const FETCH_DEADLINE: std::time::Duration = std::time::Duration::from_secs(900);
-/// What the guest has no use for.
+/// Packages' files that the guest does not need.
 const LEFT_OUT: [&str; 5] =
     ["./usr/share/doc", "./usr/share/locale", "./usr/share/man", "./var/lib/apt/lists", "./var/cache/apt"];
-/// Units that would wait for a login or for udev, which is not there.
+/// Units that would wait for a login or for udev, which is not installed.
 const MASKED: [&str; 3] = ["getty.target", "console-getty.service", "serial-getty@.service"];
 /// The size of the disk.
 const DISK_BYTES: u64 = 640 << 20;
 
-/// Makes an image of the disk in a folder.
+/// Creates an image of the disk in a directory.
 pub(super) fn image(into: &Path) -> Result<PathBuf, String> {
     let root = into.join("debian");
     fs::create_dir(&root).expect("a folder for Debian");
@@ -42,7 +42,7 @@ pub(super) fn image(into: &Path) -> Result<PathBuf, String> {
         let _ = fs::remove_file(system.join(unit));
         symlink("/dev/null", system.join(unit)).expect("a unit is masked");
     }
-    // On a busy machine an emulated guest is slower than any limit.
+    // On a busy machine an emulated guest can exceed any time limit.
     fs::create_dir_all(root.join("etc/systemd/system.conf.d")).expect("a folder for the manager");
     let patience = "[Manager]\nDefaultTimeoutStartSec=infinity\nDefaultDeviceTimeoutSec=infinity\n";
     fs::write(root.join("etc/systemd/system.conf.d/patience.conf"), patience).expect("the manager's limits");
@@ -55,16 +55,16 @@ pub(super) fn image(into: &Path) -> Result<PathBuf, String> {
     Ok(image)
 }
 
-/// Returns the archive of a clean Debian, which the first call makes.
+/// Returns the archive of a clean Debian, which the first call creates.
 fn archive() -> Result<PathBuf, String> {
-    // The tests of the packages use the same one.
+    // The tests of the packages use the same archive.
     let folder = repository().join("target/tmp/packages");
     let script = repository().join("deploy/package/clean-debian");
     fetch(Command::new(&script).arg(&folder), FETCH_DEADLINE)?;
     Ok(succeeded(Command::new(&script).arg(&folder))?.trim().into())
 }
 
-/// Copies this machine's fio with its libraries, so that it runs without packages of its own.
+/// Copies this machine's fio with its libraries, so that the guest needs no packages for it.
 fn put_fio(folder: &Path) -> Result<(), String> {
     fs::create_dir_all(folder).expect("a folder for fio");
     let fio = find_program("fio").ok_or("fio is not installed")?;

@@ -5,17 +5,17 @@ use std::process::Command;
 
 use super::succeeded::succeeded;
 
-/// The bytes of a disk, in a file, which is removed when this is dropped.
+/// The bytes of a disk, in a file. Dropping this value removes the file.
 #[derive(Debug)]
 pub struct Image {
     path: PathBuf,
 }
 
 impl Image {
-    /// Returns a copy of a disk that a server has.
+    /// Returns a copy of a server's disk.
     ///
     /// # Panics
-    /// If it cannot be read.
+    /// If the disk cannot be read.
     pub fn of(socket: &Path, disk: &str, path: PathBuf) -> Self {
         let uri = format!("nbd+unix:///{disk}?socket={}", socket.display());
         succeeded(Command::new("nbdcopy").arg(uri).arg(&path)).unwrap_or_else(|why| panic!("{why}"));
@@ -25,7 +25,7 @@ impl Image {
     /// Returns whether a file has the same bytes.
     ///
     /// # Panics
-    /// If they cannot be read.
+    /// If one of the files cannot be read.
     pub fn is_same(&self, other: &Path) -> bool {
         let status = Command::new("cmp").arg(&self.path).arg(other).status();
         status.expect("cmp runs").success()
@@ -36,11 +36,11 @@ impl Image {
         &self.path
     }
 
-    /// Does what a mount does first: replays the journal of the file system. Then checks the file system, which
-    /// must have no fault.
+    /// Replays the journal of the file system, as a mount does, and then checks the file system,
+    /// which must be intact.
     ///
     /// # Panics
-    /// If it has one.
+    /// If the file system is damaged.
     pub fn check_after_replay(&self) {
         let mut replay = Command::new("e2fsck");
         replay.args(["-y", "-E", "journal_only"]).arg(&self.path);
@@ -48,10 +48,10 @@ impl Image {
         succeeded(Command::new("e2fsck").arg("-fn").arg(&self.path)).unwrap_or_else(|why| panic!("{why}"));
     }
 
-    /// Copies a folder of the file system into a folder.
+    /// Copies a directory of the file system into a directory of this machine.
     ///
     /// # Panics
-    /// If that fails.
+    /// If the copy fails.
     pub fn extract(&self, folder: &str, into: &Path) {
         std::fs::create_dir_all(into).expect("a folder");
         let mut dump = Command::new("debugfs");

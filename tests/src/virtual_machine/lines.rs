@@ -1,4 +1,4 @@
-//! The lines that a program writes, as they come.
+//! The lines of a program's output, as they arrive.
 
 use std::io::{BufRead, BufReader, Read};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -7,7 +7,7 @@ use std::time::Duration;
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Lines {
-    /// Only whole lines, without their ends.
+    /// Complete lines only, without their ends.
     lines: Receiver<String>,
     seen: Vec<String>,
 }
@@ -29,7 +29,7 @@ impl Lines {
         Self { lines, seen: Vec::new() }
     }
 
-    /// Returns the next line, or why there is none.
+    /// Returns the next line, or the reason why there is none.
     pub(super) fn next(&mut self, deadline: Duration) -> Result<String, &'static str> {
         match self.lines.recv_timeout(deadline) {
             Ok(line) => {
@@ -41,7 +41,7 @@ impl Lines {
         }
     }
 
-    /// Returns the lines that have come since the last call of this or another method.
+    /// Returns the lines that have arrived since the last call of this or another method.
     pub(super) fn waiting(&mut self) -> Vec<String> {
         let waiting: Vec<String> = self.lines.try_iter().collect();
         self.seen.extend(waiting.iter().cloned());

@@ -1,4 +1,5 @@
-//! One run: Debian from a clone, servers and guests that are killed under load, and what must be there after it.
+//! One run: Debian boots from a clone, servers and guests are killed under load, and the surviving
+//! data are checked.
 
 use std::fmt;
 use std::path::Path;
@@ -9,21 +10,21 @@ use serde_json::json;
 use super::{Image, System, VirtualMachine, content};
 use crate::daemon::{Daemon, wait_for};
 
-/// Files that the guest syncs between one event and the next.
+/// The number of files that the guest syncs between two events.
 const FILES: u32 = 8;
 
-/// What a run has done.
+/// The results of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Report {
-    /// Kills of the server under the guest.
+    /// Kills of the server while the guest runs.
     pub kills: u32,
-    /// The number of the last file that was reported as synced, and the one before the snapshot.
+    /// The numbers of the last file reported as synced, and of the last one before the snapshot.
     pub synced: u32,
     /// See `synced`.
     pub synced_before_snapshot: u32,
-    /// Passes in which fio has found what it had written.
+    /// Passes in which fio has verified its data.
     pub verified: u32,
-    /// What it took.
+    /// The duration.
     pub time: Duration,
 }
 
@@ -38,8 +39,8 @@ impl fmt::Display for Report {
     }
 }
 
-/// As README has it, with little memory, so that more than the journal is at work. And every acknowledged write survives a
-/// kill, as it must where the guest goes on after one.
+/// The configuration from README, with little memory, so that data do not stay in the journal
+/// alone. Every acknowledged write survives a kill, as required if the guest continues after one.
 fn configuration(place: &str) -> String {
     format!(
         "[objects]\nwrite = \"back\"\nwriter = \"cache\"\ndurability = \"journaled\"\nmemory_bytes_max = \"64 MiB\"\n\
@@ -49,11 +50,12 @@ fn configuration(place: &str) -> String {
     )
 }
 
-/// Boots Debian from a clone, kills the server under it so many times, then both, and compares what is there with what was
-/// acknowledged and with the snapshot of meanwhile. Debian boots again from what is left.
+/// Boots Debian from a clone, kills the server this many times while the guest runs, then kills
+/// both, and compares the surviving data with the acknowledged data and with the snapshot taken
+/// meanwhile. Finally Debian boots again from the surviving data.
 ///
 /// # Panics
-/// If anything is missing or wrong, or takes too long.
+/// If data are missing or wrong, or a step takes too long.
 pub fn run(system: &System, kills: u32) -> Report {
     let begin = Instant::now();
     let step = |what: &str| println!("{:>6.1} s: {what}", begin.elapsed().as_secs_f64());
@@ -76,21 +78,23 @@ pub fn run(system: &System, kills: u32) -> Report {
     let middle = image_of(&server, "look");
     step("a snapshot was made and copied while it runs");
     for kill in 0..kills {
-        // From here on every object is a snapshot's, so what the guest writes is born anew.
+        // From here on every object belongs to the snapshot, so the guest's writes go to new
+        // objects.
         volume(&server, &["snapshot", &format!("vm1@before-kill-{kill}")]);
         guest.sync_more(1);
-        // By now fio has written what no flush has followed.
+        // By now fio has written data that were not flushed.
         guest.wait_for("PAUSED");
-        // The guest's requests wait until it is there again.
+        // The guest's requests wait until the server is back.
         server = server.restart("cached", libc::SIGKILL);
     }
     step("the server was killed and started again");
     guest.sync_more(FILES);
-    // The pass that went on through the last kill, and one more.
+    // The pass during the last kill, and one more.
     let verified = guest.verify_more(2);
     step("the guest has gone on");
     let synced = guest.kill();
-    // From here on a write that was not flushed may be lost, and the guest does not go on after a kill of the server.
+    // From here on an unflushed write may be lost, and the guest does not continue after a kill of
+    // the server.
     server.configure(|text| text.replacen("durability = \"journaled\"\n", "", 1));
     server = server.restart("cached", libc::SIGKILL);
     let check = |server: &Daemon, synced| {
@@ -134,7 +138,7 @@ pub fn run(system: &System, kills: u32) -> Report {
     Report { kills, synced, synced_before_snapshot, verified, time: begin.elapsed() }
 }
 
-/// Runs `cachectl volume`, which must do what it is asked for.
+/// Runs a `cachectl volume` command, which must succeed.
 #[track_caller]
 fn volume(server: &Daemon, arguments: &[&str]) {
     let backend = format!("synapse:unix:{}", server.path("synapse").display());
@@ -142,7 +146,7 @@ fn volume(server: &Daemon, arguments: &[&str]) {
     assert_eq!(code, 0, "{arguments:?}: {text}\n{}", server.log());
 }
 
-/// Checks the files up to the last that was reported as synced.
+/// Checks the files up to the last one that was reported as synced.
 #[track_caller]
 fn assert_files(folder: &Path, synced: u32) {
     for file in 0..=synced {

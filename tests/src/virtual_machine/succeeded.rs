@@ -1,11 +1,11 @@
-//! Programs that are run to their ends.
+//! Programs that run to completion.
 
 use std::process::Command;
 
 use super::DEADLINE;
 use crate::outside::{run, text};
 
-/// Runs a program to its end; returns what it wrote to its standard output, or, if it failed, why.
+/// Runs a program to completion; returns its standard output, or the reason of its failure.
 pub(super) fn succeeded(command: &mut Command) -> Result<String, String> {
     let output = run(command, DEADLINE);
     if output.status.success() {

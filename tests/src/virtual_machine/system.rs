@@ -1,4 +1,5 @@
-//! What a guest is started with: a kernel of Debian's cloud images, an initramfs of a few files, and its disk.
+//! The files with which a guest starts: a kernel of Debian's cloud images, a small initramfs, and
+//! the disk.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -11,7 +12,7 @@ use crate::outside::find_program;
 use crate::program::repository;
 use crate::server::is_root;
 
-/// The modules that the guest loads, which the kernel does not have built in.
+/// The modules that the guest loads, because they are not built into the kernel.
 const MODULES: [&str; 6] =
     ["virtio_ring", "virtio_pci_modern_dev", "virtio_pci_legacy_dev", "virtio", "virtio_pci", "virtio_blk"];
 /// The programs that guests and their disks need, each with its package.
@@ -26,7 +27,7 @@ const PROGRAMS: [(&str, &str); 9] = [
     ("apt-get", "apt"),
     ("dpkg-deb", "dpkg"),
 ];
-/// How often the package of the kernel is asked for.
+/// The number of attempts to download the kernel's package.
 const TRIES: u32 = 4;
 
 /// See the module.
@@ -34,19 +35,19 @@ const TRIES: u32 = 4;
 pub struct System {
     /// The kernel's image.
     pub(super) kernel: PathBuf,
-    /// The compressed or plain archive that the kernel begins with.
+    /// The initramfs, a compressed or plain archive.
     pub(super) initramfs: PathBuf,
-    /// The image of a disk with Debian.
+    /// The image of the Debian disk.
     pub(super) disk: PathBuf,
     _directory: tempfile::TempDir,
 }
 
 impl System {
-    /// Returns what guests are started with; the packages of the kernel and of Debian are downloaded unless that was done
-    /// before.
+    /// Returns the files with which guests start; the packages of the kernel and of Debian are
+    /// downloaded unless they are present.
     ///
     /// # Errors
-    /// What this machine lacks.
+    /// The error names the program or package that this machine lacks.
     ///
     /// # Panics
     /// If files cannot be written.
@@ -69,7 +70,7 @@ impl System {
     }
 }
 
-/// Returns the folder with the files of the kernel's package.
+/// Returns the directory with the files of the kernel's package.
 fn unpacked() -> Result<PathBuf, String> {
     let folder = repository().join("target/tmp/virtual-machine");
     let files = folder.join("files");
@@ -79,14 +80,15 @@ fn unpacked() -> Result<PathBuf, String> {
     fs::create_dir_all(&folder).expect("a folder for the kernel");
     let mut why = String::new();
     for _ in 0..TRIES {
-        // In a folder of its own: another process may be doing the same.
+        // The directory is unique, because another process may be doing the same.
         let attempt = tempfile::tempdir_in(&folder).expect("a temporary directory");
         match download(attempt.path()) {
             Ok(unpacked) if fs::rename(&unpacked, &files).is_ok() || files.is_dir() => return Ok(files),
             Ok(_) => why = "the package cannot be put in its place".into(),
             Err(error) => why = error,
         }
-        // The lists of a fresh machine may be missing or old; without the rights to renew them this does nothing.
+        // The package lists of a new machine may be missing or outdated; without the rights to
+        // update them this has no effect.
         let _ = succeeded(Command::new("apt-get").args(["update", "-q"]));
     }
     Err(why)
@@ -103,7 +105,7 @@ fn download(into: &Path) -> Result<PathBuf, String> {
     Ok(files)
 }
 
-/// Returns the name of the newest kernel's package that the sources of this machine have.
+/// Returns the name of the newest kernel package in this machine's sources.
 fn newest_package() -> Result<String, String> {
     let mut search = Command::new("apt-cache");
     search.args(["depends", "--important", "linux-image-cloud-amd64"]);
@@ -115,7 +117,7 @@ fn newest_package() -> Result<String, String> {
     newest.ok_or_else(|| format!("apt-cache names no kernel:\n{depends}"))
 }
 
-/// Makes the archive of the init script, busybox and the modules that it loads.
+/// Creates the archive of the init script, busybox and the kernel modules.
 fn initramfs(files: &Path, into: &Path) -> Result<PathBuf, String> {
     let root = into.join("root");
     let put = |from: &Path, to: &str| {
@@ -140,13 +142,13 @@ fn initramfs(files: &Path, into: &Path) -> Result<PathBuf, String> {
     Ok(archive)
 }
 
-/// Returns the file of a folder whose name begins so.
+/// Returns the file of a directory whose name begins with a prefix.
 fn found(folder: &Path, begin: &str) -> Option<PathBuf> {
     let mut files = fs::read_dir(folder).ok()?.filter_map(|entry| Some(entry.ok()?.path()));
     files.find(|file| file.file_name().is_some_and(|name| name.to_string_lossy().starts_with(begin)))
 }
 
-/// Returns the file of this name in a folder or one below it.
+/// Returns the file with this name in a directory or below it.
 fn found_below(folder: &Path, name: &str) -> Option<PathBuf> {
     fs::read_dir(folder).ok()?.filter_map(|entry| Some(entry.ok()?.path())).find_map(|path| {
         if path.is_dir() {

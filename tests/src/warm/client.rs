@@ -1,4 +1,4 @@
-//! One client: changes keys of its own, and knows what each must be.
+//! A client that changes its own keys, and knows the required state of each.
 
 use super::history::{Change, Flush, Pending, Seen};
 use rand::Rng;
@@ -9,12 +9,12 @@ use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// A time to live that does not end during a test.
+/// A time to live that is longer than a test.
 const HOURS_SECS: u32 = 50_000;
-/// Keys of a client.
+/// The number of a client's keys.
 const KEYS: u32 = 120;
 
-/// A connection to the server under test. An error means that the server is gone.
+/// A connection to the server under test. An error means that the server has ended.
 pub struct Connection {
     reader: BufReader<TcpStream>,
 }
@@ -24,7 +24,7 @@ pub struct Connection {
 pub struct Reply {
     /// `HD`, `VA`, `EN`, `NS`, …
     pub code: String,
-    /// The flags after it.
+    /// The flags after the code.
     pub flags: Vec<String>,
     /// The value of a `VA`.
     pub value: Vec<u8>,
@@ -41,7 +41,7 @@ impl Connection {
     /// Connects.
     ///
     /// # Errors
-    /// The system's.
+    /// A system error.
     pub fn open(port: u16) -> std::io::Result<Connection> {
         let stream = TcpStream::connect(("127.0.0.1", port))?;
         stream.set_nodelay(true)?;
@@ -52,7 +52,7 @@ impl Connection {
     /// Sends a request and reads its reply.
     ///
     /// # Errors
-    /// The system's: the server is gone.
+    /// A system error: the server has ended.
     pub fn ask(&mut self, request: &[u8]) -> std::io::Result<Reply> {
         self.reader.get_mut().write_all(request)?;
         let mut line = String::new();
@@ -76,7 +76,7 @@ impl Connection {
     /// # Errors
     /// As [`ask`](Connection::ask).
     pub fn look(&mut self, key: &str) -> std::io::Result<Option<Seen>> {
-        // Without `k` and without a bump.
+        // Without the flag `k`, and without updating the time of last use.
         let reply = self.ask(format!("mg {key} v f t c\r\n").as_bytes())?;
         if reply.code != "VA" {
             return Ok(None);
@@ -96,9 +96,9 @@ impl Connection {
 /// What all clients share.
 #[derive(Debug, Default)]
 pub struct Common {
-    /// Counts what happens.
+    /// A counter of all events.
     pub clock: AtomicU64,
-    /// Changes that were acknowledged in this round.
+    /// The number of changes acknowledged in this round.
     pub acknowledged: AtomicU64,
 }
 
@@ -112,22 +112,22 @@ impl Common {
 pub struct Client {
     number: usize,
     random: SmallRng,
-    /// The last change of each key that was acknowledged.
+    /// The last acknowledged change of each key.
     pub last: HashMap<String, Change>,
-    /// The change that was not.
+    /// The unacknowledged change, if any.
     pub pending: Option<(String, Pending)>,
-    /// Its flushes.
+    /// The client's flushes.
     pub flushes: Vec<Flush>,
-    /// The CAS values that it was given, in this round.
+    /// The CAS values that the client has received in this round.
     pub cas_values: Vec<u64>,
-    /// Replies that cannot be right.
+    /// Impossible replies.
     pub surprises: Vec<String>,
-    /// Keys that were missing while the server ran, with their last change before.
+    /// Keys that were missing while the server ran, with their last preceding change.
     pub gone_while_running: Vec<(String, Change)>,
 }
 
 impl Client {
-    /// Makes one.
+    /// Returns a client.
     pub fn new(number: usize, random: SmallRng) -> Client {
         Client {
             number,
@@ -146,16 +146,16 @@ impl Client {
         (0..KEYS).map(move |n| format!("client-{number}-key-{n}"))
     }
 
-    /// Sends changes until the server is gone.
+    /// Sends changes until the server has ended.
     pub fn run(&mut self, port: u16, common: &Common) {
         let Ok(mut connection) = Connection::open(port) else { return };
         while self.step(&mut connection, common).is_ok() {}
     }
 
-    /// Sends changes while `goes_on`; returns the longest time that one of them took.
+    /// Sends changes while `goes_on`; returns the longest duration of a change.
     ///
     /// # Errors
-    /// The system's: the server is gone.
+    /// A system error: the server has ended.
     pub fn run_while(
         &mut self,
         port: u16,
@@ -172,7 +172,7 @@ impl Client {
         Ok(longest)
     }
 
-    /// What the client holds a key to be; `None` where it is missing, or may be.
+    /// Returns the known state of a key; `None` if the key is missing, or may be.
     fn known(&self, key: &str) -> Option<Seen> {
         self.last.get(key).and_then(|change| change.result.clone())
     }
@@ -200,7 +200,7 @@ impl Client {
             let head = format!("ms {key} {} {mode} F{flags} T{ttl} c{more}\r\n", text.len());
             [head.as_bytes(), text, b"\r\n"].concat()
         };
-        // The request, and what the key becomes if the reply is HD or VA.
+        // The request, and the key's new state after a reply HD or VA.
         let (request, result): (Vec<u8>, Option<Seen>) = match (kind, old) {
             (0..40, _) => (store("MS", "", &text), Some(fresh)),
             (40..45, _) => {
@@ -216,7 +216,7 @@ impl Client {
                     [&b"head"[..], &old.value].concat()
                 };
                 let mode = if append { "MA" } else { "MP" };
-                // Flags and expiry stay; a stale item is stale no more.
+                // Flags and expiry stay; the item is no longer stale.
                 (
                     store(mode, "", if append { b"tail" } else { b"head" }),
                     Some(Seen { value, stale: false, cas: None, ..old }),
@@ -236,7 +236,7 @@ impl Client {
             }
             (82..88, Some(old)) => {
                 let request = format!("mg {key} T{ttl} c f\r\n");
-                // Of a stale item this reader would win the token; the test leaves those alone.
+                // Reading a stale item would win its token, so the test does not read stale items.
                 if old.stale {
                     return Ok(());
                 }
@@ -252,7 +252,7 @@ impl Client {
         self.ask(connection, common, key, &request, result)
     }
 
-    /// Asks for a change, and records what came of it.
+    /// Requests a change, and records its outcome.
     fn ask(
         &mut self,
         connection: &mut Connection,
@@ -275,7 +275,7 @@ impl Client {
         match reply.code.as_str() {
             "HD" | "VA" => {
                 let cas = reply.number('c').filter(|cas| *cas != 0);
-                // A touch reports the CAS value that was there.
+                // A touch reports the previous CAS value.
                 if !request.starts_with(b"mg") {
                     self.cas_values.extend(cas);
                 }
@@ -283,13 +283,13 @@ impl Client {
                 self.last.insert(key, change(known));
                 common.acknowledged.fetch_add(1, Ordering::Relaxed);
             }
-            // The item is there already, as a client knows, or another one than it knows.
+            // The item exists already, or has another CAS value than the client expects.
             "NS" if request.windows(4).any(|word| word == b" ME ") => {
                 if self.known(&key).is_none() {
                     self.surprises.push(format!("{key} is there, and should not be"));
                 }
             }
-            // It is gone: a flush explains it, or nothing does. What follows is judged by the flushes.
+            // The item is missing; whether a flush explains this is judged later.
             "NF" | "EN" | "NS" => self.gone(&key, sent, acknowledged),
             _ => self.surprises.push(format!(
                 "{} to {}",
@@ -300,7 +300,7 @@ impl Client {
         Ok(())
     }
 
-    /// Records that a key that should be there is not.
+    /// Records that a key is unexpectedly missing.
     fn gone(&mut self, key: &str, sent: u64, acknowledged: u64) {
         let change = Change { sent, acknowledged, result: None };
         if let Some(before) = self.last.insert(key.to_owned(), change)
@@ -310,7 +310,7 @@ impl Client {
         }
     }
 
-    /// A value: mostly small, some of them in pieces.
+    /// Returns a value: usually small, sometimes large enough to be split into pieces.
     fn value(&mut self) -> Vec<u8> {
         let bytes = match self.random.random_range(0..40) {
             0 => self.random.random_range(20_000..60_000),

@@ -1,22 +1,22 @@
-//! What the clients know of each key, and what may be seen of it after a restart.
+//! The clients' knowledge of each key, and the key's possible states after a restart.
 
-/// What can be seen of a key.
+/// The visible state of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seen {
     /// The value.
     pub value: Vec<u8>,
     /// The client flags.
     pub flags: u32,
-    /// Whether it expires: the tests give no time to live, or one of hours.
+    /// Whether the item expires: the tests use either no time to live or one of hours.
     pub expires: bool,
-    /// Whether it is marked stale.
+    /// Whether the item is marked stale.
     pub stale: bool,
-    /// The CAS value, where it is known.
+    /// The CAS value, if known.
     pub cas: Option<u64>,
 }
 
 impl Seen {
-    /// Whether this is the other, as far as their CAS values are known.
+    /// Returns whether both states are equal, as far as their CAS values are known.
     pub fn is(&self, other: &Seen) -> bool {
         let cas = self.cas.zip(other.cas).is_none_or(|(own, other)| own == other);
         cas && (&self.value, self.flags, self.expires, self.stale)
@@ -24,46 +24,47 @@ impl Seen {
     }
 }
 
-/// A change that was acknowledged.
+/// An acknowledged change.
 #[derive(Clone, Debug)]
 pub struct Change {
-    /// When it was sent and acknowledged, on a counter of all clients.
+    /// When the change was sent and acknowledged, on a counter shared by all clients.
     pub sent: u64,
     /// See `sent`.
     pub acknowledged: u64,
-    /// What the key became; `None` if it is gone.
+    /// The key's new state; `None` if it was removed.
     pub result: Option<Seen>,
 }
 
-/// A change that was sent and not acknowledged: what the key may have become.
+/// A change that was sent and not acknowledged, with the key's possible new states.
 #[derive(Clone, Debug)]
 pub struct Pending {
-    /// Each result that the change may have had, one of several attributes applied included.
+    /// All possible results of the change, including a partial one with only some attributes
+    /// applied.
     pub results: Vec<Option<Seen>>,
 }
 
 /// A `flush_all`.
 #[derive(Clone, Copy, Debug)]
 pub struct Flush {
-    /// When it was sent, on the counter of all clients.
+    /// When the flush was sent, on the counter shared by all clients.
     pub sent: u64,
-    /// When it was acknowledged; `None` if it was not.
+    /// When the flush was acknowledged; `None` if it was not.
     pub acknowledged: Option<u64>,
 }
 
-/// How a key may have been flushed.
+/// Whether a key was flushed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flushed {
-    /// It was not.
+    /// The key was not flushed.
     No,
-    /// It may have been.
+    /// The key may have been flushed.
     Perhaps,
-    /// It was, after the last change that was acknowledged.
+    /// The key was flushed after its last acknowledged change.
     Yes,
 }
 
 impl Change {
-    /// Returns whether a flush has removed what the change has made.
+    /// Returns whether a flush has removed the item of a change.
     pub fn flushed(&self, flushes: &[Flush]) -> Flushed {
         let of = |flush: &Flush| match flush.acknowledged {
             Some(acknowledged) if acknowledged < self.sent => Flushed::No,
@@ -81,24 +82,24 @@ impl Change {
     }
 }
 
-/// What a look at a key after a restart has shown.
+/// The verdict on a key's state after a restart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// The last acknowledged state.
     Acknowledged,
-    /// That of a change that was not acknowledged.
+    /// The state after an unacknowledged change.
     Unacknowledged,
-    /// It is missing, and a flush explains it.
+    /// The key is missing because of a flush.
     MissingFlushed,
-    /// It is missing, and a change that was under way explains it.
+    /// The key is missing because of a change in progress.
     MissingUnderWay,
-    /// It is missing, and nothing explains it.
+    /// The key is missing without an explanation.
     MissingLost,
-    /// It shows what it must not.
+    /// The key has an impossible state.
     Wrong,
 }
 
-/// Judges what was found of a key.
+/// Judges the state of a key.
 pub fn judge(
     last: Option<&Change>,
     pending: Option<&Pending>,

@@ -1,9 +1,11 @@
-//! kill -9 of the real process with a memory file: after each start every key shows its last acknowledged value, or
-//! that of a change that was under way, or is missing where that is explained.
+//! Kills the real process, which has a memory file, with SIGKILL: after each start every key has
+//! its last acknowledged value, or the value of a change in progress, or is missing for a known
+//! reason.
 //!
-//! Clients change keys of their own, and know what each must be ([`client`]); one of them flushes everything now
-//! and then. After a drawn number of acknowledgements the process is killed, in some rounds ended in order. Then
-//! another one is started with the same file, every key is looked at and judged ([`history`]), and the load goes on.
+//! Clients change their own keys, and know the required state of each ([`client`]); occasionally
+//! one of them flushes everything. After a random number of acknowledgements the process is killed,
+//! or in some rounds shut down. Then another one is started with the same file, every key is judged
+//! ([`history`]), and the load continues.
 
 pub mod client;
 pub mod history;
@@ -18,40 +20,40 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// How long a round's load may take until it has its acknowledgements.
+/// The time limit for a round's load to reach its number of acknowledgements.
 const LOAD_DEADLINE: Duration = Duration::from_secs(120);
-/// How many lines are kept of what was wrong.
+/// The maximum number of reported problems.
 const LINES_MAX: usize = 40;
 
-/// What came out of a run.
+/// The results of a run.
 #[derive(Debug, Default)]
 pub struct Report {
     /// Rounds completed.
     pub rounds: u64,
-    /// Rounds that ended in order, not by a kill.
+    /// Rounds that ended by a shutdown, not by a kill.
     pub clean: u64,
     /// Changes acknowledged.
     pub changes: u64,
-    /// Keys that showed what was acknowledged last, those that were gone included.
+    /// Keys with their last acknowledged state, including removed ones.
     pub acknowledged: u64,
-    /// Keys that showed a change that was not acknowledged.
+    /// Keys with the state of an unacknowledged change.
     pub unacknowledged: u64,
-    /// Missing keys that a flush explains.
+    /// Keys missing because of a flush.
     pub missing_flushed: u64,
-    /// Missing keys with a change under way when the process was killed.
+    /// Missing keys with a change in progress when the process was killed.
     pub missing_under_way: u64,
     /// Missing keys without an explanation.
     pub lost: u64,
-    /// Keys that showed something else.
+    /// Keys with any other state.
     pub wrong: u64,
-    /// CAS values given twice.
+    /// CAS values that were assigned twice.
     pub cas_twice: u64,
-    /// A line for each thing that was wrong.
+    /// A line for each problem.
     pub lines: Vec<String>,
 }
 
 impl Report {
-    /// Returns whether nothing was wrong.
+    /// Returns true if there was no problem.
     pub fn is_good(&self) -> bool {
         self.lost + self.wrong + self.cas_twice == 0 && self.lines.is_empty()
     }
@@ -78,7 +80,8 @@ impl std::fmt::Display for Report {
     }
 }
 
-/// Runs: `rounds` times load, kill, start, check. `args` are the server's beyond the memory file.
+/// Performs `rounds` rounds of load, kill, start and check. `args` are the server's arguments in
+/// addition to the memory file.
 ///
 /// # Panics
 /// If the server does not start or end.
@@ -111,7 +114,7 @@ pub fn run(file: &Path, args: &str, rounds: u64, clients: usize, seed: u64, is_v
         server.wait_exit();
         report.changes += common.acknowledged.load(Ordering::Relaxed);
         server = start();
-        // It listens before it has taken the file over, and answers after that.
+        // The server listens before it has taken over the file, and replies afterwards.
         server.connect().ask(b"mn\r\n", b"MN\r\n");
         let log = server.log();
         if !log.contains("the memory file is taken over") || log.contains("damaged") {
@@ -141,7 +144,7 @@ pub fn run(file: &Path, args: &str, rounds: u64, clients: usize, seed: u64, is_v
     report
 }
 
-/// Looks at every key after a start.
+/// Checks every key after a start.
 fn check(server: &Server, clients: &mut [Client], common: &Common, round: u64, report: &mut Report) {
     let flushes: Vec<Flush> = clients.iter().flat_map(|client| client.flushes.clone()).collect();
     let mut connection = Connection::open(server.port()).expect("a connection");
