@@ -1,5 +1,6 @@
-//! Attacks on memory, by clients of every listener. Whatever they do, resident memory stays below the sum that the start
-//! prints plus 32 MiB, every request of a well-behaved client is answered, and the memory comes back when they have left.
+//! Attacks on memory by clients of every listener. Whatever they do, resident memory stays below
+//! the printed sum plus 32 MiB, every request of a well-behaved client is answered, and the memory
+//! is freed after the attackers have left.
 
 use crate::memory::{BEYOND_KIB, printed_kib};
 use blocker::executor::block_on;
@@ -19,19 +20,18 @@ use std::time::{Duration, Instant};
 use synapse::codec::{Credits, Features, Hello, Request as ObjectRequest, RequestId, SessionId};
 use synapse::{Address, SynapseBlocker};
 
-/// How long an answer to a well-behaved client may take to count: a server that stands still until clients time out takes
-/// longer, and a busy machine does not.
+/// The time limit for a reply to a well-behaved client: a server that blocks until clients time out
+/// takes longer, and a busy machine does not.
 const ANSWER: Duration = Duration::from_secs(15);
-/// The same for the end of all that attackers held: 5 s, and what a busy machine adds.
+/// The time limit for freeing the attackers' memory: 5 s, plus an allowance for a busy machine.
 const GIVEN_BACK: Duration = Duration::from_secs(15);
-/// The memory that may stay resident after an attack: free memory that the allocator keeps, and
-/// pools.
+/// The memory that may stay resident after an attack: the allocator's free memory, and pools.
 const KEPT_KIB: u64 = 16 << 10;
-/// The requests of each well-behaved client during an attack.
+/// The number of requests of each well-behaved client during an attack.
 const ROUND: usize = 40;
 const MIB: usize = 1 << 20;
 
-/// A request of a client that does what a client should, on a connection that it keeps.
+/// A request of a well-behaved client, on a persistent connection.
 type Ask<'a> = Box<dyn FnMut() -> io::Result<()> + 'a>;
 
 /// A program under attack.
@@ -44,7 +44,7 @@ struct Besieged<'a> {
 }
 
 impl<'a> Besieged<'a> {
-    /// Begins once all memory is in use that well-behaved clients take.
+    /// Begins the attack once the well-behaved clients have used all of the memory that they need.
     fn new(daemon: &'a Daemon, well_behaved: Vec<(&'static str, Ask<'a>)>) -> Besieged<'a> {
         let limit_kib = printed_kib(&daemon.log()) + BEYOND_KIB;
         let mut besieged = Besieged { daemon, well_behaved, limit_kib, before_kib: 0, sockets_before: 0 };
@@ -55,7 +55,7 @@ impl<'a> Besieged<'a> {
         besieged
     }
 
-    /// Has every well-behaved client ask, and each answer come.
+    /// Lets every well-behaved client send a request and receive the reply.
     fn round(&mut self, attack: &str) {
         for _ in 0..ROUND {
             for (what, ask) in &mut self.well_behaved {
@@ -64,8 +64,8 @@ impl<'a> Besieged<'a> {
         }
     }
 
-    /// Checks that the attack, which holds these connections, costs others neither memory nor answers. Then all of its
-    /// connections end at once.
+    /// Checks that the attack through these connections costs other clients neither memory nor
+    /// replies. Then all of the connections end at once.
     fn withstand(&mut self, attack: &str, attackers: Vec<OwnedFd>) {
         self.round(attack);
         self.daemon.signal(libc::SIGSTOP);
@@ -75,13 +75,13 @@ impl<'a> Besieged<'a> {
         println!("{attack}: at most {peak_kib} KiB resident");
         let limit_kib = self.limit_kib;
         assert!(peak_kib <= limit_kib, "{attack}: {peak_kib} KiB, more than {limit_kib} KiB");
-        // The next attack finds places.
+        // The next attack needs free connections.
         wait_for("the end of the attackers' connections", || {
             (sockets(self.daemon) <= self.sockets_before + 8).then_some(())
         });
     }
 
-    /// Waits until what the attackers held is given back.
+    /// Waits until the attackers' memory has been freed.
     fn expect_memory_back(&self) {
         let left_at = Instant::now();
         loop {
@@ -105,7 +105,7 @@ fn status_kib(daemon: &Daemon, field: &str) -> u64 {
     line.split_whitespace().next().and_then(|kib| kib.parse().ok()).expect("a number")
 }
 
-/// Returns how many sockets the program has open.
+/// Returns the number of the program's open sockets.
 fn sockets(daemon: &Daemon) -> usize {
     let all = std::fs::read_dir(format!("/proc/{}/fd", daemon.pid())).expect("a process").flatten();
     let targets = all.filter_map(|entry| std::fs::read_link(entry.path()).ok());
@@ -116,23 +116,23 @@ fn connections(daemon: &Daemon, listener: &str, count: usize) -> Vec<UnixStream>
     (0..count).map(|_| UnixStream::connect(daemon.path(listener)).expect("a connection")).collect()
 }
 
-/// Sends as much as the system takes on each connection while the program is stopped: then all of it is there for the
-/// program at the same moment.
+/// Sends as much as the system accepts on each connection while the program is stopped, so that all
+/// of it reaches the program at the same moment.
 fn send_together(daemon: &Daemon, sockets: Vec<UnixStream>, bytes: &[u8]) -> Vec<OwnedFd> {
     daemon.signal(libc::SIGSTOP);
     for mut socket in &sockets {
         hold_in_system(socket, bytes.len());
         socket.set_nonblocking(true).expect("a socket");
-        // The system may take a part only.
+        // The system may accept only a part.
         let _ = socket.write(bytes);
     }
     daemon.signal(libc::SIGCONT);
     sockets.into_iter().map(OwnedFd::from).collect()
 }
 
-/// Has the system take so many bytes from the sender, if this process may ask for that.
+/// Lets the system accept this many bytes from the sender, if this process has the privilege.
 fn hold_in_system(socket: &UnixStream, bytes: usize) {
-    // The system counts what it keeps for each packet as well.
+    // The system also counts its own data for each packet.
     let wanted = libc::c_int::try_from(2 * bytes).expect("a size");
     for option in [libc::SO_SNDBUF, libc::SO_SNDBUFFORCE] {
         // SAFETY: the descriptor is open while the socket is borrowed, and the option is one int.
@@ -149,13 +149,13 @@ fn hold_in_system(socket: &UnixStream, bytes: usize) {
     }
 }
 
-/// Sends until the program takes no more, on all connections side by side.
+/// Sends on all connections concurrently until the program accepts no more.
 fn send_all_it_takes(sockets: Vec<UnixStream>, bytes: &[u8]) -> Vec<OwnedFd> {
     thread::scope(|scope| {
         for mut socket in &sockets {
             scope.spawn(move || {
                 socket.set_write_timeout(Some(Duration::from_millis(200))).expect("a timeout");
-                // The program may close the connection, or take no more: both are its right.
+                // The program may close the connection, or accept no more.
                 let _ = socket.write_all(bytes);
             });
         }
@@ -163,7 +163,7 @@ fn send_all_it_takes(sockets: Vec<UnixStream>, bytes: &[u8]) -> Vec<OwnedFd> {
     sockets.into_iter().map(OwnedFd::from).collect()
 }
 
-/// Returns a request of memcached's client on a connection that it keeps.
+/// Returns a request of a memcached client on a persistent connection.
 fn ask_memcached(daemon: &Daemon) -> Ask<'_> {
     let mut socket = UnixStream::connect(daemon.path("memcached")).expect("a connection");
     socket.set_read_timeout(Some(ANSWER)).expect("a timeout");
@@ -180,7 +180,7 @@ fn object(name: &'static str) -> ObjectId {
     ObjectId::new(Namespace::new("own").expect("a name"), Name::new(name).expect("a name"))
 }
 
-/// Returns a request of a client of objects, which has written an object of 1 MiB.
+/// Returns a request of an object client that has written an object of 1 MiB.
 fn ask_objects(daemon: &Daemon) -> Ask<'_> {
     let mut config = object_client::config(Address::Unix(daemon.path("synapse")));
     config.call_timeout = Some(ANSWER);
@@ -200,8 +200,8 @@ fn ask_admin(daemon: &Daemon) -> Ask<'_> {
     })
 }
 
-/// Clients of objects that send so many requests at once, whatever the server grants them: reads whose answers they do not
-/// take, or writes of which they send a half.
+/// Object clients that send this many requests at once, whatever the server grants: reads whose
+/// responses they do not receive, or writes of which they send half.
 fn object_clients(daemon: &Daemon, count: u8, is_reading: bool) -> Vec<OwnedFd> {
     const REQUESTS: u32 = 3;
     let mut all = Vec::new();
@@ -227,14 +227,15 @@ fn object_clients(daemon: &Daemon, count: u8, is_reading: bool) -> Vec<OwnedFd> 
         }
         hold_in_system(&socket, bytes.len());
         socket.set_nonblocking(true).expect("a socket");
-        // The program may take a part only, or close the connection.
+        // The program may accept only a part, or close the connection.
         let _ = socket.write(&bytes);
         all.push(socket.into());
     }
     all
 }
 
-/// Clients of the admin listener that ask for documents and take none, or send half of a body.
+/// Clients of the admin listener that request documents without receiving them, or send half of a
+/// body.
 fn admin_clients(daemon: &Daemon) -> Vec<OwnedFd> {
     let token = std::fs::read_to_string(daemon.path("token")).expect("a token");
     let head = |line: &str| {
@@ -245,14 +246,14 @@ fn admin_clients(daemon: &Daemon) -> Vec<OwnedFd> {
     let connect = |number: usize| {
         let mut socket = TcpStream::connect(&daemon.admin).expect("a connection");
         socket.set_nonblocking(true).expect("a socket");
-        // The program may take a part only.
+        // The program may accept only a part.
         let _ = socket.write(if number.is_multiple_of(2) { &unread } else { &half });
         socket.into()
     };
     (0..40).map(connect).collect()
 }
 
-/// 900 connections have what `connection_bytes_max` has for each of 1024: 4 KiB.
+/// With 1024 connections, `connection_bytes_max` has 4 KiB for each; 900 are used.
 #[test]
 fn no_client_of_memcached_or_objects_takes_the_memory_of_others() {
     let daemon = Daemon::start("cached", |place| {
@@ -288,7 +289,7 @@ fn no_client_of_memcached_or_objects_takes_the_memory_of_others() {
     }
     let appends = [&b"append witness 0 0 900000\r\n"[..], &vec![b'x'; 500_000]].concat();
     besieged.withstand("half-sent appends", memcached(500, &appends));
-    // The memory reserved for the others has evicted the items.
+    // The memory reserved for other clients has caused evictions.
     fill("large");
     besieged.withstand("unread values", memcached(300, &b"get large\r\n".repeat(50)));
     let endless = [&b"get"[..], &b" key".repeat(100_000)].concat();
@@ -302,7 +303,7 @@ fn no_client_of_memcached_or_objects_takes_the_memory_of_others() {
     besieged.expect_memory_back();
 }
 
-/// Clients that have selected the disk.
+/// Clients that have selected the disk as their export.
 fn disk_clients(daemon: &Daemon, count: usize) -> Vec<UnixStream> {
     (0..count)
         .map(|_| Disk::connect(&daemon.path("nbd"), "disk").expect("a connection").into_socket())
@@ -318,7 +319,7 @@ fn disk_request(kind: u16, len_bytes: usize) -> Vec<u8> {
     request
 }
 
-/// Returns a write and a read of this size by a client of the disk.
+/// Returns a request that writes and reads this many bytes as a client of the disk.
 fn ask_disk(daemon: &Daemon, bytes: usize) -> Ask<'_> {
     let mut disk = Disk::connect(&daemon.path("nbd"), "disk").expect("a connection");
     disk.set_deadline(ANSWER).expect("a timeout");
@@ -357,8 +358,8 @@ fn no_client_of_a_disk_takes_the_memory_of_others() {
     drop(disk);
     let mut besieged = Besieged::new(&daemon, vec![("the disk", ask_disk(&daemon, 4096))]);
     let heads = send_all_it_takes(disk_clients(&daemon, 40), &disk_request(1, 32 * MIB));
-    // No payload has arrived, so there is memory for a request above the floor of a connection, and no attacker has to go
-    // for it.
+    // No payload has arrived, so there is memory for a request above a connection's guaranteed
+    // minimum, and no attacker must be disconnected for it.
     let mut ask_much = ask_disk(&daemon, 2 * MIB);
     let before = sockets(&daemon);
     ask_much().expect("a large request is answered beside heads without payload");

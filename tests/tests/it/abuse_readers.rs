@@ -1,5 +1,5 @@
-//! Clients that send requests and do not read: they hold bounded memory and harm no other client, and when
-//! they read at last, every reply arrives.
+//! Clients that send requests and do not read: they hold limited memory and harm no other client,
+//! and once they read, every reply arrives.
 
 use cached_tests::abuse::{Memory, Witness};
 use cached_tests::conn::Conn;
@@ -10,7 +10,7 @@ use std::time::Duration;
 /// How long a write may stall before the client counts as stuck. A short time only makes the abuse milder.
 const STUCK: Duration = Duration::from_millis(200);
 
-/// The memory that all clients of one test together may add: their reply buffers, regardless of the
+/// The memory that all clients of a test together may take: their reply buffers, regardless of the
 /// total size of the replies.
 const GROWTH_MIB: u64 = 64;
 
@@ -19,7 +19,7 @@ fn store(server: &Server, key: &str, len: usize) {
     conn.ask(format!("set {key} 0 0 {len}\r\n{}\r\n", "v".repeat(len)).as_bytes(), b"STORED\r\n");
 }
 
-/// Lets this many clients send the same request until the server takes no more.
+/// Lets this many clients send the same request until the server accepts no more.
 fn stuck_clients(server: &Server, count: usize, request: &[u8]) -> Vec<Conn> {
     (0..count)
         .map(|_| {
@@ -65,7 +65,7 @@ fn unread_multigets() {
     server.assert_serves(TEST);
 }
 
-/// A `get` line whose reply has a gigabyte.
+/// A `get` line with a reply of one gigabyte.
 #[test]
 fn one_unread_reply_of_a_gigabyte() {
     const TEST: &str = "one_unread_reply_of_a_gigabyte";
@@ -171,7 +171,7 @@ fn seventy_thousand_unread_gets_of_one_key() {
     server.assert_serves(TEST);
 }
 
-/// One line with 70 000 keys, all the same.
+/// One line with 70 000 equal keys.
 #[test]
 fn seventy_thousand_keys_in_one_unread_get() {
     const TEST: &str = "seventy_thousand_keys_in_one_unread_get";
@@ -196,7 +196,7 @@ fn seventy_thousand_keys_in_one_unread_get() {
     server.assert_serves(TEST);
 }
 
-/// A client that closes with everything unread, with a reset, many times.
+/// Clients that repeatedly close their connection by a reset without having read any reply.
 #[test]
 fn clients_that_close_with_unread_replies() {
     const TEST: &str = "clients_that_close_with_unread_replies";

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 const STUCK: Duration = Duration::from_millis(200);
 
-/// Many clients that send one byte at a time, each of them always in the middle of a request.
+/// Many clients that send one byte at a time, so that each is always in the middle of a request.
 #[test]
 fn clients_that_send_one_byte_at_a_time() {
     const TEST: &str = "clients_that_send_one_byte_at_a_time";
@@ -44,7 +44,7 @@ fn clients_that_send_one_byte_at_a_time() {
     server.assert_serves(TEST);
 }
 
-/// Every client announces a megabyte and sends ten bytes: announced values do not add up to memory.
+/// Every client announces a megabyte and sends ten bytes: announced values take no memory.
 #[test]
 fn announced_values_that_are_not_sent_cost_no_memory() {
     const TEST: &str = "announced_values_that_are_not_sent_cost_no_memory";
@@ -172,7 +172,7 @@ fn endless_get_line() {
         println!("{TEST}: {command} took {taken} bytes");
         witness.check(TEST);
     }
-    // 1.6.45 doubles its read buffer for as long as memory lasts; `cached` has to stop.
+    // 1.6.45 doubles its read buffer without a limit; `cached` must enforce one.
     let limit_mib = if server.flavour == Flavour::Cached { 32 } else { 512 };
     memory.assert_grew_at_most(&server, limit_mib, TEST);
     witness.report(TEST);
@@ -231,7 +231,7 @@ fn a_multiget_in_tiny_segments() {
     server.assert_serves(TEST);
 }
 
-/// Clients that close in the middle of a body, in order or with a reset.
+/// Clients that close in the middle of a body, in an orderly way or with a reset.
 #[test]
 fn clients_that_close_in_the_middle_of_a_body() {
     const TEST: &str = "clients_that_close_in_the_middle_of_a_body";
@@ -302,8 +302,8 @@ fn garbage_after_binary() {
     server.assert_serves(TEST);
 }
 
-/// Connections up to the limit and above: existing ones stay, new ones are refused with a reply,
-/// and freed places are reused.
+/// Connections up to and above the limit: existing ones stay, new ones are refused with a reply,
+/// and freed slots are reused.
 #[test]
 fn connections_above_the_limit_are_refused() {
     const TEST: &str = "connections_above_the_limit_are_refused";
@@ -340,7 +340,8 @@ fn connections_above_the_limit_are_refused() {
     }
     let mut last = inside.pop().expect("a connection");
     drop(inside);
-    // Room is free again as soon as the server has seen the connections close, which its statistics show.
+    // Slots are free again as soon as the server has noticed the closed connections, which its
+    // statistics show.
     let deadline = std::time::Instant::now() + cached_tests::conn::DEADLINE;
     loop {
         last.send(b"stats\r\n");
@@ -364,7 +365,7 @@ fn connections_above_the_limit_are_refused() {
     server.assert_serves(TEST);
 }
 
-/// A read stops before an urgent byte; the bytes after it are read all the same.
+/// A read stops before an urgent byte; the following bytes must nevertheless be read.
 #[test]
 fn bytes_after_urgent_data_are_read() {
     const TEST: &str = "bytes_after_urgent_data_are_read";
@@ -372,7 +373,7 @@ fn bytes_after_urgent_data_are_read() {
     let mut conn = server.connect();
     for round in 1..=3 {
         conn.ask(b"mn\r\n", b"MN\r\n");
-        // All of it has arrived before the server reads.
+        // All bytes have arrived before the server reads.
         server.signal(libc::SIGSTOP);
         conn.send(b"mn\r\n");
         // SAFETY: a live buffer of that length, and a descriptor that `conn` owns.
@@ -385,8 +386,8 @@ fn bytes_after_urgent_data_are_read() {
     server.assert_serves(TEST);
 }
 
-/// Half-sent values hold their memory and harm no other client: no set of another client is refused, and none
-/// goes missing.
+/// Half-sent values keep their memory and harm no other client: no set of another client is
+/// refused, and no item is lost.
 #[test]
 fn half_sent_values_do_not_refuse_other_clients() {
     const TEST: &str = "half_sent_values_do_not_refuse_other_clients";
@@ -432,7 +433,7 @@ fn with_full_memory_half_sent_values_are_given_up() {
         return;
     }
     let mut conn = server.connect();
-    // Its value is to be a fresh one until the clock goes on, however long that takes here.
+    // The value counts as recent until the clock is advanced, however long that takes.
     conn.ask(b"debugtime p\r\n", b"OK\r\n");
     let before = server.stat("bytes_read");
     let mut half = server.connect();
@@ -452,12 +453,13 @@ fn with_full_memory_half_sent_values_are_given_up() {
         }
         assert!(index < 10_000, "memory does not become full");
     }
-    // A connection whose value has only just begun is not closed; the next store without memory closes it.
+    // A connection with a recent value is not closed; later, the next store that lacks memory
+    // closes it.
     conn.ask(b"debugtime r\r\ndebugtime 5\r\n", b"OK\r\nOK\r\n");
     conn.send(format!("set more 0 0 20000\r\n{value}\r\n").as_bytes());
     conn.expect(b"SERVER_ERROR out of memory storing object\r\n", TEST);
     half.expect_closed(TEST);
-    // Its memory is free for others.
+    // The connection's memory is now free for others.
     let deadline = std::time::Instant::now() + cached_tests::conn::DEADLINE;
     loop {
         conn.send(format!("set more 0 0 20000\r\n{value}\r\n").as_bytes());

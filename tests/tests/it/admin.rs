@@ -1,5 +1,5 @@
-//! The admin listener of `cached`: metrics against what clients did, the names of memcached's exporter, Prometheus and
-//! its own checker, and the probes.
+//! The admin listener of `cached`: metrics compared with the clients' requests, the names of
+//! memcached's exporter, Prometheus and its checker, and the probes.
 
 use cached_tests::http;
 use cached_tests::outside::{self, find_program, skip};
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// How long a condition may take. Generous: the machine may be busy.
+/// The time limit for a condition. Generous, because the machine may be busy.
 const DEADLINE: Duration = Duration::from_secs(180);
 
 /// Whether the server under test has an admin listener: memcached has none.
@@ -38,7 +38,7 @@ fn admin_address(output: &str) -> Option<String> {
     Some(line.trim().to_owned())
 }
 
-/// Returns the flag for a configuration of this text with an admin listener on a free port.
+/// Returns the flag for a configuration with this text and an admin listener on a free port.
 fn configure(dir: &Path, text: &str) -> String {
     let path = dir.join("cached.toml");
     std::fs::write(&path, format!("[admin]\nlisten = [\"127.0.0.1:0\"]\n{text}")).expect("a configuration");
@@ -72,7 +72,7 @@ impl Admin {
 struct Metrics {
     text: String,
     types: BTreeMap<String, String>,
-    /// By name and labels as they are written.
+    /// By name and labels as written.
     values: BTreeMap<String, f64>,
 }
 
@@ -96,7 +96,7 @@ impl Metrics {
         *self.values.get(series).unwrap_or_else(|| panic!("no {series} in\n{}", self.text))
     }
 
-    /// Returns the label names that the series of a family have, sorted.
+    /// Returns the sorted label names of a family's series.
     fn labels(&self, name: &str) -> BTreeSet<String> {
         let labels = |series: &String| {
             let inner = series.strip_prefix(name)?.strip_prefix('{')?.strip_suffix('}')?;
@@ -164,7 +164,8 @@ fn metrics_and_status_show_what_clients_did() {
     }
     assert_eq!(metrics.value("cached_items"), 9.0);
     assert_eq!(metrics.value("cached_ready"), 1.0);
-    // A turn in about 64 is measured, and the first of each second: of 100 retrievals at least one.
+    // About one in 64 iterations is measured, and the first of each second, so at least one of 100
+    // retrievals.
     let measured = metrics.value("cached_request_duration_seconds_count{command=\"get\"}");
     assert!((1.0..=101.0).contains(&measured), "{measured}");
     let end = metrics.value("cached_request_duration_seconds_bucket{command=\"get\",le=\"+Inf\"}");
@@ -197,7 +198,8 @@ fn metrics_and_status_show_what_clients_did() {
     assert!(latency.iter().any(|latency| latency["command"] == "get"), "{latency:?}");
 }
 
-/// Every name, type and label of memcached's exporter is there, and no other `memcached_` name; values are those of `stats`.
+/// Every name, type and label of memcached's exporter is present, and no other `memcached_` name;
+/// the values are equal to those in `stats`.
 #[test]
 fn the_exporters_metrics_are_complete() {
     if !is_cached() {
@@ -244,7 +246,8 @@ fn the_exporters_metrics_are_complete() {
     assert_eq!(items, 9.0);
 }
 
-/// Prometheus' own checker finds nothing wrong, except with names that memcached's exporter has made so.
+/// Prometheus' own checker reports no problem, except about names that come from memcached's
+/// exporter.
 #[test]
 #[ignore = "long: monitoring, with a Prometheus"]
 fn promtool_accepts_the_metrics() {
@@ -270,11 +273,12 @@ fn promtool_accepts_the_metrics() {
     let found = outside::text(&output);
     let ours: Vec<&str> = found.lines().filter(|line| !is_of_the_exporter(line)).collect();
     assert_eq!(ours, Vec::<&str>::new(), "promtool finds mistakes");
-    // 3: there are findings. Anything else than 0 and 3 means that it could not read the text.
+    // 3 means that there are findings. Any value except 0 and 3 means that the checker could not
+    // read the text.
     assert!(matches!(output.status.code(), Some(0 | 3)), "{found}");
 }
 
-/// Whether a finding is about a counter that memcached's exporter has without the usual suffix.
+/// Returns whether a finding is about a counter of memcached's exporter without the usual suffix.
 fn is_of_the_exporter(finding: &str) -> bool {
     const COUNTERS: [&str; 6] = [
         "memcached_uptime_seconds",
@@ -287,7 +291,7 @@ fn is_of_the_exporter(finding: &str) -> bool {
     COUNTERS.iter().any(|name| finding == format!("{name} counter metrics should have \"_total\" suffix"))
 }
 
-/// A child process that is killed when this is dropped.
+/// A child process. Dropping this value kills it.
 struct Process(Child);
 
 impl Drop for Process {
@@ -331,7 +335,8 @@ fn prometheus(program: &Path, dir: &Path, target: &str) -> (Process, String) {
     })
 }
 
-/// A real Prometheus scrapes the listener, in the format that it prefers, and has every family of the plain text.
+/// A real Prometheus scrapes the listener, in its preferred format, and obtains every family of the
+/// plain text.
 #[test]
 #[ignore = "long: monitoring, with a Prometheus"]
 fn prometheus_scrapes_every_family() {
@@ -425,8 +430,8 @@ impl Stack {
         command.arg(flag).args(["-u", "root"]).stdin(Stdio::null());
         let child = command.stdout(file.try_clone().expect("a log")).stderr(file).spawn().expect("a process");
         let process = Process(child);
-        // It listens before it has printed anything: the port is in the log only once the store is there. Memcached's
-        // listener is a Unix socket, so that the port is the only one.
+        // The program listens before it has printed anything, and logs the port only once the store
+        // is available. Memcached's listener is a Unix socket, so the port is the only one.
         let address = wait_for("the admin listener", || listening_port(process.0.id()));
         (process, address)
     }
@@ -442,7 +447,7 @@ fn listening_port(pid: u32) -> Option<String> {
     let table = std::fs::read_to_string(format!("/proc/{pid}/net/tcp")).ok()?;
     table.lines().skip(1).find_map(|line| {
         let fields: Vec<&str> = line.split_whitespace().collect();
-        // State 0A: it listens.
+        // State 0A means listening.
         let is_own = *fields.get(3)? == "0A" && inodes.contains(*fields.get(9)?);
         let port = fields.get(1)?.split_once(':')?.1;
         is_own.then(|| u16::from_str_radix(port, 16).ok()).flatten().map(|port| format!("127.0.0.1:{port}"))
@@ -493,7 +498,7 @@ fn probes_follow_the_start_the_store_and_the_end() {
         assert!(metrics.lines().any(|line| line == series), "{series}:\n{metrics}");
     }
 
-    // The store is asked even if no client needs it.
+    // The store is probed even if no client needs it.
     drop(store);
     let (status, reason) = wait_for("the store's absence is seen", || {
         Some(http::get(&admin, "/readyz")).filter(|(status, _)| *status == 503)
@@ -504,7 +509,7 @@ fn probes_follow_the_start_the_store_and_the_end() {
     let (_, body) = http::get(&admin, "/status.json");
     let document: serde_json::Value = serde_json::from_str(&body).expect("JSON");
     assert_eq!((&document["store"]["state"], &document["health"]["ready"]), (&"away".into(), &false.into()));
-    // Items and objects share memory here.
+    // Here items and objects share memory.
     let halves = document["shared_memory"]["halves"].as_array().expect("two halves");
     let least = |half: &serde_json::Value| (half["half"].clone(), half["least_bytes"].as_u64() > Some(0));
     let [items, objects] = [&halves[0], &halves[1]].map(least);
@@ -517,7 +522,8 @@ fn probes_follow_the_start_the_store_and_the_end() {
     assert!(cache.0.wait().expect("its end").success());
 }
 
-/// The operators' reference has a line for every metric, and names no others, except those of stores that do not run here.
+/// The metrics reference has a line for every metric, and no others, except for stores that do not
+/// run here.
 #[test]
 fn the_reference_names_every_metric() {
     if !is_cached() {
@@ -529,7 +535,7 @@ fn the_reference_names_every_metric() {
     wait_for("the start is complete", || (http::get(&admin, "/startupz").0 == 200).then_some(()));
     let (_, text) = http::get(&admin, "/metrics");
     let is_ours = |name: &str| name.starts_with("cached_") || name.starts_with("process_");
-    // This one's store is a synapse server, and it has no synapse listener itself.
+    // The store of this server is a synapse server, and it has no synapse listener itself.
     let others = [
         "cached_file_",
         "cached_rados_",
@@ -539,10 +545,10 @@ fn the_reference_names_every_metric() {
         "cached_tls_certificates_",
         "cached_namespace_bytes",
         "cached_restart_",
-        // A test of volumes compares these.
+        // A test of volumes compares these metrics.
         "cached_volume",
         "cached_nbd_",
-        // And one of the sidecar these.
+        // A test of the sidecar compares these metrics.
         "cached_s3_",
     ];
     reference::compare(&text, is_ours, |name| others.iter().any(|prefix| name.starts_with(prefix)));

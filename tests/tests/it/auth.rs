@@ -1,4 +1,4 @@
-//! Authentication from outside: which requests are answered before a password has been checked.
+//! Authentication: which requests are answered before a password has been checked.
 
 use cached_tests::conn::Conn;
 use cached_tests::frame::{OPS, Request, op};
@@ -170,7 +170,7 @@ fn no_text_or_meta_command_is_executed_before_a_password() {
         conn.ask(&login("foo", "bar"), b"STORED\r\n");
         conn.ask(b"get k x\r\nmn\r\n", b"END\r\nMN\r\n");
     }
-    // The binary protocol has no passwords here: what it sends is a bad line, or nothing.
+    // The binary protocol has no passwords here: its frames are treated as bad lines, or ignored.
     let mut binary = server.connect();
     binary.send(&[frame("NOOP"), b"\n".to_vec()].concat());
     assert!(!binary.read_until_quiet(std::time::Duration::from_millis(300)).starts_with(&[0x81]));
@@ -261,8 +261,8 @@ fn the_tenth_wrong_password_ends_the_connection() {
     conn.expect_closed("ten wrong passwords");
 }
 
-/// Beyond a hundred from one address each wrong password ends its connection; right ones are accepted from there all the
-/// while.
+/// After a hundred wrong passwords from one address, each further one ends its connection; correct
+/// passwords from that address are still accepted.
 #[test]
 fn many_wrong_passwords_of_an_address_cost_a_connection_each() {
     if !is_cached() {
@@ -273,7 +273,7 @@ fn many_wrong_passwords_of_an_address_cost_a_connection_each() {
     let failure = b"CLIENT_ERROR authentication failure\r\n";
     let mut user = server.connect();
     user.ask(&login("foo", "bar"), b"STORED\r\n");
-    // An address may send one more each second.
+    // An address may send one more wrong password each second.
     user.ask(b"debugtime p\r\n", b"OK\r\n");
     for _ in 0..10 {
         let mut conn = server.connect();
@@ -294,7 +294,7 @@ fn many_wrong_passwords_of_an_address_cost_a_connection_each() {
     conn.ask(&login("foo", "bar"), b"STORED\r\n");
 }
 
-/// SIGHUP puts other passwords in force; a wrong file changes nothing. Open connections stay.
+/// SIGHUP reloads the passwords; an invalid file changes nothing. Open connections stay.
 #[test]
 fn passwords_are_read_again() {
     let passwords = Passwords::new(TWO);
@@ -317,7 +317,7 @@ fn passwords_are_read_again() {
         until("the error", &server, || server.log().contains("line 1 has no colon"));
         assert!(accepts("foo", "other"));
     }
-    // 57934a1d0: the file is replaced while clients log in.
+    // 57934a1d0: the file is replaced while clients authenticate.
     passwords.write(b"last:one\n");
     server.signal(libc::SIGHUP);
     until("the last user", &server, || accepts("last", "one"));
@@ -354,7 +354,7 @@ fn sasl_before_anything_else() {
         ask(&mut conn, &sasl("SASL_AUTH", b"PLAIN", b"root\0other\0secret"), FAILURE);
         ask(&mut conn, &sasl("SASL_AUTH", b"PLAIN", b"\0testuser@realm\0testpass"), (0, b"Authenticated"));
         ask(&mut conn, &frame("NOOP"), (0, b""));
-        // A wrong password ends what the right one has achieved.
+        // A wrong password revokes an earlier successful authentication.
         ask(&mut conn, &sasl("SASL_AUTH", b"PLAIN", b"\0other\0wrong"), FAILURE);
         ask(&mut conn, &Request::new(op("GET").unwrap()).key(b"k").bytes(), FAILURE);
         conn.expect_closed("a command without a password");
@@ -403,7 +403,7 @@ fn frames_of_sasl_that_break_the_rules() {
         let mut conn = server.connect();
         let long = Request::new(code).key(&[b'k'; u16::MAX as usize]);
         conn.send(&Request { bodylen: Some(100), ..long }.bytes());
-        // A close with input that is not read may overtake the reply.
+        // If unread input remains, the close may overtake the reply.
         let reply = conn.read_to_end();
         assert!(reply.is_empty() || reply[6..8] == [0, 0x81], "{}", reply.escape_ascii());
         for bodylen in [0x7fff_fffe, 0x7fff_ffff, 0x8000_0000, 0xffff_ffe8, 0xffff_ffff] {
@@ -411,7 +411,7 @@ fn frames_of_sasl_that_break_the_rules() {
             conn.send(&Request { bodylen: Some(bodylen), ..Request::new(code).key(b"PLAIN") }.bytes());
             let (_, status, _) = response(&mut conn);
             assert!(matches!(status, 0x04 | 0x82), "{name}: bodylen {bodylen:#x}: {status:#x}");
-            // None of what follows is a command.
+            // The following input contains no command.
             conn.send(&frame("VERSION"));
             conn.send(&frame("NOOP"));
             assert_eq!(conn.read_until_quiet(std::time::Duration::from_millis(100)), b"", "{bodylen:#x}");
@@ -440,7 +440,7 @@ fn frames_of_sasl_that_break_the_rules() {
     ask(&mut conn, &frame("NOOP"), (0, b""));
 }
 
-/// CVE-2021-37519: files that are strange and right.
+/// CVE-2021-37519: files that are unusual and valid.
 #[test]
 fn strange_files_of_passwords() {
     if !is_cached() {
@@ -484,7 +484,8 @@ fn both_protocols_with_passwords_of_their_own() {
     }
 }
 
-/// e7c7a1089, 3791d9eda, CVE-2021-37519: what cannot be enforced does not start, and states why in one line.
+/// e7c7a1089, 3791d9eda, CVE-2021-37519: if authentication cannot be enforced, the start fails with
+/// one line.
 #[test]
 fn a_start_without_protection_is_refused() {
     if !is_cached() {
@@ -561,7 +562,7 @@ fn a_unix_socket_has_the_gate_too() {
     conn.ask(&login("foo", "bar"), b"STORED\r\n");
 }
 
-/// Every frame that a client may send first, to `cached` and to memcached with libsasl: the same replies.
+/// `cached`, and memcached with libsasl, reply equally to every frame that a client may send first.
 #[test]
 fn the_gate_of_sasl_is_memcacheds() {
     const TEST: &str = "the_gate_of_sasl_is_memcacheds";
@@ -607,7 +608,7 @@ fn the_gate_of_sasl_is_memcacheds() {
     }
     cases.push([sasl("SASL_AUTH", b"PLAIN", b""), sasl("SASL_STEP", b"PLAIN", b"\0user\0wrong")].concat());
     cases.push(Request { bodylen: Some(2), ..Request::new(0x21).key(b"PLAIN") }.bytes());
-    // All end: a GET is refused.
+    // All exchanges end with a refused GET.
     let end = [frame("SASL_LIST"), Request::new(op("GET").unwrap()).key(b"k").bytes()].concat();
     for case in cases {
         let [mine, its] = [&ours, &theirs].map(|server| {

@@ -1,4 +1,4 @@
-//! Python clients execute the usual requests of applications: the scripts in `clients/`.
+//! Python clients execute typical requests of applications: the scripts in `clients/`.
 //!
 //! Their packages are installed once into a virtual environment below the target directory.
 
@@ -17,7 +17,7 @@ fn pymemcache() {
     run_python("pymemcache", "everyday_pymemcache.py", &Server::start(""), &[]);
 }
 
-/// Clients that find the nodes of a cluster by themselves find this server, at the address that they reached.
+/// Clients with auto-discovery find this server, at the address that they have reached.
 #[test]
 fn clients_with_auto_discovery() {
     if Program::under_test().flavour == Flavour::Cached {

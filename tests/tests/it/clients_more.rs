@@ -1,7 +1,8 @@
-//! Clients of other languages execute the usual requests of applications: the programs in `clients/`.
+//! Clients in other languages execute typical requests of applications: the programs in `clients/`.
 //!
-//! Each language's own tool fetches their packages once, into a copy below the target directory. A test is
-//! skipped with a message if a runtime or the way to a registry is missing on this machine.
+//! Each language's own tool downloads the packages once, into a copy below the target directory. A
+//! test is skipped with a message if a runtime is missing on this machine, or its registry cannot
+//! be reached.
 
 use cached_tests::outside;
 use cached_tests::program::{Flavour, Program};
@@ -24,7 +25,7 @@ fn pylibmc() {
     play("pylibmc", prepare_pylibmc);
 }
 
-/// The same, with a password (`-S`).
+/// The same test with a password (`-S`).
 #[test]
 #[ignore = "long: clients, from the registries of their languages"]
 fn pylibmc_with_a_password() {
@@ -35,7 +36,8 @@ fn prepare_pylibmc() -> Result<(Command, Form), String> {
     let python = outside::find_program("python3").ok_or("there is no python3")?;
     let environment = workshop("pylibmc");
     let interpreter = environment.join("bin/python");
-    // Built against the system's libmemcached: the ready-made wheel brings a libsasl without PLAIN.
+    // Built against the system's libmemcached, because the binary wheel contains a libsasl without
+    // PLAIN.
     once(&environment, b"pylibmc==1.6.3 from source", || {
         install(Command::new(&python).args(["-m", "venv", "--clear"]).arg(&environment))?;
         let pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-binary=pylibmc"];
@@ -53,7 +55,7 @@ fn memjs() {
     play("memjs", prepare_memjs);
 }
 
-/// The same, with a password (`-S`).
+/// The same test with a password (`-S`).
 #[test]
 #[ignore = "long: clients, from the registries of their languages"]
 fn memjs_with_a_password() {
@@ -177,10 +179,10 @@ fn memcached_exporter() {
     println!("memcached_exporter: {} metrics, memcached_up 1", metrics.len());
 }
 
-/// Returns the page of metrics, once the exporter serves it; `None` if it has ended.
+/// Returns the metrics page once the exporter serves it; `None` if the exporter has ended.
 ///
 /// # Errors
-/// Why there is no page.
+/// The reason why there is no page.
 fn metrics(exporter: &mut Child, port: u16) -> std::io::Result<Option<String>> {
     let deadline = Instant::now() + CLIENT_DEADLINE;
     loop {
@@ -201,13 +203,13 @@ fn metrics(exporter: &mut Child, port: u16) -> std::io::Result<Option<String>> {
     }
 }
 
-/// The form in which a client takes the server's address.
+/// The form in which a client expects the server's address.
 enum Form {
     HostPort,
     Joined,
 }
 
-/// Runs a client, once it is installed, against a fresh server.
+/// Installs a client if necessary, and runs it against a new server.
 fn play(test: &str, prepare: impl FnOnce() -> Result<(Command, Form), String>) {
     let (mut command, form) = match prepare() {
         Ok(prepared) => prepared,
@@ -225,7 +227,7 @@ fn play(test: &str, prepare: impl FnOnce() -> Result<(Command, Form), String>) {
     server.assert_serves(test);
 }
 
-/// Does the same with a server that requires a password, by the variables that memjs reads.
+/// Like [`play`], with a server that requires a password, which memjs reads from variables.
 fn play_with_a_password(test: &str, prepare: impl FnOnce() -> Result<(Command, Form), String>) {
     if Program::under_test().flavour != Flavour::Cached {
         return;
@@ -263,7 +265,7 @@ fn read(file: &str) -> Vec<u8> {
     std::fs::read(clients().join(file)).unwrap_or_else(|err| panic!("{file}: {err}"))
 }
 
-/// Returns a copy of a client's sources, where its language's tool may write.
+/// Returns a copy of a client's sources, in which its language's tool may write.
 fn copied(name: &str, files: &[&str]) -> Result<PathBuf, String> {
     let folder = workshop(name);
     for file in files {
@@ -274,7 +276,7 @@ fn copied(name: &str, files: &[&str]) -> Result<PathBuf, String> {
     Ok(folder)
 }
 
-/// Does work that has not been done for these sources yet; interrupted work is repeated.
+/// Does work once for these sources; interrupted work is repeated.
 fn once(folder: &Path, sources: &[u8], work: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
     // Two tests may prepare the same client.
     static ONE: Mutex<()> = Mutex::new(());
@@ -289,7 +291,7 @@ fn once(folder: &Path, sources: &[u8], work: impl FnOnce() -> Result<(), String>
 
 fn install(command: &mut Command) -> Result<(), String> {
     outside::fetch(command, INSTALL_DEADLINE).map_err(|text| {
-        // The last lines name the reason.
+        // The last lines state the reason.
         let lines: Vec<&str> = text.trim().lines().collect();
         format!("cannot be installed: {}", lines[lines.len().saturating_sub(5)..].join("\n"))
     })

@@ -1,5 +1,5 @@
-//! More clients, each in its everyday use: PHP, Perl, further Python clients and Django, Rust's, libmemcached's
-//! command-line tools, and what stands between clients and servers: twemproxy and nginx.
+//! More clients with typical requests: PHP, Perl, further Python clients and Django, Rust,
+//! libmemcached's command-line tools, and two intermediaries, twemproxy and nginx.
 
 use cached_tests::outside;
 use cached_tests::program::Program;
@@ -17,7 +17,7 @@ fn clients() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("clients/more")
 }
 
-/// Runs a client with the server's host and port behind its arguments.
+/// Runs a client with the server's host and port after its arguments.
 fn play(test: &str, command: &mut Command) {
     let mut server = Server::start("");
     command.args(["127.0.0.1", &server.port().to_string()]);
@@ -114,7 +114,8 @@ fn rust_memcache() {
         client.set("a", "value", 100).expect("set");
         assert_eq!(client.get::<String>("a").expect("get"), Some("value".into()));
         assert_eq!(client.get::<String>("none").expect("a miss"), None);
-        // The text protocol's refusal is no error to this client, the binary one's is.
+        // This client treats a refusal in the text protocol as success, and in the binary protocol
+        // as an error.
         let _ = client.add("a", "x", 0);
         assert_eq!(client.get::<String>("a").expect("get"), Some("value".into()));
         client.replace("a", "new", 0).expect("replace");
@@ -231,7 +232,7 @@ fn libmemcached_tools() {
     server.assert_serves(test);
 }
 
-/// A program of the test; killed and waited for when it is dropped.
+/// A program of the test. Dropping this value kills the program and waits for it.
 struct Running(Child);
 
 impl Running {
@@ -241,7 +242,7 @@ impl Running {
         Running(command.spawn().expect("the program starts"))
     }
 
-    /// Waits until it accepts connections; returns nothing if it has ended.
+    /// Waits until the program accepts connections; returns nothing if it has ended.
     fn connect(&mut self, port: u16, log: &Path) -> Option<TcpStream> {
         let deadline = Instant::now() + DEADLINE;
         loop {
@@ -360,7 +361,7 @@ fn nginx() {
         stream.read_to_string(&mut text).expect("an answer");
         text.split_once("\r\n\r\n").map_or_else(|| panic!("no body: {text:?}"), |(_, body)| body.to_owned())
     };
-    // Several times, over the connections that nginx keeps.
+    // Several times, over nginx's persistent connections.
     for _ in 0..20 {
         assert!(get("/known") == page, "the page");
         assert_eq!(get("/unknown"), "made by the application");

@@ -1,10 +1,10 @@
-//! Every flag of memcached: accepted_flags_start_the_server, missing_features_are_refused with one line, or
+//! Every flag of memcached is accepted, refused with one line if the feature is missing, or
 //! invalid, as listed in `docs/memcached-support.md`.
 
 use cached_tests::program::{Flavour, Program};
 use cached_tests::server::{Server, Start};
 
-/// Flags that a unit file may contain; the server starts and serves with each.
+/// The server starts and serves with each flag that a unit file may contain.
 #[test]
 fn accepted_flags_start_the_server() {
     let flags = "-p 0|-U 0|-A|-M|-r|-k|-v|-vv|-vvv|--verbose|-R 7|-C|-b 64|-B auto|-I 512k|-F|-X|-W|-f 1.5|-n 100|-L|-D /|\
@@ -90,7 +90,7 @@ fn invalid_values_have_memcacheds_messages() {
     }
 }
 
-/// Tools search the help to find out what a server supports.
+/// Tools search the help for supported features.
 #[test]
 fn the_help_names_what_works() {
     let (status, text) = Start::new().args("-h").run_to_exit();

@@ -1,5 +1,5 @@
-//! The configuration file: its settings, messages about mistakes_name_file_and_key, checking without
-//! starting, printing and reading back.
+//! The configuration file: its settings, the messages about mistakes, the check without a start,
+//! printing and reading back.
 
 use cached_tests::daemon::DEADLINE;
 use cached_tests::outside::run;
@@ -87,7 +87,7 @@ fn the_file_sets_the_addresses() {
         "[memcached]\nlisten = []\nunix_path = \"{}\"\nunix_mode = \"750\"\n",
         socket.display()
     ));
-    // The harness names the same path by flag, which changes nothing.
+    // The harness names the same path by flag, which has no effect.
     let mut server = Start::new().args(&file.flag()).unix_at(&socket).start();
     server.assert_serves("a start with a unix socket");
     let mode =
@@ -95,7 +95,7 @@ fn the_file_sets_the_addresses() {
     assert_eq!(mode & 0o777, 0o750);
 }
 
-/// A mistake is one line that names file and key, whether the server is to start or only to check.
+/// A mistake yields one line that names file and key, both at a start and in a check.
 #[test]
 fn mistakes_name_file_and_key() {
     if !is_cached() {
@@ -129,7 +129,8 @@ fn mistakes_name_file_and_key() {
     assert!(said.starts_with("/nonexistent/cached.toml: cannot be read: "), "{said}");
 }
 
-/// `--check-config` and the start refuse the same, in the same line, and the start has touched nothing by then.
+/// `--check-config` and the start refuse the same configurations with the same line, and the start
+/// has changed nothing by then.
 #[test]
 fn the_check_finds_what_the_start_refuses() {
     if !is_cached() {
@@ -158,7 +159,7 @@ fn the_check_finds_what_the_start_refuses() {
         (format!("auth_file = \"{}\"", path("absent")), "memcached.auth_file: cannot read the passwords in"),
         (format!("auth_file = \"{}\"", path("passwords")), "memcached.auth_file: "),
         (format!("sasl_file = \"{}\"", path("blank")), "memcached.sasl_file: "),
-        // Nothing waits for the writer of a FIFO.
+        // No read waits for the writer of a FIFO.
         (format!("auth_file = \"{fifo}\""), "memcached.auth_file: is "),
         (format!("{objects}[synapse]\nsecret_file = \"{fifo}\""), "synapse.secret_file: is "),
         ("[admin]\ntoken_file = \"/dev/zero\"".into(), "admin.token_file: is /dev/zero, which is a device"),
@@ -264,7 +265,8 @@ fn the_check_finds_what_the_start_refuses() {
     assert_eq!(std::fs::read(path("photo")).expect("the file"), b"not the memory of a cache");
 }
 
-/// A disk that fails is no mistake of the configuration: the service manager tries again after status 75.
+/// A failing disk is not a mistake in the configuration: the service manager retries after status
+/// 75.
 #[test]
 fn a_file_that_cannot_be_read_at_present_is_no_mistake() {
     if !is_cached() {
@@ -297,7 +299,7 @@ fn a_file_that_cannot_be_read_at_present_is_no_mistake() {
     }
 }
 
-/// The check takes neither the addresses nor the locks of a server that runs with the same file.
+/// The check needs neither the addresses nor the locks of a running server with the same file.
 #[test]
 fn a_running_server_does_not_disturb_the_check() {
     if !is_cached() {
@@ -340,7 +342,7 @@ fn checking_starts_nothing() {
     assert!(status.success(), "{said}");
     assert_eq!(said, format!("{}: nothing is wrong with the configuration\n", file.path.display()));
     assert!(!store.exists() && !socket.exists(), "something was started");
-    // Flags are checked as well.
+    // Flags are also checked.
     let (status, _) = Start::new().args("--check-config -t 0").run_to_exit();
     assert_eq!(status.code(), Some(1));
 }
@@ -361,7 +363,7 @@ fn the_printed_configuration_can_be_read_back() {
     // Flags give both servers their addresses, each with its own port.
     let comparable = |server: &Server| {
         let mut lines = settings(server);
-        // The number of `-v`, of which the file has the level that follows.
+        // The number of `-v` flags, for which the file contains the corresponding level.
         lines.retain(|line| !line.starts_with("STAT tcpport ") && !line.starts_with("STAT verbosity "));
         lines
     };

@@ -1,5 +1,5 @@
-//! The console in a real browser: its figures are those of the documents, hostile bytes stay text, and it copes with what
-//! is absent, refused or away.
+//! The console in a real browser: its figures match the documents, hostile bytes remain text, and
+//! it handles missing, refused and unavailable documents.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -31,7 +31,8 @@ struct Fixture {
 }
 
 impl Fixture {
-    /// Starts a listener on `address` that has these documents; the named ones only for those who have the token.
+    /// Starts a listener on `address` that serves these documents, the named ones only with the
+    /// token.
     fn start(address: &str, documents: &[(&'static str, Value)], with_token: &[&str]) -> Fixture {
         let dir = tempfile::tempdir().expect("a directory");
         let mut config = AdminConfig::default();
@@ -173,7 +174,7 @@ fn figures_are_those_of_the_documents() {
             .unwrap_or_else(|| panic!("{figure}: {title}"));
         assert_eq!(Some(title), wanted.as_f64(), "{figure}");
     }
-    // The page as a reader sees it. The history has 288 hits of 310 gets.
+    // The visible page. The history has 288 hits of 310 gets.
     for (selector, wanted) in [
         ("header", "cached 0.1.0 ✓ Ready node1 pid 4242 up 1 h 0 min"),
         (".tiles", "92.9 %"),
@@ -205,14 +206,14 @@ fn figures_are_those_of_the_documents() {
         let text = browser.text(selector);
         assert!(text.contains(wanted), "{selector}: {wanted} is not in: {text}");
     }
-    // The level chosen hides finer ones, and another choice shows them.
+    // The selected level hides finer levels, and another selection shows them.
     assert!(!browser.text("#log").contains("worker 0"));
     browser.evaluate(
         "(() => { const one = document.querySelector('[aria-labelledby=logs-title] select'); one.value = 'debug'; \
          one.dispatchEvent(new Event('change')) })()",
     );
     browser.wait_for("document.querySelector('#log').innerText.includes('worker 0')");
-    // A rate is the difference of two answers: 400 gets and 100 hits in 2 s.
+    // A rate is the difference of two documents: 400 gets and 100 hits in 2 s.
     let mut later = example();
     later["now_unix_ms"] = json!(status["now_unix_ms"].as_u64().expect("a time") + 2000);
     later["items"]["gets"] = json!(1_000_400);
@@ -296,7 +297,8 @@ fn hostile_bytes_stay_text() {
         assert!(hot.contains(shown), "{shown} is not in: {hot}");
     }
     assert!(browser.text("header").contains(name(0)) && browser.text("#log").contains(name(0)));
-    // Nothing of it has become an element, an attribute or a script, and the long key is not there in its length.
+    // No part of the text has become an element, an attribute or a script, and the long key is
+    // shortened.
     let found = browser.evaluate(
         "[typeof window.hacked, document.querySelectorAll('img, iframe, object, [onerror], [onload], [onmouseover], a[href^=java]').length, \
           document.scripts.length, document.body.innerText.includes('k'.repeat(100)), \
@@ -305,7 +307,7 @@ fn hostile_bytes_stay_text() {
     );
     assert_eq!(found, json!(["undefined", 0, 1, false, false, true]));
     assert_eq!(browser.take_reports(), Vec::<String>::new());
-    // Should the page ever try, the browser refuses to take text for HTML.
+    // If the page tried, the browser would refuse to interpret text as HTML.
     let refused = browser.evaluate(
         "(() => { try { document.body.innerHTML = '<b>x</b>'; return false } catch { return true } })()",
     );
@@ -347,7 +349,7 @@ fn what_is_absent_is_left_out() {
     browser.wait_for("performance.getEntriesByName(new URL('status.json', location).href).length >= 7");
     assert_eq!(browser.take_reports(), Vec::<String>::new());
 
-    // A synapsed without a cache, and the least that a status can be.
+    // A synapsed without a cache, and the smallest possible status.
     for (document, wanted) in [
         (
             json!({ "program": "synapsed", "version": "0.1.0", "instance": "2", "host": "node2", "pid": 7, "now_unix_ms": 5000, "uptime_secs": 61,
@@ -376,7 +378,7 @@ fn what_is_absent_is_left_out() {
 #[ignore = "long: browsers, in Chromium"]
 fn a_token_is_asked_for_and_kept_in_the_tab() {
     let Some(mut browser) = Browser::start("a_token_is_asked_for_and_kept_in_the_tab") else { return };
-    // Hot keys only with the token.
+    // Hot keys are shown only with the token.
     let fixture = Fixture::start("127.0.0.1:0", &all_documents(), &["/hot.json"]);
     open(&mut browser, &fixture.url(), Viewport::LAPTOP);
     browser
@@ -391,7 +393,7 @@ fn a_token_is_asked_for_and_kept_in_the_tab() {
     assert_eq!(browser.text("#notice"), "");
     drop(fixture);
 
-    // Everything only with the token.
+    // Everything needs the token.
     let fixture = Fixture::start("127.0.0.1:0", &all_documents(), &DOCUMENTS);
     browser.open(&fixture.url(), Viewport::LAPTOP);
     browser.wait_for("document.activeElement?.id === 'token'");
@@ -408,7 +410,7 @@ fn a_token_is_asked_for_and_kept_in_the_tab() {
           document.documentElement.outerHTML.includes('{TOKEN}')]"
     ));
     assert_eq!(kept, json!([true, false, "", false]));
-    // It is there after a reload of the tab, until it is forgotten.
+    // The token is kept across a reload of the tab, until it is deleted.
     open(&mut browser, &fixture.url(), Viewport::LAPTOP);
     browser.evaluate(
         "[...document.querySelectorAll('button')].find((one) => one.innerText === 'Forget token').click()",
@@ -420,7 +422,7 @@ fn a_token_is_asked_for_and_kept_in_the_tab() {
 #[ignore = "long: browsers, in Chromium"]
 fn a_server_away_is_shown_and_found_again() {
     let Some(mut browser) = Browser::start("a_server_away_is_shown_and_found_again") else { return };
-    // A port that no outgoing connection takes while the server is away.
+    // A port that no outgoing connection takes while the server is down.
     let fixture = Fixture::start(&free_port().to_string(), &all_documents(), &[]);
     let address = fixture.address();
     open(&mut browser, &fixture.url(), Viewport::LAPTOP);
@@ -430,9 +432,9 @@ fn a_server_away_is_shown_and_found_again() {
     assert!(notice.contains("The figures are those of") && notice.contains("Next attempt in"), "{notice}");
     assert!(header.contains("✕ No answer"), "{header}");
     assert_eq!(browser.evaluate("[document.body.className, document.title[0]]"), json!(["old", "✕"]));
-    // The last figures stay.
+    // The last figures remain visible.
     assert!(browser.text(".tiles").contains("57.3 MiB"));
-    // An answer that is no status is no answer.
+    // A response that is not a status document is ignored.
     let wrong = Fixture::start(&address.to_string(), &[("/status.json", json!(["no status"]))], &[]);
     browser.evaluate("document.querySelector('#notice button').click()");
     browser.wait_for("document.querySelector('#notice').innerText.includes('not a status')");
@@ -471,7 +473,7 @@ fn a_server_under_load_shows_what_its_clients_do() {
         std::thread::sleep(Duration::from_millis(20));
     };
     let is_over = AtomicBool::new(false);
-    /// Ends the load, also when the test fails.
+    /// Ends the load, even if the test fails.
     struct End<'a>(&'a AtomicBool);
     impl Drop for End<'_> {
         fn drop(&mut self) {
@@ -494,13 +496,13 @@ fn a_server_under_load_shows_what_its_clients_do() {
                 conn.send(b"get <img/src=x/onerror=window.hacked=1>\r\n");
                 conn.expect(b"END\r\n", "get");
                 round += 1;
-                // Leaves the machine to the browser.
+                // This leaves processor time for the browser.
                 std::thread::sleep(Duration::from_millis(2));
             }
         });
         let end = End(&is_over);
         open(&mut browser, &url, Viewport::LAPTOP);
-        // Live: the ratio of what comes in at this moment.
+        // Live: the ratio of the current requests.
         browser.wait_for("/now 7[45]\\.\\d/.test(document.querySelector('.tiles').innerText)");
         browser.wait_for(
             "/gets [\\d,.]+\\/s · sets [\\d,.]+\\/s/.test(document.querySelector('.tiles').innerText)",
@@ -508,14 +510,14 @@ fn a_server_under_load_shows_what_its_clients_do() {
         browser.wait_for(
             "document.querySelector('[aria-labelledby=commands-title]')?.innerText.includes('get')",
         );
-        // A step of the history is over.
+        // A step of the history has ended.
         browser.wait_for(
             "/^M/.test(document.querySelector('#chart-rate path.line.one')?.getAttribute('d') ?? '')",
         );
         drop(end);
         load.join().expect("the load");
     });
-    // Nothing changes any more: each figure is that of the document.
+    // Nothing changes any more, so each figure equals the document's.
     let (status, body) = http::get(&address, "/status.json");
     assert_eq!(status, 200);
     let document: Value = serde_json::from_str(&body).expect("JSON");
@@ -561,7 +563,7 @@ fn a_server_under_load_shows_what_its_clients_do() {
     assert_eq!(failures, Vec::<String>::new());
 }
 
-/// Returns the texts whose contrast with their ground is below 4.5 to 1.
+/// Returns the texts whose contrast with their background is below 4.5 to 1.
 const PALE_TEXTS: &str = r#"(() => {
   const parts = (color) => color.match(/[\d.]+/g).map(Number);
   const light = (color) => {
@@ -589,7 +591,7 @@ const PALE_TEXTS: &str = r#"(() => {
   return pale;
 })()"#;
 
-/// Returns what a user without eyes or without a mouse could not use.
+/// Returns the elements that are inaccessible without sight or without a mouse.
 const UNUSABLE: &str = r#"(() => {
   const wrong = [];
   const name = (one) => one.getAttribute("aria-label") || one.innerText || one.labels?.[0]?.innerText;
@@ -660,7 +662,7 @@ fn it_is_readable_on_a_laptop_and_a_phone_dark_and_light() {
     open(&mut browser, &fixture.url(), Viewport::LAPTOP);
     assert_eq!(browser.evaluate(scheme), dark);
     browser.evaluate("localStorage.clear()");
-    // A keyboard moves the mark through time, in all charts at once.
+    // The keyboard moves the time mark in all charts at once.
     open(&mut browser, &fixture.url(), Viewport::LAPTOP);
     browser.evaluate("document.querySelector('#chart-hits').focus()");
     for _ in 0..3 {
@@ -669,7 +671,7 @@ fn it_is_readable_on_a_laptop_and_a_phone_dark_and_light() {
     browser.wait_for("document.querySelectorAll('.panel svg .cursor').length >= 4");
     browser.press("Escape");
     browser.wait_for("!document.querySelector('#chart-hits .cursor')");
-    // The same when something is wrong.
+    // The same with a problem.
     let status = &mut calm[0].1;
     status["health"] = json!({ "ready": false, "reasons": ["the store has not answered for 12 s"] });
     status["objects"]["lost_bytes"] = json!(4096);

@@ -1,8 +1,9 @@
 //! The same random commands to the server under test and to a memcached: the replies are the same.
 //!
-//! The reference is `CACHED_REFERENCE_MEMCACHED` or the installed memcached (1.6.18 in Debian 12, whose known
-//! differences are not generated). Seeds are fixed, so that a run can be repeated; with
-//! `CACHED_DIFFERENTIAL_SECONDS=60` random ones are tried for a minute. `CACHED_DIFFERENTIAL_SEED` plays one.
+//! The reference is `CACHED_REFERENCE_MEMCACHED` or the installed memcached (1.6.18 in Debian 12;
+//! requests with known differences are not generated). Seeds are fixed, so that a run can be
+//! repeated; with `CACHED_DIFFERENTIAL_SECONDS=60` random seeds are used for a minute.
+//! `CACHED_DIFFERENTIAL_SEED` selects one seed.
 
 use cached_tests::configurations;
 use cached_tests::lockstep::{self, Kind, Play};
@@ -34,7 +35,7 @@ fn binary() {
     compare("binary", Kind::Binary);
 }
 
-/// A password changes nothing for those that have given it.
+/// Authentication does not change the replies.
 #[test]
 fn behind_a_password() {
     let Some(reference) = reference() else {

@@ -1,5 +1,5 @@
-//! Defects inside the server, injected on request (`debugtime` in a debug build): it never continues without
-//! one of its threads, and the data it has acknowledged is stored before it ends.
+//! Defects inside the server, injected on request (`debugtime` in a debug build): the server never
+//! continues without one of its threads, and stores acknowledged data before it ends.
 
 use blocker::executor::block_on;
 use blocker::{Blocker, BlockerExt, Durability, Name, Namespace, ObjectId, ReadRequest, WriteRequest};
@@ -13,7 +13,7 @@ use synapse::{Address, SynapseBlocker};
 /// `EX_SOFTWARE`.
 const DEFECT: i32 = 70;
 
-/// Returns whether the server injects faults: memcached does not, nor does a release build.
+/// Returns whether the server can inject faults: memcached and release builds cannot.
 fn injects_faults() -> bool {
     if Program::under_test().flavour != Flavour::Cached {
         return false;
@@ -83,14 +83,15 @@ fn wait_for_line(server: &Server, words: &str) {
     }
 }
 
-/// The watchdog logs a worker that makes no progress, and when it makes progress again.
+/// The watchdog logs a worker without progress, and the end of that state.
 #[test]
 fn a_stalled_worker_is_logged() {
     if !injects_faults() {
         return;
     }
     let server = Start::new().args("-t 2 --debug-clock").start();
-    // Assigned round robin: the first connection to the first worker, the second to the second.
+    // Connections are assigned round robin: the first one to the first worker, the second one to
+    // the second.
     let (mut first, mut second) = (server.connect(), server.connect());
     first.ask(b"mn\r\n", b"MN\r\n");
     second.ask(b"mn\r\n", b"MN\r\n");
@@ -103,7 +104,7 @@ fn a_stalled_worker_is_logged() {
     wait_for_line(&server, "worker 0 makes progress again");
 }
 
-/// A worker that cannot end does not keep the process from ending.
+/// A worker that cannot end does not prevent the end of the process.
 #[test]
 fn a_worker_that_does_not_end_is_waited_for_for_a_bounded_time() {
     if !injects_faults() {

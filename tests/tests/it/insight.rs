@@ -5,7 +5,7 @@ use cached_tests::conn::Conn;
 use cached_tests::server::Server;
 use std::collections::BTreeMap;
 
-/// The values of a report by their names.
+/// Returns the values of a report by name.
 fn report(conn: &mut Conn, name: &str) -> BTreeMap<String, String> {
     conn.send(format!("stats {name}\r\n").as_bytes());
     let mut values = BTreeMap::new();
@@ -34,7 +34,7 @@ fn miss(conn: &mut Conn, key: &str) {
     conn.ask(format!("get {key}\r\n").as_bytes(), b"END\r\n");
 }
 
-/// A server with these flags that samples all keys.
+/// Starts a server with these flags that samples all keys.
 fn start(flags: &str) -> Server {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("cached.toml");
@@ -73,7 +73,8 @@ fn misses_are_told_apart_by_their_reason() {
 fn evicted_keys_are_counted_and_more_memory_is_predicted_to_keep_them() {
     let server = start("-m 8");
     let mut conn = server.connect();
-    // Twice: 12 MiB in 8. Missed items are stored, as a client does; the others stay.
+    // Two passes over 12 MiB of items in 8 MiB of memory. Missed items are stored, as a client
+    // does; the others stay.
     let value = "x".repeat(1000);
     for batch in (0..24_000).collect::<Vec<_>>().chunks(200) {
         let mut requests = Vec::new();
@@ -84,14 +85,14 @@ fn evicted_keys_are_counted_and_more_memory_is_predicted_to_keep_them() {
         }
         conn.send(&requests);
         conn.skip_until_seen(b"END\r\n", batch.len());
-        // So that no queue of samples is full, however slow the server's own thread is.
+        // This prevents full sample queues, however slow the server's own thread is.
         report(&mut conn, "misses");
     }
     let misses = report(&mut conn, "misses");
     assert!(number(&misses, "evicted") > 3000.0, "{misses:?}");
     assert!(number(&misses, "never_seen") >= 11_000.0, "{misses:?}");
     let curve = report(&mut conn, "mrc");
-    // A sample is dropped when the server's own thread has the queue at that moment.
+    // A sample is dropped if the server's own thread is reading the queue at that moment.
     let dropped = number(&curve, "items:dropped_samples");
     assert!(dropped <= 50.0 && number(&curve, "items:requests") >= 24_000.0 - dropped, "{curve:?}");
     let of = |factor: &str| number(&curve, &format!("items:miss_ratio_at_{factor}"));

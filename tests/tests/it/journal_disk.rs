@@ -1,10 +1,10 @@
-//! The journal's disk runs full under load, fails, or goes away, on real file systems: service continues, what
-//! is acknowledged as journaled or stored is there after a crash, metrics, log and readiness state the trouble,
-//! and the journal comes back without a restart once its disk does.
+//! The journal's disk fills up under load, fails, or disappears, on real file systems. Service
+//! continues; data acknowledged as journaled or stored survive a crash; metrics, log and readiness
+//! report the problem; and the journal resumes without a restart once its disk works again.
 //!
-//! A journal's segments are zeroed beforehand, so a full disk cannot hurt it, unless the file system gives
-//! blocks anew for each write, as copying ones and thin volumes do. Here, holes are punched into the segments
-//! that are not in use, and the rest of the file system is filled.
+//! A journal's segments are zeroed in advance, so a full disk does not affect it, unless the file
+//! system allocates new blocks for each write, as copy-on-write file systems and thin volumes do.
+//! Here, holes are punched into unused segments, and the rest of the file system is filled.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
@@ -30,7 +30,7 @@ use synapse::SynapseBlocker;
 const SEGMENTS: u64 = 10;
 const WRITERS: usize = 3;
 
-/// A small file system, unmounted when this is dropped.
+/// A small file system. Dropping this value unmounts it.
 struct Mount(PathBuf);
 
 impl Mount {
@@ -41,7 +41,7 @@ impl Mount {
         command.output().is_ok_and(|output| output.status.success()).then(|| Self(path.into()))
     }
 
-    /// Fills it to its last block.
+    /// Fills the file system to its last block.
     fn fill(&self) {
         let mut ballast = File::create(self.0.join("ballast")).expect("a file");
         while ballast.write_all(&[1; 4096]).is_ok() {}
@@ -54,12 +54,13 @@ impl Mount {
 
 impl Drop for Mount {
     fn drop(&mut self) {
-        // Fails if a process still has a file open there: detached, it goes with that process.
+        // This fails if a process still has a file open there; a detached file system disappears
+        // with that process.
         let _ = Command::new("umount").arg("-l").arg(&self.0).output();
     }
 }
 
-/// Gives back the blocks of all segments that have no header yet.
+/// Frees the blocks of all segments without a header.
 fn punch_holes(journal: &Path) -> usize {
     let mut count = 0;
     for entry in std::fs::read_dir(journal).expect("the journal").map(|entry| entry.expect("an entry")) {
@@ -110,7 +111,7 @@ fn a_full_disk_under_load_loses_nothing_and_the_journal_comes_back() {
     let models = (0..WRITERS).map(|writer| Model::new(writer, 4, &namespaces[0], &namespaces));
     let mut models: Vec<_> = models.collect();
 
-    // The first change begins a segment; all others are made by then.
+    // The first change begins a segment; all other segments exist by then.
     let first = blocker::ObjectId::new(namespaces[0].clone(), blocker::Name::new("first").expect("a name"));
     let request = WriteRequest::new(first, 0, b"first").durability(Durability::Journaled);
     assert_eq!(block_on(client.write(request)).expect("a write").durability, Durability::Journaled);
@@ -179,9 +180,9 @@ fn a_full_disk_under_load_loses_nothing_and_the_journal_comes_back() {
     let _ = std::fs::remove_dir_all(&directory);
 }
 
-// Another disk, and no disk, under `synapsed` and `cached`.
+// `synapsed` and `cached` with another disk, and without a disk.
 
-/// An age at which nothing is stored within the test.
+/// An age limit that causes no flush during the test.
 const NEVER_MS: u64 = 86_400_000;
 
 fn object(number: usize) -> blocker::ObjectId {
@@ -193,7 +194,7 @@ fn content(number: usize) -> Vec<u8> {
     (0..30_000).map(|index| (number * 17 + index) as u8).collect()
 }
 
-/// A server whose journal's disk is taken away and brought back, and what was written to it.
+/// A server whose journal's disk is removed and restored, with the data written to it.
 struct Trial<'a> {
     site: &'a Site,
     running: Running,
@@ -212,7 +213,7 @@ impl<'a> Trial<'a> {
         trial
     }
 
-    /// Writes another object, to be journaled; returns what it is.
+    /// Writes another object as journaled, and returns it.
     fn write(&mut self) -> Durability {
         let request = WriteRequest::new(object(self.written), 0, content(self.written));
         let reply = block_on(self.client.write(request.durability(Durability::Journaled)));
@@ -232,7 +233,8 @@ impl<'a> Trial<'a> {
         metric(&self.client, "cached_journal_state")
     }
 
-    /// The journal's disk is unavailable, so changes requested as journaled are stored.
+    /// Checks that changes requested as journaled are stored, because the journal's disk is
+    /// unavailable.
     fn is_in_trouble(&mut self) {
         assert_eq!(self.write(), Durability::Stored, "nothing is journaled on a disk that is away");
         assert!(self.state() != 0);
@@ -247,20 +249,20 @@ impl<'a> Trial<'a> {
         }
     }
 
-    /// The disk is back: the journal works again, without a restart.
+    /// Checks that the journal works again without a restart after the disk's return.
     fn is_well_again(&mut self) {
         wait_for("the journal's return", || self.state() == 0);
         assert_eq!(self.readiness(), (200, "ok\n".into()));
         assert!(metric(&self.client, "cached_journal_restarts_total") > 0);
         let before = metric(&self.client, "cached_journal_restarts_total");
-        // More than a segment, so that the files of others are used as well.
+        // More than a segment, so that other segment files are used as well.
         for _ in 0..60 {
             assert_eq!(self.write(), Durability::Journaled);
         }
         assert_eq!(metric(&self.client, "cached_journal_restarts_total"), before, "one restart is enough");
     }
 
-    /// Kills the server; everything that was written is there after the next start.
+    /// Kills the server, and checks that all written data are present after the next start.
     fn nothing_is_lost(mut self) {
         self.running.kill();
         let running = self.site.start();
@@ -288,7 +290,7 @@ fn for_both(name: &str, test: impl Fn(&Site) + Sync) {
         test(&Site::new(daemon, &place));
         let _ = std::fs::remove_dir_all(place);
     };
-    // Most of their time they wait for a disk.
+    // Both wait for a disk most of the time.
     std::thread::scope(|scope| {
         for daemon in Daemon::ALL {
             scope.spawn(move || in_its_place(daemon));
@@ -296,7 +298,8 @@ fn for_both(name: &str, test: impl Fn(&Site) + Sync) {
     });
 }
 
-/// The open files of a directory that is moved away can be written and synced, and no start finds them.
+/// After a directory was moved, its open files can be written and synced, but no start would find
+/// them.
 #[test]
 fn a_journal_whose_directory_is_moved_away_comes_back_with_it() {
     for_both("journal-moved", |site| {
@@ -304,7 +307,7 @@ fn a_journal_whose_directory_is_moved_away_comes_back_with_it() {
         let away = site.path("away");
         std::fs::rename(&site.journal, &away).expect("a move");
         trial.is_in_trouble();
-        // A directory that is not the journal's is left alone.
+        // A directory that is not the journal's is not changed.
         std::fs::create_dir(&site.journal).expect("a directory");
         let failures = metric(&trial.client, "cached_journal_failures_total");
         wait_for("another attempt", || metric(&trial.client, "cached_journal_failures_total") > failures);
@@ -323,7 +326,7 @@ fn a_journal_that_is_removed_while_it_is_used_loses_nothing() {
         std::fs::remove_dir_all(&site.journal).expect("the journal");
         trial.is_in_trouble();
         trial.nothing_is_lost();
-        // Nor does an orderly end.
+        // An orderly end does not change it either.
         let mut trial = Trial::start(site);
         std::fs::remove_dir_all(&site.journal).expect("the journal");
         trial.is_in_trouble();
@@ -346,8 +349,8 @@ fn run(program: &str, arguments: &[&std::ffi::OsStr]) -> bool {
     Command::new(program).args(arguments).output().is_ok_and(|output| output.status.success())
 }
 
-/// A file system that is unmounted while its files are open goes on for as long as they are; it can be mounted
-/// again meanwhile.
+/// A file system that is unmounted lazily continues to exist while its files are open, and can be
+/// mounted again meanwhile.
 #[test]
 fn a_journal_that_is_unmounted_comes_back_when_it_is_mounted() {
     const TEST: &str = "a_journal_that_is_unmounted_comes_back_when_it_is_mounted";
@@ -379,8 +382,8 @@ impl Drop for Unmount<'_> {
     }
 }
 
-/// A file system that has shut down answers every write with an error until it is closed. When it
-/// returns, it is another device with the same files.
+/// A file system that was shut down fails every write until it is unmounted. When it returns, it is
+/// another device with the same files.
 #[test]
 fn a_journal_on_a_disk_that_fails_comes_back_on_another_device() {
     const TEST: &str = "a_journal_on_a_disk_that_fails_comes_back_on_another_device";
@@ -401,7 +404,7 @@ fn a_journal_on_a_disk_that_fails_comes_back_on_another_device() {
         let site = Site { journal: mounted.join("journal"), ..site.clone() };
         let mut trial = Trial::start(&site);
         wait_for("all segments", || metric(&trial.client, "cached_journal_free_segments") == 7);
-        // EXT4_IOC_SHUTDOWN, with the file system's own log written before.
+        // EXT4_IOC_SHUTDOWN, after the file system's own log has been written.
         let root = File::open(&mounted).expect("the root");
         let how: u32 = 1;
         // SAFETY: the descriptor is open, and the number that is read is alive.

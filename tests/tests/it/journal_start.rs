@@ -1,6 +1,7 @@
-//! Starts of `cached` and of `synapsed` with a journal that cannot be used: each is refused with status 78, or 71 if it is
-//! in use or missing, and one line that names the file, the byte where it applies, the reason and the way out; and the way out leads
-//! to a start that works. A disk that fails is waited for.
+//! Starts of `cached` and of `synapsed` with an unusable journal: each is refused with status 78,
+//! or 71 if the journal is in use or missing, and one line that names the file, the byte offset if
+//! applicable, the reason and the remedy; and after the remedy the start succeeds. The start waits
+//! for a failing disk.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -21,7 +22,8 @@ use cached_tests::program::{Flavour, Program};
 use cached_tests::site::{Daemon, Site, metric, wait_for};
 use synapse::SynapseBlocker;
 
-/// The exit statuses of a configuration that cannot work, and of what another process has or may be there later.
+/// The exit statuses for an invalid configuration, and for a resource that is in use or may appear
+/// later.
 const CONFIGURATION: i32 = 78;
 const REFUSED: i32 = 71;
 /// An age at which nothing is stored within the test.
@@ -61,7 +63,7 @@ fn write(client: &SynapseBlocker, number: usize, durability: Durability) {
     assert_eq!(reply.durability, durability);
 }
 
-/// Returns whether an object has its content; it has that or is missing.
+/// Returns whether an object has its content; otherwise it must be missing.
 fn is_there(client: &SynapseBlocker, number: usize) -> bool {
     match block_on(client.read(ReadRequest::new(object(number), 0, 1 << 16))) {
         Ok(reply) => {
@@ -101,7 +103,8 @@ fn flip(path: &Path, offset: u64) {
     file.write_all_at(&[byte[0] ^ 4], offset).expect("a byte");
 }
 
-/// Requires that a start is refused with one line that names file and key, and contains all of these.
+/// Asserts that a start is refused with one line that names file and key, and contains all of these
+/// texts.
 #[track_caller]
 fn assert_refused(site: &Site, contains: &[&str]) {
     assert_refused_with(CONFIGURATION, site, contains);
@@ -118,7 +121,7 @@ fn assert_refused_with(wanted: i32, site: &Site, contains: &[&str]) {
     }
 }
 
-/// Requires that `cachectl journal COMMAND` ends with a status, and returns what it wrote.
+/// Asserts that `cachectl journal COMMAND` ends with a status, and returns its output.
 #[track_caller]
 fn journal(site: &Site, command: &str, more: &[&str], status: i32) -> String {
     let directory = site.journal.to_str().expect("a path");
@@ -132,7 +135,7 @@ fn journal(site: &Site, command: &str, more: &[&str], status: i32) -> String {
 #[track_caller]
 fn export_and_discard(site: &Site, export_status: i32) -> Vec<usize> {
     let saved = export(site, export_status);
-    // Asked for first, it states what would be lost, and keeps it.
+    // Without `--yes`, the command states the loss and changes nothing.
     let kept = site.journal.join(SEGMENT);
     journal(site, "discard", &[], 2);
     assert!(kept.exists());
@@ -222,7 +225,7 @@ fn a_damaged_journal_is_refused_and_can_be_exported_and_discarded() {
             assert_eq!(export_and_discard(site, 1), saved, "{line:?}");
         }
 
-        // And without damage, everything is replayed.
+        // Without damage, everything is replayed.
         copy(&pristine, &site.journal);
         let _ = std::fs::remove_dir_all(&site.store);
         let running = site.start();
@@ -236,8 +239,7 @@ fn a_damaged_journal_is_refused_and_can_be_exported_and_discarded() {
     });
 }
 
-/// The last batch cannot be distinguished from one torn by a crash, unless something was written
-/// after it.
+/// The last batch cannot be distinguished from one torn by a crash, unless a later batch exists.
 #[test]
 fn every_flipped_bit_is_refused_or_loses_no_more_than_the_last_batch() {
     // The scan is the same in both programs; one is enough.
@@ -251,7 +253,7 @@ fn every_flipped_bit_is_refused_or_loses_no_more_than_the_last_batch() {
     let pristine = site.path("pristine");
     copy(&site.journal, &pristine);
     let (mut refused, mut started, mut late) = (0, 0, 0);
-    // In each block of the log, near its beginning and somewhere else.
+    // In each block of the log, near its beginning and at another offset.
     for place in 0..2 * (2 + 1 + 3 * OBJECTS as u64) {
         let block = place / 2;
         let offset = block * 4096 + if place % 2 == 0 { 30 } else { (block * 977) % 4096 };
@@ -278,7 +280,7 @@ fn every_flipped_bit_is_refused_or_loses_no_more_than_the_last_batch() {
                     assert!(reply.data.to_vec() == content(number), "byte {offset}: {number} is torn");
                 }
                 Err(Error::Missing) => assert!(is_last, "byte {offset}: {number} is lost without a word"),
-                // Found when the payload was read: this object's operations fail.
+                // The damage is found when the payload is read: operations on this object fail.
                 Err(Error::Corrupt(_)) => late += 1,
                 Err(error) => panic!("byte {offset}: {number}: {error}"),
             }
@@ -310,7 +312,7 @@ fn a_journal_in_use_is_refused() {
         journal(site, "discard", &["--yes"], 2);
         write(&client, 1, Durability::Journaled);
         running.kill();
-        // The way out: the other process is gone.
+        // The remedy: the other process ends.
         let running = site.start();
         let client = site.connect();
         assert!((0..2).all(|number| is_there(&client, number)));
@@ -337,7 +339,7 @@ fn a_directory_of_other_files_is_refused_and_left_alone() {
         );
         std::fs::remove_file(foreign).expect("the file");
         site.start().end();
-        // Beside a journal they do no harm.
+        // Beside a journal these files do no harm.
         std::fs::write(site.journal.join("notes"), b"mine").expect("a file");
         site.start().end();
         assert_eq!(std::fs::read(site.journal.join("notes")).expect("the file"), b"mine");
@@ -364,7 +366,7 @@ fn a_segment_of_another_journal_is_refused() {
 fn a_journal_that_was_overtaken_is_kept_aside_and_what_it_holds_can_be_saved() {
     for_both("journal-overtaken", |site| {
         crash(site);
-        // Another writer takes the namespace over: past the cache, through a server without one.
+        // Another writer takes the namespace over, through a server without a cache.
         let between =
             Site { directory: site.path("between"), ..Site::new(Daemon::Synapsed, &site.directory) };
         std::fs::create_dir(&between.directory).expect("a directory");
@@ -386,7 +388,8 @@ fn a_journal_that_was_overtaken_is_kept_aside_and_what_it_holds_can_be_saved() {
         running.end();
 
         let mut epoch = 1_u64 << 50;
-        // For one of the programs the claims are lost as well: what a repair makes of the stamps holds as much.
+        // For one of the programs the claims are lost as well: a repair rebuilds equivalent ones
+        // from the stamps.
         if site.daemon == Daemon::Cached {
             for name in ["claims", "claims.copy"] {
                 std::fs::write(site.store.join(name), b"nonsense").expect("a file");
@@ -406,7 +409,8 @@ fn a_journal_that_was_overtaken_is_kept_aside_and_what_it_holds_can_be_saved() {
         for part in ["vm (the journal's epoch is ", &format!("epoch {epoch} is in force"), "overtaken-1"] {
             assert!(lines[0].contains(part), "{part} is missing: {}", lines[0]);
         }
-        // The cache is the writer from its next change on, with a journal that holds this change alone.
+        // The cache is the writer from its next change on, with a journal that contains only this
+        // change.
         write(&client, 101, Durability::Journaled);
         running.kill();
         let running = site.start();
@@ -418,7 +422,7 @@ fn a_journal_that_was_overtaken_is_kept_aside_and_what_it_holds_can_be_saved() {
         let text = journal(&kept, "inspect", &[], 0);
         assert!(text.contains("vm: "), "{text}");
         assert_eq!(export(&kept, 0), [0, 1, 2, 3]);
-        // Nothing of the journal has reached the store.
+        // No record of the journal has reached the store.
         let running = between.start();
         let client = between.connect();
         let read = block_on(client.read(ReadRequest::new(object(0), 0, 100))).expect("a read");
@@ -447,7 +451,7 @@ fn a_journal_that_is_missing_is_made_on_request_only() {
         let again = journal(&site, "init", &[], 2);
         assert!(again.contains("has a journal already"), "{again}");
         site.start().end();
-        // One that is there needs nobody's leave, and a discarded one is there.
+        // An existing journal needs no request, and a discarded one still exists.
         crash(&site);
         journal(&site, "discard", &["--yes"], 0);
         let running = site.start();
@@ -477,7 +481,7 @@ fn a_directory_without_permission_is_refused() {
     // SAFETY: geteuid has no preconditions.
     let is_root = unsafe { libc::geteuid() } == 0;
     for_both("journal-denied", |site| {
-        // As the user nobody: root may do everything.
+        // As the user nobody, because root has all permissions.
         let site = Site { uid: is_root.then_some(65_534), ..site.clone() };
         let open = |path: &Path, mode| {
             std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).expect("permissions");
@@ -500,14 +504,14 @@ fn a_directory_that_cannot_be_made_is_refused() {
             &nowhere,
             &[nowhere.journal.to_str().expect("a path"), "No such file or directory", "parent"],
         );
-        // A file, where a directory should be.
+        // A file in place of a directory.
         std::fs::write(&site.journal, b"file").expect("a file");
         site.configure(NEVER_MS, "", "", "");
         assert_refused(site, &[site.journal.to_str().expect("a path")]);
     });
 }
 
-/// A file system, unmounted when this is dropped.
+/// A file system. Dropping this value unmounts it.
 struct Mount(PathBuf);
 
 impl Mount {
@@ -545,7 +549,7 @@ fn a_file_system_without_direct_writes_is_refused() {
         let site = Site { journal: mount.0.join("journal"), ..site.clone() };
         site.configure(NEVER_MS, "", "", "");
         assert_refused(&site, &[site.journal.to_str().expect("a path"), "O_DIRECT", "direct = false"]);
-        // The way out, in the directory as the refused start has left it.
+        // The remedy, in the directory as left by the refused start.
         site.configure(NEVER_MS, "", "direct = false", "");
         site.start().end();
     });

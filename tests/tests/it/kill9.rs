@@ -1,5 +1,5 @@
-//! kill -9 of the real process under load, ten times over each store: nothing that was acknowledged as
-//! journaled or stored is lost or torn. The rig `kill9` does it for as long as wanted.
+//! Kills the real process with SIGKILL under load, ten times over each store: no data acknowledged
+//! as journaled or stored are lost or torn. The rig `kill9` does this for any duration.
 
 use std::path::Path;
 

@@ -1,5 +1,5 @@
-//! The Helm chart: helm accepts it, its manifests are those of Kubernetes' schemas, `cached` accepts the
-//! configuration in them, and the memory limit is above what that configuration takes.
+//! The Helm chart: helm accepts it, its manifests match Kubernetes' schemas, `cached` accepts the
+//! generated configuration, and the memory limit is above the configuration's maximum.
 
 use cached_tests::outside;
 use cached_tests::program::{Program, repository};
@@ -11,10 +11,10 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 const DEADLINE: Duration = Duration::from_secs(300);
-/// The version of Kubernetes whose schemas are compared with.
+/// The version of Kubernetes whose schemas are used.
 const KUBERNETES: &str = "1.37";
 
-/// Everything that the chart can do, and sizes that are not the defaults.
+/// Values that enable everything in the chart, with non-default sizes.
 const EVERYTHING: &str = r#"
 replicas: 3
 image: {repository: registry.example/cached, tag: "1"}
@@ -37,10 +37,10 @@ tolerations: [{key: cache, operator: Exists}]
 priorityClassName: high
 topologySpreadConstraints: [{maxSkew: 1, topologyKey: zone, whenUnsatisfiable: ScheduleAnyway, labelSelector: {matchLabels: {app.kubernetes.io/name: cached}}}]
 "#;
-/// The fewest objects.
+/// Values that yield the fewest manifests.
 const NOTHING: &str = "{podDisruptionBudget: {enabled: false}, networkPolicy: {enabled: false}, preStopSleepSecs: 0, serviceAccount: {name: default}, admin: {secretName: admin}}";
 
-/// Returns helm, from `PATH` or where `.ci/long` installs it, or prints that the test is skipped.
+/// Returns helm, from `PATH` or as installed by `.ci/long`, or prints that the test is skipped.
 fn helm(test: &str) -> Option<PathBuf> {
     let own = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("tools/helm");
     let found = outside::find_program("helm").or_else(|| own.is_file().then_some(own));
@@ -71,7 +71,7 @@ fn template(helm: &Path, values: &str) -> Result<String, String> {
     run_helm(helm, &["template", "cached"], values, &["--namespace", "caches", "--kube-version", KUBERNETES])
 }
 
-/// Returns `cached.toml` of the manifests.
+/// Returns `cached.toml` from the manifests.
 fn configuration(manifests: &str) -> String {
     let lines = manifests.lines().skip_while(|line| *line != "  cached.toml: |").skip(1);
     let lines = lines.take_while(|line| line.starts_with("    ") || line.is_empty());
@@ -85,14 +85,14 @@ fn limit(manifests: &str) -> u64 {
     memory.split("Mi").next().and_then(|number| number.parse().ok()).unwrap_or_else(|| panic!("{memory}"))
 }
 
-/// A virtual environment with the validator, below the target directory.
+/// Returns a virtual environment with the validator, below the target directory.
 fn validator() -> Result<PathBuf, String> {
     let requirements = repository().join("tests/clients/kubernetes.txt");
     let environment = Path::new(env!("CARGO_TARGET_TMPDIR")).join("kubernetes");
     Ok(cached_tests::python::install(&environment, &requirements)?.join("kubernetes-validate"))
 }
 
-/// Returns what the validator says about these manifests, or `None` if nothing is wrong.
+/// Returns the validator's output about these manifests, or `None` if they are valid.
 fn invalid(validator: &Path, manifests: &str) -> Option<String> {
     let file = tempfile::NamedTempFile::new().expect("a temporary file");
     fs::write(file.path(), manifests).expect("a file");
@@ -138,7 +138,7 @@ fn manifests_are_valid() {
     };
     for values in ["{}", EVERYTHING, NOTHING] {
         let manifests = template(&helm, values).unwrap_or_else(|text| panic!("{text}"));
-        // Kinds of the Prometheus operator have no schema in Kubernetes.
+        // Kubernetes has no schemas for the Prometheus operator's kinds.
         let own: Vec<&str> =
             manifests.split("---\n").filter(|part| !part.contains("monitoring.coreos.com")).collect();
         let own = own.join("---\n");
@@ -169,7 +169,7 @@ fn the_plain_manifests_are_those_of_the_chart() {
     assert_eq!(committed.len(), made.len(), "{} is complete", path.display());
 }
 
-/// `cached` starts with the configuration that the pod has, and what it may take is below the pod's limit.
+/// `cached` starts with the pod's configuration, and its maximum memory is below the pod's limit.
 #[test]
 #[ignore = "long: kubernetes, by helm"]
 fn the_configuration_is_accepted_and_fits_into_the_limit() {
@@ -199,19 +199,19 @@ fn the_configuration_is_accepted_and_fits_into_the_limit() {
         fs::write(&file, &text).expect("a file");
         let taken = memory_at_most(&file);
         let limit = limit(&manifests);
-        // 32 MiB for the process, and no more than a quarter too much.
+        // 32 MiB for the process, and at most a quarter above the necessary limit.
         assert!(taken + 32 <= limit, "{values}: {taken} MiB at most and 32 MiB, the limit is {limit} MiB");
         assert!(limit <= (taken + 32) * 5 / 4, "{values}: {taken} MiB at most, the limit is {limit} MiB");
     }
 }
 
-/// Starts the server, reads from its first lines how much memory it takes at most, in MiB, and ends it.
+/// Starts the server, reads the maximum of its memory, in MiB, from its first lines, and ends it.
 fn memory_at_most(config: &Path) -> u64 {
     let mut command = Command::new(&Program::under_test().path);
     command.arg("--config").arg(config).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit());
     let mut child = command.spawn().expect("the server starts");
     let lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
-    // The end of the output, if the server does not start, ends this as well.
+    // If the server does not start, the loop ends at the end of the output.
     let found = lines.map_while(Result::ok).find_map(|line| {
         let rest = line.strip_prefix("memory: ")?;
         rest.split(' ').next()?.parse().ok()

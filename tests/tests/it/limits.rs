@@ -1,4 +1,4 @@
-//! Connections: idle ones, too many of them, and what they cost.
+//! Connections: idle ones, too many of them, and their cost.
 
 use cached_tests::conn::Conn;
 use cached_tests::daemon::{Daemon, wait_for};
@@ -27,12 +27,12 @@ fn idle_connections_are_closed() {
     let mut watcher = server.connect();
     watcher.ask(b"watch connevents\r\n", b"OK\r\n");
     let mut mover = server.connect();
-    // The clock advances by itself as well, but not by that much.
+    // The clock also advances by itself, but not by that much.
     mover.ask(b"debugtime 3000\r\n", b"OK\r\n");
     idle.ask(b"mn\r\n", b"MN\r\n");
     mover.ask(b"debugtime 5000\r\n", b"OK\r\n");
     idle.expect_closed("being idle");
-    // Counted once all that are idle have been found.
+    // The count is complete once all idle connections have been found.
     let deadline = Instant::now() + DEADLINE;
     while server.stat("idle_kicks") == 0 {
         assert!(Instant::now() < deadline, "it is not counted");
@@ -60,8 +60,8 @@ fn items_expire_when_the_clock_is_moved() {
     conn.ask(b"debugtime p\r\ndebugtime r\r\ndebugtime 20\r\nmg a\r\n", b"OK\r\nOK\r\nOK\r\nEN\r\n");
 }
 
-/// A full table: new clients are refused with a reply at once, connected clients continue, and a freed place
-/// is used again.
+/// A full table: new clients are refused with an immediate reply, connected clients continue, and a
+/// freed slot is reused.
 #[test]
 fn a_full_table_refuses_new_clients() {
     // memcached subtracts its own descriptors.
@@ -105,17 +105,19 @@ fn connect_to(port: u16, from: &str) -> std::net::TcpStream {
     stream
 }
 
-/// Connects to the server from an address of this host, and asks; returns whether that is answered.
+/// Connects to the server from an address of this host, and sends a request; returns whether it is
+/// answered.
 fn connect_from(host: &str, server: &Server) -> (std::net::TcpStream, bool) {
     let mut stream = connect_to(server.port(), host);
-    // A client that is turned away may be too late to send.
+    // A refused client may be unable to send.
     let _ = stream.write_all(b"mn\r\n");
     let mut reply = [0; 4];
     let is_served = stream.read_exact(&mut reply).is_ok() && reply == *b"MN\r\n";
     (stream, is_served)
 }
 
-/// `peer_connections_max`: one address leaves places for others, and has its own back when it disconnects.
+/// `peer_connections_max`: one address cannot take all connections, and can connect again after it
+/// has disconnected.
 #[test]
 fn one_address_leaves_places_for_others() {
     if !is_cached() {
@@ -138,8 +140,8 @@ fn one_address_leaves_places_for_others() {
     });
 }
 
-/// The same at the listeners of objects and of volumes: an address has half of `connections_max`, unless
-/// `peer_connections_max` sets another part.
+/// The same for the listeners of objects and volumes: an address gets half of `connections_max`,
+/// unless `peer_connections_max` sets another part.
 #[test]
 fn one_address_leaves_places_for_others_with_objects_and_volumes() {
     if !is_cached() {
@@ -202,7 +204,8 @@ fn a_full_table_that_lets_clients_wait() {
     assert_eq!(server_stat(&mut inside[0], "rejected_connections"), 0);
 }
 
-/// Ten thousand clients that send nothing: the memory of each, and other clients are served at once.
+/// Ten thousand clients that send nothing: the memory of each is limited, and other clients are
+/// served immediately.
 #[test]
 fn ten_thousand_idle_connections() {
     const WANTED: usize = 10_000;
@@ -220,7 +223,8 @@ fn ten_thousand_idle_connections() {
     let start = Instant::now();
     let mut idle: Vec<Conn> = (0..count).map(|_| server.connect()).collect();
     let accepted = start.elapsed();
-    // The server has seen each of them: every hundredth has sent a request, and continues to wait.
+    // The server has accepted each of them: every hundredth has sent a request, and continues to
+    // wait.
     idle.iter_mut().step_by(100).for_each(|conn| conn.ask(b"mn\r\n", b"MN\r\n"));
     let mut conn = server.connect();
     let deadline = Instant::now() + DEADLINE;
@@ -242,7 +246,7 @@ fn ten_thousand_idle_connections() {
     server.assert_serves("ten thousand idle connections");
 }
 
-/// Returns the cores that a process's threads may run on, by the thread's name.
+/// Returns the cores on which a process's threads may run, by thread name.
 fn cores_of_workers(server: &Server) -> Vec<String> {
     let tasks = std::fs::read_dir(format!("/proc/{}/task", server.pid())).expect("its threads");
     let field = |status: &str, name: &str| {
@@ -271,7 +275,7 @@ fn workers_run_on_the_cores_of_the_process() {
     let allowed = allowed.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).expect("a field");
     let server = Server::start("-t 2");
     server.connect().ask(b"mn\r\n", b"MN\r\n");
-    // A thread gives itself its name, maybe after another one has answered.
+    // A thread sets its own name, possibly after another one has replied.
     let cores = wait_for("two workers", || Some(cores_of_workers(&server)).filter(|cores| cores.len() == 2));
     assert_eq!(cores, [allowed.trim(); 2]);
     if std::thread::available_parallelism().map_or(1, usize::from) < 2 {
@@ -304,7 +308,7 @@ fn a_pipeline_yields_to_other_connections() {
         let large = "v".repeat(60_000);
         server.connect().ask(format!("set k 0 0 60000\r\n{large}\r\n").as_bytes(), b"STORED\r\n");
         let reply = format!("VALUE k 0 60000\r\n{large}\r\nEND\r\n");
-        // Sent together, so that one is read ahead while the other is driven.
+        // Sent together, so that the server reads one ahead while it processes the other.
         let mut conns: Vec<Conn> = (0..4).map(|_| server.connect()).collect();
         for _ in 0..10 {
             for conn in &mut conns {
@@ -321,7 +325,7 @@ fn a_pipeline_yields_to_other_connections() {
     }
 }
 
-/// Returns how many descriptors this process may have, after raising the limit as far as possible.
+/// Raises the limit of descriptors as far as possible, and returns it.
 fn descriptors() -> usize {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: both calls are given a live struct of ours.

@@ -1,4 +1,4 @@
-//! The tests from outside: each starts programs and talks to their sockets.
+//! The black-box tests: each starts programs and uses their sockets.
 
 mod abuse_memory;
 mod abuse_readers;

@@ -1,5 +1,5 @@
-//! Manual pages and shell completions, which each program writes with `--generate-manual DIR`: they have the
-//! flags of `--help`, no others, and the shells accept them.
+//! Manual pages and shell completions, which each program writes with `--generate-manual DIR`: they
+//! contain exactly the flags of `--help`, and the shells accept them.
 
 use cached_tests::{outside, program};
 use std::collections::BTreeSet;
@@ -33,7 +33,7 @@ fn help(name: &str, subcommands: &[&str]) -> String {
     output(command.args(subcommands).arg("--help"))
 }
 
-/// Returns the long flags that stand at the beginning of a line of a help text, where its flags are listed.
+/// Returns the long flags at the beginning of a help text's lines, where the flags are listed.
 fn flags_of_help(help: &str) -> BTreeSet<String> {
     let lists = help.lines().filter(|line| line.trim_start().starts_with('-') && !line.starts_with("   - "));
     let names = lists.filter_map(|line| line.trim_start().split("  ").next());
@@ -81,7 +81,7 @@ fn pages_and_completions_have_the_flags_of_the_help() {
         for file in [format!("bash/{name}"), format!("zsh/_{name}"), format!("fish/{name}.fish")] {
             let completions = read(file.clone());
             for flag in &wanted {
-                // fish names them without dashes.
+                // fish lists flags without dashes.
                 let written =
                     if file.ends_with(".fish") { format!("-l {}", &flag[2..]) } else { flag.clone() };
                 assert!(completions.contains(&written), "{file} lacks {written}");
@@ -131,7 +131,7 @@ fn shells_accept_the_completions() {
     }
 }
 
-/// Asks bash as a user who types `cachectl --sec` and the tabulator.
+/// Completes as a bash user who types `cachectl --sec` and the Tab key.
 #[test]
 fn bash_completes_a_flag() {
     let dir = generated();

@@ -1,5 +1,6 @@
-//! `-m` bounds the items under any mix, `-M` refuses instead of evicting, `-I` sets the largest value; resident memory
-//! stays below the printed sum of all limits plus 32 MiB. `abuse_memory` has the attacks on that.
+//! `-m` limits the items under any load, `-M` refuses instead of evicting, `-I` sets the largest
+//! value; resident memory stays below the printed sum of all limits plus 32 MiB. `abuse_memory`
+//! contains the attacks on memory.
 
 use cached_tests::conn::Conn;
 use cached_tests::frame::{Request, Response, op, store};
@@ -68,7 +69,7 @@ fn sizes_shift() {
         ("again", 800_000, 100),
     ] {
         fill(&mut conn, name, count, len);
-        // At least half of the memory holds them by now.
+        // By now they occupy at least half of the memory.
         let fit = (ITEMS_MIB << 20) as usize / 2 / (len + 100);
         let recent = fit.min(count);
         let sampled = 50.min(recent);
@@ -116,7 +117,8 @@ fn a_full_cache_without_eviction() {
     expected.extend(b"\r\n");
     conn.ask(format!("add more 0 0 {LEN}\r\n{value}\r\n").as_bytes(), &expected);
     conn.ask(format!("ms more {LEN}\r\n{value}\r\n").as_bytes(), &expected);
-    // The value of a refused set was discarded: the connection is in step, also in binary.
+    // The value of a refused set was discarded, so requests and replies stay in step, also in
+    // binary.
     conn.ask(b"mn\r\n", b"MN\r\n");
     let mut binary = server.connect();
     binary.send(&store(op("SET").unwrap(), b"more", value.as_bytes()));
@@ -134,13 +136,13 @@ fn a_full_cache_without_eviction() {
     assert_below_limit(&server, ITEMS_MIB, "a full cache without eviction");
 }
 
-/// Values far above a megabyte are returned as stored, also after others took their place.
+/// Values far above a megabyte are returned as stored, also after others have replaced them.
 #[test]
 fn values_of_many_megabytes() {
     const LEN: usize = 100 << 20;
     let mut server = Server::start("-m 512 -I 128m");
     let mut conn = server.connect();
-    // Not all alike, so that a misplaced piece shows.
+    // The bytes vary, so that a misplaced piece is detected.
     let mut value: Vec<u8> = (0..LEN).map(|at| (at / 4096 + at) as u8).collect();
     for round in 0..6u8 {
         value[0] = round;
