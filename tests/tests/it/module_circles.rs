@@ -1,4 +1,5 @@
-//! No crate of the product has a circle among its chapters (see `cached_tests::modules` for what counts).
+//! No crate of the product has a cycle among its chapters (`cached_tests::modules` defines chapters
+//! and uses).
 
 use std::fs;
 use std::path::Path;
@@ -24,7 +25,8 @@ fn no_crate_has_a_circle_among_its_chapters() {
     assert!(found.is_empty(), "{} circles\n{}", found.len(), found.join("\n"));
 }
 
-/// Writes a crate of files and returns its circles, as the pairs of names that use each other.
+/// Writes a crate with these files and returns its cycles, as pairs of names of which the first
+/// uses the second.
 fn circles_of(files: &[(&str, &str)]) -> Vec<Vec<(String, String)>> {
     let directory = tempfile::tempdir().unwrap();
     for (name, text) in files {

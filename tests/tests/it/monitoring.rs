@@ -1,6 +1,6 @@
-//! Alert rules and dashboard: promtool accepts the rules and their tests, each alert has its section in the
-//! runbook, and with a real Prometheus that scrapes a server in use, every expression finds its metrics, and no
-//! alert fires.
+//! Alert rules and dashboard: promtool accepts the rules and their tests, each alert has its
+//! section in the runbook, and with a real Prometheus that scrapes a server in use, every
+//! expression finds its metrics and no alert fires.
 
 use cached_tests::outside;
 use cached_tests::program::{repository, workspace_programs};
@@ -110,7 +110,7 @@ fn each_alert_has_a_section_in_the_runbook() {
     }
 }
 
-/// A process that is killed on drop.
+/// A process. Dropping this value kills it.
 struct Running(Child);
 
 impl Drop for Running {
@@ -120,7 +120,7 @@ impl Drop for Running {
     }
 }
 
-/// Returns the body of the answer to a GET, if there is one with the status 200.
+/// Returns the body of the response to a GET, if its status is 200.
 fn get(port: u16, path: &str) -> Option<String> {
     let mut socket = TcpStream::connect(SocketAddr::from(([127, 0, 0, 1], port))).ok()?;
     socket.set_read_timeout(Some(DEADLINE)).ok()?;
@@ -131,7 +131,7 @@ fn get(port: u16, path: &str) -> Option<String> {
     head.lines().next()?.contains(" 200 ").then(|| body.to_owned())
 }
 
-/// Waits for something to be there.
+/// Waits until `get` returns a value.
 ///
 /// # Panics
 /// At the deadline.
@@ -160,7 +160,7 @@ fn percent_encoded(text: &str) -> String {
         .collect()
 }
 
-/// Returns the result of an expression.
+/// Returns the result of a query.
 fn query(prometheus: u16, expression: &str) -> Vec<serde_json::Value> {
     let path = format!("/api/v1/query?query={}", percent_encoded(expression));
     let answer = get(prometheus, &path).unwrap_or_else(|| panic!("Prometheus refuses {expression}"));
@@ -169,7 +169,8 @@ fn query(prometheus: u16, expression: &str) -> Vec<serde_json::Value> {
 }
 
 impl Running {
-    /// Waits until it answers a probe with status 200; returns it then, and nothing if it has ended.
+    /// Waits until the process answers a probe with status 200, and returns the process; returns
+    /// nothing if it has ended.
     fn once_ready(mut self, port: u16, probe: &str) -> Option<Running> {
         let is_ready = wait("it is ready", || match self.0.try_wait().expect("its state") {
             Some(_) => Some(false),
@@ -196,7 +197,7 @@ fn start_server(dir: &Path, [memcached, encrypted, synapse, admin]: [u16; 4]) ->
     Running(command.spawn().expect("the server starts"))
 }
 
-/// Starts a server with everything that has metrics, uses it, and returns it with its admin port.
+/// Starts a server with all parts that have metrics, uses it, and returns it with its admin port.
 fn server_in_use(dir: &Path) -> (Running, u16) {
     let (server, [memcached, synapse, admin]) = bring_up("the server", |memcached| {
         let [encrypted, synapse, admin] = [(); 3].map(|()| free_port().port());
@@ -255,7 +256,8 @@ fn expressions_find_their_metrics_and_no_alert_fires() {
     assert!(alerts.len() > 10 && panels.len() > 30);
     let used: BTreeSet<&str> =
         alerts.iter().chain(&panels).flat_map(|expression| metrics(expression)).collect();
-    // A scrape that takes longer than a second fails, and there is nothing until the next one: this machine may be busy.
+    // If a scrape takes longer than a second, for example on a busy machine, it fails, and the data
+    // are missing until the next one.
     let end = Instant::now() + DEADLINE;
     while let Err(problem) = judge(port, &used, &panels) {
         assert!(Instant::now() < end, "{problem}");
@@ -278,7 +280,7 @@ fn judge(prometheus: u16, used: &BTreeSet<&str>, panels: &[String]) -> Result<()
     if !empty.is_empty() {
         return Err(format!("these show nothing: {empty:#?}"));
     }
-    // Pending ones as well, except those that depend on how fast this machine is at present.
+    // Pending alerts as well, except those that depend on the machine's current speed.
     let slow = "CachedLatencyHigh|CachedStoreSlow|CachedJournalSlow";
     let firing = format!("ALERTS{{alertname!~\"{slow}\"}} or ALERTS{{alertstate=\"firing\"}}");
     match query(prometheus, &firing) {

@@ -1,7 +1,9 @@
-//! The NBD project's own test client judges the NBD server of `cached`: throughput with its checks of every reply, replay of
-//! a trace of a file system with the content of every block compared, oversized requests, negotiation.
+//! The NBD project's own test client tests the NBD server of `cached`: throughput with a check of
+//! every reply, replay of a file system's trace with a comparison of every block, oversized
+//! requests, negotiation.
 //!
-//! It comes as a Debian source package, which the first run fetches and builds into the target directory.
+//! The client is in a Debian source package, which the first run downloads and builds in the target
+//! directory.
 
 use cached_tests::daemon::{DEADLINE, Daemon};
 use cached_tests::outside::{self, find_program};
@@ -15,7 +17,8 @@ const ATTEMPTS: u32 = 4;
 /// The exit status of `fetch` if Debian has another version.
 const OTHER_VERSION: i32 = 3;
 
-/// Returns the directory of the client and its traces, or `None` after printing why it is missing.
+/// Returns the directory of the client and its traces, or `None` after printing the reason why it
+/// is missing.
 fn tester() -> Option<PathBuf> {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("nbd-tester");
     if path.join("nbd-tester-client").exists() {
@@ -32,7 +35,7 @@ fn tester() -> Option<PathBuf> {
         said = outside::text(&output);
         match output.status.code() {
             Some(0) => return Some(path),
-            // Not in this repository's hands, so no failure.
+            // This is not under the repository's control, so the test does not fail.
             Some(OTHER_VERSION) => {
                 outside::announce_skip(TEST, &said);
                 return None;
@@ -44,7 +47,8 @@ fn tester() -> Option<PathBuf> {
     None
 }
 
-/// Returns the last lines of what the client has written, which draws its progress over itself.
+/// Returns the last lines of the client's output, in which each progress line overwrites the
+/// previous one.
 fn last_lines(output: &str) -> String {
     let lines: Vec<&str> = output.split(['\r', '\n']).filter(|line| !line.trim().is_empty()).collect();
     lines[lines.len().saturating_sub(5)..].join("\n")
@@ -62,9 +66,10 @@ fn nbd_s_own_client() {
     });
     let socket = daemon.path("nbd").display().to_string();
     let trace = |name: &str| tester.join(name).display().to_string();
-    // Not integrityhuge-test.tr: it has requests of up to 50 MB, beyond the 32 MiB that a server states and clients keep to.
+    // integrityhuge-test.tr is not used: it contains requests of up to 50 MB, above the server's
+    // announced limit of 32 MiB.
     let small = trace("integrity-test.tr");
-    // The trace expects zeros where it has not written.
+    // The trace expects zeros in unwritten blocks.
     for (volume, arguments) in [
         ("throughput", vec![]),
         ("throughput", vec!["-w"]),

@@ -1,5 +1,5 @@
-//! Full memory with `-M`: deletions and expiry free space, and changes without a new value need
-//! none.
+//! Full memory with `-M`: deletions and expiry free space, and changes without a new value need no
+//! space.
 
 use cached_tests::conn::Conn;
 use cached_tests::daemon::wait_for;
@@ -16,7 +16,8 @@ fn start() -> Server {
     Server::start("-m 32 -M --debug-clock")
 }
 
-/// Stores values of `len` bytes under rising numbers until one is refused; returns the first number not used.
+/// Stores values of `len` bytes under increasing numbers until one is refused; returns the first
+/// unused number.
 fn fill(conn: &mut Conn, first: usize, exptime: u32, len: usize) -> usize {
     let value = "v".repeat(len);
     for batch in 0.. {
@@ -35,7 +36,7 @@ fn fill(conn: &mut Conn, first: usize, exptime: u32, len: usize) -> usize {
             }
         }
         if let Some(refused) = refused {
-            // Values stored after the first refusal are not relied on.
+            // The test does not rely on values stored after the first refusal.
             (refused..first + (batch + 1) * BATCH).for_each(|number| {
                 delete(conn, number);
             });
@@ -51,7 +52,8 @@ fn delete(conn: &mut Conn, number: usize) -> bool {
     conn.read_line() == b"DELETED"
 }
 
-/// One, five and ten in a hundred deleted at random: as many fit again, except for what two regions hold.
+/// After random deletions of one, five and ten per cent, as many items fit again, except for the
+/// content of two regions.
 #[test]
 fn deletions_make_room() {
     const REGION_BYTES: usize = 128 << 10;
@@ -77,8 +79,8 @@ fn deletions_make_room() {
     }
 }
 
-/// Whatever the time to live and the size, and whether set by a store or a touch, expiry frees the
-/// space in the same second.
+/// Expiry frees the space in the same second, whatever the time to live and the size, whether set
+/// by a store or a touch.
 #[test]
 fn expired_items_make_room() {
     for (exptime, len) in [(3_000, 100), (9_000, 100), (9_000, 200_000), (90_000, 1_000)] {
@@ -136,8 +138,8 @@ fn a_touch_needs_no_memory() {
     }
 }
 
-/// A flush falls due while other clients' values evict older ones: the server continues, whichever thread
-/// notices first.
+/// A delayed flush takes effect while other clients' values evict older ones: the server continues,
+/// whichever thread notices the flush first.
 #[test]
 fn a_flush_falls_due_under_evictions() {
     const ROUNDS: u64 = 20;
@@ -165,7 +167,8 @@ fn a_flush_falls_due_under_evictions() {
             }
         });
         for _ in 0..ROUNDS {
-            // Each flush empties the memory: the next one comes when it is full again and items are evicted.
+            // Each flush empties the memory: the next one is requested when the memory is full
+            // again and items are evicted.
             let before = server.stat("evictions");
             wait_for("an eviction", || (server.stat("evictions") != before).then_some(()));
             other.ask(b"flush_all 5\r\n", b"OK\r\n");

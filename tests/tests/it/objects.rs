@@ -1,5 +1,5 @@
-//! The object cache in the server, used through its listener: an end that loses nothing, an end that reports
-//! its losses, stores that cannot be opened, and metrics.
+//! The object cache in the server, used through its listener: a shutdown without losses, a shutdown
+//! that reports its losses, stores that cannot be opened, and metrics.
 
 use blocker::executor::block_on;
 use blocker::{
@@ -21,7 +21,7 @@ fn is_cached() -> bool {
     Program::under_test().flavour == Flavour::Cached
 }
 
-/// The files of one server: its configuration, its store, its socket.
+/// The files of a server: its configuration, its store, its socket.
 struct Place {
     dir: tempfile::TempDir,
 }
@@ -123,7 +123,7 @@ fn metric(server: &Server, name: &str) -> u64 {
     value.unwrap_or_else(|| panic!("no {name} in\n{}", lines.join("\n")))
 }
 
-/// Returns the files that hold objects, without the store's record of servers.
+/// Returns the files that contain objects, except the store's record of servers.
 fn stored(store: &Path) -> usize {
     let Ok(entries) = std::fs::read_dir(store) else { return 0 };
     let count = |entry: std::fs::DirEntry| {
@@ -149,7 +149,7 @@ fn wait_for(what: &str, mut holds: impl FnMut() -> bool) {
 
 const BACK: &str = "write = \"back\"\ndirty_age_ms_max = 86400000";
 
-/// Acknowledged from memory, nothing of it stored; after SIGTERM all of it is stored.
+/// Data are acknowledged from memory and not stored; after SIGTERM all of them are stored.
 #[test]
 fn sigterm_stores_what_is_dirty() {
     if !is_cached() {
@@ -175,7 +175,8 @@ fn sigterm_stores_what_is_dirty() {
     assert_eq!(metric(&server, "cache_dirty_bytes"), 0);
 }
 
-/// Flushed or written-through data need no orderly end; data that were only cached are lost with the process.
+/// Flushed or written-through data survive a kill; data that were only cached are lost with the
+/// process.
 #[test]
 fn kill_loses_only_unflushed_data() {
     if !is_cached() {
@@ -202,7 +203,7 @@ fn kill_loses_only_unflushed_data() {
         request.terms.durability = Durability::Stored;
         let reply = block_on(client.write(request)).expect("a write");
         assert_eq!(reply.durability, Durability::Stored, "{policy}");
-        // Written through without a flush it is in the store all the same, and the kernel keeps it.
+        // Written-through data are in the store even without a flush, and the kernel keeps them.
         write(&client, 10);
         server.signal(libc::SIGKILL);
         server.wait_exit();
@@ -211,7 +212,7 @@ fn kill_loses_only_unflushed_data() {
     assert_there(&place.connect(), 10);
 }
 
-/// A cache over another server whose store does not respond any more.
+/// A cache over another server, which no longer responds.
 fn cut_off(store: &Place, cache: &Place, flush_secs: u64) -> (Server, Server) {
     let behind = store.start("", &store.file_backend());
     let backend = format!("kind = \"synapse\"\naddress = \"unix:{}\"", store.socket().display());
@@ -223,7 +224,7 @@ fn cut_off(store: &Place, cache: &Place, flush_secs: u64) -> (Server, Server) {
     (behind, front)
 }
 
-/// When its time limit is over, the log and the exit status report the lost data.
+/// After the time limit of the shutdown, the log and the exit status report the lost data.
 #[test]
 fn data_that_cannot_be_stored_are_reported() {
     if !is_cached() {
@@ -245,8 +246,8 @@ fn data_that_cannot_be_stored_are_reported() {
     assert!(behind.wait_exit().success());
 }
 
-/// Another writer has taken over, and acknowledged data are lost: each flush that covers them reports it, and
-/// so do the log and the exit status, however long ago it was.
+/// Another writer has taken over, and acknowledged data are lost: each flush that covers them
+/// reports the loss, as do the log and the exit status, however long ago the loss occurred.
 #[test]
 fn data_fenced_by_another_writer_are_reported() {
     if !is_cached() {
@@ -305,7 +306,7 @@ fn a_second_signal_forces_the_end() {
     behind.signal(libc::SIGCONT);
 }
 
-/// The store returns in time: the end waits for it, and nothing is lost.
+/// The store returns in time: the shutdown waits for it, and no data are lost.
 #[test]
 fn the_end_waits_for_the_store() {
     if !is_cached() {
@@ -339,7 +340,7 @@ fn namespaces_have_their_own_policies() {
     assert_eq!((metric(&server, "cache_dirty_bytes"), stored(&place.path("store"))), (dirty_bytes, 1));
 }
 
-/// The start fails with one line.
+/// A store or listener that cannot be opened makes the start fail with one line.
 #[test]
 fn a_store_or_listener_that_cannot_be_opened_stops_the_start() {
     if !is_cached() {
@@ -368,7 +369,8 @@ fn a_store_or_listener_that_cannot_be_opened_stops_the_start() {
     assert_eq!((status.code(), text.trim_end().lines().count()), (Some(71), 1), "{text}");
 }
 
-/// A cached that waits for its store, started without the harness, which would wait for it to listen.
+/// A `cached` that waits for its store, started without the harness, which would wait until it
+/// listens.
 struct Waiting {
     child: std::process::Child,
     log: PathBuf,
@@ -414,7 +416,7 @@ impl Drop for Waiting {
     }
 }
 
-/// The start waits for a store that is away, logs that, and serves once the store is there.
+/// The start waits for an unavailable store, logs this, and serves once the store is available.
 #[test]
 fn the_start_waits_for_a_store_that_is_away() {
     if !is_cached() {
@@ -432,7 +434,7 @@ fn the_start_waits_for_a_store_that_is_away() {
     assert!(waiting.terminate().success());
 }
 
-/// A signal ends the wait for a store, and that is no failure.
+/// A signal ends the wait for a store, with status 0.
 #[test]
 fn a_signal_ends_the_wait_for_the_store() {
     if !is_cached() {
@@ -444,7 +446,7 @@ fn a_signal_ends_the_wait_for_the_store() {
     assert!(status.success(), "{status}");
 }
 
-/// On other interfaces only with a secret; a client without the secret is refused.
+/// Listening on other interfaces needs a secret; a client without the secret is refused.
 #[test]
 fn other_machines_need_a_secret() {
     if !is_cached() {
@@ -492,17 +494,17 @@ fn metrics_and_memory_are_shown() {
     assert!(log.contains(" + objects ") && log.contains(" + object listener "), "{log}");
     let client = place.connect();
     write(&client, 5);
-    // The first read of each may have to request the length from the store.
+    // The first read of each object may have to request its length from the store.
     assert_there(&client, 5);
     assert_there(&client, 5);
     assert!(metric(&server, "cache_objects") >= 5);
     assert!(metric(&server, "cache_read_hits_total") >= 5);
     assert!(metric(&server, "synapse_requests_total") >= 10);
-    // Without an object cache the name is as unknown as in memcached.
+    // Without an object cache the report's name is unknown, as in memcached.
     assert_eq!(metrics(&Server::start("")), ["ERROR"]);
 }
 
-/// A cache without a listener does not keep the server from starting, and is logged.
+/// A cache without a listener does not prevent the start, and is logged.
 #[test]
 fn a_cache_without_a_listener_is_logged() {
     if !is_cached() {

@@ -1,5 +1,5 @@
-//! The server with its objects on a real RADOS (`deploy/dev/ceph-dev`), used through its object listener:
-//! stored data are present after kill -9 and a new start, data that were only cached are present after an
+//! The server with its objects on a real RADOS (`deploy/dev/ceph-dev`), used through its object
+//! listener: stored data survive kill -9 and a new start, data that were only cached survive an
 //! orderly end.
 
 use std::path::{Path, PathBuf};
@@ -28,7 +28,7 @@ impl Place {
         self.dir.path().join("socket")
     }
 
-    /// A write-back cache over the cluster that flushes on request only.
+    /// Starts a write-back cache over the cluster that flushes only on request.
     fn start(&self, cluster: &Cluster, writer: &str) -> Server {
         let text = format!(
             "[objects]\nwrite = \"back\"\nwriter = \"{writer}\"\ndirty_age_ms_max = 86400000\n\
@@ -53,7 +53,7 @@ fn object(number: usize) -> ObjectId {
     ObjectId::new(Namespace::new("vm").expect("a namespace"), name)
 }
 
-/// Every third bucket of an object has the object's number: scattered, so that a flush has many runs.
+/// Every third bucket of an object contains the object's number, so that a flush has many runs.
 const BUCKETS: usize = 60;
 
 fn fill(client: &SynapseBlocker, number: usize) {
@@ -102,8 +102,7 @@ fn stored_data_survive_the_process() {
         end(server, libc::SIGKILL);
         drop(client);
 
-        // A new process, with a new epoch as the only writer: everything that was stored, and it continues
-        // from there.
+        // A new process, with a new epoch as the only writer, has all stored data and can continue.
         let server = place.start(&cluster, writer);
         let client = place.connect();
         (0..5).for_each(|number| assert_there(&client, number));
@@ -116,7 +115,7 @@ fn stored_data_survive_the_process() {
         let status = end(server, libc::SIGTERM);
         assert!(status.success(), "{status}");
 
-        // The OSD as well, this time.
+        // This time the OSD is killed as well.
         let server = place.start(&cluster, writer);
         let client = place.connect();
         fill(&client, 8);

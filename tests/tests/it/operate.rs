@@ -1,4 +1,4 @@
-//! `cachectl`'s commands for operators, each against a running `cached` and a running `synapsed`.
+//! `cachectl`'s operator commands, each with a running `cached` and a running `synapsed`.
 
 use blocker::executor::block_on;
 use blocker::{Blocker, BlockerExt, ObjectId, ReadRequest, WriteRequest};
@@ -15,10 +15,10 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use synapse::{Address, ClientConfig, SynapseBlocker};
 
-/// A cache that writes back, over a store that is a directory.
+/// A write-back cache over a file store.
 const CACHE: &str = "[objects]\nwrite = \"back\"\ndirty_age_ms_max = 3600000\n";
 
-/// Where a test puts limits of the synapse listener.
+/// A placeholder for limits of the synapse listener.
 const LIMITS: &str = "# limits\n# end of limits\n";
 
 fn cached() -> Daemon {
@@ -90,8 +90,8 @@ fn both_programs_are_watched_changed_and_ended_by_the_same_commands() {
     }
 }
 
-/// Clients read and write while the cache is taken out of their requests' path and put back: none fails, and each reads
-/// what it wrote last.
+/// Clients read and write while the cache is detached and reattached: no request fails, and each
+/// client reads its last write.
 #[test]
 fn the_cache_is_taken_out_and_put_back_under_load() {
     for daemon in [cached(), synapsed()] {
@@ -134,7 +134,8 @@ fn the_cache_is_taken_out_and_put_back_under_load() {
     }
 }
 
-/// A cache that the configuration has detached is so from the start on, and is named where an operator looks.
+/// A cache with `attached = false` is detached from the start, and every status display reports
+/// this.
 #[test]
 fn a_cache_starts_detached_and_is_named_until_it_is_attached() {
     let out = |text: String| text.replace("[objects]\n", "[objects]\nattached = false\n");
@@ -165,7 +166,7 @@ fn a_cache_starts_detached_and_is_named_until_it_is_attached() {
     }
 }
 
-/// Returns the exit status and the text of `cachectl namespace` over synapse.
+/// Returns the exit status and the output of `cachectl namespace` over synapse.
 fn over_synapse(socket: &Path, arguments: &[&str]) -> (i32, String) {
     let mut command = Command::new(workspace_programs().join("cachectl"));
     command.arg("-b").arg(format!("synapse:unix:{}", socket.display())).arg("namespace");
@@ -173,7 +174,8 @@ fn over_synapse(socket: &Path, arguments: &[&str]) -> (i32, String) {
     (output.status.code().expect("an exit status"), outside::text(&output))
 }
 
-/// Over synapse namespaces are listed by every client, and changed where the server's configuration lets them be.
+/// Over synapse every client can list namespaces, and change them if the server's configuration
+/// allows it.
 #[test]
 fn namespaces_are_managed_over_synapse() {
     for daemon in [cached(), synapsed()] {
@@ -198,10 +200,10 @@ fn namespaces_are_managed_over_synapse() {
         let (code, set) = namespace(&["create", "new", "--write", "back", "store_weight=3"]);
         assert_eq!((code, set.contains("store_weight=3")), (0, true), "{set}");
         assert_eq!(namespace(&["set", "vm", "quota_bytes_max=16KiB"]).0, 0);
-        // As the admin listener has it.
+        // As shown by the admin listener.
         for name in ["vm", "new"] {
             let (code, by_admin) = daemon.cachectl(&["namespace", "show", name]);
-            // But for ages, and for the sources of the settings, which synapse does not carry.
+            // Except for ages, and for the sources of settings, which synapse does not transfer.
             let lines = |text: &str| -> Vec<String> {
                 let lines = text.lines().filter(|line| !line.contains("dirty_age_ms"));
                 lines.map(|line| line.split(" (").next().unwrap_or_default().to_owned()).collect()
@@ -219,8 +221,7 @@ fn namespaces_are_managed_over_synapse() {
     }
 }
 
-/// A quota set at run time refuses data above it, and dirty data are dropped only on explicit
-/// request.
+/// A quota set at run time limits the data, and dirty data are dropped only on explicit request.
 #[test]
 fn a_namespace_gets_a_quota_and_is_removed_with_what_is_dirty() {
     for daemon in [cached(), synapsed()] {
@@ -293,7 +294,8 @@ fn a_removed_namespace_is_treated_as_the_file_has_it_and_loses_nothing_by_a_kill
     }
 }
 
-/// A backend in the environment is that of objects: operators' commands ask the admin listener all the same.
+/// A backend in the environment is for object commands: operator commands still use the admin
+/// listener.
 #[test]
 fn namespaces_are_asked_for_by_the_admin_listener_whatever_backend_the_environment_has() {
     let daemon = cached();
@@ -312,7 +314,8 @@ fn namespaces_are_asked_for_by_the_admin_listener_whatever_backend_the_environme
     assert_eq!((code, refused.contains("asked over synapse, as -b says")), (4, true), "{refused}");
 }
 
-/// With TLS on the admin listener: only by https, and only where an authority that cachectl knows has signed.
+/// With TLS on the admin listener, `cachectl` needs https, and a certificate from a known
+/// authority.
 #[test]
 fn cachectl_asks_by_https() {
     let (certificates, others) = (Certificates::new(), Certificates::new());
@@ -374,11 +377,11 @@ fn synapsed_knows_which_objects_are_hot_why_they_were_missed_and_what_more_memor
     let synapsed = synapsed();
     let client = connect(&synapsed.path("synapse"));
     let object = |name: &str| -> ObjectId { format!("vm/{name}").parse().expect("a name") };
-    // 4 MiB in a cache of 1 MiB, read twice in order, so that everything is evicted before it is
+    // 4 MiB in a cache of 1 MiB, read twice in order, so that all data are evicted before they are
     // read again.
     let names: Vec<String> = (0..64).map(|n| format!("disk-{n}")).collect();
     for (n, name) in names.iter().enumerate() {
-        // So that no queue of samples is full, however slow the server's own thread is.
+        // This prevents full sample queues, however slow the server's own thread is.
         if n % 16 == 0 {
             synapsed.json("/mrc.json");
         }
@@ -454,7 +457,7 @@ fn the_limits_of_the_synapse_listener_change_while_clients_are_connected() {
         for client in [&client, &second] {
             assert_eq!(block_on(client.get(&disk)).expect("it is there").len(), 8192);
         }
-        // A share for each of 4 000 connections is more than there is: refused as a whole.
+        // The shares of 4 000 connections exceed the memory, so the whole reload is refused.
         let (code, report) = of(
             "connections_max = 4000\nbytes_max = \"64 MiB\"\nsession_bytes_max = \"32 MiB\"\npeer_timeout_ms = 1234",
         );
@@ -505,13 +508,13 @@ fn a_cache_whose_store_stalls_is_not_ready_until_its_dirty_data_are_stored() {
     let age = || cache.metric("cached_objects_dirty_age_seconds").expect("it is there");
     wait_for("the flush of the first change", || (age() == 0.0).then_some(()));
     assert_eq!(http::get(&cache.admin, "/readyz").0, 200);
-    // It keeps its connections, and answers nothing.
+    // The stopped server keeps its connections, and sends no replies.
     store.signal(libc::SIGSTOP);
     change().expect("it is in the cache");
     let reasons = || http::get(&cache.admin, "/readyz");
     let waits_for = |words: &str| wait_for(words, || reasons().1.contains(words).then_some(()));
     waits_for("the store has not answered for ");
-    // Twice the age at which it should have been flushed, and 30 s.
+    // Twice the age limit of dirty data, plus 30 s.
     let is_named = reasons().1.contains("dirty data are");
     assert!(!is_named || age() > 30.0, "too early: {:?}", reasons());
     waits_for("dirty data are ");

@@ -1,5 +1,5 @@
-//! The operators' installation: the Debian packages, the images and the units, built from this
-//! build's programs and tested by the scripts in `deploy`.
+//! Installation: the Debian packages, the images and the units, built from this build's programs
+//! and tested by the scripts in `deploy`.
 
 use cached_tests::{outside, program};
 use std::fs;
@@ -7,10 +7,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-/// A clean Debian may have to be fetched.
+/// The time limit, which includes the download of a clean Debian.
 const DEADLINE: Duration = Duration::from_secs(1200);
 
-/// Returns whether root's rights and these programs of these Debian packages are here; else the test is skipped.
+/// Returns whether the test runs as root and these programs of these Debian packages are installed;
+/// otherwise prints that the test is skipped.
 fn possible(test: &str, programs: &[(&str, &str)]) -> bool {
     // SAFETY: touches no memory.
     if unsafe { libc::geteuid() } != 0 {
@@ -29,7 +30,7 @@ fn possible(test: &str, programs: &[(&str, &str)]) -> bool {
 /// Runs a script of `deploy` and returns its output.
 fn deploy(script: &str, arguments: &[&Path]) -> String {
     let mut command = Command::new(program::repository().join("deploy").join(script));
-    // These packages are thrown away: fast is better than small.
+    // These packages are temporary, so the compression is fast.
     let fast =
         [("DPKG_DEB_COMPRESSOR_TYPE", "gzip"), ("DPKG_DEB_COMPRESSOR_LEVEL", "1"), ("GZIP_LEVEL", "1")];
     command.args(arguments).envs(fast);
@@ -68,7 +69,7 @@ fn packages_are_clean_and_the_same_each_time() {
         assert!(fs::read(&one).ok() == fs::read(&other).ok(), "{} differs when built again", one.display());
     }
     let mut lintian = Command::new("lintian");
-    // Symbols are not linted: debhelper's own have the same form.
+    // Symbol packages are not linted, because debhelper's have the same form.
     let linted = built.iter().filter(|path| !path.to_string_lossy().contains("-dbgsym"));
     lintian.args(["--allow-root", "--fail-on", "error,warning", "--tag-display-limit", "0"]).args(linted);
     let output = outside::run(&mut lintian, DEADLINE);
@@ -115,8 +116,9 @@ fn images_answer_requests() {
     }
 }
 
-/// The units, and the bar of systemd's own judgement for each, from 0 (sealed) to 10 (exposed), in tenths. A `cached` that
-/// hands over to its child lets it notify the service manager.
+/// The units, with the maximum exposure of each as rated by systemd, from 0 (sealed) to 100
+/// (exposed), in tenths. A `cached` that hands over to its child lets it notify the service
+/// manager.
 const UNITS: [(&str, u32); 2] = [("cached.service", 15), ("synapsed.service", 14)];
 
 #[test]

@@ -1,5 +1,5 @@
-//! Features that memcached does not have: flushes of a prefix, counts by prefix and hot keys from a
-//! sample, and the answer to clients that look for a cluster.
+//! Features that memcached does not have: prefix flushes, counts by prefix and hot keys from a
+//! sample, and the reply to clients with auto-discovery.
 
 use cached_tests::conn::Conn;
 use cached_tests::daemon::{Daemon, wait_for};
@@ -14,7 +14,7 @@ fn is_cached() -> bool {
     Program::under_test().flavour == Flavour::Cached
 }
 
-/// The values of a report by their names.
+/// Returns the values of a report by name.
 fn report(conn: &mut Conn, name: &str) -> BTreeMap<String, String> {
     conn.send(format!("stats {name}\r\n").as_bytes());
     let mut values = BTreeMap::new();
@@ -43,7 +43,7 @@ fn fill(conn: &mut Conn, prefix: &str, items: usize) {
     }
 }
 
-/// Waits until what has ended is removed; returns the report.
+/// Waits until all flushed items are removed; returns the report.
 fn swept(conn: &mut Conn) -> BTreeMap<String, String> {
     wait_for("the sweep", || {
         let values = report(conn, "flush_prefix");
@@ -56,7 +56,7 @@ fn the_memory_of_a_prefix_comes_back() {
     if !is_cached() {
         return;
     }
-    // Without eviction, the space can only come from the ended items.
+    // Without eviction, the space can only come from the flushed items.
     let server = Server::start("-M -m 16");
     let mut conn = server.connect();
     let value = "v".repeat(50_000);
@@ -81,7 +81,7 @@ fn the_memory_of_a_prefix_comes_back() {
     assert_eq!(conn.read_line(), b"VALUE small:77 0 100");
 }
 
-/// Each of several clients stores, flushes and looks for its own items, while the sweep runs.
+/// Each of several clients stores, flushes and reads its own items while the sweep runs.
 #[test]
 fn clients_that_flush_their_prefixes_leave_each_other_alone() {
     if !is_cached() {
@@ -98,7 +98,7 @@ fn clients_that_flush_their_prefixes_leave_each_other_alone() {
                     let own = format!("client{client}:");
                     fill(&mut conn, &own, 300);
                     conn.ask(format!("flush_prefix {own}\r\n").as_bytes(), b"OK\r\n");
-                    // Some are stored again, before the sweep or after it.
+                    // Some items are stored again, before or after the sweep.
                     let anew = || (round % 7..300).step_by(7);
                     let sets: String =
                         anew().map(|number| format!("set {own}{number} 0 0 2\r\n{round:02}\r\n")).collect();
@@ -146,13 +146,14 @@ fn a_thousand_flushes_at_once_are_answered_each() {
     let values = swept(&mut conn);
     assert_eq!(number(&values, "flushes") as usize, done.len());
     assert_eq!(number(&values, "refused") as usize, refused.len());
-    // The same one again and again is one.
+    // The same prefix, flushed repeatedly, counts once.
     conn.send("flush_prefix q\r\n".repeat(1_000).as_bytes());
     (0..1_000).for_each(|_| conn.expect(b"OK\r\n", "the same prefix"));
     server.assert_serves("a thousand flushes");
 }
 
-/// The binary protocol and flush_all as well: each ends items that the other has stored.
+/// A prefix flush removes items stored through the binary protocol, and can be combined with
+/// `flush_all`.
 #[test]
 fn a_prefix_ends_for_all_protocols() {
     if !is_cached() {
@@ -206,12 +207,12 @@ fn an_operator_flushes_a_prefix_and_the_log_names_who() {
     let line = log.lines().find(|line| line.contains("the admin listener flushes a prefix"));
     assert!(line.is_some_and(|line| line.contains("a:") && line.contains("127.0.0.1:")), "{log}");
     assert_eq!(daemon.metric("cached_prefix_flushes_total"), Some(1.0));
-    // An item is counted when it is removed, which is before the sweep has passed the rest of the index.
+    // An item is counted when it is removed, before the sweep has passed the rest of the index.
     wait_for("the sweep", || (daemon.metric("cached_prefix_flushes_pending")? == 0.0).then_some(()));
     assert_eq!(daemon.metric("cached_prefix_flush_items_removed_total"), Some(1.0));
     let (code, shown) = daemon.cachectl(&["flush-prefix", &"k".repeat(251)]);
     assert_eq!((code != 0, shown.contains("a prefix has 1 to 250 bytes")), (true, true), "{shown}");
-    // Without the token, and with a body that is not right.
+    // Without the token, and with an invalid body.
     assert_eq!(http::post(&daemon.admin, "/flush-prefix", "", "{\"prefix\": \"b:\"}").0, 401);
     let token = "Authorization: Bearer 0123456789abcdef0123\r\n";
     for body in ["", "{}", "{\"prefix\": 1}", "{\"prefix\": \"b:\", \"delay\": 10}", "[]"] {
@@ -220,7 +221,7 @@ fn an_operator_flushes_a_prefix_and_the_log_names_who() {
     ask(b"get b:1\r\n", b"VALUE b:1 0 1\r\nx\r\nEND\r\n");
 }
 
-/// Gets of one prefix, three in four of which miss, and few of another.
+/// Many gets of one prefix, of which three in four miss, and few gets of another.
 #[test]
 fn hot_keys_and_prefixes_are_reported_in_both_protocols() {
     if !is_cached() {
@@ -250,7 +251,7 @@ fn hot_keys_and_prefixes_are_reported_in_both_protocols() {
     assert!((number(&values, "prefix:1:hit_ratio") - 0.25).abs() < 0.05, "{values:?}");
     // A hundred items of 100 bytes, headers included.
     assert!((10_000.0..20_000.0).contains(&number(&values, "prefix:1:item_bytes")), "{values:?}");
-    // The same report as frames.
+    // The same report in the binary protocol.
     let mut binary = server.connect();
     binary.send(&[&[0x80, 0x10, 0, 3, 0, 0, 0, 0, 0, 0, 0, 3][..], &[0; 12], b"hot"].concat());
     let mut names = Vec::new();
@@ -272,7 +273,7 @@ fn hot_keys_and_prefixes_are_reported_in_both_protocols() {
     }
 }
 
-/// The reply's version, and its node.
+/// Returns the version and the node of the reply.
 fn cluster(conn: &mut Conn) -> (u64, String) {
     conn.send(b"config get cluster\r\n");
     let head = String::from_utf8(conn.read_line()).expect("text");
@@ -296,14 +297,14 @@ fn clients_that_look_for_a_cluster_find_this_server() {
     assert!(version > 1_600_000_000);
     assert_eq!(cluster(&mut server.connect()), (version, node), "the same for every client");
     conn.ask(b"config get other\r\nconfig set cluster 1\r\nconfig get\r\n", b"ERROR\r\nERROR\r\nERROR\r\n");
-    // Of two listeners, the one that the client reached, which is not the first.
+    // With two listeners, the reply names the one that the client reached, which is not the first.
     let server = Server::start("-l 127.0.0.2 -o cluster_discovery=reached");
     assert_eq!(cluster(&mut server.connect()).1, format!("127.0.0.1|127.0.0.1|{}", server.port()));
     let server = Server::start("-o cluster_discovery=cache.example:11299");
     assert_eq!(cluster(&mut server.connect()).1, "cache.example|127.0.0.1|11299");
     let server = Server::start("-o cluster_discovery=[fd00::1]:11299");
     assert_eq!(cluster(&mut server.connect()).1, "fd00::1|fd00::1|11299");
-    // A client of the unix socket has reached no address that another could reach.
+    // A client of the unix socket has not reached an address that is valid for other clients.
     let server = Start::new().unix().args("-o cluster_discovery").start();
     let error = b"SERVER_ERROR no address is known to the client: set cluster_discovery to HOST:PORT\r\n";
     server.connect().ask(b"config get cluster\r\n", error);

@@ -1,5 +1,5 @@
-//! The interface for service managers and start scripts: pid file, daemon, signals, inherited sockets,
-//! `sd_notify`, the file with the port, and listeners with a protocol of their own.
+//! The interface for service managers and start scripts: PID file, daemon, signals, inherited
+//! sockets, `sd_notify`, the port file, and listeners with a protocol of their own.
 
 use cached_tests::conn::Conn;
 use cached_tests::frame::{Request, op};
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 const DEADLINE: Duration = Duration::from_secs(120);
 
-/// A server started by hand; killed on drop.
+/// A server started without the harness. Dropping this value kills it.
 struct Started(Child);
 
 impl Drop for Started {
@@ -73,14 +73,14 @@ fn daemon_and_pid_file() {
     assert_eq!(conn.read_line(), format!("STAT pid {pid}").into_bytes());
     assert_eq!(std::fs::read_link(format!("/proc/{pid}/cwd")).expect("its folder"), Path::new("/"));
     assert_eq!(std::fs::read_link(format!("/proc/{pid}/fd/2")).expect("its errors"), Path::new("/dev/null"));
-    // SAFETY: the process that the file names is the daemon that has just answered with that number.
+    // SAFETY: the PID in the file belongs to the daemon, which has just reported it.
     assert_eq!(unsafe { libc::kill(pid, libc::SIGTERM) }, 0);
     wait_for("its end", || (!Path::new(&format!("/proc/{pid}/fd")).exists()).then_some(()));
     assert!(!file.exists(), "the pid file is left behind");
     assert!(!is_cached() || !socket.exists(), "the socket is left behind");
 }
 
-/// A daemon that cannot start is no success: the parent has its line and its status.
+/// If a daemon cannot start, its parent prints the error line and exits with the same status.
 #[test]
 fn a_daemon_that_cannot_start_says_why() {
     if !is_cached() {
@@ -93,7 +93,7 @@ fn a_daemon_that_cannot_start_says_why() {
     let store = dir.path().join("store");
     let text = format!("[objects.backend]\nkind = \"file\"\npath = \"{}\"\n", store.display());
     std::fs::write(&file, text).expect("a configuration");
-    // Found only by the child: the store has the name of a file.
+    // Only the child detects this error: the store's path is a file.
     std::fs::create_dir(&store).expect("a directory");
     std::fs::write(store.join("superblock"), "not a store").expect("a file");
     let config = format!("--config={}", file.display());
@@ -155,8 +155,8 @@ fn inherited_sockets_replace_the_addresses() {
     let tcp = TcpListener::bind("127.0.0.1:0").expect("a socket");
     let unix = UnixListener::bind(&unix_path).expect("a socket");
     let address = Address::Tcp(tcp.local_addr().expect("an address"));
-    // High numbers, so that neither collides with 3 and 4.
-    // SAFETY: duplicates of our own descriptors, closed with the process.
+    // High numbers, so that neither collides with 3 and 4. SAFETY: these are duplicates of our own
+    // descriptors, closed with the process.
     let (first, second) = unsafe {
         (libc::fcntl(tcp.as_raw_fd(), libc::F_DUPFD, 100), libc::fcntl(unix.as_raw_fd(), libc::F_DUPFD, 100))
     };
@@ -164,7 +164,8 @@ fn inherited_sockets_replace_the_addresses() {
     let unused = own_address();
     let mut command = command(&["-l", &unused.to_string()]);
     command.env("LISTEN_FDS", "2").env_remove("NOTIFY_SOCKET").stderr(Stdio::null());
-    // The variable names the process itself, whose number is only known after the fork: a shell sets it.
+    // The variable contains the process's own PID, which is known only after the fork, so a shell
+    // sets it.
     let program = command.get_program().to_owned();
     let args: Vec<_> = command.get_args().map(ToOwned::to_owned).collect();
     let mut shell = Command::new("sh");
@@ -183,7 +184,7 @@ fn inherited_sockets_replace_the_addresses() {
     let mut conn = connect(&Address::Unix(unix_path.clone()));
     conn.ask(b"set a 0 0 1\r\nx\r\nget a\r\n", b"STORED\r\nVALUE a 0 1\r\nx\r\nEND\r\n");
     assert!(Conn::open(&Address::Tcp(unused)).is_err(), "the command line's address is listened on as well");
-    // SAFETY: our own child, not waited for.
+    // SAFETY: the process is our child and has not been waited for.
     unsafe { libc::kill(started.0.id() as i32, libc::SIGTERM) };
     assert!(started.0.wait().expect("its end").success());
     assert!(unix_path.exists(), "the socket's file is the service manager's");
@@ -209,15 +210,15 @@ fn the_service_manager_is_notified() {
     let note = hear();
     assert!(note.starts_with("READY=1\n"), "{note}");
     assert!(note.contains(&format!("MAINPID={}", started.0.id())), "{note}");
-    // Ready means that a client can connect at the first attempt.
+    // After READY=1 a client can connect at the first attempt.
     Conn::open(&Address::Tcp(address)).expect("a connection").ask(b"mn\r\n", b"MN\r\n");
-    // SAFETY: our own child, not waited for.
+    // SAFETY: the process is our child and has not been waited for.
     unsafe { libc::kill(started.0.id() as i32, libc::SIGTERM) };
     assert_eq!(hear(), "STOPPING=1\nEXTEND_TIMEOUT_USEC=5000000\nSTATUS=Ending");
     assert!(started.0.wait().expect("its end").success());
 }
 
-/// Test programs request any free port and read its number from the file.
+/// Test programs request any free port and read the port from the file.
 #[test]
 fn the_port_is_written_to_a_file() {
     let dir = tempfile::tempdir().expect("a temporary directory");
@@ -250,7 +251,7 @@ fn listeners_with_a_protocol_of_their_own() {
     conn.send(b"get a\r\nget a\r\nget a\r\nget a\r\n");
     conn.expect_closed("text to a binary listener");
     conn = connect(&Address::Tcp(text));
-    // This one has no line feed.
+    // This file has no line feed.
     conn.send(&Request::new(op("VERSION").unwrap()).bytes());
     conn.send(b"\r\n");
     assert!(conn.read_line().starts_with(b"ERROR"), "binary to a text listener");
@@ -269,10 +270,11 @@ fn ipv6() {
     connect(&Address::Tcp(format!("[::1]:{port}").parse().expect("an address"))).ask(b"mn\r\n", b"MN\r\n");
 }
 
-/// The socket belongs to the user that the server becomes, so that this user's clients may use it.
+/// The socket belongs to the user to which the server changes, so that this user's clients may use
+/// it.
 #[test]
 fn privileges_are_dropped() {
-    // SAFETY: no preconditions.
+    // SAFETY: the call has no preconditions.
     if unsafe { libc::geteuid() } != 0 {
         println!("not root: nothing to drop");
         return;

@@ -1,5 +1,5 @@
 //! Runs every shell example of `README.md` in order, in a separate network namespace, as after a
-//! fresh clone: each command succeeds and prints the output on the page.
+//! fresh clone: each command must succeed and print the output on the page.
 
 use cached_tests::outside::{find_program, skip};
 use cached_tests::program::{repository, workspace_programs};
@@ -13,24 +13,24 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
 const TEST: &str = "the examples of README.md";
-/// How long a server may take to start.
+/// The time limit for a server's start.
 const START_DEADLINE: Duration = Duration::from_secs(120);
-/// The programs that the examples need apart from a Rust toolchain.
+/// The programs that the examples need in addition to a Rust toolchain.
 const OUTSIDE: [&str; 6] = ["unshare", "ip", "nc", "qemu-io", "python3", "curl"];
 /// The only block of the page that is not an example: it would run this test.
 const NOT_RUN: &str = "cargo test --workspace";
 
-/// A command of the page, and what it shows of its output.
+/// A command of the page, and the output shown there.
 #[derive(Debug, Default)]
 struct Step {
     command: String,
     shown: Vec<String>,
 }
 
-/// Returns the steps of all blocks that are neither another language nor [`NOT_RUN`].
+/// Returns the steps of all blocks except those in another language and [`NOT_RUN`].
 fn steps(page: &str) -> Vec<Step> {
     let mut steps: Vec<Step> = Vec::new();
-    // Every second part lies between fences.
+    // Every second part is between fences.
     for block in page.split("\n```").skip(1).step_by(2) {
         let (language, text) = block.split_once('\n').expect("a block has lines");
         if !language.is_empty() || text.trim() == NOT_RUN {
@@ -57,7 +57,8 @@ fn steps(page: &str) -> Vec<Step> {
     steps
 }
 
-/// A shell in its own network namespace. Dropping it kills everything that it has started.
+/// A shell in its own network namespace. Dropping this value kills all processes that the shell has
+/// started.
 struct Shell {
     child: Child,
     input: ChildStdin,
@@ -89,11 +90,11 @@ impl Shell {
         Shell { child, input, output, started, errors }
     }
 
-    /// Runs a command; returns its status and the lines of its output. One that stays in the background is awaited until
-    /// its server is ready.
+    /// Runs a command; returns its status and the lines of its output. For a background command,
+    /// waits until its server is ready.
     fn run(&mut self, command: &str) -> (String, Vec<String>) {
         let is_server = command.trim_end().ends_with('&');
-        // Its own lines of the log must not be taken for the output of a later command.
+        // The server's log lines must not be mistaken for a later command's output.
         let command = if is_server { command.replacen('&', ">&2 &", 1) } else { command.to_owned() };
         writeln!(self.input, "{command}\nprintf '\\n@@ %s\\n' $?").expect("the shell reads");
         let mut lines = Vec::new();
@@ -134,13 +135,14 @@ impl Shell {
 
 impl Drop for Shell {
     fn drop(&mut self) {
-        // SAFETY: kill touches no memory; the child leads its group and has not been waited for.
+        // SAFETY: kill accesses no memory; the child leads its group and has not been waited for.
         unsafe { libc::kill(-self.child.id().cast_signed(), libc::SIGKILL) };
         let _ = self.child.wait();
     }
 }
 
-/// Makes what the examples find: a clone, a `cargo` that has built everything, and an `aws`. Returns the `PATH`.
+/// Prepares the environment of the examples: a clone, a `cargo` with built programs, and an `aws`.
+/// Returns the `PATH`.
 fn prepare(place: &Path) -> String {
     let programs = place.join("programs");
     for directory in ["clone", "tmp", "programs"] {

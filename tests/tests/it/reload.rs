@@ -1,4 +1,4 @@
-//! The configuration of a running server: what changes on SIGHUP, what does not, and that no client notices.
+//! The configuration of a running server: the effects of SIGHUP, and that no client is disturbed.
 
 use blocker::executor::block_on;
 use blocker::*;
@@ -31,7 +31,7 @@ impl File {
         self.dir.path().join("cached.toml")
     }
 
-    /// Replaces the file at once, as editors do.
+    /// Replaces the file atomically, as editors do.
     fn write(&self, text: &str) {
         let new = self.dir.path().join("new");
         std::fs::write(&new, text).expect("a file");
@@ -65,7 +65,7 @@ fn setting(server: &Server, name: &str) -> String {
     found.unwrap_or_else(|| panic!("no {name} in stats settings"))
 }
 
-/// Waits until `holds`.
+/// Waits until `holds` returns true.
 fn until(what: &str, server: &Server, holds: impl Fn() -> bool) {
     let deadline = Instant::now() + START_STOP_DEADLINE;
     while !holds() {
@@ -118,7 +118,8 @@ fn live_keys_change_and_the_others_are_named() {
     for live in ["connections_max", "requests_per_wake", "log.level"] {
         assert!(!line.contains(live), "{live} is in {line}");
     }
-    // A level that excludes the reports of later reloads is in force, and goes with its key.
+    // The level in force excludes the reports of later reloads; removing its key restores the
+    // default.
     file.reload(&server, "[memcached]\nconnections_max = 300\n");
     until("the second", &server, || setting(&server, "maxconns") == "300");
     assert_eq!(setting(&server, "flush_enabled"), "yes", "its default again");
@@ -208,11 +209,11 @@ fn write_modes_and_dirty_limits_change() {
     let young = text("write = \"back\"", "").replace("86400000", "0");
     file.reload(&server, &young);
     until("flushed by age", &server, || dirty() == 0);
-    // Not with the memory that is in force until the restart.
+    // This is not possible with the memory that is in force until the restart.
     let large = text("dirty_bytes_max = \"50 MiB\"", "").replace("8 MiB", "80 MiB");
     file.reload(&server, &large);
     until_logged(&server, "objects.dirty_bytes_max: must be between");
-    // A limit that follows from the memory is not in the way of a restart.
+    // A limit that is derived from the memory does not prevent the change.
     file.reload(&server, &young.replace("8 MiB", "80 MiB"));
     until_logged(&server, "objects.memory_bytes_max \\\"8 MiB\\\" -> \\\"80 MiB\\\"");
 }
@@ -248,7 +249,8 @@ fn a_wrong_password_file_keeps_the_object_cache_as_it_was() {
     until("write-back", &server, || mode() == WriteMode::Back);
 }
 
-/// A configuration that cannot be read to its end, as from a disk that hangs, is not in the way of the end.
+/// A configuration that cannot be read completely, as from a hanging disk, does not delay the
+/// shutdown.
 #[test]
 fn a_reload_that_hangs_does_not_keep_the_process_from_ending() {
     if !is_cached() {
@@ -261,15 +263,16 @@ fn a_reload_that_hangs_does_not_keep_the_process_from_ending() {
     // SAFETY: the name ends with a zero byte and is only read.
     assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
     server.signal(libc::SIGHUP);
-    // Opens once the server has opened it to read, which then waits for what never comes.
+    // The open returns once the server has opened the FIFO for reading; the server then waits for
+    // data that never arrive.
     let pipe = std::fs::OpenOptions::new().write(true).open(file.path()).expect("a pipe");
     server.signal(libc::SIGTERM);
     assert!(server.wait_exit().success(), "{}", server.log());
     drop(pipe);
 }
 
-/// Memcached and object clients work on connections that stay open, while the configuration changes a hundred
-/// times, and is refused ten times.
+/// Memcached and object clients work on persistent connections while a hundred reloads succeed and
+/// ten are refused.
 #[test]
 fn a_hundred_reloads_under_load_disturb_no_client() {
     const RELOADS: usize = 100;
@@ -357,7 +360,8 @@ fn a_hundred_reloads_under_load_disturb_no_client() {
     );
 }
 
-/// While load balancers may still send clients here, they are served; a second signal ends that.
+/// During the drain delay, in which load balancers may still send clients, they are served; a
+/// second signal ends the delay.
 #[test]
 fn the_listeners_close_after_the_delay() {
     if !is_cached() {
@@ -382,7 +386,7 @@ fn every_line_of_a_json_log_is_an_object() {
     }
     let file = File::new("[log]\nformat = \"json\"\nlevel = \"debug\"\n[memcached]\nconnections_max = 2\n");
     let mut server = file.start("");
-    // The harness connects as well to find out whether it listens.
+    // The harness also connects, to find out whether the server listens.
     let conns: Vec<_> = (0..3).map(|_| server.connect()).collect();
     until_logged(&server, "connection refused: too many are open");
     drop(conns);
@@ -396,7 +400,7 @@ fn every_line_of_a_json_log_is_an_object() {
     let log = server.log();
     let mut messages = Vec::new();
     for line in log.lines() {
-        // The contents of standard output, which is the same file here.
+        // The content of standard output, which is the same file here.
         if ["cached serves", "try: ", "memory: "].iter().any(|start| line.starts_with(start)) {
             continue;
         }

@@ -1,4 +1,5 @@
-//! `cached` before an S3 endpoint (moto's, which is installed from PyPI): boto3, aws-cli and rclone use it unchanged.
+//! `cached` in front of an S3 endpoint (moto's, which is installed from PyPI), used by unmodified
+//! boto3, aws-cli and rclone.
 
 use cached_tests::daemon::{Daemon, wait_for};
 use cached_tests::http;
@@ -19,7 +20,7 @@ fn folder() -> PathBuf {
     repository().join("tests/s3")
 }
 
-/// Returns the folder of Python's programs.
+/// Returns the directory of Python's programs.
 fn programs() -> Result<PathBuf, String> {
     static PROGRAMS: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     let install = || {
@@ -40,14 +41,14 @@ struct Both {
 
 impl Drop for Both {
     fn drop(&mut self) {
-        // It may have ended.
+        // The process may have ended.
         let _ = self.endpoint.kill();
         let _ = self.endpoint.wait();
     }
 }
 
 impl Both {
-    /// Starts both; `None`, and a line, where the endpoint cannot be installed.
+    /// Starts both; returns `None`, and prints a line, if the endpoint cannot be installed.
     fn start(test: &str) -> Option<Both> {
         let programs = match programs() {
             Ok(programs) => programs,
@@ -81,7 +82,7 @@ impl Both {
         Some(Both { endpoint, daemon, programs, endpoint_url, sidecar_url })
     }
 
-    /// Runs a script, which prints that it has passed.
+    /// Runs a script, which must print that it has passed.
     fn play(&self, script: &str, arguments: &[&str]) {
         let mut command = Command::new(self.programs.join("python"));
         command.arg(folder().join(script)).args(arguments).env("NO_PROXY", "127.0.0.1");
@@ -169,7 +170,7 @@ fn aws_cli_and_rclone_synchronise_directories_through_the_sidecar() {
     let rclone = |arguments: &[&str]| {
         let mut command = Command::new("rclone");
         command.args(arguments).args(["--config", "/dev/null"]).current_dir(directory.path());
-        // rclone 1.60 fails where this names a file.
+        // rclone 1.60 fails if this variable names a file.
         command.env("NO_PROXY", "127.0.0.1").env_remove("AWS_CA_BUNDLE");
         let output = run(&mut command, DEADLINE);
         assert!(output.status.success(), "rclone {arguments:?}:\n{}", text(&output));
@@ -193,7 +194,7 @@ fn the_end_of_the_program_lets_requests_finish() {
     idle.read_exact(&mut begin).expect("an answer");
     assert_eq!(&begin, b"HTTP/1.1 200");
     both.daemon.signal(libc::SIGTERM);
-    // An idle connection is closed in order, and the process ends.
+    // An idle connection is closed in an orderly way, and the process ends.
     let mut rest = Vec::new();
     idle.read_to_end(&mut rest).expect("an end in order");
     wait_for("the listener closes", || TcpStream::connect(address).is_err().then_some(()));

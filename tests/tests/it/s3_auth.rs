@@ -1,5 +1,5 @@
-//! `cached` verifies the signatures of S3's clients, and signs its own requests: boto3 and rclone before versitygw, which verifies
-//! signatures too, or before moto's server, which does not.
+//! `cached` verifies the signatures of S3 clients, and signs its own requests: boto3 and rclone use
+//! it in front of versitygw, which also verifies signatures, or of moto's server, which does not.
 
 use cached_tests::daemon::{Daemon, wait_for};
 use cached_tests::http;
@@ -35,14 +35,14 @@ read = ["bucket/in/"]
 write = ["bucket/in/"]
 "#;
 
-/// The endpoint's own secret, which no answer and no log of the sidecar may show.
+/// The endpoint's own secret, which must not appear in the sidecar's responses and log.
 const ROOT_SECRET: &str = "root-secret-0123456789";
 
 fn folder() -> PathBuf {
     repository().join("tests/s3")
 }
 
-/// An endpoint, which ends when this is dropped.
+/// An endpoint. Dropping this value ends it.
 struct Endpoint {
     child: Child,
     url: String,
@@ -51,7 +51,7 @@ struct Endpoint {
 
 impl Drop for Endpoint {
     fn drop(&mut self) {
-        // It may have ended.
+        // The process may have ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -72,7 +72,8 @@ impl Endpoint {
                 _directory: directory,
             };
         };
-        // It cannot choose a port; another program could take this one, and then it ends.
+        // The endpoint cannot choose a port itself; if another program takes this one, the endpoint
+        // ends.
         let free = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("an address");
         let mut command = Command::new(program);
         command.args([
@@ -144,7 +145,7 @@ fn clients_sign_for_the_sidecar_and_the_sidecar_signs_for_the_endpoint() {
     assert!(metric("cached_s3_sidecar_requests_total{result=\"revalidated\"}") > 10);
     assert_eq!(metric("cached_s3_sidecar_requests_total{result=\"failed\"}"), 0);
 
-    // A wrong file changes nothing; a right one is in force after SIGHUP.
+    // An invalid file changes nothing; a valid one is in force after SIGHUP.
     let aws = |name: &str| {
         let mut command = Command::new(programs.join("python"));
         command.arg(programs.join("aws")).args(["--endpoint-url", &url, "s3", "ls", "s3://bucket/plain"]);

@@ -1,9 +1,10 @@
-//! The same random requests of S3 to an endpoint and through `cached` to another one like it: see `cached_tests::s3::beside`.
+//! Sends the same random S3 requests to an endpoint and through `cached` to an equal endpoint: see
+//! `cached_tests::s3::beside`.
 
 use cached_tests::s3::beside::{Before, Both, Played, Way};
 use std::path::Path;
 
-/// Plays sequences for each way, and returns the differences.
+/// Plays sequences with each authentication mode, and returns the differences.
 fn play(test: &str, before: Before, ways: &[Way], names: &str, seeds: u64) -> Option<Result<Played, String>> {
     let parent = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let both = Both::start(before, ways, names, test, parent)?;

@@ -1,4 +1,5 @@
-//! `cached` as an S3 sidecar that answers without the endpoint: invalidation by commands and events, the reload, the access log.
+//! `cached` as an S3 sidecar that serves reads without the endpoint: invalidation by commands and
+//! events, reload, access log.
 
 use cached_tests::daemon::{Daemon, wait_for};
 use cached_tests::http;
@@ -9,7 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
-/// Starts an endpoint that answers each request with its number; returns its URL and that number.
+/// Starts an endpoint that responds to each request with the request's number; returns the
+/// endpoint's URL and the counter.
 fn endpoint() -> (String, Arc<AtomicU64>) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a socket");
     let url = format!("http://{}", listener.local_addr().expect("an address"));
@@ -84,7 +86,7 @@ fn an_operator_announces_changes_reloads_policies_and_rotates_the_log() {
         4,
         "{shown}"
     );
-    // By a notification.
+    // By a bucket notification.
     let token = "Authorization: Bearer 0123456789abcdef0123\r\n";
     let event = r#"{"Records":[{"eventName":"ObjectCreated:Put","s3":{"bucket":{"name":"media"},"object":{"key":"a%2F1"}}}]}"#;
     let before = (read("/media/a/1"), read("/media/b"));
@@ -105,7 +107,7 @@ fn an_operator_announces_changes_reloads_policies_and_rotates_the_log() {
     assert_eq!(daemon.metric("cached_s3_sidecar_invalidations_total{by=\"command\"}"), Some(4.0));
     assert_eq!(daemon.metric("cached_s3_sidecar_invalidations_total{by=\"event\"}"), Some(1.0));
 
-    // Each request is logged. A reload opens the log file again, and applies the policies.
+    // Each request is logged. A reload reopens the log file, and applies the new settings.
     let requests = |path: &str| {
         let text = std::fs::read_to_string(path).unwrap_or_default();
         text.lines().filter(|line| line.contains("\"path\":\"/media/")).count()
@@ -125,11 +127,11 @@ fn an_operator_announces_changes_reloads_policies_and_rotates_the_log() {
     assert_eq!((code, shown.contains("s3.buckets")), (0, true), "{shown}");
     let asked = count.load(Ordering::SeqCst);
     assert_ne!(read("/media/b"), read("/media/b"));
-    // A HEAD finds that it has changed.
+    // A HEAD detects that the object has changed.
     assert_eq!(count.load(Ordering::SeqCst), asked + 4);
     wait_for("lines in the new log", || (requests(&log) == 2).then_some(()));
     assert_eq!(requests(&old), 24);
-    // A reload that is wrong changes nothing.
+    // A reload with a mistake changes nothing.
     daemon.configure(|text| text.replace("name = \"media\"", "name = \"\""));
     let (code, shown) = daemon.cachectl(&["reload"]);
     assert!(code != 0 && shown.contains("s3.buckets"), "{shown}");

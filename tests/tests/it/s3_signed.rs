@@ -1,5 +1,6 @@
-//! `cached` before an S3 endpoint that checks signatures (versitygw): what the endpoint refuses stays refused with the object in
-//! memory, and boto3, aws-cli, rclone, Arrow and s3fs read through the sidecar what they have written.
+//! `cached` in front of an S3 endpoint that checks signatures (versitygw): requests that the
+//! endpoint refuses are refused even if the object is cached, and boto3, aws-cli, rclone, Arrow and
+//! s3fs read their own writes through the sidecar.
 
 use cached_tests::daemon::{DEADLINE, wait_for};
 use cached_tests::outside::{announce_skip, find_program, run, skip, text};
@@ -38,20 +39,21 @@ impl Both {
         self.directory.path().join(name)
     }
 
-    /// Runs a command that must succeed, in the directory and with the owner's keys; returns what it has written.
+    /// Runs a command that must succeed, in the directory and with the owner's keys; returns its
+    /// output.
     fn run(&self, command: &mut Command) -> String {
         command.current_dir(self.directory.path()).env("HOME", self.directory.path());
         command.env("AWS_ACCESS_KEY_ID", &self.owner.access_key);
         command.env("AWS_SECRET_ACCESS_KEY", &self.owner.secret_key);
         command.envs([("AWS_DEFAULT_REGION", "us-east-1"), ("NO_PROXY", "127.0.0.1,localhost")]);
-        // rclone 1.60 fails where this names a file.
+        // rclone 1.60 fails if this variable names a file.
         command.env_remove("AWS_CA_BUNDLE");
         let output = run(command, DEADLINE);
         assert!(output.status.success(), "{command:?}:\n{}", text(&output));
         text(&output)
     }
 
-    /// Runs a script, which prints that it has passed; returns what it has written.
+    /// Runs a script, which must print that it has passed; returns its output.
     fn play(&self, test: &str, script: &str, arguments: &[&str]) -> Option<String> {
         let programs = programs(test)?;
         let mut command = Command::new(programs.join("python"));
@@ -60,7 +62,8 @@ impl Both {
         Some(said)
     }
 
-    /// Checks that the sidecar has answered from memory, and that nothing failed in it.
+    /// Checks that the sidecar has served responses from memory, and that no request has failed in
+    /// it.
     fn check_requests(&self, hits_min: u64) {
         let hits = self.sidecar.requests("hit");
         assert!(hits >= hits_min, "{hits} hits");
@@ -69,7 +72,7 @@ impl Both {
         }
     }
 
-    /// Makes a tree of files with names and sizes of several kinds.
+    /// Creates a tree of files with names and sizes of several kinds.
     fn make_files(&self, name: &str) {
         fs::create_dir_all(self.place(name).join("deep er")).expect("directories");
         for (file, len) in [("a", 1), ("b.txt", 100_000), ("deep er/ü+", 9_000_000), ("deep er/c", 4096)] {
@@ -83,7 +86,7 @@ impl Both {
     }
 }
 
-/// Returns the folder of Python's programs, which the tests of moto's endpoint have as well.
+/// Returns the directory of Python's programs, which is shared with the tests of moto's endpoint.
 fn programs(test: &str) -> Option<PathBuf> {
     static PROGRAMS: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     let install = || {
@@ -156,7 +159,7 @@ fn aws_cli_synchronises_directories() {
         aws(&["s3", "sync", "s3://files/by-aws", target]);
         both.assert_same("source", target);
     }
-    // One file changes, one goes.
+    // One file is changed, one is removed.
     fs::write(both.place("source/b.txt"), b"short").expect("a file");
     fs::remove_file(both.place("source/a")).expect("a file that goes");
     aws(&["s3", "sync", "--delete", "source", "s3://files/by-aws"]);
@@ -195,7 +198,7 @@ fn rclone_synchronises_checks_and_keeps_both_sides_equal() {
         both.assert_same("source", target);
     }
 
-    // Changes of both sides meet.
+    // Both sides have changes.
     let (here, there, state) = ("here", remote("two"), both.place("state").display().to_string());
     let bisync = |more: &[&str]| {
         let mut all = vec!["bisync", here, &there, "--workdir", &state, "--verbose"];
@@ -236,7 +239,7 @@ fn s3fs_mounts_a_bucket() {
         both.run(Command::new("cp").args(["-r", "source/.", "mount"]));
         both.assert_same("source", "mount");
     }
-    // It knows nothing any more; the sidecar does.
+    // The new s3fs has an empty cache, but the sidecar does not.
     for _ in 0..2 {
         let _mount = Mount::new(&s3fs, &both);
         both.assert_same("source", "mount");
@@ -252,7 +255,7 @@ fn s3fs_mounts_a_bucket() {
     both.assert_same("source", "mount");
 }
 
-/// A file system of s3fs that is unmounted when this is dropped.
+/// An s3fs file system. Dropping this value unmounts it.
 struct Mount {
     child: Child,
     place: PathBuf,
@@ -270,7 +273,7 @@ impl Mount {
             keys.display()
         );
         let file = File::create(&log).expect("a log file");
-        // In the foreground, so that its end can be waited for.
+        // s3fs runs in the foreground, so that the test can wait for its end.
         let mut command = Command::new(s3fs);
         command.arg("mounted").arg(&place).args(["-f", "-o", &options]).stdin(Stdio::null());
         let child =
@@ -292,10 +295,11 @@ impl Mount {
 
 impl Drop for Mount {
     fn drop(&mut self) {
-        // Waits until what was written has been sent.
+        // Waits until the written data have been sent.
         let unmounted = Command::new("fusermount").arg("-u").arg(&self.place).status();
         if !unmounted.is_ok_and(|status| status.success()) {
-            // The end of s3fs unmounts as well; a test that has failed may have left it in any state.
+            // s3fs unmounts the file system at its end; a failed test may have left it in any
+            // state.
             let _ = self.child.kill();
         }
         let _ = self.child.wait();

@@ -1,10 +1,12 @@
-//! Ceph's s3-tests judge `[s3]`: what passes at an endpoint itself passes through the sidecar, with nothing in its memory and
-//! with what it has kept, except what `s3/suite/expected.toml` lists with a reason.
+//! Runs Ceph's s3-tests on `[s3]`: a test that passes at an endpoint itself must pass through the
+//! sidecar, with an empty cache and with cached objects, except for the tests that
+//! `s3/suite/expected.toml` lists with a reason.
 //!
-//! The suite is no package of any registry: `CACHED_S3_TESTS` names a directory with it, at the snapshot that the list is about.
-//! `CACHED_S3_TESTS_ONLY` takes the tests whose names contain its value, `CACHED_S3_TESTS_SLICES` (3) is how many run
-//! side by side, `CACHED_S3_TESTS_MODE` takes one way of authentication (`gateway`, `listener`), and `CACHED_S3_TESTS_REPORT` names
-//! a directory for a file of all outcomes.
+//! The suite is in no package registry: `CACHED_S3_TESTS` names a directory with its snapshot to
+//! which the list applies. `CACHED_S3_TESTS_ONLY` selects the tests whose names contain its value,
+//! `CACHED_S3_TESTS_SLICES` (3) is the number of concurrent slices, `CACHED_S3_TESTS_MODE` selects
+//! one authentication mode (`gateway`, `listener`), and `CACHED_S3_TESTS_REPORT` names a directory
+//! for a file of all outcomes.
 
 use cached_tests::outside::skip;
 use cached_tests::python;
@@ -17,19 +19,20 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-/// How often the tests that differ are run again, alone, at the endpoint and through the sidecar: some depend on time.
+/// The number of repetitions of differing tests, alone, at the endpoint and through the sidecar,
+/// because some tests depend on time.
 const ATTEMPTS_ALONE: usize = 2;
 /// The minimum share of the endpoint's passing tests that must pass through the sidecar, regardless
 /// of the listed exceptions.
 const RATIO_MIN: f64 = 0.99;
-/// How long objects are fresh if the sidecar decides: longer than the tests run, so that a test
-/// fails if a change through the sidecar does not end it.
+/// How long objects are fresh if the sidecar decides the rights: longer than the tests run, so that
+/// a test fails if a change through the sidecar does not end the freshness.
 const FRESH: &str = "fresh_secs = 3600\nnegative_secs = 3600\n";
 
-/// The folder of Python's programs.
+/// The directory of Python's programs.
 static PROGRAMS: OnceLock<PathBuf> = OnceLock::new();
 
-/// Returns the program that runs the suite, or `None` after printing why it is missing.
+/// Returns the program that runs the suite, or `None` after printing the reason why it is missing.
 fn judge(test: &str) -> Option<Judge> {
     let variable = |name: &str| std::env::var(name).ok();
     let Some(suite) = variable("CACHED_S3_TESTS").map(PathBuf::from) else {
@@ -86,13 +89,13 @@ fn compare(kind: Kind, test: &str) {
 /// Runs the suite, or some tests of it, once.
 fn run(judge: &Judge, endpoint: &Endpoint, pass: &Pass<'_>) -> Outcomes {
     let outcomes = judge.run(endpoint.kind(), pass);
-    // Some tests end some releases of endpoints; expected.toml is to list them as skipped.
+    // Some tests crash some releases of endpoints; expected.toml must list them as skipped.
     assert!(endpoint.is_up(), "{} has ended", endpoint.kind().name());
     outcomes
 }
 
-/// Starts sidecars before an endpoint: one for all slices where clients sign for the endpoint, and one for each slice where it signs
-/// as one of the slice's users, the main one.
+/// Starts sidecars in front of an endpoint: one for all slices if clients sign for the endpoint,
+/// and one for each slice if the sidecar signs as the slice's main user.
 fn sidecars(endpoint: &Endpoint, mode: Mode, slices: usize) -> Vec<Sidecar> {
     let of_slice = |number| {
         let users = ROLES.map(|role| User::new(endpoint.kind(), role, number));
@@ -104,7 +107,7 @@ fn sidecars(endpoint: &Endpoint, mode: Mode, slices: usize) -> Vec<Sidecar> {
     }
 }
 
-/// An endpoint with its authentication mode, and the outcome of the tests at the endpoint itself.
+/// An endpoint with the authentication mode, and the outcome of the tests at the endpoint itself.
 struct Compared<'a> {
     judge: &'a Judge,
     endpoint: &'a Endpoint,
@@ -118,7 +121,7 @@ impl Compared<'_> {
         let urls: Vec<&str> = sidecars.iter().map(|sidecar| sidecar.url.as_str()).collect();
         let requests = |result: &str| sidecars.iter().map(|sidecar| sidecar.requests(result)).sum::<u64>();
         let from_memory = || ["hit", "revalidated", "absent"].into_iter().map(requests).sum::<u64>();
-        // The second pass uses the names of the first again, and reads each object twice.
+        // The second pass reuses the names of the first, and reads each object twice.
         for (name, reads) in [("cold", 1), ("warm", 2)] {
             let (title, before) = (format!("{} {name}", self.title()), from_memory());
             let buckets = format!("{}-", self.mode.letter());
@@ -128,7 +131,7 @@ impl Compared<'_> {
             println!("{title}: {} from memory", from_memory() - before);
             self.judge_pass(&title, &through, &Pass { buckets: "", ..pass }, problems);
         }
-        // Clients that break their requests off are among them: one test does.
+        // These include requests that a client aborts, as one test does.
         println!("{}: {} requests failed in the sidecar", self.title(), requests("failed"));
     }
 
@@ -184,8 +187,8 @@ impl Compared<'_> {
             };
             let _ = writeln!(problems, "{title}: {test} {problem}, and expected.toml lists it");
         }
-        // With its own keys, the sidecar treats all users as one; the resulting differences are
-        // listed.
+        // With its own keys, the sidecar uses one user at the endpoint for all clients; the
+        // resulting differences are listed.
         let is_short = self.mode == Mode::Gateway && compared.ratio() < RATIO_MIN;
         if compared.at_endpoint == 0 || is_short {
             let _ = writeln!(problems, "{title}: ratio {:.4}, {RATIO_MIN} is the least", compared.ratio());
@@ -203,7 +206,7 @@ impl Compared<'_> {
     }
 }
 
-/// Prints how many tests have which outcome, and writes all of them where that is wanted.
+/// Prints the number of tests with each outcome, and writes all outcomes to a file if requested.
 fn report(title: &str, outcomes: &Outcomes) {
     let count = |wanted: &str| outcomes.values().filter(|each| each.outcome == wanted).count();
     let [passed, failed, error, skipped] = ["passed", "failed", "error", "skipped"].map(count);

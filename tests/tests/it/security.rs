@@ -41,7 +41,7 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use std::path::PathBuf;
 
-/// Runs a test on a server with minimal logging and on one that logs everything.
+/// Runs a test on a server with minimal logging and on a server that logs everything.
 fn with_and_without_log(test: impl Fn(&mut Server)) {
     for args in ["", "-vv"] {
         let mut server = Server::start(args);
@@ -94,7 +94,8 @@ fn keys_longer_than_the_body() {
     });
 }
 
-/// Extras of every length with every known operation: 0x04 and a close, unless that length is right.
+/// Extras of every length with every known operation: status 0x04 and a close, unless the length is
+/// valid.
 #[test]
 fn extras_of_every_length() {
     with_and_without_log(|server| {
@@ -103,7 +104,7 @@ fn extras_of_every_length() {
                 "SET" | "SETQ" | "ADD" | "ADDQ" | "REPLACE" | "REPLACEQ" => &[8],
                 "INCR" | "INCRQ" | "DECR" | "DECRQ" => &[20],
                 "TOUCH" | "GAT" | "GATQ" | "GATK" | "GATKQ" => &[4],
-                // There is a key, so no length is right.
+                // There is a key, so no length is valid.
                 "FLUSH" | "FLUSHQ" | "NOOP" | "VERSION" | "QUIT" | "QUITQ" | "SASL_LIST" => &[],
                 _ => &[0],
             };
@@ -214,7 +215,7 @@ fn every_flag_of_every_meta_command() {
                         request.extend(b"5\r\n");
                     }
                     conn.send(&request);
-                    // The word after `me` is repeated, and the earlier reply, of any kind, is
+                    // The reply repeats the word after `me`, and the earlier reply, of any kind, is
                     // complete.
                     conn.send(b"mn\r\n");
                     let mut replies = 0;
@@ -240,7 +241,7 @@ fn blanks_before_the_key_of_a_get() {
     });
 }
 
-/// All bytes that the scripts send, case by case.
+/// Returns all bytes that the scripts send, case by case.
 fn all_scripts() -> Vec<Vec<u8>> {
     let dir = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("wire");
     let mut all = Vec::new();
@@ -261,7 +262,7 @@ fn all_scripts() -> Vec<Vec<u8>> {
                     _ => {}
                 }
             }
-            // The largest cases are about sizes; their mutations would only cost time.
+            // The largest cases test sizes; their mutations would only take time.
             if !sent.is_empty() && sent.len() < 20_000 {
                 all.push(sent);
             }
@@ -270,7 +271,8 @@ fn all_scripts() -> Vec<Vec<u8>> {
     all
 }
 
-/// Every script once more with LF, and with CR, instead of CRLF: no reply is checked, the server survives.
+/// Every script with LF, and with CR, instead of CRLF: replies are not checked, but the server must
+/// survive.
 #[test]
 fn scripts_with_bare_line_feeds() {
     with_and_without_log(|server| {
@@ -286,7 +288,7 @@ fn scripts_with_bare_line_feeds() {
     });
 }
 
-/// Every script with random changes, cut off at a random place; the seed is printed.
+/// Every script with random changes, truncated at a random position; the seed is printed.
 #[test]
 fn mutated_scripts() {
     let seed = rand::random::<u64>();
@@ -367,7 +369,8 @@ fn replace(bytes: &[u8], from: &[u8], to: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Requests that fail late must free what they have taken: many of them, from several clients at once.
+/// Requests that fail late must free their resources: many such requests from several clients at
+/// once.
 #[test]
 fn long_opaques_leak_nothing() {
     const TIMES: usize = 50_000;
@@ -385,7 +388,8 @@ fn long_opaques_leak_nothing() {
             format!("md busy O{long}\r\n"),
             format!("ma busy O{long}\r\n"),
         ];
-        // All are written before any is read completely, so that they run concurrently.
+        // All requests are written before any reply is read completely, so that they run
+        // concurrently.
         for (conn, request) in conns.iter_mut().zip(&requests) {
             conn.send(&request.as_bytes().repeat(times));
         }
@@ -414,7 +418,7 @@ fn flags_at_the_end_of_a_read() {
                 for end in ["\r\n", "\n"] {
                     let last = format!("{line}{end}");
                     let fill = read - last.len();
-                    // `mn` lines of four bytes, filled up with blanks.
+                    // `mn` lines of four bytes, padded with blanks.
                     let mut sent = b"mn\r\n".repeat(fill / 4);
                     let rest = fill % 4;
                     sent.splice(2..2, std::iter::repeat_n(b' ', rest));
@@ -433,7 +437,8 @@ fn flags_at_the_end_of_a_read() {
     });
 }
 
-/// No connection waits for ever: half a request and a half-closed connection end in a close.
+/// No connection waits forever: half a request followed by a half-close makes the server close the
+/// connection.
 #[test]
 fn half_closed_connections_are_closed() {
     with_and_without_log(|server| {

@@ -6,7 +6,8 @@ use cached_tests::pattern::Captures;
 use cached_tests::server::Server;
 use std::time::Duration;
 
-/// 7eeac6e9a: a dump that the client does not read. Memory is bounded and other clients are served.
+/// 7eeac6e9a: a dump that the client does not read. Memory is limited, and other clients are
+/// served.
 #[test]
 fn an_unread_dump() {
     const TEST: &str = "an_unread_dump";
@@ -97,7 +98,7 @@ fn watchers_under_load() {
     server.assert_serves("watchers");
 }
 
-/// 76dc58c6b: prefix statistics with ever new prefixes are bounded.
+/// 76dc58c6b: prefix statistics are limited even if the prefixes are always new.
 #[test]
 fn ever_new_prefixes() {
     const TEST: &str = "ever_new_prefixes";

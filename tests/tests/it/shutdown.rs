@@ -1,4 +1,4 @@
-//! Shutdown: accepted requests are answered completely; no client can keep the server from ending.
+//! Shutdown: accepted requests are answered completely; no client can prevent the end.
 
 use cached_tests::daemon::{Daemon, wait_for};
 use cached_tests::ending::SetOnDrop;
@@ -11,7 +11,7 @@ use std::time::Instant;
 
 const VALUE_LEN: usize = 10_000;
 
-/// memcached drops requests in progress; its behaviour is no promise of `cached`.
+/// memcached drops requests in progress; `cached` guarantees more.
 fn finishes_what_it_accepted(server: &Server) -> bool {
     server.flavour == Flavour::Cached
 }
@@ -29,7 +29,8 @@ fn a_signal_ends_an_idle_server() {
     }
 }
 
-/// A client that reads its replies after the signal receives whole replies only, then the end.
+/// A client that reads its replies after the signal receives only whole replies, then the end of
+/// the stream.
 #[test]
 fn accepted_requests_are_answered() {
     for signal in [libc::SIGTERM, libc::SIGINT] {
@@ -70,7 +71,8 @@ fn a_client_that_never_reads_does_not_delay_the_end() {
     assert!(status.success(), "{status}");
 }
 
-/// A store that is away does not hold up the end of a cache, and makes no failure of it, if nothing is to be stored.
+/// An unavailable store neither delays a cache's end nor makes it fail, if there are no data to
+/// store.
 #[test]
 fn an_end_without_the_store_is_in_order_if_nothing_is_to_be_stored() {
     if Program::under_test().flavour != Flavour::Cached {
@@ -97,7 +99,7 @@ fn an_end_without_the_store_is_in_order_if_nothing_is_to_be_stored() {
     }
 }
 
-/// Clients that send for as long as the server reads do not keep the server alive either.
+/// Clients that send as long as the server reads do not delay the end.
 #[test]
 fn clients_that_flood_do_not_delay_the_end() {
     let mut server = Start::new().args("-t 1").start();
@@ -106,7 +108,8 @@ fn clients_that_flood_do_not_delay_the_end() {
     let flood: Vec<u8> = flood.collect::<Vec<u8>>().repeat(1000);
     let sent = AtomicUsize::new(0);
     std::thread::scope(|scope| {
-        // All are connected before the first sends: the requests of one may bring the signal.
+        // All are connected before the first one sends, because the requests of one can trigger the
+        // signal.
         let streams = [(); 2].map(|()| TcpStream::connect(address).expect("a connection"));
         for mut stream in streams {
             stream.set_write_timeout(Some(START_STOP_DEADLINE)).expect("a limit");
@@ -126,7 +129,7 @@ fn clients_that_flood_do_not_delay_the_end() {
     });
 }
 
-/// Many clients work when the signal arrives: every reply is whole, and the server ends.
+/// Many clients are working when the signal arrives: every reply is whole, and the server ends.
 #[test]
 fn replies_are_whole_when_the_server_ends_under_load() {
     let mut server = Server::start("");
@@ -180,14 +183,15 @@ fn a_unix_socket_can_be_taken_over() {
         server.signal(libc::SIGTERM);
         assert!(server.wait_exit().success());
     }
-    // A killed server leaves its socket behind; the next one starts all the same.
+    // A killed server leaves its socket file; the next one can start nevertheless.
     for _ in 0..2 {
         let server = Start::new().unix_at(&path).start();
         server.connect().ask(b"mn\r\n", b"MN\r\n");
     }
 }
 
-/// A new server takes over the path while the old one runs; the old one's end removes nothing of the new one.
+/// A new server takes over the path while the old one runs; the old one's end does not remove the
+/// new one's socket file.
 #[test]
 fn the_socket_of_a_new_server_stays() {
     let dir = tempfile::tempdir().expect("a temporary directory");
@@ -196,7 +200,7 @@ fn the_socket_of_a_new_server_stays() {
     old.connect().ask(b"set who 0 0 3\r\nold\r\n", b"STORED\r\n");
     let inode = || std::fs::metadata(&path).map(|found| std::os::unix::fs::MetadataExt::ino(&found)).ok();
     let before = inode();
-    // It listens on the path already, so only a new file shows that the new server does.
+    // The old server listens on the path, so only a new file shows that the new server does.
     let mut new = Start::new().unix_at(&path).start();
     let deadline = Instant::now() + START_STOP_DEADLINE;
     while inode() == before || inode().is_none() {

@@ -29,8 +29,8 @@ fn names_and_order_in_text() {
     assert_same_names(&names);
 }
 
-/// However many reports and dumps clients ask for at once, one report's work lies between two requests of another
-/// client.
+/// However many reports and dumps clients request at once, at most one report's work delays a
+/// request of another client.
 #[test]
 fn many_reports_do_not_keep_other_clients_waiting() {
     const ITEMS: usize = 40_000;
@@ -43,7 +43,7 @@ fn many_reports_do_not_keep_other_clients_waiting() {
     for counter in ["a", "b", "c"] {
         conn.ask(format!("set {counter} 0 0 3\r\n000\r\n").as_bytes(), b"STORED\r\n");
     }
-    // Of a class without items: the replies are short, so that no sender has to read them.
+    // The class has no items, so the replies are short, and no sender has to read them.
     let mut senders: Vec<Conn> = (0..3).map(|_| server.connect()).collect();
     for (sender, counter) in senders.iter_mut().zip(["a", "b", "c"]) {
         let step = format!("stats cachedump 39 0\r\nincr {counter} 1 noreply\r\n");
@@ -206,7 +206,7 @@ fn ask_stats(conn: &mut Conn, request: &[u8]) -> Vec<(String, String)> {
     }
 }
 
-/// The version is a bare number of the 1.6 form, as clients parse it.
+/// The version is a plain number of the form 1.6.x, as clients parse it.
 #[test]
 fn the_version_is_bare() {
     let server = Server::start("");

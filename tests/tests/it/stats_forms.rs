@@ -1,5 +1,5 @@
-//! The reports that dashboards read: names and order as recorded from memcached 1.6.45, classes with its
-//! numbers.
+//! The reports that dashboards read: names and order as recorded from memcached 1.6.45, classes
+//! with memcached's numbers.
 
 use cached_tests::conn::Conn;
 use cached_tests::program::Flavour;
@@ -45,7 +45,7 @@ fn classes_follow_the_growth_factor() {
     assert!(names(&mut conn, "items")[0].starts_with("items:4:"), "{:?}", names(&mut conn, "items"));
 }
 
-/// Every item is counted in some class, also if there are too many for a report to read.
+/// Every item is counted in a class, even if there are too many items for a report to read.
 #[test]
 fn classes_add_up() {
     let server = Server::start("-m 256");
@@ -104,8 +104,8 @@ fn conns() {
     assert_eq!(lines[5].1, "conn_parse_cmd", "who asks is within a command");
 }
 
-/// A connection that has announced a value and not sent it is shown as receiving it, however short the value
-/// is.
+/// A connection that has announced a value without sending it is shown as receiving it, however
+/// short the value is.
 #[test]
 fn conns_within_a_value() {
     for announced in ["set k 0 0 6\r\n", "set k 0 0 6\r\nabc", "set k 0 0 100000\r\nabc"] {
@@ -139,7 +139,7 @@ fn detail_with_a_delimiter() {
     conn.ask(b"stats detail dump\r\n", b"END\r\n");
 }
 
-/// Lines of threads that a setting disables are absent with it, as in memcached.
+/// Lines about threads that a setting disables are absent, as in memcached.
 #[test]
 fn lines_of_disabled_threads_are_absent() {
     let server = Server::start("-o no_lru_crawler,no_lru_maintainer,no_slab_reassign,idle_timeout=100");

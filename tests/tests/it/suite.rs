@@ -1,9 +1,9 @@
-//! memcached 1.6.45's own test suite judges `cached`: every file of it passes, plain and through TLS, except what
-//! `suite/expected.toml` lists with a reason.
+//! Runs memcached 1.6.45's own test suite on `cached`: every file must pass, plain and through TLS,
+//! except for the failures that `suite/expected.toml` lists with a reason.
 //!
-//! The suite comes as a Debian source package, which the first run fetches into the target directory;
-//! `CACHED_MEMCACHED_SOURCE` names memcached's source elsewhere. `CACHED_SUITE_ONLY` runs the files whose names
-//! contain its value.
+//! The suite is in a Debian source package, which the first run downloads into the target
+//! directory; `CACHED_MEMCACHED_SOURCE` names another directory with memcached's source.
+//! `CACHED_SUITE_ONLY` selects the files whose names contain its value.
 
 use cached_tests::outside;
 use cached_tests::program::{Flavour, Program};
@@ -17,17 +17,17 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 const FETCH_DEADLINE: Duration = Duration::from_secs(600);
-/// The number of files that run at the same time. Most of their time is sleep.
+/// The number of concurrent files, which sleep most of the time.
 const AT_ONCE: usize = 6;
-/// How often a file that failed while others ran is repeated, because the machine may be slow for a
-/// moment.
+/// The number of repetitions of a file that failed while others ran, because the machine may be
+/// temporarily slow.
 const ATTEMPTS_ALONE: usize = 3;
 /// The exit status of `fetch` if Debian has another version.
 const OTHER_VERSION: i32 = 3;
 
 const TEST: &str = "memcached_s_own_suite";
 
-/// Returns memcached's source, or `None` after printing why it is missing.
+/// Returns memcached's source, or `None` after printing the reason why it is missing.
 fn source() -> Option<PathBuf> {
     if let Some(path) = std::env::var_os("CACHED_MEMCACHED_SOURCE") {
         return Some(PathBuf::from(path));
@@ -53,7 +53,7 @@ fn source() -> Option<PathBuf> {
     }
     match output.status.code() {
         Some(0) => Some(path),
-        // Not in this repository's hands, so no failure.
+        // This is not under the repository's control, so the test does not fail.
         Some(OTHER_VERSION) => {
             outside::announce_skip(TEST, &outside::text(&output));
             None
@@ -68,7 +68,7 @@ fn source() -> Option<PathBuf> {
     }
 }
 
-/// Returns whether Perl and its module for TLS are here.
+/// Returns whether Perl and its TLS module are installed.
 fn has_perl() -> bool {
     let modules = Command::new("perl").args(["-MIO::Socket::SSL", "-MTest::More", "-e", "1"]).output();
     let found = modules.is_ok_and(|output| output.status.success());
@@ -93,7 +93,7 @@ fn memcached_s_own_suite_plain_and_through_tls() {
 }
 
 fn judge(passes: &[Pass]) {
-    // Its files take ports by number.
+    // The suite's files use fixed ports.
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     if !has_perl() {
@@ -147,7 +147,7 @@ fn judge(passes: &[Pass]) {
                 break;
             }
             let Some(problem) = outcome.problem(&listed) else { break };
-            // Many sleep instead of waiting for what they need: once more, alone.
+            // Many files sleep instead of waiting for a condition, so failed ones run again, alone.
             println!("{pass:?} {file}: {problem}; once more, alone");
             *outcome = suite::run(&source, file, *pass, 0, program);
         }
@@ -171,7 +171,7 @@ fn judge(passes: &[Pass]) {
     }
     println!("{passed} tests of {} files passed", ran.len());
     assert!(problems.is_empty(), "\n{problems}");
-    // Some files are for one of the passes alone.
+    // Some files apply to only one of the passes.
     if only.is_empty() && judged && passes == Pass::ALL {
         let neither: Vec<&&str> = there
             .iter()

@@ -1,6 +1,7 @@
-//! Events that need seconds to pass: items that expire, a flush with a delay. Nothing sleeps for them, and nothing
-//! measures them: the tests repeat a request until the event has happened, with a deadline, and compare with the
-//! server's own clock. That clock steps once a second; it may be late on a busy machine, and is never early.
+//! Events that need seconds to pass: items that expire, a delayed flush. The tests neither sleep
+//! for nor time these events: they repeat a request until the event has happened, with a deadline,
+//! and compare with the server's own clock. That clock advances once a second; it may be late on a
+//! busy machine, and is never early.
 
 use cached_tests::conn::{Conn, DEADLINE};
 use cached_tests::server::Server;
@@ -19,19 +20,19 @@ fn time(conn: &mut Conn) -> u64 {
     }
     let time = found.expect("a time");
     let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("a time after 1970").as_secs();
-    // By less than a second: memcached rounds.
+    // The difference is less than a second, because memcached rounds.
     assert!(time <= now + 1, "the server's clock is ahead: it shows {time}, now it is {now}");
     time
 }
 
-/// Does something, and returns between which times of the server's clock that was.
+/// Performs an action, and returns the times of the server's clock before and after it.
 fn timed(conn: &mut Conn, act: impl FnOnce(&mut Conn)) -> [u64; 2] {
     let before = time(conn);
     act(conn);
     [before, time(conn)]
 }
 
-/// Repeats a request until the key is absent, which is to be from a second between these two on.
+/// Repeats a request until the key is absent, which must begin in a second between these two.
 fn expect_gone(conn: &mut Conn, key: &str, from: u64, to: u64) {
     let deadline = Instant::now() + DEADLINE;
     loop {
@@ -50,7 +51,7 @@ fn expect_gone(conn: &mut Conn, key: &str, from: u64, to: u64) {
         }
         assert!(before < to, "{key} is still there at {before}");
         assert!(Instant::now() < deadline, "the clock stands still");
-        // Only so as not to keep a core busy while waiting.
+        // This only prevents a busy loop.
         std::thread::sleep(Duration::from_millis(20));
     }
 }
@@ -89,7 +90,7 @@ fn a_touch_prolongs() {
     let server = Server::start("");
     let mut conn = server.connect();
     let [before, after] = timed(&mut conn, |conn| {
-        // In one write, so that the touch is not late, however busy the machine is.
+        // One write, so that the touch is not late even on a busy machine.
         conn.ask(
             b"set k 0 3 1\r\nx\r\ntouch k 1000\r\nset other 0 3 1\r\nx\r\n",
             b"STORED\r\nTOUCHED\r\nSTORED\r\n",
@@ -105,7 +106,7 @@ fn a_delayed_flush_comes_later() {
     let mut conn = server.connect();
     conn.ask(b"set k 0 0 1\r\nx\r\n", b"STORED\r\n");
     let [before, after] = timed(&mut conn, |conn| conn.ask(b"flush_all 3\r\n", b"OK\r\n"));
-    // Within the last of the seconds, as in memcached.
+    // Within the last second, as in memcached.
     expect_gone(&mut conn, "k", before + 2, after + 3);
     // Items stored within the second of the flush may be flushed; after that second they stay.
     let deadline = Instant::now() + DEADLINE;

@@ -21,12 +21,12 @@ fn address(server: &Server) -> SocketAddr {
     ([127, 0, 0, 1], server.port()).into()
 }
 
-/// Returns a client of the server as another one than `server.connect()`.
+/// Returns a client of the server with other settings than `server.connect()`.
 fn client(server: &Server, config: &Arc<ClientConfig>) -> TlsClient {
     TlsClient::connect(address(server), config).expect("a connection")
 }
 
-/// Sends a request and returns what comes first, or why nothing does.
+/// Sends a request and returns the first bytes of the reply, or the reason why there are none.
 fn ask(client: &mut TlsClient, request: &[u8]) -> Result<Vec<u8>, String> {
     client.handshake(DEADLINE).map_err(|error| error.to_string())?;
     client.write_some(request).map_err(|error| error.to_string())?;
@@ -74,7 +74,8 @@ fn tls_1_2_and_1_3_are_spoken() {
     assert!(!is_served(&only_13, &certificates.client(None, ONLY_12)));
 }
 
-/// Modes 0 to 3 of `ssl_verify_mode`, and clients with no certificate, a right one, and wrong ones.
+/// Modes 0 to 3 of `ssl_verify_mode`, and clients without a certificate, with a valid one, and with
+/// invalid ones.
 #[test]
 fn client_certificates_are_verified_as_the_mode_says() {
     let certificates = Certificates::new();
@@ -100,7 +101,7 @@ fn client_certificates_are_verified_as_the_mode_says() {
             assert_eq!(served(Some("stranger")), wrong, "mode {mode}: of another authority");
         }
         server.assert_serves("clients with wrong certificates");
-        // A client may have the alert before the worker has counted.
+        // A client may receive the alert before the worker has counted it.
         match wrong {
             true => assert_eq!(server.stat("ssl_handshake_errors"), 0, "mode {mode}"),
             false => wait_until("they are counted", || server.stat("ssl_handshake_errors") > 0),
@@ -140,7 +141,7 @@ fn listeners_differ_in_tls_and_in_client_certificates() {
     if !is_cached() {
         return;
     }
-    // A session that was begun without a certificate is not resumed where one is required.
+    // A session that began without a certificate cannot be resumed on a listener that requires one.
     let config = certificates.client(None, BOTH);
     let connect = |address| TlsClient::connect(address, &config).expect("a connection");
     for _ in 0..2 {
@@ -149,7 +150,7 @@ fn listeners_differ_in_tls_and_in_client_certificates() {
     assert!(ask(&mut connect(with), b"mn\r\n").is_err());
 }
 
-/// As in memcached, it starts, and the other listeners serve.
+/// As in memcached, the server starts, and the other listeners serve.
 #[test]
 fn a_listener_for_certificates_that_nothing_can_verify_serves_no_client() {
     let certificates = Certificates::new();
@@ -167,7 +168,7 @@ fn a_listener_for_certificates_that_nothing_can_verify_serves_no_client() {
     }
     if is_cached() {
         assert!(server.log().contains("it serves no client"), "{}", server.log());
-        // For all listeners it is a mistake.
+        // If no certificate can be verified for any listener, the start fails.
         let args = format!("{} -o ssl_verify_mode=2", certificates.server_args());
         let (status, text) = Start::new().args(&args).run_to_exit();
         assert_eq!((status.code(), text.trim_end().lines().count()), (Some(64), 1), "{text}");
@@ -191,7 +192,7 @@ fn sessions_are_resumed_on_any_worker() {
         assert!(kinds[1..].iter().all(|kind| *kind == Some(HandshakeKind::Resumed)), "{kinds:?}");
     }
     if is_cached() {
-        // Two by these clients, and that of `stat`.
+        // Two handshakes by these clients, and one by `stat`.
         assert_eq!(server.stat("ssl_new_sessions"), 3);
     }
 }
@@ -210,7 +211,7 @@ fn early_data_is_not_taken() {
     }
 }
 
-/// Returns the certificate that the server shows.
+/// Returns the certificate that the server presents.
 fn shown(server: &Server, config: &Arc<ClientConfig>) -> Vec<u8> {
     let mut client = client(server, config);
     client.handshake(DEADLINE).expect("a handshake");
@@ -259,7 +260,7 @@ fn refresh_certs_without_tls_is_refused() {
     }
 }
 
-/// Bytes of a record or of a handshake, one at a time.
+/// Records and handshakes are sent one byte at a time.
 #[test]
 fn single_bytes_add_up_to_records() {
     let certificates = Certificates::shared();
@@ -286,14 +287,14 @@ fn single_bytes_add_up_to_records() {
             }
             assert!(tls.read_tls(&mut socket).expect("the server writes") > 0);
             tls.process_new_packets().expect("records");
-            // Ends with an error when nothing more has arrived.
+            // The loop ends with an error once nothing more has arrived.
             let _ = tls.reader().read_to_end(&mut reply);
         }
         assert_eq!(reply, b"STORED\r\nVALUE k 0 5\r\nhello\r\nEND\r\n");
     }
 }
 
-/// Requests that came with one record are all executed, though nothing more comes.
+/// All requests in one record are executed, although nothing more arrives.
 #[test]
 fn a_hundred_sets_in_one_record_are_answered() {
     let server = Start::new().tls().start();
@@ -336,7 +337,8 @@ fn an_end_is_announced_and_a_cut_is_counted() {
     wait_until("it is counted", || server.stat("ssl_proto_errors") > before);
 }
 
-/// Whatever comes instead of a handshake, the server answers with an alert, if at all, and serves others.
+/// Whatever arrives instead of a handshake, the server replies at most with an alert, and serves
+/// other clients.
 #[test]
 fn what_is_not_tls_is_answered_with_an_alert() {
     let mut server = Start::new().tls().start();
@@ -377,7 +379,7 @@ fn watchers_and_dumps_go_through_tls() {
     watcher.ask(b"watch fetchers\r\n", b"OK\r\n");
     let mut conn = server.connect();
     let mut last = String::new();
-    // As many lines at once as the server's buffers hold.
+    // As many lines at once as fit into the server's buffers.
     for numbers in (0..3000).collect::<Vec<_>>().chunks(500) {
         for number in numbers {
             conn.ask(format!("get key{number}\r\n").as_bytes(), b"END\r\n");
@@ -410,7 +412,8 @@ fn watchers_and_dumps_go_through_tls() {
     assert!(!last.is_empty());
 }
 
-/// A watcher that does not read costs a bounded number of bytes, and receives how many lines it has missed.
+/// A watcher that does not read takes limited memory, and later receives the number of skipped
+/// lines.
 #[test]
 fn a_watcher_that_does_not_read_skips_lines() {
     if !is_cached() {
@@ -430,13 +433,13 @@ fn a_watcher_that_does_not_read_skips_lines() {
     while !line.starts_with(b"skipped=") {
         line = watcher.read_line();
         if !line.starts_with(b"skipped=") {
-            // Lines follow only when there is something new.
+            // Further lines need new events.
             conn.ask(b"get another\r\n", b"END\r\n");
         }
     }
 }
 
-/// Handshakes that do not continue keep no established client from its replies, and end.
+/// Stalled handshakes do not delay established clients, and end.
 #[test]
 fn a_flood_of_handshakes_leaves_others_alone_and_ends() {
     if !is_cached() {
@@ -462,7 +465,7 @@ fn a_flood_of_handshakes_leaves_others_alone_and_ends() {
     for _ in 0..100 {
         conn.ask(b"mn\r\n", b"MN\r\n");
     }
-    // They have an answer: the server's part, however many they are.
+    // Each has received the server's part of the handshake, however many there are.
     for socket in flood.iter_mut().skip(2).step_by(6) {
         let mut first = [0];
         socket.read_exact(&mut first).expect("the server's part of the handshake");
@@ -474,7 +477,7 @@ fn a_flood_of_handshakes_leaves_others_alone_and_ends() {
     conn.ask(b"debugtime r\r\ndebugtime 12\r\n", b"OK\r\nOK\r\n");
     for socket in &mut flood {
         let mut rest = Vec::new();
-        // Closed or reset, because what it has sent was not read to its end.
+        // The connection is closed, or reset because the server has not read all of the input.
         let _ = socket.read_to_end(&mut rest);
     }
     conn.ask(b"mn\r\n", b"MN\r\n");
@@ -492,7 +495,8 @@ fn the_end_answers_what_was_received_and_is_announced() {
     begun.write_all(&[22, 3, 1]).expect("room in the socket");
     conn.send(b"set k 0 0 5\r\nhello\r\nget k\r\nshutdown graceful\r\n");
     if is_cached() {
-        // Without close_notify this were the error `UnexpectedEof`, which counts as an end as well.
+        // Without close_notify this would be the error `UnexpectedEof`, which also counts as an
+        // end.
         assert_eq!(conn.read_to_end(), b"STORED\r\nVALUE k 0 5\r\nhello\r\nEND\r\n");
     }
     assert!(server.wait_exit().success());
@@ -558,7 +562,7 @@ fn the_configuration_file_has_all_of_it() {
     assert!(printed.contains("[memcached.tls]") && printed.contains("min_version = \"1.3\""), "{printed}");
 }
 
-/// Runs `openssl s_client` with these words and this input.
+/// Runs `openssl s_client` with these arguments and this input.
 fn s_client(server: &Server, words: &[&str], input: &[u8]) -> Option<Output> {
     let openssl = outside::find_program("openssl")?;
     let ca = Certificates::shared().path("ca.pem");
@@ -572,7 +576,7 @@ fn s_client(server: &Server, words: &[&str], input: &[u8]) -> Option<Output> {
         .spawn()
         .expect("openssl runs");
     let mut stdin = child.stdin.take().expect("a pipe");
-    // Fails if the server has refused the client before.
+    // This fails if the server has already refused the client.
     let _ = stdin.write_all(input);
     drop(stdin);
     Some(child.wait_with_output().expect("openssl ends"))
@@ -604,7 +608,7 @@ fn openssl_speaks_both_versions_and_no_older_one() {
 #[test]
 fn renegotiation_and_downgrades_are_refused() {
     let mut server = Start::new().tls().start();
-    // A line with R alone requests renegotiation.
+    // A line that consists of R requests renegotiation.
     let input = b"R\nmn\r\nquit\r\n";
     let Some(output) = s_client(&server, &["-tls1_2", "-legacy_renegotiation"], input) else {
         return outside::skip("renegotiation", "there is no openssl");
@@ -612,8 +616,8 @@ fn renegotiation_and_downgrades_are_refused() {
     let text = outside::text(&output);
     assert!(text.contains("RENEGOTIATING") && !text.contains("MN\r\n"), "{text}");
     server.assert_serves("renegotiation");
-    // A client that falls back to TLS 1.2, though both sides have 1.3, is refused (RFC 7507), or notices the
-    // mark in the server's random bytes (RFC 8446, 4.1.3).
+    // A client that falls back to TLS 1.2, although both sides support 1.3, is refused (RFC 7507),
+    // or detects the marker in the server's random bytes (RFC 8446, 4.1.3).
     let output = s_client(&server, &["-tls1_2", "-fallback_scsv", "-quiet"], b"mn\r\nquit\r\n");
     let text = outside::text(&output.expect("openssl was there"));
     assert!(!text.contains("MN\r\n") && text.contains("inappropriate fallback"), "{text}");

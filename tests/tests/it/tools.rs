@@ -21,7 +21,8 @@ fn memccapable(command: &mut Command, protocol: &str, flag: &str) -> (Vec<String
     let server = Server::start("");
     command.args(["-h", "127.0.0.1", "-p", &server.port().to_string(), flag]);
     let output = outside::run(command, DEADLINE);
-    // A case is "ascii incr noreply      [pass]"; a failed one lacks the end of its line on standard output.
+    // A case is printed as "ascii incr noreply      [pass]"; for a failed one the end of the line
+    // is not on standard output.
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let cases: Vec<&str> = text.split(&format!("{protocol} ")).skip(1).collect();
     let failed = cases
@@ -40,7 +41,8 @@ fn memccapable_binary() {
     assert_eq!((failed, count), (Vec::new(), 27));
 }
 
-/// 25 of 27, as 1.6.45 itself: the two others want an error for a trailing token that 1.6.45 ignores.
+/// 25 of 27 cases pass, as with 1.6.45: the two others expect an error for a trailing token that
+/// 1.6.45 ignores.
 #[test]
 fn memccapable_text() {
     let Some(mut command) = tool("memccapable_text", "memccapable") else { return };

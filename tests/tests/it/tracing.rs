@@ -1,5 +1,5 @@
-//! Traces: a request from its client through `cached` and `synapsed` to the store is one trace, at a
-//! collector of the test's own; and a collector that is away harms nothing.
+//! Traces: a request from its client through `cached` and `synapsed` to the store is one trace,
+//! received by the test's own collector; an unavailable collector has no effect on requests.
 
 use blocker::executor::block_on;
 use blocker::trace::{FinishedSpan, SpanKind, Tracer};
@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use synapse::{Address, SynapseBlocker};
 
-/// A span as OTLP's JSON has it.
+/// A span in OTLP's JSON format.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Span {
@@ -33,7 +33,7 @@ struct Span {
 /// A span, and the program that sent it.
 type Received = (String, Span);
 
-/// A collector: takes spans by OTLP over HTTP. Its thread ends with the process.
+/// A collector, which receives spans by OTLP over HTTP. Its thread ends with the process.
 struct Collector {
     address: SocketAddr,
     state: Arc<State>,
@@ -42,7 +42,7 @@ struct Collector {
 struct State {
     spans: Mutex<Vec<Received>>,
     requests: AtomicUsize,
-    /// The status that it answers.
+    /// The status with which the collector responds.
     status: AtomicU16,
 }
 
@@ -73,7 +73,7 @@ impl Collector {
 }
 
 impl State {
-    /// Takes one request; `None` at the end of the connection.
+    /// Receives one request; returns `None` at the end of the connection.
     fn take(&self, stream: &TcpStream) -> Option<()> {
         let mut reader = BufReader::new(stream);
         let mut head = Vec::new();
@@ -117,7 +117,8 @@ fn text(attributes: &[Value], name: &str) -> Option<String> {
     found["value"]["stringValue"].as_str().map(str::to_owned)
 }
 
-/// A cache over a store, with a listener on the socket `synapse` in its directory.
+/// The configuration of a cache over a store, with a listener on the socket `synapse` in its
+/// directory.
 fn objects(place: &str, backend: &str, tracing: &str) -> String {
     format!(
         "[objects]\n[objects.backend]\n{backend}\n[synapse]\nlisten = [\"unix:{place}/synapse\"]\n{tracing}"
@@ -134,15 +135,15 @@ fn object(name: &str) -> ObjectId {
     format!("vm/{name}").parse().expect("a name")
 }
 
-/// Returns a tracer of the test's own, and its spans.
+/// Returns the test's own tracer, and its spans.
 fn own_tracer() -> (Tracer, Arc<Mutex<Vec<FinishedSpan>>>) {
     let ended = Arc::new(Mutex::new(Vec::new()));
     let sink = Arc::clone(&ended);
     (Tracer::new(1.0, move |span| sink.lock().expect("spans").push(span)), ended)
 }
 
-/// Returns the spans from the one called `last` of `program` up to the one whose parent is `root`, which
-/// comes first.
+/// Returns the chain of spans that begins with a child of `root` and ends with the span `last` of
+/// `program`.
 fn chain(spans: &[Received], program: &str, last: &str, root: u64) -> Option<Vec<Received>> {
     let mut chain = vec![spans.iter().find(|(of, span)| of == program && span.name == last)?.clone()];
     loop {
@@ -168,7 +169,7 @@ fn a_request_is_one_trace_from_its_client_to_the_store_behind_another_server() {
     let cache = Daemon::start("cached", |place| objects(place, &address, &collector.table(0.0)));
     let (tracer, own) = own_tracer();
     let client = client(&cache.path("synapse"), Some(tracer.clone()));
-    // Without a context, and with a share of 0: not traced.
+    // Without a context, and with a sample ratio of 0, requests are not traced.
     block_on(client.write(WriteRequest::new(object("other"), 0, b"other"))).expect("it is written");
     let root = tracer.sample("test", SpanKind::Internal).expect("all of its own are sampled");
     let mut write = WriteRequest::new(object("disk"), 0, vec![7; 5000]);
@@ -194,14 +195,14 @@ fn a_request_is_one_trace_from_its_client_to_the_store_behind_another_server() {
             "synapsed store.write",
         ]
     );
-    // Both ends of a request know it by the same id.
+    // Both ends of a request use the same ID.
     let ids = |at: usize| text(&written[at].1.attributes, "synapse.request_id").expect("an id");
     assert_eq!(ids(3), ids(4));
     assert_eq!(text(&written[2].1.attributes, "store.backend").as_deref(), Some("synapse"));
     assert_eq!(text(&written[6].1.attributes, "object").as_deref(), Some("vm/disk"));
     for pair in written.windows(2) {
         let (above, below) = (&pair[0].1, &pair[1].1);
-        // Of the same length for the next 260 years.
+        // The length does not change for the next 260 years.
         assert!(above.start_time_unix_nano <= below.start_time_unix_nano, "{names:?}");
     }
     let (status, log) = cache.end();
@@ -238,7 +239,7 @@ fn requests_are_sampled_where_they_come_in() {
     let ids = &turn.1.attributes;
     assert!(ids.iter().any(|attribute| attribute["key"] == "memcached.get"), "{ids:?}");
     assert!(text(ids, "memcached.request_id").is_some_and(|id| id.contains('.')), "{ids:?}");
-    // The share can change while it runs.
+    // The sample ratio can change while the program runs.
     cached.configure(|text| text.replace("sample_ratio = 1.0", "sample_ratio = 0.0"));
     let (status, report) = cached.cachectl(&["reload"]);
     assert_eq!((status, report.contains("tracing.sample_ratio 1.0 -> 0.0")), (0, true), "{report}");
@@ -260,7 +261,7 @@ fn a_collector_that_is_away_harms_nothing_and_gets_the_spans_when_it_is_back() {
     let client = client(&cached.path("synapse"), None);
     block_on(client.write(WriteRequest::new(object("first"), 0, b"x"))).expect("it is written");
     wait_for("three attempts", || (collector.state.requests.load(Ordering::SeqCst) >= 3).then_some(()));
-    // More than the queue keeps.
+    // More spans than fit into the queue.
     for _ in 0..2000 {
         block_on(client.read(ReadRequest::new(object("first"), 0, 1))).expect("it is read");
     }

@@ -14,11 +14,11 @@ fn is_cached() -> bool {
 /// A client of a server's UDP socket.
 struct Client {
     socket: UdpSocket,
-    /// The id of the last request.
+    /// The ID of the last request.
     id: u16,
 }
 
-/// Starts a server with UDP; returns a client as well.
+/// Starts a server with UDP; returns it with a client.
 fn start(args: &str) -> (Server, Client) {
     let server = Server::start(&format!("-U -1 {args}"));
     let client = Client::of(&server);
@@ -50,7 +50,7 @@ impl Client {
         self.send_raw(&[&[a, b, 0, 0, 0, 1, 0, 0], request].concat());
     }
 
-    /// Returns the payload of the reply to the last request, of however many datagrams.
+    /// Returns the payload of the reply to the last request, from any number of datagrams.
     fn receive(&self) -> Vec<u8> {
         let mut parts = BTreeMap::new();
         let mut datagram = [0; 2000];
@@ -75,7 +75,7 @@ impl Client {
         assert!(found == expected, "{}: {} instead of {}", shown(request), shown(&found), shown(expected));
     }
 
-    /// Asserts that nothing has come for what was sent: a further request is answered next.
+    /// Asserts that the sent datagrams have no reply: the next reply belongs to a further request.
     fn expect_nothing(&mut self, about: &str) {
         self.send(b"mn\r\n");
         assert_eq!(self.receive(), b"MN\r\n", "{about}");
@@ -202,7 +202,7 @@ fn quiet_requests_have_no_reply() {
     server.connect().ask(b"get a b\r\n", b"VALUE a 0 1\r\n1\r\nVALUE b 0 1\r\n1\r\nEND\r\n");
 }
 
-/// A datagram may ask for the work of one iteration, not for more.
+/// A datagram may request at most the work of one iteration.
 #[test]
 fn reports_in_datagrams_are_limited() {
     if !is_cached() {
@@ -222,7 +222,7 @@ fn reports_in_datagrams_are_limited() {
     conn.ask(b"flush_all\r\n", b"OK\r\n");
 }
 
-/// Nothing subscribes or dumps to a forged address, and replies have a limit.
+/// A forged address can neither subscribe nor receive dumps, and replies have a limit.
 #[test]
 fn replies_are_limited() {
     if !is_cached() {
@@ -250,7 +250,7 @@ fn replies_are_limited() {
     assert!(server.stat("bytes_read") > 0);
 }
 
-/// A reply to a server's own port would be answered as a request, for ever.
+/// A reply to a server's own port would be answered as a request, forever.
 #[test]
 fn a_server_does_not_talk_to_servers() {
     if !is_cached() {
@@ -293,7 +293,7 @@ fn shutdown_with_a() {
     assert!(server.wait_exit().success());
 }
 
-/// A prefix is flushed by a datagram as by a stream, with a reply or without.
+/// A datagram can flush a prefix, with or without a reply.
 #[test]
 fn flushes_of_a_prefix() {
     if !is_cached() {
@@ -307,7 +307,7 @@ fn flushes_of_a_prefix() {
     client.send(b"flush_prefix b: noreply\r\n");
     client.expect_nothing("a flush with noreply");
     conn.ask(b"get b:1\r\n", b"END\r\n");
-    // No connection: the listener's own address.
+    // Without a connection, the listener's own address is reported.
     client.send(b"config get cluster\r\n");
     let reply = String::from_utf8(client.receive()).expect("text");
     assert!(reply.contains(&format!("127.0.0.1|127.0.0.1|{}\n", server.port())), "{reply}");

@@ -15,14 +15,15 @@ use std::time::Duration;
 /// How long a connection must stay silent after a complete reply; waited once, for all connections together.
 const QUIET: Duration = Duration::from_millis(300);
 
-/// Inputs whose reply differs on purpose, with the name in `DIFFERENCES.md` and the reply of `cached`.
+/// Inputs with an intended difference, its name in `DIFFERENCES.md`, and the reply of `cached`.
 const DIFFERENT: &[(&str, &str, &[u8])] =
     &[("T get 251b key", "stray-crlf", b"CLIENT_ERROR bad command line format\r\n")];
 
-/// Items that must exist before an input: the recording server had them from earlier, unrecorded requests.
+/// Items that must exist before an input, because the recording server had them from earlier,
+/// unrecorded requests.
 const BEFORE: &[(&str, &[u8])] = &[("M ms append miss", b"set av 0 0 1\r\nx\r\n")];
 
-/// Continues to send after its reply.
+/// The command that continues to send after its reply.
 const WATCH: &str = "T watch";
 
 #[derive(Deserialize)]
@@ -80,7 +81,8 @@ fn recorded_replies() {
             Err(_) => failed.push(vector.name.clone()),
         }
     }
-    // One silence for all: nothing may follow a reply, and exactly the recorded connections are closed.
+    // One silence for all connections: nothing may follow a reply, and exactly the recorded
+    // connections are closed.
     let mut quiet = QUIET;
     for (vector, conn) in &mut played {
         let rest = conn.read_until_quiet(quiet);
@@ -160,7 +162,8 @@ fn frames_pattern(recorded: &[u8]) -> Pattern {
             _ => pieces.push(Piece::Cas(None)),
         }
         if head[1] == VERSION && body.starts_with(b"1.6.") {
-            // The header contains the length: a version with two digits, as 1.6.45 itself.
+            // The header contains the length, so the version must have two digits at its end, like
+            // 1.6.45.
             pieces.push(Piece::Literal(b"1.6.".to_vec()));
             pieces.extend(std::iter::repeat_n(Piece::Digit, body.len() - 4));
         } else {

@@ -1,6 +1,6 @@
-//! Debian boots from a clone of a volume over NBD, without KVM. The server is killed under it, then both: what was synced is
-//! there, fio finds what it has written, and a rollback brings the snapshot of meanwhile back.
-//! The rig `virtual-machine` does it with as many kills as wanted.
+//! Debian boots from a clone of a volume over NBD, without KVM. First the server is killed, then
+//! both server and guest: synced files survive, fio verifies its data, and a rollback restores the
+//! snapshot taken meanwhile. The rig `virtual-machine` does this with any number of kills.
 
 use cached_tests::outside::skip;
 use cached_tests::virtual_machine::{System, run};

@@ -8,7 +8,8 @@ use std::os::unix::fs::FileExt;
 
 const MIB: u64 = 1 << 20;
 
-/// An object cache that writes back over a directory, with a journal; volumes at a unix socket, and synapse.
+/// Starts a write-back object cache over a file store, with a journal, volumes at a unix socket,
+/// and synapse.
 fn start() -> Daemon {
     Daemon::start("cached", |place| {
         format!(
@@ -22,7 +23,8 @@ fn start() -> Daemon {
     })
 }
 
-/// Runs `cachectl volume`. With `FILE:` before an argument, it is a file next to the program's own.
+/// Runs `cachectl volume`. An argument with the prefix `FILE:` is a file in the program's
+/// directory.
 fn volume(daemon: &Daemon, arguments: &[&str]) -> (i32, String) {
     let backend = format!("synapse:unix:{}", daemon.path("synapse").display());
     on(daemon, &backend, arguments)
@@ -48,7 +50,7 @@ fn done(daemon: &Daemon, arguments: &[&str]) -> String {
     text
 }
 
-/// It ends with this code and one line that has this text.
+/// Asserts that the command ends with this status and one line that contains this text.
 #[track_caller]
 fn refused(daemon: &Daemon, arguments: &[&str], code: i32, text: &str) {
     let (found, line) = volume(daemon, arguments);
@@ -103,7 +105,7 @@ fn a_disk_is_imported_used_rolled_back_and_copied_elsewhere() {
     drop(disk);
     wait_until_detached(&daemon, "disk");
 
-    // The streams make the same volume in another store.
+    // The streams create the same volume in another store.
     done(&daemon, &["export-diff", "disk@clean", "FILE:full"]);
     done(&daemon, &["export-diff", "disk@changed", "--from", "clean", "FILE:change"]);
     let directory = daemon.path("other").display().to_string();
@@ -164,8 +166,8 @@ fn volumes_are_made_changed_and_deleted() {
     refused(&daemon, &["job", "1000"], 3, "there is no job 1000");
 }
 
-/// Data that an owner wrote before it released the volume are stored, but may still be queued when
-/// another one looks.
+/// Data that an owner wrote before releasing a volume are stored, but may still be queued when
+/// another process examines the volume.
 #[test]
 fn a_check_and_a_listing_find_what_is_still_queued() {
     let daemon = start();
@@ -184,7 +186,7 @@ fn a_check_and_a_listing_find_what_is_still_queued() {
         assert!(checked.contains("1 volume") && checked.contains("in order"), "{when}: {checked}");
     };
     let imported = objects("ls");
-    // 16 of data, the head, and a page of the map at least.
+    // At least 16 data objects, the head, and a page of the map.
     assert!(imported.len() >= 18, "{imported:?}");
     in_order("after the import");
     let mut disk = connect(&daemon, "disk");
@@ -220,7 +222,7 @@ fn a_damaged_volume_is_named_and_deleted_and_the_others_are_listed() {
     assert_eq!(all["volumes"][0]["name"], "disk", "{all}");
     assert_eq!(all["damaged"][0]["name"], "broken", "{all}");
     assert_eq!(connect(&daemon, "disk").read(0, 4).expect("it is read"), [0; 4]);
-    // It goes by its own command only.
+    // It is removed only by its own command.
     refused(&daemon, &["delete", "broken", "--yes"], 1, "with `damaged` it is deleted all the same");
     refused(&daemon, &["delete", "broken", "--damaged"], 2, "broken is kept as it is");
     assert!(done(&daemon, &["delete", "broken", "--damaged", "--yes"]).contains("broken is deleted"));

@@ -1,4 +1,5 @@
-//! Volumes of `cached`: made and managed through the admin listener, used over NBD, and kept.
+//! Volumes of `cached`: created and managed through the admin listener, used over NBD, and kept
+//! across restarts.
 
 use cached_tests::daemon::{DEADLINE, Daemon, wait_for};
 use cached_tests::http;
@@ -10,8 +11,8 @@ use std::process::Command;
 
 const MIB: u64 = 1 << 20;
 
-/// An object cache over a directory, with a journal unless it is left out, and volumes at a unix socket. Nothing is stored
-/// by age.
+/// Returns the configuration of an object cache over a file store, optionally with a journal, and
+/// volumes at a unix socket. The age of dirty data causes no flush.
 fn configuration(place: &str, has_journal: bool, more: &str) -> String {
     let journal = format!(
         "[objects.journal]\ncreate = true\ndirectory = \"{place}/journal\"\nsegment_bytes = \"1 MiB\"\nlimit_bytes = \"12 MiB\"\n\
@@ -29,7 +30,7 @@ fn start(has_journal: bool) -> Daemon {
     Daemon::start("cached", |place| configuration(place, has_journal, ""))
 }
 
-/// Sends a request that must be done.
+/// Sends a request that must succeed.
 fn done(daemon: &Daemon, path: &str, body: Value) -> Value {
     let (status, answer) = daemon.post(path, &body);
     assert_eq!(status, 200, "{path} {body}: {answer}");
@@ -45,7 +46,7 @@ fn connect(daemon: &Daemon, export: &str) -> Disk {
     Disk::connect(&daemon.path("nbd"), export).expect("a connection")
 }
 
-/// Waits until no connection has a volume, and no owner.
+/// Waits until a volume has neither a connection nor an owner.
 fn wait_until_detached(daemon: &Daemon, name: &str) {
     wait_for("the volume is given up", || {
         let shown = daemon.json(&format!("/volumes/show?name={name}"));
@@ -206,7 +207,7 @@ fn a_volume_has_the_quota_and_rates_that_are_set_for_it() {
     };
     let mut disk = connect(&daemon, "disk");
     assert_eq!(in_force(&daemon), [Some(MIB), Some(500), Some(1000)]);
-    // As long as it is attached, they are the volume's, and its namespace stays.
+    // While the volume is attached, its settings apply, and its namespace cannot be removed.
     let shown = || daemon.json("/namespaces.json?name=volumes.0000001");
     assert_eq!(shown()["sources"]["quota_bytes_max"], "volume");
     let remove = ["namespace", "remove", "volumes.0000001", "--flush"];
@@ -218,12 +219,13 @@ fn a_volume_has_the_quota_and_rates_that_are_set_for_it() {
     assert!(error.to_string().contains("error 28"), "{error}");
     drop(disk);
     wait_until_detached(&daemon, "disk");
-    // The cache learns of it once the store has it, where it is seen first.
+    // The cache learns of the problem once the store detects it.
     let (code, text) =
         wait_for("the removal", || Some(daemon.cachectl(&remove)).filter(|(code, _)| *code != 4));
     assert_eq!(code, 0, "{text}");
     assert_eq!((in_force(&daemon), shown()["sources"]["quota_bytes_max"].is_null()), ([None; 3], true));
-    // The settings are the volume's: they are there after a restart, once it is attached.
+    // The settings belong to the volume, so they apply again after a restart once the volume is
+    // attached.
     let daemon = daemon.restart("cached", libc::SIGTERM);
     let disk = connect(&daemon, "disk");
     assert_eq!(in_force(&daemon), [Some(MIB), Some(500), Some(1000)]);
@@ -246,7 +248,7 @@ fn what_was_flushed_survives_kill_9_from_the_journal() {
     for (disk, byte) in [(&mut a, 1), (&mut b, 2)] {
         disk.write(0, &[byte; 100_000]).expect("it is written");
         disk.flush().expect("it is flushed");
-        // In place now: the journal has it, and the store does not.
+        // This write is in place: the journal has it, and the store does not.
         disk.write(1000, &[byte + 2; 50_000]).expect("it is written");
         disk.flush().expect("it is flushed");
         disk.write_durably(60_000, &[byte + 4; 100]).expect("it is written");
@@ -281,7 +283,7 @@ fn a_client_that_reconnects_after_kill_9_finds_what_was_acknowledged() {
         wait_until_detached(&daemon, "disk");
         done(&daemon, "/volumes/snapshot", json!({ "volumes": ["disk"], "snapshot": "monday" }));
         let mut disk = connect(&daemon, "disk");
-        // In objects that the snapshot shares, and in new ones. Nothing is flushed.
+        // Writes to objects that the snapshot shares, and to new ones, without a flush.
         disk.write(1000, &[2; 100_000]).expect("it is written");
         disk.write(1 << 20, &[3; 100_000]).expect("it is written");
         let daemon = daemon.restart("cached", libc::SIGKILL);
@@ -308,12 +310,13 @@ fn an_orderly_end_stores_what_was_not_flushed() {
     assert_eq!(report["problems"], json!([]));
 }
 
-/// The process that has taken over. It is ended when this is dropped.
+/// The process that has taken over. Dropping this value ends it.
 struct Successor(i32);
 
 impl Drop for Successor {
     fn drop(&mut self) {
-        // SAFETY: kill touches no memory. The process is an orphan of this test's, which has waited for its parent.
+        // SAFETY: kill accesses no memory. The process is an orphan of this test, which has waited
+        // for its parent.
         unsafe { libc::kill(self.0, libc::SIGKILL) };
     }
 }
@@ -326,7 +329,7 @@ fn an_upgrade_gives_volumes_up_and_goes_on_with_them() {
     disk.write(0, &[9; 100_000]).expect("it is written");
     let before = daemon.pid();
     daemon.signal(libc::SIGUSR2);
-    // The admin listener's socket is the new process's from now on.
+    // From now on the admin listener's socket belongs to the new process.
     let pid = wait_for("the new process", || {
         let pid = daemon.json("/status.json")["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok());
         pid.filter(|pid| *pid != before)
@@ -346,7 +349,7 @@ fn clients_have_the_exports_that_are_named_and_are_counted() {
     create(&daemon, "other");
     assert_eq!(daemon.json("/volumes/show?name=other")["exported"], false);
     Disk::connect(&daemon.path("nbd"), "other").expect_err("it is not exported");
-    // The only export is that without a name, too.
+    // The only export is also the default one, without a name.
     let mut disk = connect(&daemon, "");
     disk.write(0, &[1; 4096]).expect("it is written");
     disk.read(0, 8192).expect("it is read");

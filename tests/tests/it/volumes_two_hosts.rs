@@ -1,6 +1,7 @@
-//! Two `cached` over one store with the volumes of one prefix: one hands a volume over to the other, which is then stopped
-//! under load, for longer than its owner is trusted, while the first one takes the volume over. Nothing that was sent
-//! before the stop, and arrives after it, is seen.
+//! Two `cached` processes over one store share the volumes of one prefix. One hands a volume over
+//! to the other, which is then stopped under load, for longer than its owner is trusted, while the
+//! first one takes the volume over. Requests sent before the stop that arrive after the takeover
+//! have no effect.
 
 use cached_tests::ceph::Cluster;
 use cached_tests::daemon::{Daemon, wait_for};
@@ -16,7 +17,7 @@ const BLOCK_BYTES: usize = 4096;
 /// The value that the new owner writes; no round has this number.
 const NEW: u64 = u64::MAX;
 
-/// A cache that writes back, and stores nothing by age.
+/// Returns the configuration of a write-back cache in which the age of dirty data causes no flush.
 fn host(name: &str, backend: &str, writer: &str) -> Daemon {
     Daemon::start("cached", |place| {
         format!(
@@ -51,7 +52,7 @@ fn wait_until_detached(daemon: &Daemon) {
     });
 }
 
-/// Returns bytes that state a number all over.
+/// Returns bytes filled with a number.
 fn filled(number: u64, len_bytes: usize) -> Vec<u8> {
     number.to_le_bytes().repeat(len_bytes / 8)
 }
@@ -61,7 +62,7 @@ fn fill(disk: &mut Disk, number: u64) -> io::Result<()> {
     disk.flush()
 }
 
-/// Returns the numbers of the blocks, each of which has one.
+/// Returns the number that each block contains.
 fn numbers(disk: &mut Disk) -> Vec<u64> {
     let all = disk.read(0, SIZE_BYTES).expect("it is read");
     let number = |block: &[u8]| {
@@ -78,7 +79,8 @@ fn assert_all(disk: &mut Disk, number: u64) {
     assert!(found.iter().all(|one| *one == number), "expected {number} everywhere: {found:?}");
 }
 
-/// Writes round after round, block by block, and flushes each; notes which one was flushed last. Ends with an error.
+/// Writes round after round, block by block, flushes each round, and records the last flushed one.
+/// Ends with an error.
 fn load(mut disk: Disk, flushed: &AtomicU64) -> io::Error {
     for round in 3.. {
         let mut write = || {
@@ -100,7 +102,7 @@ fn moves_and_is_taken_over(backend: &str, writer: &str) {
     volume(&one, &["create", "disk", "1M"]);
     let mut disk = connect(&one);
     fill(&mut disk, 1).expect("it is written");
-    // Not flushed: the hand-over does.
+    // Not flushed, because the hand-over flushes.
     disk.write(0, &filled(2, SIZE_BYTES)).expect("it is written");
     volume(&one, &["hand-over", "disk", "two"]);
     let error = disk.write(0, &filled(9, BLOCK_BYTES)).expect_err("another server has it");
@@ -120,7 +122,7 @@ fn moves_and_is_taken_over(backend: &str, writer: &str) {
     let last = flushed.load(Ordering::SeqCst);
     let mut disk = connect(&one);
     let found = numbers(&mut disk);
-    // The round that was flushed last, and of the next one what was stored by then.
+    // The last flushed round, and the blocks of the next one that were already stored.
     assert!(found.iter().all(|number| (last..=last + 1).contains(number)), "{last}: {found:?}");
     fill(&mut disk, NEW).expect("it is written");
     two.signal(libc::SIGCONT);
@@ -136,7 +138,7 @@ fn moves_and_is_taken_over(backend: &str, writer: &str) {
     let mut disk = connect(&one);
     assert_all(&mut disk, NEW);
 
-    // The replaced owner can open it again.
+    // The replaced owner can open the volume again.
     volume(&one, &["hand-over", "disk", "two"]);
     drop(disk);
     let mut disk = wait_for("a connection", || try_connect(&two).ok());

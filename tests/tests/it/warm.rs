@@ -42,7 +42,7 @@ fn a_restart_keeps_what_clients_stored() {
     conn.ask(b"set k 7 0 5\r\nvalue\r\n", b"STORED\r\n");
     conn.ask(b"set gone 0 0 1\r\nx\r\ndelete gone\r\n", b"STORED\r\nDELETED\r\n");
     conn.ask(b"ms m 2 T500\r\nhi\r\n", b"HD\r\n");
-    // In use, and by this process alone.
+    // The file is in use, and by this process alone.
     let (status, text) = Start::new()
         .args(&format!("-m 8 -p 0 -s {} -e {}", directory.path().join("s").display(), file.display()))
         .run_to_exit();
@@ -53,7 +53,7 @@ fn a_restart_keeps_what_clients_stored() {
         server.signal(signal);
         server.wait_exit();
         server = start("");
-        // It listens before it has taken the file over, and answers afterwards.
+        // The server listens before it has taken over the file, and replies afterwards.
         let mut conn = server.connect();
         conn.ask(b"get k gone\r\n", b"VALUE k 7 5\r\nvalue\r\nEND\r\n");
         conn.ask(b"mg m v\r\n", b"VA 2\r\nhi\r\n");
@@ -66,13 +66,13 @@ fn a_restart_keeps_what_clients_stored() {
     }
     server.signal(libc::SIGTERM);
     server.wait_exit();
-    // Another size starts empty, with a line.
+    // With another size the server starts empty, with a log line.
     let mut server = start("-m 16");
     server.connect().ask(b"get k\r\n", b"END\r\n");
     assert!(server.log().contains("starting empty"), "{}", server.log());
     server.signal(libc::SIGTERM);
     server.wait_exit();
-    // A file that cannot be one stops the start with one line.
+    // A path that cannot be a memory file makes the start fail with one line.
     let (status, text) = Start::new().args("-p 0 -s s -e /dev/null").run_to_exit();
     assert!(!status.success() && text.contains("is not a regular file"), "{text}");
 }

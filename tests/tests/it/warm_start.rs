@@ -1,5 +1,5 @@
-//! Memory files with other settings: TLS, passwords, limits, threads; and what clients, probes and the service manager see
-//! while one is taken over.
+//! Memory files with various settings (TLS, passwords, limits, threads), and the behaviour towards
+//! clients, probes and the service manager during a takeover.
 
 use cached_tests::conn::{Conn, DEADLINE};
 use cached_tests::frame::{Request, op};
@@ -24,8 +24,8 @@ fn end(mut server: Server, signal: i32) {
     server.wait_exit();
 }
 
-/// Starts a server, ends it and starts it again, by each signal; `each` gets the number of the start and a server that
-/// has answered nothing.
+/// Starts a server, ends it by each signal, and starts it again; `each` gets the number of the
+/// start and a server that has not replied yet.
 fn restarts(start: impl Fn() -> Start, each: impl Fn(usize, &Server)) {
     for (n, signal) in [libc::SIGTERM, libc::SIGKILL, libc::SIGKILL].into_iter().enumerate() {
         let server = start().start();
@@ -135,8 +135,8 @@ fn other_arguments() {
     }
 }
 
-/// A lower item size limit leaves out larger items. Items with and without CAS values do not mix,
-/// and neither does memory with and without eviction.
+/// A lower item size limit drops larger items. Items with and without CAS values do not mix, and
+/// neither does memory with and without eviction.
 #[test]
 fn arguments_that_change() {
     if !is_cached() {
@@ -162,11 +162,11 @@ fn arguments_that_change() {
     assert!(server.log().contains("its eviction policy is balanced, not none"), "{}", server.log());
 }
 
-/// A service manager that reads nothing, so that a start that notifies it waits.
+/// A service manager that does not read, so that a start that notifies it blocks.
 fn busy_manager(path: &Path) -> UnixDatagram {
     let manager = UnixDatagram::bind(path).expect("a socket");
     manager.set_read_timeout(Some(DEADLINE)).expect("a timeout");
-    // Each sender has its own limit; the receiver's is reached when a new one can send nothing.
+    // Each sender has its own limit; the receiver's limit is reached when a new sender cannot send.
     loop {
         let sender = UnixDatagram::unbound().expect("a socket");
         sender.set_nonblocking(true).expect("a mode");
@@ -194,7 +194,7 @@ fn clients_wait_until_the_file_is_taken_over() {
     std::fs::write(&config, format!("[admin]\nlisten = [\"{admin}\"]\n")).expect("a configuration");
     let args = format!("-m 64 --config={}", config.display());
     let mut server = with_file(&args, &file).unix().variable("NOTIFY_SOCKET", &notify).early().start();
-    // The start stands still in its first note to the service manager. Clients are not refused.
+    // The start blocks in its first notification to the service manager. Clients are not refused.
     let mut conn = server.connect();
     conn.send(b"get k\r\n");
     let deadline = Instant::now() + DEADLINE;
@@ -225,13 +225,14 @@ fn clients_wait_until_the_file_is_taken_over() {
     conn.expect(b"VALUE k 0 1\r\nv\r\nEND\r\n", "after the start");
     let (_, metrics) = http::get(&admin, "/metrics");
     assert!(metrics.contains("cached_restart_items 1\n"), "{metrics}");
-    // The end is given the time that the file's bytes may take on a slow disk.
+    // The shutdown gets the time that writing the file may take on a slow disk.
     server.signal(libc::SIGTERM);
     assert_eq!(hear(), "STOPPING=1\nEXTEND_TIMEOUT_USEC=6000000\nSTATUS=Ending");
     server.wait_exit();
 }
 
-/// An end that is requested before the file has been taken over does not wait for that, and loses nothing.
+/// A shutdown requested before the file has been taken over does not wait for the takeover, and
+/// loses nothing.
 #[test]
 fn a_start_can_be_ended() {
     if !is_cached() {
@@ -245,7 +246,7 @@ fn a_start_can_be_ended() {
     let manager = busy_manager(&notify);
     let mut server = with_file("-m 8", &file).unix().variable("NOTIFY_SOCKET", &notify).early().start();
     server.signal(libc::SIGTERM);
-    // The note to the service manager is delivered, and then the request is seen.
+    // The notification to the service manager is delivered, and then the request is noticed.
     let mut bytes = [0; 1024];
     while manager.recv(&mut bytes).expect("a note") == b"filler".len() {}
     assert!(server.wait_exit().success(), "{}", server.log());
@@ -272,7 +273,7 @@ fn every_orderly_end_is_clean() {
     std::fs::write(&config, text).expect("a configuration");
     let configured = format!("--config={}", config.display());
     let start = |args: &str| with_file(&format!("-m 8 -A {args}"), &file).start();
-    /// Its name, further arguments of the server, and how it is requested.
+    /// The name, further arguments of the server, and the way in which the shutdown is requested.
     type End<'a> = (&'a str, &'a str, fn(&Server));
     let ends: [End<'_>; 4] = [
         ("a signal", "", |server| server.signal(libc::SIGTERM)),

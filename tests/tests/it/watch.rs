@@ -1,4 +1,4 @@
-//! `watch`: event lines in memcached's format, and no client waits for a watcher that does not read.
+//! `watch`: event lines in memcached's format; no client waits for a watcher that does not read.
 
 use cached_tests::conn::{Conn, DEADLINE};
 use cached_tests::frame::{Request, op};
@@ -105,8 +105,8 @@ fn evictions() {
     assert!(line.ends_with("size=50000"), "{line}");
 }
 
-/// A watcher that does not read costs the others nothing; skipped lines are counted, and the watcher receives
-/// their number.
+/// A watcher that does not read does not affect other clients; skipped lines are counted, and the
+/// watcher receives their number.
 #[test]
 fn a_watcher_that_does_not_read() {
     let mut server = Server::start("-o watcher_logbuf_size=8,worker_logbuf_size=8");
@@ -161,7 +161,7 @@ fn invalid_watch_commands_are_refused() {
     forbidden.connect().ask(b"watch\r\n", b"CLIENT_ERROR watch commands not allowed\r\n");
 }
 
-/// Watchers connect and disconnect while lines are in flight.
+/// Watchers connect and disconnect while lines are being sent.
 #[test]
 fn watchers_under_load() {
     let mut server = Server::start("-t 2");

@@ -1,4 +1,5 @@
-//! Plays every wire script in `wire/`: the replies of memcached 1.6.45, byte by byte.
+//! Plays every wire script in `wire/` and compares the replies with memcached 1.6.45's, byte by
+//! byte.
 
 use cached_tests::differences;
 use cached_tests::play::{Wire, play_all};
@@ -105,7 +106,7 @@ fn every_script_is_played() {
 fn every_listed_difference_is_shown_by_a_script() {
     let mut shown: BTreeSet<String> =
         SCRIPTS.iter().flat_map(|name| cases(name)).filter_map(|case| case.differs).collect();
-    // Datagrams and passwords have no scripts.
+    // There are no scripts for datagrams and passwords.
     let tests = [include_str!("auth.rs"), include_str!("udp.rs")];
     let marks =
         tests.iter().flat_map(|text| text.lines()).filter_map(|line| line.trim().strip_prefix("// differs "));

@@ -1,11 +1,12 @@
-//! Upgrades and ends that cross each other: none is forgotten, and nothing is served by two processes.
+//! Upgrades and shutdowns that cross each other: neither is lost, and two processes never serve the
+//! same memory.
 
 use super::{Items, connect, is_memcached};
 use cached_tests::daemon::{DEADLINE, wait_for};
 use cached_tests::upgrade::{Upgradable, memory_directory};
 use std::time::Instant;
 
-/// The exit status of a process that a defect has ended.
+/// The exit status of a process that ended because of a defect.
 const DEFECT: i32 = 70;
 
 /// Returns whether the program was built with faults that can be injected.
@@ -22,7 +23,7 @@ fn a_process_that_has_given_the_memory_away_serves_no_more() {
     if is_memcached() {
         return;
     }
-    // One that stands still is waited for in vain: not for long.
+    // The wait for a blocked thread is limited.
     for (fault, limit_secs) in [("kill:go", 120), ("stall:go", 4)] {
         let memory = memory_directory();
         let args = format!("-t 2 --debug-clock -e {}", memory.path().join("memory").display());
@@ -38,7 +39,7 @@ fn a_process_that_has_given_the_memory_away_serves_no_more() {
         let (mut failed, deadline) = (server.failures(), Instant::now() + DEADLINE);
         server.signal(libc::SIGUSR2);
         let mut acknowledged = 0u64;
-        // Ends with the connection.
+        // The loop ends with the connection.
         loop {
             counting.send(b"incr counter 1\r\n");
             let Some(line) = counting.try_read_line() else { break };
@@ -59,22 +60,23 @@ fn a_process_that_has_given_the_memory_away_serves_no_more() {
         conn.read_line();
         let found: u64 = String::from_utf8_lossy(&conn.read_line()).parse().expect("a number");
         conn.expect(b"END\r\n", "the end");
-        // The last request may have been executed without an answer.
+        // The last request may have been executed without a reply.
         assert!((acknowledged..=acknowledged + 1).contains(&found), "{fault}: {acknowledged}, {found}");
         items.check(&mut conn, fault);
         server.end();
     }
 }
 
-/// An end that is requested while a new process prepares wins, also while the listeners stay open for load balancers.
+/// A shutdown requested while a new process prepares takes precedence, even while the listeners
+/// stay open for load balancers.
 #[test]
 fn an_end_that_is_requested_first_wins() {
     if is_memcached() {
         return;
     }
     let mut server = Upgradable::start("-m 64", "[process]\ndrain_delay_secs = 2\n");
-    // The new process continues after the shutdown has been requested; or it finds nothing if the
-    // directory is gone.
+    // The new process continues after the shutdown request, or fails if the directory has been
+    // removed.
     let go = server.path("go");
     let wait = format!("while [ -e {} ] && [ ! -e {} ]", server.path("log").display(), go.display());
     server.use_script(&format!("{wait}; do sleep 0.05; done\nexec $REAL \"$@\""));
@@ -88,7 +90,7 @@ fn an_end_that_is_requested_first_wins() {
     assert!(!server.log().contains("the new process serves"), "{}", server.log());
 }
 
-/// An end that is requested while the new process takes over is that one's.
+/// A shutdown requested while the new process takes over is passed on to that process.
 #[test]
 fn an_end_that_is_requested_during_the_hand_over_is_passed_on() {
     if is_memcached() {
@@ -97,21 +99,21 @@ fn an_end_that_is_requested_during_the_hand_over_is_passed_on() {
     let mut server = Upgradable::start("-m 64 --debug-clock", "");
     server.use_script("CACHED_FAULT=slow:ready exec $REAL \"$@\"");
     server.signal(libc::SIGUSR2);
-    // The old process stops then, for as long as the new one is slow.
+    // Then the old process is paused while the new one is slow.
     wait_for("the new process", || server.log().contains("prepared to take over").then_some(()));
     server.signal(libc::SIGTERM);
     assert_eq!(server.wait_exit(), 0);
     let log = server.log();
     if log.contains("the new process serves") {
         assert!(log.contains("the requested end is passed on"), "{log}");
-        // The new process may have removed its number already.
+        // The new process may already have removed its PID file.
         server.pid = log.lines().rev().find_map(passed_on_to).expect("the number of the new process");
         assert_eq!(server.wait_exit(), 0);
     }
     server.pid = 0;
 }
 
-/// Returns the number of the process that a line of the log names.
+/// Returns the PID that a log line names.
 fn passed_on_to(line: &str) -> Option<i32> {
     let (_, rest) = line.split_once("the requested end is passed on")?;
     let (_, number) = rest.split_once("pid=")?;

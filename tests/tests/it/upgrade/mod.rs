@@ -1,5 +1,6 @@
-//! Upgrades without interruption: a new process takes over from the running one, under load,
-//! repeatedly. If the new one fails at any step, the running one continues with everything.
+//! Upgrades without interruption: a new process repeatedly takes over from the running one, under
+//! load. If the new process fails at any step, the running one continues with all items and
+//! connections.
 
 mod ends;
 mod objects;
@@ -16,7 +17,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The upgrades that each client sees; the rig `upgrade` does as many as wanted.
+/// The number of upgrades during each client's work; the rig `upgrade` performs any number.
 const UPGRADES: u64 = 3;
 
 /// memcached has no upgrades.
@@ -32,7 +33,7 @@ fn connect(server: &Upgradable) -> Conn {
     Conn::open(&address(server)).expect("a connection")
 }
 
-/// Items of every size, and what they must be.
+/// Items of every size, with their required content.
 struct Items(Vec<(String, Vec<u8>)>);
 
 impl Items {
@@ -71,7 +72,7 @@ fn under_load_no_reply_is_missing_and_none_is_wrong() {
     }
 }
 
-/// A connection's unfinished requests continue, and their earlier effects stay.
+/// A connection's unfinished requests continue, and the effects of earlier requests stay.
 #[test]
 fn connections_go_on_where_they_were() {
     if is_memcached() {
@@ -84,17 +85,17 @@ fn connections_go_on_where_they_were() {
     let (mut binary, mut swallow, mut watcher) = (connect(&server), connect(&server), connect(&server));
     let items = Items::store(&mut idle);
     idle.ask(b"verbosity 1\r\n", b"OK\r\n");
-    // A binary request without its last byte: no-op.
+    // A binary no-op without its last byte.
     let noop = [&[0x80, 10][..], &[0; 22]].concat();
     binary.send(&noop[..23]);
-    // The front of a value.
+    // The beginning of a value.
     within.send(b"set within 5 0 10\r\nhello");
-    // Too large: its end is discarded.
+    // A value that is too large, whose end is discarded.
     swallow.send(format!("set large 0 0 {}\r\n", 2 << 20).as_bytes());
     swallow.expect(b"SERVER_ERROR object too large for cache\r\n", "a value that is too large");
     swallow.send(&vec![b'x'; 1 << 20]);
     watcher.ask(b"watch connevents\r\n", b"OK\r\n");
-    // A value that is read into its place, and does not come.
+    // A value that is received directly into its item, and whose rest does not arrive.
     stalled.send(b"set stalled 0 0 100000\r\nbeginning");
     wait_for("what was sent", || {
         let mut conn = connect(&server);
@@ -125,7 +126,7 @@ fn connections_go_on_where_they_were() {
     stalled.expect_closed("a value that does not come");
     watcher.read_to_end();
     assert!(server.log().contains("connections whose requests do not end are closed"), "{}", server.log());
-    // Twice, and new connections, too.
+    // Two upgrades, with new connections, too.
     server.upgrade();
     items.check(&mut idle, "after the second upgrade");
     items.check(&mut connect(&server), "a new connection");
@@ -135,10 +136,10 @@ fn connections_go_on_where_they_were() {
     server.end();
 }
 
-/// A store that cannot be opened, which is found once the sockets are.
+/// A store that cannot be opened, which is detected after the sockets were handed over.
 const UNUSABLE: &str = "[objects]\n[objects.backend]\nkind = \"file\"\npath = \"DIR/config.toml\"\n";
 
-/// Unix sockets and datagrams; and the file of the socket stays until the last process ends.
+/// Unix sockets and UDP sockets; the socket file stays until the last process ends.
 #[test]
 fn every_kind_of_socket_is_handed_over() {
     if is_memcached() {
@@ -158,7 +159,7 @@ fn every_kind_of_socket_is_handed_over() {
     };
     let first = admin(&server);
     for round in 0..2 {
-        // A process that has the sockets and fails leaves them, and their files.
+        // A process that fails after receiving the sockets leaves them and their files intact.
         server.configure(&format!("{configuration}{UNUSABLE}"));
         assert!(server.upgrade_in_vain().contains("it has ended"));
         server.configure(configuration);
@@ -177,7 +178,8 @@ fn every_kind_of_socket_is_handed_over() {
     server.pid = 0;
 }
 
-/// The state of their encryption cannot be handed over: they end in order once the new process serves.
+/// The encryption state cannot be handed over, so TLS connections are closed in an orderly way once
+/// the new process serves.
 #[test]
 fn connections_with_tls_are_closed_in_order() {
     if is_memcached() {
@@ -203,7 +205,7 @@ fn connections_with_tls_are_closed_in_order() {
     server.end();
 }
 
-/// An authenticated client stays authenticated, and another one still has to authenticate.
+/// An authenticated client stays authenticated, and an unauthenticated one must still authenticate.
 #[test]
 fn authentication_is_handed_over() {
     if is_memcached() {
@@ -224,7 +226,7 @@ fn authentication_is_handed_over() {
     server.end();
 }
 
-/// A server whose upgrades fail, and what it must go on with.
+/// A server whose upgrades fail, with the items and connections that it must keep.
 struct Failing {
     server: Upgradable,
     args: String,
@@ -255,7 +257,8 @@ impl Failing {
         Failing { server, args, configuration, conn, items, injects_faults, last, _memory: memory }
     }
 
-    /// Requires that an upgrade fails for a reason that has these words, and that nothing is lost by that.
+    /// Asserts that an upgrade fails with a reason that contains these words, and that nothing is
+    /// lost.
     #[track_caller]
     fn fail(&mut self, what: &str, words: &str) {
         let line = self.server.upgrade_in_vain();
@@ -267,7 +270,8 @@ impl Failing {
         println!("{what}: {line}");
     }
 
-    /// Requires that the new process fails so at this step, if it is built for that.
+    /// Asserts that the upgrade fails if the new process fails in this way at this step; needs a
+    /// build with fault injection.
     fn fail_at(&mut self, fault: &str, step: &str, words: &str) {
         if self.injects_faults {
             self.server.use_script(&format!("CACHED_FAULT={fault}:{step} exec $REAL \"$@\""));
@@ -275,8 +279,8 @@ impl Failing {
         }
     }
 
-    /// Requires that an upgrade succeeds, and that kill -9 of the last process leaves everything in the memory file. Where
-    /// little time is given to an upgrade, several may be needed.
+    /// Asserts that an upgrade succeeds, and that after kill -9 of the last process everything is
+    /// in the memory file. With short time limits several attempts may be needed.
     fn succeed(mut self) {
         self.server.use_program();
         wait_for("an upgrade that succeeds", || self.server.try_upgrade().then_some(()));
@@ -292,13 +296,13 @@ impl Failing {
     }
 }
 
-/// Whatever is wrong with the new process, the old one goes on with all items and connections.
+/// Whatever the problem of the new process, the old one continues with all items and connections.
 #[test]
 fn the_old_process_goes_on_if_the_new_one_fails() {
     if is_memcached() {
         return;
     }
-    // On a busy machine it takes seconds until a process has failed.
+    // On a busy machine it takes seconds until a process fails.
     let mut failing = Failing::start(120);
     for (what, script, words) in [
         ("it ends at once", "exit 1", "it has ended"),
@@ -322,11 +326,11 @@ fn the_old_process_goes_on_if_the_new_one_fails() {
         failing.server.configure(&text);
         failing.fail(what, "it has ended");
     }
-    // The new process's last words may come after its end is known.
+    // The new process's last log lines may arrive after its end is known.
     let log = || failing.server.log();
     wait_for("the reason", || log().contains("the settings have changed").then_some(()));
     failing.server.configure(&failing.configuration);
-    // With debug assertions the real program can be ended at each step.
+    // With debug assertions the real program can be made to fail at each step.
     for step in ["offer", "listening", "store", "opened", "memory", "rebuilt", "ready"] {
         failing.fail_at("kill", step, "it has ended");
     }
@@ -339,7 +343,7 @@ fn the_old_process_goes_on_if_the_new_one_hangs() {
     if is_memcached() {
         return;
     }
-    // Each takes as long as the old process waits.
+    // Each attempt takes as long as the old process waits.
     let mut failing = Failing::start(4);
     failing.server.use_script("exec sleep 1000");
     failing.fail("it hangs", "it has not answered in time");
@@ -364,7 +368,7 @@ fn the_service_manager_learns_of_the_new_main_process() {
     for _ in 0..2 {
         server.upgrade();
         let pid = server.pid;
-        // Of the old process, whose word counts, and of the new one.
+        // Notifications of the old process, which are authoritative, and of the new one.
         wait_for("two notes", || {
             (server.notes().iter().filter(|note| is_main(note, pid)).count() == 2).then_some(())
         });
@@ -382,7 +386,7 @@ fn the_service_manager_learns_of_the_new_main_process() {
     server.end();
 }
 
-/// Clients of others do their work while one process after the other takes over.
+/// Clients in other languages work during repeated upgrades.
 #[test]
 #[ignore = "long: clients, from the registries of their languages"]
 fn clients_of_others_notice_nothing() {

@@ -6,8 +6,8 @@ use cached_tests::daemon::wait_for;
 use cached_tests::upgrade::objects::{Objects, Running, configuration};
 use cached_tests::upgrade::{Upgradable, memory_directory};
 
-/// Objects: what was acknowledged is there after each upgrade, with the least durability, too; clients see a pause, and
-/// connections are not refused.
+/// Objects: acknowledged data are present after each upgrade, even those with the lowest
+/// durability; clients see a pause, and connections are not refused.
 #[test]
 fn objects_are_served_through_upgrades_and_none_is_lost() {
     if is_memcached() {
@@ -34,7 +34,7 @@ fn objects_are_served_through_upgrades_and_none_is_lost() {
         assert_eq!(objects.check(&server, true), [""; 0], "journal {has_journal}");
         items.check(&mut conn, "items beside objects");
         if has_journal {
-            // The last process is as good as the first: what it has acknowledged survives kill -9.
+            // The last process works like the first: its acknowledged data survive kill -9.
             let seen = objects.under_load(&mut server, |_, load| load.more(150));
             assert_eq!(seen.lines, [""; 0]);
             server.signal(libc::SIGKILL);
@@ -50,7 +50,7 @@ fn objects_are_served_through_upgrades_and_none_is_lost() {
     }
 }
 
-/// A server with objects whose upgrades fail under load.
+/// A server with an object cache, whose upgrades fail under load.
 struct Failing<'a> {
     server: &'a mut Upgradable,
     load: &'a Running<'a>,
@@ -73,8 +73,8 @@ impl Failing<'_> {
     }
 }
 
-/// Starts a server that waits this long for a new process at each of its steps, lets its upgrades `fail` under load, and
-/// then one succeed. Returns how often it has opened its store again.
+/// Starts a server that waits this long for a new process at each step, lets its upgrades `fail`
+/// under load, and then one succeed. Returns how often the server has reopened its store.
 fn fail_under_load(limit_secs: u64, seed: u64, fail: impl FnOnce(&mut Failing<'_>, &str, bool)) -> usize {
     let limit = format!("upgrade_timeout_secs = {limit_secs}");
     let text = configuration(true).replace("upgrade_timeout_secs = 60", &limit);
@@ -88,7 +88,7 @@ fn fail_under_load(limit_secs: u64, seed: u64, fail: impl FnOnce(&mut Failing<'_
         fail(&mut failing, &text, injects_faults);
         let Failing { server, load, .. } = failing;
         server.use_program();
-        // Where little time is given to an upgrade, several may be needed.
+        // With short time limits several attempts may be needed.
         wait_for("an upgrade that succeeds", || server.try_upgrade().then_some(()));
         load.more(60);
     });
@@ -102,7 +102,8 @@ fn fail_under_load(limit_secs: u64, seed: u64, fail: impl FnOnce(&mut Failing<'_
     again
 }
 
-/// Whatever is wrong with the new process, the old one opens its store again and serves all that it has acknowledged.
+/// Whatever the problem of the new process, the old one reopens its store and serves all
+/// acknowledged data.
 #[test]
 fn the_old_process_opens_the_store_again_if_the_new_one_fails() {
     if is_memcached() {
@@ -124,8 +125,8 @@ fn the_old_process_opens_the_store_again_if_the_new_one_fails() {
     assert!(again >= 2, "{again}");
 }
 
-/// The same with a process that hangs while it has the store and must not serve it: the upgrade is
-/// abandoned.
+/// The same with a new process that hangs while it has the store but must not serve it: the upgrade
+/// is abandoned.
 #[test]
 fn the_old_process_opens_the_store_again_if_the_new_one_hangs() {
     if is_memcached() {
