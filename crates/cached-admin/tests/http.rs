@@ -1,4 +1,4 @@
-//! The listener over its socket, as a client finds it.
+//! The listener through its socket, as seen by a client.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -34,7 +34,7 @@ fn exchange(admin: &AdminServer, bytes: &str) -> String {
     let mut stream = connect(admin);
     stream.write_all(bytes.as_bytes()).expect("it is sent");
     let mut answer = Vec::new();
-    // Ends with an error where the listener closes before it has read everything.
+    // This fails if the listener closes before it has read everything.
     let _ = stream.read_to_end(&mut answer);
     String::from_utf8(answer).expect("the answer is text")
 }
@@ -213,7 +213,8 @@ fn a_client_that_sends_nothing_and_an_answer_that_does_not_come_end_in_time() {
         config.is_held = true;
     });
     admin.routes().get("/slow", Access::Read, |_| std::future::pending::<Response>());
-    // Sent before it is accepted: a client that is held up meanwhile does not take too long itself.
+    // The request is sent before the connection is accepted, so a delayed client does not exceed
+    // the time limit itself.
     let mut stream = connect(&admin);
     stream
         .write_all(b"GET /slow HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
@@ -222,7 +223,7 @@ fn a_client_that_sends_nothing_and_an_answer_that_does_not_come_end_in_time() {
     let mut answer = String::new();
     stream.read_to_string(&mut answer).expect("an answer");
     assert_eq!((status(&answer), body(&answer)), (503, "the answer takes too long\n"));
-    // Ends when the listener closes the connection.
+    // The read ends when the listener closes the connection.
     exchange(&admin, "GET /livez HTTP/1.1\r\nHo");
     exchange(&admin, "");
 }
@@ -251,13 +252,13 @@ fn connections_are_limited() {
 
 #[test]
 fn it_ends_with_open_connections() {
-    // At an address of its own: no other test's listener is given its port meanwhile.
+    // A separate address, so that no other test's listener gets the port meanwhile.
     let admin = start(|config| config.listen = vec!["127.0.0.95:0".into()]);
     let mut stream = connect(&admin);
     let address = admin.addresses()[0];
     drop(admin);
     let mut rest = Vec::new();
-    // An end or a reset, either is right.
+    // Both an end and a reset are correct.
     let _ = stream.read_to_end(&mut rest);
     assert!(TcpStream::connect(address).is_err(), "the address is free");
 }
@@ -274,7 +275,7 @@ fn an_address_in_use_is_named() {
     );
 }
 
-/// Another process goes on with the same socket, and accepts only once that is requested.
+/// Another process continues with the same socket, and accepts connections only on request.
 #[test]
 fn sockets_are_passed_on_and_held() {
     let mut first = start(|_| {});
@@ -288,7 +289,7 @@ fn sockets_are_passed_on_and_held() {
     });
     assert_eq!(second.addresses(), [address]);
     first.health().set_started();
-    // Two listeners accept from one socket; the second does not yet.
+    // Two listeners share one socket; the second one does not accept yet.
     for _ in 0..20 {
         assert_eq!(status(&get(&first, "/startupz", "")), 200);
     }
@@ -299,7 +300,7 @@ fn sockets_are_passed_on_and_held() {
     let mut answer = String::new();
     waiting.read_to_string(&mut answer).expect("an answer");
     assert!(answer.contains(" 200 "), "{answer}");
-    // A socket that other machines can reach needs a token here as well.
+    // A passed socket that other machines can reach also needs a token.
     let open = std::net::TcpListener::bind("0.0.0.0:0").expect("a socket");
     let mut config = AdminConfig::default();
     config.listen = vec!["127.0.0.1:0".into()];

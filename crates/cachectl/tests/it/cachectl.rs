@@ -1,4 +1,4 @@
-//! The real binary, as a person uses it.
+//! The real binary, as a user runs it.
 
 use std::io::Write;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -11,7 +11,7 @@ struct Probe {
 }
 
 impl Probe {
-    /// A place with a store.
+    /// Creates a directory with a store.
     fn new() -> Self {
         let probe = Self::empty();
         blocker::FileStore::create(probe.path("store")).unwrap();
@@ -39,7 +39,7 @@ impl Probe {
         output.stdout
     }
 
-    /// It fails with this code and one line that contains the text.
+    /// Asserts that the command fails with this status and one line that contains the text.
     #[track_caller]
     fn fails(&self, arguments: &[&str], code: i32, text: &str) {
         let output = self.run(arguments);
@@ -135,7 +135,7 @@ fn a_held_directory_is_refused_and_names_its_holder() {
     let probe = Probe::new();
     let mut holder = probe.command(&["put", "slow"]);
     let mut holder = holder.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
-    // It has the store open once it has reported that, and waits for its input.
+    // Once the process has reported that the store is open, it waits for its input.
     let reported = format!("{}\n", holder.id());
     let is_open = || std::fs::read_to_string(probe.path("store/lock")).is_ok_and(|text| text == reported);
     while !is_open() {
@@ -158,13 +158,13 @@ fn what_is_larger_than_an_object_is_refused_or_striped() {
         serde_json::from_slice(&probe.ok(&["--json", "put", "--stripe", "big", &input])).unwrap();
     assert_eq!(output["stripes"], 3);
     assert_eq!(probe.ok(&["get", "--stripe", "big"]), content);
-    // Putting less leaves nothing of the old stripes.
+    // After a shorter put no old stripes remain.
     let less = probe.file("less", b"less");
     probe.ok(&["put", "--stripe", "big", &less]);
     assert_eq!(probe.ok(&["get", "--stripe", "big"]), b"less");
     probe.ok(&["rm", "--stripe", "big"]);
     probe.fails(&["get", "--stripe", "big"], 3, "no such object");
-    // An object of exactly the limit is one object.
+    // Data of exactly the limit are one object.
     let exact = probe.file("exact", &content[..4 << 20]);
     probe.ok(&["put", "exact", &exact]);
     assert_eq!(probe.ok(&["get", "exact"]).len(), 4 << 20);
@@ -197,7 +197,7 @@ fn a_damaged_store_is_refused() {
         let mut bytes = std::fs::read(&path).unwrap();
         bytes[10] ^= 0xff;
         std::fs::write(Path::new(&path), &bytes).unwrap();
-        // The other copy stands in for it, and whoever may write makes two of it again.
+        // The other copy replaces it, and a process that may write restores the second copy.
         probe.ok(&["ls"]);
         assert_eq!(std::fs::read(&path).unwrap(), bytes);
         probe.ok(&["flush"]);
@@ -219,7 +219,7 @@ fn a_store_is_checked_and_repaired() {
         let text = |bytes| String::from_utf8(bytes).unwrap();
         (output.status.code(), text(output.stdout), text(output.stderr))
     };
-    // Nothing that could be checked.
+    // There is nothing to check.
     let (code, _, error) = fsck(&[]);
     assert_eq!((code, error.lines().count()), (Some(2), 1), "{error}");
     blocker::FileStore::create(&store).unwrap();
@@ -244,7 +244,7 @@ fn a_store_is_checked_and_repaired() {
     assert_eq!(code, Some(0), "{output}");
     assert_eq!(probe.ok(&["get", "one"]), b"kept");
     assert_eq!(std::fs::read(store.join("damaged/0-superblock")).unwrap(), b"nonsense");
-    // While it is open it is refused.
+    // An open store is refused.
     let held = blocker::FileStore::open(&store).unwrap();
     let (code, _, error) = fsck(&["--repair"]);
     assert_eq!(code, Some(2));
@@ -308,7 +308,7 @@ fn a_store_is_made_on_request_only() {
         assert!(error.contains("there is a store in") && error.contains("already"), "{error}");
     }
     probe.ok(&["put", "x", &input]);
-    // Nothing is made beside other files.
+    // No store is created in a directory with other files.
     let other = probe.path("other");
     std::fs::create_dir(&other).unwrap();
     std::fs::write(other.join("letter"), "mine").unwrap();
@@ -317,7 +317,8 @@ fn a_store_is_made_on_request_only() {
     assert_eq!(std::fs::read_dir(&other).unwrap().count(), 1);
 }
 
-/// Whether this test may act for other users and mount; says so if not.
+/// Returns whether this test may act for other users and mount file systems; otherwise prints that
+/// it is skipped.
 fn is_root(what: &str) -> bool {
     let is_root = std::fs::metadata("/proc/self").unwrap().uid() == 0;
     if !is_root {
@@ -327,7 +328,7 @@ fn is_root(what: &str) -> bool {
     is_root
 }
 
-/// Owner, inode, length and time of the last change, in seconds and nanoseconds.
+/// Owner, inode, length and modification time, in seconds and nanoseconds.
 type State = (u32, u64, u64, i64, i64);
 
 /// The state of everything below a directory.
@@ -388,7 +389,7 @@ fn what_cannot_be_read_is_not_taken_for_damage_and_not_repaired() {
     for dir in [probe.path(""), store.clone()] {
         std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o777)).unwrap();
     }
-    // A program that this user may run as well.
+    // A copy of the program that this user may run.
     let program = probe.path("cachectl");
     std::fs::copy(env!("CARGO_BIN_EXE_cachectl"), &program).unwrap();
     for files in [&["claims", "claims.copy"][..], &["superblock"], &["objects/default.ns/x.obj"]] {
@@ -423,7 +424,7 @@ fn what_cannot_be_read_is_not_taken_for_damage_and_not_repaired() {
             assert!(error.contains(&paths[0].display().to_string()), "{error}");
             assert!(!error.contains("fsck") && !error.contains("corrupt"), "{error}");
         } else {
-            // The copy suffices.
+            // The intact copy suffices.
             assert!(output.status.success(), "{error}");
         }
         set_mode(0o644);
@@ -491,7 +492,7 @@ fn a_read_only_mount_is_read() {
     let fsck = [&[][..], &["--repair"]].map(|repair| {
         Command::new(env!("CARGO_BIN_EXE_cachectl")).arg("fsck").arg(&store).args(repair).output().unwrap()
     });
-    // Before anything can fail, so that the mount does not stay.
+    // Before any assertion, so that the mount is always removed.
     assert!(Command::new("umount").arg(&store).status().unwrap().success());
     assert_eq!(outputs[0].stdout, b"x");
     assert_eq!(outputs[1].stdout, b"x\n");
@@ -526,12 +527,12 @@ fn a_command_whose_output_nobody_reads_ends_without_a_word() {
         assert_eq!(output.status.code(), Some(141), "{command:?}");
         assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{command:?}");
     }
-    // Nor where the failure is what nobody reads.
+    // The same holds if the failure concerns unread data.
     for (arguments, code) in [(&["get", "absent"][..], 3), (&["ls"], 141)] {
         let status = probe.command(arguments).stdout(closed()).stderr(closed()).status().unwrap();
         assert_eq!(status.code(), Some(code), "{arguments:?}");
     }
-    // The store was closed in order each time: no version has changed.
+    // The store was closed properly each time, so no version has changed.
     assert_eq!(probe.ok(&["get", "x"]), pattern(100_000));
 }
 
@@ -552,12 +553,12 @@ fn objects_are_removed_from_a_full_disk() {
     }
     let init = Command::new(env!("CARGO_BIN_EXE_cachectl")).arg("init").arg(&store).output().unwrap();
     let put = probe.run(&["put", "x", &input]);
-    // Every block that is left.
+    // Fills every remaining block.
     let mut filler = std::fs::File::create(store.join("tmp/filler")).unwrap();
     while filler.write_all(&[1; 4096]).is_ok() {}
     let results = [&["put", "y", &input][..], &["ls", "-1"], &["rm", "x"], &["ls", "-1"]]
         .map(|command| probe.run(command));
-    // Before anything can fail, so that the mount does not stay.
+    // Before any assertion, so that the mount is always removed.
     drop(filler);
     assert!(Command::new("umount").arg(&store).status().unwrap().success());
     assert!(init.status.success() && put.status.success(), "{init:?} {put:?}");

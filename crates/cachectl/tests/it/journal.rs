@@ -1,4 +1,4 @@
-//! `cachectl journal` on journals that are intact, in use, damaged, or none.
+//! `cachectl journal` on journals that are intact, in use, damaged or missing.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -38,7 +38,8 @@ impl Probe {
         Journal::open(&config, Arc::new(|_| {})).unwrap().0
     }
 
-    /// A journal with three writes to `vm/a`, one to `vm/b`, and a removal of `vm/c`. Each is a batch.
+    /// Creates a journal with three writes to `vm/a`, one to `vm/b`, and a removal of `vm/c`. Each
+    /// change is a batch.
     fn filled(self) -> Self {
         let journal = self.open();
         for (kind, name, offset, data) in [
@@ -110,7 +111,7 @@ fn append(journal: &Journal, kind: Kind, name: &str, offset: u64, data: &[u8]) -
     appended.position
 }
 
-/// Where the text of a payload lies in a segment.
+/// Returns the position of a payload's text in a segment.
 fn place(path: &Path, payload: &[u8]) -> u64 {
     let bytes = std::fs::read(path).unwrap();
     bytes.windows(payload.len()).position(|window| window == payload).unwrap() as u64
@@ -137,7 +138,7 @@ fn an_intact_journal_is_inspected_verified_and_exported() {
     let saved = probe.exported("saved", "a");
     assert_eq!((&saved[..9], &saved[4096..]), (&b"firsecond"[..], &b"third"[..]));
     assert_eq!(probe.exported("saved", "b")[100..], b"other"[..]);
-    // What is there is not written over.
+    // Existing files are not overwritten.
     let again = probe.journal_ends("export", &[probe.path("saved").to_str().unwrap()], 2);
     assert!(again[0]["message"].as_str().unwrap().contains("is there already"), "{again:?}");
     assert_eq!(probe.exported("saved", "a"), saved);
@@ -204,7 +205,7 @@ fn a_journal_that_the_start_refuses_is_inspected_and_what_is_intact_saved() {
     );
     probe.journal_ends("verify", &[], 1);
     let lines = probe.journal_ends("export", &[probe.path("saved").to_str().unwrap()], 1);
-    // What lies beyond the damage is saved as well, and the gap is reported.
+    // Records after the damage are saved as well, and the gap is reported.
     assert_eq!(lines[0]["ranges"], serde_json::json!([[0, 5], [4096, 4101]]));
     println!("{lines:?}");
     let saved = probe.exported("saved", "a");
@@ -216,7 +217,7 @@ fn no_damage_makes_a_command_fail_otherwise() {
     let files = ["journal", "segment-000000", "segment-000001"];
     for (round, file) in files.iter().cycle().take(24).enumerate() {
         let probe = Probe::new().filled();
-        // Superblock and headers, batches, and what follows them.
+        // Superblock and headers, batches, and the data after them.
         probe.flip(
             file,
             [3, 13, 70, 4096 + 9, 8192 + 5, 8192 + 66, 12_288 + 30][round % 7] % 40_000 % size(&probe, file),
@@ -245,7 +246,7 @@ fn a_journal_is_discarded_only_by_request() {
     assert_eq!(probe.journal_ends("inspect", &[], 0)[0]["records"], 5);
     probe.journal_ends("discard", &["--yes"], 0);
     assert_eq!(probe.journal_ends("inspect", &[], 0)[0]["records"], 0);
-    // What is left is an empty journal, which the next start uses, with segments of its own size.
+    // An empty journal remains, which the next start uses, with its own segment size.
     assert!(!probe.journal().join("segment-000000").exists());
     probe.open().close().unwrap();
     let inspected = probe.journal_ends("inspect", &[], 0);
@@ -276,10 +277,10 @@ fn a_damaged_last_batch_of_a_journal_that_was_not_closed_is_reported() {
     let journal = probe.open();
     append(&journal, WRITE, "a", 0, b"first");
     append(&journal, WRITE, "b", 0, b"second");
-    // As a crash leaves it: with nothing behind the last batch.
+    // The state after a crash, without data after the last batch.
     let crashed = Probe::new();
     std::fs::create_dir(crashed.journal()).unwrap();
-    // Not the segments that are still being made.
+    // Excludes segments that are still being created.
     for file in ["journal", "segment-000000"] {
         std::fs::copy(probe.journal().join(file), crashed.journal().join(file)).unwrap();
     }
@@ -343,7 +344,7 @@ fn a_journal_of_another_user_or_on_a_read_only_mount_is_only_read() {
     let outputs =
         [("inspect", &[][..]), ("verify", &[]), ("export", &[to.to_str().unwrap()]), ("discard", &["--yes"])]
             .map(|(command, more)| probe.journal_command(command, more));
-    // Before anything can fail, so that the mount does not stay.
+    // Before any assertion, so that the mount is always removed.
     assert!(Command::new("umount").arg(probe.journal()).status().unwrap().success());
     assert_eq!(
         outputs.each_ref().map(|output| output.status.code()),

@@ -1,4 +1,4 @@
-//! Everything that works on a backend works on a server.
+//! All commands that work on a backend also work on a server.
 
 use std::process::{Command, Output};
 use std::sync::Arc;
@@ -94,7 +94,7 @@ fn a_secret_is_taken_from_a_file() {
 
 #[test]
 fn a_server_that_never_answers_is_not_waited_for_longer_than_said() {
-    // It takes connections, and that is all.
+    // It only accepts connections.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let backend = format!("synapse:{}", silent.local_addr().unwrap());
     let output = Command::new(env!("CARGO_BIN_EXE_cachectl"))
@@ -116,7 +116,7 @@ fn a_directory_that_cannot_be_made_is_not_called_corrupt() {
 
 #[test]
 fn a_server_that_is_not_there_is_told_in_one_line() {
-    // At an address of its own: no other test's server is given its port meanwhile.
+    // A separate address, so that no other test's server gets the port meanwhile.
     let gone = Host::at("127.0.0.94:0", ServerConfig::default());
     let address = gone.address.to_string();
     drop(gone);

@@ -1,4 +1,4 @@
-//! `cachectl sweep`, on a server of S3's protocol in this process whose time the test moves.
+//! `cachectl sweep`, on an S3 server in this process whose clock the test advances.
 
 use std::process::{Command, Output};
 
@@ -7,7 +7,7 @@ fn cachectl(backend: &str, arguments: &[&str]) -> Output {
     command.args(["--backend", backend]).args(arguments).output().unwrap()
 }
 
-/// It fails with this code and one line that contains the text.
+/// Asserts that the command fails with this status and one line that contains the text.
 #[track_caller]
 fn fails(backend: &str, arguments: &[&str], code: i32, text: &str) {
     let output = cachectl(backend, arguments);

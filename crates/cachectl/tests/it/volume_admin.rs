@@ -1,5 +1,5 @@
-//! `cachectl volume` against an admin listener with prepared answers: what is asked, what is shown, and which
-//! exit code follows.
+//! `cachectl volume` with an admin listener that gives prepared responses: its requests, its
+//! output, and its exit status.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener};
@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 
 use serde_json::{Value, json};
 
-/// Answers one request after the other, each on a connection of its own.
+/// A listener that answers one request after the other, each on its own connection.
 struct Listener {
     address: SocketAddr,
     asked: Receiver<(String, Value)>,
@@ -74,14 +74,15 @@ impl Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         let _ = self.end.send(());
-        // So that it sees the end. It may have ended already.
+        // The thread must notice the end, unless it has already ended.
         let _ = std::net::TcpStream::connect(self.address);
         let ended = self.thread.take().unwrap().join();
         assert!(ended.is_ok() || std::thread::panicking(), "the listener");
     }
 }
 
-/// Runs a command against answers. Returns its exit code, its output, its errors, and what was asked.
+/// Runs a command with prepared responses. Returns its exit status, output, error output, and
+/// requests.
 fn run(arguments: &[&str], answers: &[(u16, Value)]) -> (Option<i32>, String, String, Vec<(String, Value)>) {
     let listener = Listener::new(answers);
     let output = listener.run(arguments);
@@ -89,7 +90,7 @@ fn run(arguments: &[&str], answers: &[(u16, Value)]) -> (Option<i32>, String, St
     (output.status.code(), text(output.stdout), text(output.stderr), listener.asked.try_iter().collect())
 }
 
-/// It asks this, and no more, and shows that.
+/// Asserts that a command sends exactly this request and prints this output.
 #[track_caller]
 fn asks(arguments: &[&str], request: &str, body: Value, answer: Value, shown: &str) {
     let (code, output, error, asked) = run(arguments, &[(200, answer)]);
@@ -200,7 +201,7 @@ fn what_would_lose_data_is_confirmed_first() {
         assert!(error.contains(wanted), "{error}");
         assert!(asked.iter().all(|(request, _)| request.starts_with("GET ")), "{asked:?}");
     }
-    // What only grows needs no word.
+    // Growing a volume needs no confirmation.
     let (code, output, _, asked) = run(&["resize", "disk", "21G"], &[disk, (200, json!({}))]);
     assert_eq!((code, output.as_str()), (Some(0), "disk has 21 GiB\n"));
     assert_eq!(asked[1].1["shrink"], false);
@@ -272,7 +273,8 @@ fn what_takes_long_is_followed_to_its_end() {
     let (code, _, error, _) = run(&["flatten", "disk"], &[begun.clone(), failed]);
     assert_eq!((code, error.lines().count()), (Some(1), 1), "{error}");
     assert!(error.ends_with(": no space: the store is full\n"), "{error}");
-    // Interrupted after the first question: the server goes on, and the number is named.
+    // Interrupted after the first status request: the server continues, and the job's number is
+    // printed.
     let listener = Listener::new(&[&[begun][..], &vec![running; 1000][..]].concat());
     let child = listener.command(&["flatten", "disk"]).stderr(Stdio::piped()).spawn().unwrap();
     listener.asked.recv().unwrap();

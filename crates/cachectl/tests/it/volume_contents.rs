@@ -1,4 +1,4 @@
-//! Contents of volumes, in and out of stores that are directories, with the real binary.
+//! Import and export of volumes, with file stores and the real binary.
 
 use std::fs::File;
 use std::io::Write;
@@ -31,7 +31,8 @@ impl Place {
         self.path(name).to_str().unwrap().to_owned()
     }
 
-    /// `cachectl volume` on the store of this name. `FILE:` before an argument makes it a file of this place.
+    /// Returns a `cachectl volume` command on the store with this name. An argument with the prefix
+    /// `FILE:` is a file in the test's directory.
     fn command(&self, store: &str, arguments: &[&str]) -> Command {
         if !self.path(store).exists() {
             FileStore::create(self.path(store)).unwrap();
@@ -60,7 +61,7 @@ impl Place {
         failed(&self.command(store, arguments).output().unwrap(), code, text);
     }
 
-    /// The volumes of a store, while no command has it open.
+    /// Opens the volumes of a store, while no command has the store open.
     fn volumes(&self, store: &str) -> Volumes {
         let store = FileStore::open_or_create(self.path(store)).unwrap();
         Volumes::new(Arc::new(store), Options::new("volumes").owner("test")).unwrap()
@@ -70,7 +71,7 @@ impl Place {
         block_on(self.volumes(store).list()).unwrap().volumes.iter().any(|info| info.name == name)
     }
 
-    /// A file of this size with these bytes at these places, and holes between them.
+    /// Creates a file of this size with these bytes at these positions, and holes between them.
     fn sparse(&self, name: &str, size: u64, content: &[(u64, &[u8])]) -> Vec<u8> {
         let file = File::create(self.path(name)).unwrap();
         file.set_len(size).unwrap();
@@ -81,7 +82,7 @@ impl Place {
     }
 }
 
-/// It has failed with this code, and with one line that contains the text.
+/// Asserts that the command failed with this status and one line that contains the text.
 #[track_caller]
 fn failed(output: &Output, code: i32, text: &str) {
     let error = String::from_utf8(output.stderr.clone()).unwrap();
@@ -97,7 +98,7 @@ fn same(found: &[u8], wanted: &[u8], what: &str) {
     assert_eq!(differs, None, "{what}: a byte");
 }
 
-/// What the files below a directory take of its disk, in bytes.
+/// Returns the disk space of the files below a directory, in bytes.
 fn taken(path: &Path) -> u64 {
     if !path.is_dir() {
         return path.metadata().unwrap().blocks() * 512;
@@ -122,7 +123,7 @@ fn an_image_comes_back_and_stays_sparse() {
     same(&std::fs::read(place.path("out")).unwrap(), &image, "the file");
     assert!(taken(&place.path("out")) < 2 * MIB, "{} bytes for the file", taken(&place.path("out")));
     same(&place.ok("store", &["export", "disk"]), &image, "standard output");
-    // A device takes no holes: what it had must go.
+    // A device has no holes: its old content must be overwritten.
     let fifo = place.path("fifo");
     assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
     let reader = std::thread::spawn(move || std::fs::read(fifo).unwrap());
@@ -141,7 +142,7 @@ fn an_image_may_be_smaller_than_its_volume_and_come_from_a_pipe() {
     let info = block_on(place.volumes("store").info("disk")).unwrap();
     assert_eq!(info.object_bytes, 65536);
     assert_eq!(info.owner, None, "it was not given up");
-    // Longer than what the volume begins with, and no multiple of anything.
+    // Longer than the volume's initial data, and with an odd length.
     let mut image = vec![0; 130 * MIB as usize + 77];
     image[70 * MIB as usize..][..4].copy_from_slice(b"data");
     image[130 * MIB as usize + 76] = 9;
@@ -212,7 +213,7 @@ fn what_has_changed_goes_from_store_to_store() {
         same(&b, &a, snapshot);
     }
     same(&place.ok("b", &["export", "copy"]), &place.ok("a", &["export", "disk"]), "the volumes");
-    // A second time it is not what the stream begins at.
+    // The second time, the volume no longer matches the beginning of the stream.
     place.fails("b", &["import-diff", "copy", "FILE:change"], 4, "copy@tuesday");
     place.fails("b", &["import-diff", "copy", "FILE:full"], 4, "copy@monday");
 }
@@ -248,7 +249,7 @@ fn a_stream_that_fails_leaves_everything_as_it_was() {
         "the stream ends too early; nothing is left of copy",
     );
     assert!(!place.is_there("b", "copy"));
-    // Into a volume that is empty, and of another size.
+    // Into an empty volume of another size.
     block_on(place.volumes("b").create("copy", MIB, Settings::default())).unwrap();
     place.fails(
         "b",
@@ -268,7 +269,7 @@ fn a_stream_that_fails_leaves_everything_as_it_was() {
     );
     same(&place.ok("b", &["export", "copy"]), &before, "the volume before the stream");
     place.ok("b", &["import-diff", "copy", "FILE:change"]);
-    // Something was written since.
+    // The volume was written since.
     change(b"3");
     place.ok("a", &["export-diff", "disk@two", "FILE:two"]);
     snapshot("three");
@@ -309,7 +310,8 @@ fn errors_are_one_line_and_change_nothing() {
     place.fails("store", &["export", "disk", "/no/such/directory/out"], 1, "/no/such/directory");
     place.fails("store", &["--json", "export", "x"], 3, r#""error":"missing""#);
     assert!(!place.path("out").exists());
-    // It has been given up in spite of the failure; and one that was not is not taken.
+    // The volume was released despite the failure; a volume that was not released is not taken
+    // over.
     {
         let volumes = place.volumes("store");
         block_on(volumes.open("disk", OpenOptions::default())).unwrap();
@@ -323,7 +325,8 @@ fn an_import_that_is_interrupted_leaves_nothing() {
     let place = Place::new();
     let mut child = place.command("store", &["import", "disk"]);
     let mut child = child.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-    // More than a pipe holds beyond the first piece: the second one is being read, so the volume has been made.
+    // More data than the first piece and a pipe's buffer: the second piece is being read, so the
+    // volume has been created.
     let mut input = child.stdin.take().unwrap();
     input.write_all(&pattern(6 * MIB as usize)).unwrap();
     let process = rustix::process::Pid::from_child(&child);

@@ -1,4 +1,4 @@
-//! The tests of a daemon's configuration where it opens stores and closes them.
+//! Tests of opening and closing the stores of a daemon's configuration.
 
 mod receive;
 mod shutdown;

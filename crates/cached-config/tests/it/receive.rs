@@ -1,5 +1,5 @@
-//! Large payloads over TCP: from the socket into the buckets of a cache, and from its buckets to the socket.
-//! Counted.
+//! Counts the copies of large payloads over TCP, from the socket into a cache's buckets and from
+//! its buckets to the socket.
 
 use std::io::{Read, Write};
 use std::sync::Arc;
@@ -69,13 +69,14 @@ fn a_large_payload_goes_from_the_socket_into_its_buckets_and_back() {
             assert!(found.to_vec() == data, "round {round}");
         }
         let counters = env.cache.counters();
-        // All of it: also what came with the head was copied to its bucket.
+        // All bytes are in place: those that arrived with the head were copied to their bucket.
         assert_eq!(counters.zero_copy_bytes, (ROUNDS << 20) as u64, "{write:?}: {counters:?}");
         assert_eq!(counters.receive_buffer_bytes, 0);
-        // The first arrived unexpected; of the others, what one short read brings.
+        // The first payload arrived before its buffer; of the others only the bytes of one short
+        // read were copied.
         let copied = env.server.metric("synapse_copied_bytes_total");
         assert!(copied <= 32 * 1024 + 1024 * ROUNDS as u64, "{copied} bytes came with their heads");
-        // Edges that are no whole bucket are copied, the rest is not.
+        // Partial buckets at the edges are copied, the rest is not.
         let data = pattern(100_000, 7);
         block_on(client.write(WriteRequest::new(object("odd"), 1000, data.clone()))).unwrap();
         let received = env.cache.counters().zero_copy_bytes - (ROUNDS << 20) as u64;
@@ -107,7 +108,7 @@ fn a_client_that_stops_sending_holds_a_bounded_share_until_it_disconnects() {
         let write = Request::Change(WriteRequest::new(object("o"), 0, vec![1; 1 << 20]).into());
         let payload =
             write.encode(RequestId { slot: 0, sequence: 1 }, blocker::Timestamp(0), false, &mut out);
-        // Half of it, and no more.
+        // Only half of the payload is sent.
         out.extend_from_slice(&payload.to_vec()[..512 << 10]);
         peer.write_all(&out).unwrap();
         let mut welcome = [0; 4];
@@ -115,8 +116,8 @@ fn a_client_that_stops_sending_holds_a_bounded_share_until_it_disconnects() {
         peers.push(peer);
     }
     let most = env.cache.counters().memory_bytes / 8;
-    // Two threads serve them: wait until one reservation has been refused, and its payload has gone to the
-    // heap.
+    // Two threads serve the clients: wait until one reservation was refused, and its payload was
+    // received on the heap.
     until("an eighth is reserved", || env.cache.counters().receive_buffer_bytes + (1 << 20) > most);
     assert!(env.cache.counters().receive_buffer_bytes <= most);
     // Other clients are not delayed.

@@ -1,4 +1,4 @@
-//! The shutdown of a cache: as long as there is time, a failed flush that may succeed is tried again.
+//! The shutdown of a cache: within the time limit, a failed flush that may succeed is retried.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,9 +37,9 @@ fn a_retryable_error_is_tried_again_even_if_nothing_is_dirty() {
     let cache = cache(Arc::clone(&store) as _);
     cache.set_namespace(&object().namespace, &WriteMode::Through.into()).unwrap();
     let mut tries = 0;
-    // Most of the first tries fail, so that some of ten shutdowns take several.
+    // Most first attempts fail, so that some of ten shutdowns need several.
     for _ in 0..10 {
-        // The store has it, and need not have stored it.
+        // The store has the data, and need not have stored them.
         while block_on(cache.write(WriteRequest::new(object(), 0, b"acknowledged"))).is_err() {}
         assert!(!cache.is_stored());
         let before = store.steps();
@@ -49,7 +49,8 @@ fn a_retryable_error_is_tried_again_even_if_nothing_is_dirty() {
     assert!(tries > 10, "no flush has failed: nothing was tested");
 }
 
-/// A store that is away does not hold up the end of a cache that has stored everything, or has never changed anything.
+/// An unavailable store does not delay the end of a cache that has stored everything, or has never
+/// changed anything.
 #[test]
 fn a_store_that_has_everything_stored_is_not_asked() {
     let store = SteeredStore::new();
@@ -83,8 +84,8 @@ fn an_earlier_loss_is_reported_at_shutdown() {
     assert!(unfinished.dirty_bytes > 0 && unfinished.why.contains("n/object"), "{unfinished}");
 }
 
-/// What the store has not taken in time is no loss if the journal has it: the next process stores it. Without a
-/// journal, and where a namespace is not logged, it is one.
+/// Data that the store has not accepted in time are not lost if the journal has them: the next
+/// process stores them. Without a journal, or in a namespace that is not logged, they are lost.
 #[test]
 fn what_the_journal_has_is_no_loss() {
     for (is_journaled, is_logged) in [(true, true), (true, false), (false, false)] {
@@ -159,7 +160,7 @@ fn a_forced_end_states_what_the_journal_has() {
     assert!(!text.contains("journal"), "{text}");
 }
 
-/// What the journal has of an object, and cannot read any more, is neither stored nor forgotten.
+/// Records of an object that the journal cannot read any more are neither stored nor dropped.
 #[test]
 fn what_could_not_be_recovered_is_reported_and_kept() {
     let directory = tempfile::tempdir().unwrap();

@@ -99,7 +99,7 @@ impl Both {
     }
 }
 
-/// An answer that is ready at once.
+/// Returns a reply that must be ready immediately.
 #[track_caller]
 fn at_once<F: IntoFuture>(future: F) -> F::Output {
     let polled = pin!(future.into_future()).poll(&mut Context::from_waker(Waker::noop()));
@@ -193,7 +193,7 @@ fn random_moves_lose_nothing() {
     each_seed(12, |seed, _| random_moves(seed));
 }
 
-/// Moves as much as can be moved, and checks both halves after every step.
+/// Moves as much memory as possible, and checks both halves after every step.
 fn drain(both: &mut Both, from: Half, mut after_each: impl FnMut(&mut Both, u64)) {
     both.arbiter.force(from, 1 << 40);
     let mut steps = 0;
@@ -230,7 +230,7 @@ fn no_request_waits_for_a_move() {
     for number in 0..4_000 {
         both.kv.set(&key(number), &pattern(number, 0, 2_000)).unwrap();
     }
-    // As much is dirty as allowed, and the store does not answer flushes; the rest is clean.
+    // The dirty limit is reached, and the store does not answer flushes; the other data are clean.
     for bucket in 0..OBJECTS * OBJECT_BUCKETS {
         both.write(&object(0, bucket % OBJECTS), bucket / OBJECTS, &[1; BUCKET as usize]);
     }
@@ -280,7 +280,7 @@ fn memory_follows_the_load() {
     for number in 0..=4_000 / OBJECT_BUCKETS {
         fill(both.store.memory(), &object(0, number), vec![1; (OBJECT_BUCKETS * BUCKET) as usize]);
     }
-    // Twice as many as fit into the whole memory, with small numbers more often.
+    // Twice as many as fit into the whole memory, with small numbers being more frequent.
     let skewed = |rng: &mut Rng, count: u64| rng.below(count) * rng.below(count) / count;
     let looks = |both: &mut Both| {
         both.arbiter.look();

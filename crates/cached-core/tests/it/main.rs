@@ -1,4 +1,4 @@
-//! The tests of the two caches from outside.
+//! The tests of the two caches through their public interfaces.
 
 mod arbiter;
 mod corpus;

@@ -1,5 +1,5 @@
-//! Reads and writes that go on in order for long bypass the cache: they displace nothing, and are never older
-//! or newer than what the cache has.
+//! Long sequential reads and writes bypass the cache: they evict nothing, and are never older or
+//! newer than the cached data.
 
 use std::time::Duration;
 
@@ -51,7 +51,7 @@ fn reads_beyond_the_cut_off_are_served_and_not_kept() {
     // A single read of that length.
     read(&mut env, &object, 20 * BUCKET, CUT_OFF);
     assert_eq!(env.cache.counters().clean_bytes, 15 * BUCKET);
-    // Not in order: it is kept.
+    // Not sequential, so the data are kept.
     read(&mut env, &object, 50 * BUCKET, BUCKET);
     assert_eq!(env.cache.counters().clean_bytes, 16 * BUCKET);
     env.agrees(&object);
@@ -98,7 +98,7 @@ fn a_long_read_displaces_nothing_with_and_without_reading_ahead() {
         };
         let mut env = with_object(config, &scanned, 1024);
         env.others_write(&hot, pattern(1, 0, 128 * BUCKET as usize));
-        // Here and there: none goes on where one of the last 64 has ended, so that is no progression.
+        // Scattered reads: none continues one of the last 64, so there is no progression.
         let hot_reads = |env: &mut CacheEnvironment| {
             (0..128).for_each(|nth| read(env, &hot, nth * 75 % 128 * BUCKET, BUCKET));
         };
@@ -107,7 +107,7 @@ fn a_long_read_displaces_nothing_with_and_without_reading_ahead() {
         let before = env.calls(Op::Read, &hot);
         hot_reads(&mut env);
         let lost = env.calls(Op::Read, &hot) - before;
-        // With LRU a window that is not read yet displaces the oldest there is.
+        // With LRU an unread window evicts the oldest data.
         assert!(lost as u64 <= ahead / BUCKET, "{lost} of 128 are gone, read ahead: {ahead}");
         env.validate();
     }
@@ -129,7 +129,7 @@ fn writes_beyond_the_cut_off_go_around_the_cache() {
         }
         assert_eq!(env.cache.counters().clean_bytes, 15 * BUCKET);
         same(&env.stored(&object).unwrap(), &pattern(5, 0, 32 * 4096), "in the store");
-        // Here and there they are written as ever.
+        // Scattered writes do not bypass the cache.
         let reply = env.written(&object, 3 * BUCKET, pattern(6, 0, 4096));
         assert_eq!(reply.durability == Durability::Stored, mode == WriteMode::Through);
         env.agrees(&object);
@@ -140,7 +140,7 @@ fn writes_beyond_the_cut_off_go_around_the_cache() {
 fn a_write_around_the_cache_leaves_nothing_older_in_it() {
     let object = id("volume");
     let mut env = with_object(writes(WriteMode::Back), &object, 64);
-    // Clean, dirty, and dirty in part.
+    // Clean, dirty, and partly dirty.
     env.bytes(&object, 20 * BUCKET, 4 * BUCKET);
     env.written(&object, 24 * BUCKET, pattern(2, 0, 4096));
     env.written(&object, 30 * BUCKET + 100, pattern(2, 0, 700));

@@ -1,9 +1,10 @@
-//! Cancellation at every await: an operation of each kind is dropped at its first, second, … poll, while the
-//! store answers one call after the other, and afterwards the cache must work as if the operation had not
-//! been asked for.
+//! Cancellation at every await: an operation of each kind is dropped at its first, second, … poll,
+//! while the store answers one call after the other. Afterwards the cache must work as if the
+//! operation had not been requested.
 //!
-//! A call that had begun in the store arrives later, or before the next request; the content is the old one
-//! or the new one; no request that waited behind it waits for ever; and in the end not one bucket is missing.
+//! A call that has begun in the store takes effect later, or before the next request; the content
+//! is the old or the new one; no request that waited behind the operation waits forever; and in the
+//! end no bucket is missing.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -18,7 +19,7 @@ use test_kit::{BUCKET, KIB, SMALL_BUCKETS, cache, content, fill, id, namespace, 
 
 type Operation = Pin<Box<dyn Future<Output = Result<()>>>>;
 
-/// An operation, and what it makes of the two objects.
+/// An operation, and its effect on the two objects.
 struct Kind {
     name: &'static str,
     begin: fn(&ObjectCache) -> Operation,
@@ -170,15 +171,15 @@ fn kinds() -> Vec<Kind> {
 #[derive(Clone, Copy, Debug)]
 struct Case {
     write: WriteMode,
-    /// Whether other requests are made before the call that is under way arrives.
+    /// Whether other requests are made before the call in progress takes effect.
     arrives_late: bool,
     /// Whether other requests wait behind the cancelled one.
     has_followers: bool,
-    /// Most of the dirty limit is used up, and of the objects.
+    /// Whether most of the dirty limit and of the index nodes are in use.
     is_tight: bool,
 }
 
-/// Drops `kind` after at most `polls_max` polls; returns whether it had finished by then.
+/// Drops `kind` after at most `polls_max` polls; returns whether it had completed by then.
 fn cut(kind: &Kind, case: Case, polls_max: usize) -> bool {
     let label = format!("{} cut after {polls_max} polls, {case:?}", kind.name);
     let mut sim = Sim::new(None);
@@ -197,7 +198,7 @@ fn cut(kind: &Kind, case: Case, polls_max: usize) -> bool {
         cache.validate().unwrap_or_else(|why| panic!("{label}: validate: {why}"));
     };
 
-    // Some of it clean in the cache, some dirty, some not there.
+    // Some data are clean in the cache, some dirty, some absent.
     sim.run(cache.read(ReadRequest::new(a(), 0, 3 * BUCKET))).unwrap();
     let mut old_a = Some(pattern(1, 0, SIZE));
     let mut old_b = Some(pattern(2, 0, 5 * 4096));
@@ -269,7 +270,7 @@ fn cut(kind: &Kind, case: Case, polls_max: usize) -> bool {
         }
     }
 
-    // Old or new, and stored as it is read.
+    // The content is old or new, and the stored content equals the read content.
     let (mut new_a, mut new_b) = (old_a.clone(), old_b.clone());
     (kind.after)(&mut new_a, &mut new_b);
     for (object, old, new) in [(a(), &old_a, &new_a), (b(), &old_b, &new_b)] {
@@ -288,7 +289,7 @@ fn cut(kind: &Kind, case: Case, polls_max: usize) -> bool {
             allowed.push(old.clone());
         }
         if has_followed && object == a() {
-            // The follower came before or after.
+            // The following request was executed before or after the operation.
             let mut before = followed(old);
             (kind.after)(&mut before, &mut old_b.clone());
             allowed = allowed.iter().map(followed).chain([before]).collect();
@@ -303,7 +304,8 @@ fn cut(kind: &Kind, case: Case, polls_max: usize) -> bool {
         validate(&cache);
     }
 
-    // Everything can still be done, with all of the memory, the dirty limit, the permits and the nodes.
+    // All operations are still possible, with all of the memory, the dirty limit, the permits and
+    // the nodes.
     for round in 0..3_u64 {
         let object = id(&format!("later-{round}"));
         for at in 0..24 {

@@ -1,9 +1,11 @@
-//! Several clients on the same objects: what each may read, and what the store has if the cache is lost.
+//! Several clients use the same objects: the tests check what each may read, and the store's
+//! content after a loss of the cache.
 //!
-//! Every sector written holds a value of its own, so a history of the requests and their answers determines
-//! what a read may find (`test_kit::history`). The same history, cut at a random moment by the loss of the
-//! cache and of what the store had not stored, determines what must be left: for each order domain everything
-//! whose flush had returned, and nothing that was overwritten by then.
+//! Every written sector contains a unique value, so the history of requests and replies determines
+//! the permitted results of a read (`test_kit::history`). The same history, cut at a random moment
+//! by the loss of the cache and of the store's unstored data, determines what must survive: for
+//! each order domain everything whose flush had returned, and nothing that had been overwritten by
+//! then.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,7 +31,7 @@ enum Asked {
     Other,
 }
 
-/// When a read was asked for and answered, its first sector, and the bytes found.
+/// The times of a read's request and reply, its first sector, and the bytes found.
 type Seen = (Moment, Moment, usize, Vec<u8>);
 
 enum Answer {
@@ -52,9 +54,9 @@ struct Environment {
     histories: Vec<History>,
     /// The reads of each object.
     reads: Vec<Vec<Seen>>,
-    /// Which change of which object is a copy of which object.
+    /// The changes that are copies, with their source objects.
     copies: Vec<(usize, usize, usize)>,
-    /// When the last successful flush was asked for, by domain and by object.
+    /// The request time of the last successful flush, by domain and by object.
     flushed_domains: Vec<Moment>,
     flushed_objects: Vec<Moment>,
     flights: Vec<(Handle<Result<Answer>>, Asked)>,
@@ -77,7 +79,8 @@ impl Environment {
         plan.error_permille = *rng.pick(&[0, 0, 50]);
         plan.not_stored_permille = *rng.pick(&[0, 100]);
         plan.unknown_permille = *rng.pick(&[0, 0, 50]);
-        // A store that loses data at its crash; meant for the loss of the cache, which ends the run.
+        // A store that loses data in a crash, which happens together with the loss of the cache at
+        // the end of the run.
         plan.volatile = has_lasting_faults && rng.permille(700);
         let is_volatile = plan.volatile;
         let memory = Arc::new(test_kit::memory(&sim.clock));
@@ -228,10 +231,10 @@ impl Environment {
                 let request = DeleteRequest::new(target).terms(change);
                 self.launch(cache.delete(request), asked, |reply| Answer::Done(reply.durability));
             }
-            // Upwards only, so that histories can be completed one by one.
+            // Copies go only to higher numbers, so that histories can be completed one by one.
             7 if object > 0 => {
                 let source = self.rng.index(object);
-                // A value that is never read: the content comes from the source.
+                // This value is never read, because the content comes from the source.
                 let asked = note(u64::MAX, 0..SECTORS, "copy");
                 let Asked::Change { change: number, .. } = asked else { unreachable!("just made") };
                 self.copies.push((object, number, source));
@@ -406,7 +409,7 @@ impl Environment {
         format!("{}\n{config}\n{:?}", each.collect::<Vec<_>>().join("\n"), self.cache().counters())
     }
 
-    /// Checks everything that was read and is known of copies, object by object.
+    /// Checks all reads and copies, object by object.
     fn complete_histories(&mut self) {
         for object in 0..OBJECTS {
             for (target, change, source) in std::mem::take(&mut self.copies) {
@@ -446,7 +449,7 @@ impl Environment {
         }
     }
 
-    /// Flushes everything; what is stored must then be what is read.
+    /// Flushes everything; then the stored content must equal the read content.
     fn finish(mut self) {
         self.end_flights();
         self.sim.advance(Duration::from_secs(30));
@@ -476,7 +479,7 @@ impl Environment {
         }
         self.cache().validate().unwrap_or_else(|why| panic!("validate: {why}"));
         self.lose();
-        // The last reads are also what is stored.
+        // The last reads also equal the stored content.
         for object in 0..OBJECTS {
             let (_, _, _, last) = self.reads[object].last().expect("read just now");
             let mut bytes = content(&*self.memory, &self.objects[object]).unwrap_or_default();
@@ -488,7 +491,7 @@ impl Environment {
         self.check_store();
     }
 
-    /// The cache is gone, with everything it had not stored, and the store's power is cut.
+    /// Drops the cache with its unstored data, and cuts the store's power.
     fn lose(&mut self) {
         for (handle, _) in std::mem::take(&mut self.flights) {
             self.sim.cancel(handle);
@@ -497,7 +500,7 @@ impl Environment {
             self.sim.cancel(running);
         }
         drop(self.cache.take());
-        // Calls that were under way arrive nevertheless.
+        // Calls in progress take effect nevertheless.
         self.sim.advance(Duration::from_secs(60));
         assert!(!self.store.has_older_than(u64::MAX), "calls of a cache that is gone");
         if self.is_volatile {

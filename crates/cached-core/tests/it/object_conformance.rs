@@ -1,5 +1,6 @@
-//! The contract's conformance suite over the object cache: every write mode, tiny and ample memory, over each
-//! store; and with power cuts, which lose the cache and what the store below had not stored.
+//! The contract's conformance suite over the object cache: every write mode, tiny and ample memory,
+//! over each store; also with power cuts, which lose the cache and the unstored data of the store
+//! below.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use test_kit::{KIB, small};
 
 const POLICIES: [WriteMode; 3] = [WriteMode::Back, WriteMode::Through, WriteMode::Around];
 
-/// Far less memory than the suite's objects have bytes, and fewer objects than it uses.
+/// Far less memory than the size of the suite's objects, and fewer nodes than it uses objects.
 fn tiny(write: WriteMode) -> ObjectCacheConfig {
     let mut config = small(write);
     config.objects_count_max = 4;
@@ -36,13 +37,13 @@ fn ample(write: WriteMode) -> ObjectCacheConfig {
     }
 }
 
-/// A cache whose power can be cut, with its background's work on a thread.
+/// A cache whose power can be cut, with its background task on a thread.
 struct Powered {
     store: Arc<dyn Blocker>,
-    /// The store with a volatile cache of its own, which a power cut loses as well.
+    /// The store, with its own volatile cache, which a power cut also loses.
     faulty: Option<Arc<Faulty>>,
     config: ObjectCacheConfig,
-    /// Whether the cache is taken out of the path of requests as soon as it runs.
+    /// Whether the cache is detached as soon as it runs.
     is_detached: bool,
     running: RefCell<Option<Running>>,
 }
@@ -61,7 +62,7 @@ impl Powered {
         Self { faulty: Some(Arc::clone(&faulty)), ..Self::new(faulty, config) }
     }
 
-    /// Ends the cache as the loss of its host would: nothing is flushed.
+    /// Ends the cache like a loss of its host, without a flush.
     fn cut(&self) {
         if let Some(Running { cache, background }) = self.running.take() {
             drop(cache);
@@ -77,7 +78,7 @@ impl Powered {
         }
         report.cases.iter().for_each(|case| println!("{case}"));
         report.assert_passed();
-        // Most of it applies.
+        // Most of the suite applies.
         let (passed, skipped, _) = report.counts();
         let is_part = !options.filter.is_empty();
         assert!(is_part || passed > 3 * skipped, "{passed} passed, {skipped} skipped");
@@ -85,7 +86,7 @@ impl Powered {
     }
 }
 
-/// Checks the invariants once the background's thread has come to rest.
+/// Checks the invariants once the background thread is idle.
 fn validate(cache: &ObjectCache) {
     let give_up = Instant::now() + Duration::from_secs(60);
     while let Err(why) = cache.validate() {
@@ -175,7 +176,7 @@ fn passes_over_a_slow_store() {
 #[test]
 fn passes_over_a_store_that_returns_retryable_errors() {
     for policy in POLICIES {
-        // The suite retries, except where it drops replies half-way.
+        // The suite retries, except where it drops replies before completion.
         for filter in ["content", "random", "fencing", "conditions", "listing"] {
             let noisy = faulty(Arc::new(Memory::default()), |plan| plan.error_permille = 20);
             let mut options = options(4);

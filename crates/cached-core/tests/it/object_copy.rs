@@ -1,5 +1,5 @@
-//! Copying: what the target gets when source and target share buckets, when the source changes meanwhile, and
-//! when few nodes are free.
+//! Copies: the content of the target when source and target share buckets, when the source changes
+//! meanwhile, and when few nodes are free.
 
 use blocker::*;
 use cached_core::object::ObjectCacheConfig;
@@ -10,8 +10,8 @@ use test_kit::{BUCKET, id, pattern, same, small};
 #[test]
 fn a_copy_that_is_written_to_stores_all_of_its_content() {
     let (from, to) = (id("from"), id("to"));
-    // The source's bucket as the copy finds it: wholly dirty, partly dirty with the rest from the store, or
-    // on its way.
+    // The state of the source's bucket: completely dirty, partly dirty with the rest from the
+    // store, or being loaded.
     for (is_old, is_flushing) in [(false, false), (true, false), (true, true)] {
         // Whether the source still shares the bucket when the copy is written to.
         for shares in [false, true] {
@@ -63,8 +63,7 @@ fn a_copy_that_several_requests_would_store_is_left_to_the_store() {
     env.store.open();
     let copy = env.copy(&from, &to);
     env.at_once(copy).unwrap();
-    // Made by the cache it would be half done in the store, over what was stored there, until its last
-    // request.
+    // A copy made by the cache would be incomplete in the store until its last request.
     assert_eq!(env.store.count(Op::Copy), 1);
     same(&env.stored(&to).unwrap(), &pattern(1, 0, 3 * 4096), "all of the copy is stored");
     same(&env.bytes(&to, BUCKET, 2 * BUCKET), &pattern(1, BUCKET, 2 * 4096), "and is read");
@@ -77,13 +76,13 @@ fn a_copy_waits_for_a_change_of_its_source_that_is_on_its_way() {
         let store = if is_native { SteeredStore::new() } else { without_copies() };
         let mut env = CacheEnvironment::over(store, small(WriteMode::Back));
         env.written(&from, 0, pattern(1, 0, 4096));
-        // Stamped, so it goes to the store at once, though the namespace is written back; its outcome stays
-        // open.
+        // A stamped write goes to the store directly, although the namespace is in write-back mode;
+        // its outcome stays unknown.
         env.hold(Op::Write, &from);
         let request = WriteRequest::new(from.clone(), 0, pattern(2, 0, 512)).stamp(Stamp::new(1, 1));
         let write = env.sim.spawn(env.cache.write(request));
         env.sim.run_until_idle();
-        // First what was dirty, then the stamped write itself.
+        // First the dirty data, then the stamped write itself.
         env.store.answer_first();
         env.sim.run_until_idle();
         assert!(!write.is_done() && env.store.held().len() == 1);
@@ -100,7 +99,7 @@ fn a_copy_waits_for_a_change_of_its_source_that_is_on_its_way() {
     }
 }
 
-/// A store that cannot copy by itself.
+/// A store without native copies.
 fn without_copies() -> std::sync::Arc<SteeredStore> {
     let store = SteeredStore::new();
     store.limit(|capabilities| capabilities.copy_native = false);
@@ -118,8 +117,8 @@ fn the_source_does_not_change_while_the_store_copies_it() {
         let copy = env.copy(&from, &to);
         env.sim.run_until_idle();
         assert_eq!(env.store.held().len(), 1);
-        // Two writes, one after the other: the copy must not have the second without the first, in whatever
-        // order they are flushed.
+        // Two consecutive writes: the copy must not have the second without the first, whatever the
+        // order of their flushes.
         let writes = [2 * BUCKET, 0].map(|at| env.write(&from, at, pattern(2, at, 4096)));
         env.sim.run_until_idle();
         assert!(writes.iter().all(|write| !write.is_done()), "{policy:?}");
@@ -134,8 +133,8 @@ fn the_source_does_not_change_while_the_store_copies_it() {
     }
 }
 
-/// The buckets of a received payload become an object's without a copy: each bucket is newer than the store
-/// as a whole, and other slots may refer to it.
+/// The buckets of a received payload become part of an object without a copy: each bucket is
+/// completely newer than the store, and other slots may refer to it.
 #[test]
 fn a_received_bucket_that_is_written_to_stores_all_of_its_content() {
     let object = id("volume");
@@ -216,7 +215,7 @@ fn copies_do_not_wait_for_each_others_nodes() {
         (0..4).map(|n| env.copy(&id(&format!("from-{n}")), &id(&format!("to-{n}")))).collect();
     env.sim.run_until_idle();
     assert_eq!(env.store.held().len(), 2);
-    // One node after the other becomes free.
+    // The nodes become free one after the other.
     for read in reads {
         env.store.answer_first();
         env.sim.run_until_idle();

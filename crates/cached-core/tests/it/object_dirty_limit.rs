@@ -1,5 +1,5 @@
-//! The limit of dirty data bounds everything that a crash can undo: zeros, cuts and removals as well as
-//! bytes.
+//! The dirty limit covers all changes that a crash can undo: zeros, truncations and removals as
+//! well as bytes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +19,7 @@ struct Environment {
     _running: Handle<()>,
 }
 
-/// Forty objects that the cache knows and the store has.
+/// Creates an environment with forty objects that the cache knows and the store has.
 fn environment() -> Environment {
     let mut sim = Sim::new(None);
     let store = SteeredStore::new();
@@ -44,8 +44,8 @@ fn object(n: u64) -> ObjectId {
 }
 
 impl Environment {
-    /// Returns how many of forty changes are acknowledged while the store answers nothing; then the store
-    /// opens, and all are.
+    /// Returns how many of forty changes are acknowledged while the store does not respond; then
+    /// the store responds, and all changes must be acknowledged.
     #[track_caller]
     fn acknowledged<T: Unpin + 'static>(&mut self, change: impl Fn(&ObjectCache, u64) -> Reply<T>) -> u64 {
         let changes: Vec<_> = (0..40).map(|n| self.sim.spawn(change(&self.cache, n))).collect();
@@ -146,7 +146,7 @@ fn changes_that_leave_nothing_to_store_take_no_room() {
         env.sim.run(env.cache.delete(DeleteRequest::new(new))).unwrap();
         assert_eq!(env.cache.counters().dirty_bytes, 0, "the store was asked for nothing");
     }
-    // A copy in memory takes the room of its zeros.
+    // A copy in memory takes space for its zeros.
     let (from, to) = (id("from"), id("to"));
     let zeros = env.cache.write_zeroes(WriteZeroesRequest::new(from.clone(), 0, 5 * BUCKET));
     env.sim.run(zeros).unwrap();

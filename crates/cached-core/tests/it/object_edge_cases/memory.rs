@@ -1,10 +1,12 @@
-//! Little memory, room or nodes: requests wait for each other without blocking, and limits hold.
+//! Scarce memory, dirty space or nodes: requests wait for each other without deadlocks, and limits
+//! are observed.
 
 use super::*;
 
 #[test]
 fn requests_that_need_most_of_the_memory_do_not_block_each_other() {
-    // Twelve requests that each take most of the memory: two that held a part each would wait for ever.
+    // Twelve requests, each of which needs most of the memory: two that held a part each would wait
+    // forever.
     let most = 180 * BUCKET;
     let mut config = small(WriteMode::Back);
     config.dirty_bytes_max = 760 * KIB;
@@ -28,7 +30,7 @@ fn requests_that_need_most_of_the_memory_do_not_block_each_other() {
                 writes.push((number, round, env.write(&id(&format!("new-{number}")), 0, bytes)));
             }
         }
-        // Answers come one at a time, the newest first or the oldest.
+        // Responses arrive one at a time, the newest or the oldest first.
         let mut held_kept = Vec::new();
         for _ in 0..100_000 {
             env.sim.run_until_idle();
@@ -45,7 +47,8 @@ fn requests_that_need_most_of_the_memory_do_not_block_each_other() {
         for (number, round, write) in writes {
             write.take().unwrap_or_else(|| panic!("write {number}.{round} waits for ever")).unwrap();
         }
-        // Payloads that readers keep pin memory; a request that needs it waits, and continues without it.
+        // Payloads kept by readers pin memory; a request that needs this memory waits, and then
+        // continues without it.
         env.store.open();
         drop(held_kept);
         env.flushed();
@@ -66,7 +69,7 @@ fn writes_wait_while_readers_pin_all_memory_and_reads_do_not() {
     let mut env = Environment::with(small(WriteMode::Back), |memory| {
         fill(memory, &object, pattern(1, 0, all as usize));
     });
-    // Twice, so that the second is served from buckets where they can be had.
+    // Two reads, so that the second one is served from buckets if they are available.
     let mut kept = Vec::new();
     for round in 0..2 {
         for bucket in 0..256 {
@@ -98,7 +101,7 @@ fn dirty_data_are_bounded_in_age_size_and_rate() {
     config.dirty_age_max = 10 * SECOND;
     config.dirty_bytes_max = 128 * KIB;
     let mut env = Environment::with(config, |_| ());
-    // By age: one write a second without a flush request, and then the host dies.
+    // By age: one write a second without a flush request, then the host crashes.
     for second in 0..60_u64 {
         env.written(&id(&format!("log-{}", second % 5)), second / 5 * BUCKET, pattern(second, 0, 4096));
         env.sim.advance(SECOND);
@@ -114,8 +117,8 @@ fn dirty_data_are_bounded_in_age_size_and_rate() {
     assert!(dirty <= 12 * BUCKET, "no more than the last ten seconds' writes: {dirty}");
     env.flushed();
 
-    // By size and rate: a writer faster than the store runs at the store's pace; it never fails, and never
-    // more than the limit is dirty.
+    // By size and rate: a writer that is faster than the store is slowed down to the store's pace;
+    // it never fails, and dirty data never exceed the limit.
     env.store.rule(|call| if call.op.is_change() { Verdict::Hold } else { Verdict::Pass });
     let writes: Vec<_> = (0..128_u64)
         .map(|n| env.write(&id(&format!("fast-{}", n % 8)), n / 8 * BUCKET, pattern(n, 0, 4096)))

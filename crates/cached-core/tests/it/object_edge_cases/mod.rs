@@ -1,8 +1,8 @@
-//! Overlapping requests and edges: a load, a flush, a copy or a removal that meets another request of the
-//! same object.
+//! Overlapping requests and edge cases: a load, flush, copy or removal concurrent with another
+//! request for the same object.
 //!
-//! The store below is steered call by call: it answers, fails and performs calls when the test decides, and
-//! in that order. Time stands still unless a test moves it.
+//! The test controls each call of the store below: when and in which order calls are performed,
+//! answered or fail. The clock advances only when a test advances it.
 
 mod memory;
 mod overlaps;
@@ -23,7 +23,7 @@ struct Environment {
     sim: Sim,
     store: Arc<SteeredStore>,
     cache: ObjectCache,
-    /// The background's task.
+    /// The background task.
     running: Handle<()>,
 }
 

@@ -13,7 +13,8 @@ fn a_second_flush_of_an_object_waits_for_the_first() {
     let under_way = env.store.held();
     assert!(!under_way.is_empty(), "the flush has begun");
 
-    // Newer bytes, and every request that can ask for their flush: not one request of a second flush is sent.
+    // Newer bytes, and every kind of request that can trigger their flush: no request of a second
+    // flush is sent.
     env.written(&object, 0, pattern(2, 0, 4096));
     let mut waiting = vec![env.flush(object_scope(&object)), env.flush(Scope::All)];
     let request =
@@ -25,7 +26,7 @@ fn a_second_flush_of_an_object_waits_for_the_first() {
     assert_eq!(numbers(&env), under_way.iter().map(|call| call.number).collect::<Vec<_>>());
     assert!(!first.is_done() && waiting.iter().all(|flush| !flush.is_done()) && !stored_write.is_done());
 
-    // The first flush ends; only then the second begins, and brings the newer bytes.
+    // Only after the end of the first flush does the second one begin, with the newer bytes.
     let before = env.store.log().len();
     under_way.iter().for_each(|call| env.store.answer(call.number));
     env.sim.run_until_idle();
@@ -63,7 +64,7 @@ fn a_failed_flush_leaves_data_dirty_and_is_retried() {
             true => Verdict::Fail(failing.clone()),
             false => Verdict::Pass,
         });
-        // A shutdown with a deadline keeps it: nothing is stored, and that is reported.
+        // A shutdown observes its deadline: the data are not stored, and this is reported.
         let deadline = env.sim.clock.now() + 30 * SECOND;
         let flush = FlushRequest::new(Scope::All).deadline(deadline);
         let flush = env.sim.spawn(env.cache.flush(flush));
@@ -74,14 +75,14 @@ fn a_failed_flush_leaves_data_dirty_and_is_retried() {
         let wanted = [vec![0; 100], pattern(1, 100, 9000)].concat();
         same(&env.read_now(&object, 0, 20_000), &wanted, "still readable");
         env.validate();
-        // Newer bytes are accepted meanwhile, and the next flush that can brings everything.
+        // Newer bytes are accepted meanwhile, and the next possible flush stores everything.
         env.written(&object, 0, pattern(2, 0, 700));
         env.store.pass();
         env.flushed();
         let wanted = [pattern(2, 0, 700), pattern(1, 700, 8400)].concat();
         same(&env.stored(&object).unwrap(), &wanted, "stored at last");
         assert_eq!(env.cache.counters().dirty_bytes, 0);
-        // And the background ends, dirty or not.
+        // The background task ends even with dirty data.
         env.store.rule(|call| if call.op.is_change() { Verdict::Hold } else { Verdict::Pass });
         env.written(&object, 0, pattern(3, 0, 700));
         let last = env.flush(Scope::All);
@@ -116,7 +117,7 @@ fn buckets_replaced_during_a_load_stay_in_their_places() {
             env.store.open();
             env.sim.wait(write).unwrap();
             env.sim.wait(discard).unwrap();
-            // The read was under way with both: each bucket is old or new, and in its place.
+            // The read overlapped both writes: each bucket is old or new, and in its place.
             let found = env.sim.wait(whole).unwrap().data.to_vec();
             let mut wanted = old.clone();
             wanted[(changed * BUCKET) as usize..][..4096].copy_from_slice(&new);
@@ -126,7 +127,7 @@ fn buckets_replaced_during_a_load_stay_in_their_places() {
                 let is_known = *bucket == old[range.clone()] || *bucket == wanted[range];
                 assert!(is_known, "bucket {at} while bucket {changed} was written");
             }
-            // A later read finds the new ones, wherever they come from.
+            // A later read returns the new buckets, whether from memory or from the store.
             same(&env.read_now(&object, 0, 10 * BUCKET), &wanted, "after the load");
             env.agrees(&object);
             same(&env.stored(&object).unwrap(), &wanted, "stored");
@@ -138,7 +139,7 @@ fn buckets_replaced_during_a_load_stay_in_their_places() {
 fn an_unaligned_write_waits_for_the_content_it_needs() {
     let object = id("volume");
     let old = pattern(1, 0, 2 * 4096);
-    // A sector and its parts; across the buckets' border; the very ends.
+    // A sector and its parts; across the boundary of two buckets; both ends.
     for (offset, len) in [(100, 300), (512, 512), (700, 3000), (4000, 200), (0, 1), (8191, 1), (511, 2)] {
         for fails_first in [false, true] {
             let mut env =
@@ -151,7 +152,8 @@ fn an_unaligned_write_waits_for_the_content_it_needs() {
             let mut wanted = old.clone();
             wanted[offset as usize..offset as usize + len].copy_from_slice(&pattern(2, offset, len));
             if fails_first {
-                // The load that both wait for fails: the write must not take missing bytes for content.
+                // The load for which both wait fails: the write must not treat missing bytes as
+                // content.
                 let first = env.store.held()[0].number;
                 env.store.fail(first, Error::Retryable("by test".into()));
                 env.sim.run_until_idle();
@@ -187,7 +189,7 @@ fn a_deleted_object_does_not_come_back_with_a_late_flush() {
             if !is_done_late {
                 late.iter().for_each(|call| env.store.perform(call.number));
             }
-            // Deleted while its bytes are on their way.
+            // The object is deleted while its bytes are being loaded.
             let delete = env.sim.spawn(env.cache.delete(DeleteRequest::new(object.clone())));
             env.sim.run_until_idle();
             let mut wanted = None;
@@ -225,7 +227,7 @@ fn a_deleted_object_does_not_come_back_with_a_forwarded_write() {
         let write = env.write(&object, 0, pattern(2, 0, 4096));
         let delete = env.sim.spawn(env.cache.delete(DeleteRequest::new(object.clone())));
         env.sim.run_until_idle();
-        // Calls under way are answered in either order; requests that wait come later.
+        // Calls in progress are answered in either order; waiting requests come later.
         let held = env.store.held();
         for at in order.into_iter().filter(|at| *at < held.len()) {
             env.store.answer(held[at].number);
@@ -275,8 +277,8 @@ fn requests_of_loading_buckets_wait_for_the_load() {
                 }
             }
             if !fails_first {
-                // A cancelled load leaves the loads of other requests alone: each bucket is loaded once more,
-                // and not once for each waiter.
+                // A cancelled load does not affect other requests: each bucket is loaded once more,
+                // not once for each waiter.
                 let most = if cancels_first { 1 + 4 } else { 1 };
                 assert!(env.store.count(Op::Read) <= most, "{} loads", env.store.count(Op::Read));
             }

@@ -1,4 +1,4 @@
-//! Ends of objects, sizes that are reported, and copies.
+//! Ends of objects, reported sizes, and copies.
 
 use super::*;
 
@@ -31,7 +31,7 @@ fn ranges_at_the_end_of_an_object_are_exact() {
             });
             let whole = pattern(1, 0, size as usize);
             for round in 0..2 {
-                // Missing at first, then from the cache.
+                // First a miss, then from the cache.
                 for offset in
                     [0, 1, 4095, 4096, size.saturating_sub(1), size, size + 1, max - 1, max, max + 1]
                 {
@@ -45,7 +45,7 @@ fn ranges_at_the_end_of_an_object_are_exact() {
                 }
                 assert_eq!(env.info(&object).unwrap().size_bytes, size);
             }
-            // Exactly at the end, one byte before it, and a hole behind it.
+            // Exactly at the end, one byte before it, and beyond a hole after it.
             for at in [size, size.saturating_sub(1), (size + 5000).min(max - 1)] {
                 if at >= max {
                     continue;
@@ -59,7 +59,7 @@ fn ranges_at_the_end_of_an_object_are_exact() {
                 env.agrees(&object);
                 same(&env.stored(&object).unwrap(), &wanted, "stored to the byte");
             }
-            // At the limit itself: the last possible byte, and not one more.
+            // At the limit: the last possible byte, and one byte beyond it.
             let too_large =
                 |error: Error| matches!(error, Error::TooLarge { limit_bytes } if limit_bytes == max);
             let last = env.written(&object, max - 1, vec![9]);
@@ -72,7 +72,7 @@ fn ranges_at_the_end_of_an_object_are_exact() {
             let truncate = env.sim.spawn(env.cache.truncate(truncate));
             assert!(too_large(env.sim.wait(truncate).unwrap_err()));
             assert_eq!(env.read_now(&object, max - 1, 10), [9]);
-            // Cut in the middle of a sector, and out again: zeros, not what was there.
+            // Truncated in the middle of a sector and extended again: zeros, not the old bytes.
             for cut in [max - 1, size.max(1) - 1] {
                 for to in [cut, max] {
                     let truncate = TruncateRequest::new(object.clone(), to);
@@ -83,7 +83,7 @@ fn ranges_at_the_end_of_an_object_are_exact() {
             }
             env.agrees(&object);
             let beyond = |call: &test_kit::steered::CallInfo| call.op.is_change() && call.end() > max;
-            // Refused by the cache, not forwarded in the hope that the store, whose limit is higher, refuses.
+            // The cache refuses the change itself, because the store's limit is higher.
             let refused = env.store.log().into_iter().filter(beyond).count();
             assert_eq!(refused, 0, "nothing beyond the limit reaches the store");
         }
@@ -109,7 +109,7 @@ fn info_and_list_report_exact_sizes_of_existing_objects_only() {
     let delete = env.sim.spawn(env.cache.delete(DeleteRequest::new(id("f-gone"))));
     env.sim.wait(delete).unwrap();
     env.written(&id("z-empty"), 100, Vec::new());
-    // Asked for, or tried, and never created.
+    // The object was queried or attempted, but never created.
     let nothing = env.read(&id("c-never"), 0, 100);
     assert_eq!(env.sim.wait(nothing).unwrap_err(), Error::Missing);
     let request = WriteRequest::new(id("e-never"), 0, vec![1; 10]).condition(Condition::Present);
@@ -219,7 +219,8 @@ fn a_copy_replaces_the_target_and_stores_the_source_only_if_needed() {
                             env.store.hold(&[Op::Read, Op::Write, Op::WriteFull, Op::WriteZeroes]);
                             reads.push(env.read(object, 0, 1 << 20));
                             env.sim.run_until_idle();
-                            // Read from the store already, on its way back: soon to be old.
+                            // The store has read these bytes, and its response is in transit: they
+                            // are about to become stale.
                             let held = env.store.held();
                             held.iter()
                                 .filter(|call| call.op == Op::Read)
@@ -230,7 +231,7 @@ fn a_copy_replaces_the_target_and_stores_the_source_only_if_needed() {
                 }
                 let copy = env.sim.spawn(env.cache.copy(CopyRequest::new(source.clone(), target.clone())));
                 env.sim.run_until_idle();
-                // Late answers come after the copy where the copy did not wait for them.
+                // Late responses arrive after the copy, unless the copy waited for them.
                 env.store.open();
                 env.sim.wait(copy).unwrap();
                 for read in reads {
@@ -239,7 +240,7 @@ fn a_copy_replaces_the_target_and_stores_the_source_only_if_needed() {
                 same(&env.read_now(&target, 0, 1 << 20), &wanted, &format!("{label}: target"));
                 same(&env.read_now(&source, 0, 1 << 20), &wanted, &format!("{label}: source"));
                 env.validate();
-                // From now on source and target change independently, though they share buckets.
+                // From now on source and target change independently, although they share buckets.
                 env.written(&source, 100, pattern(5, 100, 200));
                 env.written(&target, 8192, pattern(6, 8192, 4096));
                 let mut wanted_target = wanted.clone();

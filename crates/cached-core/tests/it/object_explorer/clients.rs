@@ -1,4 +1,4 @@
-//! The clients' operations, and what their answers mean to the oracle.
+//! The clients' operations, and the interpretation of their replies by the oracle.
 
 use blocker::*;
 
@@ -15,7 +15,7 @@ pub enum Answer {
     Done(Result<()>),
 }
 
-/// An operation under way.
+/// An operation in progress.
 pub struct Flight {
     pub what: String,
     cache: usize,
@@ -49,7 +49,7 @@ enum Asked {
     },
 }
 
-/// What is drawn for a change.
+/// The random parameters of a change.
 struct Drawn {
     kind: Kind,
     compared: Option<(u32, Vec<u32>)>,
@@ -64,7 +64,7 @@ impl Environment {
         if self.is_left_out(number) {
             return;
         }
-        // Drawn from a sequence of its own, so that other operations can be left out.
+        // Drawn from a separate sequence, so that other operations can be omitted.
         let mut rng = Rng::new(self.seed.rotate_left(20) ^ (number + 1));
         let cache = rng.index(self.caches.len());
         let object = rng.index(self.ids.len());
@@ -188,7 +188,7 @@ impl Environment {
                 Kind::Write(vec![(from, to, false)])
             }
             Ask::Runs => {
-                // Each run waits for buckets of its own, though they may share one.
+                // Each run waits for its own buckets, although two runs may share one.
                 if self.caches[0].capabilities().runs_max < 3 || self.free_buckets < 8 {
                     return None;
                 }
@@ -340,7 +340,7 @@ impl Environment {
         });
     }
 
-    /// Drops an operation: its caller gives up.
+    /// Cancels an operation by dropping it.
     pub fn cancel(&mut self, at: usize) -> Result<(), String> {
         let flight = self.flights.swap_remove(at);
         let Flight { what, cache, asked, asks, handle } = flight;
@@ -361,7 +361,7 @@ impl Environment {
         }
     }
 
-    /// Handles the answers that have come.
+    /// Handles the replies that have arrived.
     pub fn collect(&mut self) -> Result<(), String> {
         let mut at = 0;
         while at < self.flights.len() {
@@ -439,7 +439,7 @@ impl Environment {
     fn excuse(&self, error: &Error) -> Result<(), String> {
         let is_excused = match error {
             Error::Retryable(_) | Error::NotStored(_) | Error::OutcomeUnknown(_) | Error::OutOfSpace(_) => {
-                // A flush during which another client has removed the object is tried again.
+                // A flush is retried if another client has removed the object meanwhile.
                 let is_gone = self.profile.another_deletes && matches!(error, Error::NotStored(_));
                 !self.is_faultless() || is_gone
             }
@@ -511,7 +511,7 @@ impl Environment {
             }
             Err(error @ Error::Superseded { .. }) => {
                 self.oracle.blind(look);
-                // After a lost answer it may be of this very change.
+                // After a lost response the newer stamp may be that of this change.
                 if self.is_faultless() {
                     Err(format!("error: {error}, where nothing has failed"))
                 } else {

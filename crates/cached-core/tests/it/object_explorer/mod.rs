@@ -1,7 +1,7 @@
-//! Random orders of events in an object cache, by seeds: which task is polled, when the store performs a
-//! request and when it answers, what fails, which caller gives up, what other clients write. Beside it stands
-//! a model of what may be read and of what must be stored; `README.md` lists what it has
-//! found.
+//! Random interleavings of events in an object cache, determined by a seed: which task is polled,
+//! when the store performs and answers a request, what fails, which caller cancels, what other
+//! clients write. A model determines what may be read and what must be stored; `README.md` lists
+//! the defects found.
 //!
 //! `EXPLORE_PROFILE=name` and `EXPLORE_SEED=n` replay one run and print its story. `EXPLORE_SEEDS=n` runs `n`
 //! seeds of each profile, from `EXPLORE_FIRST=n` on; `EXPLORE_SECONDS=n` runs for `n` seconds;
@@ -22,7 +22,7 @@ use std::collections::BTreeMap;
 use profiles::Profile;
 use scheduler::{Outcome, Without, run};
 
-/// The seeds of each profile that run by default; `CACHED_TEST_TIMES` multiplies them.
+/// The default number of seeds of each profile, which `CACHED_TEST_TIMES` multiplies.
 const SEEDS: u64 = 25;
 
 fn number(name: &str) -> Option<u64> {
@@ -89,7 +89,8 @@ thread_local! {
     static IS_QUIET: Cell<bool> = const { Cell::new(false) };
 }
 
-/// A problem is printed once, not by each panic. Panics of other tests, which run beside this one, are printed.
+/// Prevents this thread's panics from being printed, because the problem is printed once. Panics of
+/// concurrent tests are still printed.
 fn print_no_panics_of_this_thread() {
     let print = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {

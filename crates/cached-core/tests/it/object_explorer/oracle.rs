@@ -1,27 +1,28 @@
-//! What may be read, and what must be stored: for each object a history of changes with the moments when they
-//! were asked for, answered and stored, and a register for each cell.
+//! Determines what may be read and what must be stored: for each object a history of changes, with
+//! the times of their request, reply and storage, and a register for each cell.
 //!
-//! An object is taken for its content followed by zeros without end; every operation, whatever its size, sets
-//! a cell or leaves it alone. A read of a cell may find what a change wrote, unless another change that was
-//! asked for after the first had ended has itself ended before the read began. A change that was cancelled or
-//! whose outcome is unknown has no end until everything is at rest. The same rule with *stored* for *ended*
-//! holds for the store: its content is never older than what a flush has reported as stored. The size is
-//! checked against all orders in which the changes may have been made.
+//! An object is treated as its content followed by infinite zeros; every operation, whatever its
+//! size, sets a cell or leaves it unchanged. A read of a cell may return the value of a change,
+//! unless another change, which was requested after the first one had ended, has itself ended
+//! before the read began. A change that was cancelled or whose outcome is unknown does not end
+//! until everything is at rest. The same rule with *stored* instead of *ended* holds for the store:
+//! its content is never older than what a flush has reported as stored. The size is checked against
+//! all orders in which the changes may have been made.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
 
 use blocker::{ObjectId, Scope, Version};
 
-/// The grain of what is written: half a sector, so that changes fill neither sectors nor buckets.
+/// The unit of changes: half a sector, so that changes need not fill sectors or buckets.
 pub const CELL: u64 = 256;
 pub const CELLS_PER_BUCKET: u32 = 16;
-/// It has not happened.
+/// The time of an event that has not happened.
 pub const NEVER: u64 = u64::MAX;
 
 pub type Problem = String;
 
-/// What a change does.
+/// The effect of a change.
 #[derive(Clone, Debug)]
 pub enum Kind {
     /// Runs of cells: from, to, and whether data or zeros.
@@ -34,7 +35,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Whether it determines the content of the cell.
+    /// Returns whether the change determines the content of the cell.
     pub fn covers(&self, cell: u32) -> bool {
         match self {
             Self::Write(runs) => runs.iter().any(|(from, to, _)| (*from..*to).contains(&cell)),
@@ -65,7 +66,7 @@ impl Kind {
         }
     }
 
-    /// Whether it fails without an object.
+    /// Returns whether the change fails if the object is missing.
     pub fn needs_present(&self) -> bool {
         matches!(self, Self::Discard(..) | Self::Truncate(_) | Self::Delete)
     }
@@ -80,26 +81,26 @@ pub const ANOTHER: Writer = 99;
 
 #[derive(Clone, Debug)]
 pub struct Op {
-    /// Its number, which is the value that it writes.
+    /// The change's number, which is the value that it writes.
     pub id: u32,
     pub writer: Writer,
     pub kind: Kind,
     pub domain: Option<u64>,
     pub asked: u64,
-    /// When it was answered; for another client's change, when the cache was notified.
+    /// When the change was answered; for another client's change, when the cache was notified.
     pub answered: u64,
-    /// When it was made in the store.
+    /// When the change was made in the store.
     pub ended: u64,
     pub stored: u64,
-    /// Whether it has failed and changed nothing.
+    /// Whether the change has failed without effect.
     pub is_void: bool,
-    /// Whether it was acknowledged.
+    /// Whether the change was acknowledged.
     pub is_acknowledged: bool,
-    /// Whether another writer had taken over before it was stored.
+    /// Whether another writer had taken over before the change was stored.
     pub may_be_lost: bool,
-    /// Whether its loss was reported and accepted.
+    /// Whether the change's loss was reported and accepted.
     pub is_forgiven: bool,
-    /// The moment from which on the store must not accept it.
+    /// The time from which the store must not accept the change.
     pub fenced: u64,
     /// The values that a copy found, by cell.
     values: Option<Rc<Vec<BTreeSet<u32>>>>,
@@ -107,7 +108,7 @@ pub struct Op {
     bit: u64,
 }
 
-/// A read or info of an object that is under way.
+/// A read or info of an object in progress.
 #[derive(Clone, Debug)]
 pub struct Look {
     pub object: usize,
@@ -118,7 +119,7 @@ pub struct Look {
 struct Object {
     id: ObjectId,
     ops: Vec<Op>,
-    /// The sizes that are possible now, each with the pending changes that it includes.
+    /// The currently possible sizes, each with the pending changes that it includes.
     sizes: BTreeSet<(Size, u64)>,
     /// The sizes that were possible at any time of a look.
     looks: BTreeMap<u64, BTreeSet<Size>>,
@@ -127,7 +128,7 @@ struct Object {
     versions: HashMap<Version, (u32, BTreeMap<u32, u32>)>,
     /// The store's stable content when it was last checked.
     stable: Vec<u32>,
-    /// The size is not checked until everything is at rest.
+    /// Whether the size is not checked until everything is at rest.
     pub is_loose: bool,
 }
 
@@ -138,11 +139,11 @@ pub struct Oracle {
     next_id: u32,
     pub cells: u32,
     pub checks_versions: bool,
-    /// Objects vanish in the store: their content is checked at rest only.
+    /// Whether objects can vanish in the store, so that their content is checked only at rest.
     pub is_lenient: bool,
 }
 
-/// The cells of some bytes.
+/// Returns the cells of a byte range.
 pub fn cells_of(bytes: &[u8], first: u32) -> Result<Vec<u32>, Problem> {
     let each = bytes.chunks(CELL as usize).enumerate();
     each.map(|(at, bytes)| {
@@ -155,7 +156,7 @@ pub fn cells_of(bytes: &[u8], first: u32) -> Result<Vec<u32>, Problem> {
     .collect()
 }
 
-/// The bytes of a run of cells with this value.
+/// Returns the bytes of a run of cells with this value.
 pub fn bytes_of(value: u32, cells: u32) -> Vec<u8> {
     value.to_le_bytes().repeat(cells as usize * CELL as usize / 4)
 }
@@ -181,7 +182,7 @@ impl Oracle {
         self.now
     }
 
-    /// Adds an object as it is before anything happens.
+    /// Adds an object in its initial state.
     pub fn add(&mut self, id: ObjectId, size: Size, value: u32) {
         let kind = size.map_or(Kind::Delete, Kind::Full);
         let op = Op {
@@ -245,14 +246,14 @@ impl Oracle {
             bit,
         });
         if is_copy {
-            // What it copies may change until it ends; sizes of copies are not followed.
+            // The source may change until the copy ends; sizes of copies are not tracked.
             it.is_loose = true;
         }
         it.grow();
         id
     }
 
-    /// The operation of this number.
+    /// Returns the operation with this number.
     fn op(&mut self, object: usize, id: u32) -> &mut Op {
         let ops = &mut self.objects[object].ops;
         ops.iter_mut().rev().find(|op| op.id == id).expect("an operation that was asked")
@@ -282,7 +283,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// Records that it has failed and changed nothing.
+    /// Records that an operation has failed without effect.
     pub fn failed(&mut self, object: usize, id: u32) {
         let op = self.op(object, id);
         (op.is_void, op.is_pending) = (true, false);
@@ -312,7 +313,7 @@ impl Oracle {
         self.objects[object].ops.iter().filter(|op| op.is_pending).count()
     }
 
-    /// Records that nothing is under way: unknown outcomes have become final.
+    /// Records that nothing is in progress, so that unknown outcomes have become final.
     pub fn at_rest(&mut self) {
         let now = self.tick();
         for object in 0..self.objects.len() {
@@ -334,7 +335,7 @@ impl Oracle {
         }
     }
 
-    /// Takes the content of an object at rest as known: everything before is forgotten.
+    /// Uses the content of an object at rest as its new base, and drops its earlier history.
     pub fn rebase(&mut self, object: usize, content: Option<&[u8]>) -> Result<(), Problem> {
         let cells = content.map(|bytes| cells_of(bytes, 0)).transpose()?.unwrap_or_default();
         let now = self.tick();
@@ -346,7 +347,7 @@ impl Oracle {
         it.sizes = BTreeSet::from([(size, 0)]);
         it.is_loose = false;
         it.found.clear();
-        // One operation stands for the whole past, as a copy would.
+        // One operation represents the whole past, as a copy would.
         let values: Vec<BTreeSet<u32>> = it.stable.iter().map(|value| BTreeSet::from([*value])).collect();
         let mut op = it.ops[0].clone();
         (op.asked, op.answered, op.ended, op.stored) = (now, now, now, now);
@@ -357,7 +358,7 @@ impl Oracle {
 }
 
 impl Object {
-    /// Adds the sizes that pending changes make possible, to all looks as well.
+    /// Adds the sizes that pending changes make possible, also to all observations in progress.
     fn grow(&mut self) {
         let pending: Vec<(u64, Kind)> = self
             .ops
@@ -382,7 +383,7 @@ impl Object {
 }
 
 impl Op {
-    /// Returns when it had ended, as seen from a newer operation.
+    /// Returns the end of an operation, as seen from a newer operation.
     fn end_for(&self, newer: &Op, in_store: bool) -> u64 {
         let own = if in_store { self.ended } else { self.answered };
         if self.writer == newer.writer || self.asked == 0 { own } else { own.max(self.stored) }

@@ -1,4 +1,4 @@
-//! What a read may find.
+//! Determines the permitted results of a read.
 
 use super::*;
 
@@ -11,7 +11,7 @@ impl Oracle {
     pub(super) fn values_within(&self, op: &Op, cell: u32, until: u64, depth: u32) -> BTreeSet<u32> {
         match (&op.kind, &op.values) {
             (Kind::Copy(_), Some(values)) => values[cell as usize].clone(),
-            // Copies in a circle, all under way: any value.
+            // Cyclic copies in progress allow any value.
             (Kind::Copy(_), None) if depth > 2 => {
                 let all = self.objects.iter().flat_map(|it| it.ops.iter().map(|op| op.id));
                 all.chain([0]).collect()
@@ -25,7 +25,7 @@ impl Oracle {
         }
     }
 
-    /// Returns the values that a read from `from` to `until` may find.
+    /// Returns the values that a read between `from` and `until` may return.
     pub(super) fn values_at(&self, object: usize, cell: u32, from: u64, until: u64) -> BTreeSet<u32> {
         let allowed = self.allowed(object, cell, from, until);
         allowed.into_iter().flat_map(|op| self.values(op, cell, until)).collect()
@@ -40,8 +40,8 @@ impl Oracle {
                 return false;
             }
             let found = it.found.get(&(op.id, cell)).copied().unwrap_or(NEVER);
-            // A change that was cancelled or is unknown overwrites nothing for certain, unless it has been
-            // found.
+            // A change that was cancelled or has an unknown outcome is not certain to overwrite
+            // anything, unless a read has found it.
             let answered = if op.is_acknowledged { op.answered } else { NEVER };
             answered.min(found) < from
         };
@@ -59,23 +59,23 @@ impl Oracle {
         Look { object, asked, key: self.next_key }
     }
 
-    /// Returns the sizes that were possible since a look was begun.
+    /// Returns the sizes that were possible since an observation began.
     pub(super) fn seen(&mut self, look: &Look) -> BTreeSet<Size> {
         self.objects[look.object].looks.remove(&look.key).unwrap_or_default()
     }
 
-    /// Ends a look that has found nothing to check.
+    /// Ends an observation without a result.
     pub fn blind(&mut self, look: &Look) {
         self.seen(look);
     }
 
-    /// Ends a look whose answer shows nothing.
+    /// Ends an observation whose reply shows nothing.
     pub fn pass(&mut self, look: &Look) -> Result<(), Problem> {
         self.blind(look);
         Ok(())
     }
 
-    /// Checks that a look may have found no object.
+    /// Checks that an observation may have found no object.
     pub fn missing(&mut self, look: &Look) -> Result<(), Problem> {
         let loose = self.is_loose(look.object);
         let seen = self.seen(look);
@@ -86,7 +86,7 @@ impl Oracle {
         Err(format!("{id}: missing, where it is of one of the sizes {seen:?}"))
     }
 
-    /// Checks that a look may have found an object, of this size if it is known.
+    /// Checks that an observation may have found an object, with this size if known.
     pub fn present(&mut self, look: &Look, size: Option<u32>) -> Result<(), Problem> {
         let loose = self.is_loose(look.object);
         let seen = self.seen(look);
@@ -98,7 +98,7 @@ impl Oracle {
         Err(format!("{id}: found with size {size:?}, where one of {seen:?} is possible"))
     }
 
-    /// Checks that a read may have found these cells.
+    /// Checks that a read may have returned these cells.
     pub fn read(
         &mut self,
         look: &Look,
@@ -136,7 +136,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// Checks that these cells can have been there at some time of the look.
+    /// Checks that these cells were possible at some time during the observation.
     pub fn can_be(&self, look: &Look, first: u32, cells: &[u32]) -> Result<(), Problem> {
         let found = (first..).zip(cells);
         found.into_iter().try_for_each(|(cell, value)| {
@@ -144,7 +144,7 @@ impl Oracle {
         })
     }
 
-    /// Checks that other cells than these, or fewer, can have been there.
+    /// Checks that different or fewer cells were possible.
     pub fn can_differ(&self, look: &Look, first: u32, cells: &[u32]) -> Result<(), Problem> {
         let sizes = self.objects[look.object].looks.get(&look.key);
         let end = first + cells.len() as u32;

@@ -1,9 +1,9 @@
-//! What the store may have, and what a loss of power may take.
+//! Determines the permitted content of the store, and what a power loss may undo.
 
 use super::*;
 
 impl Oracle {
-    /// Checks the store's present stable content.
+    /// Checks the store's current stable content.
     pub fn stable(&mut self, object: usize, content: Option<&[u8]>, all: bool) -> Result<(), Problem> {
         let now = self.tick();
         let mut cells = cells_of(content.unwrap_or_default(), 0)?;
@@ -57,8 +57,8 @@ impl Oracle {
         ))
     }
 
-    /// Records that a flush of a cache has reported everything within the scope as stored that was
-    /// acknowledged before `asked`.
+    /// Records that a cache's flush has reported everything in the scope that was acknowledged
+    /// before `asked` as stored.
     pub fn flushed(&mut self, writer: Writer, scope: &Scope, asked: u64) {
         let now = self.tick();
         for it in &mut self.objects {
@@ -71,8 +71,8 @@ impl Oracle {
         }
     }
 
-    /// Records that another writer has taken over the scope from `writer`: what it has not stored must never
-    /// be stored.
+    /// Records that another writer has taken over the scope from `writer`, whose unstored changes
+    /// must never be stored.
     pub fn fenced(&mut self, writer: Writer, scope: &Scope) {
         let now = self.tick();
         for it in &mut self.objects {
@@ -81,7 +81,7 @@ impl Oracle {
                 if scope.covers(&it.id, domain) {
                     op.fenced = op.fenced.min(now);
                 }
-                // Where one change is refused, the changes pending with it are dropped as well.
+                // If one change is refused, the changes pending with it are dropped as well.
                 if scope.covers(&it.id, domain) || matches!(scope, Scope::Domain(..)) {
                     op.may_be_lost = true;
                     it.is_loose = true;
@@ -90,21 +90,21 @@ impl Oracle {
         }
     }
 
-    /// Records that a change asked for from now on is fenced as well.
+    /// Records that changes requested from now on are fenced as well.
     pub fn fence(&mut self, object: usize, id: u32) {
         let op = self.op(object, id);
         (op.fenced, op.may_be_lost) = (op.asked, true);
         self.objects[object].is_loose = true;
     }
 
-    /// Records that a writer has claimed a scope itself: what it has may be stored again.
+    /// Records that a writer has claimed a scope itself, so that its changes may be stored again.
     pub fn unfenced(&mut self, writer: Writer, scope: &Scope) {
         for it in self.objects.iter_mut().filter(|it| scope.covers(&it.id, None)) {
             it.ops.iter_mut().filter(|op| op.writer == writer).for_each(|op| op.fenced = NEVER);
         }
     }
 
-    /// Records that the writer may lose what it has not stored, and must report that.
+    /// Records that the writer may lose its unstored changes, and must report this.
     pub fn may_lose(&mut self, object: usize) {
         for op in self.objects[object].ops.iter_mut().filter(|op| op.stored == NEVER) {
             op.may_be_lost = true;
@@ -112,7 +112,7 @@ impl Oracle {
         self.objects[object].is_loose = true;
     }
 
-    /// Records that a client has accepted what was lost.
+    /// Records that a client has accepted the losses.
     pub fn forgive(&mut self, scope: &Scope, before: u64) {
         for it in self.objects.iter_mut().filter(|it| scope.covers(&it.id, None)) {
             let lost = |op: &&mut Op| op.may_be_lost && op.stored == NEVER && op.asked < before;
@@ -139,13 +139,13 @@ impl Oracle {
         (op.ended, op.stored) = (now, now);
         (op.is_pending, op.is_acknowledged) = (false, true);
         let bit = op.bit;
-        // The cache may learn of it later.
+        // The cache may learn of the change later.
         let it = &mut self.objects[object];
         it.sizes = it.sizes.iter().map(|(size, applied)| (*size, applied & !bit)).collect();
     }
 
-    /// Returns the number of buckets whose acknowledged content a crash would lose now; whatever is only cut
-    /// off or removed of an object counts as one.
+    /// Returns the number of buckets whose acknowledged content a crash would lose now; a mere
+    /// truncation or removal of an object counts as one.
     pub fn buckets_at_stake(&self) -> u64 {
         let mut buckets = 0;
         for it in &self.objects {
@@ -177,7 +177,7 @@ impl Oracle {
                     Kind::Full(len) => cell >= len,
                     _ => false,
                 };
-                // Zeros over bytes that are cut off are nothing new.
+                // Zeroing truncated bytes is not a change.
                 let is_zero = newest.is_none_or(|op| op.kind.value(op.id, cell) == 0);
                 let mut unsaved = it.ops.iter().filter(certain).filter(|op| op.asked > held_until);
                 if is_zero && unsaved.any(cuts) {
