@@ -1,4 +1,5 @@
-//! What a flush sends: as few requests as the store takes, each one change, sent when its age requires it.
+//! The requests of a flush: as few as the store allows, each a single change, sent when the
+//! change's age requires it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -56,7 +57,7 @@ fn back() -> ObjectCacheConfig {
     ObjectCacheConfig { writer: Writer::Cache, ..small(WriteMode::Back) }
 }
 
-/// Every other bucket of an object, over a store that has it already.
+/// Writes every other bucket of an object that the store has.
 fn scatter(env: &mut Environment, object: &ObjectId, count: u64) -> Vec<u8> {
     let mut wanted = pattern(1, 0, (2 * count * BUCKET) as usize);
     fill(env.store.memory(), object, wanted.clone());
@@ -85,7 +86,7 @@ fn scattered_buckets_go_in_one_change() {
     env.end();
 }
 
-/// Whole objects and removals are requests of a flush, as parts of objects are.
+/// Whole objects and removals are requests of a flush, like parts of objects.
 #[test]
 fn every_change_that_a_flush_sends_is_counted() {
     let mut env = environment(back(), |_| ());
@@ -123,7 +124,7 @@ fn a_store_that_takes_few_runs_gets_as_many_changes_as_it_needs() {
     }
 }
 
-/// The change that brings the bytes also moves the object's end.
+/// The change that stores the bytes also moves the object's end.
 #[test]
 fn a_moved_end_is_sent_with_the_bytes() {
     let mut env = environment(back(), |_| ());
@@ -139,8 +140,9 @@ fn a_moved_end_is_sent_with_the_bytes() {
     env.end();
 }
 
-/// A change that is acknowledged during a long flush of the same object is as old as it is, not as old as the
-/// end of that flush: its own flush begins when its age is reached.
+/// The age of a change that is acknowledged during a long flush of the same object counts from its
+/// acknowledgement, not from the end of that flush: its own flush begins when the age limit is
+/// reached.
 #[test]
 fn changes_during_a_long_flush_keep_their_age() {
     let mut config = back();
@@ -171,7 +173,7 @@ fn under_pressure_the_object_that_has_waited_longest_is_flushed_first() {
     config.flush_requests_max = 1;
     let mut env = environment(config, |_| ());
     let objects: Vec<_> = (0..4).map(|n| id(&format!("object-{n}"))).collect();
-    // The first is written again and again; the others have as much pending.
+    // The first object is written repeatedly; the others have the same amount pending.
     for round in 0..40 {
         for (n, object) in objects.iter().enumerate() {
             env.sim.advance(Duration::from_millis(1));

@@ -1,5 +1,6 @@
-//! Other clients change the store past the cache: once the cache learns of it, or could, it drops what may be
-//! old, keeps what is newer, and never writes old bytes over theirs.
+//! Other clients change the store, bypassing the cache: once the cache learns of a change, or could
+//! have learned of it, it drops data that may be stale, keeps newer data, and never writes stale
+//! bytes over the other clients' data.
 
 use std::sync::Arc;
 
@@ -14,7 +15,7 @@ fn put(base: &mut [u8], offset: usize, over: &[u8]) {
     base[offset..offset + over.len()].copy_from_slice(over);
 }
 
-/// What else refers to a bucket, so that it cannot be changed in place.
+/// The other reference to a bucket, which prevents a change in place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum SharedWith {
     Nothing,
@@ -73,8 +74,8 @@ fn an_invalidation_during_a_flush_drops_what_the_flush_does_not_write() {
         let mut wanted = pattern(3, 0, 4096);
         put(&mut wanted, 1024, &pattern(2, 1024, 512));
         if is_rewritten {
-            // A new bucket; it has the sector that is on its way to the store as well, which must not be
-            // forgotten.
+            // A new bucket, which also contains the sector in transit to the store; that sector
+            // must not be dropped.
             env.written(&object, 2048, pattern(4, 2048, 512));
             put(&mut wanted, 2048, &pattern(4, 2048, 512));
         }
@@ -146,7 +147,7 @@ fn an_invalidation_between_a_write_and_its_answer_counts() {
         for performed_before in [false, true] {
             let config = ObjectCacheConfig { writer, ..small(WriteMode::Through) };
             let mut env = CacheEnvironment::new(config);
-            // Claimed, if the cache is the writer, and known.
+            // The namespace is claimed, if the cache is the writer, and the object is known.
             env.written(&object, 0, pattern(1, 0, 8192));
             env.hold(Op::Write, &object);
             let write = env.write(&object, 0, pattern(2, 0, 4096));
@@ -191,7 +192,7 @@ fn an_invalidation_between_a_copy_and_its_answer_counts() {
     same(&env.bytes(&to, 0, 8192), &pattern(2, 0, 6000), "theirs");
 }
 
-/// A store that takes one range in a request, so that runs are bridged where they may be.
+/// A store that accepts one range per request, so that runs are joined where that is allowed.
 fn one_range_each() -> std::sync::Arc<SteeredStore> {
     let store = SteeredStore::new();
     store.limit(|capabilities| capabilities.runs_max = 0);
@@ -223,7 +224,7 @@ fn the_writer_of_the_namespace_stores_two_runs_as_one() {
     let mut env = CacheEnvironment::over(one_range_each(), config);
     env.others_write(&object, pattern(1, 0, 3 * 4096));
     env.bytes(&object, 0, 3 * BUCKET);
-    // Before the claim other clients may write.
+    // Before the claim other clients may write to the object.
     env.others_write(&object, pattern(3, 0, 3 * 4096));
     let mut wanted = pattern(3, 0, 3 * 4096);
     for tag in [4, 5, 6] {
@@ -245,8 +246,8 @@ fn the_writer_of_the_namespace_stores_two_runs_as_one() {
     assert!(matches!(theirs, Err(Error::Fenced { .. })), "no other client can write: {theirs:?}");
 }
 
-/// As when another owner takes objects over whose changes are still on their way: what is stored, and forgotten, while a
-/// listing looks at the dirty queue is in the listing all the same.
+/// Objects that are flushed and evicted while a listing examines the dirty queue, as during a
+/// takeover, are listed nevertheless.
 #[test]
 fn what_is_flushed_and_forgotten_while_it_is_listed_is_listed() {
     const COUNT: usize = 400;

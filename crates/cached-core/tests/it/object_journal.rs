@@ -1,4 +1,5 @@
-//! A cache with a journal: what is logged, when it is acknowledged, and how long the log is kept.
+//! A cache with a journal: the logged changes, their acknowledgements, and the truncation of the
+//! log.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -48,7 +49,7 @@ fn changes_that_come_together_are_committed_together() {
     assert_eq!(env.journal.metrics().batch_records.count, before + 1);
 }
 
-/// The store must not have what the log could lose.
+/// The store must not have a change that the log could lose.
 #[test]
 fn a_flush_asks_the_store_once_the_records_are_durable() {
     let mut env = Environment::new(8);
@@ -81,7 +82,7 @@ fn a_record_is_held_until_its_change_is_stored() {
         env.flushed(Scope::Object(id("b")));
         assert_eq!(env.oldest(), first, "round {round}");
     }
-    // A change during the flush, then the flush ends: the log is kept from that change on.
+    // A change is made during the flush; after the flush, the log is kept from that change on.
     let flush = env.flush(Scope::Object(id("a")), Durability::Stored);
     env.write(&id("a"), 0, pattern(2, 0, 100), Durability::Cached).get().unwrap();
     env.commit();
@@ -169,14 +170,14 @@ fn a_namespace_without_journal_stores_what_is_to_be_journaled() {
     assert_eq!(env.records(), []);
 }
 
-/// What goes past the log is marked, durably, before the store is asked.
+/// Before a change that bypasses the log is sent to the store, a durable mark is written.
 #[test]
 fn a_forwarded_change_is_preceded_by_a_durable_mark() {
     let mut env = Environment::new(8);
     env.write(&id("a"), 0, pattern(1, 0, 100), Durability::Journaled);
     env.commit();
     env.flushed(Scope::Namespace(test_kit::namespace("plain")));
-    // Larger than what is logged.
+    // Larger than the maximum logged payload.
     let large = env.write(&id("a"), 0, pattern(2, 0, 40_000), Durability::Cached);
     env.sim.run_until_idle();
     let before = env.changes();
@@ -232,7 +233,7 @@ fn a_flush_marks_what_it_has_stored() {
     assert_eq!(env.records(), []);
 }
 
-/// A change that is logged while the mark's flush is under way is not covered by the mark.
+/// The mark does not cover a change that is logged during the mark's flush.
 #[test]
 fn a_mark_covers_what_was_logged_before_its_flush_and_nothing_else() {
     let mut env = Environment::new(8);
@@ -260,7 +261,7 @@ fn leaving_write_back_marks_the_namespace() {
     env.commit();
     assert!(set.get().is_ok());
     assert_eq!(env.records(), []);
-    // A change in the new mode finds nothing to mark.
+    // A change in the new mode needs no mark.
     let appended = env.journal.metrics().counts.appended_records;
     env.write(&id("a"), 0, pattern(2, 0, 100), Durability::Cached).get().unwrap();
     assert_eq!(env.journal.metrics().counts.appended_records, appended);
@@ -285,7 +286,7 @@ fn a_namespace_is_claimed_once_the_record_of_the_epoch_is_durable() {
     let mut env = Environment::unclaimed(8, JournalOptions::default());
     let write = env.write(&id("a"), 0, pattern(1, 0, 100), Durability::Cached);
     assert!(!write.is_done());
-    // One claim asks for the epoch in force.
+    // One claim queries the epoch in force.
     assert_eq!(env.store.count(Op::Claim), 1);
     env.commit();
     assert!(write.is_done());
@@ -354,12 +355,12 @@ fn set_mode(env: &mut Environment, mode: WriteMode) {
     set.get().unwrap();
 }
 
-/// What the store has taken past the log, and need not have stored, came before what is logged: a loss of power
-/// of the store must not take the former and leave the latter.
+/// Changes that bypassed the log, and that the store need not have stored, precede the logged
+/// changes: a power loss of the store must not undo the former and leave the latter.
 #[test]
 fn nothing_is_logged_before_the_store_has_stored_what_was_forwarded() {
     let mut env = Environment::new(8);
-    // That stores all that was written back.
+    // This stores all written-back data.
     set_mode(&mut env, WriteMode::Through);
     env.store.clear_log();
     env.write(&id("a"), 0, pattern(1, 0, 100), Durability::Cached).get().unwrap();
@@ -386,7 +387,7 @@ fn nothing_is_logged_before_the_store_has_stored_what_was_forwarded() {
     assert!(!first.is_done() && !second.is_done());
     assert_eq!(env.journal.metrics().counts.appended_records, appended);
     assert_eq!(env.store.held().len(), 1, "one request for all");
-    // What the store cannot do now is asked for again by the next change.
+    // If the store fails, the next change repeats the request.
     let number = env.store.held()[0].number;
     env.store.fail(number, Error::Retryable("busy".into()));
     env.sim.run_until_idle();
@@ -395,7 +396,7 @@ fn nothing_is_logged_before_the_store_has_stored_what_was_forwarded() {
     env.commit();
     second.get().unwrap();
     assert_eq!(env.journal.metrics().counts.appended_records, appended + 1);
-    // Once is enough.
+    // One flush suffices.
     env.write(&id("d"), 0, pattern(3, 0, 100), Durability::Cached).get().unwrap();
     assert_eq!(env.store.count(Op::Flush), 2);
 }
@@ -436,14 +437,14 @@ fn a_journaled_flush_of_everything_stores_only_what_is_not_logged() {
     );
 }
 
-/// A cache of two namespaces, one of them journaled, before a store of which other owners change objects once the
-/// cache has given the namespace up; and what a listing must show.
+/// A cache of two namespaces, one of them journaled, over a store whose objects other owners change
+/// once the cache has released the namespace; with the expected listing.
 struct Listed {
     env: Environment,
     rng: Rng,
     /// The sizes of the objects of each namespace, by name.
     sizes: [BTreeMap<String, u64>; 2],
-    /// How often other owners have had a namespace.
+    /// The number of takeovers of each namespace by other owners.
     owners: u64,
 }
 
@@ -486,7 +487,7 @@ impl Listed {
                 (deleted.map(|_| ChangeReply::new(Version(0), 0, Durability::Cached)), None)
             }
             2 => (self.done(cache.truncate(TruncateRequest::new(id, offset))), Some(offset)),
-            // Often beyond the end, where it changes nothing.
+            // The offset is often beyond the end, where the operation has no effect.
             3 => (self.done(cache.discard(DiscardRequest::new(id, offset, len))), before),
             4 => {
                 let request = WriteRequest::new(id, 0, Vec::new());
@@ -507,13 +508,13 @@ impl Listed {
         }
     }
 
-    /// The cache gives a namespace up, and another owner has it for a while.
+    /// The cache releases a namespace, and another owner has it for a while.
     fn hand_over(&mut self) {
         let (of, name, id) = self.object();
         let released = self.env.cache.control().release(id.namespace.clone());
         match self.done(released) {
             Ok(()) => (),
-            // Something was written meanwhile, or is held.
+            // Data were written meanwhile, or a flush is held.
             Err(Error::Retryable(_)) => return,
             Err(error) => panic!("{error}"),
         }
@@ -542,7 +543,7 @@ impl Listed {
     fn step(&mut self) {
         match self.rng.weighted(&[50, 10, 10, 10, 10, 5, 3]) {
             0 => self.change(),
-            // Nothing is known of the objects whose changes are all stored.
+            // The cache drops the objects whose changes are all stored.
             1 => {
                 let (_, _, id) = self.object();
                 let scope =
@@ -555,7 +556,7 @@ impl Listed {
                 let found = self.done(self.env.cache.clone().info(InfoRequest::new(id)));
                 assert_eq!(found.ok().map(|info| info.size_bytes), self.sizes[of].get(&name).copied());
             }
-            // Flushes begin, by age, and some of them end.
+            // Flushes begin because of age, and some of them end.
             3 => {
                 self.env.sim.advance(Duration::from_millis(self.rng.below(40_000)));
                 self.env.commit();
@@ -567,7 +568,7 @@ impl Listed {
         }
     }
 
-    /// The listing, in pages of any size, is the truth.
+    /// Checks the listing, in pages of any size.
     fn check(&mut self, step: usize) {
         for (of, name) in LISTED.into_iter().enumerate() {
             let mut request = ListRequest::new(namespace(name));
@@ -588,7 +589,7 @@ impl Listed {
     }
 }
 
-/// Whatever is queued, known, forgotten, or was another owner's.
+/// Objects may be queued, known, evicted, or previously another owner's.
 #[test]
 fn a_listing_shows_after_each_step_what_is_there() {
     let owners = AtomicU64::new(0);

@@ -1,4 +1,4 @@
-//! A cache that is started again with its journal, after another writer has claimed the namespace.
+//! A cache that is restarted with its journal after another writer has claimed the namespace.
 
 use crate::journal_kit::Environment;
 use blocker::*;

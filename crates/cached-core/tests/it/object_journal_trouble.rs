@@ -1,4 +1,4 @@
-//! A journal whose disk fails while the cache is used, and one whose oldest object the store refuses.
+//! A journal whose disk fails during use, and a journal whose oldest object the store refuses.
 
 use std::time::Duration;
 
@@ -36,11 +36,11 @@ fn a_failed_sync_lets_the_write_be_stored_instead() {
     env.cache.validate().unwrap();
 }
 
-/// What was logged could be replayed over what is stored past the log, until the log is void.
+/// Until the log is void, logged changes could be replayed over data that bypassed the log.
 #[test]
 fn stored_is_not_acknowledged_before_the_log_is_void() {
     let mut env = Environment::new(8);
-    // Durable, and kept from the store.
+    // The record is durable, and the store does not have the change.
     env.store.rule(|call| match call.op.is_change() && call.object == Some(id("kept")) {
         true => Verdict::Hold,
         false => Verdict::Pass,
@@ -52,7 +52,7 @@ fn stored_is_not_acknowledged_before_the_log_is_void() {
     env.write(&id("a"), 0, pattern(2, 0, 100), Durability::Cached).get().unwrap();
     env.commit();
     assert_eq!(state(&env), JournalState::Draining);
-    // Not logged: acknowledged as cached at once, as journaled not at all.
+    // Unlogged changes are acknowledged immediately as cached, and never as journaled.
     let cached = env.write(&id("b"), 0, pattern(3, 0, 100), Durability::Cached);
     assert_eq!(cached.get().unwrap().durability, Durability::Cached);
     let journaled = env.write(&id("b"), 0, pattern(4, 0, 100), Durability::Journaled);
@@ -91,7 +91,7 @@ fn a_journal_that_works_again_logs_what_comes_after_all_else_is_stored() {
     restart(&mut env);
     assert!(!env.journal.is_failed());
     assert_eq!(state(&env), JournalState::Void, "what is not logged is not stored either");
-    // Until it is, nothing is logged.
+    // Until then, nothing is logged.
     let appended = env.journal.metrics().counts.appended_records;
     env.write(&id("c"), 0, pattern(3, 0, 100), Durability::Cached).get().unwrap();
     assert_eq!(env.journal.metrics().counts.appended_records, appended);
@@ -133,8 +133,8 @@ fn changes_wait_while_the_journal_resumes_and_go_on_when_it_takes_too_long() {
     assert_eq!(state(&env), JournalState::Ok);
 }
 
-/// Writers change as much as the store takes, and storing all that is dirty takes it longer than changes wait
-/// the first time: they wait longer, and the journal is used again.
+/// Writers change as much as the store accepts, and storing all dirty data takes longer than the
+/// first limit on waiting changes: later limits are longer, and the journal is used again.
 #[test]
 fn a_journal_resumes_under_a_load_that_the_store_just_bears() {
     const OBJECTS: u64 = 12;
@@ -157,7 +157,7 @@ fn a_journal_resumes_under_a_load_that_the_store_just_bears() {
         if state(&env) == JournalState::Ok {
             break;
         }
-        // The store stores one object in a second, and that one is changed again.
+        // The store stores one object per second, and that object is changed again.
         if let Some(call) = env.store.held().first() {
             let object = call.object.clone().unwrap();
             env.store.answer(call.number);
@@ -187,7 +187,7 @@ fn a_flush_that_was_sent_before_the_new_claim_is_sent_again() {
     env.write(&id("b"), 0, pattern(2, 0, 100), Durability::Cached).get().unwrap();
     env.commit();
     assert_eq!(state(&env), JournalState::Draining);
-    // The claim is on its way; a flush under the old epoch comes after it.
+    // The claim is in transit; a flush under the old epoch arrives after it.
     let held = env.store.held();
     assert_eq!(held.iter().map(|call| call.op).collect::<Vec<_>>(), [Op::Claim]);
     env.store.perform(held[0].number);
@@ -202,9 +202,9 @@ fn a_flush_that_was_sent_before_the_new_claim_is_sent_again() {
     assert_eq!(state(&env), JournalState::Void);
 }
 
-/// The store has taken the claim that was to make the log void, and its answer is lost; then the journal
-/// works again. What is logged afterwards must not be under the epoch that the store refuses: a restart would
-/// take it for void.
+/// The store has accepted the claim that was to invalidate the log, and the response is lost; then
+/// the journal works again. Later records must not use the epoch that the store refuses, because a
+/// restart would treat them as invalid.
 #[test]
 fn a_claim_whose_answer_is_lost_is_made_once_more_before_changes_are_logged() {
     for is_stored in [false, true] {
@@ -244,7 +244,7 @@ fn a_claim_whose_answer_is_lost_is_made_once_more_before_changes_are_logged() {
     }
 }
 
-/// One object that the store refuses does not hold the log.
+/// An object that the store refuses does not prevent the log's truncation.
 #[test]
 fn an_object_that_the_store_refuses_is_logged_again_and_the_tail_moves_on() {
     let mut env = Environment::new(16);
@@ -268,7 +268,7 @@ fn an_object_that_the_store_refuses_is_logged_again_and_the_tail_moves_on() {
     assert!(has_moved, "the stuck object holds the log");
     assert!(env.cache.journal_health().unwrap().state == JournalState::Ok);
     assert!(env.journal.metrics().fill_bytes < 16 * crate::journal_kit::SEGMENT_BYTES * 9 / 10);
-    // Its state is in the log, and its older records are not needed.
+    // The object's state is in the log, so its older records are not needed.
     let states = env.records().into_iter().filter(|(name, kind)| name == "stuck" && *kind == 8).count();
     assert!(states > 0);
     env.store.open();
@@ -280,8 +280,8 @@ fn an_object_that_the_store_refuses_is_logged_again_and_the_tail_moves_on() {
     env.cache.validate().unwrap();
 }
 
-/// A namespace that may ask the store for little does not keep the writers of others waiting until all that
-/// it has is stored: what it has is logged again.
+/// A namespace with a low rate limit does not make the writers of others wait until all of its data
+/// are stored: its data are logged again.
 #[test]
 fn the_objects_of_a_limited_namespace_are_logged_again_and_the_tail_moves_on() {
     const OBJECTS: u64 = 12;
@@ -310,7 +310,7 @@ fn the_objects_of_a_limited_namespace_are_logged_again_and_the_tail_moves_on() {
     };
     wait(&mut env, &|| writes.iter().all(|write| write.is_done()));
     let first = env.oldest();
-    // Until the log is at its limit, and a little further.
+    // Until the log reaches its limit, and slightly beyond.
     let (mut waited, mut rounds_after) = (0, 0);
     for round in 0..200 {
         let write = env.write(&id("other"), 0, pattern(round, 0, 12_000), Durability::Cached);
@@ -322,7 +322,7 @@ fn the_objects_of_a_limited_namespace_are_logged_again_and_the_tail_moves_on() {
     }
     assert!(env.oldest() > first, "the limited namespace holds the log");
     assert!(waited <= 5, "writers have waited for {waited} s: for more than the few flushes that had begun");
-    // What is not stored is in the log.
+    // Unstored data are in the log.
     let mut env = env.restarted();
     env.begin_recovery().unwrap();
     for number in 0..OBJECTS {
@@ -333,7 +333,8 @@ fn the_objects_of_a_limited_namespace_are_logged_again_and_the_tail_moves_on() {
     env.cache.validate().unwrap();
 }
 
-/// At half of the journal, what has the oldest records goes first, whatever its age.
+/// Once the journal is half full, the objects with the oldest records are stored first, whatever
+/// their age.
 #[test]
 fn half_full_the_oldest_records_are_stored_first() {
     let mut env = Environment::new(16);
@@ -363,8 +364,8 @@ fn closed_after_a_flush_the_journal_has_nothing_to_replay() {
     assert_eq!(env.records(), []);
 }
 
-/// A disk that does not answer is in trouble as one that fails. When it answers at last, that is not believed, and
-/// the journal is used again.
+/// A disk that does not respond counts as failed. Its late response is ignored, and then the
+/// journal is used again.
 #[test]
 fn a_disk_that_does_not_answer_keeps_no_writer() {
     let mut env = Environment::new(8);
@@ -406,15 +407,15 @@ fn read(env: &mut Environment, name: &str) -> (Version, Vec<u8>) {
     (reply.version, reply.data.to_vec())
 }
 
-/// The store may have got what the log has not, as long as the journal is in trouble: what a recovery makes of
-/// both is another content than the log's last version stood for.
+/// While the journal is failing, the store may have changes that the log lacks: a recovery from
+/// both yields other content than the log's last version had.
 #[test]
 fn after_trouble_a_recovery_shows_no_version_for_another_content() {
     for is_removed in [false, true] {
         let mut env = Environment::new(8);
         env.write(&id("a"), 0, pattern(9, 0, 3000), Durability::Cached).get().unwrap();
         env.flushed(Scope::All);
-        // Keeps the log from being void.
+        // This prevents the log's invalidation.
         env.store.rule(|call| match call.op.is_change() {
             true => Verdict::Hold,
             false => Verdict::Pass,
@@ -437,7 +438,7 @@ fn after_trouble_a_recovery_shows_no_version_for_another_content() {
         });
         env.sim.run_until_idle();
         changed.get().unwrap();
-        // The store has all of it but what keeps the log.
+        // The store has everything except the change that keeps the log valid.
         env.store.rule(|call| match call.op.is_change() && call.object == Some(id("kept")) {
             true => Verdict::Hold,
             false => Verdict::Pass,
@@ -454,7 +455,7 @@ fn after_trouble_a_recovery_shows_no_version_for_another_content() {
             false => same(&stored.unwrap()[1000..1100], &pattern(2, 0, 100), "past the log"),
         }
 
-        // Twice: the first recovery stores what it has made.
+        // Two recoveries: the first one stores its result.
         let mut versions = vec![logged.version];
         for _ in 0..2 {
             env = env.restarted();
@@ -473,8 +474,8 @@ fn after_trouble_a_recovery_shows_no_version_for_another_content() {
     }
 }
 
-/// While the journal is in trouble no mark keeps what it has from being replayed: a removal that discards it has not
-/// ended before the log is void.
+/// While the journal is failing, no mark can exclude its records from replay, so a removal that
+/// discards data does not complete before the log is void.
 #[test]
 fn what_was_discarded_while_the_journal_is_in_trouble_is_not_replayed() {
     let mut env = Environment::new(8);
@@ -494,7 +495,7 @@ fn what_was_discarded_while_the_journal_is_in_trouble_is_not_replayed() {
     env.sim.advance(10 * SECOND);
     env.commit();
     assert!(!removal.is_done() && state(&env) == JournalState::Draining);
-    // A volume that were attached now would write back into a namespace that is discarded.
+    // A volume attached now would write back into a namespace that is being discarded.
     let settings = Some(NamespaceSettings::default());
     let attached = env.sim.spawn(env.cache.control().set_volume(namespace("ns"), 1, settings));
     env.sim.run_until_idle();

@@ -1,4 +1,4 @@
-//! The configuration of a running cache.
+//! Changes of the configuration of a running cache.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -67,7 +67,7 @@ fn only_the_write_modes_that_differ_change() {
         namespaces: vec![own("a", WriteMode::Back), own("b", WriteMode::Back), own("c", WriteMode::Back)],
         ..config()
     });
-    // Set while it runs: the configuration says nothing new about it.
+    // The setting was changed at run time, and the configuration has no new value for it.
     let mut policy = Policy::default();
     policy.write = WriteMode::Around;
     block_on(running.cache.control().set_policy(Namespace::new("a").unwrap(), policy)).unwrap();
@@ -102,7 +102,7 @@ fn what_is_dirty_obeys_a_new_age_and_a_new_limit() {
     assert!(dirty(&running) > 0);
     running.change(ObjectCacheConfig { dirty_age_max: Duration::ZERO, ..back.clone() });
     wait_until_clean(&running);
-    // Above half of the limit flushing begins, whatever the age.
+    // Above half of the limit flushes begin, whatever the age of the data.
     running.change(back.clone());
     running.write("new", 64 << 10);
     assert!(dirty(&running) >= 64 << 10);
@@ -122,7 +122,7 @@ fn what_cannot_work_changes_nothing() {
     let journaled = NamespaceConfig { durability: Durability::Journaled, ..own("n", WriteMode::Back) };
     for (wrong, key) in [
         (ObjectCacheConfig { dirty_bytes_max: 7 << 20, ..config() }, "dirty_bytes_max"),
-        // Memory for it would come with a restart only.
+        // The memory for this limit would need a restart.
         (
             ObjectCacheConfig { dirty_bytes_max: 7 << 20, memory_bytes_max: 64 << 20, ..config() },
             "dirty_bytes_max",
@@ -152,21 +152,21 @@ const KEYS: [NamespaceKey; 5] = [
 ];
 const MODES: [WriteMode; 4] = [WriteMode::Back, WriteMode::Through, WriteMode::Around, WriteMode::ReadOnly];
 
-/// What one source has set: the write mode and the values of `KEYS`.
+/// The settings of one source: the write mode and the values of `KEYS`.
 type Table = (Option<WriteMode>, BTreeMap<NamespaceKey, Option<u64>>);
 
-/// What every source has set, as lists of pairs.
+/// The settings of all sources, as lists of pairs.
 #[derive(Clone, Default)]
 struct Model {
     default: WriteMode,
     file: BTreeMap<&'static str, Table>,
-    /// With the number of the attachment, if it is attached.
+    /// With the number of the attachment, if the volume is attached.
     volume: BTreeMap<&'static str, (Option<u64>, Table)>,
     command: BTreeMap<&'static str, Table>,
 }
 
 impl Model {
-    /// Returns the tables of a namespace, the strongest first.
+    /// Returns the tables of a namespace, by descending precedence.
     fn tables(&self, name: &str) -> Vec<(SettingSource, &Table)> {
         let volume = self.volume.get(name).map(|(_, table)| (SettingSource::Volume, table));
         let command = self.command.get(name).map(|table| (SettingSource::Command, table));
@@ -185,7 +185,7 @@ impl Model {
         found.unwrap_or((None, SettingSource::Default))
     }
 
-    /// Returns whether the values fit together: no reservation is above its limit.
+    /// Returns whether the values are consistent: no reservation is above its limit.
     fn fits(&self) -> bool {
         NAMES.into_iter().all(|name| {
             let of = |key| self.value(name, key).0;
@@ -210,7 +210,7 @@ fn settings(table: &Table) -> NamespaceSettings {
     settings
 }
 
-/// Draws what a source sets; none of it is `none` in a file or a volume.
+/// Draws the settings of a source; in a file or a volume no value is `none`.
 fn draw(rng: &mut Rng, has_none: bool) -> Table {
     let mut table = Table::default();
     if rng.permille(500) {
@@ -230,8 +230,9 @@ fn draw(rng: &mut Rng, has_none: bool) -> Table {
     table
 }
 
-/// Random sequences of what each source sets and takes back, of reloads, removals and restarts. After every step each
-/// value and its source is that of the strongest source that has it, and what is in force agrees.
+/// Random sequences of settings by each source and their removals, reloads, removals of namespaces,
+/// and restarts. After every step each value and its source come from the source with the highest
+/// precedence that has a value, and the effective settings agree.
 #[test]
 fn every_value_is_that_of_its_strongest_source_whatever_others_do() {
     let seed = std::env::var("CACHED_SETTINGS_SEED").ok().and_then(|seed| seed.parse().ok());
@@ -310,7 +311,7 @@ fn settings_by_source(seed: u64) {
                 }
             }
             4 => {
-                // Now and then one that another has followed.
+                // Sometimes a superseded attachment.
                 let attached = model.volume.get(name).and_then(|(attachment, _)| *attachment);
                 let attachment = attached.unwrap_or(0).saturating_sub(rng.below(2));
                 block_on(control.set_volume(namespace, attachment, None)).unwrap();
@@ -353,7 +354,7 @@ fn agrees(cache: &ObjectCache, model: &Model, what: &str) {
     }
 }
 
-/// A removal that is refused has dropped nothing.
+/// A refused removal has dropped nothing.
 #[test]
 fn a_namespace_with_an_attached_volume_keeps_what_is_dirty() {
     let running = Running::new(ObjectCacheConfig { write: WriteMode::Back, ..config() });
@@ -381,7 +382,7 @@ fn a_namespace_with_another_mode_than_the_others_is_not_changing_from_the_start_
         block_on(running.cache.remove_namespace(namespace, DirtyData::Refuse, None)).unwrap();
     };
     remove(&running);
-    // One that comes into being with the mode.
+    // A namespace that is created by setting its mode.
     let mut after = running.config.clone();
     after.namespaces.push(own("new", WriteMode::Around));
     running.change(after);

@@ -1,5 +1,5 @@
-//! Losses: every flush that covers one reports it, whatever became of the object in the cache, until it is
-//! repaired; and a writer that has been taken over acknowledges nothing more.
+//! Losses: every flush that covers a loss reports it until it is repaired, whatever has happened to
+//! the object in the cache; and a superseded writer acknowledges nothing more.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -67,13 +67,14 @@ impl Environment {
         }
     }
 
-    /// Another writer takes the scope over, past the cache.
+    /// Another writer takes the scope over, bypassing the cache.
     fn taken_over(&self, scope: Scope, epoch: u64) {
         let claim = ClaimRequest::new(scope, Epoch(epoch), WriterId(99));
         blocker::executor::block_on(self.store.memory().claim(claim)).unwrap();
     }
 
-    /// Acknowledges a write of the object, in a domain, and has its flush by age refused.
+    /// Writes the object in a domain, with an acknowledgement, and lets the age-based flush be
+    /// refused.
     fn lose(&mut self, object: &ObjectId, domain: u64) {
         let reply = self.cache.write(in_domain(object, domain, 0, pattern(1, 0, 8192)));
         assert_eq!(self.run(reply).unwrap().durability, Durability::Cached);
@@ -105,7 +106,7 @@ fn every_covering_flush_fails_after_the_background_was_fenced() {
         assert!(env.is_lost(scope.clone()), "{scope:?}");
         assert!(env.is_lost(scope.clone()), "{scope:?}, asked again");
     }
-    // What is not lost is stored nevertheless.
+    // Data that are not lost are stored nevertheless.
     let reply = env.cache.write(in_domain(&kept, 2, 0, pattern(2, 0, 100)));
     env.run(reply).unwrap();
     env.write(&elsewhere, pattern(3, 0, 100));
@@ -153,7 +154,7 @@ fn a_loss_is_repaired_by_a_full_write_a_delete_or_an_invalidation() {
     let domain = invalidate(|object| Scope::Domain(object.namespace.clone(), OrderDomain(1)));
     let all = invalidate(|_| Scope::All);
     let write = |env: &mut Environment, object: &ObjectId| {
-        // A part of the object is not all of it.
+        // A part of the object does not repair the loss.
         let request = WriteRequest::new(object.clone(), 0, pattern(3, 0, 50)).stamp(Stamp::new(5, 1));
         let reply = env.cache.write(request);
         env.run(reply).unwrap();
@@ -261,7 +262,7 @@ fn a_write_that_must_be_stored_does_not_hide_a_loss() {
 #[test]
 fn a_refused_write_that_was_never_acknowledged_is_no_loss() {
     let store = SteeredStore::new();
-    // It learns of the claim by its flush alone.
+    // The cache learns of the claim only from its flush.
     store.silence();
     let mut env = over(store, back());
     let object = id("taken");
@@ -287,7 +288,7 @@ fn a_claim_of_a_domain_stops_what_was_changed_in_it_and_nothing_else() {
     let one = env.cache.write(in_domain(&object, 1, 0, pattern(1, 0, 4096)));
     env.run(one).unwrap();
     env.taken_over(Scope::Domain(object.namespace.clone(), OrderDomain(1)), 5);
-    // In another domain: it must not take the first along.
+    // In another domain, so that its flush must not include the first change.
     let two = env.cache.write(in_domain(&object, 2, BUCKET, pattern(2, BUCKET, 4096)));
     env.run(two).unwrap();
     env.flush(Scope::Domain(object.namespace.clone(), OrderDomain(2))).unwrap();

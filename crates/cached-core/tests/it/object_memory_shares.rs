@@ -1,5 +1,5 @@
-//! Shares of the memory: bounds hold, what is not used is lent, memory goes to where it saves most, and shares change
-//! while the cache runs.
+//! Shares of the memory: bounds are observed, unused memory is lent, memory moves to where it saves
+//! most, and shares can change while the cache runs.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use test_kit::sim::{Handle, Sim};
 use test_kit::{BUCKET, cache, fill, namespace, small};
 
 const MEMORY: u64 = 4 << 20;
-/// Buckets of one object.
+/// The number of buckets in an object.
 const BUCKETS: u64 = 16;
 
 struct Environment {
@@ -30,7 +30,8 @@ fn object(name: &str, number: u64) -> ObjectId {
     ObjectId::new(namespace(name), Name::copy_from(format!("object-{number}").as_bytes()).unwrap())
 }
 
-/// A cache of 4 MiB with these shares, over a store with `objects` objects of 64 KiB in each of `names`.
+/// Creates a cache of 4 MiB with these shares, over a store with `objects` objects of 64 KiB in
+/// each of the namespaces `names`.
 fn environment(names: &[&str], objects: u64, namespaces: Vec<NamespaceConfig>) -> Environment {
     let mut sim = Sim::new(None);
     let store = Arc::new(test_kit::memory(&sim.clock));
@@ -97,7 +98,7 @@ impl Environment {
 fn a_namespace_keeps_its_minimum_beside_one_that_reads_everything() {
     for min in [None, Some(MEMORY / 4)] {
         let mut environment = environment(&["hot", "scan"], 256, vec![own("hot", min, None, Some(1))]);
-        // Read once only, so that no policy sees anything in it that would be worth keeping.
+        // Read only once, so that no policy keeps these data.
         environment.read_all("hot", 0..200);
         environment.read_all("scan", 0..4096);
         let kept = environment.of("hot").cached_bytes / BUCKET;
@@ -115,7 +116,7 @@ fn a_namespace_has_no_more_than_its_maximum_even_if_memory_is_free() {
         environment(&["backup", "other"], 256, vec![own("backup", None, Some(64 * BUCKET), None)]);
     environment.read_all("backup", 0..500);
     let has = environment.of("backup").cached_bytes / BUCKET;
-    // One request of a bucket is under way at most.
+    // At most one request for a bucket is in flight.
     assert!((32..=65).contains(&has), "{has}");
     environment.read_all("other", 0..500);
     assert_eq!(environment.of("other").cached_bytes / BUCKET, 500, "the rest is free for others");
@@ -148,7 +149,7 @@ fn memory_that_is_not_used_is_lent_and_comes_back() {
     environment.read_all("other", 0..4096);
     let lent = environment.of("other").cached_bytes;
     assert!(lent > MEMORY / 10 * 8, "{lent}");
-    // As it loads, it takes back from the others alone.
+    // While it loads data, it takes memory back only from the others.
     environment.read_all("mine", 0..500);
     assert_eq!(environment.of("mine").cached_bytes / BUCKET, 500);
     assert_eq!(environment.hits("mine", 0..500), 500);
@@ -163,7 +164,8 @@ fn memory_goes_to_where_it_saves_most() {
     let target = |environment: &Environment, name| environment.of(name).memory_target_bytes.unwrap();
     let first = target(&environment, "gains");
     for at in 0..30_000 {
-        // Drawn from 800 buckets, more than its first target holds; the other reads each bucket once in 6 400.
+        // Reads of 800 buckets, more than the first target; the other namespace reads each bucket
+        // once in 6 400 reads.
         environment.read("gains", rng.below(800));
         environment.read("scans", at % 6400);
     }
@@ -180,16 +182,16 @@ fn shares_change_while_the_cache_runs() {
     let mut environment = environment(&["a", "b"], 256, Vec::new());
     environment.read_all("a", 0..300);
     assert_eq!(environment.of("a").memory_target_bytes, None);
-    // What it has goes over to its share, where the others cannot take it.
+    // Its data move to its share, where the others cannot take the memory.
     environment.change(vec![own("a", Some(MEMORY / 2), None, None)]);
     environment.read_all("b", 0..4096);
     assert_eq!(environment.of("a").cached_bytes / BUCKET, 300);
-    // Above a new maximum it gives memory back as it is used.
+    // Above a new maximum the share releases memory as it is used.
     environment.change(vec![own("a", None, Some(100 * BUCKET), None)]);
     environment.read_all("a", 300..700);
     let has = environment.of("a").cached_bytes / BUCKET;
     assert!(has <= 101, "{has}");
-    // Without bounds it competes again.
+    // Without bounds the namespace competes for the common memory again.
     environment.change(Vec::new());
     environment.read_all("a", 0..2000);
     assert!(environment.of("a").cached_bytes / BUCKET > 200);

@@ -1,4 +1,4 @@
-//! Waiting for memory: a task that waits continues when what it waits for becomes free.
+//! Waiting for memory: a waiting task continues once the memory becomes free.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ fn a_writer_gets_the_buckets_that_a_load_had_held() {
     let _running = sim.spawn(background);
     sim.run(cache.write(WriteRequest::new(written.clone(), 0, b"known"))).unwrap();
     sim.run(cache.flush(FlushRequest::new(Scope::All))).unwrap();
-    // All of the memory holds one object, of which the store is asked what it is as a whole.
+    // One object occupies all of the memory, and the store is queried for its size.
     for at in 0..SMALL_BUCKETS {
         sim.run(cache.read(ReadRequest::new(read.clone(), at * BUCKET, BUCKET))).unwrap();
     }

@@ -1,5 +1,5 @@
-//! Dirty limits of namespaces: each writer waits for the room of its own namespace only, whatever the others do, and
-//! limits change while data are dirty and writers wait.
+//! Dirty limits of namespaces: each writer waits only for the space of its own namespace, whatever
+//! the others do, and limits can change while data are dirty and writers wait.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use test_kit::sim::{Handle, Sim};
 use test_kit::steered::SteeredStore;
 use test_kit::{BUCKET, cache, fill, namespace, small};
 
-/// Room for dirty data, in buckets.
+/// The dirty limit, in buckets.
 const ROOM: u64 = 32;
 
 struct Environment {
@@ -43,12 +43,13 @@ fn object(name: &str, number: usize) -> ObjectId {
 /// The namespaces that have objects.
 const NAMES: [&str; 3] = ["busy", "quiet", "other"];
 
-/// A cache with these namespaces, and forty objects in each that the store has; the store holds every change.
+/// Creates a cache with these namespaces, and forty objects in each that the store has; the store
+/// holds every change.
 fn environment(namespaces: Vec<NamespaceConfig>) -> Environment {
     let mut sim = Sim::new(None);
     let store = SteeredStore::new();
     let objects = || NAMES.into_iter().flat_map(|name| (0..40).map(move |number| object(name, number)));
-    // A write to one that the store lacks would take room for its creation as well.
+    // A write to a missing object would also take space for its creation.
     objects().for_each(|id| fill(store.memory(), &id, vec![1; 2 * BUCKET as usize]));
     let config = config(namespaces);
     let (cache, background) = cache(Arc::clone(&store) as _, config.clone(), &sim.clock);
@@ -90,7 +91,8 @@ impl Environment {
             .unwrap_or_else(|| panic!("no {name}"))
     }
 
-    /// Opens the store: every write is acknowledged, and everything stored.
+    /// Lets the store respond, and checks that every write is acknowledged and everything is
+    /// stored.
     fn end(mut self, writes: Vec<Vec<Write>>) {
         self.store.open();
         for write in writes.into_iter().flatten() {
@@ -184,7 +186,8 @@ fn writers_that_wait_go_over_with_their_namespace() {
     let busy = env.write("busy", 0..10);
     let quiet = env.write("quiet", 0..3);
     assert_eq!((done(&other), done(&busy), done(&quiet)), (30, 2, 0));
-    // Its two dirty buckets are of its part now: the others have less than they have taken.
+    // Its two dirty buckets count towards its own part now, so the others have less than they have
+    // used.
     env.change(vec![own("busy", Some(8))]);
     assert_eq!((done(&busy), done(&quiet)), (8, 0));
     env.change(vec![own("busy", Some(8)), own("quiet", Some(2))]);
@@ -231,7 +234,7 @@ fn parts_that_leave_nothing_for_the_others_are_refused() {
 #[test]
 fn a_namespace_beyond_those_told_apart_cannot_get_limits_later() {
     let mut env = environment(vec![]);
-    // All but the last get a number, and the namespaces of the environment have some.
+    // All but the last get a number, besides the namespaces of the environment.
     for number in 0..=4096 {
         let id = object(&format!("n{number}"), 0);
         assert_eq!(env.sim.run(env.cache.info(InfoRequest::new(id))).unwrap_err(), Error::Missing);

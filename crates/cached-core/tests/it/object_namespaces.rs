@@ -1,5 +1,5 @@
-//! What is counted by namespace: the sums are those of the whole cache, and the number of namespaces is
-//! bounded.
+//! Counters by namespace: their sums equal those of the whole cache, and the number of namespaces
+//! is limited.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,8 @@ fn of<'a>(all: &'a [NamespaceCounters], name: &str) -> &'a NamespaceCounters {
     all.iter().find(is).unwrap_or_else(|| panic!("no {name} in {all:?}"))
 }
 
-/// A cache whose namespace `back` is written back, over a store in memory; its background does not run.
+/// Returns a cache whose namespace `back` is in write-back mode, over a store in memory; its
+/// background task does not run.
 fn cache(clock: &Arc<ManualClock>) -> ObjectCache {
     let store = test_kit::memory(clock);
     let back = Namespace::new("back").expect("a name");
@@ -47,7 +48,7 @@ fn each_namespace_has_its_own_counts_and_the_oldest_change_its_age() {
     let all = cache.namespaces();
     let (back, through) = (of(&all, "back"), of(&all, "through"));
     assert_eq!((back.objects, back.cached_bytes, back.dirty_bytes), (2, 3 * 4096, back.dirty_bytes));
-    // A new object takes room for its creation as well.
+    // A new object also takes space for its creation.
     assert_eq!(back.dirty_bytes, cache.counters().dirty_bytes);
     assert!(back.dirty_bytes >= 3 * 4096);
     assert_eq!((back.dirty_age, back.write_mode), (Duration::from_secs(7), WriteMode::Back));
@@ -69,7 +70,7 @@ fn namespaces_beyond_the_first_are_counted_together() {
         block_on(cache.write(request)).expect("it is written");
     }
     let all = cache.namespaces();
-    // The configured one, which has nothing, has a number of its own, too.
+    // The configured namespace, which has no objects, has its own number, too.
     assert_eq!(all.len(), 4097);
     let others = all.iter().find(|one| one.namespace.is_none()).expect("the others");
     assert_eq!(others.objects, 4100 - 4095);

@@ -1,5 +1,5 @@
-//! What is enabled in a run: which operations, faults and sizes. A defect that hides behind others is found
-//! by leaving the causes of those out.
+//! The operations, faults and sizes that are enabled in a run. A defect that is hidden by others is
+//! found by disabling the causes of the others.
 
 use blocker::WriteMode;
 use cached_core::object::Writer;
@@ -7,11 +7,11 @@ use cached_core::object::Writer;
 /// An operation of a client.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ask {
-    /// Whole buckets.
+    /// Writes of whole buckets.
     Aligned,
-    /// Any cells.
+    /// Writes of any cells.
     Unaligned,
-    /// Whole sectors.
+    /// Writes of whole sectors.
     Sectors,
     Zeroes,
     Runs,
@@ -30,7 +30,7 @@ pub enum Ask {
     Invalidate,
 }
 
-/// One set of what is enabled.
+/// A set of enabled operations, faults and sizes.
 #[derive(Clone, Debug)]
 pub struct Profile {
     pub name: &'static str,
@@ -40,24 +40,24 @@ pub struct Profile {
     pub caches: usize,
     pub objects: (u64, u64),
     pub namespaces: u64,
-    /// Nodes of the index, from and to.
+    /// The minimum and maximum number of index nodes.
     pub places: (u64, u64),
-    /// Buckets that are not held by a slow reader, from and to.
+    /// The minimum and maximum number of buckets that no slow reader holds.
     pub buckets: (u64, u64),
     /// The longest object, in buckets.
     pub size_buckets: u32,
     pub clients: u64,
-    /// How many changes in a thousand ask to be stored.
+    /// The number of changes per thousand that request *stored*.
     pub stored: u64,
-    /// How many changes in a thousand belong to one of two order domains.
+    /// The number of changes per thousand that belong to one of two order domains.
     pub domains: u64,
-    /// The number of events for a thousand operations: requests that fail …
+    /// The number of events per thousand operations: requests that fail …
     pub retryable: u64,
-    /// … whose answer is lost …
+    /// … requests whose response is lost …
     pub unknown: u64,
-    /// … whose sync fails.
+    /// … requests whose sync fails …
     pub failed_sync: u64,
-    /// … operations whose callers give up …
+    /// … operations whose callers cancel …
     pub cancels: u64,
     /// … changes by another client …
     pub another: u64,
@@ -65,24 +65,24 @@ pub struct Profile {
     pub another_deletes: bool,
     /// … claims by another writer, of objects, domains and namespaces …
     pub claims: u64,
-    /// … and events that report a change where there was none.
+    /// … events that report a nonexistent change …
     pub rumours: u64,
     /// … and changes of a namespace's write mode.
     pub mode_changes: u64,
-    /// The largest request of the store in buckets, 0 for no limit, and its most runs.
+    /// The store's maximum request size in buckets (0: no limit), and its maximum number of runs.
     pub request_buckets: &'static [u64],
     pub runs_max: &'static [u32],
-    /// Clean bytes between dirty runs that may be written with them.
+    /// The maximum number of clean bytes between dirty runs that may be written with them.
     pub gap_bytes: &'static [u64],
-    /// Whether only what is asked to be stored is.
+    /// Whether the store stores only on request.
     pub is_volatile: bool,
-    /// Operations of one run.
+    /// The number of operations in a run.
     pub operations: u64,
-    /// Whether zeros and cuts count against the limit of what may be lost.
+    /// Whether zeros and truncations count towards the limit of possible losses.
     pub checks_stake: bool,
-    /// Whether all objects exist from the beginning, with their largest size.
+    /// Whether all objects exist from the beginning, with their maximum size.
     pub is_prefilled: bool,
-    /// Whether what is compared at rest is flushed object by object first.
+    /// Whether objects are flushed one by one before the comparison at rest.
     pub flushes_objects: bool,
 }
 

@@ -1,6 +1,6 @@
-//! One run: every event is a step, and a seed draws the next one. Clients' operations, the background, each
-//! request of the store (performing it and answering it apart), time, failures, events, other writers.
-//! Nothing else moves.
+//! One run: every event is a step, and a seed selects the next one: clients' operations, the
+//! background task, each store request (performing and answering it are separate steps), time,
+//! failures, events, other writers. Nothing else makes progress.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,15 +17,15 @@ use test_kit::rng::Rng;
 use test_kit::sim::{Handle, Sim};
 use test_kit::{BUCKET, namespace};
 
-/// A run that takes more steps than this until everything is at rest never comes to rest.
+/// The maximum number of steps until everything is at rest; a longer run counts as a livelock.
 const STEPS_MAX: u64 = 30_000;
-/// The most time until everything is at rest, once nothing fails any more.
+/// The maximum time until everything is at rest, once nothing fails any more.
 const REST_TIMEOUT: Duration = Duration::from_secs(300);
 const HOG: &str = "hog";
 
 /// The result of a run.
 pub struct Outcome {
-    /// What went wrong.
+    /// The problem, if any.
     pub problem: Option<String>,
     pub trace: Vec<String>,
     /// The number of operations started.
@@ -33,12 +33,12 @@ pub struct Outcome {
     pub steps: u64,
 }
 
-/// What is left out of a run, to find what matters in it.
+/// The omitted operations of a run, for finding the relevant ones.
 #[derive(Clone, Debug, Default)]
 pub struct Without {
     /// Operations by number.
     pub operations: Vec<u64>,
-    /// None from this one on.
+    /// All operations from this one on are omitted.
     pub from: Option<u64>,
 }
 
@@ -61,20 +61,21 @@ pub struct Environment {
     pub trace: Vec<String>,
     steps: u64,
     troubles: u64,
-    /// Nothing fails any more.
+    /// Whether failures have ended.
     pub is_calm: bool,
-    /// Another writer has taken over something, or a sync has failed: changes may be lost.
+    /// Whether changes may be lost, because another writer has taken over a scope, or a sync has
+    /// failed.
     pub may_lose: bool,
-    /// The scopes that another writer has taken over, from the cache of this number.
+    /// The scopes that another writer has taken over, from the cache with this number.
     pub fences: Vec<(usize, Scope)>,
     /// The cache that changes a namespace under an epoch.
     epochs: HashMap<(Namespace, Epoch), usize>,
-    /// Objects that another client has changed without an event so far.
+    /// Objects that another client has changed, for which no event has been sent yet.
     unpublished: Vec<ObjectId>,
     dirty_buckets: u64,
-    /// Buckets that are not held by a slow reader.
+    /// The number of buckets that no slow reader holds.
     pub free_buckets: u64,
-    /// How slow each request is.
+    /// The slowness of each request.
     slowness: HashMap<u64, u64>,
     slow_permille: u64,
     weights: [u64; 5],
@@ -203,12 +204,12 @@ impl Environment {
         self.is_traced
     }
 
-    /// Whether the store answers every request, and no caller gives up.
+    /// Returns whether the store answers every request, and no caller cancels.
     pub fn is_faultless(&self) -> bool {
         self.profile.retryable + self.profile.unknown + self.profile.failed_sync == 0
     }
 
-    /// The whole run.
+    /// Performs the whole run.
     pub fn run(&mut self) -> Result<(), String> {
         let last = self.without.from.unwrap_or(u64::MAX).min(self.profile.operations);
         let mut rest_at = self.rng.within(5, 40);
@@ -219,7 +220,7 @@ impl Environment {
             if self.asked > asked {
                 (asked, since) = (self.asked, self.steps);
             }
-            // No operation is started: one of them waits for ever, or loops.
+            // No operation can begin: one of them waits forever, or loops.
             let moves = moves && self.steps - since < 4_000;
             if !moves || self.asked >= rest_at || unknown {
                 rest_at = self.asked + self.rng.within(5, 40);
@@ -291,7 +292,8 @@ impl Environment {
             self.validate()?;
         }
         if self.profile.checks_stake && self.steps.is_multiple_of(16) && !self.may_lose {
-            // Bytes that are cut off an object count as a bucket or not, depending on how that came about.
+            // Bytes truncated from an object may or may not count as a bucket, depending on their
+            // history.
             let most = self.dirty_buckets + self.ids.len() as u64;
             let at_stake = self.oracle.buckets_at_stake();
             if at_stake > most {
@@ -309,14 +311,15 @@ impl Environment {
         self.sim.step();
     }
 
-    /// The weight with which a request makes its next step, of 100; 0: only when nothing else can happen.
+    /// Returns the weight of a request's next step, up to 100; with 0 the step happens only if no
+    /// other is possible.
     fn ease(&mut self, number: u64) -> u64 {
         let (rng, permille) = (&mut self.rng, self.slow_permille);
         let drawn = || if rng.permille(permille) { *rng.pick(&[0, 0, 1, 3, 10]) } else { 100 };
         *self.slowness.entry(number).or_insert_with(drawn)
     }
 
-    /// Moves a request that waits for everything else; returns false if there is none.
+    /// Advances a request that waits for everything else; returns false if there is none.
     fn move_stuck(&mut self) -> bool {
         let waiting = self.store.waiting();
         if waiting.is_empty() {
@@ -333,7 +336,7 @@ impl Environment {
         here.map(|(number, _)| self.ease(number)).sum()
     }
 
-    /// Picks a request of a stage, slow ones seldom.
+    /// Picks a request of a stage, slow ones rarely.
     fn pick(&mut self, stage: Stage) -> Option<u64> {
         let waiting = self.store.waiting();
         let here: Vec<u64> = waiting.into_iter().filter(|(_, at)| *at == stage).map(|(it, _)| it).collect();
@@ -365,7 +368,7 @@ impl Environment {
         self.store.answer(number, None);
     }
 
-    /// Checks that what has been done in the store keeps the guarantees.
+    /// Checks that the requests performed by the store satisfy the guarantees.
     fn look_at_store(&mut self) -> Result<(), String> {
         for done in self.store.take_done() {
             let request = &done.request;
@@ -397,7 +400,7 @@ impl Environment {
         Ok(())
     }
 
-    /// Records that a claim of one of the caches has been granted.
+    /// Records that a claim by one of the caches has succeeded.
     fn taken_over(&mut self, cache: usize, scope: &Scope) {
         self.fences.retain(|(fenced, within)| *fenced != cache || within != scope);
         self.oracle.unfenced(cache, scope);
@@ -408,7 +411,8 @@ impl Environment {
         }
     }
 
-    /// Runs until `is_over`, in any order and without failures. Time passes only where something has failed.
+    /// Runs until `is_over`, in any order and without failures. Time advances only if something has
+    /// failed.
     pub fn drain(&mut self, is_over: impl Fn(&Self) -> bool) -> Result<(), String> {
         let first = self.steps;
         let was_calm = std::mem::replace(&mut self.is_calm, true);
@@ -419,7 +423,8 @@ impl Environment {
                 if is_over(self) {
                     break;
                 }
-                // A flush during which another client removes the object is sent again, a little later.
+                // A flush is retried, a little later, if another client removes the object
+                // meanwhile.
                 let may_wait = !self.is_faultless() || self.may_lose || self.profile.another_deletes;
                 let is_late = self.sim.clock.now().since(start) > REST_TIMEOUT;
                 let due = self.sim.clock.next_timer();
@@ -456,7 +461,7 @@ impl Environment {
         self.flights.iter().map(|flight| flight.what.as_str()).collect()
     }
 
-    /// Brings the run to rest: every operation has ended, and every event has come.
+    /// Brings the run to rest: every operation has ended, and every event has arrived.
     fn rest(&mut self) -> Result<(), String> {
         trace!(self, "to rest");
         self.is_calm = true;
@@ -480,7 +485,7 @@ impl Environment {
         self.is_calm = true;
         trace!(self, "flush, and compare");
         if self.profile.flushes_objects {
-            // A flush of everything could hide a loss that one of an object reports.
+            // A flush of everything could hide a loss that an object's flush reports.
             for object in 0..self.ids.len() {
                 let scope = Scope::Object(self.ids[object].clone());
                 if !self.flush_to_rest(scope.clone())? {
@@ -490,7 +495,8 @@ impl Environment {
         }
         let mut losses = 0;
         while !self.flush_to_rest(Scope::All)? {
-            // The loss is reported, and accepted now. What is still dirty may be lost after that.
+            // The loss is reported, and accepted now. Data that are still dirty may be lost
+            // afterwards.
             losses += 1;
             if losses > 6 {
                 return Err("loss: reported again after each invalidation".into());
@@ -514,7 +520,7 @@ impl Environment {
     }
 }
 
-/// Fills the cache's memory but for `free` buckets with what a slow reader holds.
+/// Fills the cache's memory, except `free` buckets, with data held by a slow reader.
 fn hold_all_but(sim: &mut Sim, cache: &ObjectCache, free: u64) -> Vec<Segments> {
     let id = ObjectId::new(namespace(HOG), Name::copy_from(b"hog").unwrap());
     let total = cache.counters().memory_bytes / BUCKET;
@@ -567,7 +573,7 @@ pub fn run(profile: &Profile, seed: u64, without: Without, is_traced: bool) -> O
     let outcome =
         Outcome { problem, trace: std::mem::take(&mut own.trace), asked: own.asked, steps: own.steps };
     if outcome.problem.as_ref().is_some_and(|why| why.starts_with("panic")) {
-        // Locks may still be held by what has unwound.
+        // Unwound code may still hold locks.
         std::mem::forget(slot.take());
     }
     outcome

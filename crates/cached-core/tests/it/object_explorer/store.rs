@@ -1,10 +1,10 @@
-//! The store below: every request waits until the scheduler performs it, and again until the scheduler
-//! answers it, in any order between requests.
+//! The store below: every request waits until the scheduler performs it, and again until the
+//! scheduler answers it; the order between requests is arbitrary.
 //!
-//! Requests are performed on a [`Memory`], whose content is the store's; beside it stands what a loss of
-//! power would leave. A request whose reply is dropped may still be performed later, as one on the wire would
-//! be, but no later than the next read of the object: the contract guarantees that to a caller that reads
-//! back.
+//! Requests are performed on a [`Memory`], which has the store's content; the content after a power
+//! loss is kept separately. A request whose reply is dropped may still be performed later, like a
+//! request on the network, but no later than the next read of the object: the contract guarantees
+//! this to a caller that reads back.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::poll_fn;
@@ -21,11 +21,11 @@ const CALLS_MAX: u64 = 2_000;
 /// The stage of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Stage {
-    /// It is not performed.
+    /// The request has not been performed.
     Queued,
-    /// It is performed, and not answered.
+    /// The request has been performed, but not answered.
     Done,
-    /// Answered as unknown, or dropped by its caller, and perhaps performed later.
+    /// The request was answered as unknown, or dropped by its caller, and may be performed later.
     Stray,
 }
 
@@ -33,17 +33,17 @@ pub enum Stage {
 #[derive(Clone, Debug)]
 pub struct Request {
     pub number: u64,
-    /// The number of the cache that asks.
+    /// The number of the requesting cache.
     pub cache: usize,
     pub name: &'static str,
     pub object: Option<ObjectId>,
     pub is_change: bool,
-    /// The scope that it asks to be stored; a failed sync fails that.
+    /// The scope that the request stores; a failed sync makes the request fail.
     pub syncs: Option<Scope>,
     pub stamp: Option<Stamp>,
-    /// The new epoch and its scope; `None` for a question.
+    /// The new epoch and its scope; `None` for a query.
     pub claim: Option<(Scope, Epoch)>,
-    /// Whether it writes an object in full or deletes it, which repairs a failed sync.
+    /// Whether the request writes an object in full or deletes it, which repairs a failed sync.
     pub renews: bool,
     /// The scope of an invalidation.
     pub forgets: Option<Scope>,
@@ -58,7 +58,7 @@ struct Held {
 
 /// A request of any type.
 trait Call_: Send {
-    /// Performs it; returns whether that succeeded.
+    /// Performs the request; returns whether it succeeded.
     fn perform(&mut self, memory: &Memory, weaken: bool) -> Result<()>;
     fn answer(&mut self, error: Option<Error>);
     fn is_dropped(&self) -> bool;
@@ -77,7 +77,7 @@ struct Slot<T> {
     waker: Option<Waker>,
 }
 
-/// Replies that state the durability of a change.
+/// Replies whose stated durability can be lowered.
 pub trait Weaken {
     fn weaken(&mut self) {}
 }
@@ -121,7 +121,7 @@ impl<T: Send + Weaken> Call_ for CallOf<T> {
     }
 }
 
-/// What has been done in the store, for the oracle.
+/// The events in the store, for the oracle.
 pub struct Done {
     pub request: Request,
     pub result: Result<()>,
@@ -133,19 +133,19 @@ struct State {
     held: BTreeMap<u64, Held>,
     next: u64,
     calls: u64,
-    /// Whether requests are answered at once.
+    /// Whether requests are answered immediately.
     is_open: bool,
-    /// Whether only what is asked to be stored is.
+    /// Whether the store stores only on request.
     is_volatile: bool,
-    /// What a loss of power would leave of each object.
+    /// The content of each object after a power loss.
     stable: BTreeMap<ObjectId, Option<Vec<u8>>>,
-    /// Objects of which a sync has failed.
+    /// Objects with a failed sync.
     failed: BTreeSet<ObjectId>,
     done: Vec<Done>,
     capabilities: Option<Capabilities>,
 }
 
-/// The store, as one of the caches reaches it.
+/// The store, as used by one of the caches.
 pub struct Store {
     state: Arc<Mutex<State>>,
     hub: Arc<EventHub>,
@@ -154,7 +154,8 @@ pub struct Store {
 
 impl Store {
     pub fn new(clock: &ManualClock) -> Self {
-        // A clock that stands still: a held request is not late when it is performed.
+        // The clock does not advance, so that a held request is not past its deadline when it is
+        // performed.
         let _ = clock;
         let memory = Arc::new(test_kit::memory(&ManualClock::new()));
         let state = State {
@@ -173,7 +174,7 @@ impl Store {
         Self { state: Arc::new(Mutex::new(state)), hub: Arc::default(), cache: 0 }
     }
 
-    /// The same store, as another cache reaches it.
+    /// Returns the same store for another cache.
     pub fn for_cache(&self, cache: usize) -> Self {
         Self { state: Arc::clone(&self.state), hub: Arc::clone(&self.hub), cache }
     }
@@ -217,18 +218,18 @@ impl Store {
         self.state().held[&number].request.clone()
     }
 
-    /// Performs what is still on its way for an object: its caller reads back.
+    /// Performs requests still in transit for an object, because their caller reads back.
     pub fn deliver(&self, object: &ObjectId) {
         let mut state = self.state();
         state.deliver(object, &self.hub);
     }
 
-    /// Returns what has been done since the last call.
+    /// Returns the events since the last call.
     pub fn take_done(&self) -> Vec<Done> {
         std::mem::take(&mut self.state().done)
     }
 
-    /// Returns what a loss of power would leave.
+    /// Returns the content after a power loss.
     pub fn stable(&self, object: &ObjectId) -> Option<Vec<u8>> {
         let state = self.state();
         if state.is_volatile {
@@ -237,12 +238,12 @@ impl Store {
         content(&*state.memory, object)
     }
 
-    /// Returns the present content of an object.
+    /// Returns the current content of an object.
     pub fn current(&self, object: &ObjectId) -> Option<Vec<u8>> {
         content(&*self.state().memory, object)
     }
 
-    /// Takes the present content of the objects as stored.
+    /// Marks the current content of the objects as stored.
     pub fn sync_all(&self, objects: &[ObjectId]) {
         let mut state = self.state();
         for object in objects {
@@ -251,7 +252,7 @@ impl Store {
         }
     }
 
-    /// Lets another client change the store, at once.
+    /// Lets another client change the store immediately.
     pub fn by_another<T>(&self, act: impl FnOnce(&Memory) -> T) -> T {
         let memory = self.memory();
         let done = act(&memory);
@@ -259,7 +260,7 @@ impl Store {
         done
     }
 
-    /// Takes what another client has done to an object as stored.
+    /// Marks another client's changes of an object as stored.
     pub fn sync_one(&self, object: &ObjectId) {
         self.sync_all(std::slice::from_ref(object));
     }
@@ -269,13 +270,13 @@ impl Store {
         self.state().begin(number, &self.hub);
     }
 
-    /// Answers a performed request, or one that is not performed with an error.
+    /// Answers a performed request, or answers an unperformed one with an error.
     pub fn answer(&self, number: u64, error: Option<Error>) {
         let mut held = self.state().held.remove(&number).expect("waits");
         held.call.answer(error);
     }
 
-    /// Answers a request that is not performed as unknown; it may be performed later.
+    /// Answers an unperformed request as unknown; it may be performed later.
     pub fn answer_unknown(&self, number: u64, why: &'static str) {
         let mut held = self.state().held.remove(&number).expect("waits");
         held.call.answer(Some(Error::OutcomeUnknown(why.into())));
@@ -303,12 +304,12 @@ impl Store {
         true
     }
 
-    /// Forgets a request that is not performed, as if it had never been sent.
+    /// Drops an unperformed request, as if it had never been sent.
     pub fn forget(&self, number: u64) {
         self.state().held.remove(&number);
     }
 
-    /// Makes requests whose callers are gone strays, and drops those that change nothing.
+    /// Turns requests of cancelled callers into strays, and drops the ones that change nothing.
     pub fn sort_out(&self) {
         let mut state = self.state();
         state.held.retain(|_, held| {
@@ -365,8 +366,8 @@ impl State {
             return;
         }
         if let (Some(object), false) = (&held.request.object, held.request.is_change) {
-            // A read sees what is still on its way of requests that were answered as unknown: it is performed
-            // now.
+            // A read sees the effect of requests that were answered as unknown, so these are
+            // performed now.
             let object = object.clone();
             self.deliver(&object, hub);
         }
@@ -402,7 +403,7 @@ impl State {
         strays.into_iter().for_each(|stray| self.begin(stray, hub));
     }
 
-    /// Makes stored what a change or a flush asks to be stored.
+    /// Stores the data for which a change or a flush requests it.
     fn sync(&mut self, request: &Request, scope: &Scope) -> Result<()> {
         let covered: Vec<ObjectId> = match &request.object {
             Some(object) => {
@@ -472,7 +473,7 @@ fn change(object: &ObjectId, change: &Change, terms: &ChangeTerms) -> Request {
     };
     Request {
         is_change: true,
-        // A store that is asked for *journaled* gives at least that: this one by a sync.
+        // A request for *journaled* gets at least that durability, in this store by a sync.
         syncs: (terms.durability >= Durability::Journaled).then(|| Scope::Object(object.clone())),
         stamp: terms.stamp,
         renews: change.replaces_content(),
@@ -481,7 +482,7 @@ fn change(object: &ObjectId, change: &Change, terms: &ChangeTerms) -> Request {
     }
 }
 
-/// A range in cells.
+/// Returns a range in cells.
 fn at(offset: u64, len: u64) -> String {
     let cell = super::oracle::CELL;
     format!("[{}..{})", offset as f64 / cell as f64, (offset + len) as f64 / cell as f64)
@@ -522,7 +523,7 @@ impl Blocker for Store {
         self.call(asked, move |memory| memory.claim(it))
     }
     fn invalidate(&self, it: InvalidateRequest) -> Reply<InvalidateReply> {
-        // Its events go to all subscribers, as any other's.
+        // Its events go to all subscribers, like any client's.
         let mut asked = request("invalidate", None, format!("invalidate {:?}", it.scope));
         asked.forgets = Some(it.scope.clone());
         self.call(asked, move |memory| memory.invalidate(it))

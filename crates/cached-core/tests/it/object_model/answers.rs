@@ -1,10 +1,10 @@
-//! What the answers mean for the map.
+//! The effects of replies on the model's map.
 
 use super::lent::lend;
 use super::*;
 
 impl Environment {
-    /// Handles the answers that have come.
+    /// Handles the replies that have arrived.
     pub(super) fn collect(&mut self) {
         let mut at = 0;
         while at < self.flights.len() {
@@ -21,7 +21,7 @@ impl Environment {
         }
     }
 
-    /// Drops a request that waits.
+    /// Drops a waiting request.
     pub(super) fn cancel_one(&mut self) {
         if std::env::var("NO_CANCEL").is_ok() {
             return;
@@ -45,7 +45,7 @@ impl Environment {
         let Flight { asked, has_deadline, number, .. } = flight;
         if let Some(Err(error)) = &answer {
             let is_excused = match error {
-                // Attached again meanwhile.
+                // The cache was reattached meanwhile.
                 Error::Retryable(_) if matches!(asked, Asked::Switch { detaches: true, .. }) => true,
                 Error::Retryable(_) => self.is_noisy || has_deadline,
                 Error::DeadlinePassed => has_deadline,
@@ -97,7 +97,7 @@ impl Environment {
                     let name = Some(&self.namespaces[namespace]);
                     let all = cache.namespaces();
                     let of = all.iter().find(|of| of.namespace.as_ref() == name).expect("configured");
-                    // The mode in force changes as well with the way in or out of the path of requests.
+                    // Detaching and reattaching also change the mode in force.
                     let is_changing = of.is_mode_changing && self.switches.unwrap_or(0) == 0;
                     assert_eq!((of.write_mode, is_changing), (mode, false), "#{number}");
                     assert!(mode == WriteMode::Back || of.dirty_bytes == 0, "#{number}: {of:?}");
@@ -138,7 +138,7 @@ impl Environment {
                 }
                 let source = &self.objects[*source];
                 is_of_uncertain = source.is_uncertain;
-                // A crash may have made a mix of what it was, and that is what was copied.
+                // A crash may have left a mix of the object's states, and that mix was copied.
                 let more = if is_of_uncertain { source.history.as_slice() } else { &[] };
                 source.candidates.iter().chain(more).cloned().collect()
             }
@@ -159,7 +159,7 @@ impl Environment {
                 after.push(each.clone());
             }
         }
-        // A crash of the store may make any of these of it, on top of what may be there.
+        // A crash of the store may leave any of these contents, in addition to the possible ones.
         let may_be_lost = self.is_volatile && tracked.may_be_forwarded;
         if tracked.is_uncertain {
             let more: Vec<Content> = effects(&tracked.history).into_iter().flatten().collect();
@@ -169,8 +169,8 @@ impl Environment {
             Some(Ok(_)) | Some(Err(Error::NotStored(_))) => true,
             None | Some(Err(Error::OutcomeUnknown(_))) => {
                 if let Act::CopyFrom(source) = act {
-                    // The store may have copied its own bytes, without what is pending in the cache: see the
-                    // note at `copy_objects`. The next read decides.
+                    // The store may have copied its own bytes, without the pending ones in the
+                    // cache: see the note at `copy_objects`. The next read decides.
                     let past = self.objects[*source].past.clone();
                     let tracked = &mut self.objects[target];
                     tracked.is_uncertain = true;
@@ -190,7 +190,7 @@ impl Environment {
                     Error::ConditionFailed { .. } => {
                         let asked = matches!(change.condition, Condition::Version(_));
                         assert!(asked, "{label}: {error}");
-                        // Its version may have become the store's own, with the same bytes.
+                        // The version may have become the store's own, with the same bytes.
                         tracked.version = None;
                     }
                     Error::Missing | Error::Exists | Error::Mismatch { .. } if !tracked.is_uncertain => {
@@ -218,7 +218,7 @@ impl Environment {
         }
         assert!(!after.is_empty(), "{label} worked; by the map it fails: {outcomes:?}");
         if let (true, Condition::Version(version)) = (is_stale, change.condition) {
-            // A change that left every byte as it was may be forgotten, and its version with it.
+            // A change without an effect on the bytes may be dropped together with its version.
             let was = self.versions.get(&(target, version));
             let is_same = was.is_some_and(|was| before.iter().flatten().any(|bytes| bytes == was));
             assert!(is_same, "{label} worked with a version that stood for other bytes");
@@ -257,7 +257,7 @@ impl Environment {
         }
     }
 
-    /// One version, one content.
+    /// Checks that each version has one content.
     pub(super) fn note_version(&mut self, label: &str, object: usize, version: Version) {
         let tracked = &self.objects[object];
         if let (true, Some(Some(bytes))) = (tracked.is_known(), tracked.candidates.first()) {
@@ -287,7 +287,7 @@ impl Environment {
             Err(_) => return,
         };
         if tracked.is_uncertain != tainted {
-            // A crash came in between: any content is possible.
+            // A crash happened in between, so any content is possible.
             return;
         }
         let found = reply.as_ref().map(|reply| reply.data.to_vec());
@@ -299,7 +299,7 @@ impl Environment {
             tracked.candidates = vec![found.map(Rc::new)];
             tracked.past.push(tracked.candidates[0].clone());
             tracked.is_uncertain = false;
-            // What was changed since the store came up again may be lost by the next crash.
+            // Changes since the store's restart may be lost by the next crash.
             tracked.history.push(tracked.candidates[0].clone());
             return;
         }
@@ -404,7 +404,8 @@ impl Environment {
 
     pub(super) fn flushed(&mut self, scope: &Scope, marks: &[(u64, bool)]) {
         for (tracked, (changes, was_written)) in self.objects.iter_mut().zip(marks) {
-            // The model does not keep a change's domain, so a flush of one shows nothing about objects.
+            // The model does not track a change's domain, so a flush of a domain proves nothing
+            // about objects.
             let is_covered = match scope {
                 Scope::Domain(..) => false,
                 scope => scope.covers(&tracked.id, None),

@@ -23,7 +23,7 @@ impl Environment {
         }
     }
 
-    /// Brings the store up again, once no call from before waits for it.
+    /// Restarts the store, once no earlier call waits for it.
     pub(super) fn restart(&mut self) {
         let Some(number) = self.crashed else { return };
         if self.store.has_older_than(number) {
@@ -54,7 +54,7 @@ impl Environment {
         test_kit::same(&found, &kept.wanted, what);
     }
 
-    /// Asserts that nothing is under way in the cache or below: cancelled requests have ended.
+    /// Asserts that nothing is in progress in the cache or below: cancelled requests have ended.
     pub(super) fn forget_cancelled(&mut self) {
         if self.sim.is_idle() && !self.store.has_older_than(u64::MAX) {
             self.objects.iter_mut().for_each(|tracked| tracked.has_cancelled_change = false);
@@ -98,7 +98,7 @@ impl Environment {
         }
         let is_full = self.flights.len() >= 6 || haunted >= 4;
         if self.sim.is_idle() && is_full && !self.sim.skip() {
-            // All requests wait, and only the test can bring the store back.
+            // All requests wait, and only the test can restart the store.
             self.end_failures();
         }
     }
@@ -121,7 +121,7 @@ impl Environment {
         self.validate();
     }
 
-    /// Sets one thing for a namespace, beside its configuration.
+    /// Changes one setting of a namespace at run time.
     fn set_one(&mut self) {
         let Some(cache) = &self.cache else { return };
         let keys: Vec<_> = NamespaceKey::ALL.into_iter().filter(|key| has_no_sum(*key)).collect();
@@ -149,7 +149,8 @@ impl Environment {
         self.validate();
     }
 
-    /// Changes the write mode of a namespace, and perhaps waits until nothing of the one before is left.
+    /// Changes the write mode of a namespace, and sometimes waits until no effect of the previous
+    /// mode remains.
     fn change_mode(&mut self) {
         if self.flights.len() >= 6 || self.cache.is_none() {
             return;
@@ -173,13 +174,13 @@ impl Environment {
         self.validate();
     }
 
-    /// Takes the cache out of the path of requests, or puts it back, and perhaps waits until that is done.
+    /// Detaches or reattaches the cache, and sometimes waits for the completion.
     fn switch(&mut self) {
         if self.flights.len() >= 6 || self.cache.is_none() {
             return;
         }
         let is_attached = self.cache().attach_status().state == AttachState::Attached;
-        // What is done already, now and then.
+        // Sometimes a command without an effect.
         let detaches = if self.rng.permille(100) { !is_attached } else { is_attached };
         let deadline = self.deadline();
         let Some(switches) = &mut self.switches else { return };
@@ -192,7 +193,8 @@ impl Environment {
             true => Reply::pending(cache.detach_cache(deadline)),
             false => Reply::pending(cache.attach_cache(deadline)),
         };
-        // Of two commands that overlap either may come last: then the answer states nothing about the end.
+        // Of two overlapping commands either may take effect last, so the reply does not determine
+        // the final state.
         let overlaps = self.flights.iter().any(|flight| matches!(flight.asked, Asked::Switch { .. }));
         let asked = Asked::Switch { detaches, switches: if overlaps { 0 } else { switches } };
         self.launch(switched, deadline.is_some(), asked, |()| Answer::Switched);
@@ -216,7 +218,8 @@ impl Environment {
         assert!(self.crashed.is_none(), "calls from before the crash are still under way");
     }
 
-    /// With everything flushed and the cache dropped, the store has what the map has.
+    /// After a flush of everything and the end of the cache, checks that the store's content equals
+    /// the map's.
     pub(super) fn finish(mut self) {
         self.end_failures();
         while !self.kept.is_empty() {
@@ -307,7 +310,7 @@ impl Environment {
     }
 }
 
-/// Whether the values of all namespaces need not fit together.
+/// Returns whether the values of all namespaces have no common limit.
 fn has_no_sum(key: NamespaceKey) -> bool {
     !key.name().starts_with("memory_") && key != NamespaceKey::DirtyBytesMax
 }

@@ -1,5 +1,5 @@
-//! Payloads whose pages the kernel has, after the payload is dropped: it must still have the same bytes when the cache uses
-//! the buckets for something else.
+//! Payloads whose pages are lent to the kernel: after the payload is dropped, the kernel must still
+//! see the same bytes when the cache has reused the buckets.
 
 use std::io::{PipeReader, Read, Write};
 use std::os::fd::AsRawFd;
@@ -7,13 +7,14 @@ use std::os::fd::AsRawFd;
 use blocker::Segments;
 use cached_core::object::ObjectCache;
 
-/// The most runs in a pipe, which has 16 pages without being asked for more.
+/// The maximum number of runs in a pipe, which has 16 pages by default.
 const RUNS_MAX: usize = 12;
 
 /// Bytes in a pipe.
 pub(super) struct Lent(PipeReader, usize);
 
-/// Lends a payload, and puts its pages into a pipe; what is not in a bucket is copied there. `None` if it is too long or empty.
+/// Lends a payload, and puts its pages into a pipe; bytes outside of buckets are copied. Returns
+/// `None` if the payload is too long or empty.
 pub(super) fn lend(cache: &ObjectCache, data: &Segments) -> Option<Lent> {
     if !(1..=RUNS_MAX).contains(&data.iter().count()) || data.iter().any(|run| run.len_bytes() > 4096) {
         return None;
@@ -27,7 +28,7 @@ pub(super) fn lend(cache: &ObjectCache, data: &Segments) -> Option<Lent> {
         }
         assert!(cache.has_lent(bytes));
         let place = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-        // SAFETY: the kernel only reads the bytes, and holds their page.
+        // SAFETY: the kernel only reads the bytes, and keeps a reference to their page.
         let taken =
             unsafe { libc::vmsplice(writer.as_raw_fd(), &raw const place, 1, libc::SPLICE_F_NONBLOCK) };
         assert_eq!(taken, bytes.len() as isize, "{}", std::io::Error::last_os_error());

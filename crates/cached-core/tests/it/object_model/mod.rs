@@ -1,16 +1,17 @@
-//! Random sequences of operations, by several clients at once, over a store with every kind of failure,
-//! compared with a plain map. Meanwhile the write modes of the namespaces, their limits, rates, shares and quotas
-//! change, and the whole cache is taken out of the path of requests and put back.
+//! Random sequences of operations by several concurrent clients, over a store with every kind of
+//! failure, compared with a plain map. Meanwhile the write modes, limits, rates, shares and quotas
+//! of the namespaces change, and the whole cache is detached and reattached.
 //!
-//! Each seed draws a cache (tiny, of few objects, with little room for dirty data), a store (delays, errors,
-//! unknown outcomes, stalls, crashes that lose what it had not stored) and a history: which client is polled
-//! next, what is requested, what is dropped half-way. An object is changed by one client at a time, so its
-//! content is known: one vector of bytes, or a few where an outcome is not known and the next read decides.
-//! `validate` checks the cache's invariants after each answer. At the end everything is flushed, the cache
-//! dropped, the power of the store cut, and the content of the store compared with the map.
+//! Each seed determines a cache (tiny, with few objects and little space for dirty data), a store
+//! (delays, errors, unknown outcomes, stalls, crashes that lose unstored data) and a history: which
+//! client is polled next, what is requested, what is dropped before completion. Only one client at
+//! a time changes an object, so its content is known: one vector of bytes, or a few if an outcome
+//! is unknown, until the next read decides. `validate` checks the cache's invariants after each
+//! reply. At the end everything is flushed, the cache is dropped, the store loses power, and the
+//! store's content is compared with the map.
 //!
-//! `object_concurrency` tests what several clients may see of one object that all of them change.
-//! `OBJECT_SEED=n` replays one seed and prints what happens, `OBJECT_SEEDS=n` runs `n` seeds.
+//! `object_concurrency` tests several clients that change the same object. `OBJECT_SEED=n` replays
+//! one seed and prints its steps, `OBJECT_SEEDS=n` runs `n` seeds.
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -31,9 +32,11 @@ use test_kit::{KIB, cache, content, each_seed, namespace, pattern, small};
 const OBJECTS: usize = 14;
 const SIZE_MAX: u64 = 256 * KIB;
 const OPERATIONS: u64 = 120;
-/// The most possible contents of one object before a read must decide between them.
+/// The maximum number of possible contents of an object, above which a read must decide between
+/// them.
 const CANDIDATES_MAX: usize = 8;
-/// The most states of one object that the store may have lost before a flush must end that.
+/// The maximum number of states of an object that the store may have lost, above which a flush is
+/// required.
 const HISTORY_MAX: usize = 24;
 const PINNED_BYTES_MAX: usize = 256 << 10;
 
@@ -55,7 +58,7 @@ enum Act {
         offset: u64,
         len: u64,
     },
-    /// Offset, length, and whether data or zeros.
+    /// Runs: offset, length, and whether they are data or zeros.
     Runs {
         runs: Rc<Vec<(u64, u64, bool)>>,
         tag: u64,
@@ -81,7 +84,7 @@ enum Act {
     CopyFrom(usize),
 }
 
-/// Returns what the operation makes of `before`, or the kind of its error.
+/// Returns the operation's result on `before`, or the kind of its error.
 fn effect(
     act: &Act,
     condition: Condition,
@@ -149,30 +152,32 @@ fn effect(
     }
 }
 
-/// One object, as the map has it.
+/// One object in the model's map.
 struct Tracked {
     id: ObjectId,
-    /// Whether it may have been changed in another mode than write-back: a crash of the store may lose that.
+    /// Whether the object may have been changed in another mode than write-back, so that a crash of
+    /// the store may lose the change.
     may_be_forwarded: bool,
-    /// Its possible contents: one, unless an outcome is not known.
+    /// The possible contents: one, unless an outcome is unknown.
     candidates: Vec<Content>,
-    /// Its contents since it was last surely stored: a crash of the store may mix them.
+    /// The contents since the object was last certainly stored: a crash of the store may mix them.
     history: Vec<Content>,
-    /// All contents it ever had.
+    /// All contents that the object ever had.
     past: Vec<Content>,
-    /// The store has crashed, and forwarded changes may be lost: the next read decides.
+    /// Whether the store has crashed, so that forwarded changes may be lost, until the next read
+    /// decides.
     is_uncertain: bool,
-    /// A change is under way.
+    /// Whether a change is in progress.
     is_written: bool,
-    /// The caller of a change has given up, and the change may still be on its way: it arrives before later
-    /// changes, but not before later reads.
+    /// Whether a cancelled change may still take effect: before later changes, but not necessarily
+    /// before later reads.
     has_cancelled_change: bool,
     readers: usize,
-    /// The number of changes begun.
+    /// The number of changes that have begun.
     changes: u64,
-    /// The version it has, by the last reply.
+    /// The version in the last reply.
     version: Option<Version>,
-    /// Versions that it no longer has.
+    /// Versions that the object no longer has.
     old_versions: Vec<Version>,
 }
 
@@ -213,7 +218,7 @@ enum Asked {
         act: Act,
         change: ChangeTerms,
         is_stale: bool,
-        /// Whether the namespace was read-only when it was asked.
+        /// Whether the namespace was read-only at the time of the request.
         is_refused: bool,
     },
     Read {
@@ -225,7 +230,7 @@ enum Asked {
     Info {
         object: usize,
     },
-    /// With how many changes of each object had begun, and whether one was under way.
+    /// With the number of changes of each object that had begun, and whether one was in progress.
     List {
         namespace: usize,
         marks: Vec<(u64, bool)>,
@@ -235,13 +240,13 @@ enum Asked {
         marks: Vec<(u64, bool)>,
     },
     Invalidate,
-    /// With how often the modes of the namespace had been changed, this time included.
+    /// With the number of mode changes of the namespace, including this one.
     Mode {
         namespace: usize,
         mode: WriteMode,
         changes: u64,
     },
-    /// Whether the cache was to be detached, and how often that had been asked for or undone, this time included.
+    /// Whether the cache was to be detached, and the number of such commands, including this one.
     Switch {
         detaches: bool,
         switches: u64,
@@ -263,7 +268,7 @@ struct Kept {
 
 enum KeptData {
     Held(Segments),
-    /// It was dropped, and the kernel has its pages.
+    /// The payload was dropped, and the kernel has its pages.
     Lent(lent::Lent),
 }
 
@@ -278,26 +283,27 @@ struct Environment {
     faulty: Arc<Faulty>,
     store: Arc<DetachedStore>,
     namespaces: Vec<Namespace>,
-    /// The write mode of each namespace, and how often it has been changed.
+    /// The write mode of each namespace, and the number of its changes.
     modes: Vec<(WriteMode, u64)>,
-    /// Whether this history takes the cache out of the path of requests, and how often it has, or has put it back.
+    /// Whether this history detaches the cache, and the number of times it was detached or
+    /// reattached.
     switches: Option<u64>,
-    /// How often modes, limits and rates were changed, and the cache detached or attached.
+    /// The number of changes of modes, limits and rates, and of detachments and reattachments.
     policy_changes: u64,
     objects: Vec<Tracked>,
     flights: Vec<Flight>,
     kept: Vec<Kept>,
-    /// Where the last read and the last write of each object ended.
+    /// The end of the last read and of the last write of each object.
     ends: Vec<[u64; 2]>,
     versions: HashMap<(usize, Version), Rc<Vec<u8>>>,
     is_noisy: bool,
     is_volatile: bool,
     is_stalled: bool,
-    /// While the store is down: the number of the first call made since.
+    /// While the store is down: the number of the first call since its crash.
     crashed: Option<u64>,
-    /// After a restart, until the cache has invalidated what it knows of the store.
+    /// Whether the store has restarted and the cache has not yet invalidated its data.
     must_invalidate: bool,
-    /// A namespace has, or had, a quota.
+    /// Whether a namespace has, or had, a quota.
     has_had_quota: bool,
     operations: u64,
     is_traced: bool,
@@ -336,7 +342,7 @@ impl Environment {
         let policies = [WriteMode::Back, WriteMode::Through, WriteMode::Around];
         let mut objects = Vec::new();
         for number in 0..OBJECTS {
-            // Most of the state is in write-back mode.
+            // Most state exists only in write-back mode.
             let space = rng.weighted(&[6, 3, 1]);
             let name = Name::copy_from(format!("object-{number:02}").as_bytes()).unwrap();
             let id = ObjectId::new(namespaces[space].clone(), name);
@@ -367,7 +373,7 @@ impl Environment {
         let ready_permille = *rng.pick(&[0, 300, 1000]);
         let store =
             DetachedStore::new(Arc::clone(&faulty) as _, sim.spawner(), rng.next_u64(), ready_permille);
-        // With copies and runs of its own, without, and with few runs in one change.
+        // Stores with native copies and runs, without them, and with few runs per change.
         let limits: [fn(&mut Capabilities); 6] = [
             |_| (),
             |can| can.copy_native = false,
@@ -396,7 +402,7 @@ impl Environment {
         }
         draw_limits(&mut rng, &mut config);
         draw_flow(&mut rng, &mut config);
-        // A store that is never slow enough is no matter for this test.
+        // This test does not cover stores that are too fast for read-ahead.
         config.read_ahead_latency_min = Duration::from_micros(*rng.pick(&[0, 0, 200]));
         let has_had_quota =
             config.namespaces.iter().any(|each| each.settings.number(NamespaceKey::QuotaBytesMax).is_some());
@@ -469,10 +475,10 @@ fn check_mix(label: &str, history: &[Content], found: Option<&[u8]>) {
 fn draw_limits(rng: &mut Rng, config: &mut ObjectCacheConfig) {
     config.dirty_bytes_max = *rng.pick(&[4, 64, 300, 768]) * KIB;
     config.dirty_age_max = Duration::from_millis(*rng.pick(&[5, 200, 10_000]));
-    // A quarter of the room each, at most: something is left for the others.
+    // At most a quarter of the dirty limit each, so that the others have the rest.
     let part_max = config.dirty_bytes_max / 4;
     for namespace in &mut config.namespaces {
-        // Flow is drawn apart.
+        // Read-ahead and bypass are drawn separately.
         let mut own = NamespaceConfig { settings: NamespaceSettings::default(), ..namespace.clone() };
         own.settings.write = namespace.settings.write;
         let part = *rng.pick(&[4, 16, 64, 192]) * KIB;
@@ -492,7 +498,7 @@ fn draw_limits(rng: &mut Rng, config: &mut ObjectCacheConfig) {
     }
 }
 
-/// Draws what a namespace may have of the store.
+/// Draws a namespace's limits at the store.
 fn store_terms(rng: &mut Rng) -> StoreTerms {
     StoreTerms {
         requests_per_second_max: rng.permille(500).then(|| *rng.pick(&[5, 100, 5000])),
@@ -503,7 +509,7 @@ fn store_terms(rng: &mut Rng) -> StoreTerms {
     }
 }
 
-/// Draws what is read ahead, and what bypasses the cache.
+/// Draws the settings of read-ahead and bypass.
 fn draw_flow(rng: &mut Rng, config: &mut ObjectCacheConfig) {
     let ahead = [0, 4 * KIB, 16 * KIB, 1024 * KIB];
     let cut_offs = [0, 0, 4 * KIB, 20 * KIB, 200 * KIB];
@@ -521,7 +527,7 @@ fn draw_flow(rng: &mut Rng, config: &mut ObjectCacheConfig) {
     }
 }
 
-/// In one segment or in several.
+/// Returns a payload in one segment or in several.
 fn payload(rng: &mut Rng, bytes: Vec<u8>) -> Segments {
     let whole = Segments::from(bytes);
     if whole.len_bytes() < 2 || rng.permille(700) {

@@ -1,9 +1,9 @@
-//! What clients request.
+//! The clients' requests.
 
 use super::*;
 
 impl Environment {
-    /// A range as disks and files have them.
+    /// Returns a range that is typical of disks and files.
     pub(super) fn range(&mut self) -> (u64, u64) {
         let rng = &mut self.rng;
         let (align, len_max) =
@@ -13,7 +13,8 @@ impl Environment {
         (offset, len)
     }
 
-    /// A range for a read (0) or a write (1), which may go on where the last one of the object ended.
+    /// Returns a range for a read (0) or a write (1), which may begin where the object's last one
+    /// ended.
     pub(super) fn next_range(&mut self, object: usize, kind: usize) -> (u64, u64) {
         let (mut offset, len) = self.range();
         let end = self.ends[object][kind];
@@ -76,7 +77,7 @@ impl Environment {
         let object = self.rng.index(OBJECTS);
         let tracked = &self.objects[object];
         let is_free = !tracked.is_written && !tracked.has_cancelled_change && tracked.readers == 0;
-        // What is not known is asked for first.
+        // Unknown state is queried first.
         (is_free && tracked.candidates.len() < CANDIDATES_MAX && !tracked.is_uncertain).then_some(object)
     }
 

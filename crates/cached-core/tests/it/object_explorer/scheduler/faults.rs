@@ -1,9 +1,9 @@
-//! Failures, events, other clients and writers, and callers that give up.
+//! Failures, events, other clients and writers, and callers that cancel.
 
 use super::*;
 
 impl Environment {
-    /// Makes a failure, an event, another writer, or a caller that gives up.
+    /// Injects a failure, an event, another writer, or a cancellation.
     pub(super) fn trouble(&mut self) -> Result<(), String> {
         if self.is_calm {
             return Ok(());
@@ -74,7 +74,7 @@ impl Environment {
         self.caches.iter().for_each(|cache| cache.set_namespace(&namespace, &mode.into()).expect("room"));
     }
 
-    /// Lets the store refuse a request for the time being.
+    /// Lets the store refuse a request with a retryable error.
     pub(super) fn refuse(&mut self, number: u64) {
         let request = self.store.request(number);
         let error = match (request.name, self.rng.below(3)) {
