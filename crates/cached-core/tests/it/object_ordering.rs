@@ -1,5 +1,5 @@
-//! Late answers: an answer of the store never brings back what has been overwritten, cut off, replaced or
-//! removed since it was asked for.
+//! Late responses: a response of the store never restores data that were overwritten, truncated,
+//! replaced or removed since the request.
 
 use blocker::*;
 use cached_core::object::{ObjectCacheConfig, Writer};
@@ -9,25 +9,26 @@ use test_kit::steered::Op;
 use test_kit::{BUCKET, id, pattern, same, small};
 
 fn back() -> ObjectCacheConfig {
-    // Least recently used goes first, so that a test knows what is evicted.
+    // LRU eviction, so that a test knows what is evicted.
     ObjectCacheConfig { eviction_policy: "lru".into(), ..small(WriteMode::Back) }
 }
 
-/// `over` on top of `base`.
+/// Returns `base` overlaid with `over`.
 fn put(base: &mut Vec<u8>, offset: usize, over: &[u8]) {
     base.resize(base.len().max(offset + over.len()), 0);
     base[offset..offset + over.len()].copy_from_slice(over);
 }
 
-/// What makes the cache forget, during a load, the newer bytes that it would have laid over the answer.
+/// The event that makes the cache drop, during a load, the newer bytes that it would have laid over
+/// the response.
 #[derive(Clone, Copy, Debug)]
 enum Forget {
     Evict,
     Invalidate,
 }
 
-/// A sector is newer than what a load brings, is stored, and its bucket forgotten, all before the answer
-/// comes; during the first load, or during a later one if there is any.
+/// A sector is newer than the loaded data, is stored, and its bucket is evicted, all before the
+/// response arrives, during the first load or a later one.
 fn forgotten_during_a_load(forget: Forget, is_writer: bool) {
     let mut counted = Vec::new();
     for later in [0, 1] {
@@ -48,7 +49,7 @@ fn forgotten_during_a_load(forget: Forget, is_writer: bool) {
             assert!(env.store.answer_first());
             env.sim.run_until_idle();
         }
-        // The store has read what was there before the flush.
+        // The store has read the data from before the flush.
         let is_loading = env.perform_held().len() == 1;
         assert!(is_loading || later > 0);
         env.flushed(&object);
@@ -66,7 +67,7 @@ fn forgotten_during_a_load(forget: Forget, is_writer: bool) {
         }
         let loads = env.calls(Op::Read, &object);
         same(&env.bytes(&object, 0, 3 * BUCKET), &wanted, "in the cache");
-        // A second flush in the next sectors must not bring it back either.
+        // A second flush of the next sectors must not restore it either.
         env.written(&object, 2 * BUCKET, pattern(4, 2 * BUCKET, 512));
         put(&mut wanted, 2 * 4096, &pattern(4, 2 * BUCKET, 512));
         env.agrees(&object);
@@ -101,7 +102,7 @@ fn a_bucket_flushed_and_invalidated_while_a_reader_loads_is_not_undone() {
     forgotten_during_a_load(Forget::Invalidate, false);
 }
 
-/// What happens to the old content while a load of it is under way.
+/// The end of the old content while it is being loaded.
 #[derive(Clone, Copy, Debug)]
 enum End {
     Cut,
@@ -109,8 +110,8 @@ enum End {
     Removed,
 }
 
-/// A load, and the end of the bytes that it loads, in any order, with and without the flush before the
-/// answer.
+/// A load, and the end of the loaded bytes, in any order, with and without a flush before the
+/// response.
 #[test]
 fn bytes_that_were_cut_off_do_not_come_back_with_a_late_load() {
     let object = id("volume");
@@ -122,7 +123,7 @@ fn bytes_that_were_cut_off_do_not_come_back_with_a_late_load() {
                     let mut env = CacheEnvironment::new(back());
                     let old = pattern(1, 0, 2 * 4096);
                     env.others_write(&object, old.clone());
-                    // So that the object is known.
+                    // This read makes the object known.
                     env.bytes(&object, BUCKET, 10);
                     env.hold(Op::Read, &object);
                     let mut reads = Vec::new();
@@ -186,7 +187,7 @@ fn bytes_behind_a_cut_are_not_the_base_of_a_write() {
         env.at_once(cut).unwrap();
         let mut wanted = pattern(1, 0, 100);
         env.hold(Op::Read, &object);
-        // The bucket's first bytes are the store's, those behind the cut are not.
+        // The bucket's first bytes are the store's, but not the bytes after the truncation.
         let write = env.write(&object, 50, pattern(2, 50, 10));
         env.sim.run_until_idle();
         assert_eq!(env.perform_held().len(), 1);
@@ -214,7 +215,8 @@ fn a_reader_that_keeps_nothing_gets_no_byte_behind_a_cut() {
         env.at_once(cut).unwrap();
         let mut wanted = pattern(1, 0, 100);
         if has_newer {
-            // A bucket of which the cache has the newer part, and the store what lies before the cut.
+            // A bucket whose newer part is in the cache, and whose bytes before the truncation are
+            // in the store.
             env.written(&object, 1024, pattern(2, 1024, 512));
             put(&mut wanted, 1024, &pattern(2, 1024, 512));
         }
@@ -229,7 +231,7 @@ fn a_reader_that_keeps_nothing_gets_no_byte_behind_a_cut() {
     }
 }
 
-/// A payload of one bucket, received into a bucket.
+/// Returns a payload of one bucket, received into a bucket.
 fn landed(env: &CacheEnvironment, object: &ObjectId, bytes: &[u8]) -> Segments {
     let mut buffer = env.cache.receive_buffer(object, 0, bytes.len()).unwrap();
     let mut from = bytes;
@@ -238,8 +240,9 @@ fn landed(env: &CacheEnvironment, object: &ObjectId, bytes: &[u8]) -> Segments {
     buffer.finish()
 }
 
-/// A bucket that two objects share is clean in one of them only: the other forgets it once its flush is
-/// stored. A load that the store has answered before that flush is older than what was forgotten.
+/// A bucket shared by two objects is clean in only one of them: the other one drops it once its
+/// flush is stored. A load that the store answered before that flush is older than the dropped
+/// data.
 #[test]
 fn a_shared_bucket_that_is_forgotten_once_it_is_stored_is_not_undone_by_a_late_load() {
     let (first, second) = (id("first"), id("second"));
@@ -247,7 +250,7 @@ fn a_shared_bucket_that_is_forgotten_once_it_is_stored_is_not_undone_by_a_late_l
         let mut env = CacheEnvironment::new(back());
         let mut wanted = pattern(1, 0, 2 * 4096);
         env.others_write(&second, wanted.clone());
-        // So that the object is known.
+        // This read makes the object known.
         env.bytes(&second, BUCKET, 10);
         let newer = pattern(2, 0, 4096);
         let payload = landed(&env, &first, &newer);
@@ -255,10 +258,10 @@ fn a_shared_bucket_that_is_forgotten_once_it_is_stored_is_not_undone_by_a_late_l
         env.at_once(write).unwrap();
         env.flushed(&first);
         env.hold(Op::Read, &second);
-        // Of the bucket alone, or of more.
+        // A load of only the bucket, or of more.
         let read = env.read(&second, 0, if is_wide { 2 * BUCKET } else { BUCKET });
         env.sim.run_until_idle();
-        // The store has read what was there before the flush.
+        // The store has read the data from before the flush.
         assert_eq!(env.perform_held().len(), 1);
         let write = env.sim.spawn(env.cache.write(WriteRequest::new(second.clone(), 0, payload)));
         env.at_once(write).unwrap();
@@ -340,7 +343,7 @@ fn a_small_write_on_a_miss_asks_the_store_once() {
     env.written(&object, 10, pattern(2, 10, 20));
     put(&mut wanted, 10, &pattern(2, 10, 20));
     assert_eq!(env.calls(Op::Read, &object), 1);
-    // Over the border of two buckets.
+    // Across the boundary of two buckets.
     env.written(&object, 3 * BUCKET - 10, pattern(3, 0, 20));
     put(&mut wanted, 3 * 4096 - 10, &pattern(3, 0, 20));
     assert_eq!(env.calls(Op::Read, &object), 2);

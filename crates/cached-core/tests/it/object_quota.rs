@@ -10,7 +10,7 @@ use test_kit::steered::{Op, SteeredStore};
 use test_kit::{BUCKET, cache, fill, namespace, small};
 
 const QUOTA: u64 = 10 * BUCKET;
-/// What the store has at the start: five buckets in two objects.
+/// The initial content of the store: five buckets in two objects.
 const BEFORE: u64 = 5 * BUCKET;
 
 struct Environment {
@@ -54,7 +54,7 @@ impl Environment {
         all.into_iter().find(|of| of.namespace == Some(namespace("vm"))).expect("it is configured")
     }
 
-    /// What is used, in buckets.
+    /// Returns the usage, in buckets.
     #[track_caller]
     fn used(&self) -> u64 {
         let quota = self.counters().quota.expect("it has a quota");
@@ -70,7 +70,7 @@ impl Environment {
         self.sim.run_until_idle();
     }
 
-    /// Asserts that what is counted is what the namespace has once all is stored.
+    /// Asserts that the counted usage equals the namespace's size once everything is stored.
     #[track_caller]
     fn check(&mut self) {
         self.sim.run(self.cache.flush(FlushRequest::new(Scope::All))).unwrap();
@@ -228,7 +228,8 @@ fn a_count_waits_for_the_store_and_changes_meanwhile_are_counted_once() {
     let mut changed = 0;
     for turn in 0..40_u64 {
         sim.run_until_idle();
-        // Objects behind, at and before the place of the count; new ones, larger, smaller and gone ones.
+        // Objects after, at and before the position of the count; new, larger, smaller and removed
+        // ones.
         let name = object(&format!("{:02}", turn * 7 % 31));
         match turn % 4 {
             0 => drop(sim.run(cache.delete(DeleteRequest::new(name)))),

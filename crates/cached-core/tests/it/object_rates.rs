@@ -1,4 +1,4 @@
-//! Rates of namespaces at the store: who waits, who does not, and what a wait holds up.
+//! Rates of namespaces at the store: which requests wait, and what the wait delays.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,7 +38,8 @@ fn config(namespaces: Vec<NamespaceConfig>) -> ObjectCacheConfig {
     ObjectCacheConfig { objects_count_max: 128, namespaces, ..small(WriteMode::Back) }
 }
 
-/// A cache with these namespaces over a store that has twenty objects in "slow" and in "fast".
+/// Creates a cache with these namespaces over a store that has twenty objects each in "slow" and in
+/// "fast".
 fn environment(config: ObjectCacheConfig) -> Environment {
     let mut sim = Sim::new(None);
     let store = SteeredStore::new();
@@ -155,7 +156,7 @@ fn flushes_that_wait_for_a_limit_hold_up_no_other_namespace() {
     let mut env = environment(flushes);
     for name in ["slow", "fast"] {
         for number in 0..12 {
-            // Known, so that the write asks the store for nothing.
+            // The object is known, so the write needs no store request.
             let whole = WriteFullRequest::new(object(name, number), vec![3; BUCKET as usize]);
             let written = env.sim.spawn(env.cache.write_full(whole));
             env.sim.run_until_idle();
@@ -220,7 +221,7 @@ fn rates_change_while_requests_wait() {
     assert_eq!(done(&reads), 4);
     env.change(vec![]).unwrap();
     assert_eq!(done(&reads), 10, "without terms nothing waits");
-    // A namespace gets its first terms while the cache runs.
+    // A namespace gets its first rate limit while the cache runs.
     env.change(vec![own("new", WriteMode::Through, rate(1))]).unwrap();
     let writes = [env.write("new", 0), env.write("new", 1)];
     assert_eq!(done(&writes), 1);

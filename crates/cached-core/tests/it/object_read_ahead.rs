@@ -1,5 +1,5 @@
-//! What is asked for in order is read ahead: with fewer requests to the store, never beyond what is there, and
-//! never with bytes that are out of date.
+//! Sequential reads are read ahead: with fewer requests to the store, never beyond the object's
+//! end, and never with stale bytes.
 
 use std::time::Duration;
 
@@ -9,19 +9,19 @@ use test_kit::cache_environment::CacheEnvironment;
 use test_kit::steered::{Op, Verdict};
 use test_kit::{BUCKET, KIB, id, namespace, pattern, same, small};
 
-/// A cache of 8 MiB that reads ahead whatever the store's speed.
+/// Returns the configuration of a cache of 8 MiB that reads ahead whatever the store's speed.
 fn config(write: WriteMode) -> ObjectCacheConfig {
     ObjectCacheConfig { memory_bytes_max: 8 << 20, read_ahead_latency_min: Duration::ZERO, ..small(write) }
 }
 
-/// An environment whose store has this object, with `buckets` buckets.
+/// Creates an environment whose store has this object, with `buckets` buckets.
 fn with_object(config: ObjectCacheConfig, object: &ObjectId, buckets: u64) -> CacheEnvironment {
     let env = CacheEnvironment::new(config);
     env.others_write(object, pattern(1, 0, (buckets * BUCKET) as usize));
     env
 }
 
-/// Reads one bucket, and lets the background do what that leads to.
+/// Reads one bucket, and lets the background task do the resulting work.
 #[track_caller]
 fn read_bucket(env: &mut CacheEnvironment, object: &ObjectId, at: u64) {
     let found = env.bytes(object, at * BUCKET, BUCKET);
@@ -29,7 +29,7 @@ fn read_bucket(env: &mut CacheEnvironment, object: &ObjectId, at: u64) {
     env.sim.run_until_idle();
 }
 
-/// Returns how many buckets were read ahead, and of these how many were used and how many wasted.
+/// Returns the number of buckets that were read ahead, used, and wasted.
 fn ahead(env: &CacheEnvironment) -> (u64, u64, u64) {
     let counters = env.cache.counters();
     let buckets = |bytes: u64| bytes / BUCKET;
@@ -40,14 +40,14 @@ fn ahead(env: &CacheEnvironment) -> (u64, u64, u64) {
     )
 }
 
-/// Returns the ranges of an object that the store has been asked for, in buckets.
+/// Returns the ranges of an object that were requested from the store, in buckets.
 fn asked(env: &CacheEnvironment, object: &ObjectId) -> Vec<(u64, u64)> {
     let log = env.store.log();
     let reads = log.iter().filter(|call| call.op == Op::Read && call.object.as_ref() == Some(object));
     reads.map(|call| (call.offset / BUCKET, call.end() / BUCKET)).collect()
 }
 
-/// Holds every read of the store that begins at bucket 2 or later.
+/// Holds every store read that begins at bucket 2 or later.
 fn hold_ahead(env: &CacheEnvironment) {
     env.store.rule(|call| match call.op == Op::Read && call.offset >= 2 * BUCKET {
         true => Verdict::Hold,
@@ -95,7 +95,7 @@ fn a_window_goes_on_over_what_is_in_the_cache() {
     read_bucket(&mut env, &object, 20);
     env.bytes(&object, 36 * BUCKET, 6 * BUCKET);
     (0..64).for_each(|at| read_bucket(&mut env, &object, at));
-    // One bucket is read once more with those beside it; six are not.
+    // One cached bucket between missing ones is loaded again; six are not.
     let windows = [(2, 6), (6, 14), (14, 30), (30, 36), (42, 62), (62, 64)];
     assert_eq!(asked(&env, &object), [&[(20, 21), (36, 42), (0, 1), (1, 2)][..], &windows].concat());
     assert_eq!((ahead(&env), env.cache.counters().read_misses), ((55, 55, 0), 4));
@@ -106,7 +106,7 @@ fn a_window_goes_on_over_what_is_in_the_cache() {
 fn a_window_that_ends_in_the_cache_leads_to_the_next_one() {
     let object = id("volume");
     let mut env = with_object(config(WriteMode::Through), &object, 128);
-    // The second half of the fourth window, and its mark.
+    // The second half of the fourth window, and its trigger.
     env.bytes(&object, 22 * BUCKET, 8 * BUCKET);
     (0..128).for_each(|at| read_bucket(&mut env, &object, at));
     let windows = [(2, 6), (6, 14), (14, 22), (30, 62), (62, 126), (126, 128)];
@@ -125,7 +125,7 @@ fn what_lies_between_equal_steps_is_read_with_them_and_not_kept() {
         env.sim.run_until_idle();
     }
     let (read, used, wasted) = ahead(&env);
-    // All but the first four steps, and one bucket between each two of a window.
+    // All steps except the first four, and one bucket between each two steps of a window.
     assert_eq!(used, 252 * 3);
     assert_eq!(read, used + wasted);
     assert!((100..252).contains(&wasted), "{wasted}");
@@ -140,7 +140,7 @@ fn what_lies_between_equal_steps_is_read_with_them_and_not_kept() {
 fn a_window_leaves_room_for_the_next_one() {
     let object = id("volume");
     let mut env = with_object(config(WriteMode::Through), &object, 1024);
-    // An eighth of the memory is as long as the longest window.
+    // An eighth of the memory equals the longest window.
     (0..1024).for_each(|at| read_bucket(&mut env, &object, at));
     assert_eq!((ahead(&env), env.cache.counters().read_misses), ((1022, 1022, 0), 2));
     env.validate();
@@ -209,7 +209,7 @@ fn a_read_whose_range_is_not_given_ahead_asks_by_itself() {
     env.store.pass();
     env.store.fail(held[0].number, Error::Retryable("busy".into()));
     same(&env.at_once(read).unwrap().data.to_vec(), &pattern(1, 3 * BUCKET, 4096), "asked again");
-    // A store that does not answer keeps no read waiting for ever.
+    // A read does not wait forever for a store that does not respond.
     let mut env = with_object(config(WriteMode::Through), &object, 64);
     hold_ahead(&env);
     (0..2).for_each(|at| read_bucket(&mut env, &object, at));
@@ -236,7 +236,7 @@ fn nothing_is_read_ahead_beside_a_change_that_is_on_its_way() {
     env.agrees(&object);
 }
 
-/// What happens while the answer of the store is on its way.
+/// The event while the store's response is in transit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Meanwhile {
     Write,
@@ -276,7 +276,7 @@ fn an_answer_that_is_out_of_date_is_not_kept() {
                 assert_eq!(asked(&env, &object).last(), Some(&(2, 6)));
                 let held = env.perform_held();
                 assert_eq!(held.len(), 1);
-                // From here on the store answers at once, but for what it has been asked already.
+                // From here on the store responds immediately, except to earlier requests.
                 env.store.pass();
                 let changes = change(&mut env, &object, meanwhile);
                 let reading = reads_before.then(|| env.read(&object, 2 * BUCKET, 4 * BUCKET));
@@ -286,7 +286,7 @@ fn an_answer_that_is_out_of_date_is_not_kept() {
                 let label = format!("{mode:?}, {meanwhile:?}");
                 assert!(changes.iter().all(test_kit::sim::Handle::is_done), "{label}");
                 assert!(reading.is_none_or(|reading| reading.is_done()), "{label}");
-                // Compares all of it with the store, once everything is stored.
+                // Compares the whole object with the store, once everything is stored.
                 env.agrees(&object);
             }
         }
@@ -359,7 +359,7 @@ fn reading_ahead_ends_with_the_object_and_with_the_last_of_its_row() {
         (0..5).for_each(|at| read_bucket(&mut env, &second, at));
     }
     assert_eq!(env.calls(Op::Read, &third), 1, "and it is not asked for again");
-    // No client has asked for it: that it was missing is not remembered.
+    // No client has requested the object, so its absence is not remembered.
     env.others_write(&third, pattern(1, 0, 4096));
     read_bucket(&mut env, &third, 0);
     env.validate();
@@ -398,7 +398,7 @@ fn over_a_fast_store_nothing_is_read_ahead() {
     assert!(ahead(&env).0 > 0);
 }
 
-/// Returns how many requests the store gets for pairs of buckets in order, here and there.
+/// Returns the number of store requests for scattered pairs of consecutive buckets.
 fn requests_of_pairs(read_ahead_bytes_max: u64) -> (usize, (u64, u64, u64)) {
     let config =
         ObjectCacheConfig { read_ahead_bytes_max, memory_bytes_max: 1 << 20, ..config(WriteMode::Through) };

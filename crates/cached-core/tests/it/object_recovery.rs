@@ -1,4 +1,4 @@
-//! Recovery of damaged, foreign and overtaken journals, through the cache.
+//! Recovery of damaged, foreign and superseded journals, through the cache.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -34,7 +34,7 @@ struct Process {
     sim: Sim,
     cache: ObjectCache,
     journal: Arc<Journal>,
-    /// The journal's time.
+    /// The journal's clock.
     clock: Arc<cached_journal::ManualClock>,
 }
 
@@ -52,7 +52,7 @@ impl Process {
         let config = ObjectCacheConfig {
             memory_bytes_max: 256 * BUCKET,
             object_bytes_max: 4 * BUCKET,
-            // Less than half of it is used: nothing is stored before it is asked for.
+            // Less than half of the journal is used, so nothing is stored without a request.
             dirty_bytes_max: 128 * KIB,
             dirty_age_max: std::time::Duration::from_secs(36_000),
             write: WriteMode::Back,
@@ -67,7 +67,7 @@ impl Process {
             .build()
             .unwrap();
         test_kit::sim::forget(sim.spawn(background));
-        // All segments: a journal that is half full has its objects stored.
+        // All segments, because the objects of a half-full journal are stored.
         while journal.step_prepare() {}
         Ok(Self { sim, cache, journal, clock })
     }
@@ -87,7 +87,7 @@ impl Process {
         panic!("no answer");
     }
 
-    /// Lets everything go on until nothing moves.
+    /// Runs until nothing makes progress.
     fn go_on(&mut self) {
         loop {
             self.sim.run_until_idle();
@@ -97,7 +97,7 @@ impl Process {
         }
     }
 
-    /// Writes and stores an object, so that of the log only what is held stays.
+    /// Writes and stores an object, so that only the held part of the log remains.
     fn move_on(&mut self, object: usize, bytes: Vec<u8>) {
         let cache = self.cache.clone();
         let write = WriteRequest::new(name(object), 0, bytes).durability(Durability::Journaled);
@@ -139,7 +139,7 @@ fn name(object: usize) -> ObjectId {
     id(&format!("o{object}"))
 }
 
-/// Returns a journal with a few changes of each object, none of them stored, and what the objects hold.
+/// Returns a journal with a few unstored changes of each object, and the objects' content.
 fn written() -> (SimulatedDisk, Arc<Memory>, Vec<Option<Vec<u8>>>) {
     let (disk, store) = (SimulatedDisk::new(), Arc::new(test_kit::memory(&ManualClock::new())));
     let mut process = Process::start(&disk, &store, 1).unwrap();
@@ -159,7 +159,7 @@ fn written() -> (SimulatedDisk, Arc<Memory>, Vec<Option<Vec<u8>>>) {
     (disk, store, contents)
 }
 
-/// Copies the store, which a recovery claims.
+/// Copies the store, because a recovery claims it.
 fn copy_of(store: &Memory) -> Arc<Memory> {
     let copy = Arc::new(test_kit::memory(&ManualClock::new()));
     for object in 0..OBJECTS {
@@ -175,7 +175,7 @@ fn what_was_journaled_is_there_after_a_restart_with_its_version() {
     let (disk, store, contents) = written();
     let mut process = Process::start(&disk, &store, 2).unwrap();
     process.begin().unwrap();
-    // Out of turn, and in an order of its own.
+    // Objects are requested out of turn, in a random order.
     for object in (0..OBJECTS).rev() {
         assert_eq!(process.read(object).unwrap(), contents[object]);
     }
@@ -209,7 +209,7 @@ fn a_payload_damaged_after_the_start_fails_its_object_and_no_other() {
     let (disk, store, contents) = written();
     let mut process = Process::start(&disk, &store, 2).unwrap();
     damage(&disk, &contents, 3);
-    // The background applies the records as soon as the recovery has begun.
+    // The background task applies the records as soon as the recovery has begun.
     process.begin().unwrap();
     for (object, content) in contents.iter().enumerate() {
         match (object, process.read(object)) {
@@ -279,13 +279,13 @@ fn every_flipped_bit_is_detected_or_harmless_through_the_cache() {
     assert!(detected > 300 && harmless > 50, "{detected} {harmless}");
 }
 
-/// Lets another writer claim the namespace of all objects.
+/// Lets another writer claim the namespace that contains all objects.
 fn take_over(store: &Memory, epoch: u64) {
     let scope = Scope::Namespace(name(0).namespace);
     executor::block_on(store.claim(ClaimRequest::new(scope, Epoch(epoch), WriterId(77)))).unwrap();
 }
 
-/// Requires that a directory within the journal's keeps what was journaled.
+/// Asserts that a directory within the journal's keeps the journaled changes.
 fn assert_kept(disk: &SimulatedDisk, directory: &str, contents: &[Option<Vec<u8>>]) {
     let mut last = std::collections::BTreeMap::new();
     let kept = disk.directory(directory).unwrap();
@@ -313,7 +313,8 @@ fn a_journal_that_another_writer_has_overtaken_is_kept_aside_and_not_replayed() 
     let progress = process.cache.recovery();
     assert_eq!(progress.records_applied, progress.records);
     assert!(test_kit::content(&*store, &name(0)).is_none());
-    // The cache becomes the writer by its next change, and the start after that replays this change alone.
+    // The cache becomes the writer with its next change, and the following start replays only this
+    // change.
     let bytes = pattern(99, 0, 3000);
     let cache = process.cache.clone();
     let write = WriteRequest::new(name(1), 0, bytes.clone()).durability(Durability::Journaled);
@@ -327,8 +328,8 @@ fn a_journal_that_another_writer_has_overtaken_is_kept_aside_and_not_replayed() 
     assert!(!disk.names().unwrap().contains(&"overtaken-2".to_owned()));
 }
 
-/// Returns the disk of a journal that holds one change of an object in each of two namespaces, the store, the object that is
-/// not of the namespace of all others, and what was written.
+/// Returns the disk of a journal with one change of an object in each of two namespaces, the store,
+/// the object in the second namespace, and the written data.
 fn written_in_two() -> (SimulatedDisk, Arc<Memory>, ObjectId, Vec<u8>) {
     let (disk, store) = (SimulatedDisk::new(), Arc::new(test_kit::memory(&ManualClock::new())));
     let mut process = Process::start(&disk, &store, 1).unwrap();
@@ -345,7 +346,8 @@ fn written_in_two() -> (SimulatedDisk, Arc<Memory>, ObjectId, Vec<u8>) {
     (disk, store, other, bytes)
 }
 
-/// The records of a namespace that is this cache's are applied, although another one was overtaken.
+/// The records of a namespace that still belongs to this cache are applied, although another
+/// namespace was taken over.
 #[test]
 fn a_namespace_that_was_not_overtaken_is_recovered_beside_one_that_was() {
     let (disk, store, other, bytes) = written_in_two();
@@ -359,7 +361,7 @@ fn a_namespace_that_was_not_overtaken_is_recovered_beside_one_that_was() {
     assert!(disk.names().unwrap().contains(&"overtaken-1".to_owned()));
 }
 
-/// One copy has the changes of all namespaces that were overtaken.
+/// One copy contains the changes of all namespaces that were taken over.
 #[test]
 fn a_journal_of_two_overtaken_namespaces_is_kept_once() {
     let (disk, store, other, bytes) = written_in_two();
@@ -371,7 +373,8 @@ fn a_journal_of_two_overtaken_namespaces_is_kept_once() {
     assert!(!disk.names().unwrap().contains(&"overtaken-2".to_owned()));
 }
 
-/// Whatever the power cuts short, the journal is kept, complete, before nothing of it is replayed.
+/// Whatever a power loss interrupts, a complete copy of the journal exists before its records are
+/// skipped.
 #[test]
 fn a_power_cut_while_a_journal_is_kept_aside_loses_nothing() {
     let (pristine, store, contents) = written();
@@ -419,7 +422,7 @@ fn no_more_than_three_overtaken_journals_are_kept() {
         let RecoveryError::Overtaken { in_force, .. } = &refused else { panic!("{refused}") };
         assert_eq!(*in_force, Epoch(epoch));
         assert!(refused.to_string().contains("overtaken-1 to overtaken-3"), "{refused}");
-        // One is exported, and removed or discarded.
+        // One copy is exported, and removed or discarded.
         let kept = disk.directory("overtaken-2").unwrap();
         if is_discarded {
             tools::discard(&*kept).unwrap();
@@ -438,7 +441,7 @@ fn no_more_than_three_overtaken_journals_are_kept() {
     }
 }
 
-/// Requires that all objects have what was journaled, and that the store gets it.
+/// Asserts that all objects have their journaled content, and that it is stored.
 fn assert_recovered(process: &mut Process, store: &Memory, contents: &[Option<Vec<u8>>]) {
     for (object, content) in contents.iter().enumerate() {
         assert_eq!(process.read(object).unwrap(), *content, "object {object}");
@@ -451,8 +454,8 @@ fn assert_recovered(process: &mut Process, store: &Memory, contents: &[Option<Ve
     }
 }
 
-/// The store takes a claim, and the answer is lost: the next attempt must not take it for the claim that voids the
-/// journal.
+/// The store accepts a claim, and the response is lost: the next attempt must not mistake it for
+/// the claim that invalidates the journal.
 #[test]
 fn a_claim_whose_answer_is_lost_leaves_nothing_out() {
     for nth in [1, 2] {
@@ -495,7 +498,8 @@ fn a_takeover_between_two_attempts_is_noticed() {
     assert!(process.read(0).unwrap().is_none());
 }
 
-/// A disk that fails is no damage: there is nothing to discard, and the recovery begins once it works.
+/// A failing disk is not damage: nothing has to be discarded, and the recovery begins once the disk
+/// works.
 #[test]
 fn a_disk_that_fails_while_the_claims_are_logged_is_tried_again() {
     let (disk, memory, contents) = written();
@@ -560,7 +564,8 @@ fn any_records_are_refused_or_applied_and_never_panic() {
     }
 }
 
-/// An object that cannot be recovered keeps neither the log in trouble nor what others store.
+/// An object that cannot be recovered neither keeps the journal in its failed state nor prevents
+/// the storage of others.
 #[test]
 fn a_damaged_object_does_not_keep_the_log_in_trouble() {
     let (disk, store, contents) = written();
@@ -578,7 +583,7 @@ fn a_damaged_object_does_not_keep_the_log_in_trouble() {
     assert!(matches!(process.read(3), Err(Error::Corrupt(_))), "as before");
 }
 
-/// An object that cannot be recovered does not fill the log, and is not forgotten either.
+/// An object that cannot be recovered does not fill the log, and its records are not dropped.
 #[test]
 fn a_damaged_object_does_not_stop_the_log() {
     let (disk, store, contents) = written();
@@ -588,7 +593,7 @@ fn a_damaged_object_does_not_stop_the_log() {
         process.begin().unwrap();
         process.settle();
         assert_eq!(process.cache.recovery().objects_failed, 1, "life {life}");
-        // Several times what the journal has room for.
+        // Several times the journal's capacity.
         for round in 0..150 {
             let cache = process.cache.clone();
             let write =
@@ -612,7 +617,7 @@ fn a_damaged_object_does_not_stop_the_log() {
     }
 }
 
-/// An orderly end stores all else, and the next start finds the damage again.
+/// An orderly shutdown stores everything else, and the next start finds the damage again.
 #[test]
 fn an_orderly_end_keeps_the_records_of_what_could_not_be_recovered() {
     let (disk, store, contents) = written();
@@ -621,7 +626,7 @@ fn an_orderly_end_keeps_the_records_of_what_could_not_be_recovered() {
     process.begin().unwrap();
     process.settle();
     assert_eq!(process.cache.recovery().objects_failed, 1);
-    // Of the namespace nothing is left that the store has taken past the log.
+    // The namespace has no more changes that bypassed the log.
     let cache = process.cache.clone();
     let write = WriteRequest::new(name(1), 0, pattern(1, 0, 100)).durability(Durability::Journaled);
     process.run(async move { cache.write(write).await }).unwrap();
@@ -642,8 +647,9 @@ fn an_orderly_end_keeps_the_records_of_what_could_not_be_recovered() {
     assert_eq!(process.read(2).unwrap(), contents[2]);
 }
 
-/// Returns a journal with a state of object 0 in three parts: `before` records of object 1 are before them,
-/// and after each but the last `between` records that fill more than a segment, of `bytes` bytes each.
+/// Returns a journal with a state of object 0 in three parts: `before` records of object 1 precede
+/// them, and each part except the last is followed by `between` records of `bytes` bytes, which
+/// fill more than a segment.
 fn state_in_three_segments(content: &[u8], before: usize, between: usize, bytes: usize) -> SimulatedDisk {
     let disk = SimulatedDisk::new();
     let (journal, _) = Journal::open_stepped(&journal_config(), environment(&disk)).unwrap();
@@ -669,7 +675,7 @@ fn state_in_three_segments(content: &[u8], before: usize, between: usize, bytes:
         };
         holds.push(appended.hold);
     };
-    // It is present and replaced; one run.
+    // The object is present and replaced; one run.
     let mut state = vec![3_u8];
     [0, 0, 1, 0, content.len() as u64].iter().for_each(|number: &u64| state.extend(number.to_le_bytes()));
     state.extend(content);
@@ -686,11 +692,11 @@ fn state_in_three_segments(content: &[u8], before: usize, between: usize, bytes:
     disk
 }
 
-/// The kinds of the records of a write, and of a state's part.
+/// The record kinds of a write and of a part of a state.
 const WRITE: u8 = 1;
 const STATE: u8 = 8;
 
-/// All parts of a state stay in the log until what it states is stored.
+/// All parts of a state stay in the log until the state is stored.
 #[test]
 fn a_recovered_state_is_kept_from_its_first_part_on() {
     let content = pattern(1, 0, 8000);
@@ -713,10 +719,10 @@ fn a_recovered_state_is_kept_from_its_first_part_on() {
     assert_eq!(test_kit::content(store.memory(), &name(0)), None, "the store has refused it");
 }
 
-/// The pass does not release what an object needs that is recovered out of turn.
+/// The recovery pass does not release records needed by an object that is recovered out of turn.
 #[test]
 fn a_state_that_is_recovered_out_of_turn_is_kept_from_its_first_part_on() {
-    // The first window of the pass ends before the first part, the second one before the last.
+    // The pass's first window ends before the first part, the second one before the last part.
     let content = pattern(1, 0, 8000);
     let disk = state_in_three_segments(&content, 256, 128, 500);
     let store = SteeredStore::new();
@@ -730,7 +736,7 @@ fn a_state_that_is_recovered_out_of_turn_is_kept_from_its_first_part_on() {
     process.begin().unwrap();
     process.go_on();
     assert!(store.held().iter().any(|call| call.object == Some(name(0))), "all parts are read");
-    // The pass goes on, to the last part.
+    // The pass continues to the last part.
     store.rule(|call| match call.object == Some(name(0)) {
         true => Verdict::Hold,
         false => Verdict::Pass,
@@ -751,11 +757,11 @@ fn a_state_that_is_recovered_out_of_turn_is_kept_from_its_first_part_on() {
     assert_eq!(process.read(0).unwrap(), Some(content));
 }
 
-/// A state that cannot be applied stays as a whole: with a part of it, the next start would take it for
-/// stored.
+/// A state that cannot be applied stays complete in the log: with only a part of it, the next start
+/// would treat the state as stored.
 #[test]
 fn a_state_that_is_refused_is_kept_from_its_first_part_on() {
-    // Larger than this cache takes objects.
+    // Larger than this cache's maximum object size.
     let content = pattern(1, 0, 5 * BUCKET as usize);
     let disk = state_in_three_segments(&content, 256, 128, 300);
     let store = Arc::new(test_kit::memory(&ManualClock::new()));

@@ -1,5 +1,5 @@
-//! A scan passes through the cache without evicting what is read again and again: the default policy is the
-//! byte-keyed store's, over buckets.
+//! A scan passes through the cache without evicting frequently read data: the default policy is the
+//! byte-keyed store's, applied to buckets.
 
 use std::sync::Arc;
 
@@ -8,8 +8,8 @@ use cached_core::object::ObjectCacheConfig;
 use test_kit::sim::Sim;
 use test_kit::{BUCKET, SMALL_BUCKETS, cache, fill, id, memory, pattern, small};
 
-/// Reads a quarter of the cache repeatedly while a scan of twenty times the cache passes; returns the share
-/// of those reads that the cache answered in the second half.
+/// Reads a quarter of the cache repeatedly during a scan of twenty times the cache; returns the hit
+/// ratio of these reads in the second half.
 fn hits_beside_a_scan(policy: &str) -> f64 {
     let mut sim = Sim::new(None);
     let store = memory(&sim.clock);
@@ -35,8 +35,8 @@ fn hits_beside_a_scan(policy: &str) -> f64 {
     for at in 0..scanned {
         let object = id(&format!("scan {}", at / 256));
         sim.run(cache.read(ReadRequest::new(object, at % 256 * BUCKET, BUCKET))).unwrap();
-        // One in five requests: between two reads of a hot bucket the scan brings more than the cache holds,
-        // so LRU keeps none of them.
+        // One in five requests: between two reads of a hot bucket the scan loads more than the
+        // cache can hold, so LRU keeps no hot bucket.
         if at % 5 == 0 {
             let before = cache.counters().read_misses;
             sim.run(cache.read(ReadRequest::new(id("hot"), next_hot * BUCKET, BUCKET))).unwrap();

@@ -1,6 +1,6 @@
-//! A store that has lost writes of an object which it had not stored, by a failed sync for example, stores
-//! nothing of it until all of it is written in one request: the cache does that, and nothing acknowledged is
-//! lost.
+//! A store that has lost unstored writes of an object, for example by a failed sync, stores nothing
+//! of the object until one request writes all of it: the cache sends that request, and no
+//! acknowledged data are lost.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -19,7 +19,7 @@ struct Environment {
     store: Arc<SteeredStore>,
     cache: ObjectCache,
     _running: Handle<()>,
-    /// Whether the store has lost something of the object.
+    /// Whether the store has lost data of the object.
     lost: Arc<AtomicBool>,
 }
 
@@ -33,7 +33,7 @@ fn environment(change: fn(&mut ObjectCacheConfig), limit: fn(&mut Capabilities))
     let _running = sim.spawn(background);
     let lost = Arc::new(AtomicBool::new(false));
     let own = Arc::clone(&lost);
-    // As the file store does it: the bytes are written, and the sync reports that some were lost.
+    // Like the file store: the bytes are written, and the sync reports that some were lost.
     store.rule(move |call| match call.op {
         Op::WriteFull | Op::Delete | Op::Invalidate => {
             own.store(false, Ordering::SeqCst);
@@ -84,7 +84,7 @@ fn one_failed_sync_loses_nothing_and_is_repaired_by_the_next_flush() {
     env.stored(&wanted);
     assert_eq!(env.store.count(Op::WriteFull), 1);
     assert!(env.cache.counters().flush_failures > 0);
-    // Later changes go as they always do.
+    // Later changes are sent as usual.
     env.store.clear_log();
     env.write(0, pattern(3, 0, 10));
     put(&mut wanted, 0, &pattern(3, 0, 10));
@@ -134,7 +134,7 @@ fn foreign_writes_are_not_overwritten() {
     fill(env.store.memory(), &id("object"), wanted.clone());
     env.write(0, pattern(2, 0, 4096));
     put(&mut wanted, 0, &pattern(2, 0, 4096));
-    // The first attempt to write all of it is held, and another writer comes between.
+    // The first attempt to write the whole object is held, and another writer intervenes.
     let (fulls, writes) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
     env.store.rule(move |call| match call.op {
         Op::WriteFull if fulls.fetch_add(1, Ordering::SeqCst) == 0 => Verdict::Hold,
@@ -167,7 +167,7 @@ fn an_object_created_anew_is_restored() {
 #[test]
 fn a_store_that_does_not_answer_does_not_block_an_object_for_ever() {
     let mut env = environment(|config| config.flush_timeout = 5 * SECOND, |_| ());
-    // It is asked once, and does not answer until the time is up.
+    // The store gets one request, and does not respond until the deadline.
     let is_first = Arc::new(AtomicBool::new(true));
     env.store.rule(move |call| match call.op {
         Op::Write | Op::WriteRuns if is_first.swap(false, Ordering::SeqCst) => {

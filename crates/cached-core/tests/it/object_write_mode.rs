@@ -1,5 +1,5 @@
-//! Changing the write mode of a namespace while operations are under way: each ends in the mode in which it
-//! began.
+//! Changes of a namespace's write mode during operations: each operation completes in the mode in
+//! which it began.
 
 use blocker::*;
 use test_kit::cache_environment::CacheEnvironment;
@@ -10,8 +10,8 @@ fn set(env: &CacheEnvironment, mode: WriteMode) {
     env.cache.set_namespace(&namespace("ns"), &mode.into()).unwrap();
 }
 
-/// A forwarded write keeps its data in the cache and asks the store for what its own mode promises, whatever
-/// the mode becomes while the store is at work.
+/// A forwarded write keeps its data in the cache and requests the durability of its own mode from
+/// the store, whatever the new mode is.
 #[test]
 fn a_forwarded_write_ends_in_the_mode_in_which_it_began() {
     for (from, to) in [
@@ -38,8 +38,8 @@ fn a_forwarded_write_ends_in_the_mode_in_which_it_began() {
     }
 }
 
-/// A write-back change does not join a change of another range that is on its way to the store: a flush of
-/// the one would set the object's end beside the other.
+/// A write-back change waits for a change of another range that is being forwarded, because its
+/// flush would set the object's end concurrently.
 #[test]
 fn a_write_back_change_waits_for_changes_that_were_forwarded_before_the_mode_changed() {
     let mut env = CacheEnvironment::new(small(WriteMode::Through));
@@ -47,7 +47,7 @@ fn a_write_back_change_waits_for_changes_that_were_forwarded_before_the_mode_cha
     let (first, second) = (pattern(1, 0, BUCKET as usize), pattern(2, 0, BUCKET as usize));
     env.written(&object, 0, first.clone());
     env.hold(Op::Write, &object);
-    // It moves the object's end in the store.
+    // The forwarded change moves the object's end in the store.
     let forwarded = env.write(&object, 4 * BUCKET, first.clone());
     env.sim.run_until_idle();
     assert_eq!(env.perform_held().len(), 1);
@@ -65,8 +65,8 @@ fn a_write_back_change_waits_for_changes_that_were_forwarded_before_the_mode_cha
     same(&bytes[(4 * BUCKET) as usize..], &first, "forwarded");
 }
 
-/// A change in another mode stores first what was written back, and a copy keeps the durability of its own
-/// mode.
+/// A change in another mode first stores written-back data, and a copy keeps the durability of its
+/// own mode.
 #[test]
 fn what_was_written_back_is_stored_before_a_forwarded_change() {
     let mut env = CacheEnvironment::new(small(WriteMode::Back));
@@ -79,7 +79,8 @@ fn what_was_written_back_is_stored_before_a_forwarded_change() {
     assert_eq!(env.cache.counters().dirty_bytes, 0);
     same(&env.stored(&object).unwrap()[BUCKET as usize..], &second, "stored");
     env.agrees(&object);
-    // While the store copies for a write-back namespace, the mode becomes one that would ask for less.
+    // While the store copies for a write-back namespace, the mode changes to one that requests less
+    // durability.
     set(&env, WriteMode::Back);
     let target = id("target");
     let (own, durability) = (target.clone(), std::sync::Arc::new(std::sync::Mutex::new(None)));

@@ -10,7 +10,7 @@ use std::os::unix::net::UnixStream;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// How long an answer or a condition may take. Generous: the machine may be busy.
+/// The time limit for a reply or a condition. Generous, because the machine may be busy.
 const DEADLINE: Duration = Duration::from_secs(60);
 
 /// A server that runs until it is dropped.
@@ -100,7 +100,7 @@ impl<S: Read + Write> Client<S> {
 
     fn expect_end(&mut self) {
         let mut rest = Vec::new();
-        // A reset is an end, too.
+        // A reset also counts as an end.
         let _ = self.stream.read_to_end(&mut rest);
         assert_eq!(rest.escape_ascii().to_string(), "");
     }
@@ -132,7 +132,7 @@ impl Client<TcpStream> {
         line.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("no {name} in {report}"))
     }
 
-    /// Waits until a number of plain `stats` is as wanted.
+    /// Waits until a number in plain `stats` has the expected value.
     fn wait_for_stat(&mut self, name: &str, is_wanted: impl Fn(u64) -> bool) {
         let end = Instant::now() + DEADLINE;
         loop {
@@ -254,7 +254,7 @@ fn large_values_are_joined_and_conditions_hold() {
     client.ask([b"cas k 0 0 300000 1\r\n", &second[..], b"\r\n"].concat(), "EXISTS\r\n");
     client.ask([b"ms k 300000 Oabc s\r\n", &second[..], b"\r\n"].concat(), "HD Oabc s300000\r\n");
     client.ask([b"ms k 300000 q\r\n", &second[..], b"\r\nmn\r\n"].concat(), "MN\r\n");
-    // Joined they would be too large.
+    // Combined they would be too large.
     client.ask(set("k", &value(900_000, 3)), "STORED\r\n");
     client.ask([b"append k 0 0 300000\r\n", &second[..], b"\r\n"].concat(), "NOT_STORED\r\n");
 }
@@ -293,7 +293,7 @@ fn replies_wait_for_a_slow_reader() {
     }
     reply.extend_from_slice(b"END\r\n");
     let mut narrow = server.connect_narrow();
-    // Twice, with requests after them, all unread for a while.
+    // Two of them, with requests after them, all unread for a while.
     narrow.send([line.as_bytes(), b"\r\nversion\r\n", line.as_bytes(), b"\r\nget key0\r\n"].concat());
     thread::sleep(Duration::from_millis(300));
     client.ask("get nobody\r\n", "END\r\n");
@@ -312,7 +312,7 @@ fn a_large_value_for_a_slow_reader_does_not_change() {
     let mut narrow = server.connect_narrow();
     narrow.send("get k\r\nget k\r\n");
     client.wait_for_stat("get_hits", |hits| hits > 0);
-    // Replaced, and all memory rewritten, while half of it is sent.
+    // The item is replaced, and all memory rewritten, while half of the value has been sent.
     client.ask(set("k", b"other"), "STORED\r\n");
     for round in 0..150 {
         client.ask(set(&format!("churn{round}"), &value(900_000, round)), "STORED\r\n");
@@ -334,7 +334,7 @@ fn connections_that_hold_too_much_for_too_long_are_closed() {
     client.wait_for_stat("curr_connections", |open| open < 5);
     let closed = |slow: &mut Client<TcpStream>| {
         let mut whole = vec![0; 8 * hit("k", &value(900_000, 1)).len() + b"END\r\n".len()];
-        // Ends early, by an end or a reset.
+        // The stream ends early, by an end or a reset.
         slow.stream.read_exact(&mut whole).is_err()
     };
     let count = slow.iter_mut().map(closed).filter(|closed| *closed).count();

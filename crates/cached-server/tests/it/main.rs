@@ -1,4 +1,4 @@
-//! The tests of the server: a connection in memory, and the program before an S3 server.
+//! The tests of the server: connections in this process, and the program with an S3 server.
 
 mod connection;
 #[cfg(feature = "s3")]

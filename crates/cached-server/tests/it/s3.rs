@@ -1,5 +1,6 @@
-//! `cached` with its objects in a bucket, on a server of S3's protocol in this process: what is stored is there after
-//! kill -9 and a new start, what was only cached after an orderly end; and what a wrong configuration prints.
+//! `cached` with its objects in a bucket, on an S3 server in this process: stored data survive kill
+//! -9 and a new start, cached data survive an orderly end; also the messages about wrong
+//! configurations.
 
 #![cfg(feature = "s3")]
 
@@ -16,7 +17,7 @@ use synapse::{Address, ClientConfig, SynapseBlocker};
 
 use crate::http::Double;
 
-/// How long anything may take on a busy machine.
+/// The time limit for any step on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 struct Place {
@@ -24,7 +25,7 @@ struct Place {
     dir: tempfile::TempDir,
 }
 
-/// It is killed with this.
+/// The process. Dropping this value kills it.
 struct Cached(Child);
 
 impl Drop for Cached {
@@ -46,7 +47,8 @@ impl Place {
         self.dir.path().join(name)
     }
 
-    /// A write-back cache over the bucket that flushes on request only. `keys` are added to the table of the store.
+    /// Returns the command for a write-back cache over the bucket that flushes only on request.
+    /// `keys` are added to the table of the store.
     fn command(&self, keys: &str) -> Command {
         let text = format!(
             "[objects]\nwrite = \"back\"\nwriter = \"cache\"\ndirty_age_ms_max = 86400000\n\
@@ -90,7 +92,7 @@ impl Place {
         (Cached(child), client)
     }
 
-    /// What it prints when it cannot start.
+    /// Returns the message of a start that fails.
     fn refusal(&self, keys: &str) -> (Option<i32>, String) {
         let output = self.command(keys).stderr(Stdio::piped()).output().unwrap();
         (output.status.code(), String::from_utf8(output.stderr).unwrap())
@@ -101,7 +103,7 @@ fn object(number: u8) -> ObjectId {
     ObjectId::new(Namespace::new("vm").unwrap(), Name::new(format!("object.{number}")).unwrap())
 }
 
-/// Every third bucket has the object's number: scattered, so that a flush has many runs.
+/// Fills every third bucket with the object's number, so that a flush has many runs.
 fn fill(client: &SynapseBlocker, number: u8) {
     for bucket in (0..30).step_by(3) {
         let request = WriteRequest::new(object(number), bucket * 4096, vec![number; 4096]);
@@ -120,7 +122,7 @@ fn assert_there(client: &SynapseBlocker, number: u8) {
 
 fn end(mut cached: Cached, signal: libc::c_int) -> std::process::ExitStatus {
     let pid = libc::pid_t::try_from(cached.0.id()).unwrap();
-    // SAFETY: sends a signal to a child that has not been waited for, so the number is still its own.
+    // SAFETY: the child has not been waited for, so the PID is still its own.
     assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
     cached.0.wait().unwrap()
 }

@@ -6,9 +6,9 @@ use nbd::protocol::{
     Action, Answered, Command, Context, Description, Negotiation, NoExport, Request, Session, TlsMode,
 };
 
-/// Treats arbitrary bytes as what a client sends. The first byte gives the TLS mode and how many
-/// bytes arrive at a time. The bytes are a negotiation, followed by requests. A decoded request is
-/// encoded again, and must give the same bytes.
+/// Treats arbitrary bytes as a client's input. The first byte determines the TLS mode and the
+/// number of bytes that arrive at a time. The rest is a negotiation, followed by requests. A
+/// decoded request is encoded again, and must yield the same bytes.
 pub(crate) fn client(data: &[u8]) {
     let Some((first, rest)) = data.split_first() else { return };
     let tls = [TlsMode::Off, TlsMode::Optional, TlsMode::Required][usize::from(first % 3)];

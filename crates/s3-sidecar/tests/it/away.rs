@@ -51,7 +51,7 @@ fn what_is_known_whole_answers_while_the_endpoint_is_away() {
             assert!(ask(&sidecar, line, headers).status >= 500, "{line}");
         }
     }
-    // So do requests that the client wants to be forwarded.
+    // So do requests that the client demands to be forwarded.
     assert!(ask(&sidecar, "GET /bkt/k", &[("Cache-Control", "no-cache")]).status >= 500);
     endpoint.on_request(|_| Act::Serve);
     let answer = ask(&sidecar, "GET /bkt/k", &[]);
@@ -68,7 +68,7 @@ fn an_endpoint_that_does_not_answer_is_not_waited_for_each_time() {
         let answer = ask(&sidecar, "GET /bkt/k", &[]);
         assert!(answer.body == b"one" && answer.header("warning").is_some());
     }
-    // Further ones are forwarded only once a second.
+    // Further requests are forwarded only once a second.
     endpoint.take_seen();
     for _ in 0..200 {
         assert_eq!(ask(&sidecar, "GET /bkt/k", &[]).body, b"one");
@@ -118,7 +118,8 @@ fn the_readers_behind_one_that_is_not_answered_get_what_memory_has() {
     let gate = Gate::new();
     let held = gate.clone();
     endpoint.on_request(move |_| Act::Late(held.clone()));
-    // Part of what the first client wants is missing, so it waits for the endpoint like any read.
+    // Part of the first client's range is missing, so its read waits for the endpoint like any
+    // other.
     let mut first = Client::of(&sidecar);
     first.send(request("GET /bkt/large", &[]));
     endpoint.take_seen();
@@ -145,7 +146,7 @@ fn what_has_changed_or_is_too_old_does_not_answer() {
     let policy = CachePolicy { stale_if_error: HOUR, ..CachePolicy::default() };
     sidecar.control().set_policies(policy, Vec::new()).unwrap();
     assert_eq!(ask(&sidecar, "GET /bkt/large", &[("Range", "bytes=0-9")]).status, 206);
-    // A refusal is an answer.
+    // A refusal counts as a response.
     endpoint.on_request(|_| Act::Raw(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n".into()));
     assert_eq!(ask(&sidecar, "GET /bkt/large", &[("Range", "bytes=0-9")]).status, 403);
 }
@@ -156,7 +157,8 @@ fn an_endpoint_that_cannot_be_reached_is_tried_once_a_second_until_it_returns() 
     let nobody = Endpoint::start();
     let sidecar = nobody.sidecar(|config| config.upstream = away.url().parse().unwrap());
     let mut client = Client::of(&sidecar);
-    // It is tried three times. Then requests fail without a try, except for one each second.
+    // The connection is attempted three times. Then requests fail without an attempt, except for
+    // one each second.
     for number in 0_u32.. {
         client.send(request("GET /bkt/k", &[]));
         let answer = client.answer();

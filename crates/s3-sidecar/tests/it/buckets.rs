@@ -8,7 +8,7 @@ use cached_metrics::Families;
 use s3_sidecar::{Auth, BucketTerms, ControlError, Fresh, Sidecar, SidecarConfig};
 
 const MIB: usize = 1 << 20;
-/// The size of the object that has to stay in memory, and of those of a scan.
+/// The sizes of the object that must stay in memory, and of the objects of a scan.
 const KEPT: usize = 6 * MIB;
 const SCANNED: usize = 4 * MIB;
 
@@ -106,7 +106,7 @@ fn a_bucket_takes_no_more_memory_than_it_may() {
     let sidecar = small(&endpoint, vec![most]);
     read(&sidecar);
     scan(&sidecar);
-    // Requests in progress may exceed it, but there are none.
+    // Requests in progress could exceed the limit, but there are none.
     let bytes = metric(&sidecar, "cached_s3_sidecar_bucket_bodies_bytes", "scans").unwrap();
     assert!(bytes > 0.0 && bytes <= (3 * MIB) as f64, "{bytes}");
     assert_eq!(bytes_of_read(&sidecar), 0);
@@ -150,7 +150,7 @@ fn requests_beyond_the_rate_wait_or_are_refused() {
         assert_eq!(of("endpoint_requests"), passed as f64);
         assert_eq!(of("requests_refused"), (20 - passed) as f64);
         assert_eq!(sidecar.counts().refused.get(), 20 - passed as u64);
-        // It ends when the settings are removed.
+        // The limit ends when the settings are removed.
         sidecar.control().set_terms(Vec::new()).unwrap();
         assert!(burst(&sidecar, "GET /media/k", 20).iter().all(|answer| answer.status == 200));
     }
@@ -194,7 +194,7 @@ fn bodies_pass_in_the_pace_of_the_rate_in_both_directions() {
     assert!(began.elapsed() >= least);
     let bytes = metric(&sidecar, "cached_s3_sidecar_bucket_endpoint_bytes_total", "media").unwrap();
     assert_eq!(bytes, (2 * MIB) as f64);
-    // Data from memory does not count: only the check for changes goes to the endpoint.
+    // Data from memory do not count: only the revalidation goes to the endpoint.
     thread::scope(|scope| {
         let readers: Vec<_> =
             (0..4).map(|_| scope.spawn(|| ask(&sidecar, "GET /media/k", &[]).body.len())).collect();

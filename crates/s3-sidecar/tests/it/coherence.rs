@@ -75,7 +75,7 @@ fn every_change_is_seen_by_the_next_read() {
         assert_eq!(read(&sidecar, "/bkt/k"), b"old");
         assert_eq!(ask(&sidecar, line, &[]).status, 200);
         assert_eq!(read(&sidecar, "/bkt/k"), b"new", "{line}");
-        // From then on it is known, as unaffected objects have been all the time.
+        // From then on the object is cached, as unaffected objects have been throughout.
         assert!(!asks(&endpoint, &sidecar, "/bkt/k") && !asks(&endpoint, &sidecar, "/cup/k"), "{line}");
     }
     // A copy changes its target.
@@ -385,7 +385,7 @@ fn an_object_that_is_known_to_have_changed_is_not_known_with_its_checksums_eithe
         endpoint.put("/bkt/k", object("new", "new"));
         assert_eq!(get(&[first, &[ASKING]].concat()), b"new");
         assert_eq!(get(second), b"new");
-        // Nor if the older bytes become current again.
+        // The same holds if the older bytes become current again.
         endpoint.put("/bkt/k", object("old", "old"));
         assert_eq!(get(&[first, &[ASKING]].concat()), b"old");
         assert_eq!(get(second), b"old");
@@ -436,7 +436,7 @@ fn a_deletion_of_many_concerns_those_that_it_names() {
         client.send(body);
         client
     };
-    // While it is in progress, nothing in the bucket is fresh.
+    // While the request is in progress, nothing in the bucket is fresh.
     let gate = Gate::new();
     let held = gate.clone();
     endpoint.on_request(move |seen| if is_read(seen) { Act::Serve } else { Act::ServeAfter(held.clone()) });
@@ -495,8 +495,8 @@ fn what_is_announced_is_asked_for_again() {
     let wrong = Invalidation::Key { bucket: "a/b".into(), key: "k".into() };
     assert!(matches!(control.invalidate(&wrong), Err(ControlError::Wrong(_))));
     assert_eq!(sidecar.counts().invalidated_by_command.get(), 4);
-    // If the endpoint is asked at each read, there is nothing to do, and after the shutdown nobody
-    // to do it.
+    // If the sidecar revalidates at each read, announcements have no effect, and after the shutdown
+    // nobody receives them.
     let asking: SidecarControl = endpoint.sidecar(|_| ()).control();
     assert_eq!(asking.invalidate(&Invalidation::All), Err(ControlError::Ended));
     let asking = endpoint.sidecar(|_| ());

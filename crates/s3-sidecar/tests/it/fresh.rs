@@ -165,7 +165,7 @@ fn an_object_is_asked_about_by_its_head_and_comes_as_it_is_asked_for_if_it_has_c
         assert!(answer.header("content-range").is_none());
         let seen = endpoint.take_seen();
         assert_eq!((seen.len(), seen[1].header("range")), (2, None));
-        // It is requested with the client's own condition.
+        // The object is requested with the client's own condition.
         assert_eq!(seen[1].header("if-none-match"), Some("\"one\""));
     }
 }
@@ -183,7 +183,7 @@ fn the_time_of_freshness_counts_from_the_question() {
     let began = Instant::now();
     client.send(request("GET /bkt/k", &[]));
     endpoint.wait_for_requests(1);
-    // Its answer takes longer than it is fresh.
+    // The response takes longer than its freshness.
     while began.elapsed() < 2 * time {
         thread::yield_now();
     }
@@ -199,8 +199,8 @@ fn the_time_of_freshness_counts_from_the_question() {
 fn what_is_verified_is_fresh_again() {
     let (endpoint, sidecar) = with_object(Fresh::For(Duration::from_millis(300)));
     get(&sidecar, &[]);
-    // It is checked from time to time and then fresh for a while, so that few of many reads ask the
-    // endpoint.
+    // The object is revalidated from time to time and then fresh for a while, so that few of many
+    // reads need the endpoint.
     let (mut reads, mut questions) = (0, 0);
     while questions < 2 {
         endpoint.take_seen();
@@ -266,7 +266,7 @@ fn what_changes_without_the_etag_is_as_new_as_the_last_question() {
         ["x-amz-tagging-count", "x-amz-storage-class", "x-amz-object-lock-legal-hold", "x-amz-restore"];
     let headers = |value| names.map(|name| (name, value));
     for _ in 0..2 {
-        // Their absence is a change too.
+        // Missing headers are a change too.
         for value in [Some("1"), Some("2"), None] {
             with(&value.map(|value| headers(value).to_vec()).unwrap_or_default());
             for range in [&[][..], &[("Range", "bytes=0-9")]] {
@@ -345,7 +345,7 @@ fn objects_that_are_not_there_are_remembered() {
         assert_eq!(ask(&sidecar, "HEAD /bkt/none", &[]).status, 404);
     }
     assert_eq!((endpoint.take_seen().len(), sidecar.counts().absent.get()), (1, 5));
-    // A HEAD has no body with which to answer a GET.
+    // The 404 response to a HEAD has no body with which to answer a GET.
     for (line, questions) in
         [("HEAD /bkt/nor", 1), ("HEAD /bkt/nor", 0), ("GET /bkt/nor", 1), ("GET /bkt/nor", 0)]
     {
@@ -354,7 +354,7 @@ fn objects_that_are_not_there_are_remembered() {
     }
     assert_eq!(ask(&sidecar, "GET /bkt/none", &[("Cache-Control", "no-cache")]).status, 404);
     assert_eq!(endpoint.take_seen().len(), 1);
-    // A change ends it.
+    // A change ends the cached absence.
     let mut client = Client::of(&sidecar);
     client.send(request("PUT /bkt/none", &[("Content-Length", "3")]));
     client.send("new");
@@ -399,7 +399,7 @@ fn an_absence_is_remembered_without_a_length_of_its_document() {
     }
 }
 
-/// An answer with too little information to be kept.
+/// A response with too little information to be cached.
 const UNKEPT: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nnew";
 
 #[test]
@@ -436,7 +436,7 @@ fn conditions_that_were_not_asked_are_decided_on_every_answer() {
         assert_eq!(get(&sidecar, &[(name, value)]).status, status, "{name}: {value}");
         assert_eq!(endpoint.take_seen().len(), 2, "{name}: {value}");
     }
-    // Nor does one that leaves open what has changed.
+    // The same holds for a response that does not tell what has changed.
     endpoint.on_request(|_| Act::Serve);
     endpoint.put("/bkt/k", object("short", "short"));
     get(&sidecar, &[]);

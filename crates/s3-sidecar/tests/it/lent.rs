@@ -114,7 +114,7 @@ fn a_client_that_leaves_while_bytes_are_on_their_way_harms_no_other() {
         read(&sidecar, number);
     }
     for round in 0..100 {
-        // More of them than pipes.
+        // More readers than pipes.
         drop(ask_and_wait(&sidecar, round % 4));
     }
     for number in 0..4 {

@@ -206,7 +206,7 @@ fn endpoints_that_look_at_the_range_before_the_condition_are_understood() {
     let unsatisfiable = "HTTP/1.1 416 Range Not Satisfiable\r\nContent-Length: 0\r\n\r\n".to_owned();
     get(&sidecar, &[]);
     for (raw, is_asked_anew, is_known) in [
-        // The known one, which is not requested again.
+        // The cached object, which is not requested again.
         (part("large", SIZE), false, true),
         (part("other", SIZE), true, true),
         (part("large", SIZE + 1), true, true),
@@ -262,7 +262,7 @@ fn what_can_change_without_the_etag_is_not_repeated() {
         with(value);
         let answer = ask();
         let left: Vec<_> = answer.headers.iter().filter(|(name, _)| name.starts_with("x-amz-")).collect();
-        // A 304 does not have them.
+        // A 304 does not have these headers.
         assert_eq!(left.len(), 2, "{left:?}");
         assert_eq!(
             (answer.header("x-amz-meta-m"), answer.header("x-amz-request-id")),
@@ -357,7 +357,7 @@ fn a_small_read_is_not_broken_off_by_a_change() {
         assert!(!part.is_cut && part.status == 206 && part.body == whole()[from..to], "{range}");
         let seen = endpoint.take_seen();
         assert_eq!((seen.len(), seen[0].header("if-none-match")), (1, None));
-        // All of it is here now.
+        // Now the whole object is cached.
         assert!(get(&sidecar, &[("Range", range)]).body == whole()[from..to], "{range}");
         assert_was_revalidation(&endpoint.take_seen());
     }
@@ -476,7 +476,7 @@ fn readers_of_a_cold_object_share_one_body() {
         let others: Vec<_> = (0..6).map(|_| scope.spawn(|| get(&sidecar, &[]).body == whole())).collect();
         // The endpoint has authorised all of them while the first one's body has stopped.
         endpoint.wait_for_requests(7);
-        // They get the part that is there, and wait for more.
+        // The readers get the available part, and wait for more.
         let deadline = Instant::now() + PATIENCE;
         while sidecar.counts().bytes_from_memory.get() < 6 * 1_900_000 {
             assert!(Instant::now() < deadline, "{}", sidecar.counts().bytes_from_memory.get());

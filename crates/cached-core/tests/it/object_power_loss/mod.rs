@@ -1,6 +1,6 @@
-//! A cache with a journal, a disk that loses power and a store that outlives both: after every crash, what was
-//! acknowledged is there, nothing is torn, and nothing survives what was lost before it. `README.md` states what
-//! is drawn and what is checked.
+//! A cache with a journal, on a disk that loses power, over a store that survives: after every
+//! crash, acknowledged changes are present, nothing is torn, and no change survives an earlier lost
+//! one. `README.md` describes the steps and the checks.
 //!
 //! `POWER_PROFILE=name POWER_SEED=n` replays one run and prints it. `POWER_SEEDS=n` runs `n` seeds of each
 //! profile, from `POWER_FIRST=n` on; `POWER_SECONDS=n` runs for `n` seconds; `POWER_SURVEY=1` counts what it finds.
@@ -20,7 +20,7 @@ use profiles::Profile;
 use test_kit::rng::Rng;
 use world::{World, run};
 
-/// The seeds of each profile that run by default; `CACHED_TEST_TIMES` multiplies them.
+/// The default number of seeds of each profile, which `CACHED_TEST_TIMES` multiplies.
 const SEEDS: u64 = 15;
 
 fn number(name: &str) -> Option<u64> {
@@ -37,7 +37,7 @@ fn selected() -> Vec<Profile> {
     found
 }
 
-/// Runs one seed; a panic is a problem as any other.
+/// Runs one seed; a panic counts as a problem.
 fn attempt(
     profile: &Profile,
     seed: u64,
@@ -62,7 +62,7 @@ fn fail(profile: &Profile, seed: u64, problem: &str, cut: impl Fn(&mut Rng) -> O
     panic!("POWER_PROFILE={} POWER_SEED={seed}: {problem}", profile.name);
 }
 
-/// Any step, early ones more often: those of the recovery.
+/// Returns a random step; early ones, during the recovery, are more frequent.
 fn any_step(rng: &mut Rng) -> Option<u64> {
     match rng.below(4) {
         0 => Some(1 + rng.below(12)),

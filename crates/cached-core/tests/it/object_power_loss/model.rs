@@ -1,36 +1,36 @@
-//! What each object may hold after a crash.
+//! The permitted content of each object after a crash.
 //!
-//! One client at a time changes an object, so its changes have an order: the object holds the content after
-//! some number of them. At least those must be there that were acknowledged as *journaled* or *stored*, or
-//! covered by such a flush. And a change that is there proves that everything is there that had been
-//! acknowledged, of any object, before it was asked for.
+//! Only one client at a time changes an object, so its changes are ordered: the object has its
+//! content after some number of them. This number includes at least the changes that were
+//! acknowledged as *journaled* or *stored*, or covered by such a flush. If a change is present, so
+//! is every change of any object that had been acknowledged before it was requested.
 
 use std::collections::HashMap;
 
-/// The content of an object; `None`: there is none.
+/// The content of an object; `None` if it does not exist.
 pub type Content = Option<Vec<u8>>;
 
 /// One change of an object.
 #[derive(Clone, Debug)]
 pub struct Change {
     pub what: String,
-    /// When it was asked for.
+    /// When the change was requested.
     pub asked: u64,
-    /// When it was acknowledged, if it was.
+    /// When the change was acknowledged, if it was.
     pub acknowledged: Option<u64>,
     pub after: Content,
 }
 
-/// What is known of one object.
+/// The knowledge about one object.
 #[derive(Clone, Debug, Default)]
 pub struct History {
     pub base: Content,
     pub changes: Vec<Change>,
     /// The number of changes that must survive.
     pub floor: usize,
-    /// Whether the object has been looked at since the last crash.
+    /// Whether the object was examined after the last crash.
     pub is_seen: bool,
-    /// The crash since which it has not been.
+    /// The crash since which it was not examined.
     crash: usize,
 }
 
@@ -45,16 +45,18 @@ impl History {
 }
 
 impl History {
-    /// Whether a flush that was cut off can have left this: each byte from one of the states that may survive,
-    /// and the end within theirs. While the journal is in trouble changes are not logged, and a flush of several
-    /// requests may be seen half done, as without a journal.
+    /// Returns whether an interrupted flush can have left this content: each byte from one of the
+    /// states that may survive, and the end within theirs. While the journal is failing, changes
+    /// are not logged, and a flush of several requests may be visible in part, as without a
+    /// journal.
     fn is_mixed(&self, found: &Content) -> bool {
         let states: Vec<&Content> =
             (self.floor..=self.changes.len()).map(|count| self.after(count)).collect();
         let Some(bytes) = found else { return states.iter().any(|state| state.is_none()) };
         let byte_of =
             |state: &Content, at: usize| state.as_ref().and_then(|bytes| bytes.get(at).copied()).unwrap_or(0);
-        // Cut past the log, and written again from it, an object may end in between.
+        // An object that was truncated bypassing the log, and rewritten from the log, may end in
+        // between.
         let ends = || states.iter().map(|state| state.as_ref().map_or(0, Vec::len));
         let has_end = ends().min() <= Some(bytes.len()) && Some(bytes.len()) <= ends().max();
         has_end
@@ -65,11 +67,11 @@ impl History {
     }
 }
 
-/// What was found of an object after a crash.
+/// The content of an object that was found after a crash.
 #[derive(Clone, Debug)]
 struct Survived {
     history: History,
-    /// The fewest and the most changes that leave what was found.
+    /// The minimum and maximum number of changes that yield the content found.
     fewest: usize,
     most: usize,
 }
@@ -78,13 +80,13 @@ struct Survived {
 #[derive(Default)]
 pub struct Model {
     pub objects: Vec<History>,
-    /// What each crash has left, as far as it has been looked at.
+    /// The content after each crash, for examined objects.
     crashes: Vec<HashMap<usize, Survived>>,
-    /// The content that each version of an object has had.
+    /// The content of each version of an object.
     versions: HashMap<(usize, u64), Content>,
-    /// Whether the changes of objects with the same key are lost from the end only.
+    /// Whether only a suffix of the changes of objects with the same key can be lost.
     pub is_prefix: bool,
-    /// Whether each object holds what it held after one of its changes.
+    /// Whether each object has its content after one of its changes.
     pub is_exact: bool,
 }
 
@@ -112,7 +114,7 @@ impl Model {
         Self { objects: vec![seen; objects], is_prefix: true, is_exact: true, ..Self::default() }
     }
 
-    /// A change has been acknowledged, or may have been made.
+    /// Records that a change was acknowledged, or may have been made.
     pub fn changed(&mut self, object: usize, change: Change, is_durable: bool) {
         let history = &mut self.objects[object];
         history.changes.push(change);
@@ -121,7 +123,7 @@ impl Model {
         }
     }
 
-    /// A version was shown for what an object holds now.
+    /// Records the version that was reported for an object's current content.
     pub fn version(&mut self, object: usize, version: u64, content: &Content) -> Result<(), String> {
         match self.versions.insert((object, version), content.clone()) {
             Some(before) if before != *content => Err(format!(
@@ -133,7 +135,7 @@ impl Model {
         }
     }
 
-    /// What a flush covered must survive.
+    /// Records that everything covered by a flush must survive.
     pub fn flushed(&mut self, counts: &[(usize, usize)]) {
         for (object, count) in counts {
             let history = &mut self.objects[*object];
@@ -141,7 +143,7 @@ impl Model {
         }
     }
 
-    /// The process has ended.
+    /// Records the end of the process.
     pub fn crashed(&mut self) {
         self.crashes.push(HashMap::new());
         let crash = self.crashes.len() - 1;
@@ -150,7 +152,7 @@ impl Model {
         }
     }
 
-    /// An object was looked at.
+    /// Records the content of an examined object.
     pub fn found(&mut self, object: usize, found: &Content) -> Result<(), String> {
         let history = &mut self.objects[object];
         if history.is_seen {
@@ -208,7 +210,7 @@ impl Model {
         self.check_prefix(crash, object)
     }
 
-    /// Compares what a crash has left of one object with what it has left of the others.
+    /// Compares the surviving changes of one object with those of the others.
     fn check_prefix(&self, crash: usize, object: usize) -> Result<(), String> {
         if !self.is_prefix {
             return Ok(());

@@ -1,4 +1,4 @@
-//! What is enabled in a run.
+//! The operations and faults that are enabled in a run.
 
 use cached_journal::disk::simulated::Faults;
 
@@ -6,26 +6,26 @@ use cached_journal::disk::simulated::Faults;
 #[derive(Clone, Debug)]
 pub struct Profile {
     pub name: &'static str,
-    /// The number of objects, from and to.
+    /// The minimum and maximum number of objects.
     pub objects: (u64, u64),
     pub namespaces: usize,
     pub domains: bool,
-    /// Whether the second namespace is written through, and journaled all the same.
+    /// Whether the second namespace is written through, but journaled.
     pub has_through: bool,
-    /// How often write modes change, beside 900 other operations.
+    /// The number of changes of write modes per 900 other operations.
     pub mode_changes: u64,
-    /// How often the cache is taken out of the path of requests, or put back, beside 900 other operations.
+    /// The number of detachments and reattachments of the cache per 900 other operations.
     pub switches: u64,
-    /// The journal's segments.
+    /// The number of the journal's segments.
     pub segments: u64,
-    /// How the journal's disk fails.
+    /// The failures of the journal's disk.
     pub faults: Faults,
-    /// Whether the power goes, or the process alone is killed.
+    /// Whether the power fails, or only the process is killed.
     pub is_power_lost: bool,
-    /// Whether what survives is a prefix of what was acknowledged, over all objects. Not where changes go to the
-    /// store alone, which may lose what was acknowledged as *cached*.
+    /// Whether the surviving changes of all objects are a prefix of the acknowledged ones. Not if
+    /// changes go only to the store, which may lose changes acknowledged as *cached*.
     pub is_prefix: bool,
-    /// The number of processes, each with fewer operations than this.
+    /// The number of processes, and the limit of operations in each.
     pub lives: u64,
     pub operations: u64,
 }
@@ -86,9 +86,9 @@ pub fn profiles() -> Vec<Profile> {
             is_prefix: false,
             ..base()
         },
-        // Segments are used again and again, and objects are logged again.
+        // Segments are reused repeatedly, and objects are logged again.
         Profile { name: "small", segments: 6, operations: 200, lives: 3, ..base() },
-        // Most cuts fall into a recovery.
+        // Most power losses happen during a recovery.
         Profile { name: "crashing", lives: 10, operations: 20, ..base() },
         Profile {
             name: "failing",

@@ -1,5 +1,5 @@
-//! One run: a disk and a store that outlive the processes, and one process after the other, each until the
-//! power goes. A seed draws every step.
+//! One run: a disk and a store that outlive the processes, and consecutive processes, each of which
+//! runs until the power fails. A seed determines every step.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,19 +21,19 @@ use super::profiles::Profile;
 use super::store::{Stage, Store};
 
 const SEGMENT_BYTES: u64 = 64 * KIB;
-/// A process that takes more steps than this to come to rest never does.
+/// The maximum number of steps until a process is at rest; more count as a livelock.
 const STEPS_MAX: u64 = 30_000;
-/// The most time until everything is at rest.
+/// The maximum time until everything is at rest.
 const REST_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// What a client waits for.
+/// An operation for which a client waits.
 enum Flight {
     Change {
         object: usize,
         what: String,
         asked: u64,
         durability: Durability,
-        /// `None`: it must fail.
+        /// The expected content; `None` if the operation must fail.
         after: Option<Content>,
         source: Option<usize>,
         handle: Handle<Result<Answer>>,
@@ -57,7 +57,7 @@ enum Flight {
     },
     Switch {
         detaches: bool,
-        /// How often the process was switched before.
+        /// The number of earlier detachments and reattachments in the process.
         number: u64,
         counts: Vec<(usize, usize)>,
         handle: Handle<Result<()>>,
@@ -76,7 +76,7 @@ pub struct World {
     tick: u64,
     value: u8,
     lives: u64,
-    /// Whether the outcome of an object's last change is not known: it must be read.
+    /// Whether the outcome of an object's last change is unknown, so that the object must be read.
     unknown: Vec<bool>,
     pub trace: Option<Vec<String>>,
     pub recovered: u64,
@@ -97,7 +97,7 @@ struct Process {
     journal: Arc<Journal>,
     clock: Arc<cached_journal::ManualClock>,
     begun: Option<Handle<Result<(), RecoveryError>>>,
-    /// How often its cache was taken out of the path of requests, or put back.
+    /// The number of detachments and reattachments of its cache.
     switches: u64,
     flights: Vec<Flight>,
     /// The objects that a client uses.
@@ -118,7 +118,7 @@ impl World {
                 ObjectId::new(space, Name::copy_from(format!("o{at}").as_bytes()).unwrap())
             })
             .collect();
-        // The store stores what it knows of.
+        // The store stores the data that it has.
         store.sync_all(&ids);
         let domains = (0..objects)
             .map(|_| (profile.domains && rng.permille(700)).then(|| OrderDomain(rng.below(2))))
@@ -168,7 +168,7 @@ impl World {
             retry_delay_max: Duration::from_secs(1),
             write: WriteMode::Back,
             writer: Writer::Cache,
-            // Versions are drawn from it: they must be new after every start.
+            // Versions are derived from this number, and must be new after every start.
             hash_seed: Some(self.rng.next_u64()),
             ..ObjectCacheConfig::default()
         };
@@ -179,7 +179,7 @@ impl World {
         config
     }
 
-    /// Starts a process; `None` if the power went.
+    /// Starts a process; returns `None` if the power failed.
     fn start(&mut self) -> Result<Option<Process>, String> {
         self.lives += 1;
         let sim = Sim::new(Some(self.rng.next_u64()));
@@ -219,7 +219,7 @@ impl World {
         Ok(Some(process))
     }
 
-    /// Runs one process until the power goes, or it has done its part; then it ends without warning.
+    /// Runs one process until the power fails or its operations are done; then it ends abruptly.
     pub fn live(&mut self, cut_in: Option<u64>, operations: u64) -> Result<(), String> {
         self.disk.set_faults(self.rng.next_u64(), Faults::default());
         self.disk.cut_power_in(cut_in);
@@ -236,7 +236,7 @@ impl World {
             }
             Err(error) => return Err(error),
         };
-        // What unwinds must not drop it: its locks are held.
+        // Unwinding must not drop the cache, because its locks are held.
         let mut process = std::mem::ManuallyDrop::new(process);
         self.disk.set_faults(self.rng.next_u64(), self.profile.faults);
         let (mut left, mut steps) = (operations, 0);
@@ -255,7 +255,7 @@ impl World {
         Ok(())
     }
 
-    /// One step of anything. Returns whether an operation was begun.
+    /// Performs one random step. Returns whether an operation has begun.
     fn step(&mut self, process: &mut Process, may_begin: bool) -> Result<bool, String> {
         let idle = process.sim.is_idle();
         let waiting = self.store.waiting();
@@ -289,8 +289,8 @@ impl World {
         }
         self.store.sort_out();
         for done in self.store.take_done() {
-            // What comes late from a process that has ended is taken as stored: the model knows no store that
-            // shows it, and loses it later.
+            // A late request of an ended process counts as stored, because the model does not cover
+            // a store that shows such a change and loses it later.
             if done.request.cache as u64 != self.lives
                 && let Some(object) = &done.request.object
             {
@@ -453,7 +453,7 @@ impl World {
         process.flights.push(Flight::Mode { handle });
     }
 
-    /// Takes the cache out of the path of requests, or puts it back.
+    /// Detaches or reattaches the cache.
     fn switch(&mut self, process: &mut Process) {
         let detaches = process.cache.attach_status().state == AttachState::Attached;
         trace!(self, "{}: detach {detaches}", self.tick);
@@ -472,12 +472,12 @@ impl World {
         process.flights.push(Flight::Switch { detaches, number: process.switches, counts, handle });
     }
 
-    /// Takes the answers that have come.
+    /// Handles the replies that have arrived.
     fn collect(&mut self, process: &mut Process) -> Result<(), String> {
         if let Some(begun) = process.begun.take_if(|begun| begun.is_done()) {
             match begun.get() {
                 Ok(()) => trace!(self, "recovery has begun"),
-                // The disk failed before the claims were logged: once more.
+                // The disk failed before the claims were logged, so the recovery is repeated.
                 Err(RecoveryError::Disk(why)) if self.profile.has_faults() => {
                     trace!(self, "recovery cannot begin: {why}");
                     process.clock.advance(Duration::from_secs(6));
@@ -541,7 +541,7 @@ impl World {
                         ),
                         None,
                     ) => (),
-                    // Nothing was done.
+                    // The operation had no effect.
                     (Err(Error::Retryable(_)), _) => (),
                     (Err(Error::NotStored(_)), Some(after)) => {
                         self.model.changed(object, change(Some(now), after), false);
@@ -620,7 +620,8 @@ impl World {
         Ok(())
     }
 
-    /// Ends the process: what was under way is unknown, and may reach the store later.
+    /// Ends the process: the outcome of operations in progress is unknown, and they may reach the
+    /// store later.
     fn crash(&mut self, process: Option<Process>) {
         if let Some(mut process) = process {
             for flight in std::mem::take(&mut process.flights) {
@@ -633,7 +634,8 @@ impl World {
         self.unknown.iter_mut().for_each(|unknown| *unknown = false);
         self.store.sort_out();
         for (number, stage) in self.store.waiting() {
-            // A copy is of what its source holds when it is made: not of what the power leaves of it.
+            // A copy has the source's content at the time of the copy, not the content after the
+            // power loss.
             let is_copy = self.store.request(number).name == "copy";
             match (stage, self.rng.below(if is_copy { 2 } else { 4 })) {
                 (Stage::Stray, 0) => self.store.forget(number),
@@ -652,11 +654,11 @@ impl World {
         if is_power {
             self.lose_power_of_store();
         }
-        // What has survived is on the medium.
+        // The surviving data are on the medium.
         self.store.sync_all(&self.ids.clone());
     }
 
-    /// What the store was not asked to store may be lost.
+    /// Loses data that the store was not requested to store.
     fn lose_power_of_store(&mut self) {
         for id in self.ids.clone() {
             let (stable, current) = (self.store.stable(&id), self.store.current(&id));
@@ -671,8 +673,8 @@ impl World {
                     Err(Error::Fenced { epoch }) => epoch,
                     Err(error) => panic!("{error}"),
                 };
-                // Above all stamps of the cache, and of the same kind: of those that state trouble of its journal,
-                // or of the others.
+                // Above all stamps of the cache, with the same kind of epoch (of a failing or of a
+                // working journal).
                 let info = executor::block_on(memory.info(InfoRequest::new(id.clone())));
                 let is_unlogged = info.is_ok_and(|it| it.stamp.is_some_and(|it| it.sequence >> 63 == 1));
                 let sequence = if is_unlogged { u64::MAX } else { u64::MAX >> 1 };
@@ -688,13 +690,13 @@ impl World {
                         executor::block_on(memory.delete(request)).map(|_| ())
                     }
                 };
-                // Another loss in the same epoch has left the highest stamp already.
+                // An earlier loss in the same epoch has already used the highest stamp.
                 assert!(matches!(done, Ok(()) | Err(Error::Superseded { .. })), "{done:?}");
             });
         }
     }
 
-    /// The last process: it recovers, is asked for every object, and stores everything.
+    /// Runs the last process: it recovers, every object is read, and everything is stored.
     pub fn last(&mut self) -> Result<(), String> {
         self.disk.set_faults(0, Faults::default());
         self.disk.cut_power_in(None);
@@ -733,7 +735,7 @@ impl World {
         Ok(())
     }
 
-    /// Runs until no operation is under way.
+    /// Runs until no operation is in progress.
     fn settle(&mut self, process: &mut Process) -> Result<(), String> {
         let start = process.sim.clock.now();
         for _ in 0..STEPS_MAX {
@@ -760,7 +762,7 @@ impl World {
     }
 }
 
-/// Runs one seed. `cut` draws after how many changes of the disk the power goes in each life.
+/// Runs one seed. `cut` determines after how many disk writes the power fails in each process.
 pub fn run(world: &mut World, seed: u64, cut: impl Fn(&mut Rng) -> Option<u64>) -> Result<(), String> {
     let mut cuts = Rng::new(seed ^ 0xc07);
     for _ in 0..world.profile.lives {
