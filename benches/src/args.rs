@@ -10,7 +10,7 @@ use crate::load::Target;
 /// Parses a byte count: a number with an optional `KiB`, `MiB` or `GiB` (also `k`, `m`, `g`, all powers of 1024).
 ///
 /// # Errors
-/// Names what was given when it is not such a number.
+/// The error quotes an argument that is not such a number.
 pub fn parse_bytes(text: &str) -> Result<usize, String> {
     let digits_end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (digits, unit) = text.split_at(digits_end);
@@ -28,7 +28,7 @@ pub fn parse_bytes(text: &str) -> Result<usize, String> {
 /// Parses value sizes: one byte count, or `min-max`.
 ///
 /// # Errors
-/// Names what was given when it is neither, or when min is above max.
+/// The error quotes an argument that is neither, or whose minimum is above its maximum.
 pub fn parse_value_bytes(text: &str) -> Result<ValueBytes, String> {
     let (min, max) = text.split_once('-').unwrap_or((text, text));
     let (min, max) = (parse_bytes(min)?, parse_bytes(max)?);
@@ -41,7 +41,7 @@ pub fn parse_value_bytes(text: &str) -> Result<ValueBytes, String> {
 /// Parses a duration in seconds, `1.5` or `1.5s`, or milliseconds, `250ms`; at most one day.
 ///
 /// # Errors
-/// Names what was given when it is not a duration.
+/// The error quotes an argument that is not a duration.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let (number, scale) = match text.strip_suffix("ms") {
         Some(number) => (number, 1e-3),
@@ -57,7 +57,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
 /// Parses a share as `0.1` or `10%`.
 ///
 /// # Errors
-/// Names what was given when it is not between 0 and 1.
+/// The error quotes an argument that is not between 0 and 1.
 pub fn parse_share(text: &str) -> Result<f64, String> {
     let (number, scale) = match text.strip_suffix('%') {
         Some(number) => (number, 0.01),
@@ -70,10 +70,10 @@ pub fn parse_share(text: &str) -> Result<f64, String> {
     Ok(share)
 }
 
-/// Parses where a server listens: anything with a `/` is a unix socket, everything else `host:port`.
+/// Parses a server's address: anything with a `/` is a unix socket, everything else `host:port`.
 ///
 /// # Errors
-/// Names what was given when the host cannot be resolved.
+/// The error quotes an argument whose host cannot be resolved.
 pub fn parse_target(text: &str) -> Result<Target, String> {
     if text.contains('/') {
         return Ok(Target::Unix(PathBuf::from(text)));

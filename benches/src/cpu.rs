@@ -8,7 +8,7 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 /// Pins the calling thread, and every thread it starts later, to one core.
 ///
 /// # Errors
-/// Fails when the core does not exist or may not be used here.
+/// Fails if the core does not exist or is not available.
 pub fn pin_current_thread(cpu: usize) -> io::Result<()> {
     restrict_current_thread(&[cpu])
 }
@@ -16,7 +16,7 @@ pub fn pin_current_thread(cpu: usize) -> io::Result<()> {
 /// Confines the calling thread, and every thread and process it starts later, to some cores.
 ///
 /// # Errors
-/// Fails when one of them does not exist, or none of them may be used here.
+/// Fails if one of the cores does not exist, or none is available.
 pub fn restrict_current_thread(cpus: &[usize]) -> io::Result<()> {
     let mut set = CpuSet::new();
     for &cpu in cpus {
@@ -28,10 +28,10 @@ pub fn restrict_current_thread(cpus: &[usize]) -> io::Result<()> {
     Ok(sched_setaffinity(None, &set)?)
 }
 
-/// Cores this process may use, lowest first.
+/// Returns the cores that this process may use, in ascending order.
 ///
 /// # Errors
-/// Passes on the kernel's refusal.
+/// The kernel's error.
 pub fn usable_cpus() -> io::Result<Vec<usize>> {
     let set = sched_getaffinity(None)?;
     Ok((0..CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect())
@@ -40,7 +40,7 @@ pub fn usable_cpus() -> io::Result<Vec<usize>> {
 /// Raises the soft limit of open files to the hard one, and returns whether `wanted` descriptors fit.
 ///
 /// # Errors
-/// Names both numbers when they do not fit.
+/// The error states both numbers if they do not fit.
 pub fn reserve_descriptors(wanted: u64) -> io::Result<()> {
     let limit = getrlimit(Resource::Nofile);
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });

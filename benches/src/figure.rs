@@ -7,16 +7,16 @@ use serde::Serialize;
 /// A measured number.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Figure {
-    /// What was measured.
+    /// The name of the measured quantity.
     pub name: String,
-    /// Its value.
+    /// The value.
     pub value: f64,
-    /// Its unit; empty for counts and ratios.
+    /// The unit; empty for counts and ratios.
     pub unit: String,
 }
 
 impl Figure {
-    /// A figure.
+    /// Returns a figure.
     pub fn new(name: impl Into<String>, value: f64, unit: impl Into<String>) -> Self {
         Self { name: name.into(), value, unit: unit.into() }
     }

@@ -6,10 +6,11 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 
-/// The content of a file, unpacked if its name ends in `.zst`, and its name without that ending.
+/// Returns the content of a file, decompressed if its name ends in `.zst`, and its name without
+/// this extension.
 ///
 /// # Errors
-/// When the file cannot be read or does not have the format of its ending.
+/// If the file cannot be read, or does not have the format of its extension.
 pub fn read_plain_or_zst(path: &Path) -> Result<(String, Vec<u8>)> {
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let mut file = BufReader::new(File::open(path).with_context(|| format!("opening {}", path.display()))?);

@@ -31,13 +31,13 @@ pub struct ValueBytes {
 }
 
 impl ValueBytes {
-    /// Values of one size.
+    /// Returns a range for values of one size.
     pub const fn fixed(bytes: usize) -> Self {
         Self { min: bytes, max: bytes }
     }
 }
 
-/// How much of a value is compared with the stored one.
+/// How thoroughly a value is compared with the stored one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Verify {
     /// Only its length, for the canned server, whose values have no meaning.
@@ -60,10 +60,11 @@ pub struct KeySpace {
 }
 
 impl KeySpace {
-    /// Keys with the indexes `first..first + count`; `salt` decides sizes and contents.
+    /// Returns keys with the indexes `first..first + count`; `salt` determines sizes and contents.
     ///
     /// # Errors
-    /// When there are no keys, a key cannot hold its index, or a size is beyond what memcached takes.
+    /// If there are no keys, a key is too short for its index, or a size exceeds memcached's
+    /// limits.
     pub fn new(first: u64, count: u64, key_bytes: usize, value_bytes: ValueBytes, salt: u64) -> Result<Self> {
         ensure!(count > 0, "a load needs at least one key");
         let last = first.checked_add(count - 1).filter(|&last| last < 1 << 60);
@@ -79,22 +80,22 @@ impl KeySpace {
         Ok(Self { first, count, key_bytes, value_bytes, salt, filler })
     }
 
-    /// The lowest index.
+    /// Returns the lowest index.
     pub fn first(&self) -> u64 {
         self.first
     }
 
-    /// How many keys there are.
+    /// Returns the number of keys.
     pub fn count(&self) -> u64 {
         self.count
     }
 
-    /// Length of every key.
+    /// Returns the length of every key.
     pub fn key_bytes(&self) -> usize {
         self.key_bytes
     }
 
-    /// Bounds of the value sizes.
+    /// Returns the range of value sizes.
     pub fn value_bytes_bounds(&self) -> ValueBytes {
         self.value_bytes
     }
@@ -114,7 +115,7 @@ impl KeySpace {
         }
     }
 
-    /// Whether `key` is the key of `index`.
+    /// Returns whether `key` is the key of `index`.
     pub fn is_key(&self, index: u64, key: &[u8]) -> bool {
         if key.len() != self.key_bytes || key[0] != b'k' {
             return false;
@@ -127,7 +128,7 @@ impl KeySpace {
         })
     }
 
-    /// Length of the value of `index`.
+    /// Returns the length of the value of `index`.
     pub fn value_bytes(&self, index: u64) -> usize {
         let ValueBytes { min, max } = self.value_bytes;
         if min == max {
@@ -146,7 +147,8 @@ impl KeySpace {
         out.extend_from_slice(&self.filler[offset..offset + length - stamp_bytes]);
     }
 
-    /// Whether `part`, the bytes of the value of `index` from `offset` on, is what [`Self::push_value`] wrote.
+    /// Returns whether `part`, from `offset` on, equals the value of `index` as written by
+    /// [`Self::push_value`].
     pub fn is_value_part(&self, index: u64, offset: usize, part: &[u8], verify: Verify) -> bool {
         let length = self.value_bytes(index);
         if offset + part.len() > length {
@@ -177,7 +179,7 @@ impl KeySpace {
             && (tail.is_empty() || tail == &self.filler[filler_start..filler_start + tail.len()])
     }
 
-    /// The head of a value and where its filler starts.
+    /// Returns the head of a value and the start of its filler.
     fn stamp(&self, index: u64) -> ([u8; STAMP_BYTES], usize) {
         let drawn = mix(index.wrapping_add(self.salt));
         let mut stamp = [0; STAMP_BYTES];

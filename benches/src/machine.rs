@@ -8,11 +8,11 @@ use serde::Serialize;
 /// The properties of the machine that matter to a measurement.
 #[derive(Clone, Debug, Serialize)]
 pub struct Machine {
-    /// Day of the measurement (UTC), as 2026-01-31.
+    /// Day of the measurement (UTC), in the form 2026-01-31.
     pub date: String,
     /// Model name of the processor.
     pub cpu: String,
-    /// Cores this process may use.
+    /// The number of cores that this process may use.
     pub cores: usize,
     /// Memory of the machine.
     pub memory_bytes: u64,
@@ -50,7 +50,7 @@ impl std::fmt::Display for Machine {
     }
 }
 
-/// Year, month and day of a day counted from 1970-01-01 (Hinnant's algorithm).
+/// Returns year, month and day of a day counted from 1970-01-01 (Hinnant's algorithm).
 pub fn civil_date(days: u64) -> (u64, u64, u64) {
     let shifted = days + 719_468;
     let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);

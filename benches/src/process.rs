@@ -1,9 +1,10 @@
-//! What a server process has used: CPU time in nanoseconds, resident memory in bytes.
+//! The resources used by a server process: CPU time in nanoseconds, resident memory in bytes.
 //!
-//! CPU time comes from the process's own CPU clock (`clock_getcpuclockid`), which the scheduler keeps in
-//! nanoseconds over all threads, ended ones included. `utime + stime` in `/proc/PID/stat` has ticks of 10 ms.
-//! Work that the kernel does in softirq on behalf of a send is charged to the sender, on loopback the peer too:
-//! it is in the figure, for every server alike.
+//! CPU time comes from the process's own CPU clock (`clock_getcpuclockid`), which the scheduler
+//! maintains in nanoseconds over all threads, including ended ones. `utime + stime` in
+//! `/proc/PID/stat` has a resolution of 10 ms. Work that the kernel does in softirq for a send is
+//! charged to the sender, on loopback also the receiver's work: the figure includes this for every
+//! server.
 
 use std::fs;
 use std::io;
@@ -11,7 +12,7 @@ use std::mem::MaybeUninit;
 
 use anyhow::{Context, Result};
 
-/// The CPU clock of one process, any process that is visible here.
+/// The CPU clock of a visible process.
 #[derive(Clone, Copy, Debug)]
 pub struct CpuClock {
     clock_id: libc::clockid_t,
@@ -21,7 +22,7 @@ impl CpuClock {
     /// Opens the clock of process `pid`.
     ///
     /// # Errors
-    /// Fails when there is no such process.
+    /// If there is no such process.
     pub fn of(pid: u32) -> Result<Self> {
         let mut clock_id = 0;
         let pid_raw = libc::pid_t::try_from(pid).context("a process id")?;
@@ -34,15 +35,15 @@ impl CpuClock {
         Ok(Self { clock_id })
     }
 
-    /// The clock of the calling thread.
+    /// Returns the clock of the calling thread.
     pub fn of_this_thread() -> Self {
         Self { clock_id: libc::CLOCK_THREAD_CPUTIME_ID }
     }
 
-    /// CPU time used so far, user and system, all threads.
+    /// Returns the CPU time used so far, user and system, of all threads.
     ///
     /// # Errors
-    /// Fails once the process is gone.
+    /// If the process has ended.
     pub fn now_ns(self) -> Result<u64> {
         let mut time = MaybeUninit::<libc::timespec>::uninit();
         // SAFETY: `time` is a valid place for one timespec; it is read only after the call has filled it.
@@ -59,18 +60,18 @@ impl CpuClock {
 /// Resident memory of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Resident {
-    /// Now (`VmRSS`).
+    /// The current size (`VmRSS`).
     pub bytes: u64,
-    /// At its highest since the start (`VmHWM`).
+    /// The peak since the start (`VmHWM`).
     pub bytes_peak: u64,
 }
 
 impl Resident {
-    /// Reads `/proc/PID/smaps_rollup` where it can be had (exact), else `/proc/PID/status`
-    /// (which may lag by some pages per thread).
+    /// Reads `/proc/PID/smaps_rollup` if available (exact), otherwise `/proc/PID/status` (which may
+    /// lag by some pages per thread).
     ///
     /// # Errors
-    /// Fails when there is no such process.
+    /// If there is no such process.
     pub fn of(pid: u32) -> Result<Self> {
         let path = format!("/proc/{pid}/status");
         let status = fs::read_to_string(&path).with_context(|| format!("reading {path}"))?;
@@ -82,7 +83,7 @@ impl Resident {
     }
 }
 
-/// The value of a `Name:   123 kB` line.
+/// Returns the value of a `Name:   123 kB` line, in bytes.
 fn field_bytes(text: &str, name: &str) -> Option<u64> {
     let rest = text.lines().find_map(|line| line.strip_prefix(name))?;
     let kibibytes: u64 = rest.trim().strip_suffix("kB")?.trim().parse().ok()?;

@@ -12,7 +12,7 @@ use crate::protocol::Protocol;
 /// The length of every key, in bytes.
 pub const KEY_BYTES: usize = 20;
 
-/// What a scenario compares.
+/// The quantity that a scenario compares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Measure {
@@ -25,17 +25,17 @@ pub enum Measure {
 /// One load that both servers get.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Scenario {
-    /// Its name in all outputs.
+    /// The name in all outputs.
     pub name: &'static str,
-    /// What is compared.
+    /// The compared quantity.
     pub measure: Measure,
-    /// What is spoken.
+    /// The protocol.
     pub protocol: Protocol,
     /// Connections.
     pub connections: usize,
     /// Requests sent together.
     pub pipeline: usize,
-    /// Keys of each get.
+    /// The number of keys in each get.
     pub keys_per_get: usize,
     /// Share of sets.
     pub set_share: f64,
@@ -43,15 +43,15 @@ pub struct Scenario {
     pub value_bytes: usize,
     /// Keys, all preloaded.
     pub keys: u64,
-    /// Zipf exponent; uniform without.
+    /// Zipf exponent; uniform if absent.
     pub zipf: Option<f64>,
-    /// The highest acceptable ratio of cached to memcached.
+    /// The maximum acceptable ratio of cached to memcached.
     pub bar: Option<f64>,
     /// The same after the canned server's figure is subtracted from both.
     pub bar_over_floor: Option<f64>,
     /// Through TLS.
     pub is_tls: bool,
-    /// Left out unless all are asked for.
+    /// Whether the scenario runs only if all scenarios are requested.
     pub is_extra: bool,
 }
 
@@ -111,10 +111,10 @@ pub const SCENARIOS: &[Scenario] = &[
 ];
 
 impl Scenario {
-    /// The load on `target`, in a closed loop.
+    /// Returns the load on `target`, in a closed loop.
     ///
     /// # Errors
-    /// When keys and sizes do not fit together.
+    /// If keys and sizes are inconsistent.
     pub fn load(
         &self,
         target: Target,
@@ -141,13 +141,13 @@ impl Scenario {
         })
     }
 
-    /// Whether the canned server can answer it.
+    /// Returns whether the canned server can answer the scenario's requests.
     pub fn has_floor(&self) -> bool {
         !self.is_tls && self.protocol == Protocol::Text && self.measure == Measure::CpuPerKey
     }
 }
 
-/// An open loop at `requests_per_s`, with arrivals as from many independent users.
+/// Returns an open loop at `requests_per_s`, with arrivals like those of many independent users.
 pub fn open_loop(requests_per_s: f64) -> Arrival {
     Arrival::Open { requests_per_s, kind: ArrivalKind::Poisson }
 }

@@ -1,8 +1,8 @@
 //! Servers under measurement: child processes on a free loopback port, pinned, always ended.
 //!
-//! A child is ended by its process id when its [`Server`] is dropped, whatever happened, and by the kernel
-//! (`PR_SET_PDEATHSIG`) when this process is killed before it can do so. Start servers from the main thread: that
-//! signal is tied to the thread that starts them.
+//! A child is ended by its PID when its [`Server`] is dropped, and by the kernel
+//! (`PR_SET_PDEATHSIG`) if this process is killed before. Start servers from the main thread,
+//! because that signal is tied to the thread that starts them.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -24,38 +24,38 @@ use crate::load::Target;
 use crate::text_client::TextClient;
 use crate::tls;
 
-/// Longest wait for a server to listen; one under valgrind takes seconds.
+/// The maximum wait for a server to listen; a server under valgrind takes seconds.
 const START_LIMIT: Duration = Duration::from_secs(60);
-/// Longest wait for a server to end by itself before it is killed.
+/// The maximum wait for a server to end by itself before it is killed.
 const STOP_LIMIT: Duration = Duration::from_secs(30);
-/// The longest part of a server's messages that an error includes.
+/// The maximum length of a server's messages in an error.
 const MESSAGE_BYTES_MAX: usize = 2_000;
 
-/// How to start a server that takes memcached's flags.
+/// The parameters for starting a server with memcached's flags.
 #[derive(Clone, Debug)]
 pub struct ServerSpec {
     /// The program.
     pub program: PathBuf,
-    /// Its name in the output.
+    /// The name in the output.
     pub name: String,
     /// Arguments before the program: valgrind and its options, for example.
     pub wrapper: Vec<OsString>,
-    /// Core that all its threads are pinned to.
+    /// The core to which all of the server's threads are pinned.
     pub cpu: Option<usize>,
     /// `-m`, in MiB.
     pub memory_mib: usize,
     /// `-c`.
     pub connections_max: usize,
-    /// `-I` in bytes, where not the default of 1 MiB.
+    /// `-I` in bytes, if not the default of 1 MiB.
     pub item_bytes_max: Option<usize>,
-    /// Clients use TLS.
+    /// Whether clients use TLS.
     pub is_tls: bool,
     /// Further flags.
     pub extra: Vec<OsString>,
 }
 
 impl ServerSpec {
-    /// One thread, 1 GiB, 4096 connections.
+    /// Returns a server with one thread, 1 GiB, and 4096 connections.
     pub fn new(name: &str, program: &Path) -> Self {
         Self {
             program: program.to_owned(),
@@ -70,20 +70,21 @@ impl ServerSpec {
         }
     }
 
-    /// The same with TLS.
+    /// Returns the same server with TLS.
     ///
     /// # Errors
-    /// When there is no certificate.
+    /// If there is no certificate.
     pub fn with_tls(&self) -> Result<Self> {
         let mut spec = Self { is_tls: true, ..self.clone() };
         spec.extra.extend(tls::server_flags()?.into_iter().map(OsString::from));
         Ok(spec)
     }
 
-    /// Starts it on a free loopback port and waits until it answers.
+    /// Starts the server on a free loopback port and waits until it responds.
     ///
     /// # Errors
-    /// When it cannot be started, ends at once (its messages are in the error), or does not answer in time.
+    /// If the server cannot be started, ends immediately (its messages are in the error), or does
+    /// not respond in time.
     pub fn start(&self) -> Result<Server> {
         let address = free_address().context("looking for a free port")?;
         let mut words: Vec<OsString> = self.wrapper.clone();
@@ -118,10 +119,11 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts `words[0]` with the other words as arguments and waits until `address` answers `version`.
+    /// Starts `words[0]` with the other words as arguments, and waits until `address` answers
+    /// `version`.
     ///
     /// # Errors
-    /// As [`ServerSpec::start`].
+    /// Like [`ServerSpec::start`].
     pub fn spawn(name: &str, words: &[OsString], cpu: Option<usize>, address: SocketAddr) -> Result<Self> {
         Self::spawn_at(name, words, cpu, address, Target::Tcp(address))
     }
@@ -149,33 +151,33 @@ impl Server {
         &self.name
     }
 
-    /// Its process id.
+    /// Returns the PID.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Where it listens.
+    /// Returns the target at which the server listens.
     pub fn target(&self) -> Target {
         self.target.clone()
     }
 
-    /// Where it listens, as an address.
+    /// Returns the address at which the server listens.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// A new connection for commands.
+    /// Returns a new connection for commands.
     ///
     /// # Errors
-    /// When it does not take one.
+    /// If the server does not accept the connection.
     pub fn client(&self) -> Result<TextClient> {
         TextClient::connect(&self.target()).with_context(|| format!("connecting to {}", self.name))
     }
 
-    /// Asks it to end (SIGTERM) and waits; kills it after thirty seconds.
+    /// Ends the server by SIGTERM and waits; kills it after thirty seconds.
     ///
     /// # Errors
-    /// When it had to be killed.
+    /// If the server had to be killed.
     pub fn stop(mut self) -> Result<ExitStatus> {
         let pid = Pid::from_child(&self.child);
         kill_process(pid, Signal::TERM).with_context(|| format!("ending {}", self.name))?;
@@ -209,7 +211,7 @@ impl Server {
         }
     }
 
-    /// The end of the server's log.
+    /// Returns the end of the server's log.
     fn message_tail(&self) -> String {
         // Read at a position, so that the offset at which the child writes stays unchanged.
         let length = self.messages.metadata().map_or(0, |metadata| metadata.len());
@@ -246,13 +248,14 @@ pub fn bind_to_parent(command: &mut Command, cpu: Option<usize>) {
     unsafe { command.pre_exec(prepare) };
 }
 
-/// A loopback address whose port is free now, for a program that cannot be given port 0.
+/// Returns a loopback address with a currently free port, for a program that does not support port
+/// 0.
 ///
-/// The port lies below those that the system gives to outgoing connections (`net.ipv4.ip_local_port_range`), one of
-/// which would otherwise take it before the program does. Calls in one process return different ports.
+/// The port is below the range of outgoing connections (`net.ipv4.ip_local_port_range`), which
+/// could otherwise take it before the program does. Calls in one process return different ports.
 ///
 /// # Errors
-/// When there is none.
+/// If there is none.
 pub fn free_address() -> io::Result<SocketAddr> {
     const PORTS: std::ops::Range<u32> = 10_000..20_000;
     static TRIED: AtomicU32 = AtomicU32::new(0);
@@ -269,10 +272,10 @@ pub fn free_address() -> io::Result<SocketAddr> {
     Err(io::Error::new(io::ErrorKind::AddrInUse, format!("all ports of {PORTS:?} are taken")))
 }
 
-/// Finds a program: a path as it is, a bare name in PATH.
+/// Finds a program by its path, or by a plain name in PATH.
 ///
 /// # Errors
-/// When it is not there; the hint is part of the message.
+/// If the program is missing; the hint is part of the message.
 pub fn find_program(name: &Path, hint: &str) -> Result<PathBuf> {
     if name.components().count() > 1 {
         return match name.is_file() {
@@ -287,10 +290,10 @@ pub fn find_program(name: &Path, hint: &str) -> Result<PathBuf> {
         .with_context(|| format!("`{}` is not in PATH; {hint}", name.display()))
 }
 
-/// The release binary of `cached` of this workspace, built first unless `is_built` already.
+/// Returns this workspace's release binary of `cached`, which is built first unless `is_built`.
 ///
 /// # Errors
-/// When it cannot be built, or is not there.
+/// If the binary cannot be built, or is missing.
 pub fn workspace_cached(is_built: bool) -> Result<PathBuf> {
     let own = std::env::current_exe().context("finding this program")?;
     let profile_directory = own.parent().context("this program lies in no directory")?;

@@ -1,4 +1,4 @@
-//! A small blocking client for what a bench asks a server besides load: version, statistics, flush.
+//! A small blocking client for a bench's other requests: version, statistics, flush.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -8,9 +8,9 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::load::{Stream, Target};
 
-/// Longest wait for one reply; a server under valgrind is slow.
+/// The maximum wait for a reply; a server under valgrind is slow.
 const REPLY_LIMIT: Duration = Duration::from_secs(30);
-/// Most lines of one statistics reply.
+/// The maximum number of lines in a statistics reply.
 const STATS_LINES_MAX: usize = 10_000;
 
 /// A connection that sends one command and reads its lines.
@@ -23,17 +23,17 @@ impl TextClient {
     /// Connects.
     ///
     /// # Errors
-    /// When no server listens there.
+    /// If no server listens at the address.
     pub fn connect(target: &Target) -> Result<Self> {
         let stream = Stream::connect(target)?;
         stream.set_wait_limit(REPLY_LIMIT)?;
         Ok(Self { reader: BufReader::new(stream) })
     }
 
-    /// What follows `VERSION`.
+    /// Returns the text after `VERSION`.
     ///
     /// # Errors
-    /// When the reply is another one, or none.
+    /// If the reply is different or missing.
     pub fn version(&mut self) -> Result<String> {
         let line = self.ask("version")?;
         line.strip_prefix("VERSION ")
@@ -41,10 +41,10 @@ impl TextClient {
             .with_context(|| format!("`version` answered `{line}`"))
     }
 
-    /// Name and value of every line of `stats`.
+    /// Returns the name and value of every line of `stats`.
     ///
     /// # Errors
-    /// When the reply is another one, or none.
+    /// If the reply is different or missing.
     pub fn stats(&mut self) -> Result<BTreeMap<String, String>> {
         let mut stats = BTreeMap::new();
         let mut line = self.ask("stats")?;
@@ -59,10 +59,10 @@ impl TextClient {
         Ok(stats)
     }
 
-    /// One number of `stats`.
+    /// Returns a number in `stats`.
     ///
     /// # Errors
-    /// When there is no such line or it is no number.
+    /// If there is no such line, or its value is not a number.
     pub fn stat(&mut self, name: &str) -> Result<u64> {
         let stats = self.stats()?;
         let value = stats.get(name).with_context(|| format!("`stats` has no `{name}`"))?;

@@ -1,4 +1,5 @@
-//! TLS for the servers and the load: one certificate for each run of a bench, and the client's side of a connection.
+//! TLS for the servers and the load: one certificate for each run of a bench, and the client side
+//! of a connection.
 
 use std::fs;
 use std::io::{self, ErrorKind, Read, Write};
@@ -33,7 +34,7 @@ fn certificate() -> Result<&'static Certificate> {
 }
 
 fn make() -> Result<Certificate> {
-    // P-256, which is what rcgen makes unless told otherwise, and what most servers have.
+    // P-256, which is rcgen's default and common on servers.
     let key = rcgen::KeyPair::generate()?;
     let own = rcgen::CertificateParams::new(vec!["localhost".to_owned()])?.self_signed(&key)?;
     let dir = tempfile::tempdir()?;
@@ -49,10 +50,10 @@ fn make() -> Result<Certificate> {
     Ok(Certificate { dir, client: Arc::new(client) })
 }
 
-/// The flags of a server with TLS.
+/// Returns the flags of a server with TLS.
 ///
 /// # Errors
-/// When the certificate cannot be made.
+/// If the certificate cannot be created.
 pub fn server_flags() -> Result<Vec<String>> {
     let dir = certificate()?.dir.path().to_owned();
     let path = |name: &str| -> PathBuf { dir.join(name) };
@@ -67,9 +68,9 @@ pub struct TlsStream {
     tcp: TcpStream,
     tls: ClientConnection,
     raw: Box<[u8]>,
-    /// Of `raw`, what has not been decrypted.
+    /// The part of `raw` that has not been decrypted.
     unread: std::ops::Range<usize>,
-    /// Bytes of plaintext that are encrypted and not reported as written.
+    /// The number of plaintext bytes that are encrypted but not reported as written.
     owed: usize,
 }
 
@@ -77,7 +78,7 @@ impl TlsStream {
     /// Connects, and completes the handshake; the socket blocks.
     ///
     /// # Errors
-    /// The refusal, or why there is no handshake.
+    /// The connection error, or the reason why the handshake failed.
     pub fn connect(address: &SocketAddr) -> io::Result<Self> {
         let config = certificate().map_err(io::Error::other)?.client.clone();
         let mut tcp = TcpStream::connect_timeout(address, CONNECT_LIMIT)?;
@@ -91,7 +92,7 @@ impl TlsStream {
         Ok(Self { tcp, tls, raw, unread: 0..0, owed: 0 })
     }
 
-    /// The socket below.
+    /// Returns the underlying socket.
     pub fn socket(&self) -> &TcpStream {
         &self.tcp
     }
@@ -134,7 +135,7 @@ impl Read for TlsStream {
 }
 
 impl Write for TlsStream {
-    /// After `WouldBlock` the same bytes must come again.
+    /// After `WouldBlock` the same bytes must be passed again.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if self.owed == 0 {
             self.owed = self.tls.writer().write(&bytes[..bytes.len().min(WRITE_BYTES)])?;
@@ -154,10 +155,10 @@ impl AsFd for TlsStream {
     }
 }
 
-/// Connects this many times, one after the other, and asks each connection for the version.
+/// Connects this many times, one after the other, and requests the version through each connection.
 ///
 /// # Errors
-/// When one of them fails.
+/// If one of them fails.
 pub fn connect_many(address: &SocketAddr, count: usize) -> Result<Vec<TlsStream>> {
     let connect = |_| -> Result<TlsStream> {
         let mut stream = TlsStream::connect(address).context("a handshake")?;

@@ -17,10 +17,10 @@ pub struct Zipf {
 }
 
 impl Zipf {
-    /// A sampler over `count` ranks.
+    /// Returns a sampler over `count` ranks.
     ///
     /// # Panics
-    /// When `count` is 0 or `exponent` is not a positive finite number.
+    /// If `count` is 0, or `exponent` is not a positive finite number.
     pub fn new(count: u64, exponent: f64) -> Self {
         assert!(count > 0, "a Zipf distribution needs at least one rank");
         assert!(exponent.is_finite() && exponent > 0.0, "the Zipf exponent must be positive");
@@ -67,12 +67,12 @@ fn integral_inverse(area: f64, exponent: f64) -> f64 {
     (ln1p_over_x(t) * area).exp()
 }
 
-/// `(e^x - 1) / x`, also where x is next to 0.
+/// `(e^x - 1) / x`, also for x close to 0.
 fn expm1_over_x(x: f64) -> f64 {
     if x.abs() > 1e-8 { x.exp_m1() / x } else { 1.0 + x * 0.5 * (1.0 + x / 3.0) }
 }
 
-/// `ln(1 + x) / x`, also where x is next to 0.
+/// `ln(1 + x) / x`, also for x close to 0.
 fn ln1p_over_x(x: f64) -> f64 {
     if x.abs() > 1e-8 { x.ln_1p() / x } else { 1.0 - x * (0.5 - x / 3.0) }
 }

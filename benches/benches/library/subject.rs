@@ -14,7 +14,7 @@ use super::load::{ENTRIES, Items, Load};
 
 /// A cache under measurement.
 pub(crate) trait Subject: Sized + Sync {
-    /// Its name in the table.
+    /// The name in the table.
     const NAME: &'static str;
 
     /// Returns the capacity with which a hundred thousand items fit: a number of items, or bytes.
@@ -29,7 +29,7 @@ pub(crate) trait Subject: Sized + Sync {
 
     fn set(&self, key: &[u8], value: &[u8]);
 
-    /// Items held.
+    /// Returns the number of items held.
     fn entries(&self) -> u64;
 }
 

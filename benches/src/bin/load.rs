@@ -12,10 +12,10 @@ use cached_benches::load::{self, Arrival, ArrivalKind, Expiry, KeyChoice, Limit,
 use cached_benches::protocol::Protocol;
 use clap::Parser;
 
-/// Load generator for memcached and everything that speaks as it does.
+/// Load generator for memcached-compatible servers.
 ///
-/// Closed loop unless --rate is given; with it an open loop, whose latencies count from the time each request was
-/// due. Every value read is checked; a wrong reply ends the run with an error.
+/// Runs a closed loop, or with --rate an open loop, whose latencies count from the due time of each
+/// request. Every value read is checked; a wrong reply ends the run with an error.
 #[derive(Parser)]
 #[command(name = "load", version)]
 struct Options {
@@ -49,7 +49,7 @@ struct Options {
     /// Spacing of the arrivals of an open loop.
     #[arg(long, value_enum, default_value = "poisson")]
     arrivals: ArrivalKind,
-    /// How many keys there are.
+    /// The number of keys.
     #[arg(long, default_value_t = 100_000)]
     keys: u64,
     /// Length of a key in bytes.
@@ -58,19 +58,19 @@ struct Options {
     /// Length of a value: 100, 4KiB, or a range such as 10-4KiB.
     #[arg(long, default_value = "100", value_parser = parse_value_bytes)]
     value_size: ValueBytes,
-    /// Zipf exponent of the key frequencies; all alike without it.
+    /// Zipf exponent of the key frequencies (default: all keys are equally frequent).
     #[arg(long)]
     zipf: Option<f64>,
-    /// Seconds after which what is set expires; 0 never.
+    /// Seconds after which stored items expire; 0 means never.
     #[arg(long, default_value_t = 0)]
     expiry: u32,
-    /// Set all keys first and read each back.
+    /// Set all keys first, and read each one back.
     #[arg(long)]
     preload: bool,
-    /// Least share of gets that must hit, else the run fails; 1 with --preload unless given.
+    /// Minimum share of gets that must hit, otherwise the run fails (default with --preload: 1).
     #[arg(long, value_parser = parse_share)]
     hit_ratio_min: Option<f64>,
-    /// How closely values are checked.
+    /// How thoroughly values are checked.
     #[arg(long, value_enum, default_value = "ends")]
     verify: Verify,
     /// Counted span.
@@ -79,19 +79,19 @@ struct Options {
     /// Uncounted span before.
     #[arg(long, default_value = "500ms", value_parser = parse_duration)]
     warmup: Duration,
-    /// Send exactly this many requests, all counted, instead of going by time.
+    /// Send exactly this many requests, all counted, instead of running for a time.
     #[arg(short = 'n', long)]
     requests: Option<u64>,
-    /// Seed of keys, operations and arrivals; from the clock without it, printed in any case.
+    /// Seed of keys, operations and arrivals (default: from the clock); always printed.
     #[arg(long)]
     seed: Option<u64>,
     /// Process whose CPU time and memory are measured.
     #[arg(long)]
     server_pid: Option<u32>,
-    /// Fail when no reply comes for this long.
+    /// Fail if no reply arrives for this long.
     #[arg(long, default_value = "10s", value_parser = parse_duration)]
     stall_limit: Duration,
-    /// Write the figures to this file as well; - prints JSON instead of lines.
+    /// Also write the figures to this file; with -, print JSON instead of lines.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }

@@ -1,5 +1,5 @@
-//! `prefixes`: user instructions of a get and a set of the embedded store while flushes of prefixes
-//! are pending. Counted by valgrind, which is reproducible where time is not.
+//! `prefixes`: user instructions of a get and a set of the embedded store while prefix flushes are
+//! pending, counted by valgrind, because instruction counts are reproducible and times are not.
 //!
 //! Each figure comes from two runs of this program that create the same store, flush the same
 //! prefixes, and do N and 2N operations ([`Callgrind::each`]). Nothing sweeps, so every prefix
@@ -25,21 +25,22 @@ struct Options {
     /// Operations of the shorter of the two runs.
     #[arg(long, default_value_t = 20_000, value_parser = clap::value_parser!(u64).range(1_000..=10_000_000))]
     operations: u64,
-    /// Be the program that is counted: the prefixes, the operation, and how many of them.
+    /// Act as the measured program, with the number of prefixes, the operation, and the number of
+    /// operations; for internal use.
     #[arg(long, hide = true, num_args = 3, value_names = ["PREFIXES", "OPERATION", "COUNT"])]
     counted: Option<Vec<String>>,
 }
 
-/// What is counted.
+/// The measured operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Operation {
-    /// Of a key that has none of the prefixes.
+    /// A get of a key without a flushed prefix.
     Get,
-    /// Of such a key, replaced by a value of the same size.
+    /// A set of such a key, replacing a value of the same size.
     Set,
-    /// Of a key that has one of the prefixes and was stored again.
+    /// A get of a key with a flushed prefix that was stored again.
     GetMarked,
-    /// Of such a key.
+    /// A set of such a key.
     SetMarked,
 }
 

@@ -28,7 +28,7 @@ use rustix::process::{Pid, Signal, kill_process};
 #[derive(Parser)]
 #[command(about = "Warm restarts: the time to take over a memory file, beside memcached's")]
 struct Args {
-    /// Items of 20 bytes of key and 100 of value
+    /// The number of items, each with a key of 20 bytes and a value of 100 bytes
     #[arg(long, default_value_t = 10_000_000, value_parser = clap::value_parser!(u64).range(1_000..=1_000_000_000))]
     items: u64,
     /// Directory for memory files, on a tmpfs with room for the items twice
@@ -37,10 +37,10 @@ struct Args {
     /// Rounds; the median is printed
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=100))]
     rounds: u64,
-    /// A `cached` to start again; without it only in process
+    /// A `cached` to restart; without it only the part in process runs
     #[arg(long)]
     cached: Option<PathBuf>,
-    /// A memcached to start again
+    /// A memcached to restart
     #[arg(long)]
     memcached: Option<PathBuf>,
     /// For the child: fill this file
@@ -179,7 +179,7 @@ fn server(name: &str, program: &Path, signal: Signal, args: &Args, directory: &P
 struct Running(Child);
 
 impl Running {
-    /// Ends it, and returns how long that took.
+    /// Ends the server, and returns how long this took.
     fn end(&mut self, signal: Signal) -> Result<Duration> {
         let begun = Instant::now();
         kill_process(Pid::from_child(&self.0), signal)?;

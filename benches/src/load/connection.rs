@@ -19,7 +19,7 @@ pub(super) struct Connection {
     stream: Stream,
     replies: ReplyReader,
     out: Vec<u8>,
-    /// How much of `out` is sent.
+    /// The number of sent bytes of `out`.
     out_sent: usize,
 }
 
@@ -31,7 +31,7 @@ impl Connection {
         Ok(Self { stream, replies, out: Vec::new(), out_sent: 0 })
     }
 
-    /// Requests sent, or waiting to be, without a complete reply.
+    /// Returns the number of requests, sent or queued, without a complete reply.
     pub(super) fn pending_count(&self) -> usize {
         self.replies.pending_count()
     }

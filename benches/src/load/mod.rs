@@ -41,16 +41,16 @@ use connection::Connection;
 use requests::RequestMaker;
 use worker::{Outcome, Worker};
 
-/// Most connections of one run.
+/// The maximum number of connections in a run.
 pub const CONNECTIONS_MAX: usize = 50_000;
-/// The most requests in progress on one connection.
+/// The maximum number of requests in progress on one connection.
 pub const PIPELINE_MAX: usize = 1_024;
-/// Most keys of one get.
+/// The maximum number of keys in a get.
 pub const KEYS_PER_GET_MAX: usize = 1_000;
-/// The most bytes of requests or replies in progress on all connections together.
+/// The maximum size of requests or replies in progress on all connections together.
 const BYTES_UNDER_WAY_MAX: usize = 4 << 30;
 
-/// Where a server listens.
+/// The address of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
     /// A TCP address.
@@ -68,20 +68,20 @@ pub enum KeyChoice {
     Uniform,
     /// Rank k with a frequency of k to the power of minus this; ranks are scattered over the indexes.
     Zipf(f64),
-    /// One after the other, each thread its own part.
+    /// Sequential, each thread in its own part.
     Sequential,
 }
 
 /// When requests are sent.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Arrival {
-    /// When the last ones of the connection have been answered.
+    /// After the connection's previous requests have been answered.
     Closed,
     /// At this many requests per second, all connections together, whatever the server does.
     Open {
         /// Requests per second.
         requests_per_s: f64,
-        /// Spacing of the arrivals.
+        /// The distribution of the arrivals.
         kind: ArrivalKind,
     },
 }
@@ -91,9 +91,9 @@ pub enum Arrival {
 pub enum Limit {
     /// After a warm-up that is not counted and a span that is.
     Time {
-        /// Not counted.
+        /// The duration of the warm-up.
         warmup: Duration,
-        /// Counted.
+        /// The counted duration.
         measured: Duration,
     },
     /// After this many requests, all counted.
@@ -117,42 +117,43 @@ pub const EXPIRY_NEVER: Expiry = Expiry { seconds: 0, odd_only: false };
 pub struct LoadSpec {
     /// The server.
     pub target: Target,
-    /// What is spoken.
+    /// The protocol.
     pub protocol: Protocol,
-    /// Keys and values that exist.
+    /// The existing keys and values.
     pub keys: KeySpace,
     /// The choice of the requested keys.
     pub key_choice: KeyChoice,
     /// Share of requests that are sets, 0 to 1; the others are gets.
     pub set_share: f64,
-    /// Keys of each get.
+    /// The number of keys in each get.
     pub keys_per_get: usize,
-    /// Requests sent together.
+    /// The number of requests sent together.
     pub pipeline: usize,
-    /// Connections, all threads together.
+    /// The number of connections of all threads together.
     pub connections: usize,
     /// Threads.
     pub threads: usize,
-    /// Cores that the threads are pinned to, in turn; empty: not pinned.
+    /// The cores to which the threads are pinned, in turn; empty for no pinning.
     pub cpus: Vec<usize>,
     /// When requests are sent.
     pub arrival: Arrival,
-    /// When the run is over.
+    /// The end of the run.
     pub limit: Limit,
-    /// Expiry of what is set.
+    /// The expiry of stored items.
     pub expiry: Expiry,
-    /// How closely values are checked.
+    /// How thoroughly values are checked.
     pub verify: Verify,
-    /// Determines keys, operations and arrivals.
+    /// The seed of keys, operations and arrivals.
     pub seed: u64,
-    /// Process whose CPU time and memory are measured.
+    /// The process whose CPU time and memory are measured.
     pub server_pid: Option<u32>,
-    /// Longest wait for any reply at all before the run fails.
+    /// The maximum time without any reply before the run fails.
     pub stall_limit: Duration,
 }
 
 impl LoadSpec {
-    /// A closed loop of single uniform gets for one second over 50 connections; the base of most scenarios.
+    /// Returns a closed loop of single uniform gets for one second over 50 connections, the base of
+    /// most scenarios.
     pub fn new(target: Target, keys: KeySpace) -> Self {
         Self {
             target,
@@ -199,10 +200,11 @@ impl LoadSpec {
     }
 }
 
-/// Runs a load to its end.
+/// Runs a load to completion.
 ///
 /// # Errors
-/// When a bound is exceeded, the server cannot be reached, closes, stalls, or sends anything but the right reply.
+/// If a bound is exceeded, or the server cannot be reached, closes the connection, stalls, or sends
+/// a wrong reply.
 pub fn run(spec: &LoadSpec) -> Result<LoadReport> {
     spec.check()?;
     let cpu_clock = spec.server_pid.map(CpuClock::of).transpose()?;
@@ -271,13 +273,13 @@ fn run_worker(
 /// The results of a preload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct PreloadReport {
-    /// Sets acknowledged.
+    /// The number of acknowledged sets.
     pub stored: u64,
-    /// Sets that the server refused.
+    /// The number of sets that the server refused.
     pub refused: u64,
-    /// Keys found with the correct value when all of them were read afterwards.
+    /// The number of keys found with the correct value when all keys were read afterwards.
     pub found: u64,
-    /// Keys that were not found.
+    /// The number of keys that were not found.
     pub missing: u64,
 }
 
@@ -300,7 +302,7 @@ pub fn preload(spec: &LoadSpec) -> Result<PreloadReport> {
 /// Sets every key once, without reading them back.
 ///
 /// # Errors
-/// As [`run`].
+/// Like [`run`].
 pub fn store_all(spec: &LoadSpec) -> Result<LoadReport> {
     run(&sweep(spec, true))
 }
@@ -308,7 +310,7 @@ pub fn store_all(spec: &LoadSpec) -> Result<LoadReport> {
 /// Gets every key once.
 ///
 /// # Errors
-/// As [`run`].
+/// Like [`run`].
 pub fn read_all(spec: &LoadSpec) -> Result<LoadReport> {
     run(&sweep(spec, false))
 }
@@ -332,8 +334,8 @@ fn sweep(spec: &LoadSpec, is_set: bool) -> LoadSpec {
     }
 }
 
-/// Returns the part of `count` things for `thread` of `threads`: consecutive, and as even as
-/// possible.
+/// Returns the share of `thread` in a division of `count` among `threads`: consecutive, and as even
+/// as possible.
 fn part(count: u64, thread: usize, threads: usize) -> std::ops::Range<u64> {
     let (thread, threads) = (thread as u128, threads as u128);
     let cut = |place: u128| (u128::from(count) * place / threads) as u64;

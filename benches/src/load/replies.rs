@@ -17,11 +17,11 @@ use crate::protocol::{HEAD_BYTES_MAX, Head, HeadError, Protocol};
 /// A request whose reply has arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Done {
-    /// When it was sent, or due in an open loop.
+    /// When the request was sent, or due in an open loop.
     pub(super) started_ns: u64,
-    /// Whether it is a set; otherwise a get.
+    /// Whether the request is a set; otherwise it is a get.
     pub(super) is_set: bool,
-    /// Whether the server refused it.
+    /// Whether the server refused the request.
     pub(super) is_refused: bool,
     /// The number of keys requested.
     pub(super) keys: u32,
@@ -41,7 +41,7 @@ pub(super) enum ReplyError {
     /// A reply of the wrong kind.
     #[error("a reply of another kind than the request (set: {is_set})")]
     WrongKind {
-        /// What the request was.
+        /// The request.
         is_set: bool,
     },
     /// A value for a key that this request did not ask for, or a value out of order.
@@ -52,9 +52,9 @@ pub(super) enum ReplyError {
     WrongLength {
         /// The key's index.
         index: u64,
-        /// Announced by the server.
+        /// The length announced by the server.
         got_bytes: usize,
-        /// As stored.
+        /// The stored length.
         expected_bytes: usize,
     },
     /// A value of the right length with other bytes.
@@ -63,7 +63,7 @@ pub(super) enum ReplyError {
         /// The key's index.
         index: u64,
     },
-    /// A head without end.
+    /// A head without an end.
     #[error("a reply line of more than {HEAD_BYTES_MAX} bytes")]
     HeadTooLong,
 }
@@ -74,7 +74,7 @@ struct Pending {
     started_ns: u64,
     is_set: bool,
     keys: u32,
-    /// Keys not yet answered, at the front of `indexes`.
+    /// The number of unanswered keys, at the front of `indexes`.
     keys_left: u32,
     hits: u32,
 }
@@ -83,7 +83,7 @@ struct Pending {
 #[derive(Clone, Copy, Debug)]
 struct Body {
     index: u64,
-    /// Bytes of value and trailer taken so far.
+    /// The number of consumed bytes of value and trailer.
     taken: usize,
     value_bytes: usize,
 }
@@ -113,12 +113,12 @@ impl ReplyReader {
         }
     }
 
-    /// Requests without a complete reply.
+    /// Returns the number of requests without a complete reply.
     pub(super) fn pending_count(&self) -> usize {
         self.pending.len()
     }
 
-    /// When each request without a complete reply was sent, or due.
+    /// Returns when each request without a complete reply was sent, or due.
     pub(super) fn pending_started_ns(&self) -> impl Iterator<Item = u64> {
         self.pending.iter().map(|pending| pending.started_ns)
     }
@@ -176,7 +176,7 @@ impl ReplyReader {
     ) -> Result<&'a [u8], ReplyError> {
         let kept_bytes = self.head_part.len();
         let more = &bytes[..bytes.len().min(HEAD_BYTES_MAX - kept_bytes)];
-        // Taken out so that the head may point into it while the state changes.
+        // Taken out so that the head can borrow from it while the state changes.
         let mut head_part = std::mem::take(&mut self.head_part);
         head_part.extend_from_slice(more);
         let rest = match self.protocol.parse_head(&head_part)? {

@@ -25,22 +25,23 @@ pub struct Latency {
     pub max_us: f64,
 }
 
-/// The figures of one run. A *request* is a command, a *key* a key got or set: a get of 16 keys is one and sixteen.
+/// The figures of one run. A *request* is a command, and a *key* is a key that a request gets or
+/// sets: a get of 16 keys counts as one request and sixteen keys.
 #[derive(Clone, Debug, Serialize)]
 pub struct LoadReport {
-    /// Determined keys, operations and arrivals.
+    /// The seed of keys, operations and arrivals.
     pub seed: u64,
     /// Length of the counted span.
     pub seconds: f64,
-    /// Requests answered in it.
+    /// Requests answered in the counted span.
     pub requests: u64,
-    /// Keys got or set in it.
+    /// Keys got or set in the counted span.
     pub keys: u64,
     /// Sets among the requests.
     pub sets: u64,
     /// Requests that the server answered with an error of its own.
     pub refused: u64,
-    /// Keys found, with the right value.
+    /// Keys found with the correct value.
     pub hits: u64,
     /// Keys not found.
     pub misses: u64,
@@ -58,13 +59,13 @@ pub struct LoadReport {
     pub server_cpu_ns_per_request: Option<f64>,
     /// CPU time of the server per key.
     pub server_cpu_ns_per_key: Option<f64>,
-    /// CPU time of the server over wall time, 1 being one core.
+    /// CPU time of the server divided by wall time; 1 means one core.
     pub server_cpu_share: Option<f64>,
-    /// CPU time of the load threads over wall time, 1 being all of them busy.
+    /// CPU time of the load threads divided by wall time; 1 means that all threads are busy.
     pub client_cpu_share: f64,
     /// Resident memory of the server at the end.
     pub server_resident_bytes: Option<u64>,
-    /// Resident memory of the server at its highest.
+    /// Peak resident memory of the server.
     pub server_resident_bytes_peak: Option<u64>,
 }
 
@@ -111,7 +112,7 @@ impl LoadReport {
         }
     }
 
-    /// Keys found over keys asked for; `None` when none were.
+    /// Returns the share of requested keys that were found; `None` if none were requested.
     pub fn hit_ratio(&self) -> Option<f64> {
         let asked = self.hits + self.misses;
         (asked > 0).then(|| self.hits as f64 / asked as f64)

@@ -3,7 +3,7 @@
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
-/// Spacing of arrivals.
+/// The distribution of arrivals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ArrivalKind {
@@ -30,7 +30,7 @@ impl Schedule {
         Self { kind, gap_ns, next_ns: gap_ns * phase, random: SmallRng::seed_from_u64(seed) }
     }
 
-    /// When the next request is due.
+    /// Returns when the next request is due.
     pub(super) fn next_ns(&self) -> u64 {
         self.next_ns as u64
     }

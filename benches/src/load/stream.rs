@@ -27,7 +27,7 @@ impl Stream {
     /// Connects; the socket blocks.
     ///
     /// # Errors
-    /// Passes on the refusal, or the time-out after five seconds (TCP).
+    /// The connection error, or a timeout after five seconds (TCP).
     pub fn connect(target: &Target) -> io::Result<Self> {
         Ok(match target {
             Target::Tcp(address) => {

@@ -15,7 +15,7 @@ const GET: u8 = 0x00;
 const SET: u8 = 0x01;
 const NOOP: u8 = 0x0a;
 const GETKQ: u8 = 0x0d;
-/// Longest error text that we wait for.
+/// The maximum length of an error text.
 const ERROR_BYTES_MAX: usize = 512;
 
 pub(super) fn push_get(keys: &KeySpace, indexes: &[u64], out: &mut Vec<u8>) {
@@ -71,7 +71,7 @@ pub(super) fn parse_head(bytes: &[u8]) -> Result<Option<(Head<'_>, usize)>, Head
         let value_bytes = body_bytes - extras_bytes - key_bytes;
         return Ok(Some((Head::Value { key, value_bytes }, value_start)));
     }
-    // Everything else has at most an error text, which is taken with the header.
+    // Every other reply has at most an error text, which is consumed with the header.
     if body_bytes > ERROR_BYTES_MAX {
         return unexpected();
     }

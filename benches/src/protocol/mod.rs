@@ -1,4 +1,5 @@
-//! Requests to bytes and reply heads from bytes, for the three protocols; pure functions, no sockets.
+//! Encodes requests and decodes reply heads of the three protocols, by pure functions without
+//! sockets.
 //!
 //! A reply is a sequence of *heads* (a line, or a binary header with extras and key). A [`Head::Value`] is
 //! followed by the value's bytes, which the caller takes from the stream itself, so that a large value is never
@@ -16,10 +17,10 @@ mod text;
 
 use crate::keyspace::KeySpace;
 
-/// Longest head: a key of 250 bytes with everything around it, or an error line.
+/// The maximum length of a head: a key of 250 bytes with everything around it, or an error line.
 pub const HEAD_BYTES_MAX: usize = 1024;
 
-/// What a connection speaks.
+/// The protocol of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Protocol {
@@ -36,25 +37,26 @@ pub enum Protocol {
 pub enum Head<'a> {
     /// `value_bytes` bytes of value follow, then [`Protocol::trailer`].
     Value {
-        /// The key, where the reply repeats it.
+        /// The key, if the reply repeats it.
         key: Option<&'a [u8]>,
         /// Length of the value, without the trailer.
         value_bytes: usize,
     },
-    /// The one key asked for is not there.
+    /// The requested key is missing.
     Miss,
-    /// Nothing more comes for this get.
+    /// The end of this get's reply.
     End,
     /// The set was done.
     Stored,
-    /// The server could not do it, for example for lack of memory; the connection stays open.
+    /// The server refused the set, for example for lack of memory; the connection stays open.
     Refused(&'a [u8]),
 }
 
-/// Bytes that are no reply to what was asked.
+/// Bytes that are not a valid reply.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum HeadError {
-    /// A complete head that means nothing here, `CLIENT_ERROR` included: we sent something wrong.
+    /// A complete head that is not expected; this includes `CLIENT_ERROR`, which means that the
+    /// request was invalid.
     #[error("unexpected reply: {0}")]
     Unexpected(String),
 }
@@ -84,10 +86,10 @@ impl Protocol {
         }
     }
 
-    /// The head at the start of `bytes` and its length, or `None` when more bytes are needed.
+    /// Returns the head at the start of `bytes` and its length, or `None` if more bytes are needed.
     ///
     /// # Errors
-    /// When the bytes are no reply.
+    /// If the bytes are not a reply.
     pub fn parse_head(self, bytes: &[u8]) -> Result<Option<(Head<'_>, usize)>, HeadError> {
         match self {
             Self::Text => text::parse_head(bytes),
@@ -96,12 +98,13 @@ impl Protocol {
         }
     }
 
-    /// Whether the value of a get of one key is the whole reply (text sends `END` after it).
+    /// Returns whether the value is the last part of the reply to a single-key get (text sends
+    /// `END` after it).
     pub fn value_is_last(self) -> bool {
         !matches!(self, Self::Text)
     }
 
-    /// What follows every value.
+    /// Returns the bytes that follow every value.
     pub fn trailer(self) -> &'static [u8] {
         match self {
             Self::Text | Self::Meta => b"\r\n",
@@ -110,7 +113,7 @@ impl Protocol {
     }
 }
 
-/// The line at the start of `bytes` without its CRLF, and its length with it.
+/// Returns the line at the start of `bytes` without its CRLF, and its length including the CRLF.
 fn line(bytes: &[u8]) -> Result<Option<(&[u8], usize)>, HeadError> {
     match memchr::memchr(b'\n', bytes) {
         Some(end) if end > 0 && bytes[end - 1] == b'\r' => Ok(Some((&bytes[..end - 1], end + 1))),
@@ -119,7 +122,7 @@ fn line(bytes: &[u8]) -> Result<Option<(&[u8], usize)>, HeadError> {
     }
 }
 
-/// A decimal number without sign or spaces.
+/// Parses a decimal number without sign or spaces.
 fn decimal(digits: &[u8]) -> Option<usize> {
     if digits.is_empty() || digits.len() > 10 {
         return None;

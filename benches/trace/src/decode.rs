@@ -1,4 +1,5 @@
-//! Trace files, decoded by their ending: `.be32`, `.lis` or `.csv`, each plain or with `.zst` behind it.
+//! Trace files, decoded by their extension: `.be32`, `.lis` or `.csv`, each plain or compressed
+//! (`.zst`).
 //!
 //! - `.be32`: big-endian u32 keys, four bytes a request.
 //! - `.lis`: lines `start count ignored request`: one request for each 512-byte block from start on.
@@ -14,12 +15,12 @@ use cached_benches::files::read_plain_or_zst;
 /// Requests for objects numbered from 0 in the order in which they first appear.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Trace {
-    /// The file's name without its endings.
+    /// The file's name without its extensions.
     pub(crate) name: String,
     pub(crate) requests: Vec<u32>,
-    /// The bytes of every object, at least 1, where the file has sizes: the largest seen.
+    /// If the file has sizes, the size of every object, at least 1: the largest seen.
     pub(crate) object_bytes: Option<Vec<u64>>,
-    /// Distinct objects.
+    /// The number of distinct objects.
     pub(crate) objects: usize,
 }
 
@@ -81,13 +82,13 @@ fn decode_csv(name: &str, bytes: &[u8]) -> Result<Trace> {
     numbers.finish()
 }
 
-/// The lines that are not empty, counted from 1.
+/// Returns the non-empty lines, numbered from 1.
 fn lines(bytes: &[u8]) -> Result<impl Iterator<Item = (usize, &str)>> {
     let text = std::str::from_utf8(bytes).context("it is not text")?;
     Ok(text.lines().enumerate().map(|(at, line)| (at + 1, line)).filter(|(_, line)| !line.trim().is_empty()))
 }
 
-/// Numbers keys as they come.
+/// Numbers keys in the order of their first appearance.
 struct Numbers<'a, K> {
     name: &'a str,
     known: HashMap<K, u32>,
@@ -135,8 +136,9 @@ impl<K: Hash + Eq> Numbers<'_, K> {
     }
 }
 
-/// Sizes for a trace that has none: the same for a key in every run, between 64 B and 64 KiB, as many
-/// in each octave as in the next smaller one times 0.6: many small, few large, a mean of about 1 KiB.
+/// Returns sizes for a trace without sizes: equal for a key in every run, between 64 B and 64 KiB,
+/// with 0.6 times as many in each octave as in the next smaller one: many small, few large, with a
+/// mean of about 1 KiB.
 pub(crate) fn synthetic_bytes(objects: usize) -> Vec<u64> {
     (0..objects as u64)
         .map(|object| {
@@ -145,7 +147,7 @@ pub(crate) fn synthetic_bytes(objects: usize) -> Vec<u64> {
             random ^= random >> 32;
             let (octave, within) = (random & 0xffff, random >> 16 & 0xffff);
             let mut bytes = 64;
-            // 0.6 of what is left moves to the next octave.
+            // 0.6 of the remainder moves to the next octave.
             let mut bound = 39_321;
             while octave < bound && bytes < 1 << 15 {
                 bytes *= 2;

@@ -1,12 +1,12 @@
-//! A trace through the engine itself: a real `Kv` in a small arena, with its regions, its sharded
-//! index, its reserve of free regions, and the policy's ghosts out of the same memory.
+//! Replays a trace through the engine itself: a real `Kv` in a small arena, with its regions,
+//! sharded index, reserve of free regions, and the policy's ghosts in the same memory.
 //!
-//! All items have the same size. How many objects an arena stands for is measured, not reckoned: under
-//! LRU it is filled with keys that are never asked for again, and the items held on average then are
-//! its *capacity*, with which exact LRU and the optimum are run for comparison. Every policy gets the
-//! same arena, so one that remembers ghosts pays for them in items. An arena has 1 MiB at least and an
-//! inline item takes a sixteenth of a region at most, so the smallest capacity is about 170 objects:
-//! where fewer are asked for, the comparison is made there.
+//! All items have the same size. The number of objects that correspond to an arena is measured, not
+//! calculated: under LRU the arena is filled with keys that are never requested again, and the
+//! average number of items held then is its *capacity*, with which exact LRU and the optimum are
+//! run for comparison. Every policy gets the same arena, so a policy with ghosts has less memory
+//! for items. An arena has at least 1 MiB and an inline item takes at most a sixteenth of a region,
+//! so the minimum capacity is about 170 objects: smaller sizes are compared at this capacity.
 
 use anyhow::{Context, Result};
 use cached_core::insight::Sampling;
@@ -15,27 +15,27 @@ use cached_core::kv::{ARENA_BYTES_MIN, Kv, KvConfig};
 
 use crate::decode::Trace;
 
-/// About as large as an arena gets here: 256 regions of the smallest size.
+/// The approximate size of an arena: 256 regions of the minimum size.
 const ARENA_BYTES: u64 = 16 << 20;
-/// Entries from 100 bytes of key and value to the largest that lie in one piece.
+/// The range of entry sizes: from 100 bytes of key and value to the largest in one piece.
 const ENTRY_BYTES_MIN: u64 = 128;
 const ENTRY_BYTES_MAX: u64 = 4 << 10;
 /// Header of an item without CAS and expiry, and the key.
 const HEADER_BYTES: u64 = 9 + 4;
-/// Any will do; the same makes runs repeatable.
+/// An arbitrary constant, so that runs are repeatable.
 const HASH_SEED: u64 = 5;
 
-/// An arena, and how many objects of one size it stands for.
+/// An arena, and the corresponding number of objects of one size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Scale {
     arena_bytes: usize,
     value_bytes: usize,
-    /// Objects held on average under LRU.
+    /// The average number of objects held under LRU.
     pub(crate) capacity: u64,
 }
 
 impl Scale {
-    /// The arena that holds as nearly the wanted number of objects as possible.
+    /// Returns the arena whose capacity is closest to the wanted number of objects.
     pub(crate) fn for_capacity(objects: u64) -> Result<Scale> {
         let entry_bytes = (ARENA_BYTES / objects.max(1)).clamp(ENTRY_BYTES_MIN, ENTRY_BYTES_MAX) & !3;
         let value_bytes = (entry_bytes - HEADER_BYTES - 3) as usize;
@@ -47,7 +47,7 @@ impl Scale {
             if scale.arena_bytes == 0 || better {
                 scale = tried;
             }
-            // Half of what is missing when it is little: regions are whole.
+            // Half of a small difference, because the arena consists of whole regions.
             arena_bytes = (tried.arena_bytes as u64 * objects / tried.capacity.max(1)) as usize;
         }
         Ok(scale)
@@ -70,12 +70,12 @@ impl Scale {
         Ok(scale)
     }
 
-    /// The value of every object.
+    /// Returns the value of every object.
     pub(crate) fn value(&self) -> Vec<u8> {
         vec![0; self.value_bytes]
     }
 
-    /// A store with `factor` times the memory.
+    /// Returns a store with `factor` times the memory.
     pub(crate) fn store(&self, policy: &str, factor: f64, insight: bool) -> Result<Kv> {
         let policy = by_name(policy).with_context(|| format!("the engine has no policy `{policy}`"))?;
         let config = KvConfig {
@@ -92,11 +92,11 @@ impl Scale {
     }
 }
 
-/// What a replay came to.
+/// The results of a replay.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Replay {
     pub(crate) misses: u64,
-    /// Regions walked by the reclaimer.
+    /// The number of regions scanned by the reclaimer.
     pub(crate) regions_walked: u64,
 }
 
@@ -130,7 +130,7 @@ pub(crate) fn replay_into(
     Ok(misses)
 }
 
-/// A hash as good as the engine's, for policies outside of it.
+/// A hash of the same quality as the engine's, for policies outside the engine.
 pub(crate) fn hash(object: u32) -> u64 {
     let mixed = (u64::from(object) + 1).wrapping_mul(0xd6e8_feb8_6659_fd93).rotate_left(32);
     let mixed = (mixed ^ mixed >> 29).wrapping_mul(0xa076_1d64_78bd_642f);

@@ -1,6 +1,7 @@
-//! Made-up loads, each with one habit that real traces mix: a policy that gains from one habit should not lose by another.
+//! Synthetic loads, each with a single property, which real traces combine: a policy that gains
+//! from one property should not lose by another.
 //!
-//! They are the same in every run.
+//! The loads are the same in every run.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -13,7 +14,7 @@ use crate::decode::Trace;
 const REQUESTS: usize = 600_000;
 const OBJECTS: u64 = 50_000;
 
-/// All of them.
+/// Returns all synthetic loads.
 pub(crate) fn all() -> Vec<Trace> {
     let mut loads = Vec::new();
     let mut add = |name: String, requests: Vec<u64>| loads.push(renumbered(name, &requests));
@@ -23,11 +24,11 @@ pub(crate) fn all() -> Vec<Trace> {
     for exponent in [0.3, 0.6, 1.0] {
         add(format!("recency-{exponent}"), recency(exponent));
     }
-    // At a fixed interval the most popular object is replaced by one that is newer.
+    // At a fixed interval the most popular object is replaced by a newer one.
     for pace in [20, 100, 500] {
         add(format!("drift-{pace}"), popularity(0.9, |rank, at| rank + at / pace));
     }
-    // The newest are the most popular.
+    // The newest objects are the most popular.
     for pace in [5, 20] {
         add(format!("newest-{pace}"), popularity(0.9, |rank, at| at / pace + OBJECTS - rank % (OBJECTS / 5)));
     }
@@ -59,13 +60,14 @@ fn random(seed: u64) -> SmallRng {
     SmallRng::seed_from_u64(seed)
 }
 
-/// Ranks of a Zipf distribution, made into objects by `name`, which gets the request's number.
+/// Ranks of a Zipf distribution, converted to objects by `name`, which gets the request's number.
 fn popularity(exponent: f64, mut name: impl FnMut(u64, u64) -> u64) -> Vec<u64> {
     let (zipf, mut random) = (Zipf::new(OBJECTS, exponent), random(1));
     (0..REQUESTS as u64).map(|at| name(zipf.sample(&mut random), at)).collect()
 }
 
-/// Four of five requests are for what was asked for a number of requests ago, small numbers being likelier (Pareto).
+/// Four of five requests repeat the object requested a number of requests ago; small numbers are
+/// more likely (Pareto).
 fn recency(exponent: f64) -> Vec<u64> {
     let mut random = random(2);
     let mut requests: Vec<u64> = Vec::with_capacity(REQUESTS);
@@ -96,7 +98,7 @@ fn twice(distance: usize) -> Vec<u64> {
         .collect()
 }
 
-/// An object that is asked for is asked for again at once, with even odds.
+/// Each requested object is requested again immediately with a probability of one half.
 fn bursts() -> Vec<u64> {
     let (zipf, mut random) = (Zipf::new(OBJECTS, 0.9), random(3));
     let mut object = 0;
@@ -110,7 +112,7 @@ fn bursts() -> Vec<u64> {
         .collect()
 }
 
-/// Three thousand are in use at a time, each up to twenty times, in any order.
+/// Three thousand objects are in use at a time, each up to twenty times, in any order.
 fn sessions() -> Vec<u64> {
     let mut random = random(4);
     let (mut open, mut objects): (Vec<(u64, u32)>, u64) = (Vec::new(), 0);

@@ -1,8 +1,8 @@
-//! `trace`: how many requests of real traces miss, under every policy, beside LRU and the optimum.
+//! `trace`: the misses of real traces under every policy, compared with LRU and the optimum.
 //!
-//! Three kinds of replay, distinguished by the policy's name: `s3fifo` is the policy as its paper has it;
-//! `core:s3fifo` is cached's own code moving one object at a time; `kv:s3fifo` is the engine itself,
-//! with regions and ghosts in a real arena.
+//! Three kinds of replay, distinguished by the policy's name: `s3fifo` is the policy as published;
+//! `core:s3fifo` is cached's own code moving one object at a time; `kv:s3fifo` is the engine
+//! itself, with regions and ghosts in a real arena.
 
 mod decode;
 mod engine;
@@ -36,32 +36,34 @@ use simulator::{KINDS, belady_misses, misses};
 #[derive(Parser)]
 #[command(name = "trace", version)]
 struct Options {
-    /// Traces: .be32, .lis or .csv, plain or with .zst behind it.
+    /// Traces: .be32, .lis or .csv, plain or compressed (.zst).
     #[arg(required_unless_present = "made_up", value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// Replay made-up loads too: popularity, recency, drift, scans, loops, bursts and others.
+    /// Also replay synthetic loads: popularity, recency, drift, scans, loops, bursts and others.
     #[arg(long)]
     made_up: bool,
-    /// Policies: names, `core:` and `kv:` names, `core:*`, `kv:*`; all without it.
+    /// Policies: names, `core:` and `kv:` names, `core:*`, `kv:*` (default: all).
     #[arg(long, value_delimiter = ',')]
     policy: Vec<String>,
     /// Memory, as shares of the working set.
     #[arg(long, value_delimiter = ',', default_value = "0.1%,1%,10%,30%", value_parser = parse_share)]
     sizes: Vec<f64>,
-    /// Count bytes, not objects: the file's sizes, or made-up ones between 64 B and 64 KiB.
+    /// Count bytes, not objects: the file's sizes, or synthetic ones between 64 B and 64 KiB.
     #[arg(long)]
     bytes: bool,
-    /// Compare the miss ratios that the engine predicts for other amounts of memory with those of real runs;
-    /// fail where they differ by more than 0.02 at twice the memory, or by 0.01 at one time.
+    /// Compare the miss ratios that the engine predicts for other amounts of memory with real runs;
+    /// fail if they differ by more than 0.02 at twice the memory, or by more than 0.01 at the same
+    /// memory.
     #[arg(long)]
     predict: bool,
-    /// With --predict: all traces at once, each a namespace of one cache.
+    /// With --predict: all traces at once, each in a namespace of one cache.
     #[arg(long, requires = "predict")]
     mixed: bool,
-    /// With --predict: through the object cache, each number of the trace a bucket of 4 KiB.
+    /// With --predict: through the object cache, where each number of the trace is a bucket of 4
+    /// KiB.
     #[arg(long, requires = "predict")]
     objects: bool,
-    /// The published figures to print beside, `miss-ratios.csv`.
+    /// The published figures to print for comparison, `miss-ratios.csv`.
     #[arg(long, value_name = "FILE")]
     miss_ratios: Option<PathBuf>,
     /// Write the figures to this file.
@@ -99,7 +101,7 @@ fn run(options: &Options) -> Result<()> {
     let machine = Machine::read();
     println!("{machine}");
     let (mut outcomes, mut wrong) = (Vec::new(), 0);
-    // The policies of the engine that are asked for, the default without any.
+    // The requested policies of the engine, or the default one.
     let mut policies: Vec<&str> = options.policy.iter().filter_map(|name| name.strip_prefix("kv:")).collect();
     if policies.is_empty() {
         policies.push(policy::NAMES[0]);
@@ -147,7 +149,7 @@ fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// The policies asked for, each by a name that can be run.
+/// Returns the requested policies, each by a name that can be run.
 fn subjects(asked: &[String]) -> Result<Vec<String>> {
     let papers = KINDS.iter().map(|kind| kind.name.to_owned());
     let with = |prefix: &str| policy::NAMES.iter().map(|name| format!("{prefix}{name}")).collect::<Vec<_>>();
@@ -284,8 +286,8 @@ mod tests {
         }
     }
 
-    /// The figures that a simulator of its own published, if the traces are here: set `CACHED_TRACES`
-    /// to the folder with `miss-ratios.csv`.
+    /// Compares the figures with published ones of another simulator, if the traces are available:
+    /// set `CACHED_TRACES` to the directory with `miss-ratios.csv`.
     #[test]
     fn exact_policies_agree_with_published_figures() {
         let Some(folder) = std::env::var_os("CACHED_TRACES").map(PathBuf::from) else { return };

@@ -1,4 +1,4 @@
-//! The engine's predictions for other amounts of memory beside real runs with that much.
+//! Compares the engine's predictions for other amounts of memory with real runs.
 
 use anyhow::{Context, Result};
 use cached_core::insight::{FACTORS, Totals};
@@ -7,10 +7,11 @@ use crate::decode::Trace;
 use crate::engine::{Scale, replay_into};
 use crate::report::size_name;
 
-/// Requests after which the samples are simulated: fewer than the queue of a thread holds.
+/// The number of requests after which the samples are simulated: fewer than the capacity of a
+/// thread's queue.
 pub(crate) const DRAIN_REQUESTS: u64 = 512;
 
-/// The largest error that is right at a factor; none where it is only shown.
+/// Returns the maximum acceptable error at a factor; none if the error is only shown.
 pub(crate) fn bar(factor: f64) -> Option<f64> {
     match factor {
         1.0 => Some(0.01),
@@ -19,8 +20,8 @@ pub(crate) fn bar(factor: f64) -> Option<f64> {
     }
 }
 
-/// Prints both for each share of the working set and each policy; returns the number of predictions that are
-/// beyond the bars.
+/// Prints both for each share of the working set and each policy; returns the number of predictions
+/// with an unacceptable error.
 pub(crate) fn compare(trace: &Trace, sizes: &[f64], policies: &[&str]) -> Result<usize> {
     let mut wrong = 0;
     for size in sizes {

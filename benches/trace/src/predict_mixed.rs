@@ -1,5 +1,5 @@
-//! Predictions for namespaces, and for objects, beside real runs: several traces at once in one cache, each a
-//! namespace of its own.
+//! Compares predictions for namespaces, and for objects, with real runs: several traces at once in
+//! one cache, each in its own namespace.
 
 use std::sync::Arc;
 
@@ -21,14 +21,14 @@ const OBJECT_BUCKETS: u32 = 64;
 const BUCKET_BYTES: u64 = 4096;
 const OBJECT_BYTES: usize = OBJECT_BUCKETS as usize * BUCKET_BYTES as usize;
 
-/// The largest error that is right for a namespace at one and two times the memory: nothing but the sample is known of
-/// its requests.
+/// The maximum acceptable error for a namespace at one and two times the memory: its requests are
+/// known only from the sample.
 const NAMESPACE_BAR: f64 = 0.02;
 
-/// A request: the number of its namespace, and what it asks for there.
+/// A request: the number of its namespace, and the requested number in it.
 type Request = (usize, u32);
 
-/// The requests of several traces, each spread over the whole time.
+/// Returns the requests of several traces, each spread over the whole time.
 fn interleave(traces: &[Trace]) -> Vec<Request> {
     let mut requests: Vec<(f64, Request)> = Vec::new();
     for (number, trace) in traces.iter().enumerate() {
@@ -43,12 +43,12 @@ fn interleave(traces: &[Trace]) -> Vec<Request> {
 
 /// A cache that counts the misses of each namespace.
 trait Cache {
-    /// Asks for something; stores it if it is not there.
+    /// Requests a number, and stores it after a miss.
     fn ask(&mut self, request: Request) -> Result<()>;
-    /// Simulates what has been sampled of the first `requests` requests.
+    /// Simulates the samples of the first `requests` requests.
     fn take_samples(&self, requests: u64);
     fn curve(&self) -> Option<MissRatioCurve>;
-    /// The misses of each namespace.
+    /// Returns the misses of each namespace.
     fn misses(&self) -> Vec<u64>;
 }
 
@@ -145,8 +145,8 @@ impl Blocker for Filled {
     }
 }
 
-/// Prints predictions and real runs for each share of the working set and each policy; returns the number of
-/// predictions that are beyond the bars.
+/// Prints predictions and real runs for each share of the working set and each policy; returns the
+/// number of predictions with an unacceptable error.
 pub(crate) fn compare(traces: &[Trace], sizes: &[f64], policies: &[&str], objects: bool) -> Result<usize> {
     let requests = interleave(traces);
     let all: usize = traces.iter().map(|trace| trace.objects).sum();

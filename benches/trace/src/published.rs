@@ -1,4 +1,4 @@
-//! The published miss ratios of `miss-ratios.csv`, printed beside those measured here.
+//! The published miss ratios of `miss-ratios.csv`, printed for comparison with the measured ones.
 
 use std::collections::HashMap;
 use std::fs;

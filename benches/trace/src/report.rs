@@ -8,30 +8,30 @@ use serde::Serialize;
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Outcome {
     pub(crate) trace: String,
-    /// The share of the working set asked for.
+    /// The requested share of the working set.
     pub(crate) size: f64,
     /// Objects, or bytes in byte mode.
     pub(crate) capacity: u64,
     pub(crate) policy: String,
     pub(crate) miss_ratio: f64,
-    /// Of exact LRU and Belady's optimum at the same capacity.
+    /// The miss ratios of exact LRU and Belady's optimum at the same capacity.
     pub(crate) lru: f64,
     pub(crate) optimum: f64,
     pub(crate) published: Option<f64>,
-    /// Nanoseconds a request, the machine's load included; only a hint.
+    /// Nanoseconds per request, affected by the machine's load; only an indication.
     pub(crate) ns_per_request: f64,
-    /// Regions that the engine walked.
+    /// The number of regions that the engine scanned.
     pub(crate) regions_walked: Option<u64>,
 }
 
 impl Outcome {
-    /// The share of the gap between LRU and the optimum that is closed; `None` where there is none.
+    /// Returns the closed share of the gap between LRU and the optimum; `None` if there is no gap.
     pub(crate) fn gap_closed(&self) -> Option<f64> {
         let gap = self.lru - self.optimum;
         (gap > 1e-9).then(|| (self.lru - self.miss_ratio) / gap)
     }
 
-    /// How much worse than LRU, relatively.
+    /// Returns the relative difference in misses to LRU.
     pub(crate) fn over_lru(&self) -> f64 {
         self.miss_ratio / self.lru - 1.0
     }
@@ -64,7 +64,8 @@ pub(crate) fn size_name(size: f64) -> String {
     format!("{} %", (size * 1e6).round() / 1e4)
 }
 
-/// The mean share of the gap that each policy closes at each size, over all traces, and where it is worst.
+/// Prints the mean share of the gap that each policy closes at each size, over all traces, and the
+/// policy's worst case.
 pub(crate) fn print_summary(outcomes: &[Outcome]) {
     let (policies, sizes) = (policies(outcomes), sizes(outcomes));
     println!("\nmean share of the LRU-optimum gap closed, over the traces; and the worst against LRU");
@@ -116,14 +117,15 @@ const RIGHT: f64 = 24.0;
 const TOP: f64 = 92.0;
 const ROW: f64 = 26.0;
 const BOTTOM: f64 = 40.0;
-/// Shares of the gap at the ends of the scale; what lies beyond is drawn at the end.
+/// Shares of the gap at the ends of the scale; values beyond are drawn at the end.
 const SCALE: (f64, f64) = (-0.4, 0.8);
 const COLOURS: [&str; 12] = [
     "#7b8794", "#b0b8c1", "#8d6e63", "#5a83b5", "#26a69a", "#d9822b", "#8e44ad", "#3e8e6f", "#c0a016",
     "#c0392b", "#1f2933", "#e377c2",
 ];
 
-/// A row for every trace and size, in it a dot for every policy at the share of the gap that it closes.
+/// Draws a row for every trace and size, with a dot for every policy at its closed share of the
+/// gap.
 pub(crate) fn plot(outcomes: &[Outcome], caption: &str) -> String {
     let policies = policies(outcomes);
     let mut rows: Vec<(&str, f64)> = Vec::new();

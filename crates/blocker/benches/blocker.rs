@@ -23,11 +23,12 @@ struct Counting;
 
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
 
-// SAFETY: every call is handed on unchanged to the system's allocator, which keeps the trait's promises.
+// SAFETY: every call is forwarded unchanged to the system's allocator, which fulfils the trait's
+// contract.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's promises are those that System asks for.
+        // SAFETY: the caller's obligations are those of System.
         unsafe { System.alloc(layout) }
     }
 

@@ -17,18 +17,18 @@ use halves::{Halves, Load};
 #[derive(Parser)]
 #[command(about = "Hits of items and objects that share memory, beside the best fixed split")]
 struct Args {
-    /// The memory of both in MiB
+    /// The total memory in MiB
     #[arg(long, default_value_t = 64)]
     memory_mib: u64,
     /// Requests over which hits are counted
     #[arg(long, default_value_t = 400_000)]
     requests: u64,
-    /// The exponent of the Zipf distribution of both
+    /// The exponent of the Zipf distribution of items and objects
     #[arg(long, default_value_t = 0.9)]
     exponent: f64,
 }
 
-/// The phases: how many requests of a hundred are for items.
+/// The phases: the percentage of requests for items.
 const PHASES: [u64; 3] = [90, 10, 90];
 /// Fixed splits, in eighths of the memory for items. The arbiter's minimum for each half is one
 /// eighth.

@@ -31,16 +31,16 @@ use measure::{Bench, Comparison};
 #[derive(Parser)]
 #[command(name = "compare", version)]
 struct Options {
-    /// cached's binary; this workspace's, built first, without it.
+    /// cached's binary (default: this workspace's, which is built first).
     #[arg(long)]
     cached: Option<PathBuf>,
     /// memcached's binary.
     #[arg(long, default_value = "memcached")]
     memcached: PathBuf,
-    /// Take this workspace's cached as it lies there.
+    /// Use this workspace's cached without building it.
     #[arg(long)]
     no_build: bool,
-    /// Pairs of each scenario.
+    /// The number of pairs in each scenario.
     #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pairs: u32,
     /// Counted span of each run.
@@ -49,16 +49,16 @@ struct Options {
     /// Uncounted span before each run.
     #[arg(long, default_value = "300ms", value_parser = parse_duration)]
     warmup: Duration,
-    /// Three short pairs of each scenario: a first look in less than a minute, no more than that.
+    /// Three short pairs of each scenario, for a first impression in less than a minute.
     #[arg(long)]
     quick: bool,
-    /// Also the scenarios that have no bar.
+    /// Also run the scenarios without a required value.
     #[arg(long)]
     all: bool,
     /// Only scenarios whose name contains this; may be repeated.
     #[arg(long, value_name = "NAME")]
     only: Vec<String>,
-    /// Leave the canned server out.
+    /// Omit the canned server.
     #[arg(long)]
     no_floor: bool,
     /// Also run memcaslap's own 90/10 load, with this program.
@@ -79,7 +79,7 @@ struct Options {
     /// Write a plot to this file.
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
-    /// Be the canned server; how this program starts it.
+    /// Act as the canned server; for internal use.
     #[arg(long, hide = true, num_args = 3, value_names = ["ADDRESS", "KEY", "VALUE"])]
     serve_canned: Option<Vec<String>>,
 }

@@ -70,8 +70,8 @@ impl Comparison {
             bar: None,
             ratio_over_floor: spread(|pair| {
                 let (cached, memcached, canned) = (pair.figures.0, pair.figures.1, pair.figures.2?);
-                // At or below the lower bound there is nothing to compare: it is noise, or not a
-                // lower bound.
+                // A figure at or below the lower bound cannot be compared: it is noise, or the
+                // bound is wrong.
                 (memcached > canned).then(|| (cached - canned) / (memcached - canned))
             }),
             bar_over_floor: None,
@@ -196,13 +196,13 @@ impl Bench {
     }
 }
 
-/// The number of runs without any counted request after which that is an error.
+/// The number of runs without a counted request after which the measurement fails.
 const ATTEMPTS_MAX: u32 = 3;
 
 /// Performs one run, in which every key must be found.
 ///
-/// A machine that stands still for a while (a paused virtual machine, a core taken away) can use up
-/// a short run entirely. Such a run says nothing about the server and is repeated, with a note.
+/// A pause of the machine (a suspended virtual machine, a lost core) can cover a short run
+/// entirely. Such a run says nothing about the server and is repeated, with a note.
 fn run(spec: LoadSpec, server: &Server) -> Result<LoadReport> {
     let name = server.name();
     for attempt in 1..=ATTEMPTS_MAX {

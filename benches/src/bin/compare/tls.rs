@@ -11,7 +11,7 @@ use crate::measure::{Bench, Comparison, Pair, in_turn};
 const HANDSHAKES: usize = 300;
 /// Idle connections whose memory is measured.
 const IDLE_CONNECTIONS: usize = 1_000;
-/// The highest acceptable ratios.
+/// The maximum acceptable ratios.
 const HANDSHAKE_BAR: f64 = 0.8;
 const IDLE_BAR: f64 = 0.7;
 
@@ -28,7 +28,7 @@ pub(crate) fn compare_handshakes(bench: &Bench) -> Result<Comparison> {
         drop(tls::connect_many(&server.address(), HANDSHAKES).with_context(|| server.name().to_owned())?);
         Ok((clock.now_ns()? - before) as f64 / HANDSHAKES as f64)
     };
-    // The first connections touch everything for the first time.
+    // The first connections touch memory for the first time.
     cost(&cached)?;
     cost(&memcached)?;
     let mut pairs = Vec::new();

@@ -39,7 +39,7 @@ use clap::Parser;
 /// Measure the journal.
 #[derive(Parser)]
 struct Arguments {
-    /// A directory on the disk to measure; what is made in it is removed.
+    /// A directory on the disk to measure; created files are removed.
     #[arg(long)]
     dir: PathBuf,
     /// Only parts whose name contains this: commit, cpu, rados, replay.
@@ -48,13 +48,13 @@ struct Arguments {
     /// How long each measurement takes.
     #[arg(long, default_value = "2", value_parser = parse_duration)]
     seconds: Duration,
-    /// How often each is repeated, with what it is compared to in turn.
+    /// The number of rounds, in which each measurement and its baseline alternate.
     #[arg(long, default_value_t = 3)]
     rounds: usize,
     /// The threads that the writers share.
     #[arg(long, default_value_t = 1)]
     threads: usize,
-    /// How much the journal of the part `replay` holds, in MiB.
+    /// The size of the journal in the part `replay`, in MiB.
     #[arg(long, default_value_t = 256)]
     replay_mib: u64,
 }

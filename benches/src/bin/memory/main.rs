@@ -28,19 +28,19 @@ use subject::Subject;
 #[derive(Parser)]
 #[command(name = "memory", version)]
 struct Options {
-    /// cached's binary; this workspace's, built first, without it.
+    /// cached's binary (default: this workspace's, which is built first).
     #[arg(long)]
     cached: Option<PathBuf>,
     /// memcached's binary.
     #[arg(long, default_value = "memcached")]
     memcached: PathBuf,
-    /// Take this workspace's cached as it lies there.
+    /// Use this workspace's cached without building it.
     #[arg(long)]
     no_build: bool,
-    /// What to measure; everything without it.
+    /// The parts to measure (default: all).
     #[arg(long, value_enum, value_delimiter = ',')]
     only: Vec<Part>,
-    /// Only this server.
+    /// Measure only this server.
     #[arg(long, value_enum)]
     server: Option<Which>,
     /// Memory limit of the servers in `shift` and `expiring`, in MiB.
@@ -51,20 +51,20 @@ struct Options {
     json: Option<PathBuf>,
 }
 
-/// What can be measured.
+/// The parts of the measurement.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Part {
-    /// Bytes over key and value at 20 + 100 bytes, 1.0 to 2.0 million items.
+    /// Bytes beyond key and value at 20 + 100 bytes, with 1.0 to 2.0 million items.
     Items,
     /// The same at value sizes from 10 B to 1 MiB.
     Sizes,
-    /// Items held after the value size went 100 B, 2 KiB, 300 B.
+    /// Items held after the value size has changed from 100 B to 2 KiB to 300 B.
     Shift,
     /// Live items held when half of the items expire after two seconds.
     Expiring,
 }
 
-/// Which server.
+/// A server to measure.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Which {
     /// Ours.

@@ -24,23 +24,23 @@ use load::Load;
 #[derive(Parser)]
 #[command(name = "meta", version)]
 struct Options {
-    /// Popularity: `….pop.json`, plain or with `.zst` behind it.
+    /// The popularity histogram: `….pop.json`, plain or compressed (`.zst`).
     popularity: PathBuf,
-    /// Value sizes: `….sizes.json`, plain or with `.zst` behind it.
+    /// The histogram of value sizes: `….sizes.json`, plain or compressed (`.zst`).
     sizes: PathBuf,
-    /// cached's binary; this workspace's, built first, without it.
+    /// cached's binary (default: this workspace's, which is built first).
     #[arg(long)]
     cached: Option<PathBuf>,
     /// memcached's binary.
     #[arg(long, default_value = "memcached")]
     memcached: PathBuf,
-    /// Take this workspace's cached as it lies there.
+    /// Use this workspace's cached without building it.
     #[arg(long)]
     no_build: bool,
-    /// Keys, about.
+    /// The approximate number of keys.
     #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1_000..=100_000_000))]
     keys: u64,
-    /// Requests, half of them to warm up.
+    /// The number of requests, half of them for the warm-up.
     #[arg(long, default_value_t = 6_000_000, value_parser = clap::value_parser!(u64).range(1_000..))]
     requests: u64,
     /// Memory limits of the servers, MiB.

@@ -21,13 +21,14 @@ use clap::Parser;
 #[derive(Parser)]
 #[command(about = "The object cache beside memcpy, its store, and foyer")]
 struct Args {
-    /// Which figures: hits, churn, index, threads, depth, twice, foyer, memory, isolation, instructions
+    /// The figures to measure: hits, churn, index, threads, depth, twice, foyer, memory, isolation,
+    /// instructions
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
     /// Rounds; the median is printed
     #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
-    /// Let the caches ask for huge pages
+    /// Let the caches request huge pages
     #[arg(long)]
     huge_pages: bool,
 }

@@ -11,7 +11,7 @@ use cached_core::object::ObjectCacheConfig;
 
 use crate::setup::{BLOCK, OBJECT, ample, cache, memory_store, objects};
 
-/// Resident bytes of this process.
+/// Returns the resident memory of this process, in bytes.
 fn resident() -> anyhow::Result<f64> {
     let statm = std::fs::read_to_string("/proc/self/statm")?;
     let pages: f64 = statm.split_whitespace().nth(1).unwrap_or_default().parse()?;
@@ -45,12 +45,12 @@ pub(crate) fn memory(_rounds: u32) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// One bucket each, waiting to be stored.
+/// Measures objects of one dirty bucket.
 pub(crate) fn dirty(_rounds: u32) -> anyhow::Result<()> {
     small(WriteMode::Back)
 }
 
-/// One bucket each, as read from a store.
+/// Measures objects of one clean bucket.
 pub(crate) fn clean(_rounds: u32) -> anyhow::Result<()> {
     small(WriteMode::Through)
 }
@@ -87,7 +87,7 @@ fn small(write: WriteMode) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Full objects.
+/// Measures full objects.
 pub(crate) fn full(_rounds: u32) -> anyhow::Result<()> {
     let ids = objects(2 * FULL);
     let data = Bytes::from(vec![1u8; BLOCK as usize]);

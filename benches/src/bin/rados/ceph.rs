@@ -35,8 +35,8 @@ impl Ceph {
         Ok(())
     }
 
-    /// Operations per second of fio's rados engine at this size and depth, over as many objects; `None` where
-    /// fio, or that engine, is not installed.
+    /// Returns the operations per second of fio's rados engine at this size and depth, over the
+    /// same number of objects; `None` if fio, or this engine, is not installed.
     pub(crate) fn fio(
         &self,
         write: bool,
@@ -79,7 +79,7 @@ impl Ceph {
         command
     }
 
-    /// Operations per second of `rados bench`: whole objects of the block size.
+    /// Returns the operations per second of `rados bench`, with whole objects of the block size.
     pub(crate) fn rados_bench(
         &self,
         write: bool,

@@ -32,7 +32,7 @@ pub(crate) struct Load {
     pub(crate) depth: usize,
     pub(crate) threads: usize,
     pub(crate) objects: u64,
-    /// The Zipf exponent over blocks; `None`: uniform.
+    /// The Zipf exponent over blocks; `None` for a uniform distribution.
     pub(crate) skew: Option<f64>,
     pub(crate) duration: Duration,
     pub(crate) seed: u64,
@@ -74,7 +74,7 @@ pub(crate) fn preload(store: &dyn Blocker, objects: u64) -> Result<()> {
     })
 }
 
-/// Runs it.
+/// Runs the load.
 pub(crate) fn run(store: &Arc<dyn Blocker>, load: &Load) -> Result<Outcome> {
     let ids: Arc<Vec<ObjectId>> = Arc::new((0..load.objects).map(object).collect());
     let start = Instant::now();
@@ -98,7 +98,7 @@ pub(crate) fn run(store: &Arc<dyn Blocker>, load: &Load) -> Result<Outcome> {
     })
 }
 
-/// Nanoseconds, up to ten minutes.
+/// Returns a histogram of nanoseconds, up to ten minutes.
 pub(crate) fn histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(1, 600_000_000_000, 3).expect("proper bounds")
 }
@@ -163,7 +163,7 @@ fn one_thread(
     Ok(all)
 }
 
-/// Returns the answer, and whether it was ready at once.
+/// Returns the reply, and whether it was ready immediately.
 async fn finish<T: Unpin>(reply: Reply<T>) -> Result<(T, bool), Error> {
     match reply {
         Reply::Ready(answer) => Ok((answer?, true)),

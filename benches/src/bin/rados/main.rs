@@ -31,16 +31,17 @@ use clap::Parser;
 use load::{Load, OBJECT_BYTES, Outcome};
 use plot::Pair;
 
-/// Measure cached over RADOS against RADOS alone.
+/// Compare cached over RADOS with RADOS alone.
 #[derive(Parser)]
 struct Arguments {
-    /// Short runs: enough to see, not to quote.
+    /// Short runs, for a first impression only.
     #[arg(long)]
     quick: bool,
     /// memstore or bluestore.
     #[arg(long, default_value = "bluestore")]
     store: String,
-    /// Where the cluster's state goes (removed afterwards). Default: beside the build.
+    /// The directory of the cluster's state, which is removed afterwards (default: beside the
+    /// build).
     #[arg(long)]
     dir: Option<PathBuf>,
     /// Write the plot here.
@@ -49,10 +50,10 @@ struct Arguments {
     /// Only parts whose name contains this: alone, within, throttled, twice, threads, index, synapse.
     #[arg(long, default_value = "")]
     only: String,
-    /// The `synapsed` that serves in the part `synapse`; the one beside this program unless given.
+    /// The `synapsed` for the part `synapse` (default: the one beside this program).
     #[arg(long)]
     synapsed: Option<PathBuf>,
-    /// Where every random choice comes from.
+    /// The seed of all random choices.
     #[arg(long, default_value_t = 1)]
     seed: u64,
 }
@@ -233,7 +234,7 @@ impl Bench {
         over(Arc::clone(&self.store), config)
     }
 
-    /// Everything fits: into the cache and, for writes, into the dirty limit.
+    /// Everything fits into the cache and, for writes, into the dirty limit.
     fn within(&mut self) -> Result<()> {
         for write in [true, false] {
             for (block_kib, depth) in [(4, 16), (4, 4), (16, 16), (64, 16)] {
@@ -321,7 +322,7 @@ impl Bench {
                 };
                 let cache = self.cache(config)?;
                 let backend: Arc<dyn Blocker> = Arc::new(cache.clone());
-                // Fills it first.
+                // Fills the cache first.
                 load::run(&backend, &Load { block_bytes: 64 << 10, write: false, seed: 7, ..load })?;
                 load::run(&backend, &Load { duration: self.time(5), seed: 8, ..load })?;
                 let outcome = load::run(&backend, &load)?;

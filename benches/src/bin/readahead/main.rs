@@ -23,10 +23,10 @@ use store::{Counted, Stepped};
 #[derive(Parser)]
 #[command(about = "Coverage, accuracy and store requests of reading ahead")]
 struct Args {
-    /// The directory of block traces (`.lis`, plain or `.zst`); without it made-up loads alone
+    /// The directory of block traces (`.lis`, plain or `.zst`); without it only synthetic loads run
     #[arg(long)]
     traces: Option<PathBuf>,
-    /// Bytes of a block of the traces
+    /// The block size of the traces, in bytes
     #[arg(long, default_value_t = 512)]
     block_bytes: u64,
     /// Sizes of the cache in MiB

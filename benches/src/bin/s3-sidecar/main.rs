@@ -49,7 +49,8 @@ struct Args {
     /// The endpoint
     #[arg(long, value_enum, default_value_t = Endpoint::Radosgw)]
     endpoint: Endpoint,
-    /// What `s3.auth` is; with `listener` the sidecar checks the signatures, and asks the endpoint once in an hour
+    /// The value of `s3.auth`; with `listener` the sidecar checks signatures, and revalidates once
+    /// an hour
     #[arg(long, value_enum, default_value_t = Auth::Gateway)]
     auth: Auth,
     /// Directory for nginx's files, on a tmpfs
@@ -61,7 +62,7 @@ struct Args {
     /// Rounds; the median is printed
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=100))]
     rounds: u64,
-    /// Which cores the servers have
+    /// The assignment of cores to servers
     #[arg(long, value_enum, default_value_t = Cores::Shared)]
     cores: Cores,
     /// Only loads whose name contains this: 4 KiB, 64 KiB, 4 MiB, 64 MiB, 64 KiB of 64 MiB, cold
@@ -86,9 +87,9 @@ enum Auth {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Cores {
-    /// One for all servers, one for the load
+    /// One core for all servers, one for the load
     Shared,
-    /// One for each server, one for the load
+    /// One core for each server, one for the load
     Apart,
 }
 
@@ -248,7 +249,7 @@ impl Servers {
         for server in [&self.nginx, &self.cached] {
             let all = gets(self.keys_of(server), load);
             let mut connection = Connection::open(server.address)?;
-            // An object that is entered late is certainly there once it is read again.
+            // An object that is cached late is certainly present once it has been read again.
             for _ in 0..2 {
                 all.iter().try_for_each(|get| connection.get(get, None))?;
             }

@@ -1,10 +1,10 @@
-//! ARC (Megiddo & Modha, FAST'03): two LRU queues, seen once and seen again, whose shares follow what
-//! comes back after having left each.
+//! ARC (Megiddo & Modha, FAST'03): two LRU queues, for objects seen once and seen again, whose
+//! shares adapt to the objects that are requested again after their eviction from each queue.
 
 use super::Simulator;
 use super::lists::Lists;
 
-/// Seen once, seen again; what left each of them.
+/// The queues: seen once, seen again, and the ghosts of both.
 const ONCE: usize = 0;
 const AGAIN: usize = 1;
 const LEFT_ONCE: usize = 2;
@@ -13,7 +13,7 @@ const LEFT_AGAIN: usize = 3;
 pub(super) struct Arc {
     lists: Lists<4>,
     capacity: u64,
-    /// The share wanted for `ONCE`.
+    /// The target share of `ONCE`.
     wanted: f64,
 }
 
@@ -36,7 +36,8 @@ impl Arc {
             let Some(victim) = lists.oldest(list) else { break };
             lists.push(if list == ONCE { LEFT_ONCE } else { LEFT_AGAIN }, victim);
         }
-        // What is remembered: together with the objects of its kind no more than fits, all in all twice.
+        // Ghosts are limited: together with the objects of their kind to the capacity, in total to
+        // twice the capacity.
         while lists.bytes(ONCE) + lists.bytes(LEFT_ONCE) > self.capacity && lists.pop(LEFT_ONCE).is_some() {}
         let all = |lists: &Lists<4>| (0..4).map(|list| lists.bytes(list)).sum::<u64>();
         while all(lists) > 2 * self.capacity && lists.pop(LEFT_AGAIN).is_some() {}

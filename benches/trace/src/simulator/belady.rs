@@ -1,11 +1,11 @@
-//! Belady's optimum: the object whose next use is farthest away makes room. With sizes it is a bound
-//! only nearly: the true optimum cannot be computed in reasonable time then.
+//! Belady's optimum: evicts the object whose next use is farthest away. With sizes it is only
+//! approximately a bound, because the true optimum cannot be computed in reasonable time.
 
 use std::collections::BinaryHeap;
 
 use crate::decode::Trace;
 
-/// The misses of a whole trace.
+/// Returns the misses of a whole trace.
 pub(crate) fn belady_misses(trace: &Trace, capacity: u64, sizes: &[u64]) -> u64 {
     const NEVER: u32 = u32::MAX;
     let requests = &trace.requests;
@@ -14,7 +14,7 @@ pub(crate) fn belady_misses(trace: &Trace, capacity: u64, sizes: &[u64]) -> u64 
     for (at, object) in requests.iter().enumerate().rev() {
         next_use[at] = std::mem::replace(&mut seen_at[*object as usize], at as u32);
     }
-    // Next use and object; an entry is out of date if the object has been used since, or has gone.
+    // Next use and object; an entry is stale if the object has been used since, or evicted.
     let mut by_next_use = BinaryHeap::new();
     let mut current: Vec<Option<u32>> = vec![None; sizes.len()];
     let (mut used, mut misses) = (0, 0);
@@ -46,7 +46,7 @@ pub(crate) fn belady_misses(trace: &Trace, capacity: u64, sizes: &[u64]) -> u64 
 mod tests {
     use super::*;
 
-    /// Tries every choice.
+    /// Returns the minimum number of misses, by trying every choice.
     fn best(requests: &[u32], held: &mut Vec<u32>, capacity: usize) -> u64 {
         let Some((object, rest)) = requests.split_first() else { return 0 };
         if held.contains(object) {

@@ -1,4 +1,5 @@
-//! CLOCK: a FIFO queue in which an object used since it last came round goes round once more.
+//! CLOCK: a FIFO queue in which an object that was used since its last turn stays for another
+//! round.
 
 use super::Simulator;
 use super::lists::Lists;

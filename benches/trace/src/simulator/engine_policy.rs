@@ -1,5 +1,5 @@
-//! A policy of `cached-core` at object granularity: what it does when queues move one object at a
-//! time. Beside the replay through the engine it shows what regions cost.
+//! A policy of `cached-core` at object granularity, with queues that move one object at a time.
+//! Compared with the replay through the engine, it shows the cost of regions.
 
 use std::collections::VecDeque;
 
@@ -8,7 +8,7 @@ use cached_core::kv::policy::{Candidate, Insertion, Policy, QUEUES_MAX, QueueId,
 use super::Simulator;
 use crate::engine::hash;
 
-/// In object-count mode an object counts as this number of bytes when the policy takes memory for itself.
+/// In object-count mode, the size of an object for the calculation of the policy's own memory.
 const OBJECT_BYTES: u64 = 1024;
 
 /// As in the engine.
@@ -18,7 +18,7 @@ pub(crate) struct EnginePolicy {
     policy: Box<dyn Policy>,
     queues: [VecDeque<u32>; QUEUES_MAX],
     queue_bytes: [u64; QUEUES_MAX],
-    /// The policy's bits of every object that is there.
+    /// The policy's bits of every cached object.
     bits: Vec<Option<u8>>,
     sizes: Vec<u64>,
     capacity: u64,

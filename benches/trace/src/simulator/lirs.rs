@@ -1,18 +1,20 @@
-//! LIRS (Jiang & Zhang, SIGMETRICS'02): what counts is the distance between an object's last two uses.
-//! Nearly all of the memory holds those with the shortest (*low*); a hundredth is a queue of others.
+//! LIRS (Jiang & Zhang, SIGMETRICS'02): ranks objects by the distance between their last two uses.
+//! Nearly all of the memory contains the objects with the shortest distance (*low*); a hundredth is
+//! a queue of other objects.
 //!
-//! The stack has all objects by their last use, from the oldest low one on, also those that have
-//! left; an object that is asked for again while still in it has been used twice within that time, and takes
-//! the place of the oldest low object. Of those that have left, as many are remembered as fit twice.
+//! The stack contains all objects by their last use, from the oldest low one on, including evicted
+//! ones; an object that is requested again while in the stack has been used twice within that time,
+//! and replaces the oldest low object. The number of remembered evicted objects is limited to twice
+//! the capacity.
 
 use super::Simulator;
 use super::lists::Lists;
 
 pub(super) struct Lirs {
     stack: Lists<1>,
-    /// Those that are there and not low, by when they entered.
+    /// The cached objects that are not low, by their time of entry.
     queue: Lists<1>,
-    /// Those in the stack that have left, by when.
+    /// The evicted objects in the stack, by their time of eviction.
     gone: Lists<1>,
     is_low: Vec<bool>,
     low_bytes: u64,
@@ -22,7 +24,7 @@ pub(super) struct Lirs {
 
 /// The share of the memory for the queue: 1/100, as in the paper.
 const QUEUE_SHARE: u64 = 100;
-/// Capacities that may be remembered.
+/// The limit of remembered objects, as a multiple of the capacity.
 const GONE_MAX: u64 = 2;
 
 impl Lirs {
@@ -42,7 +44,7 @@ impl Lirs {
         self.low_bytes + self.queue.bytes(0)
     }
 
-    /// Makes an object low that is there, at the stack's top; the oldest low ones give way.
+    /// Makes a cached object low, at the stack's top; the oldest low objects are demoted.
     fn promote(&mut self, object: u32) {
         self.queue.remove(object);
         self.is_low[object as usize] = true;
@@ -51,7 +53,7 @@ impl Lirs {
         while self.low_bytes > self.low_bytes_max && self.demote_oldest() {}
     }
 
-    /// The oldest low object goes to the queue; false if there is none.
+    /// Moves the oldest low object to the queue; returns false if there is none.
     fn demote_oldest(&mut self) -> bool {
         self.prune();
         let Some(oldest) = self.stack.pop(0) else { return false };
@@ -62,7 +64,7 @@ impl Lirs {
         true
     }
 
-    /// The stack ends with a low object: older entries carry no information.
+    /// Removes entries below the oldest low object, which carry no information.
     fn prune(&mut self) {
         while let Some(oldest) = self.stack.oldest(0)
             && !self.is_low[oldest as usize]
@@ -111,7 +113,7 @@ impl Simulator for Lirs {
             return false;
         }
         self.gone.remove(object);
-        // On top, so that making room does not prune it.
+        // At the top, so that evictions do not prune it.
         self.stack.push(0, object);
         self.make_room(size);
         if in_stack || self.low_bytes + size <= self.low_bytes_max {
@@ -135,14 +137,15 @@ mod tests {
 
     #[test]
     fn a_short_distance_takes_the_place_of_a_long_one() {
-        // Room for 99 low ones and a queue of one.
+        // Space for 99 low objects and a queue of one.
         let mut cache = Lirs::new(100, vec![1; 300]);
         assert!((0..99).all(|object| !cache.request(object)));
         assert!((0..99).all(|object| cache.is_low[object as usize]));
-        // A scan goes through the queue and leaves the low ones alone.
+        // A scan passes through the queue and does not affect the low objects.
         assert!((100..150).all(|object| !cache.request(object)));
         assert!((0..99).all(|object| cache.request(object)));
-        // Used twice while the low ones were used once: it becomes low, the oldest of those does not stay.
+        // Used twice while the low objects were used once: the object becomes low, and the oldest
+        // low object is demoted.
         assert!(!cache.request(200) && !cache.request(201));
         assert!(!cache.request(200), "it had left");
         assert!(cache.is_low[200] && !cache.is_low[0]);

@@ -1,4 +1,4 @@
-//! Index-linked lists over numbered objects: an object is in one of them or in none.
+//! Index-linked lists over numbered objects: an object is in at most one list.
 
 const NONE: u32 = u32::MAX;
 
@@ -33,7 +33,7 @@ impl<const L: usize> Lists<L> {
         }
     }
 
-    /// The list an object is in.
+    /// Returns the list that contains an object.
     pub(super) fn list_of(&self, object: u32) -> Option<usize> {
         let list = self.nodes[object as usize].list;
         (list != u8::MAX).then_some(usize::from(list))
@@ -43,7 +43,7 @@ impl<const L: usize> Lists<L> {
         self.sizes[object as usize]
     }
 
-    /// What the objects of a list take together.
+    /// Returns the total size of the objects in a list.
     pub(super) fn bytes(&self, list: usize) -> u64 {
         self.ends[list].bytes
     }
@@ -60,12 +60,12 @@ impl<const L: usize> Lists<L> {
         Some(self.ends[list].newest).filter(|object| *object != NONE)
     }
 
-    /// The next newer object of the same list.
+    /// Returns the next newer object in the same list.
     pub(super) fn newer(&self, object: u32) -> Option<u32> {
         Some(self.nodes[object as usize].newer).filter(|object| *object != NONE)
     }
 
-    /// Puts an object at the newest end of a list, out of the one it was in.
+    /// Moves an object to the newest end of a list.
     pub(super) fn push(&mut self, list: usize, object: u32) {
         self.remove(object);
         let ends = &mut self.ends[list];
@@ -79,14 +79,14 @@ impl<const L: usize> Lists<L> {
         ends.len += 1;
     }
 
-    /// Takes the oldest object out of a list.
+    /// Removes the oldest object from a list.
     pub(super) fn pop(&mut self, list: usize) -> Option<u32> {
         let object = self.oldest(list)?;
         self.remove(object);
         Some(object)
     }
 
-    /// Takes an object out of the list it is in, if any.
+    /// Removes an object from its list, if any.
     pub(super) fn remove(&mut self, object: u32) {
         let Node { older, newer, list } = self.nodes[object as usize];
         if list == u8::MAX {

@@ -1,9 +1,9 @@
-//! One queue: exact LRU, FIFO, and MRU, which makes room with what was used last.
+//! One queue: exact LRU, FIFO, and MRU, which evicts the most recently used object.
 
 use super::Simulator;
 use super::lists::Lists;
 
-/// The queue, its newest end the one used or entered last.
+/// The queue; at its newest end is the object used or entered last.
 pub(super) struct Queue {
     lists: Lists<1>,
     capacity: u64,

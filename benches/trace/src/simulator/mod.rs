@@ -1,4 +1,4 @@
-//! Replacement policies as their papers have them, one object at a time: what an engine is compared with.
+//! Replacement policies as published, one object at a time, with which the engine is compared.
 //!
 //! Objects are numbered, so every list is index-linked and every table an array. A size of 1 for all
 //! objects gives the object-count mode, in which capacity counts objects; otherwise it counts bytes.
@@ -19,25 +19,25 @@ use crate::decode::Trace;
 
 pub(crate) use belady::belady_misses;
 
-/// One policy at work on one cache.
+/// A policy that manages one cache.
 pub(crate) trait Simulator {
-    /// Asks for an object; whether it was there. Afterwards it is, unless it is larger than the cache
-    /// or the policy will not have it.
+    /// Requests an object; returns whether it was a hit. Afterwards the object is cached, unless it
+    /// is larger than the cache or the policy rejects it.
     fn request(&mut self, object: u32) -> bool;
-    /// What the objects in the cache take together.
+    /// Returns the total size of the cached objects.
     #[cfg(test)]
     fn used(&self) -> u64;
 }
 
-/// A policy's name here, and how to make it for a capacity and objects of given sizes.
+/// A policy's name, and its constructor for a capacity and objects of given sizes.
 pub(crate) struct Kind {
     pub(crate) name: &'static str,
-    /// Its name in `miss-ratios.csv`, where it is there.
+    /// The policy's name in `miss-ratios.csv`, if it is listed.
     pub(crate) published: Option<&'static str>,
     pub(crate) make: fn(u64, Vec<u64>) -> Box<dyn Simulator>,
 }
 
-/// All of them; Belady's optimum stands apart, for it must know the future.
+/// All policies, except Belady's optimum, which must know the future.
 pub(crate) const KINDS: &[Kind] = &[
     Kind { name: "lru", published: Some("LRU"), make: |c, s| Box::new(lru::Queue::lru(c, s)) },
     Kind { name: "fifo", published: Some("FIFO"), make: |c, s| Box::new(lru::Queue::fifo(c, s)) },
@@ -55,7 +55,7 @@ pub(crate) const KINDS: &[Kind] = &[
     },
 ];
 
-/// The misses of a whole trace.
+/// Returns the misses of a whole trace.
 pub(crate) fn misses(simulator: &mut dyn Simulator, trace: &Trace) -> u64 {
     trace.requests.iter().filter(|object| !simulator.request(**object)).count() as u64
 }
@@ -64,7 +64,7 @@ pub(crate) fn misses(simulator: &mut dyn Simulator, trace: &Trace) -> u64 {
 mod tests {
     use super::*;
 
-    /// Objects drawn so that some are asked for much more often than others.
+    /// Returns random requests in which some objects are much more frequent than others.
     fn skewed(requests: usize, objects: u32) -> Vec<u32> {
         let mut state = 88_172_645_463_325_252u64;
         (0..requests)
@@ -96,7 +96,7 @@ mod tests {
             let all = run(kind, &requests, 50, &[1; 500]);
             assert!((6_000..19_000).contains(&all), "{}: {all} misses", kind.name);
             run(kind, &requests, 900, &sizes);
-            // An object larger than the cache passes it by.
+            // An object larger than the cache is not cached.
             run(kind, &[0, 1, 0, 1], 30, &[1, 31]);
         }
     }
@@ -106,7 +106,8 @@ mod tests {
         let requests = skewed(5_000, 100);
         let distinct = requests.iter().collect::<std::collections::HashSet<_>>().len() as u64;
         for kind in KINDS {
-            // W-TinyLFU keeps a share for its window: room for it to be as large as all objects.
+            // W-TinyLFU reserves a share for its window, so the capacity lets the rest hold all
+            // objects.
             let capacity = if kind.name == "wtinylfu" { 20_000 } else { 1_500 };
             assert_eq!(run(kind, &requests, capacity, &[1; 100]), distinct, "{}", kind.name);
         }
@@ -118,7 +119,7 @@ mod tests {
         let looping: Vec<u32> = (0..10_000).map(|n| n % 110).collect();
         assert_eq!(run(kind("lru"), &looping, 100, &[1; 110]), 10_000, "LRU loses all of a loop");
         assert!(run(kind("mru"), &looping, 100, &[1; 110]) < 1_500);
-        // A hot set asked for three times over, then a scan as long as the memory, again and again.
+        // A hot set requested three times, then a scan as long as the memory, repeatedly.
         let scanned: Vec<u32> = (0..50)
             .flat_map(|round| {
                 let scan = 60 + round * 100;

@@ -1,5 +1,5 @@
-//! S3-FIFO (Yang et al., SOSP'23), as libCacheSim has it: a tenth is a FIFO of new objects; one that was hit
-//! twice there, or comes back soon, moves to a FIFO in which hits buy more rounds.
+//! S3-FIFO (Yang et al., SOSP'23), as in libCacheSim: a tenth is a FIFO of new objects; an object
+//! that was hit twice there, or returns soon, moves to a FIFO in which hits earn more rounds.
 
 use super::Simulator;
 use super::lists::Lists;

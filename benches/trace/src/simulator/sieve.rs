@@ -1,4 +1,5 @@
-//! SIEVE (Zhang et al., NSDI'24): a hand sweeps from old to new over a queue that nothing moves in.
+//! SIEVE (Zhang et al., NSDI'24): a hand sweeps from old to new over a queue in which objects do
+//! not move.
 
 use super::Simulator;
 use super::lists::Lists;

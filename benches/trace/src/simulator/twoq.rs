@@ -1,5 +1,6 @@
-//! 2Q (Johnson & Shasha, VLDB'94): a quarter of the memory is a FIFO of new objects; one that comes back
-//! after having left it goes into an LRU queue. Half as many names as objects are remembered.
+//! 2Q (Johnson & Shasha, VLDB'94): a quarter of the memory is a FIFO of new objects; an object that
+//! is requested again after leaving it enters an LRU queue. Half as many names as objects are
+//! remembered.
 
 use super::Simulator;
 use super::lists::Lists;

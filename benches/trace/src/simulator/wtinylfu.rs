@@ -1,5 +1,6 @@
-//! W-TinyLFU (Einziger et al., TOS'17): a hundredth is an LRU window; an object that leaves it must have been
-//! asked for more often, lately, than the object that would have to go. The rest is a segmented LRU.
+//! W-TinyLFU (Einziger et al., TOS'17): a hundredth is an LRU window; an object that leaves the
+//! window is admitted only if it was recently requested more often than the object that it would
+//! evict. The rest is a segmented LRU.
 
 use super::Simulator;
 use super::lists::Lists;
@@ -23,7 +24,8 @@ impl WTinyLfu {
         WTinyLfu { lists: Lists::new(sizes), window, main: capacity - window, sketch }
     }
 
-    /// The object that leaves the window goes in, if it is worth more than what it would push out.
+    /// Admits the object that leaves the window if it is more frequent than the objects that it
+    /// would evict.
     fn admit(&mut self, candidate: u32) {
         let (size, lists) = (self.lists.size(candidate), &mut self.lists);
         lists.remove(candidate);
