@@ -131,7 +131,7 @@ fn get(port: u16, path: &str) -> Option<String> {
     head.lines().next()?.contains(" 200 ").then(|| body.to_owned())
 }
 
-/// Waits until `get` returns a value.
+/// Waits until `attempt` returns a value.
 ///
 /// # Panics
 /// At the deadline.
