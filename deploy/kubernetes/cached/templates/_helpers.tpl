@@ -22,7 +22,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- .Values.admin.secretName | default (printf "%s-admin" (include "cached.name" .)) -}}
 {{- end -}}
 
-{{/* The keys of a TOML table. JSON's strings, numbers, booleans and lists are TOML's as well. */}}
+{{/* The keys of a TOML table. JSON strings, numbers, booleans and lists are valid TOML. */}}
 {{- define "cached.keys" -}}
 {{- range $key, $value := . }}
 {{- if kindIs "map" $value }}{{ fail (printf "config.%s: a table is not possible here" $key) }}{{ end }}
@@ -54,7 +54,7 @@ shutdown_flush_secs = {{ .Values.objects.shutdownFlushSecs }}
 
 [objects.backend]
 {{- include "cached.keys" .Values.objects.backend }}
-{{- /* The pod's volume is mounted before the program starts: if it is empty, it is new. */}}
+{{- /* The pod's volume is mounted before the program starts, so an empty volume is a new one. */}}
 {{- if and (eq .Values.objects.backend.kind "file") (not (hasKey .Values.objects.backend "create")) }}
 create = true
 {{- end }}
@@ -85,7 +85,7 @@ sessions_max = {{ .Values.synapse.sessionsMax }}
 {{- end }}
 {{- end -}}
 
-{{/* Memory in MiB beside the items and their index: connections, threads, objects, the process itself. */}}
+{{/* Memory in MiB in addition to the items and their index: connections, threads, objects, the process itself. */}}
 {{- define "cached.memory.beside" -}}
 {{- $connections := int .Values.memcached.connectionsMax -}}
 {{- $item := int .Values.memcached.itemMiBMax -}}
@@ -108,19 +108,19 @@ sessions_max = {{ .Values.synapse.sessionsMax }}
 {{- $sum -}}
 {{- end -}}
 
-{{/* The most: an index for the smallest items takes half of their memory. */}}
+{{/* The maximum: the index of the smallest items takes half of their memory. */}}
 {{- define "cached.memory.limit" -}}
 {{- $items := int .Values.memcached.memoryMiB -}}
 {{- printf "%dMi" (add $items (div $items 2) 1 (include "cached.memory.beside" . | int)) -}}
 {{- end -}}
 
-{{/* The usual: an index of an eighth. */}}
+{{/* The usual amount: an index of an eighth. */}}
 {{- define "cached.memory.request" -}}
 {{- $items := int .Values.memcached.memoryMiB -}}
 {{- printf "%dMi" (add $items (div $items 8) 1 (include "cached.memory.beside" . | int)) -}}
 {{- end -}}
 
-{{/* The time for answers, for dirty data, and a margin. */}}
+{{/* The time for replies, for dirty data, and a margin. */}}
 {{- define "cached.grace" -}}
 {{- add 15 (int .Values.preStopSleepSecs) (.Values.objects.enabled | ternary (int .Values.objects.shutdownFlushSecs) 0) -}}
 {{- end -}}
