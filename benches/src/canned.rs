@@ -17,13 +17,13 @@ use anyhow::{Context, Result};
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 
-/// Most keys answered by one copy; a get of more takes several.
+/// The maximum number of keys answered by one copy; a larger get needs several.
 const KEYS_MAX: usize = 128;
-/// Bytes of prepared replies at most; large values make it hold fewer keys.
+/// The maximum size of the prepared replies; with large values they cover fewer keys.
 const TEMPLATE_BYTES_MAX: usize = 1 << 20;
 /// Bytes read per wake-up.
 const READ_BYTES: usize = 256 << 10;
-/// Longest command line kept while its end has not come.
+/// The maximum length of an incomplete command line that is kept.
 const LINE_BYTES_MAX: usize = 1 << 20;
 /// Events taken per call.
 const EVENTS_MAX: usize = 256;
@@ -41,7 +41,7 @@ pub struct Replies {
 const END: &[u8] = b"END\r\n";
 
 impl Replies {
-    /// For keys and values of these lengths.
+    /// Returns replies for keys and values of these lengths.
     pub fn new(key_bytes: usize, value_bytes: usize) -> Self {
         let block =
             format!("VALUE {} 0 {value_bytes}\r\n{}\r\n", "k".repeat(key_bytes), "v".repeat(value_bytes));
@@ -59,7 +59,7 @@ impl Replies {
         out.extend_from_slice(self.values(keys));
     }
 
-    /// The reply to a get of `keys` keys, at most `keys_max`.
+    /// Returns the reply to a get of `keys` keys, at most `keys_max`.
     fn values(&self, keys: usize) -> &[u8] {
         &self.template[self.template.len() - END.len() - keys * self.block_bytes..]
     }
@@ -68,9 +68,9 @@ impl Replies {
 /// The unfinished input and output of a connection.
 #[derive(Debug, Default)]
 struct Requests {
-    /// A command line whose end has not come.
+    /// An incomplete command line.
     line_part: Vec<u8>,
-    /// Bytes of a set's value still to come, CRLF included.
+    /// The number of missing bytes of a set's value, including the CRLF.
     value_bytes_left: usize,
 }
 
@@ -183,7 +183,8 @@ impl Client {
 /// Serves `address` until the process is ended.
 ///
 /// # Errors
-/// When it cannot listen there, or epoll fails. A connection's own error closes that connection only.
+/// If the server cannot listen, or epoll fails. An error of a connection closes only that
+/// connection.
 pub fn serve(address: SocketAddr, replies: &Replies) -> Result<()> {
     let listener = TcpListener::bind(address).with_context(|| format!("listening on {address}"))?;
     serve_on(&listener, replies)

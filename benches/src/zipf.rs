@@ -1,8 +1,8 @@
 //! Zipf-distributed ranks by rejection-inversion (Hörmann and Derflinger, 1996): exact, O(1), no table.
 //!
-//! Rank `k` of `1..=count` has probability proportional to `k^-exponent`. A uniform number is sent through the
-//! inverse of the integral of the density, rounded, and rejected where the rounding lies: about one draw in ten
-//! at worst.
+//! Rank `k` of `1..=count` has a probability proportional to `k^-exponent`. A uniform number is
+//! mapped through the inverse of the density's integral, rounded, and rejected depending on the
+//! rounding: at worst about one draw in ten.
 
 use rand::Rng;
 

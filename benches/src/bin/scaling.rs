@@ -29,13 +29,13 @@ use clap::Parser;
 #[derive(Parser)]
 #[command(about = "Throughput and CPU time of cached and memcached with 1 to 16 worker threads")]
 struct Args {
-    /// cached's binary; this workspace's, built first, without it
+    /// cached's binary (default: this workspace's, which is built first)
     #[arg(long)]
     cached: Option<PathBuf>,
     /// memcached's binary
     #[arg(long, default_value = "memcached")]
     memcached: PathBuf,
-    /// Numbers of worker threads; those beyond the machine's cores are left out
+    /// Numbers of worker threads; numbers above the machine's cores are omitted
     #[arg(long, value_delimiter = ',', default_value = "1,2,4,8,16", value_parser = clap::value_parser!(u16).range(1..=64))]
     threads: Vec<u16>,
     /// Milliseconds of each measurement

@@ -6,8 +6,8 @@
 //!  closed loop   |               | by the time of the reply      |                       |
 //!  open loop     |               | by the due time of the request: drained ones that were due before count too
 //! ```
-//! CPU time is read at the two edges of the counted span by the first thread itself, and divided by what was
-//! answered between them.
+//! CPU time is read at both ends of the counted span by the first thread itself, and divided by the
+//! number of replies in between.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -109,7 +109,7 @@ impl CacheEnvironment {
         self.at_once(invalidate).unwrap();
     }
 
-    /// Returns the answer of a task, which must be ready without any time passing.
+    /// Returns the result of a task, which must be ready without any time passing.
     #[track_caller]
     pub fn at_once<T>(&mut self, handle: Handle<T>) -> T {
         self.sim.run_until_idle();

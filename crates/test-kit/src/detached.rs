@@ -20,7 +20,7 @@ pub struct DetachedStore {
 
 struct State {
     rng: Rng,
-    /// How many of 1 000 calls are answered at once if the store below does so.
+    /// The number of calls per 1 000 that are answered immediately if the store below does so.
     ready_permille: u64,
     begun: u64,
     in_flight: BTreeSet<u64>,
@@ -34,7 +34,7 @@ struct Slot<T> {
 }
 
 impl DetachedStore {
-    /// Creates a layer over `inner`. `seed` determines which calls are answered at once,
+    /// Creates a layer over `inner`. `seed` determines which calls are answered immediately:
     /// `ready_permille` of 1 000.
     pub fn new(inner: Arc<dyn Blocker>, spawner: Spawner, seed: u64, ready_permille: u64) -> Self {
         let state = State {

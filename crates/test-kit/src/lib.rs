@@ -89,8 +89,8 @@ pub fn pattern(tag: u64, offset: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Returns the whole content of an object of a backend that answers at once; `None` if the object
-/// does not exist.
+/// Returns the whole content of an object of a backend that answers immediately; `None` if the
+/// object does not exist.
 pub fn content(store: &dyn Blocker, object: &ObjectId) -> Option<Vec<u8>> {
     let request = ReadRequest::new(object.clone(), 0, store.capabilities().object_bytes_max);
     match blocker::executor::block_on(store.read(request)) {
@@ -100,7 +100,7 @@ pub fn content(store: &dyn Blocker, object: &ObjectId) -> Option<Vec<u8>> {
     }
 }
 
-/// Writes a whole object to a backend that answers at once.
+/// Writes a whole object to a backend that answers immediately.
 pub fn fill(store: &Memory, object: &ObjectId, bytes: Vec<u8>) {
     let request = blocker::WriteFullRequest::new(object.clone(), bytes);
     blocker::executor::block_on(store.write_full(request)).unwrap();

@@ -15,7 +15,7 @@ use crate::rng::Rng;
 
 /// More polls than this without becoming idle are a livelock.
 const POLLS_MAX: u64 = 200_000;
-/// An answer that takes longer than this is a hang.
+/// A task that takes longer than this counts as hanging.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 
 type Task = Pin<Box<dyn Future<Output = ()>>>;
@@ -68,24 +68,24 @@ impl Wake for TaskWaker {
     }
 }
 
-/// Gives access to a task's answer after the task has ended.
+/// Gives access to a task's result after the task has ended.
 pub struct Handle<T> {
     index: usize,
     answer: Rc<RefCell<Option<T>>>,
 }
 
 impl<T> Handle<T> {
-    /// Returns whether the task has ended and its answer has not been taken.
+    /// Returns whether the task has ended and its result has not been taken.
     pub fn is_done(&self) -> bool {
         self.answer.borrow().is_some()
     }
 
-    /// Takes the answer if the task has ended.
+    /// Takes the result if the task has ended.
     pub fn take(&self) -> Option<T> {
         self.answer.borrow_mut().take()
     }
 
-    /// Takes the answer of a task that must have ended.
+    /// Takes the result of a task that must have ended.
     #[track_caller]
     pub fn get(self) -> T {
         self.take().expect("no answer yet")
@@ -188,7 +188,7 @@ impl Sim {
         was_woken
     }
 
-    /// Drops a task at its current await; returns its answer if it had ended.
+    /// Drops a task at its current await; returns its result if the task had ended.
     pub fn cancel<T>(&mut self, handle: Handle<T>) -> Option<T> {
         let answer = handle.take();
         if answer.is_none() {
@@ -231,7 +231,7 @@ impl Sim {
         true
     }
 
-    /// Polls, and advances time, until the task has ended; returns its answer.
+    /// Polls, and advances time, until the task has ended; returns its result.
     #[track_caller]
     pub fn wait<T>(&mut self, handle: Handle<T>) -> T {
         let give_up = self.clock.now() + ANSWER_TIMEOUT;
@@ -245,7 +245,7 @@ impl Sim {
         }
     }
 
-    /// Starts a task, and waits for its answer.
+    /// Starts a task, and waits for its result.
     #[track_caller]
     pub fn run<F: IntoFuture>(&mut self, future: F) -> F::Output
     where
@@ -257,5 +257,5 @@ impl Sim {
     }
 }
 
-/// Ignores a task's answer.
+/// Ignores a task's result.
 pub fn forget<T>(_: Handle<T>) {}

@@ -47,7 +47,7 @@ pub enum Op {
 }
 
 impl Op {
-    /// Returns whether it changes an object.
+    /// Returns whether the operation changes an object.
     pub fn is_change(self) -> bool {
         (Op::Write..=Op::Copy).contains(&self)
     }
@@ -56,15 +56,15 @@ impl Op {
 /// A call of the store.
 #[derive(Clone, Debug)]
 pub struct CallInfo {
-    /// Its number, in the order of the calls.
+    /// The call's number, in the order of the calls.
     pub number: u64,
     /// The operation.
     pub op: Op,
     /// The object, for operations on one object.
     pub object: Option<ObjectId>,
-    /// The start of its range.
+    /// The start of the call's range.
     pub offset: u64,
-    /// The length of its range.
+    /// The length of the call's range.
     pub len: u64,
     /// The durability that a change requests.
     pub durability: Option<Durability>,
@@ -83,15 +83,15 @@ impl CallInfo {
 
 /// The treatment of a call.
 pub enum Verdict {
-    /// It is performed at once.
+    /// The call is performed immediately.
     Pass,
-    /// It waits until the test performs or answers it.
+    /// The call waits until the test performs or answers it.
     Hold,
-    /// It is not performed, and this error is returned.
+    /// The call is not performed, and this error is returned.
     Fail(Error),
-    /// It is performed, and this error is returned.
+    /// The call is performed, and this error is returned.
     DoAndFail(Error),
-    /// This error is returned, and it waits until the test performs it.
+    /// This error is returned, and the call waits until the test performs it.
     FailAndHold(Error),
 }
 
@@ -167,7 +167,7 @@ impl<T: Send + Unpin> Held for HeldCall<T> {
 impl SteeredStore {
     /// Creates a store over an empty memory backend; all calls pass.
     pub fn new() -> Arc<Self> {
-        // Its clock stands still, so that a held call is not past its deadline when it is
+        // The clock does not advance, so that a held call is not past its deadline when it is
         // performed.
         Self::over(Arc::new(crate::memory(&ManualClock::new())))
     }

@@ -1,10 +1,10 @@
 //! The number of live items held when half of all items live only two seconds, with equal memory
 //! limits.
 //!
-//! Every second, an eighth of what fits is stored, three times the memory in all. Odd keys expire
-//! after two seconds, even ones never. Three seconds after the end, every even key is requested,
-//! and those found are the live items held. A server in which dead items displace live ones holds
-//! half of what it could.
+//! Every second, an eighth of the capacity is stored, in total three times the memory. Odd keys
+//! expire after two seconds, even ones never. Three seconds after the end, every even key is
+//! requested; the ones found are the live items held. A server in which expired items displace live
+//! ones holds half of its capacity.
 
 use std::thread;
 use std::time::{Duration, Instant};

@@ -1,5 +1,5 @@
-//! The upper bound of what sequential read-ahead can cover: of the misses without it, those that a
-//! detector which knows the future would still need two misses to foresee.
+//! The upper bound of the coverage of sequential read-ahead: the misses without read-ahead, except
+//! those that even a detector with knowledge of the future needs in order to recognise a sequence.
 //!
 //! A *chain* is a sequence of misses each of which begins at most [`GAP_MAX`] buckets beyond the
 //! end of the one before, with at most [`REQUESTS_MAX`] other requests between. A detector that

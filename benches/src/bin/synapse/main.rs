@@ -30,7 +30,7 @@ use scenario::Scenario;
 use service::Service;
 use shape::Kind;
 
-/// Measures synapse beside raw TCP and gRPC.
+/// Compares synapse with raw TCP and gRPC.
 #[derive(Parser)]
 #[command(name = "synapse", version)]
 struct Options {
@@ -42,7 +42,7 @@ struct Options {
     /// How long each service is counted in a round, after a fifth of it to warm up.
     #[arg(long, default_value = "250ms", value_parser = parse_duration)]
     duration: Duration,
-    /// A first look: 2 rounds of 200 ms.
+    /// A first impression: 2 rounds of 200 ms.
     #[arg(long)]
     quick: bool,
     /// Only scenarios whose name contains this.
@@ -51,7 +51,7 @@ struct Options {
     /// Only these services (raw is always measured).
     #[arg(long, value_delimiter = ',')]
     services: Vec<Kind>,
-    /// What the requests go over.
+    /// The transport of the requests.
     #[arg(long, default_value = "64MiB", value_parser = parse_bytes)]
     working_set: usize,
     /// Do not pin to cores.
@@ -67,7 +67,7 @@ struct Options {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Internal: be a service under measurement.
+    /// Internal: act as a service under measurement.
     #[command(hide = true)]
     Serve(service::ServeOptions),
     /// Internal: run both sides, for this number of requests.

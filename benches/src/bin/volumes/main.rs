@@ -44,10 +44,11 @@ struct Arguments {
     /// The `cached` to measure, with the backend for RADOS
     #[arg(long, default_value = "target/release/cached")]
     cached: PathBuf,
-    /// Where the cluster, journals and sockets go, removed afterwards; beside the build unless given
+    /// The directory of the cluster, journals and sockets, which are removed afterwards (default:
+    /// beside the build)
     #[arg(long)]
     dir: Option<PathBuf>,
-    /// Short runs: enough to see, not to quote
+    /// Short runs, for a first impression only
     #[arg(long)]
     quick: bool,
     /// Only parts whose name contains this: rbd, size, pause-files, pause-rados, operations

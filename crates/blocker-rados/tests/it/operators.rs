@@ -82,7 +82,7 @@ fn content(round: u64) -> Vec<u8> {
 }
 
 /// Writes continuously during `trouble`, which gets a function that waits for a number of
-/// acknowledgements for every key. Everything acknowledged must be there at the end.
+/// acknowledgements for every key. All acknowledged data must be present at the end.
 fn through(cluster: &Cluster, config: &RadosConfig, trouble: impl FnOnce(&dyn Fn(u64))) {
     let store = cluster.open(config);
     let acknowledged: Vec<AtomicU64> = (0..KEYS).map(|_| AtomicU64::new(0)).collect();

@@ -1,4 +1,4 @@
-//! The errors for a server's HTTP answers that the underlying library does not distinguish.
+//! The errors for HTTP responses of a server that the underlying library does not distinguish.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener};
@@ -67,7 +67,7 @@ fn a_refusal_is_final_and_names_the_servers_reason() {
         let (found, text, requests) = opened(status, body);
         assert_eq!(found, kind, "{status}: {text}");
         assert!(text.contains(part) && !text.contains('\n'), "{status}: {text}");
-        // A put, and the removal of what it might have left.
+        // A put, and the removal of its possible remains.
         assert_eq!(requests, 2, "{status}: {text}");
     }
 }

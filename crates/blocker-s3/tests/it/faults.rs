@@ -1,5 +1,5 @@
-//! A fault at each request of a script. Acknowledged changes are there, failed ones are there
-//! completely or not at all, whatever was answered, and unreferenced blobs are swept.
+//! Injects a fault at each request of a script. Acknowledged changes are present, failed ones are
+//! present completely or not at all, whatever the response was, and unreferenced blobs are swept.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

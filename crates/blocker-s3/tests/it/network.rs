@@ -1,6 +1,6 @@
 //! The store over real connections to a server in this process: the conformance suite; a model with
-//! interrupted connections, answers that are lost, truncated or wrong, and requests to slow down;
-//! and answers that come too late.
+//! interrupted connections, responses that are lost, truncated or wrong, and requests to slow down;
+//! and late responses.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -122,8 +122,8 @@ fn a_flush_is_two_requests_little_larger_than_what_is_dirty() {
     assert!(anew * 40 <= FLUSHES, "{anew} of {FLUSHES} wrote the object anew");
 }
 
-/// A page asks the server for as many keys as the caller wants. A page longer than one answer of
-/// the server is complete.
+/// A page requests as many keys from the server as the caller wants. A page longer than one
+/// response of the server is complete.
 #[test]
 fn a_page_is_as_long_as_what_is_asked_for() {
     const NAMES: usize = 1_010;
@@ -194,8 +194,8 @@ fn a_name_that_the_server_cannot_keep_is_refused_at_once_and_one_that_it_could_n
     }
 }
 
-/// Acknowledged changes are there, refused ones are not, and unknown ones are one or the other
-/// permanently.
+/// Acknowledged changes are present, refused ones are absent, and unknown ones are permanently one
+/// or the other.
 #[test]
 fn nothing_is_lost_or_made_up_by_trouble_on_the_way() {
     for seed in 0..4 {

@@ -129,8 +129,8 @@ fn depose(seed: u64, scope: &Scope, domain: Option<OrderDomain>, permille: u32) 
                         assert_eq!(epoch, Epoch(2), "seed {seed}: {name}");
                         refused.set(refused.get() + 1);
                     }
-                    // It may have been sent before the claim and take effect or not, or it is not
-                    // retried any more.
+                    // The change may have been sent before the claim, with or without an effect, or
+                    // is no longer retried.
                     Err(Error::Retryable(_) | Error::OutcomeUnknown(_)) => {}
                     Err(Error::Missing) if sequence % 3 == 2 => {}
                     Err(error) => panic!("seed {seed}: {name}: {error}"),

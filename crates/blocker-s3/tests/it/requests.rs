@@ -132,7 +132,7 @@ fn a_deleted_object_leaves_no_blob() {
     assert_eq!(gone.map(drop), Err(Error::Missing));
 }
 
-/// A reader with an old head, whose blobs are gone by the time it requests them.
+/// A reader with an old head, whose blobs were removed by the time it requests them.
 #[test]
 fn a_reader_that_misses_a_blob_looks_again() {
     let (server, clock) = (Server::new(1), ManualClock::new());

@@ -1,5 +1,5 @@
-//! The file backend with kill -9: a real process writes and reports what was acknowledged, is
-//! killed at a moment drawn from a seed, and its directory is checked.
+//! The file backend with kill -9: a real process writes and reports its acknowledged changes, is
+//! killed at a random moment, and its directory is checked.
 //!
 //! The child is the same binary; an environment variable makes it the writer. It prints a line
 //! after each acknowledgement. The parent kills it after a random number of lines, while it
@@ -77,8 +77,8 @@ fn nothing_acknowledged_is_lost_by_kill_9() {
     let mut versions: HashMap<(u64, Version), u64> = HashMap::new();
     for kill in 0..15 {
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        // Each object is changed at least once, so that the effects of the operation interrupted by
-        // the previous kill are gone, and the results are from this run.
+        // Each object is changed at least once, which overwrites the effects of the operation
+        // interrupted by the previous kill, so the results are from this run.
         let lines_max = OBJECTS + (random >> 33) % 60;
         round = run_and_kill(dir.path(), round, lines_max, &mut last, &mut versions);
         let store = FileStore::open_or_create(dir.path()).unwrap();

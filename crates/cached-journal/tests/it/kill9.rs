@@ -1,5 +1,5 @@
-//! The journal with kill -9: a real process appends and prints what was acknowledged, is killed at
-//! a moment drawn from a seed, and its directory is read.
+//! The journal with kill -9: a real process appends and prints its acknowledged records, is killed
+//! at a random moment, and its directory is read.
 //!
 //! The child is the same binary; an environment variable makes it the writer. It prints a line
 //! after each acknowledgement; the parent kills it after a random number of lines, while it is

@@ -1,5 +1,5 @@
-//! Every later read sees changes that pass through the sidecar or are announced to it. The answers
-//! are held back one at a time.
+//! Every later read sees changes that pass through the sidecar or are announced to it. The tests
+//! delay individual responses.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ fn warm_with(change: impl FnOnce(&mut SidecarConfig)) -> (Endpoint, Sidecar) {
     endpoint.put("/cup/k", object("c", "elsewhere"));
     let sidecar = endpoint.fresh_sidecar(Fresh::Immutable, |config| {
         config.policy.negative = Duration::from_secs(3600);
-        // A change whose answer is lost may take effect within this time.
+        // A change whose response is lost may take effect within this time.
         config.response_timeout = Duration::from_secs(3600);
         change(config);
     });

@@ -149,7 +149,7 @@ fn every_read_fits_the_history_of_changes() {
         let numbers = Mutex::new(Numbers(seed));
         endpoint.on_request(move |_| {
             let turns = numbers.lock().unwrap().next(200);
-            // Answers overtake each other.
+            // Responses overtake each other.
             if loses_answers && turns < 5 { Act::Hang } else { Act::Lagging(turns % 8) }
         });
         let history = History::default();

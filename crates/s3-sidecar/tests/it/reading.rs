@@ -91,7 +91,7 @@ fn parts_come_from_a_whole_and_cost_what_is_asked() {
     let before = sidecar.counts().bytes_from_upstream.get();
     assert_eq!(get(&sidecar, &[("Range", "bytes=9000123-")]).status, 416);
     assert!(sidecar.counts().bytes_from_upstream.get() < before + 100);
-    // A read of an unknown part fetches that part, and no more.
+    // A read of an uncached part loads only that part.
     let (endpoint, sidecar) = with_object();
     let part = get(&sidecar, &[("Range", "bytes=8192-1056767")]);
     assert_eq!((part.status, part.body == whole()[8192..1_056_768]), (206, true));
@@ -499,7 +499,8 @@ fn what_one_client_has_just_read_is_not_asked_for_again() {
     let sidecar = endpoint.fresh_sidecar(Fresh::Immutable, |config| config.threads = 2);
     let mut clients = [0; 4].map(|_| Client::of(&sidecar));
     for number in 0..240_usize {
-        // At most one run, several runs, and more than is kept back until everything is there.
+        // At most one run, several runs, and more than is withheld until the whole range is
+        // available.
         let size = [100, 70_000, 131_072, 300_000][number % 4];
         let body = pattern(size, number as u8);
         endpoint.put(&format!("/bucket/{number}"), object("a", body.clone()));
@@ -585,7 +586,8 @@ fn unequal_generations_of_many_readers_are_never_mixed() {
                         let answer = get(sidecar, headers);
                         let number: u8 = answer.header("etag").unwrap().trim_matches('"').parse().unwrap();
                         assert!(answer.body.iter().all(|byte| *byte == number));
-                        // What a reader has seen never goes back, whatever other readers get.
+                        // A reader never sees an older state than before, whatever other readers
+                        // get.
                         assert!(number >= newest, "{number} after {newest}");
                         newest = number;
                     }

@@ -1,5 +1,5 @@
-//! The distribution of outstanding bytes among many clients: every client gets some, and none keeps
-//! what others need.
+//! The distribution of outstanding bytes among many clients: every client gets a share, and none
+//! keeps bytes that others need.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -99,8 +99,8 @@ fn sixteen_clients_that_never_answer_do_not_lock_out_the_seventeenth() {
         for lane in 0..16 {
             greedy.push(Raw::welcomed(&server, lane, Features::CREDIT, u64::MAX).await);
         }
-        // Small requests at once, and large ones after the clients that do not accept smaller
-        // grants have been disconnected.
+        // Small requests are served immediately, and large ones after clients that do not accept
+        // smaller grants have been disconnected.
         let client = server.client().await;
         client.write(WriteRequest::new(object("o"), 0, vec![1; 4096])).await.unwrap();
         let mut write = WriteRequest::new(object("o"), 0, vec![2; 4 << 20]);

@@ -190,7 +190,7 @@ fn without_a_server_calls_wait_for_reconnect_timeout_and_then_fail() {
     });
     assert!(runtime.block_on(sent).unwrap().unwrap_err().is_ambiguous());
     assert!(matches!(runtime.block_on(queued).unwrap().unwrap_err(), Error::Retryable(_)));
-    // After that, calls fail at once.
+    // After that, calls fail immediately.
     let error = runtime.block_on(client.info(InfoRequest::new(object("o"))).into_future()).unwrap_err();
     assert!(matches!(error, Error::Retryable(_)), "{error}");
 }

@@ -373,7 +373,7 @@ fn a_store_in_memory_that_comes_back_without_anything_is_accepted_and_reported()
         for round in 0..3 {
             let empty = Arc::new(clock.memory());
             serve(&empty).await;
-            // Dirty data are stored, and all data stored before are gone.
+            // Dirty data are stored, and all previously stored data are lost.
             tokio::time::sleep(TIMEOUT).await;
             front.flush(FlushRequest::new(Scope::All)).await.unwrap();
             assert_eq!(content(&*empty, object("dirty")).await, [7; 10_000], "round {round}");

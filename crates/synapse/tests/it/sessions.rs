@@ -250,7 +250,7 @@ fn a_change_that_an_ending_server_has_not_begun_is_made_by_the_next() {
 
 fn made_by_the_next(place: &Address, is_late: bool) {
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    // The server runs only during this call, and stands still in between.
+    // The server runs only during this call, and is paused in between.
     let drive = |runtime: tokio::runtime::Runtime, stop: tokio::sync::oneshot::Receiver<()>| {
         std::thread::spawn(move || {
             // This ends with an error when the other half is dropped.
@@ -280,7 +280,7 @@ fn made_by_the_next(place: &Address, is_late: bool) {
 
     let write = || clients.spawn(client.write(WriteRequest::new(object("o"), 0, b"once")).into_future());
     let early = (!is_late).then(write);
-    // The socket accepts it at once.
+    // The socket accepts the data immediately.
     clients.block_on(async {
         for _ in 0..100 {
             tokio::task::yield_now().await;

@@ -152,7 +152,7 @@ fn a_volume_whose_head_a_check_is_removing_is_not_made() {
     let mut check = Box::pin(two.check(true));
     assert!(poll_times(check.as_mut(), 1, Duration::ZERO).is_none());
     // The check has seen no name, and has reached the head. Now the name exists, and its creator
-    // checks that everything is there.
+    // checks that everything is present.
     answer("v/c");
     assert!(poll_times(made.as_mut(), 1, Duration::ZERO).is_none());
     answer("head");
@@ -172,7 +172,7 @@ fn a_volume_whose_deletion_another_owner_has_begun_keeps_what_its_clones_need() 
     let store = SteeredStore::new();
     let one = volumes_of(&store, "one");
     with_clones(&one);
-    // Both the name and the owner are gone.
+    // Both the name and the owner have disappeared.
     store.rule(|call| if is_change_of(call, "vol", "v/y") { Verdict::Hold } else { Verdict::Pass });
     let mut deleted = Box::pin(one.delete("y"));
     assert!(poll_times(deleted.as_mut(), 1, Duration::ZERO).is_none());

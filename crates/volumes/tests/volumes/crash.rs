@@ -1,5 +1,5 @@
-//! A crash at every call to the store: flushed data are there, each sector has content that some
-//! order of unflushed writes allows, snapshots are unchanged bit by bit, and nothing to which a map
+//! A crash at every call to the store: flushed data survive, each sector has content that some
+//! order of unflushed writes allows, snapshots are bitwise unchanged, and no object to which a map
 //! refers is missing.
 
 use std::collections::BTreeMap;

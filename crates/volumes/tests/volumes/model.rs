@@ -242,7 +242,7 @@ impl World {
         }
     }
 
-    /// Another owner takes over everything without asking; flushed data are there.
+    /// Another owner takes over everything by force; flushed data are present.
     fn move_to_another_owner(&mut self) {
         self.tell(|| "another owner".into());
         let owner = self.name("owner");

@@ -1,4 +1,4 @@
-//! The effects of each operation, over a store that answers at once.
+//! The effects of each operation, over a store that answers immediately.
 
 use std::sync::Arc;
 use std::time::Duration;

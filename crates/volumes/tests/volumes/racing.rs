@@ -1,6 +1,6 @@
-//! Several concurrent requests of a disk. Their calls to the store are held back and released in
-//! any order, fail or are cancelled, and the process is killed at any point. Every read returns
-//! content that some order of the requests allows, and everything promised is there after the kill.
+//! Several concurrent requests to a disk. Their calls to the store are delayed and released in any
+//! order, fail or are cancelled, and the process is killed at any point. Every read returns content
+//! that some order of the requests allows, and all guaranteed data survive the kill.
 //!
 //! Everything is drawn from a seed: the requests, the order in which they continue, the outcome of
 //! each call, the kill, and whether a call that was held at the kill was executed.

@@ -1,5 +1,5 @@
 //! A store that fails in the middle, a dropped operation, and two concurrent operations: flushed
-//! data are there, and a snapshot is unchanged.
+//! data are present, and a snapshot is unchanged.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -495,7 +495,8 @@ fn a_check_asks_for_what_a_listing_lacks_before_it_is_missing() {
     assert_eq!(missing, [(ProblemKind::Missing, gone.to_string())]);
 }
 
-/// A layer that knows something older of objects that another owner has made: they are missing until it is to forget that.
+/// A layer with stale knowledge of objects that another owner has created: they are missing until
+/// the layer is told to drop it.
 struct Behind(Listless, Mutex<HashSet<ObjectId>>);
 
 impl Blocker for Behind {
@@ -529,7 +530,7 @@ fn a_check_believes_no_layer_that_an_object_is_missing() {
     assert_eq!((report.problems, report.objects), (vec![], 5));
 }
 
-/// A store without a quota that counts how often it is asked for one.
+/// A store without a quota that counts the queries for one.
 struct Looked(Memory, AtomicU32);
 
 impl Blocker for Looked {

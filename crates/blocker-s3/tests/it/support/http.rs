@@ -1,10 +1,10 @@
-//! A server of the S3 protocol over real connections, in this process, that fails on request:
-//! answers that are late, truncated or lost, errors before and after the work is done, and requests
-//! to slow down. It answers itself, or is a proxy for another server.
+//! An S3 server with real connections, in this process, that fails on request: responses that are
+//! late, truncated or lost, errors before and after the work is done, and requests to slow down. It
+//! either serves requests itself, or is a proxy for another server.
 //!
-//! By itself it supports what the store needs: conditional puts, gets with ranges and conditions,
-//! removals, and paged listings. Signatures are not checked. Its ETags derive from the content, as
-//! in S3, and its time stands still until a test advances it.
+//! By itself the server supports the requests of the store: conditional puts, gets with ranges and
+//! conditions, removals, and paged listings. Signatures are not checked. ETags derive from the
+//! content, as in S3, and the clock does not advance until a test advances it.
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
@@ -23,25 +23,25 @@ use parking_lot::{Condvar, Mutex};
 /// What happens to one request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Trouble {
-    /// It is served normally.
+    /// The request is served normally.
     None,
-    /// It is not executed, and answered with this status and code.
+    /// The request is not executed, and answered with this status and code.
     Refused(&'static str, &'static str),
-    /// It is executed, but answered with an error.
+    /// The request is executed, but answered with an error.
     DoneAndFailed,
-    /// It is not executed, and the connection is closed.
+    /// The request is not executed, and the connection is closed.
     CutBefore,
-    /// It is executed, and the connection is closed.
+    /// The request is executed, and the connection is closed.
     CutAfter,
-    /// It is executed, and half of the answer is sent.
+    /// The request is executed, and half of the response is sent.
     CutWithin,
-    /// It waits until it is released, and is then executed.
+    /// The request waits until it is released, and is then executed.
     HeldBefore,
-    /// It is executed, and its answer waits until it is released.
+    /// The request is executed, and its response waits until it is released.
     HeldAfter,
-    /// It is executed after this delay.
+    /// The request is executed after this delay.
     LateBefore(Duration),
-    /// It is executed, and answered after this delay.
+    /// The request is executed, and answered after this delay.
     LateAfter(Duration),
 }
 
@@ -208,8 +208,7 @@ impl Double {
         }
     }
 
-    /// Waits until no request is in progress, so that requests of clients that are gone are done
-    /// too.
+    /// Waits until no request is in progress, including requests of disconnected clients.
     pub(crate) fn wait_idle(&self) {
         let mut state = self.state.0.lock();
         while state.busy > 0 {
@@ -222,12 +221,12 @@ impl Double {
         self.state.0.lock().ignores_conditions_of_removals = true;
     }
 
-    /// Leaves the ETag out of answers to requests with this method.
+    /// Omits the ETag from responses to requests with this method.
     pub(crate) fn hide_etags_of(&self, method: &'static str) {
         self.state.0.lock().hides_etags_of = Some(method);
     }
 
-    /// Answers reads with the whole object.
+    /// Responds to reads with the whole object.
     pub(crate) fn ignore_ranges(&self) {
         self.state.0.lock().ignores_ranges = true;
     }

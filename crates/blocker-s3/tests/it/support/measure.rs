@@ -19,7 +19,7 @@ const RACERS: usize = 8;
 /// An ETag that no object has.
 const WRONG: &str = "\"00000000000000000000000000000000\"";
 
-/// A plain client: it signs and sends exactly what it is given.
+/// A plain client, which signs and sends exactly the given request.
 pub(crate) struct Plain {
     endpoint: String,
     credential: AwsCredential,
@@ -178,7 +178,7 @@ async fn get_if_none_match(plain: &Plain) -> String {
     if (same, other) == (304, 200) { "yes".into() } else { format!("no: {same} and {other}") }
 }
 
-/// Tests whether a listing shows puts and removals at once, in byte order, and starts at the
+/// Tests whether a listing shows puts and removals immediately, in byte order, and starts at the
 /// requested key.
 async fn listing(plain: &Plain) -> String {
     let mut names =

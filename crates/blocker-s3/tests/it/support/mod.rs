@@ -29,17 +29,17 @@ type Outcome<T> = blocker_s3::object_store::Result<T>;
 /// What happens to one request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Fault {
-    /// It is not executed, and answered with an error that leaves this open.
+    /// The request is not executed, and answered with an error that does not tell this.
     Error,
-    /// It is executed, and its answer is lost.
+    /// The request is executed, and its response is lost.
     LostAnswer,
-    /// Its answer is lost; a put is executed after everything else.
+    /// The request's response is lost; a put is executed after everything else.
     Late,
-    /// Neither it nor any later request arrives.
+    /// Neither this request nor any later one arrives.
     DeadBefore,
-    /// It is executed, and no request is answered from then on.
+    /// The request is executed, and no request is answered from then on.
     DeadAfter,
-    /// It is never answered; a put is executed after everything else.
+    /// The request is never answered; a put is executed after everything else.
     Stall,
 }
 

@@ -42,8 +42,8 @@ pub(crate) fn troubled(seed: u64, one_in: u32) -> impl FnMut(&Asked) -> Trouble 
     }
 }
 
-/// Does the same as [`troubled`], but no key meets a fault more than twice in a row, so that a
-/// request succeeds if it is repeated often enough.
+/// Like [`troubled`], but no key meets a fault more than twice in a row, so that a request succeeds
+/// if it is repeated often enough.
 pub(crate) fn passable(seed: u64, one_in: u32) -> impl FnMut(&Asked) -> Trouble + Send + 'static {
     const IN_A_ROW_MAX: u32 = 2;
     let (mut plan, mut in_a_row) = (troubled(seed, one_in), HashMap::<String, u32>::new());
@@ -67,8 +67,8 @@ fn read(store: &S3Store, object: &ObjectId) -> Result<Vec<u8>, Error> {
     block_on(store.read(ReadRequest::new(object.clone(), 0, max))).map(|reply| reply.data.to_vec())
 }
 
-/// Acknowledged changes are there, refused ones are not, and unknown ones are one or the other
-/// permanently.
+/// Checks that acknowledged changes are present, refused ones are absent, and unknown ones are
+/// permanently one or the other.
 pub(crate) fn nothing_is_lost_or_made_up(server: &Double, open: &dyn Fn() -> S3Store, seed: u64) {
     let store = open();
     let names = ["a", "b", "c"].map(object);

@@ -69,7 +69,7 @@ pub(crate) fn run(dir: &Path, program: &[u8]) {
     use_it(&store);
     let _ = store.close();
     drop(store);
-    // The store must accept what it has itself written after accepting the input.
+    // After accepting the input, the store must accept its own writes.
     match open(dir) {
         Ok(store) => use_it(&store),
         // It has been opened the maximum number of times.

@@ -73,7 +73,7 @@ impl Environment {
         Self::over(SteeredStore::new(), disk(), segments, options, 1, |_| ())
     }
 
-    /// Creates another cache over the same store, with the journal as it is on the disk after a
+    /// Creates another cache over the same store, with the journal's state on the disk after a
     /// crash.
     pub(crate) fn restarted(&self) -> Self {
         let segments = self.config.limit_bytes / SEGMENT_BYTES;

@@ -311,7 +311,7 @@ fn edited_records(genuine: &Genuine, mut input: Input<'_>) {
     while journal.step_commit() {}
     disk.kill_process();
     drop((holds, journal));
-    // The journal must read what it has appended itself.
+    // The journal must be able to read its own records.
     let mut process = Process::start(&disk, 2).expect("an intact journal");
     if !process.begin() {
         return;

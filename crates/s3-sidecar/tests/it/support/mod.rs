@@ -1,4 +1,4 @@
-//! An S3-like endpoint in this process whose answers the tests control, and a client that sends
+//! An S3-like endpoint in this process whose responses the tests control, and a client that sends
 //! arbitrary bytes.
 #![allow(dead_code, unreachable_pub, reason = "each test program uses a part")]
 
@@ -67,7 +67,7 @@ pub enum Act {
     Serve,
     /// Answers like S3 once the gate is open.
     ServeAfter(Arc<Gate>),
-    /// Prepares its answer at once, and sends it once the gate is open.
+    /// Prepares its response immediately, and sends it once the gate is open.
     Late(Arc<Gate>),
     /// Prepares its answer, and yields to other threads this many times before it sends it.
     Lagging(u64),
@@ -439,7 +439,7 @@ fn answer(seen: &Seen, state: &State) -> (Vec<u8>, Vec<u8>) {
     }
 }
 
-/// An answer as a client sees it.
+/// A response, as seen by a client.
 #[derive(Clone, Debug)]
 pub struct Answer {
     pub status: u16,
@@ -491,7 +491,7 @@ impl Client {
         bytes
     }
 
-    /// Reads the rest of an answer whose head was read.
+    /// Reads the rest of a response whose head was read.
     pub fn finish(&mut self, mut answer: Answer, is_head: bool) -> Answer {
         if is_head || [100, 204, 304].contains(&answer.status) {
             return answer;

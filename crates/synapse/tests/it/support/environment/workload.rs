@@ -21,7 +21,7 @@ use crate::support::history::recorder::Recorder;
 /// and backoff.
 const HANG: Duration = Duration::from_secs(3600);
 
-/// What the clients do.
+/// The clients' operations.
 #[derive(Clone, Debug)]
 pub struct Workload {
     pub seed: u64,
@@ -30,7 +30,7 @@ pub struct Workload {
     pub operations: usize,
     /// The range of time limits of calls with a deadline.
     pub deadline: std::ops::Range<Duration>,
-    /// How late after its deadline an answer may come; small if time is simulated.
+    /// The maximum delay of a reply after its deadline; small if time is simulated.
     pub lateness_max: Duration,
     /// How many calls in a thousand have no deadline.
     pub unlimited_permille: u32,
