@@ -5,32 +5,21 @@ use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use blocker::{Error, Result, Timestamp};
+use blocker::{Error, ReadReply, ReadRequest, Result, Timestamp};
 
 use super::Shared;
 use super::handle::Handle;
 use crate::object::control::records::StoreMetrics;
-use crate::object::store::{Ask, Class, Gate, Lane, Number, Pass, enter};
+use crate::object::store::{Ask, Class, Lane, Number, Pass, enter};
 use crate::object::tasks::background_queue;
 use crate::object::tasks::background_queue::Task;
 use crate::object::tasks::deadline::{FlushTicket, Stored};
 use crate::sync::{Arc, Mutex, Ordering, lock};
 
-/// The gate, reached through the cache.
-#[derive(Clone)]
-struct GateOf(Arc<Shared>);
-
-impl std::ops::Deref for GateOf {
-    type Target = Gate;
-    fn deref(&self) -> &Gate {
-        &self.0.store.gate
-    }
-}
-
 /// A request that the gate has admitted. If it is dropped, it ends without a response.
 #[must_use = "the store is asked while this is held"]
 pub(crate) struct StoreCall {
-    pass: Pass<GateOf>,
+    pass: Pass,
     namespace: u16,
     began: Timestamp,
 }
@@ -47,7 +36,7 @@ pub(crate) async fn begin(
     bytes: u64,
 ) -> Result<StoreCall> {
     let ask = Ask { namespace: Number::from(namespace), lane, class, bytes };
-    let pass = enter(GateOf(Arc::clone(shared)), ask).await?;
+    let pass = enter(Arc::clone(&shared.store.gate), ask).await?;
     if let Some(waited) = pass.waited {
         metrics(shared, namespace).count_wait(waited);
     }
@@ -59,6 +48,13 @@ fn metrics(shared: &Shared, namespace: u16) -> &StoreMetrics {
 }
 
 impl StoreCall {
+    /// Reads from the store, and ends the request.
+    pub(crate) async fn read(self, shared: &Shared, request: ReadRequest) -> Result<ReadReply> {
+        let answer = shared.store.below.read(request).await;
+        self.end(shared, &answer, answer.as_ref().map_or(0, |reply| reply.data.len_bytes() as u64));
+        answer
+    }
+
     /// Ends the request, which has carried `bytes` bytes. The time of a failed request says nothing
     /// about the store's load.
     pub(crate) fn end<T>(self, shared: &Shared, answer: &Result<T>, bytes: u64) {

@@ -30,7 +30,7 @@ pub(crate) struct StoreSide {
     /// The capabilities of the store when the cache was created.
     pub(crate) can: Capabilities,
     /// The gate, which orders requests to the store.
-    pub(crate) gate: Gate,
+    pub(crate) gate: Arc<Gate>,
     /// Callers' claims.
     pub(crate) claims: KnownClaims,
     /// The claims of this cache, if it is the writer.
@@ -56,7 +56,7 @@ impl StoreSide {
         Self {
             can: below.capabilities(),
             below,
-            gate,
+            gate: Arc::new(gate),
             claims: KnownClaims::default(),
             epochs,
             limited_flushes: AtomicU32::new(0),

@@ -164,14 +164,17 @@ impl Epochs {
 
     /// Returns the claimed namespaces, except those that have turned out to be another writer's.
     pub(crate) fn claimed(&self) -> Vec<Namespace> {
-        let claimed = self.namespaces.iter().filter(|entry| !matches!(entry.value(), Own::Deposed(_)));
-        claimed.map(|entry| entry.key().clone()).collect()
+        self.in_role(|own| !matches!(own, Own::Deposed(_)))
     }
 
     /// Returns the namespaces whose epochs are held.
     pub(crate) fn held(&self) -> Vec<Namespace> {
-        let held = self.namespaces.iter().filter(|entry| matches!(entry.value(), Own::Held(_)));
-        held.map(|entry| entry.key().clone()).collect()
+        self.in_role(|own| matches!(own, Own::Held(_)))
+    }
+
+    fn in_role(&self, is_meant: impl Fn(&Own) -> bool) -> Vec<Namespace> {
+        let meant = self.namespaces.iter().filter(|entry| is_meant(entry.value()));
+        meant.map(|entry| entry.key().clone()).collect()
     }
 }
 

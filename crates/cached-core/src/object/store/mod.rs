@@ -29,7 +29,6 @@ mod tests;
 
 use std::collections::HashMap;
 use std::future::Future;
-use std::ops::Deref;
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -207,7 +206,7 @@ impl Gate {
         }
         let granted = inner.granted.len() as u64;
         if granted > u64::from(self.lanes.under_way()) {
-            return Err(format!("{granted} requests were let through without a place"));
+            return Err(format!("{granted} admitted requests have no place"));
         }
         Ok(())
     }
@@ -217,13 +216,13 @@ impl Gate {
 ///
 /// # Errors
 /// `Retryable` if too many requests are waiting.
-pub(crate) fn enter<G: Deref<Target = Gate> + Clone + Unpin>(gate: G, ask: Ask) -> Enter<G> {
+pub(crate) fn enter(gate: Arc<Gate>, ask: Ask) -> Enter {
     Enter { gate, ask, id: None, waiting_since: None, sleep: None }
 }
 
 /// See [`enter`]. Cancel safe: when dropped, the request no longer waits, and nothing is charged.
-pub(crate) struct Enter<G: Deref<Target = Gate>> {
-    gate: G,
+pub(crate) struct Enter {
+    gate: Arc<Gate>,
     ask: Ask,
     id: Option<u64>,
     waiting_since: Option<Timestamp>,
@@ -231,8 +230,8 @@ pub(crate) struct Enter<G: Deref<Target = Gate>> {
 }
 
 /// An admitted request. Its place is returned when this is dropped.
-pub(crate) struct Pass<G: Deref<Target = Gate>> {
-    gate: G,
+pub(crate) struct Pass {
+    gate: Arc<Gate>,
     /// The lane of the request's place.
     lane: Option<Lane>,
     granted: Option<Granted>,
@@ -241,87 +240,73 @@ pub(crate) struct Pass<G: Deref<Target = Gate>> {
     pub(crate) waited: Option<Duration>,
 }
 
-impl<G: Deref<Target = Gate>> Pass<G> {
+impl Pass {
     /// Ends the request: the store has completed it, with `bytes` bytes, in the time `latency`.
     pub(crate) fn answered(mut self, bytes: u64, latency: Duration) {
         self.answer = Some((bytes, latency));
     }
 }
 
-impl<G: Deref<Target = Gate>> Drop for Pass<G> {
+impl Drop for Pass {
     fn drop(&mut self) {
-        if let Some(lane) = self.lane.take() {
+        if let Some(lane) = self.lane {
             self.gate.end(lane, self.granted, self.answer);
         }
     }
 }
 
-/// The result of a check of the gate.
-enum Look {
-    Through(Granted),
-    /// Check again when woken.
-    Wait,
-    /// Check again when woken, and at this time.
-    Keep(Timestamp),
-}
-
-impl<G: Deref<Target = Gate> + Clone + Unpin> Enter<G> {
-    fn pass(&self, granted: Granted, now: Timestamp) -> Pass<G> {
-        let waited = self.waiting_since.map(|since| now.since(since));
-        let lane = Some(granted.ask.lane);
-        Pass { gate: self.gate.clone(), lane, granted: Some(granted), answer: None, waited }
-    }
-
+impl Enter {
     /// Admits the request at once, if requests need not be scheduled.
-    fn at_once(&self) -> Option<Pass<G>> {
-        let gate = &*self.gate;
+    fn at_once(&self) -> Option<Pass> {
+        let (gate, lane) = (&self.gate, self.ask.lane);
         if gate.is_scheduling.load(Ordering::SeqCst) {
             return None;
         }
-        let lane = self.ask.lane;
-        let pass = |lane| Pass { gate: self.gate.clone(), lane, granted: None, answer: None, waited: None };
+        let pass = |lane| Pass { gate: Arc::clone(gate), lane, granted: None, answer: None, waited: None };
         if lane == Lane::Change {
             return Some(pass(None));
         }
         (gate.waiting.load(Ordering::SeqCst) == 0 && gate.lanes.try_take(lane)).then(|| pass(Some(lane)))
     }
 
-    fn look(&mut self, cx: &Context<'_>) -> Result<(Look, Timestamp)> {
-        let (ask, known, gate) = (self.ask, self.id, &*self.gate);
+    /// Returns a pass if the request is admitted. Otherwise the task will be woken, and the keeper
+    /// must also look again after `self.sleep`.
+    fn look(&mut self, cx: &Context<'_>) -> Result<Option<Pass>> {
+        let gate = &*self.gate;
         let mut inner = lock(&gate.inner);
         let now = gate.clock.now();
-        let id = match known {
+        let id = match self.id {
             Some(id) => id,
             None if inner.scheduler.waiting() >= WAITERS_MAX => {
                 return Err(Error::Retryable("too many requests wait for the store".into()));
             }
-            None => inner.scheduler.enqueue(ask, now),
+            None => *self.id.insert(inner.scheduler.enqueue(self.ask, now)),
         };
-        self.id = Some(id);
-        if let Some(granted) = inner.granted.remove(&id) {
-            self.id = None;
-            return Ok((Look::Through(granted), now));
+        let mut woken = Vec::new();
+        if !inner.granted.contains_key(&id) {
+            inner.wakers.insert(id, cx.waker().clone());
+            woken = gate.settle(&mut inner, now);
         }
-        inner.wakers.insert(id, cx.waker().clone());
-        let others = gate.settle(&mut inner, now);
-        let look = match inner.granted.remove(&id) {
-            Some(granted) => {
-                self.id = None;
-                Look::Through(granted)
-            }
-            None => match inner.keeper.filter(|keeper| keeper.id == id) {
-                Some(keeper) => Look::Keep(keeper.due),
-                None => Look::Wait,
-            },
-        };
+        let granted = inner.granted.remove(&id);
+        let due = inner.keeper.filter(|keeper| keeper.id == id).map(|keeper| keeper.due);
         drop(inner);
-        others.into_iter().for_each(Waker::wake);
-        Ok((look, now))
+        woken.into_iter().for_each(Waker::wake);
+        if granted.is_none() {
+            self.waiting_since.get_or_insert(now);
+            if self.sleep.as_ref().map(|(at, _)| *at) != due {
+                self.sleep = due.map(|due| (due, gate.clock.sleep_until(due)));
+            }
+            return Ok(None);
+        }
+        self.id = None;
+        let waited = self.waiting_since.map(|since| now.since(since));
+        let lane = Some(self.ask.lane);
+        Ok(Some(Pass { gate: Arc::clone(&self.gate), lane, granted, answer: None, waited }))
     }
 }
 
-impl<G: Deref<Target = Gate> + Clone + Unpin> Future for Enter<G> {
-    type Output = Result<Pass<G>>;
+impl Future for Enter {
+    type Output = Result<Pass>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
@@ -331,32 +316,17 @@ impl<G: Deref<Target = Gate> + Clone + Unpin> Future for Enter<G> {
             return Poll::Ready(Ok(pass));
         }
         loop {
-            let (look, now) = match this.look(cx) {
-                Ok(looked) => looked,
-                Err(error) => return Poll::Ready(Err(error)),
-            };
-            let due = match look {
-                Look::Through(granted) => return Poll::Ready(Ok(this.pass(granted, now))),
-                Look::Wait => {
-                    this.waiting_since.get_or_insert(now);
-                    return Poll::Pending;
-                }
-                Look::Keep(due) => due,
-            };
-            this.waiting_since.get_or_insert(now);
-            if this.sleep.as_ref().is_none_or(|(at, _)| *at != due) {
-                this.sleep = Some((due, this.gate.clock.sleep_until(due)));
+            if let Some(pass) = this.look(cx)? {
+                return Poll::Ready(Ok(pass));
             }
-            let is_due = this.sleep.as_mut().is_some_and(|(_, sleep)| sleep.as_mut().poll(cx).is_ready());
-            if !is_due {
-                return Poll::Pending;
-            }
+            let Some((_, sleep)) = &mut this.sleep else { return Poll::Pending };
+            std::task::ready!(sleep.as_mut().poll(cx));
             this.sleep = None;
         }
     }
 }
 
-impl<G: Deref<Target = Gate>> Drop for Enter<G> {
+impl Drop for Enter {
     fn drop(&mut self) {
         let Some(id) = self.id.take() else { return };
         let gate = &*self.gate;

@@ -2,7 +2,7 @@
 //! passes.
 //!
 //! In this order:
-//! 1. what is owed to flushes by age and to idle requests because others were served before them;
+//! 1. the service owed to flushes by age and to idle requests because others were served first;
 //! 2. namespaces whose reservation is due, the one that has waited longest first;
 //! 3. requests that callers wait for, then flushes by age, then idle requests, each by weight.
 //!
@@ -48,12 +48,13 @@ pub(crate) struct Ask {
 pub(super) struct Granted {
     pub(super) id: u64,
     pub(super) ask: Ask,
-    pub(super) charged: Option<By>,
+    /// The reason why the request was chosen, by which it was charged.
+    pub(super) by: By,
 }
 
 /// See the module.
 pub(super) struct Scheduler {
-    is_scheduling: bool,
+    /// The terms of the namespaces that have their own.
     terms: HashMap<Number, StoreTerms>,
     clients: HashMap<Number, Client>,
     /// The namespaces with waiting requests.
@@ -128,7 +129,6 @@ fn by_weight<'a>(candidates: &'a [Candidate], classes: &[Class]) -> Option<&'a C
 impl Scheduler {
     pub(super) fn new(width_max: u32, now: Timestamp) -> Self {
         Self {
-            is_scheduling: false,
             terms: HashMap::new(),
             clients: HashMap::new(),
             active: BTreeSet::new(),
@@ -143,17 +143,16 @@ impl Scheduler {
 
     /// Returns whether any namespace has its own terms.
     pub(super) fn is_scheduling(&self) -> bool {
-        self.is_scheduling
+        !self.terms.is_empty()
     }
 
     /// Applies the terms of the namespaces that have their own. Without any, requests are admitted
     /// first come, first served, and the width is fixed.
     pub(super) fn set_terms(&mut self, terms: &[(Number, StoreTerms)], now: Timestamp) {
+        let was_scheduling = self.is_scheduling();
         self.terms = terms.iter().copied().filter(|(_, terms)| *terms != StoreTerms::default()).collect();
-        if self.is_scheduling == self.terms.is_empty() {
-            self.is_scheduling = !self.terms.is_empty();
-            let max = self.width.max();
-            self.width = Width::new(max, now);
+        if self.is_scheduling() != was_scheduling {
+            self.width = Width::new(self.width.max, now);
         }
         for (number, client) in &mut self.clients {
             client.tags.set_terms(self.terms.get(number).copied().unwrap_or_default(), now);
@@ -177,7 +176,7 @@ impl Scheduler {
 
     /// Queues a request; returns its number.
     pub(super) fn enqueue(&mut self, mut ask: Ask, now: Timestamp) -> u64 {
-        if !self.is_scheduling {
+        if !self.is_scheduling() {
             (ask.namespace, ask.class) = (ALL, Class::Demand);
         }
         let id = self.next_id;
@@ -196,11 +195,11 @@ impl Scheduler {
         id
     }
 
-    /// Withdraws a waiting request; returns whether it was waiting.
-    pub(super) fn withdraw(&mut self, id: u64) -> bool {
-        let Some(ask) = self.waiting.remove(&id) else { return false };
-        self.leave(id, &ask);
-        true
+    /// Withdraws a waiting request.
+    pub(super) fn withdraw(&mut self, id: u64) {
+        if let Some(ask) = self.waiting.remove(&id) {
+            self.leave(id, &ask);
+        }
     }
 
     fn leave(&mut self, id: u64, ask: &Ask) {
@@ -217,20 +216,20 @@ impl Scheduler {
 
     /// Refunds the charge of a request that is not sent after all.
     pub(super) fn refund(&mut self, granted: &Granted) {
-        if let (Some(by), Some(client)) = (granted.charged, self.clients.get_mut(&granted.ask.namespace)) {
-            client.tags.refund(1.0, Cost::of(granted.ask.bytes), by);
+        if let Some(client) = self.clients.get_mut(&granted.ask.namespace) {
+            client.tags.refund(1.0, Cost::of(granted.ask.bytes), granted.by);
         }
     }
 
     /// Refunds the charge for bytes that a request did not carry after all: a read may reach beyond
     /// its object's end.
     pub(super) fn adjust(&mut self, granted: &Granted, bytes: u64) {
-        let less = granted.ask.bytes.saturating_sub(bytes);
-        if let (Some(by), Some(client)) = (granted.charged, self.clients.get_mut(&granted.ask.namespace))
-            && less > 0
+        let asked = granted.ask.bytes;
+        if bytes < asked
+            && let Some(client) = self.clients.get_mut(&granted.ask.namespace)
         {
-            let units = Cost::of(granted.ask.bytes).units - Cost::of(bytes).units;
-            client.tags.refund(0.0, Cost { bytes: less, units }, by);
+            let units = Cost::of(asked).units - Cost::of(bytes).units;
+            client.tags.refund(0.0, Cost { bytes: asked - bytes, units }, granted.by);
         }
     }
 
@@ -248,7 +247,7 @@ impl Scheduler {
             return Err(None);
         }
         let under_way = lanes.under_way();
-        let is_full = self.is_scheduling && under_way >= self.width.get();
+        let is_full = self.is_scheduling() && under_way >= self.width.get();
         let has_room = Lane::ALL.map(|lane| lanes.has_room(lane));
         let is_open = has_room.map(|has_room| has_room && !is_full);
         let (mut due, mut candidates, mut is_held_up) = (None::<Timestamp>, Vec::new(), false);
@@ -262,7 +261,7 @@ impl Scheduler {
             let heads = client.heads(is_open);
             is_held_up |= is_full && client.heads(has_room).iter().any(Option::is_some);
             if heads.iter().any(Option::is_some) {
-                let (share, reserved_since) = (client.tags.share(), client.tags.reserved_since(now));
+                let (share, reserved_since) = (client.tags.share, client.tags.reserved_since(now));
                 candidates.push(Candidate { namespace: *number, heads, share, reserved_since });
             }
         }
@@ -276,10 +275,7 @@ impl Scheduler {
             // request triggers another call.
             return Err(due);
         }
-        let mut all = [false; CLASSES];
-        candidates.iter().for_each(|each| {
-            all.iter_mut().zip(each.waits()).for_each(|(any, waits)| *any |= waits);
-        });
+        let all = std::array::from_fn(|class| candidates.iter().any(|each| each.waits()[class]));
         let (namespace, waits) = (chosen.namespace, chosen.waits());
         self.width.note_begun(under_way + 1);
         Ok(self.grant(id, namespace, class, by, now, (waits, all)))
@@ -287,7 +283,7 @@ impl Scheduler {
 
     /// Returns the namespace whose turn it is, the class of its request, and the reason.
     fn choose<'a>(&self, candidates: &'a [Candidate]) -> Option<(&'a Candidate, Class, By)> {
-        let waits = |class: Class| candidates.iter().any(|each| each.heads[class as usize].is_some());
+        let waits = |class| candidates.iter().any(|each| each.has_any(&[class]));
         let unattended = [false, false, waits(Class::Age), waits(Class::Idle)];
         if let Some(class) = self.shares.due(unattended) {
             return by_weight(candidates, &[class]).map(|chosen| (chosen, class, By::Weight));
@@ -323,7 +319,7 @@ impl Scheduler {
         let client = self.clients.get_mut(&namespace).expect("a candidate is known");
         match by {
             By::Weight => {
-                self.virtual_time = self.virtual_time.max(client.tags.share());
+                self.virtual_time = self.virtual_time.max(client.tags.share);
                 self.owed_by_weight = (self.owed_by_weight - cost.units).max(0.0);
             }
             By::Reservation => {
@@ -334,35 +330,26 @@ impl Scheduler {
         client.shares.charge(class, cost.units, waits);
         self.shares.charge(class, cost.units, all);
         self.leave(id, &ask);
-        Granted { id, ask, charged: Some(by) }
+        Granted { id, ask, by }
     }
 
     /// Checks that queues, counts and sets agree.
     pub(super) fn validate(&self) -> Result<(), String> {
+        for (id, ask) in &self.waiting {
+            let is_queued =
+                |client: &Client| client.queues[ask.class as usize][ask.lane as usize].contains(id);
+            if !self.clients.get(&ask.namespace).is_some_and(is_queued) {
+                return Err(format!("request {id} waits, and is not in its queue"));
+            }
+        }
         let mut queued = 0;
         for (number, client) in &self.clients {
-            let mut own = 0;
-            for class in Class::ALL {
-                for lane in Lane::ALL {
-                    for id in &client.queues[class as usize][lane as usize] {
-                        own += 1;
-                        let ask = self
-                            .waiting
-                            .get(id)
-                            .ok_or(format!("request {id} is queued, and does not wait"))?;
-                        if (ask.namespace, ask.class, ask.lane) != (*number, class, lane) {
-                            return Err(format!("request {id} is in the queue of another kind"));
-                        }
-                    }
-                }
+            let own: usize = client.queues.iter().flatten().map(BTreeSet::len).sum();
+            if own != client.waiting as usize || self.active.contains(number) != (own > 0) {
+                let counted = client.waiting;
+                return Err(format!("{own} requests of namespace {number} are queued, {counted} counted"));
             }
-            if own != client.waiting || self.active.contains(number) != (own > 0) {
-                return Err(format!(
-                    "namespace {number} has {own} requests that wait, counted {}",
-                    client.waiting
-                ));
-            }
-            queued += own as usize;
+            queued += own;
         }
         if queued != self.waiting.len() {
             return Err(format!("{} requests wait at the gate, {queued} are queued", self.waiting.len()));

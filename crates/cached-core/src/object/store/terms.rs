@@ -103,8 +103,9 @@ pub(super) struct Tags {
     requests: u64,
     /// The same for the limit of bytes.
     bytes: u64,
-    /// The weighted service that the namespace has received, in virtual time.
-    share: f64,
+    /// The weighted service that the namespace has received, in virtual time: the namespace with
+    /// the least comes next.
+    pub(super) share: f64,
 }
 
 /// The cost of a request.
@@ -164,11 +165,6 @@ impl Tags {
     pub(super) fn reserved_since(&self, now: Timestamp) -> Option<u64> {
         let is_due = self.terms.requests_per_second_min.is_some() && self.reservation <= now.0;
         is_due.then_some(self.reservation)
-    }
-
-    /// Returns the namespace's position among the others: the lowest comes next.
-    pub(super) fn share(&self) -> f64 {
-        self.share
     }
 
     /// Charges a request. `virtual_time` is the scheduler's.

@@ -31,11 +31,9 @@ impl Wake for Flag {
     }
 }
 
-type Entering = Pin<Box<Enter<Arc<Gate>>>>;
-
 /// A task that waits at the gate; polled only after it was woken.
 struct Task {
-    entering: Entering,
+    entering: Pin<Box<Enter>>,
     flag: Arc<Flag>,
 }
 
@@ -46,7 +44,7 @@ impl Task {
     }
 
     /// Polls the task if it was woken.
-    fn poll(&mut self) -> Option<Pass<Arc<Gate>>> {
+    fn poll(&mut self) -> Option<Pass> {
         if !self.flag.0.swap(false, Ordering::SeqCst) {
             return None;
         }
@@ -93,9 +91,7 @@ fn without_terms_a_lane_is_limited_and_forwarded_changes_pass() {
 fn the_number_of_places_can_change() {
     let (gate, _) = gate(1, 1);
     let mut tasks: Vec<Task> = (0..4).map(|_| Task::new(&gate, load(1))).collect();
-    let poll = |tasks: &mut Vec<Task>| -> Vec<Option<Pass<Arc<Gate>>>> {
-        tasks.iter_mut().map(Task::poll).collect()
-    };
+    let poll = |tasks: &mut Vec<Task>| -> Vec<Option<Pass>> { tasks.iter_mut().map(Task::poll).collect() };
     let first = poll(&mut tasks);
     assert!(gate.is_crowded(), "the only one is for those that wait");
     assert_eq!(first.iter().flatten().count(), 1);
@@ -184,7 +180,7 @@ fn no_wake_up_is_lost_and_nothing_is_left_behind() {
                 )),
                 4 if !tasks.is_empty() => drop(tasks.swap_remove(below(tasks.len() as u64) as usize)),
                 5 | 6 if !passes.is_empty() => {
-                    let pass: Pass<_> = passes.swap_remove(below(passes.len() as u64) as usize);
+                    let pass: Pass = passes.swap_remove(below(passes.len() as u64) as usize);
                     match below(2) {
                         0 => drop(pass),
                         _ => pass.answered(below(40_000), Duration::from_micros(1 + below(9000))),

@@ -35,7 +35,8 @@ const BUCKETS: usize = 48 * PARTS as usize;
 
 /// See the module.
 pub(super) struct Width {
-    max: u32,
+    /// The upper limit of the width.
+    pub(super) max: u32,
     now: u32,
     kinds: [Kind; KINDS],
     answers: u32,
@@ -126,11 +127,6 @@ impl Width {
     /// Returns the maximum number of requests in flight at present.
     pub(super) fn get(&self) -> u32 {
         self.now
-    }
-
-    /// Returns the upper limit of the width.
-    pub(super) fn max(&self) -> u32 {
-        self.max
     }
 
     /// Changes the upper limit of the width.
