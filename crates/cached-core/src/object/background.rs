@@ -188,7 +188,7 @@ impl Work {
     /// Begins requested read-ahead, as far as there is room.
     fn begin_fetches(&mut self, cx: &mut Context<'_>) {
         while self.fetches.len() < FETCHES_MAX
-            && let Some(request) = self.shared.read_ahead.next_request(cx.waker())
+            && let Some(request) = self.shared.read_ahead.requests.take(cx.waker())
         {
             self.fetches.push(Box::pin(serve(Arc::clone(&self.shared), request)));
         }

@@ -298,7 +298,8 @@ impl std::ops::AddAssign for StoreCounters {
     }
 }
 
-fn nanos(time: Duration) -> u64 {
+/// Returns a duration in nanoseconds, of which 64 bits suffice for centuries.
+pub(crate) fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 

@@ -1,4 +1,4 @@
-//! Whether read-ahead pays off: how much of the data read ahead is used, and how slow the store is.
+//! The usefulness of read-ahead: the fraction of its data that is used, and the store's speed.
 
 use std::time::Duration;
 
@@ -22,26 +22,16 @@ const PAUSE_MAX: u32 = 64 * 1024;
 
 /// The fraction of read-ahead data that is used: the feedback that makes read-ahead more cautious,
 /// and turns it off. Concurrent counts may be lost.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Accuracy {
     /// The outcomes of the current evaluation: the number of buckets that were read in the lower
     /// half, of those that were not in the upper.
     outcomes: AtomicU32,
     level: AtomicU32,
-    /// The misses since read-ahead was turned off, and the number after which it resumes.
+    /// The misses since read-ahead was turned off.
     passed: AtomicU32,
-    pause: AtomicU32,
-}
-
-impl Default for Accuracy {
-    fn default() -> Self {
-        Self {
-            outcomes: AtomicU32::new(0),
-            level: AtomicU32::new(0),
-            passed: AtomicU32::new(0),
-            pause: AtomicU32::new(PAUSE_MIN),
-        }
-    }
+    /// How often the number of misses after which it resumes has been doubled.
+    doublings: AtomicU32,
 }
 
 impl Accuracy {
@@ -63,7 +53,7 @@ impl Accuracy {
         } else if read * 2 < read + unread {
             level + 1
         } else if read * 10 > (read + unread) * 7 {
-            self.pause.store(PAUSE_MIN, Ordering::Relaxed);
+            self.doublings.store(0, Ordering::Relaxed);
             level.saturating_sub(1)
         } else {
             level
@@ -87,11 +77,12 @@ impl Accuracy {
     /// Counts a miss while read-ahead is off; returns true once there have been enough misses for
     /// another attempt. Each attempt comes later than the one before, until one succeeds.
     fn begins_again(&self) -> bool {
-        let pause = self.pause.load(Ordering::Relaxed);
+        let doublings = self.doublings.load(Ordering::Relaxed);
+        let pause = PAUSE_MIN << doublings;
         if self.passed.fetch_add(1, Ordering::Relaxed) + 1 < pause {
             return false;
         }
-        self.pause.store((pause * 2).min(PAUSE_MAX), Ordering::Relaxed);
+        self.doublings.store(doublings + u32::from(pause < PAUSE_MAX), Ordering::Relaxed);
         self.outcomes.store(0, Ordering::Relaxed);
         self.level.store(LEVEL_MAX, Ordering::Relaxed);
         true

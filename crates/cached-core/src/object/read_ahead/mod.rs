@@ -10,9 +10,9 @@ mod object_numbers;
 mod progressions;
 mod requests;
 
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::OnceLock;
-use std::task::Waker;
 use std::time::Duration;
 
 use accuracy::{Accuracy, StoreSpeed};
@@ -27,6 +27,7 @@ pub(crate) use requests::{Fetch, Marked, Request};
 
 use super::config::{NAMESPACES_MAX, NamespaceConfig, OTHERS, ObjectCacheConfig};
 use super::control::namespaces::Namespaces;
+use super::control::records::nanos;
 use super::lock_ranks;
 use crate::hash::KeyHasher;
 use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Mutex, Ordering, lock};
@@ -49,11 +50,13 @@ pub(crate) struct ReadAhead {
     reads: [Mutex<Progressions>; TABLES],
     writes: [Mutex<Progressions>; TABLES],
     hasher: KeyHasher,
-    requests: Requests,
+    /// Requests to the background.
+    pub(crate) requests: Requests,
     speed: StoreSpeed,
-    /// Reads of the store that take at least this long are slow; 0: all are.
+    /// Reads of the store that take at least this long are slow; 0 if all count as slow.
     slow_nanos: u64,
-    defaults: FlowSettings,
+    /// The settings of the whole cache.
+    defaults: Settings,
     /// The state of each namespace, by its number, once it has some.
     flows: Box<[OnceLock<Box<Flow>>]>,
     /// Whether reads of any namespace must be observed.
@@ -80,7 +83,7 @@ impl ReadAhead {
             requests: Requests::default(),
             speed: StoreSpeed::default(),
             slow_nanos: nanos(config.read_ahead_latency_min),
-            defaults: FlowSettings::default(),
+            defaults: Settings::default(),
             flows: (0..=NAMESPACES_MAX).map(|_| OnceLock::new()).collect(),
             follows_reads: AtomicBool::new(false),
             follows_writes: AtomicBool::new(false),
@@ -96,27 +99,30 @@ impl ReadAhead {
 
     /// Applies the settings that can change while the cache runs.
     pub(crate) fn set(&self, config: &ObjectCacheConfig, numbers: &Namespaces) {
-        self.defaults.read_ahead_bytes_max.set(Some(config.read_ahead_bytes_max));
-        self.defaults.bypass_read_bytes_min.set(Some(config.bypass_read_bytes_min));
-        self.defaults.bypass_write_bytes_min.set(Some(config.bypass_write_bytes_min));
-        let configured = |each: &NamespaceConfig| numbers.of(&each.namespace);
-        let all: Vec<u16> = config.namespaces.iter().map(configured).collect();
+        let defaults =
+            [config.read_ahead_bytes_max, config.bypass_read_bytes_min, config.bypass_write_bytes_min];
+        self.defaults.set(|which| Some(defaults[which]));
+        let namespaces = config.namespaces.iter().map(|each| (numbers.of(&each.namespace), each));
+        let mut configured: HashMap<u16, &NamespaceConfig> = namespaces.collect();
+        configured.remove(&OTHERS);
         for (number, flow) in (0..).zip(&self.flows) {
-            if let Some(flow) = flow.get().filter(|_| !all.contains(&number)) {
-                set_own(&flow.own, None);
+            let own = configured.get(&number);
+            if own.is_some() || flow.get().is_some() {
+                let settings = &flow.get_or_init(Box::default).own;
+                settings.set(|which| own.and_then(|own| own.own(KEYS[which])));
             }
         }
-        for (each, number) in config.namespaces.iter().zip(&all).filter(|(_, number)| **number != OTHERS) {
-            set_own(&self.flow(*number).own, Some(each));
-        }
-        let any = |default: u64, key: NamespaceKey| {
-            default > 0 || config.namespaces.iter().any(|each| each.own(key).is_some_and(|bytes| bytes > 0))
+        let follows = |which: usize| {
+            let has_own = |each: &NamespaceConfig| each.own(KEYS[which]).is_some_and(|bytes| bytes > 0);
+            defaults[which] > 0 || config.namespaces.iter().any(has_own)
         };
-        let reads = any(config.read_ahead_bytes_max, NamespaceKey::ReadAheadBytesMax)
-            || any(config.bypass_read_bytes_min, NamespaceKey::BypassReadBytesMin);
-        self.follows_reads.store(reads, Ordering::Relaxed);
-        let writes = any(config.bypass_write_bytes_min, NamespaceKey::BypassWriteBytesMin);
-        self.follows_writes.store(writes, Ordering::Relaxed);
+        self.follows_reads.store(follows(READ_AHEAD) || follows(BYPASS_READ), Ordering::Relaxed);
+        self.follows_writes.store(follows(BYPASS_WRITE), Ordering::Relaxed);
+    }
+
+    /// Returns the setting in force for a namespace.
+    fn setting(&self, flow: &Flow, which: usize) -> u64 {
+        flow.own.get(which).or(self.defaults.get(which)).unwrap_or(0)
     }
 
     fn flow(&self, namespace: u16) -> &Flow {
@@ -152,7 +158,7 @@ impl ReadAhead {
 
     /// Returns the terms of read-ahead in a namespace upon a miss or a mark.
     fn terms(&self, flow: &Flow, hints: Hints) -> Terms {
-        let bytes = flow.own.read_ahead_bytes_max.or(&self.defaults.read_ahead_bytes_max);
+        let bytes = self.setting(flow, READ_AHEAD);
         let is_of_use = self.slow_nanos == 0 || self.speed.is_slow();
         if !is_of_use || bytes < BUCKET_BYTES {
             return Terms::NONE;
@@ -192,7 +198,7 @@ impl ReadAhead {
         }
         let flow = self.flow(namespace);
         let terms = self.terms(flow, hints);
-        let cut_off = flow.own.bypass_read_bytes_min.or(&self.defaults.bypass_read_bytes_min);
+        let cut_off = self.setting(flow, BYPASS_READ);
         if terms.window_max == 0 && cut_off == 0 {
             return false;
         }
@@ -200,10 +206,8 @@ impl ReadAhead {
         let access = place.access(&buckets, self.end_in_buckets(object_end));
         let found = lock(&self.reads[place.table()]).observe(&access, self.within_room(terms));
         let is_passing = passes(&found, cut_off);
-        if let Some(plan) = found.plan
-            && let Some(id) = place.id_of(id, &plan)
-        {
-            self.requests.push(Request::Fetch(Fetch { id, plan, is_passing }));
+        if let Some(fetch) = found.plan.and_then(|plan| place.fetch(id, plan, is_passing)) {
+            self.requests.push(Request::Fetch(fetch));
         }
         if is_passing {
             let bytes = u64::from(access.end - access.first) * BUCKET_BYTES;
@@ -224,10 +228,7 @@ impl ReadAhead {
         let access = place.access(&(bucket..bucket + 1), self.end_in_buckets(object_end));
         let terms = self.within_room(self.terms(flow, Hints::NONE));
         let found = lock(&self.reads[place.table()]).reach_mark(&access, terms);
-        let is_passing =
-            passes(&found, flow.own.bypass_read_bytes_min.or(&self.defaults.bypass_read_bytes_min));
-        let plan = found.plan?;
-        Some(Fetch { id: place.id_of(id, &plan)?, plan, is_passing })
+        place.fetch(id, found.plan?, passes(&found, self.setting(flow, BYPASS_READ)))
     }
 
     /// Returns whether any namespace has a bypass threshold for writes: then
@@ -246,7 +247,7 @@ impl ReadAhead {
         bytes: u64,
     ) -> bool {
         let flow = self.flow(namespace);
-        let cut_off = flow.own.bypass_write_bytes_min.or(&self.defaults.bypass_write_bytes_min);
+        let cut_off = self.setting(flow, BYPASS_WRITE);
         if cut_off == 0 || buckets.is_empty() {
             return false;
         }
@@ -262,16 +263,6 @@ impl ReadAhead {
 
     fn end_in_buckets(&self, bytes: u64) -> u32 {
         u32::try_from(bytes.div_ceil(BUCKET_BYTES)).unwrap_or(u32::MAX).min(self.object_end_max)
-    }
-
-    /// Takes the next request; if there is none, `waker` is woken when there is.
-    pub(crate) fn next_request(&self, waker: &Waker) -> Option<Request> {
-        self.requests.take(waker)
-    }
-
-    /// Makes the background continue after a marked bucket that has been read.
-    pub(crate) fn mark_was_read(&self, marked: Marked) {
-        self.requests.push(Request::Marked(marked));
     }
 
     /// Counts buckets that are about to be read ahead, as many of `count` as there is room for;
@@ -342,13 +333,14 @@ impl Place {
         Access { row: self.row, object: self.number, first: buckets.start, end, object_end }
     }
 
-    /// Returns the name of a plan's object: that of `id`, or of the object after it.
-    fn id_of(&self, id: &ObjectId, plan: &Plan) -> Option<ObjectId> {
-        if plan.object == self.number {
-            return Some(id.clone());
+    /// Returns the request for a plan, whose object is `id` or the object after it.
+    fn fetch(&self, id: &ObjectId, plan: Plan, is_passing: bool) -> Option<Fetch> {
+        let mut id = id.clone();
+        if plan.object != self.number {
+            let name = plan.object.in_place_of(id.name.as_bytes(), self.digits.clone());
+            id.name = Name::new(name).ok()?;
         }
-        let name = plan.object.in_place_of(id.name.as_bytes(), self.digits.clone());
-        Some(ObjectId::new(id.namespace.clone(), Name::new(name).ok()?))
+        Some(Fetch { id, plan, is_passing })
     }
 }
 
@@ -356,50 +348,28 @@ fn passes(found: &Found, cut_off_bytes: u64) -> bool {
     cut_off_bytes > 0 && found.buckets.saturating_mul(BUCKET_BYTES) >= cut_off_bytes
 }
 
-fn set_own(own: &FlowSettings, config: Option<&NamespaceConfig>) {
-    let value = |key| config.and_then(|config| config.own(key));
-    own.read_ahead_bytes_max.set(value(NamespaceKey::ReadAheadBytesMax));
-    own.bypass_read_bytes_min.set(value(NamespaceKey::BypassReadBytesMin));
-    own.bypass_write_bytes_min.set(value(NamespaceKey::BypassWriteBytesMin));
-}
+/// The settings of read-ahead and bypass.
+const KEYS: [NamespaceKey; 3] =
+    [NamespaceKey::ReadAheadBytesMax, NamespaceKey::BypassReadBytesMin, NamespaceKey::BypassWriteBytesMin];
+const READ_AHEAD: usize = 0;
+const BYPASS_READ: usize = 1;
+const BYPASS_WRITE: usize = 2;
 
-fn nanos(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
-}
+/// The settings of the whole cache, or those that a namespace has of its own, in the order of
+/// [`KEYS`]: each value plus one; 0 if there is none.
+#[derive(Debug, Default)]
+struct Settings([AtomicU64; KEYS.len()]);
 
-/// Marks a setting for which a namespace has no value of its own.
-const NO_OWN: u64 = u64::MAX;
-
-/// A setting of the whole cache, or one that a namespace may have of its own.
-#[derive(Debug)]
-pub(crate) struct Setting(AtomicU64);
-
-impl Default for Setting {
-    fn default() -> Self {
-        Self(AtomicU64::new(NO_OWN))
-    }
-}
-
-impl Setting {
-    pub(crate) fn set(&self, value: Option<u64>) {
-        self.0.store(value.map_or(NO_OWN, |value| value.min(NO_OWN - 1)), Ordering::Relaxed);
+impl Settings {
+    fn get(&self, which: usize) -> Option<u64> {
+        self.0[which].load(Ordering::Relaxed).checked_sub(1)
     }
 
-    /// Returns the value, or that of `default` if there is none.
-    pub(crate) fn or(&self, default: &Setting) -> u64 {
-        match self.0.load(Ordering::Relaxed) {
-            NO_OWN => default.0.load(Ordering::Relaxed),
-            own => own,
+    fn set(&self, value: impl Fn(usize) -> Option<u64>) {
+        for (which, setting) in self.0.iter().enumerate() {
+            setting.store(value(which).map_or(0, |value| value.saturating_add(1)), Ordering::Relaxed);
         }
     }
-}
-
-/// The settings of the whole cache, or the own settings of a namespace.
-#[derive(Debug, Default)]
-pub(crate) struct FlowSettings {
-    pub(crate) read_ahead_bytes_max: Setting,
-    pub(crate) bypass_read_bytes_min: Setting,
-    pub(crate) bypass_write_bytes_min: Setting,
 }
 
 counters! {
@@ -416,8 +386,8 @@ counters! {
 
 /// The read-ahead and bypass state of a namespace: its settings, its counters, its accuracy.
 #[derive(Debug, Default)]
-pub(crate) struct Flow {
-    pub(crate) own: FlowSettings,
-    pub(crate) counters: FlowCounters<Counter>,
-    pub(crate) accuracy: Accuracy,
+struct Flow {
+    own: Settings,
+    counters: FlowCounters<Counter>,
+    accuracy: Accuracy,
 }

@@ -1,5 +1,5 @@
 //! Progressions: accesses that continue where the last one ended, or advance by equal steps. A
-//! bounded table of the current progressions predicts what each will ask for next.
+//! bounded table of the current progressions predicts the next accesses of each.
 //!
 //! The table sees accesses that were not served from the cache, and *marks*: a mark is on a bucket
 //! that was read ahead, and its first read shows how far the progression has advanced. Reads
@@ -27,7 +27,7 @@ use super::object_numbers::ObjectNumber;
 /// The maximum number of progressions in a table. If there are as many random reads as sequential
 /// ones, each progression must be remembered from its first miss to its second: this takes twice as
 /// many as there are readers.
-pub(crate) const PROGRESSIONS_MAX: usize = 64;
+const PROGRESSIONS_MAX: usize = 64;
 /// The maximum number of progressions that newcomers cannot displace until they have been idle for
 /// long.
 const ESTABLISHED_MAX: usize = 48;
@@ -351,8 +351,7 @@ impl Progressions {
 }
 
 #[cfg(all(test, not(shuttle)))]
-// One range of buckets is meant, not its numbers.
-#[allow(clippy::single_range_in_vec_init)]
+#[allow(clippy::single_range_in_vec_init, reason = "a range of buckets is meant, not its numbers")]
 mod tests {
     use super::*;
 

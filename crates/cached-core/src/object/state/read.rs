@@ -11,7 +11,7 @@ use crate::object::memory::geometry::{BUCKET_U64, Buckets, SECTORS, buckets_of, 
 use crate::object::memory::pool::BUCKET;
 use crate::object::memory::queue::{MARKED, PASSING, UNREAD};
 use crate::object::memory::slots::{SECTOR_BYTES, Slot, State};
-use crate::object::read_ahead::{Marked, Pattern};
+use crate::object::read_ahead::{Marked, Pattern, Request};
 
 /// The number of cache lines of a bucket to prefetch: the processor continues by itself once it
 /// sees a sequential access.
@@ -200,7 +200,8 @@ impl Object {
             env.read_ahead.count_used(env.namespace);
         }
         if flags & MARKED != 0 {
-            env.read_ahead.mark_was_read(Marked { node: env.node, hash: env.hash, bucket: at });
+            let marked = Marked { node: env.node, hash: env.hash, bucket: at };
+            env.read_ahead.requests.push(Request::Marked(marked));
         }
         if flags & PASSING != 0 && end == BUCKET {
             env.queues.expire(env.pool, bucket, env.bucket_name(at));
