@@ -5,8 +5,8 @@
 //!          └─┬──┴────┴─ ─
 //!            v       line 0                     1                        2            3, 4
 //!  nodes   ┌──────────────────────┬─────────────────────────┬────────────────────┬──────────────┐
-//!          │ hash, chain, name    │ name, executor, slots   │ slots, size        │ what a read  │
-//!          └──────────────────────┴─────────────────────────┴────────────────────┴─ has no need ┘
+//!          │ hash, chain, name    │ name, executor, slots   │ slots, size        │ not needed   │
+//!          └──────────────────────┴─────────────────────────┴────────────────────┴─ by a read ──┘
 //! ```
 //! A lookup waits for memory twice before it has the object's slots: for the head, and for the
 //! node, whose lines are prefetched together. Both arrays lie in the same mapping, which is touched
@@ -88,8 +88,7 @@ impl Index {
     /// # Errors
     /// Errors of the system, if it refuses the memory.
     pub(crate) fn new(count: u32, namespaces: &NamespaceTable) -> std::io::Result<Self> {
-        let shards = (count / SHARD_NODES_MIN).clamp(1, SHARDS_MAX);
-        let shards = 1u32 << shards.ilog2();
+        let shards = 1u32 << (count / SHARD_NODES_MIN).clamp(1, SHARDS_MAX).ilog2();
         let per_shard = count.div_ceil(shards);
         let heads_per_shard = (per_shard * 2).next_power_of_two();
         let shard =
@@ -191,7 +190,7 @@ impl Index {
     pub(crate) fn enter_section(&self, hash: u64) -> Option<Found<'_>> {
         prefetch(self.head_of(hash));
         let shard = lock(self.shard(hash));
-        let at = self.find_hash(&shard, hash)?;
+        let at = self.chain(hash, &shard).find(|at| self.node(*at).hash() == hash)?;
         let node = self.node(at);
         // The shard is still locked, so no thread can remove the object between the lookup and the
         // section.
@@ -201,26 +200,31 @@ impl Index {
         Some(Found { section, node, at })
     }
 
+    /// Returns the nodes of a hash's chain, and prefetches each.
     #[inline]
-    fn find_hash(&self, shard: &Shard, hash: u64) -> Option<u32> {
+    fn chain(&self, hash: u64, shard: &Shard) -> impl Iterator<Item = u32> {
         let mut next = self.head(hash, shard);
-        while let Some(at) = next.checked_sub(1) {
+        std::iter::from_fn(move || {
+            let at = next.checked_sub(1)?;
             let place = self.place_of(at);
             (0..NODE_LINES_READ).for_each(|line| prefetch(place.wrapping_byte_add(line * LINE_BYTES)));
-            let node = self.node(at);
-            if node.hash() == hash {
-                return Some(at);
-            }
-            next = node.next.load(Ordering::Relaxed);
-        }
-        None
+            next = self.node(at).next.load(Ordering::Relaxed);
+            Some(at)
+        })
+    }
+
+    /// Returns the name of the object in a node of this shard, if there is one.
+    #[inline]
+    fn name<'a>(&'a self, at: u32, _shard: &'a Shard) -> Option<&'a PackedName> {
+        // SAFETY: the shard's lock, which the owner of `_shard` holds, protects the name: `place`
+        // and `remove` borrow the shard exclusively, so they cannot write while the result lives.
+        unsafe { &*self.node(at).name.get() }.as_ref()
     }
 
     /// Marks a node as looked up: it is no longer leaving.
     #[inline]
     fn mark_used(node: &Node) {
-        let marks = node.marks.load(Ordering::Relaxed);
-        if marks != USED {
+        if node.marks.load(Ordering::Relaxed) != USED {
             node.marks.store(USED, Ordering::Relaxed);
         }
     }
@@ -232,22 +236,15 @@ impl Index {
     }
 
     fn find(&self, shard: &Shard, hash: u64, id: &ObjectId) -> Option<InUse<'_>> {
-        let mut next = self.head(hash, shard);
-        while let Some(at) = next.checked_sub(1) {
-            let node = self.node(at);
-            // SAFETY: this thread holds the shard's lock.
-            let name = unsafe { &*node.name.get() };
-            if node.hash() == hash && name.as_ref().is_some_and(|name| name.matches(id)) {
-                node.refs.fetch_add(1, Ordering::Relaxed);
-                Self::mark_used(node);
-                return Some(InUse { node, at });
-            }
-            next = node.next.load(Ordering::Relaxed);
-        }
-        None
+        let matches = |at: &u32| {
+            self.node(*at).hash() == hash && self.name(*at, shard).is_some_and(|name| name.matches(id))
+        };
+        let in_use = self.use_again(self.chain(hash, shard).find(matches)?);
+        Self::mark_used(in_use.node);
+        Some(in_use)
     }
 
-    /// Adds a use of a node that is in use.
+    /// Adds a use of a node that is in use, or whose shard is locked.
     pub(crate) fn use_again(&self, at: u32) -> InUse<'_> {
         let node = self.node(at);
         node.refs.fetch_add(1, Ordering::Relaxed);
@@ -256,10 +253,8 @@ impl Index {
 
     /// Begins a use of the node `at`, whatever object it has now; `None` if it has none.
     pub(crate) fn use_placed(&self, at: u32) -> Option<InUse<'_>> {
-        let _shard = lock(self.shard_of(at));
-        // SAFETY: under the shard's lock.
-        unsafe { &*self.node(at).name.get() }.as_ref()?;
-        Some(self.use_again(at))
+        let shard = lock(self.shard_of(at));
+        self.name(at, &shard).map(|_| self.use_again(at))
     }
 
     /// Returns the name of the namespace of the object in the node `at`, if there is one.
@@ -268,9 +263,7 @@ impl Index {
         if at as usize / self.shards.len() >= shard.fresh as usize {
             return None;
         }
-        // SAFETY: under the shard's lock.
-        let name = unsafe { &*self.node(at).name.get() }.as_ref()?;
-        Some(name.namespace().to_vec())
+        self.name(at, &shard).map(|name| name.namespace().to_vec())
     }
 
     /// Returns the shard to which a node always belongs.
@@ -309,13 +302,9 @@ impl Index {
             return Entered::Found(in_use);
         }
         let mut leaving = Vec::new();
-        let (at, evicted) = if let Some(at) = shard.free.pop().or_else(|| self.fresh(shard)) {
-            (at, None)
-        } else {
-            match self.evict(shard, &clear, &mut leaving) {
-                Some((at, id)) => (at, Some(id)),
-                None => return Entered::Full { leaving },
-            }
+        let free = shard.free.pop().or_else(|| self.fresh(shard)).map(|at| (at, None));
+        let Some((at, evicted)) = free.or_else(|| self.evict(shard, &clear, &mut leaving)) else {
+            return Entered::Full { leaving };
         };
         self.place(shard, at, hash, PackedName::of(id), namespace);
         Entered::Placed { in_use: InUse { node: self.node(at), at }, evicted }
@@ -338,15 +327,10 @@ impl Index {
     fn remove(&self, shard: &mut Shard, at: u32) -> Option<ObjectId> {
         let node = self.node(at);
         let next = node.next.load(Ordering::Relaxed);
-        let head = self.head(node.hash(), shard);
-        if head == at + 1 {
-            self.set_head(node.hash(), next, shard);
-        } else {
-            let mut before = head.checked_sub(1)?;
-            while self.node(before).next.load(Ordering::Relaxed) != at + 1 {
-                before = self.node(before).next.load(Ordering::Relaxed).checked_sub(1)?;
-            }
-            self.node(before).next.store(next, Ordering::Relaxed);
+        let before = self.chain(node.hash(), shard).take_while(|each| *each != at).last();
+        match before {
+            None => self.set_head(node.hash(), next, shard),
+            Some(before) => self.node(before).next.store(next, Ordering::Relaxed),
         }
         self.namespaces.record(self.namespace_of(at)).objects.fetch_sub(1, Ordering::Relaxed);
         // SAFETY: the node is not in use (the caller has checked), it is no longer in a chain, and
@@ -356,11 +340,8 @@ impl Index {
 
     /// Returns whether the node is in a chain and not in use. Under the shard's lock no use can
     /// begin.
-    fn is_unused(&self, at: u32) -> bool {
-        let node = self.node(at);
-        // SAFETY: called under the shard's lock only.
-        let is_placed = unsafe { &*node.name.get() }.is_some();
-        is_placed && node.refs.load(Ordering::SeqCst) == 0
+    fn is_unused(&self, at: u32, shard: &Shard) -> bool {
+        self.name(at, shard).is_some() && self.node(at).refs.load(Ordering::SeqCst) == 0
     }
 
     fn evict(
@@ -368,12 +349,12 @@ impl Index {
         shard: &mut Shard,
         clear: &impl Fn(u32, u64, &mut Object) -> bool,
         leaving: &mut Vec<u32>,
-    ) -> Option<(u32, ObjectId)> {
+    ) -> Option<(u32, Option<ObjectId>)> {
         for _ in 0..2 * self.per_shard {
             let at = self.number(shard, shard.hand);
             shard.hand = (shard.hand + 1) % self.per_shard;
             let node = self.node(at);
-            if !self.is_unused(at) {
+            if !self.is_unused(at, shard) {
                 continue;
             }
             if node.marks.load(Ordering::Relaxed) == USED {
@@ -381,7 +362,7 @@ impl Index {
                 continue;
             }
             if node.serial.try_run(|object| clear(at, node.hash(), object)).unwrap_or(false) {
-                return Some((at, self.remove(shard, at)?));
+                return Some((at, self.remove(shard, at)));
             }
             if node.marks.swap(LEAVING, Ordering::Relaxed) != LEAVING {
                 leaving.push(at);
@@ -390,8 +371,8 @@ impl Index {
         None
     }
 
-    /// Evicts an object that is marked as leaving, if nothing keeps it any more. Returns its name
-    /// if it was evicted.
+    /// Evicts an object that is marked as leaving, if the object has become evictable. Returns
+    /// the object's name if it was evicted.
     pub(crate) fn finalize(
         &self,
         at: u32,
@@ -400,7 +381,7 @@ impl Index {
         let node = self.node(at);
         let mut shard = lock(self.shard_of(at));
         let is_leaving = node.marks.load(Ordering::Relaxed) & LEAVING != 0;
-        if !is_leaving || !self.is_unused(at) {
+        if !is_leaving || !self.is_unused(at, &shard) {
             return None;
         }
         let went = node.serial.try_run(|object| clear(at, node.hash(), object)).unwrap_or(false);
@@ -420,9 +401,8 @@ impl Index {
         for shard in &self.shards {
             let in_use: Vec<InUse<'a>> = {
                 let shard = lock(shard);
-                let placed = (0..shard.fresh).map(|nth| self.number(&shard, nth));
-                // SAFETY: under the shard's lock.
-                let placed = placed.filter(|at| unsafe { &*self.node(*at).name.get() }.is_some());
+                let nodes = (0..shard.fresh).map(|nth| self.number(&shard, nth));
+                let placed = nodes.filter(|at| self.name(*at, &shard).is_some());
                 placed.map(|at| self.use_again(at)).collect()
             };
             for each in in_use {
@@ -440,19 +420,15 @@ impl Index {
             let shard = lock(shard);
             for chain in 0..u64::from(self.heads_per_shard) {
                 let any = chain | u64::from(shard.own) << 58;
-                let mut next = self.head(any, &shard);
-                while let Some(at) = next.checked_sub(1) {
-                    let node = self.node(at);
-                    // SAFETY: under the shard's lock.
-                    let is_placed = unsafe { &*node.name.get() }.is_some();
-                    if !is_placed || self.head_of(node.hash()) != self.head_of(any) {
+                for at in self.chain(any, &shard) {
+                    let is_placed = self.name(at, &shard).is_some();
+                    if !is_placed || self.head_of(self.node(at).hash()) != self.head_of(any) {
                         return Err(format!("node {at} is in a chain that is not its own"));
                     }
                     found += 1;
                     if found > count {
-                        return Err("a chain goes round".into());
+                        return Err("a chain is a cycle".into());
                     }
-                    next = node.next.load(Ordering::Relaxed);
                 }
             }
         }
