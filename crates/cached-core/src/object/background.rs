@@ -123,9 +123,7 @@ impl LogTasks {
 fn first_held_up(shared: &Shared, end: Position) -> Option<(u64, u32)> {
     let is_limited = |namespace: u16| shared.control.namespaces.record(namespace).limited_flushes.is_full();
     let is_limited_urgent = |namespace: u16| !can_begin_urgent(shared, namespace);
-    let dirty_queue = &shared.objects.dirty_queue;
-    let waiting = || dirty_queue.first_waiting_held(end, is_limited, is_limited_urgent);
-    dirty_queue.first_failed_held(end).or_else(waiting)
+    shared.objects.dirty_queue.first_held_up(end, is_limited, is_limited_urgent)
 }
 
 /// Returns whether an urgent flush of a namespace may begin.

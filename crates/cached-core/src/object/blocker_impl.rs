@@ -16,11 +16,11 @@ use super::journal::ChangeLog;
 use super::memory::geometry::buckets_of;
 use super::read;
 use super::shared::Shared;
+use super::shared::handle::Handle;
 use super::state::{Env, LINES_READ, Object};
 use super::tasks::deadline::is_late;
 use super::write::apply::{apply_at_once, is_too_large};
 use super::write::modes::{TakenMode, read_only};
-use super::write::through::Route;
 use super::write::{back as write_back, copy, scope_ops, through as write_through};
 
 impl ObjectCache {
@@ -62,15 +62,9 @@ impl ObjectCache {
         {
             return match answer {
                 Ok(applied) if asked != Durability::Cached => {
+                    let handle = shared.find(hash, &request.object).map(|found| Handle::of(shared, found));
                     let (shared, deadline) = (Arc::clone(shared), request.call.deadline);
-                    Reply::pending(write_back::acknowledge_at_once(
-                        shared,
-                        request.object,
-                        hash,
-                        applied,
-                        asked,
-                        deadline,
-                    ))
+                    Reply::pending(write_back::acknowledge(shared, handle, applied, asked, deadline))
                 }
                 answer => Reply::Ready(answer.map(|applied| applied.reply)),
             };
@@ -87,7 +81,7 @@ impl ObjectCache {
         is_passing: bool,
     ) -> Reply<ChangeReply> {
         let shared = Arc::clone(self.shared());
-        let taken = match take_mode(&shared, &request.object) {
+        let mut taken = match take_mode(&shared, &request.object) {
             Ok(taken) => taken,
             Err(error) => return Reply::err(error),
         };
@@ -95,8 +89,8 @@ impl ObjectCache {
             return Reply::pending(write_back::change(shared, request, None, hash, taken));
         }
         write_through::store_if_journaled(&shared, &mut request.terms);
-        let route = Route { taken, is_passing };
-        Reply::pending(write_through::change(shared, request, hash, route))
+        taken.is_passing = is_passing;
+        Reply::pending(write_through::change(shared, request, hash, taken))
     }
 
     /// Copies an object to another; `from_condition` is the condition on the source.
@@ -313,7 +307,7 @@ impl Blocker for ObjectCache {
         if is_late(&*self.shared().clock, request.call) {
             return Reply::err(Error::DeadlinePassed);
         }
-        Reply::pending(scope_ops::list(Arc::clone(self.shared()), request))
+        Reply::pending(read::list::list(Arc::clone(self.shared()), request))
     }
 
     fn flush(&self, request: FlushRequest) -> Reply<FlushReply> {

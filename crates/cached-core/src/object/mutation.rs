@@ -1,9 +1,9 @@
 //! A change of an object, as the cache applies or forwards it, and the content of a copy.
 
-use blocker::{Change, Run, RunContent};
+use blocker::{Change, Run, RunContent, Segments};
 
 use super::control::metrics::Metrics;
-use super::memory::geometry::{Buckets, SECTORS, WHOLE, buckets_of};
+use super::memory::geometry::{BUCKET_U64, Buckets, SECTORS, WHOLE, buckets_of};
 use super::memory::pool::{BUCKET, Pool};
 use super::memory::slots::{SECTOR_BYTES, Slot};
 use crate::sync::{Arc, Mutex, lock};
@@ -56,19 +56,9 @@ impl Mutation<'_> {
     /// Returns the maximum number of buckets of the dirty limit that the change takes: zeros count
     /// by the buckets that they cover.
     pub(crate) fn dirty_buckets_max(self) -> u64 {
-        let reach = |offset, len| {
-            let buckets = buckets_of(offset, len);
-            u64::from(buckets.end - buckets.start)
-        };
-        match self.change {
-            Change::WriteZeroes { offset, len_bytes } | Change::Discard { offset, len_bytes } => {
-                reach(*offset, *len_bytes)
-            }
-            Change::WriteRuns { runs } => runs.iter().map(|run| reach(run.offset, run.len_bytes())).sum(),
-            // The additional bucket is for the truncation of the previous content.
-            Change::WriteFull { .. } => u64::from(self.buckets_max()) + 1,
-            _ => u64::from(self.buckets_max()),
-        }
+        let written: u64 = self.pieces(u64::MAX).map(Piece::buckets).sum();
+        // The additional bucket is for the truncation of the previous content.
+        written + u64::from(matches!(self.change, Change::Truncate { .. } | Change::WriteFull { .. }))
     }
 
     /// Returns the size of the object after the change, given its size before; `None` if it did not
@@ -97,17 +87,12 @@ impl Mutation<'_> {
 
     /// Returns the maximum number of buckets needed to apply the change to the cache.
     pub(crate) fn buckets_kept(self) -> u32 {
-        match self.change {
-            Change::Write { .. } | Change::CompareAndWrite { .. } => {
-                let buckets = self.buckets();
-                buckets.end - buckets.start
-            }
+        let kept = |piece: Piece<'_>| match piece {
+            Piece::Data(..) => piece.buckets(),
             // Only the two ends are written; the rest only changes its state.
-            Change::WriteZeroes { .. } | Change::Discard { .. } => 2,
-            Change::WriteRuns { runs } => runs.iter().map(run_buckets_max).sum(),
-            Change::WriteFull { data } => data.len_bytes().div_ceil(BUCKET) as u32,
-            Change::Truncate { .. } | Change::Delete | Change::Copy { .. } => 0,
-        }
+            Piece::Zeroes(..) => 2,
+        };
+        self.pieces(u64::MAX).map(kept).sum::<u64>() as u32
     }
 
     /// Returns the maximum number of buckets of the payload that can be taken over.
@@ -117,14 +102,50 @@ impl Mutation<'_> {
     }
 }
 
-/// Returns the maximum number of buckets that one of several runs can use.
-fn run_buckets_max(run: &Run) -> u32 {
-    match &run.content {
-        RunContent::Data(_) => {
-            let buckets = buckets_of(run.offset, run.len_bytes());
-            buckets.end - buckets.start
+/// A range of bytes that a change writes.
+#[derive(Clone, Copy)]
+pub(crate) enum Piece<'a> {
+    /// The offset, and the data.
+    Data(u64, &'a Segments),
+    /// The offset, and the number of zeros.
+    Zeroes(u64, u64),
+}
+
+impl<'a> Piece<'a> {
+    fn of(run: &'a Run) -> Self {
+        match &run.content {
+            RunContent::Data(data) => Self::Data(run.offset, data),
+            RunContent::Zeroes(len) => Self::Zeroes(run.offset, *len),
         }
-        RunContent::Zeroes(_) => 2,
+    }
+
+    /// Returns the number of buckets that the range touches.
+    fn buckets(self) -> u64 {
+        let (offset, len) = match self {
+            Self::Data(offset, data) => (offset, data.len_bytes() as u64),
+            Self::Zeroes(offset, len) => (offset, len),
+        };
+        if len == 0 { 0 } else { offset.saturating_add(len).div_ceil(BUCKET_U64) - offset / BUCKET_U64 }
+    }
+}
+
+impl<'a> Mutation<'a> {
+    /// Returns the ranges that the change writes, in an object of `size` bytes.
+    pub(crate) fn pieces(self, size: u64) -> impl Iterator<Item = Piece<'a>> {
+        let (piece, runs): (_, &[Run]) = match self.change {
+            Change::Write { offset, data } | Change::CompareAndWrite { offset, data, .. } => {
+                (Some(Piece::Data(*offset, data)), &[])
+            }
+            Change::WriteFull { data } => (Some(Piece::Data(0, data)), &[]),
+            Change::WriteZeroes { offset, len_bytes } => (Some(Piece::Zeroes(*offset, *len_bytes)), &[]),
+            Change::Discard { offset, len_bytes } => {
+                let within = size.saturating_sub(*offset).min(*len_bytes);
+                (Some(Piece::Zeroes(*offset, within)), &[])
+            }
+            Change::WriteRuns { runs } => (None, runs),
+            Change::Truncate { .. } | Change::Delete | Change::Copy { .. } => (None, &[]),
+        };
+        piece.into_iter().chain(runs.iter().map(Piece::of))
     }
 }
 

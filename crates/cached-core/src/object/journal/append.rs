@@ -16,7 +16,9 @@ pub(crate) enum Entry {
     /// The change needs no record: there would be nothing to replay.
     Nothing,
     /// The change is applied without a record, because the journal has failed.
-    Unlogged(Unlogged),
+    Unlogged {
+        _until_queued: Unlogged,
+    },
     Record(Position, KeptHold),
 }
 
@@ -87,7 +89,7 @@ impl ChangeLog {
         // The change must be counted before the condition is read again.
         let unlogged = Unlogged::new(&self.events);
         match self.events.condition.state() {
-            JournalState::Draining | JournalState::Void => Ok(Entry::Unlogged(unlogged)),
+            JournalState::Draining | JournalState::Void => Ok(Entry::Unlogged { _until_queued: unlogged }),
             JournalState::Ok | JournalState::Resuming => Err(Refusal::Wait),
         }
     }

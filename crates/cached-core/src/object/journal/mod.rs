@@ -23,7 +23,7 @@ use blocker::{Clock, Durability, Namespace, ObjectId, OrderDomain, Scope, WriteM
 use cached_journal::{Head, Hold, Journal, JournalConfig, Position, Record};
 use names::Names;
 
-pub(crate) use append::{Entry, Full, KeptHold, Logged, Refusal, Room, Unlogged};
+pub(crate) use append::{Entry, Full, KeptHold, Logged, Refusal, Room};
 pub(crate) use condition::Events;
 pub use condition::{JournalHealth, JournalState};
 pub(crate) use names::{Forwarded, NamespaceLog};

@@ -1,21 +1,21 @@
-//! Read-ahead: the background loads what a progression will ask for next.
+//! Read-ahead: the background loads the data that a progression is expected to read next.
 //!
 //! A read-ahead is a load like any other: whatever invalidates the response of a load invalidates
-//! it too, and a read of the same range waits for it. But it may do less than other loads: it waits
-//! for no change and no bucket, loads only what is missing and not in flight already, and ends
-//! without a retry as soon as anything is in its way.
+//! it too, and a read of the same range waits for it. But a read-ahead does less than other
+//! loads: it never waits for a change or a bucket, loads only bytes that are neither cached nor in
+//! flight, and gives up without a retry at the first obstacle.
 
 use std::ops::Range;
 use std::time::Duration;
 
 use blocker::{Call, Error, Result};
 
-use super::load::{complete, run_max};
-use crate::object::read_ahead::{Fetch, Marked, Pattern, Request};
+use super::load::{OnDrop, complete, run_max};
+use crate::object::read_ahead::{Fetch, Marked, Request};
 use crate::object::shared::Shared;
 use crate::object::shared::handle::{Handle, RangeGuard};
+use crate::object::state::Keep;
 use crate::object::state::ranges::Kind;
-use crate::object::state::{Keep, Load};
 use crate::object::tasks::deadline::until;
 use crate::sync::Arc;
 
@@ -34,7 +34,7 @@ pub(crate) async fn serve(shared: Arc<Shared>, request: Request) {
     let deadline = shared.clock.now() + ANSWER_MAX;
     let work = read_ahead(&shared, fetch);
     if let Err(error) = until(&*shared.clock, Some(deadline), || Error::DeadlinePassed, work).await {
-        tracing::debug!(%error, "what may be read next was not read ahead");
+        tracing::debug!(%error, "read-ahead has failed");
     }
 }
 
@@ -84,55 +84,25 @@ async fn read_range(
     let mut from = range.start;
     // Reads for which callers wait come first.
     while from < range.end && !shared.store.gate.is_crowded() {
-        let coming = Coming::begin(shared, range.end - from);
-        let within = from..from + coming.1;
-        let Some((registered, run, marked)) = register(handle, within, pattern, *mark, is_last).await else {
-            break;
-        };
+        let count = shared.read_ahead.begin(range.end - from);
+        let _coming = OnDrop(|| shared.read_ahead.end(count));
+        let within = from..from + count;
+        let (own, run_max, wanted) = (handle.clone(), run_max(shared), *mark);
+        let registering = handle.enter(move |object, env| {
+            let (run, marked) = object.run_to_read_ahead(within, pattern, wanted, is_last)?;
+            // The entry is granted, because no change of the range is in flight.
+            let (guard, _) = RangeGuard::queue(own, object, run.clone(), Kind::Ahead).ok()?;
+            let load = object.begin_load(env, guard.ticket(), &run, run_max, Some(pattern));
+            Some(((guard, load), run.end, marked))
+        });
+        // Everything is cached or in flight, or something is in the way.
+        let Some((registered, end, marked)) = registering.await else { break };
         if marked.is_some() {
             *mark = None;
         }
-        from = run.end;
+        from = end;
         let keep = Keep::Ahead { pattern, mark: marked, is_passing: fetch.is_passing };
         complete(handle, registered, Call::default(), keep, |_, _, _| ()).await?;
     }
     Ok(())
-}
-
-/// Registers a load of the first run of buckets within a range that are neither cached nor in
-/// flight, and returns the load with the bucket to be marked; `None` if there is no such run, or
-/// something is in the way. The last three parameters are those of
-/// [`Object::run_to_read_ahead`](crate::object::state::Object::run_to_read_ahead).
-async fn register(
-    handle: &Handle,
-    within: Range<u32>,
-    pattern: Pattern,
-    mark: Option<u32>,
-    is_last: bool,
-) -> Option<((RangeGuard, Load), Range<u32>, Option<u32>)> {
-    let (own, run_max) = (handle.clone(), run_max(&handle.shared));
-    let registered = handle.enter(move |object, env| {
-        let (run, marked) = object.run_to_read_ahead(within, pattern, mark, is_last)?;
-        // The entry is granted, because no change of the range is in flight.
-        let (guard, _) = RangeGuard::queue(own, object, run.clone(), Kind::Ahead).ok()?;
-        let load = object.begin_load(env, guard.ticket(), &run, run_max, Some(pattern));
-        Some(((guard, load), run, marked))
-    });
-    registered.await
-}
-
-/// Counts buckets that are being read ahead, until it is dropped.
-struct Coming(Arc<Shared>, u32);
-
-impl Coming {
-    fn begin(shared: &Arc<Shared>, count: u32) -> Self {
-        let count = shared.read_ahead.begin(count);
-        Self(Arc::clone(shared), count)
-    }
-}
-
-impl Drop for Coming {
-    fn drop(&mut self) {
-        self.0.read_ahead.end(self.1);
-    }
 }

@@ -9,44 +9,50 @@ use blocker::{Error, ListEntry, ListReply, ListRequest, Name, Namespace, ObjectI
 use crate::object::control::quotas::Counted;
 use crate::object::shared::handle::Handle;
 use crate::object::shared::{Shared, log_waits};
-use crate::object::state::Listed;
+use crate::object::state::{Head, Known};
+use crate::object::tasks::deadline::until;
 use crate::sync::Arc;
 
 /// Returns one page.
-pub(crate) async fn list(shared: Arc<Shared>, mut request: ListRequest) -> Result<ListReply> {
+pub(crate) async fn list(shared: Arc<Shared>, request: ListRequest) -> Result<ListReply> {
+    let deadline = request.call.deadline;
+    until(&*shared.clock, deadline, || Error::DeadlinePassed, list_page(&shared, request)).await
+}
+
+async fn list_page(shared: &Arc<Shared>, mut request: ListRequest) -> Result<ListReply> {
     request.entries_max = request.entries_max.clamp(1, shared.store.can.list_entries_max);
     let most = request.entries_max as usize;
-    log_waits::scope_recovered(&shared, &Scope::Namespace(request.namespace.clone())).await?;
+    log_waits::scope_recovered(shared, &Scope::Namespace(request.namespace.clone())).await?;
     loop {
         // The queue is read before the store is asked: an object that is stored in the meantime is
         // in one of the two.
-        let ours = queued_of(&shared, &request).await;
+        let ours = queued_of(shared, &request).await;
         let page = shared.store.below.list(request.clone()).await?;
         let last = page.entries.last().map(|entry| entry.name.clone());
         if page.has_more
             && last.as_ref().is_none_or(|last| request.after.as_ref().is_some_and(|it| last <= it))
         {
-            let why = format!("the store's listing of {} does not go on", request.namespace);
+            let why = format!("the store's listing of {} makes no progress", request.namespace);
             return Err(Error::Corrupt(why.into()));
         }
         let mut merged: BTreeMap<Name, ListEntry> =
             page.entries.into_iter().map(|entry| (entry.name.clone(), entry)).collect();
-        for (name, entry) in ours {
+        for (name, head) in ours {
             let is_beyond = page.has_more && last.as_ref().is_some_and(|last| name > *last);
             // The page may be older than the cache's state before the request, and that state may
             // have been stored and forgotten by now.
-            match entry {
+            match head.known {
                 _ if is_beyond => None,
-                Listed::Present(entry) => merged.insert(name, entry),
-                Listed::Absent => merged.remove(&name),
+                Known::Present => merged.insert(name.clone(), head.list_entry(name)),
+                Known::Absent => merged.remove(&name),
                 // The object has been stored and forgotten since it was queued: the page was
                 // requested later, and is right about the object.
-                Listed::Unknown => None,
+                Known::Unknown => None,
             };
         }
         let mut entries = Vec::with_capacity(merged.len());
         for (name, entry) in merged {
-            entries.extend(corrected(&shared, &request, name, entry).await);
+            entries.extend(corrected(shared, &request, name, entry).await);
         }
         let has_more = page.has_more || entries.len() > most;
         entries.truncate(most);
@@ -62,7 +68,7 @@ pub(crate) async fn list(shared: Arc<Shared>, mut request: ListRequest) -> Resul
 
 /// Returns the objects in the dirty queue that match the request, whether or not the store knows
 /// them.
-async fn queued_of(shared: &Arc<Shared>, request: &ListRequest) -> Vec<(Name, Listed)> {
+async fn queued_of(shared: &Arc<Shared>, request: &ListRequest) -> Vec<(Name, Head)> {
     let mut ours = Vec::new();
     for node in shared.objects.dirty_queue.nodes() {
         let Some(handle) = Handle::of_node(shared, node) else { continue };
@@ -71,9 +77,7 @@ async fn queued_of(shared: &Arc<Shared>, request: &ListRequest) -> Vec<(Name, Li
             && id.name.as_bytes().starts_with(&request.prefix)
             && request.after.as_ref().is_none_or(|after| id.name > *after);
         if is_asked {
-            let name = id.name.clone();
-            let entry = handle.enter(move |object, _| object.listed(name)).await;
-            ours.push((id.name.clone(), entry));
+            ours.push((id.name.clone(), handle.enter(|object, _| object.head).await));
         }
     }
     ours
@@ -84,23 +88,21 @@ async fn corrected(
     shared: &Arc<Shared>,
     request: &ListRequest,
     name: Name,
-    entry: ListEntry,
+    mut entry: ListEntry,
 ) -> Option<ListEntry> {
     let id = ObjectId::new(request.namespace.clone(), name.clone());
     let hash = shared.hash(&id);
-    let shown = || {
-        let version = Version(shared.objects.remembered.shown_for(hash, entry.version.0));
-        ListEntry::new(entry.name.clone(), entry.size_bytes, version)
-    };
+    entry.version = Version(shared.objects.remembered.shown_for(hash, entry.version.0));
     if shared.control.attaching.is_direct() {
-        return Some(shown());
+        return Some(entry);
     }
-    let Some(in_use) = shared.find(hash, &id) else { return Some(shown()) };
+    let Some(in_use) = shared.find(hash, &id) else { return Some(entry) };
     let handle = Handle::of(shared, in_use);
-    match handle.enter(move |object, _| object.listed(name)).await {
-        Listed::Unknown => Some(shown()),
-        Listed::Absent => None,
-        Listed::Present(entry) => Some(entry),
+    let head = handle.enter(|object, _| object.head).await;
+    match head.known {
+        Known::Unknown => Some(entry),
+        Known::Absent => None,
+        Known::Present => Some(head.list_entry(name)),
     }
 }
 
@@ -114,7 +116,7 @@ pub(crate) async fn count(shared: Arc<Shared>, number: u16, namespace: Namespace
             Ok(Counted::Again) => (),
             Ok(_) => return,
             Err(error) => {
-                tracing::warn!(%namespace, %error, "what a namespace with a quota uses cannot be counted yet");
+                tracing::warn!(%namespace, %error, "the usage of a namespace with a quota cannot be counted yet");
             }
         }
         shared.clock.sleep(RETRY_AFTER).await;
@@ -125,7 +127,7 @@ async fn count_once(shared: &Arc<Shared>, number: u16, namespace: &Namespace) ->
     let mut request = ListRequest::new(namespace.clone());
     request.entries_max = shared.store.can.list_entries_max;
     loop {
-        let page = list(Arc::clone(shared), request.clone()).await?;
+        let page = list_page(shared, request.clone()).await?;
         let counted =
             shared.control.quotas.count_page(number, &page.entries, page.has_more, shared.clock.now());
         if counted != Counted::More {
@@ -164,12 +166,10 @@ pub(crate) fn change_size(
 /// A change of an object's size that is in flight to the store. Its owner holds the whole object.
 /// If it is dropped before [`Self::end`], the change counts as not made.
 pub(crate) struct Resize {
-    shared: Arc<Shared>,
-    namespace: u16,
-    id: ObjectId,
+    handle: Handle,
     /// Before and after.
     sizes: (u64, u64),
-    has_ended: bool,
+    outcome: Result<()>,
 }
 
 impl Resize {
@@ -177,30 +177,22 @@ impl Resize {
     ///
     /// # Errors
     /// The same as for [`change_size`].
-    pub(crate) fn begin(
-        shared: &Arc<Shared>,
-        handle: &Handle,
-        sizes: (u64, u64),
-        settles: bool,
-    ) -> Result<Self> {
-        let (namespace, id) = (handle.namespace(), handle.id().clone());
-        change_size(shared, namespace, &id, sizes, settles)?;
-        shared.control.quotas.begin_forward(namespace, &id, sizes.1);
-        Ok(Self { shared: Arc::clone(shared), namespace, id, sizes, has_ended: false })
+    pub(crate) fn begin(handle: &Handle, sizes: (u64, u64), settles: bool) -> Result<Self> {
+        let (shared, namespace) = (&handle.shared, handle.namespace());
+        change_size(shared, namespace, handle.id(), sizes, settles)?;
+        shared.control.quotas.begin_forward(namespace, handle.id(), sizes.1);
+        Ok(Self { handle: handle.clone(), sizes, outcome: Err(Error::DeadlinePassed) })
     }
 
     /// Records the store's response.
     pub(crate) fn end<T>(mut self, answer: &Result<T>) {
-        self.has_ended = true;
-        self.shared.control.quotas.end_forward(self.namespace, &self.id, self.sizes, answer);
+        self.outcome = answer.as_ref().map(drop).map_err(Clone::clone);
     }
 }
 
 impl Drop for Resize {
     fn drop(&mut self) {
-        if !self.has_ended {
-            let not_asked = Err::<(), _>(Error::DeadlinePassed);
-            self.shared.control.quotas.end_forward(self.namespace, &self.id, self.sizes, &not_asked);
-        }
+        let (quotas, namespace) = (&self.handle.shared.control.quotas, self.handle.namespace());
+        quotas.end_forward(namespace, self.handle.id(), self.sizes, &self.outcome);
     }
 }

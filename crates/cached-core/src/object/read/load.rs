@@ -1,13 +1,14 @@
-//! Asking the store for the state of an object and for its bytes: once for all tasks that wait for
-//! the same range.
+//! Requests an object's state and bytes from the store, once for all tasks that wait for the same
+//! range.
 
 use blocker::admission::check_condition;
 use blocker::{
-    BUCKET_BYTES, Call, ChangeReply, Condition, Durability, Error, Info, InfoRequest, ReadReply, ReadRequest,
-    Result, Scope, Segments, Version, WriteMode,
+    BUCKET_BYTES, Call, ChangeReply, Condition, Durability, Error, Info, InfoRequest, ObjectId, ReadReply,
+    ReadRequest, Result, Scope, Segments, Version, WriteMode,
 };
 use futures_util::future::join_all;
 
+use crate::object::control::records::nanos;
 use crate::object::memory::geometry::{Buckets, WHOLE};
 use crate::object::memory::pool::BUCKET;
 use crate::object::shared::Shared;
@@ -16,7 +17,7 @@ use crate::object::shared::claim::ask_epoch;
 use crate::object::shared::handle::{Handle, RangeGuard};
 use crate::object::shared::resources::OwnedResources;
 use crate::object::state::ranges::{Kind, Ticket};
-use crate::object::state::{Env, Keep, Known, Load, Loaded, Object, ReportedHead};
+use crate::object::state::{Env, Head, Keep, Known, Load, Loaded, Object, ReportedHead};
 use crate::object::store::epochs::UNLOGGED_SEQUENCE;
 use crate::object::store::{Class, Lane};
 use crate::sync::{Arc, Ordering};
@@ -32,17 +33,19 @@ pub(crate) fn run_max(shared: &Shared) -> u64 {
 async fn fetch(handle: &Handle, load: Load, call: Call, keep: Keep) -> Result<(Loaded, OwnedResources)> {
     let shared = &handle.shared;
     let buckets: u64 = load.runs.iter().map(|(_, len)| len / BUCKET_BYTES).sum();
-    let _loading = Loading::begin(shared, buckets);
+    shared.metrics.loading.fetch_add(buckets, Ordering::Relaxed);
+    let _loading = OnDrop(|| {
+        shared.metrics.loading.fetch_sub(buckets, Ordering::Relaxed);
+    });
     let began = shared.clock.now();
     let namespace = handle.namespace();
-    let reads = load.runs.into_iter().map(|(start, len)| {
-        let mut request = ReadRequest::new(handle.id().clone(), start, len);
+    let reads = load.runs.iter().map(|(start, len)| {
+        let mut request = ReadRequest::new(handle.id().clone(), *start, *len);
         request.call = call;
         fetch_run(shared, namespace, request, keep)
     });
     let mut loaded = Loaded::default();
-    for answer in join_all(reads).await {
-        let (start, len, answer) = answer?;
+    for ((start, len), answer) in load.runs.iter().zip(join_all(reads).await) {
         let (data, head) = match answer {
             Ok(ReadReply { data, size_bytes, version, .. }) => (data, Some((size_bytes, version.0))),
             // The object does not exist, so the range is empty.
@@ -51,9 +54,9 @@ async fn fetch(handle: &Handle, load: Load, call: Call, keep: Keep) -> Result<(L
         };
         let is_mixed = loaded.reported.is_some_and(|before| before.is_mixed || before.head != head);
         loaded.reported = Some(ReportedHead { head, is_mixed, steps: load.steps });
-        loaded.runs.push((start, len, data));
+        loaded.runs.push((*start, *len, data));
     }
-    let nanos = u64::try_from(shared.clock.now().since(began).as_nanos()).unwrap_or(u64::MAX);
+    let nanos = nanos(shared.clock.now().since(began));
     shared.memory.shares.loaded(&shared.memory.queues, namespace, buckets, nanos);
     // Count the buckets received, not those requested: a read may reach far beyond the object's
     // end.
@@ -62,38 +65,29 @@ async fn fetch(handle: &Handle, load: Load, call: Call, keep: Keep) -> Result<(L
     Ok((loaded, resources))
 }
 
-/// Requests a run from the store; returns its start, its length, and the store's response.
+/// Requests a run from the store.
 async fn fetch_run(
     shared: &Arc<Shared>,
     namespace: u16,
     request: ReadRequest,
     keep: Keep,
-) -> Result<(u64, u64, Result<ReadReply>)> {
-    let (start, len) = (request.offset, request.len_bytes);
+) -> Result<ReadReply> {
     let class = if keep.is_asked_for() { Class::of(request.call.priority) } else { Class::Idle };
-    let asking = begin(shared, namespace, (Lane::Load, class), len).await?;
+    let asking = begin(shared, namespace, (Lane::Load, class), request.len_bytes).await?;
     let began = shared.clock.now();
-    let answer = shared.store.below.read(request).await;
-    asking.end(shared, &answer, answer.as_ref().map_or(0, |reply| reply.data.len_bytes() as u64));
-    if keep.is_asked_for() && answer.is_ok() {
+    let reply = asking.read(shared, request).await?;
+    if keep.is_asked_for() {
         shared.read_ahead.note_answer(shared.clock.now().since(began));
     }
-    Ok((start, len, answer))
+    Ok(reply)
 }
 
-/// Counts buckets that are being loaded, until it is dropped.
-struct Loading(Arc<Shared>, u64);
+/// Calls a function when it is dropped.
+pub(super) struct OnDrop<F: Fn()>(pub(super) F);
 
-impl Loading {
-    fn begin(shared: &Arc<Shared>, buckets: u64) -> Self {
-        shared.metrics.loading.fetch_add(buckets, Ordering::Relaxed);
-        Self(Arc::clone(shared), buckets)
-    }
-}
-
-impl Drop for Loading {
+impl<F: Fn()> Drop for OnDrop<F> {
     fn drop(&mut self) {
-        self.0.metrics.loading.fetch_sub(self.1, Ordering::Relaxed);
+        (self.0)();
     }
 }
 
@@ -125,7 +119,7 @@ fn take_over(
     if keep.is_asked_for() {
         object.sample_misses(env, &loaded);
     }
-    // If the cache has been detached since the request, it keeps nothing any more.
+    // If the cache has been detached since the request, the cache keeps nothing.
     let is_kept = !shared.control.attaching.is_direct();
     if object.head.known != Known::Unknown && is_kept {
         resources.with(Some(&loaded), |resources| object.fill(env, resources, keep));
@@ -186,19 +180,29 @@ pub(crate) async fn load(
     Ok(loaded.await)
 }
 
-/// Asks the store for an object's size, version and stamp; `None` if the object does not exist.
-async fn ask_info(handle: &Handle, call: Call) -> Result<Option<Info>> {
-    let shared = &handle.shared;
-    let mut request = InfoRequest::new(handle.id().clone());
-    request.call = call;
-    let lane = (Lane::Change, Class::of(call.priority));
-    let asking = begin(shared, handle.namespace(), lane, 0).await?;
+/// Asks the store for an object's size, version and stamp once the gate admits the request; `None`
+/// if the object does not exist. `call` is made when the request is sent.
+pub(crate) async fn ask_info(
+    shared: &Arc<Shared>,
+    (id, namespace): (&ObjectId, u16),
+    class: Class,
+    call: impl FnOnce() -> Call,
+) -> Result<Option<Info>> {
+    let asking = begin(shared, namespace, (Lane::Change, class), 0).await?;
+    let mut request = InfoRequest::new(id.clone());
+    request.call = call();
     let answer = shared.store.below.info(request).await;
     asking.end(shared, &answer, 0);
     match answer {
         Err(Error::Missing) => Ok(None),
         answer => answer.map(Some),
     }
+}
+
+/// Like [`ask_info`], for a caller that has a handle.
+async fn ask_info_of(handle: &Handle, call: Call) -> Result<Option<Info>> {
+    let object = (handle.id(), handle.namespace());
+    ask_info(&handle.shared, object, Class::of(call.priority), || call).await
 }
 
 /// Makes sure that the head of an object is known: its size, version, stamp, and the epoch in
@@ -215,7 +219,7 @@ pub(crate) async fn load_head(handle: &Handle, call: Call) -> Result<()> {
         })
     });
     let Some(steps) = asked.await else { return Ok(()) };
-    let info = ask_info(handle, call).await?;
+    let info = ask_info_of(handle, call).await?;
     let fences = shared.fences_callers();
     let claimed = match fences {
         true => ask_epoch(&shared.store, Scope::Object(handle.id().clone())).await?.0,
@@ -266,65 +270,42 @@ pub(crate) fn with_durability(mut reply: ChangeReply, durability: Durability) ->
     reply
 }
 
-/// A snapshot of an object's head. The object may forget its head at any time afterwards, for
-/// instance when a notice arrives that another client has changed it.
-#[derive(Clone, Copy)]
-struct FoundHead {
-    /// The size, and the version as callers see it; `None` if the object does not exist.
-    shown: Option<(u64, Version)>,
-    /// The store's version of the object, if known.
-    store_version: Option<u64>,
-}
-
-impl FoundHead {
-    /// Returns the object's known head; `None` if the store must be asked.
-    fn of(object: &Object) -> Option<Self> {
-        let head = &object.head;
-        let shown = match head.known {
-            Known::Unknown => return None,
-            Known::Absent => None,
-            Known::Present => Some((head.size, Version(head.version))),
-        };
-        Some(Self { shown, store_version: head.store_version })
-    }
-}
-
 /// Returns the condition as the store must check it: the version that callers see may differ from
 /// the store's. The caller holds the object's whole range.
 pub(crate) async fn store_condition(handle: &Handle, condition: Condition, call: Call) -> Result<Condition> {
     let Condition::Version(_) = condition else { return Ok(condition) };
-    let found = find_head(handle, call).await?;
-    check_condition(found.shown.map(|(_, version)| version), condition)?;
-    let version = match found.store_version {
+    let head = find_head(handle, call).await?;
+    check_condition(head.shown_version(), condition)?;
+    let version = match head.store_version {
         None => ask_head(handle, call).await?.store_version,
         known => known,
     };
     Ok(version.map_or(Condition::Present, |version| Condition::Version(Version(version))))
 }
 
-/// Returns the object's head, and asks the store if it is unknown.
-async fn find_head(handle: &Handle, call: Call) -> Result<FoundHead> {
-    match handle.enter(|object, _| FoundHead::of(object)).await {
-        Some(found) => Ok(found),
-        None => ask_head(handle, call).await,
+/// Returns the object's head, and asks the store if it is unknown. The object may forget its head
+/// at any time afterwards, for instance when a notice arrives that another client has changed it.
+async fn find_head(handle: &Handle, call: Call) -> Result<Head> {
+    let head = handle.enter(|object, _| object.head).await;
+    match head.known {
+        Known::Unknown => ask_head(handle, call).await,
+        _ => Ok(head),
     }
 }
 
 /// Asks the store for the size and version, while the caller holds the object's whole range.
-async fn ask_head(handle: &Handle, call: Call) -> Result<FoundHead> {
-    let head = head_of(ask_info(handle, call).await?.as_ref());
-    let version = head.map(|(_, version)| version);
-    let found = handle.enter(move |object, env| {
+async fn ask_head(handle: &Handle, call: Call) -> Result<Head> {
+    let found = head_of(ask_info_of(handle, call).await?.as_ref());
+    let version = found.map(|(_, version)| version);
+    let asked = handle.enter(move |object, env| {
         object.head.store_version = version;
         if object.head.known == Known::Unknown {
-            object.set_head(head);
+            object.set_head(found);
             object.head.version = version.map_or(0, |it| env.versions.shown_for(env.hash, it));
         }
-        let shown =
-            (object.head.known == Known::Present).then_some((object.head.size, Version(object.head.version)));
-        FoundHead { shown, store_version: version }
+        object.head
     });
-    Ok(found.await)
+    Ok(asked.await)
 }
 
 /// Returns the sizes of an object before and after a change, where `after` computes the new size
@@ -335,6 +316,7 @@ pub(crate) async fn sizes(
     call: Call,
     after: impl FnOnce(Option<u64>) -> u64,
 ) -> Result<(u64, u64)> {
-    let before = find_head(handle, call).await?.shown.map(|(size, _)| size);
+    let head = find_head(handle, call).await?;
+    let before = (head.known == Known::Present).then_some(head.size);
     Ok((before.unwrap_or(0), after(before)))
 }

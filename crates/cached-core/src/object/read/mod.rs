@@ -8,7 +8,7 @@ pub(crate) mod load;
 
 use blocker::admission::check_condition;
 use blocker::{Condition, Error, Hints, Info, InfoRequest, ReadReply, ReadRequest, Result, Version};
-use load::{begin_load, complete, load_head, run_max};
+use load::{ask_info, begin_load, complete, load_head, run_max};
 
 use super::memory::geometry::{BUCKET_U64, Buckets, buckets_of};
 use super::shared::Shared;
@@ -20,8 +20,8 @@ use super::store::{Class, Lane};
 use super::tasks::deadline::until;
 use crate::sync::Arc;
 
-/// The maximum number of loads for a request: each may turn out void, if other clients change the
-/// object that fast.
+/// The maximum number of loads for a request: any response may be void, if other clients keep
+/// changing the object.
 pub(crate) const LOADS_MAX: usize = 64;
 
 /// Serves a read that could not be served at once.
@@ -127,8 +127,7 @@ fn look_up(
             Ok(_) => return Ok(Lookup::Head),
         }
     };
-    let other = object.activity_ref().and_then(|activity| activity.ranges.load_of(&missing));
-    if let Some(ticket) = other {
+    if let Some(ticket) = object.ranges().load_of(&missing) {
         return Ok(Lookup::Follow(ticket));
     }
     // Cached buckets are not requested, unless they were evicted while the rest was loaded: then
@@ -193,10 +192,7 @@ async fn read_below(shared: &Arc<Shared>, mut request: ReadRequest, hash: u64) -
     shared.metrics.of(namespace).misses.increment();
     shared.metrics.counts.direct_reads.increment();
     let asking = begin(shared, namespace, (Lane::Load, class), request.len_bytes).await?;
-    let answer = shared.store.below.read(request).await;
-    let bytes = answer.as_ref().map_or(0, |reply| reply.data.len_bytes() as u64);
-    asking.end(shared, &answer, bytes);
-    let mut reply = answer?;
+    let mut reply = asking.read(shared, request).await?;
     reply.version = Version(shared.objects.remembered.shown_for(hash, reply.version.0));
     check_condition(Some(reply.version), condition)?;
     Ok(reply)
@@ -204,21 +200,17 @@ async fn read_below(shared: &Arc<Shared>, mut request: ReadRequest, hash: u64) -
 
 /// Asks the store for the size, version and stamp.
 pub(crate) async fn info_detached(shared: Arc<Shared>, request: InfoRequest, hash: u64) -> Result<Info> {
-    let deadline = request.call.deadline;
-    let own = Arc::clone(&shared);
-    let work = async move {
-        let namespace = own.control.namespaces.of(&request.object.namespace);
-        let class = Class::of(request.call.priority);
-        let asking = begin(&own, namespace, (Lane::Change, class), 0).await?;
-        let answer = own.store.below.info(request).await;
-        asking.end(&own, &answer, 0);
-        let mut info = answer?;
-        info.version = Version(own.objects.remembered.shown_for(hash, info.version.0));
+    let (id, call) = (&request.object, request.call);
+    let work = async {
+        let object = (id, shared.control.namespaces.of(&id.namespace));
+        let info = ask_info(&shared, object, Class::of(call.priority), || call).await?;
+        let mut info = info.ok_or(Error::Missing)?;
+        info.version = Version(shared.objects.remembered.shown_for(hash, info.version.0));
         // If the cache is the writer, stamps are its own, and callers do not see them.
-        info.stamp = info.stamp.filter(|_| own.fences_callers());
+        info.stamp = info.stamp.filter(|_| shared.fences_callers());
         Ok(info)
     };
-    until(&*shared.clock, deadline, || Error::DeadlinePassed, work).await
+    until(&*shared.clock, call.deadline, || Error::DeadlinePassed, work).await
 }
 
 #[cfg(all(test, not(shuttle)))]

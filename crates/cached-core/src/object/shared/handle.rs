@@ -334,7 +334,7 @@ mod shuttle_tests {
                     })
                     .collect();
                 threads.into_iter().for_each(|thread| thread.join().unwrap());
-                let is_idle = block_on(handle.enter(|object, _| object.activity_ref().is_none()));
+                let is_idle = block_on(handle.enter(|object, _| object.is_idle()));
                 assert!(is_idle, "something is left of a range");
             },
             1_000,

@@ -1,13 +1,14 @@
 //! Slots and their buckets: setting and releasing them, copying them before a change, filling them
 //! from the store, and evicting them; and the resources that a step brings for this.
 
-use blocker::{BUCKET_BYTES, Change, Run, RunContent, Segments};
+use blocker::{BUCKET_BYTES, Change, Segments};
 
 use super::{Env, Known, Object, ReportedHead};
-use crate::object::memory::geometry::{BUCKET_U64, Buckets, Cursor, SECTORS, parts, touched};
+use crate::object::memory::geometry::{BUCKET_U64, Buckets, Cursor, SECTORS, WHOLE, parts, touched};
 use crate::object::memory::pool::{BUCKET, Reserved};
 use crate::object::memory::queue::{MARKED, PASSING, UNREAD};
 use crate::object::memory::slots::{SECTOR_BYTES, Slot, State};
+use crate::object::mutation::{Mutation, Piece};
 
 impl Object {
     /// Returns whether the slot's bucket may be changed in place.
@@ -20,8 +21,8 @@ impl Object {
     }
 
     /// Replaces a slot, and releases its bucket and its room for dirty data. Clearing a slot also
-    /// invalidates bytes that were requested from the store earlier, because they may be older than
-    /// what the slot had.
+    /// invalidates bytes that were requested from the store earlier, because those bytes may be older
+    /// than the cleared ones.
     pub(super) fn put(&mut self, env: &Env<'_>, at: u32, slot: Slot) {
         let (old, left) = self.exchange(env, at, slot);
         if is_dirty(old) {
@@ -86,9 +87,14 @@ impl Object {
         meta.set_dirty(meta.valid());
         meta.set_owner(Some((env.node, at)));
         let own = Slot::of(State::Dirty, slot.bucket());
-        self.slots.set(at, own);
-        env.metrics.shift(env.namespace, slot, own);
+        self.set_state(env, at, own);
         own
+    }
+
+    /// Changes the state of a slot, which keeps its bucket.
+    pub(super) fn set_state(&mut self, env: &Env<'_>, at: u32, slot: Slot) {
+        let old = self.slots.set(at, slot);
+        env.metrics.shift(env.namespace, old, slot);
     }
 
     /// Forgets a slot.
@@ -96,15 +102,16 @@ impl Object {
         self.put(env, at, Slot::ABSENT);
     }
 
-    /// Forgets the slots from `from` on.
-    pub(super) fn clear_from(&mut self, env: &Env<'_>, from: u32) {
-        let known: Vec<u32> = self.slots.known_from(from).map(|(at, _)| at).collect();
+    /// Forgets a range of slots.
+    pub(crate) fn forget(&mut self, env: &Env<'_>, buckets: Buckets) {
+        let known = self.slots.known_from(buckets.start).map(|(at, _)| at);
+        let known: Vec<u32> = known.take_while(|at| *at < buckets.end).collect();
         known.into_iter().for_each(|at| self.clear(env, at));
     }
 
     /// Forgets everything, because the object leaves the index.
     pub(crate) fn clear_all(&mut self, env: &Env<'_>) {
-        self.clear_from(env, 0);
+        self.forget(env, WHOLE);
         self.forget_head(env);
         *self = Self::default();
     }
@@ -112,8 +119,8 @@ impl Object {
     /// Evicts a clean bucket, if the slot still has it, except while the slot's bytes are being
     /// requested from the store: they would have to be requested again.
     pub(crate) fn evict(&mut self, env: &Env<'_>, at: u32, bucket: u32) -> bool {
-        let is_loading = self.activity.as_ref().is_some_and(|activity| activity.ranges.is_loading(at));
-        let goes = self.has_clean(at, bucket) && env.meta(bucket).refs() == 1 && !is_loading;
+        let is_evictable = self.has_clean(at, bucket) && env.meta(bucket).refs() == 1;
+        let goes = is_evictable && !self.ranges().is_loading(at);
         if goes {
             self.clear(env, at);
         }
@@ -135,6 +142,16 @@ impl Object {
         }
     }
 
+    /// Returns the sectors of a slot that wait for a flush.
+    pub(super) fn dirty(env: &Env<'_>, slot: Slot) -> u8 {
+        match slot.state() {
+            State::Dirty => env.meta(slot.bucket()).dirty(),
+            State::DirtyWhole => env.meta(slot.bucket()).valid(),
+            State::ZeroDirty => u8::MAX,
+            _ => 0,
+        }
+    }
+
     /// Returns the sectors of a slot that begin beyond the store's content.
     pub(super) fn beyond(&self, at: u32) -> u8 {
         let start = u64::from(at) * BUCKET_U64;
@@ -142,7 +159,8 @@ impl Object {
         !touched(0, within)
     }
 
-    /// Takes a bucket with a copy of the content of the slot's bucket, to be changed instead of it.
+    /// Takes a bucket to be changed instead of the slot's bucket. If `keep`, it gets a copy of the
+    /// slot's content. Returns `None` if no bucket is reserved.
     pub(super) fn copy_up(
         &mut self,
         env: &Env<'_>,
@@ -151,27 +169,15 @@ impl Object {
         keep: bool,
     ) -> Option<u32> {
         let slot = self.slots.get(at);
-        let beyond = self.beyond(at);
-        let has_old = slot.state().has_bucket();
-        let old = has_old.then(|| env.pool.bytes(slot.bucket()));
+        let old = slot.state().has_bucket().then(|| env.pool.bytes(slot.bucket()));
         let bucket = resources.reserved.take(|bytes| match old {
             Some(old) if keep => bytes.copy_from_slice(old),
             _ if keep => bytes.fill(0),
             _ => (),
         })?;
-        let valid = match slot.state() {
-            State::Absent => beyond,
-            _ if has_old => env.meta(slot.bucket()).valid(),
-            _ => u8::MAX,
-        };
         let meta = env.meta(bucket);
-        meta.set_valid(if keep { valid } else { 0 });
-        meta.set_dirty(match slot.state() {
-            State::Dirty => env.meta(slot.bucket()).dirty(),
-            State::DirtyWhole => env.meta(slot.bucket()).valid(),
-            State::ZeroDirty => u8::MAX,
-            _ => 0,
-        });
+        meta.set_valid(if keep { self.valid(env, at) } else { 0 });
+        meta.set_dirty(Self::dirty(env, slot));
         meta.set_owner(Some((env.node, at)));
         Some(bucket)
     }
@@ -227,7 +233,7 @@ pub(crate) struct Missing {
 }
 
 impl Missing {
-    /// Returns the sum of both.
+    /// Returns the sum of the two.
     pub(crate) fn and(mut self, other: Self) -> Self {
         self.buckets += other.buckets;
         self.credits += other.credits;
@@ -300,17 +306,14 @@ pub(crate) struct Resources<'a> {
 // that sends the changes is stored.
 
 impl Object {
-    /// Returns the room that a change takes in addition to that of the buckets it makes dirty.
-    pub(crate) fn bucketless_for(&self, change: &Change) -> u32 {
-        let zeros = match change {
-            Change::WriteZeroes { offset, len_bytes } => self.new_zeros(*offset, *len_bytes),
-            Change::Discard { offset, len_bytes } => {
-                self.new_zeros(*offset, self.head.size.saturating_sub(*offset).min(*len_bytes))
-            }
-            Change::WriteRuns { runs } => runs.iter().map(|run| self.new_zeros_of(run)).sum(),
-            _ => 0,
+    /// Returns the room that a change takes in addition to the room of the buckets that become dirty.
+    pub(crate) fn bucketless_for(&self, mutation: Mutation<'_>) -> u32 {
+        let zeros = |piece| match piece {
+            Piece::Zeroes(offset, len) => self.new_zeros(offset, len),
+            Piece::Data(..) => 0,
         };
-        let changes_the_whole = match change {
+        let zeros: u32 = mutation.pieces(self.head.size).map(zeros).sum();
+        let changes_the_whole = match mutation.change {
             Change::Truncate { size_bytes } => *size_bytes != self.head.size,
             Change::Delete => true,
             Change::WriteFull { data } => data.is_empty(),
@@ -322,14 +325,7 @@ impl Object {
         zeros.max(u32::from(changes_the_whole && self.pending.bucketless == 0))
     }
 
-    fn new_zeros_of(&self, run: &Run) -> u32 {
-        match run.content {
-            RunContent::Zeroes(len) => self.new_zeros(run.offset, len),
-            RunContent::Data(_) => 0,
-        }
-    }
-
-    /// Returns the number of whole buckets of a range that zeroing it turns into zeros.
+    /// Returns the number of whole buckets in a range that become zeros when the range is zeroed.
     fn new_zeros(&self, offset: u64, len: u64) -> u32 {
         let is_new = |at: u32| match self.slots.get(at) {
             Slot::ABSENT => u64::from(at) * BUCKET_U64 >= self.head.size || !self.is_zero(at),
@@ -353,36 +349,16 @@ impl Object {
 // Taking over the buckets of a received payload, instead of copying it.
 
 impl Object {
-    /// Returns the resources that a write of these bytes lacks; buckets that can be taken over need
-    /// none.
-    pub(crate) fn missing_for_data(
-        &self,
-        env: &Env<'_>,
-        offset: u64,
-        data: &Segments,
-        resources: &Resources<'_>,
-    ) -> Missing {
-        let len = data.len_bytes() as u64;
-        let mut missing = self.missing_for_write(env, offset, len, resources);
+    /// Returns the slots that can take over their buckets from these bytes.
+    pub(super) fn adopting(&self, env: &Env<'_>, offset: u64, data: &Segments) -> impl Iterator<Item = u32> {
         let mut from = Cursor::new(data);
-        for (at, lo, hi) in parts(offset, len) {
-            if self.to_adopt(env, at, lo, hi, &from).is_some() {
-                missing.buckets -= u32::from(!Self::is_exclusive(env, self.slots.get(at)));
-            }
-            from.skip(hi - lo);
-        }
-        missing
-    }
-
-    /// Returns the number of slots that can take over their buckets from these bytes.
-    pub(crate) fn adoptable(&self, env: &Env<'_>, offset: u64, data: &Segments) -> u32 {
-        let mut from = Cursor::new(data);
-        let mut count = 0;
-        for (at, lo, hi) in parts(offset, data.len_bytes() as u64) {
-            count += u32::from(self.to_adopt(env, at, lo, hi, &from).is_some());
-            from.skip(hi - lo);
-        }
-        count
+        parts(offset, data.len_bytes() as u64)
+            .filter(move |(at, lo, hi)| {
+                let bucket = self.to_adopt(env, *at, *lo, *hi, &from);
+                from.skip(hi - lo);
+                bucket.is_some()
+            })
+            .map(|(at, ..)| at)
     }
 
     /// Returns the bucket that a slot can take over from the payload: a whole bucket of this pool
@@ -403,15 +379,16 @@ impl Object {
         (!has_it && env.meta(bucket).valid() == u8::MAX).then_some(bucket)
     }
 
-    /// Takes over a bucket as newer than the store. Other slots may refer to it, as after a copy.
+    /// Takes over a bucket as newer than the store. Other slots may refer to the
+    /// bucket, as after a copy.
     pub(super) fn adopt_dirty(&mut self, env: &Env<'_>, at: u32, bucket: u32, resources: &mut Resources<'_>) {
         env.pool.adopt(bucket);
         env.metrics.counts.zero_copy_bytes.add(BUCKET_BYTES);
         self.put_dirty(env, at, Slot::of(State::DirtyWhole, bucket), resources);
     }
 
-    /// Takes over a bucket as the store's content, unless another slot has already taken it over: a
-    /// clean bucket has exactly one owner.
+    /// Takes over a bucket as the store's content, unless another slot has already taken over the
+    /// bucket: a clean bucket has exactly one owner.
     pub(super) fn adopt_clean(&mut self, env: &Env<'_>, at: u32, bucket: u32) -> bool {
         if !env.pool.adopt(bucket) {
             env.pool.release(bucket);

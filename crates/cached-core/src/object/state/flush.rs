@@ -3,10 +3,11 @@
 use blocker::{Error, Result, Run, RunContent, Segment, Segments, Timestamp};
 
 use super::flush_plan::{FlushPlan, RunLimits, Sent, fill_gaps, push, spans};
+use super::head::Pending;
 use super::losses::Lost;
 use super::{Env, Known, Object};
-use crate::object::memory::geometry::{parts, touched};
-use crate::object::memory::pool::{BUCKET, Reserved};
+use crate::object::memory::geometry::{BUCKET_U64, WHOLE, parts, touched};
+use crate::object::memory::pool::Reserved;
 use crate::object::memory::slots::{Slot, State};
 use crate::object::tasks::deadline::FlushTicket;
 use crate::sync::Arc;
@@ -34,15 +35,6 @@ impl Flushing {
     }
 }
 
-/// The remaining work after a flush has ended.
-pub(crate) struct Ended {
-    /// The tickets whose changes are stored, each with its result.
-    pub(crate) done: Vec<(Arc<FlushTicket>, Result<()>)>,
-    /// The number of buckets that must still be narrowed because other clients may have changed the
-    /// object in the meantime.
-    pub(crate) left: u32,
-}
-
 impl Object {
     /// Begins a flush; returns `None` if another flush is in flight, or nothing is pending.
     pub(crate) fn begin_flush(&mut self, env: &Env<'_>, limits: RunLimits) -> Option<FlushPlan> {
@@ -51,31 +43,13 @@ impl Object {
             return None;
         }
         let (head, pending) = (self.head, self.pending);
-        let truncate_to = (pending.truncate_to < head.store_size && !pending.replace && head.store_exists)
-            .then_some(pending.truncate_to);
-        let mut plan = FlushPlan {
-            seq: pending.change_seq,
-            is_present: head.known == Known::Present,
-            size: head.size,
-            replace: pending.replace,
-            truncate_to,
-            truncate_before: pending.truncate_to,
-            size_dirty: pending.size_dirty,
-            store_size: if head.store_exists { head.store_size } else { 0 },
-            store_exists: head.store_exists,
-            is_retry: pending.failures > 0,
-            runs: Vec::new(),
-            slots: Arc::from([]),
-            bucketless: std::mem::take(&mut self.pending.bucketless),
-        };
-        let mut sent = Vec::new();
+        let mut plan = FlushPlan { head, pending, runs: Vec::new(), slots: Arc::from([]) };
         let known: Vec<(u32, Slot)> = self.slots.known_from(0).collect();
-        for (at, slot) in known {
-            sent.extend(self.plan_slot(env, &mut plan, at, slot, run_max));
-        }
-        plan.slots = sent.into();
-        if plan.replace {
-            fill_gaps(&mut plan.runs, plan.size, run_max);
+        let sent =
+            known.into_iter().filter_map(|(at, slot)| self.plan_slot(env, &mut plan, at, slot, run_max));
+        plan.slots = sent.collect();
+        if pending.replace {
+            fill_gaps(&mut plan.runs, head.size, run_max);
         } else {
             self.bridge_gaps(env, &mut plan.runs, limits);
             plan.extend_with_zeros(limits);
@@ -88,7 +62,7 @@ impl Object {
             sent: Arc::clone(&plan.slots),
             is_invalidated: false,
         }));
-        (self.pending.replace, self.pending.truncate_to, self.pending.size_dirty) = (false, u64::MAX, false);
+        self.pending.forget_whole();
         self.head.store_steps += 1;
         self.head.store_changes += 1;
         Some(plan)
@@ -130,6 +104,34 @@ impl Object {
         Some(bytes)
     }
 
+    /// Appends a slot's pending bytes to `runs`; `run_max` is the maximum length of a run.
+    pub(super) fn push_pending(
+        &self,
+        env: &Env<'_>,
+        runs: &mut Vec<Run>,
+        (at, slot): (u32, Slot),
+        run_max: u64,
+    ) {
+        let start = u64::from(at) * BUCKET_U64;
+        let reach = self.head.size.saturating_sub(start).min(BUCKET_U64) as usize;
+        let mask = match slot.state() {
+            State::Dirty if !self.pending.replace => env.meta(slot.bucket()).dirty(),
+            // A replacement includes all bytes: sectors that are not valid here are zeros.
+            State::Dirty | State::DirtyWhole => env.meta(slot.bucket()).valid(),
+            State::Clean if self.pending.replace => env.meta(slot.bucket()).valid(),
+            State::ZeroDirty if reach > 0 => return push(runs, start, reach as u64, None, run_max),
+            _ => return,
+        };
+        for (lo, hi) in spans(mask) {
+            let hi = hi.min(reach);
+            if lo < hi {
+                let bytes = pinned(env, slot.bucket(), lo..hi);
+                push(runs, start + lo as u64, (hi - lo) as u64, Some(bytes), run_max);
+            }
+        }
+    }
+
+    /// Adds a slot to a plan, which takes over the slot's room for dirty data.
     fn plan_slot(
         &mut self,
         env: &Env<'_>,
@@ -138,62 +140,32 @@ impl Object {
         slot: Slot,
         run_max: u64,
     ) -> Option<Sent> {
-        let start = u64::from(at) * BUCKET as u64;
-        let reach = plan.size.saturating_sub(start).min(BUCKET as u64) as usize;
-        let mask = match slot.state() {
-            State::Dirty => env.meta(slot.bucket()).dirty(),
-            State::DirtyWhole => env.meta(slot.bucket()).valid(),
-            State::ZeroDirty => u8::MAX,
-            // The clean bytes also belong to the replacement.
-            State::Clean if plan.replace => env.meta(slot.bucket()).valid(),
+        self.push_pending(env, &mut plan.runs, (at, slot), run_max);
+        let mask = Self::dirty(env, slot);
+        let writing = match slot.state() {
+            State::Dirty | State::DirtyWhole => Slot::of(State::Writing, slot.bucket()),
+            State::ZeroDirty => Slot::bare(State::ZeroWriting),
             _ => return None,
         };
-        // A replacement includes all bytes: sectors that are not valid here are zeros.
-        let wanted =
-            if plan.replace && slot.state().has_bucket() { env.meta(slot.bucket()).valid() } else { mask };
-        if slot.state().has_bucket() {
-            for (lo, hi) in spans(wanted) {
-                let hi = hi.min(reach);
-                if lo < hi {
-                    let bytes = pinned(env, slot.bucket(), lo..hi);
-                    push(&mut plan.runs, start + lo as u64, (hi - lo) as u64, Some(bytes), run_max);
-                }
-            }
-        } else if reach > 0 {
-            push(&mut plan.runs, start, reach as u64, None, run_max);
-        }
-        if slot.state() == State::Clean {
-            return None;
-        }
-        let writing = if slot.state().has_bucket() {
-            Slot::of(State::Writing, slot.bucket())
-        } else {
-            Slot::bare(State::ZeroWriting)
-        };
-        // From now on the slot's credit belongs to the plan.
-        self.slots.set(at, writing);
-        env.metrics.shift(env.namespace, slot, writing);
+        self.set_state(env, at, writing);
         Some(Sent { at, mask, was: slot.state() })
     }
 
     /// Returns the result of a flush. If another client has removed the object since the flush
-    /// began, the flush may have stored what it sent, but not what it left out because the store
-    /// had it: so it counts as failed.
+    /// began, the store may lack bytes that the flush did not send because the store had them: the
+    /// flush counts as failed.
     pub(crate) fn outcome(&self, plan: &FlushPlan, result: Result<Option<u64>>) -> Result<Option<u64>> {
-        let is_gone = plan.store_exists && !self.head.store_exists && plan.is_present && !plan.replace;
+        let had_it = plan.head.store_exists && plan.is_present() && !plan.pending.replace;
+        let is_gone = had_it && !self.head.store_exists;
         result.and_then(|version| match is_gone {
-            true => Err(Error::Retryable("the object was removed in the store meanwhile".into())),
+            true => Err(Error::Retryable("another client has removed the object from the store".into())),
             false => Ok(version),
         })
     }
 
-    /// Ends a flush that the store has not refused permanently.
-    pub(crate) fn end_flush(
-        &mut self,
-        env: &Env<'_>,
-        plan: &FlushPlan,
-        result: &Result<Option<u64>>,
-    ) -> Ended {
+    /// Ends a flush that the store has not refused permanently. Returns the number of buckets that
+    /// must still be narrowed because other clients may have changed the object in the meantime.
+    pub(crate) fn end_flush(&mut self, env: &Env<'_>, plan: &FlushPlan, result: &Result<Option<u64>>) -> u32 {
         let mut left = 0;
         let flushing = self.flushing.take();
         let newer_since = flushing.as_ref().and_then(|flushing| flushing.newer_since);
@@ -202,18 +174,18 @@ impl Object {
         match result {
             Ok(version) => {
                 plan.slots.iter().for_each(|sent| self.stored(env, sent));
-                env.metrics.return_bucketless(env.namespace, plan.bucketless);
+                env.metrics.return_bucketless(env.namespace, plan.pending.bucketless);
                 // The store has truncated or replaced its content from here on. While the flush was
                 // in flight, such bytes were clipped; from now on only newly requested bytes are
                 // free of them.
-                let cut_at = if plan.replace { 0 } else { plan.truncate_before };
+                let cut_at = if plan.pending.replace { 0 } else { plan.pending.truncate_to };
                 if cut_at != u64::MAX {
-                    self.invalidate_bytes((cut_at / BUCKET as u64) as u32..u32::MAX);
+                    self.invalidate_bytes((cut_at / BUCKET_U64) as u32..u32::MAX);
                 }
-                self.head.store_exists = plan.is_present;
-                self.head.store_size = if plan.is_present { plan.size } else { 0 };
+                self.head.store_exists = plan.is_present();
+                self.head.store_size = if plan.is_present() { plan.head.size } else { 0 };
                 self.head.store_version = *version;
-                self.pending.stored_seq = self.pending.stored_seq.max(plan.seq);
+                self.pending.stored_seq = self.pending.stored_seq.max(plan.pending.change_seq);
                 self.pending.failures = 0;
                 // Changes made during this flush have waited since the first of them was made.
                 if let Some(since) = newer_since {
@@ -231,29 +203,29 @@ impl Object {
                 // All changes continue to wait, from the time of the oldest. Some of the flush may
                 // have taken effect.
                 self.head.store_exists = true;
-                self.head.store_size = self.head.store_size.max(plan.end_of_runs()).max(plan.size);
+                self.head.store_size = self.head.store_size.max(plan.end_of_runs()).max(plan.head.size);
                 self.pending.failures = self.pending.failures.saturating_add(1);
-                self.restore(plan);
+                self.restore(&plan.pending);
             }
         }
-        Ended { done: self.take_stored_waiters(), left }
+        left
     }
 
     /// Restores the planned changes of the object as a whole, unless a later change has superseded
     /// them.
-    fn restore(&mut self, plan: &FlushPlan) {
+    fn restore(&mut self, planned: &Pending) {
         let pending = &mut self.pending;
-        pending.bucketless += plan.bucketless;
+        pending.bucketless += planned.bucketless;
         if !pending.replace {
-            pending.replace = plan.replace;
-            pending.truncate_to = pending.truncate_to.min(plan.truncate_before);
-            pending.size_dirty |= plan.size_dirty;
+            pending.replace = planned.replace;
+            pending.truncate_to = pending.truncate_to.min(planned.truncate_to);
+            pending.size_dirty |= planned.size_dirty;
         }
     }
 
     /// Completes a slot whose flush is stored.
     fn stored(&mut self, env: &Env<'_>, sent: &Sent) {
-        env.metrics.dirty_room.give_back(env.namespace, if sent.was == State::ZeroDirty { 0 } else { 1 });
+        env.metrics.dirty_room.give_back(env.namespace, sent.credits());
         let slot = self.slots.get(sent.at);
         match slot.state() {
             State::ZeroWriting => self.set_state(env, sent.at, Slot::bare(State::ZeroClean)),
@@ -269,7 +241,7 @@ impl Object {
                     env.queues.link(env.pool, slot.bucket(), env.bucket_name(sent.at), false, env.namespace);
                 } else {
                     // A clean bucket has exactly one owner, which eviction can find.
-                    self.forget(env, sent.at..sent.at + 1);
+                    self.clear(env, sent.at);
                 }
             }
             // The slot has changed in the meantime: another flush will follow.
@@ -289,38 +261,29 @@ impl Object {
                     let meta = env.meta(slot.bucket());
                     meta.set_dirty(meta.dirty() | sent.mask & meta.valid());
                 }
-                env.metrics
-                    .dirty_room
-                    .give_back(env.namespace, if sent.was == State::ZeroDirty { 0 } else { 1 });
+                env.metrics.dirty_room.give_back(env.namespace, sent.credits());
             }
         }
     }
 
-    fn set_state(&mut self, env: &Env<'_>, at: u32, slot: Slot) {
-        let old = self.slots.set(at, slot);
-        env.metrics.shift(env.namespace, old, slot);
-    }
-
-    /// Ends a flush that the store refuses permanently, or that is not made: drops everything that
-    /// the store does not have. Returns the acknowledged changes among it, if any, and the tickets
-    /// that waited for them.
+    /// Ends a flush that the store refuses permanently, or that is not sent: drops all changes that
+    /// the store does not have. Returns the acknowledged ones, if any, and the tickets that waited
+    /// for the changes.
     pub(crate) fn lose(&mut self, env: &Env<'_>, plan: &FlushPlan) -> (Option<Lost>, Vec<Arc<FlushTicket>>) {
         self.flushing = None;
         self.head.store_steps += 1;
         self.head.store_changes -= 1;
-        let bytes = u64::from(self.slots.dirty_count()) * BUCKET as u64 + plan.bytes();
+        let bytes = u64::from(self.slots.dirty_count()) * BUCKET_U64 + plan.bytes();
         let changes = self.pending.change_seq - self.pending.stored_seq;
         let lost = Lost { changes, bytes, domain: self.pending.domain };
         let lost = std::mem::take(&mut self.pending.is_acknowledged).then_some(lost);
-        let sent = plan.slots.iter().filter(|sent| sent.was != State::ZeroDirty).count();
-        self.forget(env, 0..u32::MAX);
-        env.metrics.dirty_room.give_back(env.namespace, sent as u32);
-        let bucketless = plan.bucketless + std::mem::take(&mut self.pending.bucketless);
-        env.metrics.return_bucketless(env.namespace, bucketless);
+        self.forget(env, WHOLE);
+        env.metrics.dirty_room.give_back(env.namespace, plan.slots.iter().map(Sent::credits).sum());
+        env.metrics.return_bucketless(env.namespace, plan.pending.bucketless + self.pending.bucketless);
         self.activity().ranges.invalidate_all();
         self.head.known = Known::Unknown;
         self.head.is_full = false;
-        (self.pending.replace, self.pending.truncate_to, self.pending.size_dirty) = (false, u64::MAX, false);
+        self.pending.forget_whole();
         self.pending.failures = 0;
         self.pending.stored_seq = self.pending.change_seq;
         let waiters = std::mem::take(&mut self.activity().flush_waiters);
@@ -329,6 +292,7 @@ impl Object {
     }
 }
 
+/// Returns bytes of a bucket: pinned, or copied if the bucket has too many pins.
 pub(super) fn pinned(env: &Env<'_>, bucket: u32, range: std::ops::Range<usize>) -> Segment {
     let copied = || Segment::from(bytes::Bytes::copy_from_slice(&env.pool.bytes(bucket)[range.clone()]));
     env.pool.pin(bucket, range.clone()).unwrap_or_else(copied)

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!  begin: Dirty ──> Writing, bytes pinned      send: [remove | replace | cut] [runs …] [extend]
-//!  end, stored: Writing ──> Clean              end, failed: Writing ──> Dirty, all of it once more
+//!  end, stored: Writing ──> Clean              end, failed: Writing ──> Dirty, everything is sent again
 //! ```
 //! An object has at most one flush in flight. Changes made in the meantime go to new buckets and
 //! wait for the next flush. A flush is idempotent: after a failure everything is sent again, merged
@@ -11,6 +11,7 @@
 
 use blocker::{Run, RunContent, Segment, Segments};
 
+use super::head::{Head, Known, Pending};
 use crate::object::memory::geometry::SECTORS;
 use crate::object::memory::slots::{SECTOR_BYTES, State};
 use crate::sync::Arc;
@@ -23,6 +24,13 @@ pub(crate) struct Sent {
     pub(crate) mask: u8,
     /// The state of the slot before the flush.
     pub(crate) was: State,
+}
+
+impl Sent {
+    /// Returns the room for dirty data that the slot took.
+    pub(super) fn credits(&self) -> u32 {
+        u32::from(self.was != State::ZeroDirty)
+    }
 }
 
 /// The limits of requests.
@@ -39,33 +47,34 @@ pub(crate) struct RunLimits {
 /// The plan of a flush.
 #[derive(Debug)]
 pub(crate) struct FlushPlan {
-    pub(super) seq: u64,
-    /// Whether the object exists.
-    pub(crate) is_present: bool,
-    pub(crate) size: u64,
-    /// Whether the object's content is replaced as a whole or, if the object is absent, whether it
-    /// is removed.
-    pub(crate) replace: bool,
-    /// The size to which the object is truncated before the runs are written.
-    pub(crate) truncate_to: Option<u64>,
-    /// The smallest size of the object since it was last stored; `u64::MAX` if it was not
-    /// truncated.
-    pub(crate) truncate_before: u64,
-    pub(super) size_dirty: bool,
-    /// The object's size in the store before the runs; 0 if it does not exist there.
-    pub(crate) store_size: u64,
-    pub(crate) store_exists: bool,
-    /// Whether an earlier flush failed: then the object's size in the store is not known.
-    pub(crate) is_retry: bool,
+    /// The object's head when the flush began.
+    pub(crate) head: Head,
+    /// The changes of the object as a whole, all of which the flush sends.
+    pub(crate) pending: Pending,
     /// For a replacement the runs cover the whole object, otherwise all content that is newer than
     /// the store.
     pub(crate) runs: Vec<Run>,
     pub(super) slots: Arc<[Sent]>,
-    /// Room in the dirty limit for changes of the plan that have no bucket.
-    pub(super) bucketless: u32,
 }
 
 impl FlushPlan {
+    /// Returns whether the object exists.
+    pub(crate) fn is_present(&self) -> bool {
+        self.head.known == Known::Present
+    }
+
+    /// Returns whether an earlier flush failed: then the object's size in the store is not known.
+    pub(crate) fn is_retry(&self) -> bool {
+        self.pending.failures > 0
+    }
+
+    /// Returns the size to which the store's object is truncated before the runs are written.
+    pub(crate) fn truncate_to(&self) -> Option<u64> {
+        let is_cut = self.pending.truncate_to < self.head.store_size;
+        let is_due = is_cut && !self.pending.replace && self.head.store_exists;
+        is_due.then_some(self.pending.truncate_to)
+    }
+
     /// Returns the number of payload bytes in the plan.
     pub(crate) fn bytes(&self) -> u64 {
         self.runs.iter().map(Run::payload_bytes).sum()
@@ -75,8 +84,8 @@ impl FlushPlan {
     /// in the same change.
     pub(super) fn extend_with_zeros(&mut self, limits: RunLimits) {
         let end = self.end_of_runs();
-        let len = self.size.saturating_sub(end);
-        let is_due = self.is_present && !self.is_retry && len > 0 && len <= limits.run_bytes_max;
+        let len = self.head.size.saturating_sub(end);
+        let is_due = self.is_present() && !self.is_retry() && len > 0 && len <= limits.run_bytes_max;
         if is_due && limits.runs_max > 1 && !self.runs.is_empty() {
             self.runs.push(Run::zeroes(end, len));
         }
@@ -103,8 +112,9 @@ impl FlushPlan {
 
     /// Returns the object's size in the store after all runs.
     pub(crate) fn end_of_runs(&self) -> u64 {
-        let from = self.truncate_to.map_or(self.store_size, |to| to.min(self.store_size));
-        self.runs.iter().map(Run::end).max().unwrap_or(0).max(if self.replace { 0 } else { from })
+        let is_kept = self.head.store_exists && !self.pending.replace;
+        let kept = if is_kept { self.head.store_size.min(self.pending.truncate_to) } else { 0 };
+        self.runs.iter().map(Run::end).max().unwrap_or(0).max(kept)
     }
 }
 
@@ -179,20 +189,13 @@ mod tests {
     #[test]
     fn runs_share_a_request_as_far_as_its_limits_go() {
         let run = Run::zeroes;
+        let head =
+            Head { known: Known::Present, size: 200, store_size: 50, store_exists: true, ..Head::default() };
         let mut plan = FlushPlan {
-            seq: 0,
-            is_present: true,
-            size: 200,
-            replace: false,
-            truncate_to: None,
-            truncate_before: u64::MAX,
-            size_dirty: true,
-            store_size: 50,
-            store_exists: true,
-            is_retry: false,
+            head,
+            pending: Pending { size_dirty: true, ..Pending::default() },
             runs: vec![run(0, 10), run(20, 10), run(40, 10), run(60, 25), run(90, 10)],
             slots: Arc::from([]),
-            bucketless: 0,
         };
         let shape = |plan: &FlushPlan, from, runs_max| {
             let limits = RunLimits { run_bytes_max: 35, gap_bytes_max: 0, runs_max };

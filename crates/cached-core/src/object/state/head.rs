@@ -3,13 +3,10 @@
 
 use blocker::{Error, Info, ListEntry, Name, OrderDomain, Result, Stamp, Timestamp, Version};
 
-use super::flush::pinned;
-use super::flush_plan::{push, spans};
 use super::{Env, Object};
 use crate::object::journal::records::PendingState;
 use crate::object::lock_ranks;
-use crate::object::memory::pool::{BUCKET, Reserved};
-use crate::object::memory::slots::State;
+use crate::object::memory::pool::Reserved;
 use crate::object::tasks::deadline::FlushTicket;
 use crate::sync::{Arc, Mutex, lock};
 
@@ -23,14 +20,6 @@ pub(crate) enum Known {
     Present,
 }
 
-/// An object's entry in a listing, as far as the cache knows it.
-pub(crate) enum Listed {
-    /// The store knows the entry: an object in an unknown state has nothing pending.
-    Unknown,
-    Absent,
-    Present(ListEntry),
-}
-
 /// The known state of an object as a whole.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
@@ -39,7 +28,7 @@ pub(crate) struct Head {
     /// Whether `stamp` and `claimed` are also known.
     pub(crate) is_full: bool,
     pub(crate) store_exists: bool,
-    /// Whether the store may have had changes of the object that the log did not: see
+    /// Whether the store may have received changes of the object that are not in the log: see
     /// `Epochs::note_unlogged`. Used while the object is recovered.
     pub(crate) has_unlogged: bool,
     /// The number of changes in flight to the store.
@@ -75,6 +64,19 @@ pub(crate) struct ReportedHead {
     pub(crate) steps: u32,
 }
 
+impl Head {
+    /// Returns the version that callers see; `None` if the object does not exist, or is unknown.
+    #[inline]
+    pub(crate) fn shown_version(&self) -> Option<Version> {
+        (self.known == Known::Present).then_some(Version(self.version))
+    }
+
+    /// Returns the entry in a listing of an object that exists.
+    pub(crate) fn list_entry(&self, name: Name) -> ListEntry {
+        ListEntry::new(name, self.size, Version(self.version))
+    }
+}
+
 impl Object {
     /// Returns the offset up to which an absent slot means "ask the store".
     pub(crate) fn content_end(&self) -> u64 {
@@ -105,17 +107,6 @@ impl Object {
         }
     }
 
-    /// Returns the object's entry in a listing, as far as the cache knows it.
-    pub(crate) fn listed(&self, name: Name) -> Listed {
-        match self.head.known {
-            Known::Unknown => Listed::Unknown,
-            Known::Absent => Listed::Absent,
-            Known::Present => {
-                Listed::Present(ListEntry::new(name, self.head.size, Version(self.head.version)))
-            }
-        }
-    }
-
     /// Sets the head to what the store reported.
     pub(crate) fn set_head(&mut self, found: Option<(u64, u64)>) {
         let head = &mut self.head;
@@ -125,7 +116,7 @@ impl Object {
         (head.store_exists, head.store_version) = (found.is_some(), found.map(|(_, version)| version));
     }
 
-    /// Forgets the head, all of which the store has.
+    /// Forgets the head. The store must have everything in it.
     pub(crate) fn forget_head(&mut self, env: &Env<'_>) {
         let head = &mut self.head;
         if let Some(store) = head.store_version.filter(|store| *store != head.version) {
@@ -135,7 +126,7 @@ impl Object {
     }
 
     /// Applies the store's report about the object as a whole; returns false if the bytes that came
-    /// with it must be requested again.
+    /// with the report must be requested again.
     pub(crate) fn apply_head(&mut self, env: &Env<'_>, reported: ReportedHead) -> bool {
         let is_quiet = self.head.store_steps == reported.steps && self.head.store_changes == 0;
         match (self.head.known, reported.head) {
@@ -257,6 +248,13 @@ impl Default for Pending {
     }
 }
 
+impl Pending {
+    /// Forgets the changes of the object as a whole, because a flush sends them or they are lost.
+    pub(super) fn forget_whole(&mut self) {
+        (self.replace, self.truncate_to, self.size_dirty, self.bucketless) = (false, u64::MAX, false, 0);
+    }
+}
+
 impl Object {
     /// Returns whether any change of the object is not stored.
     pub(crate) fn has_pending(&self) -> bool {
@@ -321,39 +319,10 @@ impl Object {
         let is_present = head.known == Known::Present;
         let truncate_to = (pending.truncate_to != u64::MAX).then_some(pending.truncate_to);
         let has_size = is_present && (pending.size_dirty || pending.replace || truncate_to.is_some());
-        let mut state = PendingState {
-            is_present,
-            is_replaced: pending.replace,
-            truncate_to,
-            size: has_size.then_some(head.size),
-            runs: Vec::new(),
-        };
-        if !is_present {
-            return state;
-        }
-        for (at, slot) in self.slots.known_from(0) {
-            let start = u64::from(at) * BUCKET as u64;
-            let reach = head.size.saturating_sub(start).min(BUCKET as u64) as usize;
-            let mask = match slot.state() {
-                State::Dirty if !pending.replace => env.meta(slot.bucket()).dirty(),
-                State::Dirty | State::DirtyWhole => env.meta(slot.bucket()).valid(),
-                // The clean bytes also belong to the replacement.
-                State::Clean if pending.replace => env.meta(slot.bucket()).valid(),
-                State::ZeroDirty if reach > 0 => {
-                    push(&mut state.runs, start, reach as u64, None, u64::MAX);
-                    continue;
-                }
-                _ => continue,
-            };
-            for (lo, hi) in spans(mask) {
-                let hi = hi.min(reach);
-                if lo < hi {
-                    let bytes = pinned(env, slot.bucket(), lo..hi);
-                    push(&mut state.runs, start + lo as u64, (hi - lo) as u64, Some(bytes), u64::MAX);
-                }
-            }
-        }
-        state
+        let size = has_size.then_some(head.size);
+        let mut runs = Vec::new();
+        self.slots.known_from(0).for_each(|slot| self.push_pending(env, &mut runs, slot, u64::MAX));
+        PendingState { is_present, is_replaced: pending.replace, truncate_to, size, runs }
     }
 }
 

@@ -12,7 +12,6 @@ use std::collections::hash_map::Entry;
 use blocker::{Error, Namespace, ObjectId, OrderDomain, Reason, Result, Scope};
 
 use crate::object::lock_ranks;
-use crate::object::mutation::Mutation;
 use crate::sync::{AtomicBool, Mutex, Ordering, lock};
 
 /// The maximum number of objects that are listed individually.
@@ -66,11 +65,9 @@ pub(crate) struct Lost {
 struct Listed {
     /// The sequence number of the object's last loss.
     last: u64,
-    changes: u64,
-    bytes: u64,
-    /// The order domain of the losses; `None` once losses of different domains have come together.
+    lost: LostObject,
+    /// The order domain of the losses; `None` if losses of several domains have been combined.
     domain: Option<Option<OrderDomain>>,
-    why: Reason,
 }
 
 #[derive(Default)]
@@ -120,15 +117,16 @@ impl Losses {
             Entry::Occupied(mut listed) => {
                 let listed = listed.get_mut();
                 listed.last = last;
-                listed.changes = listed.changes.saturating_add(lost.changes);
-                listed.bytes = listed.bytes.saturating_add(lost.bytes);
+                listed.lost.changes = listed.lost.changes.saturating_add(lost.changes);
+                listed.lost.bytes = listed.lost.bytes.saturating_add(lost.bytes);
                 listed.domain = listed.domain.filter(|domain| *domain == lost.domain);
                 return false;
             }
             Entry::Vacant(place) if !is_full => {
                 let Lost { changes, bytes, domain } = lost;
-                let (domain, why) = (Some(domain), why.to_string().into());
-                place.insert(Listed { last, changes, bytes, domain, why });
+                let why = why.to_string().into();
+                let lost = LostObject { object: object.clone(), changes, bytes, why };
+                place.insert(Listed { last, lost, domain: Some(domain) });
                 return true;
             }
             Entry::Vacant(_) => (),
@@ -151,45 +149,35 @@ impl Losses {
             return Ok(());
         }
         let state = lock(&self.state);
-        let (count, first) = match scope {
-            Scope::Object(object) => {
-                let found = state.objects.get_key_value(object);
-                (usize::from(found.is_some()), found)
-            }
-            _ => {
-                let covered =
-                    || state.objects.iter().filter(|(object, listed)| may_cover(scope, object, listed));
-                (covered().count(), covered().min_by_key(|(object, _)| *object))
-            }
+        let covered: Vec<_> = match scope {
+            Scope::Object(object) => state.objects.get_key_value(object).into_iter().collect(),
+            _ => state.objects.iter().filter(|(object, listed)| may_cover(scope, object, listed)).collect(),
         };
-        if let Some((object, Listed { changes, why, .. })) = first {
-            let others =
-                if count > 1 { format!(", and of {} other objects", count - 1) } else { String::new() };
-            return Err(Error::WritesLost(
-                format!(
-                    "{changes} acknowledged changes of {object} ({why}){others}; write them in full, delete or \
-                     invalidate them"
-                )
-                .into(),
-            ));
+        if let Some((_, first)) = covered.iter().min_by_key(|(object, _)| *object) {
+            let LostObject { object, changes, why, .. } = &first.lost;
+            let others = match covered.len() - 1 {
+                0 => String::new(),
+                others => format!(", and of {others} other objects"),
+            };
+            let lost = format!("{changes} acknowledged changes of {object} ({why}){others}");
+            let why = format!("{lost}; write them in full, delete or invalidate them");
+            return Err(Error::WritesLost(why.into()));
         }
-        let unlisted =
-            state.unlisted.iter().find(|(namespace, _)| namespace.as_ref().is_none_or(|it| is_in(scope, it)));
-        match unlisted {
+        let is_in = |it: &Namespace| scope.namespace().is_none_or(|namespace| namespace == it);
+        let mut unlisted = state.unlisted.iter();
+        match unlisted.find(|(namespace, _)| namespace.as_ref().is_none_or(is_in)) {
             None => Ok(()),
-            Some((_, Unlisted { objects, .. })) => Err(Error::WritesLost(
-                format!(
-                    "{objects} objects more than are listed have lost changes; invalidate their namespace"
-                )
-                .into(),
-            )),
+            Some((_, Unlisted { objects, .. })) => {
+                let lost = format!("{objects} objects beyond the listed ones have lost changes");
+                Err(Error::WritesLost(format!("{lost}; invalidate their namespace").into()))
+            }
         }
     }
 
     /// Forgets the losses of an object if a change has replaced all of its content, or removed it.
     #[inline]
-    pub(crate) fn repaired_by(&self, object: &ObjectId, mutation: Mutation<'_>) {
-        if self.is_any() && mutation.replaces_content() {
+    pub(crate) fn repaired_by(&self, object: &ObjectId, replaces_content: bool) {
+        if self.is_any() && replaces_content {
             self.repair(&Scope::Object(object.clone()));
         }
     }
@@ -218,29 +206,19 @@ impl Losses {
             if objects.get(object).is_some_and(|listed| listed.last <= count) {
                 objects.remove(object);
             }
-            self.is_any.store(!objects.is_empty() || !unlisted.is_empty(), Ordering::Release);
-            return;
+        } else {
+            objects.retain(|object, listed| {
+                listed.last > count || !scope.covers(object, listed.domain.flatten())
+            });
+            unlisted.retain(|namespace, unlisted| {
+                let is_meant = match scope {
+                    Scope::Namespace(asked) => namespace.as_ref() == Some(asked),
+                    scope => *scope == Scope::All,
+                };
+                unlisted.last > count || !is_meant
+            });
         }
-        objects.retain(|object, listed| {
-            let is_meant = match scope {
-                Scope::Domain(namespace, domain) => {
-                    *namespace == object.namespace && listed.domain == Some(Some(*domain))
-                }
-                Scope::Namespace(namespace) => *namespace == object.namespace,
-                Scope::All => true,
-                _ => false,
-            };
-            !is_meant || listed.last > count
-        });
-        unlisted.retain(|namespace, unlisted| {
-            let is_meant = match scope {
-                Scope::Namespace(asked) => namespace.as_ref() == Some(asked),
-                Scope::All => true,
-                _ => false,
-            };
-            !is_meant || unlisted.last > count
-        });
-        self.is_any.store(!state.objects.is_empty() || !state.unlisted.is_empty(), Ordering::Release);
+        self.is_any.store(!objects.is_empty() || !unlisted.is_empty(), Ordering::Release);
     }
 
     /// Returns the number of objects with losses.
@@ -255,13 +233,7 @@ impl Losses {
     /// Returns all losses.
     pub(crate) fn all(&self) -> LostWrites {
         let state = lock(&self.state);
-        let object = |(object, listed): (&ObjectId, &Listed)| LostObject {
-            object: object.clone(),
-            changes: listed.changes,
-            bytes: listed.bytes,
-            why: listed.why.clone(),
-        };
-        let mut objects: Vec<LostObject> = state.objects.iter().map(object).collect();
+        let mut objects: Vec<_> = state.objects.values().map(|listed| listed.lost.clone()).collect();
         objects.sort_by(|one, other| one.object.cmp(&other.object));
         LostWrites {
             objects,
@@ -276,15 +248,6 @@ fn may_cover(scope: &Scope, object: &ObjectId, listed: &Listed) -> bool {
     match (scope, listed.domain) {
         (Scope::Domain(namespace, _), None) => *namespace == object.namespace,
         (scope, domain) => scope.covers(object, domain.flatten()),
-    }
-}
-
-/// Returns whether a scope overlaps a namespace.
-fn is_in(scope: &Scope, namespace: &Namespace) -> bool {
-    match scope {
-        Scope::Object(object) => object.namespace == *namespace,
-        Scope::Domain(its, _) | Scope::Namespace(its) => its == namespace,
-        _ => true,
     }
 }
 

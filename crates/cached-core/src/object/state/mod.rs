@@ -30,13 +30,12 @@ use std::task::Waker;
 
 use blocker::Clock;
 use flush::Flushing;
-use head::{Head, Pending};
+use head::Pending;
 use ranges::{Ranges, Ticket};
 
 pub(crate) use buckets::{Load, Loaded, Missing, Resources};
-pub(crate) use flush::Ended;
 pub(crate) use flush_plan::{FlushPlan, RunLimits};
-pub(crate) use head::{Known, Listed, ReportedHead, Versions};
+pub(crate) use head::{Head, Known, ReportedHead, Versions};
 pub(crate) use read::{Keep, LINES_READ, LINES_WRITTEN};
 
 use super::control::metrics::Metrics;
@@ -112,13 +111,14 @@ impl Object {
     }
 }
 
-/// The part of an object's state that exists only while the store is being asked or a task waits.
+/// The part of an object's state that exists only while a request to the store is in flight or a
+/// task waits.
 #[derive(Default)]
 pub(crate) struct Activity {
     pub(crate) ranges: Ranges,
     /// The tickets that wait until all changes up to a sequence number are stored.
     pub(crate) flush_waiters: Vec<(u64, Arc<FlushTicket>)>,
-    /// Whether an eviction has been given up since a range was last released.
+    /// Whether an eviction has failed since a range was last released.
     pub(crate) kept_buckets: bool,
 }
 
@@ -131,26 +131,21 @@ impl Object {
         self.activity.as_deref_mut()
     }
 
-    pub(crate) fn activity_ref(&self) -> Option<&Activity> {
-        self.activity.as_deref()
+    pub(crate) fn ranges(&self) -> &Ranges {
+        static NONE: Ranges = Ranges::NONE;
+        self.activity.as_ref().map_or(&NONE, |activity| &activity.ranges)
+    }
+
+    /// Returns whether tasks wait until changes are stored.
+    pub(crate) fn has_flush_waiters(&self) -> bool {
+        self.activity.as_ref().is_some_and(|activity| !activity.flush_waiters.is_empty())
     }
 
     /// Drops the activity if it is idle.
     pub(crate) fn drop_if_idle(&mut self) {
-        let idle = |activity: &Activity| activity.ranges.is_idle() && activity.flush_waiters.is_empty();
-        if self.activity.as_deref().is_some_and(idle) {
+        if self.ranges().is_idle() && !self.has_flush_waiters() {
             self.activity = None;
         }
-    }
-
-    /// Returns whether a change of the range is in flight to the store, or waits for the range.
-    pub(crate) fn is_changing(&self, buckets: &Buckets) -> bool {
-        self.activity.as_ref().is_some_and(|activity| activity.ranges.is_changing(buckets))
-    }
-
-    /// Returns whether a change of part of the object is in flight to the store.
-    pub(crate) fn is_forwarding(&self) -> bool {
-        self.activity.as_ref().is_some_and(|activity| activity.ranges.is_forwarding())
     }
 
     /// Invalidates bytes of the slots `buckets` that have been requested from the store.
@@ -160,18 +155,14 @@ impl Object {
         }
     }
 
-    /// Returns whether the response to the request of this entry is void.
-    pub(crate) fn is_stale(&self, ticket: Ticket) -> bool {
-        self.activity.as_ref().is_some_and(|activity| activity.ranges.is_stale(ticket))
-    }
-
-    /// Like [`Self::is_stale`], but also resets the entry, which then has no request.
+    /// Returns whether the response to the request of this entry is void, and resets the entry,
+    /// which then has no request.
     pub(crate) fn take_stale(&mut self, ticket: Ticket) -> bool {
         self.activity.as_mut().is_some_and(|activity| activity.ranges.take_stale(ticket))
     }
 
-    /// Removes an entry; returns the tasks that may continue, and whether an eviction was given up
-    /// in the meantime.
+    /// Removes an entry; returns the tasks that may continue, and whether an eviction has failed in
+    /// the meantime.
     pub(crate) fn release_range(&mut self, ticket: Ticket) -> (Vec<Waker>, bool) {
         let Some(activity) = &mut self.activity else { return (Vec::new(), false) };
         let woken = activity.ranges.release(ticket);
@@ -210,25 +201,21 @@ impl Object {
                     return Err(format!("clean slot {at} does not own its bucket"));
                 }
                 // A dirty slot may have no dirty sector: a truncation may have removed them.
-                if slot.state() == State::Dirty && (!is_own || meta.dirty() & !meta.valid() != 0) {
-                    return Err(format!(
-                        "dirty slot {at}: dirty {:08b} valid {:08b}",
-                        meta.dirty(),
-                        meta.valid()
-                    ));
+                let (dirty, valid) = (meta.dirty(), meta.valid());
+                if slot.state() == State::Dirty && (!is_own || dirty & !valid != 0) {
+                    return Err(format!("dirty slot {at}: dirty {dirty:08b} valid {valid:08b}"));
                 }
             }
         }
-        type Kind = fn(State) -> bool;
-        for (what, kind, counted) in [
-            ("dirty", State::is_dirty as Kind, self.slots.dirty_count()),
-            ("held", State::has_bucket as Kind, self.slots.held_count()),
-        ] {
-            let found = State::ALL.into_iter().filter(|state| kind(*state));
-            let found: u64 = found.map(|state| counts[state as usize]).sum();
-            if found != u64::from(counted) {
-                return Err(format!("{found} slots are {what}, counted {counted}"));
-            }
+        let count = |is_meant: fn(State) -> bool| -> u64 {
+            State::ALL.into_iter().filter(|state| is_meant(*state)).map(|state| counts[state as usize]).sum()
+        };
+        let found = (count(State::is_dirty), count(State::has_bucket));
+        let counted = (u64::from(self.slots.dirty_count()), u64::from(self.slots.held_count()));
+        if found != counted {
+            return Err(format!(
+                "slots that are dirty, and that have a bucket: {found:?}, counted {counted:?}"
+            ));
         }
         if self.has_pending() != (self.pending.change_seq > self.pending.stored_seq)
             && self.flushing.is_none()

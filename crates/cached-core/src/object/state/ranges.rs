@@ -20,7 +20,7 @@ use crate::object::memory::geometry::Buckets;
 use std::task::Waker;
 
 /// The maximum number of entries of an object.
-pub(crate) const ENTRIES_MAX: usize = 16 * 1024;
+const ENTRIES_MAX: usize = 16 * 1024;
 
 /// The purpose of an entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -90,6 +90,8 @@ pub(crate) struct Ranges {
 }
 
 impl Ranges {
+    pub(crate) const NONE: Self = Self { entries: Vec::new(), next: 0 };
+
     pub(crate) fn is_idle(&self) -> bool {
         self.entries.is_empty()
     }

@@ -4,17 +4,18 @@
 use blocker::admission::check_condition;
 use blocker::{Error, ReadReply, ReadRequest, Result, Segment, Segments, Version};
 
+use super::flush::pinned;
 use super::ranges::Ticket;
 use super::{Env, Known, Load, Loaded, Missing, Object, Resources};
 use crate::arena::prefetch;
-use crate::object::memory::geometry::{BUCKET_U64, Buckets, SECTORS, buckets_of, push_zeros, touched};
+use crate::object::memory::geometry::{BUCKET_U64, Buckets, SECTORS, buckets_of, parts, push_zeros, touched};
 use crate::object::memory::pool::BUCKET;
 use crate::object::memory::queue::{MARKED, PASSING, UNREAD};
 use crate::object::memory::slots::{SECTOR_BYTES, Slot, State};
 use crate::object::read_ahead::{Marked, Pattern, Request};
 
-/// The number of cache lines of a bucket to prefetch: the processor continues by itself once it
-/// sees a sequential access.
+/// The number of cache lines of a bucket to prefetch: the processor prefetches the rest once it
+/// detects sequential access.
 pub(crate) const LINES_READ: usize = 2;
 pub(crate) const LINES_WRITTEN: usize = 8;
 const LINE_BYTES: usize = 64;
@@ -38,7 +39,7 @@ impl Object {
     /// Returns the bytes of a range that lies within a single bucket and is valid there, as for
     /// most hits. `None` means that the general path must decide.
     #[inline]
-    pub(crate) fn read_within(&self, env: &Env<'_>, offset: u64, len: u64) -> Option<Segments> {
+    fn read_within(&self, env: &Env<'_>, offset: u64, len: u64) -> Option<Segments> {
         let within = (offset % BUCKET_U64) as usize;
         let is_inside = offset <= self.head.size && len <= self.head.size - offset;
         let fits = is_inside && len > 0 && len <= BUCKET_U64 - within as u64;
@@ -58,7 +59,7 @@ impl Object {
         env.pool.pin(slot.bucket(), range).map(Segments::from)
     }
 
-    /// Returns the reply, if everything that it needs is cached.
+    /// Returns the reply, if all bytes that the reply needs are cached.
     #[inline]
     pub(crate) fn read_at_once(
         &self,
@@ -102,10 +103,8 @@ impl Object {
         }
         let mut zeros = 0;
         let content_end = self.content_end();
-        let (first, last) = ((offset / BUCKET_U64) as u32, ((end - 1) / BUCKET_U64) as u32);
-        for at in first..=last {
+        for (at, lo, hi) in parts(offset, end - offset) {
             let start = u64::from(at) * BUCKET_U64;
-            let (lo, hi) = (offset.saturating_sub(start) as usize, (end - start).min(BUCKET_U64) as usize);
             let slot = self.slots.get(at);
             let part = match slot.state() {
                 State::ZeroClean | State::ZeroDirty | State::ZeroWriting => None,
@@ -127,12 +126,7 @@ impl Object {
                         if counts && env.queues.hit(meta, env.bucket_name(at)) {
                             self.read_first(env, at, hi);
                         }
-                        let pinned = env.pool.pin(slot.bucket(), lo..hi);
-                        let copied = || {
-                            let bytes = env.pool.bytes(slot.bucket())[lo..hi].to_vec();
-                            Segment::from(bytes::Bytes::from(bytes))
-                        };
-                        Some(Segments::from(pinned.unwrap_or_else(copied)))
+                        Some(pinned(env, slot.bucket(), lo..hi).into())
                     } else if absent_sectors & !self.beyond(at) == 0 || loaded.is_some_and(|it| it.covers(at))
                     {
                         Some(self.merged(env, at, loaded, lo, hi))
@@ -155,7 +149,7 @@ impl Object {
     }
 
     /// Returns loaded bytes from the offset `from`, with zeros beyond the store's content.
-    pub(super) fn clip(&self, part: Segments, from: u64) -> Segments {
+    fn clip(&self, part: Segments, from: u64) -> Segments {
         let len = part.len_bytes();
         let within = self.content_end().saturating_sub(from).min(len as u64) as usize;
         if within == len {
@@ -167,14 +161,7 @@ impl Object {
     }
 
     /// Returns a bucket's bytes, with the store's bytes in sectors that are not valid.
-    pub(super) fn merged(
-        &self,
-        env: &Env<'_>,
-        at: u32,
-        loaded: Option<&Loaded>,
-        lo: usize,
-        hi: usize,
-    ) -> Segments {
+    fn merged(&self, env: &Env<'_>, at: u32, loaded: Option<&Loaded>, lo: usize, hi: usize) -> Segments {
         let slot = self.slots.get(at);
         let start = u64::from(at) * BUCKET_U64;
         let base = loaded.and_then(|loaded| loaded.slice(start, start + BUCKET_U64));
@@ -223,25 +210,22 @@ impl Object {
         mark: Option<u32>,
         is_last: bool,
     ) -> Option<(Buckets, Option<u32>)> {
-        let ranges = self.activity_ref().map(|activity| &activity.ranges);
-        let is_in_the_way = ranges.is_some_and(|ranges| ranges.is_full() || ranges.is_changing(&within));
-        if self.head.known == Known::Absent || is_in_the_way {
+        let ranges = self.ranges();
+        if self.head.known == Known::Absent || ranges.is_full() || ranges.is_changing(&within) {
             return None;
         }
         let is_missing = |at: &u32| {
-            let is_wanted = ranges.is_some_and(|ranges| ranges.is_wanted(*at));
-            self.slots.get(*at) == Slot::ABSENT && self.beyond(*at) != u8::MAX && !is_wanted
+            self.slots.get(*at) == Slot::ABSENT && self.beyond(*at) != u8::MAX && !ranges.is_wanted(*at)
         };
         let missing = |range: Buckets| range.filter(|at| pattern.has(*at)).filter(is_missing);
         let start = missing(within.clone()).next()?;
         let mut end = start + 1;
         for at in start + 1..within.end {
-            let is_elsewhere = || ranges.is_some_and(|ranges| ranges.is_wanted(at));
             let between =
                 || (end..=at).filter(|at| pattern.has(*at)).take(BETWEEN_MAX as usize + 1).count() as u32;
             if pattern.has(at) && is_missing(&at) {
                 end = at + 1;
-            } else if is_elsewhere() || self.beyond(at) == u8::MAX || between() > BETWEEN_MAX {
+            } else if ranges.is_wanted(at) || self.beyond(at) == u8::MAX || between() > BETWEEN_MAX {
                 break;
             }
         }
@@ -308,8 +292,8 @@ fn runs_of(buckets: impl Iterator<Item = u32>, run_max: u64) -> Vec<(u64, u64)> 
 pub(crate) enum Keep {
     All,
     Nothing,
-    /// A single bucket, in which a read that bypasses the cache ends: the next read will ask for
-    /// the rest of it.
+    /// A single bucket, in which a read that bypasses the cache ends: the next read will request
+    /// the rest of the bucket.
     Passing(u32),
     /// The buckets of a pattern, for expected reads. `mark` is the bucket whose first read triggers
     /// the next read-ahead.
@@ -335,8 +319,8 @@ impl Keep {
         !matches!(self, Keep::Ahead { .. })
     }
 
-    /// Returns the same for an object that has content only up to the bucket `end`, which is not
-    /// known before the response arrives.
+    /// Returns the part to keep of an object whose content ends before the bucket `end`, which is not
+    /// known until the response arrives.
     fn within(self, end: u32) -> Self {
         match self {
             Keep::Ahead { pattern, mark: Some(mark), is_passing } => {

@@ -1,32 +1,41 @@
 //! Changes of an object that are newer than the store: what each requires, and how it is applied.
 
-use blocker::{Change, Error, Result, Run, RunContent, Segments};
+use blocker::{Change, Error, Result, Segments};
 
-use super::{Env, Known, Missing, Object, Resources};
-use crate::object::memory::geometry::{BUCKET_U64, Cursor, edges, parts, touched};
+use super::{Env, Known, Loaded, Missing, Object, Resources};
+use crate::object::memory::geometry::{BUCKET_U64, Cursor, WHOLE, edges, parts, touched};
 use crate::object::memory::pool::BUCKET;
 use crate::object::memory::slots::{Slot, State};
-use crate::object::mutation::{CopiedContent, Mutation};
+use crate::object::mutation::{CopiedContent, Mutation, Piece};
 
 impl Object {
     /// Returns the resources that a write of a range lacks.
-    pub(crate) fn missing_for_write(
-        &self,
-        env: &Env<'_>,
-        offset: u64,
-        len: u64,
-        resources: &Resources<'_>,
-    ) -> Missing {
+    fn missing_for_write(&self, env: &Env<'_>, offset: u64, len: u64, loaded: Option<&Loaded>) -> Missing {
         let mut missing = Missing::default();
         for (at, lo, hi) in parts(offset, len) {
             let slot = self.slots.get(at);
             let edges = edges(lo, hi) & !self.valid(env, at) & !self.beyond(at);
-            if edges != 0 && !resources.loaded.is_some_and(|loaded| loaded.covers(at)) {
+            if edges != 0 && !loaded.is_some_and(|loaded| loaded.covers(at)) {
                 missing.load_of(at);
             }
             missing.buckets += u32::from(!Self::is_exclusive(env, slot));
             missing.credits += u32::from(!matches!(slot.state(), State::Dirty | State::DirtyWhole));
         }
+        missing
+    }
+
+    /// Returns the resources that a write of these bytes lacks; buckets that can be taken over need
+    /// none.
+    fn missing_for_data(
+        &self,
+        env: &Env<'_>,
+        offset: u64,
+        data: &Segments,
+        loaded: Option<&Loaded>,
+    ) -> Missing {
+        let mut missing = self.missing_for_write(env, offset, data.len_bytes() as u64, loaded);
+        let adopting = self.adopting(env, offset, data);
+        missing.buckets -= adopting.filter(|at| !Self::is_exclusive(env, self.slots.get(*at))).count() as u32;
         missing
     }
 
@@ -68,13 +77,7 @@ impl Object {
 
     /// Writes a range as newer than the store. `resources` has what [`Self::missing_for_write`]
     /// returned.
-    pub(crate) fn write(
-        &mut self,
-        env: &Env<'_>,
-        offset: u64,
-        data: &Segments,
-        resources: &mut Resources<'_>,
-    ) {
+    fn write(&mut self, env: &Env<'_>, offset: u64, data: &Segments, resources: &mut Resources<'_>) {
         let mut from = Cursor::new(data);
         let len = data.len_bytes() as u64;
         for (at, lo, hi) in parts(offset, len) {
@@ -89,14 +92,14 @@ impl Object {
         self.grow_to(offset + len, len > 0);
     }
 
-    pub(super) fn grow_to(&mut self, end: u64, is_change: bool) {
+    fn grow_to(&mut self, end: u64, is_change: bool) {
         if is_change && end > self.head.size {
             self.head.size = end;
             self.pending.size_dirty = true;
         }
     }
 
-    pub(super) fn write_slot(
+    fn write_slot(
         &mut self,
         env: &Env<'_>,
         at: u32,
@@ -134,29 +137,12 @@ impl Object {
 
     /// Returns the resources that writing zeros lacks: a whole bucket only changes its state, a
     /// partial bucket is written.
-    pub(crate) fn missing_for_zeroes(
-        &self,
-        env: &Env<'_>,
-        offset: u64,
-        len: u64,
-        resources: &Resources<'_>,
-    ) -> Missing {
-        let mut missing = Missing::default();
-        for (at, lo, hi) in parts(offset, len).filter(|(_, lo, hi)| hi - lo < BUCKET) {
-            if self.is_zero(at) {
-                continue;
-            }
-            let part = self.missing_for_write(
-                env,
-                u64::from(at) * BUCKET_U64 + lo as u64,
-                (hi - lo) as u64,
-                resources,
-            );
-            missing.buckets += part.buckets;
-            missing.credits += part.credits;
-            part.load.into_iter().for_each(|load| missing.load_of(load.start));
-        }
-        missing
+    fn missing_for_zeroes(&self, env: &Env<'_>, offset: u64, len: u64, loaded: Option<&Loaded>) -> Missing {
+        let partial = parts(offset, len).filter(|(at, lo, hi)| hi - lo < BUCKET && !self.is_zero(*at));
+        partial.fold(Missing::default(), |sum, (at, lo, hi)| {
+            let from = u64::from(at) * BUCKET_U64 + lo as u64;
+            sum.and(self.missing_for_write(env, from, (hi - lo) as u64, loaded))
+        })
     }
 
     /// Returns whether all of a slot is known to be zeros.
@@ -167,16 +153,8 @@ impl Object {
         }
     }
 
-    /// Zeroes a range as newer than the store. If `extends`, the range can extend the object, like
-    /// a write.
-    pub(crate) fn write_zeroes(
-        &mut self,
-        env: &Env<'_>,
-        offset: u64,
-        len: u64,
-        extends: bool,
-        resources: &mut Resources<'_>,
-    ) {
+    /// Zeroes a range as newer than the store.
+    fn write_zeroes(&mut self, env: &Env<'_>, offset: u64, len: u64, resources: &mut Resources<'_>) {
         for (at, lo, hi) in parts(offset, len) {
             if hi - lo == BUCKET {
                 let slot = self.slots.get(at);
@@ -189,12 +167,12 @@ impl Object {
                 self.write_slot(env, at, lo, hi, resources, |bytes| bytes.fill(0));
             }
         }
-        self.grow_to(offset + len, extends && len > 0);
+        self.grow_to(offset + len, len > 0);
     }
 
     /// Returns the resources that truncating the object lacks: a bucket, if others refer to the one
     /// that contains the new end.
-    pub(crate) fn missing_for_truncate(&self, env: &Env<'_>, size: u64) -> Missing {
+    fn missing_for_truncate(&self, env: &Env<'_>, size: u64) -> Missing {
         let slot = self.slots.get((size / BUCKET_U64) as u32);
         let is_cut = size < self.head.size && !size.is_multiple_of(BUCKET_U64) && slot.state().has_bucket();
         let copies = is_cut && !Self::is_exclusive(env, slot);
@@ -203,10 +181,10 @@ impl Object {
     }
 
     /// Sets the object's size as newer than the store.
-    pub(crate) fn truncate(&mut self, env: &Env<'_>, size: u64, resources: &mut Resources<'_>) {
+    fn truncate(&mut self, env: &Env<'_>, size: u64, resources: &mut Resources<'_>) {
         if size < self.head.size {
             self.pending.truncate_to = self.pending.truncate_to.min(size);
-            self.clear_from(env, size.div_ceil(BUCKET_U64) as u32);
+            self.forget(env, size.div_ceil(BUCKET_U64) as u32..u32::MAX);
             let (at, lo) = ((size / BUCKET_U64) as u32, (size % BUCKET_U64) as usize);
             if lo > 0 && self.slots.get(at).state().has_bucket() {
                 self.cut_slot(env, at, lo, resources);
@@ -218,7 +196,7 @@ impl Object {
 
     /// Zeroes a slot's bytes from `lo` on; they will be zeros in the store too, once the object is
     /// truncated there.
-    pub(super) fn cut_slot(&mut self, env: &Env<'_>, at: u32, lo: usize, resources: &mut Resources<'_>) {
+    fn cut_slot(&mut self, env: &Env<'_>, at: u32, lo: usize, resources: &mut Resources<'_>) {
         let valid_before = self.valid(env, at);
         self.write_slot(env, at, lo, BUCKET, resources, |bytes| bytes.fill(0));
         // The sector that contains the end is only as valid as it was.
@@ -229,8 +207,8 @@ impl Object {
     }
 
     /// Forgets all content, because the object is replaced as a whole or removed.
-    pub(crate) fn replace(&mut self, env: &Env<'_>, known: Known) {
-        self.clear_from(env, 0);
+    fn replace(&mut self, env: &Env<'_>, known: Known) {
+        self.forget(env, WHOLE);
         self.pending.replace = known == Known::Present || self.head.store_exists || self.flushing.is_some();
         self.pending.truncate_to = u64::MAX;
         self.pending.size_dirty = known == Known::Present;
@@ -243,88 +221,62 @@ impl Object {
 // applied.
 
 impl Object {
+    /// Returns the resources that a change lacks.
+    ///
+    /// # Errors
+    /// `Mismatch` if a compare-and-write finds other bytes.
     pub(crate) fn missing_for(
         &self,
         env: &Env<'_>,
-        change: &Change,
-        resources: &Resources<'_>,
+        mutation: Mutation<'_>,
+        loaded: Option<&Loaded>,
     ) -> Result<Missing> {
-        Ok(match change {
-            Change::Write { offset, data } => self.missing_for_data(env, *offset, data, resources),
-            Change::WriteZeroes { offset, len_bytes } => {
-                self.missing_for_zeroes(env, *offset, *len_bytes, resources)
-            }
-            // Two runs in the same bucket count it twice: the surplus is given back.
-            Change::WriteRuns { runs } => runs
-                .iter()
-                .fold(Missing::default(), |sum, run| sum.and(self.missing_for_run(env, run, resources))),
-            Change::Discard { offset, len_bytes } => {
-                self.missing_for_zeroes(env, *offset, self.within(*offset, *len_bytes), resources)
-            }
-            Change::CompareAndWrite { offset, expected, data } => {
-                let len = expected.len_bytes() as u64;
-                let missing = self.missing_for_write(env, *offset, data.len_bytes() as u64, resources);
-                let found = match self.read(env, *offset, len, resources.loaded) {
-                    Ok(found) => found,
-                    Err(lacking) => return Ok(missing.and(lacking)),
-                };
-                if let Some(at) = expected.first_difference(&found.to_bytes()) {
-                    return Err(Error::Mismatch { offset: offset + at as u64 });
-                }
-                missing
-            }
+        match mutation.change {
             Change::WriteFull { data } => {
                 let credits = data.len_bytes().div_ceil(BUCKET) as u32;
-                Missing { buckets: credits - self.adoptable(env, 0, data), credits, load: None }
+                let buckets = credits - self.adopting(env, 0, data).count() as u32;
+                return Ok(Missing { buckets, credits, load: None });
             }
-            Change::Truncate { size_bytes } => self.missing_for_truncate(env, *size_bytes),
-            Change::Delete | Change::Copy { .. } => Missing::default(),
-        })
-    }
-
-    fn missing_for_run(&self, env: &Env<'_>, run: &Run, resources: &Resources<'_>) -> Missing {
-        match &run.content {
-            RunContent::Data(data) => {
-                self.missing_for_write(env, run.offset, data.len_bytes() as u64, resources)
-            }
-            RunContent::Zeroes(len) => self.missing_for_zeroes(env, run.offset, *len, resources),
+            Change::Truncate { size_bytes } => return Ok(self.missing_for_truncate(env, *size_bytes)),
+            _ => (),
+        }
+        // Two pieces in the same bucket count it twice: the surplus is given back.
+        let missing = mutation.pieces(self.head.size).fold(Missing::default(), |sum, piece| {
+            sum.and(match piece {
+                Piece::Data(offset, data) => self.missing_for_data(env, offset, data, loaded),
+                Piece::Zeroes(offset, len) => self.missing_for_zeroes(env, offset, len, loaded),
+            })
+        });
+        let Change::CompareAndWrite { offset, expected, .. } = mutation.change else { return Ok(missing) };
+        match self.read(env, *offset, expected.len_bytes() as u64, loaded) {
+            Ok(found) => match expected.first_difference(&found.to_bytes()) {
+                Some(at) => Err(Error::Mismatch { offset: offset + at as u64 }),
+                None => Ok(missing),
+            },
+            Err(lacking) => Ok(missing.and(lacking)),
         }
     }
 
-    /// Returns the length of the part of a range that lies within the object.
-    fn within(&self, offset: u64, len: u64) -> u64 {
-        self.head.size.saturating_sub(offset).min(len)
-    }
-
+    /// Applies a change as newer than the store. `resources` has what [`Self::missing_for`]
+    /// returned.
     pub(crate) fn mutate(&mut self, env: &Env<'_>, mutation: Mutation<'_>, resources: &mut Resources<'_>) {
-        let creates = self.head.known == Known::Absent && !matches!(mutation.change, Change::Delete);
-        if creates {
-            self.head.known = Known::Present;
-            self.head.size = 0;
+        if self.head.known == Known::Absent && !matches!(mutation.change, Change::Delete) {
+            (self.head.known, self.head.size) = (Known::Present, 0);
             self.pending.size_dirty = true;
         }
         match mutation.change {
-            Change::Write { offset, data } | Change::CompareAndWrite { offset, data, .. } => {
-                self.write(env, *offset, data, resources);
-            }
-            Change::WriteZeroes { offset, len_bytes } => {
-                self.write_zeroes(env, *offset, *len_bytes, true, resources);
-            }
-            Change::WriteRuns { runs } => runs.iter().for_each(|run| match &run.content {
-                RunContent::Data(data) => self.write(env, run.offset, data, resources),
-                RunContent::Zeroes(len) => self.write_zeroes(env, run.offset, *len, true, resources),
-            }),
-            Change::Discard { offset, len_bytes } => {
-                self.write_zeroes(env, *offset, self.within(*offset, *len_bytes), false, resources);
-            }
-            Change::WriteFull { data } => {
-                self.replace(env, Known::Present);
-                self.write(env, 0, data, resources);
-            }
-            Change::Truncate { size_bytes } => self.truncate(env, *size_bytes, resources),
+            Change::WriteFull { .. } => self.replace(env, Known::Present),
             Change::Delete => self.replace(env, Known::Absent),
+            Change::Truncate { size_bytes } => self.truncate(env, *size_bytes, resources),
             Change::Copy { .. } => {
                 mutation.copied.into_iter().for_each(|content| self.become_copy(env, content));
+            }
+            _ => (),
+        }
+        for piece in mutation.pieces(self.head.size) {
+            match piece {
+                Piece::Data(offset, data) => self.write(env, offset, data, resources),
+                Piece::Zeroes(offset, len) => self.write_zeroes(env, offset, len, resources),
             }
         }
     }
@@ -337,11 +289,6 @@ impl Object {
     pub(crate) fn is_whole(&self, env: &Env<'_>) -> bool {
         let buckets = self.head.size.div_ceil(BUCKET_U64) as u32;
         (0..buckets).all(|at| self.valid(env, at) | self.beyond(at) == u8::MAX)
-    }
-
-    /// Returns the number of slots that have a bucket.
-    pub(crate) fn buckets_held(&self) -> u32 {
-        self.slots.held_count()
     }
 
     /// Returns the number of buckets of zeros that take no memory; every byte of the object must be
@@ -365,17 +312,12 @@ impl Object {
     }
 
     /// Takes over the content of another object; a second call has no effect.
-    pub(crate) fn become_copy(&mut self, env: &Env<'_>, content: &CopiedContent) {
+    fn become_copy(&mut self, env: &Env<'_>, content: &CopiedContent) {
         let Some(content) = content.take() else { return };
         self.replace(env, Known::Present);
         self.head.size = content.size;
         env.metrics.hold_bucketless(env.namespace, content.bucketless);
         self.pending.bucketless += content.bucketless;
-        self.adopt(env, content.into_slots());
-    }
-
-    /// Takes over the slots that [`Self::share`] returned, with a credit for each bucket.
-    fn adopt(&mut self, env: &Env<'_>, shared: Vec<(u32, Slot)>) {
-        shared.into_iter().for_each(|(at, slot)| self.put(env, at, slot));
+        content.into_slots().into_iter().for_each(|(at, slot)| self.put(env, at, slot));
     }
 }

@@ -1,16 +1,16 @@
 //! Updates the cache with changes that the store has already made, and drops content that the store
 //! may no longer have.
 
-use blocker::{Change, ChangeReply, ChangeTerms, Error, RunContent, Segments, WriteMode};
+use blocker::{Change, ChangeReply, ChangeTerms, Error, Segments, WriteMode};
 
 use super::ranges::Ticket;
 use super::{Env, Known, Object, Resources};
 use crate::object::memory::geometry::{BUCKET_U64, Buckets, Cursor, WHOLE, edges, parts, touched};
 use crate::object::memory::pool::{BUCKET, Reserved};
 use crate::object::memory::slots::{Slot, State};
-use crate::object::mutation::Mutation;
+use crate::object::mutation::{Mutation, Piece};
 
-/// A change that has been sent to the store; tells whether another change overlapped it.
+/// A change that has been sent to the store, to detect changes that overlap this one.
 pub(crate) struct Started {
     steps: u32,
     was_alone: bool,
@@ -53,45 +53,25 @@ impl Object {
             return;
         }
         match mutation.change {
-            Change::Write { offset, data } | Change::CompareAndWrite { offset, data, .. } => {
-                self.write_through(env, *offset, data, resources);
+            // Without the object's size it is not known which bytes have become zeros.
+            Change::Discard { .. } if self.head.known != Known::Present => {
+                return self.forget(env, mutation.buckets());
             }
-            Change::WriteZeroes { offset, len_bytes } => {
-                self.zero_through(env, *offset, *len_bytes, resources);
+            Change::Truncate { size_bytes } => self.forget(env, (size_bytes / BUCKET_U64) as u32..u32::MAX),
+            Change::WriteFull { .. } | Change::Delete => self.forget(env, WHOLE),
+            _ => (),
+        }
+        for piece in mutation.pieces(self.head.size) {
+            match piece {
+                Piece::Data(offset, data) => self.write_through(env, offset, data, resources),
+                Piece::Zeroes(offset, len) => self.zero_through(env, offset, len, resources),
             }
-            Change::WriteRuns { runs } => runs.iter().for_each(|run| match &run.content {
-                RunContent::Data(data) => self.write_through(env, run.offset, data, resources),
-                RunContent::Zeroes(len) => self.zero_through(env, run.offset, *len, resources),
-            }),
-            Change::Discard { offset, len_bytes } => {
-                // Without the object's size it is not known which bytes have become zeros.
-                let is_known = self.head.known == Known::Present;
-                let within = self.head.size.saturating_sub(*offset).min(*len_bytes);
-                if is_known && within > 0 {
-                    self.zero_through(env, *offset, within, resources);
-                } else if !is_known {
-                    self.forget(env, mutation.buckets());
-                }
-            }
-            Change::WriteFull { data } => {
-                self.forget(env, WHOLE);
-                self.write_through(env, 0, data, resources);
-            }
-            Change::Truncate { size_bytes } => self.truncated(env, *size_bytes),
-            Change::Delete => self.forget(env, WHOLE),
-            Change::Copy { .. } => (),
         }
     }
 
     /// Applies stored bytes to the slots. Never waits: a slot for which no bucket is free is
     /// forgotten.
-    pub(crate) fn write_through(
-        &mut self,
-        env: &Env<'_>,
-        offset: u64,
-        data: &Segments,
-        resources: &mut Resources<'_>,
-    ) {
+    fn write_through(&mut self, env: &Env<'_>, offset: u64, data: &Segments, resources: &mut Resources<'_>) {
         let mut from = Cursor::new(data);
         for (at, lo, hi) in parts(offset, data.len_bytes() as u64) {
             match self.to_adopt(env, at, lo, hi, &from) {
@@ -102,13 +82,7 @@ impl Object {
     }
 
     /// Applies stored zeros to the slots.
-    pub(crate) fn zero_through(
-        &mut self,
-        env: &Env<'_>,
-        offset: u64,
-        len: u64,
-        resources: &mut Resources<'_>,
-    ) {
+    fn zero_through(&mut self, env: &Env<'_>, offset: u64, len: u64, resources: &mut Resources<'_>) {
         for (at, lo, hi) in parts(offset, len) {
             let slot = self.slots.get(at);
             if hi - lo == BUCKET {
@@ -119,7 +93,7 @@ impl Object {
         }
     }
 
-    pub(super) fn take_over(
+    fn take_over(
         &mut self,
         env: &Env<'_>,
         at: u32,
@@ -166,18 +140,6 @@ impl Object {
         }
     }
 
-    /// Forgets a range that has been changed in the store.
-    pub(crate) fn forget(&mut self, env: &Env<'_>, buckets: Buckets) {
-        let known = self.slots.known_from(buckets.start).map(|(at, _)| at);
-        let known: Vec<u32> = known.take_while(|at| *at < buckets.end).collect();
-        known.into_iter().for_each(|at| self.clear(env, at));
-    }
-
-    /// Forgets content that a truncation in the store has removed.
-    pub(crate) fn truncated(&mut self, env: &Env<'_>, size: u64) {
-        self.clear_from(env, (size / BUCKET_U64) as u32);
-    }
-
     /// Updates the head with a change that the store has made.
     pub(crate) fn changed_below(
         &mut self,
@@ -189,20 +151,8 @@ impl Object {
     ) {
         let head = &mut self.head;
         let was_known = head.known == Known::Present;
-        let size = match change {
-            Change::Write { .. }
-            | Change::CompareAndWrite { .. }
-            | Change::WriteZeroes { .. }
-            | Change::WriteRuns { .. }
-                if was_known =>
-            {
-                head.size.max(change.end())
-            }
-            Change::Discard { .. } | Change::Copy { .. } if was_known => head.size,
-            Change::Delete => 0,
-            _ => reply.size_bytes,
-        };
         let is_delete = matches!(change, Change::Delete);
+        let size = if was_known || is_delete { change.size_after(head.size) } else { reply.size_bytes };
         head.known = match (is_delete, was_known || is_exact) {
             (true, _) => Known::Absent,
             (false, true) => Known::Present,
@@ -220,24 +170,15 @@ impl Object {
     /// Forgets everything that an error of a change of these buckets puts in doubt: the object may
     /// have been changed in the store, or its known state has turned out to be wrong.
     pub(crate) fn perhaps_changed(&mut self, env: &Env<'_>, buckets: Buckets, error: &Error) {
-        let doubts = matches!(
-            error,
-            Error::OutcomeUnknown(_)
-                | Error::Missing
-                | Error::Exists
-                | Error::ConditionFailed { .. }
-                | Error::Fenced { .. }
-                | Error::Superseded { .. }
-                | Error::WritesLost(_)
-                | Error::NotStored(_)
-        );
-        if !doubts {
-            return;
-        }
-        if matches!(error, Error::OutcomeUnknown(_) | Error::NotStored(_)) {
-            self.forget(env, buckets);
-        } else {
-            self.invalidate(env, &mut Reserved::none(env.pool));
+        match error {
+            Error::OutcomeUnknown(_) | Error::NotStored(_) => self.forget(env, buckets),
+            Error::Missing
+            | Error::Exists
+            | Error::ConditionFailed { .. }
+            | Error::Fenced { .. }
+            | Error::Superseded { .. }
+            | Error::WritesLost(_) => _ = self.invalidate(env, &mut Reserved::none(env.pool)),
+            _ => return,
         }
         if !self.has_pending() {
             self.head.store_version = None;

@@ -11,15 +11,12 @@ use cached_journal::Position;
 use crate::object::config::OTHERS;
 use crate::object::control::namespaces::rank;
 use crate::object::journal::records::Origin;
-use crate::object::journal::{
-    ChangeLog, Entry, JournalState, KeptHold, NamespaceLog, Refusal, Room, Unlogged,
-};
+use crate::object::journal::{ChangeLog, Entry, JournalState, KeptHold, NamespaceLog, Refusal, Room};
 use crate::object::memory::pool::Reserved;
 use crate::object::mutation::Mutation;
 use crate::object::read::list::change_size;
 use crate::object::shared::Shared;
 use crate::object::shared::resources::{reserve, take_room_at_once};
-use crate::object::state::dirty_queue::Released;
 use crate::object::state::{Env, Known, LINES_WRITTEN, Missing, Object, Resources};
 
 /// The reason why a change was not applied.
@@ -40,7 +37,8 @@ pub(super) enum Blocked {
     Changing,
     /// Buckets, room or bytes of the store are missing.
     Missing(Missing),
-    /// The store has accepted changes of the namespace past the log, but not stored them.
+    /// The store has accepted changes of the namespace that are not in the log, but has not stored
+    /// them.
     Forwarded,
     /// Room in the log is missing, or changes must wait until the log works again.
     Log,
@@ -66,7 +64,7 @@ pub(super) struct Asked<'a> {
     pub(super) log: LogTerms<'a>,
 }
 
-/// Whether and where a change is logged.
+/// The log of a change, if the change is logged.
 #[derive(Clone, Copy)]
 pub(crate) enum LogTerms<'a> {
     Nowhere,
@@ -96,11 +94,9 @@ impl<'a> LogTerms<'a> {
         known: Option<&'a NamespaceLog>,
     ) -> Self {
         match (log, known) {
-            (None, _) => Self::Nowhere,
             (Some(log), Some(known)) if known.is_journaled() => Self::In(log, known),
-            (Some(_), Some(_)) => Self::Nowhere,
             (Some(log), None) if log.names.terms(namespace).is_journaled => Self::Unclaimed,
-            (Some(_), None) => Self::Nowhere,
+            _ => Self::Nowhere,
         }
     }
 }
@@ -114,23 +110,6 @@ pub(crate) struct Applied {
     pub(super) is_pending: bool,
     /// The position of the change in the log.
     pub(super) position: Option<Position>,
-    /// Unneeded holds, to be dropped outside of the exclusive section and before any wait.
-    pub(super) released: Released,
-}
-
-impl Applied {
-    pub(super) fn without_holds(mut self) -> Self {
-        self.released = [None, None];
-        self
-    }
-}
-
-/// The log entry of a change, until the change has been applied.
-#[derive(Default)]
-struct Logged {
-    position: Option<Position>,
-    hold: Option<KeptHold>,
-    _unlogged: Option<Unlogged>,
 }
 
 /// Logs a change that is certain to be applied.
@@ -141,28 +120,23 @@ fn log_change(
     asked: &Asked<'_>,
     (version, now): (u64, Timestamp),
     room: Option<&mut Room>,
-) -> Result<Logged, Blocked> {
+) -> Result<Entry, Blocked> {
     let (log, namespace) = match asked.log {
-        LogTerms::Nowhere => return Ok(Logged::default()),
+        LogTerms::Nowhere => return Ok(Entry::Nothing),
         LogTerms::In(_, namespace) if namespace.has_forwarded() => return Err(Blocked::Forwarded),
         LogTerms::In(log, namespace) => (log, namespace),
         LogTerms::Unclaimed => return Err(Blocked::Owner),
         LogTerms::Again(log, again) => {
-            let released = || Error::Corrupt("the record's segment is in use again".into());
+            let released = || Error::Corrupt("the record's segment has been reused".into());
             let hold = log.journal().hold(again.position).ok_or_else(|| Blocked::Failed(released()))?;
-            if object.pending.queue_number == 0 {
-                object.pending.queue_number = shared.objects.dirty_queue.insert(env.node, env.namespace, now);
-                wake_if_due(shared, env.namespace);
-            }
-            let (position, hold) = (Some(again.position), Some(log.keep(hold)));
-            return Ok(Logged { position, hold, _unlogged: None });
+            queue(shared, object, env, now);
+            return Ok(Entry::Record(again.position, log.keep(hold)));
         }
     };
-    if object.pending.queue_number == 0 && !asked.mutation.is_touch() {
+    if !asked.mutation.is_touch() {
         // The object is queued before the append: so a task that stores everything in the log up to
         // now finds it.
-        object.pending.queue_number = shared.objects.dirty_queue.insert(env.node, env.namespace, now);
-        wake_if_due(shared, env.namespace);
+        queue(shared, object, env, now);
     }
     let Asked { id, terms, .. } = *asked;
     let epoch = namespace.epoch();
@@ -175,24 +149,24 @@ fn log_change(
         was_present: object.head.known == Known::Present,
     };
     match log.append(namespace, &origin, asked.mutation, room) {
-        Ok(Entry::Nothing) => Ok(Logged::default()),
-        Ok(Entry::Unlogged(unlogged)) => Ok(Logged { _unlogged: Some(unlogged), ..Logged::default() }),
-        Ok(Entry::Record(position, hold)) => {
-            object.pending.logged_to = position.0;
-            Ok(Logged { position: Some(position), hold: Some(hold), _unlogged: None })
+        Ok(entry) => {
+            if let Entry::Record(position, _) = &entry {
+                object.pending.logged_to = position.0;
+            }
+            Ok(entry)
         }
         Err(Refusal::Wait) => Err(Blocked::Log),
         Err(Refusal::Failed(error)) => Err(Blocked::Failed(error)),
     }
 }
 
-/// Holds the log from the record of a change on, unless the object already does so. Returns holds
-/// that are not needed.
-fn keep_hold(shared: &Shared, object: &mut Object, hold: KeptHold) -> Released {
+/// Holds the log from the record of a change on, unless the object already does so. Returns the
+/// hold that is not needed.
+fn keep_hold(shared: &Shared, object: &mut Object, hold: KeptHold) -> Option<KeptHold> {
     let number = object.pending.queue_number;
     if number == 0 {
         // Nothing is left to store.
-        return [Some(hold), None];
+        return Some(hold);
     }
     let released = match &mut object.flushing {
         None if !object.pending.is_held => {
@@ -203,7 +177,7 @@ fn keep_hold(shared: &Shared, object: &mut Object, hold: KeptHold) -> Released {
             flushing.newer_is_held = true;
             shared.objects.dirty_queue.hold_newer(number, hold)
         }
-        _ => return [Some(hold), None],
+        _ => return Some(hold),
     };
     if shared.journal.log.as_ref().is_some_and(|log| log.events.condition.state() != JournalState::Ok) {
         // The log is waiting until nothing holds it.
@@ -213,7 +187,8 @@ fn keep_hold(shared: &Shared, object: &mut Object, hold: KeptHold) -> Released {
     released
 }
 
-/// Applies a change in the object's exclusive section, or returns what is missing.
+/// Applies a change in the object's exclusive section, or returns what is missing. Also returns an
+/// unneeded hold, to be dropped outside of the section and before any wait.
 pub(super) fn apply(
     shared: &Shared,
     object: &mut Object,
@@ -221,7 +196,7 @@ pub(super) fn apply(
     asked: &Asked<'_>,
     resources: &mut Resources<'_>,
     mut room: Option<&mut Room>,
-) -> Result<Applied, Blocked> {
+) -> Result<(Applied, Option<KeptHold>), Blocked> {
     let Asked { id, mutation, terms, holds, .. } = *asked;
     let fences = shared.fences_callers();
     if !shared.owns(object) {
@@ -233,8 +208,8 @@ pub(super) fn apply(
     if fences && let Some(domain) = terms.domain.filter(|it| object.head.domain_asked != Some(*it)) {
         return Err(Blocked::Domain(domain));
     }
-    if holds == Holds::Nothing && object.is_changing(&mutation.buckets())
-        || holds != Holds::Whole && object.is_forwarding()
+    if holds == Holds::Nothing && object.ranges().is_changing(&mutation.buckets())
+        || holds != Holds::Whole && object.ranges().is_forwarding()
     {
         return Err(Blocked::Changing);
     }
@@ -242,9 +217,8 @@ pub(super) fn apply(
         return Err(Blocked::OtherDomain);
     }
     let is_present = object.head.known == Known::Present;
-    let version = is_present.then_some(Version(object.head.version));
     let claimed = shared.store.claims.in_force(id, terms.domain).0.max(object.head.claimed);
-    let head = StoreHead { version, stamp: object.head.stamp };
+    let head = StoreHead { version: object.head.shown_version(), stamp: object.head.stamp };
     admit(head, Epoch(claimed), terms).map_err(Blocked::Failed)?;
     if mutation.needs_present() && !is_present {
         return Err(Blocked::Failed(Error::Missing));
@@ -270,7 +244,7 @@ pub(super) fn apply(
         (version, if object.asks_for_time() { shared.clock.now() } else { Timestamp(0) })
     };
     let mut made = (0, Timestamp(0));
-    let mut logged = Logged::default();
+    let mut logged = Entry::Nothing;
     let is_rewrite = match mutation.change {
         Change::Write { offset, data } if is_present => object.rewrite(env, *offset, data, |object| {
             made = moment(object);
@@ -280,8 +254,8 @@ pub(super) fn apply(
         _ => false,
     };
     if !is_rewrite {
-        let mut missing = object.missing_for(env, mutation.change, resources).map_err(Blocked::Failed)?;
-        let bucketless = object.bucketless_for(mutation.change);
+        let mut missing = object.missing_for(env, mutation, resources.loaded).map_err(Blocked::Failed)?;
+        let bucketless = object.bucketless_for(mutation);
         missing.credits += bucketless;
         if missing.load.is_some()
             || missing.buckets > resources.reserved.count()
@@ -301,39 +275,46 @@ pub(super) fn apply(
             .inspect_err(|_| shared.control.quotas.note(env.namespace, id, (sizes.1, sizes.0)))?;
         object.mutate(env, mutation, resources);
         object.hold_bucketless(env, bucketless, resources);
-        shared.objects.losses.repaired_by(id, mutation);
+        shared.objects.losses.repaired_by(id, mutation.replaces_content());
     }
     let (version, now) = made;
     object.note_change(now, version, terms.domain);
     object.pending.is_acknowledged |= terms.durability == Durability::Cached;
     let is_pending = enqueue(shared, object, env);
-    let released = logged.hold.map_or([None, None], |hold| keep_hold(shared, object, hold));
+    let (position, released) = match logged {
+        Entry::Record(position, hold) => (Some(position), keep_hold(shared, object, hold)),
+        Entry::Nothing | Entry::Unlogged { .. } => (None, None),
+    };
     if resources.credits < credits && shared.metrics.dirty_room.pressure_has_begun() {
         shared.background.wake();
     }
     shared.metrics.of(env.namespace).count_write(env.hash, rank(terms.durability));
     let reply = ChangeReply::new(Version(version), object.head.size, Durability::Cached);
-    let (queue_number, position) = (object.pending.queue_number, logged.position);
-    Ok(Applied { reply, queue_number, is_pending, position, released })
+    Ok((Applied { reply, queue_number: object.pending.queue_number, is_pending, position }, released))
 }
 
 /// Adds the object to the dirty queue if something waits to be stored, and completes its waiters if
 /// nothing does. Returns whether anything is left to store.
 fn enqueue(shared: &Shared, object: &mut Object, env: &Env<'_>) -> bool {
     let is_pending = object.has_pending() || object.flushing.is_some();
-    if object.has_pending() && object.pending.queue_number == 0 {
-        object.pending.queue_number =
-            shared.objects.dirty_queue.insert(env.node, env.namespace, object.pending.dirty_since);
-        wake_if_due(shared, env.namespace);
+    if object.has_pending() {
+        let since = object.pending.dirty_since;
+        queue(shared, object, env, since);
     } else if !is_pending {
         object.take_stored_waiters().into_iter().for_each(|(ticket, result)| ticket.complete(result));
     }
     is_pending
 }
 
-/// Wakes the background if it must check the object that has just entered the dirty queue.
-fn wake_if_due(shared: &Shared, namespace: u16) {
-    if shared.is_under_pressure() || shared.objects.dirty_queue.has_one_of(namespace) {
+/// Adds the object to the dirty queue, unless it is there already.
+fn queue(shared: &Shared, object: &mut Object, env: &Env<'_>, since: Timestamp) {
+    if object.pending.queue_number != 0 {
+        return;
+    }
+    let dirty_queue = &shared.objects.dirty_queue;
+    object.pending.queue_number = dirty_queue.insert(env.node, env.namespace, since);
+    // If other objects of the namespace wait, the background already looks when they will be due.
+    if shared.is_under_pressure() || dirty_queue.has_one_of(env.namespace) {
         shared.background.wake();
     }
 }
@@ -402,7 +383,7 @@ fn try_apply(
             Some(apply(shared, object, env, &asked, &mut resources, None))
         };
         match shared.enter_at_once(hash, id, ahead, job).flatten() {
-            Some(Ok(applied)) => answer = Some(Ok(applied.without_holds())),
+            Some(Ok((applied, _released))) => answer = Some(Ok(applied)),
             Some(Err(Blocked::Failed(error))) => answer = Some(Err(error)),
             Some(Err(Blocked::Missing(missing)))
                 if !is_last

@@ -3,9 +3,10 @@
 //!
 //! A change obtains its resources in this order: the object's head, room for dirty data, buckets,
 //! and finally the range (only if the store must be asked, or has a change in flight). So no change
-//! holds a range or a bucket while it waits for what the holder of another one needs.
+//! holds a range or a bucket while it waits for a resource whose holder may need that range or
+//! bucket.
 
-use blocker::{ChangeReply, ChangeRequest, Durability, Error, ObjectId, Result, Scope, Timestamp};
+use blocker::{ChangeReply, ChangeRequest, Durability, Error, Result, Scope, Timestamp};
 
 use super::apply::{Again, Applied, Asked, Blocked, Holds, LogTerms, apply};
 use super::modes::TakenMode;
@@ -81,22 +82,9 @@ pub(crate) async fn change(
     acknowledge(shared, Some(handle), applied, durability, deadline).await
 }
 
-/// Like [`acknowledge`], for a change that was applied at once.
-pub(crate) async fn acknowledge_at_once(
-    shared: Arc<Shared>,
-    id: ObjectId,
-    hash: u64,
-    applied: Applied,
-    asked: Durability,
-    deadline: Option<Timestamp>,
-) -> Result<ChangeReply> {
-    // An object without a node is stored.
-    let handle = shared.find(hash, &id).map(|in_use| Handle::of(&shared, in_use));
-    acknowledge(shared, handle, applied, asked, deadline).await
-}
-
-/// Waits until an applied change has the requested durability.
-async fn acknowledge(
+/// Waits until an applied change has the requested durability. Without a `handle`, the object has
+/// no node: everything of it is stored.
+pub(crate) async fn acknowledge(
     shared: Arc<Shared>,
     handle: Option<Handle>,
     applied: Applied,
@@ -169,7 +157,7 @@ async fn apply_when_possible(
     let mut guard: Option<(RangeGuard, Holds)> = None;
     let mut loaded = None;
     let mut loads = 0;
-    // Room in the log. The task waits for nothing while it holds this.
+    // Room in the log. The task never waits while it holds this room.
     let mut room: Option<Room> = None;
     loop {
         let mut own_room = room.take();
@@ -197,7 +185,7 @@ async fn apply_when_possible(
             })
             .await;
         match applied {
-            Ok(applied) => return Ok(applied.without_holds()),
+            Ok((applied, _released)) => return Ok(applied),
             Err(Blocked::Failed(error)) => return Err(error),
             Err(Blocked::Log) => {
                 (resources, loaded) = (Some(back), bytes);
@@ -236,7 +224,7 @@ async fn apply_when_possible(
             }
             Err(Blocked::Changing) => {
                 resources = Some(back);
-                // If the range is already held, it is not enough: the whole object must be held.
+                // If the range is already held, the whole object must be held.
                 let (range, holds) = match guard.take() {
                     None => (mutation.buckets(), Holds::Range),
                     Some(_) => (WHOLE, Holds::Whole),
@@ -281,7 +269,7 @@ mod tests {
 
     use blocker::clock::Sleep;
     use blocker::executor::block_on;
-    use blocker::{BlockerExt, Clock, Memory, Name, Namespace, WriteMode};
+    use blocker::{BlockerExt, Clock, Memory, Name, Namespace, ObjectId, WriteMode};
 
     use super::*;
     use crate::object::config::{MEMORY_BYTES_MIN, ObjectCacheConfig};

@@ -5,25 +5,21 @@
 //! content nor its new.
 
 use blocker::admission::check_condition;
-use blocker::{
-    Change, ChangeReply, ChangeRequest, Condition, Error, ObjectId, Result, Scope, Version, WriteMode,
-};
+use blocker::{Change, ChangeReply, ChangeRequest, Condition, Error, ObjectId, Result, Version, WriteMode};
 
 use super::back as write_back;
 use super::modes::TakenMode;
-use super::through::{answered, forget_head_if_direct, store_if_journaled};
+use super::through::{forget_head_if_direct, send, store_if_journaled};
 use crate::object::memory::geometry::WHOLE;
 use crate::object::memory::pool::BUCKET;
 use crate::object::mutation::CopiedContent;
 use crate::object::read::list::Resize;
-use crate::object::read::load::{forwarded_durability, sizes, store_condition, with_durability};
-use crate::object::shared::calls::{begin, shielded, store_pending};
-use crate::object::shared::claim::own_stamp;
+use crate::object::read::load::{sizes, store_condition};
+use crate::object::shared::calls::store_pending;
 use crate::object::shared::handle::Handle;
 use crate::object::shared::{Shared, log_waits};
 use crate::object::state::Known;
 use crate::object::state::ranges::Kind;
-use crate::object::store::{Class, Lane};
 use crate::object::tasks::deadline::{StoreAsked, until, until_forwarded};
 use crate::object::tasks::wait_queue::Permits;
 use crate::sync::Arc;
@@ -59,7 +55,7 @@ pub(crate) async fn copy(
     until_forwarded(&*shared.clock, call, below).await
 }
 
-/// Makes the store copy. Both objects are held as a whole, in the order of their nodes, so that two
+/// Has the store make the copy. Both objects are held as a whole, in the order of their nodes, so that two
 /// copies in opposite directions cannot deadlock.
 async fn copy_below(
     shared: &Arc<Shared>,
@@ -76,9 +72,11 @@ async fn copy_below(
     forget_head_if_direct(&target).await;
     let is_source_first = source.at() < target.at();
     let (first, second) = if is_source_first { (&source, &target) } else { (&target, &source) };
-    let guards =
+    let mut guards =
         (first.lock_range(WHOLE, Kind::Change).await?, second.lock_range(WHOLE, Kind::Change).await?);
-    let ticket = if is_source_first { guards.1.ticket() } else { guards.0.ticket() };
+    if is_source_first {
+        guards = (guards.1, guards.0);
+    }
     store_pending(&target).await?;
     store_pending(&source).await?;
     log_waits::mark_object(shared, &to).await?;
@@ -88,63 +86,13 @@ async fn copy_below(
         true => {
             let (_, from) = sizes(&source, call, |size| size.unwrap_or(0)).await?;
             let sizes = sizes(&target, call, |_| from).await?;
-            Some(Resize::begin(shared, &target, sizes, terms.settles)?)
+            Some(Resize::begin(&target, sizes, terms.settles)?)
         }
         false => None,
     };
-    let namespace = target.namespace();
-    let asking = begin(shared, namespace, (Lane::Change, Class::of(call.priority)), 0).await?;
-    let own_stamp = own_stamp(shared, &to.namespace).await?;
-    store_asked.begin(&*shared.clock, call)?;
-    let (own, handle) = (Arc::clone(shared), target.clone());
-    let work = async move {
-        let started = handle.enter(move |object, _| object.begin_change(ticket)).await;
-        let change = Change::Copy { from: copied.id, from_condition };
-        let mut request = change.request(to).terms(terms).call(call);
-        request.terms.stamp = own_stamp.or(terms.stamp);
-        request.terms.durability = forwarded_durability(taken_mode.mode, terms.durability);
-        let asked = request.terms.durability;
-        let answer = own.store.below.change(request).await;
-        asking.end(&own, &answer, 0);
-        let answer = answered(&handle, asked, resize, answer);
-        let hash = handle.in_use().node.hash();
-        let (shared, target) = (Arc::clone(&own), handle.id().clone());
-        let done = handle.enter(move |object, env| {
-            let is_exact = object.end_change(&started);
-            match answer {
-                Ok(reply) => {
-                    object.forget(env, WHOLE);
-                    object.set_head(Some((reply.size_bytes, reply.version.0)));
-                    object.head.store_version = is_exact.then_some(reply.version.0);
-                    if terms.stamp.is_some() {
-                        object.head.stamp = terms.stamp;
-                    }
-                    shared.objects.losses.repair(&Scope::Object(target));
-                    if !is_exact {
-                        object.head.version = shared.objects.next_version(hash);
-                    }
-                    let (version, size) = (Version(object.head.version), object.head.size);
-                    if object.is_stale(ticket) || shared.control.attaching.is_direct() {
-                        // Another client may have changed the target after the copy.
-                        object.invalidate_head(env);
-                    }
-                    Ok(ChangeReply::new(version, size, reply.durability.max(terms.durability)))
-                }
-                Err(error) => {
-                    object.perhaps_changed(env, WHOLE, &error);
-                    Err(error)
-                }
-            }
-        });
-        let done = done.await;
-        drop((guards, taken_mode));
-        done
-    };
-    let reply = shielded(shared, work).await?;
-    let durability =
-        log_waits::acknowledged(&shared.journal, &target.id().namespace, terms.durability, reply.durability)
-            .await?;
-    Ok(with_durability(reply, durability))
+    let change = Change::Copy { from: copied.id, from_condition };
+    let request = change.request(to).terms(terms).call(call);
+    send(target, (guards.0, Some(guards.1)), request, taken_mode, resize, store_asked).await
 }
 
 /// Returns both objects, in use. Only a single copy may hold the node of one object while it waits
@@ -190,7 +138,7 @@ async fn take(
         let is_wanted = (object.has_pending() || object.flushing.is_some() || !own.store.can.copy_native)
             && object.head.size <= own.store.can.request_bytes_max / BUCKET as u64 * BUCKET as u64;
         let is_wanted = is_wanted && object.head.size <= logged_bytes_max;
-        if object.head.known != Known::Present || !is_wanted || object.is_changing(&WHOLE) {
+        if object.head.known != Known::Present || !is_wanted || object.ranges().is_changing(&WHOLE) {
             return Ok(None);
         }
         check_condition(Some(Version(object.head.version)), condition)?;
@@ -198,7 +146,7 @@ async fn take(
             return Ok(None);
         }
         let bucketless = object.zeros_known() + 1;
-        let credits = object.buckets_held() + bucketless;
+        let credits = object.slots.held_count() + bucketless;
         if !own.metrics.dirty_room.take(namespace, credits) {
             return Ok(None);
         }

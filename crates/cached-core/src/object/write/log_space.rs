@@ -15,8 +15,8 @@ use crate::object::tasks::deadline::{FlushTicket, Stored, until};
 use crate::object::tasks::wait_queue::wait;
 use crate::sync::Arc;
 
-/// Returns the end of the oldest segment, if half of the log is in use: objects with older records are stored
-/// first, whatever their age.
+/// Returns the end of the oldest segment, if half of the log is in use: objects with older records
+/// are stored first, whatever their age.
 pub(crate) fn crowded_before(log: &ChangeLog) -> Option<Position> {
     if log.journal().level() < Level::Half {
         return None;
@@ -32,14 +32,15 @@ pub(crate) async fn log_again(shared: Arc<Shared>, number: u64, node: u32) {
     let part_max = log.journal().payload_bytes_max();
     let bytes = handle.enter(|object, env| object.pending_state(env).encoded_bytes()).await;
     let parts = bytes.div_ceil(part_max);
-    let reserve = || match (
-        log.events.condition.state(),
-        log.journal().reserve_leaving(parts, bytes, log.leave.privileged),
-    ) {
-        (JournalState::Ok, Ok(reservation)) => Some(Some(reservation)),
-        (JournalState::Ok, Err(AppendError::Full | AppendError::Busy)) => None,
+    let reserve = || {
         // While the journal has failed, nothing is logged.
-        _ => Some(None),
+        if log.events.condition.state() != JournalState::Ok {
+            return Some(None);
+        }
+        match log.journal().reserve_leaving(parts, bytes, log.leave.privileged) {
+            Err(AppendError::Full | AppendError::Busy) => None,
+            reserved => Some(reserved.ok()),
+        }
     };
     let Ok(Some(reservation)) = wait(&log.events.space, reserve).await else { return };
     let own = Arc::clone(&shared);
@@ -129,7 +130,7 @@ pub(crate) async fn lead_out(shared: Arc<Shared>) {
             JournalState::Void | JournalState::Resuming => resume(&shared, log, &mut pause).await,
         };
         if let Err(error) = step {
-            tracing::warn!(%error, "the journal is not in order yet, will be tried again");
+            tracing::warn!(%error, "the journal cannot be used yet and will be retried");
             shared.clock.sleep_until(shared.clock.now() + RETRY_AFTER).await;
         }
     }
@@ -146,7 +147,7 @@ async fn drain(shared: &Arc<Shared>, log: &ChangeLog) -> Result<()> {
     wait(&log.events.trouble, is_drained).await?;
     let failed = shared.journal.recovery.progress().objects_failed;
     if failed > 0 {
-        tracing::error!(failed, "the journal's records of objects that could not be recovered are given up");
+        tracing::error!(failed, "the journal's records of objects that could not be recovered are discarded");
     }
     let up_to = log.last_position();
     // If the journal works again, a mark says that nothing is replayed; otherwise the epochs do.
@@ -158,7 +159,9 @@ async fn drain(shared: &Arc<Shared>, log: &ChangeLog) -> Result<()> {
     claim_anew(shared).await?;
     log.names.note_mark_of_all(up_to);
     if log.events.condition.step(&[JournalState::Draining], JournalState::Void, None) {
-        tracing::warn!("all that the journal had is stored; changes are not logged until its disk works");
+        tracing::warn!(
+            "all logged changes are stored; changes are not logged until the journal's disk works again"
+        );
     }
     log.events.changed();
     Ok(())
@@ -190,7 +193,7 @@ async fn resume(shared: &Arc<Shared>, log: &ChangeLog, pause: &mut Duration) -> 
     let to = if resumed.is_ok() { JournalState::Ok } else { JournalState::Void };
     log.events.condition.step(&[JournalState::Resuming], to, None);
     if resumed.is_ok() {
-        tracing::info!("the journal is in order again: changes are logged");
+        tracing::info!("the journal works again: changes are logged");
     }
     log.events.changed();
     if resumed.is_ok() && log.events.has_failed() {

@@ -6,7 +6,6 @@ pub(crate) mod apply;
 pub(crate) mod back;
 pub(crate) mod copy;
 pub(crate) mod flush;
-pub(crate) mod flush_send;
 pub(crate) mod log_space;
 pub(crate) mod modes;
 pub(crate) mod receive;

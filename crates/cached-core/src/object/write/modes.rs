@@ -24,14 +24,21 @@ pub(crate) struct TakenMode {
     number: u16,
     phase: u64,
     pub(crate) mode: WriteMode,
+    /// Whether the change bypasses the cache regardless of the mode.
+    pub(crate) is_passing: bool,
 }
 
 impl TakenMode {
+    /// Returns the mode that determines how the cache is updated.
+    pub(crate) fn keeping(&self) -> WriteMode {
+        if self.is_passing { WriteMode::Around } else { self.mode }
+    }
+
     /// Takes the current mode of a namespace.
     pub(crate) fn take(shared: &Arc<Shared>, namespace: &Namespace) -> Self {
         let number = shared.control.namespaces.of(namespace);
         let (phase, mode) = shared.control.namespaces.record(number).write_phases.begin();
-        Self { shared: Arc::clone(shared), number, phase, mode }
+        Self { shared: Arc::clone(shared), number, phase, mode, is_passing: false }
     }
 }
 
@@ -46,8 +53,8 @@ pub(crate) fn read_only(namespace: &Namespace) -> Error {
     Error::Denied(format!("namespace {namespace} is read-only").into())
 }
 
-/// A caller that waits until nothing of an earlier mode is left. If the wait fails or is dropped,
-/// the background continues the work.
+/// A caller that waits until all changes of an earlier mode are completed. If the wait fails or is
+/// dropped, the background continues the work.
 pub(crate) struct Settling {
     shared: Arc<Shared>,
     number: u16,
@@ -76,7 +83,7 @@ impl Drop for Settling {
     }
 }
 
-/// Waits until nothing of an earlier mode of a namespace is left: all changes that began in it have
+/// Waits until an earlier mode of a namespace is settled: all changes that began in the mode have
 /// ended, and all written-back data are stored. The number
 /// [`OTHERS`](crate::object::config::OTHERS) stands for all other namespaces together.
 ///
@@ -99,8 +106,8 @@ fn still_left(shared: &Shared, record: &NamespaceRecord) -> String {
         _ => "; flushes fail at present",
     };
     format!(
-        "the write mode of {what} is {}, and changes of the mode before are left: {dirty} bytes are not \
-         stored{failing}; it goes on in the background",
+        "the write mode of {what} is {}, but {dirty} bytes written in the previous mode are not stored \
+         yet{failing}; they continue to be stored in the background",
         record.write_phases.mode()
     )
 }
@@ -178,7 +185,7 @@ pub(crate) async fn store_and_mark(shared: &Arc<Shared>, namespace: &Namespace) 
     }
 }
 
-/// Makes the background settle every namespace that has something left of an earlier mode.
+/// Makes the background settle every namespace whose earlier mode is not settled yet.
 pub(crate) fn settle_in_background(shared: &Shared) {
     shared.control.namespaces.asks_to_settle.store(true, Ordering::SeqCst);
     shared.background.wake();
@@ -211,7 +218,7 @@ async fn settle_until_done(shared: Arc<Shared>, number: u16) {
                 tracing::warn!(%error, "a namespace whose write mode has changed has lost writes");
             }
             Err(error) => {
-                tracing::warn!(%error, "changes of an earlier write mode are left");
+                tracing::warn!(%error, "changes made in an earlier write mode cannot be completed");
                 record.is_settling.store(false, Ordering::SeqCst);
                 return;
             }

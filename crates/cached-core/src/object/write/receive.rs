@@ -53,10 +53,8 @@ impl ReceiveBuffer {
         len_bytes: usize,
     ) -> Option<Self> {
         offset.checked_add(len_bytes as u64).filter(|end| *end <= shared.control.config.object_bytes_max)?;
-        if matches!(
-            shared.control.namespaces.write_mode(&object.namespace),
-            WriteMode::Around | WriteMode::ReadOnly
-        ) {
+        let mode = shared.control.namespaces.write_mode(&object.namespace);
+        if matches!(mode, WriteMode::Around | WriteMode::ReadOnly) {
             return None;
         }
         let (mut head, mut tail, mut count) = (0, 0, 0);

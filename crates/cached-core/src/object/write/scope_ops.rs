@@ -2,13 +2,11 @@
 
 use blocker::{
     ClaimReply, ClaimRequest, Durability, Error, FlushReply, FlushRequest, Info, InfoRequest,
-    InvalidateReply, InvalidateRequest, ListReply, ListRequest, Namespace, ObjectId, Result, Scope,
-    WriteMode,
+    InvalidateReply, InvalidateRequest, Namespace, Result, Scope, WriteMode,
 };
 use cached_journal::Position;
 
 use crate::object::journal::{ChangeLog, JournalState};
-use crate::object::read::list;
 use crate::object::read::load::load_head;
 use crate::object::shared::calls::expedite;
 use crate::object::shared::claim::drop_clean;
@@ -20,9 +18,8 @@ use crate::sync::Arc;
 /// Returns the size, version and stamp, and asks the store for what is unknown.
 pub(crate) async fn info(shared: Arc<Shared>, request: InfoRequest, hash: u64) -> Result<Info> {
     let call = request.call;
-    let own = Arc::clone(&shared);
-    let work = async move {
-        let handle = Handle::acquire(&own, &request.object, hash).await?;
+    let work = async {
+        let handle = Handle::acquire(&shared, &request.object, hash).await?;
         loop {
             if let Some(info) = handle.enter(|object, _| object.info()).await {
                 return info;
@@ -31,13 +28,6 @@ pub(crate) async fn info(shared: Arc<Shared>, request: InfoRequest, hash: u64) -
         }
     };
     until(&*shared.clock, call.deadline, || Error::DeadlinePassed, work).await
-}
-
-/// Returns one page of a namespace's objects.
-pub(crate) async fn list(shared: Arc<Shared>, request: ListRequest) -> Result<ListReply> {
-    let deadline = request.call.deadline;
-    let own = Arc::clone(&shared);
-    until(&*shared.clock, deadline, || Error::DeadlinePassed, list::list(own, request)).await
 }
 
 /// Stores everything acknowledged within the scope.
@@ -79,15 +69,10 @@ async fn flush_log(shared: &Arc<Shared>, request: &FlushRequest) -> Result<Optio
         return Ok(None);
     }
     let position = log.last_position();
-    match &request.scope {
-        Scope::Object(ObjectId { namespace, .. })
-        | Scope::Domain(namespace, _)
-        | Scope::Namespace(namespace) => {
-            if !is_all_logged(shared, log, namespace) {
-                return Ok(None);
-            }
-        }
-        _ => {
+    match request.scope.namespace() {
+        Some(namespace) if !is_all_logged(shared, log, namespace) => return Ok(None),
+        Some(_) => (),
+        None => {
             // A namespace that this cache has not claimed has not been changed by it.
             for namespace in shared.store.epochs.claimed() {
                 if !is_all_logged(shared, log, &namespace) {
@@ -149,13 +134,6 @@ pub(crate) async fn store_scope(
     scope: &Scope,
     ticket: &Arc<FlushTicket>,
 ) -> Result<()> {
-    match flush_scope(shared, scope, ticket).await {
-        Err(Error::WritesLost(_)) => Ok(()),
-        result => result,
-    }
-}
-
-async fn flush_scope(shared: &Arc<Shared>, scope: &Scope, ticket: &Arc<FlushTicket>) -> Result<()> {
     if let Scope::Object(id) = scope {
         if let Some(in_use) = shared.find(shared.hash(id), id) {
             let handle = Handle::of(shared, in_use);
@@ -164,12 +142,7 @@ async fn flush_scope(shared: &Arc<Shared>, scope: &Scope, ticket: &Arc<FlushTick
     } else {
         for node in shared.objects.dirty_queue.nodes() {
             let Some(handle) = Handle::of_node(shared, node) else { continue };
-            let id = handle.id();
-            let namespace = match scope {
-                Scope::Domain(namespace, _) | Scope::Namespace(namespace) => Some(namespace),
-                _ => None,
-            };
-            if namespace.is_some_and(|namespace| *namespace != id.namespace) {
+            if scope.namespace().is_some_and(|namespace| *namespace != handle.id().namespace) {
                 continue;
             }
             if let Scope::Domain(_, domain) = scope {
@@ -182,7 +155,10 @@ async fn flush_scope(shared: &Arc<Shared>, scope: &Scope, ticket: &Arc<FlushTick
             expedite(&handle, ticket, 0).await?;
         }
     }
-    Stored(Arc::clone(ticket)).await
+    match Stored(Arc::clone(ticket)).await {
+        Err(Error::WritesLost(_)) => Ok(()),
+        result => result,
+    }
 }
 
 /// Takes over a scope: changes acknowledged under older epochs are stored first.
