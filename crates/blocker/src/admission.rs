@@ -158,13 +158,6 @@ struct Claimed {
     writer: Option<WriterId>,
 }
 
-impl Claimed {
-    /// Returns whether this claim prevents `writer` from claiming `epoch` in an overlapping scope.
-    fn excludes(self, epoch: Epoch, writer: WriterId) -> bool {
-        self.epoch == epoch && self.writer != Some(writer)
-    }
-}
-
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 struct NamespaceClaims {
     whole: Claimed,
@@ -180,9 +173,17 @@ impl NamespaceClaims {
     fn object(&self, name: &Name) -> Epoch {
         self.objects.get(name).copied().unwrap_or_default().epoch
     }
+}
 
-    fn iter(&self) -> impl Iterator<Item = Claimed> + '_ {
-        [self.whole].into_iter().chain(self.domains.values().copied()).chain(self.objects.values().copied())
+/// Returns whether a change may belong to both scopes.
+fn overlap(one: &Scope, other: &Scope) -> bool {
+    match (one, other) {
+        (Scope::Domain(..), Scope::Domain(..)) | (Scope::Object(_), Scope::Object(_)) => one == other,
+        // A domain may contain any object of its namespace.
+        _ => match (one.namespace(), other.namespace()) {
+            (Some(one), Some(other)) => one == other,
+            _ => true,
+        },
     }
 }
 
@@ -203,16 +204,9 @@ impl Claims {
     /// wider one.
     #[must_use]
     pub fn scope_epoch(&self, scope: &Scope) -> Epoch {
-        let of = |namespace, narrow: &dyn Fn(&NamespaceClaims) -> Epoch| {
-            let claims = self.namespaces.get(namespace);
-            self.all.epoch.max(claims.map_or(Epoch(0), |claims| claims.whole.epoch.max(narrow(claims))))
-        };
-        match scope {
-            Scope::All => self.all.epoch,
-            Scope::Namespace(namespace) => of(namespace, &|_| Epoch(0)),
-            Scope::Domain(namespace, domain) => of(namespace, &|claims| claims.domain(*domain)),
-            Scope::Object(object) => of(&object.namespace, &|claims| claims.object(&object.name)),
-        }
+        let claims = scope.namespace().and_then(|namespace| self.namespaces.get(namespace));
+        let wider = claims.map_or(self.all.epoch, |claims| self.all.epoch.max(claims.whole.epoch));
+        wider.max(self.own_epoch(scope))
     }
 
     /// Raises the epoch of `scope` for `writer`. Returns whether that changed anything; it does not
@@ -230,7 +224,11 @@ impl Claims {
         if epoch == Epoch(0) {
             return Ok(false);
         }
-        if self.overlapping(scope).any(|claimed| claimed.excludes(epoch, writer)) {
+        // A claim without a known writer counts as another writer's.
+        let is_taken = self
+            .iter()
+            .any(|(other, claimed, by)| claimed == epoch && by != Some(writer) && overlap(scope, &other));
+        if is_taken {
             return Err(Error::Fenced { epoch });
         }
         if epoch == in_force {
@@ -246,10 +244,11 @@ impl Claims {
     /// # Errors
     /// [`Error::OutOfSpace`] beyond [`CLAIMS_COUNT_MAX`] scopes.
     pub fn record(&mut self, scope: &Scope, epoch: Epoch, writer: Option<WriterId>) -> Result<bool> {
-        let is_known = self.own_epoch(scope) > Epoch(0);
-        if epoch <= self.own_epoch(scope) {
+        let before = self.own_epoch(scope);
+        if epoch <= before {
             return Ok(false);
         }
+        let is_known = before > Epoch(0);
         if !is_known && self.count >= CLAIMS_COUNT_MAX {
             return Err(Error::OutOfSpace("too many scopes have been claimed".into()));
         }
@@ -299,59 +298,26 @@ impl Claims {
         entry(Scope::All, self.all).into_iter().chain(namespaces)
     }
 
-    /// Returns every claim whose scope overlaps `scope`.
-    fn overlapping<'a>(&'a self, scope: &'a Scope) -> Box<dyn Iterator<Item = Claimed> + 'a> {
-        let all = std::iter::once(self.all);
-        let namespace = match scope {
-            Scope::All => {
-                return Box::new(all.chain(self.namespaces.values().flat_map(NamespaceClaims::iter)));
-            }
-            Scope::Namespace(namespace) | Scope::Domain(namespace, _) => namespace,
-            Scope::Object(object) => &object.namespace,
-        };
-        let Some(claims) = self.namespaces.get(namespace) else { return Box::new(all) };
-        let wide = all.chain([claims.whole]);
-        match scope {
-            // A domain may contain any object of its namespace.
-            Scope::Domain(_, domain) => {
-                let domain = claims.domains.get(domain).copied();
-                Box::new(wide.chain(domain).chain(claims.objects.values().copied()))
-            }
-            Scope::Object(object) => {
-                let object = claims.objects.get(&object.name).copied();
-                Box::new(wide.chain(object).chain(claims.domains.values().copied()))
-            }
-            _ => Box::new(wide.chain(claims.iter().skip(1))),
-        }
-    }
-
     /// Returns the epoch with which this scope itself was claimed, without wider ones.
     #[must_use]
     pub fn own_epoch(&self, scope: &Scope) -> Epoch {
-        let of = |namespace| self.namespaces.get(namespace);
-        match scope {
-            Scope::All => self.all.epoch,
-            Scope::Namespace(namespace) => of(namespace).map_or(Epoch(0), |claims| claims.whole.epoch),
-            Scope::Domain(namespace, domain) => {
-                of(namespace).map_or(Epoch(0), |claims| claims.domain(*domain))
-            }
-            Scope::Object(object) => {
-                of(&object.namespace).map_or(Epoch(0), |claims| claims.object(&object.name))
-            }
+        let claims = scope.namespace().and_then(|namespace| self.namespaces.get(namespace));
+        match (scope, claims) {
+            (Scope::All, _) => self.all.epoch,
+            (_, None) => Epoch(0),
+            (Scope::Namespace(_), Some(claims)) => claims.whole.epoch,
+            (Scope::Domain(_, domain), Some(claims)) => claims.domain(*domain),
+            (Scope::Object(object), Some(claims)) => claims.object(&object.name),
         }
     }
 
     fn slot(&mut self, scope: &Scope) -> &mut Claimed {
+        let Some(namespace) = scope.namespace() else { return &mut self.all };
+        let claims = self.namespaces.entry(namespace.clone()).or_default();
         match scope {
-            Scope::All => &mut self.all,
-            Scope::Namespace(namespace) => &mut self.namespaces.entry(namespace.clone()).or_default().whole,
-            Scope::Domain(namespace, domain) => {
-                self.namespaces.entry(namespace.clone()).or_default().domains.entry(*domain).or_default()
-            }
-            Scope::Object(object) => {
-                let claims = self.namespaces.entry(object.namespace.clone()).or_default();
-                claims.objects.entry(object.name.clone()).or_default()
-            }
+            Scope::Domain(_, domain) => claims.domains.entry(*domain).or_default(),
+            Scope::Object(object) => claims.objects.entry(object.name.clone()).or_default(),
+            Scope::All | Scope::Namespace(_) => &mut claims.whole,
         }
     }
 }
