@@ -1,5 +1,6 @@
-//! The control plane: attaching, policies, quotas, metrics, losses. Called rarely, by operators and by layers
-//! that manage others. (A claim is part of the data path because it must be ordered with changes.)
+//! The control plane: attaching, policies, quotas, metrics, losses. Called rarely, by operators and
+//! by layers that manage others. (A claim is part of the data path because it must be ordered with
+//! changes.)
 
 use cached_metrics::Families;
 
@@ -87,12 +88,14 @@ pub struct LossPage {
 /// The control plane of a backend or layer, reached by
 /// [`Blocker::control`](crate::Blocker::control).
 ///
-/// Every method has a default for backends without that function: `Unsupported`, no metrics, no
-/// losses. All answers are [replies](Reply), so that a connection to a server can carry them.
+/// By default, every method forwards to [`Self::below`]. A backend has nothing below; its defaults
+/// are `Unsupported`, no metrics, and no losses. All answers are [replies](Reply), so that a
+/// connection to a server can carry them.
 ///
 /// # Layers
 ///
-/// A layer forwards to the control plane of the blocker below, and adds its own part:
+/// A layer returns the control plane of the blocker below, and writes only the methods to which it
+/// adds its own part:
 ///
 /// | method | a layer that caches | any other layer |
 /// |---|---|---|
@@ -105,16 +108,49 @@ pub struct LossPage {
 /// | `losses` | answers | forwards |
 /// | `namespace_state`, `namespace_states`, `change_namespace`, `set_volume`, `remove_namespace` | answers | forwards |
 ///
-/// [`delegate_control!`](crate::delegate_control) writes the forwarding methods; [`Reply::then`] or
-/// [`metrics_above`] adds to an answer from below.
+/// [`Reply::then`] or [`metrics_above`] adds to an answer from below.
+///
+/// ```
+/// use std::sync::Arc;
+/// use blocker::{Blocker, Control, Reply, metrics_above};
+/// use cached_metrics::Families;
+///
+/// struct Layer {
+///     below: Arc<dyn Blocker>,
+/// }
+///
+/// impl Blocker for Layer {
+///     blocker::delegate!(|this| this.below, except control);
+///
+///     fn control(&self) -> &dyn Control {
+///         self
+///     }
+/// }
+///
+/// impl Control for Layer {
+///     fn below(&self) -> Option<&dyn Control> {
+///         Some(self.below.control())
+///     }
+///
+///     fn metrics(&self) -> Reply<Families> {
+///         let mut own = Families::new();
+///         own.gauge("layers", "Layers.", 1);
+///         metrics_above(own, self.below.control())
+///     }
+/// }
+/// ```
 pub trait Control: Send + Sync {
+    /// Returns the control plane of the blocker below a layer; `None` for a backend.
+    fn below(&self) -> Option<&dyn Control> {
+        None
+    }
+
     /// Announces that the namespace is going to be used, and returns its attachment.
     ///
     /// # Errors
     /// `Denied`, `Retryable`, `Corrupt`, `Unsupported`.
     fn attach(&self, namespace: Namespace) -> Reply<Attachment> {
-        drop(namespace);
-        Reply::err(Error::Unsupported("this backend has no attachments".into()))
+        ask(self.below(), "this backend has no attachments", |below| below.attach(namespace))
     }
 
     /// Announces that the namespace will not be used for a while: its data are stored, then its
@@ -123,8 +159,7 @@ pub trait Control: Send + Sync {
     /// # Errors
     /// Those of a flush of the namespace; `Unsupported`.
     fn detach(&self, namespace: Namespace) -> Reply<()> {
-        drop(namespace);
-        Reply::err(Error::Unsupported("this backend has no attachments".into()))
+        ask(self.below(), "this backend has no attachments", |below| below.detach(namespace))
     }
 
     /// Releases the namespace to another writer: its data are stored, then its memory is freed and
@@ -135,8 +170,7 @@ pub trait Control: Send + Sync {
     /// Those of a flush of the namespace; `Unsupported` if this blocker claims nothing for its
     /// callers.
     fn release(&self, namespace: Namespace) -> Reply<()> {
-        drop(namespace);
-        Reply::err(Error::Unsupported("this backend claims nothing for its callers".into()))
+        ask(self.below(), "this backend claims nothing for its callers", |below| below.release(namespace))
     }
 
     /// Returns the namespace's policy.
@@ -144,8 +178,7 @@ pub trait Control: Send + Sync {
     /// # Errors
     /// `Unsupported` where nothing is cached; `Retryable`.
     fn policy(&self, namespace: Namespace) -> Reply<Policy> {
-        drop(namespace);
-        Reply::err(Error::Unsupported("this backend has no policies".into()))
+        ask(self.below(), "this backend has no policies", |below| below.policy(namespace))
     }
 
     /// Changes the namespace's policy. The answer comes when the old policy has ended: every change
@@ -157,8 +190,7 @@ pub trait Control: Send + Sync {
     /// `Unsupported` where nothing is cached; `OutOfSpace` if too many namespaces have a policy;
     /// `Denied`, `Retryable`, and those of a flush of the namespace.
     fn set_policy(&self, namespace: Namespace, policy: Policy) -> Reply<()> {
-        drop((namespace, policy));
-        Reply::err(Error::Unsupported("this backend has no policies".into()))
+        ask(self.below(), "this backend has no policies", |below| below.set_policy(namespace, policy))
     }
 
     /// Returns the namespace's limit and usage.
@@ -166,8 +198,7 @@ pub trait Control: Send + Sync {
     /// # Errors
     /// `Unsupported` where that is not counted; `Retryable`.
     fn quota(&self, namespace: Namespace) -> Reply<Quota> {
-        drop(namespace);
-        Reply::err(Error::Unsupported("this backend has no quotas".into()))
+        ask(self.below(), "this backend has no quotas", |below| below.quota(namespace))
     }
 
     /// Limits the namespace to `bytes_max` bytes; `None` removes the limit. Existing data stay.
@@ -176,8 +207,7 @@ pub trait Control: Send + Sync {
     /// `Unsupported` where that is not counted; `OutOfSpace` if too many namespaces have a quota;
     /// `Denied`, `Retryable`.
     fn set_quota(&self, namespace: Namespace, bytes_max: Option<u64>) -> Reply<()> {
-        drop((namespace, bytes_max));
-        Reply::err(Error::Unsupported("this backend has no quotas".into()))
+        ask(self.below(), "this backend has no quotas", |below| below.set_quota(namespace, bytes_max))
     }
 
     /// Returns the metrics of this blocker and of those below it.
@@ -185,7 +215,7 @@ pub trait Control: Send + Sync {
     /// # Errors
     /// `Retryable` if they cannot be fetched from below.
     fn metrics(&self) -> Reply<Families> {
-        Reply::ok(Families::new())
+        self.below().map_or_else(|| Reply::ok(Families::new()), |below| below.metrics())
     }
 
     /// Returns a page of the acknowledged changes that can never be stored and have not been
@@ -194,8 +224,7 @@ pub trait Control: Send + Sync {
     /// # Errors
     /// `Unsupported` where they cannot be listed; `Retryable` if they cannot be fetched from below.
     fn losses(&self, after: Option<ObjectId>) -> Reply<LossPage> {
-        drop(after);
-        Reply::ok(LossPage::default())
+        self.below().map_or_else(|| Reply::ok(LossPage::default()), |below| below.losses(after))
     }
 
     /// Returns a namespace's settings and its state in the cache.
@@ -204,8 +233,7 @@ pub trait Control: Send + Sync {
     /// `Missing` if it is neither configured nor has been used; `Unsupported` where nothing is
     /// cached; `Retryable`.
     fn namespace_state(&self, namespace: Namespace) -> Reply<NamespaceState> {
-        drop(namespace);
-        Reply::err(no_cache())
+        ask(self.below(), NO_CACHE, |below| below.namespace_state(namespace))
     }
 
     /// Returns a page of the states of namespaces that are configured or have been used, beginning
@@ -214,8 +242,7 @@ pub trait Control: Send + Sync {
     /// # Errors
     /// `Unsupported` where nothing is cached; `Retryable`.
     fn namespace_states(&self, after: Option<Namespace>) -> Reply<NamespacePage> {
-        drop(after);
-        Reply::err(no_cache())
+        ask(self.below(), NO_CACHE, |below| below.namespace_states(after))
     }
 
     /// Sets the write mode of a namespace, other settings, or both; creates the namespace if it is
@@ -226,8 +253,7 @@ pub trait Control: Send + Sync {
     /// `Invalid` if a value contradicts the others: then nothing has changed; those of
     /// [`set_policy`](Self::set_policy).
     fn change_namespace(&self, namespace: Namespace, settings: NamespaceSettings) -> Reply<()> {
-        drop((namespace, settings));
-        Reply::err(no_cache())
+        ask(self.below(), NO_CACHE, |below| below.change_namespace(namespace, settings))
     }
 
     /// Replaces all settings that a volume has made for its namespace. The namespace cannot be
@@ -244,8 +270,7 @@ pub trait Control: Send + Sync {
         attachment: u64,
         settings: Option<NamespaceSettings>,
     ) -> Reply<()> {
-        drop((namespace, attachment, settings));
-        Reply::err(no_cache())
+        ask(self.below(), NO_CACHE, |below| below.set_volume(namespace, attachment, settings))
     }
 
     /// Drops a namespace from the cache, with the write mode and settings that commands, or a
@@ -257,8 +282,7 @@ pub trait Control: Send + Sync {
     /// data and `dirty_data` says to refuse; `Unsupported` where nothing is cached; those of a
     /// flush of the namespace.
     fn remove_namespace(&self, namespace: Namespace, dirty_data: DirtyData) -> Reply<RemovedNamespace> {
-        drop((namespace, dirty_data));
-        Reply::err(no_cache())
+        ask(self.below(), NO_CACHE, |below| below.remove_namespace(namespace, dirty_data))
     }
 
     /// Returns the namespaces that have objects or claims in the store, in bytewise order. A
@@ -267,15 +291,22 @@ pub trait Control: Send + Sync {
     /// # Errors
     /// `Retryable`, `Corrupt`, `Unsupported`.
     fn namespaces(&self) -> Reply<Vec<Namespace>> {
-        Reply::err(Error::Unsupported("this backend cannot list its namespaces".into()))
+        ask(self.below(), "this backend cannot list its namespaces", |below| below.namespaces())
     }
 }
 
-fn no_cache() -> Error {
-    Error::Unsupported("this backend caches nothing, and has no settings of namespaces".into())
+const NO_CACHE: &str = "this backend caches nothing, and has no namespace settings";
+
+/// Asks the control plane below; without one, the function is unsupported for the reason `why`.
+fn ask<'a, T>(
+    below: Option<&'a dyn Control>,
+    why: &'static str,
+    ask: impl FnOnce(&'a dyn Control) -> Reply<T>,
+) -> Reply<T> {
+    below.map_or_else(|| Reply::err(Error::Unsupported(why.into())), ask)
 }
 
-/// The control plane of a blocker without one: every method is the trait's default.
+/// The control plane of a backend that has none: every method is the trait's default.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoControl;
 

@@ -397,7 +397,9 @@ impl Collect for Faulty {
 
 /// Calls of the control plane never fail by plan.
 impl Control for Faulty {
-    crate::delegate_control!(|this| *this.shared.inner.control(), except metrics);
+    fn below(&self) -> Option<&dyn Control> {
+        Some(self.shared.inner.control())
+    }
 
     fn metrics(&self) -> Reply<Families> {
         metrics_above(self.families(), self.shared.inner.control())

@@ -33,8 +33,9 @@ impl Blocker for Controlled {
 }
 
 impl Control for Controlled {
-    blocker::delegate_control!(|this| *this.memory.control(), except policy metrics losses namespace_state
-        namespace_states change_namespace remove_namespace);
+    fn below(&self) -> Option<&dyn Control> {
+        Some(self.memory.control())
+    }
 
     fn namespace_state(&self, namespace: Namespace) -> Reply<NamespaceState> {
         match self.namespaces.lock().unwrap().get(&namespace) {

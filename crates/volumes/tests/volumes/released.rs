@@ -26,7 +26,9 @@ impl Blocker for Forgetful {
 }
 
 impl Control for Forgetful {
-    blocker::delegate_control!(|this| *this.memory.control(), except release);
+    fn below(&self) -> Option<&dyn Control> {
+        Some(self.memory.control())
+    }
 
     fn release(&self, _namespace: Namespace) -> Reply<()> {
         if self.failures_left.load(Ordering::Relaxed) > 0 {

@@ -542,7 +542,9 @@ impl Blocker for Looked {
 }
 
 impl Control for Looked {
-    blocker::delegate_control!(|this| *this.0.control(), except quota);
+    fn below(&self) -> Option<&dyn Control> {
+        Some(self.0.control())
+    }
 
     fn quota(&self, namespace: Namespace) -> Reply<Quota> {
         self.1.fetch_add(1, Ordering::Relaxed);
