@@ -300,14 +300,6 @@ impl<K> ChangeRequest<K> {
         Self { object, change, terms, call, operation: PhantomData }
     }
 
-    /// Returns the request as one of any operation.
-    #[must_use]
-    #[inline]
-    pub fn any(self) -> ChangeRequest {
-        let Self { object, change, terms, call, .. } = self;
-        ChangeRequest { object, change, terms, call, operation: PhantomData }
-    }
-
     /// Sets the least durability that the reply must give.
     #[must_use]
     pub fn durability(mut self, durability: Durability) -> Self {
@@ -384,8 +376,10 @@ macro_rules! requests {
             pub type $request = ChangeRequest<operation::$operation>;
 
             impl From<$request> for ChangeRequest {
+                #[inline]
                 fn from(request: $request) -> Self {
-                    request.any()
+                    let ChangeRequest { object, change, terms, call, .. } = request;
+                    Self { object, change, terms, call, operation: PhantomData }
                 }
             }
         )*

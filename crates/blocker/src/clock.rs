@@ -14,8 +14,7 @@
 //! assert_eq!(clock.now().since(start), Duration::from_secs(3));
 //! ```
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::future::Future;
 use std::ops::Add;
@@ -94,7 +93,7 @@ impl ManualClock {
     /// Returns the time of the next sleep, if there is one.
     #[must_use]
     pub fn next_timer(&self) -> Option<Timestamp> {
-        self.shared.lock().heap.peek().map(|Reverse(timer)| timer.at)
+        self.shared.lock().next_timer()
     }
 }
 
@@ -122,28 +121,18 @@ impl Clock for SystemClock {
     }
 
     fn sleep_until(&self, until: Timestamp) -> Sleep {
-        Box::pin(SystemSleep { until })
-    }
-}
-
-struct SystemSleep {
-    until: Timestamp,
-}
-
-impl Future for SystemSleep {
-    type Output = ();
-
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        let thread = TimerThread::get();
-        let now = SystemClock.now();
-        let mut queue = thread.queue.lock();
-        queue.now = queue.now.max(now);
-        let poll = queue.poll_timer(self.until, cx);
-        if poll.is_pending() {
-            thread.ensure_running(&mut queue);
-            thread.changed.notify_one();
-        }
-        poll
+        Box::pin(std::future::poll_fn(move |cx| {
+            let thread = TimerThread::get();
+            let now = SystemClock.now();
+            let mut queue = thread.queue.lock();
+            queue.now = queue.now.max(now);
+            let poll = queue.poll_timer(until, cx);
+            if poll.is_pending() {
+                thread.ensure_running(&mut queue);
+                thread.changed.notify_one();
+            }
+            poll
+        }))
     }
 }
 
@@ -151,13 +140,10 @@ impl Future for SystemSleep {
 #[derive(Default)]
 struct TimerQueue {
     now: Timestamp,
-    heap: BinaryHeap<Reverse<Timer>>,
+    /// The wakers by due time and number.
+    timers: BTreeMap<(Timestamp, u64), Waker>,
+    last_number: u64,
     has_thread: bool,
-}
-
-struct Timer {
-    at: Timestamp,
-    waker: Waker,
 }
 
 impl TimerQueue {
@@ -167,34 +153,19 @@ impl TimerQueue {
         if self.now >= until {
             return Poll::Ready(());
         }
-        self.heap.push(Reverse(Timer { at: until, waker: cx.waker().clone() }));
+        self.last_number += 1;
+        self.timers.insert((until, self.last_number), cx.waker().clone());
         Poll::Pending
+    }
+
+    fn next_timer(&self) -> Option<Timestamp> {
+        self.timers.keys().next().map(|(at, _)| *at)
     }
 
     fn advance_to(&mut self, now: Timestamp) -> Vec<Waker> {
         self.now = self.now.max(now);
-        let mut due = Vec::new();
-        while self.heap.peek().is_some_and(|Reverse(timer)| timer.at <= self.now) {
-            due.extend(self.heap.pop().map(|Reverse(timer)| timer.waker));
-        }
-        due
-    }
-}
-
-impl PartialEq for Timer {
-    fn eq(&self, other: &Self) -> bool {
-        self.at == other.at
-    }
-}
-impl Eq for Timer {}
-impl PartialOrd for Timer {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-impl Ord for Timer {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.at.cmp(&other.at)
+        let later = self.timers.split_off(&(self.now + Duration::from_nanos(1), 0));
+        std::mem::replace(&mut self.timers, later).into_values().collect()
     }
 }
 
@@ -232,10 +203,9 @@ impl TimerThread {
                 parking_lot::MutexGuard::unlocked(&mut queue, || due.into_iter().for_each(Waker::wake));
                 continue;
             }
-            match queue.heap.peek().map(|Reverse(timer)| timer.at) {
+            match queue.next_timer() {
                 Some(at) => {
-                    let delay = at.since(SystemClock.now());
-                    self.changed.wait_for(&mut queue, delay);
+                    self.changed.wait_for(&mut queue, at.since(SystemClock.now()));
                 }
                 None => self.changed.wait(&mut queue),
             }

@@ -107,6 +107,20 @@ impl Error {
         matches!(self, Self::OutcomeUnknown(_))
     }
 
+    /// Returns whether the error only reports the object's state: it is missing, exists already, or is not
+    /// as the request expects. The store works, so traces and metrics do not count this as a failure.
+    #[must_use]
+    pub fn is_answer(&self) -> bool {
+        matches!(
+            self,
+            Self::Missing
+                | Self::Exists
+                | Self::ConditionFailed { .. }
+                | Self::Mismatch { .. }
+                | Self::Superseded { .. }
+        )
+    }
+
     /// Returns one word for the variant, the same in logs, metrics and JSON.
     #[must_use]
     pub fn kind(&self) -> &'static str {

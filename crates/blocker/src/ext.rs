@@ -36,7 +36,7 @@ macro_rules! changes {
             /// Those of [`Blocker::change`].
             #[inline]
             fn $method(&self, request: $request) -> Reply<ChangeReply> {
-                self.change(request.any())
+                self.change(request.into())
             }
         )*
     };

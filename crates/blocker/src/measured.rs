@@ -84,36 +84,6 @@ const NAMES: [&str; 15] = [
     "invalidate",
 ];
 
-/// What an outcome says about the store.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Outcome {
-    /// The store works.
-    Answered,
-    /// The store works, but has refused the operation or failed at it.
-    Failed,
-    /// The store may be unreachable.
-    Silent,
-}
-
-impl Outcome {
-    fn of<T>(answer: &Result<T>) -> Outcome {
-        match answer {
-            Ok(_) => Outcome::Answered,
-            Err(
-                Error::Missing
-                | Error::Exists
-                | Error::ConditionFailed { .. }
-                | Error::Mismatch { .. }
-                | Error::Superseded { .. },
-            ) => Outcome::Answered,
-            Err(
-                Error::Retryable(_) | Error::NotStored(_) | Error::OutcomeUnknown(_) | Error::DeadlinePassed,
-            ) => Outcome::Silent,
-            Err(_) => Outcome::Failed,
-        }
-    }
-}
-
 impl Measurements {
     /// Returns every operation's measurements.
     #[must_use]
@@ -152,24 +122,29 @@ impl Measurements {
         let now = self.clock.now();
         let measured = &self.operations[operation];
         measured.latency.observe(now.since(begun));
-        let outcome = Outcome::of(answer);
-        if outcome != Outcome::Answered {
+        let failure = answer.as_ref().err().filter(|error| !error.is_answer());
+        if failure.is_some() {
             measured.failures.increment();
         }
-        if outcome == Outcome::Silent {
-            let since = begun.0.max(1);
-            // An answer after the beginning of this operation proves that the store is reachable.
-            if self.answered_at.load(Ordering::Relaxed) <= since {
-                let first =
-                    self.silent_since.compare_exchange(0, since, Ordering::Relaxed, Ordering::Relaxed);
-                // Fails if the silence is already recorded.
-                let _ = first;
-            }
-        } else {
+        // After one of these errors the store may be unreachable.
+        let is_silent = matches!(
+            failure,
+            Some(
+                Error::Retryable(_) | Error::NotStored(_) | Error::OutcomeUnknown(_) | Error::DeadlinePassed
+            )
+        );
+        if !is_silent {
             self.answered_at.store(now.0, Ordering::Relaxed);
             if self.silent_since.load(Ordering::Relaxed) != 0 {
                 self.silent_since.store(0, Ordering::Relaxed);
             }
+            return;
+        }
+        let since = begun.0.max(1);
+        // An answer after the beginning of this operation proves that the store is reachable.
+        if self.answered_at.load(Ordering::Relaxed) <= since {
+            // Fails if the silence is already recorded.
+            let _ = self.silent_since.compare_exchange(0, since, Ordering::Relaxed, Ordering::Relaxed);
         }
     }
 }
@@ -227,21 +202,12 @@ impl Measured {
 
     fn measure<T: Send + 'static>(&self, name: &str, ask: impl FnOnce(&dyn Blocker) -> Reply<T>) -> Reply<T> {
         let operation = NAMES.iter().position(|known| *known == name).unwrap_or(0);
-        let begun = self.measurements.clock.now();
-        match ask(&*self.below) {
-            Reply::Ready(answer) => {
-                self.measurements.record(operation, begun, &answer);
-                Reply::Ready(answer)
-            }
-            Reply::Pending(future) => {
-                let measurements = Arc::clone(&self.measurements);
-                Reply::pending(async move {
-                    let answer = future.await;
-                    measurements.record(operation, begun, &answer);
-                    answer
-                })
-            }
-        }
+        let measurements = Arc::clone(&self.measurements);
+        let begun = measurements.clock.now();
+        ask(&*self.below).then(move |answer| {
+            measurements.record(operation, begun, &answer);
+            answer
+        })
     }
 }
 

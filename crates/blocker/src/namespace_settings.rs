@@ -275,15 +275,10 @@ impl FromStr for WriteMode {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        match text {
-            "back" => Ok(Self::Back),
-            "through" => Ok(Self::Through),
-            "around" => Ok(Self::Around),
-            "read-only" => Ok(Self::ReadOnly),
-            _ => {
-                let known = "back, through, around and read-only";
-                Err(Error::Invalid(format!("{text:?} is no write mode; there are {known}").into()))
-            }
-        }
+        let all = [Self::Back, Self::Through, Self::Around, Self::ReadOnly];
+        all.into_iter().find(|mode| mode.to_string() == text).ok_or_else(|| {
+            let known = "back, through, around and read-only";
+            Error::Invalid(format!("{text:?} is no write mode; there are {known}").into())
+        })
     }
 }

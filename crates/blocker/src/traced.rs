@@ -4,8 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::blocker::Blocker;
-use crate::change::{Change, ChangeRequest, Run};
-use crate::error::{Error, Result};
+use crate::change::{Change, ChangeRequest};
+use crate::error::Error;
 use crate::reply::Reply;
 use crate::request::{ClaimRequest, FlushRequest, InfoRequest, InvalidateRequest, ListRequest, ReadRequest};
 use crate::response::{ChangeReply, ClaimReply, FlushReply, Info, InvalidateReply, ListReply, ReadReply};
@@ -50,43 +50,19 @@ impl fmt::Debug for Traced {
     }
 }
 
-/// Notes in a span why a request has failed. A missing, existing or unexpectedly changed object is
-/// not a failure, but an attribute.
+/// Notes in a span why a request has failed; an [answer](Error::is_answer) is not a failure, but an
+/// attribute.
 pub fn note_error(span: &mut Span, error: &Error) {
-    match error {
-        Error::Missing
-        | Error::Exists
-        | Error::ConditionFailed { .. }
-        | Error::Mismatch { .. }
-        | Error::Superseded { .. } => span.set("outcome", error.to_string()),
-        error => span.fail(error),
-    }
-}
-
-/// Ends a span with its answer.
-fn end<T>(mut span: Span, answer: &Result<T>) {
-    if let Err(error) = answer {
-        note_error(&mut span, error);
-    }
+    if error.is_answer() { span.set("outcome", error.to_string()) } else { span.fail(error) }
 }
 
 /// Ends a span when its reply is ready.
 fn ended_by<T: Send + 'static>(mut span: Span, reply: Reply<T>) -> Reply<T> {
-    span.set("at_once", matches!(reply, Reply::Ready(_)));
-    match reply {
-        Reply::Ready(answer) => {
-            end(span, &answer);
-            Reply::Ready(answer)
-        }
-        Reply::Pending(future) => Reply::pending(async move {
-            let answer = future.await;
-            end(span, &answer);
-            answer
-        }),
-    }
+    span.set("at_once", reply.is_ready());
+    reply.then(move |answer| answer.inspect_err(|error| note_error(&mut span, error)))
 }
 
-/// Notes in a span which object is changed, and by how many bytes; of a copy, its source and its
+/// Notes in a span which object is changed, and by how many bytes; for a copy, its source and its
 /// target.
 fn describe(span: &mut Span, request: &ChangeRequest) {
     let object = request.object.to_string();
@@ -95,15 +71,15 @@ fn describe(span: &mut Span, request: &ChangeRequest) {
             span.set("object", from.to_string());
             return span.set("to", object);
         }
-        Change::Write { data, .. } | Change::CompareAndWrite { data, .. } | Change::WriteFull { data } => {
-            Some(data.len_bytes() as u64)
-        }
-        Change::WriteZeroes { len_bytes, .. } | Change::Discard { len_bytes, .. } => Some(*len_bytes),
-        Change::WriteRuns { runs } => Some(runs.iter().map(Run::payload_bytes).sum()),
-        Change::Truncate { .. } | Change::Delete => None,
+        // The expected bytes are not changed.
+        Change::CompareAndWrite { data, .. } => data.len_bytes() as u64,
+        Change::WriteZeroes { len_bytes, .. } | Change::Discard { len_bytes, .. } => *len_bytes,
+        change => change.payload_bytes(),
     };
     span.set("object", object);
-    bytes.into_iter().for_each(|bytes| span.set("bytes", bytes));
+    if !matches!(request.change, Change::Truncate { .. } | Change::Delete) {
+        span.set("bytes", bytes);
+    }
 }
 
 macro_rules! traced {

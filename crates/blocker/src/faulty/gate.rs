@@ -1,7 +1,7 @@
-//! Two primitives for any executor: a gate that stops all tasks, and a lock that is held across awaits.
+//! Two primitives for any executor: a gate that stops all tasks, and a lock that may be held across
+//! awaits.
 
 use std::future::{Future, poll_fn};
-use std::sync::Arc;
 use std::task::{Poll, Waker};
 
 use parking_lot::Mutex;
@@ -50,21 +50,21 @@ pub(super) struct AsyncLock {
 }
 
 impl AsyncLock {
-    pub(super) async fn lock(self: &Arc<Self>) -> Guard {
+    pub(super) async fn lock(&self) -> Guard<'_> {
         loop {
             self.held.pass().await;
             let mut state = self.held.state.lock();
             if !state.0 {
                 state.0 = true;
-                return Guard(Arc::clone(self));
+                return Guard(self);
             }
         }
     }
 }
 
-pub(super) struct Guard(Arc<AsyncLock>);
+pub(super) struct Guard<'a>(&'a AsyncLock);
 
-impl Drop for Guard {
+impl Drop for Guard<'_> {
     fn drop(&mut self) {
         self.0.held.open();
     }

@@ -28,16 +28,17 @@ mod volatile;
 
 use std::collections::HashMap;
 use std::fmt;
-use std::future::{Future, poll_fn};
+use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
+use std::time::Duration;
 
 use cached_metrics::{Collect, Families};
 use parking_lot::Mutex;
 
 use crate::blocker::Blocker;
-use crate::capabilities::{BUCKET_BYTES, Capabilities};
+use crate::capabilities::Capabilities;
 use crate::change::{Change, ChangeRequest};
 use crate::clock::Clock;
 use crate::control::{Control, metrics_above};
@@ -53,7 +54,7 @@ use crate::rng::Rng;
 use gate::Gate;
 pub use plan::FaultPlan;
 use plan::{Failure, Fate, Kind};
-use volatile::{SECTOR_BYTES, Volatile};
+use volatile::Volatile;
 
 /// A layer that injects faults.
 pub struct Faulty {
@@ -61,9 +62,10 @@ pub struct Faulty {
 }
 
 struct Shared {
-    inner: Arc<dyn Blocker>,
-    clock: Arc<dyn Clock>,
+    /// The blocker below, or the volatile cache over it.
+    below: Arc<dyn Blocker>,
     volatile: Option<Volatile>,
+    clock: Arc<dyn Clock>,
     plan: FaultPlan,
     state: Mutex<State>,
     stalled: Gate,
@@ -82,9 +84,10 @@ impl Faulty {
     pub fn new(inner: Arc<dyn Blocker>, plan: FaultPlan, clock: Arc<dyn Clock>) -> Self {
         let volatile =
             plan.volatile.then(|| Volatile::new(Arc::clone(&inner), Arc::clone(&clock), plan.flush_lies));
-        let rng = Rng::new(plan.seed);
-        let state = Mutex::new(State { rng, step: 0, crashed: false, sizes: HashMap::new() });
-        Self { shared: Arc::new(Shared { inner, clock, volatile, plan, state, stalled: Gate::default() }) }
+        let below = volatile.clone().map_or(inner, |volatile| Arc::new(volatile));
+        let state = State { rng: Rng::new(plan.seed), step: 0, crashed: false, sizes: HashMap::new() };
+        let (state, stalled) = (Mutex::new(state), Gate::default());
+        Self { shared: Arc::new(Shared { below, volatile, clock, plan, state, stalled }) }
     }
 
     /// Returns the number of calls made so far.
@@ -169,13 +172,7 @@ impl Shared {
         call: Call,
         act: impl FnOnce(&Arc<Self>) -> Reply<T>,
     ) -> Result<T> {
-        let before = async {
-            if let Some(delay) = fate.delay_before {
-                self.clock.sleep(delay).await;
-            }
-            self.stalled.pass().await;
-        };
-        self.in_time(call, before).await.ok_or(Error::DeadlinePassed)?;
+        self.delay(call, fate.delay_before).await.ok_or(Error::DeadlinePassed)?;
         if self.state.lock().crashed {
             return Err(crashed());
         }
@@ -196,13 +193,7 @@ impl Shared {
         if fate.failure.is_some() {
             return answer.and_then(|_| Err(self.unknown(kind)));
         }
-        let after = async {
-            if let Some(delay) = fate.delay_after {
-                self.clock.sleep(delay).await;
-            }
-            self.stalled.pass().await;
-        };
-        if self.in_time(call, after).await.is_none() || self.state.lock().crashed {
+        if self.delay(call, fate.delay_after).await.is_none() || self.state.lock().crashed {
             return answer.and_then(|_| Err(self.unknown(kind)));
         }
         answer
@@ -217,18 +208,22 @@ impl Shared {
         }
     }
 
-    /// Waits for `wait`, at most until the call's deadline. Returns `None` at the deadline.
-    async fn in_time(&self, call: Call, wait: impl Future<Output = ()>) -> Option<()> {
-        let mut wait = pin!(wait);
+    /// Waits for `delay` and the end of a stall, at most until the call's deadline. Returns `None` at
+    /// the deadline.
+    async fn delay(&self, call: Call, delay: Option<Duration>) -> Option<()> {
+        let mut wait = pin!(async {
+            if let Some(delay) = delay {
+                self.clock.sleep(delay).await;
+            }
+            self.stalled.pass().await;
+        });
         let mut timer = call.deadline.map(|deadline| self.clock.sleep_until(deadline));
         poll_fn(move |cx| {
             if wait.as_mut().poll(cx).is_ready() {
                 return Poll::Ready(Some(()));
             }
-            match timer.as_mut().map(|timer| timer.as_mut().poll(cx)) {
-                Some(Poll::Ready(())) => Poll::Ready(None),
-                _ => Poll::Pending,
-            }
+            let is_late = timer.as_mut().is_some_and(|timer| timer.as_mut().poll(cx).is_ready());
+            if is_late { Poll::Ready(None) } else { Poll::Pending }
         })
         .await
     }
@@ -268,29 +263,6 @@ impl Shared {
     }
 }
 
-/// Calls the volatile cache if there is one, otherwise the blocker below.
-macro_rules! below {
-    ($shared:ident, $request:ident, $method:ident) => {
-        if $shared.volatile.is_none() {
-            $shared.inner.$method($request)
-        } else {
-            let shared = Arc::clone($shared);
-            Reply::pending(async move {
-                let Some(volatile) = &shared.volatile else { unreachable!("checked before") };
-                volatile.$method($request).await
-            })
-        }
-    };
-}
-
-/// Makes a call of a kind as the plan has it, and all of it below.
-macro_rules! through {
-    ($self:ident, $kind:ident, $request:ident, $method:ident) => {{
-        let call = $request.call;
-        $self.run(Kind::$kind, call, move |shared| below!(shared, $request, $method))
-    }};
-}
-
 /// Returns how far a change needs its object to reach, or to have reached: a write of no bytes as
 /// one of bytes. Nothing is needed for what is copied.
 fn end_needed(change: &Change) -> u64 {
@@ -303,32 +275,17 @@ fn end_needed(change: &Change) -> u64 {
 
 impl fmt::Debug for Faulty {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let steps = self.steps();
-        f.debug_struct("Faulty")
-            .field("plan", &self.shared.plan)
-            .field("steps", &steps)
-            .finish_non_exhaustive()
+        f.debug_struct("Faulty").field("plan", &self.shared.plan).finish_non_exhaustive()
     }
 }
 
 impl Blocker for Faulty {
     fn capabilities(&self) -> Capabilities {
-        let inner = self.shared.inner.capabilities();
-        let Some(volatile) = &self.shared.volatile else { return inner };
-        let mut capabilities = volatile.front().capabilities();
-        capabilities.runs_max = inner.runs_max.min(capabilities.runs_max);
-        capabilities.request_bytes_max = inner.request_bytes_max.min(capabilities.request_bytes_max);
-        capabilities.crash_atomic_bytes = SECTOR_BYTES.min(inner.crash_atomic_bytes);
-        capabilities.write_full_atomic = inner.write_full_atomic;
-        capabilities.compare_bytes_max = BUCKET_BYTES;
-        capabilities.fencing = inner.fencing;
-        capabilities.tombstones = inner.tombstones;
-        capabilities.survives = inner.survives;
-        capabilities
+        self.shared.below.capabilities()
     }
 
     fn read(&self, request: ReadRequest) -> Reply<ReadReply> {
-        through!(self, Read, request, read)
+        self.run(Kind::Read, request.call, move |shared| shared.below.read(request))
     }
 
     fn change(&self, request: ChangeRequest) -> Reply<ChangeReply> {
@@ -340,48 +297,33 @@ impl Blocker for Faulty {
                 return Reply::err(error);
             }
             let (object, is_delete) = (request.object.clone(), matches!(request.change, Change::Delete));
-            let reply = below!(shared, request, change);
+            let reply = shared.below.change(request);
             shared.sized(object, is_delete, reply)
         })
     }
 
     fn info(&self, request: InfoRequest) -> Reply<Info> {
-        through!(self, Read, request, info)
+        self.run(Kind::Read, request.call, move |shared| shared.below.info(request))
     }
 
     fn list(&self, request: ListRequest) -> Reply<ListReply> {
-        through!(self, Read, request, list)
+        self.run(Kind::Read, request.call, move |shared| shared.below.list(request))
     }
 
     fn flush(&self, request: FlushRequest) -> Reply<FlushReply> {
-        let call = request.call;
-        self.run(Kind::Flush, call, move |shared| {
-            if shared.volatile.is_none() {
-                return shared.inner.flush(request);
-            }
-            let is_late = call.deadline.is_some_and(|deadline| shared.clock.now() >= deadline);
-            if is_late {
-                return Reply::err(Error::DeadlinePassed);
-            }
-            let shared = Arc::clone(shared);
-            Reply::pending(async move {
-                let Some(volatile) = &shared.volatile else { unreachable!("checked before") };
-                volatile.flush().await
-            })
-        })
+        self.run(Kind::Flush, request.call, move |shared| shared.below.flush(request))
     }
 
     fn claim(&self, request: ClaimRequest) -> Reply<ClaimReply> {
-        through!(self, Change, request, claim)
+        self.run(Kind::Change, request.call, move |shared| shared.below.claim(request))
     }
 
     fn invalidate(&self, request: InvalidateRequest) -> Reply<InvalidateReply> {
-        let call = request.call;
-        self.run(Kind::Read, call, move |shared| shared.inner.invalidate(request))
+        self.run(Kind::Read, request.call, move |shared| shared.below.invalidate(request))
     }
 
     fn subscribe(&self) -> Subscription {
-        self.shared.inner.subscribe()
+        self.shared.below.subscribe()
     }
 
     fn control(&self) -> &dyn Control {
@@ -398,10 +340,10 @@ impl Collect for Faulty {
 /// Calls of the control plane never fail by plan.
 impl Control for Faulty {
     fn below(&self) -> Option<&dyn Control> {
-        Some(self.shared.inner.control())
+        Some(self.shared.below.control())
     }
 
     fn metrics(&self) -> Reply<Families> {
-        metrics_above(self.families(), self.shared.inner.control())
+        metrics_above(self.families(), self.shared.below.control())
     }
 }

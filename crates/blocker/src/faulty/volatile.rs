@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 
 use super::gate::AsyncLock;
 use crate::blocker::Blocker;
+use crate::capabilities::{BUCKET_BYTES, Capabilities};
 use crate::change::{Change, ChangeRequest, RunContent};
 use crate::clock::Clock;
 use crate::error::{Error, Result};
@@ -20,19 +21,24 @@ use crate::executor::block_on;
 use crate::memory::{Memory, MemoryConfig};
 use crate::name::ObjectId;
 use crate::order::{Durability, Epoch, Stamp, WriterId};
+use crate::reply::Reply;
 use crate::request::*;
 use crate::response::*;
 use crate::rng::Rng;
 use crate::segment::Segments;
 
 /// The size of the unit that is never torn, in bytes.
-pub(super) const SECTOR_BYTES: u64 = 512;
+const SECTOR_BYTES: u64 = 512;
 
-pub(super) struct Volatile {
+/// A handle of the cache.
+#[derive(Clone)]
+pub(super) struct Volatile(Arc<Shared>);
+
+struct Shared {
     inner: Arc<dyn Blocker>,
     front: Memory,
     /// Held during one operation at a time: the log has the order of the changes.
-    exclusive: Arc<AsyncLock>,
+    exclusive: AsyncLock,
     records: Mutex<Records>,
     flush_lies: bool,
 }
@@ -98,15 +104,58 @@ fn sectors(offset: u64, data: &Segments) -> Vec<Change> {
 impl Volatile {
     pub(super) fn new(inner: Arc<dyn Blocker>, clock: Arc<dyn Clock>, flush_lies: bool) -> Self {
         let object_bytes_max = inner.capabilities().object_bytes_max;
-        let config = MemoryConfig { object_bytes_max, bytes_max: u64::MAX };
-        let front = Memory::new(config, clock);
-        Self { inner, front, exclusive: Arc::default(), records: Mutex::default(), flush_lies }
+        let front = Memory::new(MemoryConfig { object_bytes_max, bytes_max: u64::MAX }, clock);
+        let (exclusive, records) = Default::default();
+        Self(Arc::new(Shared { inner, front, exclusive, records, flush_lies }))
     }
 
-    pub(super) fn front(&self) -> &Memory {
-        &self.front
+    /// Loses unflushed changes, except those that the draw lets reach the store.
+    pub(super) async fn crash(&self, rng: Rng) -> Result<()> {
+        self.0.crash(rng).await
+    }
+}
+
+/// Writes the methods that run one at a time.
+macro_rules! exclusive {
+    ($($method:ident($request:ty) -> $reply:ty;)*) => {
+        $(fn $method(&self, request: $request) -> Reply<$reply> {
+            let shared = Arc::clone(&self.0);
+            Reply::pending(async move {
+                let _exclusive = shared.exclusive.lock().await;
+                shared.$method(request).await
+            })
+        })*
+    };
+}
+
+impl Blocker for Volatile {
+    crate::delegate!(|this| *this.0.inner, except capabilities read change info list flush claim);
+
+    fn capabilities(&self) -> Capabilities {
+        let inner = self.0.inner.capabilities();
+        let mut capabilities = self.0.front.capabilities();
+        capabilities.runs_max = inner.runs_max.min(capabilities.runs_max);
+        capabilities.request_bytes_max = inner.request_bytes_max.min(capabilities.request_bytes_max);
+        capabilities.crash_atomic_bytes = SECTOR_BYTES.min(inner.crash_atomic_bytes);
+        capabilities.write_full_atomic = inner.write_full_atomic;
+        capabilities.compare_bytes_max = BUCKET_BYTES;
+        capabilities.fencing = inner.fencing;
+        capabilities.tombstones = inner.tombstones;
+        capabilities.survives = inner.survives;
+        capabilities
     }
 
+    exclusive! {
+        read(ReadRequest) -> ReadReply;
+        change(ChangeRequest) -> ChangeReply;
+        info(InfoRequest) -> Info;
+        list(ListRequest) -> ListReply;
+        flush(FlushRequest) -> FlushReply;
+        claim(ClaimRequest) -> ClaimReply;
+    }
+}
+
+impl Shared {
     /// Copies the live state of `object` from below, unless that has been done.
     async fn take_over(&self, object: &ObjectId) -> Result<()> {
         if self.records.lock().taken_over.contains(object) {
@@ -144,20 +193,17 @@ impl Volatile {
         Ok(data)
     }
 
-    pub(super) async fn read(&self, request: ReadRequest) -> Result<ReadReply> {
-        let _exclusive = self.exclusive.lock().await;
+    async fn read(&self, request: ReadRequest) -> Result<ReadReply> {
         self.take_over(&request.object).await?;
         self.front.read(request).await
     }
 
-    pub(super) async fn info(&self, request: InfoRequest) -> Result<Info> {
-        let _exclusive = self.exclusive.lock().await;
+    async fn info(&self, request: InfoRequest) -> Result<Info> {
         self.take_over(&request.object).await?;
         self.front.info(request).await
     }
 
-    pub(super) async fn list(&self, request: ListRequest) -> Result<ListReply> {
-        let _exclusive = self.exclusive.lock().await;
+    async fn list(&self, request: ListRequest) -> Result<ListReply> {
         let mut below = ListRequest::new(request.namespace.clone());
         loop {
             let page = self.inner.list(below.clone()).await?;
@@ -171,8 +217,7 @@ impl Volatile {
     }
 
     /// Makes a change in the live state and records it.
-    pub(super) async fn change(&self, request: ChangeRequest) -> Result<ChangeReply> {
-        let _exclusive = self.exclusive.lock().await;
+    async fn change(&self, request: ChangeRequest) -> Result<ChangeReply> {
         if let Change::Copy { from, .. } = &request.change {
             self.take_over(from).await?;
         }
@@ -188,8 +233,9 @@ impl Volatile {
         Ok(reply)
     }
 
-    pub(super) async fn flush(&self) -> Result<FlushReply> {
-        let _exclusive = self.exclusive.lock().await;
+    async fn flush(&self, request: FlushRequest) -> Result<FlushReply> {
+        // Checks the deadline.
+        self.front.flush(request).await?;
         self.write_back().await?;
         Ok(FlushReply::new(Durability::Stored))
     }
@@ -223,8 +269,7 @@ impl Volatile {
         Ok(())
     }
 
-    pub(super) async fn claim(&self, request: ClaimRequest) -> Result<ClaimReply> {
-        let _exclusive = self.exclusive.lock().await;
+    async fn claim(&self, request: ClaimRequest) -> Result<ClaimReply> {
         // Changes admitted before the claim must not be refused below after it.
         self.write_back().await?;
         let reply = self.inner.claim(request.clone()).await?;
@@ -233,8 +278,7 @@ impl Volatile {
         Ok(reply)
     }
 
-    /// Loses unflushed changes, except those that the draw lets reach the store.
-    pub(super) async fn crash(&self, mut rng: Rng) -> Result<()> {
+    async fn crash(&self, mut rng: Rng) -> Result<()> {
         let _exclusive = self.exclusive.lock().await;
         let log = std::mem::take(&mut self.records.lock().log);
         let stamped: HashSet<ObjectId> = log
@@ -248,9 +292,9 @@ impl Volatile {
             if stamped.contains(&object) {
                 if ended.contains(&object) || rng.below(2) == 0 {
                     ended.insert(object);
-                    continue;
+                } else {
+                    self.apply_below(logged).await?;
                 }
-                self.apply_below(logged).await?;
                 continue;
             }
             let chance = [0, 1000, 500][rng.below(3) as usize];

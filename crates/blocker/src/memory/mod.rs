@@ -18,7 +18,7 @@ use crate::capabilities::{Capabilities, OBJECT_BYTES_MAX_DEFAULT};
 use crate::change::{Change, ChangeRequest, ChangeTerms, Run};
 use crate::clock::{Clock, SystemClock};
 use crate::control::{Attachment, Control, Quota};
-use crate::error::{Error, Reason, Result};
+use crate::error::{Error, Result};
 use crate::event::{Event, EventHub, Subscription};
 use crate::name::{Namespace, ObjectId};
 #[cfg(feature = "faulty")]
@@ -29,7 +29,7 @@ use crate::request::*;
 use crate::response::*;
 
 use model::Model;
-use mutation::Mutation;
+use mutation::{Broken, Mutation};
 
 /// The limits of a memory backend, in bytes.
 #[derive(Clone, Copy, Debug)]
@@ -68,8 +68,7 @@ pub struct Memory {
     clock: Arc<dyn Clock>,
     model: Mutex<Model>,
     events: EventHub,
-    #[cfg(test)]
-    broken: Option<Mutation>,
+    broken: Broken,
 }
 
 impl Default for Memory {
@@ -82,23 +81,19 @@ impl Memory {
     /// Returns an empty backend with these limits. Deadlines are on `clock`.
     #[must_use]
     pub fn new(config: MemoryConfig, clock: Arc<dyn Clock>) -> Self {
-        Self {
-            config,
-            clock,
-            model: Mutex::new(Model::new(config)),
-            events: EventHub::new(),
-            #[cfg(test)]
-            broken: None,
-        }
+        Self::with_broken(config, clock, Broken::default())
+    }
+
+    fn with_broken(config: MemoryConfig, clock: Arc<dyn Clock>, broken: Broken) -> Self {
+        let model = Mutex::new(Model::new(config, broken));
+        Self { config, clock, model, events: EventHub::new(), broken }
     }
 
     /// Returns a backend that breaks one rule of the contract, for the conformance suite's own
     /// test.
     #[cfg(test)]
-    pub(crate) fn broken(mutation: Mutation) -> Self {
-        let memory = Self { broken: Some(mutation), ..Self::default() };
-        memory.model.lock().broken = Some(mutation);
-        memory
+    pub(crate) fn broken(broken: Broken) -> Self {
+        Self::with_broken(MemoryConfig::default(), Arc::new(SystemClock), broken)
     }
 
     /// Enters an object, or a remembered deletion, without any check, for layers that keep their
@@ -120,21 +115,9 @@ impl Memory {
         self.model.lock().fresh_version()
     }
 
-    #[cfg(test)]
-    fn broken_by(&self, mutation: Mutation) -> bool {
-        self.broken == Some(mutation)
-    }
-
-    /// Outside tests no rule is ever broken.
-    #[cfg(not(test))]
-    #[inline(always)]
-    fn broken_by(&self, _: Mutation) -> bool {
-        false
-    }
-
     fn check_call(&self, call: &Call) -> Result<()> {
         let is_late = call.deadline.is_some_and(|deadline| self.clock.now() >= deadline);
-        if is_late && !self.broken_by(Mutation::DeadlineIgnored) {
+        if is_late && !self.broken.is(Mutation::DeadlineIgnored) {
             return Err(Error::DeadlinePassed);
         }
         Ok(())
@@ -156,7 +139,7 @@ impl Memory {
     }
 
     fn durability(&self) -> Durability {
-        if self.broken_by(Mutation::DurabilityUnderstated) { Durability::Cached } else { Durability::Stored }
+        if self.broken.is(Mutation::DurabilityUnderstated) { Durability::Cached } else { Durability::Stored }
     }
 
     /// Makes a change as a backend does that checks and changes in two steps, or sends the parts of
@@ -165,17 +148,17 @@ impl Memory {
         let ChangeRequest { object, change, terms, call, .. } = request;
         let unchecked = ChangeTerms { condition: Condition::None, ..*terms };
         let (first, second, rest) = match change {
-            Change::Write { offset, data } if self.broken_by(Mutation::WriteTorn) && data.len_bytes() > 1 => {
+            Change::Write { offset, data } if self.broken.is(Mutation::WriteTorn) && data.len_bytes() > 1 => {
                 let half = data.len_bytes() / 2;
                 let first = Change::Write { offset: *offset, data: data.slice(0..half) };
                 let data = data.slice(half..data.len_bytes());
                 (first, Change::Write { offset: offset + half as u64, data }, unchecked)
             }
-            Change::WriteRuns { runs } if self.broken_by(Mutation::RunsTorn) && runs.len() > 1 => {
+            Change::WriteRuns { runs } if self.broken.is(Mutation::RunsTorn) && runs.len() > 1 => {
                 let of = |runs: &[Run]| Change::WriteRuns { runs: runs.to_vec() };
                 (of(&runs[..1]), of(&runs[1..]), ChangeTerms { stamp: None, ..unchecked })
             }
-            Change::Write { .. } if self.broken_by(Mutation::ConditionCheckedTooEarly) => {
+            Change::Write { .. } if self.broken.is(Mutation::ConditionCheckedTooEarly) => {
                 let Condition::Version(_) = terms.condition else {
                     std::thread::yield_now();
                     return None;
@@ -205,13 +188,13 @@ impl Blocker for Memory {
     fn capabilities(&self) -> Capabilities {
         let mut capabilities = Capabilities::full(self.config.object_bytes_max);
         capabilities.runs_max = RUNS_MAX;
-        if self.broken_by(Mutation::RunsOverstated) {
+        if self.broken.is(Mutation::RunsOverstated) {
             capabilities.runs_max += 1;
         }
-        if self.broken_by(Mutation::LimitOverstated) {
+        if self.broken.is(Mutation::LimitOverstated) {
             capabilities.object_bytes_max += 1;
         }
-        if self.broken_by(Mutation::CompareOverstated) {
+        if self.broken.is(Mutation::CompareOverstated) {
             capabilities.compare_bytes_max *= 2;
         }
         capabilities
@@ -248,7 +231,7 @@ impl Blocker for Memory {
     fn claim(&self, request: ClaimRequest) -> Reply<ClaimReply> {
         let ClaimRequest { scope, epoch, writer, call } = request;
         let claimed = self.check_call(&call).and_then(|()| self.model.lock().claim(&scope, epoch, writer));
-        if claimed == Ok(true) && !self.broken_by(Mutation::ClaimSilent) {
+        if claimed == Ok(true) && !self.broken.is(Mutation::ClaimSilent) {
             self.events.publish(&Event::Fenced(scope, epoch));
         }
         claimed.map(|_| ClaimReply::new(epoch)).into()
@@ -256,7 +239,7 @@ impl Blocker for Memory {
 
     fn invalidate(&self, request: InvalidateRequest) -> Reply<InvalidateReply> {
         let checked = self.check_call(&request.call);
-        if checked.is_ok() && !self.broken_by(Mutation::InvalidateSilent) {
+        if checked.is_ok() && !self.broken.is(Mutation::InvalidateSilent) {
             self.events.publish(&Event::Changed(request.scope));
         }
         checked.map(|()| InvalidateReply::new(0)).into()
@@ -276,8 +259,8 @@ impl Collect for Memory {
         let model = self.model.lock();
         into.gauge("memory_objects", "Objects in the memory backend.", model.object_count() as u64);
         let help = "What the objects and remembered deletions of the memory backend count against its limit.";
-        into.gauge("memory_used_bytes", help, model.used_bytes());
-        into.counter("memory_changes_total", "Changes made in the memory backend.", model.change_count());
+        into.gauge("memory_used_bytes", help, model.used_bytes);
+        into.counter("memory_changes_total", "Changes made in the memory backend.", model.change_count);
     }
 }
 
@@ -307,8 +290,4 @@ impl Control for Memory {
     fn namespaces(&self) -> Reply<Vec<Namespace>> {
         Reply::ok(self.model.lock().namespaces())
     }
-}
-
-fn full(what: &'static str) -> Error {
-    Error::OutOfSpace(Reason::Borrowed(what))
 }

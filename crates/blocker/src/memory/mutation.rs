@@ -80,6 +80,24 @@ mutations! {
     InvalidateSilent,
 }
 
+/// The rule that a backend breaks, if any.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Broken(#[cfg(test)] Option<Mutation>);
+
+impl Broken {
+    #[cfg(test)]
+    pub(crate) fn is(self, mutation: Mutation) -> bool {
+        self.0 == Some(mutation)
+    }
+
+    /// Outside tests no rule is ever broken.
+    #[cfg(not(test))]
+    #[inline(always)]
+    pub(crate) fn is(self, _: Mutation) -> bool {
+        false
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
@@ -99,7 +117,7 @@ mod tests {
                 options.filter = "events::subscribers_receive".into();
                 options.timeout = Duration::from_secs(2);
             }
-            let report = run(&Plain::new(Arc::new(Memory::broken(*mutation))), &options);
+            let report = run(&Plain::new(Arc::new(Memory::broken(Broken(Some(*mutation))))), &options);
             match report.failures().next() {
                 Some(failure) => println!("{mutation:?}: {} ({failure})", failure.name),
                 None => unnoticed.push(mutation),
