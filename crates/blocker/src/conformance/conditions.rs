@@ -3,43 +3,39 @@
 use std::collections::HashMap;
 
 use super::context::{Check, Cx, ensure};
-use crate::blocker::Blocker;
 use crate::change::*;
 use crate::error::Error;
-use crate::ext::BlockerExt;
 use crate::name::ObjectId;
 use crate::order::{Durability, Version};
-use crate::reply::Reply;
 use crate::request::*;
-use crate::response::ChangeReply;
 use crate::segment::Segments;
 
-/// Every operation that changes an existing object, with the given terms.
-pub(super) fn changes(cx: &Cx<'_>) -> Vec<(&'static str, ChangeCall)> {
-    let mut all: Vec<(&'static str, ChangeCall)> = vec![
-        ("write", |b, o, c| b.write(WriteRequest::new(o, 1, b"new").terms(c))),
-        ("write_zeroes", |b, o, c| b.write_zeroes(WriteZeroesRequest::new(o, 1, 3).terms(c))),
-        ("discard", |b, o, c| b.discard(DiscardRequest::new(o, 1, 3).terms(c))),
-        ("write_full", |b, o, c| b.write_full(WriteFullRequest::new(o, b"whole").terms(c))),
-        ("truncate", |b, o, c| b.truncate(TruncateRequest::new(o, 2).terms(c))),
-        ("copy", |b, o, c| b.copy(CopyRequest::new(source_of(&o), o).terms(c))),
-        ("delete", |b, o, c| b.delete(DeleteRequest::new(o).terms(c))),
+/// Every operation that changes an existing object.
+pub(super) fn changes(cx: &Cx<'_>) -> Vec<(&'static str, ChangeOf)> {
+    let mut all: Vec<(&'static str, ChangeOf)> = vec![
+        ("write", |o| WriteRequest::new(o, 1, b"new").into()),
+        ("write_zeroes", |o| WriteZeroesRequest::new(o, 1, 3).into()),
+        ("discard", |o| DiscardRequest::new(o, 1, 3).into()),
+        ("write_full", |o| WriteFullRequest::new(o, b"whole").into()),
+        ("truncate", |o| TruncateRequest::new(o, 2).into()),
+        ("copy", |o| CopyRequest::new(source_of(&o), o).into()),
+        ("delete", |o| DeleteRequest::new(o).into()),
     ];
     if cx.caps.runs_max > 1 {
-        all.push(("write_runs", |b, o, c| {
-            let runs = vec![Run::data(1, b"new"), Run::zeroes(6, 2)];
-            b.write_runs(WriteRunsRequest::new(o, runs).terms(c))
+        all.push(("write_runs", |o| {
+            WriteRunsRequest::new(o, vec![Run::data(1, b"new"), Run::zeroes(6, 2)]).into()
         }));
     }
     if cx.caps.compare_bytes_max > 0 {
-        all.push(("compare_and_write", |b, o, c| {
-            b.compare_and_write(CompareAndWriteRequest::new(o, 0, Segments::new(), b"cas").terms(c))
+        all.push(("compare_and_write", |o| {
+            CompareAndWriteRequest::new(o, 0, Segments::new(), b"cas").into()
         }));
     }
     all
 }
 
-pub(super) type ChangeCall = fn(&dyn Blocker, ObjectId, ChangeTerms) -> Reply<ChangeReply>;
+/// Returns a change of an object.
+type ChangeOf = fn(ObjectId) -> ChangeRequest;
 
 /// The source of the copy in [`changes`]; a case that uses it creates the object first.
 pub(super) fn source_of(object: &ObjectId) -> ObjectId {
@@ -47,16 +43,12 @@ pub(super) fn source_of(object: &ObjectId) -> ObjectId {
     ObjectId::new(object.namespace.clone(), name)
 }
 
-fn under(condition: Condition) -> ChangeTerms {
-    ChangeTerms { condition, ..ChangeTerms::default() }
-}
-
 pub(super) fn every_change_gives_a_new_version(cx: &Cx<'_>) -> Check {
     let object = cx.object("versions");
     cx.write(&source_of(&object), 0, b"source")?;
     let mut seen = vec![cx.write(&object, 0, b"0123456789")?.version];
     for (what, change) in changes(cx).into_iter().filter(|(what, _)| *what != "delete") {
-        let reply = cx.ok(what, |b| change(b, object.clone(), ChangeTerms::default()))?;
+        let reply = cx.done(change(object.clone()))?;
         ensure!(!seen.contains(&reply.version), "{what} gave a version used before");
         let info = cx.info(&object)?;
         ensure!(info.version == reply.version, "info after {what} shows another version than its reply");
@@ -86,14 +78,14 @@ pub(super) fn if_version_guards_every_operation(cx: &Cx<'_>) -> Check {
         let old = cx.write(&object, 0, b"old")?.version;
         let current = cx.write(&object, 0, b"current")?.version;
         let failed = Error::ConditionFailed { version: current };
-        let stale = under(Condition::Version(old));
-        cx.fails(what, |b| change(b, object.clone(), stale), |error| *error == failed)?;
+        cx.refused(change(object.clone()).condition(Condition::Version(old)), |error| *error == failed)?;
         cx.expect(&object, b"current")?;
         ensure!(cx.info(&object)?.version == current, "a refused {what} gave a new version");
-        cx.ok(what, |b| change(b, object.clone(), under(Condition::Version(current))))?;
+        cx.done(change(object.clone()).condition(Condition::Version(current)))?;
         let absent = cx.object("absent");
-        let conditional = under(Condition::Version(current));
-        cx.fails(what, |b| change(b, absent.clone(), conditional), |error| *error == Error::Missing)?;
+        cx.refused(change(absent.clone()).condition(Condition::Version(current)), |error| {
+            *error == Error::Missing
+        })?;
         cx.is_missing(&absent)?;
     }
     let (from, to) = (cx.object("from"), cx.object("to"));
@@ -101,9 +93,9 @@ pub(super) fn if_version_guards_every_operation(cx: &Cx<'_>) -> Check {
     let current = cx.write(&from, 0, b"new")?.version;
     let copy = |version| CopyRequest::new(from.clone(), to.clone()).if_from_version(version);
     let failed = Error::ConditionFailed { version: current };
-    cx.fails("copy of an older version", |b| b.copy(copy(old)), |error| *error == failed)?;
+    cx.refused(copy(old), |error| *error == failed)?;
     cx.is_missing(&to)?;
-    cx.ok("copy of the current version", |b| b.copy(copy(current)))?;
+    cx.done(copy(current))?;
     cx.expect(&to, b"new")
 }
 
@@ -113,19 +105,19 @@ pub(super) fn absent_and_present_guard_creation(cx: &Cx<'_>) -> Check {
     for (what, change) in changes(cx) {
         let object = cx.object(what);
         if ["write", "write_zeroes", "write_runs", "write_full", "copy"].contains(&what) {
-            let present = under(Condition::Present);
-            cx.fails(what, |b| change(b, object.clone(), present), |error| *error == Error::Missing)?;
+            cx.refused(change(object.clone()).condition(Condition::Present), |error| {
+                *error == Error::Missing
+            })?;
             cx.is_missing(&object)?;
-            cx.ok(what, |b| change(b, object.clone(), under(Condition::Absent)))?;
+            cx.done(change(object.clone()).condition(Condition::Absent))?;
         } else {
             cx.write(&object, 0, b"there")?;
         }
         let before = cx.read_reply(&object)?;
-        let absent = under(Condition::Absent);
-        cx.fails(what, |b| change(b, object.clone(), absent), |error| *error == Error::Exists)?;
+        cx.refused(change(object.clone()).condition(Condition::Absent), |error| *error == Error::Exists)?;
         let after = cx.read_reply(&object)?;
         ensure!(after.version == before.version, "a refused {what} changed the object");
-        cx.ok(what, |b| change(b, object.clone(), under(Condition::Present)))?;
+        cx.done(change(object.clone()).condition(Condition::Present))?;
     }
     Ok(())
 }
@@ -135,11 +127,9 @@ pub(super) fn a_failed_change_changes_nothing(cx: &Cx<'_>) -> Check {
     let before = cx.write(&object, 0, b"intact")?;
     let limit = cx.caps.object_bytes_max;
     let too_large = |error: &Error| matches!(error, Error::TooLarge { .. });
-    cx.fails("write past the limit", |b| b.write(WriteRequest::new(object.clone(), limit, b"x")), too_large)?;
-    let truncate = TruncateRequest::new(object.clone(), limit + 1);
-    cx.fails("truncate past the limit", |b| b.truncate(truncate.clone()), too_large)?;
-    let zeroes = WriteZeroesRequest::new(object.clone(), 0, limit + 1);
-    cx.fails("write_zeroes past the limit", |b| b.write_zeroes(zeroes.clone()), too_large)?;
+    cx.refused(WriteRequest::new(object.clone(), limit, b"x"), too_large)?;
+    cx.refused(TruncateRequest::new(object.clone(), limit + 1), too_large)?;
+    cx.refused(WriteZeroesRequest::new(object.clone(), 0, limit + 1), too_large)?;
     let after = cx.read_reply(&object)?;
     ensure!(after.version == before.version, "a refused change gave a new version");
     cx.expect(&object, b"intact")
@@ -154,8 +144,7 @@ pub(super) fn reads_can_ask_for_a_version(cx: &Cx<'_>) -> Check {
     let reply = cx.ok("read of this version", |b| b.read(read(current)))?;
     ensure!(reply.data.to_vec() == b"new", "a conditional read gives other bytes");
     let failed = Error::ConditionFailed { version: current };
-    cx.fails("read of an older version", |b| b.read(read(old)), |error| *error == failed)?;
-    Ok(())
+    cx.fails("read of an older version", |b| b.read(read(old)), |error| *error == failed)
 }
 
 pub(super) fn replies_give_the_durability_asked_for(cx: &Cx<'_>) -> Check {
@@ -164,17 +153,10 @@ pub(super) fn replies_give_the_durability_asked_for(cx: &Cx<'_>) -> Check {
     cx.write(&source_of(&object), 0, b"source")?;
     for wanted in [Durability::Cached, strongest] {
         for (what, change) in changes(cx) {
-            if what == "delete" {
-                continue;
-            }
             cx.write(&object, 0, b"0123456789")?;
-            let terms = ChangeTerms { durability: wanted, ..ChangeTerms::default() };
-            let given = cx.ok(what, |b| change(b, object.clone(), terms))?.durability;
+            let given = cx.done(change(object.clone()).durability(wanted))?.durability;
             ensure!(given >= wanted, "{what} gave {given} where {wanted} was wanted");
         }
-        let request = DeleteRequest::new(object.clone()).durability(wanted);
-        let given = cx.ok("delete", |b| b.delete(request.clone()))?.durability;
-        ensure!(given >= wanted, "delete gave {given} where {wanted} was wanted");
     }
     Ok(())
 }

@@ -180,25 +180,35 @@ impl<'a> Cx<'a> {
         what: &str,
         call: impl Fn(&dyn Blocker) -> Reply<T>,
         is: impl Fn(&Error) -> bool,
-    ) -> Check<Error> {
+    ) -> Check {
         match self.wait(what, call)? {
-            Err(error) if is(&error) => Ok(error),
+            Err(error) if is(&error) => Ok(()),
             Err(error) => Err(Stop::Fail(format!("{what} failed in the wrong way: {error}"))),
             Ok(reply) => Err(Stop::Fail(format!("{what} worked, but must not: {reply:?}"))),
         }
     }
 
+    /// Makes a change, and fails the case on an error.
+    pub(super) fn done(&self, request: impl Into<ChangeRequest>) -> Check<ChangeReply> {
+        let request = request.into();
+        self.ok(request.change.name(), |b| b.change(request.clone()))
+    }
+
+    /// Makes a change, and fails the case unless the change fails with this error.
+    pub(super) fn refused(&self, request: impl Into<ChangeRequest>, is: impl Fn(&Error) -> bool) -> Check {
+        let request = request.into();
+        self.fails(request.change.name(), |b| b.change(request.clone()), is)
+    }
+
     // ---- shorthands
 
     pub(super) fn write(&self, object: &ObjectId, offset: u64, data: &[u8]) -> Check<ChangeReply> {
-        let request = WriteRequest::new(object.clone(), offset, Bytes::copy_from_slice(data));
-        self.ok("write", |b| b.write(request.clone()))
+        self.done(WriteRequest::new(object.clone(), offset, Bytes::copy_from_slice(data)))
     }
 
     pub(super) fn write_stored(&self, object: &ObjectId, offset: u64, data: &[u8]) -> Check<ChangeReply> {
-        let request = WriteRequest::new(object.clone(), offset, Bytes::copy_from_slice(data))
-            .durability(Durability::Stored);
-        self.ok("stored write", |b| b.write(request.clone()))
+        let request = WriteRequest::new(object.clone(), offset, Bytes::copy_from_slice(data));
+        self.done(request.durability(Durability::Stored))
     }
 
     pub(super) fn read(&self, object: &ObjectId) -> Check<Vec<u8>> {
@@ -215,7 +225,7 @@ impl<'a> Cx<'a> {
     }
 
     pub(super) fn delete(&self, object: &ObjectId) -> Check {
-        let reply = self.ok("delete", |b| b.delete(DeleteRequest::new(object.clone())))?;
+        let reply = self.done(DeleteRequest::new(object.clone()))?;
         let answer = (reply.version, reply.size_bytes);
         ensure!(answer == (crate::Version(0), 0), "a delete answered version and size {answer:?}");
         Ok(())
@@ -233,13 +243,9 @@ impl<'a> Cx<'a> {
 
     pub(super) fn is_missing(&self, object: &ObjectId) -> Check {
         let is_missing = |error: &Error| *error == Error::Missing;
-        self.fails(
-            "read of an absent object",
-            |b| b.read(ReadRequest::new(object.clone(), 0, 1)),
-            is_missing,
-        )?;
-        self.fails("info of an absent object", |b| b.info(InfoRequest::new(object.clone())), is_missing)?;
-        Ok(())
+        let read = ReadRequest::new(object.clone(), 0, 1);
+        self.fails("read of an absent object", |b| b.read(read.clone()), is_missing)?;
+        self.fails("info of an absent object", |b| b.info(InfoRequest::new(object.clone())), is_missing)
     }
 
     pub(super) fn names(&self, request: &ListRequest) -> Check<Vec<Vec<u8>>> {

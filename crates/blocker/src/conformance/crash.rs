@@ -8,7 +8,6 @@ use std::collections::HashMap;
 use super::context::{Check, Cx, ensure, same_bytes};
 use crate::change::*;
 use crate::error::Error;
-use crate::ext::BlockerExt;
 use crate::order::{Durability, Epoch, OrderDomain, Stamp, Version};
 use crate::request::*;
 
@@ -19,10 +18,8 @@ pub(super) fn what_is_stored_survives(cx: &Cx<'_>) -> Check {
     let data = cx.bytes(20_000);
     cx.write_stored(&one, 0, &data)?;
     cx.write_stored(&one, 30_000, b"end")?;
-    let request = WriteFullRequest::new(full.clone(), data.clone()).durability(Durability::Stored);
-    cx.ok("stored write_full", |b| b.write_full(request.clone()))?;
-    let request = CopyRequest::new(full.clone(), copied.clone()).durability(Durability::Stored);
-    cx.ok("stored copy", |b| b.copy(request.clone()))?;
+    cx.done(WriteFullRequest::new(full.clone(), data.clone()).durability(Durability::Stored))?;
+    cx.done(CopyRequest::new(full.clone(), copied.clone()).durability(Durability::Stored))?;
     let long = cx.object([b'l'; 255]);
     cx.write_stored(&long, 5, b"long")?;
     cx.power_cycle()?;
@@ -40,8 +37,8 @@ pub(super) fn a_flush_stores_what_was_acknowledged(cx: &Cx<'_>) -> Check {
     for round in 0..4 {
         let data = cx.bytes(10_000);
         cx.write(&object, 0, &data)?;
-        cx.ok("truncate", |b| b.truncate(TruncateRequest::new(object.clone(), 9_000)))?;
-        cx.ok("discard", |b| b.discard(DiscardRequest::new(object.clone(), 4096, 512)))?;
+        cx.done(TruncateRequest::new(object.clone(), 9_000))?;
+        cx.done(DiscardRequest::new(object.clone(), 4096, 512))?;
         cx.flush(Scope::Object(object.clone()))?;
         cx.power_cycle()?;
         let mut wanted = data[..9_000].to_vec();
@@ -64,8 +61,7 @@ pub(super) fn flushes_of_wider_scopes_store_it_too(cx: &Cx<'_>) -> Check {
         let objects: Vec<_> = (0..5).map(|n| cx.object(format!("{round}-{n}"))).collect();
         let data = cx.bytes(5_000);
         for object in &objects {
-            let request = WriteRequest::new(object.clone(), 0, data.clone()).domain(domain);
-            cx.ok("write", |b| b.write(request.clone()))?;
+            cx.done(WriteRequest::new(object.clone(), 0, data.clone()).domain(domain))?;
         }
         cx.flush(scope)?;
         cx.power_cycle()?;
@@ -114,8 +110,7 @@ pub(super) fn generations_are_kept_in_order(cx: &Cx<'_>) -> Check {
         for number in first..=last_flushed + 1 {
             for object in &objects {
                 let data = bytes::Bytes::from(number.to_le_bytes().repeat(64));
-                let request = WriteRequest::new(object.clone(), 0, data).domain(domain);
-                cx.ok("write", |b| b.write(request.clone()))?;
+                cx.done(WriteRequest::new(object.clone(), 0, data).domain(domain))?;
             }
             if number <= last_flushed {
                 cx.flush(Scope::Domain(cx.namespace(), domain))?;
@@ -139,12 +134,10 @@ pub(super) fn a_full_write_is_all_or_nothing(cx: &Cx<'_>) -> Check {
     cx.skip_unless(cx.caps.write_full_atomic, "atomic write_full")?;
     let object = cx.object("full");
     let mut old = cx.bytes(9_000);
-    let request = WriteFullRequest::new(object.clone(), old.clone()).durability(Durability::Stored);
-    cx.ok("stored write_full", |b| b.write_full(request.clone()))?;
+    cx.done(WriteFullRequest::new(object.clone(), old.clone()).durability(Durability::Stored))?;
     for _ in 0..4 * cx.options.effort {
         let new = cx.bytes(1 + cx.below(20_000) as usize);
-        let request = WriteFullRequest::new(object.clone(), new.clone());
-        cx.ok("write_full", |b| b.write_full(request.clone()))?;
+        cx.done(WriteFullRequest::new(object.clone(), new.clone()))?;
         cx.power_cycle()?;
         let found = cx.read(&object)?;
         if found != *new {
@@ -161,12 +154,9 @@ pub(super) fn removals_that_are_stored_stay(cx: &Cx<'_>) -> Check {
     for object in [&gone, &cut, &holed] {
         cx.write_stored(object, 0, &[7; 10_000])?;
     }
-    let delete = DeleteRequest::new(gone.clone()).durability(Durability::Stored);
-    cx.ok("stored delete", |b| b.delete(delete.clone()))?;
-    let truncate = TruncateRequest::new(cut.clone(), 100).durability(Durability::Stored);
-    cx.ok("stored truncate", |b| b.truncate(truncate.clone()))?;
-    let discard = DiscardRequest::new(holed.clone(), 10, 9_000).durability(Durability::Stored);
-    cx.ok("stored discard", |b| b.discard(discard.clone()))?;
+    cx.done(DeleteRequest::new(gone.clone()).durability(Durability::Stored))?;
+    cx.done(TruncateRequest::new(cut.clone(), 100).durability(Durability::Stored))?;
+    cx.done(DiscardRequest::new(holed.clone(), 10, 9_000).durability(Durability::Stored))?;
     cx.power_cycle()?;
     cx.is_missing(&gone)?;
     cx.expect(&cut, &[7; 100])?;
@@ -182,26 +172,22 @@ pub(super) fn claims_and_stamps_survive(cx: &Cx<'_>) -> Check {
     let (stamped, claimed, dead) = (cx.object("stamped"), cx.object("claimed"), cx.object("dead"));
     let write =
         |stamp| WriteRequest::new(stamped.clone(), 0, b"data").stamp(stamp).durability(Durability::Stored);
-    cx.ok("stamped write", |b| b.write(write(Stamp::new(3, 5))))?;
-    cx.ok("claim", |b| {
-        b.claim(ClaimRequest::new(Scope::Object(claimed.clone()), Epoch(9), super::fencing::WRITER))
-    })?;
-    let request = WriteRequest::new(dead.clone(), 0, b"alive").stamp(Stamp::new(2, 1));
-    cx.ok("stamped write", |b| b.write(request.clone()))?;
-    let request = DeleteRequest::new(dead.clone()).stamp(Stamp::new(2, 5)).durability(Durability::Stored);
-    cx.ok("stamped delete", |b| b.delete(request.clone()))?;
+    cx.done(write(Stamp::new(3, 5)))?;
+    super::fencing::claim(cx, Scope::Object(claimed.clone()), 9)?;
+    cx.done(WriteRequest::new(dead.clone(), 0, b"alive").stamp(Stamp::new(2, 1)))?;
+    cx.done(DeleteRequest::new(dead.clone()).stamp(Stamp::new(2, 5)).durability(Durability::Stored))?;
     cx.power_cycle()?;
     let stamp = cx.info(&stamped)?.stamp;
     ensure!(stamp == Some(Stamp::new(3, 5)), "the stored stamp is now {stamp:?}");
     let superseded = Error::Superseded { stamp: Stamp::new(3, 5) };
-    cx.fails("replayed write", |b| b.write(write(Stamp::new(3, 5))), |error| *error == superseded)?;
+    cx.refused(write(Stamp::new(3, 5)), |error| *error == superseded)?;
     let fenced = Error::Fenced { epoch: Epoch(9) };
-    let request = WriteRequest::new(claimed.clone(), 0, b"late").stamp(Stamp::new(8, 1));
-    cx.fails("deposed write", |b| b.write(request.clone()), |error| *error == fenced)?;
+    let late = WriteRequest::new(claimed.clone(), 0, b"late").stamp(Stamp::new(8, 1));
+    cx.refused(late, |error| *error == fenced)?;
     if cx.caps.tombstones {
         let buried = Error::Superseded { stamp: Stamp::new(2, 5) };
-        let request = WriteRequest::new(dead.clone(), 0, b"late").stamp(Stamp::new(2, 4));
-        cx.fails("late write", |b| b.write(request.clone()), |error| *error == buried)?;
+        let late = WriteRequest::new(dead.clone(), 0, b"late").stamp(Stamp::new(2, 4));
+        cx.refused(late, |error| *error == buried)?;
     }
     cx.is_missing(&dead)
 }
@@ -222,7 +208,7 @@ pub(super) fn runs_are_stored_with_their_stamp(cx: &Cx<'_>) -> Check {
             if number == stored {
                 request = request.durability(Durability::Stored);
             }
-            cx.ok("write_runs", |b| b.write_runs(request.clone()))?;
+            cx.done(request)?;
         }
         cx.power_cycle()?;
         let found = cx.info(&object)?.stamp.map_or(0, |stamp| stamp.sequence);

@@ -8,7 +8,6 @@ use crate::change::*;
 use crate::error::Error;
 use crate::event::{Event, Subscription};
 use crate::executor::block_on_for;
-use crate::ext::BlockerExt;
 use crate::order::{Epoch, OrderDomain};
 use crate::request::*;
 
@@ -17,16 +16,11 @@ pub(super) fn a_deadline_in_the_past_changes_nothing(cx: &Cx<'_>) -> Check {
     let before = cx.write(&object, 0, b"before")?;
     let now = cx.clock.now();
     let is_late = |error: &Error| matches!(error, Error::DeadlinePassed);
-    let write = WriteRequest::new(object.clone(), 0, b"after!").deadline(now);
-    cx.fails("late write", |b| b.write(write.clone()), is_late)?;
-    let full = WriteFullRequest::new(object.clone(), b"after!").deadline(now);
-    cx.fails("late write_full", |b| b.write_full(full.clone()), is_late)?;
-    let truncate = TruncateRequest::new(object.clone(), 1).deadline(now);
-    cx.fails("late truncate", |b| b.truncate(truncate.clone()), is_late)?;
-    let copy = CopyRequest::new(object.clone(), cx.object("copy")).deadline(now);
-    cx.fails("late copy", |b| b.copy(copy.clone()), is_late)?;
-    let delete = DeleteRequest::new(object.clone()).deadline(now);
-    cx.fails("late delete", |b| b.delete(delete.clone()), is_late)?;
+    cx.refused(WriteRequest::new(object.clone(), 0, b"after!").deadline(now), is_late)?;
+    cx.refused(WriteFullRequest::new(object.clone(), b"after!").deadline(now), is_late)?;
+    cx.refused(TruncateRequest::new(object.clone(), 1).deadline(now), is_late)?;
+    cx.refused(CopyRequest::new(object.clone(), cx.object("copy")).deadline(now), is_late)?;
+    cx.refused(DeleteRequest::new(object.clone()).deadline(now), is_late)?;
     let read = ReadRequest::new(object.clone(), 0, 6).deadline(now);
     cx.fails("late read", |b| b.read(read.clone()), is_late)?;
     let info = InfoRequest::new(object.clone()).deadline(now);
@@ -46,14 +40,13 @@ pub(super) fn a_deadline_far_away_changes_nothing(cx: &Cx<'_>) -> Check {
     let object = cx.object("in-time");
     cx.write(&source_of(&object), 0, b"source")?;
     let later = cx.clock.now() + Duration::from_secs(3600);
-    let write = WriteRequest::new(object.clone(), 0, b"in time").deadline(later);
-    cx.ok("write", |b| b.write(write.clone()))?;
+    cx.done(WriteRequest::new(object.clone(), 0, b"in time").deadline(later))?;
     let hints = Hints::NO_CACHE.and(Hints::SEQUENTIAL).and(Hints::from_bits(1 << 31));
     let read = ReadRequest::new(object.clone(), 0, 7).deadline(later).hints(hints);
     let reply = cx.ok("read", |b| b.read(read.clone()))?;
     ensure!(reply.data == *b"in time".as_slice(), "hints changed what is read");
-    for (what, change) in changes(cx).into_iter().filter(|(what, _)| *what != "delete") {
-        cx.ok(what, |b| change(b, object.clone(), ChangeTerms::default()))?;
+    for (_, change) in changes(cx).into_iter().filter(|(what, _)| *what != "delete") {
+        cx.done(change(object.clone()))?;
     }
     Ok(())
 }
@@ -103,8 +96,7 @@ pub(super) fn subscribers_receive_claims(cx: &Cx<'_>) -> Check {
         }
     }
     let mut subscriber = cx.backend().subscribe();
-    let request = ClaimRequest::new(scope.clone(), Epoch(epoch + 1), super::fencing::WRITER);
-    cx.ok("claim", |b| b.claim(request.clone()))?;
+    super::fencing::claim(cx, scope.clone(), epoch + 1)?;
     let is_it = |event: &Event| matches!(event, Event::Fenced(s, e) if *s == scope && e.0 == epoch + 1);
     receives(cx, &mut subscriber, is_it, "a claim")
 }
@@ -120,8 +112,7 @@ pub(super) fn flush_of_every_scope_answers_stored(cx: &Cx<'_>) -> Check {
         Scope::Namespace(cx.namespace()),
         Scope::All,
     ] {
-        let request = WriteRequest::new(object.clone(), 0, b"data").domain(domain);
-        cx.ok("write", |b| b.write(request.clone()))?;
+        cx.done(WriteRequest::new(object.clone(), 0, b"data").domain(domain))?;
         cx.flush(scope)?;
         cx.expect(&object, b"data")?;
     }

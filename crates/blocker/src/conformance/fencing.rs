@@ -5,7 +5,6 @@ use super::context::{Check, Cx, ensure};
 use crate::admission::EPOCH_STEP_MAX;
 use crate::change::*;
 use crate::error::Error;
-use crate::ext::BlockerExt;
 use crate::name::ObjectId;
 use crate::order::{Epoch, OrderDomain, Stamp, WriterId};
 use crate::request::*;
@@ -17,19 +16,17 @@ pub(super) const WRITER: WriterId = WriterId(0x5eed);
 const OTHER_WRITER: WriterId = WriterId(0x07e4);
 
 fn stamped(cx: &Cx<'_>, object: &ObjectId, stamp: Stamp, data: &'static [u8]) -> Check<ChangeReply> {
-    let request = WriteRequest::new(object.clone(), 0, data).stamp(stamp);
-    cx.ok("stamped write", |b| b.write(request.clone()))
+    cx.done(WriteRequest::new(object.clone(), 0, data).stamp(stamp))
 }
 
-fn claim(cx: &Cx<'_>, scope: Scope, epoch: u64) -> Check {
+pub(super) fn claim(cx: &Cx<'_>, scope: Scope, epoch: u64) -> Check {
     let reply = cx.ok("claim", |b| b.claim(ClaimRequest::new(scope.clone(), Epoch(epoch), WRITER)))?;
     ensure!(reply.epoch == Epoch(epoch), "a claim of {epoch} gave {}", reply.epoch);
     Ok(())
 }
 
 fn refused(cx: &Cx<'_>, object: &ObjectId, change: ChangeTerms, wanted: &Error) -> Check {
-    let request = WriteRequest::new(object.clone(), 0, b"late").terms(change);
-    cx.fails("late write", |b| b.write(request.clone()), |error| error == wanted).map(drop)
+    cx.refused(WriteRequest::new(object.clone(), 0, b"late").terms(change), |error| error == wanted)
 }
 
 fn with(stamp: Option<Stamp>) -> ChangeTerms {
@@ -73,14 +70,14 @@ pub(super) fn older_epochs_are_refused_by_every_operation(cx: &Cx<'_>) -> Check 
         let before = cx.info(&object)?;
         let fenced = Error::Fenced { epoch: Epoch(7) };
         for stamp in [None, Some(Stamp::new(6, 99))] {
-            cx.fails(what, |b| change(b, object.clone(), with(stamp)), |error| *error == fenced)?;
+            cx.refused(change(object.clone()).terms(with(stamp)), |error| *error == fenced)?;
         }
         let superseded = Error::Superseded { stamp: Stamp::new(7, 1) };
         let replayed = with(Some(Stamp::new(7, 1)));
-        cx.fails(what, |b| change(b, object.clone(), replayed), |error| *error == superseded)?;
+        cx.refused(change(object.clone()).terms(replayed), |error| *error == superseded)?;
         cx.expect(&object, b"current")?;
         ensure!(cx.info(&object)?.version == before.version, "a refused {what} gave a new version");
-        cx.ok(what, |b| change(b, object.clone(), with(Some(Stamp::new(7, 2)))))?;
+        cx.done(change(object.clone()).terms(with(Some(Stamp::new(7, 2)))))?;
     }
     Ok(())
 }
@@ -118,12 +115,9 @@ pub(super) fn a_claim_of_a_domain_binds_its_changes(cx: &Cx<'_>) -> Check {
     let inside = ChangeTerms { domain: Some(domain), ..with(Some(Stamp::new(4, 1))) };
     refused(cx, &object, inside, &fenced)?;
     let outside = ChangeTerms { domain: Some(OrderDomain(8)), ..with(Some(Stamp::new(4, 1))) };
-    let request = WriteRequest::new(object.clone(), 0, b"other domain").terms(outside);
-    cx.ok("write in another domain", |b| b.write(request.clone()))?;
+    cx.done(WriteRequest::new(object.clone(), 0, b"other domain").terms(outside))?;
     let inside = ChangeTerms { domain: Some(domain), ..with(Some(Stamp::new(5, 1))) };
-    let request = WriteRequest::new(object.clone(), 0, b"own").terms(inside);
-    cx.ok("write of the claimant", |b| b.write(request.clone()))?;
-    Ok(())
+    cx.done(WriteRequest::new(object.clone(), 0, b"own").terms(inside)).map(drop)
 }
 
 pub(super) fn claims_never_fall(cx: &Cx<'_>) -> Check {
@@ -146,7 +140,7 @@ pub(super) fn an_epoch_in_force_is_refused_to_another_writer(cx: &Cx<'_>) -> Che
     let refuses = |scope: &Scope, epoch, writer| {
         let fenced = Error::Fenced { epoch: Epoch(epoch) };
         let request = ClaimRequest::new(scope.clone(), Epoch(epoch), writer);
-        cx.fails("claim of another writer", |b| b.claim(request.clone()), |error| *error == fenced).map(drop)
+        cx.fails("claim of another writer", |b| b.claim(request.clone()), |error| *error == fenced)
     };
     for (epoch, scope) in [(10, &one), (20, &domain), (30, &whole)] {
         claim(cx, scope.clone(), epoch)?;
@@ -177,8 +171,7 @@ pub(super) fn an_epoch_rises_by_limited_steps(cx: &Cx<'_>) -> Check {
     for epoch in [u64::MAX, EPOCH_STEP_MAX + 1] {
         let far = ClaimRequest::new(scope.clone(), Epoch(epoch), WRITER);
         cx.fails("claim of an epoch far above", |b| b.claim(far.clone()), invalid)?;
-        let far = WriteRequest::new(object.clone(), 0, b"far").stamp(Stamp::new(epoch, 1));
-        cx.fails("stamp of an epoch far above", |b| b.write(far.clone()), invalid)?;
+        cx.refused(WriteRequest::new(object.clone(), 0, b"far").stamp(Stamp::new(epoch, 1)), invalid)?;
     }
     cx.is_missing(&object)?;
     claim(cx, scope, EPOCH_STEP_MAX)?;
@@ -199,8 +192,7 @@ pub(super) fn a_deleted_object_is_not_brought_back_by_a_late_change(cx: &Cx<'_>)
     cx.skip_unless(cx.caps.fencing && cx.caps.tombstones, "memory of deletions")?;
     let object = cx.object("dead");
     stamped(cx, &object, Stamp::new(3, 1), b"alive")?;
-    let delete = DeleteRequest::new(object.clone()).stamp(Stamp::new(3, 3));
-    cx.ok("stamped delete", |b| b.delete(delete.clone()))?;
+    cx.done(DeleteRequest::new(object.clone()).stamp(Stamp::new(3, 3)))?;
     let buried = Error::Superseded { stamp: Stamp::new(3, 3) };
     refused(cx, &object, with(Some(Stamp::new(3, 2))), &buried)?;
     refused(cx, &object, with(None), &Error::Fenced { epoch: Epoch(3) })?;
@@ -208,8 +200,7 @@ pub(super) fn a_deleted_object_is_not_brought_back_by_a_late_change(cx: &Cx<'_>)
     ensure!(cx.names(&ListRequest::new(cx.namespace()))?.is_empty(), "the memory of a deletion is listed");
     stamped(cx, &object, Stamp::new(3, 4), b"reborn")?;
     cx.expect(&object, b"reborn")?;
-    let delete = DeleteRequest::new(object.clone()).stamp(Stamp::new(3, 5));
-    cx.ok("stamped delete", |b| b.delete(delete.clone()))?;
+    cx.done(DeleteRequest::new(object.clone()).stamp(Stamp::new(3, 5)))?;
     // The claim replaces the remembered deletion.
     claim(cx, Scope::Object(object.clone()), 4)?;
     refused(cx, &object, with(Some(Stamp::new(3, 9))), &Error::Fenced { epoch: Epoch(4) })?;
@@ -220,11 +211,10 @@ pub(super) fn copies_do_not_take_the_stamp_along(cx: &Cx<'_>) -> Check {
     cx.skip_unless(cx.caps.fencing, "fencing")?;
     let (from, to) = (cx.object("from"), cx.object("to"));
     stamped(cx, &from, Stamp::new(5, 5), b"stamped")?;
-    cx.ok("copy", |b| b.copy(CopyRequest::new(from.clone(), to.clone())))?;
+    cx.done(CopyRequest::new(from.clone(), to.clone()))?;
     ensure!(cx.info(&to)?.stamp.is_none(), "a copy carries its source's stamp");
     cx.write(&to, 0, b"free!!!")?;
-    let copy = CopyRequest::new(from.clone(), to.clone()).stamp(Stamp::new(2, 1));
-    cx.ok("stamped copy", |b| b.copy(copy.clone()))?;
+    cx.done(CopyRequest::new(from.clone(), to.clone()).stamp(Stamp::new(2, 1)))?;
     ensure!(cx.info(&to)?.stamp == Some(Stamp::new(2, 1)), "a stamped copy does not carry its own stamp");
     Ok(())
 }

@@ -4,7 +4,6 @@ use super::context::{Check, Cx, ensure, same_bytes};
 use crate::capabilities::BUCKET_BYTES;
 use crate::change::*;
 use crate::error::Error;
-use crate::ext::BlockerExt;
 use crate::order::{Epoch, Stamp};
 use crate::request::*;
 use crate::segment::Segments;
@@ -20,8 +19,8 @@ pub(super) fn an_object_may_be_as_large_as_the_limit(cx: &Cx<'_>) -> Check {
     ensure!(reply.size_bytes == limit, "the largest object has {} bytes", reply.size_bytes);
     let last = cx.ok("read", |b| b.read(ReadRequest::new(object.clone(), limit - 2, 4)))?;
     same_bytes(&last.data.to_vec(), b"\0x")?;
-    cx.ok("truncate", |b| b.truncate(TruncateRequest::new(object.clone(), 0)))?;
-    cx.ok("truncate", |b| b.truncate(TruncateRequest::new(object.clone(), limit)))?;
+    cx.done(TruncateRequest::new(object.clone(), 0))?;
+    cx.done(TruncateRequest::new(object.clone(), limit))?;
     ensure!(cx.info(&object)?.size_bytes == limit, "truncate does not reach the limit");
     // The largest payload, at the object's very end.
     let largest = cx.caps.request_bytes_max.min(limit).min(16 << 20);
@@ -30,9 +29,8 @@ pub(super) fn an_object_may_be_as_large_as_the_limit(cx: &Cx<'_>) -> Check {
     let read = cx.ok("read", |b| b.read(ReadRequest::new(object.clone(), limit - largest, largest)))?;
     same_bytes(&read.data.to_vec(), &data)?;
     if largest == limit {
-        let full = WriteFullRequest::new(object.clone(), data.clone());
-        cx.ok("write_full of the largest object", |b| b.write_full(full.clone()))?;
-        cx.ok("copy of the largest object", |b| b.copy(CopyRequest::new(object.clone(), cx.object("copy"))))?;
+        cx.done(WriteFullRequest::new(object.clone(), data.clone()))?;
+        cx.done(CopyRequest::new(object.clone(), cx.object("copy")))?;
         cx.expect(&cx.object("copy"), &data)?;
     }
     Ok(())
@@ -40,17 +38,15 @@ pub(super) fn an_object_may_be_as_large_as_the_limit(cx: &Cx<'_>) -> Check {
 
 pub(super) fn one_byte_more_is_too_large(cx: &Cx<'_>) -> Check {
     let (object, limit) = (cx.object("larger"), cx.caps.object_bytes_max);
-    cx.fails("write", |b| b.write(WriteRequest::new(object.clone(), limit, b"x")), is_too_large)?;
-    cx.fails("write", |b| b.write(WriteRequest::new(object.clone(), limit - 1, b"xy")), is_too_large)?;
-    let zeroes = WriteZeroesRequest::new(object.clone(), limit - 1, 2);
-    cx.fails("write_zeroes", |b| b.write_zeroes(zeroes.clone()), is_too_large)?;
+    cx.refused(WriteRequest::new(object.clone(), limit, b"x"), is_too_large)?;
+    cx.refused(WriteRequest::new(object.clone(), limit - 1, b"xy"), is_too_large)?;
+    cx.refused(WriteZeroesRequest::new(object.clone(), limit - 1, 2), is_too_large)?;
     if limit <= 16 << 20 {
-        let full = WriteFullRequest::new(object.clone(), Segments::zeros(limit as usize + 1));
-        cx.fails("write_full", |b| b.write_full(full.clone()), is_too_large)?;
+        cx.refused(WriteFullRequest::new(object.clone(), Segments::zeros(limit as usize + 1)), is_too_large)?;
     }
     cx.is_missing(&object)?;
     cx.write(&object, 0, b"x")?;
-    cx.fails("truncate", |b| b.truncate(TruncateRequest::new(object.clone(), limit + 1)), is_too_large)?;
+    cx.refused(TruncateRequest::new(object.clone(), limit + 1), is_too_large)?;
     let read = ReadRequest::new(object.clone(), 0, cx.caps.request_bytes_max + 1);
     cx.fails("read beyond request_bytes_max", |b| b.read(read.clone()), is_too_large)?;
     cx.expect(&object, b"x")
@@ -59,13 +55,10 @@ pub(super) fn one_byte_more_is_too_large(cx: &Cx<'_>) -> Check {
 pub(super) fn overflowing_ranges_are_refused(cx: &Cx<'_>) -> Check {
     let object = cx.object("overflow");
     cx.write(&object, 0, b"x")?;
-    let write = WriteRequest::new(object.clone(), u64::MAX, b"xy");
-    cx.fails("write", |b| b.write(write.clone()), is_too_large)?;
-    let zeroes = WriteZeroesRequest::new(object.clone(), u64::MAX - 1, u64::MAX);
-    cx.fails("write_zeroes", |b| b.write_zeroes(zeroes.clone()), is_too_large)?;
-    let truncate = TruncateRequest::new(object.clone(), u64::MAX);
-    cx.fails("truncate", |b| b.truncate(truncate.clone()), is_too_large)?;
-    cx.ok("discard", |b| b.discard(DiscardRequest::new(object.clone(), u64::MAX, u64::MAX)))?;
+    cx.refused(WriteRequest::new(object.clone(), u64::MAX, b"xy"), is_too_large)?;
+    cx.refused(WriteZeroesRequest::new(object.clone(), u64::MAX - 1, u64::MAX), is_too_large)?;
+    cx.refused(TruncateRequest::new(object.clone(), u64::MAX), is_too_large)?;
+    cx.done(DiscardRequest::new(object.clone(), u64::MAX, u64::MAX))?;
     cx.expect(&object, b"x")
 }
 
@@ -75,15 +68,9 @@ pub(super) fn compare_works_up_to_its_limit(cx: &Cx<'_>) -> Check {
     let len = cx.caps.compare_bytes_max.min(cx.caps.object_bytes_max - 1).min(8 << 20) as usize;
     let old = cx.bytes(len + 1);
     cx.write(&object, 0, &old)?;
-    let request = CompareAndWriteRequest::new(object.clone(), 0, old.slice(..len), b"new");
-    cx.ok("compare_and_write of the largest size", |b| b.compare_and_write(request.clone()))?;
+    cx.done(CompareAndWriteRequest::new(object.clone(), 0, old.slice(..len), b"new"))?;
     if len as u64 == cx.caps.compare_bytes_max {
-        let request = CompareAndWriteRequest::new(object.clone(), 0, old, b"NO!");
-        cx.fails(
-            "compare_and_write of one byte more",
-            |b| b.compare_and_write(request.clone()),
-            is_too_large,
-        )?;
+        cx.refused(CompareAndWriteRequest::new(object.clone(), 0, old, b"NO!"), is_too_large)?;
     }
     let read = cx.ok("read", |b| b.read(ReadRequest::new(object.clone(), 0, 3)))?;
     same_bytes(&read.data.to_vec(), b"new")
@@ -95,13 +82,11 @@ pub(super) fn runs_work_up_to_their_limit(cx: &Cx<'_>) -> Check {
     let count = cx.caps.runs_max.min(64 << 10) as usize;
     let data = cx.bytes(count + 1);
     let run = |index: usize| Run::data(2 * index as u64, data.slice(index..index + 1));
-    let most = WriteRunsRequest::new(object.clone(), (0..count).map(run).collect());
-    cx.ok("write_runs of the most runs", |b| b.write_runs(most.clone()))?;
+    cx.done(WriteRunsRequest::new(object.clone(), (0..count).map(run).collect()))?;
     let wanted: Vec<u8> = (0..2 * count - 1).map(|at| if at % 2 == 0 { data[at / 2] } else { 0 }).collect();
     cx.expect(&object, &wanted)?;
     if count == cx.caps.runs_max as usize {
-        let more = WriteRunsRequest::new(object.clone(), (0..=count).map(run).collect());
-        cx.fails("write_runs of one more", |b| b.write_runs(more.clone()), is_invalid)?;
+        cx.refused(WriteRunsRequest::new(object.clone(), (0..=count).map(run).collect()), is_invalid)?;
     }
     // The largest request, ending exactly at the largest size.
     let limit = cx.caps.object_bytes_max;
@@ -112,8 +97,7 @@ pub(super) fn runs_work_up_to_their_limit(cx: &Cx<'_>) -> Check {
         Run::data(limit - largest - 1, data.slice(..half)),
         Run::data(limit - largest + half as u64, data.slice(half..)),
     ];
-    let request = WriteRunsRequest::new(object.clone(), runs);
-    cx.ok("write_runs of the most bytes", |b| b.write_runs(request.clone()))?;
+    cx.done(WriteRunsRequest::new(object.clone(), runs))?;
     let read = ReadRequest::new(object, limit - largest + half as u64, largest);
     let read = cx.ok("read", |b| b.read(read.clone()))?;
     same_bytes(&read.data.to_vec(), &data[half..])
@@ -143,7 +127,7 @@ pub(super) fn invalid_runs_are_refused(cx: &Cx<'_>) -> Check {
     ];
     for (what, runs, is_right) in refused {
         let request = WriteRunsRequest::new(object.clone(), runs);
-        cx.fails(what, |b| b.write_runs(request.clone()), is_right)?;
+        cx.refused(request, is_right)?;
         cx.expect(&object, b"intact")?;
         ensure!(cx.info(&object)?.version == before, "{what}: refused, and changed all the same");
     }
@@ -156,22 +140,18 @@ pub(super) fn what_is_not_supported_is_refused_as_such(cx: &Cx<'_>) -> Check {
     cx.write(&object, 0, b"x")?;
     let unsupported = |error: &Error| matches!(error, Error::Unsupported(_));
     if !caps.conditions {
-        let request = WriteRequest::new(object.clone(), 0, b"y").condition(Condition::Present);
-        cx.fails("conditional write", |b| b.write(request.clone()), unsupported)?;
+        cx.refused(WriteRequest::new(object.clone(), 0, b"y").condition(Condition::Present), unsupported)?;
     }
     if !caps.fencing {
-        let request = WriteRequest::new(object.clone(), 0, b"y").stamp(Stamp::new(1, 1));
-        cx.fails("stamped write", |b| b.write(request.clone()), unsupported)?;
+        cx.refused(WriteRequest::new(object.clone(), 0, b"y").stamp(Stamp::new(1, 1)), unsupported)?;
         let request = ClaimRequest::new(Scope::Object(object.clone()), Epoch(1), super::fencing::WRITER);
         cx.fails("claim", |b| b.claim(request.clone()), unsupported)?;
     }
     if caps.runs_max == 0 {
-        let request = WriteRunsRequest::new(object.clone(), vec![Run::data(0, b"y")]);
-        cx.fails("write_runs", |b| b.write_runs(request.clone()), unsupported)?;
+        cx.refused(WriteRunsRequest::new(object.clone(), vec![Run::data(0, b"y")]), unsupported)?;
     }
     if caps.compare_bytes_max == 0 {
-        let request = CompareAndWriteRequest::new(object.clone(), 0, b"x", b"y");
-        cx.fails("compare_and_write", |b| b.compare_and_write(request.clone()), unsupported)?;
+        cx.refused(CompareAndWriteRequest::new(object.clone(), 0, b"x", b"y"), unsupported)?;
     }
     cx.expect(&object, b"x")
 }

@@ -11,7 +11,7 @@ use crate::ext::BlockerExt;
 use crate::request::*;
 
 /// Lists all names, in pages of at most `entries_max`.
-fn list_all(cx: &Cx<'_>, prefix: &[u8], entries_max: u32) -> Check<Vec<Vec<u8>>> {
+pub(super) fn list_all(cx: &Cx<'_>, prefix: &[u8], entries_max: u32) -> Check<Vec<Vec<u8>>> {
     let first =
         ListRequest::new(cx.namespace()).prefix(Bytes::copy_from_slice(prefix)).entries_max(entries_max);
     let mut request = first;

@@ -1,6 +1,7 @@
 //! Names: any 1 to 255 bytes, taken as they are.
 
 use super::context::{Check, Cx, ensure};
+use super::listing::list_all;
 use crate::name::{Name, Namespace, ObjectId};
 use crate::request::*;
 
@@ -37,15 +38,7 @@ pub(super) fn any_bytes_are_a_name(cx: &Cx<'_>) -> Check {
         cx.expect(&cx.object(name), &index.to_le_bytes())?;
     }
     names.sort();
-    let mut request = ListRequest::new(cx.namespace()).entries_max(100);
-    let mut listed = Vec::new();
-    loop {
-        let page = cx.ok("list", |b| b.list(request.clone()))?;
-        listed.extend(page.entries.iter().map(|entry| entry.name.as_bytes().to_vec()));
-        let Some(last) = page.entries.last().filter(|_| page.has_more) else { break };
-        ensure!(request.after.as_ref() < Some(&last.name), "a page does not go on from the one before");
-        request = request.after(last.name.clone());
-    }
+    let listed = list_all(cx, b"", 100)?;
     ensure!(listed == names, "{} odd names are listed as {} others", names.len(), listed.len());
     for name in &names {
         cx.delete(&cx.object(name))?;

@@ -23,85 +23,65 @@ pub(super) fn any_sequence_matches_a_plain_map(cx: &Cx<'_>) -> Check {
         let (offset, len) = (offset / align * align, len / align * align);
         let (from, to) = (offset as usize, (offset + len) as usize);
         let durability = if cx.below(8) == 0 { Durability::Stored } else { Durability::Cached };
-        let at = |what: &str| format!("{what} at step {step}");
-        match cx.below(if cx.caps.runs_max > 2 { 10 } else { 9 }) {
-            0..=2 => {
-                let data = cx.bytes(len as usize);
-                let request = WriteRequest::new(object, offset, data.clone()).durability(durability);
-                cx.ok(&at("write"), |b| b.write(request.clone()))?;
-                let content = model.entry(key).or_default();
-                if len > 0 {
-                    content.resize(content.len().max(to), 0);
-                    content[from..to].copy_from_slice(&data);
+        // Each operation is applied to the map first. The flag tells whether the store must do it as
+        // well, or report a missing object.
+        let (request, is_done): (ChangeRequest, bool) =
+            match cx.below(if cx.caps.runs_max > 2 { 10 } else { 9 }) {
+                0..=2 => {
+                    let data = cx.bytes(len as usize);
+                    put(model.entry(key).or_default(), from, &data);
+                    (WriteRequest::new(object, offset, data).into(), true)
                 }
-            }
-            3 => {
-                let request = WriteZeroesRequest::new(object, offset, len).durability(durability);
-                cx.ok(&at("write_zeroes"), |b| b.write_zeroes(request.clone()))?;
-                let content = model.entry(key).or_default();
-                if len > 0 {
-                    content.resize(content.len().max(to), 0);
-                    content[from..to].fill(0);
+                3 => {
+                    put(model.entry(key).or_default(), from, &vec![0; to - from]);
+                    (WriteZeroesRequest::new(object, offset, len).into(), true)
                 }
-            }
-            4 => {
-                let request = DiscardRequest::new(object, offset, len).durability(durability);
-                let done = cx.wait(&at("discard"), |b| b.discard(request.clone()))?;
-                expect_as(&at("discard"), done.map(drop), model.contains_key(&key))?;
-                if let Some(content) = model.get_mut(&key) {
-                    let size = content.len();
-                    content[from.min(size)..to.min(size)].fill(0);
+                4 => {
+                    let content = model.get_mut(&key).map(|content| {
+                        let size = content.len();
+                        content[from.min(size)..to.min(size)].fill(0);
+                    });
+                    (DiscardRequest::new(object, offset, len).into(), content.is_some())
                 }
-            }
-            5 => {
-                let request = TruncateRequest::new(object, offset).durability(durability);
-                let done = cx.wait(&at("truncate"), |b| b.truncate(request.clone()))?;
-                expect_as(&at("truncate"), done.map(drop), model.contains_key(&key))?;
-                if let Some(content) = model.get_mut(&key) {
-                    content.resize(from, 0);
+                5 => {
+                    let content = model.get_mut(&key).map(|content| content.resize(from, 0));
+                    (TruncateRequest::new(object, offset).into(), content.is_some())
                 }
-            }
-            6 => {
-                let data = cx.bytes(len as usize);
-                let request = WriteFullRequest::new(object, data.clone()).durability(durability);
-                cx.ok(&at("write_full"), |b| b.write_full(request.clone()))?;
-                model.insert(key, data.to_vec());
-            }
-            7 => {
-                let request = DeleteRequest::new(object).durability(durability);
-                let done = cx.wait(&at("delete"), |b| b.delete(request.clone()))?;
-                expect_as(&at("delete"), done.map(drop), model.remove(&key).is_some())?;
-            }
-            9 => {
-                let content = model.entry(key).or_default();
-                let (mut runs, mut end) = (Vec::new(), offset);
-                for _ in 0..=cx.below(2) {
-                    let (at, len) = (end + cx.below(5_000) / align * align, 1 + cx.below(2_000));
-                    end = at + len.next_multiple_of(align);
-                    let (from, to) = (at as usize, end as usize);
-                    content.resize(content.len().max(to), 0);
-                    if cx.below(3) == 0 {
-                        runs.push(Run::zeroes(at, end - at));
-                        content[from..to].fill(0);
-                    } else {
-                        let data = cx.bytes(to - from);
-                        content[from..to].copy_from_slice(&data);
-                        runs.push(Run::data(at, data));
+                6 => {
+                    let data = cx.bytes(len as usize);
+                    model.insert(key, data.to_vec());
+                    (WriteFullRequest::new(object, data).into(), true)
+                }
+                7 => (DeleteRequest::new(object).into(), model.remove(&key).is_some()),
+                9 => {
+                    let content = model.entry(key).or_default();
+                    let (mut runs, mut end) = (Vec::new(), offset);
+                    for _ in 0..=cx.below(2) {
+                        let (at, len) = (end + cx.below(5_000) / align * align, 1 + cx.below(2_000));
+                        end = at + len.next_multiple_of(align);
+                        let is_hole = cx.below(3) == 0;
+                        let data = if is_hole {
+                            vec![0; (end - at) as usize].into()
+                        } else {
+                            cx.bytes((end - at) as usize)
+                        };
+                        put(content, at as usize, &data);
+                        runs.push(if is_hole { Run::zeroes(at, end - at) } else { Run::data(at, data) });
                     }
+                    (WriteRunsRequest::new(object, runs).into(), true)
                 }
-                let request = WriteRunsRequest::new(object, runs).durability(durability);
-                cx.ok(&at("write_runs"), |b| b.write_runs(request.clone()))?;
-            }
-            _ => {
-                let source = cx.below(OBJECTS);
-                let request = CopyRequest::new(cx.object(format!("object-{source}")), object);
-                let done = cx.wait(&at("copy"), |b| b.copy(request.clone()))?;
-                expect_as(&at("copy"), done.map(drop), model.contains_key(&source))?;
-                if let Some(content) = model.get(&source).cloned() {
-                    model.insert(key, content);
+                _ => {
+                    let source = cx.below(OBJECTS);
+                    let content = model.get(&source).cloned().map(|content| model.insert(key, content));
+                    let from = cx.object(format!("object-{source}"));
+                    (CopyRequest::new(from, object).into(), content.is_some())
                 }
-            }
-        }
+            };
+        let request = request.durability(durability);
+        let what = request.change.name();
+        let done = cx.wait(what, |b| b.change(request.clone()))?.map(drop);
+        let wanted = if is_done { Ok(()) } else { Err(Error::Missing) };
+        ensure!(done == wanted, "{what} at step {step} gave {done:?}, expected {wanted:?}");
         if cx.below(10) == 0 {
             cx.flush(Scope::Namespace(cx.namespace()))?;
         }
@@ -115,10 +95,12 @@ pub(super) fn any_sequence_matches_a_plain_map(cx: &Cx<'_>) -> Check {
     Ok(())
 }
 
-fn expect_as(what: &str, done: Result<(), Error>, is_there: bool) -> Check {
-    let wanted = if is_there { Ok(()) } else { Err(Error::Missing) };
-    ensure!(done == wanted, "{what} gave {done:?}, expected {wanted:?}");
-    Ok(())
+/// Writes bytes at an offset, extending the content as needed.
+fn put(content: &mut Vec<u8>, at: usize, data: &[u8]) {
+    if !data.is_empty() {
+        content.resize(content.len().max(at + data.len()), 0);
+        content[at..at + data.len()].copy_from_slice(data);
+    }
 }
 
 /// Compares a range and the size of one object with the map.
