@@ -33,7 +33,7 @@ impl fmt::Display for Durability {
 /// The version of an object's content. Every change gives the object a version that its name never
 /// had before, not even before a delete or a crash: same name and same version, same bytes. A
 /// larger version is not necessarily later.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Version(pub u64);
 
 impl fmt::Display for Version {

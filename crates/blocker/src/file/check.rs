@@ -359,10 +359,10 @@ impl<'a> Check<'a> {
         if one_damaged {
             let kept = self.aside(&[path.file_name().unwrap_or_default().as_bytes(), b".header"].concat())?;
             self.repair(path, |check| {
-                check.keep(&kept, |file| file.write_at(0, &header.to_vec().into()).map_err(|it| it.error))?;
+                check.keep(&kept, |file| file.write_all(0, &header.to_vec().into()))?;
                 let file = check.disk.open(path, Open::ReadWrite)?;
                 let again = Slot { count: slot.count + 1, ..slot };
-                file.write_at(0, &again.encode(name_sum(id)).into()).map_err(|failed| failed.error)?;
+                file.write_all(0, &again.encode(name_sum(id)).into())?;
                 file.sync_data()
             })?;
             let remedy = format!("written again from the other; what it was is kept as {}", kept.display());

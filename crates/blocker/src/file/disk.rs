@@ -121,6 +121,10 @@ pub(super) trait DiskFile: Send + Sync {
     /// Reads as `read_at` does, if that is possible without waiting for the disk.
     fn read_at_once(&self, offset: u64, len: usize) -> Option<Segment>;
     fn write_at(&self, offset: u64, data: &Segments) -> Result<(), WriteFailed>;
+    /// Writes as `write_at` does, for callers to whom a partial write is as good as none.
+    fn write_all(&self, offset: u64, data: &Segments) -> io::Result<()> {
+        self.write_at(offset, data).map_err(|failed| failed.error)
+    }
     fn set_len(&self, len: u64) -> io::Result<()>;
     /// Zeroes a range within the file, and frees its space where the file system can.
     fn punch(&self, offset: u64, len: u64) -> io::Result<()>;
@@ -151,7 +155,7 @@ pub(super) fn copy_by_hand(
             return Ok(());
         }
         let read = data.len() as u64;
-        to.write_at(to_at + done, &data.into()).map_err(|failed| failed.error)?;
+        to.write_all(to_at + done, &data.into())?;
         done += read;
     }
     Ok(())
@@ -162,7 +166,7 @@ pub(super) fn zero_by_hand(file: &dyn DiskFile, offset: u64, len: u64) -> io::Re
     let mut at = offset;
     while at < offset + len {
         let run = CHUNK_BYTES.min(offset + len - at);
-        file.write_at(at, &Segments::zeros(run as usize)).map_err(|failed| failed.error)?;
+        file.write_all(at, &Segments::zeros(run as usize))?;
         at += run;
     }
     Ok(())

@@ -53,6 +53,7 @@ pub(super) struct Header {
     is_unsure: bool,
 }
 
+#[derive(Default)]
 pub(super) struct State {
     /// Whether the object's state has been read from disk.
     pub(super) loaded: bool,
@@ -76,6 +77,11 @@ pub(super) struct State {
 impl Header {
     fn of(slot: Slot) -> Self {
         Self { slot, is_unsure: false }
+    }
+
+    /// Returns the header of a missing file.
+    fn missing() -> Self {
+        Self::of(Slot { size_bytes: None, ..Slot::first(Version::default(), None, true, 0) })
     }
 
     /// Whether the disk has this version and size. An earlier program's slot states no size.
@@ -103,17 +109,6 @@ pub(super) struct Snapshot {
 
 /// How often the store tries to write a header that records a loss.
 const MARK_ATTEMPTS: u32 = 4;
-
-/// The header of a missing file.
-const NO_SLOT: Slot = Slot {
-    count: 0,
-    version: Version(0),
-    stamp: None,
-    tombstone: false,
-    packed: true,
-    lost: false,
-    size_bytes: None,
-};
 
 impl State {
     pub(super) fn head(&self) -> Head {
@@ -144,15 +139,8 @@ impl State {
 
     /// Returns the slot for the current state.
     fn next_slot(&self) -> Slot {
-        Slot {
-            count: 0,
-            version: self.version,
-            stamp: self.stamp,
-            tombstone: !self.alive,
-            packed: self.packed,
-            lost: false,
-            size_bytes: Some(self.size_bytes),
-        }
+        let slot = Slot::first(self.version, self.stamp, self.packed, self.size_bytes);
+        Slot { tombstone: !self.alive, ..slot }
     }
 }
 
@@ -218,28 +206,10 @@ pub(super) fn foreign(path: &Path, kind: Kind) -> Error {
 
 impl Object {
     pub(super) fn new(id: ObjectId, path: PathBuf) -> Self {
-        let state = State {
-            loaded: false,
-            file: None,
-            alive: false,
-            packed: true,
-            size_bytes: 0,
-            version: Version(0),
-            stamp: None,
-            changes: 0,
-            excess: false,
-            header_unsure: false,
-        };
-        Self {
-            id,
-            path,
-            state: RwLock::new(Rank::Object, state),
-            header: Mutex::new(Rank::Header, Header::of(NO_SLOT)),
-            unsynced: AtomicBool::new(false),
-            lost: AtomicBool::new(false),
-            may_be_stored: AtomicBool::new(false),
-            used: AtomicU64::new(0),
-        }
+        let state = RwLock::new(Rank::Object, State { packed: true, ..State::default() });
+        let header = Mutex::new(Rank::Header, Header::missing());
+        let (unsynced, lost, may_be_stored, used) = Default::default();
+        Self { id, path, state, header, unsynced, lost, may_be_stored, used }
     }
 
     /// Reads the state from disk at the first use. Returns whether a copy of the header is damaged.
@@ -291,7 +261,7 @@ impl Object {
         header.slot.count = next.count;
         header.is_unsure = true;
         let encoded = next.encode(slot::name_sum(&self.id));
-        file.write_at(0, &encoded.into()).map_err(|failed| failed.error)?;
+        file.write_all(0, &encoded.into())?;
         *header = Header::of(next);
         Ok(())
     }
@@ -320,7 +290,7 @@ impl Object {
 
     /// Forgets the header of a file that was replaced or removed.
     pub(super) fn reset_slot(&self, slot: Option<Slot>) {
-        *self.header.lock() = Header::of(slot.unwrap_or(NO_SLOT));
+        *self.header.lock() = slot.map_or_else(Header::missing, Header::of);
     }
 
     /// Stores acknowledged changes: bytes, then stamp. With `with_version` also the version, which

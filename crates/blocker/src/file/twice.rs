@@ -155,7 +155,7 @@ pub(super) fn replace(
         let temporary = temporary();
         let replaced = (|| {
             let file = disk.open(&temporary, Open::Create)?;
-            file.write_at(0, &content.to_vec().into()).map_err(|failed| failed.error)?;
+            file.write_all(0, &content.to_vec().into())?;
             file.sync_data()?;
             disk.rename(&temporary, &root.join(name))
         })();
@@ -180,7 +180,7 @@ fn overwrite(disk: &dyn Disk, path: &Path, content: &[u8]) -> io::Result<()> {
     if file.len()? != content.len() as u64 {
         return Err(io::ErrorKind::InvalidInput.into());
     }
-    file.write_at(0, &content.to_vec().into()).map_err(|failed| failed.error)?;
+    file.write_all(0, &content.to_vec().into())?;
     file.sync_data()
 }
 

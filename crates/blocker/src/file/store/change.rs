@@ -22,47 +22,39 @@ use crate::response::ChangeReply;
 use crate::segment::Segments;
 
 impl Store {
-    /// Makes a change.
+    /// Makes a change: admits it under the claims, changes the object, and stores the change before
+    /// the reply if the request asks for that.
     pub(in crate::file) fn change(&self, request: &ChangeRequest) -> Result<ChangeReply> {
-        let ChangeRequest { object, change, terms, .. } = request;
+        let ChangeRequest { object: id, change, terms, .. } = request;
         check(change, self.config.object_bytes_max)?;
-        match change {
-            Change::Write { offset, data } => self.write(object, *offset, data, terms),
-            Change::WriteZeroes { offset, len_bytes } => {
-                self.write_zeroes(object, *offset, *len_bytes, terms)
-            }
-            Change::WriteRuns { runs } => self.write_runs(object, runs, terms),
-            Change::Discard { offset, len_bytes } => self.discard(object, *offset, *len_bytes, terms),
-            Change::CompareAndWrite { offset, expected, data } => {
-                self.compare_and_write(object, *offset, expected, data, terms)
-            }
-            Change::WriteFull { data } => self.write_full(object, data, terms),
-            Change::Truncate { size_bytes } => self.truncate(object, *size_bytes, terms),
-            Change::Delete => self.delete(object, terms),
-            Change::Copy { from, from_condition } => self.copy(from, *from_condition, object, terms),
-        }
-    }
-
-    /// Admits a change of `object`, under the claims, and runs `act` on its state. `act` changes
-    /// the file and returns the new size; this function sets version, stamp and bookkeeping.
-    pub(super) fn make(
-        &self,
-        id: &ObjectId,
-        terms: &ChangeTerms,
-        act: impl FnOnce(&Arc<Object>, &mut State, Version) -> Result<u64>,
-    ) -> Result<ChangeReply> {
         self.check_changeable()?;
         let object = self.object(id)?;
-        let (version, size_bytes) = {
-            let held = self.claims.read();
-            self.check_open()?;
-            let mut state = self.loaded_mut(&object)?;
-            admit(state.head(), held.claims.in_force(id, terms.domain), terms)?;
-            self.apply(&object, &mut state, terms, act)?
+        let (version, size_bytes) = match change {
+            Change::Copy { from, from_condition } if from != id => {
+                self.copy(from, *from_condition, &object, terms)?
+            }
+            _ => {
+                let held = self.claims.read();
+                self.check_open()?;
+                let mut state = self.loaded_mut(&object)?;
+                admit(state.head(), held.claims.in_force(id, terms.domain), terms)?;
+                match change {
+                    Change::Delete => self.delete(&object, &mut state, terms)?,
+                    _ => self.apply(&object, &mut state, terms, |object, state, version| {
+                        self.write(object, state, version, change, terms)
+                    })?,
+                }
+            }
         };
-        self.reply(&object, terms, version, size_bytes)
+        let durability = match terms.durability {
+            Durability::Cached => Durability::Cached,
+            _ => self.sync_object(&object, false).map(|()| Durability::Stored)?,
+        };
+        Ok(ChangeReply::new(version, size_bytes, durability))
     }
 
+    /// Runs `act` on the state of an object whose change is admitted. `act` changes the file and
+    /// returns the new size; this function sets version, stamp and bookkeeping.
     pub(super) fn apply(
         &self,
         object: &Arc<Object>,
@@ -75,11 +67,7 @@ impl Store {
                 "the object's file could not be cut after an earlier failure".into(),
             ));
         }
-        if state.header_unsure {
-            let restored = object.restore_slot(state, object.slot());
-            restored
-                .map_err(|error| Error::from_io(&error, "writing a header again after an earlier failure"))?;
-        }
+        mend_header(object, state)?;
         let version = self.next_version();
         let had_file = state.file.is_some();
         match act(object, state, version) {
@@ -152,96 +140,49 @@ impl Store {
         self.names.lock().note_gone(&object.id.namespace, object.id.name.as_bytes());
     }
 
-    /// Stores the change first if the request asks for that.
-    pub(super) fn reply(
-        &self,
-        object: &Arc<Object>,
-        terms: &ChangeTerms,
-        version: Version,
-        size_bytes: u64,
-    ) -> Result<ChangeReply> {
-        let durability = self.make_durable(object, terms)?;
-        Ok(ChangeReply::new(version, size_bytes, durability))
-    }
-
-    fn make_durable(&self, object: &Arc<Object>, terms: &ChangeTerms) -> Result<Durability> {
-        if terms.durability == Durability::Cached {
-            return Ok(Durability::Cached);
-        }
-        self.sync_object(object, false)?;
-        Ok(Durability::Stored)
-    }
-
-    fn delete(&self, id: &ObjectId, terms: &ChangeTerms) -> Result<ChangeReply> {
-        self.check_changeable()?;
-        let object = self.object(id)?;
-        {
-            let held = self.claims.read();
-            self.check_open()?;
-            let mut state = self.loaded_mut(&object)?;
-            admit(state.head(), held.claims.in_force(id, terms.domain), terms)?;
-            let file = Arc::clone(state.live()?);
-            if state.header_unsure {
-                let restored = object.restore_slot(&mut state, object.slot());
-                restored.map_err(|error| {
-                    Error::from_io(&error, "writing a header again after an earlier failure")
-                })?;
-            }
-            match terms.stamp {
-                Some(_) => {
-                    // The tombstone is stored before the data are removed, in a step of its own:
-                    // half a delete would be an object of holes.
-                    let before = object.slot();
-                    let tombstone = Slot::tombstone(state.version, terms.stamp);
-                    let written = object.write_slot(&*file, &mut object.header.lock(), tombstone);
-                    self.counters.syncs.increment();
-                    if let Err(error) = written.and_then(|()| object.sync_within(&*file)) {
-                        // The object lives on here, so the next start must not find a tombstone
-                        // under later changes.
-                        let _ = object.restore_slot(&mut state, before);
-                        state.changes += 1;
-                        self.mark_unsynced(&object);
-                        return Err(ambiguous(&error));
-                    }
-                    // A failure costs only space; creating the object again repeats this.
-                    let _ = file.set_len(HEADER_BYTES);
-                    state.stamp = terms.stamp;
-                    state.packed = true;
+    fn delete(&self, object: &Arc<Object>, state: &mut State, terms: &ChangeTerms) -> Result<(Version, u64)> {
+        let file = Arc::clone(state.live()?);
+        mend_header(object, state)?;
+        match terms.stamp {
+            Some(_) => {
+                // The tombstone is stored before the data are removed, in a step of its own:
+                // half a delete would be an object of holes.
+                let before = object.slot();
+                let tombstone = Slot::tombstone(state.version, terms.stamp);
+                let written = object.write_slot(&*file, &mut object.header.lock(), tombstone);
+                self.counters.syncs.increment();
+                if let Err(error) = written.and_then(|()| object.sync_within(&*file)) {
+                    // The object lives on here, so the next start must not find a tombstone
+                    // under later changes.
+                    let _ = object.restore_slot(state, before);
+                    state.changes += 1;
+                    self.mark_unsynced(object);
+                    return Err(ambiguous(&error));
                 }
-                None => {
-                    let unlinked = self.disk.unlink(&object.path);
-                    unlinked.map_err(|error| Error::from_io(&error, "deleting an object"))?;
-                    self.forget_file(&object, &mut state);
-                }
+                // A failure costs only space; creating the object again repeats this.
+                let _ = file.set_len(HEADER_BYTES);
+                state.stamp = terms.stamp;
+                state.packed = true;
             }
-            self.counters.changes.increment();
-            object.lost.store(false, Ordering::Release);
-            state.alive = false;
-            (state.excess, state.header_unsure) = (false, false);
-            state.size_bytes = 0;
-            state.changes += 1;
-            self.mark_unsynced(&object);
+            None => {
+                let unlinked = self.disk.unlink(&object.path);
+                unlinked.map_err(|error| Error::from_io(&error, "deleting an object"))?;
+                self.forget_file(object, state);
+            }
         }
-        self.make_durable(&object, terms).map(ChangeReply::removed)
-    }
-}
-
-impl Store {
-    fn write_full(&self, id: &ObjectId, data: &Segments, terms: &ChangeTerms) -> Result<ChangeReply> {
-        let size = data.len_bytes() as u64;
-        self.make(id, terms, |object, state, version| {
-            self.replace(object, state, version, terms, size, |file, at| {
-                file.write_at(at, data).map_err(|failed| failed.error)
-            })?;
-            // The old file's loss no longer matters, because nothing of it is left.
-            object.lost.store(false, Ordering::Release);
-            Ok(size)
-        })
+        self.counters.changes.increment();
+        object.lost.store(false, Ordering::Release);
+        state.alive = false;
+        (state.excess, state.header_unsure) = (false, false);
+        state.size_bytes = 0;
+        state.changes += 1;
+        self.mark_unsynced(object);
+        Ok((Version(0), 0))
     }
 
     /// Gives an object a new file of `size` bytes, all or nothing: `fill` writes it from the given
     /// offset on.
-    fn replace(
+    pub(super) fn replace(
         &self,
         object: &Object,
         state: &mut State,
@@ -252,7 +193,10 @@ impl Store {
     ) -> Result<()> {
         let packed = size <= PACKED_BYTES_MAX;
         let slot = Slot { count: 1, ..Slot::first(version, terms.stamp.or(state.stamp), packed, size) };
-        self.put_file(object, state, slot, true, fill)
+        self.put_file(object, state, slot, true, fill)?;
+        // The old file's loss no longer matters, because nothing of it is left.
+        object.lost.store(false, Ordering::Release);
+        Ok(())
     }
 
     /// Moves a packed object's data to the place of larger objects' data. The content stays the
@@ -309,7 +253,7 @@ impl Store {
         let temporary = self.temporary();
         let prepared = (|| {
             let file = self.disk.open(&temporary, Open::Create)?;
-            file.write_at(0, &slot.encode(name_sum(&object.id)).into()).map_err(|failed| failed.error)?;
+            file.write_all(0, &slot.encode(name_sum(&object.id)).into())?;
             if !slot.packed {
                 file.set_len(UNPACKED_AT)?;
             }
@@ -351,48 +295,47 @@ impl Store {
         found == Found::Slot { slot: *slot, one_damaged: false }
     }
 
+    /// Makes `target` a copy of another object.
     fn copy(
         &self,
         from: &ObjectId,
         from_condition: Condition,
-        to: &ObjectId,
+        target: &Arc<Object>,
         terms: &ChangeTerms,
-    ) -> Result<ChangeReply> {
-        if from == to {
-            return self.make(to, terms, |_, state, _| {
-                state.live()?;
-                check_condition(Some(state.version), from_condition)?;
-                Ok(state.size_bytes)
-            });
+    ) -> Result<(Version, u64)> {
+        let source = self.object(from)?;
+        let held = self.claims.read();
+        self.check_open()?;
+        let (source_state, mut state);
+        if *from < target.id {
+            source_state = self.loaded(&source)?;
+            state = target.state.write_pair();
+            self.load(target, &mut state)?;
+        } else {
+            state = self.loaded_mut(target)?;
+            source_state = self.loaded_by(&source, |source| source.state.read_pair())?;
         }
-        self.check_changeable()?;
-        let (source, target) = (self.object(from)?, self.object(to)?);
-        let (version, size_bytes) = {
-            let held = self.claims.read();
-            self.check_open()?;
-            let (source_state, mut state);
-            if from < to {
-                source_state = self.loaded(&source)?;
-                state = self.loaded_mut_pair(&target)?;
-            } else {
-                state = self.loaded_mut(&target)?;
-                source_state = self.loaded_pair(&source)?;
-            }
-            admit(state.head(), held.claims.in_force(to, terms.domain), terms)?;
-            let file = source_state.live()?;
-            check_condition(Some(source_state.version), from_condition)?;
-            // Data that the source may have lost must not become *stored* in the target.
-            source.check_not_lost()?;
-            let (from_at, size) = (source_state.at(0), source_state.size_bytes);
-            self.apply(&target, &mut state, terms, |object, state, version| {
-                self.replace(object, state, version, terms, size, |copy, at| {
-                    copy.set_len(at + size)?;
-                    copy.copy_from(&**file, from_at, at, size)
-                })?;
-                object.lost.store(false, Ordering::Release);
-                Ok(size)
-            })?
-        };
-        self.reply(&target, terms, version, size_bytes)
+        admit(state.head(), held.claims.in_force(&target.id, terms.domain), terms)?;
+        let file = source_state.live()?;
+        check_condition(Some(source_state.version), from_condition)?;
+        // Data that the source may have lost must not become *stored* in the target.
+        source.check_not_lost()?;
+        let (from_at, size) = (source_state.at(0), source_state.size_bytes);
+        self.apply(target, &mut state, terms, |object, state, version| {
+            self.replace(object, state, version, terms, size, |copy, at| {
+                copy.set_len(at + size)?;
+                copy.copy_from(&**file, from_at, at, size)
+            })?;
+            Ok(size)
+        })
     }
+}
+
+/// Rewrites a header that a failed change has left unsure.
+fn mend_header(object: &Object, state: &mut State) -> Result<()> {
+    if !state.header_unsure {
+        return Ok(());
+    }
+    let restored = object.restore_slot(state, object.slot());
+    restored.map_err(|error| Error::from_io(&error, "writing a header again after an earlier failure"))
 }

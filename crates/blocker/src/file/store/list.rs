@@ -202,14 +202,8 @@ impl Store {
         self.walk(&self.root.join("objects"), true, path::NAMESPACE_SUFFIX, &mut |name| {
             names.insert(name);
         })?;
-        for (scope, _, _) in self.claims.read().claims.iter() {
-            match scope {
-                Scope::Namespace(namespace) | Scope::Domain(namespace, _) => {
-                    names.insert(namespace.as_bytes().to_vec())
-                }
-                Scope::Object(object) => names.insert(object.namespace.as_bytes().to_vec()),
-                Scope::All => false,
-            };
+        for (scope, ..) in self.claims.read().claims.iter() {
+            names.extend(scope.namespace().map(|namespace| namespace.as_bytes().to_vec()));
         }
         names.into_iter().map(Namespace::new).collect()
     }

@@ -293,9 +293,6 @@ impl Store {
     }
 
     pub(in crate::file) fn namespace_epoch(&self, namespace: &Namespace) -> Epoch {
-        let whole = Scope::Namespace(namespace.clone());
-        let held = self.claims.read();
-        let of_it = |(scope, epoch, _)| (scope == whole || scope == Scope::All).then_some(epoch);
-        held.claims.iter().filter_map(of_it).max().unwrap_or_default()
+        self.claims.read().claims.scope_epoch(&Scope::Namespace(namespace.clone()))
     }
 }

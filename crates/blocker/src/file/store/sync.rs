@@ -161,10 +161,7 @@ impl UnsyncedDirs {
     /// Notes a changed entry of `dir`.
     pub(super) fn enter(&mut self, dir: &Path) {
         self.last += 1;
-        match self.dirs.get_mut(dir) {
-            Some(number) => *number = self.last,
-            None => drop(self.dirs.insert(dir.to_path_buf(), self.last)),
-        }
+        self.dirs.insert(dir.to_path_buf(), self.last);
     }
 
     /// Returns the number of the last unstored change of `dir`.

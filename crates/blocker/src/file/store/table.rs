@@ -133,12 +133,8 @@ impl Store {
         self.loaded_by(object, |object| object.state.read())
     }
 
-    /// Returns the state as `loaded` does, for the second of two objects.
-    pub(super) fn loaded_pair<'a>(&self, object: &'a Object) -> Result<ReadGuard<'a, State>> {
-        self.loaded_by(object, |object| object.state.read_pair())
-    }
-
-    fn loaded_by<'a>(
+    /// Returns the state as `loaded` does, locked by `lock`.
+    pub(super) fn loaded_by<'a>(
         &self,
         object: &'a Object,
         lock: impl Fn(&'a Object) -> ReadGuard<'a, State>,
@@ -159,14 +155,7 @@ impl Store {
         Ok(state)
     }
 
-    /// Returns the state as `loaded_mut` does, for the second of two objects.
-    pub(super) fn loaded_mut_pair<'a>(&self, object: &'a Object) -> Result<WriteGuard<'a, State>> {
-        let mut state = object.state.write_pair();
-        self.load(object, &mut state)?;
-        Ok(state)
-    }
-
-    fn load(&self, object: &Object, state: &mut State) -> Result<()> {
+    pub(super) fn load(&self, object: &Object, state: &mut State) -> Result<()> {
         if state.loaded {
             return Ok(());
         }

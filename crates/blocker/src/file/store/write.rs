@@ -20,14 +20,58 @@ use crate::response::{ChangeReply, Info, ReadReply};
 use crate::segment::Segments;
 
 impl Store {
+    /// Changes the file of an object, whose change is neither a deletion nor a copy of another
+    /// object. Returns the object's new size.
     pub(super) fn write(
         &self,
-        id: &ObjectId,
-        offset: u64,
-        data: &Segments,
+        object: &Object,
+        state: &mut State,
+        version: Version,
+        change: &Change,
         terms: &ChangeTerms,
-    ) -> Result<ChangeReply> {
-        self.make(id, terms, |object, state, version| self.write_range(object, state, version, offset, data))
+    ) -> Result<u64> {
+        match change {
+            Change::Write { offset, data } => self.write_range(object, state, version, *offset, data),
+            Change::CompareAndWrite { offset, expected, data } => {
+                let (from, len) = within(*offset, expected.len_bytes() as u64, state.size_bytes);
+                let found = read_range(&**state.live()?, state.at(from), len)?.to_vec();
+                match expected.first_difference(&found) {
+                    Some(at) => Err(Error::Mismatch { offset: offset + at as u64 }),
+                    None => self.write_range(object, state, version, *offset, data),
+                }
+            }
+            Change::WriteZeroes { offset, len_bytes } => {
+                let file = self.writable(object, state, version, change.end())?;
+                zero_range(&*file, state, state.size_bytes, *offset, *len_bytes)
+            }
+            Change::WriteRuns { runs } => self.write_runs(object, state, version, runs),
+            Change::Discard { offset, len_bytes } => {
+                let file = state.live()?;
+                let (from, len) = within(*offset, *len_bytes, state.size_bytes);
+                if len > 0 {
+                    file.punch(state.at(from), len).map_err(|error| ambiguous(&error))?;
+                }
+                Ok(state.size_bytes)
+            }
+            Change::Truncate { size_bytes } => {
+                state.live()?;
+                let file = self.writable(object, state, version, *size_bytes)?;
+                let resized = file.set_len(state.at(*size_bytes));
+                resized.map_err(|error| Error::from_io(&error, "truncating an object"))?;
+                Ok(*size_bytes)
+            }
+            Change::WriteFull { data } => {
+                let size = data.len_bytes() as u64;
+                self.replace(object, state, version, terms, size, |file, at| file.write_all(at, data))?;
+                Ok(size)
+            }
+            Change::Copy { from_condition, .. } => {
+                state.live()?;
+                check_condition(Some(state.version), *from_condition)?;
+                Ok(state.size_bytes)
+            }
+            Change::Delete => unreachable!("deleted by `delete`"),
+        }
     }
 
     /// Writes at once, if the change is a write that only copies into the page cache.
@@ -39,10 +83,8 @@ impl Store {
         if terms.durability != Durability::Cached || len > self.config.inline_write_bytes_max {
             return None;
         }
-        let checked = self
-            .check_changeable()
-            .and_then(|()| range_end(offset, len, self.config.object_bytes_max).map(drop));
-        if let Err(error) = checked {
+        let is_small = range_end(offset, len, self.config.object_bytes_max);
+        if let Err(error) = self.check_changeable().and(is_small) {
             return Some(Err(error));
         }
         let object = self.known(id)?;
@@ -152,93 +194,27 @@ impl Store {
         Ok(())
     }
 
-    pub(super) fn write_zeroes(
-        &self,
-        id: &ObjectId,
-        offset: u64,
-        len: u64,
-        terms: &ChangeTerms,
-    ) -> Result<ChangeReply> {
-        self.make(id, terms, |object, state, version| {
-            let file = self.writable(object, state, version, if len > 0 { offset + len } else { 0 })?;
-            zero_range(&*file, state, state.size_bytes, offset, len)
-        })
-    }
-
     /// Writes several checked ranges, one after the other, while readers wait; the header with the
     /// change's stamp is written after all of them are stored. A failure after the first write has
     /// begun leaves an unknown outcome, as one in the middle of a single write does.
-    pub(super) fn write_runs(&self, id: &ObjectId, runs: &[Run], terms: &ChangeTerms) -> Result<ChangeReply> {
-        self.make(id, terms, |object, state, version| {
-            let end = runs.last().map_or(0, Run::end);
-            let file = self.writable(object, state, version, end)?;
-            let mut size_bytes = state.size_bytes;
-            for (index, run) in runs.iter().enumerate() {
-                let written = match &run.content {
-                    RunContent::Data(data) => match file.write_at(state.at(run.offset), data) {
-                        Ok(()) => Ok(size_bytes.max(run.end())),
-                        Err(failed) => Err(undo(object, state, run.offset, &failed)),
-                    },
-                    RunContent::Zeroes(len) => zero_range(&*file, state, size_bytes, run.offset, *len),
-                };
-                size_bytes = match written {
-                    Ok(size_bytes) => size_bytes,
-                    Err(error) if index == 0 => return Err(error),
-                    Err(error) => return Err(unsure(error)),
-                };
-            }
-            Ok(size_bytes)
-        })
-    }
-
-    pub(super) fn discard(
-        &self,
-        id: &ObjectId,
-        offset: u64,
-        len: u64,
-        terms: &ChangeTerms,
-    ) -> Result<ChangeReply> {
-        self.make(id, terms, |_, state, _| {
-            let file = state.live()?;
-            let (from, len) = within(offset, len, state.size_bytes);
-            if len > 0 {
-                file.punch(state.at(from), len).map_err(|error| ambiguous(&error))?;
-            }
-            Ok(state.size_bytes)
-        })
-    }
-
-    pub(super) fn truncate(
-        &self,
-        id: &ObjectId,
-        size_bytes: u64,
-        terms: &ChangeTerms,
-    ) -> Result<ChangeReply> {
-        self.make(id, terms, |object, state, version| {
-            state.live()?;
-            let file = self.writable(object, state, version, size_bytes)?;
-            let resized = file.set_len(state.at(size_bytes));
-            resized.map_err(|error| Error::from_io(&error, "truncating an object"))?;
-            Ok(size_bytes)
-        })
-    }
-
-    pub(super) fn compare_and_write(
-        &self,
-        id: &ObjectId,
-        offset: u64,
-        expected: &Segments,
-        data: &Segments,
-        terms: &ChangeTerms,
-    ) -> Result<ChangeReply> {
-        self.make(id, terms, |object, state, version| {
-            let (from, len) = within(offset, expected.len_bytes() as u64, state.size_bytes);
-            let found = read_range(&**state.live()?, state.at(from), len)?.to_vec();
-            if let Some(at) = expected.first_difference(&found) {
-                return Err(Error::Mismatch { offset: offset + at as u64 });
-            }
-            self.write_range(object, state, version, offset, data)
-        })
+    fn write_runs(&self, object: &Object, state: &mut State, version: Version, runs: &[Run]) -> Result<u64> {
+        let file = self.writable(object, state, version, runs.last().map_or(0, Run::end))?;
+        let mut size_bytes = state.size_bytes;
+        for (index, run) in runs.iter().enumerate() {
+            let written = match &run.content {
+                RunContent::Data(data) => match file.write_at(state.at(run.offset), data) {
+                    Ok(()) => Ok(size_bytes.max(run.end())),
+                    Err(failed) => Err(undo(object, state, run.offset, &failed)),
+                },
+                RunContent::Zeroes(len) => zero_range(&*file, state, size_bytes, run.offset, *len),
+            };
+            size_bytes = match written {
+                Ok(size_bytes) => size_bytes,
+                Err(error) if index == 0 => return Err(error),
+                Err(error) => return Err(unsure(error)),
+            };
+        }
+        Ok(size_bytes)
     }
 }
 
