@@ -289,20 +289,16 @@ impl<'a> Check<'a> {
                         left.push((path, text, namespace.clone()));
                         continue;
                     }
+                    // A decoded name has 1 to 255 bytes, as names of objects and namespaces have.
                     Some(Entry::Last(text)) => path::decode(&text),
                     None => None,
                 };
-                let inner = match (decoded, &namespace) {
-                    (Some(name), None) => Namespace::new(name).ok().map(|found| (found, None)),
+                match (decoded, &namespace) {
+                    (Some(name), None) => left.push((path, String::new(), Some(Namespace::new(name)?))),
                     (Some(name), Some(namespace)) => {
-                        Name::new(name).ok().map(|name| (namespace.clone(), Some(name)))
+                        self.object(&path, &ObjectId::new(namespace.clone(), Name::new(name)?))?;
                     }
-                    (None, _) => None,
-                };
-                match inner {
-                    Some((found, None)) => left.push((path, String::new(), Some(found))),
-                    Some((namespace, Some(name))) => self.object(&path, &ObjectId::new(namespace, name))?,
-                    None => {
+                    (None, _) => {
                         let what = "is not a name that the store gives";
                         self.found(&path, FindingKind::Note, what, "left alone");
                     }
@@ -398,25 +394,28 @@ impl<'a> Check<'a> {
         Ok(dir.join(OsStr::from_bytes(&target)))
     }
 
-    /// Stores a file in `damaged/`.
+    /// Stores a file in `damaged/`, filled by `fill`.
     fn keep(&self, kept: &Path, fill: impl FnOnce(&dyn disk::DiskFile) -> io::Result<()>) -> io::Result<()> {
-        let dir = self.root.join("damaged");
-        self.disk.make_dir(&dir)?;
-        let file = self.disk.open(kept, Open::Create)?;
-        fill(&*file)?;
-        file.sync_data()?;
-        self.disk.sync_dir(&dir)?;
-        self.disk.sync_dir(self.root)
+        self.put_aside(|| {
+            let file = self.disk.open(kept, Open::Create)?;
+            fill(&*file)?;
+            file.sync_data()
+        })
     }
 
     /// Moves `path` to a place where a person finds it but the store does not.
     fn move_aside(&self, path: &Path, target: &Path) -> io::Result<()> {
+        self.put_aside(|| self.disk.rename(path, target))?;
+        self.disk.sync_dir(path.parent().unwrap_or(self.root))
+    }
+
+    /// Has `put` make an entry of `damaged/`, and stores the entry.
+    fn put_aside(&self, put: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
         let dir = self.root.join("damaged");
         self.disk.make_dir(&dir)?;
-        self.disk.rename(path, target)?;
+        put()?;
         self.disk.sync_dir(&dir)?;
-        self.disk.sync_dir(self.root)?;
-        self.disk.sync_dir(path.parent().unwrap_or(self.root))
+        self.disk.sync_dir(self.root)
     }
 
     fn set_aside(&mut self, path: &Path, kind: FindingKind, what: impl Into<String>) -> Result<()> {
@@ -439,7 +438,7 @@ impl<'a> Check<'a> {
         content: impl FnOnce() -> Vec<u8>,
     ) -> Result<()> {
         let mut findings = Vec::new();
-        for (name, copy) in [(name.to_owned(), &twice.first), (copy_name(name), &twice.second)] {
+        for (name, copy) in twice.files(name) {
             let what = match copy {
                 Copy::Whole(_) | Copy::Unread(_) => continue,
                 Copy::Absent => "is missing".to_owned(),
@@ -465,10 +464,9 @@ impl<'a> Check<'a> {
             return Ok(());
         }
         let mut kept = Vec::new();
-        for (name, copy) in [(name.to_owned(), &twice.first), (copy_name(name), &twice.second)] {
+        for (name, copy) in twice.files(name) {
             if !matches!(copy, Copy::Absent) && findings.iter().any(|(found, ..)| *found == name) {
-                let target = self.aside(name.as_bytes())?;
-                kept.push((name, target));
+                kept.push((name.clone(), self.aside(name.as_bytes())?));
             }
         }
         self.repair(&self.root.join(name), |check| {

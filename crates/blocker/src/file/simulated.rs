@@ -10,7 +10,7 @@
 //! good: the live content stays, as in a page cache, the next sync reports the failure once, and
 //! the one after claims success.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -84,7 +84,8 @@ struct Media {
     /// The number of power cycles; files opened in an earlier one are unusable.
     power: u64,
     dirs: BTreeMap<PathBuf, Dir>,
-    files: HashMap<u64, Contents>,
+    /// Ordered, so that a seed draws the same in every run.
+    files: BTreeMap<u64, Contents>,
     file_last: u64,
 }
 
@@ -114,6 +115,11 @@ struct Dir {
 }
 
 impl Dir {
+    fn store(&mut self) {
+        self.stored = self.live.clone();
+        self.pending.clear();
+    }
+
     fn set(&mut self, name: OsString, node: Option<Node>) {
         match node {
             Some(node) => self.live.insert(name.clone(), node),
@@ -144,22 +150,23 @@ fn write_into(content: &mut Vec<u8>, at: usize, data: &[u8]) {
     content[at..at + data.len()].copy_from_slice(data);
 }
 
+impl FileOp {
+    fn apply_to(&self, content: &mut Vec<u8>) {
+        match self {
+            Self::Write(at, data) => write_into(content, *at, data),
+            Self::SetLen(len) => content.resize(*len, 0),
+        }
+    }
+}
+
 impl Contents {
     fn apply(&mut self, op: FileOp) {
-        match &op {
-            FileOp::Write(at, data) => write_into(&mut self.live, *at, data),
-            FileOp::SetLen(len) => self.live.resize(*len, 0),
-        }
+        op.apply_to(&mut self.live);
         self.pending.push(op);
     }
 
     fn store(&mut self) {
-        for op in self.pending.drain(..) {
-            match op {
-                FileOp::Write(at, data) => write_into(&mut self.stored, at, &data),
-                FileOp::SetLen(len) => self.stored.resize(len, 0),
-            }
-        }
+        self.pending.drain(..).for_each(|op| op.apply_to(&mut self.stored));
     }
 
     /// Loses some of the operations; the next sync reports that.
@@ -178,15 +185,14 @@ impl Contents {
             match op {
                 FileOp::SetLen(len) if rng.permille(chance) => content.resize(len, 0),
                 FileOp::SetLen(_) => {}
-                FileOp::Write(at, data) => {
-                    let mut done = 0;
-                    while done < data.len() {
-                        let sector_left = SECTOR_BYTES - (at + done) % SECTOR_BYTES;
-                        let end = (done + sector_left).min(data.len());
+                FileOp::Write(mut at, data) => {
+                    let mut left = &data[..];
+                    while !left.is_empty() {
+                        let (sector, rest) = left.split_at(left.len().min(SECTOR_BYTES - at % SECTOR_BYTES));
                         if rng.permille(chance) {
-                            write_into(&mut content, at + done, &data[done..end]);
+                            write_into(&mut content, at, sector);
                         }
-                        done = end;
+                        (at, left) = (at + sector.len(), rest);
                     }
                 }
             }
@@ -229,6 +235,11 @@ impl Media {
         act(self)
     }
 
+    fn power_on(&mut self) {
+        (self.dead, self.cut_at, self.step) = (false, None, 0);
+        self.power += 1;
+    }
+
     fn fails(&mut self, fault: Fault) -> bool {
         let Some((rng, chances)) = &mut self.faults else { return false };
         let chance = chances.iter().find(|(kind, _)| *kind == fault).map_or(0, |(_, chance)| *chance);
@@ -264,10 +275,8 @@ impl Media {
 }
 
 fn split(path: &Path) -> (PathBuf, OsString) {
-    (
-        path.parent().unwrap_or(Path::new("/")).to_path_buf(),
-        path.file_name().unwrap_or_default().to_os_string(),
-    )
+    let parent = path.parent().unwrap_or(Path::new("/"));
+    (parent.to_path_buf(), path.file_name().unwrap_or_default().to_os_string())
 }
 
 impl SimulatedDisk {
@@ -376,6 +385,13 @@ impl SimulatedDisk {
         self.gate.changed.notify_all();
     }
 
+    /// Makes one changing step, with the power that is on now.
+    fn step<T>(&self, act: impl FnOnce(&mut Media) -> io::Result<T>) -> io::Result<T> {
+        let mut media = self.media.lock();
+        let power = media.power;
+        media.step(power, act)
+    }
+
     fn pass(&self, operation: &'static str, path: &Path) {
         let mut place = self.gate.place.lock();
         while let Some(held) = place.as_mut().filter(|held| held.operation == operation && held.path == path)
@@ -388,23 +404,21 @@ impl SimulatedDisk {
 
     /// Replaces the process: live content stays, open files become unusable.
     pub(super) fn restart(&self) {
-        let mut media = self.media.lock();
-        (media.dead, media.cut_at, media.step) = (false, None, 0);
-        media.power += 1;
+        self.media.lock().power_on();
     }
 
     /// Returns all files and their contents.
     pub(super) fn contents(&self) -> BTreeMap<PathBuf, Vec<u8>> {
-        let mut media = self.media.lock();
-        let mut found = Vec::new();
+        let media = self.media.lock();
+        let mut all = BTreeMap::new();
         for (path, dir) in &media.dirs {
-            let files = dir.live.iter().filter_map(|(name, node)| match node {
-                Node::File(file) => Some((path.join(name), *file)),
-                Node::Dir | Node::Other(_) => None,
-            });
-            found.extend(files);
+            for (name, node) in &dir.live {
+                if let Node::File(file) = node {
+                    all.insert(path.join(name), media.files[file].live.clone());
+                }
+            }
         }
-        found.into_iter().map(|(path, file)| (path, media.file(file).live.clone())).collect()
+        all
     }
 
     /// Replaces or removes a file's content.
@@ -435,9 +449,7 @@ impl SimulatedDisk {
     pub(super) fn power_cycle(&self, seed: u64) {
         let mut rng = Rng::new(seed);
         let mut media = self.media.lock();
-        let mut files: Vec<_> = media.files.keys().copied().collect();
-        files.sort_unstable();
-        for file in files {
+        for file in media.files.keys().copied().collect::<Vec<_>>() {
             media.file(file).cut_power(&mut rng);
         }
         for dir in media.dirs.values_mut() {
@@ -461,9 +473,8 @@ impl SimulatedDisk {
                 media.dirs.remove(&path);
             }
         }
-        (media.dead, media.cut_at, media.step) = (false, None, 0);
         media.error_unseen = false;
-        media.power += 1;
+        media.power_on();
     }
 }
 
@@ -499,11 +510,9 @@ impl Disk for SimulatedDisk {
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
         self.pass("rename", to);
         let ((from_dir, from_name), (to_dir, to_name)) = (split(from), split(to));
-        let mut media = self.media.lock();
-        let power = media.power;
-        media.step(power, |media| {
+        self.step(|media| {
             let fails = media.fails(Fault::Rename);
-            // Half of the failed syncs have been executed.
+            // Half of the failed renames have been executed.
             if fails && media.step.is_multiple_of(2) {
                 return Err(io_error());
             }
@@ -517,9 +526,7 @@ impl Disk for SimulatedDisk {
     fn unlink(&self, path: &Path) -> io::Result<()> {
         self.pass("unlink", path);
         let (parent, name) = split(path);
-        let mut media = self.media.lock();
-        let power = media.power;
-        media.step(power, |media| {
+        self.step(|media| {
             media.check_fault(Fault::Unlink)?;
             let dir = media.dir(&parent)?;
             dir.live.get(&name).ok_or_else(not_found)?;
@@ -554,14 +561,10 @@ impl Disk for SimulatedDisk {
     }
 
     fn sync_dir(&self, path: &Path) -> io::Result<()> {
-        let mut media = self.media.lock();
-        let power = media.power;
-        media.step(power, |media| {
+        self.step(|media| {
             media.syncs += 1;
             media.check_fault(Fault::SyncDir)?;
-            let dir = media.dir(path)?;
-            dir.stored = dir.live.clone();
-            dir.pending.clear();
+            media.dir(path)?.store();
             Ok(())
         })
     }
@@ -586,21 +589,16 @@ impl Disk for SimulatedDisk {
             media.syncs += 1;
             if media.fails(Fault::Sync) || media.sync_fails {
                 // Any file's write-back fails, perhaps that of one without anything to write.
-                let mut files: Vec<_> = media.files.keys().copied().collect();
-                files.sort_unstable();
+                let files = media.files.keys().copied().collect::<Vec<_>>();
                 let drawn = media.faults.as_mut().map_or(0, |(rng, _)| rng.below(files.len() as u64));
-                let fails: Vec<_> = if media.sync_fails {
-                    files
-                } else {
-                    files.get(drawn as usize).copied().into_iter().collect()
-                };
-                fails.into_iter().for_each(|file| media.lose(file));
+                for (index, file) in files.into_iter().enumerate() {
+                    if media.sync_fails || index as u64 == drawn {
+                        media.lose(file);
+                    }
+                }
             }
             media.files.values_mut().for_each(Contents::store);
-            for dir in media.dirs.values_mut() {
-                dir.stored = dir.live.clone();
-                dir.pending.clear();
-            }
+            media.dirs.values_mut().for_each(Dir::store);
             if std::mem::take(&mut media.error_unseen) { Err(io_error()) } else { Ok(true) }
         });
         drop(media);

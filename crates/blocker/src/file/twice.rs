@@ -5,8 +5,8 @@
 //! begins. So both have every acknowledged change, and the second is behind by at most the one
 //! interrupted change.
 
+use std::io;
 use std::path::{Path, PathBuf};
-use std::{fmt, io};
 
 use crate::admission::{CLAIMS_COUNT_MAX, Claims};
 use crate::error::{Error, Result};
@@ -31,20 +31,11 @@ pub(super) fn copy_name(name: &str) -> String {
 pub(super) enum Copy<T> {
     Whole(T),
     Absent,
-    Damaged(Damage),
+    /// The file is readable, but its bytes do not decode, or it is not a regular file. A system error
+    /// never becomes this.
+    Damaged(String),
     /// The system could not read the file: its content is unknown.
     Unread(io::Error),
-}
-
-/// Why a readable file cannot be used: its bytes do not decode, or it is not a regular file. A
-/// system error never becomes one of these.
-#[derive(Debug)]
-pub(super) struct Damage(String);
-
-impl fmt::Display for Damage {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
 }
 
 impl<T> Copy<T> {
@@ -73,13 +64,11 @@ impl<T: PartialEq> Twice<T> {
     ) -> Result<Self> {
         let read = |name: &str| match found(read_small(disk, &root.join(name))) {
             Ok(Found::Absent) => Ok(Copy::Absent),
-            Ok(Found::Foreign(kind)) => {
-                Ok(Copy::Damaged(Damage(format!("it is {kind}, not a regular file"))))
-            }
+            Ok(Found::Foreign(kind)) => Ok(Copy::Damaged(format!("it is {kind}, not a regular file"))),
             Ok(Found::File(bytes)) => match decode(&bytes) {
                 Ok(value) => Ok(Copy::Whole(value)),
                 Err(error @ Error::Unsupported(_)) => Err(error),
-                Err(error) => Ok(Copy::Damaged(Damage(error.to_string()))),
+                Err(error) => Ok(Copy::Damaged(error.to_string())),
             },
             Err(error) => Ok(Copy::Unread(error)),
         };
@@ -106,10 +95,14 @@ impl<T: PartialEq> Twice<T> {
         }
     }
 
+    /// Returns both files with their names; `name` is the first file's.
+    pub(super) fn files(&self, name: &str) -> [(String, &Copy<T>); 2] {
+        [(name.to_owned(), &self.first), (copy_name(name), &self.second)]
+    }
+
     /// Returns the unreadable files, with the reasons.
     pub(super) fn unread(&self, name: &str) -> impl Iterator<Item = (String, &io::Error)> {
-        let files = [(name.to_owned(), &self.first), (copy_name(name), &self.second)];
-        files.into_iter().filter_map(|(name, copy)| match copy {
+        self.files(name).into_iter().filter_map(|(name, copy)| match copy {
             Copy::Unread(error) => Some((name, error)),
             _ => None,
         })

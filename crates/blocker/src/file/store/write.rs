@@ -83,8 +83,8 @@ impl Store {
         if terms.durability != Durability::Cached || len > self.config.inline_write_bytes_max {
             return None;
         }
-        let is_small = range_end(offset, len, self.config.object_bytes_max);
-        if let Err(error) = self.check_changeable().and(is_small) {
+        let end = range_end(offset, len, self.config.object_bytes_max);
+        if let Err(error) = self.check_changeable().and(end) {
             return Some(Err(error));
         }
         let object = self.known(id)?;
