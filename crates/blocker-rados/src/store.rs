@@ -1,12 +1,10 @@
 //! `impl Blocker` and `impl Control` for the store: each call is checked against its deadline and passed to
 //! the module that implements it.
 
-use std::future::Future;
-use std::pin::pin;
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
 
+use blocker::clock::until;
 use blocker::conditional::stored;
 use blocker::event::Event;
 use blocker::metrics::{Collect, Families};
@@ -73,22 +71,16 @@ impl RadosStore {
         }
         let (core, changed) = (Arc::clone(&self.core), changed.cloned());
         Reply::pending(async move {
-            let mut work = pin!(work);
-            let mut timer = core.clock.sleep_until(deadline);
-            std::future::poll_fn(move |cx| {
-                if let Poll::Ready(answer) = work.as_mut().poll(cx) {
-                    return Poll::Ready(answer);
-                }
-                std::task::ready!(timer.as_mut().poll(cx));
-                if !begun.is_set() {
-                    return Poll::Ready(Err(Error::DeadlinePassed));
-                }
-                if let Some(object) = &changed {
-                    core.objects.unsettle(object);
-                }
-                Poll::Ready(Err(Error::OutcomeUnknown("the deadline passed before the OSD answered".into())))
-            })
-            .await
+            if let Some(answer) = until(&*core.clock, Some(deadline), work).await {
+                return answer;
+            }
+            if !begun.is_set() {
+                return Err(Error::DeadlinePassed);
+            }
+            if let Some(object) = &changed {
+                core.objects.unsettle(object, ());
+            }
+            Err(Error::OutcomeUnknown("the deadline passed before the OSD answered".into()))
         })
     }
 }

@@ -14,7 +14,7 @@ use tokio::sync::Semaphore;
 
 use crate::config::{COMPACTIONS_MAX, S3Config};
 use crate::format::layout::Layout;
-use crate::object::swap::{Heads, ObjectLocks};
+use crate::object::swap::{ObjectLocks, heads};
 use crate::object::{Core, Progress, bounded};
 use crate::server::client::{Connector, Pages, Remover, SignedRemover};
 use crate::server::limits::Credits;
@@ -119,7 +119,7 @@ impl S3Store {
             layout: Layout::new(&config.prefix),
             requests: Arc::new(Requests::new(store, pages, spawn, Arc::clone(&clock), limits)),
             clock,
-            heads: Heads::new(config.heads_bytes_max),
+            heads: heads(config.heads_bytes_max),
             locks: ObjectLocks::default(),
             remover,
             events: EventHub::new(),

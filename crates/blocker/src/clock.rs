@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::future::Future;
 use std::ops::Add;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
@@ -61,6 +61,24 @@ pub trait Clock: Send + Sync {
     fn sleep(&self, delay: Duration) -> Sleep {
         self.sleep_until(self.now() + delay)
     }
+}
+
+/// Waits for `future`, at most until `deadline`, if there is one. Returns `None` at the deadline.
+pub async fn until<F: Future>(
+    clock: &dyn Clock,
+    deadline: Option<Timestamp>,
+    future: F,
+) -> Option<F::Output> {
+    let mut future = pin!(future);
+    let mut timer = deadline.map(|deadline| clock.sleep_until(deadline));
+    std::future::poll_fn(move |cx| {
+        if let Poll::Ready(output) = future.as_mut().poll(cx) {
+            return Poll::Ready(Some(output));
+        }
+        let is_late = timer.as_mut().is_some_and(|timer| timer.as_mut().poll(cx).is_ready());
+        if is_late { Poll::Ready(None) } else { Poll::Pending }
+    })
+    .await
 }
 
 /// The operating system's monotonic clock. Its first sleep starts one thread for the whole process.

@@ -23,7 +23,7 @@ use crate::librados::aio::{Limits, Outcome, ReadOp, WriteOp};
 use crate::librados::cluster::{Cluster, IoCtx, Worker, describe};
 use crate::librados::ffi::errno;
 use crate::librados::watch::{NOTIFY_TIMEOUT_MS, Watch, encode};
-use view::{Objects, View};
+use view::{Objects, View, objects};
 
 /// The number of namespace handles at which all handles are dropped. Threads that open handles at
 /// the same moment may exceed it by one each.
@@ -90,7 +90,7 @@ impl Core {
             layout,
             clock,
             limits: Limits::new(config.ops_in_flight_max, config.bytes_in_flight_max),
-            objects: Arc::new(Objects::new(config.heads_remembered_max)),
+            objects: Arc::new(objects(config.heads_remembered_max)),
             events: Arc::default(),
             worker: Worker::start()?,
             watch: Watch::default(),
@@ -202,7 +202,7 @@ impl Core {
         begun: impl FnOnce(),
     ) -> Outcome {
         let (objects, id) = (Arc::clone(&self.objects), object.clone());
-        let on_timeout: crate::librados::aio::OnTimeout = Box::new(move || objects.unsettle(&id));
+        let on_timeout: crate::librados::aio::OnTimeout = Box::new(move || objects.unsettle(&id, ()));
         let name = self.layout.object(&object.name);
         let outcome = self.limits.change(&space.ioctx, &name, op, Some(on_timeout), begun).await;
         self.observe(outcome.code, true);

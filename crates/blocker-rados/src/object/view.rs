@@ -2,9 +2,7 @@
 //! unknown outcome.
 //!
 //! A change is prepared from a [`View`] and applied only if the view is still correct (RADOS
-//! compares), so an outdated view costs a round trip, never correctness. Views are remembered in
-//! two generations: when the young one is full it becomes the old one, whose unused views are
-//! forgotten. This is bounded, and O(1).
+//! compares), so an outdated view costs a round trip, never correctness.
 //!
 //! A change that timed out may still be in an OSD's queue and be applied minutes later, over newer
 //! data. So its object is *unsettled*, and not read or changed, until [`Core::settle`] has read its
@@ -15,12 +13,11 @@
 //! it whenever it arrives. A missing object needs no gate: a change never creates its object by
 //! itself (`claims.rs`).
 
-use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use blocker::conditional::Known;
 use blocker::conditional::claims::Claim;
 use blocker::{Error, ObjectId, OrderDomain, Result, Stamp};
-use parking_lot::Mutex;
 
 use super::{Core, Space};
 use crate::format::{self, HEAD, Head};
@@ -108,97 +105,13 @@ fn unreadable(name: &[u8]) -> Error {
     )
 }
 
-const SHARDS: usize = 16;
+/// Remembered views, and the unsettled objects. Unsettled objects are bounded by the changes in
+/// flight, until the next use of each object; none may be forgotten.
+pub(crate) type Objects = Known<View, ()>;
 
-/// Remembered views, and the unsettled objects.
-pub(crate) struct Objects {
-    shards: [Mutex<Shard>; SHARDS],
-    young_max: usize,
-    hasher: std::hash::RandomState,
-    /// Bounded by the changes in flight, until the next use of each object.
-    unsettled: Mutex<HashSet<ObjectId>>,
-    has_unsettled: std::sync::atomic::AtomicBool,
-}
-
-#[derive(Default)]
-struct Shard {
-    young: HashMap<ObjectId, View>,
-    old: HashMap<ObjectId, View>,
-}
-
-impl Objects {
-    pub(crate) fn new(remembered_max: usize) -> Self {
-        Self {
-            shards: std::array::from_fn(|_| Mutex::default()),
-            young_max: (remembered_max / SHARDS / 2).max(1),
-            hasher: std::hash::RandomState::new(),
-            unsettled: Mutex::default(),
-            has_unsettled: false.into(),
-        }
-    }
-
-    fn shard(&self, object: &ObjectId) -> &Mutex<Shard> {
-        let hash = std::hash::BuildHasher::hash_one(&self.hasher, object);
-        &self.shards[hash as usize % SHARDS]
-    }
-
-    /// Returns the last known state.
-    pub(crate) fn recall(&self, object: &ObjectId) -> Option<View> {
-        let mut shard = self.shard(object).lock();
-        if let Some(view) = shard.young.get(object) {
-            return Some(view.clone());
-        }
-        let view = shard.old.remove(object)?;
-        self.put(&mut shard, object, view.clone());
-        Some(view)
-    }
-
-    pub(crate) fn remember(&self, object: &ObjectId, view: View) {
-        let mut shard = self.shard(object).lock();
-        shard.old.remove(object);
-        self.put(&mut shard, object, view);
-    }
-
-    fn put(&self, shard: &mut Shard, object: &ObjectId, view: View) {
-        if shard.young.len() >= self.young_max && !shard.young.contains_key(object) {
-            shard.old = std::mem::take(&mut shard.young);
-        }
-        shard.young.insert(object.clone(), view);
-    }
-
-    pub(crate) fn forget(&self, object: &ObjectId) {
-        let mut shard = self.shard(object).lock();
-        shard.young.remove(object);
-        shard.old.remove(object);
-    }
-
-    pub(crate) fn forget_all(&self) {
-        for shard in &self.shards {
-            *shard.lock() = Shard::default();
-        }
-    }
-
-    /// Notes that a change of the object may still be applied.
-    pub(crate) fn unsettle(&self, object: &ObjectId) {
-        self.forget(object);
-        self.unsettled.lock().insert(object.clone());
-        self.has_unsettled.store(true, std::sync::atomic::Ordering::Release);
-    }
-
-    pub(crate) fn is_unsettled(&self, object: &ObjectId) -> bool {
-        self.has_unsettled.load(std::sync::atomic::Ordering::Acquire)
-            && self.unsettled.lock().contains(object)
-    }
-
-    pub(crate) fn settled(&self, object: &ObjectId) {
-        let mut unsettled = self.unsettled.lock();
-        unsettled.remove(object);
-        self.has_unsettled.store(!unsettled.is_empty(), std::sync::atomic::Ordering::Release);
-    }
-
-    pub(crate) fn unsettled_count(&self) -> usize {
-        self.unsettled.lock().len()
-    }
+/// Returns a memory of at most `remembered_max` views.
+pub(crate) fn objects(remembered_max: usize) -> Objects {
+    Known::new(remembered_max, |_, _| 1, usize::MAX)
 }
 
 // ---- changes in doubt
@@ -246,41 +159,7 @@ impl Core {
 
 #[cfg(test)]
 mod tests {
-    use blocker::{Name, Namespace};
-
     use super::*;
-
-    fn object(number: u32) -> ObjectId {
-        ObjectId::new(Namespace::new("n").unwrap(), Name::new(number.to_string()).unwrap())
-    }
-
-    #[test]
-    fn as_many_are_remembered_as_may_be_and_the_used_ones_stay() {
-        let objects = Objects::new(1024);
-        for number in 0..100_000 {
-            objects.remember(&object(number), View::ABSENT);
-            assert!(objects.recall(&object(0)).is_some(), "used all the time, forgotten at {number}");
-        }
-        let count_of = |shard: &Mutex<Shard>| {
-            let shard = shard.lock();
-            shard.young.len() + shard.old.len()
-        };
-        let count: usize = objects.shards.iter().map(count_of).sum();
-        assert!((512..=1024).contains(&count), "{count} are remembered");
-        objects.forget(&object(0));
-        assert!(objects.recall(&object(0)).is_none());
-    }
-
-    #[test]
-    fn an_unsettled_object_is_known_until_it_is_settled() {
-        let objects = Objects::new(1024);
-        objects.remember(&object(1), View::ABSENT);
-        objects.unsettle(&object(1));
-        assert!(objects.is_unsettled(&object(1)) && !objects.is_unsettled(&object(2)));
-        assert!(objects.recall(&object(1)).is_none(), "what was seen before is of no use any more");
-        objects.settled(&object(1));
-        assert!(!objects.is_unsettled(&object(1)));
-    }
 
     #[test]
     fn attributes_become_a_view_or_are_corrupt() {

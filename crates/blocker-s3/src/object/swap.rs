@@ -15,10 +15,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use blocker::conditional::Known;
 use blocker::{Clock, Error, ObjectId, Result};
 use futures_util::future::{Either, select};
 use object_store::path::Path;
-use parking_lot::Mutex;
 use tokio::sync::OwnedMutexGuard;
 
 use super::Core;
@@ -187,99 +187,14 @@ impl Seen {
     }
 }
 
-/// Remembered heads in two generations. When the young generation is full, it becomes the old one,
-/// and the unused heads of the previous old generation are forgotten.
-#[derive(Default)]
-struct Generations {
-    young: HashMap<ObjectId, Seen>,
-    young_bytes: usize,
-    old: HashMap<ObjectId, Seen>,
-}
+/// Remembered heads, and the objects with a put that may still be applied, each with the ETag that
+/// the put expects, or `None` if the ETag is unknown.
+pub(crate) type Heads = Known<Seen, Option<Arc<str>>>;
 
-impl Generations {
-    fn put(&mut self, object: &ObjectId, seen: Seen, young_bytes_max: usize) {
-        let bytes = seen.bytes(object);
-        if self.young_bytes + bytes > young_bytes_max && !self.young.is_empty() {
-            self.old = std::mem::take(&mut self.young);
-            self.young_bytes = 0;
-        }
-        let replaced = self.young.insert(object.clone(), seen);
-        self.young_bytes += bytes;
-        self.young_bytes -= replaced.map_or(0, |seen| seen.bytes(object));
-    }
-
-    fn forget(&mut self, object: &ObjectId) {
-        let forgotten = self.young.remove(object);
-        self.young_bytes -= forgotten.map_or(0, |seen| seen.bytes(object));
-        self.old.remove(object);
-    }
-}
-
-/// Remembered heads, and objects with a put that may still be applied.
-pub(crate) struct Heads {
-    remembered: Mutex<Generations>,
-    young_bytes_max: usize,
-    /// Unsettled objects, with the ETag that the put expects, or `None` if the ETag is unknown.
-    unsettled: Mutex<HashMap<ObjectId, Option<Arc<str>>>>,
-}
-
-impl Heads {
-    pub(crate) fn new(bytes_max: u64) -> Self {
-        let young_bytes_max = usize::try_from(bytes_max / 2).unwrap_or(usize::MAX);
-        Self { remembered: Mutex::default(), young_bytes_max, unsettled: Mutex::default() }
-    }
-
-    pub(crate) fn recall(&self, object: &ObjectId) -> Option<Seen> {
-        let mut generations = self.remembered.lock();
-        if let Some(seen) = generations.young.get(object) {
-            return Some(seen.clone());
-        }
-        let seen = generations.old.remove(object)?;
-        generations.put(object, seen.clone(), self.young_bytes_max);
-        Some(seen)
-    }
-
-    pub(crate) fn remember(&self, object: &ObjectId, seen: Seen) {
-        let mut generations = self.remembered.lock();
-        generations.old.remove(object);
-        generations.put(object, seen, self.young_bytes_max);
-    }
-
-    pub(crate) fn forget(&self, object: &ObjectId) {
-        self.remembered.lock().forget(object);
-    }
-
-    pub(crate) fn forget_all(&self) {
-        *self.remembered.lock() = Generations::default();
-    }
-
-    /// Records that a put that expects `base` may still be applied.
-    pub(crate) fn unsettle(&self, object: &ObjectId, base: Option<Arc<str>>) {
-        self.forget(object);
-        let mut unsettled = self.unsettled.lock();
-        if unsettled.len() < UNSETTLED_MAX {
-            unsettled.insert(object.clone(), base);
-        }
-    }
-
-    /// Returns the ETag that a late put of the object expects, if there is such a put.
-    pub(crate) fn unsettled(&self, object: &ObjectId) -> Option<Option<Arc<str>>> {
-        self.unsettled.lock().get(object).cloned()
-    }
-
-    pub(crate) fn is_unsettled(&self, object: &ObjectId) -> bool {
-        let unsettled = self.unsettled.lock();
-        !unsettled.is_empty() && unsettled.contains_key(object)
-    }
-
-    /// Records that no late put can be applied to the object any more.
-    pub(crate) fn settled(&self, object: &ObjectId) {
-        self.unsettled.lock().remove(object);
-    }
-
-    pub(crate) fn unsettled_count(&self) -> usize {
-        self.unsettled.lock().len()
-    }
+/// Returns a memory of at most `bytes_max` for heads.
+pub(crate) fn heads(bytes_max: u64) -> Heads {
+    let bytes_max = usize::try_from(bytes_max).unwrap_or(usize::MAX);
+    Known::new(bytes_max, |object, seen| seen.bytes(object), UNSETTLED_MAX)
 }
 
 // ---- locks of objects
@@ -340,37 +255,9 @@ impl Drop for ObjectLock<'_> {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
     use blocker::executor::{block_on, poll_times};
     use blocker::{ManualClock, Name, Namespace};
-    use bytes::Bytes;
-
-    use super::*;
-
-    fn object(number: usize) -> ObjectId {
-        ObjectId::new(Namespace::new("vm").unwrap(), Name::new(format!("disk.{number}")).unwrap())
-    }
-
-    #[test]
-    fn what_is_remembered_takes_no_more_than_its_memory() {
-        let heads = Heads::new(1 << 20);
-        let mut head = Head::ghost();
-        head.content.inline = Bytes::from(vec![1; 30_000]);
-        let large = Seen { head: Arc::new(head), etag: "large".into() };
-        let small = Seen { head: Arc::new(Head::ghost()), etag: "small".into() };
-        for number in 0..10_000 {
-            let seen = if number % 10 == 0 { &large } else { &small };
-            heads.remember(&object(number), seen.clone());
-            heads.remember(&object(number / 2), small.clone());
-            heads.forget(&object(number / 3));
-            let generations = heads.remembered.lock();
-            let sum = |all: &HashMap<ObjectId, Seen>| -> usize {
-                all.iter().map(|(object, seen)| seen.bytes(object)).sum()
-            };
-            assert_eq!(generations.young_bytes, sum(&generations.young));
-            assert!(sum(&generations.young) + sum(&generations.old) <= 1 << 20);
-        }
-        assert!(heads.recall(&object(9_999)).is_some() && heads.recall(&object(7_000)).is_none());
-    }
 
     #[test]
     fn locks_are_taken_in_order_and_leave_nothing_behind() {

@@ -15,10 +15,9 @@ use std::future::Future;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::task::Poll;
 use std::time::Duration;
 
-use blocker::clock::Sleep;
+use blocker::clock::{Sleep, until};
 use blocker::metrics::{Counter, counters};
 use blocker::{Clock, Error, Result};
 use bytes::{Bytes, BytesMut};
@@ -250,13 +249,11 @@ impl Requests {
             }
             Spawn::Inline => {
                 let _permit = permit;
-                let mut timer = self.clock.sleep(self.limits.timeout);
-                let mut work = pin!(work);
-                std::future::poll_fn(move |cx| match work.as_mut().poll(cx) {
-                    Poll::Ready(answer) => Poll::Ready(answer.map_err(Failure::from)),
-                    Poll::Pending => timer.as_mut().poll(cx).map(|()| Err(Failure::Timeout)),
-                })
-                .await
+                let deadline = self.clock.now() + self.limits.timeout;
+                match until(&*self.clock, Some(deadline), work).await {
+                    Some(answer) => answer.map_err(Failure::from),
+                    None => Err(Failure::Timeout),
+                }
             }
         };
         use object_store::Error::Generic;

@@ -1,11 +1,15 @@
 //! The core of stores whose atomic steps span only one object: a change is decided on the object's
 //! observed state, and applied on the condition that the state is unchanged. This module does no
-//! I/O; it has the decision (this file), and the claim protocol ([`claims`]).
+//! I/O; it has the decision (this file), the claim protocol ([`claims`]), and a memory of objects'
+//! last states ([`Known`]).
 //!
 //! A copy is decided as the change that [`copied`] returns for it, so one that gets here is of an
 //! object onto itself: a new version of the same bytes.
 
 pub mod claims;
+mod known;
+
+pub use known::Known;
 
 use crate::admission::{self, Head};
 use crate::conditional::claims::Scopes;

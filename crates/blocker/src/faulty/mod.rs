@@ -28,10 +28,7 @@ mod volatile;
 
 use std::collections::HashMap;
 use std::fmt;
-use std::future::poll_fn;
-use std::pin::pin;
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
 
 use cached_metrics::{Collect, Families};
@@ -40,7 +37,7 @@ use parking_lot::Mutex;
 use crate::blocker::Blocker;
 use crate::capabilities::Capabilities;
 use crate::change::{Change, ChangeRequest};
-use crate::clock::Clock;
+use crate::clock::{Clock, until};
 use crate::control::{Control, metrics_above};
 use crate::error::{Error, Result};
 use crate::event::Subscription;
@@ -211,21 +208,13 @@ impl Shared {
     /// Waits for `delay` and the end of a stall, at most until the call's deadline. Returns `None` at
     /// the deadline.
     async fn delay(&self, call: Call, delay: Option<Duration>) -> Option<()> {
-        let mut wait = pin!(async {
+        let wait = async {
             if let Some(delay) = delay {
                 self.clock.sleep(delay).await;
             }
             self.stalled.pass().await;
-        });
-        let mut timer = call.deadline.map(|deadline| self.clock.sleep_until(deadline));
-        poll_fn(move |cx| {
-            if wait.as_mut().poll(cx).is_ready() {
-                return Poll::Ready(Some(()));
-            }
-            let is_late = timer.as_mut().is_some_and(|timer| timer.as_mut().poll(cx).is_ready());
-            if is_late { Poll::Ready(None) } else { Poll::Pending }
-        })
-        .await
+        };
+        until(&*self.clock, call.deadline, wait).await
     }
 
     /// Checks whether an object may grow to `end`.

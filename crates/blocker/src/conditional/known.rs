@@ -1,0 +1,182 @@
+//! What a conditional store knows of objects between their changes.
+//!
+//! A change is prepared from a remembered state, and applied only if the state is still correct. So
+//! an outdated state costs a round trip, never correctness. A change without an answer may still be
+//! applied later: until the store has made that impossible, its object is *unsettled*.
+
+use std::collections::HashMap;
+use std::fmt;
+
+use parking_lot::Mutex;
+
+use crate::ObjectId;
+
+/// The last known states (`S`) of objects, and the unsettled objects, each with the state (`B`) on
+/// which its late change is conditional.
+pub struct Known<S, B> {
+    generations: Mutex<Generations<S>>,
+    young_weight_max: usize,
+    weigh: fn(&ObjectId, &S) -> usize,
+    unsettled: Mutex<HashMap<ObjectId, B>>,
+    unsettled_max: usize,
+}
+
+/// When the young generation is full, it becomes the old one, and the unused states of the previous
+/// old generation are forgotten.
+struct Generations<S> {
+    young: HashMap<ObjectId, S>,
+    young_weight: usize,
+    old: HashMap<ObjectId, S>,
+}
+
+impl<S> Default for Generations<S> {
+    fn default() -> Self {
+        Self { young: HashMap::new(), young_weight: 0, old: HashMap::new() }
+    }
+}
+
+impl<S: Clone, B: Clone> Known<S, B> {
+    /// Remembers states of at most `weight_max` together, as `weigh` counts them, and at most
+    /// `unsettled_max` unsettled objects.
+    #[must_use]
+    pub fn new(weight_max: usize, weigh: fn(&ObjectId, &S) -> usize, unsettled_max: usize) -> Self {
+        let (generations, unsettled) = Default::default();
+        Self { generations, young_weight_max: weight_max / 2, weigh, unsettled, unsettled_max }
+    }
+
+    /// Returns the last known state of an object.
+    #[must_use]
+    pub fn recall(&self, object: &ObjectId) -> Option<S> {
+        let mut generations = self.generations.lock();
+        if let Some(state) = generations.young.get(object) {
+            return Some(state.clone());
+        }
+        let state = generations.old.remove(object)?;
+        self.put(&mut generations, object, state.clone());
+        Some(state)
+    }
+
+    /// Remembers the state of an object.
+    pub fn remember(&self, object: &ObjectId, state: S) {
+        let mut generations = self.generations.lock();
+        generations.old.remove(object);
+        self.put(&mut generations, object, state);
+    }
+
+    fn put(&self, generations: &mut Generations<S>, object: &ObjectId, state: S) {
+        let weight = (self.weigh)(object, &state);
+        let replaced = generations.young.remove(object);
+        generations.young_weight -= replaced.map_or(0, |state| (self.weigh)(object, &state));
+        if generations.young_weight + weight > self.young_weight_max && !generations.young.is_empty() {
+            generations.old = std::mem::take(&mut generations.young);
+            generations.young_weight = 0;
+        }
+        generations.young.insert(object.clone(), state);
+        generations.young_weight += weight;
+    }
+
+    /// Forgets the state of an object.
+    pub fn forget(&self, object: &ObjectId) {
+        let mut generations = self.generations.lock();
+        let forgotten = generations.young.remove(object);
+        generations.young_weight -= forgotten.map_or(0, |state| (self.weigh)(object, &state));
+        generations.old.remove(object);
+    }
+
+    /// Forgets all states.
+    pub fn forget_all(&self) {
+        *self.generations.lock() = Generations::default();
+    }
+
+    /// Records that a change of the object, conditional on `base`, may still be applied.
+    pub fn unsettle(&self, object: &ObjectId, base: B) {
+        self.forget(object);
+        let mut unsettled = self.unsettled.lock();
+        if unsettled.len() < self.unsettled_max {
+            unsettled.insert(object.clone(), base);
+        }
+    }
+
+    /// Returns the state on which a late change of the object is conditional, if the object is
+    /// unsettled.
+    #[must_use]
+    pub fn unsettled(&self, object: &ObjectId) -> Option<B> {
+        self.unsettled.lock().get(object).cloned()
+    }
+
+    /// Returns whether the object is unsettled.
+    #[must_use]
+    pub fn is_unsettled(&self, object: &ObjectId) -> bool {
+        self.unsettled.lock().contains_key(object)
+    }
+
+    /// Records that no late change can be applied to the object any more.
+    pub fn settled(&self, object: &ObjectId) {
+        self.unsettled.lock().remove(object);
+    }
+
+    /// Returns the number of unsettled objects.
+    #[must_use]
+    pub fn unsettled_count(&self) -> usize {
+        self.unsettled.lock().len()
+    }
+}
+
+impl<S, B> fmt::Debug for Known<S, B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Known").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Name, Namespace};
+
+    fn object(number: usize) -> ObjectId {
+        ObjectId::new(Namespace::new("vm").unwrap(), Name::new(format!("disk.{number}")).unwrap())
+    }
+
+    #[test]
+    fn what_is_remembered_weighs_no_more_than_it_may() {
+        let known: Known<usize, ()> = Known::new(1 << 20, |_, weight| *weight, 1);
+        for number in 0..10_000 {
+            known.remember(&object(number), if number % 10 == 0 { 30_000 } else { 600 });
+            known.remember(&object(number / 2), 600);
+            known.forget(&object(number / 3));
+            let generations = known.generations.lock();
+            let sum = |all: &HashMap<ObjectId, usize>| all.values().sum::<usize>();
+            assert_eq!(generations.young_weight, sum(&generations.young));
+            assert!(sum(&generations.young) + sum(&generations.old) <= 1 << 20);
+        }
+        assert!(known.recall(&object(9_999)).is_some() && known.recall(&object(7_000)).is_none());
+    }
+
+    #[test]
+    fn as_many_are_remembered_as_may_be_and_the_used_ones_stay() {
+        let known: Known<(), ()> = Known::new(1024, |_, ()| 1, 1);
+        for number in 0..100_000 {
+            known.remember(&object(number), ());
+            assert!(known.recall(&object(0)).is_some(), "used all the time, forgotten at {number}");
+        }
+        let count = {
+            let generations = known.generations.lock();
+            generations.young.len() + generations.old.len()
+        };
+        assert!((512..=1024).contains(&count), "{count} are remembered");
+        known.forget(&object(0));
+        assert!(known.recall(&object(0)).is_none());
+    }
+
+    #[test]
+    fn an_unsettled_object_is_known_until_it_is_settled() {
+        let known = Known::new(1024, |_, ()| 1, usize::MAX);
+        known.remember(&object(1), ());
+        known.unsettle(&object(1), 7);
+        assert!(known.is_unsettled(&object(1)) && !known.is_unsettled(&object(2)));
+        assert_eq!((known.unsettled(&object(1)), known.unsettled_count()), (Some(7), 1));
+        assert!(known.recall(&object(1)).is_none(), "what was seen before is of no use any more");
+        known.settled(&object(1));
+        assert!(!known.is_unsettled(&object(1)));
+    }
+}
