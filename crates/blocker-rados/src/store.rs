@@ -58,13 +58,15 @@ impl RadosStore {
         closed.wait(timeout)
     }
 
-    fn check<T: 'static>(
+    /// Runs a call until its deadline. `changed` is the object that the call may change.
+    fn run<T: 'static, F: Future<Output = Result<T>> + Send + 'static>(
         &self,
-        call: &Call,
-        begun: Begun,
+        call: Call,
         changed: Option<&ObjectId>,
-        work: impl Future<Output = Result<T>> + Send + 'static,
+        work: impl FnOnce(Arc<Core>, Begun) -> F,
     ) -> Reply<T> {
+        let begun = Begun::default();
+        let work = work(Arc::clone(&self.core), begun.clone());
         let Some(deadline) = call.deadline else { return Reply::pending(work) };
         if self.core.clock.now() >= deadline {
             return Reply::err(Error::DeadlinePassed);
@@ -96,8 +98,7 @@ impl Blocker for RadosStore {
     }
 
     fn read(&self, request: ReadRequest) -> Reply<ReadReply> {
-        let (core, call) = (Arc::clone(&self.core), request.call);
-        self.check(&call, Begun::default(), None, async move { core.read(request).await })
+        self.run(request.call, None, |core, _| async move { core.read(request).await })
     }
 
     fn change(&self, request: ChangeRequest) -> Reply<ChangeReply> {
@@ -105,8 +106,8 @@ impl Blocker for RadosStore {
             return Reply::err(error);
         }
         let ChangeRequest { object, change, terms, call, .. } = request;
-        let (core, begun, id) = (Arc::clone(&self.core), Begun::default(), object.clone());
-        self.check(&call, begun.clone(), Some(&id), async move {
+        let id = object.clone();
+        self.run(call, Some(&id), |core, begun| async move {
             let (version, size_bytes) = match &change {
                 Change::Copy { from, from_condition } => {
                     core.copy((from, *from_condition), (&object, terms), &begun).await?
@@ -118,14 +119,12 @@ impl Blocker for RadosStore {
     }
 
     fn info(&self, request: InfoRequest) -> Reply<Info> {
-        let (core, call) = (Arc::clone(&self.core), request.call);
-        self.check(&call, Begun::default(), None, async move { core.info(request).await })
+        self.run(request.call, None, |core, _| async move { core.info(request).await })
     }
 
     fn list(&self, request: ListRequest) -> Reply<ListReply> {
-        let (core, call) = (Arc::clone(&self.core), request.call);
         let entries_max = request.entries_max.clamp(1, LIST_ENTRIES_MAX) as usize;
-        self.check(&call, Begun::default(), None, async move { core.list(request, entries_max).await })
+        self.run(request.call, None, |core, _| async move { core.list(request, entries_max).await })
     }
 
     fn flush(&self, request: FlushRequest) -> Reply<FlushReply> {
@@ -137,10 +136,7 @@ impl Blocker for RadosStore {
     }
 
     fn claim(&self, request: ClaimRequest) -> Reply<ClaimReply> {
-        let (core, call) = (Arc::clone(&self.core), request.call);
-        let begun = Begun::default();
-        let watched = begun.clone();
-        self.check(&call, watched, None, async move {
+        self.run(request.call, None, |core, begun| async move {
             // From its first step on it may have had an effect.
             begun.set(true);
             core.claim(request).await
@@ -148,8 +144,7 @@ impl Blocker for RadosStore {
     }
 
     fn invalidate(&self, request: InvalidateRequest) -> Reply<InvalidateReply> {
-        let (core, call) = (Arc::clone(&self.core), request.call);
-        self.check(&call, Begun::default(), None, async move {
+        self.run(request.call, None, |core, _| async move {
             // Every change compares remembered heads anyway; forgetting outdated ones saves a
             // round trip.
             core.objects.forget_all();
@@ -182,10 +177,10 @@ impl Collect for RadosStore {
 
 impl Control for RadosStore {
     fn attach(&self, namespace: Namespace) -> Reply<Attachment> {
-        let (core, capabilities) = (Arc::clone(&self.core), self.capabilities());
-        Reply::pending(
-            async move { Ok(Attachment::new(capabilities, core.namespace_epoch(&namespace).await?)) },
-        )
+        let capabilities = self.capabilities();
+        self.run(Call::default(), None, |core, _| async move {
+            Ok(Attachment::new(capabilities, core.namespace_epoch(&namespace).await?))
+        })
     }
 
     fn detach(&self, _namespace: Namespace) -> Reply<()> {
@@ -197,7 +192,6 @@ impl Control for RadosStore {
     }
 
     fn namespaces(&self) -> Reply<Vec<Namespace>> {
-        let core = Arc::clone(&self.core);
-        Reply::pending(async move { core.namespaces().await })
+        self.run(Call::default(), None, |core, _| async move { core.namespaces().await })
     }
 }

@@ -64,18 +64,13 @@ impl Core {
         let path = &self.layout.probe(nonce);
         let body = |text: String| Bytes::from(format!("{text} {:016x}", random::number()));
         let requests = &self.requests;
-        let first = match requests.create(path, &body("first".into())).await {
+        let first = match requests.create(path, &body("first".into())).await.known()? {
             Put::Done(Some(etag)) => etag,
             Put::Done(None) => return Err(refuse("names no ETag in its answer to a put")),
-            Put::Lost => return Err(refuse("refuses to create an object that does not exist")),
-            Put::Refused(error) => return Err(error),
-            Put::Unknown(error) => return Err(error),
+            _ => return Err(refuse("refuses to create an object that does not exist")),
         };
-        match requests.create(path, &body("second".into())).await {
-            Put::Done(_) => return Err(refuse("ignores If-None-Match: * in a put")),
-            Put::Lost => {}
-            Put::Refused(error) => return Err(error),
-            Put::Unknown(error) => return Err(error),
+        if let Put::Done(_) = requests.create(path, &body("second".into())).await.known()? {
+            return Err(refuse("ignores If-None-Match: * in a put"));
         }
         // An ETag that the object never had.
         let wrong: String = first.chars().map(|c| if c == '0' { '1' } else { '0' }).collect();
@@ -84,23 +79,16 @@ impl Core {
         } else {
             wrong
         };
-        match requests.replace(path, &body("third".into()), &wrong).await {
-            Put::Done(_) => return Err(refuse("ignores If-Match in a put")),
-            Put::Lost => {}
-            Put::Refused(error) => return Err(error),
-            Put::Unknown(error) => return Err(error),
+        if let Put::Done(_) = requests.replace(path, &body("third".into()), &wrong).await.known()? {
+            return Err(refuse("ignores If-Match in a put"));
         }
         let mut etag = None;
         for bare in [false, true] {
             requests.bare_etags.store(bare, Ordering::Relaxed);
-            match requests.replace(path, &body(format!("{FOURTH} {bare}")), &first).await {
-                Put::Done(new) => {
-                    etag = new;
-                    break;
-                }
-                Put::Lost => {}
-                Put::Refused(error) => return Err(error),
-                Put::Unknown(error) => return Err(error),
+            let put = requests.replace(path, &body(format!("{FOURTH} {bare}")), &first).await;
+            if let Put::Done(new) = put.known()? {
+                etag = new;
+                break;
             }
         }
         let Some(etag) = etag else {
@@ -160,8 +148,6 @@ impl Core {
 
 /// The maximum size of the body of an edition's object.
 const BYTES_MAX: u64 = 256;
-/// The number of keys listed at once.
-const KEYS_AT_ONCE: usize = 1000;
 
 /// The edition of a bucket's layout, which decides how long names become keys.
 ///
@@ -218,19 +204,11 @@ impl Core {
             match self.requests.get(&path, None, BYTES_MAX).await? {
                 Got::Missing => {}
                 Got::Found(body, _) => {
-                    let edition = match Edition::decode(&body) {
-                        Some(Ok(edition)) => edition,
-                        Some(Err(number)) => {
-                            let text =
-                                format!("the bucket has layout {number}, and this program knows up to 2");
-                            return Err(Error::Unsupported(text.into()));
-                        }
-                        None => {
-                            return Err(Error::Corrupt(
-                                format!("{path} states no edition of the layout").into(),
-                            ));
-                        }
-                    };
+                    let none = || Error::Corrupt(format!("{path} states no edition of the layout").into());
+                    let edition = Edition::decode(&body).ok_or_else(none)?.map_err(|number| {
+                        let text = format!("the bucket has layout {number}, and this program knows up to 2");
+                        Error::Unsupported(text.into())
+                    })?;
                     self.layout.set_cuts(edition == Edition::Cut);
                     return Ok(());
                 }
@@ -256,19 +234,15 @@ impl Core {
     /// Returns the edition that the keys of heads follow. A cut key shows the edition even if the
     /// object that states it was removed.
     async fn edition_of_heads(&self, progress: &Progress) -> Result<Edition> {
-        let (under, mut is_used, mut after) = (self.layout.all_heads(), false, None);
-        loop {
-            let page = self.requests.list(&under, after.as_ref(), KEYS_AT_ONCE).await?;
-            is_used |= !page.is_empty();
+        let (mut listing, mut is_used) = (self.requests.pages(self.layout.all_heads()), false);
+        while let Some(page) = listing.next().await? {
             if page.iter().any(|meta| self.layout.is_cut(&meta.location)) {
                 return Ok(Edition::Cut);
             }
-            if page.len() < KEYS_AT_ONCE {
-                return Ok(if is_used { Edition::Whole } else { Edition::Cut });
-            }
-            after = page.last().map(|last| last.location.clone());
+            is_used |= !page.is_empty();
             progress.step();
         }
+        Ok(if is_used { Edition::Whole } else { Edition::Cut })
     }
 }
 

@@ -129,14 +129,24 @@ impl S3Store {
             call_timeout: config.call_timeout,
         };
         let this = Self { core: Arc::new(core), runtime: None };
-        let (core, progress) = (Arc::clone(&this.core), Progress::default());
-        let watched = progress.clone();
-        let probe = async move {
+        let probed = this.run(Call::default(), None, |core, progress| async move {
             core.probe().await?;
             core.resolve_edition(&progress).await
-        };
-        executor::block_on(bounded(&this.core, &Call::default(), watched, None, probe))?;
+        });
+        executor::block_on(probed)?;
         Ok(this)
+    }
+
+    /// Runs a call; see [`bounded`]. `changed` is the object that the call may change.
+    fn run<T: 'static, F: Future<Output = Result<T>> + Send + 'static>(
+        &self,
+        call: Call,
+        changed: Option<&ObjectId>,
+        work: impl FnOnce(Arc<Core>, Progress) -> F,
+    ) -> Reply<T> {
+        let progress = Progress::default();
+        let work = work(Arc::clone(&self.core), progress.clone());
+        bounded(&self.core, &call, progress, changed, work)
     }
 
     /// Removes blobs that no head names and that are older than `age` (remains of writers that died
@@ -161,9 +171,7 @@ impl S3Store {
         options: SweepOptions,
         watch: impl Fn(&Swept) + Send + Sync + 'static,
     ) -> Reply<Swept> {
-        let (core, progress) = (Arc::clone(&self.core), Progress::default());
-        let watched = progress.clone();
-        bounded(&self.core, &Call::default(), watched, None, async move {
+        self.run(Call::default(), None, |core, progress| async move {
             core.sweep(options, &progress, &watch).await
         })
     }
@@ -197,8 +205,7 @@ impl Blocker for S3Store {
     }
 
     fn read(&self, request: ReadRequest) -> Reply<ReadReply> {
-        let (core, call) = (Arc::clone(&self.core), request.call);
-        bounded(&self.core, &call, Progress::default(), None, async move {
+        self.run(request.call, None, |core, _| async move {
             let _credits = core.credits.take(request.len_bytes.min(core.object_bytes_max)).await;
             core.read(request).await
         })
@@ -209,8 +216,8 @@ impl Blocker for S3Store {
             return Reply::err(error);
         }
         let ChangeRequest { object, change, terms, call, .. } = request;
-        let (core, progress, id) = (Arc::clone(&self.core), Progress::default(), object.clone());
-        bounded(&self.core, &call, progress.clone(), Some(&id), async move {
+        let id = object.clone();
+        self.run(call, Some(&id), |core, progress| async move {
             let (version, size_bytes) = match &change {
                 Change::Copy { from, from_condition } => {
                     let _credits = core.credits.take(core.object_bytes_max).await;
@@ -226,20 +233,12 @@ impl Blocker for S3Store {
     }
 
     fn info(&self, request: InfoRequest) -> Reply<Info> {
-        let (core, call) = (Arc::clone(&self.core), request.call);
-        bounded(&self.core, &call, Progress::default(), None, async move { core.info(request).await })
+        self.run(request.call, None, |core, _| async move { core.info(request).await })
     }
 
     fn list(&self, request: ListRequest) -> Reply<ListReply> {
-        let (core, call) = (Arc::clone(&self.core), request.call);
         let entries_max = request.entries_max.clamp(1, LIST_ENTRIES_MAX) as usize;
-        bounded(
-            &self.core,
-            &call,
-            Progress::default(),
-            None,
-            async move { core.list(request, entries_max).await },
-        )
+        self.run(request.call, None, |core, _| async move { core.list(request, entries_max).await })
     }
 
     fn flush(&self, request: FlushRequest) -> Reply<FlushReply> {
@@ -251,10 +250,7 @@ impl Blocker for S3Store {
     }
 
     fn claim(&self, request: ClaimRequest) -> Reply<ClaimReply> {
-        let (core, call) = (Arc::clone(&self.core), request.call);
-        let progress = Progress::default();
-        let watched = progress.clone();
-        bounded(&self.core, &call, watched, None, async move {
+        self.run(request.call, None, |core, progress| async move {
             // From its first step on, the call may have had an effect.
             progress.set_begun(true);
             core.claim(request, &progress).await
@@ -290,8 +286,8 @@ impl Collect for S3Store {
 
 impl Control for S3Store {
     fn attach(&self, namespace: Namespace) -> Reply<Attachment> {
-        let (core, capabilities) = (Arc::clone(&self.core), self.capabilities());
-        bounded(&self.core, &Call::default(), Progress::default(), None, async move {
+        let capabilities = self.capabilities();
+        self.run(Call::default(), None, |core, _| async move {
             let epoch = core.scopes(&namespace, None).await?.whole;
             Ok(Attachment::new(capabilities, Epoch(epoch)))
         })
@@ -306,13 +302,6 @@ impl Control for S3Store {
     }
 
     fn namespaces(&self) -> Reply<Vec<Namespace>> {
-        let core = Arc::clone(&self.core);
-        bounded(
-            &self.core,
-            &Call::default(),
-            Progress::default(),
-            None,
-            async move { core.namespaces().await },
-        )
+        self.run(Call::default(), None, |core, _| async move { core.namespaces().await })
     }
 }

@@ -39,11 +39,10 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use blocker::conditional::claims::{Claim, Scopes};
-use blocker::{Error, ObjectId, Result};
+use blocker::{Error, Name, ObjectId, Result};
 use bytes::Bytes;
 use futures_util::StreamExt;
 use object_store::ObjectMeta;
-use object_store::path::Path;
 
 use crate::format::head::Head;
 use crate::format::layout::Spelling;
@@ -52,10 +51,6 @@ use crate::object::{Core, Progress};
 use crate::random;
 use crate::server::client::RemoveIf;
 use crate::server::requests::Put;
-
-/// The number of blobs in one listing. The orphans among these blobs are removed before the next
-/// listing.
-const BLOBS_PER_LIST: usize = 1000;
 
 /// The options of a sweep.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -159,11 +154,8 @@ impl Sweep<'_> {
         let core = self.core;
         for directory in core.requests.directories(&core.layout.all_blobs()).await? {
             let Some(namespace) = core.namespace_at(&directory).await? else { continue };
-            let mut after: Option<Path> = None;
-            loop {
-                let page = core.requests.list(&directory, after.as_ref(), BLOBS_PER_LIST).await?;
-                after = page.last().map(|last| last.location.clone());
-                let is_last = page.len() < BLOBS_PER_LIST;
+            let mut listing = core.requests.pages(directory);
+            while let Some(page) = listing.next().await? {
                 let mut old: BTreeMap<ObjectId, Vec<(u128, u64)>> = BTreeMap::new();
                 for meta in page {
                     let Some(key) = core.layout.blob_of(&meta.location, &namespace) else { continue };
@@ -173,12 +165,10 @@ impl Sweep<'_> {
                     }
                 }
                 self.step();
+                // The orphans of this page are removed before the next one is requested.
                 for (object, blobs) in old {
                     self.orphans(&object, blobs).await?;
                     self.step();
-                }
-                if is_last {
-                    break;
                 }
             }
         }
@@ -219,11 +209,8 @@ impl Sweep<'_> {
     /// Removes objects of programs that ended in the middle of a probe.
     async fn probes(&mut self) -> Result<()> {
         let core = self.core;
-        let mut after: Option<Path> = None;
-        loop {
-            let page = core.requests.list(&core.layout.all_probes(), after.as_ref(), BLOBS_PER_LIST).await?;
-            after = page.last().map(|last| last.location.clone());
-            let is_last = page.len() < BLOBS_PER_LIST;
+        let mut listing = core.requests.pages(core.layout.all_probes());
+        while let Some(page) = listing.next().await? {
             for meta in page.into_iter().filter(|meta| meta.last_modified.timestamp() <= self.oldest) {
                 if !self.dry_run {
                     core.requests.delete(&meta.location).await?;
@@ -231,10 +218,8 @@ impl Sweep<'_> {
                 self.swept.probes += 1;
                 self.step();
             }
-            if is_last {
-                return Ok(());
-            }
         }
+        Ok(())
     }
 }
 
@@ -247,8 +232,6 @@ const GHOST_BYTES_MAX: u64 = 512;
 const WRONG_ETAG: &str = "\"00000000000000000000000000000000\"";
 /// The number of ghosts judged concurrently.
 const GHOSTS_CONCURRENT: usize = 8;
-/// The number of heads in one listing.
-const HEADS_PER_LIST: usize = 1000;
 
 impl Sweep<'_> {
     /// Removes old ghosts on which nothing depends.
@@ -262,25 +245,20 @@ impl Sweep<'_> {
         for directory in core.requests.directories(&core.layout.all_heads()).await? {
             let Some(namespace) = core.namespace_at(&directory).await? else { continue };
             for spelling in Spelling::ALL {
-                let under = core.layout.heads(&namespace, spelling);
-                let mut after: Option<Path> = None;
-                loop {
-                    let page = core.requests.list(&under, after.as_ref(), HEADS_PER_LIST).await?;
-                    after = page.last().map(|last| last.location.clone());
-                    let is_last = page.len() < HEADS_PER_LIST;
+                let mut listing = core.requests.pages(core.layout.heads(&namespace, spelling));
+                while let Some(page) = listing.next().await? {
                     self.swept.heads += page.len() as u64;
-                    let is_old = |meta: &ObjectMeta| {
+                    let is_old = |meta: &&ObjectMeta| {
                         meta.size <= GHOST_BYTES_MAX && meta.last_modified.timestamp() <= self.oldest
                     };
-                    let objects = page.iter().filter(|meta| is_old(meta)).filter_map(|meta| {
-                        let name = core.layout.name_of(&meta.location)?;
-                        Some(ObjectId::new(namespace.clone(), name))
-                    });
-                    let objects: Vec<ObjectId> = objects.collect();
+                    let old = page.iter().filter(is_old);
+                    let names: Vec<Name> =
+                        old.filter_map(|meta| core.layout.name_of(&meta.location)).collect();
                     self.step();
                     let dry_run = self.dry_run;
-                    let met = futures_util::stream::iter(objects)
-                        .map(|object| core.forget_one(object, &**remover, dry_run));
+                    let met = futures_util::stream::iter(names).map(|name| {
+                        core.forget_one(ObjectId::new(namespace.clone(), name), &**remover, dry_run)
+                    });
                     let mut met = pin!(met.buffer_unordered(GHOSTS_CONCURRENT));
                     while let Some(ghost) = met.next().await {
                         match ghost? {
@@ -289,9 +267,6 @@ impl Sweep<'_> {
                             Ghost::Removed => self.swept.forgotten += 1,
                         }
                         self.step();
-                    }
-                    if is_last {
-                        break;
                     }
                 }
             }
@@ -400,11 +375,7 @@ impl Core {
                 self.requests.replace(&path, &body, &etag).await
             }
         };
-        match put {
-            Put::Done(_) => Ok(true),
-            Put::Lost => Ok(false),
-            Put::Refused(error) | Put::Unknown(error) => Err(error),
-        }
+        Ok(matches!(put.known()?, Put::Done(_)))
     }
 }
 

@@ -254,7 +254,7 @@ impl Claims for Claiming<'_> {
 
     async fn refuse_objects(&self, namespace: &Namespace, claim: (u64, WriterId)) -> Result<()> {
         let mut walk = self.core.walk(namespace);
-        while let Some(objects) = walk.next(self.core).await? {
+        while let Some(objects) = walk.next().await? {
             let seen = futures_util::stream::iter(objects).map(|object| self.core.look_owned(object));
             let mut seen = std::pin::pin!(seen.buffer_unordered(CONCURRENT));
             while let Some(seen) = seen.next().await {
@@ -312,7 +312,7 @@ impl Claims for Claiming<'_> {
         };
         for namespace in namespaces {
             let mut walk = self.core.walk(&namespace);
-            while let Some(objects) = walk.next(self.core).await? {
+            while let Some(objects) = walk.next().await? {
                 let met =
                     futures_util::stream::iter(objects).map(|object| self.core.meet(object, domain, epoch));
                 let mut met = std::pin::pin!(met.buffer_unordered(CONCURRENT));

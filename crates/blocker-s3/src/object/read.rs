@@ -25,6 +25,7 @@ use super::swap::Seen;
 use super::{CONCURRENT, Core, Progress, TRIES};
 use crate::format::content::{Content, Extent, Source};
 use crate::format::layout::Spelling;
+use crate::server::requests::Listing;
 
 /// Pieces of one blob are requested together if the gap between them is at most this long.
 const GAP_BYTES: u64 = 64 * 1024;
@@ -180,35 +181,34 @@ const NAMES_AT_ONCE: usize = 1000;
 type Found = BTreeMap<Name, Option<String>>;
 
 /// A walk over all heads of a namespace, including ghosts.
-pub(crate) struct Walk {
-    namespace: Namespace,
-    spelling: Option<Spelling>,
-    after: Option<Path>,
+pub(crate) struct Walk<'a> {
+    core: &'a Core,
+    namespace: &'a Namespace,
+    /// A listing for each spelling.
+    listings: [Listing<'a>; 2],
 }
 
-impl Walk {
+impl Walk<'_> {
     /// Returns the next objects (possibly an empty page), or `None` at the end.
     ///
     /// # Errors
     /// The errors of reads.
-    pub(crate) async fn next(&mut self, core: &Core) -> Result<Option<Vec<ObjectId>>> {
-        let Some(spelling) = self.spelling else { return Ok(None) };
-        let under = core.layout.heads(&self.namespace, spelling);
-        let found = core.requests.list(&under, self.after.as_ref(), NAMES_AT_ONCE).await?;
-        self.after = found.last().map(|last| last.location.clone());
-        if found.len() < NAMES_AT_ONCE {
-            self.after = None;
-            self.spelling = (spelling == Spelling::Plain).then_some(Spelling::Hex);
+    pub(crate) async fn next(&mut self) -> Result<Option<Vec<ObjectId>>> {
+        for listing in &mut self.listings {
+            if let Some(found) = listing.next().await? {
+                let names = found.iter().filter_map(|found| self.core.layout.name_of(&found.location));
+                return Ok(Some(names.map(|name| ObjectId::new(self.namespace.clone(), name)).collect()));
+            }
         }
-        let names = found.iter().filter_map(|found| core.layout.name_of(&found.location));
-        Ok(Some(names.map(|name| ObjectId::new(self.namespace.clone(), name)).collect()))
+        Ok(None)
     }
 }
 
 impl Core {
     /// Returns a walk over all heads of a namespace.
-    pub(crate) fn walk(&self, namespace: &Namespace) -> Walk {
-        Walk { namespace: namespace.clone(), spelling: Some(Spelling::Plain), after: None }
+    pub(crate) fn walk<'a>(&'a self, namespace: &'a Namespace) -> Walk<'a> {
+        let heads = |spelling| self.requests.pages(self.layout.heads(namespace, spelling));
+        Walk { core: self, namespace, listings: Spelling::ALL.map(heads) }
     }
 
     pub(crate) async fn list(&self, request: ListRequest, entries_max: usize) -> Result<ListReply> {

@@ -161,6 +161,33 @@ pub(crate) struct Removals {
     pub(crate) ended: tokio::sync::Notify,
 }
 
+/// A listing, which is requested page by page.
+pub(crate) struct Listing<'a> {
+    requests: &'a Requests,
+    under: Path,
+    after: Option<Path>,
+    is_done: bool,
+}
+
+/// The number of keys in one page.
+const PAGE_KEYS: usize = 1000;
+
+impl Listing<'_> {
+    /// Returns the next page (the last one may be empty), or `None` at the end.
+    ///
+    /// # Errors
+    /// The errors of reads.
+    pub(crate) async fn next(&mut self) -> Result<Option<Vec<ObjectMeta>>> {
+        if self.is_done {
+            return Ok(None);
+        }
+        let page = self.requests.list(&self.under, self.after.as_ref(), PAGE_KEYS).await?;
+        self.after = page.last().map(|last| last.location.clone());
+        self.is_done = page.len() < PAGE_KEYS;
+        Ok(Some(page))
+    }
+}
+
 /// The result of a conditional put.
 pub(crate) enum Put {
     /// The put was applied. Contains the new ETag, if the server states it.
@@ -171,6 +198,19 @@ pub(crate) enum Put {
     Refused(Error),
     /// There was no response, or one that leaves the outcome open.
     Unknown(Error),
+}
+
+impl Put {
+    /// Returns the put if its outcome is known: [`Put::Done`] or [`Put::Lost`].
+    ///
+    /// # Errors
+    /// The errors of the other outcomes.
+    pub(crate) fn known(self) -> Result<Self> {
+        match self {
+            Self::Done(_) | Self::Lost => Ok(self),
+            Self::Refused(error) | Self::Unknown(error) => Err(error),
+        }
+    }
 }
 
 /// The result of a get.
@@ -501,6 +541,11 @@ impl Requests {
             Err(Failure::Answer(object_store::Error::NotFound { .. })) => Ok(Vec::new()),
             Err(failure) => Err(self.error(under, failure)),
         }
+    }
+
+    /// Returns a listing of everything below `under`, in order.
+    pub(crate) fn pages(&self, under: Path) -> Listing<'_> {
+        Listing { requests: self, under, after: None, is_done: false }
     }
 
     /// Returns the directories directly below `under`.
