@@ -8,10 +8,9 @@
 
 use std::cell::UnsafeCell;
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::future::Future;
-use std::pin::Pin;
+use std::future::poll_fn;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Poll, Waker};
 
 use blocker::metrics::{Counter, counters};
 use parking_lot::Mutex;
@@ -77,7 +76,7 @@ struct State {
     waker: Option<Waker>,
 }
 
-// SAFETY: `landing` is written by librados until the completion, and read by the one `InFlight` after the
+// SAFETY: `landing` is written by librados until the completion, and read by the one waiting call after the
 // outcome was published under `state`'s lock; everything else is Sync by itself.
 unsafe impl Sync for Flight {}
 // SAFETY: nothing in it is bound to a thread; the raw iterator handle is used by one thread at a time.
@@ -158,15 +157,15 @@ impl Limits {
         on_timeout: Option<OnTimeout>,
         begun: impl FnOnce(),
     ) -> Outcome {
-        let permits = self.permits(op.payload_bytes()).await;
+        let permits = self.permits(op.payload_bytes).await;
         begun();
         let flight = self.flight(ioctx, Landing::default(), permits, on_timeout);
-        let started = flight.start(|api, completion| {
+        flight.start(|api, completion| {
             // SAFETY: all handles are live; the name is copied; a null time means now. librados takes the
             // steps over, so that the operation may be released right after.
             unsafe {
                 (api.aio_write_op_operate)(
-                    op.raw(),
+                    op.raw,
                     ioctx.raw(),
                     completion,
                     object.as_ptr(),
@@ -176,10 +175,7 @@ impl Limits {
             }
         });
         drop(op);
-        match started {
-            Ok(in_flight) => in_flight.await.0,
-            Err(code) => Outcome { code, version: 0 },
-        }
+        flight.outcome().await
     }
 
     /// Begins a read and waits for its end.
@@ -187,14 +183,9 @@ impl Limits {
         let permits = self.permits(op.range.1).await;
         let landing = Landing { buffer: Vec::with_capacity(op.range.1), ..Landing::default() };
         let flight = self.flight(ioctx, landing, permits, None);
-        let started = flight.start_read(ioctx, object, &op);
-        match started {
-            Ok(in_flight) => {
-                let (outcome, flight) = in_flight.await;
-                (outcome, flight.found(outcome, &op))
-            }
-            Err(code) => (Outcome { code, version: 0 }, Found::default()),
-        }
+        flight.start_read(ioctx, object, &op);
+        let outcome = flight.outcome().await;
+        (outcome, flight.found(outcome, &op))
     }
 
     /// Notifies the watchers of `object`, and waits until they have acknowledged or the time is
@@ -209,7 +200,7 @@ impl Limits {
         let permits = self.permits(text.len()).await;
         let flight = self.flight(ioctx, Landing::default(), permits, None);
         let len = c_int::try_from(text.len()).unwrap_or(c_int::MAX);
-        let started = flight.start(|api, completion| {
+        flight.start(|api, completion| {
             // SAFETY: all handles are live; name and text are copied; no reply is asked for.
             unsafe {
                 (api.aio_notify)(
@@ -224,10 +215,7 @@ impl Limits {
                 )
             }
         });
-        match started {
-            Ok(in_flight) => in_flight.await.0,
-            Err(code) => Outcome { code, version: 0 },
-        }
+        flight.outcome().await
     }
 
     fn flight(
@@ -249,35 +237,47 @@ impl Limits {
 }
 
 impl Flight {
-    /// Passes the operation to librados with one reference to this.
-    fn start(
-        self: Arc<Self>,
-        begin: impl FnOnce(&super::ffi::Api, Handle) -> c_int,
-    ) -> Result<InFlight, i32> {
-        let ioctx = Arc::clone(&self.ioctx);
-        let api = ioctx.api();
+    /// Passes the operation to librados with one reference to this. If it does not begin, the error
+    /// is its outcome.
+    fn start(self: &Arc<Self>, begin: impl FnOnce(&Api, Handle) -> c_int) {
+        let api = self.ioctx.api();
         let mut completion = std::ptr::null_mut();
-        let counted = Arc::into_raw(Arc::clone(&self));
+        let counted = Arc::into_raw(Arc::clone(self));
         // SAFETY: `completed` takes exactly this argument, and is called once if the operation begins.
         let made = unsafe {
             (api.aio_create_completion2)(counted.cast_mut().cast::<c_void>(), completed, &mut completion)
         };
         assert!(made >= 0, "librados makes a completion or runs out of memory");
         self.stats.begun.increment();
-        let begun = begin(api, completion);
-        if begun < 0 {
+        let code = begin(api, completion);
+        if code < 0 {
             // SAFETY: it did not begin, so the callback never comes: its count and the completion are ours.
             unsafe {
                 (api.aio_release)(completion);
                 drop(Arc::from_raw(counted));
             }
             self.stats.ended.increment();
-            return Err(begun);
+            self.state.lock().outcome = Some(Outcome { code, version: 0 });
         }
-        Ok(InFlight { flight: Some(self) })
     }
 
-    fn start_read(self: Arc<Self>, ioctx: &IoCtx, object: &CStr, op: &ReadOp) -> Result<InFlight, i32> {
+    /// Waits for the end of the operation. Dropping the future abandons the answer, not the
+    /// operation.
+    async fn outcome(&self) -> Outcome {
+        poll_fn(|cx| {
+            let mut state = self.state.lock();
+            match state.outcome {
+                Some(outcome) => Poll::Ready(outcome),
+                None => {
+                    state.waker = Some(cx.waker().clone());
+                    Poll::Pending
+                }
+            }
+        })
+        .await
+    }
+
+    fn start_read(self: &Arc<Self>, ioctx: &IoCtx, object: &CStr, op: &ReadOp) {
         let api = ioctx.api();
         let landing = self.landing.get();
         let flags = if op.ordered { ORDER_READS_WRITES } else { 0 };
@@ -320,11 +320,10 @@ impl Flight {
                     &raw mut (*landing).read_code,
                 );
             }
-            let started = self.start(|api, completion| {
+            self.start(|api, completion| {
                 (api.aio_read_op_operate)(raw, ioctx.raw(), completion, object.as_ptr(), flags)
             });
             (api.release_read_op)(raw);
-            started
         }
     }
 
@@ -403,31 +402,7 @@ unsafe extern "C" fn completed(completion: Handle, arg: *mut c_void) {
         state.outcome = Some(outcome);
         state.waker.take()
     };
-    if let Some(waker) = waker {
-        waker.wake();
-    }
-}
-
-/// An operation in flight. Dropping it abandons the answer, not the operation.
-struct InFlight {
-    /// `Some` until the answer has been returned.
-    flight: Option<Arc<Flight>>,
-}
-
-impl Future for InFlight {
-    type Output = (Outcome, Arc<Flight>);
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let flight = self.flight.as_ref().expect("not polled after the answer");
-        let mut state = flight.state.lock();
-        let Some(outcome) = state.outcome else {
-            state.waker = Some(cx.waker().clone());
-            return Poll::Pending;
-        };
-        drop(state);
-        let flight = self.flight.take().expect("seen above");
-        Poll::Ready((outcome, flight))
-    }
+    waker.into_iter().for_each(Waker::wake);
 }
 
 // ---- operations: steps that RADOS applies to one object atomically
@@ -541,14 +516,6 @@ impl WriteOp {
         // SAFETY: the operation is ours.
         unsafe { (self.api.write_op_remove)(self.raw) };
         self
-    }
-
-    pub(crate) fn payload_bytes(&self) -> usize {
-        self.payload_bytes
-    }
-
-    pub(crate) fn raw(&self) -> Handle {
-        self.raw
     }
 }
 

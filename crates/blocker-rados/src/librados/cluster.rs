@@ -176,12 +176,10 @@ impl Cluster {
         let mut handle = std::ptr::null_mut();
         // SAFETY: `handle` is written before it is read.
         let made = unsafe { (self.api.ioctx_create2)(self.handle.0, pool, &mut handle) };
-        if made < 0 {
-            return Err(if made == errno::NOENT {
-                Error::Missing
-            } else {
-                Error::Retryable(describe(made).into())
-            });
+        match made {
+            0.. => {}
+            errno::NOENT => return Err(Error::Missing),
+            _ => return Err(Error::Retryable(describe(made).into())),
         }
         // SAFETY: no other thread knows the handle yet; the string is copied.
         unsafe { (self.api.ioctx_set_namespace)(handle, namespace.as_ptr()) };
@@ -277,35 +275,30 @@ fn wrong_keyring(config: &RadosConfig) -> Option<String> {
 /// Returns why connecting failed, and what to check.
 fn refused(config: &RadosConfig, code: i32) -> Error {
     let user = &config.user;
+    let denied = |why: String| Error::Denied(wrong_keyring(config).unwrap_or(why).into());
     match code {
-        errno::TIMEDOUT => Error::Retryable(
-            format!(
-                "no monitor answers within {:?}; is the cluster up, is mon_host right?",
-                config.connect_timeout
-            )
-            .into(),
-        ),
-        errno::NOENT => Error::Denied(match wrong_keyring(config) {
-            Some(why) => why.into(),
-            None => format!("there is no keyring with a key of client.{user}; name one with keyring=FILE").into(),
-        }),
-        errno::PERM | errno::ACCES | errno::OPNOTSUPP => Error::Denied(match wrong_keyring(config) {
-            Some(why) => why.into(),
-            None => format!(
-                "the cluster does not accept client.{user} ({}): there is no such user, or its key is another; \
-                 look at user and keyring",
-                describe(code)
-            )
-            .into(),
-        }),
+        errno::TIMEDOUT => {
+            let timeout = config.connect_timeout;
+            let text =
+                format!("no monitor answers within {timeout:?}; is the cluster up, is mon_host right?");
+            Error::Retryable(text.into())
+        }
+        errno::NOENT => {
+            denied(format!("there is no keyring with a key of client.{user}; name one with keyring=FILE"))
+        }
+        errno::PERM | errno::ACCES | errno::OPNOTSUPP => denied(format!(
+            "the cluster does not accept client.{user} ({}): there is no such user, or its key is another; \
+             look at user and keyring",
+            describe(code)
+        )),
         // The keyring was found, but is not valid.
-        errno::IO | errno::INVAL => Error::Denied(
-            format!(
+        errno::IO | errno::INVAL => {
+            let text = format!(
                 "the keyring has no key of client.{user} that can be read; `ceph auth get client.{user}` prints \
                  the right one"
-            )
-            .into(),
-        ),
+            );
+            Error::Denied(text.into())
+        }
         _ => Error::Retryable(format!("the cluster cannot be reached: {}", describe(code)).into()),
     }
 }
@@ -397,9 +390,7 @@ fn work(queue: &Mutex<Receiver<Job>>) {
     loop {
         // The lock is released before the job runs.
         let job = queue.lock().recv();
-        match job {
-            Ok(job) => job(),
-            Err(_) => return,
-        }
+        let Ok(job) = job else { return };
+        job();
     }
 }

@@ -161,21 +161,28 @@ impl Core {
         if !pool.cluster.has_pool(pool.number) {
             return Err(self.pool_is_gone());
         }
-        let ioctx =
-            pool.cluster.open(pool.number, &self.layout.namespace(namespace)).map_err(
-                |error| match error {
-                    Error::Missing => self.pool_is_gone(),
-                    other => other,
-                },
-            )?;
+        let space = self.open_space(&pool, &self.layout.namespace(namespace), false)?;
         if pool.spaces.len() >= SPACES_MAX {
             // Handles in use are kept alive by their users; the others are opened again when
             // needed.
             pool.spaces.clear();
         }
         // If two threads have opened a handle each, both use the first one.
-        let space = Arc::new(Space { ioctx, is_named: false.into() });
         Ok(Arc::clone(&pool.spaces.entry(namespace.clone()).or_insert(space)))
+    }
+
+    /// Opens a RADOS namespace of a pool.
+    pub(crate) fn open_space(
+        self: &Arc<Self>,
+        pool: &Pool,
+        rados_namespace: &CStr,
+        is_named: bool,
+    ) -> Result<Arc<Space>> {
+        let ioctx = pool.cluster.open(pool.number, rados_namespace).map_err(|error| match error {
+            Error::Missing => self.pool_is_gone(),
+            other => other,
+        })?;
+        Ok(Arc::new(Space { ioctx, is_named: is_named.into() }))
     }
 
     /// Converts a RADOS version to one of the contract. A pool that was created again restarts its

@@ -19,7 +19,7 @@ use blocker::{
     ObjectId, ReadReply, ReadRequest, Result, Version,
 };
 use bytes::Bytes;
-use futures_util::{Stream, StreamExt};
+use futures_util::{Stream, StreamExt, TryStreamExt};
 use tokio::sync::{mpsc, oneshot};
 
 use super::change::{Begun, clip};
@@ -152,11 +152,9 @@ impl Core {
             let names = self.names_after(&space, &request.prefix, after.as_ref(), wanted).await?;
             let is_last = names.len() < wanted;
             after = names.last().cloned().or(after);
-            let mut looks =
-                futures_util::stream::iter(names).map(|name| self.entry(&space, name)).buffered(LOOKS);
-            while let Some(entry) = looks.next().await {
-                entries.extend(entry?);
-            }
+            let looks = futures_util::stream::iter(names).map(|name| self.entry(&space, name));
+            let page: Vec<Option<ListEntry>> = looks.buffered(LOOKS).try_collect().await?;
+            entries.extend(page.into_iter().flatten());
             if is_last || entries.len() > entries_max {
                 break;
             }
@@ -229,20 +227,18 @@ impl Core {
         only: Option<Arc<Space>>,
         sender: &mpsc::Sender<Result<Found>>,
     ) -> Result<()> {
-        let everywhere = pool.cluster.open(pool.number, EVERY_NAMESPACE);
-        let ioctx = match &only {
-            Some(space) => Arc::clone(&space.ioctx),
-            None => everywhere
-                .map_err(|error| if error == Error::Missing { self.pool_is_gone() } else { error })?,
+        let everywhere = match &only {
+            Some(space) => Arc::clone(space),
+            None => self.open_space(pool, EVERY_NAMESPACE, true)?,
         };
         let mut spaces: HashMap<Vec<u8>, Arc<Space>> = HashMap::new();
         let mut failed = Ok(());
-        let walked = each_name(&ioctx, |name, rados_namespace| {
+        let walked = each_name(&everywhere.ioctx, |name, rados_namespace| {
             let Some(name) = self.layout.name_of(name) else { return true };
             let space = match (&only, spaces.get(rados_namespace)) {
                 (Some(space), _) | (None, Some(space)) => Arc::clone(space),
                 (None, None) if !self.layout.holds_namespace(rados_namespace) => return true,
-                (None, None) => match self.open_space(pool, rados_namespace) {
+                (None, None) => match self.open_listed(pool, rados_namespace) {
                     Ok(space) => {
                         spaces.insert(rados_namespace.to_vec(), Arc::clone(&space));
                         space
@@ -259,22 +255,17 @@ impl Core {
         walked.map_err(|code| self.failed_read(&pool.root, code))
     }
 
-    fn open_space(self: &Arc<Self>, pool: &Arc<Pool>, rados_namespace: &[u8]) -> Result<Arc<Space>> {
-        let name =
-            CString::new(rados_namespace).map_err(|_| Error::Corrupt("a namespace with NUL".into()))?;
-        let ioctx = pool.cluster.open(pool.number, &name);
-        let ioctx =
-            ioctx.map_err(|error| if error == Error::Missing { self.pool_is_gone() } else { error })?;
-        Ok(Arc::new(Space { ioctx, is_named: true.into() }))
+    /// Opens a RADOS namespace that a listing has shown.
+    fn open_listed(self: &Arc<Self>, pool: &Pool, rados_namespace: &[u8]) -> Result<Arc<Space>> {
+        let name = CString::new(rados_namespace);
+        let name = name.map_err(|_| Error::Corrupt("a namespace contains a NUL byte".into()))?;
+        self.open_space(pool, &name, true)
     }
 
     /// Returns the namespaces that have, or have had, objects or claims, in order.
     pub(crate) async fn namespaces(self: &Arc<Self>) -> Result<Vec<Namespace>> {
         let pool = self.pool();
-        let everywhere = pool.cluster.open(pool.number, EVERY_NAMESPACE);
-        let everywhere =
-            everywhere.map_err(|error| if error == Error::Missing { self.pool_is_gone() } else { error })?;
-        let space = Arc::new(Space { ioctx: everywhere, is_named: true.into() });
+        let space = self.open_space(&pool, EVERY_NAMESPACE, true)?;
         let (layout, scope) = (self.layout.clone(), self.layout.internal(SCOPE));
         let walked = self.walk(&space, move |ioctx| {
             let mut found = Vec::new();
@@ -288,7 +279,7 @@ impl Core {
         });
         let mut namespaces = Vec::new();
         for rados_namespace in walked.await?.map_err(|code| self.failed_read(&space, code))? {
-            let space = self.open_space(&pool, &rados_namespace)?;
+            let space = self.open_listed(&pool, &rados_namespace)?;
             let op = ReadOp { attributes: true, ..ReadOp::default() };
             let (outcome, found) = self.limits.read(&space.ioctx, &self.layout.internal(SCOPE), op).await;
             match outcome.code {
