@@ -18,12 +18,10 @@
 
 use std::collections::HashMap;
 
-use crate::capabilities::Capabilities;
-use crate::change::{ChangeTerms, Run};
-use crate::error::{Error, Result};
-use crate::name::{Name, Namespace, ObjectId};
-use crate::order::{Epoch, OrderDomain, Stamp, Version, WriterId};
-use crate::request::{Condition, Scope};
+use crate::{
+    Capabilities, ChangeTerms, Condition, Epoch, Error, Name, Namespace, ObjectId, OrderDomain, Result, Run,
+    Scope, Stamp, Version, WriterId,
+};
 
 /// The state of an object that admission depends on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -2,13 +2,11 @@
 
 use std::sync::Arc;
 
-use crate::capabilities::Capabilities;
-use crate::change::ChangeRequest;
-use crate::control::{Control, NoControl};
-use crate::event::Subscription;
-use crate::reply::Reply;
-use crate::request::{ClaimRequest, FlushRequest, InfoRequest, InvalidateRequest, ListRequest, ReadRequest};
-use crate::response::{ChangeReply, ClaimReply, FlushReply, Info, InvalidateReply, ListReply, ReadReply};
+use crate::{
+    Capabilities, ChangeReply, ChangeRequest, ClaimReply, ClaimRequest, Control, FlushReply, FlushRequest,
+    Info, InfoRequest, InvalidateReply, InvalidateRequest, ListReply, ListRequest, NoControl, ReadReply,
+    ReadRequest, Reply, Subscription,
+};
 
 /// A store of objects, a cache in front of one, or a connection to one.
 ///

@@ -1,6 +1,6 @@
 //! What a blocker can do. The conformance suite checks it against every field.
 
-use crate::order::Durability;
+use crate::Durability;
 
 /// The unit of atomicity that every blocker guarantees, and the size of a cache's bucket, in bytes.
 pub const BUCKET_BYTES: u64 = 4096;

@@ -3,12 +3,9 @@
 use std::marker::PhantomData;
 
 use crate::admission::{range_end, runs_end};
-use crate::capabilities::Capabilities;
-use crate::error::Result;
-use crate::name::ObjectId;
-use crate::order::{Durability, OrderDomain, Stamp, Version};
-use crate::request::{Call, Condition};
-use crate::segment::Segments;
+use crate::{
+    Call, Capabilities, Condition, Durability, ObjectId, OrderDomain, Result, Segments, Stamp, Version,
+};
 
 /// What is done to an object.
 ///

@@ -4,14 +4,10 @@
 
 use cached_metrics::Families;
 
-use crate::capabilities::Capabilities;
-use crate::error::{Error, Reason};
-use crate::name::{Namespace, ObjectId};
-use crate::namespace_settings::{
-    DirtyData, NamespacePage, NamespaceSettings, NamespaceState, RemovedNamespace, WriteMode,
+use crate::{
+    Capabilities, DirtyData, Epoch, Error, Namespace, NamespacePage, NamespaceSettings, NamespaceState,
+    ObjectId, Reason, RemovedNamespace, Reply, WriteMode,
 };
-use crate::order::Epoch;
-use crate::reply::Reply;
 
 /// How a namespace is treated.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]

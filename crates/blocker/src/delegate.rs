@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::blocker::Blocker;
+use crate::Blocker;
 
 /// Writes the methods of [`Blocker`](crate::Blocker) that a layer forwards, inside its `impl`.
 ///

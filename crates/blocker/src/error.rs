@@ -7,7 +7,7 @@
 use std::borrow::Cow;
 use std::io;
 
-use crate::order::{Epoch, Stamp, Version};
+use crate::{Epoch, Stamp, Version};
 
 /// A text about an error for people. Programs use the variant.
 pub type Reason = Cow<'static, str>;

@@ -21,9 +21,7 @@ use std::task::{Context, Poll, Waker};
 
 use parking_lot::Mutex;
 
-use crate::error::Reason;
-use crate::order::Epoch;
-use crate::request::Scope;
+use crate::{Epoch, Reason, Scope};
 
 /// The largest number of events that wait for one subscriber.
 const QUEUE_EVENTS_MAX: usize = 1024;

@@ -11,18 +11,12 @@ use std::task::{Context, Poll, ready};
 use bytes::Bytes;
 use futures_core::Stream;
 
-use crate::blocker::Blocker;
-use crate::change::{
-    CompareAndWriteRequest, CopyRequest, DeleteRequest, DiscardRequest, TruncateRequest, WriteFullRequest,
-    WriteRequest, WriteRunsRequest, WriteZeroesRequest,
+use crate::{
+    Blocker, ChangeReply, CompareAndWriteRequest, CopyRequest, DeleteRequest, DiscardRequest, Durability,
+    Error, InfoRequest, ListEntry, ListReply, ListRequest, Namespace, ObjectId, ReadReply, ReadRequest,
+    Reply, ReplyFuture, Result, Segments, TruncateRequest, Version, WriteFullRequest, WriteRequest,
+    WriteRunsRequest, WriteZeroesRequest,
 };
-use crate::error::{Error, Result};
-use crate::name::{Namespace, ObjectId};
-use crate::order::{Durability, Version};
-use crate::reply::{Reply, ReplyFuture};
-use crate::request::{InfoRequest, ListRequest, ReadRequest};
-use crate::response::{ChangeReply, ListEntry, ListReply, ReadReply};
-use crate::segment::Segments;
 
 /// How often [`BlockerExt::read_range`] restarts because the object changed during the read.
 const TRIES: u32 = 8;

@@ -8,13 +8,11 @@ use std::time::Duration;
 
 use cached_metrics::{Collect, Counter, Families, Label, Latency, LatencySnapshot, Value};
 
-use crate::blocker::Blocker;
-use crate::change::ChangeRequest;
-use crate::clock::{Clock, Timestamp};
-use crate::error::{Error, Result};
-use crate::reply::Reply;
-use crate::request::{ClaimRequest, FlushRequest, InfoRequest, InvalidateRequest, ListRequest, ReadRequest};
-use crate::response::{ChangeReply, ClaimReply, FlushReply, Info, InvalidateReply, ListReply, ReadReply};
+use crate::{
+    Blocker, ChangeReply, ChangeRequest, ClaimReply, ClaimRequest, Clock, Error, FlushReply, FlushRequest,
+    Info, InfoRequest, InvalidateReply, InvalidateRequest, ListReply, ListRequest, ReadReply, ReadRequest,
+    Reply, Result, Timestamp,
+};
 
 /// Measures every operation of the blocker below; changes nothing.
 ///

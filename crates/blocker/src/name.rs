@@ -9,8 +9,7 @@ use std::str::FromStr;
 
 use bytes::Bytes;
 
-use crate::error::{Error, Result};
-use crate::order::{Durability, Epoch, OrderDomain};
+use crate::{Durability, Epoch, Error, OrderDomain, Result};
 
 /// The longest name of an object or a namespace, in bytes.
 pub const NAME_BYTES_MAX: usize = 255;

@@ -6,8 +6,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Error, Result};
-use crate::name::Namespace;
+use crate::{Error, Namespace, Result};
 
 macro_rules! keys {
     ($($(#[$doc:meta])* $key:ident = $name:literal,)*) => {

@@ -9,7 +9,7 @@ use std::future::{Future, IntoFuture};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use crate::error::{Error, Result};
+use crate::{Error, Result};
 
 /// The future of an answer that is not ready. Dropping it cancels the operation: see [`crate::Blocker`].
 pub type Pending<T, E = Error> = Pin<Box<dyn Future<Output = Result<T, E>> + Send>>;

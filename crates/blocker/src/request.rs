@@ -6,12 +6,12 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::change::ChangeRequest;
-use crate::clock::Timestamp;
-use crate::error::{Error, Result};
-use crate::name::{Name, Namespace, ObjectId, split_path};
-use crate::order::{Durability, Epoch, OrderDomain, Version, WriterId};
+use crate::name::split_path;
 use crate::trace::TraceContext;
+use crate::{
+    ChangeRequest, Durability, Epoch, Error, Name, Namespace, ObjectId, OrderDomain, Result, Timestamp,
+    Version, WriterId,
+};
 
 /// The caller's hints about its use of the data. A backend may ignore them.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]

@@ -1,8 +1,6 @@
 //! The answers of successful operations.
 
-use crate::name::Name;
-use crate::order::{Durability, Epoch, Stamp, Version};
-use crate::segment::Segments;
+use crate::{Durability, Epoch, Name, Segments, Stamp, Version};
 
 macro_rules! response {
     ($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $type:ty,)* }) => {

@@ -3,13 +3,12 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::blocker::Blocker;
-use crate::change::{Change, ChangeRequest};
-use crate::error::Error;
-use crate::reply::Reply;
-use crate::request::{ClaimRequest, FlushRequest, InfoRequest, InvalidateRequest, ListRequest, ReadRequest};
-use crate::response::{ChangeReply, ClaimReply, FlushReply, Info, InvalidateReply, ListReply, ReadReply};
 use crate::trace::{Span, SpanKind, TraceContext, Tracer};
+use crate::{
+    Blocker, Change, ChangeReply, ChangeRequest, ClaimReply, ClaimRequest, Error, FlushReply, FlushRequest,
+    Info, InfoRequest, InvalidateReply, InvalidateRequest, ListReply, ListRequest, ReadReply, ReadRequest,
+    Reply,
+};
 
 /// Begins a span for every traced operation of the blocker below, with the object, the number of
 /// bytes, and whether the answer was ready at once. Operations without a

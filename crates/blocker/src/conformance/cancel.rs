@@ -5,11 +5,11 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::context::{Check, Cx, ensure};
-use crate::change::*;
-use crate::error::Error;
 use crate::executor::poll_times;
-use crate::ext::BlockerExt;
-use crate::request::*;
+use crate::{
+    BlockerExt, CopyRequest, DiscardRequest, Error, FlushRequest, InfoRequest, InvalidateRequest,
+    ListRequest, ReadRequest, Scope, WriteFullRequest, WriteRequest, WriteZeroesRequest,
+};
 
 /// Replies that need more polls are not dropped after each of them.
 const POLLS_MAX: usize = 6;

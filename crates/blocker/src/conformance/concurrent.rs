@@ -7,14 +7,11 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::context::{Check, Cx, Stop, ensure};
-use crate::blocker::Blocker;
-use crate::capabilities::BUCKET_BYTES;
-use crate::change::*;
-use crate::error::Error;
 use crate::executor::block_on_for;
-use crate::ext::BlockerExt;
-use crate::name::ObjectId;
-use crate::request::*;
+use crate::{
+    BUCKET_BYTES, Blocker, BlockerExt, CompareAndWriteRequest, Condition, Error, ObjectId, ReadRequest, Run,
+    WriteFullRequest, WriteRequest, WriteRunsRequest,
+};
 
 const WRITERS: u8 = 3;
 

@@ -3,12 +3,11 @@
 use std::collections::HashMap;
 
 use super::context::{Check, Cx, ensure};
-use crate::change::*;
-use crate::error::Error;
-use crate::name::ObjectId;
-use crate::order::{Durability, Version};
-use crate::request::*;
-use crate::segment::Segments;
+use crate::{
+    ChangeRequest, CompareAndWriteRequest, Condition, CopyRequest, DeleteRequest, DiscardRequest, Durability,
+    Error, ObjectId, ReadRequest, Run, Segments, TruncateRequest, Version, WriteFullRequest, WriteRequest,
+    WriteRunsRequest, WriteZeroesRequest,
+};
 
 /// Every operation that changes an existing object.
 pub(super) fn changes(cx: &Cx<'_>) -> Vec<(&'static str, ChangeOf)> {

@@ -3,10 +3,10 @@
 use bytes::Bytes;
 
 use super::context::{Check, Cx, ensure, same_bytes};
-use crate::change::*;
-use crate::error::Error;
-use crate::request::*;
-use crate::segment::Segments;
+use crate::{
+    CompareAndWriteRequest, CopyRequest, DeleteRequest, DiscardRequest, Error, ListRequest, ReadRequest, Run,
+    Segments, TruncateRequest, WriteFullRequest, WriteRequest, WriteRunsRequest, WriteZeroesRequest,
+};
 
 pub(super) fn an_absent_object_is_missing(cx: &Cx<'_>) -> Check {
     let object = cx.object("absent");

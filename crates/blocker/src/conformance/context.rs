@@ -9,19 +9,13 @@ use std::time::Instant;
 use bytes::Bytes;
 
 use super::{Harness, Options};
-use crate::blocker::Blocker;
-use crate::capabilities::Capabilities;
-use crate::change::*;
-use crate::clock::Clock;
-use crate::error::Error;
 use crate::executor::block_on_for;
-use crate::ext::BlockerExt;
-use crate::name::{Name, Namespace, ObjectId};
-use crate::order::{Durability, Stamp};
-use crate::reply::Reply;
-use crate::request::*;
-use crate::response::*;
 use crate::rng::Rng;
+use crate::{
+    Blocker, BlockerExt, Capabilities, ChangeReply, ChangeRequest, Clock, DeleteRequest, Durability, Error,
+    FlushRequest, Info, InfoRequest, ListRequest, Name, Namespace, ObjectId, ReadReply, ReadRequest, Reply,
+    Scope, Stamp, WriteRequest,
+};
 
 /// The reason for which a case ends early.
 pub(super) enum Stop {

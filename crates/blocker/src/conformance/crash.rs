@@ -6,10 +6,10 @@
 use std::collections::HashMap;
 
 use super::context::{Check, Cx, ensure, same_bytes};
-use crate::change::*;
-use crate::error::Error;
-use crate::order::{Durability, Epoch, OrderDomain, Stamp, Version};
-use crate::request::*;
+use crate::{
+    CopyRequest, DeleteRequest, DiscardRequest, Durability, Epoch, Error, OrderDomain, ReadRequest, Run,
+    Scope, Stamp, TruncateRequest, Version, WriteFullRequest, WriteRequest, WriteRunsRequest,
+};
 
 const SECTOR: usize = 512;
 

@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use super::conditions::{changes, source_of};
 use super::context::{Check, Cx, Stop, ensure};
-use crate::change::*;
-use crate::error::Error;
-use crate::event::{Event, Subscription};
 use crate::executor::block_on_for;
-use crate::order::{Epoch, OrderDomain};
-use crate::request::*;
+use crate::{
+    ClaimRequest, CopyRequest, DeleteRequest, Epoch, Error, Event, FlushRequest, Hints, InfoRequest,
+    InvalidateRequest, ListRequest, OrderDomain, ReadRequest, Scope, Subscription, TruncateRequest,
+    WriteFullRequest, WriteRequest,
+};
 
 pub(super) fn a_deadline_in_the_past_changes_nothing(cx: &Cx<'_>) -> Check {
     let object = cx.object("late");

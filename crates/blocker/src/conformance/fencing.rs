@@ -3,12 +3,10 @@
 use super::conditions::{changes, source_of};
 use super::context::{Check, Cx, ensure};
 use crate::admission::EPOCH_STEP_MAX;
-use crate::change::*;
-use crate::error::Error;
-use crate::name::ObjectId;
-use crate::order::{Epoch, OrderDomain, Stamp, WriterId};
-use crate::request::*;
-use crate::response::ChangeReply;
+use crate::{
+    ChangeReply, ChangeTerms, ClaimRequest, CopyRequest, DeleteRequest, Epoch, Error, ListRequest, ObjectId,
+    OrderDomain, Scope, Stamp, WriteRequest, WriterId,
+};
 
 /// The writer of the suite's own claims, the same in every run.
 pub(super) const WRITER: WriterId = WriterId(0x5eed);

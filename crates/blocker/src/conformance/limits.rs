@@ -1,12 +1,11 @@
 //! Limits: exactly as large as the capabilities state, and a clear error beyond.
 
 use super::context::{Check, Cx, ensure, same_bytes};
-use crate::capabilities::BUCKET_BYTES;
-use crate::change::*;
-use crate::error::Error;
-use crate::order::{Epoch, Stamp};
-use crate::request::*;
-use crate::segment::Segments;
+use crate::{
+    BUCKET_BYTES, ClaimRequest, CompareAndWriteRequest, Condition, CopyRequest, DiscardRequest, Epoch, Error,
+    ReadRequest, Run, Scope, Segments, Stamp, TruncateRequest, WriteFullRequest, WriteRequest,
+    WriteRunsRequest, WriteZeroesRequest,
+};
 
 fn is_too_large(error: &Error) -> bool {
     matches!(error, Error::TooLarge { .. })

@@ -5,10 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use bytes::Bytes;
 
 use super::context::{Check, Cx, Stop, ensure};
-use crate::change::*;
 use crate::executor::block_on;
-use crate::ext::BlockerExt;
-use crate::request::*;
+use crate::{BlockerExt, DeleteRequest, ListRequest, WriteRequest};
 
 /// Lists all names, in pages of at most `entries_max`.
 pub(super) fn list_all(cx: &Cx<'_>, prefix: &[u8], entries_max: u32) -> Check<Vec<Vec<u8>>> {

@@ -31,8 +31,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::blocker::Blocker;
-use crate::clock::{Clock, SystemClock};
+use crate::{Blocker, Clock, SystemClock};
 
 use context::{Check, Cx, Stop};
 

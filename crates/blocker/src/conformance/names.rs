@@ -2,8 +2,7 @@
 
 use super::context::{Check, Cx, ensure};
 use super::listing::list_all;
-use crate::name::{Name, Namespace, ObjectId};
-use crate::request::*;
+use crate::{ListRequest, Name, Namespace, ObjectId};
 
 fn odd_names() -> Vec<Vec<u8>> {
     let mut names: Vec<Vec<u8>> = (0..=255).map(|byte| vec![byte]).collect();

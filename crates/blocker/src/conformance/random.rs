@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 
 use super::context::{Check, Cx, ensure};
-use crate::change::*;
-use crate::error::Error;
-use crate::ext::BlockerExt;
-use crate::order::Durability;
-use crate::request::*;
+use crate::{
+    BlockerExt, ChangeRequest, CopyRequest, DeleteRequest, DiscardRequest, Durability, Error, ListRequest,
+    ReadRequest, Run, Scope, TruncateRequest, WriteFullRequest, WriteRequest, WriteRunsRequest,
+    WriteZeroesRequest,
+};
 
 const OBJECTS: u64 = 5;
 const SIZE_MAX: u64 = 20_000;

@@ -34,19 +34,14 @@ use std::time::Duration;
 use cached_metrics::{Collect, Families};
 use parking_lot::Mutex;
 
-use crate::blocker::Blocker;
-use crate::capabilities::Capabilities;
-use crate::change::{Change, ChangeRequest};
-use crate::clock::{Clock, until};
-use crate::control::{Control, metrics_above};
-use crate::error::{Error, Result};
-use crate::event::Subscription;
+use crate::clock::until;
 use crate::executor::block_on;
-use crate::name::ObjectId;
-use crate::reply::Reply;
-use crate::request::*;
-use crate::response::*;
 use crate::rng::Rng;
+use crate::{
+    Blocker, Call, Capabilities, Change, ChangeReply, ChangeRequest, ClaimReply, ClaimRequest, Clock,
+    Control, Error, FlushReply, FlushRequest, Info, InfoRequest, InvalidateReply, InvalidateRequest,
+    ListReply, ListRequest, ObjectId, ReadReply, ReadRequest, Reply, Result, Subscription, metrics_above,
+};
 
 use gate::Gate;
 pub use plan::FaultPlan;

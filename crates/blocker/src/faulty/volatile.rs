@@ -12,20 +12,14 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use super::gate::AsyncLock;
-use crate::blocker::Blocker;
-use crate::capabilities::{BUCKET_BYTES, Capabilities};
-use crate::change::{Change, ChangeRequest, RunContent};
-use crate::clock::Clock;
-use crate::error::{Error, Result};
 use crate::executor::block_on;
-use crate::memory::{Memory, MemoryConfig};
-use crate::name::ObjectId;
-use crate::order::{Durability, Epoch, Stamp, WriterId};
-use crate::reply::Reply;
-use crate::request::*;
-use crate::response::*;
+use crate::memory::MemoryConfig;
 use crate::rng::Rng;
-use crate::segment::Segments;
+use crate::{
+    BUCKET_BYTES, Blocker, Capabilities, Change, ChangeReply, ChangeRequest, ClaimReply, ClaimRequest, Clock,
+    Condition, Durability, Epoch, Error, FlushReply, FlushRequest, Info, InfoRequest, ListReply, ListRequest,
+    Memory, ObjectId, ReadReply, ReadRequest, Reply, Result, RunContent, Scope, Segments, Stamp, WriterId,
+};
 
 /// The size of the unit that is never torn, in bytes.
 const SECTOR_BYTES: u64 = 512;

@@ -34,13 +34,10 @@ use super::slot::{FORMAT, Found, HEADER_BYTES, Slot, name_sum};
 use super::store::BOOT_SHIFT;
 use super::twice::{CLAIMS, Copy, SUPERBLOCK, Twice, copy_name, replace};
 use crate::admission::Claims;
-use crate::error::{Error, Result};
 use crate::file::directory::Access;
 use crate::file::directory::DirectoryLock;
 use crate::file::twice::{Superblock, decode_claims, encode_claims};
-use crate::name::{Name, Namespace, ObjectId};
-use crate::order::Epoch;
-use crate::request::Scope;
+use crate::{Epoch, Error, Name, Namespace, ObjectId, Result, Scope};
 
 /// The distance of a reconstructed count of starts above the highest known one: unstored versions
 /// given since then must not be given again.

@@ -11,14 +11,11 @@ use super::simulated::SimulatedDisk;
 use super::slot::{HEADER_BYTES, SLOT_BYTES};
 use super::testing::{ROOT, new_disk, object_in, open};
 use super::twice::Superblock;
-use crate::blocker::Blocker;
-use crate::change::*;
-use crate::error::Error;
 use crate::executor::block_on;
-use crate::ext::BlockerExt;
-use crate::name::ObjectId;
-use crate::order::{Durability, Epoch, Stamp, Version, WriterId};
-use crate::request::*;
+use crate::{
+    Blocker, BlockerExt, ChangeTerms, ClaimRequest, DeleteRequest, Durability, Epoch, Error, InfoRequest,
+    ListRequest, ObjectId, ReadRequest, Scope, Stamp, Version, WriteFullRequest, WriteRequest, WriterId,
+};
 
 fn object(name: &str) -> ObjectId {
     object_in("n", name)

@@ -11,8 +11,8 @@ use std::path::Path;
 use rustix::fs::{FlockOperation, Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
 
-use crate::error::{Error, Result};
 use crate::file::disk::Kind;
+use crate::{Error, Result};
 
 /// Opens a regular file, and refuses anything else: it never waits for a FIFO, and follows no link.
 ///

@@ -10,7 +10,7 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::segment::{Segment, Segments};
+use crate::{Segment, Segments};
 
 /// How to open a file. Only regular files are opened: see [`Kind::refused`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

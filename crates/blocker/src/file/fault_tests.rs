@@ -12,16 +12,13 @@ use super::FileStore;
 use super::check::{FindingKind, check_on};
 use super::simulated::{Fault, SimulatedDisk};
 use super::testing::{History, ROOT, Seen, new_disk, object_in, open};
-use crate::blocker::Blocker;
-use crate::change::*;
-use crate::error::Error;
 use crate::executor::block_on;
-use crate::ext::BlockerExt;
-use crate::name::ObjectId;
-use crate::order::{Durability, Epoch, Stamp, Version, WriterId};
-use crate::request::*;
-use crate::response::ChangeReply;
 use crate::rng::Rng;
+use crate::{
+    Blocker, BlockerExt, ChangeReply, ChangeTerms, ClaimRequest, CopyRequest, DeleteRequest, DiscardRequest,
+    Durability, Epoch, Error, FlushRequest, InfoRequest, ObjectId, ReadRequest, Run, Scope, Stamp,
+    TruncateRequest, Version, WriteFullRequest, WriteRequest, WriteRunsRequest, WriterId,
+};
 
 const OBJECTS: u64 = 12;
 const FAULTS: [Fault; 9] = [

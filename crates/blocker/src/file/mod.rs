@@ -63,17 +63,12 @@ use std::sync::Arc;
 
 use cached_metrics::{Collect, Families};
 
-use crate::blocker::Blocker;
-use crate::capabilities::{Capabilities, OBJECT_BYTES_MAX_DEFAULT, Survives};
-use crate::change::ChangeRequest;
-use crate::clock::{Clock, SystemClock};
-use crate::control::{Attachment, Control};
-use crate::error::{Error, Result};
-use crate::event::Subscription;
-use crate::name::Namespace;
-use crate::reply::Reply;
-use crate::request::*;
-use crate::response::*;
+use crate::{
+    Attachment, Blocker, Call, Capabilities, ChangeReply, ChangeRequest, ClaimReply, ClaimRequest, Clock,
+    Control, Error, FlushReply, FlushRequest, Info, InfoRequest, InvalidateReply, InvalidateRequest,
+    ListReply, ListRequest, Namespace, OBJECT_BYTES_MAX_DEFAULT, ReadReply, ReadRequest, Reply, Result,
+    Subscription, Survives, SystemClock,
+};
 
 pub use check::{CheckReport, Finding, FindingKind, check};
 pub use directory::Access;

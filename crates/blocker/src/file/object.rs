@@ -24,9 +24,7 @@ use super::disk::{Disk, DiskFile, Found, Kind, Open, found};
 use super::ranked::{Mutex, Rank, RwLock};
 use super::slot::{self, FORMAT, HEADER_BYTES, Slot, data_at};
 use crate::admission::Head;
-use crate::error::{Error, Result};
-use crate::name::ObjectId;
-use crate::order::{Stamp, Version};
+use crate::{Error, ObjectId, Result, Stamp, Version};
 
 pub(super) struct Object {
     pub(super) id: ObjectId,

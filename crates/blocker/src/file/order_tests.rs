@@ -8,14 +8,12 @@ use std::thread;
 use super::FileStore;
 use super::simulated::Fault;
 use super::testing::{History, ROOT, Seen, new_disk, object_in, open, open_with};
-use crate::blocker::Blocker;
-use crate::change::*;
-use crate::error::Error;
 use crate::executor::block_on;
-use crate::ext::BlockerExt;
-use crate::name::ObjectId;
-use crate::order::{Durability, Epoch, Stamp, WriterId};
-use crate::request::*;
+use crate::{
+    Blocker, BlockerExt, ClaimRequest, CopyRequest, DeleteRequest, Durability, Epoch, Error, FlushRequest,
+    InfoRequest, ListRequest, ObjectId, ReadRequest, Scope, Stamp, TruncateRequest, WriteFullRequest,
+    WriteRequest, WriterId,
+};
 
 fn object(name: &str) -> ObjectId {
     object_in("n", name)

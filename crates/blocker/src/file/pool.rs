@@ -13,9 +13,8 @@ use std::thread::JoinHandle;
 
 use parking_lot::{Condvar, Mutex};
 
-use crate::clock::{Clock, Sleep, Timestamp};
-use crate::error::{Error, Result};
-use crate::reply::Reply;
+use crate::clock::Sleep;
+use crate::{Clock, Error, Reply, Result, Timestamp};
 
 type Job = Box<dyn FnOnce() + Send>;
 

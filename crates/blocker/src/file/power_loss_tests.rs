@@ -16,19 +16,15 @@ use super::FileStore;
 use super::check::{Finding, FindingKind, check_on};
 use super::simulated::SimulatedDisk;
 use super::testing::{History, ROOT, Seen, new_disk, open};
-use crate::blocker::Blocker;
-use crate::change::*;
 use crate::conformance::{Harness, Options, Verdict, run};
-use crate::error::{Error, Result};
-use crate::event::Event;
 use crate::executor::block_on;
-use crate::ext::BlockerExt;
-use crate::name::{Name, Namespace, ObjectId};
-use crate::order::{Durability, Epoch, Stamp, Version, WriterId};
-use crate::reply::Reply;
-use crate::request::*;
-use crate::response::ChangeReply;
 use crate::rng::Rng;
+use crate::{
+    Blocker, BlockerExt, ChangeReply, ChangeTerms, ClaimRequest, CopyRequest, DeleteRequest, DiscardRequest,
+    Durability, Epoch, Error, Event, FlushRequest, InfoRequest, InvalidateRequest, ListRequest, Name,
+    Namespace, ObjectId, ReadRequest, Reply, Result, Scope, Stamp, TruncateRequest, Version,
+    WriteFullRequest, WriteRequest, WriterId,
+};
 
 const OBJECTS: u64 = 4;
 const EPOCH: u64 = 5;

@@ -17,7 +17,7 @@ use super::disk::{Disk, DiskFile, Kind, Open, WriteFailed, copy_by_hand, zero_by
 use crate::buffer::{BUFFER_BYTES, Buffer};
 use crate::file::directory::Access;
 use crate::file::directory::{Owner, kind_of, open_regular};
-use crate::segment::{Segment, Segments};
+use crate::{Segment, Segments};
 
 /// The alignment that O_DIRECT needs for offset, length and memory on any common disk.
 const DIRECT_ALIGN_BYTES: u64 = 4096;

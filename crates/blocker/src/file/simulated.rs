@@ -22,7 +22,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::disk::{Disk, DiskFile, Kind, Open, WriteFailed, copy_by_hand, zero_by_hand};
 use crate::rng::Rng;
-use crate::segment::{Segment, Segments};
+use crate::{Segment, Segments};
 
 pub(super) const SECTOR_BYTES: usize = 512;
 

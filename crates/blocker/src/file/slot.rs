@@ -32,8 +32,7 @@
 //! not have, and a later sync would claim success. The flag lies in the same cache, so a process
 //! that finds the flag also finds such content, and rewrites the file before it serves the object.
 
-use crate::name::ObjectId;
-use crate::order::{Stamp, Version};
+use crate::{ObjectId, Stamp, Version};
 
 /// The bytes of the header, both copies.
 pub(super) const HEADER_BYTES: u64 = 1024;

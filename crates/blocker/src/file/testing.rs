@@ -6,13 +6,10 @@ use std::sync::Arc;
 
 use super::simulated::SimulatedDisk;
 use super::{Access, FileConfig, FileStore};
-use crate::blocker::Blocker;
-use crate::clock::SystemClock;
-use crate::error::{Error, Result};
 use crate::executor::block_on;
-use crate::name::{Name, Namespace, ObjectId};
-use crate::order::{Stamp, Version};
-use crate::request::{InfoRequest, ReadRequest};
+use crate::{
+    Blocker, Error, InfoRequest, Name, Namespace, ObjectId, ReadRequest, Result, Stamp, SystemClock, Version,
+};
 
 pub(super) const ROOT: &str = "/store";
 

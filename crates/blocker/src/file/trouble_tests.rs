@@ -10,15 +10,12 @@ use super::disk::Kind;
 use super::simulated::SimulatedDisk;
 use super::testing::{ROOT, new_disk, object_in, open};
 use super::{Access, FileConfig, FileStore};
-use crate::blocker::Blocker;
-use crate::change::*;
-use crate::clock::SystemClock;
-use crate::error::{Error, Result};
 use crate::executor::block_on;
-use crate::ext::BlockerExt;
-use crate::name::ObjectId;
-use crate::order::{Durability, Epoch, Stamp, WriterId};
-use crate::request::*;
+use crate::{
+    Blocker, BlockerExt, ChangeTerms, ClaimRequest, CopyRequest, DeleteRequest, Durability, Epoch, Error,
+    FlushRequest, InfoRequest, InvalidateRequest, ListRequest, ObjectId, ReadRequest, Result, Scope, Stamp,
+    SystemClock, WriteFullRequest, WriteRequest, WriterId,
+};
 use rustix::fs::OFlags;
 
 /// EACCES, EROFS, EIO, EMFILE, ENFILE, ENOSPC, ESTALE, ELOOP.

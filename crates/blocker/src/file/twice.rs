@@ -9,11 +9,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::admission::{CLAIMS_COUNT_MAX, Claims};
-use crate::error::{Error, Result};
 use crate::file::disk::{Disk, Found, Open, found};
-use crate::name::{Name, Namespace, ObjectId};
-use crate::order::{Epoch, OrderDomain, WriterId};
-use crate::request::Scope;
+use crate::{Epoch, Error, Name, Namespace, ObjectId, OrderDomain, Result, Scope, WriterId};
 
 /// The unit that a disk writes as a whole or not at all.
 const SECTOR_BYTES: usize = 512;

@@ -13,20 +13,15 @@ use std::sync::Arc;
 use cached_metrics::{Collect, Families};
 use parking_lot::Mutex;
 
-use crate::blocker::Blocker;
-use crate::capabilities::{Capabilities, OBJECT_BYTES_MAX_DEFAULT};
-use crate::change::{Change, ChangeRequest, ChangeTerms, Run};
-use crate::clock::{Clock, SystemClock};
-use crate::control::{Attachment, Control, Quota};
-use crate::error::{Error, Result};
-use crate::event::{Event, EventHub, Subscription};
-use crate::name::{Namespace, ObjectId};
 #[cfg(feature = "faulty")]
 use crate::order::Stamp;
-use crate::order::{Durability, Version};
-use crate::reply::Reply;
-use crate::request::*;
-use crate::response::*;
+use crate::{
+    Attachment, Blocker, Call, Capabilities, Change, ChangeReply, ChangeRequest, ChangeTerms, ClaimReply,
+    ClaimRequest, Clock, Condition, Control, Durability, Error, Event, EventHub, FlushReply, FlushRequest,
+    Info, InfoRequest, InvalidateReply, InvalidateRequest, ListReply, ListRequest, Namespace,
+    OBJECT_BYTES_MAX_DEFAULT, ObjectId, Quota, ReadReply, ReadRequest, Reply, Result, Run, Subscription,
+    SystemClock, Version,
+};
 
 use model::Model;
 use mutation::{Broken, Mutation};

@@ -10,16 +10,12 @@ use bytes::Bytes;
 use super::mutation::{Broken, Mutation};
 use super::{MemoryConfig, OBJECT_OVERHEAD_BYTES, RUNS_MAX};
 use crate::admission::{Claims, Head, admit, check_condition};
-use crate::capabilities::{BUCKET_BYTES, Capabilities};
-use crate::change::{Change, ChangeTerms, Run, RunContent};
 use crate::conditional::check;
-use crate::control::Quota;
-use crate::error::{Error, Result};
-use crate::name::{Namespace, ObjectId};
-use crate::order::{Epoch, Stamp, Version, WriterId};
-use crate::request::{Condition, ListRequest, Scope};
-use crate::response::{Info, ListEntry, ListReply, ReadReply};
-use crate::segment::Segments;
+use crate::{
+    BUCKET_BYTES, Capabilities, Change, ChangeTerms, Condition, Epoch, Error, Info, ListEntry, ListReply,
+    ListRequest, Namespace, ObjectId, Quota, ReadReply, Result, Run, RunContent, Scope, Segments, Stamp,
+    Version, WriterId,
+};
 
 /// The largest number of namespaces with a quota.
 const QUOTAS_COUNT_MAX: usize = 4096;

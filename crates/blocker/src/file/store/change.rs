@@ -7,19 +7,15 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::admission::{admit, check_condition};
-use crate::change::{Change, ChangeRequest, ChangeTerms};
 use crate::conditional::check;
-use crate::error::{Error, Result};
-use crate::event::Event;
 use crate::file::disk::{DiskFile, Open};
 use crate::file::object::{Object, State};
 use crate::file::slot::{Found, HEADER_BYTES, PACKED_BYTES_MAX, Slot, UNPACKED_AT, data_at, name_sum};
 use crate::file::store::{Store, ambiguous};
-use crate::name::ObjectId;
-use crate::order::{Durability, Version};
-use crate::request::Condition;
-use crate::response::ChangeReply;
-use crate::segment::Segments;
+use crate::{
+    Change, ChangeReply, ChangeRequest, ChangeTerms, Condition, Durability, Error, Event, ObjectId, Result,
+    Segments, Version,
+};
 
 impl Store {
     /// Makes a change: admits it under the claims, changes the object, and stores the change before

@@ -5,16 +5,14 @@ use std::ops::Bound;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
-use crate::error::{Error, Result};
 use crate::file::disk::{Found, found};
 use crate::file::object::{Object, check_header, check_len, foreign};
 use crate::file::slot::{HEADER_BYTES, data_at};
 use crate::file::store::Store;
 use crate::file::{Access, path};
-use crate::name::{Name, Namespace, ObjectId};
-use crate::order::{Stamp, Version};
-use crate::request::{ListRequest, Scope};
-use crate::response::{ListEntry, ListReply};
+use crate::{
+    Error, ListEntry, ListReply, ListRequest, Name, Namespace, ObjectId, Result, Scope, Stamp, Version,
+};
 
 /// The meaning of a name in a directory.
 enum Entry {

@@ -17,15 +17,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use crate::capabilities::BUCKET_BYTES;
-use crate::error::{Error, Reason, Result};
-use crate::event::EventHub;
 use crate::file::disk::Disk;
 use crate::file::object::Object;
 use crate::file::ranked::{Mutex, RwLock};
 use crate::file::{Access, FileConfig};
-use crate::name::ObjectId;
-use crate::order::Version;
+use crate::{BUCKET_BYTES, Error, EventHub, ObjectId, Reason, Result, Version};
 use cached_metrics::{Counter, counters};
 
 use list::Names;

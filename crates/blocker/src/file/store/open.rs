@@ -7,8 +7,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::admission::Claims;
-use crate::error::{Error, Result};
-use crate::event::{Event, EventHub};
 use crate::file::disk::{Disk, DiskFile, Found, Kind, Open, found};
 use crate::file::ranked::{Mutex, Rank, RwLock};
 use crate::file::store::list::Names;
@@ -18,10 +16,10 @@ use crate::file::twice::{
     CLAIMS, SUPERBLOCK, Superblock, Twice, copy_name, decode_claims, encode_claims, is_out_of_space, replace,
 };
 use crate::file::{Access, FileConfig};
-use crate::name::Namespace;
-use crate::order::Epoch;
-use crate::request::{ClaimRequest, InvalidateRequest, Scope};
-use crate::response::{ClaimReply, InvalidateReply};
+use crate::{
+    ClaimReply, ClaimRequest, Epoch, Error, Event, EventHub, InvalidateReply, InvalidateRequest, Namespace,
+    Result, Scope,
+};
 
 impl Store {
     /// Opens the store in `root`, or creates it if the directory is empty and the configuration

@@ -7,12 +7,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::error::{Error, Result};
 use crate::file::object::Object;
 use crate::file::store::Store;
-use crate::order::Durability;
-use crate::request::Scope;
-use crate::response::FlushReply;
+use crate::{Durability, Error, FlushReply, Result, Scope};
 
 /// The number of objects from which on one sync of everything is cheaper than one for each.
 const TOGETHER_MIN: usize = 32;

@@ -10,13 +10,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::{SHARDS, Shard, Store};
-use crate::error::{Error, Result};
 use crate::file::Access;
 use crate::file::object::{Object, State};
 use crate::file::path;
 use crate::file::ranked::{ReadGuard, WriteGuard};
-use crate::name::{Namespace, ObjectId};
-use crate::request::Scope;
+use crate::{Error, Namespace, ObjectId, Result, Scope};
 
 impl Store {
     pub(super) fn shard(&self, id: &ObjectId) -> &Shard {

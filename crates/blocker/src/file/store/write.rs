@@ -6,18 +6,15 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::admission::{admit, check_condition, range_end};
-use crate::change::{Change, ChangeRequest, ChangeTerms, Run, RunContent};
-use crate::error::{Error, Result};
 use crate::file::disk::{DiskFile, Open, WriteFailed};
 use crate::file::object::{Object, State};
 use crate::file::real::payload;
 use crate::file::slot::{HEADER_BYTES, PACKED_BYTES_MAX, Slot, UNPACKED_AT};
 use crate::file::store::{Store, ambiguous, within};
-use crate::name::ObjectId;
-use crate::order::{Durability, Version};
-use crate::request::ReadRequest;
-use crate::response::{ChangeReply, Info, ReadReply};
-use crate::segment::Segments;
+use crate::{
+    Change, ChangeReply, ChangeRequest, ChangeTerms, Durability, Error, Info, ObjectId, ReadReply,
+    ReadRequest, Result, Run, RunContent, Segments, Version,
+};
 
 impl Store {
     /// Changes the file of an object, whose change is neither a deletion nor a copy of another
