@@ -144,67 +144,73 @@ impl S3Config {
     /// # Errors
     /// [`Error::Invalid`], with the mistake and the valid values.
     pub fn check(&self) -> Result<()> {
-        let wrong = |text: &str| Err(Error::Invalid(text.to_owned().into()));
         let is_bucket = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
-        if !(3..=255).contains(&self.bucket.len()) || !self.bucket.bytes().all(is_bucket) {
-            return wrong("bucket must name one, with 3 to 255 characters A-Z a-z 0-9 . - _");
-        }
+        let (second, bucket) = (Duration::from_secs(1), &self.bucket);
+        require(
+            (3..=255).contains(&bucket.len()) && bucket.bytes().all(is_bucket),
+            "bucket must name one, with 3 to 255 characters A-Z a-z 0-9 . - _",
+        )?;
         check_prefix(&self.prefix)?;
-        match &self.endpoint {
-            Some(url) if url.starts_with("https://") => {}
-            Some(url) if url.starts_with("http://") && self.allow_http => {}
-            Some(url) if url.starts_with("http://") => {
-                return wrong("endpoint is without TLS; allow_http = true allows that");
-            }
-            Some(_) => return wrong("endpoint must be a URL: https://HOST[:PORT]"),
-            None => {}
+        if let Some(url) = &self.endpoint {
+            let (is_tls, is_plain) = (url.starts_with("https://"), url.starts_with("http://"));
+            require(is_tls || is_plain, "endpoint must be a URL: https://HOST[:PORT]")?;
+            require(is_tls || self.allow_http, "endpoint is without TLS; allow_http = true allows that")?;
         }
-        if self.anonymous && self.credentials_file.is_some() {
-            return wrong("anonymous requests take no credentials; leave credentials_file out");
-        }
-        if !(4096..=SIZE_BYTES_MAX).contains(&self.object_bytes_max) {
-            return wrong("object_bytes_max must be 4096 bytes to 1 GiB");
-        }
-        if !(1..=4096).contains(&self.requests_in_flight_max) {
-            return wrong("requests_in_flight_max must be 1 to 4096");
-        }
-        if self.request_timeout < Duration::from_secs(1) || self.connect_timeout < Duration::from_secs(1) {
-            return wrong("connect_timeout_secs and request_timeout_secs must be 1 or more");
-        }
-        if self.request_timeout > Duration::from_secs(300) {
-            return wrong("request_timeout_secs must be 300 at most");
-        }
-        if self.call_timeout < self.request_timeout || self.call_timeout > CALL_TIMEOUT_MAX {
-            return wrong("call_timeout_secs must be request_timeout_secs to 600");
-        }
-        if self.retries > 20 {
-            return wrong("retries must be 20 at most");
-        }
-        if !(1 << 20..=1 << 40).contains(&self.bytes_in_flight_max) {
-            return wrong("bytes_in_flight_max must be 1 MiB to 1 TiB");
-        }
-        if self.sweep_age < SWEEP_AGE_MIN || self.sweep_age > SWEEP_AGE_MAX {
-            return wrong("sweep_age_secs must be 900 to 31536000");
-        }
+        require(
+            !self.anonymous || self.credentials_file.is_none(),
+            "anonymous requests take no credentials; leave credentials_file out",
+        )?;
+        require(
+            (4096..=SIZE_BYTES_MAX).contains(&self.object_bytes_max),
+            "object_bytes_max must be 4096 bytes to 1 GiB",
+        )?;
+        require(
+            (1..=4096).contains(&self.requests_in_flight_max),
+            "requests_in_flight_max must be 1 to 4096",
+        )?;
+        require(
+            self.request_timeout >= second && self.connect_timeout >= second,
+            "connect_timeout_secs and request_timeout_secs must be 1 or more",
+        )?;
+        require(
+            self.request_timeout <= Duration::from_secs(300),
+            "request_timeout_secs must be 300 at most",
+        )?;
+        require(
+            (self.request_timeout..=CALL_TIMEOUT_MAX).contains(&self.call_timeout),
+            "call_timeout_secs must be request_timeout_secs to 600",
+        )?;
+        require(self.retries <= 20, "retries must be 20 at most")?;
+        require(
+            (1 << 20..=1 << 40).contains(&self.bytes_in_flight_max),
+            "bytes_in_flight_max must be 1 MiB to 1 TiB",
+        )?;
+        require(
+            (SWEEP_AGE_MIN..=SWEEP_AGE_MAX).contains(&self.sweep_age),
+            "sweep_age_secs must be 900 to 31536000",
+        )?;
         // A writer that has lost a response queries the outcome of its change. Until then, no trace
         // of the change may be removed.
         let longest = (self.request_timeout + Duration::from_secs(5)) * (self.retries + 5) * 2;
-        if self.sweep_age < longest {
-            let text = format!(
-                "sweep_age_secs must be {} at least with these request_timeout_secs and retries",
+        require(
+            self.sweep_age >= longest,
+            &format!(
+                "sweep_age_secs must be at least {} with the configured request_timeout_secs and retries",
                 longest.as_secs()
-            );
-            return Err(Error::Invalid(text.into()));
-        }
-        let is_off = self.sweep_interval.is_zero();
-        if !is_off && !(SWEEP_INTERVAL_MIN..=SWEEP_AGE_MAX).contains(&self.sweep_interval) {
-            return wrong("sweep_interval_secs must be 60 to 31536000, or 0");
-        }
-        if !(1 << 20..=1 << 40).contains(&self.heads_bytes_max) {
-            return wrong("heads_bytes_max must be 1 MiB to 1 TiB");
-        }
-        Ok(())
+            ),
+        )?;
+        require(
+            self.sweep_interval.is_zero()
+                || (SWEEP_INTERVAL_MIN..=SWEEP_AGE_MAX).contains(&self.sweep_interval),
+            "sweep_interval_secs must be 60 to 31536000, or 0",
+        )?;
+        require((1 << 20..=1 << 40).contains(&self.heads_bytes_max), "heads_bytes_max must be 1 MiB to 1 TiB")
     }
+}
+
+/// Checks a condition on a value, which `text` states.
+fn require(is_met: bool, text: &str) -> Result<()> {
+    if is_met { Ok(()) } else { Err(Error::Invalid(text.to_owned().into())) }
 }
 
 impl S3Config {

@@ -16,7 +16,7 @@ use crate::config::{COMPACTIONS_MAX, S3Config};
 use crate::format::layout::Layout;
 use crate::object::swap::{ObjectLocks, heads};
 use crate::object::{Core, Progress, bounded};
-use crate::server::client::{Connector, Pages, Remover, SignedRemover};
+use crate::server::client::{Connector, Pages, Remover};
 use crate::server::limits::Credits;
 use crate::server::requests::{Limits, Requests, Spawn};
 use crate::sweep;
@@ -66,7 +66,6 @@ impl S3Store {
         config.check()?;
         let connector = Connector::new(config)?;
         let client = config.client(&clock, &connector)?;
-        let signer = client.clone();
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(THREADS)
             .thread_name("blocker-s3")
@@ -74,8 +73,13 @@ impl S3Store {
             .build()
             .map_err(|error| Error::from_io(&error, "starting the threads for requests"))?;
         let handle = runtime.handle().clone();
-        let remover = SignedRemover::new(config.request_timeout, signer, connector.client(), handle.clone());
-        let extras: (Pages, Remover) = (Some(Arc::new(client.clone())), Some(remover));
+        let remover = Remover {
+            signer: client.clone(),
+            http: connector.client(),
+            handle: handle.clone(),
+            timeout: config.request_timeout,
+        };
+        let extras: (Pages, _) = (Some(Arc::new(client.clone())), Some(remover));
         let mut this = Self::start(config, Arc::new(client), Spawn::On(handle), clock, extras);
         match &mut this {
             Ok(this) => {
@@ -108,7 +112,7 @@ impl S3Store {
         store: Arc<dyn ObjectStore>,
         spawn: Spawn,
         clock: Arc<dyn Clock>,
-        (pages, remover): (Pages, Remover),
+        (pages, remover): (Pages, Option<Remover>),
     ) -> Result<Self> {
         let limits = Limits {
             timeout: config.request_timeout,

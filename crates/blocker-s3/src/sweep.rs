@@ -49,7 +49,7 @@ use crate::format::layout::Spelling;
 use crate::object::swap::{Seen, Swap};
 use crate::object::{Core, Progress};
 use crate::random;
-use crate::server::client::RemoveIf;
+use crate::server::client::Remover;
 use crate::server::requests::Put;
 
 /// The options of a sweep.
@@ -238,7 +238,7 @@ impl Sweep<'_> {
     pub(crate) async fn ghosts(&mut self) -> Result<()> {
         let core = self.core;
         let Some(remover) = &core.remover else { return Ok(()) };
-        self.swept.can_forget = core.keeps_conditions_of_removals(&**remover).await?;
+        self.swept.can_forget = core.keeps_conditions_of_removals(remover).await?;
         if !self.swept.can_forget {
             return Ok(());
         }
@@ -257,7 +257,7 @@ impl Sweep<'_> {
                     self.step();
                     let dry_run = self.dry_run;
                     let met = futures_util::stream::iter(names).map(|name| {
-                        core.forget_one(ObjectId::new(namespace.clone(), name), &**remover, dry_run)
+                        core.forget_one(ObjectId::new(namespace.clone(), name), remover, dry_run)
                     });
                     let mut met = pin!(met.buffer_unordered(GHOSTS_CONCURRENT));
                     while let Some(ghost) = met.next().await {
@@ -285,7 +285,7 @@ enum Ghost {
 }
 
 impl Core {
-    async fn forget_one(&self, object: ObjectId, remover: &dyn RemoveIf, dry_run: bool) -> Result<Ghost> {
+    async fn forget_one(&self, object: ObjectId, remover: &Remover, dry_run: bool) -> Result<Ghost> {
         let Some(ghost) = self.look(&object).await?.filter(|seen| !seen.head.is_there) else {
             return Ok(Ghost::None);
         };
@@ -312,7 +312,7 @@ impl Core {
     }
 
     /// Returns whether the server checks the condition of a removal.
-    async fn keeps_conditions_of_removals(&self, remover: &dyn RemoveIf) -> Result<bool> {
+    async fn keeps_conditions_of_removals(&self, remover: &Remover) -> Result<bool> {
         let path = self.layout.probe(random::number());
         let body = bytes::Bytes::from_static(b"a probe of removals");
         self.requests.put_blob(&path, body).await?;

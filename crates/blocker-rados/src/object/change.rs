@@ -104,6 +104,16 @@ struct Introduced {
     scopes: Scopes,
 }
 
+/// One change, which is prepared again until the observed state is still current when it is applied.
+struct Work<'a> {
+    core: &'a Arc<Core>,
+    space: &'a Space,
+    object: &'a ObjectId,
+    change: &'a Change,
+    terms: &'a ChangeTerms,
+    begun: &'a Begun,
+}
+
 impl Core {
     /// Applies one change. Returns the object's version and size afterwards.
     pub(crate) async fn change(
@@ -115,6 +125,7 @@ impl Core {
     ) -> Result<(Version, u64)> {
         conditional::check(change, self.config.object_bytes_max)?;
         let space = self.space(&object.namespace)?;
+        let work = Work { core: self, space: &space, object, change, terms, begun };
         let mut recalled = self.objects.recall(object);
         for attempt in 0..TRIES {
             if attempt > 0 {
@@ -129,53 +140,43 @@ impl Core {
                 Some(view) => view,
                 None => self.look(&space, &object.name, false).await?,
             };
-            match self.try_change(&space, object, change, terms, begun, view, is_fresh).await? {
+            match work.attempt(view, is_fresh).await? {
                 Some(done) => return Ok(done),
                 None => self.objects.forget(object),
             }
         }
         Err(Error::Retryable("too many concurrent changes to this object".into()))
     }
+}
 
+impl Work<'_> {
     /// Makes one attempt from the observed state; `None` if the state has changed.
-    #[allow(clippy::too_many_arguments)]
-    async fn try_change(
-        self: &Arc<Self>,
-        space: &Arc<Space>,
-        object: &ObjectId,
-        change: &Change,
-        terms: &ChangeTerms,
-        begun: &Begun,
-        mut view: View,
-        is_fresh: bool,
-    ) -> Result<Option<(Version, u64)>> {
+    async fn attempt(&self, mut view: View, is_fresh: bool) -> Result<Option<(Version, u64)>> {
+        let Self { core, space, object, change, terms, begun } = *self;
         let seen_version = view.version;
-        let lacks_fence = |view: &View| {
-            view.head.encode().is_none()
-                || view.fence.is_none()
-                || terms.domain.is_some_and(|domain| view.domain_fence(domain).is_none())
-        };
+        let lacks_fence = view.head.encode().is_none()
+            || view.fence.is_none()
+            || terms.domain.is_some_and(|domain| view.domain_fence(domain).is_none());
         let mut introduced = None;
-        if lacks_fence(&view) {
+        if lacks_fence {
             if !is_fresh {
                 // The next steps need a version that was read.
                 return Ok(None);
             }
-            let scopes = if !view.is_there() && !conditional::may_create(change, terms) {
-                // The change will be refused; only the reason is unknown.
-                self.scopes(space, &object.namespace, terms.domain).await?
-            } else {
-                let Some(begun) = self.introduce(space, object, view).await? else { return Ok(None) };
+            // Without an introduction, the change will be refused; only the reason is unknown.
+            let is_introduced = view.is_there() || conditional::may_create(change, terms);
+            if is_introduced {
+                let Some(begun) = core.introduce(space, object, view).await? else { return Ok(None) };
                 view = begun;
-                let scopes = self.scopes(space, &object.namespace, terms.domain).await?;
-                introduced = view.intro.map(|nonce| Introduced { nonce, scopes });
-                scopes
-            };
-            if let Err(error) = self.decide(space, change, terms, &view, seen_version, scopes) {
-                self.withdraw(space, object, &view).await;
-                return if is_fresh { Err(error) } else { Ok(None) };
             }
-        } else if let Err(error) = self.decide(space, change, terms, &view, seen_version, Scopes::default()) {
+            let scopes = core.scopes(space, &object.namespace, terms.domain).await?;
+            let intro = view.intro.filter(|_| is_introduced);
+            introduced = intro.map(|nonce| Introduced { nonce, scopes });
+            if let Err(error) = self.decide(&view, seen_version, scopes) {
+                core.withdraw(space, object, &view).await;
+                return Err(error);
+            }
+        } else if let Err(error) = self.decide(&view, seen_version, Scopes::default()) {
             return if is_fresh { Err(error) } else { Ok(None) };
         }
         if let Change::CompareAndWrite { offset, expected, .. } = change
@@ -187,21 +188,20 @@ impl Core {
                 return Ok(None);
             }
             // RADOS would take bytes beyond the end for zeros.
-            return self.mismatch_at_end(space, object, *offset, expected, view.version).await;
+            return self.mismatch_at_end(*offset, expected, view.version).await;
         }
-        let after = self.after(change, terms, &view, introduced.as_ref());
-        let op = self.prepare(space, change, terms, &view, introduced.as_ref(), &after);
-        let Some(op) = op else { return Ok(None) };
-        let outcome = self.change_object(space, object, op, || begun.set(true)).await;
+        let after = self.after(&view, introduced.as_ref());
+        let Some(op) = self.prepare(&view, introduced.as_ref(), &after) else { return Ok(None) };
+        let outcome = core.change_object(space, object, op, || begun.set(true)).await;
         match outcome.code {
             0.. => {
                 let size_bytes = after.head.size_bytes().unwrap_or(0);
                 if after.head == Head::Absent {
-                    self.objects.forget(object);
-                } else if !self.objects.is_unsettled(object) {
-                    self.objects.remember(object, after);
+                    core.objects.forget(object);
+                } else if !core.objects.is_unsettled(object) {
+                    core.objects.remember(object, after);
                 }
-                Ok(Some((self.version(space, outcome.version), size_bytes)))
+                Ok(Some((core.version(space, outcome.version), size_bytes)))
             }
             errno::CANCELED | errno::RANGE | errno::OVERFLOW | errno::EXIST => {
                 begun.set(false);
@@ -209,54 +209,41 @@ impl Core {
             }
             errno::NOENT => {
                 begun.set(false);
-                match self.failed_read(space, errno::NOENT) {
+                match core.failed_read(space, errno::NOENT) {
                     Error::Missing => Ok(None),
                     gone => Err(gone),
                 }
             }
-            code if code <= errno::MISMATCH => {
-                let Change::CompareAndWrite { offset, .. } = change else {
-                    return Err(self.failed_change(space, code));
-                };
-                Err(Error::Mismatch { offset: offset + u64::from((errno::MISMATCH - code).unsigned_abs()) })
-            }
-            code => Err(self.failed_change(space, code)),
+            code => match change {
+                Change::CompareAndWrite { offset, .. } if code <= errno::MISMATCH => {
+                    let at = u64::from((errno::MISMATCH - code).unsigned_abs());
+                    Err(Error::Mismatch { offset: offset + at })
+                }
+                _ => Err(core.failed_change(space, code)),
+            },
         }
     }
 
     /// Checks whether the change may be applied to the observed state.
-    fn decide(
-        &self,
-        space: &Space,
-        change: &Change,
-        terms: &ChangeTerms,
-        view: &View,
-        seen_version: u64,
-        scopes: Scopes,
-    ) -> Result<()> {
+    fn decide(&self, view: &View, seen_version: u64, scopes: Scopes) -> Result<()> {
         // A view derived from our own change has no version: the operation asserts the wanted one.
-        let version = match (view.is_there(), seen_version, terms.condition) {
+        let version = match (view.is_there(), seen_version, self.terms.condition) {
             (false, ..) => None,
             (true, 0, Condition::Version(wanted)) => Some(wanted),
-            (true, ..) => Some(self.version(space, seen_version)),
+            (true, ..) => Some(self.core.version(self.space, seen_version)),
         };
         let seen = conditional::Seen {
             version,
             stamp: view.stamp,
             fence: view.fence,
-            domain_fence: terms.domain.and_then(|domain| view.domain_fence(domain)),
+            domain_fence: self.terms.domain.and_then(|domain| view.domain_fence(domain)),
         };
-        conditional::admit(change, terms, seen, scopes)
+        conditional::admit(self.change, self.terms, seen, scopes)
     }
 
     /// Returns the state after the change has been applied.
-    fn after(
-        &self,
-        change: &Change,
-        terms: &ChangeTerms,
-        view: &View,
-        introduced: Option<&Introduced>,
-    ) -> View {
+    fn after(&self, view: &View, introduced: Option<&Introduced>) -> View {
+        let terms = self.terms;
         let epoch = terms.stamp.map_or(0, |stamp| stamp.epoch.0);
         let mut after = View { intro: None, version: 0, stamp: terms.stamp.or(view.stamp), ..view.clone() };
         let fence = view.fence.or(introduced.map(|introduced| introduced.scopes.whole)).unwrap_or(0);
@@ -266,8 +253,8 @@ impl Core {
         {
             after.set_domain_fence(domain, introduced.scopes.domain);
         }
-        let size_bytes = change.size_after(view.head.size_bytes().unwrap_or(0));
-        after.head = match (change, view.head) {
+        let size_bytes = self.change.size_after(view.head.size_bytes().unwrap_or(0));
+        after.head = match (self.change, view.head) {
             (Change::Delete, _) if terms.stamp.is_some() => Head::Ghost { gate: format::nonce() },
             (Change::Delete, _) => Head::Absent,
             (_, Head::Live { gate, .. }) => Head::Live { size_bytes, gate },
@@ -278,26 +265,16 @@ impl Core {
 
     /// Returns the operation from `view` to `after`, which compares everything on which it depends.
     /// `None` if the change is conditional on a version that this pool cannot have.
-    fn prepare(
-        &self,
-        space: &Space,
-        change: &Change,
-        terms: &ChangeTerms,
-        view: &View,
-        introduced: Option<&Introduced>,
-        after: &View,
-    ) -> Option<WriteOp> {
-        let value = |epoch: Option<u64>| epoch.map(u64::to_be_bytes);
-        fn bytes(value: &Option<[u8; 8]>) -> &[u8] {
-            value.as_ref().map_or(&[], |bytes| &bytes[..])
-        }
+    fn prepare(&self, view: &View, introduced: Option<&Introduced>, after: &View) -> Option<WriteOp> {
+        let Self { core, space, change, terms, .. } = *self;
+        let value = |epoch: Option<u64>| epoch.map_or_else(Vec::new, |epoch| epoch.to_be_bytes().to_vec());
         let mut op = WriteOp::new(&space.ioctx.cluster.api);
         // ---- what must still hold
         op = op.compare(HEAD, COMPARE_EQ, &view.head.encode()?);
-        op = op.compare(FENCE, COMPARE_EQ, bytes(&value(view.fence)));
+        op = op.compare(FENCE, COMPARE_EQ, &value(view.fence));
         let domain = terms.domain.map(|domain| (domain, format::domain_fence(domain)));
         if let Some((domain, name)) = &domain {
-            op = op.compare(name, COMPARE_EQ, bytes(&value(view.domain_fence(*domain))));
+            op = op.compare(name, COMPARE_EQ, &value(view.domain_fence(*domain)));
         }
         if let Some(Introduced { nonce, .. }) = introduced {
             op = op.compare(INTRO, COMPARE_EQ, &nonce.to_be_bytes());
@@ -308,7 +285,7 @@ impl Core {
         if let Condition::Version(wanted) = terms.condition {
             // An introduction has just given the object another version; it asserted the observed
             // one.
-            let wanted = if view.version > 0 { view.version } else { self.rados_version(space, wanted)? };
+            let wanted = if view.version > 0 { view.version } else { core.rados_version(space, wanted)? };
             op = op.assert_version(wanted);
         }
         // ---- the change
@@ -323,7 +300,7 @@ impl Core {
             op = op.set(STAMP, &format::encode_stamp(stamp));
         }
         if after.fence != view.fence {
-            op = op.set(FENCE, bytes(&value(after.fence)));
+            op = op.set(FENCE, &value(after.fence));
         }
         if introduced.is_some() {
             op = op.unset(INTRO);
@@ -331,7 +308,7 @@ impl Core {
         if let Some((domain, name)) = &domain
             && view.domain_fence(*domain).is_none()
         {
-            op = op.set(name, bytes(&value(after.domain_fence(*domain))));
+            op = op.set(name, &value(after.domain_fence(*domain)));
         }
         let changes_no_byte = match change {
             Change::Copy { .. } => true,
@@ -352,17 +329,16 @@ impl Core {
     /// Returns the first difference if a comparison that goes beyond the object's end fails. `None`
     /// if the object has changed.
     async fn mismatch_at_end(
-        self: &Arc<Self>,
-        space: &Space,
-        object: &ObjectId,
+        &self,
         offset: u64,
         expected: &Segments,
         version: u64,
     ) -> Result<Option<(Version, u64)>> {
+        let Self { core, space, object, .. } = *self;
         let version = (version > 0).then_some(version);
         let op =
             ReadOp { version, stat: true, range: clip(offset, expected.len_bytes()), ..ReadOp::default() };
-        let (outcome, found) = self.limits.read(&space.ioctx, &self.layout.object(&object.name), op).await;
+        let (outcome, found) = core.limits.read(&space.ioctx, &core.layout.object(&object.name), op).await;
         match outcome.code {
             0.. => match expected.first_difference(&found.data) {
                 Some(at) => Err(Error::Mismatch { offset: offset + at as u64 }),
@@ -370,7 +346,7 @@ impl Core {
                 None => Ok(None),
             },
             errno::RANGE | errno::OVERFLOW => Ok(None),
-            code => match self.failed_read(space, code) {
+            code => match core.failed_read(space, code) {
                 Error::Missing => Ok(None),
                 error => Err(error),
             },

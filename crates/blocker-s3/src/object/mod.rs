@@ -33,7 +33,7 @@ pub(crate) struct Core {
     pub(crate) heads: Heads,
     pub(crate) locks: ObjectLocks,
     /// Conditional removals, over HTTP.
-    pub(crate) remover: Remover,
+    pub(crate) remover: Option<Remover>,
     pub(crate) events: EventHub,
     /// Credits for the payloads of operations.
     pub(crate) credits: Credits,

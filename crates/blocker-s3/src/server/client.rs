@@ -8,7 +8,6 @@ use std::time::Duration;
 use async_trait::async_trait;
 use blocker::{Clock, Error, Result, SystemClock};
 use cached_http::{Client, Route};
-use futures_util::future::BoxFuture;
 use http_body_util::BodyExt;
 use object_store::aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey, S3ConditionalPut};
 use object_store::client::{
@@ -198,21 +197,16 @@ struct Cause(String);
 
 /// Removes objects conditionally: requests signed in their URL, with the condition as a header, for
 /// which `object_store` has no call.
-pub(crate) struct SignedRemover {
-    signer: AmazonS3,
-    http: HttpClient,
-    handle: Handle,
-    timeout: Duration,
+pub(crate) struct Remover {
+    pub(crate) signer: AmazonS3,
+    pub(crate) http: HttpClient,
+    pub(crate) handle: Handle,
+    pub(crate) timeout: Duration,
 }
 
-impl SignedRemover {
-    pub(crate) fn new(timeout: Duration, signer: AmazonS3, http: HttpClient, handle: Handle) -> Arc<Self> {
-        Arc::new(Self { signer, http, handle, timeout })
-    }
-}
-
-impl RemoveIf for SignedRemover {
-    fn remove_if<'a>(&'a self, path: &'a Path, etag: &'a str) -> BoxFuture<'a, Result<bool>> {
+impl Remover {
+    /// Removes an object if it has this ETag. Returns whether the object was removed.
+    pub(crate) async fn remove_if(&self, path: &Path, etag: &str) -> Result<bool> {
         let (signer, http, path) = (self.signer.clone(), self.http.clone(), path.clone());
         let (etag, timeout) = (HeaderValue::from_str(etag), self.timeout);
         let asked = async move {
@@ -225,27 +219,17 @@ impl RemoveIf for SignedRemover {
             match answer.map_err(failed)?.status().as_u16() {
                 200 | 204 => Ok(true),
                 404 | 409 | 412 => Ok(false),
-                status => Err(failed(format!("the server answers {status} to a removal on a condition"))),
+                status => Err(failed(format!("the server answers {status} to a conditional removal"))),
             }
         };
-        let task = self.handle.spawn(asked);
         // The task fails only if the runtime has ended together with the store.
-        Box::pin(async move { task.await.map_err(failed)? })
+        self.handle.spawn(asked).await.map_err(failed)?
     }
 }
 
 fn failed(error: impl std::fmt::Display) -> Error {
     Error::Retryable(one_line(&error).into())
 }
-
-/// Conditional removals, which [`object_store::ObjectStore`] lacks.
-pub(crate) trait RemoveIf: Send + Sync {
-    /// Removes an object if it has this ETag. Returns whether the object was removed.
-    fn remove_if<'a>(&'a self, path: &'a Path, etag: &'a str) -> BoxFuture<'a, Result<bool>>;
-}
-
-/// A remover, if the store has one.
-pub(crate) type Remover = Option<Arc<dyn RemoveIf>>;
 
 // ---- listings
 

@@ -77,6 +77,19 @@ pub struct FinishedSpan {
     pub error: Option<String>,
 }
 
+impl FinishedSpan {
+    /// Returns a span that begins now.
+    fn new(
+        context: TraceContext,
+        parent: Option<NonZeroU64>,
+        name: Cow<'static, str>,
+        kind: SpanKind,
+    ) -> Self {
+        let (begun, duration) = (SystemTime::now(), Duration::ZERO);
+        Self { name, kind, context, parent, begun, duration, attributes: Vec::new(), error: None }
+    }
+}
+
 /// Creates spans, and passes on finished ones. Clones are handles of the same tracer.
 #[derive(Clone)]
 pub struct Tracer {
@@ -134,17 +147,10 @@ impl Tracer {
         duration: Duration,
         attributes: Vec<(&'static str, AttributeValue)>,
     ) {
-        let now = SystemTime::now();
-        (self.inner.sink)(FinishedSpan {
-            name: name.into(),
-            kind,
-            context: TraceContext::root(),
-            parent: None,
-            begun: now.checked_sub(duration).unwrap_or(now),
-            duration,
-            attributes,
-            error: None,
-        });
+        let mut span = FinishedSpan::new(TraceContext::root(), None, name.into(), kind);
+        span.begun = span.begun.checked_sub(duration).unwrap_or(span.begun);
+        (span.duration, span.attributes) = (duration, attributes);
+        (self.inner.sink)(span);
     }
 
     fn begin(
@@ -154,16 +160,7 @@ impl Tracer {
         name: Cow<'static, str>,
         kind: SpanKind,
     ) -> Span {
-        let span = FinishedSpan {
-            name,
-            kind,
-            context,
-            parent,
-            begun: SystemTime::now(),
-            duration: Duration::ZERO,
-            attributes: Vec::new(),
-            error: None,
-        };
+        let span = FinishedSpan::new(context, parent, name, kind);
         Span { open: Some(Box::new(Open { span, begun: Instant::now(), tracer: self.clone() })) }
     }
 }
