@@ -5,7 +5,8 @@
 //! ([`Survives::Nothing`](crate::Survives)). The code is meant to be easy to check, not fast.
 
 mod model;
-mod mutation;
+#[cfg(test)]
+mod mutation_tests;
 
 use std::fmt;
 use std::sync::Arc;
@@ -24,7 +25,6 @@ use crate::{
 };
 
 use model::Model;
-use mutation::{Broken, Mutation};
 
 /// The limits of a memory backend, in bytes.
 #[derive(Clone, Copy, Debug)]
@@ -63,7 +63,6 @@ pub struct Memory {
     clock: Arc<dyn Clock>,
     model: Mutex<Model>,
     events: EventHub,
-    broken: Broken,
 }
 
 impl Default for Memory {
@@ -76,19 +75,7 @@ impl Memory {
     /// Returns an empty backend with these limits. Deadlines are on `clock`.
     #[must_use]
     pub fn new(config: MemoryConfig, clock: Arc<dyn Clock>) -> Self {
-        Self::with_broken(config, clock, Broken::default())
-    }
-
-    fn with_broken(config: MemoryConfig, clock: Arc<dyn Clock>, broken: Broken) -> Self {
-        let model = Mutex::new(Model::new(config, broken));
-        Self { config, clock, model, events: EventHub::new(), broken }
-    }
-
-    /// Returns a backend that breaks one rule of the contract, for the conformance suite's own
-    /// test.
-    #[cfg(test)]
-    pub(crate) fn broken(broken: Broken) -> Self {
-        Self::with_broken(MemoryConfig::default(), Arc::new(SystemClock), broken)
+        Self { config, clock, model: Mutex::new(Model::new(config)), events: EventHub::new() }
     }
 
     /// Enters an object, or a remembered deletion, without any check, for layers that keep their
@@ -112,64 +99,7 @@ impl Memory {
 
     fn check_call(&self, call: &Call) -> Result<()> {
         let is_late = call.deadline.is_some_and(|deadline| self.clock.now() >= deadline);
-        if is_late && !self.broken.is(Mutation::DeadlineIgnored) {
-            return Err(Error::DeadlinePassed);
-        }
-        Ok(())
-    }
-
-    /// Makes one change in one critical section.
-    fn make(
-        &self,
-        object: &ObjectId,
-        change: &Change,
-        terms: &ChangeTerms,
-        call: &Call,
-    ) -> Reply<ChangeReply> {
-        let done = self.check_call(call).and_then(|()| self.model.lock().change(object, change, terms));
-        if matches!(done, Err(Error::OutOfSpace(_))) {
-            self.events.publish(&Event::Full);
-        }
-        done.map(|(version, size_bytes)| ChangeReply::new(version, size_bytes, self.durability())).into()
-    }
-
-    fn durability(&self) -> Durability {
-        if self.broken.is(Mutation::DurabilityUnderstated) { Durability::Cached } else { Durability::Stored }
-    }
-
-    /// Makes a change as a backend does that checks and changes in two steps, or sends the parts of
-    /// a change one by one, with others in between. Returns `None` where this one does not.
-    fn torn(&self, request: &ChangeRequest) -> Option<Reply<ChangeReply>> {
-        let ChangeRequest { object, change, terms, call, .. } = request;
-        let unchecked = ChangeTerms { condition: Condition::None, ..*terms };
-        let (first, second, rest) = match change {
-            Change::Write { offset, data } if self.broken.is(Mutation::WriteTorn) && data.len_bytes() > 1 => {
-                let half = data.len_bytes() / 2;
-                let first = Change::Write { offset: *offset, data: data.slice(0..half) };
-                let data = data.slice(half..data.len_bytes());
-                (first, Change::Write { offset: offset + half as u64, data }, unchecked)
-            }
-            Change::WriteRuns { runs } if self.broken.is(Mutation::RunsTorn) && runs.len() > 1 => {
-                let of = |runs: &[Run]| Change::WriteRuns { runs: runs.to_vec() };
-                (of(&runs[..1]), of(&runs[1..]), ChangeTerms { stamp: None, ..unchecked })
-            }
-            Change::Write { .. } if self.broken.is(Mutation::ConditionCheckedTooEarly) => {
-                let Condition::Version(_) = terms.condition else {
-                    std::thread::yield_now();
-                    return None;
-                };
-                let found = self.model.lock().read(object, 0, 0, terms.condition);
-                if let Err(error) = found {
-                    return Some(Reply::err(error));
-                }
-                std::thread::yield_now();
-                return Some(self.make(object, change, &unchecked, call));
-            }
-            _ => return None,
-        };
-        let _ = self.make(object, &first, terms, call);
-        std::thread::yield_now();
-        Some(self.make(object, &second, &rest, call))
+        if is_late { Err(Error::DeadlinePassed) } else { Ok(()) }
     }
 }
 
@@ -181,18 +111,7 @@ impl fmt::Debug for Memory {
 
 impl Blocker for Memory {
     fn capabilities(&self) -> Capabilities {
-        let mut capabilities = Capabilities::full(self.config.object_bytes_max);
-        capabilities.runs_max = RUNS_MAX;
-        if self.broken.is(Mutation::RunsOverstated) {
-            capabilities.runs_max += 1;
-        }
-        if self.broken.is(Mutation::LimitOverstated) {
-            capabilities.object_bytes_max += 1;
-        }
-        if self.broken.is(Mutation::CompareOverstated) {
-            capabilities.compare_bytes_max *= 2;
-        }
-        capabilities
+        Capabilities { runs_max: RUNS_MAX, ..Capabilities::full(self.config.object_bytes_max) }
     }
 
     fn read(&self, request: ReadRequest) -> Reply<ReadReply> {
@@ -202,10 +121,12 @@ impl Blocker for Memory {
     }
 
     fn change(&self, request: ChangeRequest) -> Reply<ChangeReply> {
-        if let Some(reply) = self.torn(&request) {
-            return reply;
+        let ChangeRequest { object, change, terms, call, .. } = &request;
+        let done = self.check_call(call).and_then(|()| self.model.lock().change(object, change, terms));
+        if matches!(done, Err(Error::OutOfSpace(_))) {
+            self.events.publish(&Event::Full);
         }
-        self.make(&request.object, &request.change, &request.terms, &request.call)
+        done.map(|(version, size_bytes)| ChangeReply::new(version, size_bytes, Durability::Stored)).into()
     }
 
     fn info(&self, request: InfoRequest) -> Reply<Info> {
@@ -226,7 +147,7 @@ impl Blocker for Memory {
     fn claim(&self, request: ClaimRequest) -> Reply<ClaimReply> {
         let ClaimRequest { scope, epoch, writer, call } = request;
         let claimed = self.check_call(&call).and_then(|()| self.model.lock().claim(&scope, epoch, writer));
-        if claimed == Ok(true) && !self.broken.is(Mutation::ClaimSilent) {
+        if claimed == Ok(true) {
             self.events.publish(&Event::Fenced(scope, epoch));
         }
         claimed.map(|_| ClaimReply::new(epoch)).into()
@@ -234,7 +155,7 @@ impl Blocker for Memory {
 
     fn invalidate(&self, request: InvalidateRequest) -> Reply<InvalidateReply> {
         let checked = self.check_call(&request.call);
-        if checked.is_ok() && !self.broken.is(Mutation::InvalidateSilent) {
+        if checked.is_ok() {
             self.events.publish(&Event::Changed(request.scope));
         }
         checked.map(|()| InvalidateReply::new(0)).into()

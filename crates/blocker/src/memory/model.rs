@@ -7,14 +7,12 @@ use std::collections::{BTreeMap, HashMap};
 
 use bytes::Bytes;
 
-use super::mutation::{Broken, Mutation};
 use super::{MemoryConfig, OBJECT_OVERHEAD_BYTES, RUNS_MAX};
 use crate::admission::{Claims, Head, admit, check_condition};
 use crate::conditional::check;
 use crate::{
     BUCKET_BYTES, Capabilities, Change, ChangeTerms, Condition, Epoch, Error, Info, ListEntry, ListReply,
-    ListRequest, Namespace, ObjectId, Quota, ReadReply, Result, Run, RunContent, Scope, Segments, Stamp,
-    Version, WriterId,
+    ListRequest, Namespace, ObjectId, Quota, ReadReply, Result, RunContent, Scope, Stamp, Version, WriterId,
 };
 
 /// The largest number of namespaces with a quota.
@@ -22,25 +20,25 @@ const QUOTAS_COUNT_MAX: usize = 4096;
 
 pub(super) struct Model {
     config: MemoryConfig,
-    objects: BTreeMap<ObjectId, Record>,
-    claims: Claims,
+    pub(super) objects: BTreeMap<ObjectId, Record>,
+    pub(super) claims: Claims,
     quotas: HashMap<Namespace, u64>,
-    used_by: HashMap<Namespace, u64>,
-    version_last: u64,
+    pub(super) used_by: HashMap<Namespace, u64>,
+    pub(super) version_last: u64,
     pub(super) used_bytes: u64,
     pub(super) change_count: u64,
     broken: Broken,
 }
 
 /// An object, or the record of one that was deleted with a stamp.
-struct Record {
-    content: Option<Content>,
-    stamp: Option<Stamp>,
+pub(super) struct Record {
+    pub(super) content: Option<Content>,
+    pub(super) stamp: Option<Stamp>,
 }
 
-struct Content {
-    data: Vec<u8>,
-    version: Version,
+pub(super) struct Content {
+    pub(super) data: Vec<u8>,
+    pub(super) version: Version,
 }
 
 impl Record {
@@ -52,7 +50,7 @@ impl Record {
 type Done = Result<(Version, u64)>;
 
 impl Model {
-    pub(super) fn new(config: MemoryConfig, broken: Broken) -> Self {
+    pub(super) fn new(config: MemoryConfig) -> Self {
         Self {
             config,
             objects: BTreeMap::new(),
@@ -62,7 +60,6 @@ impl Model {
             version_last: 0,
             used_bytes: 0,
             change_count: 0,
-            broken,
         }
     }
 
@@ -80,132 +77,65 @@ impl Model {
             return Err(Error::TooLarge { limit_bytes });
         }
         let content = self.content(object)?;
-        if !self.broken.is(Mutation::ReadConditionIgnored) {
-            check_condition(Some(content.version), condition)?;
-        }
+        check_condition(Some(content.version), condition)?;
         let size = content.data.len() as u64;
         let (from, to) = (offset.min(size), offset.saturating_add(len_bytes).min(size));
-        let mut data = Segments::from(Bytes::copy_from_slice(&content.data[from as usize..to as usize]));
-        if self.broken.is(Mutation::ReadPastEndPadded) {
-            let missing = (len_bytes - (to - from)) as usize;
-            Segments::zeros(missing).iter().for_each(|zeros| data.push(zeros.clone()));
-        }
-        Ok(ReadReply::new(data, size, content.version))
+        let data = Bytes::copy_from_slice(&content.data[from as usize..to as usize]);
+        Ok(ReadReply::new(data.into(), size, content.version))
     }
 
     pub(super) fn info(&self, object: &ObjectId) -> Result<Info> {
         let content = self.content(object)?;
-        let mut size_bytes = content.data.len() as u64;
-        if self.broken.is(Mutation::InfoRounded) {
-            size_bytes = size_bytes.next_multiple_of(BUCKET_BYTES);
-        }
-        Ok(Info::new(size_bytes, content.version, self.objects[object].stamp))
+        Ok(Info::new(content.data.len() as u64, content.version, self.objects[object].stamp))
     }
 
     pub(super) fn list(&self, request: &ListRequest, entries_max: usize) -> ListReply {
-        let everywhere = self.broken.is(Mutation::NamespacesMixed);
-        let any_prefix = self.broken.is(Mutation::ListPrefixIgnored);
-        let repeats = self.broken.is(Mutation::ListRepeats);
         let mut found = self
             .objects
             .iter()
-            .filter(|(id, _)| everywhere || id.namespace == request.namespace)
-            .filter(|(id, _)| any_prefix || id.name.as_bytes().starts_with(&request.prefix))
-            .filter(|(id, _)| {
-                let after = request.after.as_ref();
-                after.is_none_or(|after| id.name > *after || repeats && id.name == *after)
-            })
+            .filter(|(id, _)| id.namespace == request.namespace)
+            .filter(|(id, _)| id.name.as_bytes().starts_with(&request.prefix))
+            .filter(|(id, _)| request.after.as_ref().is_none_or(|after| id.name > *after))
             .filter_map(|(id, record)| record.content.as_ref().map(|content| (id, content)));
-        let mut entries: Vec<ListEntry> = found
-            .by_ref()
-            .take(entries_max)
-            .map(|(id, content)| ListEntry::new(id.name.clone(), content.data.len() as u64, content.version))
-            .collect();
-        let has_more = found.next().is_some() && !self.broken.is(Mutation::ListStopsEarly);
-        if self.broken.is(Mutation::ListUnordered) {
-            entries.reverse();
-        }
-        ListReply::new(entries, has_more)
+        let entry = |(id, content): (&ObjectId, &Content)| {
+            ListEntry::new(id.name.clone(), content.data.len() as u64, content.version)
+        };
+        let entries = found.by_ref().take(entries_max).map(entry).collect();
+        ListReply::new(entries, found.next().is_some())
     }
 
     // ---- changing
 
     /// Makes a change, and returns the object's version and size afterwards.
     pub(super) fn change(&mut self, object: &ObjectId, change: &Change, terms: &ChangeTerms) -> Done {
-        let broken = self.broken;
-        check(change, self.config.object_bytes_max + u64::from(broken.is(Mutation::LimitOffByOne)))?;
+        check(change, self.config.object_bytes_max)?;
         let can = Capabilities { runs_max: RUNS_MAX, ..Capabilities::full(self.config.object_bytes_max) };
-        match change.check_runs(|| can) {
-            Err(Error::Invalid(_)) if broken.is(Mutation::RunsUnchecked) => {}
-            checked => checked?,
-        }
-        let is_unfenced = match change {
-            Change::WriteRuns { .. } => broken.is(Mutation::RunsUnfenced),
-            Change::Truncate { .. } => broken.is(Mutation::TruncateUnfenced),
-            Change::Delete => broken.is(Mutation::DeleteUnfenced),
-            Change::Copy { .. } => broken.is(Mutation::CopyUnfenced),
-            _ => false,
-        };
-        if !is_unfenced {
-            self.admit(object, terms)?;
-        }
+        change.check_runs(|| can)?;
+        let head = self.objects.get(object).map_or(Head::ABSENT, Record::head);
+        admit(head, self.claims.in_force(object, terms.domain), terms)?;
         match change {
-            Change::Write { data, .. } if data.is_empty() && broken.is(Mutation::EmptyWriteIgnored) => {
-                return Ok((Version(0), 0));
-            }
-            Change::CompareAndWrite { offset, expected, data } => {
-                let differs = self.compare(object, *offset, expected);
-                if differs.is_err() && broken.is(Mutation::MismatchWrites) {
-                    self.change(object, &Change::Write { offset: *offset, data: data.clone() }, terms)?;
-                }
-                differs?;
-            }
-            Change::Delete if broken.is(Mutation::DeleteOfMissingWorks) && self.content(object).is_err() => {
-                return Ok((Version(0), 0));
+            Change::Copy { from, from_condition } => {
+                let source = self.content(from)?;
+                check_condition(Some(source.version), *from_condition)?;
+                let data = source.data.clone();
+                return self.apply(object, terms, data.len() as u64, |content| *content = data);
             }
             Change::Delete => return self.delete(object, terms),
-            Change::Copy { from, from_condition } => return self.copy(from, *from_condition, object, terms),
-            Change::Truncate { .. } if broken.is(Mutation::TruncateCreates) => {}
+            Change::CompareAndWrite { offset, expected, .. } => {
+                let content = &self.content(object)?.data;
+                let from = (*offset).min(content.len() as u64) as usize;
+                let to = from.saturating_add(expected.len_bytes()).min(content.len());
+                if let Some(at) = expected.first_difference(&content[from..to]) {
+                    return Err(Error::Mismatch { offset: offset + at as u64 });
+                }
+            }
             Change::Truncate { .. } | Change::Discard { .. } => {
                 self.content(object)?;
             }
             _ => {}
         }
-        let new_size = self.size_after(change, self.size(object));
-        self.apply(object, terms, new_size, |content| write(content, change, new_size, broken))
-    }
-
-    /// Returns the size that a change gives to an object of `size` bytes.
-    fn size_after(&self, change: &Change, size: u64) -> u64 {
-        let new_size = change.size_after(size);
-        match change {
-            Change::Write { offset, .. } if self.broken.is(Mutation::EmptyWriteExtends) => {
-                new_size.max(*offset)
-            }
-            Change::WriteZeroes { .. } if self.broken.is(Mutation::ZeroesNeverExtend) => size,
-            Change::WriteRuns { runs } if self.broken.is(Mutation::RunsUnchecked) => {
-                runs.iter().map(Run::end).fold(new_size, u64::max)
-            }
-            Change::Discard { offset, len_bytes } if self.broken.is(Mutation::DiscardExtends) => {
-                size.max(offset.saturating_add(*len_bytes).min(self.config.object_bytes_max))
-            }
-            Change::WriteFull { .. } if self.broken.is(Mutation::FullWriteKeepsTail) => new_size.max(size),
-            Change::Truncate { .. } if self.broken.is(Mutation::TruncateNeverShrinks) => new_size.max(size),
-            _ => new_size,
-        }
-    }
-
-    /// Checks that the object has the bytes `expected` at `offset`.
-    fn compare(&self, object: &ObjectId, offset: u64, expected: &Segments) -> Result<()> {
-        let content = &self.content(object)?.data;
-        let from = offset.min(content.len() as u64) as usize;
-        let to = from.saturating_add(expected.len_bytes()).min(content.len());
-        let differs = expected.first_difference(&content[from..to]);
-        let base = if self.broken.is(Mutation::MismatchOffsetRelative) { 0 } else { offset };
-        match differs.filter(|_| !self.broken.is(Mutation::CompareIgnored)) {
-            Some(at) => Err(Error::Mismatch { offset: base + at as u64 }),
-            None => Ok(()),
-        }
+        let new_size = change.size_after(self.size(object));
+        self.apply(object, terms, new_size, |content| write(content, change, new_size))
     }
 
     fn delete(&mut self, object: &ObjectId, terms: &ChangeTerms) -> Done {
@@ -213,60 +143,14 @@ impl Model {
         self.change_count += 1;
         self.account(object, None);
         self.objects.remove(object);
-        if terms.stamp.is_some() && !self.broken.is(Mutation::TombstoneForgotten) {
+        if terms.stamp.is_some() {
             self.adopt(object.clone(), None, terms.stamp);
-        }
-        if self.broken.is(Mutation::VersionReusedAfterDelete) {
-            self.version_last = 0;
         }
         Ok((Version(0), 0))
     }
 
-    fn copy(
-        &mut self,
-        from: &ObjectId,
-        from_condition: Condition,
-        to: &ObjectId,
-        terms: &ChangeTerms,
-    ) -> Done {
-        let source = self.content(from)?;
-        check_condition(Some(source.version), from_condition)?;
-        let mut data = source.data.clone();
-        let stamp = self.objects[from].stamp;
-        if self.broken.is(Mutation::CopyKeepsTail)
-            && let Ok(old) = self.content(to)
-            && old.data.len() > data.len()
-        {
-            data.extend_from_slice(&old.data[data.len()..]);
-        }
-        if self.broken.is(Mutation::CopyMoves) {
-            self.objects.remove(from);
-        }
-        let done = self.apply(to, terms, data.len() as u64, |content| *content = data)?;
-        if self.broken.is(Mutation::CopyTakesStamp)
-            && let Some(record) = self.objects.get_mut(to)
-        {
-            record.stamp = stamp;
-        }
-        Ok(done)
-    }
-
     pub(super) fn claim(&mut self, scope: &Scope, epoch: Epoch, writer: WriterId) -> Result<bool> {
-        if self.broken.is(Mutation::ClaimIgnored) {
-            return Ok(true);
-        }
-        let claimed = match self.claims.raise(scope, epoch, writer) {
-            Err(Error::Fenced { epoch: in_force })
-                if in_force == epoch && self.broken.is(Mutation::ClaimShared) =>
-            {
-                Ok(true)
-            }
-            Err(Error::Fenced { .. }) if self.broken.is(Mutation::ClaimLowers) => Ok(true),
-            Err(Error::Invalid(_)) if self.broken.is(Mutation::EpochStepIgnored) => {
-                self.claims.record(scope, epoch, Some(writer))
-            }
-            claimed => claimed,
-        }?;
+        let claimed = self.claims.raise(scope, epoch, writer)?;
         if claimed {
             // Deletions with an older epoch need not be remembered: writers that could undo them are
             // fenced.
@@ -287,26 +171,8 @@ impl Model {
         self.objects.get(object).and_then(|record| record.content.as_ref()).ok_or(Error::Missing)
     }
 
-    fn size(&self, object: &ObjectId) -> u64 {
+    pub(super) fn size(&self, object: &ObjectId) -> u64 {
         self.content(object).map_or(0, |content| content.data.len() as u64)
-    }
-
-    fn admit(&self, object: &ObjectId, terms: &ChangeTerms) -> Result<()> {
-        let head = self.objects.get(object).map_or(Head::ABSENT, Record::head);
-        let admitted = admit(head, self.claims.in_force(object, terms.domain), terms);
-        let waived = match &admitted {
-            Err(Error::Fenced { .. }) if terms.stamp.is_none() => Mutation::UnstampedNeverFenced,
-            Err(Error::Fenced { .. }) if head.stamp.is_some_and(|s| terms.stamp < Some(s)) => {
-                Mutation::StampEpochIgnored
-            }
-            Err(Error::Fenced { .. }) if terms.domain.is_some() => Mutation::DomainClaimIgnored,
-            Err(Error::Superseded { .. }) => Mutation::SequenceIgnored,
-            Err(Error::ConditionFailed { .. }) => Mutation::VersionConditionIgnored,
-            Err(Error::Exists) => Mutation::AbsentConditionIgnored,
-            Err(Error::Missing) => Mutation::PresentConditionIgnored,
-            _ => return admitted,
-        };
-        if self.is_broken(waived) { Ok(()) } else { admitted }
     }
 
     /// Changes (or creates) an admitted object, if there is space for `new_size` bytes.
@@ -320,19 +186,12 @@ impl Model {
         self.check_room(object, new_size, terms.settles)?;
         self.account(object, Some(new_size));
         self.change_count += 1;
-        let mut version = self.fresh_version();
-        let keeps_version = self.broken.is(Mutation::VersionKept);
-        let keeps_stamp = self.broken.is(Mutation::StampNotKept);
+        let version = self.fresh_version();
         let record = self.objects.entry(object.clone()).or_insert(Record { content: None, stamp: None });
         let content = record.content.get_or_insert_with(|| Content { data: Vec::new(), version });
-        if keeps_version {
-            version = content.version;
-        }
         act(&mut content.data);
         content.version = version;
-        if !keeps_stamp {
-            record.stamp = terms.stamp.or(record.stamp);
-        }
+        record.stamp = terms.stamp.or(record.stamp);
         Ok((version, content.data.len() as u64))
     }
 
@@ -353,7 +212,7 @@ impl Model {
     }
 
     /// Returns the object's charge.
-    fn charge(&self, object: &ObjectId) -> u64 {
+    pub(super) fn charge(&self, object: &ObjectId) -> u64 {
         self.objects.get(object).map_or(0, |_| overhead(object) + self.size(object))
     }
 
@@ -443,15 +302,8 @@ fn overhead(object: &ObjectId) -> u64 {
 }
 
 /// Applies a change to the content of an object that will have `new_size` bytes.
-fn write(content: &mut Vec<u8>, change: &Change, new_size: u64, broken: Broken) {
-    let hole = match change {
-        Change::Truncate { .. } if broken.is(Mutation::TruncateRevealsOld) => {
-            content.last().copied().unwrap_or(1)
-        }
-        _ if broken.is(Mutation::HolesNotZero) => 0xAA,
-        _ => 0,
-    };
-    content.resize(new_size as usize, hole);
+fn write(content: &mut Vec<u8>, change: &Change, new_size: u64) {
+    content.resize(new_size as usize, 0);
     let within = |offset: u64, len_bytes: u64| {
         offset.min(new_size) as usize..offset.saturating_add(len_bytes).min(new_size) as usize
     };
@@ -459,26 +311,16 @@ fn write(content: &mut Vec<u8>, change: &Change, new_size: u64, broken: Broken) 
         Change::Write { offset, data } | Change::CompareAndWrite { offset, data, .. } => {
             data.copy_to(&mut content[within(*offset, data.len_bytes() as u64)]);
         }
-        Change::WriteFull { data } => data.copy_to(&mut content[..data.len_bytes()]),
-        Change::Discard { .. } if broken.is(Mutation::DiscardKeepsBytes) => {}
+        Change::WriteFull { data } => data.copy_to(content),
         Change::WriteZeroes { offset, len_bytes } | Change::Discard { offset, len_bytes } => {
             content[within(*offset, *len_bytes)].fill(0);
         }
         Change::WriteRuns { runs } => {
-            let mut end = None;
-            for (index, run) in runs.iter().enumerate() {
-                if broken.is(Mutation::RunsLastIgnored) && index > 0 && index + 1 == runs.len() {
-                    break;
-                }
-                let range = within(run.offset, run.len_bytes());
-                if let Some(end) = end.filter(|_| broken.is(Mutation::RunsGapsZeroed)) {
-                    content[end..range.start].fill(0);
-                }
-                end = Some(range.end);
+            for run in runs {
+                let target = &mut content[within(run.offset, run.len_bytes())];
                 match &run.content {
-                    RunContent::Data(data) => data.copy_to(&mut content[range]),
-                    RunContent::Zeroes(_) if broken.is(Mutation::RunsZeroesIgnored) => {}
-                    RunContent::Zeroes(_) => content[range].fill(0),
+                    RunContent::Data(data) => data.copy_to(target),
+                    RunContent::Zeroes(_) => target.fill(0),
                 }
             }
         }
