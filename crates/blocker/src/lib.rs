@@ -78,7 +78,6 @@ mod order;
 mod reply;
 mod request;
 mod response;
-#[cfg(any(feature = "faulty", feature = "conformance"))]
 mod rng;
 mod segment;
 pub mod trace;

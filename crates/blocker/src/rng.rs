@@ -18,6 +18,7 @@ impl Rng {
     }
 
     /// Returns a number below `bound`; 0 if `bound` is 0.
+    #[cfg(any(feature = "faulty", feature = "conformance", test))]
     pub(crate) fn below(&mut self, bound: u64) -> u64 {
         if bound == 0 { 0 } else { self.next() % bound }
     }

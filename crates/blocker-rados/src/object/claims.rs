@@ -245,6 +245,15 @@ impl Core {
     }
 }
 
+/// Creates the object of a scope's record, and names the namespace beside it.
+fn create(op: WriteOp, namespace: Option<&Namespace>) -> WriteOp {
+    let op = op.create();
+    match namespace {
+        Some(namespace) => op.set(NAMESPACE, namespace.as_bytes()),
+        None => op,
+    }
+}
+
 /// Treats an error that says that an object is gone as a lost race.
 fn lost_or(error: Error) -> Result<()> {
     if error == Error::Missing { Ok(()) } else { Err(error) }
@@ -275,11 +284,10 @@ impl Claims for Claiming {
             let (is_there, Record { record, claim_bytes }) = (record.is_some(), record.unwrap_or_default());
             let Some(claim) = decide(record.claim)? else { return Ok(false) };
             let op = WriteOp::new(&space.ioctx.cluster.api);
-            let op = match (is_there, namespace) {
-                // In one step, so that two claims cannot undo each other's.
-                (true, _) => op.compare(EPOCH, COMPARE_EQ, &claim_bytes),
-                (false, Some(namespace)) => op.create().set(NAMESPACE, namespace.as_bytes()),
-                (false, None) => op.create(),
+            // In one step, so that two claims cannot undo each other's.
+            let op = match is_there {
+                true => op.compare(EPOCH, COMPARE_EQ, &claim_bytes),
+                false => create(op, namespace),
             };
             match core.change_own(&space, &name, op.set(EPOCH, &encode_claim(claim))).await.code {
                 0.. => return Ok(true),
@@ -302,10 +310,9 @@ impl Claims for Claiming {
         let mut is_there = true;
         for _ in 0..TRIES {
             let op = WriteOp::new(&space.ioctx.cluster.api);
-            let op = match (is_there, namespace) {
-                (true, _) => op.compare(attribute, COMPARE_GT, &bytes),
-                (false, Some(namespace)) => op.create().set(NAMESPACE, namespace.as_bytes()),
-                (false, None) => op.create(),
+            let op = match is_there {
+                true => op.compare(attribute, COMPARE_GT, &bytes),
+                false => create(op, namespace),
             };
             match core.change_own(&space, &name, op.set(attribute, &bytes)).await.code {
                 // Cancelled because the epoch is not below.

@@ -47,7 +47,7 @@ pub(crate) struct Core {
     is_full: AtomicBool,
     is_slow: AtomicBool,
     is_searching: AtomicBool,
-    is_refreshing: Arc<AtomicBool>,
+    is_refreshing: AtomicBool,
     is_closed: AtomicBool,
 }
 
@@ -99,7 +99,7 @@ impl Core {
             is_full: false.into(),
             is_slow: false.into(),
             is_searching: false.into(),
-            is_refreshing: Arc::default(),
+            is_refreshing: false.into(),
             is_closed: false.into(),
             config,
         });
@@ -217,7 +217,7 @@ impl Core {
     }
 
     /// Changes an internal object of the store.
-    pub(crate) async fn change_own(&self, space: &Space, name: &CStr, op: WriteOp) -> Outcome {
+    pub(crate) async fn change_own(self: &Arc<Self>, space: &Space, name: &CStr, op: WriteOp) -> Outcome {
         let outcome = self.limits.change(&space.ioctx, name, op, None, || ()).await;
         self.observe(outcome.code, true);
         outcome
@@ -225,7 +225,7 @@ impl Core {
 
     /// Reads one object.
     pub(crate) async fn read_object(
-        &self,
+        self: &Arc<Self>,
         space: &Space,
         name: &CStr,
         op: ReadOp,
@@ -296,7 +296,7 @@ impl Core {
     }
 
     /// Observes the store's state, and publishes its changes.
-    fn observe(&self, code: i32, is_change: bool) {
+    fn observe(self: &Arc<Self>, code: i32, is_change: bool) {
         if code == errno::TIMEDOUT {
             self.refresh();
         }
@@ -324,17 +324,26 @@ impl Core {
     /// After a timeout: the OSD may have moved. librados asks for the new map by itself only when an
     /// operation is older than `objecter_timeout`, which operations with a shorter timeout never
     /// reach.
-    fn refresh(&self) {
-        if self.is_refreshing.swap(true, Ordering::AcqRel) {
+    fn refresh(self: &Arc<Self>) {
+        self.run_once(|core| &core.is_refreshing, |core| core.pool().cluster.refresh());
+    }
+
+    /// Runs `job` on the worker, unless a job with this flag is under way.
+    fn run_once(
+        self: &Arc<Self>,
+        flag: fn(&Self) -> &AtomicBool,
+        job: impl FnOnce(&Arc<Self>) + Send + 'static,
+    ) {
+        if flag(self).swap(true, Ordering::AcqRel) {
             return;
         }
-        let (pool, is_refreshing) = (self.pool(), Arc::clone(&self.is_refreshing));
-        let refresh = move || {
-            pool.cluster.refresh();
-            is_refreshing.store(false, Ordering::Release);
+        let core = Arc::clone(self);
+        let run = move || {
+            job(&core);
+            flag(&core).store(false, Ordering::Release);
         };
-        if self.worker.run(Box::new(refresh)).is_err() {
-            self.is_refreshing.store(false, Ordering::Release);
+        if self.worker.run(Box::new(run)).is_err() {
+            flag(self).store(false, Ordering::Release);
         }
     }
 
@@ -349,11 +358,10 @@ impl Core {
     /// Looks for a pool with the configured name, if the one in use is gone.
     fn search_pool(self: &Arc<Self>) {
         let old = self.pool();
-        if old.cluster.has_pool(old.number) || self.is_searching.swap(true, Ordering::AcqRel) {
+        if old.cluster.has_pool(old.number) {
             return;
         }
-        let core = Arc::clone(self);
-        let search = move || {
+        let search = move |core: &Arc<Self>| {
             if let Ok(pool) = Pool::open(&old.cluster, &core.config, &core.layout)
                 && pool.number != old.number
             {
@@ -367,10 +375,7 @@ impl Core {
                 // Another pool is another store: nothing known remains valid.
                 core.events.publish(&Event::Missed);
             }
-            core.is_searching.store(false, Ordering::Release);
         };
-        if self.worker.run(Box::new(search)).is_err() {
-            self.is_searching.store(false, Ordering::Release);
-        }
+        self.run_once(|core| &core.is_searching, search);
     }
 }

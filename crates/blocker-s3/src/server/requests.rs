@@ -27,7 +27,6 @@ use object_store::path::Path;
 use object_store::{
     GetOptions, GetRange, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions, UpdateVersion,
 };
-use parking_lot::Mutex;
 
 use super::client::{Pages, listed};
 use super::limits::Concurrency;
@@ -50,35 +49,6 @@ const NO_ETAG: &str = "ETag Header missing";
 const TOO_MANY: &str = "the server sends more bytes than were asked for";
 
 type Work<T> = Pin<Box<dyn Future<Output = object_store::Result<T>> + Send>>;
-
-/// A request that keeps its response itself, so that the code that sends requests is compiled once
-/// for all kinds of responses.
-type AnyRequest<'a> = dyn FnMut(Arc<dyn ObjectStore>) -> Work<()> + Send + 'a;
-
-/// The response to a request, once there is one.
-struct Answer<T>(Arc<Mutex<Option<T>>>);
-
-impl<T> Answer<T> {
-    fn take(self) -> Result<T, Failure> {
-        self.0.lock().take().ok_or(Failure::Timeout)
-    }
-}
-
-/// Returns a request that keeps its response, and the place where the response is kept.
-fn kept<'a, T: Send + 'static>(
-    mut request: impl FnMut(Arc<dyn ObjectStore>) -> Work<T> + Send + 'a,
-) -> (Answer<T>, impl FnMut(Arc<dyn ObjectStore>) -> Work<()> + Send + 'a) {
-    let answer = Arc::new(Mutex::new(None));
-    let place = Arc::clone(&answer);
-    let request = move |store| -> Work<()> {
-        let (work, place) = (request(store), Arc::clone(&place));
-        Box::pin(async move {
-            *place.lock() = Some(work.await?);
-            Ok(())
-        })
-    };
-    (Answer(answer), request)
-}
 
 /// The executor of requests.
 #[derive(Clone, Debug)]
@@ -263,14 +233,29 @@ impl Requests {
     async fn send<T: Send + 'static>(
         &self,
         retries: u32,
-        request: impl FnMut(Arc<dyn ObjectStore>) -> Work<T> + Send,
+        mut request: impl FnMut(Arc<dyn ObjectStore>) -> Work<T> + Send,
     ) -> Result<T, Failure> {
-        let (answer, mut request) = kept(request);
-        self.send_any(retries, &mut request).await?;
-        answer.take()
+        for retry in 0.. {
+            let answer = self.attempt(&mut request).await;
+            let delay = match &answer {
+                Err(Failure::Answer(error)) if Refusal::is_slow_down(error) => SLOW_DOWN_DELAY,
+                Err(Failure::Timeout | Failure::Answer(object_store::Error::Generic { .. })) => DELAY,
+                Err(Failure::Refusal(refusal)) if refusal.is_no_place() => DELAY,
+                _ => return answer,
+            };
+            if retry >= retries {
+                return answer;
+            }
+            self.stats.repeated.increment();
+            self.delay_from(delay, retry).await;
+        }
+        Err(Failure::Timeout)
     }
 
-    async fn attempt(&self, request: &mut AnyRequest<'_>) -> Result<(), Failure> {
+    async fn attempt<T: Send + 'static>(
+        &self,
+        request: &mut (impl FnMut(Arc<dyn ObjectStore>) -> Work<T> + Send),
+    ) -> Result<T, Failure> {
         let permit = self.concurrency.permit().await;
         let work = request(Arc::clone(&self.store));
         let answer = match &self.spawn {
@@ -309,24 +294,6 @@ impl Requests {
             self.stats.failed.increment();
         }
         answer
-    }
-
-    async fn send_any(&self, retries: u32, request: &mut AnyRequest<'_>) -> Result<(), Failure> {
-        for retry in 0.. {
-            let answer = self.attempt(request).await;
-            let delay = match &answer {
-                Err(Failure::Answer(error)) if Refusal::is_slow_down(error) => SLOW_DOWN_DELAY,
-                Err(Failure::Timeout | Failure::Answer(object_store::Error::Generic { .. })) => DELAY,
-                Err(Failure::Refusal(refusal)) if refusal.is_no_place() => DELAY,
-                _ => return answer,
-            };
-            if retry >= retries {
-                return answer;
-            }
-            self.stats.repeated.increment();
-            self.delay_from(delay, retry).await;
-        }
-        Err(Failure::Timeout)
     }
 
     /// Returns a timer that is cancelled when it is dropped, unlike those of the system clock.

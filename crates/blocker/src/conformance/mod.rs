@@ -298,11 +298,6 @@ pub fn run_with(harness: &dyn Harness, options: &Options, mut progress: impl FnM
     Report { cases, seed: options.seed }
 }
 
-/// Returns the names of all cases.
-pub fn case_names() -> impl Iterator<Item = &'static str> {
-    CASES.iter().map(|case| case.name)
-}
-
 fn run_case(harness: &dyn Harness, options: &Options, case: &Case, index: usize) -> Verdict {
     let cx = Cx::new(harness, options, index);
     let checked = catch_unwind(AssertUnwindSafe(|| {

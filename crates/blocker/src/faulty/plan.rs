@@ -7,7 +7,7 @@ use crate::rng::Rng;
 
 /// The kinds of faults and their frequencies. Every fault is drawn from the seed, in the order of
 /// the calls, so that a run with one caller can be replayed.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct FaultPlan {
     /// The seed of every draw.
@@ -36,18 +36,7 @@ impl FaultPlan {
     /// Returns a plan without faults.
     #[must_use]
     pub fn benign(seed: u64) -> Self {
-        Self {
-            seed,
-            delay_permille: 0,
-            delay: Duration::ZERO..Duration::ZERO,
-            error_permille: 0,
-            unknown_permille: 0,
-            not_stored_permille: 0,
-            volatile: false,
-            flush_lies: false,
-            crash_at_step: None,
-            space_bytes_max: None,
-        }
+        Self { seed, ..Self::default() }
     }
 }
 

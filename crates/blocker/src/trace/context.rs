@@ -1,7 +1,9 @@
 //! The trace context that a request carries.
 
-use std::cell::Cell;
+use std::cell::RefCell;
 use std::num::NonZeroU64;
+
+use crate::rng::Rng;
 
 /// The trace that a request belongs to, and the span within which it was made. Only traced requests
 /// have one.
@@ -68,15 +70,10 @@ impl TraceContext {
 /// Returns a random number that is unlikely to repeat, in this process or another. Not for secrets.
 pub(super) fn random() -> NonZeroU64 {
     thread_local! {
-        static STATE: Cell<u64> = Cell::new(seed());
+        static RNG: RefCell<Rng> = RefCell::new(Rng::new(seed()));
     }
     loop {
-        // SplitMix64.
-        let state = STATE.get().wrapping_add(0x9e37_79b9_7f4a_7c15);
-        STATE.set(state);
-        let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        if let Some(random) = NonZeroU64::new(mixed ^ (mixed >> 31)) {
+        if let Some(random) = NonZeroU64::new(RNG.with_borrow_mut(Rng::next)) {
             return random;
         }
     }
