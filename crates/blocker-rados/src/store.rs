@@ -5,14 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blocker::clock::until;
-use blocker::conditional::stored;
+use blocker::conditional::{Progress, stored};
 use blocker::event::Event;
 use blocker::metrics::{Collect, Families};
 use blocker::*;
 
 use crate::config::RadosConfig;
 use crate::object::Core;
-use crate::object::change::Begun;
 
 /// The longest page of a listing.
 const LIST_ENTRIES_MAX: u32 = 10_000;
@@ -63,10 +62,10 @@ impl RadosStore {
         &self,
         call: Call,
         changed: Option<&ObjectId>,
-        work: impl FnOnce(Arc<Core>, Begun) -> F,
+        work: impl FnOnce(Arc<Core>, Progress) -> F,
     ) -> Reply<T> {
-        let begun = Begun::default();
-        let work = work(Arc::clone(&self.core), begun.clone());
+        let progress = Progress::default();
+        let work = work(Arc::clone(&self.core), progress.clone());
         let Some(deadline) = call.deadline else { return Reply::pending(work) };
         if self.core.clock.now() >= deadline {
             return Reply::err(Error::DeadlinePassed);
@@ -76,7 +75,7 @@ impl RadosStore {
             if let Some(answer) = until(&*core.clock, Some(deadline), work).await {
                 return answer;
             }
-            if !begun.is_set() {
+            if !progress.has_begun() {
                 return Err(Error::DeadlinePassed);
             }
             if let Some(object) = &changed {
@@ -107,12 +106,12 @@ impl Blocker for RadosStore {
         }
         let ChangeRequest { object, change, terms, call, .. } = request;
         let id = object.clone();
-        self.run(call, Some(&id), |core, begun| async move {
+        self.run(call, Some(&id), |core, progress| async move {
             let (version, size_bytes) = match &change {
                 Change::Copy { from, from_condition } => {
-                    core.copy((from, *from_condition), (&object, terms), &begun).await?
+                    core.copy((from, *from_condition), (&object, terms), &progress).await?
                 }
-                change => core.change(&object, change, &terms, &begun).await?,
+                change => core.change(&object, change, &terms, &progress).await?,
             };
             Ok(stored(&change, version, size_bytes))
         })
@@ -136,9 +135,9 @@ impl Blocker for RadosStore {
     }
 
     fn claim(&self, request: ClaimRequest) -> Reply<ClaimReply> {
-        self.run(request.call, None, |core, begun| async move {
+        self.run(request.call, None, |core, progress| async move {
             // From its first step on it may have had an effect.
-            begun.set(true);
+            progress.set_begun(true);
             core.claim(request).await
         })
     }

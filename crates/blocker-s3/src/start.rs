@@ -9,10 +9,11 @@
 
 use std::sync::atomic::Ordering;
 
+use blocker::conditional::Progress;
 use blocker::{Error, Result};
 use bytes::Bytes;
 
-use crate::object::{Core, Progress};
+use crate::object::Core;
 use crate::random;
 use crate::server::requests::{Got, Put};
 

@@ -5,6 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use blocker::conditional::Progress;
 use blocker::conditional::stored;
 use blocker::event::Event;
 use blocker::metrics::{Collect, Families};
@@ -15,7 +16,7 @@ use tokio::sync::Semaphore;
 use crate::config::{COMPACTIONS_MAX, S3Config};
 use crate::format::layout::Layout;
 use crate::object::swap::{ObjectLocks, heads};
-use crate::object::{Core, Progress, bounded};
+use crate::object::{Core, bounded};
 use crate::server::client::{Connector, Pages, Remover};
 use crate::server::limits::Credits;
 use crate::server::requests::{Limits, Requests, Spawn};

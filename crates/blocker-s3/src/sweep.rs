@@ -38,6 +38,7 @@ use std::pin::pin;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use blocker::conditional::Progress;
 use blocker::conditional::claims::{Claim, Scopes};
 use blocker::{Error, Name, ObjectId, Result};
 use bytes::Bytes;
@@ -46,8 +47,8 @@ use object_store::ObjectMeta;
 
 use crate::format::head::Head;
 use crate::format::layout::Spelling;
+use crate::object::Core;
 use crate::object::swap::{Seen, Swap};
-use crate::object::{Core, Progress};
 use crate::random;
 use crate::server::client::Remover;
 use crate::server::requests::Put;

@@ -111,11 +111,7 @@ impl Change {
             Self::Write { data, .. } | Self::WriteFull { data } => len(data),
             Self::CompareAndWrite { expected, data, .. } => len(expected) + len(data),
             Self::WriteRuns { runs } => runs.iter().map(Run::payload_bytes).sum(),
-            Self::WriteZeroes { .. }
-            | Self::Discard { .. }
-            | Self::Truncate { .. }
-            | Self::Delete
-            | Self::Copy { .. } => 0,
+            _ => 0,
         }
     }
 

@@ -94,13 +94,8 @@ impl<T: Unpin, E: Unpin> IntoFuture for Reply<T, E> {
 }
 
 /// The future that awaits a [`Reply`].
+#[derive(Debug)]
 pub struct ReplyFuture<T, E = Error>(Option<Reply<T, E>>);
-
-impl<T: fmt::Debug, E: fmt::Debug> fmt::Debug for ReplyFuture<T, E> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("ReplyFuture").field(&self.0).finish()
-    }
-}
 
 impl<T: Unpin, E: Unpin> Future for ReplyFuture<T, E> {
     type Output = Result<T, E>;

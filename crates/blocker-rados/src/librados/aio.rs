@@ -9,6 +9,7 @@
 use std::cell::UnsafeCell;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::future::poll_fn;
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::task::{Poll, Waker};
 
@@ -37,17 +38,9 @@ struct Landing {
     size_bytes: u64,
     modified: i64,
     stat_code: c_int,
-    iterator: Handle0,
+    /// The iterator over the attributes; a null pointer is `None`.
+    iterator: Option<NonNull<c_void>>,
     attributes_code: c_int,
-}
-
-/// A handle that is initially null.
-struct Handle0(Handle);
-
-impl Default for Handle0 {
-    fn default() -> Self {
-        Self(std::ptr::null_mut())
-    }
 }
 
 /// The result of a read.
@@ -84,11 +77,10 @@ unsafe impl Send for Flight {}
 
 impl Drop for Flight {
     fn drop(&mut self) {
-        let iterator = self.landing.get_mut().iterator.0;
-        if !iterator.is_null() {
+        if let Some(iterator) = self.landing.get_mut().iterator {
             // SAFETY: librados made it for this read and it has not been ended; `attributes` nulls what it
             // ends.
-            unsafe { (self.ioctx.api().getxattrs_end)(iterator) };
+            unsafe { (self.ioctx.api().getxattrs_end)(iterator.as_ptr()) };
         }
     }
 }
@@ -304,7 +296,7 @@ impl Flight {
             if op.attributes {
                 (api.read_op_getxattrs)(
                     raw,
-                    &raw mut (*landing).iterator.0,
+                    (&raw mut (*landing).iterator).cast::<Handle>(),
                     &raw mut (*landing).attributes_code,
                 );
             }
@@ -348,10 +340,8 @@ impl Flight {
 
     fn attributes(&self, landing: &mut Landing) -> Vec<(Vec<u8>, Vec<u8>)> {
         let mut all = Vec::new();
-        let iterator = std::mem::take(&mut landing.iterator).0;
-        if iterator.is_null() {
-            return all;
-        }
+        let Some(iterator) = landing.iterator.take() else { return all };
+        let iterator = iterator.as_ptr();
         let api = self.ioctx.api();
         loop {
             let (mut name, mut value, mut len) = (std::ptr::null(), std::ptr::null(), 0);

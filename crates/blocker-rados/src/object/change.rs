@@ -12,10 +12,9 @@
 //! one step, and the reply is exact: its size follows from the compared head.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
-use blocker::conditional;
 use blocker::conditional::claims::Scopes;
+use blocker::conditional::{self, Progress};
 use blocker::{Change, ChangeTerms, Condition, Error, ObjectId, Result, Run, RunContent, Segments, Version};
 
 use super::view::View;
@@ -84,20 +83,6 @@ fn with_bytes<R>(data: &Segments, use_them: impl FnOnce(&[u8]) -> R) -> R {
     }
 }
 
-/// Whether a change has been sent to the store, for a caller that stops waiting.
-#[derive(Clone, Default)]
-pub(crate) struct Begun(Arc<AtomicBool>);
-
-impl Begun {
-    pub(crate) fn is_set(&self) -> bool {
-        self.0.load(Ordering::Acquire)
-    }
-
-    pub(crate) fn set(&self, begun: bool) {
-        self.0.store(begun, Ordering::Release);
-    }
-}
-
 /// An introduction that is completed by the change itself.
 struct Introduced {
     nonce: u64,
@@ -111,7 +96,7 @@ struct Work<'a> {
     object: &'a ObjectId,
     change: &'a Change,
     terms: &'a ChangeTerms,
-    begun: &'a Begun,
+    progress: &'a Progress,
 }
 
 impl Core {
@@ -121,11 +106,11 @@ impl Core {
         object: &ObjectId,
         change: &Change,
         terms: &ChangeTerms,
-        begun: &Begun,
+        progress: &Progress,
     ) -> Result<(Version, u64)> {
         conditional::check(change, self.config.object_bytes_max)?;
         let space = self.space(&object.namespace)?;
-        let work = Work { core: self, space: &space, object, change, terms, begun };
+        let work = Work { core: self, space: &space, object, change, terms, progress };
         let mut recalled = self.objects.recall(object);
         for attempt in 0..TRIES {
             if attempt > 0 {
@@ -152,7 +137,7 @@ impl Core {
 impl Work<'_> {
     /// Makes one attempt from the observed state; `None` if the state has changed.
     async fn attempt(&self, mut view: View, is_fresh: bool) -> Result<Option<(Version, u64)>> {
-        let Self { core, space, object, change, terms, begun } = *self;
+        let Self { core, space, object, change, terms, progress } = *self;
         let seen_version = view.version;
         let lacks_fence = view.head.encode().is_none()
             || view.fence.is_none()
@@ -166,8 +151,8 @@ impl Work<'_> {
             // Without an introduction, the change will be refused; only the reason is unknown.
             let is_introduced = view.is_there() || conditional::may_create(change, terms);
             if is_introduced {
-                let Some(begun) = core.introduce(space, object, view).await? else { return Ok(None) };
-                view = begun;
+                let Some(introduced) = core.introduce(space, object, view).await? else { return Ok(None) };
+                view = introduced;
             }
             let scopes = core.scopes(space, &object.namespace, terms.domain).await?;
             let intro = view.intro.filter(|_| is_introduced);
@@ -192,7 +177,7 @@ impl Work<'_> {
         }
         let after = self.after(&view, introduced.as_ref());
         let Some(op) = self.prepare(&view, introduced.as_ref(), &after) else { return Ok(None) };
-        let outcome = core.change_object(space, object, op, || begun.set(true)).await;
+        let outcome = core.change_object(space, object, op, || progress.set_begun(true)).await;
         match outcome.code {
             0.. => {
                 let size_bytes = after.head.size_bytes().unwrap_or(0);
@@ -204,11 +189,11 @@ impl Work<'_> {
                 Ok(Some((core.version(space, outcome.version), size_bytes)))
             }
             errno::CANCELED | errno::RANGE | errno::OVERFLOW | errno::EXIST => {
-                begun.set(false);
+                progress.set_begun(false);
                 Ok(None)
             }
             errno::NOENT => {
-                begun.set(false);
+                progress.set_begun(false);
                 match core.failed_read(space, errno::NOENT) {
                     Error::Missing => Ok(None),
                     gone => Err(gone),

@@ -13,7 +13,7 @@ use std::ffi::CString;
 use std::sync::Arc;
 
 use blocker::admission::check_condition;
-use blocker::conditional::copied;
+use blocker::conditional::{Progress, copied};
 use blocker::{
     ChangeTerms, Condition, Error, Info, InfoRequest, ListEntry, ListReply, ListRequest, Name, Namespace,
     ObjectId, ReadReply, ReadRequest, Result, Version,
@@ -22,7 +22,7 @@ use bytes::Bytes;
 use futures_util::{Stream, StreamExt, TryStreamExt};
 use tokio::sync::{mpsc, oneshot};
 
-use super::change::{Begun, clip};
+use super::change::clip;
 use super::{Core, Pool, Space};
 use crate::format::{BELOW_GHOSTS, HEAD, NAMESPACE, SCOPE};
 use crate::librados::aio::ReadOp;
@@ -109,7 +109,7 @@ impl Core {
         self: &Arc<Self>,
         (from, from_condition): (&ObjectId, Condition),
         (to, terms): (&ObjectId, ChangeTerms),
-        begun: &Begun,
+        progress: &Progress,
     ) -> Result<(Version, u64)> {
         let read = |len_bytes: u64| async move {
             let (data, size_bytes, version) =
@@ -118,7 +118,7 @@ impl Core {
         };
         let limit = self.config.object_bytes_max;
         let (change, terms) = copied((from, from_condition), (to, terms), limit, read).await?;
-        self.change(to, &change, &terms, begun).await
+        self.change(to, &change, &terms, progress).await
     }
 }
 

@@ -19,12 +19,13 @@ use std::ops::Range;
 use std::time::Duration;
 
 use blocker::conditional;
+use blocker::conditional::Progress;
 use blocker::conditional::claims::Scopes;
 use blocker::{Change, ChangeTerms, Error, ObjectId, Result, RunContent, Segments, Timestamp, Version};
 use bytes::{Bytes, BytesMut};
 
 use super::swap::{Seen, Swap};
-use super::{Core, Progress, TRIES};
+use super::{Core, TRIES};
 use crate::format::content::{Blob, Content, Edit, INLINE_BYTES_MAX, Source};
 use crate::format::head::Head;
 use crate::random;

@@ -12,6 +12,7 @@
 //! concurrent, for the first change of an object; for a claim of a scope, a read of every head in
 //! it and a put of every head whose fence it raises.
 
+use blocker::conditional::Progress;
 use blocker::conditional::claims::{self, Announced, Claim, Claims, Found, Place, Scopes};
 use blocker::event::Event;
 use blocker::{ClaimReply, ClaimRequest, Epoch, Error, Namespace, ObjectId, OrderDomain, Result, WriterId};
@@ -20,7 +21,7 @@ use futures_util::StreamExt;
 use object_store::path::Path;
 
 use super::swap::{Seen, Swap};
-use super::{CONCURRENT, Core, Progress, TRIES};
+use super::{CONCURRENT, Core, TRIES};
 use crate::format::head::{RECORD_BYTES_MAX, Record};
 use crate::format::layout::Layout;
 use crate::server::requests::{Got, Put};

@@ -10,11 +10,11 @@ pub(crate) mod swap;
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Poll, ready};
 use std::time::Duration;
 
 use blocker::clock::Sleep;
+use blocker::conditional::Progress;
 use blocker::event::EventHub;
 use blocker::{Call, Clock, Error, ObjectId, Reply, Result};
 use tokio::sync::Semaphore;
@@ -49,36 +49,6 @@ pub(crate) const CONCURRENT: usize = 32;
 /// The maximum number of attempts to prepare a call whose object is changed concurrently. Each
 /// further attempt means that a change of another client was applied.
 pub(crate) const TRIES: u32 = 200;
-
-/// The progress of a call.
-#[derive(Clone, Default)]
-pub(crate) struct Progress(Arc<State>);
-
-#[derive(Default)]
-struct State {
-    has_begun: AtomicBool,
-    steps: AtomicU64,
-}
-
-impl Progress {
-    /// Returns whether a request that was sent may have made the change, or may still make it.
-    pub(crate) fn has_begun(&self) -> bool {
-        self.0.has_begun.load(Ordering::Acquire)
-    }
-
-    pub(crate) fn set_begun(&self, has_begun: bool) {
-        self.0.has_begun.store(has_begun, Ordering::Release);
-    }
-
-    /// Counts one of many objects as done.
-    pub(crate) fn step(&self) {
-        self.0.steps.fetch_add(1, Ordering::Relaxed);
-    }
-
-    fn steps(&self) -> u64 {
-        self.0.steps.load(Ordering::Relaxed)
-    }
-}
 
 /// Runs a call until its caller's deadline, or the configured limit. `changed` is the object that
 /// the call may change.

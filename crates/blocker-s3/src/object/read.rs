@@ -12,6 +12,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use blocker::admission::check_condition;
+use blocker::conditional::Progress;
 use blocker::conditional::copied;
 use blocker::{
     ChangeTerms, Condition, Error, Info, InfoRequest, ListEntry, ListReply, ListRequest, Name, Namespace,
@@ -22,7 +23,7 @@ use futures_util::{StreamExt, TryStreamExt};
 use object_store::path::Path;
 
 use super::swap::Seen;
-use super::{CONCURRENT, Core, Progress, TRIES};
+use super::{CONCURRENT, Core, TRIES};
 use crate::format::content::{Content, Extent, Source};
 use crate::format::layout::Spelling;
 use crate::server::requests::Listing;

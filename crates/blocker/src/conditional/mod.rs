@@ -11,6 +11,9 @@ mod known;
 
 pub use known::Known;
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
 use crate::admission::{self, Head};
 use crate::conditional::claims::Scopes;
 use crate::{
@@ -100,4 +103,35 @@ where
         return Err(Error::TooLarge { limit_bytes: object_bytes_max });
     }
     Ok((Change::WriteFull { data }, terms))
+}
+
+/// The progress of a call, for the one that stops waiting for it. Clones share it.
+#[derive(Clone, Default, Debug)]
+pub struct Progress {
+    has_begun: Arc<AtomicBool>,
+    steps: Arc<AtomicU64>,
+}
+
+impl Progress {
+    /// Returns whether a request that was sent may have made the change, or may still make it.
+    #[must_use]
+    pub fn has_begun(&self) -> bool {
+        self.has_begun.load(Ordering::Acquire)
+    }
+
+    /// Records whether a request that was sent may have made the change, or may still make it.
+    pub fn set_begun(&self, has_begun: bool) {
+        self.has_begun.store(has_begun, Ordering::Release);
+    }
+
+    /// Counts one of many objects as done.
+    pub fn step(&self) {
+        self.steps.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Returns the number of objects done.
+    #[must_use]
+    pub fn steps(&self) -> u64 {
+        self.steps.load(Ordering::Relaxed)
+    }
 }

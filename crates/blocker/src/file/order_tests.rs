@@ -74,7 +74,7 @@ fn a_listing_a_change_and_a_claim_do_not_wait_for_each_other() {
             move || claim(&store, 3)
         });
         // The claim waits for the listing or the change, or it has been made.
-        while store.store.claims_are_free() && !claims.is_finished() {
+        while store.store.claims.try_read().is_some() && !claims.is_finished() {
             thread::yield_now();
         }
         disk.release();
@@ -288,13 +288,13 @@ fn a_change_that_comes_behind_the_close_is_refused() {
     // Each shard may have two open files: a third one waits for the turn to close others.
     write(&store, &object("a1"), b"x", Durability::Cached);
     write(&store, &object("b1"), b"x", Durability::Cached);
-    let turn = store.store.take_turn();
-    let evictions = store.store.evictions();
+    let turn = store.store.turn.lock();
+    let evictions = store.store.evictions.load(Ordering::Relaxed);
     let changes = thread::spawn({
         let store = Arc::clone(&store);
         move || block_on(store.write(WriteRequest::new(object("c1"), 0, b"late"))).map(drop)
     });
-    while store.store.evictions() == evictions {
+    while store.store.evictions.load(Ordering::Relaxed) == evictions {
         thread::yield_now();
     }
     // The operation has found the store open, and has not begun.
@@ -320,7 +320,7 @@ fn closing_waits_for_the_change_under_way() {
         let store = Arc::clone(&store);
         move || store.close()
     });
-    while store.store.claims_are_free() {
+    while store.store.claims.try_read().is_some() {
         thread::yield_now();
     }
     disk.release();

@@ -45,8 +45,8 @@ pub(super) struct Store {
     /// Directories with unstored entries.
     unsynced_dirs: Mutex<UnsyncedDirs>,
     /// The right to store many objects together.
-    turn: Mutex<()>,
-    claims: RwLock<ClaimsHeld>,
+    pub(super) turn: Mutex<()>,
+    pub(super) claims: RwLock<ClaimsHeld>,
     /// Names found by listings.
     names: Mutex<Names>,
     boot: u64,
@@ -54,7 +54,7 @@ pub(super) struct Store {
     version_count: AtomicU64,
     temporary_count: AtomicU64,
     /// How often files were closed to limit open files: the time scale of last uses.
-    evictions: AtomicU64,
+    pub(super) evictions: AtomicU64,
     closed: AtomicBool,
     full: AtomicBool,
     pub(super) events: EventHub,
@@ -109,24 +109,6 @@ impl Store {
             return Err(Error::Denied("the store was opened for reading".into()));
         }
         self.check_open()
-    }
-
-    /// For tests: returns whether no thread holds or awaits the claims exclusively.
-    #[cfg(test)]
-    pub(super) fn claims_are_free(&self) -> bool {
-        self.claims.try_read().is_some()
-    }
-
-    /// For tests: prevents objects from being stored together.
-    #[cfg(test)]
-    pub(super) fn take_turn(&self) -> crate::file::ranked::MutexGuard<'_, ()> {
-        self.turn.lock()
-    }
-
-    /// For tests: how often files were closed to limit open files.
-    #[cfg(test)]
-    pub(super) fn evictions(&self) -> u64 {
-        self.evictions.load(Ordering::Relaxed)
     }
 
     pub(super) fn request_bytes_max(&self) -> u64 {

@@ -72,7 +72,7 @@ impl Store {
             unsynced: Mutex::new(Rank::Table, Table::default()),
             unsynced_dirs: Mutex::new(Rank::Table, UnsyncedDirs::default()),
             turn: Mutex::new(Rank::Turn, ()),
-            claims: RwLock::new(Rank::Claims, ClaimsHeld::new(claims)),
+            claims: RwLock::new(Rank::Claims, ClaimsHeld { claims, unstored: false }),
             names: Mutex::new(Rank::Table, Names::default()),
             boot,
             version_floor,
@@ -237,12 +237,6 @@ pub(super) struct ClaimsHeld {
     /// The last attempt to store the claims failed: they are in force now, but perhaps not after a
     /// restart.
     pub(super) unstored: bool,
-}
-
-impl ClaimsHeld {
-    pub(super) fn new(claims: Claims) -> Self {
-        Self { claims, unstored: false }
-    }
 }
 
 impl Store {
