@@ -60,8 +60,8 @@ pub fn admit(head: Head, claimed: Epoch, terms: &ChangeTerms) -> Result<()> {
 }
 
 /// The largest step from the epoch in force to the next one. Epochs may be taken from a clock:
-/// microseconds since 1970 stay below this step until the year 2041. Yet the largest epoch is
-/// thousands of claims away.
+/// microseconds since 1970 stay below this step until the year 2041. Even with such steps, the
+/// largest epoch is thousands of claims away.
 pub const EPOCH_STEP_MAX: u64 = 1 << 51;
 
 /// Checks whether `epoch` may follow the one in force.
@@ -101,8 +101,8 @@ pub fn range_end(offset: u64, len_bytes: u64, object_bytes_max: u64) -> Result<u
     end.ok_or(Error::TooLarge { limit_bytes: object_bytes_max })
 }
 
-/// Checks runs (each by itself, their order, and against the capabilities) and returns the end of the last
-/// one.
+/// Checks each run, the order of the runs, and their number and length against the capabilities.
+/// Returns the end of the last run.
 ///
 /// # Errors
 /// [`Error::Unsupported`], [`Error::Invalid`] and [`Error::TooLarge`], as
@@ -139,8 +139,8 @@ pub fn runs_end(runs: &[Run], can: &Capabilities) -> Result<u64> {
     Ok(end)
 }
 
-/// The epochs with which scopes have been claimed, and the writers that claimed them. At most
-/// [`CLAIMS_COUNT_MAX`].
+/// The claimed scopes, at most [`CLAIMS_COUNT_MAX`], each with its epoch and the writer that
+/// claimed it.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Claims {
     all: Claimed,
@@ -207,8 +207,8 @@ impl Claims {
         wider.max(self.own_epoch(scope))
     }
 
-    /// Raises the epoch of `scope` for `writer`. Returns whether that changed anything; it does not
-    /// if the writer holds the epoch already, or for epoch 0, which only queries.
+    /// Raises the epoch of `scope` for `writer`. Returns whether the claims have changed: they do
+    /// not change if the writer already holds the epoch, or for epoch 0, which only queries.
     ///
     /// # Errors
     /// [`Error::Fenced`] if a newer epoch is in force, or another writer has claimed this epoch in
@@ -264,8 +264,8 @@ impl Claims {
         }
     }
 
-    /// Forgets claims of the namespace's objects and order domains with an epoch of at most
-    /// `epoch`: a claim of the whole namespace with that epoch supersedes them.
+    /// Forgets the claims of the namespace's objects and order domains whose epoch is at most
+    /// `epoch`: a claim of the whole namespace with `epoch` supersedes them.
     pub fn forget_parts(&mut self, namespace: &Namespace, epoch: Epoch) {
         let Some(claims) = self.namespaces.get_mut(namespace) else { return };
         let mut forgotten = 0;

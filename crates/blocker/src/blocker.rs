@@ -19,11 +19,12 @@ use crate::{
 ///
 /// **Atomicity.** Every operation of up to `atomic_bytes`, or within one aligned bucket of 4 096
 /// bytes, is atomic for readers. Conditions, stamps and comparisons are checked in the same step as
-/// the change that they guard. Readers, and a crash, may find a longer operation partly done.
+/// the change that they guard. A longer operation may be seen half done by readers, or after a
+/// crash.
 ///
-/// **Order.** A request made after a change was answered sees the change. Changes that overlap in
-/// time may be applied in either order. `list` is no snapshot: an object that exists from before
-/// the first page until after the last is listed exactly once; others may or may not be.
+/// **Order.** A request made after a change was acknowledged sees that change. Concurrent changes
+/// may be applied in either order. `list` is not a snapshot: an object that exists from before the
+/// first page until after the last is listed exactly once; others may or may not be.
 ///
 /// **Durability.** A reply states the durability reached, which is at least the one requested.
 /// Until a change is *stored*, a crash may undo it, wholly or in aligned units of
@@ -31,7 +32,7 @@ use crate::{
 /// stay. When `flush` has returned, everything acknowledged within its scope before it was called
 /// is stored. A flush of an order domain also closes its generation: after any loss, a store that
 /// has a change made after the flush returned also has every change acknowledged before it was
-/// called. A change that overlaps the flush in time may belong to either side.
+/// called. A change concurrent with the flush may belong to either generation.
 ///
 /// **Fencing.** A change is refused with `Fenced` if its epoch is below the epoch claimed for its
 /// object, domain, namespace or everything, or below that of the object's own stamp; a change
@@ -41,9 +42,9 @@ use crate::{
 /// writer that claimed it can claim it again; others get `Fenced`. (A domain may contain any object
 /// of its namespace, so the two overlap.) An epoch rises by at most
 /// [`EPOCH_STEP_MAX`](crate::admission::EPOCH_STEP_MAX) above the one in force, by a claim or by a
-/// stamp; a larger step is `Invalid`, so that a single mistake cannot use up all epochs. Where
-/// `tombstones` is true, a stamped delete is remembered until a claim makes that unnecessary.
-/// Stamps are durable like data: never stored before the data that they belong to.
+/// stamp; a larger step is `Invalid`, so that a single mistake cannot use up all epochs. If
+/// `tombstones` is true, a stamped delete is remembered until a claim makes the record of it
+/// unnecessary. Stamps are durable like data: never stored before the data that they belong to.
 ///
 /// **Conditions** are checked after fencing, before anything is changed. [`Change`](crate::Change)
 /// tells which changes create their object if it is missing.
@@ -53,42 +54,44 @@ use crate::{
 /// beyond `object_bytes_max`.
 ///
 /// **Runs.** [`Change::WriteRuns`](crate::Change::WriteRuns) is one change, whatever the number of
-/// its runs: one admission, one stamp, one new version. A reply, a crash or a lost answer concerns
-/// all runs together. It is as atomic as one write from the first run's begin to the last run's
-/// end.
+/// its runs: one admission, one stamp, one new version. A reply, a crash or a lost reply concerns
+/// all runs together. The change is as atomic as a single write from the start of the first run to
+/// the end of the last run.
 ///
 /// # Deadlines
 ///
-/// A call answers at its deadline, whatever it waits for. `DeadlinePassed`: the operation was not
-/// begun, and never will be. A change that had begun answers `OutcomeUnknown`: it may have been
-/// made, or be made later; read the object before changing it again, or send the same stamp again.
-/// A flush answers `NotStored`, and the data stay dirty and readable. After a deadline the store
-/// may still be working on the call.
+/// A call returns at its deadline, whatever it is waiting for. `DeadlinePassed` means that the
+/// operation has not begun and never will. A change that has begun returns `OutcomeUnknown`: it may
+/// have been applied, or may still be applied; read the object before changing it again, or retry
+/// with the same stamp. A flush returns `NotStored`, and the data stay dirty and readable. The
+/// store may still be working on the call after its deadline.
 ///
 /// # Cancel safety
 ///
-/// Dropping a reply, polled or not, cancels the wait. An operation that had not begun never begins;
-/// one that had begun runs to its end, with an unknown outcome for the caller. No resource stays
-/// locked or leaks, no data are torn, and other callers are not delayed. A cancelled flush may have
-/// stored data; a cancelled claim may have been made.
+/// Dropping a reply, polled or not, cancels the wait. An operation that has not begun never begins;
+/// an operation that has begun runs to completion, and its caller does not learn the outcome. No
+/// resource stays locked or leaks, no data are torn, and other callers are not delayed. A cancelled
+/// flush may have stored data; a cancelled claim may have taken effect.
 ///
 /// # What callers owe
 ///
-/// - Payload bytes do not change while the request, or a read's segments, live. Segments are
-///   dropped when they are no longer needed: they may pin a cache's memory.
-/// - Where stamps are used, a writer has at most one change of an object in flight, its sequences
-///   rise, and it reads the object after `OutcomeUnknown`.
-/// - A reply is polled again only after its waker was called; only the last poll's waker is called.
+/// - Payload bytes do not change during the lifetime of the request, or of the segments that a read
+///   returned. Callers drop segments as soon as they no longer need them: segments may pin a
+///   cache's memory.
+/// - A writer that uses stamps has at most one change of an object in flight, increases the
+///   sequence number with each change, and reads the object after `OutcomeUnknown`.
+/// - A reply is polled again only after its waker was called. Only the waker of the last poll is
+///   called.
 ///
 /// # What implementors owe
 ///
-/// - An operation does not block the caller for I/O, except where its documentation states so. It
-///   returns [`Reply::Ready`] when the answer is available; a layer returns the reply from below
-///   unboxed.
+/// - An operation does not block the caller for I/O, unless its documentation says so. It returns
+///   [`Reply::Ready`] if the result is available at once; a layer passes the reply of the blocker
+///   below on without boxing it.
 /// - Futures own their data, so that they can outlive the caller's stack.
 /// - The [`Capabilities`] are true, and the conformance suite (feature `conformance`) passes.
 pub trait Blocker: Send + Sync {
-    /// Returns what this blocker can do. Constant for the life of the handle.
+    /// Returns the capabilities of this blocker, which are constant for the lifetime of the handle.
     fn capabilities(&self) -> Capabilities;
 
     /// Reads a range: the bytes from `offset` up to the range's or the object's end.
@@ -117,8 +120,9 @@ pub trait Blocker: Send + Sync {
     /// `DeadlinePassed`, `Retryable`, `Corrupt`.
     fn list(&self, request: ListRequest) -> Reply<ListReply>;
 
-    /// Makes everything acknowledged within the scope stored, and closes its generation. If the
-    /// request asks for less, a blocker may do less; the reply states the durability reached.
+    /// Stores all acknowledged changes within the scope, and closes the scope's generation. If the
+    /// request asks for a weaker durability, a blocker may do less; the reply states the durability
+    /// reached.
     ///
     /// # Errors
     /// `NotStored`: the data are still dirty and readable. [`Error::WritesLost`](crate::Error::WritesLost), `DeadlinePassed`,
@@ -132,12 +136,12 @@ pub trait Blocker: Send + Sync {
     /// `Fenced` if a newer epoch is in force, or another writer has claimed this one; `Invalid` if
     /// the epoch is more than [`EPOCH_STEP_MAX`](crate::admission::EPOCH_STEP_MAX) above the one in
     /// force; `OutOfSpace` if too many scopes are claimed; `OutcomeUnknown`, `DeadlinePassed`,
-    /// `Retryable`, `Unsupported`. After any of the last five but `Unsupported` the same claim may
-    /// be made again.
+    /// `Retryable`, `Unsupported`. After `OutOfSpace`, `OutcomeUnknown`, `DeadlinePassed` or
+    /// `Retryable` the same claim may be retried.
     fn claim(&self, request: ClaimRequest) -> Reply<ClaimReply>;
 
-    /// Drops clean copies of a scope that may have been changed without this blocker, in every
-    /// layer, and notifies subscribers. Dirty data stay.
+    /// Evicts, in every layer, the clean copies of a scope that other writers may have changed
+    /// bypassing this blocker, and notifies subscribers. Dirty data stay.
     ///
     /// # Errors
     /// `DeadlinePassed`, `Retryable`.
@@ -147,8 +151,8 @@ pub trait Blocker: Send + Sync {
     /// through this handle is an event as well.
     fn subscribe(&self) -> Subscription;
 
-    /// Returns the control plane: policies, quotas, metrics, losses. A layer returns that of the blocker
-    /// below it, or its own, which forwards there.
+    /// Returns the control plane: policies, quotas, metrics, losses. A layer returns either the
+    /// control plane of the blocker below, or its own, which forwards to the one below.
     fn control(&self) -> &dyn Control {
         &NoControl
     }

@@ -1,10 +1,9 @@
-//! Reusable small buffers, for backends that answer a read faster than an allocator provides a
-//! page.
+//! Reusable small buffers, for backends whose reads are faster than the allocation of a page.
 //!
-//! Each thread keeps a few. A buffer is taken, filled while it has one owner, shared as a segment,
-//! and returned to the thread that drops the last reference. Reference count and bytes are one
-//! allocation, and both are kept: in the steady state a read allocates nothing. Larger buffers are
-//! not kept, because allocation is a small part of their cost.
+//! Each thread keeps a few buffers. A buffer is taken, filled while it has one owner, shared as a
+//! segment, and returned to the thread that drops the last reference. The reference count and the
+//! bytes form one allocation, which is reused as a whole: in the steady state a read allocates
+//! nothing. Larger buffers are not kept, because allocation is a small part of their cost.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -72,8 +71,8 @@ impl AsRef<[u8]> for Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // If this is the only owner, no other can appear meanwhile. If two owners drop at once,
-        // each sees two owners, and the buffer is freed instead of kept.
+        // A sole owner cannot gain a second one meanwhile. If two owners drop the buffer at once,
+        // each sees two owners, and the buffer is freed instead of being kept.
         let Some(memory) = self.memory.take_if(|memory| Arc::strong_count(memory) == 1) else { return };
         // A thread that is ending keeps no buffers.
         let _ = KEPT.try_with(|kept| {

@@ -1,4 +1,4 @@
-//! What a blocker can do. The conformance suite checks it against every field.
+//! The capabilities of a blocker. The conformance suite checks a blocker against every field.
 
 use crate::Durability;
 
@@ -8,7 +8,7 @@ pub const BUCKET_BYTES: u64 = 4096;
 /// The largest object unless configured otherwise, in bytes.
 pub const OBJECT_BYTES_MAX_DEFAULT: u64 = 4 * 1024 * 1024;
 
-/// What *stored* data survive in a backend.
+/// The failures that *stored* data survive in a backend.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Survives {
     /// Nothing: the data are in this process's memory.
@@ -19,7 +19,8 @@ pub enum Survives {
     PowerLoss,
 }
 
-/// What a blocker does natively, atomically and durably, and up to which size. Sizes are in bytes.
+/// The operations that a blocker supports natively, atomically and durably, and their size limits.
+/// Sizes are in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Capabilities {
@@ -29,41 +30,43 @@ pub struct Capabilities {
     pub request_bytes_max: u64,
     /// The largest `expected` of a compare-and-write; 0 if there is no compare-and-write.
     pub compare_bytes_max: u64,
-    /// The largest number of runs of one `write_runs`; 0 if there is no such operation. Their bytes together
-    /// are limited by `request_bytes_max`.
+    /// The maximum number of runs in one `write_runs`; 0 if the operation is not supported. The
+    /// total length of the runs is limited by `request_bytes_max`.
     pub runs_max: u32,
     /// The largest page of a listing.
     pub list_entries_max: u32,
     /// A write of up to this size is atomic for concurrent readers at any offset. A write within
     /// one aligned bucket is always atomic, even if this is less than [`BUCKET_BYTES`].
     pub atomic_bytes: u64,
-    /// The size of the aligned unit that a crash never tears: it holds old or new bytes.
+    /// The size of the aligned unit that a crash never tears: after a crash, each unit has either
+    /// its old or its new bytes.
     pub crash_atomic_bytes: u64,
     /// Whether a `write_full` is all or nothing, for readers and across a crash.
     pub write_full_atomic: bool,
-    /// Whether conditions are checked; if not, a request with one is `Unsupported`.
+    /// Whether conditions are checked; otherwise a request with a condition is `Unsupported`.
     pub conditions: bool,
-    /// Whether stamps and claims are checked; if not, a request with one is `Unsupported`.
+    /// Whether stamps and claims are checked; otherwise a request with a stamp, and a claim, is
+    /// `Unsupported`.
     pub fencing: bool,
     /// Whether a stamped delete is remembered, so that a late change with an older stamp is refused.
     pub tombstones: bool,
     /// Whether flushes order the generations of a domain across a crash.
     pub order_domains: bool,
-    /// Whether `copy` moves the bytes without the caller.
+    /// Whether `copy` copies the bytes without sending them through the caller.
     pub copy_native: bool,
     /// Whether `discard` and `write_zeroes` return space.
     pub holes_native: bool,
     /// The strongest durability that a single request can ask for.
     pub durability_max: Durability,
-    /// What *stored* data survive.
+    /// The failures that *stored* data survive.
     pub survives: Survives,
 }
 
 impl Capabilities {
-    /// Returns the capabilities of a backend that has every feature of the contract, with objects
-    /// of up to `object_bytes_max` bytes, and survives nothing. A backend starts from these and
-    /// changes the fields that differ. `runs_max` is 0: a backend that executes
-    /// [`Change::WriteRuns`](crate::Change::WriteRuns) sets it.
+    /// Returns the capabilities of a backend that supports every feature of the contract, with
+    /// objects of up to `object_bytes_max` bytes, and whose data survive no failure. A backend
+    /// starts from these capabilities and changes the fields that differ. `runs_max` is 0: a
+    /// backend that supports [`Change::WriteRuns`](crate::Change::WriteRuns) sets it.
     #[must_use]
     pub fn full(object_bytes_max: u64) -> Self {
         Self {

@@ -1,4 +1,4 @@
-//! Changes of an object: what is done, on which terms, and the request for it.
+//! Changes of an object: the operation, its terms, and the request that carries both.
 
 use std::marker::PhantomData;
 
@@ -7,32 +7,31 @@ use crate::{
     Call, Capabilities, Condition, Durability, ObjectId, OrderDomain, Result, Segments, Stamp, Version,
 };
 
-/// What is done to an object.
+/// An operation that changes an object.
 ///
 /// `Write`, `WriteZeroes`, `WriteRuns`, `WriteFull` and `Copy` create their object if it is
 /// missing; the others fail with [`Error::Missing`](crate::Error::Missing).
 #[derive(Clone, Debug)]
 pub enum Change {
-    /// Writes a range, moving the object's end as needed. A write of no bytes is checked, creates
-    /// the object and gives it a new version, but never moves its end.
+    /// Writes a range, and extends the object if the range ends beyond its end. An empty write is
+    /// checked, creates a missing object, and gives the object a new version, but never extends it.
     Write {
         /// Where the range begins, in bytes.
         offset: u64,
         /// The bytes to write.
         data: Segments,
     },
-    /// Writes zeros over a range, exactly as a write of zero-valued bytes, without sending them.
+    /// Writes zeros over a range, exactly as a write of zero bytes does, without sending the zeros.
     WriteZeroes {
         /// Where the range begins, in bytes.
         offset: u64,
         /// The length of the range in bytes.
         len_bytes: u64,
     },
-    /// Writes several ranges; bytes between them stay as they are. Fails with `Unsupported` where
-    /// [`runs_max`](crate::Capabilities::runs_max) is 0, for backends without it; with `Invalid` if
-    /// there is no run, if there are more than `runs_max`, or if a run is empty or overlaps the
-    /// previous one; with `TooLarge` if together, including zeros, they have more than
-    /// `request_bytes_max` bytes.
+    /// Writes several ranges; the bytes between the ranges stay unchanged. Fails with `Unsupported`
+    /// if the backend's [`runs_max`](crate::Capabilities::runs_max) is 0; with `Invalid` if there
+    /// is no run or more than `runs_max`, or if a run is empty or overlaps the previous one; with
+    /// `TooLarge` if the total length of the runs, including zeros, exceeds `request_bytes_max`.
     WriteRuns {
         /// The runs: at least one, none empty, in ascending order without overlap.
         runs: Vec<Run>,
@@ -45,13 +44,13 @@ pub enum Change {
         /// The length of the range in bytes; bytes beyond the object's end are ignored.
         len_bytes: u64,
     },
-    /// Writes `data` at `offset` if the bytes there are `expected`, in one step. Fails with
-    /// `Mismatch` if they differ or end too early, and with `Unsupported` where
-    /// [`compare_bytes_max`](crate::Capabilities::compare_bytes_max) is 0.
+    /// Compares the bytes at `offset` with `expected`, and writes `data` there if they are equal,
+    /// in one step. Fails with `Mismatch` if a byte differs or lies beyond the object's end, and
+    /// with `Unsupported` if [`compare_bytes_max`](crate::Capabilities::compare_bytes_max) is 0.
     CompareAndWrite {
         /// Where both ranges begin, in bytes.
         offset: u64,
-        /// The expected bytes. A byte beyond the object's end differs from any.
+        /// The expected bytes. A byte beyond the object's end differs from any expected byte.
         expected: Segments,
         /// The bytes to write.
         data: Segments,
@@ -68,13 +67,14 @@ pub enum Change {
     },
     /// Removes the object.
     Delete,
-    /// Replaces the whole content by that of another object, in the same namespace or another,
-    /// which stays. Copying an object onto itself is a change that leaves the bytes as they are.
-    /// The stamp is not copied. Fails with `Missing` or `ConditionFailed` for the source as well.
+    /// Replaces the whole content with the content of another object, which may be in another
+    /// namespace and stays unchanged. Copying an object onto itself is a change that leaves the
+    /// bytes unchanged. The stamp is not copied. Fails with `Missing` or `ConditionFailed` for the
+    /// source as well.
     Copy {
         /// The object to copy from.
         from: ObjectId,
-        /// The condition on the source: a version that it must have, or none.
+        /// The condition on the source: a required version, or no condition.
         from_condition: Condition,
     },
 }
@@ -87,7 +87,7 @@ impl Change {
         ChangeRequest::of(object, self)
     }
 
-    /// Returns the name of the operation, as in metrics and traces.
+    /// Returns the name of the operation, as shown in metrics and traces.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
@@ -103,7 +103,7 @@ impl Change {
         }
     }
 
-    /// Returns how many bytes are sent with it: zeros take none.
+    /// Returns the number of payload bytes that are sent with the change. Zeros are not sent.
     #[must_use]
     pub fn payload_bytes(&self) -> u64 {
         let len = |data: &Segments| data.len_bytes() as u64;
@@ -115,8 +115,8 @@ impl Change {
         }
     }
 
-    /// Returns whether it makes an object where there is none, whatever else there is: a copy does
-    /// so only if its source is another object.
+    /// Returns whether the change creates a missing object. A copy does so only if its source is
+    /// another object.
     #[must_use]
     pub fn creates(&self) -> bool {
         matches!(
@@ -125,14 +125,14 @@ impl Change {
         )
     }
 
-    /// Returns whether it leaves nothing of what the object was.
+    /// Returns whether the change leaves nothing of the object's previous content.
     #[must_use]
     pub fn replaces_content(&self) -> bool {
         matches!(self, Self::WriteFull { .. } | Self::Delete)
     }
 
-    /// Returns where the bytes end by which it may move the object's end; 0 if it writes none. Its
-    /// ranges end within 2^64, which [`Self::check_end`] ensures.
+    /// Returns the end of the written bytes, up to which the change may extend the object; 0 if it
+    /// writes no bytes. The ranges must end within 2^64, which [`Self::check_end`] checks.
     #[must_use]
     pub fn end(&self) -> u64 {
         match self {
@@ -141,7 +141,8 @@ impl Change {
         }
     }
 
-    /// Returns the offset and the length of the single range that it writes, if it writes one.
+    /// Returns the offset and the length of the range that the change writes, if it writes a single
+    /// range.
     #[inline]
     pub(crate) fn range(&self) -> Option<(u64, u64)> {
         match self {
@@ -153,8 +154,8 @@ impl Change {
         }
     }
 
-    /// Returns the size that it gives to an object of `size` bytes; 0 where there was none. A copy
-    /// counts as one of the object onto itself.
+    /// Returns the size after the change of an object with `size` bytes (0 for a missing object). A
+    /// copy counts as a copy of the object onto itself.
     #[must_use]
     pub fn size_after(&self, size: u64) -> u64 {
         match self {
@@ -165,8 +166,8 @@ impl Change {
         }
     }
 
-    /// Checks the runs of a [`Change::WriteRuns`] against a backend's capabilities; any other change
-    /// passes, without a look at them.
+    /// Checks the runs of a [`Change::WriteRuns`] against a backend's capabilities, which are not
+    /// evaluated for any other change.
     ///
     /// # Errors
     /// As [`runs_end`].
@@ -177,8 +178,8 @@ impl Change {
         }
     }
 
-    /// Checks that what it writes ends within the largest object. Runs are checked by
-    /// [`Self::check_runs`], and what is copied once its size is known.
+    /// Checks that the written range ends within the largest object. [`Self::check_runs`] checks
+    /// runs; a copy is checked when the size of its source is known.
     ///
     /// # Errors
     /// [`Error::TooLarge`](crate::Error::TooLarge).
@@ -191,7 +192,7 @@ impl Change {
     }
 }
 
-/// One range of a [`Change::WriteRuns`]: where it begins, and its new content.
+/// One range of a [`Change::WriteRuns`], with its new content.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Run {
@@ -232,7 +233,7 @@ impl Run {
         }
     }
 
-    /// Returns where the run ends.
+    /// Returns the offset of the end of the run.
     #[must_use]
     pub fn end(&self) -> u64 {
         self.offset.saturating_add(self.len_bytes())
@@ -252,7 +253,8 @@ impl Run {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct ChangeTerms {
-    /// The least durability that the reply must give. A backend may give more, never less.
+    /// The minimum durability of the change when the reply is sent. A backend may provide a
+    /// stronger one, never a weaker one.
     pub durability: Durability,
     /// The change's position in its writer's history. `None` counts as epoch 0 and keeps the
     /// object's stamp.
@@ -269,15 +271,15 @@ pub struct ChangeTerms {
 
 /// A request to change an object.
 ///
-/// One of a single operation is made by its own type, [`WriteRequest`] for example, and made by the
-/// method of that name of [`BlockerExt`](crate::BlockerExt); `K` is that operation.
-/// [`Blocker::change`](crate::Blocker::change) takes any.
+/// A request for a single operation has a type of its own, for example [`WriteRequest`] for
+/// [`BlockerExt::write`](crate::BlockerExt::write), in which `K` stands for the operation.
+/// [`Blocker::change`](crate::Blocker::change) takes requests for any operation.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ChangeRequest<K = operation::Any> {
-    /// The object that is changed; the target of a copy.
+    /// The object to change; the target of a copy.
     pub object: ObjectId,
-    /// What is done to it.
+    /// The operation.
     pub change: Change,
     /// The terms of the change.
     pub terms: ChangeTerms,
@@ -293,7 +295,7 @@ impl<K> ChangeRequest<K> {
         Self { object, change, terms, call, operation: PhantomData }
     }
 
-    /// Sets the least durability that the reply must give.
+    /// Sets the minimum durability of the change when the reply is sent.
     #[must_use]
     pub fn durability(mut self, durability: Durability) -> Self {
         self.terms.durability = durability;
@@ -351,7 +353,7 @@ impl<K> ChangeRequest<K> {
 
 macro_rules! requests {
     ($($(#[$doc:meta])* $request:ident = $operation:ident;)*) => {
-        /// The operations of requests, as types.
+        /// Marker types for the operations of requests.
         pub mod operation {
             /// Any operation.
             #[derive(Clone, Debug)]
@@ -388,7 +390,7 @@ requests! {
     WriteRunsRequest = WriteRuns;
     /// A request to discard a range of an object: [`Change::Discard`].
     DiscardRequest = Discard;
-    /// A request to write a range if other bytes are there: [`Change::CompareAndWrite`].
+    /// A request to write a range if it has the expected bytes: [`Change::CompareAndWrite`].
     CompareAndWriteRequest = CompareAndWrite;
     /// A request to replace the content of an object: [`Change::WriteFull`].
     WriteFullRequest = WriteFull;
@@ -396,7 +398,8 @@ requests! {
     TruncateRequest = Truncate;
     /// A request to remove an object: [`Change::Delete`].
     DeleteRequest = Delete;
-    /// A request to replace the content of an object by that of another: [`Change::Copy`].
+    /// A request to replace the content of an object with the content of another object:
+    /// [`Change::Copy`].
     CopyRequest = Copy;
 }
 
@@ -433,7 +436,7 @@ impl DiscardRequest {
 }
 
 impl CompareAndWriteRequest {
-    /// Returns a request to write `data` at `offset` if the bytes there are `expected`.
+    /// Returns a request to write `data` at `offset` if the object has the bytes `expected` there.
     #[must_use]
     pub fn new(
         object: ObjectId,
@@ -454,7 +457,7 @@ impl WriteFullRequest {
 }
 
 impl TruncateRequest {
-    /// Returns a request to make `object` this long.
+    /// Returns a request to set the size of `object`.
     #[must_use]
     pub fn new(object: ObjectId, size_bytes: u64) -> Self {
         Self::of(object, Change::Truncate { size_bytes })
@@ -476,7 +479,7 @@ impl CopyRequest {
         Self::of(to, Change::Copy { from, from_condition: Condition::None })
     }
 
-    /// Makes the copy conditional on the source having this version.
+    /// Makes the copy conditional on the source's version.
     #[must_use]
     pub fn if_from_version(mut self, version: Version) -> Self {
         if let Change::Copy { from_condition, .. } = &mut self.change {

@@ -1,8 +1,9 @@
-//! Clocks: injected time, so that a test can step it.
+//! Clocks are passed in, so that a test controls the time.
 //!
 //! Deadlines are points on a clock's own scale, in nanoseconds; caller and blocker must use the
 //! same clock. The time of day is not part of a clock. (`cached-core` has another clock for items,
-//! in whole seconds and without sleeps: every hit reads it, for which this one would be too slow.)
+//! in whole seconds and without sleeps, because every hit reads the time and this clock would be
+//! too slow.)
 //!
 //! ```
 //! use std::time::Duration;
@@ -45,12 +46,13 @@ impl Add<Duration> for Timestamp {
     }
 }
 
-/// A future that completes once its time has come. Dropping it cancels it.
+/// A future that completes when its time has come. Dropping the future cancels the sleep.
 pub type Sleep = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// The source of time of a blocker.
 ///
-/// `now` never goes back. A sleep wakes its task when it is due, without polls in between.
+/// `now` never goes backwards. A sleep wakes its task when it is due; the task is not polled
+/// before.
 pub trait Clock: Send + Sync {
     /// Returns the current time.
     fn now(&self) -> Timestamp;

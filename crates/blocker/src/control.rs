@@ -9,7 +9,7 @@ use crate::{
     ObjectId, Reason, RemovedNamespace, Reply, WriteMode,
 };
 
-/// How a namespace is treated.
+/// The cache policy of a namespace.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Policy {
@@ -17,7 +17,7 @@ pub struct Policy {
     pub write: WriteMode,
 }
 
-/// What a namespace may use, and what it uses.
+/// The space limit of a namespace, and its usage.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Quota {
@@ -27,11 +27,11 @@ pub struct Quota {
     pub used_bytes: u64,
 }
 
-/// What attaching a namespace tells its user.
+/// The properties of a namespace, as returned when it is attached.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Attachment {
-    /// What the backend can do for the namespace.
+    /// The capabilities of the backend for the namespace.
     pub capabilities: Capabilities,
     /// The epoch with which the whole namespace has been claimed; 0 if it has not.
     pub epoch: Epoch,
@@ -51,11 +51,11 @@ impl Attachment {
 pub struct Loss {
     /// The object.
     pub object: ObjectId,
-    /// The number of acknowledged changes that are gone.
+    /// The number of lost changes.
     pub changes: u64,
-    /// The bytes that these changes had written, counted by whole buckets.
+    /// The bytes that the lost changes had written, in whole buckets.
     pub bytes: u64,
-    /// Why the store refuses them.
+    /// The reason why the store refuses the changes.
     pub reason: Reason,
 }
 
@@ -73,7 +73,7 @@ impl Loss {
 pub struct LossPage {
     /// The losses, in the order of their objects.
     pub losses: Vec<Loss>,
-    /// Whether there may be more after the last of them.
+    /// Whether there may be more losses after the last one in this page.
     pub has_more: bool,
     /// The number of objects with losses that no page lists, because there were too many.
     pub unlisted_objects: u64,
@@ -84,9 +84,9 @@ pub struct LossPage {
 /// The control plane of a backend or layer, reached by
 /// [`Blocker::control`](crate::Blocker::control).
 ///
-/// By default, every method forwards to [`Self::below`]. A backend has nothing below; its defaults
-/// are `Unsupported`, no metrics, and no losses. All answers are [replies](Reply), so that a
-/// connection to a server can carry them.
+/// By default, every method forwards to [`Self::below`]. A backend has no blocker below; its
+/// defaults are `Unsupported`, no metrics, and no losses. All answers are [replies](Reply), so that
+/// a connection to a server can carry them.
 ///
 /// # Layers
 ///
@@ -141,7 +141,7 @@ pub trait Control: Send + Sync {
         None
     }
 
-    /// Announces that the namespace is going to be used, and returns its attachment.
+    /// Announces that the namespace will be used, and returns its properties.
     ///
     /// # Errors
     /// `Denied`, `Retryable`, `Corrupt`, `Unsupported`.
@@ -177,10 +177,10 @@ pub trait Control: Send + Sync {
         ask(self.below(), "this backend has no policies", |below| below.policy(namespace))
     }
 
-    /// Changes the namespace's policy. The answer comes when the old policy has ended: every change
-    /// that began under it has ended, and written-back data are stored. The new policy applies to
-    /// changes that begin after the request, even if the answer is an error or the caller does not
-    /// wait.
+    /// Changes the namespace's policy. The reply is sent when the old policy has ended: every
+    /// change that began under the old policy has ended, and its dirty data are stored. The new
+    /// policy applies to changes that begin after the request, even if the reply is an error or the
+    /// caller does not wait for it.
     ///
     /// # Errors
     /// `Unsupported` where nothing is cached; `OutOfSpace` if too many namespaces have a policy;
@@ -192,7 +192,7 @@ pub trait Control: Send + Sync {
     /// Returns the namespace's limit and usage.
     ///
     /// # Errors
-    /// `Unsupported` where that is not counted; `Retryable`.
+    /// `Unsupported` if usage is not counted; `Retryable`.
     fn quota(&self, namespace: Namespace) -> Reply<Quota> {
         ask(self.below(), "this backend has no quotas", |below| below.quota(namespace))
     }
@@ -200,7 +200,7 @@ pub trait Control: Send + Sync {
     /// Limits the namespace to `bytes_max` bytes; `None` removes the limit. Existing data stay.
     ///
     /// # Errors
-    /// `Unsupported` where that is not counted; `OutOfSpace` if too many namespaces have a quota;
+    /// `Unsupported` if usage is not counted; `OutOfSpace` if too many namespaces have a quota;
     /// `Denied`, `Retryable`.
     fn set_quota(&self, namespace: Namespace, bytes_max: Option<u64>) -> Reply<()> {
         ask(self.below(), "this backend has no quotas", |below| below.set_quota(namespace, bytes_max))
@@ -242,17 +242,17 @@ pub trait Control: Send + Sync {
     }
 
     /// Sets the write mode of a namespace, other settings, or both; creates the namespace if it is
-    /// new. Settings apply at once; the answer comes as for [`set_policy`](Self::set_policy). The
+    /// new. Settings apply at once; the reply is sent as for [`set_policy`](Self::set_policy). The
     /// operation is idempotent.
     ///
     /// # Errors
-    /// `Invalid` if a value contradicts the others: then nothing has changed; those of
-    /// [`set_policy`](Self::set_policy).
+    /// `Invalid` if a value contradicts other values, in which case nothing has changed; the errors
+    /// of [`set_policy`](Self::set_policy).
     fn change_namespace(&self, namespace: Namespace, settings: NamespaceSettings) -> Reply<()> {
         ask(self.below(), NO_CACHE, |below| below.change_namespace(namespace, settings))
     }
 
-    /// Replaces all settings that a volume has made for its namespace. The namespace cannot be
+    /// Replaces all settings that a volume has set for its namespace. The namespace cannot be
     /// removed while the volume is attached, that is, until `None` is set. Settings by command or
     /// configuration stay. `attachment` identifies an attachment of the volume: `None` ends only
     /// that one.
@@ -269,9 +269,9 @@ pub trait Control: Send + Sync {
         ask(self.below(), NO_CACHE, |below| below.set_volume(namespace, attachment, settings))
     }
 
-    /// Drops a namespace from the cache, with the write mode and settings that commands, or a
-    /// volume that is no longer attached, have made for it. The store's data and the
-    /// configuration's settings stay.
+    /// Drops a namespace from the cache, together with its write mode and settings that were set by
+    /// commands or by a volume that is no longer attached. Data in the store and settings in the
+    /// configuration stay.
     ///
     /// # Errors
     /// `Missing` if it has not been used; `Denied` if a volume in it is attached, or it has dirty
@@ -293,7 +293,8 @@ pub trait Control: Send + Sync {
 
 const NO_CACHE: &str = "this backend caches nothing, and has no namespace settings";
 
-/// Asks the control plane below; without one, the function is unsupported for the reason `why`.
+/// Forwards to the control plane below. Without one, the function is unsupported, for the reason
+/// `why`.
 fn ask<'a, T>(
     below: Option<&'a dyn Control>,
     why: &'static str,

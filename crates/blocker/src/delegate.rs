@@ -1,11 +1,11 @@
-//! The macro with which a layer forwards operations that it does not change.
+//! The macro by which a layer forwards operations that it does not change.
 
 use std::fmt;
 use std::sync::Arc;
 
 use crate::Blocker;
 
-/// Writes the methods of [`Blocker`](crate::Blocker) that a layer forwards, inside its `impl`.
+/// Generates the forwarding methods of a layer, inside its `impl` of [`Blocker`](crate::Blocker).
 ///
 /// The first argument names the layer and gives the blocker below it as a place; `except` lists the
 /// methods that the layer writes itself. A name that is not a method of the trait does not compile.
@@ -55,7 +55,7 @@ macro_rules! delegate {
     };
 }
 
-/// Writes forwarding methods, except those whose names are in the list.
+/// Generates forwarding methods, except those whose names are in the list.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __delegate_methods {
@@ -73,7 +73,7 @@ macro_rules! __delegate_methods {
     ([$($own:ident)*] |$this:ident| $below:expr,) => {};
 }
 
-/// Writes the body, unless the name is in the list.
+/// Generates the method, unless its name is in the list.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __delegate_unless {

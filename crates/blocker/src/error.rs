@@ -1,5 +1,5 @@
-//! Errors by what the caller can do: each variant is a decision for the caller, and defines what
-//! has happened to the data.
+//! Errors, by the action that is left to the caller: each variant tells what has happened to the
+//! data, and what to do next.
 //!
 //! Nothing was changed, except with [`Error::OutcomeUnknown`] (perhaps), [`Error::NotStored`]
 //! (changed, but not stored) and [`Error::WritesLost`] (changed, and unstored data may be lost).
@@ -9,7 +9,7 @@ use std::io;
 
 use crate::{Epoch, Stamp, Version};
 
-/// A text about an error for people. Programs use the variant.
+/// The text of an error, for people. Programs use the variant.
 pub type Reason = Cow<'static, str>;
 
 /// The result of an operation of the contract.
@@ -25,7 +25,7 @@ pub enum Error {
     /// The object exists, and the request was conditional on its absence.
     #[error("the object exists already")]
     Exists,
-    /// The object's version differs from the one that the request demands. Read it again, then
+    /// The object's version differs from the version that the request requires. Read it again, then
     /// retry.
     #[error("the object has version {version}, not the one asked for")]
     ConditionFailed {
@@ -38,7 +38,7 @@ pub enum Error {
         /// The first differing offset within the object.
         offset: u64,
     },
-    /// A writer with a newer epoch has taken over. Stop writing: retrying never helps.
+    /// A writer with a newer epoch has taken over. Stop writing: a retry never succeeds.
     #[error("fenced off: epoch {epoch} has taken over")]
     Fenced {
         /// The epoch in force.
@@ -62,14 +62,14 @@ pub enum Error {
     /// The deadline passed before the operation began. Nothing was changed, and nothing will be.
     #[error("the deadline passed before the operation began")]
     DeadlinePassed,
-    /// The store is full, or the namespace's quota is used up. Free space, or slow down.
+    /// The store is full, or the namespace's quota is used up. Free space, or back off.
     #[error("out of space: {0}")]
     OutOfSpace(Reason),
     /// Nothing was done. The same request may succeed shortly.
     #[error("try again: {0}")]
     Retryable(Reason),
-    /// Stored data fail their checks, or the medium does not return them. Repair them from another
-    /// copy: retrying does not help.
+    /// Stored data fail their checks, or cannot be read from the medium. Repair the data from
+    /// another copy: a retry does not help.
     #[error("corrupt: {0}")]
     Corrupt(Reason),
     /// Changes acknowledged as less than *stored* have been lost below, for example by a failed
@@ -77,19 +77,20 @@ pub enum Error {
     /// deleted, or invalidated.
     #[error("writes not yet stored were lost: {0}")]
     WritesLost(Reason),
-    /// This blocker can never do that, as its capabilities state.
+    /// This blocker does not support the request, as its capabilities state.
     #[error("unsupported: {0}")]
     Unsupported(Reason),
-    /// The request, or the object that it would create, exceeds a limit. Split it.
+    /// The request, or the object that the request would create, exceeds a limit. Split the
+    /// request.
     #[error("too large: the limit is {limit_bytes} bytes")]
     TooLarge {
         /// The limit in bytes.
         limit_bytes: u64,
     },
-    /// The caller is not allowed to do that, or another process holds the store.
+    /// The caller lacks the permission, or another process has the store open.
     #[error("denied: {0}")]
     Denied(Reason),
-    /// The request contradicts itself: a bug in the caller.
+    /// The request is invalid: a bug in the caller.
     #[error("invalid request: {0}")]
     Invalid(Reason),
 }
@@ -107,8 +108,9 @@ impl Error {
         matches!(self, Self::OutcomeUnknown(_))
     }
 
-    /// Returns whether the error only reports the object's state: it is missing, exists already, or is not
-    /// as the request expects. The store works, so traces and metrics do not count this as a failure.
+    /// Returns whether the error only reports the object's state: the object is missing, already
+    /// exists, or differs from what the request expects. The store works, so traces and metrics do
+    /// not count such an error as a failure.
     #[must_use]
     pub fn is_answer(&self) -> bool {
         matches!(
@@ -121,7 +123,7 @@ impl Error {
         )
     }
 
-    /// Returns one word for the variant, the same in logs, metrics and JSON.
+    /// Returns the variant's name for logs, metrics and JSON.
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {
@@ -145,8 +147,7 @@ impl Error {
         }
     }
 
-    /// Converts an error of the operating system, from an operation that changed nothing. `what`
-    /// names the operation.
+    /// Converts a system error of an operation that changed nothing. `what` names the operation.
     #[must_use]
     pub fn from_io(error: &io::Error, what: &str) -> Self {
         use io::ErrorKind as Kind;
@@ -157,13 +158,13 @@ impl Error {
                 Self::Denied(reason())
             }
             Kind::Unsupported => Self::Unsupported(reason()),
-            // A system failure is no evidence of damaged data.
+            // A system error does not prove that data are damaged.
             _ => Self::Retryable(reason()),
         }
     }
 
-    /// Converts an error as [`from_io`](Self::from_io) does, for reads of an object's stored data:
-    /// a medium that does not return them is `Corrupt`.
+    /// Converts a system error of a read of stored data. If the medium cannot return the data, the
+    /// error is `Corrupt`; any other error is converted by [`from_io`](Self::from_io).
     #[must_use]
     pub fn from_read(error: &io::Error, what: &str) -> Self {
         /// EIO, EBADMSG, EUCLEAN, EREMOTEIO.

@@ -23,7 +23,7 @@ use parking_lot::Mutex;
 
 use crate::{Epoch, Reason, Scope};
 
-/// The largest number of events that wait for one subscriber.
+/// The maximum number of pending events per subscription.
 const QUEUE_EVENTS_MAX: usize = 1024;
 
 /// A notification from a blocker to the layers above it.
@@ -34,11 +34,11 @@ pub enum Event {
     Changed(Scope),
     /// The scope has been claimed: older epochs are refused from now on.
     Fenced(Scope, Epoch),
-    /// Changes of objects in the scope, acknowledged as less than *stored*, are lost, and flushes
-    /// that cover them answer [`Error::WritesLost`](crate::Error::WritesLost): write unstored data
+    /// Changes in the scope that were acknowledged as less than *stored* are lost, and flushes that
+    /// cover them fail with [`Error::WritesLost`](crate::Error::WritesLost): write unstored data
     /// again.
     WritesLost(Scope),
-    /// A store in memory has restarted empty: all its data, including *stored* ones, and its claims
+    /// A store in memory has restarted empty: all its data, including *stored* data, and its claims
     /// are lost. Drop clean copies, and store dirty data again.
     Emptied,
     /// The store has run out of space.
@@ -52,7 +52,7 @@ pub enum Event {
     Missed,
 }
 
-/// The sending side: one for each blocker that publishes events.
+/// The sending side. Each blocker that publishes events has one hub.
 #[derive(Default)]
 pub struct EventHub {
     queues: Mutex<Vec<Weak<Mutex<Queue>>>>,
@@ -105,7 +105,7 @@ impl fmt::Debug for EventHub {
     }
 }
 
-/// Subscribers receive the remaining events, then the end.
+/// Subscribers still receive the pending events, then the end of the stream.
 impl Drop for EventHub {
     fn drop(&mut self) {
         for queue in self.queues.get_mut().drain(..).filter_map(|queue| queue.upgrade()) {
@@ -119,7 +119,7 @@ impl Drop for EventHub {
     }
 }
 
-/// The receiving side. Dropping it ends the subscription.
+/// The receiving side. Dropping the subscription ends it.
 pub struct Subscription {
     queue: Arc<Mutex<Queue>>,
 }

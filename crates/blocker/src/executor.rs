@@ -25,7 +25,7 @@ impl Wake for Unpark {
 }
 
 thread_local! {
-    /// One per thread, so that a ready answer costs no allocation.
+    /// The waker of the thread, created once so that a ready reply costs no allocation.
     static WAKER: Waker = Arc::new(Unpark(std::thread::current())).into();
 }
 
@@ -35,7 +35,7 @@ pub fn thread_waker() -> Waker {
     WAKER.with(Waker::clone)
 }
 
-/// Runs `future`, which may be a [`crate::Reply`], on this thread until it completes.
+/// Runs `future`, for example a [`crate::Reply`], on this thread to completion.
 #[inline]
 pub fn block_on<F: IntoFuture>(future: F) -> F::Output {
     let mut future = pin!(future.into_future());

@@ -1,5 +1,5 @@
-//! Convenience methods for callers: one for each kind of change, and others for whole objects
-//! without requests.
+//! Convenience methods for callers: one for each kind of change, and shorter ones for whole
+//! objects, ranges and listings.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -18,7 +18,8 @@ use crate::{
     WriteRunsRequest, WriteZeroesRequest,
 };
 
-/// How often [`BlockerExt::read_range`] restarts because the object changed during the read.
+/// The maximum number of restarts of [`BlockerExt::read_range`] because the object changed during
+/// the read.
 const TRIES: u32 = 8;
 
 macro_rules! changes {
@@ -69,16 +70,17 @@ pub trait BlockerExt: Blocker {
         write_runs(WriteRunsRequest);
         /// Discards a range: [`Change::Discard`](crate::Change::Discard).
         discard(DiscardRequest);
-        /// Writes if the bytes are as expected:
+        /// Writes a range if it has the expected bytes:
         /// [`Change::CompareAndWrite`](crate::Change::CompareAndWrite).
         compare_and_write(CompareAndWriteRequest);
         /// Replaces the whole content: [`Change::WriteFull`](crate::Change::WriteFull).
         write_full(WriteFullRequest);
-        /// Moves the end of an object: [`Change::Truncate`](crate::Change::Truncate).
+        /// Sets the size of an object: [`Change::Truncate`](crate::Change::Truncate).
         truncate(TruncateRequest);
         /// Removes an object: [`Change::Delete`](crate::Change::Delete).
         delete(DeleteRequest);
-        /// Replaces the whole content by another object's: [`Change::Copy`](crate::Change::Copy).
+        /// Replaces the whole content with the content of another object:
+        /// [`Change::Copy`](crate::Change::Copy).
         copy(CopyRequest);
     }
 
@@ -192,7 +194,7 @@ fn is_found<T>(answer: Result<T>) -> Result<bool> {
     }
 }
 
-/// Reads `range` in as few requests as the blocker allows.
+/// Reads `range` with as few requests as possible.
 async fn read_all<B: Blocker + ?Sized>(blocker: &B, object: ObjectId, range: Range<u64>) -> Result<Segments> {
     let can = blocker.capabilities();
     for _ in 0..TRIES {

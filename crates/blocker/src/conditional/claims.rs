@@ -71,7 +71,8 @@
 use crate::admission::check_epoch_step;
 use crate::{Epoch, Error, Namespace, ObjectId, OrderDomain, Result, Scope, WriterId};
 
-/// How often a claim of an object is prepared again because of concurrent changes.
+/// The maximum number of times that a claim of an object is prepared again because of concurrent
+/// changes.
 const TRIES: u32 = 200;
 
 /// The record of a claim.
@@ -86,13 +87,14 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// Returns whether another or an unknown writer has claimed `epoch` (not 0) by this claim.
+    /// Returns whether this claim is a claim of `epoch` (other than 0) by another or an unknown
+    /// writer.
     #[must_use]
     pub fn excludes(self, epoch: u64, writer: WriterId) -> bool {
         self.epoch == epoch && self.writer != Some(writer)
     }
 
-    /// Returns whether `writer` holds `epoch` by this claim.
+    /// Returns whether `writer` holds `epoch` through this claim.
     #[must_use]
     pub fn is_held_by(self, epoch: u64, writer: WriterId) -> bool {
         self == Self { epoch, writer: Some(writer), is_held: true }
@@ -179,7 +181,7 @@ pub trait Claims: Sync {
         decide: impl FnMut(Claim) -> Result<Option<Claim>> + Send,
     ) -> impl Future<Output = Result<bool>> + Send;
 
-    /// Raises an announcement in a scope's record to `epoch`, unless it is at least that.
+    /// Raises an announcement in a scope's record to at least `epoch`.
     fn raise(
         &self,
         place: Place<'_>,
@@ -217,8 +219,8 @@ pub trait Claims: Sync {
     /// Returns the current state of an object.
     fn find(&self, object: &ObjectId) -> impl Future<Output = Result<Found<Self::Seen>>> + Send;
 
-    /// Makes the store's own checks before an object is claimed with `epoch`; `above` is the epoch
-    /// of the wider scopes.
+    /// Performs the store's own checks before an object is claimed with `epoch`; `above` is the
+    /// epoch of the wider scopes.
     ///
     /// # Errors
     /// `Fenced`.
@@ -227,8 +229,8 @@ pub trait Claims: Sync {
     }
 
     /// Records a claim with an object if the object is unchanged since it was found, and raises its
-    /// fence to `fence`, if given. An object without a fence is introduced; if its scopes' epoch is
-    /// higher, the claim is refused with that.
+    /// fence to `fence`, if given. An object without a fence is introduced; if the epoch of its
+    /// scopes is higher, the claim is refused with that epoch.
     fn put_claim(
         &self,
         object: &ObjectId,
@@ -318,7 +320,8 @@ async fn claim_scope<S: Claims>(
     hold(store, scope, (epoch, writer), above.is_held).await.map_err(after_raise(raised))?;
     let held = Claim { is_held: true, ..asked };
     record_claim(store, place, above, held, writer).await.map_err(after_raise(raised))?;
-    // Needed even if the epoch was there already: the claim that raised it may not have finished.
+    // This is needed even if the record already had the epoch: the claim that raised it may not
+    // have finished.
     store.meet_all(place, epoch).await.map_err(after_raise(raised))?;
     Ok(raised)
 }
@@ -338,7 +341,7 @@ async fn record_claim<S: Claims>(
         if current.epoch > epoch {
             return fenced(current.epoch);
         }
-        // A claim that was only asked for yields to a writer that holds the epoch through a wider
+        // A claim that is only *asked for* yields to a writer that holds the epoch through a wider
         // scope.
         if current.excludes(epoch, writer) && (current.is_held || !above.is_held) {
             return fenced(epoch);
@@ -397,7 +400,7 @@ async fn claim_object<S: Claims>(
     Err(Error::Retryable("too many concurrent changes to this object".into()))
 }
 
-/// Announces a claim that is asked for, and checks that it can be held.
+/// Announces a claim that is *asked for*, and checks that it can become *held*.
 async fn hold<S: Claims>(store: &S, scope: &Scope, claim: (u64, WriterId), is_held: bool) -> Result<()> {
     announce(store, scope, claim.0).await?;
     let above = look_above(store, scope, claim, is_held).await?;
@@ -407,15 +410,14 @@ async fn hold<S: Claims>(store: &S, scope: &Scope, claim: (u64, WriterId), is_he
 /// The state of the wider scopes.
 #[derive(Clone, Copy)]
 struct Above {
-    /// The highest epoch there.
+    /// The highest epoch of the wider scopes.
     in_force: u64,
-    /// Whether the writer already holds the epoch that it claims, in a wider scope or in the scope
-    /// itself.
+    /// Whether the writer already holds the claimed epoch, in a wider scope or in the scope itself.
     is_held: bool,
 }
 
 /// Looks at the scopes wider than `scope`. Refuses the claim if one of them has a newer epoch, or
-/// has this epoch by another writer and the claimant does not hold it already.
+/// if another writer has claimed this epoch there and the claimant does not already hold it.
 async fn look_above<S: Claims>(
     store: &S,
     scope: &Scope,

@@ -1,4 +1,4 @@
-//! What a conditional store knows of objects between their changes.
+//! The knowledge of a conditional store about objects between their changes.
 //!
 //! A change is prepared from a remembered state, and applied only if the state is still correct. So
 //! an outdated state costs a round trip, never correctness. A change without an answer may still be
@@ -21,8 +21,8 @@ pub struct Known<S, B> {
     unsettled_max: usize,
 }
 
-/// When the young generation is full, it becomes the old one, and the unused states of the previous
-/// old generation are forgotten.
+/// When the young generation is full, it replaces the old generation, whose states are forgotten
+/// unless they were used meanwhile.
 struct Generations<S> {
     young: HashMap<ObjectId, S>,
     young_weight: usize,
@@ -36,8 +36,8 @@ impl<S> Default for Generations<S> {
 }
 
 impl<S: Clone, B: Clone> Known<S, B> {
-    /// Remembers states of at most `weight_max` together, as `weigh` counts them, and at most
-    /// `unsettled_max` unsettled objects.
+    /// Returns a memory for states with a total weight of at most `weight_max`, measured by
+    /// `weigh`, and for at most `unsettled_max` unsettled objects.
     #[must_use]
     pub fn new(weight_max: usize, weigh: fn(&ObjectId, &S) -> usize, unsettled_max: usize) -> Self {
         let (generations, unsettled) = Default::default();

@@ -1,10 +1,10 @@
 //! The core of stores whose atomic steps span only one object: a change is decided on the object's
 //! observed state, and applied on the condition that the state is unchanged. This module does no
-//! I/O; it has the decision (this file), the claim protocol ([`claims`]), and a memory of objects'
-//! last states ([`Known`]).
+//! I/O. It has the decision (this file), the claim protocol ([`claims`]), and a memory of the last
+//! known states of objects ([`Known`]).
 //!
-//! A copy is decided as the change that [`copied`] returns for it, so one that gets here is of an
-//! object onto itself: a new version of the same bytes.
+//! A copy is decided as the change that [`copied`] returns for it. A copy that reaches the decision
+//! is therefore one of an object onto itself: a new version of the same bytes.
 
 pub mod claims;
 mod known;
@@ -30,11 +30,12 @@ pub struct Seen {
     pub stamp: Option<Stamp>,
     /// The epoch below which no change is applied; `None` if not yet known.
     pub fence: Option<u64>,
-    /// The same for the change's order domain.
+    /// The fence of the change's order domain, which is `None` if not yet known.
     pub domain_fence: Option<u64>,
 }
 
-/// Checks that a change does not compare too much, nor make the object too large.
+/// Checks that a change compares at most the supported number of bytes, and does not make the
+/// object too large.
 ///
 /// # Errors
 /// `TooLarge`.
@@ -66,8 +67,8 @@ pub fn may_create(change: &Change, terms: &ChangeTerms) -> bool {
     change.creates() && !matches!(terms.condition, Condition::Present | Condition::Version(_))
 }
 
-/// Returns the answer to a change that has been stored, and has left the object with this version
-/// and size.
+/// Returns the reply to a change that has been stored and has given the object this version and
+/// size.
 #[must_use]
 pub fn stored(change: &Change, version: Version, size_bytes: u64) -> ChangeReply {
     match change {
@@ -76,9 +77,10 @@ pub fn stored(change: &Change, version: Version, size_bytes: u64) -> ChangeReply
     }
 }
 
-/// Returns the change of `to` for a copy through the client, and its terms. `read` reads the given
-/// number of bytes of the source under the condition on it, and returns them with the source's size
-/// and version, as one consistent snapshot. A copy of an object onto itself stays one.
+/// Returns the change of `to`, and its terms, that copies through the client. `read` reads at most
+/// the given number of bytes of the source under the given condition, and returns the bytes with
+/// the source's size and version, as one consistent snapshot. A copy of an object onto itself is
+/// returned unchanged.
 ///
 /// # Errors
 /// Those of `read`; `TooLarge`.
@@ -105,7 +107,8 @@ where
     Ok((Change::WriteFull { data }, terms))
 }
 
-/// The progress of a call, for the one that stops waiting for it. Clones share it.
+/// The progress of a call, for the code that may stop waiting for the call. Clones share the
+/// progress.
 #[derive(Clone, Default, Debug)]
 pub struct Progress {
     has_begun: Arc<AtomicBool>,

@@ -1,4 +1,4 @@
-//! Cancellation at every await: polls a reply n times, drops it, and checks the state.
+//! Cancellation at every await: polls a reply a number of times, drops it, and checks the state.
 
 use std::time::Duration;
 
@@ -11,9 +11,9 @@ use crate::{
     ListRequest, ReadRequest, Scope, WriteFullRequest, WriteRequest, WriteZeroesRequest,
 };
 
-/// Replies that need more polls are not dropped after each of them.
+/// The maximum number of polls after which a reply is dropped.
 const POLLS_MAX: usize = 6;
-/// How long to wait for the wake-up between two polls.
+/// The maximum time to wait for a wake-up between two polls.
 const WAKE: Duration = Duration::from_millis(20);
 
 pub(super) fn a_cancelled_change_is_all_or_nothing(cx: &Cx<'_>) -> Check {

@@ -76,8 +76,8 @@ pub(super) fn runs_are_seen_all_or_none(cx: &Cx<'_>) -> Check {
     })
 }
 
-/// Writers write one byte value at a time with `write`, while a reader passes everything it reads
-/// to `check`. Runs for one bucket, and for the largest atomic write.
+/// Writers fill a range with one byte value at a time by calling `write`, while a reader passes
+/// everything that it reads to `check`. The range is one bucket, and then the largest atomic write.
 fn never_seen_in_part(
     cx: &Cx<'_>,
     object: &ObjectId,

@@ -235,7 +235,7 @@ pub(super) fn copy_replaces_the_target_and_keeps_the_source(cx: &Cx<'_>) -> Chec
     cx.expect(&to, &data)?;
     cx.expect(&from, &data)?;
     ensure!(cx.info(&from)?.version == before.version, "a copy changed its source");
-    // From now on the two objects are independent.
+    // The copy and its source are independent from now on.
     cx.write(&to, 0, b"other")?;
     cx.expect(&from, &data)?;
     cx.write(&from, 100, b"other")?;

@@ -1,5 +1,5 @@
-//! The context of a case: the backend, its own names, and shorthands for "this must work" and "this
-//! must fail so".
+//! The context of a case: the backend, the case's own names, and shorthands for calls that must
+//! succeed or must fail with a particular error.
 
 use std::cell::RefCell;
 use std::fmt::Debug;
@@ -68,7 +68,7 @@ impl<'a> Cx<'a> {
 
     /// Cuts the power and continues with the restarted backend.
     pub(super) fn power_cycle(&self) -> Check {
-        // A store is open in one process at a time, so no handle to the old one may remain.
+        // A store can be open only once, so no handle to the old store may remain.
         let placeholder: Arc<dyn Blocker> = Arc::new(crate::memory::Memory::default());
         drop(self.backend.replace(placeholder));
         let backend = self.harness.power_cycle();
@@ -144,7 +144,7 @@ impl<'a> Cx<'a> {
 
     // ---- calls
 
-    /// Calls and waits; repeats the call while the answer is `Retryable`.
+    /// Makes a call and waits for its result. Repeats the call while the result is `Retryable`.
     pub(super) fn wait<T: Unpin>(
         &self,
         what: &str,
@@ -163,12 +163,12 @@ impl<'a> Cx<'a> {
         }
     }
 
-    /// Calls, and fails the case on an error.
+    /// Makes a call, and fails the case on an error.
     pub(super) fn ok<T: Unpin>(&self, what: &str, call: impl Fn(&dyn Blocker) -> Reply<T>) -> Check<T> {
         self.wait(what, call)?.map_err(|error| Stop::Fail(format!("{what} failed: {error}")))
     }
 
-    /// Calls, and fails the case unless the call fails with this error.
+    /// Makes a call, and fails the case unless the call fails with this error.
     pub(super) fn fails<T: Unpin + Debug>(
         &self,
         what: &str,
@@ -248,7 +248,7 @@ impl<'a> Cx<'a> {
     }
 }
 
-/// Compares bytes, and reports only the first difference instead of megabytes.
+/// Compares bytes, and reports only the first difference instead of the whole contents.
 pub(super) fn same_bytes(found: &[u8], wanted: &[u8]) -> Check {
     if let Some(at) = found.iter().zip(wanted).position(|(a, b)| a != b) {
         let text = format!("byte {at} is {:#04x}, expected {:#04x}", found[at], wanted[at]);

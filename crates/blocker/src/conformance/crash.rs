@@ -1,7 +1,8 @@
 //! Loss of power: stored data are intact, unstored data are old or new, and the order holds.
 //!
-//! Each case does some work, has the harness cut the power (which loses, tears and reorders
-//! whatever the store may), and checks the result. Outcomes are random, so run many seeds.
+//! Each case makes some changes, has the harness cut the power (which loses, tears and reorders
+//! whatever the store is allowed to), and checks the result. Outcomes are random, so run many
+//! seeds.
 
 use std::collections::HashMap;
 

@@ -75,7 +75,7 @@ pub(super) fn subscribers_receive_invalidations(cx: &Cx<'_>) -> Check {
             receives(cx, subscriber, is_it, "an invalidation")?;
         }
     }
-    // Dirty data stay, invalidated or not.
+    // Dirty data stay, even if they are invalidated.
     cx.expect(&object, b"bytes")
 }
 
@@ -83,7 +83,7 @@ pub(super) fn subscribers_receive_claims(cx: &Cx<'_>) -> Check {
     cx.skip_unless(cx.caps.fencing, "fencing")?;
     let scope = Scope::Object(cx.object("claimed"));
     let mut subscriber = cx.backend().subscribe();
-    // A store that remembers an earlier run may have a claim already, so the epoch is raised step
+    // A store that remembers an earlier run may already have a claim, so the epoch is raised step
     // by step.
     let mut epoch = 1;
     loop {

@@ -143,7 +143,7 @@ pub(super) fn an_epoch_in_force_is_refused_to_another_writer(cx: &Cx<'_>) -> Che
     for (epoch, scope) in [(10, &one), (20, &domain), (30, &whole)] {
         claim(cx, scope.clone(), epoch)?;
         refuses(scope, epoch, OTHER_WRITER)?;
-        // The same claim again, as after a lost answer.
+        // The same claim is repeated, as after a lost reply.
         claim(cx, scope.clone(), epoch)?;
     }
     // A wider claim binds narrower scopes, and a narrower one excludes others from the wider scope.

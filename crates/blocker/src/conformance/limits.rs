@@ -1,4 +1,4 @@
-//! Limits: exactly as large as the capabilities state, and a clear error beyond.
+//! Limits are exactly as large as the capabilities state; anything larger gets a clear error.
 
 use super::context::{Check, Cx, ensure, same_bytes};
 use crate::{
@@ -102,7 +102,7 @@ pub(super) fn runs_work_up_to_their_limit(cx: &Cx<'_>) -> Check {
     same_bytes(&read.data.to_vec(), &data[half..])
 }
 
-/// Whether the error is the expected refusal.
+/// Returns whether the error is the expected refusal.
 type Refusal = fn(&Error) -> bool;
 
 fn is_invalid(error: &Error) -> bool {

@@ -80,7 +80,8 @@ pub(super) fn a_prefix_selects(cx: &Cx<'_>) -> Check {
             ensure!(listed == wanted, "prefix {prefix:?} selects {} of {}", listed.len(), wanted.len());
         }
     }
-    // A start before the prefix changes nothing; a start behind it leaves nothing.
+    // If the listing starts before the prefix, all names with the prefix are listed; if it starts
+    // behind, none.
     let request = ListRequest::new(cx.namespace()).prefix("b");
     let all = cx.names(&request)?;
     ensure!(

@@ -35,7 +35,7 @@ use crate::{Blocker, Clock, SystemClock};
 
 use context::{Check, Cx, Stop};
 
-/// The blocker under test, and what the suite can do to it.
+/// The blocker under test, its clock, and a way to cut its power.
 pub trait Harness {
     /// Returns the blocker under test. Called once for each case; may return the same one or a fresh one.
     fn backend(&self) -> Arc<dyn Blocker>;
@@ -46,8 +46,8 @@ pub trait Harness {
     }
 
     /// Cuts the power of the blocker that [`Self::backend`] returned last, loses whatever the store
-    /// may lose, and restarts it. Returns `None`, the default, if the harness cannot do that; such
-    /// cases are skipped.
+    /// is allowed to lose, and returns the restarted blocker. The default is `None`: the harness
+    /// cannot cut the power, and cases that need this are skipped.
     fn power_cycle(&self) -> Option<Arc<dyn Blocker>> {
         None
     }
@@ -76,17 +76,17 @@ impl Harness for Plain {
     }
 }
 
-/// How to run the suite.
+/// The options of a run of the suite.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Options {
-    /// The seed of every random choice; the report repeats it.
+    /// The seed of all random choices. The report contains the seed.
     pub seed: u64,
     /// The prefix of the suite's namespaces. Objects found there are removed.
     pub namespace_prefix: String,
-    /// Only cases whose name contains this.
+    /// Only cases whose name contains this text run.
     pub filter: String,
-    /// How long an answer may take before it counts as lost.
+    /// The time after which a missing reply counts as lost.
     pub timeout: Duration,
     /// The amount of random work: 1 takes a second or less on a fast backend.
     pub effort: u32,
@@ -218,9 +218,9 @@ cases! {
 pub enum Verdict {
     /// The blocker keeps the contract.
     Pass,
-    /// The case does not apply, for this reason.
+    /// The case does not apply to this blocker, for the given reason.
     Skip(String),
-    /// The blocker breaks the contract in this way.
+    /// The blocker violates the contract in the given way.
     Fail(String),
 }
 
@@ -231,7 +231,7 @@ pub struct CaseReport {
     pub name: &'static str,
     /// The result.
     pub verdict: Verdict,
-    /// How long the case took.
+    /// The duration of the case.
     pub took: Duration,
 }
 

@@ -18,7 +18,7 @@ pub(super) fn any_sequence_matches_a_plain_map(cx: &Cx<'_>) -> Check {
         let key = cx.below(OBJECTS);
         let object = cx.object(format!("object-{key}"));
         let (offset, len) = (cx.below(SIZE_MAX / 2), cx.below(SIZE_MAX / 2));
-        // Half of the ranges are aligned, like those of disks.
+        // Half of the ranges are aligned, like the requests of disks.
         let align = if cx.below(2) == 0 { 4096 } else { 1 };
         let (offset, len) = (offset / align * align, len / align * align);
         let (from, to) = (offset as usize, (offset + len) as usize);

@@ -1,12 +1,12 @@
-//! Two primitives for any executor: a gate that stops all tasks, and a lock that may be held across
-//! awaits.
+//! Two primitives for any executor: a gate that can stop all tasks, and a lock that can be held
+//! across awaits.
 
 use std::future::{Future, poll_fn};
 use std::task::{Poll, Waker};
 
 use parking_lot::Mutex;
 
-/// A gate: open, or closed with the wakers of the waiting tasks.
+/// A gate, which is open, or closed with the wakers of the waiting tasks.
 #[derive(Default)]
 pub(super) struct Gate {
     state: Mutex<(bool, Vec<Waker>)>,
@@ -43,7 +43,8 @@ impl Gate {
     }
 }
 
-/// A lock whose guard may live across awaits. Not fair: all waiting tasks are woken and try again.
+/// A lock whose guard can be held across awaits. The lock is not fair: all waiting tasks are woken
+/// and retry.
 #[derive(Default)]
 pub(super) struct AsyncLock {
     held: Gate,

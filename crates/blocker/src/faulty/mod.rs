@@ -1,12 +1,13 @@
-//! Fault injection: a layer over any blocker with faults from a seed.
+//! Fault injection: a layer over any blocker that draws faults from a seed.
 //!
 //! Faults are delays on the given clock, errors with and without effect, stalls, a full store,
-//! crashes at a chosen step, and a volatile cache whose contents a crash loses, tears and reorders.
-//! The layer serves tests of everything that builds on the contract. It never damages data: every
+//! crashes at a chosen call, and a volatile cache whose contents a crash loses, tears and reorders.
+//! The layer is for tests of everything that builds on the contract. It never damages data: every
 //! byte that it returns was written.
 //!
-//! A call's faults are drawn when it is made. A delayed or stalled call keeps its deadline: if the
-//! deadline passes before the call is executed, nothing was done; if later, the outcome is unknown.
+//! The faults of a call are drawn when the call is made. A delayed or stalled call keeps its
+//! deadline: if the deadline passes before the call is executed, nothing was done; if it passes
+//! later, the outcome is unknown.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -93,18 +94,18 @@ impl Faulty {
         self.shared.stalled.close();
     }
 
-    /// Ends a stall.
+    /// Ends a stall, so that calls continue.
     pub fn resume(&self) {
         self.shared.stalled.open();
     }
 
-    /// Crashes the backend: later calls answer `Retryable`, calls in progress answer
+    /// Crashes the backend: later calls return `Retryable`, and calls in progress return
     /// `OutcomeUnknown`.
     pub fn crash(&self) {
         self.shared.state.lock().crashed = true;
     }
 
-    /// Returns whether the backend has crashed and not been restarted.
+    /// Returns whether the backend has crashed and has not been restarted.
     #[must_use]
     pub fn is_crashed(&self) -> bool {
         self.shared.state.lock().crashed
@@ -191,7 +192,7 @@ impl Shared {
         answer
     }
 
-    /// Returns the answer of a call whose own answer is lost.
+    /// Returns the error of a call whose reply is lost.
     fn unknown(&self, kind: Kind) -> Error {
         match kind {
             Kind::Read => Error::Retryable("the answer was lost".into()),
@@ -212,7 +213,7 @@ impl Shared {
         until(&*self.clock, call.deadline, wait).await
     }
 
-    /// Checks whether an object may grow to `end`.
+    /// Checks that the capacity allows an object to grow to `end`.
     fn check_space(&self, object: &ObjectId, end: u64) -> Result<()> {
         let Some(limit) = self.plan.space_bytes_max else { return Ok(()) };
         let state = self.state.lock();
@@ -321,7 +322,7 @@ impl Collect for Faulty {
     }
 }
 
-/// Calls of the control plane never fail by plan.
+/// The plan has no faults for calls of the control plane.
 impl Control for Faulty {
     fn below(&self) -> Option<&dyn Control> {
         Some(self.shared.below.control())

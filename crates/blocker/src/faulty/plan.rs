@@ -1,4 +1,4 @@
-//! The plan of faults, and the seeded draw that decides the fate of each call.
+//! The plan of faults, and the seeded draw of the faults of each call.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -18,15 +18,15 @@ pub struct FaultPlan {
     pub delay: Range<Duration>,
     /// The number of calls in 1 000 that fail with `Retryable` and without effect.
     pub error_permille: u32,
-    /// The number of changes in 1 000 that answer `OutcomeUnknown`, executed or not.
+    /// The number of changes in 1 000 that fail with `OutcomeUnknown`, executed or not.
     pub unknown_permille: u32,
-    /// The number of flushes in 1 000 that answer `NotStored`.
+    /// The number of flushes in 1 000 that fail with `NotStored`.
     pub not_stored_permille: u32,
     /// Changes stay in a volatile cache until they are flushed; a crash loses, tears and reorders them.
     pub volatile: bool,
     /// A flush answers *stored* without storing, like a broken disk that crash tests must detect.
     pub flush_lies: bool,
-    /// The call with this number, counted from 1, crashes the backend.
+    /// The number of the call that crashes the backend, counted from 1.
     pub crash_at_step: Option<u64>,
     /// The store's capacity in bytes, counting data written through this layer.
     pub space_bytes_max: Option<u64>,
@@ -40,7 +40,7 @@ impl FaultPlan {
     }
 }
 
-/// The kind of a call, which decides its possible faults and the meaning of a late answer.
+/// The kind of a call, which decides its possible faults and the meaning of a late reply.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Kind {
     Read,

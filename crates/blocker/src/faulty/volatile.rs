@@ -1,10 +1,11 @@
-//! A volatile cache in front of the backend, like a disk's: a crash may lose, tear or reorder
-//! unflushed changes.
+//! A volatile cache in front of the backend, like the cache of a disk: a crash may lose, tear or
+//! reorder unflushed changes.
 //!
-//! The live state is a memory backend, which copies an object from below at its first use. Changes
-//! are made there and recorded in a log; a flush applies the log below, in order. A crash draws
-//! which part of the log reached the store by itself: any sectors of plain changes, but only a
-//! prefix of an object's stamped changes (a stamp must never be stored before its data).
+//! The live state is in a memory backend, into which an object is copied from below at its first
+//! use. Changes are made in the live state and recorded in a log; a flush applies the log below, in
+//! order. A crash draws the part of the log that has reached the store: any sectors of unstamped
+//! changes, but only a prefix of an object's stamped changes, because a stamp must never be stored
+//! before its data.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -31,7 +32,7 @@ pub(super) struct Volatile(Arc<Shared>);
 struct Shared {
     inner: Arc<dyn Blocker>,
     front: Memory,
-    /// Held during one operation at a time: the log has the order of the changes.
+    /// Held during each operation, so that the log has the order of the changes.
     exclusive: AsyncLock,
     records: Mutex<Records>,
     flush_lies: bool,
@@ -39,11 +40,11 @@ struct Shared {
 
 #[derive(Default)]
 struct Records {
-    /// Objects whose live state is in this cache.
+    /// The objects whose live state is in this cache.
     taken_over: HashSet<ObjectId>,
     log: Vec<ChangeRequest>,
     claims: Vec<(Scope, Epoch, WriterId)>,
-    /// Stored deletions that the store below remembers.
+    /// The stored deletions that the store below remembers.
     tombstones: HashMap<ObjectId, Stamp>,
 }
 
@@ -103,13 +104,13 @@ impl Volatile {
         Self(Arc::new(Shared { inner, front, exclusive, records, flush_lies }))
     }
 
-    /// Loses unflushed changes, except those that the draw lets reach the store.
+    /// Loses unflushed changes, except those that are drawn as having reached the store.
     pub(super) async fn crash(&self, rng: Rng) -> Result<()> {
         self.0.crash(rng).await
     }
 }
 
-/// Writes the methods that run one at a time.
+/// Generates the methods that run one at a time.
 macro_rules! exclusive {
     ($($method:ident($request:ty) -> $reply:ty;)*) => {
         $(fn $method(&self, request: $request) -> Reply<$reply> {
@@ -251,7 +252,7 @@ impl Shared {
         let (object, stamp) = (logged.object.clone(), logged.terms.stamp);
         let is_delete = matches!(logged.change, Change::Delete);
         match self.inner.change(logged).await {
-            // Applied before; only the reply was lost.
+            // The change was applied before; only the reply was lost.
             Ok(_) | Err(Error::Superseded { .. } | Error::Missing) => {}
             Err(error) => return Err(error),
         }
@@ -264,7 +265,7 @@ impl Shared {
     }
 
     async fn claim(&self, request: ClaimRequest) -> Result<ClaimReply> {
-        // Changes admitted before the claim must not be refused below after it.
+        // Changes that were admitted before the claim must not be refused below afterwards.
         self.write_back().await?;
         let reply = self.inner.claim(request.clone()).await?;
         self.front.claim(ClaimRequest::new(request.scope.clone(), request.epoch, request.writer)).await?;
