@@ -39,8 +39,8 @@ use crate::file::directory::DirectoryLock;
 use crate::file::twice::{Superblock, decode_claims, encode_claims};
 use crate::{Epoch, Error, Name, Namespace, ObjectId, Result, Scope};
 
-/// The distance of a reconstructed count of starts above the highest known one: unstored versions
-/// given since then must not be given again.
+/// The distance by which a reconstructed count of starts exceeds the highest known one: unstored
+/// versions that were given since then must not be given again.
 const MADE_UP_STARTS: u64 = 4096;
 
 /// The severity of a finding.
@@ -49,7 +49,7 @@ const MADE_UP_STARTS: u64 = 4096;
 pub enum FindingKind {
     /// The content is not what the store has written.
     Damage,
-    /// Remains of a crash, or a file that is not the store's.
+    /// The remains of a crash, or a file that does not belong to the store.
     Note,
     /// The file cannot be read.
     Unread,
@@ -61,9 +61,9 @@ pub enum FindingKind {
 pub struct Finding {
     /// The file or directory.
     pub path: PathBuf,
-    /// What is wrong with it.
+    /// The problem.
     pub what: String,
-    /// What a repair does, or has done.
+    /// The repair that would be made, or has been made.
     pub remedy: String,
     /// The severity.
     pub kind: FindingKind,
@@ -91,8 +91,8 @@ pub struct CheckReport {
 ///
 /// # Errors
 /// `Denied` if a process has the store open or the directory is not a store; `Unsupported` if
-/// another version of this program wrote it; the disk's errors. A repair that an error ends has
-/// done what it reported.
+/// another version of this program wrote it; the disk's errors. A repair that ends with an error
+/// has made the repairs that it reported.
 pub fn check(dir: impl AsRef<Path>, repair: bool, each: &mut dyn FnMut(&Finding)) -> Result<CheckReport> {
     let dir = dir.as_ref();
     let access = if repair { Access::Write } else { Access::Read };
@@ -117,7 +117,7 @@ pub(super) fn check_on(
     each: &mut dyn FnMut(&Finding),
 ) -> Result<CheckReport> {
     if repair {
-        // A repair uses all files, so nothing is changed unless all can be read.
+        // A repair needs all files, so nothing is changed unless all files can be read.
         let report = Check::new(disk, root, false, &mut |finding| {
             if finding.kind == FindingKind::Unread {
                 each(finding);
@@ -137,13 +137,13 @@ struct Check<'a> {
     repair: bool,
     each: &'a mut dyn FnMut(&Finding),
     report: CheckReport,
-    /// The last start that an object's version names.
+    /// The highest start in any object's version.
     starts: u64,
-    /// The highest epoch of any stamp in each namespace that has one.
+    /// The highest epoch of any stamp, for each namespace with stamps.
     epochs: BTreeMap<Namespace, Epoch>,
-    /// Headers with at least this version state the file's size.
+    /// Only headers with at least this version state the size of the file.
     sizes_from: u64,
-    /// The names in `damaged/`, once they have been read.
+    /// The names in `damaged/`, after they have been read.
     aside: Option<BTreeSet<Vec<u8>>>,
     temporaries: u64,
 }
@@ -205,7 +205,7 @@ impl<'a> Check<'a> {
         Ok(())
     }
 
-    /// Returns what was read; on an error reports it and returns nothing.
+    /// Returns the content that was read, or reports the error and returns `None`.
     fn read<T>(&mut self, path: &Path, answer: io::Result<T>) -> Result<Option<T>> {
         match answer {
             Ok(read) => Ok(Some(read)),
@@ -213,7 +213,7 @@ impl<'a> Check<'a> {
         }
     }
 
-    /// Makes a step of a repair.
+    /// Performs a step of a repair.
     fn repair(&mut self, path: &Path, act: impl FnOnce(&mut Self) -> io::Result<()>) -> Result<()> {
         if !self.repair {
             return Ok(());
@@ -400,7 +400,7 @@ impl<'a> Check<'a> {
         })
     }
 
-    /// Moves `path` to a place where a person finds it but the store does not.
+    /// Moves `path` into `damaged/`, where an operator finds the file but the store ignores it.
     fn move_aside(&self, path: &Path, target: &Path) -> io::Result<()> {
         self.put_aside(|| self.disk.rename(path, target))?;
         self.disk.sync_dir(path.parent().unwrap_or(self.root))
@@ -481,7 +481,7 @@ impl<'a> Check<'a> {
         Ok(())
     }
 
-    /// Keeps a copy of a file that is about to be replaced; anything that is not a regular file is
+    /// Keeps a copy of a file that is about to be replaced. Anything other than a regular file is
     /// moved.
     fn keep_copy(&self, path: &Path, kept: &Path) -> io::Result<()> {
         match found(self.disk.open(path, Open::Read))? {

@@ -1,6 +1,6 @@
-//! Rules that every program of a data directory follows: only one process has it open, only regular
-//! files are opened, and files that root creates belong to the directory's owner. The journal uses
-//! the latter two as well.
+//! Rules for every program that uses a data directory: only one process has the directory open,
+//! only regular files are opened, and files that root creates belong to the directory's owner. The
+//! journal follows the last two rules as well.
 
 use std::fs::{self, File, FileType, Metadata};
 use std::io;
@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use crate::file::disk::Kind;
 use crate::{Error, Result};
 
-/// Opens a regular file, and refuses anything else: it never waits for a FIFO, and follows no link.
+/// Opens a regular file, and refuses anything else. Never waits for a FIFO, and follows no link.
 ///
 /// # Errors
 /// `InvalidInput`, without a system error code, for anything else; the system's errors.
@@ -48,7 +48,7 @@ pub(super) fn kind_of(found: FileType) -> Kind {
     }
 }
 
-/// The owner of a directory, to whom files that root creates there are given, because the owner
+/// The owner of a directory. Files that root creates in the directory are given to the owner, who
 /// could not use them otherwise.
 #[derive(Clone, Copy, Debug)]
 pub struct Owner(Option<(Uid, Gid)>);
@@ -68,21 +68,22 @@ impl Owner {
     pub fn give(self, made: &File) -> io::Result<()> {
         let Some((uid, gid)) = self.0 else { return Ok(()) };
         let found = made.metadata()?;
-        // A file that another user has put there under this name is not given away.
+        // A file that another user has created under this name keeps its owner.
         let is_own = found.uid() == 0 && (found.is_dir() || found.nlink() == 1);
         if is_own && let Err(errno) = rustix::fs::fchown(made, Some(uid), Some(gid)) {
-            // Without that right (in a container, for example) root keeps the file.
+            // Without the right to change owners (in a container, for example), root keeps the
+            // file.
             return if errno == Errno::PERM { Ok(()) } else { Err(errno.into()) };
         }
         Ok(())
     }
 }
 
-/// The file with the id of the process that has the store open, for people.
+/// The file with the ID of the process that has the store open, for operators.
 const HOLDER: &str = "lock";
 
-/// The exclusive lock of the directory itself, not of a file that could be removed. The lock ends
-/// when it is dropped, and when the process ends, however that happens.
+/// The exclusive lock of the directory itself, because a file could be removed. The lock ends when
+/// it is dropped, or when the process ends for any reason.
 ///
 /// Closing the directory would not release the lock: it belongs to the open file description, which
 /// a child that another thread has just forked also holds until it executes its program.
@@ -107,7 +108,7 @@ impl DirectoryLock {
                 let holder = read_holder(dir).map_or(String::new(), |pid| format!(" (process {pid})"));
                 Err(Error::Denied(format!("{} is held by another process{holder}", dir.display()).into()))
             }
-            // For example a network file system.
+            // A network file system, for example.
             Err(Errno::BADF | Errno::OPNOTSUPP | Errno::NOLCK) => {
                 let text = format!("the file system of {} has no locks of directories", dir.display());
                 Err(Error::Unsupported(text.into()))
@@ -116,10 +117,10 @@ impl DirectoryLock {
         }
     }
 
-    /// Writes this process's id into the directory, for the error message of another process that
+    /// Writes this process's ID into the directory, for the error message of another process that
     /// wants the lock.
     pub(super) fn name_holder(dir: &Path) {
-        // Errors are ignored: the file only helps to find the holder.
+        // Errors are ignored, because the file only helps to find the holder of the lock.
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC;
         let _ = open_regular(&dir.join(HOLDER), flags)
             .and_then(|mut file| writeln!(file, "{}", std::process::id()));
@@ -140,11 +141,11 @@ impl Drop for DirectoryLock {
     }
 }
 
-/// Whether a process may change a file store, and whether it creates a missing one.
+/// The access of a process to a file store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Access {
     /// Reads an existing store. Nothing in its directory is changed, so this works on a read-only
-    /// file system; changes are `Denied`. Others may read it at the same time.
+    /// file system; changes are `Denied`. Other processes may read the store at the same time.
     Read,
     /// Reads and changes an existing store.
     #[default]

@@ -1,9 +1,9 @@
-//! The few file-system operations that the file backend uses, so that a test can substitute a disk
-//! that loses power.
+//! The few file-system operations that the file backend uses, as traits, so that a test can
+//! substitute a disk that loses power.
 //!
-//! The backend relies on no more than this: `sync_data` makes a file's bytes and length durable,
-//! `sync_dir` a directory's entries; a rename is seen as a whole or not at all; a 512-byte sector
-//! is written as a whole or not at all. Without a sync, anything may be lost, in any order.
+//! The backend relies only on this: `sync_data` makes a file's bytes and length durable, `sync_dir`
+//! a directory's entries; a rename is seen as a whole or not at all; a 512-byte sector is written
+//! as a whole or not at all. Without a sync, anything may be lost, in any order.
 
 use std::fmt;
 use std::io;
@@ -17,8 +17,8 @@ use crate::{Segment, Segments};
 pub(super) enum Open {
     /// For reading an existing file.
     Read,
-    /// For reading an existing file, and for writing if its permissions and the file system allow
-    /// that; otherwise writes fail.
+    /// For reading an existing file, and for writing if the file's permissions and the file system
+    /// allow it; otherwise writes fail.
     ReadWrite,
     /// Creates an empty file, replacing an existing one.
     Create,
@@ -34,7 +34,7 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    /// Returns the error for opening an entry of this kind where a regular file is wanted.
+    /// Returns the error for opening an entry of this kind instead of a regular file.
     pub(super) fn refused(self) -> io::Error {
         io::Error::new(io::ErrorKind::InvalidInput, NotRegular(self))
     }
@@ -61,7 +61,8 @@ impl fmt::Display for NotRegular {
 
 impl std::error::Error for NotRegular {}
 
-/// What exists under a name. A system error is none of these: then it is unknown what exists.
+/// The result of looking up a name. After a system error it is unknown whether anything exists
+/// under the name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Found<T> {
     File(T),
@@ -70,7 +71,7 @@ pub(super) enum Found<T> {
     Foreign(Kind),
 }
 
-/// Converts the result of an attempt to open a file.
+/// Converts the result of opening a file.
 ///
 /// # Errors
 /// The system's error if it is unknown what exists.
@@ -106,10 +107,9 @@ pub(super) trait Disk: Send + Sync {
     /// Reads the first bytes of a file, up to the buffer's length. Returns their number, and the
     /// file's length.
     fn head(&self, path: &Path, buffer: &mut [u8]) -> io::Result<(usize, u64)>;
-    /// Makes everything on the disk durable at once, files and directories. Returns whether it did:
-    /// where it cannot be trusted, each file has to be synced by itself. An error may be of any
-    /// file and says nothing about a particular one; each file still reports its own error at its
-    /// own sync.
+    /// Makes all files and directories on the disk durable at once. Returns false if that cannot be
+    /// trusted, so that each file must be synced by itself. An error may concern any file; each
+    /// file still reports its own error at its own sync.
     fn sync_all(&self) -> io::Result<bool>;
 }
 
@@ -121,7 +121,7 @@ pub(super) trait DiskFile: Send + Sync {
     /// Reads as `read_at` does, if that is possible without waiting for the disk.
     fn read_at_once(&self, offset: u64, len: usize) -> Option<Segment>;
     fn write_at(&self, offset: u64, data: &Segments) -> Result<(), WriteFailed>;
-    /// Writes as `write_at` does, for callers to whom a partial write is as good as none.
+    /// Writes as `write_at` does, for callers that treat a partial write as a failed one.
     fn write_all(&self, offset: u64, data: &Segments) -> io::Result<()> {
         self.write_at(offset, data).map_err(|failed| failed.error)
     }
@@ -131,13 +131,13 @@ pub(super) trait DiskFile: Send + Sync {
     /// Copies `len` bytes at `from_at` of `from` to `to_at` of this file.
     fn copy_from(&self, from: &dyn DiskFile, from_at: u64, to_at: u64, len: u64) -> io::Result<()>;
     fn sync_data(&self) -> io::Result<()>;
-    /// Returns the descriptor, if there is one.
+    /// Returns the file descriptor, if there is one.
     fn raw(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
         None
     }
 }
 
-/// The unit of copying or zeroing where the kernel does not do it.
+/// The unit in which this process copies or zeroes if the kernel cannot.
 const CHUNK_BYTES: u64 = 256 * 1024;
 
 /// Copies by reading and writing.

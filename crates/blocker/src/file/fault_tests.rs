@@ -43,10 +43,10 @@ fn object(key: u64) -> ObjectId {
 struct Model {
     objects: BTreeMap<u64, History>,
     versions: HashMap<(u64, Version), Vec<u8>>,
-    /// Objects that the store has reported as lost and no write has replaced.
+    /// Objects that the store has reported as lost and that no write has replaced.
     lost: BTreeMap<u64, bool>,
     sequence: u64,
-    /// The last claim that was made, and the last that was acknowledged.
+    /// The last claim that was requested, and the last that was acknowledged.
     epoch: u64,
     acknowledged: u64,
     /// The objects whose last operation has an unknown outcome: it may still be applied.
@@ -79,7 +79,7 @@ impl Model {
         self.objects.entry(key).or_default()
     }
 
-    /// Runs one operation and updates the history by its answer.
+    /// Runs one operation, and updates the history according to its result.
     fn step(&mut self, store: &FileStore, disk: &SimulatedDisk, rng: &mut Rng) {
         if rng.below(8) == 0 {
             return self.flush(store, rng);

@@ -11,21 +11,21 @@
 //!
 //! An object's file is a header (stamp and version, twice, see `slot`), then its bytes, in place: a
 //! write is one `pwrite`. It is *cached* while it is in the page cache and *stored* after
-//! `fdatasync`, header and directory entries included. `write_full` and `copy` make a new file and
-//! rename it over the old one. Many objects are stored together by `syncfs` where that can be
-//! trusted (see `real`). A version consists of the number of the start and a count. A start after a
-//! crash first stores all existing data and gives every object a new version, since bytes may have
+//! `fdatasync`, header and directory entries included. `write_full` and `copy` write a new file and
+//! rename it over the old one. Many objects are stored together by `syncfs` if it can be trusted
+//! (see `real`). A version consists of the number of the start and a count. A start after a crash
+//! first stores all existing data and gives every object a new version, since bytes may have
 //! changed without their header.
 //!
-//! Blocking: reads that the page cache can answer at once (`RWF_NOWAIT`), and small writes to the
-//! page cache, are done on the caller's thread; everything else by a few threads of the store. A
+//! Blocking: reads that the page cache can serve at once (`RWF_NOWAIT`), and small writes to the
+//! page cache, run on the caller's thread; everything else runs on a few threads of the store. A
 //! write to the page cache can still block when the kernel throttles a process that dirties pages
 //! faster than the disk writes them; an embedder that must never block sets
 //! `inline_write_bytes_max` to 0.
 //!
-//! Damage: every header and both small files are kept twice, and one copy suffices. If both are
-//! damaged, the store answers `Corrupt` and never falls back to older data; [`check`] reports and
-//! repairs damage.
+//! Damage: there are two copies of every header and of both small files, and one copy suffices. If
+//! both are damaged, the store answers `Corrupt` and never falls back to older data; [`check`]
+//! reports and repairs damage.
 //!
 //! Out of scope: checksums of the data (left to the file system and the medium), and detection of
 //! files changed by others.
@@ -86,13 +86,14 @@ pub struct FileConfig {
     pub object_bytes_max: u64,
     /// Bypass the page cache (O_DIRECT) for ranges that are aligned to 4 096 bytes.
     pub direct: bool,
-    /// Threads for blocking operations. With 0, everything is done on the caller's thread, as a
-    /// command-line tool wants.
+    /// The number of threads for blocking operations. With 0, all operations run on the caller's
+    /// thread, which suits command-line tools.
     pub threads: usize,
-    /// How many operations may wait for a thread; more are refused with `Retryable`.
+    /// The maximum number of operations that wait for a thread; further operations are refused with
+    /// `Retryable`.
     pub queue_max: usize,
-    /// Writes of up to this size that need not be stored go to the page cache on the caller's thread.
-    /// Not with `direct`.
+    /// The maximum size of a write to the page cache that runs on the caller's thread. It does not
+    /// apply to writes that must be stored, or with `direct`.
     pub inline_write_bytes_max: u64,
     /// The approximate number of files that are kept open.
     pub open_files_max: usize,
@@ -100,7 +101,7 @@ pub struct FileConfig {
     pub access: Access,
 }
 
-/// The most runs of one change; each is a system call.
+/// The maximum number of runs of one change; each run is a system call.
 const RUNS_MAX: u32 = 1024;
 
 impl Default for FileConfig {
@@ -212,8 +213,9 @@ impl FileStore {
     }
 
     /// Stores everything and closes the store, so that versions stay as they are. Every later
-    /// operation is `Denied`. Blocks. Dropping a store without this is like a crash: safe, but
-    /// *cached* changes are stored when the kernel decides, and every object gets a new version.
+    /// operation is `Denied`. Blocks. Dropping a store without closing it is like a crash: this is
+    /// safe, but *cached* changes are stored when the kernel decides, and every object gets a new
+    /// version.
     ///
     /// # Errors
     /// As a flush; the store is closed nevertheless.
@@ -225,7 +227,7 @@ impl FileStore {
         call.deadline.is_some_and(|deadline| self.clock.now() >= deadline)
     }
 
-    /// Runs `act` on this thread, or on one of the pool's.
+    /// Runs `act` on this thread, or on a thread of the pool.
     fn run<T: Send + 'static>(
         &self,
         call: Call,

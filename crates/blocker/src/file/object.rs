@@ -1,4 +1,4 @@
-//! One object of the file backend: its state in memory, and how that state gets to disk.
+//! One object of the file backend: its state in memory, and the steps that store this state.
 //!
 //! The states of an object's file, and their transitions:
 //!
@@ -32,11 +32,12 @@ pub(super) struct Object {
     pub(super) state: RwLock<State>,
     /// The content of the file's header; held across a sync.
     pub(super) header: Mutex<Header>,
-    /// Acknowledged data are not stored yet. Set with `state` held exclusively, cleared by a sync.
+    /// Whether acknowledged data are not stored yet. Set while `state` is held exclusively, and
+    /// cleared by a sync.
     pub(super) unsynced: AtomicBool,
-    /// A sync has failed: data unstored at that time may be lost.
+    /// Whether a sync has failed: data that were unstored at that time may be lost.
     pub(super) lost: AtomicBool,
-    /// Parts of the file may be stored, so an unstored file must not replace it.
+    /// Whether parts of the file may be stored, so that an unstored file must not replace it.
     pub(super) may_be_stored: AtomicBool,
     /// The time of the last look-up, as the number of evictions before it.
     pub(super) used: AtomicU64,
@@ -47,7 +48,7 @@ pub(super) struct Object {
 pub(super) struct Header {
     /// The slot written last, with its version raised to this start's floor.
     slot: Slot,
-    /// A write has failed since, perhaps after one of the two copies.
+    /// Whether a later write has failed, perhaps after one of the two copies.
     is_unsure: bool,
 }
 
@@ -58,17 +59,18 @@ pub(super) struct State {
     /// The file, if there is one; it may be a tombstone's.
     pub(super) file: Option<Arc<dyn DiskFile>>,
     pub(super) alive: bool,
-    /// The data begin right behind the header.
+    /// Whether the data begin right behind the header.
     pub(super) packed: bool,
     pub(super) size_bytes: u64,
     pub(super) version: Version,
     pub(super) stamp: Option<Stamp>,
     /// Rises with every change, so that a sync knows which changes it covers.
     pub(super) changes: u64,
-    /// A failed change has left bytes beyond the object's end that could not be truncated yet.
+    /// Whether a failed change has left bytes beyond the object's end that could not be truncated
+    /// yet.
     pub(super) excess: bool,
-    /// A failed change has left a header that may mark a living object as deleted, or a deleted one
-    /// as living.
+    /// Whether a failed change has left a header that may mark a live object as deleted, or a
+    /// deleted one as live.
     pub(super) header_unsure: bool,
 }
 
@@ -82,12 +84,12 @@ impl Header {
         Self::of(Slot { size_bytes: None, ..Slot::first(Version::default(), None, true, 0) })
     }
 
-    /// Whether the disk has this version and size. An earlier program's slot states no size.
+    /// Returns whether the disk has this version and size. Slots of earlier programs state no size.
     fn shows(&self, version: Version, size_bytes: Option<u64>) -> bool {
         self.slot.version == version && (self.slot.size_bytes.is_none() || self.slot.size_bytes == size_bytes)
     }
 
-    /// Whether the disk lacks a part of `next`.
+    /// Returns whether the disk lacks a part of `next`.
     fn is_behind(&self, next: &Slot, with_version: bool) -> bool {
         let slot = &self.slot;
         self.is_unsure
@@ -97,7 +99,7 @@ impl Header {
     }
 }
 
-/// An object's state when a sync of many objects began.
+/// The state of an object when a sync of many objects began.
 pub(super) struct Snapshot {
     file: Option<Arc<dyn DiskFile>>,
     changes: u64,
@@ -105,7 +107,7 @@ pub(super) struct Snapshot {
     next: Slot,
 }
 
-/// How often the store tries to write a header that records a loss.
+/// The maximum number of attempts to write a header that records a loss.
 const MARK_ATTEMPTS: u32 = 4;
 
 impl State {
@@ -126,7 +128,8 @@ impl State {
         data_at(self.packed) + offset
     }
 
-    /// Truncates bytes that a failed change has left beyond the end. Returns whether none are left.
+    /// Truncates bytes that a failed change has left beyond the object's end. Returns whether the
+    /// file now ends there.
     pub(super) fn trim(&mut self) -> bool {
         let (true, Some(file)) = (self.alive, &self.file) else { return true };
         let end = self.at(self.size_bytes);
@@ -149,7 +152,7 @@ impl State {
 pub(super) fn check_header(path: &Path, id: &ObjectId, header: &[u8]) -> Result<Option<(Slot, bool)>> {
     match Slot::find(header, slot::name_sum(id)) {
         slot::Found::Slot { slot, one_damaged } => Ok(Some((slot, one_damaged))),
-        // A creation that was never stored. The next creation starts from the beginning.
+        // The creation of the object was never stored.
         slot::Found::Blank => Ok(None),
         slot::Found::Damaged => {
             let text = format!(
@@ -211,8 +214,8 @@ impl Object {
     }
 
     /// Reads the state from disk at the first use. Returns whether a copy of the header is damaged.
-    /// If the file is marked as having lost data, so is the object, and the caller has the file
-    /// rewritten.
+    /// If the file is marked as having lost data, the object is marked as well, and the caller has
+    /// the file rewritten.
     ///
     /// # Errors
     /// `Corrupt` or `Unsupported`, by the header; the disk's errors.
@@ -223,7 +226,7 @@ impl Object {
         let failed = |error: io::Error| Error::from_read(&error, &format!("opening {}", self.path.display()));
         let file = match found(disk.open(&self.path, Open::ReadWrite)).map_err(failed)? {
             Found::File(file) => file,
-            // The directories of a long name may be missing as well.
+            // The directories of a long name may be missing too.
             Found::Absent => {
                 state.loaded = true;
                 return Ok(false);
@@ -255,7 +258,8 @@ impl Object {
     pub(super) fn write_slot(&self, file: &dyn DiskFile, header: &mut Header, next: Slot) -> io::Result<()> {
         let lost = self.lost.load(Ordering::Acquire);
         let next = Slot { count: header.slot.count + 1, lost, ..next };
-        // A count is never reused: two different headers with one count would be damage.
+        // A count is never reused, because two different headers with the same count would count as
+        // damage.
         header.slot.count = next.count;
         header.is_unsure = true;
         let encoded = next.encode(slot::name_sum(&self.id));
@@ -264,8 +268,9 @@ impl Object {
         Ok(())
     }
 
-    /// Rewrites the header from before a failed change. The caller holds `state`, which records
-    /// whether that must be repeated: the next change must not be lost with the header.
+    /// Rewrites the header as it was before a failed change. The caller holds `state`, which
+    /// records whether the rewrite must be repeated: the next change must not be lost with the
+    /// header.
     pub(super) fn restore_slot(&self, state: &mut State, before: Slot) -> io::Result<()> {
         let Some(file) = &state.file else { return Ok(()) };
         let mut header = self.header.lock();
@@ -281,7 +286,7 @@ impl Object {
     }
 
     /// Syncs the file in the middle of a change. A failure is remembered, because the kernel
-    /// reports it only once.
+    /// reports a failure only once.
     pub(super) fn sync_within(&self, file: &dyn DiskFile) -> io::Result<()> {
         file.sync_data().inspect_err(|error| drop(self.lose(file, &mut self.header.lock(), error)))
     }
@@ -291,9 +296,9 @@ impl Object {
         *self.header.lock() = slot.map_or_else(Header::missing, Header::of);
     }
 
-    /// Stores acknowledged changes: bytes, then stamp. With `with_version` also the version, which
-    /// otherwise may be stored as late as the close. The caller syncs the directory entry if
-    /// necessary.
+    /// Stores acknowledged changes: first bytes, then the stamp. With `with_version`, stores the
+    /// version as well, which otherwise may wait until the store is closed. The caller syncs the
+    /// directory entry if necessary.
     ///
     /// # Errors
     /// `WritesLost` if this or an earlier sync failed.
@@ -321,8 +326,8 @@ impl Object {
         Ok(())
     }
 
-    /// Returns the object's state for a sync of many objects; `None` if it has to be synced by
-    /// itself.
+    /// Returns the object's state for a sync of many objects, or `None` if the object has to be
+    /// synced by itself.
     pub(super) fn snapshot(&self) -> Option<Snapshot> {
         let state = self.state.read();
         if state.excess || self.check_not_lost().is_err() {
@@ -338,9 +343,9 @@ impl Object {
         })
     }
 
-    /// Writes the header of a snapshot whose data are stored, if the disk's header is older and
-    /// none was written since. Returns whether it did; then `mark` has entered the object among the
-    /// unsynced.
+    /// Writes the header of a snapshot whose data are stored, if the header on disk is older and
+    /// none was written since. Returns whether the header was written; if so, `mark` has added the
+    /// object to the unsynced objects.
     pub(super) fn write_slot_of(
         &self,
         snapshot: &Snapshot,
@@ -365,7 +370,8 @@ impl Object {
         Ok(true)
     }
 
-    /// Notes that the snapshot is stored; so is the object, unless it has changed since.
+    /// Records that the snapshot is stored. The object is then stored as well, unless it has
+    /// changed since.
     pub(super) fn note_stored(&self, snapshot: &Snapshot) {
         let state = self.state.read();
         if state.changes == snapshot.changes {
@@ -373,8 +379,8 @@ impl Object {
         }
     }
 
-    /// Returns whether the disk has the whole state, so that the object may leave memory. Does not
-    /// wait.
+    /// Returns whether the disk has the complete state, so that the object may be evicted from
+    /// memory. Does not wait.
     pub(super) fn is_settled(&self) -> bool {
         let (Some(state), Some(header)) = (self.state.try_read(), self.header.try_lock()) else {
             return false;
@@ -385,8 +391,9 @@ impl Object {
     }
 
     fn lose(&self, file: &dyn DiskFile, header: &mut Header, error: &io::Error) -> Error {
-        // The kernel reports a failed write-back once and then forgets it: a second sync would
-        // claim success. So the object remembers it, and its header tells the next process.
+        // The kernel reports a failed write-back once and then forgets the failure: a second sync
+        // would report success. So the object remembers the failure, and its header tells the next
+        // process.
         self.lost.store(true, Ordering::Release);
         let slot = header.slot;
         // Several attempts, because a failing disk is likely to fail here too.

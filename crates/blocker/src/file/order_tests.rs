@@ -1,5 +1,5 @@
-//! The file backend's promises during concurrent operations, or failures within one: a simulated
-//! disk steers each case by holding or failing a step.
+//! The file backend's guarantees under concurrent operations, and failures within an operation:
+//! each case makes a simulated disk hold or fail a step.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -285,7 +285,7 @@ fn a_failed_sync_of_many_is_laid_to_the_object_that_lost_something() {
 fn a_change_that_comes_behind_the_close_is_refused() {
     let disk = new_disk();
     let store = Arc::new(open(&disk).unwrap());
-    // Each shard may have two open files: a third one waits for the turn to close others.
+    // Each shard may have two open files: opening a third one waits for the turn to close others.
     write(&store, &object("a1"), b"x", Durability::Cached);
     write(&store, &object("b1"), b"x", Durability::Cached);
     let turn = store.store.turn.lock();
@@ -407,7 +407,8 @@ fn a_write_that_fails_half_way_leaves_nothing_behind_the_end() {
 fn an_object_is_stored_without_what_a_failed_write_has_left_behind_its_end() {
     let mut left_behind = 0;
     for seed in 0..20 {
-        // Alone, with few others, and with enough others to be stored together.
+        // The object is stored alone, with a few others, and with so many others that they are
+        // stored together.
         for others in [0, 3, 40] {
             let disk = new_disk();
             let store = open_with(&disk, 512).unwrap();
@@ -458,7 +459,7 @@ fn a_creation_that_fails_leaves_no_object() {
                 let found = block_on(store.info(InfoRequest::new(id.clone()))).map(|info| info.size_bytes);
                 match done {
                     Ok(_) => assert_eq!(found, Ok(8_292)),
-                    // The change could not be undone either.
+                    // Undoing the change has failed as well.
                     Err(error) if error.is_ambiguous() => continue,
                     Err(error) => {
                         definite += 1;

@@ -1,5 +1,5 @@
-//! Names to paths and back: any 1 to 255 bytes become a path that every file system accepts,
-//! readable where the name is.
+//! Conversion of names to paths and back: any 1 to 255 bytes become a path that every file system
+//! accepts. Readable names give readable paths.
 //!
 //! Letters, digits, `-` and `_` stay, and so do dots except leading ones; every other byte becomes
 //! `%XX`. A text longer than one component is cut into several, all but the last a directory ending
@@ -64,8 +64,9 @@ pub(super) enum Entry {
     More(String),
 }
 
-/// Returns the meaning of the entry `file_name`, found below the pieces `before`; `None` if it is
-/// not the store's. Any kind of file under an object's name is in the object's place.
+/// Returns the meaning of the entry `file_name`, found below the pieces `before`, or `None` if the
+/// store never creates such an entry. Any kind of file under an object's name occupies the object's
+/// place.
 pub(super) fn entry(
     before: &str,
     file_name: &[u8],
@@ -83,7 +84,7 @@ pub(super) fn entry(
         .then(|| Entry::Last(format!("{before}{piece}")))
 }
 
-/// Returns the name with this escaped form; `None` if there is none.
+/// Returns the name with this escaped form, or `None` if there is none.
 pub(super) fn decode(escaped: &str) -> Option<Vec<u8>> {
     let mut name = Vec::with_capacity(escaped.len());
     let mut rest = escaped.as_bytes();
@@ -98,7 +99,7 @@ pub(super) fn decode(escaped: &str) -> Option<Vec<u8>> {
         name.push(u8::try_from(digit(*high)? * 16 + digit(*low)?).ok()?);
         rest = after;
     }
-    // Only the canonical form: two spellings of one name must not both count.
+    // Only the canonical form is accepted, so that no two paths stand for the same name.
     ((1..=255).contains(&name.len()) && escape(&name) == escaped).then_some(name)
 }
 

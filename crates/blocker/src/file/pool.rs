@@ -1,7 +1,8 @@
 //! A bounded pool of threads for blocking jobs, and the futures of the jobs' results.
 //!
 //! A job is *queued*, *running*, *done* or *cancelled*. Only a queued job can be cancelled, by
-//! dropping its future or by its deadline: so an operation either never begins or runs to its end.
+//! dropping its future or by its deadline. So an operation either never begins or runs to
+//! completion.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -37,7 +38,7 @@ struct Queue {
     closed: bool,
 }
 
-/// The answer of a job that runs past its deadline.
+/// The result of a job that runs past its deadline.
 pub(super) type Late = fn() -> Error;
 
 impl Pool {
@@ -119,7 +120,7 @@ enum Phase<T> {
     Queued,
     Running,
     Done(Result<T>),
-    /// Cancelled, or the answer has been taken.
+    /// The job was cancelled, or its result has been taken.
     Over,
 }
 
@@ -172,7 +173,7 @@ impl<T> Future for JobFuture<T> {
 
 impl<T> Drop for JobFuture<T> {
     fn drop(&mut self) {
-        // A running job continues, and finds that no caller waits.
+        // A running job continues to its end, and its result is dropped.
         self.ticket.lock().phase = Phase::Over;
     }
 }

@@ -1,26 +1,27 @@
-//! The file store's locks, each with a rank: the only definition of the order in which they are
+//! The file store's locks, each with a rank. The ranks define the order in which the locks are
 //! taken.
 //!
 //! A thread that holds a lock waits only for locks of a higher [`Rank`]; of two objects it locks
 //! the one with the smaller id first, by [`RwLock::read_pair`] and [`RwLock::write_pair`]. Attempts
 //! that do not wait (`try_…`) may be made at any time. Builds with debug assertions check the order
-//! at every lock, so a test fails when it is violated, even without a deadlock.
+//! at every lock, so a test that violates the order fails even without a deadlock.
 
 use std::ops::{Deref, DerefMut};
 
-/// The ranks: a thread may wait only for locks above all that it holds.
+/// The ranks of locks. A thread may wait only for a lock whose rank is above the ranks of all locks
+/// that the thread holds.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Rank {
-    /// The right to store many objects together; held while the disk works.
+    /// The right to store many objects together, held during disk I/O.
     Turn,
-    /// The claims: shared by a change from its check to its end, exclusive by a claim.
+    /// The claims, held shared by a change from its check to its end, and exclusively by a claim.
     Claims,
     /// One object's state.
     Object,
     /// One file's header.
     Header,
-    /// The tables of objects, directories and names; held for a look-up or an insertion, never
-    /// while the disk works.
+    /// The tables of objects, directories and names, held for a look-up or an insertion, and never
+    /// during disk I/O.
     Table,
 }
 

@@ -19,7 +19,7 @@ use crate::file::directory::Access;
 use crate::file::directory::{Owner, kind_of, open_regular};
 use crate::{Segment, Segments};
 
-/// The alignment that O_DIRECT needs for offset, length and memory on any common disk.
+/// The alignment of offset, length and memory that O_DIRECT needs on any common disk.
 const DIRECT_ALIGN_BYTES: u64 = 4096;
 
 /// The operating system's file system.
@@ -27,8 +27,8 @@ pub(super) struct RealDisk {
     /// Whether to bypass the page cache where a range allows it.
     direct: bool,
     root: PathBuf,
-    /// The store's directory, if `syncfs` can be trusted there. It stays open, because the kernel
-    /// reports to each descriptor the failures since it was opened.
+    /// The store's directory, if `syncfs` can be trusted there. The directory stays open, because
+    /// the kernel reports to a descriptor only the failures since the descriptor was opened.
     whole: Option<File>,
     access: Access,
     owner: Owner,
@@ -141,7 +141,7 @@ impl Disk for RealDisk {
         let mut done = 0;
         while done < buffer.len() {
             match file.read_at(&mut buffer[done..], done as u64) {
-                // The file ends here.
+                // The end of the file.
                 Ok(0) => return Ok((done, done as u64)),
                 Ok(read) => done += read,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -166,7 +166,7 @@ struct RealFile {
     /// A second descriptor for aligned ranges. The kernel keeps both coherent unless they access
     /// one range at the same time, which the object's lock prevents for writes.
     direct: Option<File>,
-    /// The reason for which the file is open for reading only.
+    /// The reason why the file is open for reading only.
     denied: Option<Errno>,
     /// The file system does not support RWF_NOWAIT, or there is no page cache to read from.
     never_at_once: AtomicBool,
@@ -248,8 +248,8 @@ impl DiskFile for RealFile {
         let fill = |target: &mut [u8]| {
             let mut slices = [IoSliceMut::new(target)];
             match rustix::io::preadv2(&self.buffered, &mut slices, offset, ReadWriteFlags::NOWAIT) {
-                // A short read: the rest is on disk, or beyond the end. The blocking path finds
-                // out.
+                // After a short read, the rest is on disk or beyond the end. The blocking path
+                // handles both.
                 Ok(read) => read == len,
                 Err(Errno::AGAIN | Errno::INTR) => false,
                 Err(_) => {

@@ -1,9 +1,10 @@
 //! A simulated disk in memory. Its power can be cut at any step, which loses, tears and reorders
-//! unsynced operations; it fails as disks do; and it can hold a step until a test releases it.
+//! unsynced operations; operations can fail as on a real disk; and the disk can hold a step until a
+//! test releases it.
 //!
 //! Every file and directory has its live content, its stored content, and the operations in
-//! between. Cutting the power keeps the stored content and a random part of the operations: of a
-//! write each sector separately, of a directory each entry separately. This is harsher than any
+//! between. A power cut keeps the stored content and a random part of the operations, drawn for
+//! each sector of a write and each entry of a directory separately. This is harsher than any
 //! journalling file system: a rename's two halves may separate, and only a sync orders anything.
 //!
 //! A write-back that fails, in a sync or at any other time, loses some of a file's operations for
@@ -49,7 +50,7 @@ pub(super) enum Fault {
     Create,
 }
 
-/// Where a test stops a thread.
+/// The operation at which a test stops a thread.
 #[derive(Default)]
 struct Gate {
     place: Mutex<Option<Place>>,
@@ -68,9 +69,9 @@ struct Media {
     cut_at: Option<u64>,
     /// The generator, and how many times in 1 000 each operation fails.
     faults: Option<(Rng, Vec<(Fault, u32)>)>,
-    /// How often each operation has failed.
+    /// The number of failures of each operation.
     failed: BTreeMap<Fault, u64>,
-    /// How often a file, a directory or everything was synced.
+    /// The number of syncs of a file, a directory or everything.
     syncs: u64,
     /// A write-back has failed that no sync of everything has reported yet.
     error_unseen: bool,
@@ -84,7 +85,7 @@ struct Media {
     /// The number of power cycles; files opened in an earlier one are unusable.
     power: u64,
     dirs: BTreeMap<PathBuf, Dir>,
-    /// Ordered, so that a seed draws the same in every run.
+    /// The order makes a seed draw the same in every run.
     files: BTreeMap<u64, Contents>,
     file_last: u64,
 }
@@ -178,7 +179,7 @@ impl Contents {
     }
 
     fn cut_power(&mut self, rng: &mut Rng) {
-        // Mostly all or nothing; sometimes a mix.
+        // Mostly all or none of the operations survive, and sometimes a mix.
         let chance = [0, 1000, 500][rng.below(3) as usize];
         let mut content = std::mem::take(&mut self.stored);
         for op in self.pending.drain(..) {
@@ -220,7 +221,8 @@ impl Media {
         if self.dead || self.power != power { Err(power_is_off()) } else { Ok(()) }
     }
 
-    /// Makes one changing step; the step at which the power is cut fails, executed or not.
+    /// Performs a step that changes the disk. The step at which the power is cut fails, executed or
+    /// not.
     fn step<T>(&mut self, power: u64, act: impl FnOnce(&mut Self) -> io::Result<T>) -> io::Result<T> {
         self.check(power)?;
         self.step += 1;
@@ -348,12 +350,12 @@ impl SimulatedDisk {
         self.media.lock().syncs
     }
 
-    /// Whether the power is off.
+    /// Returns whether the power is off.
     pub(super) fn is_dead(&self) -> bool {
         self.media.lock().dead
     }
 
-    /// Returns how often each operation has failed at random.
+    /// Returns the number of random failures of each operation.
     pub(super) fn failed(&self) -> BTreeMap<Fault, u64> {
         self.media.lock().failed.clone()
     }
@@ -385,7 +387,7 @@ impl SimulatedDisk {
         self.gate.changed.notify_all();
     }
 
-    /// Makes one changing step, with the power that is on now.
+    /// Performs a step that changes the disk, in the current power cycle.
     fn step<T>(&self, act: impl FnOnce(&mut Media) -> io::Result<T>) -> io::Result<T> {
         let mut media = self.media.lock();
         let power = media.power;
@@ -588,7 +590,7 @@ impl Disk for SimulatedDisk {
         let synced = media.step(power, |media| {
             media.syncs += 1;
             if media.fails(Fault::Sync) || media.sync_fails {
-                // Any file's write-back fails, perhaps that of one without anything to write.
+                // The write-back of any file fails, perhaps of a file without anything to write.
                 let files = media.files.keys().copied().collect::<Vec<_>>();
                 let drawn = media.faults.as_mut().map_or(0, |(rng, _)| rng.below(files.len() as u64));
                 for (index, file) in files.into_iter().enumerate() {

@@ -13,10 +13,10 @@
 //!      | crc of name | size       | zero | crc of all |
 //! ```
 //!
-//! Earlier programs write zeros in the last 20 bytes, and ignore them. The checksum of the name
-//! (see [`name_sum`]) detects a file that was moved to another path; the size, in bytes, one that
-//! was truncated or extended. The size is that of the last header written; the version tells
-//! whether bytes have changed since (see `Object::load`).
+//! Earlier programs write zeros to the last 20 bytes, and ignore them when reading. The checksum of
+//! the name (see [`name_sum`]) detects a file that was moved to another path; the size, in bytes,
+//! one that was truncated or extended. The size is that of the last header written; the version
+//! tells whether bytes have changed since (see `Object::load`).
 //!
 //! A small object's data lie behind its header, so that it takes one block of 4 096 bytes; a larger
 //! object's data begin at the next block, where they are aligned for the page cache and for
@@ -40,7 +40,7 @@ pub(super) const HEADER_BYTES: u64 = 1024;
 pub(super) const UNPACKED_AT: u64 = 4096;
 /// The largest object that can be packed.
 pub(super) const PACKED_BYTES_MAX: u64 = UNPACKED_AT - HEADER_BYTES;
-/// The distance of the copies: one sector each.
+/// The distance between the copies, each in a sector of its own.
 const COPY_STRIDE_BYTES: usize = 512;
 /// The length of a slot without name and size.
 const CORE_BYTES: usize = 44;
@@ -78,13 +78,13 @@ pub(super) enum Found {
         /// Only one copy passes its checks; the next write of the header repairs the other.
         one_damaged: bool,
     },
-    /// Nothing was ever stored here.
+    /// The header was never stored.
     Blank,
     /// Both copies fail their checks.
     Damaged,
     /// The header belongs to an object of another name.
     Misplaced,
-    /// Another version of this program wrote this.
+    /// Another version of this program wrote the header.
     Foreign(u16),
 }
 
@@ -93,7 +93,7 @@ pub(super) fn data_at(packed: bool) -> u64 {
     if packed { HEADER_BYTES } else { UNPACKED_AT }
 }
 
-/// Returns the checksum by which a slot identifies its object.
+/// Returns the checksum of a name by which a slot identifies its object.
 pub(super) fn name_sum(id: &ObjectId) -> u32 {
     let namespace = id.namespace.as_bytes();
     let mut sum = crc32fast::Hasher::new();
@@ -160,7 +160,7 @@ impl Slot {
                     _ => Found::Slot { slot: one, one_damaged: false },
                 }
             }
-            // A creation of which a power loss left one sector looks the same.
+            // A creation that a power loss has reduced to one sector looks the same.
             (Found::Slot { slot, .. }, Found::Blank) | (Found::Blank, Found::Slot { slot, .. }) => {
                 Found::Slot { slot, one_damaged: slot.count > 1 }
             }
@@ -203,7 +203,7 @@ impl Slot {
             return Found::Damaged;
         }
         if number(8) == u64::MAX {
-            // No store reaches this count, and none could continue from it.
+            // No store reaches this count, which could not be raised any more.
             return Found::Damaged;
         }
         let mut size_bytes = None;

@@ -60,7 +60,7 @@ impl History {
         self.states.push(seen);
     }
 
-    /// Notes that the current state has been stored.
+    /// Records that the current state has been stored.
     pub(super) fn stored(&mut self) {
         let last = self.last();
         self.states = vec![last];

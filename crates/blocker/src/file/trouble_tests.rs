@@ -1,6 +1,5 @@
-//! Files that the system does not let be read, other kinds of files in their place, a full disk,
-//! and a read-only store: the store sees no damage where there is none, and changes nothing
-//! unnecessarily.
+//! Unreadable files, other kinds of files in their place, a full disk, and a read-only store: the
+//! store reports no damage if there is none, and changes nothing unnecessarily.
 
 use std::path::{Path, PathBuf};
 

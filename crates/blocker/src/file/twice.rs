@@ -1,5 +1,5 @@
-//! The small files of a store, superblock and claims: their bytes, and their two copies, `NAME` and
-//! `NAME.copy`, so that damage to one leaves the other.
+//! The small files of a store, superblock and claims: their formats, and their two copies, `NAME`
+//! and `NAME.copy`, so that one copy survives damage to the other.
 //!
 //! Every change replaces both, the first before the second, each stored as a whole before the next
 //! begins. So both have every acknowledged change, and the second is behind by at most the one
@@ -28,8 +28,8 @@ pub(super) fn copy_name(name: &str) -> String {
 pub(super) enum Copy<T> {
     Whole(T),
     Absent,
-    /// The file is readable, but its bytes do not decode, or it is not a regular file. A system error
-    /// never becomes this.
+    /// The file is readable, but its bytes cannot be decoded, or it is not a regular file. A system
+    /// error is never reported as damage.
     Damaged(String),
     /// The system could not read the file: its content is unknown.
     Unread(io::Error),
@@ -195,9 +195,9 @@ const FORMAT: u32 = 2;
 /// The store's own record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Superblock {
-    /// The store was closed; every object's header has its last version.
+    /// Whether the store was closed, so that every object's header has its last version.
     pub(super) clean: bool,
-    /// How many times it has been opened.
+    /// The number of times that the store has been opened.
     pub(super) boot: u64,
     /// No object's version is below this one; raised after a crash.
     pub(super) version_floor: u64,
@@ -391,7 +391,7 @@ mod tests {
         fn any_bytes_are_decoded_without_a_panic(
             body in prop::collection::vec(any::<u8>(), 0..300), magic in 0..3,
         ) {
-            // Most runs pass magic number and checksum, and reach the fields.
+            // Most inputs have a correct magic number and checksum, so that the fields are reached.
             let bytes = match magic {
                 0 => body,
                 1 => seal([start(CLAIMS_MAGIC), body].concat()),

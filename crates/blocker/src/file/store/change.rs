@@ -18,8 +18,8 @@ use crate::{
 };
 
 impl Store {
-    /// Makes a change: admits it under the claims, changes the object, and stores the change before
-    /// the reply if the request asks for that.
+    /// Makes a change: admits the change under the claims, changes the object, and stores the
+    /// change before the reply if the request asks for it.
     pub(in crate::file) fn change(&self, request: &ChangeRequest) -> Result<ChangeReply> {
         let ChangeRequest { object: id, change, terms, .. } = request;
         check(change, self.config.object_bytes_max)?;
@@ -88,7 +88,7 @@ impl Store {
                     // Bytes beyond the end would be read if the object grew later.
                     let is_trimmed = state.trim();
                     if error.is_ambiguous() || !is_trimmed {
-                        // The content may have changed, so the old version must not name it.
+                        // The content may have changed, so it must not keep the old version.
                         state.version = version;
                         state.changes += 1;
                         self.mark_unsynced(object);
@@ -100,8 +100,8 @@ impl Store {
         }
     }
 
-    /// Undoes a failed creation, and stores the undo: the next start must not find remains of the
-    /// object. Returns the error to answer.
+    /// Undoes a failed creation, and stores the undo, so that the next start finds no remains of
+    /// the object. Returns the error to report.
     fn uncreate(&self, object: &Arc<Object>, state: &mut State, had_file: bool, error: Error) -> Error {
         if state.file.is_none() {
             return error;
@@ -111,8 +111,8 @@ impl Store {
             let synced = object.path.parent().map_or(Ok(()), |dir| self.sync_dir(dir));
             return synced.map_or_else(|sync| Error::OutcomeUnknown(sync.to_string().into()), |()| error);
         }
-        // The file of a tombstone, or a file that cannot be removed: its header may now mark the
-        // object as living.
+        // The header of a tombstone's file, or of a file that cannot be removed, may now mark the
+        // object as live.
         let (version, stamp) = (state.version, state.stamp);
         let tombstone = Slot::tombstone(version, stamp);
         state.packed = true;
@@ -126,7 +126,7 @@ impl Store {
         }
     }
 
-    /// Notes that the object's file has been removed.
+    /// Records that the object's file has been removed.
     pub(super) fn forget_file(&self, object: &Object, state: &mut State) {
         object.reset_slot(None);
         self.entry_changed(&object.path);
@@ -148,8 +148,8 @@ impl Store {
                 let written = object.write_slot(&*file, &mut object.header.lock(), tombstone);
                 self.counters.syncs.increment();
                 if let Err(error) = written.and_then(|()| object.sync_within(&*file)) {
-                    // The object lives on here, so the next start must not find a tombstone
-                    // under later changes.
+                    // The object stays live, so the next start must not find a tombstone under
+                    // later changes.
                     let _ = object.restore_slot(state, before);
                     state.changes += 1;
                     self.mark_unsynced(object);
@@ -176,8 +176,8 @@ impl Store {
         Ok((Version(0), 0))
     }
 
-    /// Gives an object a new file of `size` bytes, all or nothing: `fill` writes it from the given
-    /// offset on.
+    /// Gives an object a new file of `size` bytes, all or nothing. `fill` writes the data from the
+    /// given offset on.
     pub(super) fn replace(
         &self,
         object: &Object,
@@ -195,8 +195,8 @@ impl Store {
         Ok(())
     }
 
-    /// Moves a packed object's data to the place of larger objects' data. The content stays the
-    /// same.
+    /// Moves the data of a packed object to where larger objects have their data. The content stays
+    /// the same.
     pub(super) fn unpack(&self, object: &Object, state: &mut State) -> Result<()> {
         let old = Arc::clone(state.live()?);
         let size = state.size_bytes;
@@ -234,8 +234,9 @@ impl Store {
         Ok(())
     }
 
-    /// Replaces an object's file by a new one, with `slot` as its header and filled by `fill`,
-    /// which is given the offset of the data. With `sync` the new file is stored before the rename.
+    /// Replaces an object's file by a new one, with `slot` as its header and data written by
+    /// `fill`, which is given the offset of the data. With `sync` the new file is stored before the
+    /// rename.
     fn put_file(
         &self,
         object: &Object,
@@ -327,7 +328,7 @@ impl Store {
     }
 }
 
-/// Rewrites a header that a failed change has left unsure.
+/// Rewrites a header that a failed change has left in doubt.
 fn mend_header(object: &Object, state: &mut State) -> Result<()> {
     if !state.header_unsure {
         return Ok(());

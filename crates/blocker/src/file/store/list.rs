@@ -32,7 +32,7 @@ impl Store {
             from = prefix.to_vec();
         }
         loop {
-            // One more than requested, to know whether there are more.
+            // One entry more than requested shows whether there are more.
             let found = self.names_from(namespace, &dir, &from, prefix, entries_max + 1 - entries.len())?;
             for name in found.names {
                 let id = ObjectId::new(namespace.clone(), Name::copy_from(&name)?);
@@ -54,8 +54,8 @@ impl Store {
         Ok(ListReply::new(entries, has_more))
     }
 
-    /// Returns the object under a name. An object that is not in memory is read from disk but not
-    /// entered into the table: a listing must not close files that are in use.
+    /// Returns the object with a name. An object that is not in memory is read from disk but not
+    /// added to the table, because a listing must not close files that are in use.
     fn entry(&self, id: &ObjectId, dir: &Path) -> Result<Entry> {
         let shard = self.shard(id);
         for _ in 0..3 {
@@ -110,8 +110,9 @@ impl Store {
         })
     }
 
-    /// Removes a tombstone that was seen with `stamp`, if a claim has made it unnecessary. It is
-    /// checked again under the locks of a change, because it may have been renewed since.
+    /// Removes a tombstone that was seen with `stamp`, if a claim has made the tombstone
+    /// unnecessary. The tombstone is checked again under the locks of a change, because it may have
+    /// been replaced since.
     fn bury(&self, id: &ObjectId, stamp: Stamp) -> Result<()> {
         if stamp.epoch >= self.claims.read().claims.in_force(id, None) {
             return Ok(());
@@ -193,7 +194,7 @@ impl Store {
         Ok(())
     }
 
-    /// Returns the namespaces with a directory or a claim.
+    /// Returns the namespaces that have a directory or a claim.
     pub(in crate::file) fn namespaces(&self) -> Result<Vec<Namespace>> {
         self.check_open()?;
         let mut names = BTreeSet::new();
@@ -209,7 +210,7 @@ impl Store {
 
 /// The largest window, in bytes.
 const WINDOW_BYTES_MAX: usize = 16 << 20;
-/// The approximate memory of a name besides its bytes.
+/// The approximate memory of a name in addition to its bytes.
 const NAME_COST_BYTES: usize = 48;
 /// The number of windows that are kept.
 const WINDOWS_MAX: usize = 4;
@@ -229,7 +230,7 @@ struct Window {
     /// `None`: up to the last name of the namespace.
     last: Option<Vec<u8>>,
     names: Sorted,
-    /// Whether a walk has filled the window.
+    /// Whether a walk has completed the window.
     is_filled: bool,
 }
 
@@ -324,12 +325,12 @@ impl Names {
         Some(FoundNames { names, next })
     }
 
-    /// Begins a window, which a later walk fills; names created meanwhile are entered at once.
-    /// Returns its number.
+    /// Begins a window, which a later walk fills; names created meanwhile are added at once.
+    /// Returns the window's number.
     pub(super) fn begin(&mut self, namespace: &Namespace, first: Vec<u8>) -> u64 {
         self.last_id += 1;
         self.windows.retain(|window| !window.is_filled || !window.covers(namespace, &first));
-        // Windows being filled are not counted: there is one for each thread that lists.
+        // Windows that are being filled are not counted: each listing thread has at most one.
         let mut filled = 0;
         self.windows.retain(|window| {
             filled += usize::from(window.is_filled);
@@ -356,7 +357,7 @@ impl Names {
         self.windows.retain(|window| !window.is_filled || window.namespace != *namespace);
     }
 
-    /// Enters the names that the walk has found; `is_whole` if it has left out none.
+    /// Adds the names that the walk has found; `is_whole` if the walk has left out none.
     pub(super) fn fill(&mut self, id: u64, found: Sorted, is_whole: bool) {
         let Some(window) = self.windows.iter_mut().find(|window| window.id == id) else { return };
         if !is_whole {
@@ -371,7 +372,7 @@ impl Names {
         window.is_filled = true;
     }
 
-    /// Notes that a file of this name exists.
+    /// Records that a file with this name exists.
     pub(super) fn note_made(&mut self, namespace: &Namespace, name: &[u8]) {
         for window in self.windows.iter_mut().filter(|window| window.covers(namespace, name)) {
             window.names.insert(name);
@@ -379,7 +380,7 @@ impl Names {
         }
     }
 
-    /// Notes that no file of this name exists.
+    /// Records that no file with this name exists.
     pub(super) fn note_gone(&mut self, namespace: &Namespace, name: &[u8]) {
         for window in self.windows.iter_mut().filter(|window| window.covers(namespace, name)) {
             window.names.remove(name);

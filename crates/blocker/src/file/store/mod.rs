@@ -1,4 +1,5 @@
-//! The file backend's operations, each a function that may block. This file has their shared state.
+//! The operations of the file backend, each a function that may block. This file has their shared
+//! state.
 //!
 //! Every change holds the claims shared and its object exclusively, from its check to its end. A
 //! claim holds the claims exclusively, so when it returns no older change is in progress. The order
@@ -32,7 +33,8 @@ use sync::UnsyncedDirs;
 type Table = HashMap<ObjectId, Arc<Object>, foldhash::fast::RandomState>;
 
 const SHARDS: usize = 16;
-/// Versions of one start ("boot"): its number in the upper bits, a count below.
+/// The versions of one start ("boot"): the number of the start in the upper bits, a count in the
+/// lower bits.
 pub(in crate::file) const BOOT_SHIFT: u32 = 40;
 
 pub(super) struct Store {
@@ -40,7 +42,7 @@ pub(super) struct Store {
     disk: Arc<dyn Disk>,
     root: PathBuf,
     shards: [Shard; SHARDS],
-    /// Objects with unstored changes. Entered under the object's lock.
+    /// Objects with unstored changes, added under the object's lock.
     unsynced: Mutex<Table>,
     /// Directories with unstored entries.
     unsynced_dirs: Mutex<UnsyncedDirs>,
@@ -53,7 +55,8 @@ pub(super) struct Store {
     version_floor: u64,
     version_count: AtomicU64,
     temporary_count: AtomicU64,
-    /// How often files were closed to limit open files: the time scale of last uses.
+    /// The number of evictions, by which files are closed to limit open files. This is the time
+    /// scale of last uses.
     pub(super) evictions: AtomicU64,
     closed: AtomicBool,
     full: AtomicBool,
@@ -64,7 +67,7 @@ pub(super) struct Store {
 /// A part of the objects in memory.
 struct Shard {
     objects: RwLock<Table>,
-    /// The number of objects ever entered.
+    /// The number of objects ever added.
     entered: AtomicU64,
 }
 
@@ -78,7 +81,7 @@ counters! {
         pub(super) changes: Counter => "file_changes_total",
         /// Files and directories synced.
         pub(super) syncs: Counter => "file_syncs_total",
-        /// Header copies found damaged and restored from their twin.
+        /// Damaged header copies that were restored from the other copy.
         pub(super) copies_damaged: Counter => "file_copies_damaged_total",
     }
 }
@@ -86,7 +89,7 @@ counters! {
 impl Store {
     fn temporary(&self) -> PathBuf {
         let number = self.temporary_count.fetch_add(1, Ordering::Relaxed);
-        // Differs from names of earlier starts, in case a file of those remains.
+        // The name differs from those of earlier starts, whose files may remain.
         self.root.join("tmp").join(format!("{}-{number}", self.boot))
     }
 

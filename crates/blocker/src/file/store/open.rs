@@ -99,7 +99,7 @@ impl Store {
         if !claims_found.is_in_both() {
             let mut held = store.claims.write();
             match store.replace_small(CLAIMS, &encode_claims(&held.claims)) {
-                // A full disk must not keep objects from being deleted: the next claim tries again.
+                // A full disk must not prevent objects from being deleted; the next claim retries.
                 Err(error) if is_out_of_space(&error) && before.is_some() => held.unstored = true,
                 replaced => replaced.map_err(failed)?,
             }
@@ -119,7 +119,7 @@ impl Store {
             }
         })?;
         for path in left {
-            // A remaining file only costs space: temporary names are not reused.
+            // A remaining file only costs space, because temporary names are not reused.
             let _ = self.disk.unlink(&path);
         }
         self.disk.sync_dir(&self.root)
@@ -130,7 +130,7 @@ impl Store {
     /// own changes.
     fn store_what_is_there(&self, dir: &Path) -> io::Result<()> {
         self.counters.syncs.increment();
-        // The failure may be of a foreign file on the file system.
+        // The failure may concern a foreign file on the file system.
         if self.disk.sync_all().unwrap_or(false) {
             return Ok(());
         }
@@ -152,8 +152,8 @@ impl Store {
         Ok(())
     }
 
-    /// Rewrites a file that has lost a write-back with its currently readable content: that is what
-    /// the store serves, and a second sync of the same file would falsely report success.
+    /// Rewrites a file that has lost a write-back with its currently readable content, which is the
+    /// content that the store serves. A second sync of the same file would falsely report success.
     fn renew_file(&self, path: &Path, file: &dyn DiskFile) -> io::Result<()> {
         let temporary = self.temporary();
         let renewed = self.disk.open(&temporary, Open::Create)?;
@@ -248,7 +248,8 @@ impl Store {
         }
         let mut raised = held.claims.clone();
         let is_news = raised.raise(&request.scope, request.epoch, request.writer)?;
-        // A claim that is repeated because storing it failed is answered only when it is stored.
+        // A claim that is repeated because it could not be stored is acknowledged only when it is
+        // stored.
         if is_news || (held.unstored && request.epoch > Epoch(0)) {
             // From here on the claim is in force, even if the disk reports an error: the file may
             // be in place.

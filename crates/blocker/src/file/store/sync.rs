@@ -1,5 +1,5 @@
-//! Making acknowledged changes stored: the object's file, then the directories that lead to it; or
-//! many objects together, by a sync of the file system.
+//! Storing acknowledged changes: first the object's file, then the directories that lead to the
+//! file; or many objects together, by a sync of the file system.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -11,7 +11,7 @@ use crate::file::object::Object;
 use crate::file::store::Store;
 use crate::{Durability, Error, FlushReply, Result, Scope};
 
-/// The number of objects from which on one sync of everything is cheaper than one for each.
+/// The number of objects from which one sync of everything is cheaper than a sync of each.
 const TOGETHER_MIN: usize = 32;
 
 impl Store {
@@ -27,8 +27,8 @@ impl Store {
         Ok(())
     }
 
-    /// Removes the object from the unsynced ones, unless it has changed meanwhile: then it has
-    /// entered itself again, or will.
+    /// Removes the object from the unsynced ones, unless it has changed meanwhile: then the change
+    /// has added it again, or will.
     fn forget_synced(&self, object: &Object) {
         let mut unsynced = self.unsynced.lock();
         if !object.unsynced.load(Ordering::Acquire) {
@@ -53,7 +53,7 @@ impl Store {
     pub(super) fn sync_many(&self, objects: &[Arc<Object>], with_version: bool) -> Result<()> {
         if objects.len() >= TOGETHER_MIN {
             let _turn = self.turn.lock();
-            // The error may be of any file on the file system, so each file is then synced by
+            // The error may concern any file on the file system, so each file is then synced by
             // itself.
             if self.sync_together(objects, with_version).unwrap_or(false) {
                 let lost = objects.iter().map(|object| object.check_not_lost());
@@ -137,7 +137,7 @@ impl Store {
         // The same order in every run, so that a failure can be replayed.
         objects.sort_unstable_by(|a, b| a.id.cmp(&b.id));
         let mut synced = self.sync_many(&objects, false);
-        // A concurrent flush may find an object clean whose directory is not yet stored.
+        // A concurrent flush may find an object clean while its directory is not yet stored.
         for dir in self.unsynced_dirs() {
             synced = synced.and(self.sync_dir(&dir));
         }
@@ -155,7 +155,7 @@ pub(super) struct UnsyncedDirs {
 }
 
 impl UnsyncedDirs {
-    /// Notes a changed entry of `dir`.
+    /// Records a changed entry of `dir`.
     pub(super) fn enter(&mut self, dir: &Path) {
         self.last += 1;
         self.dirs.insert(dir.to_path_buf(), self.last);
@@ -171,14 +171,14 @@ impl UnsyncedDirs {
         self.last
     }
 
-    /// Notes that changes of `dir` up to `number` are stored.
+    /// Records that changes of `dir` up to `number` are stored.
     pub(super) fn note_stored(&mut self, dir: &Path, number: u64) {
         if self.dirs.get(dir).is_some_and(|last| *last <= number) {
             self.dirs.remove(dir);
         }
     }
 
-    /// Notes that changes of all directories up to `number` are stored.
+    /// Records that changes of all directories up to `number` are stored.
     pub(super) fn note_all_stored(&mut self, number: u64) {
         self.dirs.retain(|_, last| *last > number);
     }

@@ -33,7 +33,8 @@ impl Store {
     }
 
     pub(super) fn note_use(&self, object: &Object) {
-        // Written only when it changes, so that hits do not all write one cache line.
+        // The field is written only when its value changes, so that hits do not all write one cache
+        // line.
         let now = self.evictions.load(Ordering::Relaxed);
         if object.used.load(Ordering::Relaxed) != now {
             object.used.store(now, Ordering::Relaxed);
@@ -75,7 +76,7 @@ impl Store {
         }
         {
             let _turn = self.turn.lock();
-            // The thread that held the turn before may have stored these as well.
+            // The previous holder of the turn may have stored these files as well.
             if !self.close_settled(shard, shard_max) {
                 let unsettled = self.unsettled();
                 // An object that cannot be synced stays, and its flush reports the error.
@@ -131,7 +132,7 @@ impl Store {
         self.loaded_by(object, |object| object.state.read())
     }
 
-    /// Returns the state as `loaded` does, locked by `lock`.
+    /// Returns the object's state, loaded and locked by `lock`.
     pub(super) fn loaded_by<'a>(
         &self,
         object: &'a Object,
@@ -167,7 +168,7 @@ impl Store {
         Ok(())
     }
 
-    /// Enters the object among the unsynced ones. Called under its lock.
+    /// Adds the object to the unsynced ones. Called under the object's lock.
     pub(super) fn mark_unsynced(&self, object: &Arc<Object>) {
         if !object.unsynced.swap(true, Ordering::AcqRel) {
             self.unsynced.lock().insert(object.id.clone(), Arc::clone(object));

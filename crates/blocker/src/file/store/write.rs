@@ -71,7 +71,7 @@ impl Store {
         }
     }
 
-    /// Writes at once, if the change is a write that only copies into the page cache.
+    /// Writes on the caller's thread, if the change only copies bytes into the page cache.
     pub(in crate::file) fn write_at_once(&self, request: &ChangeRequest) -> Option<Result<ChangeReply>> {
         let ChangeRequest { object: id, change: Change::Write { offset, data }, terms, .. } = request else {
             return None;
@@ -122,8 +122,8 @@ impl Store {
         }
     }
 
-    /// Returns the object's file, created if missing, and large enough in its format for a change
-    /// up to `end`: a new file is created for that size.
+    /// Returns the object's file, created if missing, in a format that is large enough for a change
+    /// up to `end`.
     fn writable(
         &self,
         object: &Object,
@@ -162,7 +162,7 @@ impl Store {
         if let Err(error) = prepared {
             drop(header);
             object.reset_slot(None);
-            // A remaining file may be found as an empty object.
+            // A remaining file could appear as an empty object.
             return Err(match self.disk.unlink(&object.path) {
                 Ok(()) => failed(error),
                 Err(unlink) => ambiguous(&unlink),
@@ -193,7 +193,7 @@ impl Store {
 
     /// Writes several checked ranges, one after the other, while readers wait; the header with the
     /// change's stamp is written after all of them are stored. A failure after the first write has
-    /// begun leaves an unknown outcome, as one in the middle of a single write does.
+    /// begun leaves an unknown outcome, as a failure in the middle of a single write does.
     fn write_runs(&self, object: &Object, state: &mut State, version: Version, runs: &[Run]) -> Result<u64> {
         let file = self.writable(object, state, version, runs.last().map_or(0, Run::end))?;
         let mut size_bytes = state.size_bytes;
@@ -230,14 +230,14 @@ fn zero_range(file: &dyn DiskFile, state: &State, size_bytes: u64, offset: u64, 
     Ok(if grows { end } else { size_bytes })
 }
 
-/// Converts the error of a later step of a change whose first steps were done.
+/// Converts the error of a later step of a change whose first steps were applied.
 fn unsure(error: Error) -> Error {
     if error.is_ambiguous() { error } else { Error::OutcomeUnknown(error.to_string().into()) }
 }
 
-/// Undoes a failed write as far as possible, and returns the error to answer: bytes beyond the end
-/// are truncated again, bytes before it stay. The truncation is stored before the error promises
-/// that nothing changed.
+/// Undoes a failed write as far as possible, and returns the error to report: bytes beyond the end
+/// are truncated again, bytes before the end stay. The truncation is stored before the error
+/// promises that nothing changed.
 fn undo(object: &Object, state: &mut State, offset: u64, failed: &WriteFailed) -> Error {
     let WriteFailed { written_bytes, error } = failed;
     // A new object is removed as a whole.
@@ -271,14 +271,14 @@ impl Store {
         if request.len_bytes > limit_bytes { Err(Error::TooLarge { limit_bytes }) } else { Ok(()) }
     }
 
-    /// Reads at once, if that needs no waiting.
+    /// Reads on the caller's thread, if the read need not wait.
     pub(in crate::file) fn read_at_once(&self, request: &ReadRequest) -> Option<Result<ReadReply>> {
         if let Err(error) = self.check_read(request) {
             return Some(Err(error));
         }
-        // The only place that counts reads, because every read comes here first. It counts before
-        // the bytes are copied: an atomic operation right after the copy would wait for all of its
-        // stores.
+        // Every read comes here first, so reads are counted only here. They are counted before the
+        // bytes are copied, because an atomic operation right after the copy would wait for all of
+        // its stores.
         self.counters.reads.increment();
         let shard = self.shard(&request.object).objects.read();
         let object = shard.get(&request.object)?;
@@ -309,7 +309,7 @@ impl Store {
     }
 }
 
-/// Reads at once, if that does not need to wait for the object.
+/// Reads on the caller's thread, if the read need not wait for the object.
 fn object_read_at_once(object: &Object, request: &ReadRequest) -> Option<Result<ReadReply>> {
     let state = object.state.try_read().filter(|state| state.loaded)?;
     let file = match state.live() {
