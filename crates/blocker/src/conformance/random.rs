@@ -4,9 +4,8 @@ use std::collections::BTreeMap;
 
 use super::context::{Check, Cx, ensure};
 use crate::{
-    BlockerExt, ChangeRequest, CopyRequest, DeleteRequest, DiscardRequest, Durability, Error, ListRequest,
-    ReadRequest, Run, Scope, TruncateRequest, WriteFullRequest, WriteRequest, WriteRunsRequest,
-    WriteZeroesRequest,
+    ChangeRequest, CopyRequest, DeleteRequest, DiscardRequest, Durability, Error, ListRequest, ReadRequest,
+    Run, Scope, TruncateRequest, WriteFullRequest, WriteRequest, WriteRunsRequest, WriteZeroesRequest,
 };
 
 const OBJECTS: u64 = 5;

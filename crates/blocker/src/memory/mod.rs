@@ -17,11 +17,10 @@ use parking_lot::Mutex;
 #[cfg(feature = "faulty")]
 use crate::order::Stamp;
 use crate::{
-    Attachment, Blocker, Call, Capabilities, Change, ChangeReply, ChangeRequest, ChangeTerms, ClaimReply,
-    ClaimRequest, Clock, Condition, Control, Durability, Error, Event, EventHub, FlushReply, FlushRequest,
-    Info, InfoRequest, InvalidateReply, InvalidateRequest, ListReply, ListRequest, Namespace,
-    OBJECT_BYTES_MAX_DEFAULT, ObjectId, Quota, ReadReply, ReadRequest, Reply, Result, Run, Subscription,
-    SystemClock, Version,
+    Attachment, Blocker, Call, Capabilities, ChangeReply, ChangeRequest, ClaimReply, ClaimRequest, Clock,
+    Control, Durability, Error, Event, EventHub, FlushReply, FlushRequest, Info, InfoRequest,
+    InvalidateReply, InvalidateRequest, ListReply, ListRequest, Namespace, OBJECT_BYTES_MAX_DEFAULT,
+    ObjectId, Quota, ReadReply, ReadRequest, Reply, Result, Subscription, SystemClock, Version,
 };
 
 use model::Model;

@@ -27,7 +27,6 @@ pub(super) struct Model {
     pub(super) version_last: u64,
     pub(super) used_bytes: u64,
     pub(super) change_count: u64,
-    broken: Broken,
 }
 
 /// An object, or the record of one that was deleted with a stamp.

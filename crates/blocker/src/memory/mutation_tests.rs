@@ -292,7 +292,8 @@ impl Mutant {
                 _ => {}
             }
             if let Some(content) = &mut record.content {
-                let (data, len) = (&mut content.data, content.data.len());
+                let len = content.data.len();
+                let data = &mut content.data;
                 match (self.broken, &request.change) {
                     (HolesNotZero, Change::Write { offset, .. }) if *offset as usize > old.len() => {
                         data[old.len()..(*offset as usize).min(len)].fill(0xAA);

@@ -14,7 +14,7 @@ use crate::file::slot::{Found, HEADER_BYTES, PACKED_BYTES_MAX, Slot, UNPACKED_AT
 use crate::file::store::{Store, ambiguous};
 use crate::{
     Change, ChangeReply, ChangeRequest, ChangeTerms, Condition, Durability, Error, Event, ObjectId, Result,
-    Segments, Version,
+    Version,
 };
 
 impl Store {

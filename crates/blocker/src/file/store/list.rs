@@ -10,9 +10,7 @@ use crate::file::object::{Object, check_header, check_len, foreign};
 use crate::file::slot::{HEADER_BYTES, data_at};
 use crate::file::store::Store;
 use crate::file::{Access, path};
-use crate::{
-    Error, ListEntry, ListReply, ListRequest, Name, Namespace, ObjectId, Result, Scope, Stamp, Version,
-};
+use crate::{Error, ListEntry, ListReply, ListRequest, Name, Namespace, ObjectId, Result, Stamp, Version};
 
 /// The meaning of a name in a directory.
 enum Entry {

@@ -232,7 +232,7 @@ fn check_is_empty(disk: &dyn Disk, root: &Path) -> io::Result<Result<()>> {
 }
 
 /// The current claims.
-pub(super) struct ClaimsHeld {
+pub(in crate::file) struct ClaimsHeld {
     pub(super) claims: Claims,
     /// The last attempt to store the claims failed: they are in force now, but perhaps not after a
     /// restart.
