@@ -7,9 +7,9 @@
 //!
 //! # Using a blocker
 //!
-//! Requests are structs made by `new` and refined by methods; answers are [replies](Reply), which
-//! are awaited. [`BlockerExt`] has a method for each kind of change, and shorter forms for whole
-//! objects.
+//! Requests are structs created by `new` and refined by methods; answers are [replies](Reply),
+//! which are awaited. [`BlockerExt`] has a method for each kind of change, and shorter forms for
+//! whole objects.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -29,13 +29,14 @@
 //!
 //! # Implementing one
 //!
-//! - A layer forwards unchanged operations with [`delegate!`]; [`PassThrough`] is the empty layer,
-//!   and `examples/layer.rs` has one in forty lines.
+//! - A layer forwards unchanged operations with [`delegate!`]; [`PassThrough`] is the layer that
+//!   changes nothing, and `examples/layer.rs` is a layer in forty lines.
 //! - A backend implements every operation; [`admission`] has the checks that all of them share, and
 //!   `examples/backend.rs` is a small one. For backends whose atomic steps span one object, such as
 //!   S3 and RADOS, [`conditional`] decides changes and makes claims reach every object.
 //! - [`Control`] is the control plane: policies, quotas, metrics.
-//! - The conformance suite (feature `conformance`) decides whether the contract is kept.
+//! - The conformance suite (feature `conformance`) checks whether an implementation keeps the
+//!   contract.
 //!
 //! # Features
 //!

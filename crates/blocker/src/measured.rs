@@ -1,5 +1,5 @@
 //! A layer that measures the blocker below: the latency and failures of each operation, and the
-//! time without any answer.
+//! time since its last response.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,8 +16,8 @@ use crate::{
 
 /// Measures every operation of the blocker below; changes nothing.
 ///
-/// An operation costs two readings of the clock and three additions. An operation whose reply is
-/// dropped is not counted.
+/// The cost of an operation is two readings of the clock and three additions. An operation whose
+/// reply is dropped is not counted.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -39,10 +39,10 @@ pub struct Measurements {
     backend: &'static str,
     clock: Arc<dyn Clock>,
     operations: [Operation; NAMES.len()],
-    /// The time just after the beginning of the first operation since the last answer, in
-    /// nanoseconds of the clock and never 0; 0 while operations are answered.
+    /// The time just after the start of the first operation since the last response, in nanoseconds
+    /// of the clock and never 0; 0 if no operation has started since.
     silent_since: AtomicU64,
-    /// The time of the last answer, in nanoseconds of the clock.
+    /// The time of the last response, in nanoseconds of the clock.
     answered_at: AtomicU64,
 }
 
@@ -52,7 +52,7 @@ struct Operation {
     failures: Counter,
 }
 
-/// One operation's measurements.
+/// The measurements of one operation.
 #[derive(Clone, Copy, Debug)]
 pub struct OperationStats {
     /// The operation's name.
@@ -100,8 +100,8 @@ impl Measurements {
         self.backend
     }
 
-    /// Returns how long operations have been waiting without any answer; zero if the last one was
-    /// answered.
+    /// Returns the time for which operations have been waiting without any response; zero if no
+    /// operation is waiting.
     #[must_use]
     pub fn silence(&self) -> Duration {
         match self.silent_since.load(Ordering::Relaxed) {
@@ -110,7 +110,7 @@ impl Measurements {
         }
     }
 
-    /// Returns the time since the last answer, whether or not anything was requested.
+    /// Returns the time since the last response, whether or not there were requests meanwhile.
     #[must_use]
     pub fn since_answer(&self) -> Duration {
         self.clock.now().since(Timestamp(self.answered_at.load(Ordering::Relaxed)))
@@ -139,7 +139,7 @@ impl Measurements {
             return;
         }
         let since = begun.0.max(1);
-        // An answer after the beginning of this operation proves that the store is reachable.
+        // A response after the start of this operation proves that the store is reachable.
         if self.answered_at.load(Ordering::Relaxed) <= since {
             // Fails if the silence is already recorded.
             let _ = self.silent_since.compare_exchange(0, since, Ordering::Relaxed, Ordering::Relaxed);
@@ -154,7 +154,7 @@ impl Collect for Measurements {
         };
         for operation in self.operations() {
             let help = "How long operations of the store took, in seconds.";
-            // From 16 µs to 67 s: no store operation is faster.
+            // From 16 µs, which no store operation undercuts, to 67 s.
             let value = operation.latency.value(4, 26);
             into.sample("store_request_duration_seconds", help, labels(operation.name), value);
         }
@@ -178,7 +178,7 @@ impl fmt::Debug for Measurements {
 }
 
 impl Measured {
-    /// Returns a layer over `below`, which is of this kind, measuring by `clock`.
+    /// Returns a layer over `below`, a blocker of the given kind. Times are measured with `clock`.
     #[must_use]
     pub fn new(below: Arc<dyn Blocker>, backend: &'static str, clock: Arc<dyn Clock>) -> Measured {
         let answered_at = AtomicU64::new(clock.now().0);
@@ -192,7 +192,7 @@ impl Measured {
         Measured { below, measurements: Arc::new(measurements) }
     }
 
-    /// Returns the measurements. They do not keep the blocker below alive.
+    /// Returns the measurements, which do not keep the blocker below alive.
     #[must_use]
     pub fn measurements(&self) -> Arc<Measurements> {
         Arc::clone(&self.measurements)

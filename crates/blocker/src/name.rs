@@ -1,8 +1,8 @@
 //! Names of objects and namespaces.
 //!
-//! Both are 1 to 255 arbitrary bytes: a backend never treats a name as text or as a path, and never
-//! trims or folds it. They are reference-counted (`Bytes`), so that a name taken from a receive
-//! buffer passes through every layer without an allocation.
+//! Both are 1 to 255 arbitrary bytes: a backend never treats a name as text or as a path, never
+//! trims a name, and never changes its case. Names are reference-counted (`Bytes`), so that a name
+//! in a receive buffer passes through every layer without an allocation.
 
 use std::fmt;
 use std::str::FromStr;
@@ -60,7 +60,7 @@ macro_rules! name_type {
             }
         }
 
-        /// Writes printable ASCII as it is and every other byte as `\xNN`; quotes and backslashes
+        /// Writes printable ASCII unchanged and every other byte as `\xNN`; quotes and backslashes
         /// are escaped with a backslash.
         impl fmt::Display for $type {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -97,9 +97,9 @@ name_type! {
 }
 
 impl Namespace {
-    /// Returns whether the name is reserved: it begins with a dot. Stores accept it like any other;
-    /// servers keep their own records there, and every client interface hides such namespaces and
-    /// [refuses](Self::check_unreserved) them.
+    /// Returns whether the namespace is reserved, that is, whether its name begins with a dot.
+    /// Stores treat a reserved namespace like any other. Servers keep their own records there, and
+    /// every client interface hides and [refuses](Self::check_unreserved) reserved namespaces.
     #[must_use]
     pub fn is_reserved(&self) -> bool {
         self.0.starts_with(b".")
@@ -164,7 +164,7 @@ impl FromStr for ObjectId {
 }
 
 impl Namespace {
-    /// Returns the namespace's name for output before a slash.
+    /// Returns the namespace's name for output in front of a slash.
     pub(crate) fn in_a_path(&self) -> impl fmt::Display {
         self.to_string().replace('/', "\\x2f")
     }

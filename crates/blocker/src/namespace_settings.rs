@@ -10,8 +10,8 @@ use crate::{Error, Namespace, Result};
 
 macro_rules! keys {
     ($($(#[$doc:meta])* $key:ident = $name:literal,)*) => {
-        /// A setting of a namespace, beside its write mode, that can change while the cache runs.
-        /// Each is a number, with the unit in its name; without one it is a count.
+        /// A setting of a namespace, besides its write mode, that can change at run time. Each
+        /// value is a number, whose unit is in the key's name; without a unit it is a count.
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
         #[non_exhaustive]
         pub enum NamespaceKey {
@@ -34,42 +34,52 @@ macro_rules! keys {
 }
 
 keys! {
-    /// The namespace's own limit of dirty data. None: it shares the common limit.
+    /// The namespace's own limit on dirty data. Without a value, the namespace shares the common
+    /// limit.
     DirtyBytesMax = "dirty_bytes_max",
-    /// How long a change may be dirty before its flush begins. None: as for the whole cache.
+    /// The maximum time that a change is dirty before its flush begins. Without a value, the
+    /// cache's setting applies.
     DirtyAgeMsMax = "dirty_age_ms_max",
-    /// The largest sum of its objects' sizes. None: no quota. A change that would exceed it is
-    /// refused with [`OutOfSpace`](crate::Error::OutOfSpace) before it is acknowledged.
+    /// The maximum total size of the namespace's objects. A change that would exceed it is refused
+    /// with [`OutOfSpace`](crate::Error::OutOfSpace) before it is acknowledged. Without a value,
+    /// there is no quota.
     QuotaBytesMax = "quota_bytes_max",
-    /// The most requests to the store a second. None: no limit.
+    /// The maximum number of store requests per second. Without a value, there is no limit.
     StoreRequestsPerSecondMax = "store_requests_per_second_max",
-    /// The most bytes to and from the store a second. None: no limit.
+    /// The maximum number of bytes to and from the store per second. Without a value, there is no
+    /// limit.
     StoreBytesPerSecondMax = "store_bytes_per_second_max",
-    /// Store requests per second that are reserved for it. None: none.
+    /// The number of store requests per second that are reserved for the namespace. Without a
+    /// value, none are reserved.
     StoreRequestsPerSecondMin = "store_requests_per_second_min",
-    /// Its weight in sharing the unreserved rest of the store. None: 1.
+    /// The namespace's weight when the unreserved capacity of the store is shared. The default is
+    /// 1.
     StoreWeight = "store_weight",
-    /// How long it can save up unused rates. None: 100 ms.
+    /// The time for which the namespace can save up unused rates. The default is 100 ms.
     StoreBurstMs = "store_burst_ms",
-    /// Memory that other namespaces cannot take from it while it uses it. With this or one of the
-    /// next two settings the namespace has a share of memory of its own. None: 0.
+    /// The memory that other namespaces cannot take from the namespace while it is in use. With
+    /// this or one of the next two settings the namespace has a memory share of its own. The
+    /// default is 0.
     MemoryBytesMin = "memory_bytes_min",
-    /// The most memory that it may have; requests in progress and dirty data may exceed it. None:
-    /// all.
+    /// The maximum memory of the namespace, which requests in progress and dirty data may exceed.
+    /// Without a value, there is no limit.
     MemoryBytesMax = "memory_bytes_max",
-    /// The weight of its misses, beside those of others, when memory moves to where it gains most.
-    /// None: 1.
+    /// The weight of the namespace's misses, relative to other namespaces, when memory moves to
+    /// where it saves most misses. The default is 1.
     MemoryWeight = "memory_weight",
-    /// How far the cache reads ahead of a sequential client. None: as for the whole cache.
+    /// The distance that the cache reads ahead of a sequential client. Without a value, the cache's
+    /// setting applies.
     ReadAheadBytesMax = "read_ahead_bytes_max",
-    /// The length from which sequential reads bypass the cache. None: as for the whole cache.
+    /// The length from which sequential reads bypass the cache. Without a value, the cache's
+    /// setting applies.
     BypassReadBytesMin = "bypass_read_bytes_min",
-    /// The length from which sequential writes bypass the cache. None: as for the whole cache.
+    /// The length from which sequential writes bypass the cache. Without a value, the cache's
+    /// setting applies.
     BypassWriteBytesMin = "bypass_write_bytes_min",
 }
 
 impl NamespaceKey {
-    /// Returns whether its value is a number of bytes.
+    /// Returns whether the key's value is a number of bytes.
     #[must_use]
     pub fn is_bytes(self) -> bool {
         self.name().contains("bytes")
@@ -93,7 +103,7 @@ impl FromStr for NamespaceKey {
     }
 }
 
-/// The settings that one source makes for a namespace; other sources decide missing ones.
+/// The settings of a namespace from one source. Other sources decide missing settings.
 ///
 /// ```
 /// use blocker::{NamespaceKey, NamespaceSettings, WriteMode};
@@ -115,8 +125,8 @@ pub struct NamespaceSettings {
 }
 
 impl NamespaceSettings {
-    /// Returns the settings with another value: a number, or `None`, which removes the value of a
-    /// weaker source.
+    /// Returns the settings with another value for `key`: a number, or `None`, which overrides the
+    /// value of a weaker source with no value.
     #[must_use]
     pub fn with(mut self, key: NamespaceKey, value: impl Into<Option<u64>>) -> Self {
         self.set(key, value);
@@ -128,12 +138,12 @@ impl NamespaceSettings {
         self.values.insert(key, value.into());
     }
 
-    /// Removes a value, so that other sources decide it.
+    /// Removes a value, so that other sources decide the setting.
     pub fn unset(&mut self, key: NamespaceKey) {
         self.values.remove(&key);
     }
 
-    /// Returns a value: `None` if it is not set, `Some(None)` if it is set to no value.
+    /// Returns a value: `None` if the key is not set, `Some(None)` if the key is set to no value.
     #[must_use]
     pub fn get(&self, key: NamespaceKey) -> Option<Option<u64>> {
         self.values.get(&key).copied()
@@ -145,7 +155,7 @@ impl NamespaceSettings {
         self.get(key).flatten()
     }
 
-    /// Returns the values that are set, beside the write mode, in the order of the keys.
+    /// Returns the values that are set, besides the write mode, in the order of the keys.
     pub fn values(&self) -> impl ExactSizeIterator<Item = (NamespaceKey, Option<u64>)> {
         self.values.iter().map(|(key, value)| (*key, *value))
     }
@@ -156,14 +166,14 @@ impl NamespaceSettings {
         self.write.is_none() && self.values.is_empty()
     }
 
-    /// Overrides these settings with those of a stronger source.
+    /// Overrides these settings with the settings of a stronger source.
     pub fn extend(&mut self, stronger: &Self) {
         self.write = stronger.write.or(self.write);
         self.values.extend(&stronger.values);
     }
 }
 
-/// Settings with only a write mode.
+/// Returns settings with only a write mode.
 impl From<WriteMode> for NamespaceSettings {
     fn from(mode: WriteMode) -> Self {
         Self { write: Some(mode), values: BTreeMap::new() }
@@ -178,13 +188,14 @@ pub struct NamespaceState {
     pub namespace: Namespace,
     /// How writes are treated.
     pub write: WriteMode,
-    /// Whether an earlier write mode has not ended: its changes are in progress, or unstored.
+    /// Whether an earlier write mode has not ended yet: some of its changes are in progress or not
+    /// stored.
     pub is_changing: bool,
-    /// Whether the configuration file names it.
+    /// Whether the namespace is in the configuration file.
     pub is_configured: bool,
-    /// Its settings in force, beside the write mode.
+    /// The effective settings of the namespace, besides the write mode.
     pub settings: NamespaceSettings,
-    /// Counts of its data in the cache and of its operations, by name.
+    /// The namespace's counters of cached data and of operations, by name.
     pub counts: Vec<(String, u64)>,
 }
 
@@ -207,13 +218,13 @@ impl NamespaceState {
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct NamespacePage {
-    /// Their states, in bytewise order of the names.
+    /// The states of the namespaces, in bytewise order of the names.
     pub states: Vec<NamespaceState>,
-    /// Whether there may be more after the last of them.
+    /// Whether there may be more namespaces after the last one in this page.
     pub has_more: bool,
 }
 
-/// The treatment of a namespace's unstored data at its removal.
+/// The treatment of a namespace's unstored data when the namespace is removed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum DirtyData {
     /// Refuse the removal.
@@ -225,29 +236,30 @@ pub enum DirtyData {
     Discard,
 }
 
-/// The data that left the cache with a namespace.
+/// The data that were dropped with a namespace.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct RemovedNamespace {
-    /// Bytes dropped that the store has.
+    /// Dropped bytes that the store has.
     pub dropped_bytes: u64,
-    /// Acknowledged bytes dropped that the store does not have, by whole buckets.
+    /// Dropped acknowledged bytes that the store does not have, in whole buckets.
     pub discarded_bytes: u64,
 }
 
-/// How a cache treats writes to a namespace.
+/// The write mode of a namespace.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum WriteMode {
-    /// Write-back: acknowledged from the cache, stored later.
+    /// Write-back: writes are acknowledged from the cache, and stored later.
     Back,
-    /// Write-through: made below, with the requested durability, before the acknowledgement; kept
-    /// in the cache.
+    /// Write-through: writes are made below, with the requested durability, before they are
+    /// acknowledged, and stay in the cache.
     #[default]
     Through,
-    /// Write-around: made below, with the requested durability; not kept in the cache.
+    /// Write-around: writes are made below, with the requested durability, and do not stay in the
+    /// cache.
     Around,
-    /// Every change is refused with [`Error::Denied`]; reads are answered.
+    /// Read-only: every change is refused with [`Error::Denied`].
     ReadOnly,
 }
 

@@ -2,15 +2,15 @@
 
 use std::fmt;
 
-/// The durability of a change: which failures it survives. A word has the same meaning on every
-/// layer; a request asks for one, a reply states the one reached. Ordered from weakest to
-/// strongest.
+/// The durability of a change, that is, the failures that the change survives. A level has the same
+/// meaning on every layer; a request asks for a level, and the reply states the level reached.
+/// Levels are ordered from weakest to strongest.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub enum Durability {
     /// In the memory of this process, or in the page cache: lost if the process or the host fails.
     #[default]
     Cached,
-    /// In a synced local log: survives a crash of the process or the host, not the loss of the
+    /// In a synced local log: survives a crash of the process or the host, but not the loss of the
     /// disk.
     Journaled,
     /// In the memory or log of this number of other nodes: survives the loss of the host.
@@ -31,8 +31,8 @@ impl fmt::Display for Durability {
 }
 
 /// The version of an object's content. Every change gives the object a version that its name never
-/// had before, not even before a delete or a crash: same name and same version, same bytes. A
-/// larger version is not necessarily later.
+/// had before, not even before a delete or a crash. So the same name and version always mean the
+/// same bytes. A larger version is not necessarily later.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Version(pub u64);
 
@@ -42,8 +42,8 @@ impl fmt::Display for Version {
     }
 }
 
-/// A fencing epoch: the number of a claim. A claim raises it, and changes with older epochs are refused from
-/// then on. A change without a stamp counts as epoch 0.
+/// A fencing epoch: the number of a claim. A claim raises the epoch, and changes with older epochs
+/// are refused from then on. A change without a stamp counts as epoch 0.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Epoch(pub u64);
 
@@ -56,8 +56,8 @@ impl fmt::Display for Epoch {
 /// The identity of a writer: a random number drawn once for each run of a writer, so that no two
 /// writers share one.
 ///
-/// A claim carries it, which makes epochs exclusive: the writer that holds an epoch may claim it
-/// again (for example because the answer was lost), any other writer is refused.
+/// Claims carry the identity, which makes epochs exclusive: the writer that holds an epoch may
+/// claim it again (for example because the reply was lost); any other writer is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct WriterId(pub u128);
 
@@ -105,8 +105,8 @@ impl fmt::Display for Stamp {
     }
 }
 
-/// A set of changes whose order matters across objects, for example those of a volume. Numbered
-/// within a namespace.
+/// A set of changes whose order matters across objects, for example the changes of a volume. Order
+/// domains are numbered within a namespace.
 ///
 /// A flush of the domain closes its generation. After any loss, a store that has a change of
 /// generation g + 1 has all changes of generation g.

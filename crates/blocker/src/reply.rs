@@ -1,8 +1,8 @@
 //! The answer of an operation, ready or pending.
 //!
 //! A hit must not box a future on its way up through the layers, so an operation returns a plain
-//! value: either the answer or a boxed future. Only an answer that is not ready costs an
-//! allocation. A pending future owns its data (`'static`), so that a server can spawn it.
+//! value: either the answer or a boxed future. Only a pending answer costs an allocation. A pending
+//! future owns its data (`'static`), so that a server can spawn it as a task.
 
 use std::fmt;
 use std::future::{Future, IntoFuture};
@@ -11,11 +11,12 @@ use std::task::{Context, Poll};
 
 use crate::{Error, Result};
 
-/// The future of an answer that is not ready. Dropping it cancels the operation: see [`crate::Blocker`].
+/// The future of a pending answer. Dropping the future cancels the operation: see
+/// [`crate::Blocker`].
 pub type Pending<T, E = Error> = Pin<Box<dyn Future<Output = Result<T, E>> + Send>>;
 
-/// The answer to an operation, ready or pending. It can be awaited. Layers may use their own error
-/// types.
+/// The answer to an operation, ready or pending. A reply can be awaited. Layers may use their own
+/// error types.
 ///
 /// ```
 /// use blocker::{Reply, executor::block_on};
@@ -32,12 +33,12 @@ pub enum Reply<T, E = Error> {
 }
 
 impl<T> Reply<T> {
-    /// Returns a ready reply: the operation succeeded with `value`.
+    /// Returns a ready reply for an operation that has succeeded with `value`.
     pub fn ok(value: T) -> Self {
         Self::Ready(Ok(value))
     }
 
-    /// Returns a ready reply: the operation failed.
+    /// Returns a ready reply for an operation that has failed.
     pub fn err(error: Error) -> Self {
         Self::Ready(Err(error))
     }
@@ -55,8 +56,8 @@ impl<T, E> Reply<T, E> {
         matches!(self, Self::Ready(_))
     }
 
-    /// Returns a reply whose answer is passed through `change`: at once if it is ready, otherwise
-    /// later.
+    /// Returns a reply whose answer is converted by `change`: at once if the answer is ready,
+    /// otherwise later.
     pub fn then<U>(self, change: impl FnOnce(Result<T, E>) -> Result<U, E> + Send + 'static) -> Reply<U, E>
     where
         T: 'static,

@@ -1,7 +1,8 @@
 //! Requests: one struct for each operation, created by `new` and refined by methods, so that fields
 //! can be added without breaking callers. Requests to change an object are in [`crate::change`].
 //!
-//! [`Call`] recurs: it describes the call, by its deadline and how the data will be used.
+//! Every request has a [`Call`]: its deadline, urgency and trace, and hints about the use of the
+//! data.
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,18 +14,18 @@ use crate::{
     Version, WriterId,
 };
 
-/// The caller's hints about its use of the data. A backend may ignore them.
+/// Hints about the caller's use of the data. A backend may ignore hints.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Hints(u32);
 
 impl Hints {
     /// Nothing is known.
     pub const NONE: Self = Self(0);
-    /// The data will not be needed again soon: caches should not evict other data for it.
+    /// The data will not be needed again soon, so caches should not evict other data for them.
     pub const NO_CACHE: Self = Self(1);
     /// The request is part of a sequential run.
     pub const SEQUENTIAL: Self = Self(2);
-    /// The requests are random: reading ahead is of no use.
+    /// The requests are random, so reading ahead is useless.
     pub const RANDOM: Self = Self(4);
 
     /// Returns these hints together with `other`.
@@ -52,15 +53,16 @@ impl Hints {
     }
 }
 
-/// The urgency of a call beside others of the same namespace. A backend may ignore it.
+/// The urgency of a call relative to other calls in the same namespace. A backend may ignore the
+/// urgency.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub enum Priority {
-    /// No caller waits for it now: read-ahead, copies, checks.
+    /// No caller is waiting for the call, for example read-ahead, copies and checks.
     Low,
-    /// A caller waits for it.
+    /// A caller is waiting for the call.
     #[default]
     Normal,
-    /// Other calls wait for it.
+    /// Other calls are waiting for the call.
     Urgent,
 }
 
@@ -68,13 +70,14 @@ pub enum Priority {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Call {
-    /// When the caller stops waiting, on the clock that caller and blocker share. `None`: never.
+    /// The time when the caller stops waiting, on the clock that caller and blocker share, or
+    /// `None` if the caller waits forever.
     pub deadline: Option<Timestamp>,
     /// Hints about the use of the data.
     pub hints: Hints,
     /// The urgency.
     pub priority: Priority,
-    /// The trace that the call belongs to, if it is traced.
+    /// The trace that the call belongs to, if the call is traced.
     pub trace: Option<TraceContext>,
 }
 
@@ -176,7 +179,7 @@ impl FromStr for Scope {
 macro_rules! with_call {
     ($($type:ident $(<$kind:ident>)?)*) => {$(
         impl $(<$kind>)? $type $(<$kind>)? {
-            /// Sets when the caller stops waiting.
+            /// Sets the time when the caller stops waiting.
             #[must_use]
             pub fn deadline(mut self, deadline: Timestamp) -> Self {
                 self.call.deadline = Some(deadline);
@@ -190,7 +193,7 @@ macro_rules! with_call {
                 self
             }
 
-            /// Sets how urgent the call is.
+            /// Sets the urgency of the call.
             #[must_use]
             pub fn priority(mut self, priority: Priority) -> Self {
                 self.call.priority = priority;
@@ -208,9 +211,9 @@ pub struct ReadRequest {
     pub object: ObjectId,
     /// Where the range begins, in bytes.
     pub offset: u64,
-    /// The length of the range in bytes. The answer ends at the object's end.
+    /// The length of the range in bytes. The returned bytes end at the object's end.
     pub len_bytes: u64,
-    /// The condition under which to read: a version, or none.
+    /// The condition of the read: a required version, or no condition.
     pub condition: Condition,
     /// The terms of the call.
     pub call: Call,
@@ -255,11 +258,11 @@ impl InfoRequest {
 pub struct ListRequest {
     /// The namespace.
     pub namespace: Namespace,
-    /// Only names that begin with this; empty for all.
+    /// The required prefix of the names; empty for all names.
     pub prefix: bytes::Bytes,
-    /// Only names after this one: the last name of the previous page.
+    /// The name after which the page begins: the last name of the previous page.
     pub after: Option<Name>,
-    /// The largest number of entries, at most what the capabilities allow; 0 counts as 1.
+    /// The maximum number of entries, which the capabilities may limit further; 0 counts as 1.
     pub entries_max: u32,
     /// The terms of the call.
     pub call: Call,
@@ -286,7 +289,7 @@ impl ListRequest {
         self
     }
 
-    /// Sets the largest number of entries.
+    /// Sets the maximum number of entries.
     #[must_use]
     pub fn entries_max(mut self, entries_max: u32) -> Self {
         self.entries_max = entries_max;
@@ -294,14 +297,15 @@ impl ListRequest {
     }
 }
 
-/// A request to make everything acknowledged so far within a scope *stored*, or as durable as
+/// A request to make all changes that were acknowledged within a scope *stored*, or as durable as
 /// requested.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct FlushRequest {
-    /// What to flush. A blocker may flush more.
+    /// The scope to flush. A blocker may flush more.
     pub scope: Scope,
-    /// The least durability that the reply must give. A blocker may give more: one without a log stores.
+    /// The minimum durability after the flush. A blocker may provide a stronger one: a blocker
+    /// without a log stores.
     pub durability: Durability,
     /// The terms of the call.
     pub call: Call,
@@ -314,7 +318,7 @@ impl FlushRequest {
         Self { scope, durability: Durability::Stored, call: Call::default() }
     }
 
-    /// Sets the least durability that the reply must give: *journaled* is enough for a guest's flush.
+    /// Sets the minimum durability after the flush: *journaled* is enough for a guest's flush.
     #[must_use]
     pub fn durability(mut self, durability: Durability) -> Self {
         self.durability = durability;
@@ -322,15 +326,17 @@ impl FlushRequest {
     }
 }
 
-/// A request to take over a scope: once it is answered, changes with older epochs are refused there.
+/// A request to take over a scope. After the reply, changes with older epochs are refused in the
+/// scope.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ClaimRequest {
-    /// What to take over.
+    /// The scope to take over.
     pub scope: Scope,
-    /// The new epoch, above the one in force; its holder may claim that one again. 0 only queries.
+    /// The new epoch, which must be above the epoch in force; only the holder of the epoch in force
+    /// may claim it again. 0 only queries the epoch.
     pub epoch: Epoch,
-    /// The writer that takes the scope over. Ignored where `epoch` is 0.
+    /// The writer that takes over the scope. Ignored if `epoch` is 0.
     pub writer: WriterId,
     /// The terms of the call.
     pub call: Call,
@@ -343,8 +349,8 @@ impl ClaimRequest {
         Self { scope, epoch, writer, call: Call::default() }
     }
 
-    /// Returns a request that queries the epoch in force in `scope` and changes nothing. The answer
-    /// is epoch 0 if there is none, otherwise [`Error::Fenced`] with the epoch.
+    /// Returns a request that queries the epoch in force in `scope` and changes nothing. The result
+    /// is epoch 0 if the scope was never claimed, and otherwise [`Error::Fenced`] with the epoch.
     #[must_use]
     pub fn ask(scope: Scope) -> Self {
         Self::new(scope, Epoch(0), WriterId(0))
@@ -355,7 +361,7 @@ impl ClaimRequest {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct InvalidateRequest {
-    /// What may have changed.
+    /// The scope that may have changed.
     pub scope: Scope,
     /// The terms of the call.
     pub call: Call,

@@ -54,7 +54,7 @@ impl ChangeReply {
 }
 
 response! {
-    /// An object's size, version and stamp, including changes that so far exist only in a cache.
+    /// An object's size, version and stamp, including changes that exist only in a cache so far.
     Info {
         /// The object's size in bytes.
         size_bytes: u64,
@@ -82,16 +82,16 @@ response! {
     ListReply {
         /// The objects, in bytewise order of their names.
         entries: Vec<ListEntry>,
-        /// Whether there may be more objects after the last entry. If so, there is at least one
+        /// Whether there may be more objects after the last entry. If so, the page has at least one
         /// entry, after which the next page begins.
         has_more: bool,
     }
 }
 
 response! {
-    /// The answer to a flush: everything acknowledged before it is stored.
+    /// The answer to a flush: everything acknowledged before the flush is stored.
     FlushReply {
-        /// [`Durability::Stored`].
+        /// The durability reached.
         durability: Durability,
     }
 }
@@ -107,7 +107,7 @@ response! {
 response! {
     /// The answer to an invalidation: no stale copy of the scope remains.
     InvalidateReply {
-        /// The size of the dropped clean copies in bytes, where known.
+        /// The size of the evicted clean copies in bytes, as far as it is known.
         dropped_bytes: u64,
     }
 }

@@ -1,6 +1,6 @@
 //! SplitMix64: a small seeded generator, so that every random choice can be replayed from one number.
 
-/// A seeded generator. Not for secrets.
+/// A seeded generator, which must not be used for secrets.
 #[derive(Clone, Debug)]
 pub(crate) struct Rng(u64);
 

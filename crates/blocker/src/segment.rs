@@ -1,9 +1,9 @@
 //! Payloads: owned, reference-counted byte sequences, in requests and in answers.
 //!
-//! A segment keeps its memory alive until it is dropped. So a cancelled request is sound (a kernel
-//! or a library may still read the memory after the caller has stopped waiting), and a hit copies
-//! nothing: a cache returns its own buckets through [`SegmentOwner`], without an allocation. A
-//! segment of zeros takes no memory. The bytes of a segment never change while it lives.
+//! A segment keeps its memory alive until it is dropped. So cancelling a request is sound, although
+//! a kernel or a library may still read the memory after the caller has stopped waiting. And a hit
+//! copies nothing: a cache returns its own buckets through [`SegmentOwner`], without an allocation.
+//! A segment of zeros takes no memory. The bytes of a segment never change while it lives.
 
 use std::fmt;
 use std::ops::Range;
@@ -20,15 +20,15 @@ static ZEROS: [u8; ZEROS_BYTES] = [0; ZEROS_BYTES];
 /// The owner of the memory behind a pinned segment, for example a cache's arena, with the bucket as
 /// `token`.
 ///
-/// The caller of [`Segment::pinned`] passes one count of `token`; each clone takes one more by
-/// `retain`, each drop returns one by `release`. From the first count to the last, the bytes and
-/// their address stay the same.
+/// The caller of [`Segment::pinned`] passes one reference to `token`; each clone adds a reference
+/// by `retain`, and each drop removes one by `release`. From the first reference to the last, the
+/// bytes and their address stay the same.
 pub trait SegmentOwner: Send + Sync {
-    /// Returns the bytes of `token`. They do not change while a count of it is held.
+    /// Returns the bytes of `token`, which do not change while a reference to `token` is held.
     fn bytes(&self, token: u64) -> &[u8];
-    /// Adds a count of `token`: one more segment refers to it.
+    /// Adds a reference to `token`, for one more segment.
     fn retain(&self, token: u64);
-    /// Removes a count of `token`: one segment less refers to it.
+    /// Removes a reference to `token`, for one segment less.
     fn release(&self, token: u64);
 }
 
@@ -65,7 +65,7 @@ impl Drop for Pinned {
 }
 
 impl Segment {
-    /// Returns the part `range` of the owner's bytes for `token`, and takes over one count of
+    /// Returns the part `range` of the owner's bytes for `token`, and takes over one reference to
     /// `token`.
     ///
     /// # Panics
@@ -80,8 +80,8 @@ impl Segment {
         Self(Repr::Pinned(Pinned { token, start: part(range.start), end: part(range.end), owner }))
     }
 
-    /// Returns a copy of `bytes`. A copy of up to one bucket goes into memory that the thread keeps
-    /// for that purpose, without an allocation in the steady state.
+    /// Returns a copy of `bytes`. A copy of up to one bucket uses a reusable buffer of the thread,
+    /// without an allocation in the steady state.
     #[must_use]
     pub fn copied(bytes: &[u8]) -> Self {
         let fill = |target: &mut [u8]| {
@@ -114,7 +114,8 @@ impl Segment {
         }
     }
 
-    /// Returns whether the segment is a hole: zeros without memory. If not, its bytes may still be zeros.
+    /// Returns whether the segment is a hole, that is, zeros without memory. The bytes of other
+    /// segments may be zeros as well.
     #[must_use]
     pub fn is_hole(&self) -> bool {
         matches!(self.0, Repr::Zeros(_))
@@ -184,8 +185,8 @@ enum List {
     #[default]
     Empty,
     One(Segment),
-    /// The segments, with the total number of bytes, which every append needs. Clones share them: a
-    /// request is cloned so that it can be sent again, which seldom happens.
+    /// The segments, and the total number of bytes, which every append needs. Clones share the
+    /// segments: a request is cloned so that it can be retried, which is rare.
     Many(Arc<Vec<Segment>>, usize),
 }
 

@@ -49,8 +49,8 @@ impl fmt::Debug for Traced {
     }
 }
 
-/// Notes in a span why a request has failed; an [answer](Error::is_answer) is not a failure, but an
-/// attribute.
+/// Records the error of a request in its span. An error that only reports the object's
+/// [state](Error::is_answer) is recorded as an attribute, not as a failure.
 pub fn note_error(span: &mut Span, error: &Error) {
     if error.is_answer() { span.set("outcome", error.to_string()) } else { span.fail(error) }
 }
@@ -61,8 +61,8 @@ fn ended_by<T: Send + 'static>(mut span: Span, reply: Reply<T>) -> Reply<T> {
     reply.then(move |answer| answer.inspect_err(|error| note_error(&mut span, error)))
 }
 
-/// Notes in a span which object is changed, and by how many bytes; for a copy, its source and its
-/// target.
+/// Records in a span the object that is changed and the number of bytes; for a copy, the source and
+/// the target.
 fn describe(span: &mut Span, request: &ChangeRequest) {
     let object = request.object.to_string();
     let bytes = match &request.change {

@@ -1,8 +1,9 @@
 //! The memory backend: the model of the contract.
 //!
-//! One map under one lock; every operation is one critical section and answers at once. As the
-//! *store* of its process it counts everything as *stored*, although that survives nothing
-//! ([`Survives::Nothing`](crate::Survives)). The code is meant to be easy to check, not fast.
+//! One map under one lock; every operation is one critical section, and its reply is ready at once.
+//! As the *store* of its process, the backend counts everything as *stored*, although stored data
+//! survive no failure ([`Survives::Nothing`](crate::Survives)). The code is written to be easy to
+//! check, not fast.
 
 mod model;
 #[cfg(test)]
@@ -30,15 +31,16 @@ use model::Model;
 pub struct MemoryConfig {
     /// The largest object.
     pub object_bytes_max: u64,
-    /// The capacity for all objects together, each counted with its name and
-    /// [`OBJECT_OVERHEAD_BYTES`]. Remembered deletions count as well.
+    /// The capacity for all objects and remembered deletions together, each counted with its name
+    /// and [`OBJECT_OVERHEAD_BYTES`].
     pub bytes_max: u64,
 }
 
-/// The charge for an object, or a remembered deletion, beyond its content and name, in bytes.
+/// The charge for an object, or a remembered deletion, in addition to its content and name, in
+/// bytes.
 pub const OBJECT_OVERHEAD_BYTES: u64 = 256;
 
-/// The largest number of runs of one change.
+/// The maximum number of runs of one change.
 const RUNS_MAX: u32 = 1024;
 
 impl Default for MemoryConfig {
@@ -77,8 +79,8 @@ impl Memory {
         Self { config, clock, model: Mutex::new(Model::new(config)), events: EventHub::new() }
     }
 
-    /// Enters an object, or a remembered deletion, without any check, for layers that keep their
-    /// live state in a memory backend.
+    /// Adds an object, or a remembered deletion, without any check, for layers that keep their live
+    /// state in a memory backend.
     #[cfg(feature = "faulty")]
     pub(crate) fn adopt(&self, object: ObjectId, content: Option<(Vec<u8>, Version)>, stamp: Option<Stamp>) {
         self.model.lock().adopt(object, content, stamp);
@@ -139,7 +141,7 @@ impl Blocker for Memory {
     }
 
     fn flush(&self, request: FlushRequest) -> Reply<FlushReply> {
-        // The memory is the store, so everything is stored already.
+        // The memory is the store, so everything is already stored.
         self.check_call(&request.call).map(|()| FlushReply::new(Durability::Stored)).into()
     }
 
@@ -186,7 +188,7 @@ impl Control for Memory {
     }
 
     fn detach(&self, _namespace: Namespace) -> Reply<()> {
-        // The backend holds nothing beside the objects.
+        // The backend has no data besides the objects.
         Reply::ok(())
     }
 

@@ -1,7 +1,7 @@
 //! The model's state and its operations, each a plain function of the map.
 //!
-//! An operation first decides (limits, fencing, condition, space), then changes. Changes cannot
-//! fail, so an error means that nothing happened.
+//! An operation first checks limits, fencing, condition and space, and then changes the map. The
+//! change itself cannot fail, so an error means that nothing was changed.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -15,7 +15,7 @@ use crate::{
     ListRequest, Namespace, ObjectId, Quota, ReadReply, Result, RunContent, Scope, Stamp, Version, WriterId,
 };
 
-/// The largest number of namespaces with a quota.
+/// The maximum number of namespaces with a quota.
 const QUOTAS_COUNT_MAX: usize = 4096;
 
 pub(super) struct Model {
@@ -151,8 +151,8 @@ impl Model {
     pub(super) fn claim(&mut self, scope: &Scope, epoch: Epoch, writer: WriterId) -> Result<bool> {
         let claimed = self.claims.raise(scope, epoch, writer)?;
         if claimed {
-            // Deletions with an older epoch need not be remembered: writers that could undo them are
-            // fenced.
+            // Deletions with an older epoch need not be remembered, because writers that could undo
+            // them are fenced.
             let (claims, used_bytes) = (&self.claims, &mut self.used_bytes);
             self.objects.retain(|object, record| {
                 let is_kept = record.content.is_some()
@@ -174,7 +174,8 @@ impl Model {
         self.content(object).map_or(0, |content| content.data.len() as u64)
     }
 
-    /// Changes (or creates) an admitted object, if there is space for `new_size` bytes.
+    /// Changes or creates an object whose change is admitted, if there is space for `new_size`
+    /// bytes.
     fn apply(
         &mut self,
         object: &ObjectId,
@@ -210,7 +211,7 @@ impl Model {
         Ok(())
     }
 
-    /// Returns the object's charge.
+    /// Returns the charge for the object.
     pub(super) fn charge(&self, object: &ObjectId) -> u64 {
         self.objects.get(object).map_or(0, |_| overhead(object) + self.size(object))
     }
@@ -229,7 +230,7 @@ impl Model {
         Version(self.version_last)
     }
 
-    /// Enters an object, or a remembered deletion, without any check.
+    /// Adds an object, or a remembered deletion, without any check.
     pub(super) fn adopt(
         &mut self,
         object: ObjectId,
@@ -295,7 +296,7 @@ impl Model {
     }
 }
 
-/// Returns what an object is charged beyond its content.
+/// Returns the charge for an object in addition to its content.
 fn overhead(object: &ObjectId) -> u64 {
     OBJECT_OVERHEAD_BYTES + object.name.as_bytes().len() as u64
 }

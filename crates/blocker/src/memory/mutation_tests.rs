@@ -164,8 +164,9 @@ impl Mutant {
         made.map(|reply| self.tamper(&request, before, reply))
     }
 
-    /// Makes a change as a backend does that checks and changes in two steps, or sends the parts of
-    /// a change one by one, with others in between. Returns `None` where this one does not.
+    /// Makes a change in several steps, with other changes in between, as a backend does that
+    /// checks and changes separately or sends the parts of a change one by one. Returns `None` if
+    /// the rule is not broken in this way.
     fn torn(&self, request: &ChangeRequest) -> Option<Result<ChangeReply>> {
         let ChangeRequest { object, change, terms, .. } = request;
         let unchecked = ChangeTerms { condition: Condition::None, ..*terms };
@@ -321,7 +322,7 @@ impl Mutant {
                 reply.size_bytes = content.data.len() as u64;
             }
         }
-        // The counts follow, so that only the broken rule is seen.
+        // The counts are adapted, so that only the broken rule is noticed.
         model.used_by.clear();
         model.used_bytes = 0;
         let objects: Vec<ObjectId> = model.objects.keys().cloned().collect();

@@ -5,8 +5,8 @@ use std::num::NonZeroU64;
 
 use crate::rng::Rng;
 
-/// The trace that a request belongs to, and the span within which it was made. Only traced requests
-/// have one.
+/// The trace that a request belongs to, and the span within which the request was made. Only traced
+/// requests have a context.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct TraceContext {
     trace_id: [u8; 16],
@@ -14,10 +14,10 @@ pub struct TraceContext {
 }
 
 impl TraceContext {
-    /// The length of its encoding.
+    /// The length of an encoded context, in bytes.
     pub const BYTES: usize = 24;
 
-    /// Returns the context of a trace and a span; `None` if either id is zero, which means *none*.
+    /// Returns the context of a trace and a span; `None` if either ID is zero, which means *none*.
     #[must_use]
     pub fn new(trace_id: [u8; 16], span_id: u64) -> Option<TraceContext> {
         let span_id = NonZeroU64::new(span_id)?;
@@ -49,8 +49,7 @@ impl TraceContext {
         self.span_id
     }
 
-    /// Returns the context's encoding: the trace id, then the span id, both as in W3C Trace
-    /// Context.
+    /// Returns the encoded context: the trace ID, then the span ID, both as in W3C Trace Context.
     #[must_use]
     pub fn to_bytes(self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
@@ -59,7 +58,7 @@ impl TraceContext {
         bytes
     }
 
-    /// Returns the context with this encoding; `None` if an id is zero.
+    /// Decodes a context. Returns `None` if an ID is zero.
     #[must_use]
     pub fn from_bytes(bytes: [u8; Self::BYTES]) -> Option<TraceContext> {
         let (trace_id, span_id) = bytes.split_first_chunk::<16>()?;
@@ -67,7 +66,8 @@ impl TraceContext {
     }
 }
 
-/// Returns a random number that is unlikely to repeat, in this process or another. Not for secrets.
+/// Returns a random number that is unlikely to repeat in any process. The number must not be used
+/// for secrets.
 pub(super) fn random() -> NonZeroU64 {
     thread_local! {
         static RNG: RefCell<Rng> = RefCell::new(Rng::new(seed()));
@@ -84,7 +84,8 @@ fn seed() -> u64 {
     if getrandom::fill(&mut bytes).is_ok() {
         return u64::from_ne_bytes(bytes);
     }
-    // Without randomness, time, process and thread distinguish the numbers.
+    // If the system has no random bytes, the time, the process and the thread distinguish the
+    // numbers.
     use std::hash::BuildHasher;
     let now = std::time::SystemTime::now();
     std::hash::RandomState::new().hash_one((now, std::process::id(), std::thread::current().id()))

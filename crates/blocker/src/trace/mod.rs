@@ -1,9 +1,11 @@
-//! Traces: which parts of the system a request goes through, and how long each takes.
+//! Traces, which show the parts of the system that a request passes through, and the time that each
+//! part takes.
 //!
 //! A *span* is the time that one part spends on a request. A part begins its span as the child of
 //! the span in the request's [`Call::trace`](crate::Call::trace), and puts its own context there
-//! for the parts below. A request without a context is not traced. The decision is made once, where
-//! the request enters ([`Tracer::sample`]), so that untraced requests cost one comparison.
+//! for the parts below. A request without a context is not traced. The decision to trace a request
+//! is made once, where the request enters ([`Tracer::sample`]), so that an untraced request costs
+//! one comparison.
 //!
 //! ```
 //! use blocker::trace::{SpanKind, Tracer};

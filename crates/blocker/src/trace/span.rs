@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use super::context::{TraceContext, random};
 
-/// A part's role in a request.
+/// The role of a part in a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SpanKind {
     /// Work inside a program.
@@ -23,11 +23,11 @@ pub enum SpanKind {
 /// The value of an attribute.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum AttributeValue {
-    /// A text.
+    /// The value is a text.
     Text(Cow<'static, str>),
-    /// A number.
+    /// The value is a number.
     Number(u64),
-    /// A boolean.
+    /// The value is a boolean.
     Flag(bool),
 }
 
@@ -67,13 +67,13 @@ pub struct FinishedSpan {
     pub context: TraceContext,
     /// The parent span; `None` for the first span of a trace.
     pub parent: Option<NonZeroU64>,
-    /// When it began.
+    /// The time when the span began.
     pub begun: SystemTime,
-    /// How long it took.
+    /// The duration of the span.
     pub duration: Duration,
-    /// Attributes: names and values.
+    /// The names and values of the span's attributes.
     pub attributes: Vec<(&'static str, AttributeValue)>,
-    /// The reason of the failure, if the operation failed.
+    /// The reason for the failure, if the operation has failed.
     pub error: Option<String>,
 }
 
@@ -90,14 +90,15 @@ impl FinishedSpan {
     }
 }
 
-/// Creates spans, and passes on finished ones. Clones are handles of the same tracer.
+/// A tracer creates spans, and passes finished spans to its sink. Clones are handles of the same
+/// tracer.
 #[derive(Clone)]
 pub struct Tracer {
     inner: Arc<Inner>,
 }
 
 struct Inner {
-    /// Random numbers up to this are sampled; 0 for none.
+    /// Requests whose random number is at most this threshold are sampled; 0 samples none.
     threshold: AtomicU64,
     sink: Box<dyn Fn(FinishedSpan) + Send + Sync>,
 }
@@ -119,13 +120,13 @@ impl Tracer {
         self.inner.threshold.store(threshold, Ordering::Relaxed);
     }
 
-    /// Begins a trace with its first span, if this request is sampled.
+    /// Decides whether to sample a request. If so, begins a trace with its first span.
     #[must_use]
     pub fn sample(&self, name: impl Into<Cow<'static, str>>, kind: SpanKind) -> Option<Span> {
         self.is_sampled().then(|| self.begin(TraceContext::root(), None, name.into(), kind))
     }
 
-    /// Returns whether this request is sampled: for [`Self::record`].
+    /// Decides whether to sample a request that [`Self::record`] will report.
     #[must_use]
     pub fn is_sampled(&self) -> bool {
         let threshold = self.inner.threshold.load(Ordering::Relaxed);
@@ -138,8 +139,8 @@ impl Tracer {
         self.begin(parent.child(), Some(parent.span_id()), name.into(), kind)
     }
 
-    /// Passes on the only span of a trace: an operation that ends now and took `duration`. Not
-    /// subject to sampling.
+    /// Reports the only span of a trace: an operation that ends now and took `duration`. The span
+    /// is not subject to sampling.
     pub fn record(
         &self,
         name: impl Into<Cow<'static, str>>,
@@ -174,7 +175,7 @@ impl fmt::Debug for Tracer {
 
 /// A span in progress. Dropping it ends it.
 pub struct Span {
-    /// `None` once it has ended.
+    /// `None` after the span has ended.
     open: Option<Box<Open>>,
 }
 
@@ -202,7 +203,7 @@ impl Span {
         }
     }
 
-    /// Notes that the operation has failed, and why.
+    /// Records that the operation has failed, and the reason.
     pub fn fail(&mut self, why: impl fmt::Display) {
         if let Some(open) = &mut self.open {
             open.span.error = Some(why.to_string());
