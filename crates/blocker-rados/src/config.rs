@@ -12,32 +12,32 @@ use blocker::{Error, OBJECT_BYTES_MAX_DEFAULT, Result};
 pub struct RadosConfig {
     /// The pool.
     pub pool: String,
-    /// Ceph's configuration file. `None`: `$CEPH_CONF`, then the usual places.
+    /// Ceph's configuration file, or `None` for `$CEPH_CONF` or else the usual places.
     pub conf_file: Option<PathBuf>,
     /// The user without `client.`.
     pub user: String,
-    /// The file with the user's key. `None`: the one of the configuration file.
+    /// The file with the user's key, or `None` for the keyring named by Ceph's configuration file.
     pub keyring: Option<PathBuf>,
-    /// The RADOS namespace that contains everything, at most 50 characters, without `/` and `%`;
-    /// empty: each namespace has a RADOS namespace with its own name.
+    /// The RADOS namespace that contains everything, at most 50 characters, without `/` and `%`. If
+    /// it is empty, each namespace has a RADOS namespace with its own name.
     pub root: String,
     /// The prefix of all RADOS object names: at most 50 printable characters without `%`.
     pub prefix: String,
     /// The largest object; at most what the OSDs allow (`osd_max_object_size`, 128 MiB).
     pub object_bytes_max: u64,
-    /// How long to wait for a monitor when connecting.
+    /// The maximum time to wait for a monitor when connecting.
     pub connect_timeout: Duration,
-    /// The time without an answer from the OSD after which an operation fails: a read as *try
-    /// again*, a change as *outcome unknown*. Zero: it waits forever (or until its caller's
-    /// deadline).
+    /// The time without a response from the OSD after which an operation fails: a read as
+    /// `Retryable`, a change as `OutcomeUnknown`. With zero, an operation waits until its caller's
+    /// deadline, or forever.
     pub op_timeout: Duration,
-    /// The most concurrent operations; others queue.
+    /// The maximum number of concurrent operations; further operations are queued.
     pub ops_in_flight_max: u32,
-    /// The most payload bytes of concurrent operations.
+    /// The maximum number of payload bytes of concurrent operations.
     pub bytes_in_flight_max: u64,
     /// The number of objects whose heads are remembered between changes, at about 150 bytes each.
     pub heads_remembered_max: usize,
-    /// Whether to exchange claims and invalidations with other clients (by a RADOS watch).
+    /// Whether to exchange claims and invalidations with other clients, through a RADOS watch.
     pub watch: bool,
     /// Settings passed to librados unchanged.
     pub librados: Vec<(String, String)>,
@@ -65,7 +65,7 @@ impl Default for RadosConfig {
 }
 
 impl RadosConfig {
-    /// The keys of the text form: name, value, meaning.
+    /// The keys of the text form, each with its name, value and meaning.
     pub const KEYS: &[(&str, &str, &str)] = &[
         ("conf", "FILE", "Ceph's configuration file"),
         ("user", "NAME", "the user, without client.; id means the same"),
@@ -127,10 +127,11 @@ impl RadosConfig {
         Ok(())
     }
 
-    /// How long an operation waits for an OSD before the monitors are asked for its new address.
+    /// The time that an operation waits for an OSD before the monitors are asked for the OSD's new
+    /// address.
     fn map_timeout(&self) -> Duration {
         const LONGEST: Duration = Duration::from_secs(3);
-        // In whole seconds, the smallest unit of librados.
+        // Timeouts are in whole seconds, the smallest unit of librados.
         let some = Duration::from_secs(self.op_timeout.as_secs() / 3).max(Duration::from_secs(1));
         if self.op_timeout.is_zero() { LONGEST } else { some.min(LONGEST) }
     }
@@ -142,12 +143,14 @@ impl RadosConfig {
             ("client_mount_timeout", seconds(self.connect_timeout)),
             ("rados_mon_op_timeout", seconds(self.connect_timeout)),
             ("rados_osd_op_timeout", seconds(self.op_timeout)),
-            // librados's own throttle would block the caller's thread, so ours must act first.
+            // librados's own limit on operations would block the caller's thread, so this store's
+            // limit must be lower.
             ("objecter_inflight_ops", (u64::from(self.ops_in_flight_max) * 2).to_string()),
             ("objecter_inflight_op_bytes", (self.bytes_in_flight_max * 2).to_string()),
-            // For an OSD that restarts before the monitors notice: librados asks for the next map
-            // once. If that map is about something else, it asks again only for an operation older
-            // than this, which must happen before the operation fails.
+            // An OSD may restart before the monitors notice its absence. librados asks for the next
+            // map once. If that map does not show the OSD's new address, librados asks again only
+            // when an operation is older than this timeout, which must happen before the operation
+            // fails.
             ("objecter_tick_interval", "1".into()),
             ("objecter_timeout", seconds(self.map_timeout())),
             // The caller reports an error, once.
@@ -239,7 +242,7 @@ mod tests {
                 "{op_timeout_secs}: {options:?}"
             );
         }
-        // The operator's own settings come last, and take precedence.
+        // The operator's own settings come last and take precedence.
         let config: RadosConfig = "vm,librados.objecter_timeout=60".parse().unwrap();
         assert_eq!(config.options().last(), Some(&("objecter_timeout".into(), "60".into())));
     }

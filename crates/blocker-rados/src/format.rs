@@ -38,9 +38,9 @@
 //!
 //! Integers are big-endian, so that RADOS's bytewise comparison orders them. A *ghost* is a RADOS
 //! object that callers do not see as an object: one being created, or the memory of a claim or of a
-//! stamped deletion. A RADOS object without a head comes from another program; it counts as an
+//! stamped deletion. A RADOS object without a head was created by another program; it counts as an
 //! object, and gets a head with its first change. The *gate* is a random number that every change
-//! compares: changing it shuts out all changes still in flight (`object/view.rs`).
+//! compares: a new gate shuts out all changes in flight (`object/view.rs`).
 
 use std::ffi::{CStr, CString};
 use std::fmt::Write;
@@ -63,7 +63,7 @@ const DOMAIN_FENCE: &[u8] = b"cached.fence.";
 
 const LIVE: u8 = 1;
 const GHOST: u8 = 2;
-/// Above the head of every object, and below that of every ghost.
+/// A value above the head of every object, and below the head of every ghost.
 pub(crate) const BELOW_GHOSTS: [u8; 1] = [GHOST];
 
 /// The length of an encoded head.
@@ -78,7 +78,7 @@ pub(crate) enum Head {
     Ghost { gate: u64 },
     /// An object.
     Live { size_bytes: u64, gate: u64 },
-    /// An object created by another program, with the size that RADOS reports.
+    /// An object that another program created, with the size that RADOS reports.
     Foreign { size_bytes: u64 },
 }
 
@@ -96,7 +96,7 @@ impl Head {
         Some(bytes)
     }
 
-    /// Decodes an attribute's value; `None` if this program does not write it.
+    /// Decodes an attribute's value. Returns `None` if this program never writes such a value.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         let (kind, rest) = bytes.split_first()?;
         let (size_bytes, gate) = rest.split_at_checked(8)?;
@@ -132,7 +132,7 @@ pub(crate) fn encode_claim(claim: Claim) -> Vec<u8> {
     bytes
 }
 
-/// Decodes a claim; `None` if no version of this program writes it.
+/// Decodes a claim. Returns `None` if no version of this program writes such a value.
 pub(crate) fn decode_claim(bytes: &[u8]) -> Option<Claim> {
     if let Some(epoch) = u64_of(bytes) {
         return Some(Claim { epoch, writer: None, is_held: true });
@@ -274,7 +274,7 @@ fn escape(bytes: &[u8], slash: bool) -> String {
     text
 }
 
-/// Returns the bytes, if the text is exactly their result of [`escape`].
+/// Returns the bytes for which [`escape`] returns exactly this text, if there are any.
 fn unescape(text: &[u8], slash: bool) -> Option<Vec<u8>> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text;

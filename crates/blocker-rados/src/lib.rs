@@ -5,15 +5,15 @@
 //! `format.rs` defines names and attributes. `librados` has operations, completions as futures, and
 //! the connection; `object` decides:
 //!
-//! - `change.rs`: looks, decides, and applies if the observed state is unchanged: one round trip
-//!   for an object that was changed before, whatever the change.
+//! - `change.rs`: looks, decides, and applies the change if the observed state is unchanged. Any
+//!   change of an object that was changed before takes one round trip.
 //! - `read.rs`: reads, copies, listings.
 //! - `view.rs`: remembered states of objects, and the handling of timeouts, so that a late change
 //!   is refused.
 //! - `claims.rs`: the RADOS part of the claim protocol ([`blocker::conditional::claims`] has it,
 //!   with its proofs).
 //!
-//! librados's C interface lacks copies within the store (copies go through the client) and listings
+//! librados's C interface can neither copy within the store (copies go through the client) nor list
 //! in order of names (a page costs a walk of its namespace).
 //!
 //! A change of many ranges (`write_runs`) is one RADOS operation with a step for each.
@@ -26,10 +26,9 @@
 //! timeout (`Core::refresh`): a restarted OSD is found within seconds, whether or not the monitors
 //! noticed its absence.
 //!
-//! Known limit: the connection is one `rados_t` for the life of the store. If a network silently
-//! drops packets, with the OSD alive and in the map, only TCP notices: operations end in
-//! `OutcomeUnknown` or `Retryable` after `op_timeout` each, until the kernel abandons the
-//! connection.
+//! Known limit: the store uses one `rados_t` for its whole lifetime. If a network silently drops
+//! packets while the OSD is alive and in the map, only TCP notices: each operation fails with
+//! `OutcomeUnknown` or `Retryable` after `op_timeout`, until the kernel closes the connection.
 //!
 //! Other programs may read the objects, and objects that they create are visible here; while this
 //! store changes an object, no other program should.

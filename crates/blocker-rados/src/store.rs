@@ -13,11 +13,12 @@ use blocker::*;
 use crate::config::RadosConfig;
 use crate::object::Core;
 
-/// The longest page of a listing.
+/// The maximum number of entries in a page of a listing.
 const LIST_ENTRIES_MAX: u32 = 10_000;
 
-/// The most runs of one change, each a step of one RADOS operation. The OSD applies the operation
-/// as a whole, so more steps would delay others of the same placement group.
+/// The maximum number of runs of one change, each a step of one RADOS operation. The OSD applies
+/// the operation as a whole, so more steps would delay other operations in the same placement
+/// group.
 const RUNS_MAX: u32 = 1024;
 
 /// A backend that keeps objects in a RADOS pool.
@@ -33,8 +34,9 @@ impl RadosStore {
     /// Connects. Blocks at most for the configured time.
     ///
     /// # Errors
-    /// One line that names what is missing: `Unsupported` without librados, `Invalid` for a wrong
-    /// configuration, `Denied` without keyring or pool, `Retryable` if no monitor answers.
+    /// Each with a one-line message: `Unsupported` if librados is missing, `Invalid` if the
+    /// configuration is wrong, `Denied` if the keyring or the pool is missing, `Retryable` if no
+    /// monitor responds.
     pub fn open(config: RadosConfig) -> Result<Self> {
         Self::open_with(config, Arc::new(SystemClock))
     }
@@ -47,9 +49,10 @@ impl RadosStore {
         Core::open(config, clock).map(|core| Self { core })
     }
 
-    /// Closes the connection, and waits for that at most `timeout`. Calls in progress end first.
-    /// Returns whether the connection closed in time; if not, it closes later by itself. Without
-    /// this call it closes in the background after the store and all its replies have been dropped.
+    /// Closes the connection, after calls in progress have ended, and waits for at most `timeout`.
+    /// Returns whether the connection was closed in time; otherwise it is closed later. Without
+    /// this call, the connection is closed in the background after the store and all its replies
+    /// have been dropped.
     pub fn close(self, timeout: Duration) -> bool {
         self.core.close();
         let closed = self.core.pool().cluster.closed();
@@ -136,7 +139,7 @@ impl Blocker for RadosStore {
 
     fn claim(&self, request: ClaimRequest) -> Reply<ClaimReply> {
         self.run(request.call, None, |core, progress| async move {
-            // From its first step on it may have had an effect.
+            // A claim may have had an effect from its first step on.
             progress.set_begun(true);
             core.claim(request).await
         })

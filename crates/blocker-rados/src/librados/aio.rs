@@ -23,9 +23,9 @@ use super::ffi::{Api, COMPARE_GT, CREATE_EXCLUSIVE, FULL_TRY, Handle, ORDER_READ
 /// How an operation ended.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Outcome {
-    /// 0 or more means success; otherwise a negative error number.
+    /// Zero or a positive number for success, otherwise a negative error number.
     pub(crate) code: i32,
-    /// The object's version after it.
+    /// The object's version after the operation.
     pub(crate) version: u64,
 }
 
@@ -38,7 +38,7 @@ struct Landing {
     size_bytes: u64,
     modified: i64,
     stat_code: c_int,
-    /// The iterator over the attributes; a null pointer is `None`.
+    /// The iterator over the attributes, or `None` for a null pointer.
     iterator: Option<NonNull<c_void>>,
     attributes_code: c_int,
 }
@@ -51,7 +51,7 @@ pub(crate) struct Found {
     pub(crate) attributes: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
-/// Called on librados's thread when a change ends in a timeout, whether or not anyone waits.
+/// Called on librados's thread when a change times out, whether or not a task waits for it.
 pub(crate) type OnTimeout = Box<dyn FnOnce() + Send>;
 
 struct Flight {
@@ -92,18 +92,18 @@ counters! {
         /// Operations sent to the cluster.
         pub(crate) begun: Counter => "rados_operations_total",
         pub(crate) ended: Counter,
-        /// Operations given up because no answer came in time.
+        /// Operations that timed out.
         pub(crate) timed_out: Counter => "rados_operations_timed_out_total",
-        /// Changes sent again because the object had changed meanwhile.
+        /// Changes that were retried because the object had changed meanwhile.
         pub(crate) retried: Counter => "rados_changes_retried_total",
-        /// Objects given the attributes of this backend, which they had not.
+        /// Objects that have received the attributes of this backend.
         pub(crate) introduced: Counter => "rados_objects_introduced_total",
-        /// Objects whose state was read back after a change with unknown outcome.
+        /// Objects whose state was read after a change with an unknown outcome.
         pub(crate) settled: Counter => "rados_objects_settled_total",
     }
 }
 
-/// The permission for an operation in flight.
+/// The permits of an operation in flight.
 struct Permits {
     _op: OwnedSemaphorePermit,
     _bytes: OwnedSemaphorePermit,
@@ -130,7 +130,7 @@ impl Limits {
         }
     }
 
-    /// Waits for its turn. Cancel safe: an abandoned wait leaves no trace.
+    /// Waits for the permits of an operation. Cancel safe: an abandoned wait leaves no trace.
     async fn permits(&self, bytes: usize) -> Permits {
         let kibibytes = u32::try_from(bytes.div_ceil(1024)).unwrap_or(u32::MAX).min(self.kibibytes_max);
         // Neither semaphore is ever closed.
@@ -139,8 +139,8 @@ impl Limits {
         Permits { _op: op, _bytes: bytes.expect("an open semaphore") }
     }
 
-    /// Begins a change and waits for its end. `begun` is called just before the change is passed to
-    /// librados.
+    /// Begins a change and waits for its completion. `begun` is called just before the change is
+    /// passed to librados.
     pub(crate) async fn change(
         &self,
         ioctx: &Arc<IoCtx>,
@@ -170,7 +170,7 @@ impl Limits {
         flight.outcome().await
     }
 
-    /// Begins a read and waits for its end.
+    /// Begins a read and waits for its completion.
     pub(crate) async fn read(&self, ioctx: &Arc<IoCtx>, object: &CStr, op: ReadOp) -> (Outcome, Found) {
         let permits = self.permits(op.range.1).await;
         let landing = Landing { buffer: Vec::with_capacity(op.range.1), ..Landing::default() };
@@ -180,8 +180,8 @@ impl Limits {
         (outcome, flight.found(outcome, &op))
     }
 
-    /// Notifies the watchers of `object`, and waits until they have acknowledged or the time is
-    /// over.
+    /// Notifies the watchers of `object`, and waits until they have acknowledged or the timeout has
+    /// passed.
     pub(crate) async fn notify(
         &self,
         ioctx: &Arc<IoCtx>,
@@ -229,8 +229,8 @@ impl Limits {
 }
 
 impl Flight {
-    /// Passes the operation to librados with one reference to this. If it does not begin, the error
-    /// is its outcome.
+    /// Passes the operation to librados together with a reference to this flight. If the operation
+    /// cannot begin, the error becomes its outcome.
     fn start(self: &Arc<Self>, begin: impl FnOnce(&Api, Handle) -> c_int) {
         let api = self.ioctx.api();
         let mut completion = std::ptr::null_mut();
@@ -253,7 +253,7 @@ impl Flight {
         }
     }
 
-    /// Waits for the end of the operation. Dropping the future abandons the answer, not the
+    /// Waits for the completion of the operation. Dropping the future abandons the result, not the
     /// operation.
     async fn outcome(&self) -> Outcome {
         poll_fn(|cx| {
@@ -300,7 +300,7 @@ impl Flight {
                     &raw mut (*landing).attributes_code,
                 );
             }
-            // A length of 0 would mean everything.
+            // For librados, a length of 0 means the whole object.
             if op.range.1 > 0 {
                 let buffer = (*landing).buffer.as_mut_ptr().cast::<c_char>();
                 (api.read_op_read)(
@@ -319,7 +319,7 @@ impl Flight {
         }
     }
 
-    /// Returns the result of the read. Called once, by the waiting task, after the end.
+    /// Returns the result of the read. Called once, by the waiting task, after the completion.
     fn found(&self, outcome: Outcome, op: &ReadOp) -> Found {
         if outcome.code < 0 {
             return Found::default();
@@ -366,7 +366,7 @@ impl Flight {
     }
 }
 
-/// librados's callback.
+/// The completion callback, which librados calls.
 unsafe extern "C" fn completed(completion: Handle, arg: *mut c_void) {
     // SAFETY: `start` has handed over one count, and this is called once.
     let flight = unsafe { Arc::from_raw(arg.cast_const().cast::<Flight>()) };
@@ -422,8 +422,8 @@ impl WriteOp {
         Self { api: Arc::clone(api), raw, payload_bytes: 0 }
     }
 
-    /// Fails with ECANCELED unless `value` compares this way with the attribute's; with ENOENT
-    /// without an object.
+    /// Fails with ECANCELED unless the comparison of `value` with the attribute's value holds, and
+    /// with ENOENT if there is no object.
     pub(crate) fn compare(self, name: &CStr, comparison: u8, value: &[u8]) -> Self {
         // SAFETY: the operation is ours; name and value live during the call and are copied.
         unsafe {

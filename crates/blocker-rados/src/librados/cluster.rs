@@ -1,10 +1,10 @@
-//! The connection: one `rados_t`, and a handle per RADOS namespace.
+//! The connection: one `rados_t`, and a handle for each RADOS namespace.
 //!
 //! Handles outlive every operation that was begun on them, because each operation holds a
 //! reference. The last reference may be dropped on one of librados's own threads, which must not
-//! tear down anything of librados: an unused handle is only set aside, and the connection is closed
-//! on a separate thread. A process that exits waits for such threads, because librados does not
-//! tolerate the destruction of its statics.
+//! destroy handles or the connection. So an unused handle is only set aside, and the connection is
+//! closed on a separate thread. A process that exits waits for such threads, because librados fails
+//! if its statics are destroyed meanwhile.
 
 use std::ffi::{CStr, CString, c_char};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -30,7 +30,7 @@ unsafe impl Sync for Shared {}
 pub(crate) struct Cluster {
     pub(crate) api: Arc<Api>,
     handle: Shared,
-    /// Handles that are no longer used.
+    /// Unused handles, which are to be destroyed.
     retired: Mutex<Vec<Shared>>,
     /// Set when the connection has been closed.
     closed: Arc<Closed>,
@@ -44,7 +44,7 @@ pub(crate) struct Closed {
 }
 
 impl Closed {
-    /// Waits until the connection is closed, for at most `timeout`. Returns whether it is.
+    /// Waits for at most `timeout` until the connection is closed. Returns whether it is closed.
     pub(crate) fn wait(&self, timeout: Duration) -> bool {
         let mut done = self.done.lock();
         if !*done {
@@ -57,7 +57,7 @@ impl Closed {
 /// The number of connections being closed.
 static CLOSING: Mutex<usize> = Mutex::new(0);
 static CLOSING_CHANGED: Condvar = Condvar::new();
-/// How long the process's exit waits for them.
+/// The maximum time that the process's exit waits for connections to close.
 const EXIT_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Runs when the process exits, before librados's statics are destroyed: handlers run in reverse
@@ -84,8 +84,8 @@ impl Cluster {
     /// Connects. Blocks at most for the configured time.
     ///
     /// # Errors
-    /// One line that names what is missing: the library, the configuration file, the keyring, the
-    /// monitor.
+    /// A one-line message about what is missing: the library, the configuration file, the keyring
+    /// or the monitor.
     pub(crate) fn connect(config: &RadosConfig) -> Result<Arc<Self>> {
         let api = Arc::new(Api::load()?);
         wait_at_exit();
@@ -157,11 +157,11 @@ impl Cluster {
                 name.len(),
             )
         };
-        // A name longer than the buffer exists as well.
+        // A pool with a name longer than the buffer exists as well.
         found != errno::NOENT
     }
 
-    /// Gets the newest map of the cluster, with the OSDs' addresses, from a monitor. Blocks.
+    /// Fetches the newest map of the cluster, with the OSDs' addresses, from a monitor. Blocks.
     pub(crate) fn refresh(&self) {
         // SAFETY: the handle is live. If it fails, the next timeout tries again.
         unsafe { (self.api.wait_for_latest_osdmap)(self.handle.0) };
@@ -224,8 +224,8 @@ impl Drop for Cluster {
             CLOSING_CHANGED.notify_all();
         };
         *CLOSING.lock() += 1;
-        // On another thread, because this may be one of librados's. If no thread can be started,
-        // the connection stays open until the process ends.
+        // The connection is closed on another thread, because this thread may be one of librados's.
+        // If no thread can be started, the connection stays open until the process ends.
         if std::thread::Builder::new().name("rados-close".into()).spawn(close).is_err() {
             *CLOSING.lock() -= 1;
         }
@@ -260,7 +260,7 @@ pub(crate) fn describe(code: i32) -> String {
     std::io::Error::from_raw_os_error(-code).to_string()
 }
 
-/// Returns a mistake with the configured keyring, if one can be detected locally.
+/// Returns a problem with the configured keyring, if it can be detected locally.
 fn wrong_keyring(config: &RadosConfig) -> Option<String> {
     let path = config.keyring.as_ref()?;
     let text = match std::fs::read_to_string(path) {
@@ -272,7 +272,7 @@ fn wrong_keyring(config: &RadosConfig) -> Option<String> {
     (!has_user).then(|| format!("the keyring {} has no key of client.{}", path.display(), config.user))
 }
 
-/// Returns why connecting failed, and what to check.
+/// Returns the reason why connecting failed, and what to check.
 fn refused(config: &RadosConfig, code: i32) -> Error {
     let user = &config.user;
     let denied = |why: String| Error::Denied(wrong_keyring(config).unwrap_or(why).into());
@@ -303,7 +303,7 @@ fn refused(config: &RadosConfig, code: i32) -> Error {
     }
 }
 
-/// Calls `visit` with the name and namespace of every RADOS object, until it returns false.
+/// Calls `visit` with the name and namespace of every RADOS object, until `visit` returns false.
 pub(crate) fn each_name(
     ioctx: &IoCtx,
     mut visit: impl FnMut(&[u8], &[u8]) -> bool,
@@ -355,7 +355,7 @@ pub(crate) fn each_name(
 // ---- threads for librados calls without an asynchronous form
 
 const THREADS: usize = 2;
-/// The most queued jobs; further ones are refused with `Retryable`.
+/// The maximum number of queued jobs; further jobs are refused with `Retryable`.
 const QUEUE_JOBS_MAX: usize = 64;
 
 pub(crate) type Job = Box<dyn FnOnce() + Send>;

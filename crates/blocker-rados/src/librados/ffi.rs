@@ -1,15 +1,15 @@
-//! librados, loaded at run time: only the functions used here, each with its C signature.
+//! librados, loaded at run time, with only the functions used here, each with its C signature.
 //!
-//! Building needs no part of Ceph, and a machine without it can run everything except this backend.
-//! The signatures are those of `librados.h` since 14.2 (Nautilus); a library without one of them is
-//! refused when it is loaded, with the missing name.
+//! Building needs no part of Ceph, and a machine without Ceph can run everything except this
+//! backend. The signatures are those of `librados.h` since 14.2 (Nautilus). A library that lacks
+//! one of the functions is refused when it is loaded, with the missing name.
 
 use std::ffi::{c_char, c_int, c_void};
 
 use blocker::{Error, Result};
 use libloading::Library;
 
-/// The library's file name: the same since 2010.
+/// The library's file name, unchanged since 2010.
 const LIBRARY: &str = "librados.so.2";
 
 /// `rados_t`, `rados_ioctx_t`, …: all opaque pointers in C.
@@ -53,7 +53,7 @@ macro_rules! functions {
             /// Loads the library.
             ///
             /// # Errors
-            /// `Unsupported` if it is missing, or too old.
+            /// `Unsupported` if the library is missing or too old.
             pub(crate) fn load() -> Result<Self> {
                 let missing = |error: libloading::Error| {
                     Error::Unsupported(

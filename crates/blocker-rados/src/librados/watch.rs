@@ -1,9 +1,9 @@
-//! Events of other clients, by RADOS's watch and notify on one internal object of the store.
+//! Events of other clients, through RADOS's watch and notify on one internal object of the store.
 //!
-//! Claims and invalidations are sent, each as one small message; changes are not, since that would
-//! cost a message per write. A broken watch is begun again, and subscribers are told that they may
-//! have missed events. Messages come from the network: an invalid one counts as a *missed* event,
-//! and does nothing else.
+//! Each claim and each invalidation is sent as one small message. Changes are not sent, because
+//! that would cost a message per write. A broken watch is re-established, and subscribers are told
+//! that they may have missed events. Messages come from the network, so they may be invalid: an
+//! invalid message only counts as a *missed* event.
 
 use std::ffi::{CString, c_int, c_void};
 use std::sync::Arc;
@@ -15,12 +15,12 @@ use parking_lot::Mutex;
 use super::cluster::{IoCtx, describe};
 use crate::format;
 
-/// The time without a sign of life after which a watcher counts as dead, in seconds.
+/// The time without a sign of life after which the cluster considers a watcher dead, in seconds.
 const WATCH_TIMEOUT_S: u32 = 10;
-/// How long a message waits for unresponsive watchers, in milliseconds.
+/// The maximum time that a message waits for unresponsive watchers, in milliseconds.
 pub(crate) const NOTIFY_TIMEOUT_MS: u64 = 2000;
 
-/// The watch, while there is one.
+/// The current watch, if there is one.
 #[derive(Default)]
 pub(crate) struct Watch {
     registered: Mutex<Option<Registered>>,
@@ -29,7 +29,8 @@ pub(crate) struct Watch {
 struct Registered {
     ioctx: Arc<IoCtx>,
     cookie: u64,
-    /// The argument of the callbacks: owned, and freed once no callback can come any more.
+    /// The argument of the callbacks, owned by the registration and freed when no further callback
+    /// can come.
     listener: *mut Listener,
 }
 
@@ -37,19 +38,19 @@ struct Registered {
 unsafe impl Send for Registered {}
 
 struct Listener {
-    /// Called when the watch has broken.
+    /// Called when the watch has failed.
     on_broken: Box<dyn Fn() + Send + Sync>,
     events: Arc<EventHub>,
     ioctx: Arc<IoCtx>,
     name: CString,
-    /// The mark of this store's own messages.
+    /// The sender ID of this store's own messages.
     own: u64,
 }
 
 impl Watch {
     /// Watches the object `name`, and publishes the events that arrive there to `events`, except
-    /// those with the mark `own`. Ends an earlier watch. `on_broken` is called when the watch has
-    /// broken; it must not end the watch itself. Blocks.
+    /// those sent by `own`. Ends an earlier watch. `on_broken` is called when the watch has failed,
+    /// and must not end the watch itself. Blocks.
     pub(crate) fn begin(
         &self,
         ioctx: &Arc<IoCtx>,
@@ -104,7 +105,7 @@ impl Watch {
     }
 }
 
-/// librados's callback for a message.
+/// The callback for a message, which librados calls.
 unsafe extern "C" fn notified(
     arg: *mut c_void,
     notify_id: u64,
@@ -139,7 +140,7 @@ unsafe extern "C" fn notified(
     }
 }
 
-/// librados's callback for a watch that has broken.
+/// The callback for a failed watch, which librados calls.
 unsafe extern "C" fn watch_failed(arg: *mut c_void, _cookie: u64, _error: c_int) {
     // SAFETY: as in `notified`.
     let listener = unsafe { &*arg.cast_const().cast::<Listener>() };

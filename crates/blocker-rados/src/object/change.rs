@@ -1,5 +1,5 @@
-//! One change, from request to reply: look, decide, apply if the observed state is unchanged,
-//! otherwise retry.
+//! One change, from request to reply: look, decide, apply the change if the observed state is
+//! unchanged, and otherwise retry.
 //!
 //! ```text
 //! settle ── look (or recall) ── introduce? ── admit ── one RADOS operation ──┬─ applied: remember, reply
@@ -9,7 +9,7 @@
 //!
 //! [`conditional::admit`] decides on the observed state; the operation compares everything on which
 //! the decision depends, and RADOS applies it as a whole or not at all. So decision and change are
-//! one step, and the reply is exact: its size follows from the compared head.
+//! one step, and the reply is exact, because the new size follows from the compared head.
 
 use std::sync::Arc;
 
@@ -23,8 +23,8 @@ use crate::format::{self, FENCE, HEAD, Head, INTRO, STAMP};
 use crate::librados::aio::{ReadOp, WriteOp};
 use crate::librados::ffi::{COMPARE_EQ, COMPARE_GT, errno};
 
-/// How often a change is prepared again because of concurrent changes, each of which means that
-/// another client's change was applied.
+/// The maximum number of times that a change is prepared again because of concurrent changes. Each
+/// time, another client's change was applied.
 const TRIES: u32 = 200;
 
 /// Adds the steps that change bytes.
@@ -41,7 +41,7 @@ fn add_change(op: WriteOp, change: &Change, size: u64) -> WriteOp {
             let from = (*offset).min(size);
             let to = offset.saturating_add(*len_bytes).min(size);
             let op = if from < to { op.zero(from, to - from) } else { op };
-            // Zeroing a range that reaches the end would truncate the object.
+            // Zeroing a range up to the object's end would truncate the object.
             let new_size = change.size_after(size);
             let cuts = from < to && to == size;
             if cuts || new_size > size { op.truncate(new_size) } else { op }
@@ -75,7 +75,7 @@ fn add_runs(mut op: WriteOp, runs: &[Run], size: u64) -> WriteOp {
     if now == wanted { op } else { op.truncate(wanted) }
 }
 
-/// Passes the bytes as one slice: without a copy if they are one segment.
+/// Passes the bytes as one slice, without a copy if they are in one segment.
 fn with_bytes<R>(data: &Segments, use_them: impl FnOnce(&[u8]) -> R) -> R {
     match data.as_slice() {
         [one] => use_them(one.as_slice()),
@@ -89,7 +89,7 @@ struct Introduced {
     scopes: Scopes,
 }
 
-/// One change, which is prepared again until the observed state is still current when it is applied.
+/// One change, which is prepared again until it is applied to the state for which it was prepared.
 struct Work<'a> {
     core: &'a Arc<Core>,
     space: &'a Space,
@@ -145,10 +145,10 @@ impl Work<'_> {
         let mut introduced = None;
         if lacks_fence {
             if !is_fresh {
-                // The next steps need a version that was read.
+                // The next steps need the object's version, which only a read returns.
                 return Ok(None);
             }
-            // Without an introduction, the change will be refused; only the reason is unknown.
+            // Without an introduction the change will be refused; this finds the reason.
             let is_introduced = view.is_there() || conditional::may_create(change, terms);
             if is_introduced {
                 let Some(introduced) = core.introduce(space, object, view).await? else { return Ok(None) };
@@ -172,7 +172,7 @@ impl Work<'_> {
             if !is_fresh {
                 return Ok(None);
             }
-            // RADOS would take bytes beyond the end for zeros.
+            // RADOS treats bytes beyond the end as zeros.
             return self.mismatch_at_end(*offset, expected, view.version).await;
         }
         let after = self.after(&view, introduced.as_ref());
@@ -211,7 +211,8 @@ impl Work<'_> {
 
     /// Checks whether the change may be applied to the observed state.
     fn decide(&self, view: &View, seen_version: u64, scopes: Scopes) -> Result<()> {
-        // A view derived from our own change has no version: the operation asserts the wanted one.
+        // A view derived from this store's own change has no version, so the operation asserts the
+        // required one.
         let version = match (view.is_there(), seen_version, self.terms.condition) {
             (false, ..) => None,
             (true, 0, Condition::Version(wanted)) => Some(wanted),
@@ -298,7 +299,7 @@ impl Work<'_> {
         let changes_no_byte = match change {
             Change::Copy { .. } => true,
             Change::Write { data, .. } => data.is_empty(),
-            // The range may be empty after clipping.
+            // The range may be empty after it was cut.
             Change::WriteZeroes { .. }
             | Change::WriteRuns { .. }
             | Change::Discard { .. }
@@ -327,7 +328,7 @@ impl Work<'_> {
         match outcome.code {
             0.. => match expected.first_difference(&found.data) {
                 Some(at) => Err(Error::Mismatch { offset: offset + at as u64 }),
-                // The object has grown since, and is as expected.
+                // The object has grown since, and now has the expected bytes.
                 None => Ok(None),
             },
             errno::RANGE | errno::OVERFLOW => Ok(None),

@@ -6,17 +6,17 @@
 //! attribute, set to a new nonce (a missing object is created as a ghost); the change itself
 //! compares and removes it. A RADOS object is removed only if its fence adds nothing to those of
 //! the scopes: an unstamped deletion at fence 0, or a ghost that a claim finds with a fence and a
-//! stamp below its epoch. If an object itself was claimed, its fence is the only memory of the
-//! claim, so its ghost stays (with a claimed epoch above 0 only stamped changes are applied, and a
-//! stamped deletion leaves a ghost).
+//! stamp below its epoch. If an object itself was claimed, only its fence records the claim, so its
+//! ghost stays (with a claimed epoch above 0 only stamped changes are applied, and a stamped
+//! deletion leaves a ghost).
 //!
 //! A scope's record is on an internal object of the store (`%scope`, `%domain.*`), an object's
-//! record on the object. Older versions' records name no writer, and exclude every writer; older
-//! versions' claims of narrower scopes are not announced.
+//! record on the object. Records of older versions name no writer, so they exclude every writer;
+//! claims of narrower scopes by older versions are not announced.
 //!
-//! Costs: one more comparison in a change, which is one round trip anyway; three more round trips
-//! for the first change of an object; a claim of a namespace reads the attributes of every object
-//! in it, some tens at a time. The protocol trusts no clock, and no client needs rights over
+//! Costs: one more comparison in each change, which takes one round trip anyway; three more round
+//! trips for the first change of an object; a claim of a namespace reads the attributes of every
+//! object in it, some tens at a time. The protocol trusts no clock, and no client needs rights over
 //! others, as a blocklist would.
 
 use std::ffi::{CStr, CString};
@@ -39,7 +39,8 @@ use crate::librados::ffi::{COMPARE_EQ, COMPARE_GT, errno};
 
 /// The number of objects that a claim handles concurrently.
 const OBJECTS_CONCURRENT: usize = 64;
-/// How often a claim retries an object, or a record, that others change at the same time.
+/// The maximum number of attempts to change an object, or a record, that others change at the same
+/// time.
 const TRIES: u32 = 100;
 
 /// A scope's record in an internal object of the store.
@@ -87,7 +88,8 @@ impl Core {
         let op = WriteOp::new(&space.ioctx.cluster.api);
         let (op, head) = match view.head {
             Head::Absent => (op.create(), Head::Ghost { gate }),
-            // Its size is the one that RADOS reports at this version, which is asserted below.
+            // The object's size is the one that RADOS reports for this version, which is asserted
+            // below.
             Head::Foreign { size_bytes } => (op, Head::Live { size_bytes, gate }),
             head => (op, head),
         };
@@ -165,7 +167,7 @@ impl Core {
         }
     }
 
-    /// Returns the record in the internal object with this name; `None` if there is none.
+    /// Returns the record in the internal object with this name, or `None` if there is no record.
     async fn record(self: &Arc<Self>, space: &Space, name: &CStr) -> Result<Option<Record>> {
         let op = ReadOp { attributes: true, ..ReadOp::default() };
         let (outcome, found) = self.limits.read(&space.ioctx, name, op).await;
@@ -219,8 +221,8 @@ impl Core {
             let fence = domain.map_or(view.fence, |domain| view.domain_fence(domain));
             let op = WriteOp::new(&space.ioctx.cluster.api);
             let op = match (view.head.encode(), fence, view.intro) {
-                // Nothing is there, or no change could be applied to it: it will be introduced,
-                // which reads the raised epoch.
+                // Either there is no object, or no change can be applied to it until it is
+                // introduced, which reads the raised epoch.
                 (None, None, None) => return Ok(()),
                 // Rule 3: a ghost that remembers nothing beyond its scopes.
                 (Some(head), Some(fence), None) if is_needless(&view, domain, fence, epoch) => op
@@ -284,7 +286,8 @@ impl Claims for Claiming {
             let (is_there, Record { record, claim_bytes }) = (record.is_some(), record.unwrap_or_default());
             let Some(claim) = decide(record.claim)? else { return Ok(false) };
             let op = WriteOp::new(&space.ioctx.cluster.api);
-            // In one step, so that two claims cannot undo each other's.
+            // The record is compared and replaced in one step, so that two claims cannot undo each
+            // other.
             let op = match is_there {
                 true => op.compare(EPOCH, COMPARE_EQ, &claim_bytes),
                 false => create(op, namespace),
@@ -315,10 +318,10 @@ impl Claims for Claiming {
                 false => create(op, namespace),
             };
             match core.change_own(&space, &name, op.set(attribute, &bytes)).await.code {
-                // Cancelled because the epoch is not below.
+                // The step was cancelled because the recorded epoch is not lower.
                 0.. | errno::CANCELED => return Ok(()),
                 errno::EXIST => is_there = true,
-                // Repeating it has the same effect.
+                // Repeating the step has the same effect.
                 code => {
                     lost_or(core.failed_read(&space, code))?;
                     is_there = false;
@@ -334,7 +337,7 @@ impl Claims for Claiming {
     }
 
     async fn name_namespace(&self, namespace: &Namespace) -> Result<()> {
-        // Names the namespace, if it is not named yet.
+        // Records the namespace's name, if it is not recorded yet.
         self.scopes(namespace, None).await.map(drop)
     }
 
@@ -370,8 +373,8 @@ impl Claims for Claiming {
         Ok(Found { fence: view.fence, claim, seen: view })
     }
 
-    /// A fence comes from a wider scope, from a stamp, or from a claim; without a record, from one
-    /// of an older version.
+    /// A fence comes from a wider scope, a stamp, or a claim. Without a record, the claim was made
+    /// by an older version.
     fn check_found(&self, found: &Found<View>, above: u64, epoch: u64) -> Result<()> {
         let stamped = found.seen.stamp.map_or(0, |stamp| stamp.epoch.0);
         let fence = found.fence.unwrap_or(0);

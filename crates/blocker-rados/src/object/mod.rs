@@ -28,7 +28,8 @@ use view::{Objects, View, objects};
 /// The number of namespace handles at which all handles are dropped. Threads that open handles at
 /// the same moment may exceed it by one each.
 const SPACES_MAX: usize = 4096;
-/// The number of bits of a version that hold RADOS's own; the others hold the pool.
+/// The number of bits of a version that hold RADOS's version; the other bits hold the pool's
+/// number.
 const VERSION_BITS: u32 = 48;
 
 /// State shared by the handle of a store and its calls.
@@ -41,7 +42,8 @@ pub(crate) struct Core {
     pub(crate) events: Arc<EventHub>,
     pub(crate) worker: Worker,
     pub(crate) watch: Watch,
-    /// Unique for each open store, to distinguish its own events from others'.
+    /// A unique number for each open store, which distinguishes its own events from those of
+    /// others.
     pub(crate) mark: u64,
     pool: RwLock<Arc<Pool>>,
     is_full: AtomicBool,
@@ -56,14 +58,14 @@ pub(crate) struct Pool {
     pub(crate) cluster: Arc<Cluster>,
     pub(crate) number: i64,
     pub(crate) root: Arc<Space>,
-    /// Read by every operation, written once for each namespace.
+    /// The handles of namespaces, read by every operation and written once for each namespace.
     spaces: DashMap<Namespace, Arc<Space>, RandomState>,
 }
 
 /// A RADOS namespace.
 pub(crate) struct Space {
     pub(crate) ioctx: Arc<IoCtx>,
-    /// Whether its `%scope` is known to exist, with the namespace's name.
+    /// Whether its `%scope` is known to exist and to have the namespace's name.
     pub(crate) is_named: AtomicBool,
 }
 
@@ -121,8 +123,8 @@ impl Core {
         let begin_again = move || {
             let Some(core) = core.upgrade() else { return };
             let again = Arc::clone(&core);
-            // On the worker, because ending a watch waits for its callbacks. If the queue is full,
-            // subscribers have already been notified.
+            // The watch is re-established on the worker, because ending a watch waits for its
+            // callbacks. If the queue is full, subscribers have already been notified.
             let _ = core.worker.run(Box::new(move || drop(again.begin_watch(&again.pool()))));
         };
         self.watch.begin(&pool.root.ioctx, name, &self.events, self.mark, begin_again)
@@ -163,7 +165,7 @@ impl Core {
         }
         let space = self.open_space(&pool, &self.layout.namespace(namespace), false)?;
         if pool.spaces.len() >= SPACES_MAX {
-            // Handles in use are kept alive by their users; the others are opened again when
+            // Handles in use are kept alive by their users; other handles are opened again when
             // needed.
             pool.spaces.clear();
         }
@@ -185,13 +187,14 @@ impl Core {
         Ok(Arc::new(Space { ioctx, is_named: is_named.into() }))
     }
 
-    /// Converts a RADOS version to one of the contract. A pool that was created again restarts its
-    /// versions, so its number is included: no version names two contents.
+    /// Converts a RADOS version to one of the contract. The versions of a pool that was created
+    /// again restart, so the pool's number is included: no version stands for two contents.
     pub(crate) fn version(&self, space: &Space, version: u64) -> Version {
         Version((space.ioctx.pool as u64) << VERSION_BITS | version & ((1 << VERSION_BITS) - 1))
     }
 
-    /// Converts a version of the contract to a RADOS version; `None` if it cannot be this pool's.
+    /// Converts a version of the contract to a RADOS version, or returns `None` if it is not a
+    /// version of this pool.
     pub(crate) fn rados_version(&self, space: &Space, version: Version) -> Option<u64> {
         let raw = version.0 & ((1 << VERSION_BITS) - 1);
         (raw > 0 && self.version(space, raw) == version).then_some(raw)
@@ -257,7 +260,7 @@ impl Core {
     pub(crate) fn failed_read(self: &Arc<Self>, space: &Space, code: i32) -> Error {
         let text = || describe(code).into();
         match code {
-            // librados also answers this when the pool is gone.
+            // librados also returns this error when the pool is gone.
             errno::NOENT if !space.ioctx.cluster.has_pool(space.ioctx.pool) => self.pool_is_gone(),
             errno::NOENT => Error::Missing,
             errno::TIMEDOUT => {
@@ -321,9 +324,9 @@ impl Core {
         }
     }
 
-    /// After a timeout: the OSD may have moved. librados asks for the new map by itself only when an
-    /// operation is older than `objecter_timeout`, which operations with a shorter timeout never
-    /// reach.
+    /// Fetches the newest map after a timeout, because the OSD may have moved. librados asks for
+    /// the map by itself only when an operation is older than `objecter_timeout`, which operations
+    /// with a shorter timeout never reach.
     fn refresh(self: &Arc<Self>) {
         self.run_once(|core| &core.is_refreshing, |core| core.pool().cluster.refresh());
     }
@@ -347,7 +350,8 @@ impl Core {
         }
     }
 
-    /// The pool is gone: lets the worker look for a new pool with its name.
+    /// Lets the worker look for a new pool with the configured name, after the current pool is
+    /// gone.
     pub(crate) fn pool_is_gone(self: &Arc<Self>) -> Error {
         self.search_pool();
         Error::Retryable(
@@ -355,7 +359,7 @@ impl Core {
         )
     }
 
-    /// Looks for a pool with the configured name, if the one in use is gone.
+    /// Looks for a pool with the configured name, if the current pool is gone.
     fn search_pool(self: &Arc<Self>) {
         let old = self.pool();
         if old.cluster.has_pool(old.number) {
@@ -366,13 +370,13 @@ impl Core {
                 && pool.number != old.number
             {
                 if core.config.watch {
-                    // Without others' events, claims are only noticed late; the next search tries
-                    // again.
+                    // Without events from others, claims are only noticed late; the next search
+                    // retries.
                     let _ = core.begin_watch(&pool);
                 }
                 *core.pool.write() = pool;
                 core.objects.forget_all();
-                // Another pool is another store: nothing known remains valid.
+                // Another pool is another store, so nothing known remains valid.
                 core.events.publish(&Event::Missed);
             }
         };

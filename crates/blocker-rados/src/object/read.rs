@@ -29,7 +29,7 @@ use crate::librados::aio::ReadOp;
 use crate::librados::cluster::{IoCtx, each_name};
 use crate::librados::ffi::errno;
 
-/// How often a read is repeated while its version condition keeps changing.
+/// The maximum number of attempts of a read while the object keeps changing.
 const TRIES: u32 = 20;
 
 impl Core {
@@ -61,7 +61,7 @@ impl Core {
         let mut may_be_ghost = false;
         for _ in 0..TRIES {
             self.settle(&space, object).await?;
-            // No object has a version of another pool.
+            // The version belongs to another pool, so no object here has it.
             let version = wanted.map(|version| version.unwrap_or(u64::MAX));
             let op = ReadOp {
                 version,
@@ -126,12 +126,12 @@ impl Core {
 
 /// The number of objects queried concurrently.
 const LOOKS: usize = 64;
-/// The most names buffered between a walk and the task that uses them.
+/// The maximum number of names buffered between a walk and the task that uses them.
 const NAMES_AHEAD: usize = 256;
 /// RADOS's name for all namespaces of a pool.
 const EVERY_NAMESPACE: &std::ffi::CStr = c"\x01";
 
-/// An object found by a walk; it may be a ghost, or gone by now.
+/// An object found by a walk, which may be a ghost or already gone.
 pub(crate) struct Found {
     pub(crate) space: Arc<Space>,
     pub(crate) name: Name,
@@ -147,7 +147,7 @@ impl Core {
         let mut after = request.after.clone();
         let mut entries = Vec::new();
         loop {
-            // One more than requested, to know whether there are more.
+            // One name more than requested shows whether there are more.
             let wanted = entries_max + 1 - entries.len();
             let names = self.names_after(&space, &request.prefix, after.as_ref(), wanted).await?;
             let is_last = names.len() < wanted;
@@ -212,7 +212,7 @@ impl Core {
         let (core, pool) = (Arc::clone(self), Arc::clone(pool));
         self.worker.run(Box::new(move || {
             if let Err(error) = core.send_all(&pool, space, &sender) {
-                // A task that no longer waits needs no error.
+                // A task that has stopped waiting needs no error.
                 let _ = sender.blocking_send(Err(error));
             }
         }))?;
@@ -310,7 +310,8 @@ impl Core {
         walked.await?.map_err(|code| self.failed_read(space, code))
     }
 
-    /// Runs a walk on a thread that may block. The outer error is ours, the inner librados's.
+    /// Runs a walk on a thread that may block. The outer error is this store's, the inner error is
+    /// librados's.
     async fn walk<T: Send + 'static>(
         &self,
         space: &Arc<Space>,

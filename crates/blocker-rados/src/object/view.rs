@@ -37,7 +37,7 @@ pub(crate) struct View {
     pub(crate) stamp: Option<Stamp>,
     /// The last claim of the object itself; few objects have one.
     pub(crate) claim: Option<Box<Claim>>,
-    /// RADOS's version; 0 if the view was derived from our own change.
+    /// RADOS's version; 0 if the view was derived from this store's own change.
     pub(crate) version: u64,
 }
 
@@ -52,7 +52,7 @@ impl View {
         version: 0,
     };
 
-    /// Returns the view in a read of size and attributes.
+    /// Returns the view in the result of a read of size and attributes.
     ///
     /// # Errors
     /// `Corrupt` if an attribute has a value that this program never writes.
@@ -105,8 +105,8 @@ fn unreadable(name: &[u8]) -> Error {
     )
 }
 
-/// Remembered views, and the unsettled objects. Unsettled objects are bounded by the changes in
-/// flight, until the next use of each object; none may be forgotten.
+/// Remembered views, and the unsettled objects, none of which may be forgotten. The changes in
+/// flight limit the number of unsettled objects, until each object is used again.
 pub(crate) type Objects = Known<View, ()>;
 
 /// Returns a memory of at most `remembered_max` views.
@@ -116,7 +116,7 @@ pub(crate) fn objects(remembered_max: usize) -> Objects {
 
 // ---- changes in doubt
 
-/// How often a gate change is retried while others change the object.
+/// The maximum number of attempts to change a gate while others change the object.
 const TRIES: u32 = 20;
 
 impl Core {
@@ -133,8 +133,8 @@ impl Core {
             let view = self.look(space, &object.name, true).await?;
             let moved = match view.head {
                 Head::Absent | Head::Foreign { .. } => {
-                    // Without a head none of our changes can be applied either, because they
-                    // compare it.
+                    // If there is no head, none of this store's changes can be applied either,
+                    // because they compare the head.
                     self.objects.settled(object);
                     return Ok(());
                 }
