@@ -68,16 +68,16 @@ impl RadosConfig {
     /// The keys of the text form, each with its name, value and meaning.
     pub const KEYS: &[(&str, &str, &str)] = &[
         ("conf", "FILE", "Ceph's configuration file"),
-        ("user", "NAME", "the user, without client.; id means the same"),
+        ("user", "NAME", "the user, without client.; id is a synonym"),
         ("keyring", "FILE", "the file with the user's key"),
-        ("root", "NAME", "the RADOS namespace under which everything lies"),
-        ("prefix", "TEXT", "what the name of every RADOS object begins with"),
-        ("object_bytes_max", "BYTES", "the largest object"),
-        ("connect_timeout_secs", "SECONDS", "how long to wait for a monitor"),
-        ("op_timeout_secs", "SECONDS", "how long to wait for an OSD; 0: for ever"),
-        ("ops_in_flight_max", "COUNT", "operations under way at once"),
-        ("bytes_in_flight_max", "BYTES", "payload under way at once"),
-        ("heads_remembered_max", "COUNT", "objects remembered between changes"),
+        ("root", "NAME", "the RADOS namespace that contains everything"),
+        ("prefix", "TEXT", "the prefix of all RADOS object names"),
+        ("object_bytes_max", "BYTES", "the maximum size of an object"),
+        ("connect_timeout_secs", "SECONDS", "the maximum time to wait for a monitor"),
+        ("op_timeout_secs", "SECONDS", "the maximum time to wait for an OSD; 0: no limit"),
+        ("ops_in_flight_max", "COUNT", "the maximum number of concurrent operations"),
+        ("bytes_in_flight_max", "BYTES", "the maximum payload of concurrent operations"),
+        ("heads_remembered_max", "COUNT", "the number of objects remembered between changes"),
         ("watch", "true|false", "receive other clients' claims and invalidations"),
         ("librados.KEY", "VALUE", "any setting of librados"),
     ];
@@ -98,31 +98,31 @@ impl RadosConfig {
                 && !text.contains(|c| no.contains(c))
         };
         if self.pool.is_empty() {
-            return wrong("a pool must be named: rados:POOL".into());
+            return wrong("the pool is missing; expected rados:POOL".into());
         }
         if self.user.is_empty() || self.user.starts_with("client.") {
             return wrong(format!(
-                "user is {:?}; it must be a name without client., as in user=admin",
+                "user is {:?}; expected a name without client., for example user=admin",
                 self.user
             ));
         }
         if !printable(&self.root, "%/") {
-            return wrong("root takes at most 50 printable ASCII characters, without / and %".into());
+            return wrong("root must have at most 50 printable ASCII characters, without / and %".into());
         }
         if !printable(&self.prefix, "%") {
-            return wrong("prefix takes at most 50 printable ASCII characters, without %".into());
+            return wrong("prefix must have at most 50 printable ASCII characters, without %".into());
         }
         if !(4096..=1 << 30).contains(&self.object_bytes_max) {
-            return wrong("object_bytes_max must be 4096 bytes to 1 GiB".into());
+            return wrong("object_bytes_max must be from 4096 bytes to 1 GiB".into());
         }
         if !(1..=65_536).contains(&self.ops_in_flight_max) {
-            return wrong("ops_in_flight_max must be 1 to 65536".into());
+            return wrong("ops_in_flight_max must be from 1 to 65536".into());
         }
         if self.bytes_in_flight_max < self.object_bytes_max || self.bytes_in_flight_max > 1 << 40 {
-            return wrong("bytes_in_flight_max must be object_bytes_max to 1 TiB".into());
+            return wrong("bytes_in_flight_max must be from object_bytes_max to 1 TiB".into());
         }
         if self.heads_remembered_max < 1024 {
-            return wrong("heads_remembered_max must be 1024 or more".into());
+            return wrong("heads_remembered_max must be at least 1024".into());
         }
         Ok(())
     }
@@ -186,7 +186,7 @@ impl FromStr for RadosConfig {
 impl RadosConfig {
     fn set(&mut self, key: &str, value: &str) -> std::result::Result<(), String> {
         fn number<T: FromStr>(key: &str, value: &str) -> std::result::Result<T, String> {
-            value.parse().map_err(|_| format!("{key}={value}: a whole number is wanted"))
+            value.parse().map_err(|_| format!("{key}={value}: expected a whole number"))
         }
         let seconds = |key, value| number::<u32>(key, value).map(|n| Duration::from_secs(n.into()));
         match key {
@@ -201,12 +201,14 @@ impl RadosConfig {
             "ops_in_flight_max" => self.ops_in_flight_max = number(key, value)?,
             "bytes_in_flight_max" => self.bytes_in_flight_max = number(key, value)?,
             "heads_remembered_max" => self.heads_remembered_max = number(key, value)?,
-            "watch" => self.watch = value.parse().map_err(|_| format!("watch={value}: true or false"))?,
+            "watch" => {
+                self.watch = value.parse().map_err(|_| format!("watch={value}: expected true or false"))?
+            }
             _ => match key.strip_prefix("librados.") {
                 Some(name) => self.librados.push((name.to_owned(), value.to_owned())),
                 None => {
                     let keys: Vec<_> = Self::KEYS.iter().map(|(key, ..)| *key).collect();
-                    return Err(format!("{key:?} is no key of rados:; there are {}", keys.join(", ")));
+                    return Err(format!("{key:?} is not a key of rados:; expected {}", keys.join(", ")));
                 }
             },
         }
@@ -252,7 +254,7 @@ mod tests {
         for (text, word) in [
             ("", "pool"),
             ("p,x", "KEY=VALUE"),
-            ("p,x=1", "no key"),
+            ("p,x=1", "not a key"),
             ("p,op_timeout_secs=soon", "whole number"),
             ("p,user=client.u", "without client."),
             ("p,id=", "without client."),

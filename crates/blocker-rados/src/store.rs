@@ -84,7 +84,7 @@ impl RadosStore {
             if let Some(object) = &changed {
                 core.objects.unsettle(object, ());
             }
-            Err(Error::OutcomeUnknown("the deadline passed before the OSD answered".into()))
+            Err(Error::OutcomeUnknown("the deadline passed before the OSD responded".into()))
         })
     }
 }

@@ -110,27 +110,31 @@ impl S3Config {
     pub const KEYS: &[(&str, &str, &str)] = &[
         ("endpoint", "URL", "the server; AWS without it"),
         ("region", "NAME", "the region; AWS_REGION or us-east-1 without it"),
-        ("prefix", "TEXT", "what the keys of all objects begin with"),
-        ("virtual_host", "true|false", "the bucket is a part of the server's name, not of the path"),
-        ("allow_http", "true|false", "the endpoint may be without TLS"),
+        ("prefix", "TEXT", "the prefix of all keys"),
+        ("virtual_host", "true|false", "the bucket is in the host name, not in the path"),
+        ("allow_http", "true|false", "allow connections to the endpoint without TLS"),
         ("anonymous", "true|false", "requests are sent without a signature"),
-        ("credentials_file", "FILE", "the credentials, as in ~/.aws/credentials; the environment without it"),
-        ("profile", "NAME", "the profile in that file"),
-        ("ca_file", "FILE", "certificates of further authorities, PEM"),
-        ("object_bytes_max", "BYTES", "the largest object"),
-        ("connect_timeout_secs", "SECONDS", "how long to wait for a connection"),
-        ("request_timeout_secs", "SECONDS", "how long to wait for an answer"),
-        ("retries", "COUNT", "how often a request that may be repeated is repeated"),
+        (
+            "credentials_file",
+            "FILE",
+            "the file with the credentials, as ~/.aws/credentials; default: the environment",
+        ),
+        ("profile", "NAME", "the profile in the credentials file"),
+        ("ca_file", "FILE", "a PEM file with additional certificate authorities"),
+        ("object_bytes_max", "BYTES", "the maximum size of an object"),
+        ("connect_timeout_secs", "SECONDS", "the maximum time to wait for a connection"),
+        ("request_timeout_secs", "SECONDS", "the time without a response after which an attempt fails"),
+        ("retries", "COUNT", "the maximum number of retries of an idempotent request"),
         (
             "call_timeout_secs",
             "SECONDS",
-            "how long a call may take, with all its requests and their repetitions",
+            "the maximum time of a call, including all its requests and their retries",
         ),
-        ("requests_in_flight_max", "COUNT", "requests under way at once"),
-        ("bytes_in_flight_max", "BYTES", "payload of operations under way at once"),
-        ("sweep_interval_secs", "SECONDS", "the time between two sweeps; 0 is never"),
-        ("sweep_age_secs", "SECONDS", "how old a left-over must be to be removed by a sweep"),
-        ("heads_bytes_max", "BYTES", "memory for what is remembered of objects between changes"),
+        ("requests_in_flight_max", "COUNT", "the maximum number of concurrent requests"),
+        ("bytes_in_flight_max", "BYTES", "the maximum payload of concurrent operations"),
+        ("sweep_interval_secs", "SECONDS", "the time between two sweeps; 0: never"),
+        ("sweep_age_secs", "SECONDS", "the minimum age of leftover objects before a sweep removes them"),
+        ("heads_bytes_max", "BYTES", "the memory for object heads that are remembered between changes"),
     ];
 
     /// Returns a configuration for `bucket` with default values.
@@ -148,46 +152,49 @@ impl S3Config {
         let (second, bucket) = (Duration::from_secs(1), &self.bucket);
         require(
             (3..=255).contains(&bucket.len()) && bucket.bytes().all(is_bucket),
-            "bucket must name one, with 3 to 255 characters A-Z a-z 0-9 . - _",
+            "bucket must be a name of 3 to 255 characters of A-Z a-z 0-9 . - _",
         )?;
         check_prefix(&self.prefix)?;
         if let Some(url) = &self.endpoint {
             let (is_tls, is_plain) = (url.starts_with("https://"), url.starts_with("http://"));
             require(is_tls || is_plain, "endpoint must be a URL: https://HOST[:PORT]")?;
-            require(is_tls || self.allow_http, "endpoint is without TLS; allow_http = true allows that")?;
+            require(
+                is_tls || self.allow_http,
+                "endpoint does not use TLS; set allow_http = true to allow this",
+            )?;
         }
         require(
             !self.anonymous || self.credentials_file.is_none(),
-            "anonymous requests take no credentials; leave credentials_file out",
+            "anonymous requests need no credentials; remove credentials_file",
         )?;
         require(
             (4096..=SIZE_BYTES_MAX).contains(&self.object_bytes_max),
-            "object_bytes_max must be 4096 bytes to 1 GiB",
+            "object_bytes_max must be from 4096 bytes to 1 GiB",
         )?;
         require(
             (1..=4096).contains(&self.requests_in_flight_max),
-            "requests_in_flight_max must be 1 to 4096",
+            "requests_in_flight_max must be from 1 to 4096",
         )?;
         require(
             self.request_timeout >= second && self.connect_timeout >= second,
-            "connect_timeout_secs and request_timeout_secs must be 1 or more",
+            "connect_timeout_secs and request_timeout_secs must be at least 1",
         )?;
         require(
             self.request_timeout <= Duration::from_secs(300),
-            "request_timeout_secs must be 300 at most",
+            "request_timeout_secs must be at most 300",
         )?;
         require(
             (self.request_timeout..=CALL_TIMEOUT_MAX).contains(&self.call_timeout),
-            "call_timeout_secs must be request_timeout_secs to 600",
+            "call_timeout_secs must be from request_timeout_secs to 600",
         )?;
-        require(self.retries <= 20, "retries must be 20 at most")?;
+        require(self.retries <= 20, "retries must be at most 20")?;
         require(
             (1 << 20..=1 << 40).contains(&self.bytes_in_flight_max),
-            "bytes_in_flight_max must be 1 MiB to 1 TiB",
+            "bytes_in_flight_max must be from 1 MiB to 1 TiB",
         )?;
         require(
             (SWEEP_AGE_MIN..=SWEEP_AGE_MAX).contains(&self.sweep_age),
-            "sweep_age_secs must be 900 to 31536000",
+            "sweep_age_secs must be from 900 to 31536000",
         )?;
         // A writer that has lost a response queries the outcome of its change. Until then, no trace
         // of the change may be removed.
@@ -202,9 +209,12 @@ impl S3Config {
         require(
             self.sweep_interval.is_zero()
                 || (SWEEP_INTERVAL_MIN..=SWEEP_AGE_MAX).contains(&self.sweep_interval),
-            "sweep_interval_secs must be 60 to 31536000, or 0",
+            "sweep_interval_secs must be 0, or from 60 to 31536000",
         )?;
-        require((1 << 20..=1 << 40).contains(&self.heads_bytes_max), "heads_bytes_max must be 1 MiB to 1 TiB")
+        require(
+            (1 << 20..=1 << 40).contains(&self.heads_bytes_max),
+            "heads_bytes_max must be from 1 MiB to 1 TiB",
+        )
     }
 }
 
@@ -243,9 +253,9 @@ impl FromStr for S3Config {
 impl S3Config {
     fn set(&mut self, key: &str, value: &str) -> std::result::Result<(), String> {
         fn number<T: FromStr>(key: &str, value: &str) -> std::result::Result<T, String> {
-            value.parse().map_err(|_| format!("{key}={value}: a whole number is wanted"))
+            value.parse().map_err(|_| format!("{key}={value}: expected a whole number"))
         }
-        let flag = || value.parse().map_err(|_| format!("{key}={value}: true or false"));
+        let flag = || value.parse().map_err(|_| format!("{key}={value}: expected true or false"));
         let seconds = || number::<u32>(key, value).map(|n| Duration::from_secs(n.into()));
         match key {
             "endpoint" => self.endpoint = Some(value.to_owned()),
@@ -269,7 +279,7 @@ impl S3Config {
             "heads_bytes_max" => self.heads_bytes_max = number(key, value)?,
             _ => {
                 let keys: Vec<_> = Self::KEYS.iter().map(|(key, ..)| *key).collect();
-                return Err(format!("{key:?} is no key of a store on S3; there are {}", keys.join(", ")));
+                return Err(format!("{key:?} is not a key of a store on S3; expected {}", keys.join(", ")));
             }
         }
         Ok(())
@@ -289,19 +299,19 @@ mod tests {
         assert!(config.virtual_host && config.allow_http);
         for (key, ..) in S3Config::KEYS {
             let error = format!("disks,{key}=\u{7f}").parse::<S3Config>().err().unwrap_or_default();
-            assert!(!error.contains("is no key"), "{error}");
+            assert!(!error.contains("is not a key"), "{error}");
         }
     }
 
     #[test]
     fn what_is_wrong_is_named() {
         for (text, part) in [
-            ("", "bucket must name one"),
-            ("disks,colour=red", "there are endpoint, region"),
-            ("disks,retries=many", "a whole number is wanted"),
+            ("", "bucket must be a name"),
+            ("disks,colour=red", "expected endpoint, region"),
+            ("disks,retries=many", "expected a whole number"),
             ("disks,endpoint=http://host", "allow_http = true"),
             ("disks,endpoint=host:9000", "https://HOST[:PORT]"),
-            ("disks,prefix=/a", "prefix takes"),
+            ("disks,prefix=/a", "prefix must have"),
             ("disks,object_bytes_max=1", "4096 bytes to 1 GiB"),
             ("disks,call_timeout_secs=29", "request_timeout_secs to 600"),
             ("disks,call_timeout_secs=601", "request_timeout_secs to 600"),

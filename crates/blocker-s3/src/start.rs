@@ -43,7 +43,7 @@ impl Core {
     /// if access is refused or the bucket does not exist, `Retryable` if the server does not
     /// respond.
     pub(crate) async fn probe(&self) -> Result<()> {
-        let mut last = Error::Retryable("the server does not answer".into());
+        let mut last = Error::Retryable("the server does not respond".into());
         for retry in 0..TRIES {
             // A new key each time, because an attempt without a response may still be applied to
             // the previous key.
@@ -67,7 +67,7 @@ impl Core {
         let requests = &self.requests;
         let first = match requests.create(path, &body("first".into())).await.known()? {
             Put::Done(Some(etag)) => etag,
-            Put::Done(None) => return Err(refuse("names no ETag in its answer to a put")),
+            Put::Done(None) => return Err(refuse("returns no ETag in its response to a put")),
             _ => return Err(refuse("refuses to create an object that does not exist")),
         };
         if let Put::Done(_) = requests.create(path, &body("second".into())).await.known()? {
@@ -93,13 +93,13 @@ impl Core {
             }
         }
         let Some(etag) = etag else {
-            return Err(refuse("refuses If-Match with the ETag that it has named itself"));
+            return Err(refuse("refuses If-Match with the ETag that it has returned"));
         };
         self.probe_reads(nonce).await?;
         // The ETag from a get must be valid for a put as well, and a stale ETag must not be.
         match requests.get(path, None, 4096).await? {
             Got::Found(_, Some(read)) if read.trim_matches('"') == etag.trim_matches('"') => {}
-            _ => return Err(refuse("names another ETag to a get than to a put")),
+            _ => return Err(refuse("returns different ETags for a get and a put of the same object")),
         }
         let (one, two) = (body("one".into()), body("two".into()));
         let racing = futures_util::future::join(
@@ -107,9 +107,7 @@ impl Core {
             requests.replace(path, &two, &etag),
         );
         match racing.await {
-            (Put::Done(_), Put::Done(_)) => {
-                Err(refuse("lets two puts with the same If-Match through at the same time"))
-            }
+            (Put::Done(_), Put::Done(_)) => Err(refuse("accepts two concurrent puts with the same If-Match")),
             // Some servers (radosgw 16) respond to the losing put with an error. The loser's body
             // must not be stored.
             (Put::Done(Some(won)), Put::Unknown(error)) | (Put::Unknown(error), Put::Done(Some(won))) => {
@@ -131,7 +129,7 @@ impl Core {
         match self.requests.get_range(&path, 2..6).await {
             Ok(Some(bytes)) if bytes[..] == FOURTH.as_bytes()[2..6] => {}
             Ok(_) | Err(Error::Corrupt(_)) => {
-                return Err(unfit("sends other bytes than those of a range", "ranges"));
+                return Err(unfit("returns wrong bytes for a range", "ranges"));
             }
             Err(error) => return Err(error),
         }
@@ -205,7 +203,8 @@ impl Core {
             match self.requests.get(&path, None, BYTES_MAX).await? {
                 Got::Missing => {}
                 Got::Found(body, _) => {
-                    let none = || Error::Corrupt(format!("{path} states no edition of the layout").into());
+                    let none =
+                        || Error::Corrupt(format!("{path} does not state an edition of the layout").into());
                     let edition = Edition::decode(&body).ok_or_else(none)?.map_err(|number| {
                         let text = format!("the bucket has layout {number}, and this program knows up to 2");
                         Error::Unsupported(text.into())
@@ -214,7 +213,9 @@ impl Core {
                     return Ok(());
                 }
                 Got::Same => {
-                    return Err(Error::Corrupt("the server answers 304 to what has no condition".into()));
+                    return Err(Error::Corrupt(
+                        "the server returns 304 for a request without a condition".into(),
+                    ));
                 }
             }
             let edition = self.edition_of_heads(progress).await?;

@@ -113,10 +113,10 @@ pub fn runs_end(runs: &[Run], can: &Capabilities) -> Result<u64> {
         return Err(Error::Unsupported("this backend cannot write several ranges in one change".into()));
     }
     if runs.is_empty() {
-        return invalid("the request has no run; it needs at least one".into());
+        return invalid("the request has no runs; it needs at least one".into());
     }
     if runs.len() > can.runs_max as usize {
-        return invalid(format!("the request has {} runs; it may have {} at most", runs.len(), can.runs_max));
+        return invalid(format!("the request has {} runs; at most {} are allowed", runs.len(), can.runs_max));
     }
     let (mut end, mut bytes) = (0, 0_u64);
     for (index, run) in runs.iter().enumerate() {
@@ -127,7 +127,7 @@ pub fn runs_end(runs: &[Run], can: &Capabilities) -> Result<u64> {
         if run.offset < end {
             let offset = run.offset;
             return invalid(format!(
-                "run {index} begins at {offset}, before the end of the one before it, {end}"
+                "run {index} begins at {offset}, before the end {end} of the previous run"
             ));
         }
         end = range_end(run.offset, len, can.object_bytes_max)?;

@@ -166,7 +166,7 @@ pub trait Control: Send + Sync {
     /// Those of a flush of the namespace; `Unsupported` if this blocker claims nothing for its
     /// callers.
     fn release(&self, namespace: Namespace) -> Reply<()> {
-        ask(self.below(), "this backend claims nothing for its callers", |below| below.release(namespace))
+        ask(self.below(), "this backend makes no claims for its callers", |below| below.release(namespace))
     }
 
     /// Returns the namespace's policy.
@@ -291,7 +291,7 @@ pub trait Control: Send + Sync {
     }
 }
 
-const NO_CACHE: &str = "this backend caches nothing, and has no namespace settings";
+const NO_CACHE: &str = "this backend is not a cache, and has no namespace settings";
 
 /// Forwards to the control plane below. Without one, the function is unsupported, for the reason
 /// `why`.

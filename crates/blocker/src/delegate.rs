@@ -39,7 +39,7 @@ macro_rules! delegate {
     (|$this:ident| $below:expr, except $($own:ident)*) => {
         $($crate::__delegate_unless! { $own [
             capabilities read change info list flush claim invalidate subscribe control
-        ] { compile_error! { concat!("`", stringify!($own), "` is no method of `Blocker`") } } })*
+        ] { compile_error! { concat!("`", stringify!($own), "` is not a method of `Blocker`") } } })*
         $crate::__delegate_methods! { [$($own)*] |$this| $below,
             capabilities() -> $crate::Capabilities;
             read(request: $crate::ReadRequest) -> $crate::Reply<$crate::ReadReply>;

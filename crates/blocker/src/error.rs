@@ -27,13 +27,13 @@ pub enum Error {
     Exists,
     /// The object's version differs from the version that the request requires. Read it again, then
     /// retry.
-    #[error("the object has version {version}, not the one asked for")]
+    #[error("the object has version {version}, not the requested one")]
     ConditionFailed {
         /// The object's version.
         version: Version,
     },
     /// `compare_and_write` found other bytes. Read the object again, then retry.
-    #[error("the bytes differ from those expected, first at offset {offset}")]
+    #[error("the bytes differ from the expected bytes, first at offset {offset}")]
     Mismatch {
         /// The first differing offset within the object.
         offset: u64,
@@ -46,7 +46,7 @@ pub enum Error {
     },
     /// The object already carries this stamp, or a later one of the same epoch. If it equals the
     /// request's stamp, that change was applied before: treat it as done.
-    #[error("superseded: the object carries stamp {stamp} already")]
+    #[error("superseded: the object already has stamp {stamp}")]
     Superseded {
         /// The object's stamp.
         stamp: Stamp,

@@ -224,7 +224,7 @@ impl FromStr for Durability {
             "stored" => Ok(Self::Stored),
             _ => nodes().map(Self::Replicated).ok_or_else(|| {
                 let known = "cached, journaled, replicated(NODES) or stored";
-                Error::Invalid(format!("{text:?} is no durability; there are {known}").into())
+                Error::Invalid(format!("{text:?} is not a durability; expected {known}").into())
             }),
         }
     }
@@ -234,7 +234,7 @@ impl FromStr for Epoch {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        let wrong = |_| Error::Invalid(format!("{text:?} is no epoch: a number").into());
+        let wrong = |_| Error::Invalid(format!("{text:?} is not an epoch; expected a number").into());
         text.parse().map_err(wrong).map(Self)
     }
 }
@@ -243,7 +243,7 @@ impl FromStr for OrderDomain {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        let wrong = |_| Error::Invalid(format!("{text:?} is no order domain: a number").into());
+        let wrong = |_| Error::Invalid(format!("{text:?} is not an order domain; expected a number").into());
         text.parse().map_err(wrong).map(Self)
     }
 }

@@ -98,7 +98,7 @@ impl FromStr for NamespaceKey {
     fn from_str(text: &str) -> Result<Self, Error> {
         Self::ALL.into_iter().find(|key| key.name() == text).ok_or_else(|| {
             let known = Self::ALL.map(Self::name).join(", ");
-            Error::Invalid(format!("{text:?} cannot be set for a namespace; there are {known}").into())
+            Error::Invalid(format!("{text:?} is not a setting of a namespace; expected {known}").into())
         })
     }
 }
@@ -289,7 +289,7 @@ impl FromStr for WriteMode {
         let all = [Self::Back, Self::Through, Self::Around, Self::ReadOnly];
         all.into_iter().find(|mode| mode.to_string() == text).ok_or_else(|| {
             let known = "back, through, around and read-only";
-            Error::Invalid(format!("{text:?} is no write mode; there are {known}").into())
+            Error::Invalid(format!("{text:?} is not a write mode; expected {known}").into())
         })
     }
 }

@@ -170,7 +170,7 @@ impl FromStr for Scope {
             None if text == "all" => Ok(Self::All),
             _ => {
                 let known = "all, namespace:NAMESPACE, domain:NAMESPACE/DOMAIN and object:NAMESPACE/NAME";
-                Err(Error::Invalid(format!("{text:?} is no scope; there are {known}").into()))
+                Err(Error::Invalid(format!("{text:?} is not a scope; expected {known}").into()))
             }
         }
     }

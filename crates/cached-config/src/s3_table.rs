@@ -180,10 +180,10 @@ mod tests {
         };
         for (keys, wanted) in [
             ("", "objects.backend.bucket: is missing"),
-            ("bucket = \"b\"", "objects.backend: bucket must name one"),
+            ("bucket = \"b\"", "objects.backend: bucket must be a name"),
             (
                 "bucket = \"disks\"\nendpoint = \"http://h\"",
-                "objects.backend: endpoint is without TLS; allow_http = true allows that",
+                "objects.backend: endpoint does not use TLS; set allow_http = true to allow this",
             ),
             (
                 "bucket = \"disks\"\ncredentials_file = \"/no/file\"",

@@ -94,7 +94,7 @@ impl Cluster {
         // SAFETY: both strings end in NUL and live during the call; `handle` is written before it is read.
         let made = unsafe { (api.create2)(&mut handle, c"ceph".as_ptr(), user.as_ptr(), 0) };
         if made < 0 {
-            return Err(Error::Denied(format!("librados gives no client: {}", describe(made)).into()));
+            return Err(Error::Denied(format!("librados cannot create a client: {}", describe(made)).into()));
         }
         let cluster = Self { api, handle: Shared(handle), retired: Mutex::default(), closed: Arc::default() };
         cluster.configure(config)?;
@@ -117,7 +117,7 @@ impl Cluster {
                 config.conf_file.as_ref().map_or("ceph.conf in any of the usual places".into(), |path| {
                     format!("the configuration file {}", path.display())
                 });
-            let why = format!("{which} cannot be read ({}); name one with conf=FILE", describe(read));
+            let why = format!("{which} cannot be read ({}); name a file with conf=FILE", describe(read));
             return Err(Error::Invalid(why.into()));
         }
         for (key, value) in config.options() {
@@ -125,7 +125,7 @@ impl Cluster {
             // SAFETY: both strings end in NUL and live during the call.
             let set = unsafe { (self.api.conf_set)(self.handle.0, name.as_ptr(), text.as_ptr()) };
             if set < 0 {
-                return Err(Error::Invalid(format!("librados does not take {key} = {value}").into()));
+                return Err(Error::Invalid(format!("librados does not accept {key} = {value}").into()));
             }
         }
         Ok(())
@@ -269,7 +269,7 @@ fn wrong_keyring(config: &RadosConfig) -> Option<String> {
     };
     let section = format!("[client.{}]", config.user);
     let has_user = text.lines().any(|line| line.trim() == section);
-    (!has_user).then(|| format!("the keyring {} has no key of client.{}", path.display(), config.user))
+    (!has_user).then(|| format!("the keyring {} has no key for client.{}", path.display(), config.user))
 }
 
 /// Returns the reason why connecting failed, and what to check.
@@ -279,22 +279,23 @@ fn refused(config: &RadosConfig, code: i32) -> Error {
     match code {
         errno::TIMEDOUT => {
             let timeout = config.connect_timeout;
-            let text =
-                format!("no monitor answers within {timeout:?}; is the cluster up, is mon_host right?");
+            let text = format!(
+                "no monitor has responded within {timeout:?}; check that the cluster is up and mon_host is right"
+            );
             Error::Retryable(text.into())
         }
         errno::NOENT => {
-            denied(format!("there is no keyring with a key of client.{user}; name one with keyring=FILE"))
+            denied(format!("there is no keyring with a key for client.{user}; name one with keyring=FILE"))
         }
         errno::PERM | errno::ACCES | errno::OPNOTSUPP => denied(format!(
-            "the cluster does not accept client.{user} ({}): there is no such user, or its key is another; \
+            "the cluster does not accept client.{user} ({}): there is no such user, or its key differs; \
              look at user and keyring",
             describe(code)
         )),
         // The keyring was found, but is not valid.
         errno::IO | errno::INVAL => {
             let text = format!(
-                "the keyring has no key of client.{user} that can be read; `ceph auth get client.{user}` prints \
+                "the keyring has no readable key for client.{user}; `ceph auth get client.{user}` prints \
                  the right one"
             );
             Error::Denied(text.into())
@@ -372,7 +373,9 @@ impl Worker {
         for _ in 0..THREADS {
             let queue = Arc::clone(&queue);
             let spawned = std::thread::Builder::new().name("rados-list".into()).spawn(move || work(&queue));
-            spawned.map_err(|error| Error::Retryable(format!("no thread for listings: {error}").into()))?;
+            spawned.map_err(|error| {
+                Error::Retryable(format!("cannot start a thread for listings: {error}").into())
+            })?;
         }
         Ok(Self { jobs })
     }

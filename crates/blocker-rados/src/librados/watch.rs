@@ -85,7 +85,7 @@ impl Watch {
             // SAFETY: there is no watch, so nothing else refers to it.
             drop(unsafe { Box::from_raw(listener) });
             return Err(Error::Retryable(
-                format!("events of other clients cannot be watched: {}", describe(watched)).into(),
+                format!("cannot watch for events of other clients: {}", describe(watched)).into(),
             ));
         }
         *self.registered.lock() = Some(Registered { ioctx, cookie, listener });

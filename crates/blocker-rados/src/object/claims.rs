@@ -174,7 +174,8 @@ impl Core {
         if outcome.code < 0 {
             return lost_or(self.failed_read(space, outcome.code)).map(|()| None);
         }
-        let unreadable = || Error::Corrupt("the epoch of a scope is not as this program writes it".into());
+        let unreadable =
+            || Error::Corrupt("the epoch of a scope has a value that this program never writes".into());
         let (mut record, mut claim_bytes) = (claims::Record::default(), Vec::new());
         for (name, value) in found.attributes {
             let number = || format::u64_of(&value).ok_or_else(unreadable);

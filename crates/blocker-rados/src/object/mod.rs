@@ -264,7 +264,7 @@ impl Core {
             errno::NOENT if !space.ioctx.cluster.has_pool(space.ioctx.pool) => self.pool_is_gone(),
             errno::NOENT => Error::Missing,
             errno::TIMEDOUT => {
-                Error::Retryable(format!("no OSD has answered within {:?}", self.config.op_timeout).into())
+                Error::Retryable(format!("no OSD has responded within {:?}", self.config.op_timeout).into())
             }
             errno::NOSPC => Error::OutOfSpace("the cluster or the pool is full".into()),
             errno::DQUOT => Error::OutOfSpace("the pool's quota is used up".into()),
@@ -275,7 +275,7 @@ impl Core {
             errno::IO => Error::Corrupt(text()),
             errno::FBIG | errno::MSGSIZE => Error::TooLarge { limit_bytes: self.config.object_bytes_max },
             errno::NAMETOOLONG => {
-                Error::Unsupported("the OSDs do not take names that long (osd_max_object_name_len)".into())
+                Error::Unsupported("the name is too long for the OSDs (osd_max_object_name_len)".into())
             }
             errno::INVAL | errno::OPNOTSUPP => Error::Unsupported(
                 format!("the pool does not support that operation: {}", describe(code)).into(),
@@ -289,7 +289,7 @@ impl Core {
         match code {
             errno::TIMEDOUT => Error::OutcomeUnknown(
                 format!(
-                    "no OSD has answered within {:?}; the change may still be made",
+                    "no OSD has responded within {:?}; the change may still be applied",
                     self.config.op_timeout
                 )
                 .into(),
@@ -308,7 +308,7 @@ impl Core {
                 self.events.publish(&Event::Full);
             }
             errno::TIMEDOUT if !self.is_slow.swap(true, Ordering::Relaxed) => {
-                self.events.publish(&Event::Degraded("OSDs do not answer".into()));
+                self.events.publish(&Event::Degraded("OSDs do not respond".into()));
             }
             0.. => {
                 let was_slow =
@@ -355,7 +355,7 @@ impl Core {
     pub(crate) fn pool_is_gone(self: &Arc<Self>) -> Error {
         self.search_pool();
         Error::Retryable(
-            format!("the pool {:?} is gone; waiting for one of that name", self.config.pool).into(),
+            format!("the pool {:?} is gone; waiting for a pool with this name", self.config.pool).into(),
         )
     }
 

@@ -101,7 +101,11 @@ impl View {
 
 fn unreadable(name: &[u8]) -> Error {
     Error::Corrupt(
-        format!("the attribute {} of an object is not as this program writes it", name.escape_ascii()).into(),
+        format!(
+            "the attribute {} of an object has a value that this program never writes",
+            name.escape_ascii()
+        )
+        .into(),
     )
 }
 

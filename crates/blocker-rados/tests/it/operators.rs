@@ -43,7 +43,7 @@ fn what_is_wrong_with_a_key_is_said_in_one_line(cluster: &Cluster) {
     fails(&|config| config.keyring = Some("/nowhere".into()), "keyring /nowhere cannot be read");
     fails(&|config| config.user = "stranger".into(), "no keyring with a key of client.stranger");
     let others = cluster.file("client.admin.keyring");
-    fails(&|config| config.keyring = Some(others.clone()), "has no key of client.cached");
+    fails(&|config| config.keyring = Some(others.clone()), "has no key for client.cached");
     let keyring = cluster.file("wrong.keyring");
     let wrong = |text: &str, words: &str| {
         std::fs::write(&keyring, text).unwrap();
@@ -51,7 +51,7 @@ fn what_is_wrong_with_a_key_is_said_in_one_line(cluster: &Cluster) {
     };
     let stale = "[client.cached]\nkey = AQCrvAJrWmK0JxAASAofk405WFb6yoH9bUxEGA==\n";
     wrong(stale, "does not accept client.cached");
-    wrong("[client.cached]\nkey = gibberish\n", "no key of client.cached that can be read");
+    wrong("[client.cached]\nkey = gibberish\n", "no readable key for client.cached");
     let option = |key: &str| (key.to_owned(), "none".to_owned());
     let without = vec![option("auth_client_required"), option("auth_cluster_required")];
     fails(&|config| config.librados = without.clone(), "does not accept client.cached");

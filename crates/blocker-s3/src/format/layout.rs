@@ -303,7 +303,7 @@ pub(crate) fn check_prefix(prefix: &str) -> Result<()> {
     if prefix.is_empty() || prefix.len() <= PREFIX_BYTES_MAX && prefix.split('/').all(fine) {
         return Ok(());
     }
-    let text = "prefix takes at most 128 characters of A-Z a-z 0-9 . _ - and single slashes between";
+    let text = "prefix must have at most 128 characters of A-Z a-z 0-9 . _ - and single slashes in between";
     Err(Error::Invalid(text.into()))
 }
 

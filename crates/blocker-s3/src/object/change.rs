@@ -360,7 +360,7 @@ fn after(
         && head.domain_fence(domain).is_none()
         && !next.set_domain_fence(domain, scopes.domain)
     {
-        return Err(Error::Unsupported("an object takes changes of 64 order domains at most".into()));
+        return Err(Error::Unsupported("an object can have changes of at most 64 order domains".into()));
     }
     next.content = content;
     Ok(next)

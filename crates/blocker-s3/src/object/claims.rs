@@ -106,7 +106,7 @@ impl Core {
             Got::Missing => Ok((Record::default(), None)),
             Got::Found(bytes, Some(etag)) => {
                 let record = Record::decode(&bytes).ok_or_else(|| {
-                    Error::Corrupt(format!("{path} is no record as this program writes it").into())
+                    Error::Corrupt(format!("{path} is not a record that this program writes").into())
                 })?;
                 Ok((record, Some(etag)))
             }

@@ -79,7 +79,7 @@ impl Core {
             }
             Got::Found(bytes, etag) => {
                 let head = Head::decode(&bytes).ok_or_else(|| {
-                    Error::Corrupt(format!("{path} is no head as this program writes it").into())
+                    Error::Corrupt(format!("{path} is not a head that this program writes").into())
                 })?;
                 let etag = etag.ok_or_else(|| Error::Corrupt("the server names no ETag".into()))?;
                 let seen = Seen { head: Arc::new(head), etag: etag.into() };

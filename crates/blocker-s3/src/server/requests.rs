@@ -346,7 +346,7 @@ impl Requests {
             Err(Failure::Answer(object_store::Error::NotModified { .. })) => Ok(Got::Same),
             Err(Failure::Answer(object_store::Error::NotFound { .. })) => Ok(Got::Missing),
             Err(Failure::Answer(object_store::Error::NotSupported { .. })) => {
-                Err(Error::Corrupt(format!("{path} is no object that this program writes").into()))
+                Err(Error::Corrupt(format!("{path} is not an object that this program writes").into()))
             }
             Err(failure) => Err(self.error(path, failure)),
         }

@@ -240,8 +240,8 @@ impl<'a> Check<'a> {
             return Err(Error::Denied(text.into()));
         }
         if !has_objects && self.report.unread == 0 {
-            let what = "is missing, and every object with it";
-            self.found(&objects, FindingKind::Damage, what, "the next start makes an empty one");
+            let what = "is missing, and all objects with it";
+            self.found(&objects, FindingKind::Damage, what, "the next start creates an empty directory");
         }
         let ours: [&[u8]; 9] = [
             b"superblock",
@@ -256,18 +256,18 @@ impl<'a> Check<'a> {
         ];
         for (name, _) in entries.iter().filter(|(name, _)| !ours.contains(&name.as_slice())) {
             let path = self.root.join(OsStr::from_bytes(name));
-            self.found(&path, FindingKind::Note, "is not the store's", "left alone");
+            self.found(&path, FindingKind::Note, "does not belong to the store", "left as it is");
         }
         let tmp = self.root.join("tmp");
         for (name, kind) in self.entries(&tmp)? {
             let path = tmp.join(OsStr::from_bytes(&name));
             if kind == Kind::Dir {
-                let what = "is a directory, which the store does not make";
-                self.found(&path, FindingKind::Note, what, "left alone");
+                let what = "is a directory that the store has not created";
+                self.found(&path, FindingKind::Note, what, "left as it is");
                 continue;
             }
             self.repair(&path, |check| check.disk.unlink(&path))?;
-            self.found(&path, FindingKind::Note, "was left behind by a change that was cut off", "removed");
+            self.found(&path, FindingKind::Note, "was left by an interrupted change", "removed");
         }
         Ok(())
     }
@@ -296,8 +296,8 @@ impl<'a> Check<'a> {
                         self.object(&path, &ObjectId::new(namespace.clone(), Name::new(name)?))?;
                     }
                     (None, _) => {
-                        let what = "is not a name that the store gives";
-                        self.found(&path, FindingKind::Note, what, "left alone");
+                        let what = "is not a name that the store uses";
+                        self.found(&path, FindingKind::Note, what, "left as it is");
                     }
                 }
             }
@@ -332,11 +332,11 @@ impl<'a> Check<'a> {
                 return self.set_aside(path, FindingKind::Damage, "both copies of its header are damaged");
             }
             Found::Misplaced => {
-                return self.set_aside(path, FindingKind::Damage, "was made for another object");
+                return self.set_aside(path, FindingKind::Damage, "belongs to another object");
             }
             Found::Foreign(format) => {
-                let what = format!("has format {format}, where this program reads {FORMAT}");
-                self.found(path, FindingKind::Damage, what, "left alone");
+                let what = format!("has format {format}, but this program reads format {FORMAT}");
+                self.found(path, FindingKind::Damage, what, "left as it is");
                 return Ok(());
             }
         };
@@ -358,12 +358,13 @@ impl<'a> Check<'a> {
                 file.write_all(0, &again.encode(name_sum(id)).into())?;
                 file.sync_data()
             })?;
-            let remedy = format!("written again from the other; what it was is kept as {}", kept.display());
+            let remedy =
+                format!("written again from the other copy; the old content is kept as {}", kept.display());
             self.found(path, FindingKind::Damage, "one copy of its header is damaged", remedy);
         }
         if slot.lost {
-            let what = "has lost something in a sync that failed";
-            let remedy = "left alone; the store writes it anew when it is next used";
+            let what = "has lost data in a failed sync";
+            let remedy = "left as it is; the store rewrites the file at its next use";
             self.found(path, FindingKind::Note, what, remedy);
         }
         if slot.tombstone && len > HEADER_BYTES {
@@ -372,7 +373,7 @@ impl<'a> Check<'a> {
                 file.set_len(HEADER_BYTES)?;
                 file.sync_data()
             })?;
-            self.found(path, FindingKind::Note, "has bytes behind the memory of a deletion", "cut off");
+            self.found(path, FindingKind::Note, "has data behind a remembered deletion", "truncated");
         }
         Ok(())
     }
@@ -418,7 +419,7 @@ impl<'a> Check<'a> {
     fn set_aside(&mut self, path: &Path, kind: FindingKind, what: impl Into<String>) -> Result<()> {
         let target = self.aside(path.file_name().unwrap_or_default().as_bytes())?;
         self.repair(path, |check| check.move_aside(path, &target))?;
-        let remedy = format!("set aside as {}; the object is missing then", target.display());
+        let remedy = format!("set aside as {}; the object is then missing", target.display());
         self.found(path, kind, what, remedy);
         Ok(())
     }
@@ -452,7 +453,7 @@ impl<'a> Check<'a> {
             && first != second
         {
             let again = "written again".to_owned();
-            findings.push((copy_name(name), FindingKind::Note, "is behind by a change".to_owned(), again));
+            findings.push((copy_name(name), FindingKind::Note, "lacks the last change".to_owned(), again));
         }
         if let Some((what, remedy)) = outdated {
             findings.push((name.to_owned(), FindingKind::Damage, what, remedy));
@@ -474,7 +475,7 @@ impl<'a> Check<'a> {
         })?;
         for (name, kind, what, mut remedy) in findings {
             if let Some((_, target)) = kept.iter().find(|(kept, _)| *kept == name) {
-                remedy += &format!("; what it was is kept as {}", target.display());
+                remedy += &format!("; the old content is kept as {}", target.display());
             }
             self.found(&self.root.join(name), kind, what, remedy);
         }
@@ -499,15 +500,15 @@ impl<'a> Check<'a> {
             (&superblocks.first, &superblocks.second)
         {
             let path = self.root.join(copy_name(SUPERBLOCK));
-            let what = "is missing: the first start was cut off";
-            self.found(&path, FindingKind::Note, what, "the next start writes it");
+            let what = "is missing: the first start was interrupted";
+            self.found(&path, FindingKind::Note, what, "the next start writes the file");
             return Ok(());
         }
         let starts = self.starts;
         let known = superblocks.value().copied();
         let outdated = known.filter(|known| known.boot < starts).map(|known| {
             let what = format!(
-                "counts {} starts, but an object was changed in start {starts}: the file is of an earlier time",
+                "counts {} starts, but an object was changed in start {starts}: the file is outdated",
                 known.boot
             );
             (what, "the count of starts is raised".to_owned())

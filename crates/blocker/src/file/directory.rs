@@ -110,7 +110,8 @@ impl DirectoryLock {
             }
             // A network file system, for example.
             Err(Errno::BADF | Errno::OPNOTSUPP | Errno::NOLCK) => {
-                let text = format!("the file system of {} has no locks of directories", dir.display());
+                let text =
+                    format!("the file system of {} does not support locks on directories", dir.display());
                 Err(Error::Unsupported(text.into()))
             }
             Err(errno) => Err(failed(errno.into())),

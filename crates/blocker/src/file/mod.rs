@@ -154,7 +154,7 @@ impl FileStore {
     pub fn create(dir: impl AsRef<Path>) -> Result<()> {
         let dir = dir.as_ref();
         if ["superblock", "superblock.copy"].iter().any(|name| dir.join(name).symlink_metadata().is_ok()) {
-            return Err(Error::Denied(format!("there is a store in {} already", dir.display()).into()));
+            return Err(Error::Denied(format!("there is already a store in {}", dir.display()).into()));
         }
         let config = FileConfig { threads: 0, access: Access::Create, ..FileConfig::default() };
         Self::open_with(dir, config, Arc::new(SystemClock))?.close()
@@ -173,7 +173,7 @@ impl FileStore {
         if config.access == Access::Create {
             DirBuilder::new().recursive(true).create(dir).map_err(|error| match failed(&error) {
                 full @ Error::OutOfSpace(_) => full,
-                _ => Error::Denied(format!("{} cannot be made: {error}", dir.display()).into()),
+                _ => Error::Denied(format!("{} cannot be created: {error}", dir.display()).into()),
             })?;
         } else if std::fs::metadata(dir).is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound) {
             return Err(store::open::absent(dir));
@@ -248,12 +248,14 @@ fn check_direct(dir: &Path) -> Result<()> {
     let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::DIRECT;
     let opened = open_regular(&dir.join("superblock"), flags);
     opened.map(drop).map_err(|error| {
-        Error::Unsupported(format!("the file system of {} has no O_DIRECT: {error}", dir.display()).into())
+        Error::Unsupported(
+            format!("the file system of {} does not support O_DIRECT: {error}", dir.display()).into(),
+        )
     })
 }
 
 const LATE_READ: Late = || Error::DeadlinePassed;
-const LATE_CHANGE: Late = || Error::OutcomeUnknown("the deadline passed while it was being done".into());
+const LATE_CHANGE: Late = || Error::OutcomeUnknown("the deadline passed during the operation".into());
 const LATE_FLUSH: Late = || Error::NotStored("the deadline passed".into());
 
 impl fmt::Debug for FileStore {

@@ -163,7 +163,7 @@ pub(super) fn check_header(path: &Path, id: &ObjectId, header: &[u8]) -> Result<
         }
         slot::Found::Misplaced => {
             let text = format!(
-                "the file {} was made for another object; `cachectl fsck` sets it aside",
+                "the file {} belongs to another object; `cachectl fsck` sets the file aside",
                 path.display()
             );
             Err(Error::Corrupt(text.into()))
@@ -196,7 +196,7 @@ pub(super) fn size_mismatch(slot: &Slot, len: u64, version_floor: u64) -> Option
         slot.size_bytes.filter(|_| !slot.tombstone && !slot.lost && slot.version.0 >= version_floor)?;
     let size = len.checked_sub(data_at(slot.packed));
     (size != Some(stated))
-        .then(|| format!("has {} bytes of data where its header states {stated}", size.unwrap_or_default()))
+        .then(|| format!("has {} bytes of data, but its header states {stated}", size.unwrap_or_default()))
 }
 
 /// The error for an object whose path is not a regular file.

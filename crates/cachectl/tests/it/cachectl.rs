@@ -276,7 +276,7 @@ fn the_durability_that_was_reached_is_stated() {
     let output = probe.run(&["put", "--durability", "safe", "o", &input]);
     let error = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2));
-    assert!(error.contains("there are cached, journaled, replicated(NODES) or stored"), "{error}");
+    assert!(error.contains("expected cached, journaled, replicated(NODES) or stored"), "{error}");
 }
 
 #[test]

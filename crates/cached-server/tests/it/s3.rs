@@ -156,8 +156,8 @@ fn stored_data_survive_the_process() {
 fn a_wrong_configuration_stops_the_start_with_one_line() {
     let place = Place::new();
     for (keys, status, part) in [
-        ("", Some(78), "endpoint is without TLS; allow_http = true allows that"),
-        ("allow_http = true\nretries = 21", Some(78), "retries must be 20 at most"),
+        ("", Some(78), "endpoint does not use TLS; set allow_http = true to allow this"),
+        ("allow_http = true\nretries = 21", Some(78), "retries must be at most 20"),
         ("allow_http = true\ncolour = 1", Some(78), "colour: unknown field `colour`"),
         ("allow_http = true\nprofile = \"other\"", None, "has no profile [other]"),
     ] {

@@ -60,7 +60,7 @@ impl Store {
     ) -> Result<(Version, u64)> {
         if state.excess && !state.trim() {
             return Err(Error::Retryable(
-                "the object's file could not be cut after an earlier failure".into(),
+                "the object's file could not be truncated after an earlier failure".into(),
             ));
         }
         mend_header(object, state)?;

@@ -164,7 +164,7 @@ impl Store {
         }
         names.fill(id, found, is_whole);
         let found = names.page(namespace, from, prefix, count);
-        found.ok_or_else(|| Error::Retryable("the names to be listed changed too fast".into()))
+        found.ok_or_else(|| Error::Retryable("the listed names changed too fast".into()))
     }
 
     /// Calls `each` for every name encoded below `dir`.

@@ -54,7 +54,7 @@ impl Store {
         let boot = before.map_or(1, |before| before.boot.saturating_add(1));
         if boot >= 1 << (64 - BOOT_SHIFT) {
             return Err(Error::Unsupported(
-                "the store has been opened too often to give new versions".into(),
+                "the store has been opened so often that no new versions are left".into(),
             ));
         }
         let version_floor = match before {

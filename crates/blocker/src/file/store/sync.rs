@@ -42,7 +42,7 @@ impl Store {
         if !object.state.read().excess || object.state.write().trim() {
             return Ok(());
         }
-        let text = format!("{} could not be cut after a failed write", object.path.display());
+        let text = format!("{} could not be truncated after a failed write", object.path.display());
         Err(Error::NotStored(text.into()))
     }
 

@@ -335,7 +335,7 @@ pub(super) fn read_range(file: &dyn DiskFile, at: u64, len: u64) -> Result<Segme
     let bytes = file.read_at(at, len as usize);
     let bytes = bytes.map_err(|error| Error::from_read(&error, "reading an object"))?;
     if (bytes.len() as u64) < len {
-        return Err(Error::Corrupt("an object's file is shorter than it was".into()));
+        return Err(Error::Corrupt("an object's file has become shorter".into()));
     }
     Ok(payload(bytes))
 }
