@@ -52,7 +52,7 @@ fn what_is_missing_is_named_in_one_line(cluster: &Cluster) {
         config.connect_timeout = Duration::from_secs(1);
         config.librados = vec![option("mon_host", "127.0.0.1:1")];
     };
-    fails(&no_monitor, "retryable", "no monitor answers");
+    fails(&no_monitor, "retryable", "no monitor has responded");
     let no_key = move |config: &mut RadosConfig| {
         config.keyring = Some("/nowhere".into());
         config.librados =

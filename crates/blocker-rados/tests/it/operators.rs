@@ -41,7 +41,7 @@ fn what_is_wrong_with_a_key_is_said_in_one_line(cluster: &Cluster) {
         assert_eq!(text.lines().count(), 1, "{text}");
     };
     fails(&|config| config.keyring = Some("/nowhere".into()), "keyring /nowhere cannot be read");
-    fails(&|config| config.user = "stranger".into(), "no keyring with a key of client.stranger");
+    fails(&|config| config.user = "stranger".into(), "no keyring with a key for client.stranger");
     let others = cluster.file("client.admin.keyring");
     fails(&|config| config.keyring = Some(others.clone()), "has no key for client.cached");
     let keyring = cluster.file("wrong.keyring");
