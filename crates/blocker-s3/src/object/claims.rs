@@ -110,7 +110,7 @@ impl Core {
                 })?;
                 Ok((record, Some(etag)))
             }
-            Got::Found(_, None) | Got::Same => Err(Error::Corrupt("the server names no ETag".into())),
+            Got::Found(_, None) | Got::Same => Err(Error::Corrupt("the server returns no ETag".into())),
         }
     }
 

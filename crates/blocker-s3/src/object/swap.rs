@@ -81,7 +81,7 @@ impl Core {
                 let head = Head::decode(&bytes).ok_or_else(|| {
                     Error::Corrupt(format!("{path} is not a head that this program writes").into())
                 })?;
-                let etag = etag.ok_or_else(|| Error::Corrupt("the server names no ETag".into()))?;
+                let etag = etag.ok_or_else(|| Error::Corrupt("the server returns no ETag".into()))?;
                 let seen = Seen { head: Arc::new(head), etag: etag.into() };
                 self.heads.remember(object, seen.clone());
                 Ok(Some(seen))
@@ -124,7 +124,7 @@ impl Core {
                 Put::Done(Some(etag)) => return self.swapped(object, next, etag),
                 Put::Done(None) => {
                     self.heads.forget(object);
-                    return Swap::Failed(Error::Unsupported("the server names no ETag".into()));
+                    return Swap::Failed(Error::Unsupported("the server returns no ETag".into()));
                 }
                 // This can happen even at the first attempt, because a proxy may have sent the put
                 // twice.

@@ -173,7 +173,7 @@ fn a_server_that_does_not_keep_what_is_needed_is_refused_in_one_line() {
         (Quirk::IgnoresIfNoneMatch, "ignores If-None-Match: * in a put"),
         (Quirk::IgnoresIfMatch, "ignores If-Match in a put"),
         (Quirk::RefusesIfMatch, "refuses If-Match with the ETag that it has returned"),
-        (Quirk::NamesNoEtag, "names no ETag"),
+        (Quirk::NamesNoEtag, "returns no ETag"),
         (Quirk::IgnoresRanges, "sends more bytes than were asked for"),
         (Quirk::ListsNothing, "does not list an object that it has stored"),
     ] {
