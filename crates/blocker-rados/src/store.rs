@@ -1,5 +1,5 @@
-//! `impl Blocker` and `impl Control` for the store: each call is checked against its deadline and passed to
-//! the module that implements it.
+//! `impl Blocker` and `impl Control` for the store: each call is checked against its deadline and
+//! passed to the module that implements it.
 
 use std::sync::Arc;
 use std::time::Duration;

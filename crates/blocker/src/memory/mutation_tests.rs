@@ -11,10 +11,10 @@ use crate::conformance::{Options, Plain, run};
 use crate::executor::block_on;
 use crate::{
     Blocker, Call, Capabilities, Change, ChangeReply, ChangeRequest, ChangeTerms, ClaimReply, ClaimRequest,
-    Condition, Durability, Error, EventHub, FlushReply, FlushRequest, Info, InfoRequest, InvalidateReply,
-    InvalidateRequest, ListEntry, ListReply, ListRequest, OBJECT_BYTES_MAX_DEFAULT, ObjectId, ReadReply,
-    ReadRequest, Reply, Result, Run, RunContent, Segments, Stamp, Subscription, SystemClock, Version,
-    WriteRequest,
+    Condition, Durability, Error, Event, EventHub, FlushReply, FlushRequest, Info, InfoRequest,
+    InvalidateReply, InvalidateRequest, ListEntry, ListReply, ListRequest, OBJECT_BYTES_MAX_DEFAULT,
+    ObjectId, ReadReply, ReadRequest, Reply, Result, Run, RunContent, Segments, Stamp, Subscription,
+    SystemClock, Version, WriteRequest,
 };
 
 macro_rules! mutations {
@@ -444,6 +444,7 @@ impl Blocker for Mutant {
         request.call = self.call(request.call);
         let ClaimRequest { scope, epoch, writer, .. } = request.clone();
         if self.broken == ClaimIgnored {
+            self.memory.events.publish(&Event::Fenced(scope, epoch));
             return Reply::ok(ClaimReply::new(epoch));
         }
         match (self.broken, block_on(self.memory.claim(request))) {
