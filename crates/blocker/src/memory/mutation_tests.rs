@@ -173,16 +173,16 @@ impl Mutant {
         let make = |change: Change, terms: ChangeTerms| {
             block_on(self.memory.change(change.request(object.clone()).terms(terms).call(request.call)))
         };
-        let (first, second, rest) = match (self.broken, change) {
+        let (first, second) = match (self.broken, change) {
             (WriteTorn, Change::Write { offset, data }) if data.len_bytes() > 1 => {
                 let half = data.len_bytes() / 2;
                 let first = Change::Write { offset: *offset, data: data.slice(0..half) };
                 let data = data.slice(half..data.len_bytes());
-                (first, Change::Write { offset: offset + half as u64, data }, unchecked)
+                (first, Change::Write { offset: offset.saturating_add(half as u64), data })
             }
             (RunsTorn, Change::WriteRuns { runs }) if runs.len() > 1 => {
                 let of = |runs: &[Run]| Change::WriteRuns { runs: runs.to_vec() };
-                (of(&runs[..1]), of(&runs[1..]), ChangeTerms { stamp: None, ..unchecked })
+                (of(&runs[..1]), of(&runs[1..]))
             }
             (ConditionCheckedTooEarly, Change::Write { .. }) => {
                 let Condition::Version(version) = terms.condition else {
@@ -198,9 +198,11 @@ impl Mutant {
             }
             _ => return None,
         };
-        let _ = make(first, *terms);
+        if let Err(error) = make(first, *terms) {
+            return Some(Err(error));
+        }
         std::thread::yield_now();
-        Some(make(second, rest))
+        Some(make(second, ChangeTerms { stamp: None, ..unchecked }))
     }
 
     /// Waives the refusal of a change.
