@@ -69,13 +69,12 @@ impl RadosStore {
     ) -> Reply<T> {
         let progress = Progress::default();
         let work = work(Arc::clone(&self.core), progress.clone());
-        let Some(deadline) = call.deadline else { return Reply::pending(work) };
-        if self.core.clock.now() >= deadline {
-            return Reply::err(Error::DeadlinePassed);
+        if let Err(error) = call.check(&*self.core.clock) {
+            return Reply::err(error);
         }
         let (core, changed) = (Arc::clone(&self.core), changed.cloned());
         Reply::pending(async move {
-            if let Some(answer) = until(&*core.clock, Some(deadline), work).await {
+            if let Some(answer) = until(&*core.clock, call.deadline, work).await {
                 return answer;
             }
             if !progress.has_begun() {
@@ -131,10 +130,7 @@ impl Blocker for RadosStore {
 
     fn flush(&self, request: FlushRequest) -> Reply<FlushReply> {
         // Acknowledged changes are already stored.
-        match request.call.deadline {
-            Some(deadline) if self.core.clock.now() >= deadline => Reply::err(Error::DeadlinePassed),
-            _ => Reply::ok(FlushReply::new(Durability::Stored)),
-        }
+        request.call.check(&*self.core.clock).map(|()| FlushReply::new(Durability::Stored)).into()
     }
 
     fn claim(&self, request: ClaimRequest) -> Reply<ClaimReply> {

@@ -248,10 +248,7 @@ impl Blocker for S3Store {
 
     fn flush(&self, request: FlushRequest) -> Reply<FlushReply> {
         // Acknowledged changes are already stored.
-        match request.call.deadline {
-            Some(deadline) if self.core.clock.now() >= deadline => Reply::err(Error::DeadlinePassed),
-            _ => Reply::ok(FlushReply::new(Durability::Stored)),
-        }
+        request.call.check(&*self.core.clock).map(|()| FlushReply::new(Durability::Stored)).into()
     }
 
     fn claim(&self, request: ClaimRequest) -> Reply<ClaimReply> {

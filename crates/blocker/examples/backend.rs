@@ -20,7 +20,7 @@ impl Map {
     /// Makes one change in one critical section.
     fn make(&self, request: &ChangeRequest) -> Result<ChangeReply> {
         let ChangeRequest { object, change, terms, call, .. } = request;
-        check_call(*call)?;
+        call.check(&SystemClock)?;
         if terms.stamp.is_some() || terms.condition != Condition::None {
             return Err(Error::Unsupported("no stamps and no conditions here".into()));
         }
@@ -66,16 +66,9 @@ impl Map {
     }
 
     fn get<T>(&self, object: &ObjectId, call: Call, read: impl FnOnce(Version, &[u8]) -> T) -> Result<T> {
-        check_call(call)?;
+        call.check(&SystemClock)?;
         self.objects.lock().get(object).map(|(version, data)| read(*version, data)).ok_or(Error::Missing)
     }
-}
-
-fn check_call(call: Call) -> Result<()> {
-    if call.deadline.is_some_and(|deadline| SystemClock.now() >= deadline) {
-        return Err(Error::DeadlinePassed);
-    }
-    Ok(())
 }
 
 /// Returns the content, or none where there is no object, with `bytes` at `offset`: longer if that
@@ -124,7 +117,7 @@ impl Blocker for Map {
 
     fn list(&self, request: ListRequest) -> Reply<ListReply> {
         let ListRequest { namespace, prefix, after, entries_max, call, .. } = request;
-        if let Err(error) = check_call(call) {
+        if let Err(error) = call.check(&SystemClock) {
             return Reply::err(error);
         }
         let objects = self.objects.lock();
@@ -142,7 +135,7 @@ impl Blocker for Map {
     }
 
     fn flush(&self, request: FlushRequest) -> Reply<FlushReply> {
-        check_call(request.call).map(|()| FlushReply::new(Durability::Stored)).into()
+        request.call.check(&SystemClock).map(|()| FlushReply::new(Durability::Stored)).into()
     }
 
     fn claim(&self, _: ClaimRequest) -> Reply<ClaimReply> {
@@ -150,7 +143,7 @@ impl Blocker for Map {
     }
 
     fn invalidate(&self, request: InvalidateRequest) -> Reply<InvalidateReply> {
-        let checked = check_call(request.call);
+        let checked = request.call.check(&SystemClock);
         if checked.is_ok() {
             self.events.publish(&Event::Changed(request.scope));
         }

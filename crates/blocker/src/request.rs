@@ -10,8 +10,8 @@ use std::str::FromStr;
 use crate::name::split_path;
 use crate::trace::TraceContext;
 use crate::{
-    ChangeRequest, Durability, Epoch, Error, Name, Namespace, ObjectId, OrderDomain, Result, Timestamp,
-    Version, WriterId,
+    ChangeRequest, Clock, Durability, Epoch, Error, Name, Namespace, ObjectId, OrderDomain, Result,
+    Timestamp, Version, WriterId,
 };
 
 /// Hints about the caller's use of the data. A backend may ignore hints.
@@ -79,6 +79,17 @@ pub struct Call {
     pub priority: Priority,
     /// The trace that the call belongs to, if the call is traced.
     pub trace: Option<TraceContext>,
+}
+
+impl Call {
+    /// Checks that the deadline has not passed.
+    ///
+    /// # Errors
+    /// [`Error::DeadlinePassed`].
+    pub fn check(&self, clock: &dyn Clock) -> Result<()> {
+        let is_late = self.deadline.is_some_and(|deadline| clock.now() >= deadline);
+        if is_late { Err(Error::DeadlinePassed) } else { Ok(()) }
+    }
 }
 
 /// The condition under which a change, or a read, may happen.

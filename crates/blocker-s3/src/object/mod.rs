@@ -70,8 +70,8 @@ pub(crate) fn bounded<T: 'static>(
     work: impl Future<Output = Result<T>> + Send + 'static,
 ) -> Reply<T> {
     let deadline = call.deadline;
-    if deadline.is_some_and(|deadline| core.clock.now() >= deadline) {
-        return Reply::err(Error::DeadlinePassed);
+    if let Err(error) = call.check(&*core.clock) {
+        return Reply::err(error);
     }
     let (core, changed) = (Arc::clone(core), changed.cloned());
     Reply::pending(async move {

@@ -223,8 +223,12 @@ impl FileStore {
         self.store.close()
     }
 
-    fn is_late(&self, call: &Call) -> bool {
-        call.deadline.is_some_and(|deadline| self.clock.now() >= deadline)
+    /// Attempts an operation on this thread, unless the deadline has passed.
+    fn at_once<T>(&self, call: &Call, attempt: impl FnOnce(&Store) -> Option<Result<T>>) -> Option<Reply<T>> {
+        match call.check(&*self.clock) {
+            Ok(()) => attempt(&self.store).map(Reply::Ready),
+            Err(error) => Some(Reply::err(error)),
+        }
     }
 
     /// Runs `act` on this thread, or on a thread of the pool.
@@ -234,8 +238,8 @@ impl FileStore {
         late: Late,
         act: impl FnOnce(&Store) -> Result<T> + Send + 'static,
     ) -> Reply<T> {
-        if self.is_late(&call) {
-            return Reply::err(Error::DeadlinePassed);
+        if let Err(error) = call.check(&*self.clock) {
+            return Reply::err(error);
         }
         let Some(pool) = &self.pool else { return Reply::Ready(act(&self.store)) };
         let store = Arc::clone(&self.store);
@@ -274,36 +278,21 @@ impl Blocker for FileStore {
     }
 
     fn read(&self, request: ReadRequest) -> Reply<ReadReply> {
-        if self.is_late(&request.call) {
-            return Reply::err(Error::DeadlinePassed);
-        }
-        match self.store.read_at_once(&request) {
-            Some(answer) => Reply::Ready(answer),
-            None => self.run(request.call, LATE_READ, move |store| store.read(&request)),
-        }
+        self.at_once(&request.call, |store| store.read_at_once(&request))
+            .unwrap_or_else(|| self.run(request.call, LATE_READ, move |store| store.read(&request)))
     }
 
     fn change(&self, request: ChangeRequest) -> Reply<ChangeReply> {
         if let Err(error) = request.change.check_runs(|| self.capabilities()) {
             return Reply::err(error);
         }
-        if self.is_late(&request.call) {
-            return Reply::err(Error::DeadlinePassed);
-        }
-        match self.store.write_at_once(&request) {
-            Some(answer) => Reply::Ready(answer),
-            None => self.run(request.call, LATE_CHANGE, move |store| store.change(&request)),
-        }
+        self.at_once(&request.call, |store| store.write_at_once(&request))
+            .unwrap_or_else(|| self.run(request.call, LATE_CHANGE, move |store| store.change(&request)))
     }
 
     fn info(&self, request: InfoRequest) -> Reply<Info> {
-        if self.is_late(&request.call) {
-            return Reply::err(Error::DeadlinePassed);
-        }
-        match self.store.info_at_once(&request.object) {
-            Some(answer) => Reply::Ready(answer),
-            None => self.run(request.call, LATE_READ, move |store| store.info(&request.object)),
-        }
+        self.at_once(&request.call, |store| store.info_at_once(&request.object))
+            .unwrap_or_else(|| self.run(request.call, LATE_READ, move |store| store.info(&request.object)))
     }
 
     fn list(&self, request: ListRequest) -> Reply<ListReply> {

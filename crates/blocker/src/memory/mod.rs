@@ -18,10 +18,10 @@ use parking_lot::Mutex;
 #[cfg(feature = "faulty")]
 use crate::order::Stamp;
 use crate::{
-    Attachment, Blocker, Call, Capabilities, ChangeReply, ChangeRequest, ClaimReply, ClaimRequest, Clock,
-    Control, Durability, Error, Event, EventHub, FlushReply, FlushRequest, Info, InfoRequest,
-    InvalidateReply, InvalidateRequest, ListReply, ListRequest, Namespace, OBJECT_BYTES_MAX_DEFAULT,
-    ObjectId, Quota, ReadReply, ReadRequest, Reply, Result, Subscription, SystemClock, Version,
+    Attachment, Blocker, Capabilities, ChangeReply, ChangeRequest, ClaimReply, ClaimRequest, Clock, Control,
+    Durability, Error, Event, EventHub, FlushReply, FlushRequest, Info, InfoRequest, InvalidateReply,
+    InvalidateRequest, ListReply, ListRequest, Namespace, OBJECT_BYTES_MAX_DEFAULT, ObjectId, Quota,
+    ReadReply, ReadRequest, Reply, Subscription, SystemClock, Version,
 };
 
 use model::Model;
@@ -97,11 +97,6 @@ impl Memory {
     pub(crate) fn fresh_version(&self) -> Version {
         self.model.lock().fresh_version()
     }
-
-    fn check_call(&self, call: &Call) -> Result<()> {
-        let is_late = call.deadline.is_some_and(|deadline| self.clock.now() >= deadline);
-        if is_late { Err(Error::DeadlinePassed) } else { Ok(()) }
-    }
 }
 
 impl fmt::Debug for Memory {
@@ -118,12 +113,12 @@ impl Blocker for Memory {
     fn read(&self, request: ReadRequest) -> Reply<ReadReply> {
         let ReadRequest { object, offset, len_bytes, condition, call } = request;
         let read = |()| self.model.lock().read(&object, offset, len_bytes, condition);
-        self.check_call(&call).and_then(read).into()
+        call.check(&*self.clock).and_then(read).into()
     }
 
     fn change(&self, request: ChangeRequest) -> Reply<ChangeReply> {
         let ChangeRequest { object, change, terms, call, .. } = &request;
-        let done = self.check_call(call).and_then(|()| self.model.lock().change(object, change, terms));
+        let done = call.check(&*self.clock).and_then(|()| self.model.lock().change(object, change, terms));
         if matches!(done, Err(Error::OutOfSpace(_))) {
             self.events.publish(&Event::Full);
         }
@@ -131,23 +126,23 @@ impl Blocker for Memory {
     }
 
     fn info(&self, request: InfoRequest) -> Reply<Info> {
-        self.check_call(&request.call).and_then(|()| self.model.lock().info(&request.object)).into()
+        request.call.check(&*self.clock).and_then(|()| self.model.lock().info(&request.object)).into()
     }
 
     fn list(&self, request: ListRequest) -> Reply<ListReply> {
         let entries_max = request.entries_max.clamp(1, self.capabilities().list_entries_max) as usize;
-        let listed = self.check_call(&request.call);
+        let listed = request.call.check(&*self.clock);
         listed.map(|()| self.model.lock().list(&request, entries_max)).into()
     }
 
     fn flush(&self, request: FlushRequest) -> Reply<FlushReply> {
         // The memory is the store, so everything is already stored.
-        self.check_call(&request.call).map(|()| FlushReply::new(Durability::Stored)).into()
+        request.call.check(&*self.clock).map(|()| FlushReply::new(Durability::Stored)).into()
     }
 
     fn claim(&self, request: ClaimRequest) -> Reply<ClaimReply> {
         let ClaimRequest { scope, epoch, writer, call } = request;
-        let claimed = self.check_call(&call).and_then(|()| self.model.lock().claim(&scope, epoch, writer));
+        let claimed = call.check(&*self.clock).and_then(|()| self.model.lock().claim(&scope, epoch, writer));
         if claimed == Ok(true) {
             self.events.publish(&Event::Fenced(scope, epoch));
         }
@@ -155,7 +150,7 @@ impl Blocker for Memory {
     }
 
     fn invalidate(&self, request: InvalidateRequest) -> Reply<InvalidateReply> {
-        let checked = self.check_call(&request.call);
+        let checked = request.call.check(&*self.clock);
         if checked.is_ok() {
             self.events.publish(&Event::Changed(request.scope));
         }
