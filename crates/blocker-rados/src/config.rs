@@ -188,6 +188,7 @@ impl RadosConfig {
         fn number<T: FromStr>(key: &str, value: &str) -> std::result::Result<T, String> {
             value.parse().map_err(|_| format!("{key}={value}: expected a whole number"))
         }
+        let flag = || value.parse().map_err(|_| format!("{key}={value}: expected true or false"));
         let seconds = |key, value| number::<u32>(key, value).map(|n| Duration::from_secs(n.into()));
         match key {
             "conf" => self.conf_file = Some(value.into()),
@@ -201,9 +202,7 @@ impl RadosConfig {
             "ops_in_flight_max" => self.ops_in_flight_max = number(key, value)?,
             "bytes_in_flight_max" => self.bytes_in_flight_max = number(key, value)?,
             "heads_remembered_max" => self.heads_remembered_max = number(key, value)?,
-            "watch" => {
-                self.watch = value.parse().map_err(|_| format!("watch={value}: expected true or false"))?
-            }
+            "watch" => self.watch = flag()?,
             _ => match key.strip_prefix("librados.") {
                 Some(name) => self.librados.push((name.to_owned(), value.to_owned())),
                 None => {
