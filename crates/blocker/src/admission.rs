@@ -41,8 +41,8 @@ impl Head {
 /// `claimed` is in force.
 ///
 /// # Errors
-/// In this order: [`Error::Fenced`], [`Error::Invalid`] (see [`EPOCH_STEP_MAX`]), [`Error::Superseded`], then
-/// those of [`check_condition`].
+/// In this order: [`Error::Fenced`], [`Error::Invalid`] (see [`EPOCH_STEP_MAX`]),
+/// [`Error::Superseded`], then those of [`check_condition`].
 pub fn admit(head: Head, claimed: Epoch, terms: &ChangeTerms) -> Result<()> {
     let carried = head.stamp.map_or(Epoch(0), |stamp| stamp.epoch);
     let in_force = claimed.max(carried);

@@ -125,8 +125,8 @@ pub trait Blocker: Send + Sync {
     /// reached.
     ///
     /// # Errors
-    /// `NotStored`: the data are still dirty and readable. [`Error::WritesLost`](crate::Error::WritesLost), `DeadlinePassed`,
-    /// `Retryable`.
+    /// `NotStored`: the data are still dirty and readable.
+    /// [`Error::WritesLost`](crate::Error::WritesLost), `DeadlinePassed`, `Retryable`.
     fn flush(&self, request: FlushRequest) -> Reply<FlushReply>;
 
     /// Takes over a scope with an epoch. With epoch 0 ([`ClaimRequest::ask`]) it changes nothing,
@@ -147,8 +147,8 @@ pub trait Blocker: Send + Sync {
     /// `DeadlinePassed`, `Retryable`.
     fn invalidate(&self, request: InvalidateRequest) -> Reply<InvalidateReply>;
 
-    /// Subscribes to the events of this blocker and of those below it, from now on. A claim or invalidation
-    /// through this handle is an event as well.
+    /// Subscribes to the events of this blocker and of those below it, from now on. A claim or
+    /// invalidation through this handle is an event as well.
     fn subscribe(&self) -> Subscription;
 
     /// Returns the control plane: policies, quotas, metrics, losses. A layer returns either the

@@ -48,7 +48,8 @@ pub struct Capabilities {
     /// Whether stamps and claims are checked; otherwise a request with a stamp, and a claim, is
     /// `Unsupported`.
     pub fencing: bool,
-    /// Whether a stamped delete is remembered, so that a late change with an older stamp is refused.
+    /// Whether a stamped delete is remembered, so that a late change with an older stamp is
+    /// refused.
     pub tombstones: bool,
     /// Whether flushes order the generations of a domain across a crash.
     pub order_domains: bool,

@@ -47,8 +47,8 @@ pub enum Event {
     Degraded(Reason),
     /// The store has space again, or works normally again.
     Recovered,
-    /// Events were lost because the subscriber was too slow or a connection broke: treat everything as
-    /// changed.
+    /// Events were lost because the subscriber was too slow or a connection broke: treat everything
+    /// as changed.
     Missed,
 }
 
@@ -136,8 +136,8 @@ impl Subscription {
         self.queue.lock().events.pop_front()
     }
 
-    /// Waits for the next event. Returns `None` once the blocker has been dropped and all events have been
-    /// received.
+    /// Waits for the next event. Returns `None` once the blocker has been dropped and all events
+    /// have been received.
     ///
     /// # Cancel safety
     /// Dropping the future loses no event.

@@ -1,5 +1,5 @@
-//! A minimal executor: poll, park the thread, poll again. For tests, tools and the conformance suite, which
-//! run without a runtime.
+//! A minimal executor: poll, park the thread, poll again. For tests, tools and the conformance
+//! suite, which run without a runtime.
 //!
 //! ```
 //! let reply = blocker::Reply::ok(7);
@@ -50,7 +50,8 @@ pub fn block_on<F: IntoFuture>(future: F) -> F::Output {
     })
 }
 
-/// Runs `future` on this thread for at most `timeout`, then drops it. Returns its output, if it completed.
+/// Runs `future` on this thread for at most `timeout`, then drops it. Returns its output, if it
+/// completed.
 pub fn block_on_for<F: IntoFuture>(future: F, timeout: Duration) -> Option<F::Output> {
     let give_up = Instant::now() + timeout;
     let mut future = pin!(future.into_future());
@@ -65,8 +66,8 @@ pub fn block_on_for<F: IntoFuture>(future: F, timeout: Duration) -> Option<F::Ou
     }
 }
 
-/// Polls `future` at most `polls` times, parking for at most `timeout` in between, then drops it. Returns its
-/// output, if it completed.
+/// Polls `future` at most `polls` times, parking for at most `timeout` in between, then drops it.
+/// Returns its output, if it completed.
 pub fn poll_times<F: IntoFuture>(future: F, polls: usize, timeout: Duration) -> Option<F::Output> {
     let mut future = pin!(future.into_future());
     let waker = thread_waker();

@@ -110,8 +110,8 @@ pub trait BlockerExt: Blocker {
         async move { Ok(read.await?.to_bytes()) }
     }
 
-    /// Makes `data` the whole content of an object, with the strongest durability that one request can ask
-    /// for: usually it is stored when this returns.
+    /// Makes `data` the whole content of an object, with the strongest durability that one request
+    /// can ask for: usually it is stored when this returns.
     ///
     /// # Errors
     /// `TooLarge` if `data` is longer than one request can carry; those of [`Blocker::change`].
@@ -152,8 +152,8 @@ pub trait BlockerExt: Blocker {
         async move { is_found(info.await) }
     }
 
-    /// Returns a stream of the namespace's objects whose names begin with `prefix` (all for an empty one), in
-    /// bytewise order. It ends after the first error.
+    /// Returns a stream of the namespace's objects whose names begin with `prefix` (all for an
+    /// empty one), in bytewise order. It ends after the first error.
     ///
     /// ```
     /// use blocker::executor::block_on;

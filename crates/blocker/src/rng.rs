@@ -1,4 +1,5 @@
-//! SplitMix64: a small seeded generator, so that every random choice can be replayed from one number.
+//! SplitMix64: a small seeded generator, so that every random choice can be replayed from one
+//! number.
 
 /// A seeded generator, which must not be used for secrets.
 #[derive(Clone, Debug)]

@@ -324,7 +324,8 @@ impl Segments {
         all
     }
 
-    /// Returns the first index at which these bytes differ from `other`. A missing byte differs from any.
+    /// Returns the first index at which these bytes differ from `other`. A missing byte differs
+    /// from any.
     #[must_use]
     pub fn first_difference(&self, other: &[u8]) -> Option<usize> {
         let mut at = 0;

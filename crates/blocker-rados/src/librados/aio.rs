@@ -69,17 +69,18 @@ struct State {
     waker: Option<Waker>,
 }
 
-// SAFETY: `landing` is written by librados until the completion, and read by the one waiting call after the
-// outcome was published under `state`'s lock; everything else is Sync by itself.
+// SAFETY: `landing` is written by librados until the completion, and read by the one waiting call
+// after the outcome was published under `state`'s lock; everything else is Sync by itself.
 unsafe impl Sync for Flight {}
-// SAFETY: nothing in it is bound to a thread; the raw iterator handle is used by one thread at a time.
+// SAFETY: nothing in a landing is bound to a thread; the raw iterator handle is used by one thread
+// at a time.
 unsafe impl Send for Flight {}
 
 impl Drop for Flight {
     fn drop(&mut self) {
         if let Some(iterator) = self.landing.get_mut().iterator {
-            // SAFETY: librados made it for this read and it has not been ended; `attributes` nulls what it
-            // ends.
+            // SAFETY: librados created the iterator for this read, and it has not been ended;
+            // `attributes` sets an ended iterator to null.
             unsafe { (self.ioctx.api().getxattrs_end)(iterator.as_ptr()) };
         }
     }
@@ -153,8 +154,8 @@ impl Limits {
         begun();
         let flight = self.flight(ioctx, Landing::default(), permits, on_timeout);
         flight.start(|api, completion| {
-            // SAFETY: all handles are live; the name is copied; a null time means now. librados takes the
-            // steps over, so that the operation may be released right after.
+            // SAFETY: all handles are live; the name is copied; a null time means now. librados
+            // takes the steps over, so that the operation may be released right after.
             unsafe {
                 (api.aio_write_op_operate)(
                     op.raw,
@@ -235,7 +236,8 @@ impl Flight {
         let api = self.ioctx.api();
         let mut completion = std::ptr::null_mut();
         let counted = Arc::into_raw(Arc::clone(self));
-        // SAFETY: `completed` takes exactly this argument, and is called once if the operation begins.
+        // SAFETY: `completed` takes exactly this argument, and is called once if the operation
+        // begins.
         let made = unsafe {
             (api.aio_create_completion2)(counted.cast_mut().cast::<c_void>(), completed, &mut completion)
         };
@@ -243,7 +245,8 @@ impl Flight {
         self.stats.begun.increment();
         let code = begin(api, completion);
         if code < 0 {
-            // SAFETY: it did not begin, so the callback never comes: its count and the completion are ours.
+            // SAFETY: the operation has not begun, so the callback never runs: its reference and
+            // the completion belong to this function.
             unsafe {
                 (api.aio_release)(completion);
                 drop(Arc::from_raw(counted));
@@ -273,9 +276,9 @@ impl Flight {
         let api = ioctx.api();
         let landing = self.landing.get();
         let flags = if op.ordered { ORDER_READS_WRITES } else { 0 };
-        // SAFETY: the steps' places lie in the landing, which librados's count of the flight keeps alive at
-        // its address until the operation has ended; no other thread reads it until then. The buffer has room
-        // for what is asked. Names and values are copied.
+        // SAFETY: the steps' places lie in the landing, which librados's count of the flight keeps
+        // alive at its address until the operation has ended; no other thread reads it until then.
+        // The buffer has room for what is asked. Names and values are copied.
         unsafe {
             let raw = (api.create_read_op)();
             assert!(!raw.is_null(), "librados has no memory left");
@@ -324,14 +327,14 @@ impl Flight {
         if outcome.code < 0 {
             return Found::default();
         }
-        // SAFETY: the operation has ended, so librados is done with the landing; the only other one that
-        // looks at it is `drop`.
+        // SAFETY: the operation has ended, so librados no longer uses the landing; otherwise only
+        // `drop` accesses it.
         let landing = unsafe { &mut *self.landing.get() };
         let mut data = std::mem::take(&mut landing.buffer);
         if op.range.1 > 0 && landing.read_code >= 0 {
             let len = landing.read_bytes.min(data.capacity());
-            // SAFETY: librados has written this number of bytes, from the buffer's start, within its
-            // capacity.
+            // SAFETY: librados has written this number of bytes, from the buffer's start, within
+            // its capacity.
             unsafe { data.set_len(len) };
         }
         let attributes = if op.attributes { self.attributes(landing) } else { Vec::new() };
@@ -355,7 +358,8 @@ impl Flight {
             let value = if value.is_null() || len == 0 {
                 Vec::new()
             } else {
-                // SAFETY: librados gives this number of bytes, which live until the iterator is ended.
+                // SAFETY: librados gives this number of bytes, which live until the iterator is
+                // ended.
                 unsafe { std::slice::from_raw_parts(value.cast::<u8>(), len) }.to_vec()
             };
             all.push((name, value));
@@ -441,8 +445,8 @@ impl WriteOp {
 
     /// Fails with `MISMATCH` minus the offset of the first differing byte.
     pub(crate) fn compare_bytes(mut self, offset: u64, expected: &[u8]) -> Self {
-        // SAFETY: the operation is ours; the bytes live during the call and are copied. The step's own
-        // result is not asked for: it is the operation's.
+        // SAFETY: the operation is ours; the bytes live during the call and are copied. The step's
+        // own result is not asked for: it is the operation's.
         unsafe {
             (self.api.write_op_cmpext)(
                 self.raw,
@@ -511,7 +515,8 @@ impl WriteOp {
 
 impl Drop for WriteOp {
     fn drop(&mut self) {
-        // SAFETY: created by `new`, released once. librados has taken the steps over when it was begun.
+        // SAFETY: created by `new`, released once. librados took over the steps when the operation
+        // began.
         unsafe { (self.api.release_write_op)(self.raw) };
     }
 }

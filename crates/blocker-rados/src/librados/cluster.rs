@@ -20,8 +20,9 @@ use crate::config::RadosConfig;
 /// A handle of librados that may be used and moved between threads.
 struct Shared(Handle);
 
-// SAFETY: librados's cluster and io handles may be used from any thread, by several at once (librados.h,
-// "thread safety"); the one exception, changing an io handle's settings, happens before it is shared.
+// SAFETY: librados's cluster and io handles may be used from any thread, by several at once
+// (librados.h, "thread safety"); the one exception, changing an io handle's settings, happens
+// before it is shared.
 unsafe impl Send for Shared {}
 // SAFETY: as above.
 unsafe impl Sync for Shared {}
@@ -71,7 +72,8 @@ extern "C" fn wait_for_closing() {
 fn wait_at_exit() {
     static REGISTERED: Once = Once::new();
     REGISTERED.call_once(|| {
-        // SAFETY: the handler may run at any time. If there is no room for it, the end is as without it.
+        // SAFETY: the handler may run at any time. If it cannot be registered, the process ends as
+        // it would without the handler.
         let _ = unsafe { libc::atexit(wait_for_closing) };
     });
 }
@@ -91,7 +93,8 @@ impl Cluster {
         wait_at_exit();
         let user = c_string("user", &format!("client.{}", config.user))?;
         let mut handle = std::ptr::null_mut();
-        // SAFETY: both strings end in NUL and live during the call; `handle` is written before it is read.
+        // SAFETY: both strings end in NUL and live during the call; `handle` is written before it
+        // is read.
         let made = unsafe { (api.create2)(&mut handle, c"ceph".as_ptr(), user.as_ptr(), 0) };
         if made < 0 {
             return Err(Error::Denied(format!("librados cannot create a client: {}", describe(made)).into()));
@@ -110,7 +113,8 @@ impl Cluster {
         let file =
             config.conf_file.as_ref().map(|path| c_string("conf", &path.to_string_lossy())).transpose()?;
         let path = file.as_ref().map_or(std::ptr::null(), |file| file.as_ptr());
-        // SAFETY: the path is null (the usual places are tried) or ends in NUL and lives during the call.
+        // SAFETY: the path is null (the usual places are tried) or ends in NUL and lives during the
+        // call.
         let read = unsafe { (self.api.conf_read_file)(self.handle.0, path) };
         if read < 0 {
             let which =
@@ -189,7 +193,8 @@ impl Cluster {
     /// Frees the handles that were set aside.
     fn bury(&self) {
         for handle in std::mem::take(&mut *self.retired.lock()) {
-            // SAFETY: it was put aside by the drop of its only owner, and taken out of the list by us alone.
+            // SAFETY: the drop of its only owner set the handle aside, and only this thread has
+            // taken it out of the list.
             unsafe { (self.api.ioctx_destroy)(handle.0) };
         }
     }
@@ -215,8 +220,8 @@ impl Drop for Cluster {
                 // SAFETY: as in `bury`.
                 unsafe { (api.ioctx_destroy)(each.0) };
             }
-            // SAFETY: every operation holds a count of the cluster, so none is under way and no thread has
-            // the handle any more.
+            // SAFETY: every operation holds a reference to the cluster, so no operation is in
+            // flight and no thread has the handle any more.
             unsafe { (api.shutdown)(handle.0) };
             *closed.done.lock() = true;
             closed.changed.notify_all();
@@ -340,7 +345,8 @@ pub(crate) fn each_name(
             if start.is_null() || len == 0 {
                 &[][..]
             } else {
-                // SAFETY: librados gives this number of bytes, which live until the next call with this list.
+                // SAFETY: librados gives this number of bytes, which live until the next call with
+                // this list.
                 unsafe { std::slice::from_raw_parts(start.cast::<u8>(), len) }
             }
         };

@@ -64,8 +64,8 @@ macro_rules! functions {
                 let library = unsafe { Library::new(LIBRARY) }.map_err(missing)?;
                 Ok(Self {
                     $($name: {
-                        // SAFETY: the type is the function's C signature (librados.h); the pointer is kept
-                        // beside the library, and goes with it.
+                        // SAFETY: the type is the function's C signature (librados.h); the pointer
+                        // is kept beside the library, and goes with it.
                         *unsafe { library.get::<unsafe extern "C" fn($($arg),*) $(-> $result)?>(
                             concat!("rados_", stringify!($name), "\0").as_bytes(),
                         ) }

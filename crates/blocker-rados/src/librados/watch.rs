@@ -95,8 +95,8 @@ impl Watch {
     /// Ends the watch. Blocks until the last callback has returned; must not be called from one.
     pub(crate) fn end(&self) {
         let Some(Registered { ioctx, cookie, listener }) = self.registered.lock().take() else { return };
-        // SAFETY: the watch was begun with this cookie and is ended once. The flush waits for callbacks that
-        // are running, so that the listener can go.
+        // SAFETY: the watch was begun with this cookie and is ended once. The flush waits for
+        // callbacks that are running, so that the listener can go.
         unsafe {
             (ioctx.api().unwatch2)(ioctx.raw(), cookie);
             (ioctx.api().watch_flush)(ioctx.cluster.raw());

@@ -14,7 +14,8 @@
 //!     object), or the mark of another introduction is read;
 //!  2. then the epochs of its scopes are read;
 //!  3. then the change itself sets the fence to the highest of them (and of its own epoch), on the
-//!     condition that the mark is still that of step 1. It is sent only if its own epoch is not below that fence.
+//!     condition that the mark is still that of step 1. It is sent only if its own epoch is not
+//!     below that fence.
 //!
 //! **Rule 2.** A claim of epoch e first raises the scope's own epoch (at time R), then lists every
 //! object in the scope, ghosts included, and for each: a fence below e is raised to e; if there is

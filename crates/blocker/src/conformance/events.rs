@@ -1,4 +1,5 @@
-//! Deadlines, events and flushes: deadlines are kept, subscribers are notified, every scope can be flushed.
+//! Deadlines, events and flushes: deadlines are kept, subscribers are notified, every scope can be
+//! flushed.
 
 use std::time::Duration;
 

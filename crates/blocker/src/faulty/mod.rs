@@ -201,8 +201,8 @@ impl Shared {
         }
     }
 
-    /// Waits for `delay` and the end of a stall, at most until the call's deadline. Returns `None` at
-    /// the deadline.
+    /// Waits for `delay` and the end of a stall, at most until the call's deadline. Returns `None`
+    /// at the deadline.
     async fn delay(&self, call: Call, delay: Option<Duration>) -> Option<()> {
         let wait = async {
             if let Some(delay) = delay {

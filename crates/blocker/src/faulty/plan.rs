@@ -22,7 +22,8 @@ pub struct FaultPlan {
     pub unknown_permille: u32,
     /// The number of flushes in 1 000 that fail with `NotStored`.
     pub not_stored_permille: u32,
-    /// Changes stay in a volatile cache until they are flushed; a crash loses, tears and reorders them.
+    /// Changes stay in a volatile cache until they are flushed; a crash loses, tears and reorders
+    /// them.
     pub volatile: bool,
     /// A flush answers *stored* without storing, like a broken disk that crash tests must detect.
     pub flush_lies: bool,
