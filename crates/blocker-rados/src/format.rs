@@ -276,17 +276,12 @@ fn escape(bytes: &[u8], slash: bool) -> String {
 
 /// Returns the bytes for which [`escape`] returns exactly this text, if there are any.
 fn unescape(text: &[u8], slash: bool) -> Option<Vec<u8>> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text;
-    while let [first, tail @ ..] = rest {
-        if *first == b'%' {
-            let digits = std::str::from_utf8(tail.get(..2)?).ok()?;
-            bytes.push(u8::from_str_radix(digits, 16).ok()?);
-            rest = &tail[2..];
-        } else {
-            bytes.push(*first);
-            rest = tail;
-        }
+    let mut parts = text.split(|byte| *byte == b'%');
+    let mut bytes = parts.next()?.to_vec();
+    for part in parts {
+        let (digits, rest) = part.split_at_checked(2)?;
+        bytes.push(u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?);
+        bytes.extend_from_slice(rest);
     }
     (escape(&bytes, slash).as_bytes() == text).then_some(bytes)
 }

@@ -86,18 +86,12 @@ pub(super) fn entry(
 
 /// Returns the name with this escaped form, or `None` if there is none.
 pub(super) fn decode(escaped: &str) -> Option<Vec<u8>> {
-    let mut name = Vec::with_capacity(escaped.len());
-    let mut rest = escaped.as_bytes();
-    while let [byte, after @ ..] = rest {
-        rest = after;
-        if *byte != b'%' {
-            name.push(*byte);
-            continue;
-        }
-        let [high, low, after @ ..] = rest else { return None };
-        let digit = |byte: u8| char::from(byte).to_digit(16);
-        name.push(u8::try_from(digit(*high)? * 16 + digit(*low)?).ok()?);
-        rest = after;
+    let mut parts = escaped.split('%');
+    let mut name = parts.next()?.as_bytes().to_vec();
+    for part in parts {
+        let (digits, rest) = part.split_at_checked(2)?;
+        name.push(u8::from_str_radix(digits, 16).ok()?);
+        name.extend_from_slice(rest.as_bytes());
     }
     // Only the canonical form is accepted, so that no two paths stand for the same name.
     ((1..=255).contains(&name.len()) && escape(&name) == escaped).then_some(name)
