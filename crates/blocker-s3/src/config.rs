@@ -106,35 +106,27 @@ impl Default for S3Config {
 }
 
 impl S3Config {
-    /// The keys of the text form, each with its name, value and meaning.
-    pub const KEYS: &[(&str, &str, &str)] = &[
-        ("endpoint", "URL", "the server; AWS without it"),
-        ("region", "NAME", "the region; AWS_REGION or us-east-1 without it"),
-        ("prefix", "TEXT", "the prefix of all keys"),
-        ("virtual_host", "true|false", "the bucket is in the host name, not in the path"),
-        ("allow_http", "true|false", "allow connections to the endpoint without TLS"),
-        ("anonymous", "true|false", "requests are sent without a signature"),
-        (
-            "credentials_file",
-            "FILE",
-            "the file with the credentials, as ~/.aws/credentials; default: the environment",
-        ),
-        ("profile", "NAME", "the profile in the credentials file"),
-        ("ca_file", "FILE", "a PEM file with additional certificate authorities"),
-        ("object_bytes_max", "BYTES", "the maximum size of an object"),
-        ("connect_timeout_secs", "SECONDS", "the maximum time to wait for a connection"),
-        ("request_timeout_secs", "SECONDS", "the time without a response after which an attempt fails"),
-        ("retries", "COUNT", "the maximum number of retries of an idempotent request"),
-        (
-            "call_timeout_secs",
-            "SECONDS",
-            "the maximum time of a call, including all its requests and their retries",
-        ),
-        ("requests_in_flight_max", "COUNT", "the maximum number of concurrent requests"),
-        ("bytes_in_flight_max", "BYTES", "the maximum payload of concurrent operations"),
-        ("sweep_interval_secs", "SECONDS", "the time between two sweeps; 0: never"),
-        ("sweep_age_secs", "SECONDS", "the minimum age of leftover objects before a sweep removes them"),
-        ("heads_bytes_max", "BYTES", "the memory for object heads that are remembered between changes"),
+    /// The keys of the text form.
+    pub const KEYS: &[&str] = &[
+        "endpoint",
+        "region",
+        "prefix",
+        "virtual_host",
+        "allow_http",
+        "anonymous",
+        "credentials_file",
+        "profile",
+        "ca_file",
+        "object_bytes_max",
+        "connect_timeout_secs",
+        "request_timeout_secs",
+        "retries",
+        "call_timeout_secs",
+        "requests_in_flight_max",
+        "bytes_in_flight_max",
+        "sweep_interval_secs",
+        "sweep_age_secs",
+        "heads_bytes_max",
     ];
 
     /// Returns a configuration for `bucket` with default values.
@@ -278,8 +270,10 @@ impl S3Config {
             "sweep_age_secs" => self.sweep_age = seconds()?,
             "heads_bytes_max" => self.heads_bytes_max = number(key, value)?,
             _ => {
-                let keys: Vec<_> = Self::KEYS.iter().map(|(key, ..)| *key).collect();
-                return Err(format!("{key:?} is not a key of a store on S3; expected {}", keys.join(", ")));
+                return Err(format!(
+                    "{key:?} is not a key of a store on S3; expected {}",
+                    Self::KEYS.join(", ")
+                ));
             }
         }
         Ok(())
@@ -297,7 +291,7 @@ mod tests {
         let config: S3Config = text.parse().unwrap();
         assert_eq!((config.bucket.as_str(), config.prefix.as_str(), config.retries), ("disks", "a/b", 5));
         assert!(config.virtual_host && config.allow_http);
-        for (key, ..) in S3Config::KEYS {
+        for key in S3Config::KEYS {
             let error = format!("disks,{key}=\u{7f}").parse::<S3Config>().err().unwrap_or_default();
             assert!(!error.contains("is not a key"), "{error}");
         }

@@ -166,7 +166,7 @@ mod tests {
         let table = toml::Table::try_from(&table).unwrap();
         for (key, value) in default.unwrap() {
             assert!(table[&key] != value || key == "anonymous", "{key} is as without the line");
-            let is_named = S3Config::KEYS.iter().any(|(name, ..)| *name == key) || key == "bucket";
+            let is_named = S3Config::KEYS.contains(&key.as_str()) || key == "bucket";
             assert!(is_named, "{key} is none of the line's");
         }
     }
