@@ -189,7 +189,7 @@ impl RadosConfig {
             value.parse().map_err(|_| format!("{key}={value}: expected a whole number"))
         }
         let flag = || value.parse().map_err(|_| format!("{key}={value}: expected true or false"));
-        let seconds = |key, value| number::<u32>(key, value).map(|n| Duration::from_secs(n.into()));
+        let seconds = || number::<u32>(key, value).map(|n| Duration::from_secs(n.into()));
         match key {
             "conf" => self.conf_file = Some(value.into()),
             "user" | "id" => value.clone_into(&mut self.user),
@@ -197,21 +197,18 @@ impl RadosConfig {
             "root" => value.clone_into(&mut self.root),
             "prefix" => value.clone_into(&mut self.prefix),
             "object_bytes_max" => self.object_bytes_max = number(key, value)?,
-            "connect_timeout_secs" => self.connect_timeout = seconds(key, value)?,
-            "op_timeout_secs" => self.op_timeout = seconds(key, value)?,
+            "connect_timeout_secs" => self.connect_timeout = seconds()?,
+            "op_timeout_secs" => self.op_timeout = seconds()?,
             "ops_in_flight_max" => self.ops_in_flight_max = number(key, value)?,
             "bytes_in_flight_max" => self.bytes_in_flight_max = number(key, value)?,
             "heads_remembered_max" => self.heads_remembered_max = number(key, value)?,
             "watch" => self.watch = flag()?,
-            _ => match key.strip_prefix("librados.") {
-                Some(name) => self.librados.push((name.to_owned(), value.to_owned())),
-                None => {
-                    return Err(format!(
-                        "{key:?} is not a key of rados:; expected {}",
-                        Self::KEYS.join(", ")
-                    ));
-                }
-            },
+            _ => {
+                let unknown =
+                    || format!("{key:?} is not a key of rados:; expected {}", Self::KEYS.join(", "));
+                let name = key.strip_prefix("librados.").ok_or_else(unknown)?;
+                self.librados.push((name.to_owned(), value.to_owned()));
+            }
         }
         Ok(())
     }
