@@ -9,7 +9,7 @@
 use std::cell::UnsafeCell;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::future::poll_fn;
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::task::{Poll, Waker};
 
@@ -162,7 +162,7 @@ impl Limits {
                     ioctx.raw(),
                     completion,
                     object.as_ptr(),
-                    std::ptr::null(),
+                    ptr::null(),
                     FULL_TRY,
                 )
             }
@@ -203,8 +203,8 @@ impl Limits {
                     text.as_ptr().cast(),
                     len,
                     timeout_ms,
-                    std::ptr::null_mut(),
-                    std::ptr::null_mut(),
+                    ptr::null_mut(),
+                    ptr::null_mut(),
                 )
             }
         });
@@ -234,7 +234,7 @@ impl Flight {
     /// cannot begin, the error becomes its outcome.
     fn start(self: &Arc<Self>, begin: impl FnOnce(&Api, Handle) -> c_int) {
         let api = self.ioctx.api();
-        let mut completion = std::ptr::null_mut();
+        let mut completion = ptr::null_mut();
         let counted = Arc::into_raw(Arc::clone(self));
         // SAFETY: `completed` takes exactly this argument, and is called once if the operation
         // begins.
@@ -347,7 +347,7 @@ impl Flight {
         let iterator = iterator.as_ptr();
         let api = self.ioctx.api();
         loop {
-            let (mut name, mut value, mut len) = (std::ptr::null(), std::ptr::null(), 0);
+            let (mut name, mut value, mut len) = (ptr::null(), ptr::null(), 0);
             // SAFETY: the iterator is live until `getxattrs_end` below; the places are written.
             let code = unsafe { (api.getxattrs_next)(iterator, &mut name, &mut value, &mut len) };
             if code < 0 || name.is_null() {
@@ -425,92 +425,48 @@ impl WriteOp {
         assert!(!raw.is_null(), "librados has no memory left");
         Self { api: Arc::clone(api), raw, payload_bytes: 0 }
     }
+}
 
+/// Generates the methods that add a step to a change, each by one function of librados, with the
+/// number of payload bytes that the step sends.
+macro_rules! steps {
+    ($($(#[$doc:meta])* $name:ident($($arg:ident: $type:ty),*) => $function:ident($($value:expr),*), $payload:expr;)*) => {
+        impl WriteOp {
+            $($(#[$doc])*
+            pub(crate) fn $name(mut self $(, $arg: $type)*) -> Self {
+                // SAFETY: the operation is live and only this thread has it. Names, values and
+                // bytes live during the call, and librados copies them. A null pointer stands for
+                // no category, or for a result that only the whole operation reports.
+                unsafe { (self.api.$function)(self.raw $(, $value)*) };
+                self.payload_bytes += $payload;
+                self
+            })*
+        }
+    };
+}
+
+steps! {
     /// Fails with ECANCELED unless the comparison of `value` with the attribute's value holds, and
     /// with ENOENT if there is no object.
-    pub(crate) fn compare(self, name: &CStr, comparison: u8, value: &[u8]) -> Self {
-        // SAFETY: the operation is ours; name and value live during the call and are copied.
-        unsafe {
-            (self.api.write_op_cmpxattr)(self.raw, name.as_ptr(), comparison, pointer(value), value.len());
-        }
-        self
-    }
-
+    compare(name: &CStr, comparison: u8, value: &[u8])
+        => write_op_cmpxattr(name.as_ptr(), comparison, pointer(value), value.len()), 0;
     /// Fails with ERANGE or EOVERFLOW unless the object has this version.
-    pub(crate) fn assert_version(self, version: u64) -> Self {
-        // SAFETY: the operation is ours.
-        unsafe { (self.api.write_op_assert_version)(self.raw, version) };
-        self
-    }
-
+    assert_version(version: u64) => write_op_assert_version(version), 0;
     /// Fails with `MISMATCH` minus the offset of the first differing byte.
-    pub(crate) fn compare_bytes(mut self, offset: u64, expected: &[u8]) -> Self {
-        // SAFETY: the operation is ours; the bytes live during the call and are copied. The step's
-        // own result is not asked for: it is the operation's.
-        unsafe {
-            (self.api.write_op_cmpext)(
-                self.raw,
-                pointer(expected),
-                expected.len(),
-                offset,
-                std::ptr::null_mut(),
-            );
-        }
-        self.payload_bytes += expected.len();
-        self
-    }
-
+    compare_bytes(offset: u64, expected: &[u8])
+        => write_op_cmpext(pointer(expected), expected.len(), offset, ptr::null_mut()), expected.len();
     /// Fails with EEXIST if the object exists.
-    pub(crate) fn create(self) -> Self {
-        // SAFETY: the operation is ours; a category is not used since Jewel.
-        unsafe { (self.api.write_op_create)(self.raw, CREATE_EXCLUSIVE, std::ptr::null()) };
-        self
-    }
-
-    pub(crate) fn set(self, name: &CStr, value: &[u8]) -> Self {
-        // SAFETY: the operation is ours; name and value live during the call and are copied.
-        unsafe { (self.api.write_op_setxattr)(self.raw, name.as_ptr(), pointer(value), value.len()) };
-        self
-    }
-
-    pub(crate) fn unset(self, name: &CStr) -> Self {
-        // SAFETY: the operation is ours; the name lives during the call and is copied.
-        unsafe { (self.api.write_op_rmxattr)(self.raw, name.as_ptr()) };
-        self
-    }
-
-    pub(crate) fn write(mut self, offset: u64, data: &[u8]) -> Self {
-        // SAFETY: the operation is ours; the bytes live during the call and are copied.
-        unsafe { (self.api.write_op_write)(self.raw, pointer(data), data.len(), offset) };
-        self.payload_bytes += data.len();
-        self
-    }
-
-    pub(crate) fn write_full(mut self, data: &[u8]) -> Self {
-        // SAFETY: the operation is ours; the bytes live during the call and are copied.
-        unsafe { (self.api.write_op_write_full)(self.raw, pointer(data), data.len()) };
-        self.payload_bytes += data.len();
-        self
-    }
-
+    create() => write_op_create(CREATE_EXCLUSIVE, ptr::null()), 0;
+    set(name: &CStr, value: &[u8])
+        => write_op_setxattr(name.as_ptr(), pointer(value), value.len()), 0;
+    unset(name: &CStr) => write_op_rmxattr(name.as_ptr()), 0;
+    write(offset: u64, data: &[u8])
+        => write_op_write(pointer(data), data.len(), offset), data.len();
+    write_full(data: &[u8]) => write_op_write_full(pointer(data), data.len()), data.len();
     /// Zeroes a range. Beware: a range that reaches the object's end truncates the object.
-    pub(crate) fn zero(self, offset: u64, len_bytes: u64) -> Self {
-        // SAFETY: the operation is ours.
-        unsafe { (self.api.write_op_zero)(self.raw, offset, len_bytes) };
-        self
-    }
-
-    pub(crate) fn truncate(self, size_bytes: u64) -> Self {
-        // SAFETY: the operation is ours.
-        unsafe { (self.api.write_op_truncate)(self.raw, size_bytes) };
-        self
-    }
-
-    pub(crate) fn remove(self) -> Self {
-        // SAFETY: the operation is ours.
-        unsafe { (self.api.write_op_remove)(self.raw) };
-        self
-    }
+    zero(offset: u64, len_bytes: u64) => write_op_zero(offset, len_bytes), 0;
+    truncate(size_bytes: u64) => write_op_truncate(size_bytes), 0;
+    remove() => write_op_remove(), 0;
 }
 
 impl Drop for WriteOp {
