@@ -430,7 +430,8 @@ impl WriteOp {
 /// Generates the methods that add a step to a change, each by one function of librados, with the
 /// number of payload bytes that the step sends.
 macro_rules! steps {
-    ($($(#[$doc:meta])* $name:ident($($arg:ident: $type:ty),*) => $function:ident($($value:expr),*), $payload:expr;)*) => {
+    ($($(#[$doc:meta])* $name:ident($($arg:ident: $type:ty),*)
+        => $function:ident($($value:expr),*), $payload:expr;)*) => {
         impl WriteOp {
             $($(#[$doc])*
             pub(crate) fn $name(mut self $(, $arg: $type)*) -> Self {
