@@ -54,7 +54,6 @@
 
 pub mod admission;
 mod blocker;
-mod buffer;
 pub mod capabilities;
 pub mod change;
 pub mod clock;
@@ -62,7 +61,6 @@ pub mod conditional;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 mod control;
-mod delegate;
 mod error;
 pub mod event;
 pub mod executor;
@@ -71,7 +69,7 @@ mod ext;
 pub mod faulty;
 #[cfg(feature = "file")]
 pub mod file;
-mod measured;
+mod layer;
 pub mod memory;
 mod name;
 mod namespace_settings;
@@ -82,7 +80,6 @@ mod response;
 mod rng;
 mod segment;
 pub mod trace;
-mod traced;
 
 pub use crate::blocker::Blocker;
 pub use crate::capabilities::{BUCKET_BYTES, Capabilities, OBJECT_BYTES_MAX_DEFAULT, Survives};
@@ -92,7 +89,6 @@ pub use crate::change::{
 };
 pub use crate::clock::{Clock, ManualClock, SystemClock, Timestamp};
 pub use crate::control::{Attachment, Control, Loss, LossPage, NoControl, Policy, Quota, metrics_above};
-pub use crate::delegate::PassThrough;
 pub use crate::error::{Error, Reason, Result};
 pub use crate::event::{Event, EventHub, Subscription};
 pub use crate::ext::{BlockerExt, Entries};
@@ -100,7 +96,7 @@ pub use crate::ext::{BlockerExt, Entries};
 pub use crate::faulty::Faulty;
 #[cfg(feature = "file")]
 pub use crate::file::FileStore;
-pub use crate::measured::{Measured, Measurements, OperationStats};
+pub use crate::layer::{Measured, Measurements, OperationStats, PassThrough, Traced, note_error};
 pub use crate::memory::Memory;
 pub use crate::name::{NAME_BYTES_MAX, Name, Namespace, ObjectId};
 pub use crate::namespace_settings::WriteMode;
@@ -116,6 +112,5 @@ pub use crate::response::{
     ChangeReply, ClaimReply, FlushReply, Info, InvalidateReply, ListEntry, ListReply, ReadReply,
 };
 pub use crate::segment::{Segment, SegmentOwner, Segments};
-pub use crate::traced::{Traced, note_error};
 /// The metrics that [`Control::metrics`] returns.
 pub use cached_metrics as metrics;

@@ -14,9 +14,9 @@ use rustix::fs::{FallocateFlags, OFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 
 use super::disk::{Disk, DiskFile, Kind, Open, WriteFailed, copy_by_hand, zero_by_hand};
-use crate::buffer::{BUFFER_BYTES, Buffer};
 use crate::file::directory::Access;
 use crate::file::directory::{Owner, kind_of, open_regular};
+use crate::segment::buffer::{BUFFER_BYTES, Buffer};
 use crate::{Segment, Segments};
 
 /// The alignment of offset, length and memory that O_DIRECT needs on any common disk.

@@ -5,13 +5,15 @@
 //! copies nothing: a cache returns its own buckets through [`SegmentOwner`], without an allocation.
 //! A segment of zeros takes no memory. The bytes of a segment never change while it lives.
 
+pub(crate) mod buffer;
+
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::buffer::{BUFFER_BYTES, Buffer};
+use buffer::{BUFFER_BYTES, Buffer};
 
 /// The longest single segment of zeros, in bytes.
 const ZEROS_BYTES: usize = 64 * 1024;
