@@ -315,19 +315,6 @@ impl Drop for Hold {
     }
 }
 
-impl Shared {
-    /// Takes a hold of a position, or returns `None` if the position is not in a live segment.
-    pub(crate) fn hold(self: &Arc<Self>, position: Position) -> Option<Hold> {
-        let state = self.state.lock();
-        if position.0 >= state.next_position {
-            return None;
-        }
-        let segment = state.table.holding(position.0)?;
-        segment.holds.fetch_add(1, Ordering::AcqRel);
-        Some(Hold::new(Arc::clone(self), Arc::clone(&segment.holds), position))
-    }
-}
-
 /// A growing buffer that begins at a multiple of 4 KiB.
 #[derive(Debug, Default)]
 pub(crate) struct AlignedBuffer {

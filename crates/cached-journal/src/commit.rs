@@ -118,13 +118,7 @@ impl Shared {
         let check = batch.finish(salt(self.journal, life), header);
         let parts = batch.parts();
         let bytes = parts.iter().map(|part| part.len() as u64).sum::<u64>();
-        let name = segment_name(index);
-        let written = file
-            .write_at(offset, &parts)
-            .map_err(DiskError::in_file(&name, "write"))
-            .and_then(|()| file.sync().map_err(DiskError::in_file(&name, "sync")));
-        let written = written.and_then(|()| self.check_name(&name, &*file));
-        if let Err(error) = written {
+        if let Err(error) = self.write_durably(index, &*file, offset, &parts) {
             self.fail(self.state.lock(), batch, error);
             return;
         }
@@ -142,7 +136,7 @@ impl Shared {
         self.counters.counts.written_bytes.add(bytes);
         self.counters.batch_bytes.add(bytes);
         self.counters.batch_records.add(batch.count.into());
-        let took = self.clock.now().saturating_sub(begun);
+        let took = self.clock.now().since(begun);
         self.counters.commit_micros.add(u64::try_from(took.as_micros()).unwrap_or(u64::MAX));
         committer.gather.committed(batch.count, waiting, took);
         let wakers = self.durability.advance(batch.first_position + u64::from(batch.count));
@@ -191,15 +185,26 @@ impl Shared {
             first_position,
             previous_check: committer.last_check,
         };
-        let name = segment_name(place.index);
         let mut block = crate::append::AlignedBuffer::default();
         block.extend(&header.encode());
         let offset = (place.header_block * BLOCK_BYTES) as u64;
-        place.file.write_at(offset, &[block.as_slice()]).map_err(DiskError::in_file(&name, "write"))?;
-        place.file.sync().map_err(DiskError::in_file(&name, "sync"))?;
-        self.check_name(&name, &*place.file)?;
+        self.write_durably(place.index, &*place.file, offset, &[block.as_slice()])?;
         committer.last_life = life;
         Ok(())
+    }
+
+    /// Writes to a segment, syncs it, and checks that it still has its name.
+    fn write_durably(
+        &self,
+        index: u32,
+        file: &dyn DiskFile,
+        offset: u64,
+        parts: &[&[u8]],
+    ) -> Result<(), DiskError> {
+        let name = segment_name(index);
+        file.write_at(offset, parts).map_err(DiskError::in_file(&name, "write"))?;
+        file.sync().map_err(DiskError::in_file(&name, "sync"))?;
+        self.check_name(&name, file)
     }
 
     /// Abandons all records that are not durable, and the failed segment.
@@ -305,7 +310,7 @@ impl Shared {
                 }
                 Some(committing) => {
                     let due = committing.begun + self.commit_timeout;
-                    self.watch.wait_for(&mut state, due.saturating_sub(self.clock.now()));
+                    self.watch.wait_for(&mut state, due.since(self.clock.now()));
                 }
             }
         }
@@ -357,7 +362,7 @@ impl Shared {
                     state.wake_at_records = 0;
                 }
                 Phase::Failed(due) => {
-                    let wait = due.saturating_sub(self.clock.now());
+                    let wait = due.since(self.clock.now());
                     self.work.wait_for(&mut state, wait);
                 }
             }

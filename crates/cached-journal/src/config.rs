@@ -3,8 +3,9 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use blocker::{Clock, SystemClock};
 
 use crate::disk::Disk;
 use crate::format::{BLOCK_BYTES, SEGMENT_DATA_AT, record_payload_max};
@@ -111,53 +112,15 @@ impl Environment {
     /// Returns an environment with the operating system's clock and an observer that ignores
     /// events.
     pub fn new(disk: impl Disk + 'static) -> Self {
-        Self { disk: Box::new(disk), clock: Arc::new(SystemClock::default()), observer: Arc::new(|_| {}) }
-    }
-}
-
-/// A source of time for latencies, ages and the time between two attempts to restart.
-pub trait Clock: Send + Sync {
-    /// Returns the time since a fixed point in the past. The time never goes back.
-    fn now(&self) -> Duration;
-}
-
-/// The operating system's monotonic clock.
-#[derive(Clone, Copy, Debug)]
-pub struct SystemClock(Instant);
-
-impl Default for SystemClock {
-    fn default() -> Self {
-        Self(Instant::now())
-    }
-}
-
-impl Clock for SystemClock {
-    fn now(&self) -> Duration {
-        self.0.elapsed()
-    }
-}
-
-/// A clock that stands still until it is advanced.
-#[derive(Default, Debug)]
-pub struct ManualClock(AtomicU64);
-
-impl ManualClock {
-    /// Moves the time forward.
-    pub fn advance(&self, by: Duration) {
-        self.0.fetch_add(u64::try_from(by.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
-    }
-}
-
-impl Clock for ManualClock {
-    fn now(&self) -> Duration {
-        Duration::from_nanos(self.0.load(Ordering::Relaxed))
+        Self { disk: Box::new(disk), clock: Arc::new(SystemClock), observer: Arc::new(|_| {}) }
     }
 }
 
 /// The fill level of a journal.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub enum Level {
     /// Less than half of the space is in use.
+    #[default]
     Low,
     /// At least half of the space is in use: store the oldest objects first, whatever their age.
     Half,

@@ -103,7 +103,7 @@ impl<'a> FieldsMut<'a> {
 const SUPERBLOCK_MAGIC: &[u8; 8] = b"CACHEDJ\n";
 
 /// The parameters with which a journal was created. The superblock is written only once.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Superblock {
     /// A random number that identifies the journal's segments, and salts their checksums.
     pub(crate) journal: u64,

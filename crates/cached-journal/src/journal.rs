@@ -1,14 +1,17 @@
 //! The journal's interface.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
+use blocker::metrics::Counter;
 use parking_lot::Mutex;
 
 use crate::append::{Appended, Hold, Reservation};
 use crate::config::{Environment, JournalConfig, Level, Observer};
 use crate::disk::RealDisk;
-use crate::durability::{Wait, block_on};
+use crate::durability::Wait;
 use crate::error::{AppendError, DiskError, NotDurable, OpenError};
 use crate::record::{Position, Record};
 use crate::recovery;
@@ -202,7 +205,7 @@ impl Journal {
     /// # Errors
     /// [`NotDurable`] if the disk failed before the record was durable.
     pub fn wait_blocking(&self, position: Position) -> Result<(), NotDurable> {
-        block_on(self.wait(position))
+        blocker::executor::block_on(self.wait(position))
     }
 
     /// Returns whether the record at `position` is durable. Returns false while the outcome is
@@ -216,13 +219,22 @@ impl Journal {
     ///
     /// To move an object forward, take the new hold before dropping the old one.
     pub fn hold(&self, position: Position) -> Option<Hold> {
-        self.shared.hold(position)
+        let state = self.shared.state.lock();
+        if position.0 >= state.next_position {
+            return None;
+        }
+        let segment = state.table.holding(position.0)?;
+        segment.holds.fetch_add(1, Ordering::AcqRel);
+        Some(Hold::new(Arc::clone(&self.shared), Arc::clone(&segment.holds), position))
     }
 
     /// Returns the positions in the oldest segment. Before the segment can be reused, the data of
     /// all objects whose oldest record is in it must be stored.
     pub fn oldest(&self) -> Option<std::ops::Range<Position>> {
-        self.shared.oldest()
+        let state = self.shared.state.lock();
+        let first = state.table.live.front()?.first_position;
+        let next = state.table.live.get(1).map_or(state.next_position, |segment| segment.first_position);
+        Some(Position(first)..Position(next))
     }
 
     /// Returns the position that the next record will get. All records appended so far have lower
@@ -233,7 +245,7 @@ impl Journal {
 
     /// Returns the journal's fill level.
     pub fn level(&self) -> Level {
-        self.shared.level()
+        self.shared.state.lock().level
     }
 
     /// Returns whether appends are refused because the disk has failed.
@@ -243,7 +255,22 @@ impl Journal {
 
     /// Returns the metrics.
     pub fn metrics(&self) -> Metrics {
-        self.shared.metrics()
+        let (counters, state) = (&self.shared.counters, self.shared.state.lock());
+        let oldest = state.table.live.front();
+        Metrics {
+            counts: counters.counts.map(Counter::get),
+            fill_bytes: state.table.fill_bytes(),
+            capacity_bytes: state.table.capacity_bytes(),
+            live_segments: state.table.live.len() as u64,
+            free_segments: state.table.free.len() as u64,
+            unsynced_bytes: state.unsynced_bytes,
+            oldest: oldest.map(|segment| Position(segment.first_position)),
+            oldest_age: oldest.map_or(Duration::ZERO, |segment| self.shared.clock.now().since(segment.begun)),
+            is_failed: state.phase != Phase::Open,
+            batch_bytes: counters.batch_bytes.read(),
+            batch_records: counters.batch_records.read(),
+            commit_micros: counters.commit_micros.read(),
+        }
     }
 
     /// Returns the random number that identifies this journal, drawn when it was created, and kept
@@ -313,7 +340,7 @@ impl Journal {
         let mut state = shared.state.lock();
         let mut seen = (state.threads, shared.durability.decided());
         while state.threads > own {
-            let left = due.saturating_sub(shared.clock.now());
+            let left = due.since(shared.clock.now());
             if left.is_zero() {
                 return false;
             }

@@ -88,9 +88,9 @@ mod tests;
 pub mod tools;
 
 pub use append::{Appended, Hold, Reservation};
+pub use blocker::ManualClock;
 pub use config::{
-    Clock, Environment, Event, JournalConfig, Level, ManualClock, Observer, SEGMENT_BYTES_MAX,
-    SEGMENT_BYTES_MIN, SEGMENTS_MIN, SystemClock,
+    Environment, Event, JournalConfig, Level, Observer, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, SEGMENTS_MIN,
 };
 pub use durability::Wait;
 pub use error::{AppendError, Corruption, DiskError, NotDurable, OpenError, ReadError};

@@ -3,15 +3,18 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use parking_lot::{Condvar, Mutex};
+
 use crate::append::AlignedBuffer;
 use crate::commit::{Committer, Gather};
 use crate::config::{Environment, JournalConfig};
 use crate::disk::Disk;
+use crate::durability::Durability;
 use crate::error::{Corruption, DiskError, OpenError};
 use crate::format::{BLOCK_BYTES, SEGMENT_DATA_AT, Superblock};
 use crate::replay::Replay;
 use crate::segments::{NEW_SUFFIX, Segment, SegmentTable, make_segment};
-use crate::shared::{Shared, State};
+use crate::shared::{Counters, Shared, State};
 use crate::survey::{
     DISCARDED_NAME, SUPERBLOCK_NAME, Survey, check_empty, put_superblock, read_superblock, segment_index,
 };
@@ -185,12 +188,29 @@ pub(crate) fn open(
         next_life: survey.life_max + 1,
         gather: Gather::default(),
     };
-    let mut state = State::new(table, survey.next_position);
-    state.durable_tail = survey.tail;
-    let journal = superblock.journal;
-    let shared = Shared::new(environment, lock, journal, segments_max, config, state, committer);
+    let next_position = survey.next_position;
+    let state = State { table, next_position, durable_tail: survey.tail, ..State::default() };
+    let Environment { disk, clock, observer } = environment;
+    let shared = Arc::new(Shared {
+        disk,
+        clock,
+        observer,
+        journal: superblock.journal,
+        unsynced_bytes_max: config.unsynced_bytes_max.max(1),
+        commit_timeout: config.commit_timeout,
+        segments_max,
+        segment_bytes,
+        durability: Arc::new(Durability::new(next_position)),
+        state: Mutex::new(state),
+        committer: Mutex::new(committer),
+        counters: Counters::default(),
+        work: Condvar::new(),
+        prepare: Condvar::new(),
+        watch: Condvar::new(),
+        ended: Condvar::new(),
+        lock: Mutex::new(Some(lock)),
+    });
     shared.counters.counts.replay_records.add(survey.records);
-    let shared = Arc::new(shared);
     let replay = Replay::new(Arc::clone(&shared), survey);
     Ok((shared, replay))
 }

@@ -10,7 +10,7 @@ use crate::format::{
     BATCH_HEADER_BYTES, BLOCK_BYTES, BatchHeader, PayloadSum, batch_bytes_max, checksum, decode_heads,
 };
 use crate::record::{Epochs, Head, Kind, Marks, Position};
-use crate::scan::{Chain, OpenSegment, PayloadPlace, ReadBatch, ScanError, Scanner};
+use crate::scan::{Chain, OpenSegment, PayloadPlace, Scanner};
 use crate::shared::Shared;
 use crate::survey::{KEPT_ASIDE_MAX, SUPERBLOCK_NAME, Survey, aside_name, put_superblock, segment_index};
 
@@ -40,7 +40,7 @@ impl Recovered {
     /// If the payload does not match its checksum, with the file and the offset, or if the disk
     /// fails.
     pub fn payload(&self) -> Result<Vec<u8>, ReadError> {
-        Ok(self.place.read()?)
+        self.place.read()
     }
 }
 
@@ -126,13 +126,14 @@ impl Replay {
     /// Returns a reader of the records to apply with their payloads, from the oldest on, in large
     /// sequential reads.
     pub fn reader(&self) -> Reader {
-        Reader::new(Arc::clone(&self.survey))
+        let survey = Arc::clone(&self.survey);
+        Reader { survey, log: 0, chain: None, window: Window::default(), current: None }
     }
 
     /// Returns a reader of single records by their places. The reader does not hold the segments;
     /// the replay does.
     pub fn source(&self) -> Source {
-        Source::new(Arc::clone(&self.survey))
+        Source { survey: Arc::clone(&self.survey) }
     }
 
     /// Returns a job that copies the journal, as found, into a directory within the journal's:
@@ -249,13 +250,7 @@ impl Records<'_> {
                 self.log += 1;
                 continue;
             }
-            let batch = match scanner.next() {
-                Ok(batch) => batch,
-                Err(ScanError::Break(reason)) => {
-                    return Err(Corruption::new(&segment.name, scanner.offset, reason).into());
-                }
-                Err(ScanError::Disk(error)) => return Err(error.into()),
-            };
+            let batch = scanner.expect_next()?;
             let records =
                 segment.records(&batch).filter(|(position, head, _)| self.is_wanted(*position, head));
             let (log, block) = (self.log as u32, (batch.offset / BLOCK_BYTES as u64) as u32);
@@ -270,9 +265,7 @@ impl Records<'_> {
         }
         Ok(false)
     }
-}
 
-impl Records<'_> {
     /// Returns the next record with its place, for [`Source::read`].
     pub fn next_placed(&mut self) -> Option<Result<(RecordPlace, Recovered), OpenError>> {
         loop {
@@ -321,10 +314,6 @@ pub struct Source {
 }
 
 impl Source {
-    pub(crate) fn new(survey: Arc<Survey>) -> Self {
-        Self { survey }
-    }
-
     /// Reads a record, and verifies its head and its payload. Call this while the replay or a hold
     /// of the record exists.
     ///
@@ -335,14 +324,10 @@ impl Source {
         let segment = &self.survey.log[place.log as usize].segment;
         let offset = u64::from(place.block) * BLOCK_BYTES as u64;
         let salt = Chain::new(segment).salt;
-        let corrupt = |reason| ReadError::Corrupt(Corruption::new(&segment.name, offset, reason));
-        let (header, heads) = segment.read_batch(offset, salt).map_err(|error| match error {
-            ScanError::Break(reason) => corrupt(reason),
-            ScanError::Disk(error) => error.into(),
-        })?;
-        let batch = ReadBatch { offset, header, heads };
+        let batch = segment.read_batch(offset, salt).map_err(|error| error.at(segment, offset))?;
         let Some((position, head, payload)) = segment.records(&batch).nth(place.ordinal as usize) else {
-            return Err(corrupt("the batch has fewer records than when the journal was opened"));
+            let reason = "the batch has fewer records than when the journal was opened";
+            return Err(Corruption::new(&segment.name, offset, reason).into());
         };
         Ok((position, head.clone(), payload.read()?))
     }
@@ -433,10 +418,6 @@ impl Window {
 }
 
 impl Reader {
-    pub(crate) fn new(survey: Arc<Survey>) -> Self {
-        Self { survey, log: 0, chain: None, window: Window::default(), current: None }
-    }
-
     /// Reads the next record to apply, or returns `None` at the end of the log.
     ///
     /// # Errors
@@ -499,12 +480,8 @@ impl Reader {
                 return Err(broken("the batch does not match its checksum"));
             }
             let heads = decode_heads(&header, &intact[BATCH_HEADER_BYTES..]);
-            let heads = heads.ok_or_else(|| broken("the batch's heads are not what its header describes"))?;
-            match chain.follow(&header) {
-                Ok(()) => {}
-                Err(ScanError::Break(reason)) => return Err(broken(reason)),
-                Err(ScanError::Disk(error)) => return Err(error.into()),
-            }
+            let heads = heads.ok_or_else(|| broken("the batch's heads do not match its header"))?;
+            chain.follow(&header).map_err(broken)?;
             self.current = Some(Current {
                 offset,
                 heads,

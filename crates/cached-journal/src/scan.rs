@@ -3,11 +3,13 @@
 use std::ops::Deref;
 use std::sync::Arc;
 
+use thiserror::Error;
+
 use crate::disk::DiskFile;
-use crate::error::{Corruption, DiskError};
+use crate::error::{Corruption, DiskError, ReadError};
 use crate::format::{
-    BLOCK_BYTES, BatchHeader, PayloadSum, SEGMENT_DATA_AT, SegmentHeader, batch_bytes_max, checksum,
-    decode_heads, salt,
+    BATCH_HEADER_BYTES, BLOCK_BYTES, BatchHeader, PayloadSum, SEGMENT_DATA_AT, SegmentHeader,
+    batch_bytes_max, checksum, decode_heads, salt,
 };
 use crate::record::{Head, Position};
 
@@ -45,12 +47,24 @@ pub(crate) struct PayloadPlace {
     pub(crate) sum: PayloadSum,
 }
 
-/// The reason why the next batch of a segment could not be read.
-#[derive(Debug)]
+/// The reason why a batch of a segment could not be read.
+#[derive(Debug, Error)]
 pub(crate) enum ScanError {
     /// No batch continues the chain here. At the end of the log this is not an error.
+    #[error("{0}")]
     Break(&'static str),
-    Disk(DiskError),
+    #[error(transparent)]
+    Disk(#[from] DiskError),
+}
+
+impl ScanError {
+    /// Returns the error for a place where a batch must be.
+    pub(crate) fn at(self, segment: &OpenSegment, offset: u64) -> ReadError {
+        match self {
+            Self::Break(reason) => Corruption::new(&segment.name, offset, reason).into(),
+            Self::Disk(error) => error.into(),
+        }
+    }
 }
 
 /// The position in a segment's chain of batches.
@@ -76,15 +90,15 @@ impl Chain {
     }
 
     /// Advances past a batch if it is the next one.
-    pub(crate) fn follow(&mut self, header: &BatchHeader) -> Result<(), ScanError> {
+    pub(crate) fn follow(&mut self, header: &BatchHeader) -> Result<(), &'static str> {
         if header.number != self.next_number {
-            return Err(ScanError::Break("the batch has another number than the one that is due"));
+            return Err("the batch's number is not the expected one");
         }
         if header.previous_check != self.last_check {
-            return Err(ScanError::Break("the batch does not follow the batch before it"));
+            return Err("the batch does not follow the batch before it");
         }
         if header.first_position < self.next_position {
-            return Err(ScanError::Break("the batch's positions have been used"));
+            return Err("the batch's positions have been used");
         }
         self.offset += header.layout().total;
         self.next_number += 1;
@@ -114,13 +128,27 @@ impl<'a> Scanner<'a> {
         Self { segment, chain: Chain::new(segment), ahead_to: 0 }
     }
 
-    /// Reads the next batch, and advances past it.
-    pub(crate) fn next(&mut self) -> Result<ReadBatch, ScanError> {
+    fn try_next(&mut self) -> Result<ReadBatch, ScanError> {
         let offset = self.chain.offset;
-        let (header, heads) = self.segment.read_batch(offset, self.chain.salt)?;
-        self.chain.follow(&header)?;
+        let batch = self.segment.read_batch(offset, self.chain.salt)?;
+        self.chain.follow(&batch.header).map_err(ScanError::Break)?;
         self.read_ahead(self.chain.offset - offset);
-        Ok(ReadBatch { offset, header, heads })
+        Ok(batch)
+    }
+
+    /// Reads the next batch and advances past it, or returns `None` if no batch continues the chain
+    /// here.
+    pub(crate) fn next(&mut self) -> Result<Option<ReadBatch>, DiskError> {
+        match self.try_next() {
+            Ok(batch) => Ok(Some(batch)),
+            Err(ScanError::Break(_)) => Ok(None),
+            Err(ScanError::Disk(error)) => Err(error),
+        }
+    }
+
+    /// Reads the next batch, which must exist, and advances past it.
+    pub(crate) fn expect_next(&mut self) -> Result<ReadBatch, ReadError> {
+        self.try_next().map_err(|error| error.at(self.segment, self.chain.offset))
     }
 
     /// Reads the following bytes in the background if the batches are small. `batch_bytes` is the
@@ -141,7 +169,7 @@ impl<'a> Scanner<'a> {
     ///
     /// A batch is written only when the previous batch is durable. So if a later batch is found,
     /// the chain was not broken by a crash.
-    pub(crate) fn check_nothing_behind(&self) -> Result<(), ScanFailure> {
+    pub(crate) fn check_nothing_behind(&self) -> Result<(), ReadError> {
         match self.find_behind()? {
             Some((offset, header)) => Err(self.damage(offset, &header).into()),
             None => Ok(()),
@@ -204,8 +232,8 @@ impl<'a> Scanner<'a> {
                     continue;
                 }
                 match segment.read_batch(offset, self.salt) {
-                    Ok((header, _)) if header.number > self.next_number => {
-                        return Ok(Some((offset, header)));
+                    Ok(batch) if batch.header.number > self.next_number => {
+                        return Ok(Some((offset, batch.header)));
                     }
                     Err(ScanError::Disk(error)) => return Err(error),
                     _ => {}
@@ -217,54 +245,30 @@ impl<'a> Scanner<'a> {
     }
 }
 
-/// Damage found by a scan, or a failure of the disk.
-#[derive(Debug)]
-pub(crate) enum ScanFailure {
-    Corrupt(Corruption),
-    Disk(DiskError),
-}
-
-impl From<Corruption> for ScanFailure {
-    fn from(corruption: Corruption) -> Self {
-        Self::Corrupt(corruption)
-    }
-}
-
-impl From<DiskError> for ScanFailure {
-    fn from(error: DiskError) -> Self {
-        Self::Disk(error)
-    }
-}
-
 impl OpenSegment {
     pub(crate) fn read(&self, offset: u64, buffer: &mut [u8]) -> Result<usize, DiskError> {
         self.file.read_at(offset, buffer).map_err(DiskError::in_file(&self.name, "read"))
     }
 
     /// Reads a batch's header and heads, if they are intact under a salt.
-    #[allow(clippy::type_complexity, reason = "a header and its heads")]
-    pub(crate) fn read_batch(
-        &self,
-        offset: u64,
-        salt: u32,
-    ) -> Result<(BatchHeader, Vec<(Head<'static>, PayloadSum)>), ScanError> {
+    pub(crate) fn read_batch(&self, offset: u64, salt: u32) -> Result<ReadBatch, ScanError> {
         let mut bytes = vec![0; BLOCK_BYTES];
-        let read = self.read(offset, &mut bytes).map_err(ScanError::Disk)?;
+        let read = self.read(offset, &mut bytes)?;
         let room = self.segment_bytes.saturating_sub(offset).min(batch_bytes_max(self.segment_bytes));
         let header = BatchHeader::peek(&bytes[..read], room).map_err(ScanError::Break)?;
         let heads_end = header.layout().heads_end as usize;
         if heads_end > bytes.len() {
             bytes.resize(heads_end, 0);
-            let more =
-                self.read(offset + BLOCK_BYTES as u64, &mut bytes[BLOCK_BYTES..]).map_err(ScanError::Disk)?;
+            let more = self.read(offset + BLOCK_BYTES as u64, &mut bytes[BLOCK_BYTES..])?;
             bytes.truncate(BLOCK_BYTES + more);
         }
         let intact = bytes.get(..heads_end).filter(|bytes| header.is_intact(salt, bytes));
         let Some(intact) = intact else {
             return Err(ScanError::Break("the batch does not match its checksum"));
         };
-        let heads = decode_heads(&header, &intact[crate::format::BATCH_HEADER_BYTES..]);
-        Ok((header, heads.ok_or(ScanError::Break("the batch's heads are not what its header describes"))?))
+        let heads = decode_heads(&header, &intact[BATCH_HEADER_BYTES..]);
+        let heads = heads.ok_or(ScanError::Break("the batch's heads do not match its header"))?;
+        Ok(ReadBatch { offset, header, heads })
     }
 
     /// Returns the records of a batch with the locations of their payloads.
@@ -290,7 +294,7 @@ impl PayloadPlace {
     }
 
     /// Reads the payload and compares it with its checksum.
-    pub(crate) fn read(&self) -> Result<Vec<u8>, ScanFailure> {
+    pub(crate) fn read(&self) -> Result<Vec<u8>, ReadError> {
         let mut payload = vec![0; self.sum.bytes as usize];
         let read =
             self.file.read_at(self.offset, &mut payload).map_err(DiskError::in_file(&self.name, "read"))?;

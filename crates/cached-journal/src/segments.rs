@@ -9,12 +9,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use blocker::Timestamp;
+use parking_lot::MutexGuard;
+
 use crate::config::Event;
 use crate::disk::{Disk, DiskFile};
 use crate::error::DiskError;
 use crate::format::{BLOCK_BYTES, SEGMENT_DATA_AT, record_payload_max, round_up};
 use crate::recovery;
-use crate::shared::{RETRY_AFTER, Shared};
+use crate::shared::{RETRY_AFTER, Shared, State};
 use crate::survey::{SUPERBLOCK_NAME, read_superblock};
 
 /// The suffix of a file's name until the file is complete.
@@ -44,7 +47,7 @@ pub(crate) struct Segment {
     pub(crate) uncommitted: u32,
     /// Whether a write or a sync has failed. Nothing more is written to such a segment.
     pub(crate) is_poisoned: bool,
-    pub(crate) begun: Duration,
+    pub(crate) begun: Timestamp,
 }
 
 impl Segment {
@@ -60,12 +63,12 @@ impl Segment {
             holds: Arc::default(),
             uncommitted: 0,
             is_poisoned: false,
-            begun: Duration::ZERO,
+            begun: Timestamp::default(),
         }
     }
 
     /// Gives the segment a place at the end of the log.
-    fn plan(&mut self, first_position: u64, now: Duration) {
+    fn plan(&mut self, first_position: u64, now: Timestamp) {
         self.is_started = false;
         self.first_position = first_position;
         self.end = SEGMENT_DATA_AT;
@@ -119,7 +122,7 @@ impl SegmentTable {
     }
 
     /// Puts a free segment at the end of the log. Returns false if there is no free segment.
-    pub(crate) fn plan_next(&mut self, first_position: u64, now: Duration) -> bool {
+    pub(crate) fn plan_next(&mut self, first_position: u64, now: Timestamp) -> bool {
         let Some(mut segment) = self.free.pop_front() else { return false };
         segment.plan(first_position, now);
         self.live.push_back(segment);
@@ -127,7 +130,7 @@ impl SegmentTable {
     }
 
     /// Puts a segment whose header has been written at the end of the log.
-    pub(crate) fn push_started(&mut self, mut segment: Segment, first_position: u64, now: Duration) {
+    pub(crate) fn push_started(&mut self, mut segment: Segment, first_position: u64, now: Timestamp) {
         segment.plan(first_position, now);
         segment.is_started = true;
         self.live.push_back(segment);
@@ -136,6 +139,11 @@ impl SegmentTable {
     /// Returns all segments.
     pub(crate) fn all(&mut self) -> impl Iterator<Item = &mut Segment> {
         self.live.iter_mut().chain(&mut self.free).chain(&mut self.condemned)
+    }
+
+    /// Returns the numbers of all segments.
+    pub(crate) fn indexes(&self) -> impl Iterator<Item = u32> + '_ {
+        self.live.iter().chain(&self.free).chain(&self.condemned).map(|segment| segment.index)
     }
 
     /// Returns the live segment with this number.
@@ -261,8 +269,7 @@ impl Shared {
         // for it.
         let removable = state.table.condemned.iter().position(|segment| segment.life < durable_tail);
         let Some(removable) = removable else {
-            drop(state);
-            return self.make_next();
+            return self.make_next(state);
         };
         let segment = state.table.condemned.swap_remove(removable);
         state.in_hand += 1;
@@ -271,12 +278,16 @@ impl Shared {
         let removed = self.check_place().and_then(|()| self.remove(&name, &*segment.file));
         let mut state = self.state.lock();
         state.in_hand -= 1;
-        if let Err(DiskError { file, error, .. }) = removed {
+        if let Err(error) = removed {
             state.table.condemned.push(segment);
-            state.prepare_at = self.clock.now() + RETRY_AFTER;
-            self.unlock(state, Some(Event::PrepareFailed { file, error: error.to_string() }));
+            self.fail_prepare(state, error);
         }
         true
+    }
+
+    fn fail_prepare(&self, mut state: MutexGuard<'_, State>, DiskError { file, error, .. }: DiskError) {
+        state.prepare_at = self.clock.now() + RETRY_AFTER;
+        self.unlock(state, Some(Event::PrepareFailed { file, error: error.to_string() }));
     }
 
     /// Removes a segment's file, unless its name belongs to a different file by now.
@@ -288,30 +299,18 @@ impl Shared {
         self.disk.sync_names().map_err(DiskError::in_file(name, "sync the directory of"))
     }
 
-    fn make_next(&self) -> bool {
-        let mut state = self.state.lock();
-        let table = &state.table;
-        let count = (table.live.len() + table.free.len() + table.condemned.len()) as u64 + state.in_hand;
-        if count >= self.segments_max || self.clock.now() < state.prepare_at || state.is_closing {
+    /// Creates one segment, if there are fewer than the limit. Returns whether there are.
+    fn make_next(&self, mut state: MutexGuard<'_, State>) -> bool {
+        let used: Vec<_> = state.table.indexes().chain(state.restarting).collect();
+        if state.table.indexes().count() as u64 + state.in_hand >= self.segments_max {
             return false;
         }
-        let used: Vec<_> = table
-            .live
-            .iter()
-            .chain(&table.free)
-            .chain(&table.condemned)
-            .map(|segment| segment.index)
-            .collect();
-        let in_restart = state.restarting;
-        let Some(index) = (0..).find(|index| !used.contains(index) && in_restart != Some(*index)) else {
-            return false;
-        };
-        let segment_bytes = table.segment_bytes;
+        let Some(index) = (0..).find(|index| !used.contains(index)) else { return false };
         state.in_hand += 1;
         drop(state);
         let is_wanted = || !self.state.lock().is_closing;
         let made = self.check_place();
-        let made = made.and_then(|()| make_segment(&*self.disk, index, segment_bytes, &is_wanted));
+        let made = made.and_then(|()| make_segment(&*self.disk, index, self.segment_bytes, &is_wanted));
         let mut state = self.state.lock();
         state.in_hand -= 1;
         match made {
@@ -320,10 +319,7 @@ impl Shared {
                 self.unlock(state, None);
             }
             Err(DiskError { error, .. }) if error.kind() == std::io::ErrorKind::Interrupted => {}
-            Err(DiskError { file, error, .. }) => {
-                state.prepare_at = self.clock.now() + RETRY_AFTER;
-                self.unlock(state, Some(Event::PrepareFailed { file, error: error.to_string() }));
-            }
+            Err(error) => self.fail_prepare(state, error),
         }
         true
     }
@@ -336,11 +332,9 @@ impl Shared {
             if state.is_closing {
                 return;
             }
-            let wait = state.prepare_at.saturating_sub(self.clock.now());
-            if wait > Duration::ZERO {
-                self.prepare.wait_for(&mut state, wait);
-            } else {
-                self.prepare.wait(&mut state);
+            match state.prepare_at.since(self.clock.now()) {
+                Duration::ZERO => self.prepare.wait(&mut state),
+                wait => _ = self.prepare.wait_for(&mut state, wait),
             }
         }
     }
@@ -387,13 +381,9 @@ impl Shared {
             let file = self.disk.open(&segment_name(*index)).ok()?;
             (file.len().ok()? == self.segment_bytes).then_some((*index, file))
         };
-        let table = |segments: &mut dyn Iterator<Item = &mut Segment>| -> Vec<u32> {
-            segments.map(|segment| segment.index).collect()
-        };
-        let mut state = self.state.lock();
-        let known = table(&mut state.table.all());
-        // Opening may block as long as an operation on a failing disk does.
-        drop(state);
+        // The state is not locked during the calls of `open`, which may block as long as any
+        // operation on a failing disk does.
+        let known: Vec<u32> = self.state.lock().table.indexes().collect();
         let opened: Vec<_> = known.iter().filter_map(open).collect();
         let mut state = self.state.lock();
         for segment in state.table.all() {

@@ -7,11 +7,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use blocker::metrics::{self, Counter, Reading, Value, counters};
+use blocker::{Clock, Timestamp};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::append::{Batch, Buffers};
 use crate::commit::Committer;
-use crate::config::{Clock, Event, JournalConfig, Level, Observer};
+use crate::config::{Event, Level, Observer};
 use crate::disk::Disk;
 use crate::durability::Durability;
 use crate::error::AppendError;
@@ -29,7 +30,7 @@ const BUFFERS_MAX: usize = 4;
 pub(crate) struct Shared {
     pub(crate) disk: Box<dyn Disk>,
     pub(crate) clock: Arc<dyn Clock>,
-    observer: Observer,
+    pub(crate) observer: Observer,
     /// The journal's random number.
     pub(crate) journal: u64,
     pub(crate) unsynced_bytes_max: u64,
@@ -53,21 +54,23 @@ pub(crate) struct Shared {
 }
 
 /// Whether appends are accepted.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) enum Phase {
+    #[default]
     Open,
     /// The disk has failed. A restart is attempted at this time.
-    Failed(Duration),
+    Failed(Timestamp),
 }
 
 /// A batch that is being written to the disk.
 #[derive(Clone, Copy)]
 pub(crate) struct Committing {
-    pub(crate) begun: Duration,
+    pub(crate) begun: Timestamp,
     pub(crate) segment: u32,
     pub(crate) first_position: u64,
 }
 
+#[derive(Default)]
 pub(crate) struct State {
     pub(crate) phase: Phase,
     pub(crate) is_closing: bool,
@@ -99,34 +102,10 @@ pub(crate) struct State {
     /// The life of the tail that the log on disk states.
     pub(crate) durable_tail: u64,
     /// The time before which no segment is created.
-    pub(crate) prepare_at: Duration,
+    pub(crate) prepare_at: Timestamp,
 }
 
 impl State {
-    pub(crate) fn new(table: SegmentTable, next_position: u64) -> Self {
-        Self {
-            phase: Phase::Open,
-            is_closing: false,
-            table,
-            filling: None,
-            closed: VecDeque::new(),
-            next_position,
-            reserved_bytes: 0,
-            unsynced_bytes: 0,
-            buffers: Vec::new(),
-            level: Level::Low,
-            is_room_wanted: false,
-            wake_at_records: 0,
-            committing: None,
-            is_watcher_asleep: false,
-            threads: 0,
-            in_hand: 0,
-            restarting: None,
-            durable_tail: 0,
-            prepare_at: Duration::ZERO,
-        }
-    }
-
     /// Returns the guaranteed free space, including reservations.
     pub(crate) fn available_bytes(&mut self) -> u64 {
         let filling_bytes = self.filling.as_ref().map_or(0, Batch::total_bytes);
@@ -184,37 +163,6 @@ impl State {
 }
 
 impl Shared {
-    #[allow(clippy::too_many_arguments, reason = "called once, by the recovery that found all of these")]
-    pub(crate) fn new(
-        environment: crate::config::Environment,
-        lock: Box<dyn Send + Sync>,
-        journal: u64,
-        segments_max: u64,
-        config: &JournalConfig,
-        state: State,
-        committer: Committer,
-    ) -> Self {
-        Self {
-            durability: Arc::new(Durability::new(state.next_position)),
-            disk: environment.disk,
-            clock: environment.clock,
-            observer: environment.observer,
-            journal,
-            unsynced_bytes_max: config.unsynced_bytes_max.max(1),
-            commit_timeout: config.commit_timeout,
-            segments_max,
-            segment_bytes: state.table.segment_bytes,
-            state: Mutex::new(state),
-            committer: Mutex::new(committer),
-            counters: Counters::default(),
-            work: Condvar::new(),
-            prepare: Condvar::new(),
-            watch: Condvar::new(),
-            ended: Condvar::new(),
-            lock: Mutex::new(Some(lock)),
-        }
-    }
-
     /// Unlocks the state and reports its changes.
     pub(crate) fn unlock(&self, mut state: MutexGuard<'_, State>, event: Option<Event>) {
         let level = state.fill_level(state.table.fill_bytes());
@@ -243,34 +191,6 @@ impl Shared {
         }
     }
 
-    pub(crate) fn metrics(&self) -> Metrics {
-        let mut metrics = self.counters.read();
-        let mut state = self.state.lock();
-        metrics.fill_bytes = state.table.fill_bytes();
-        metrics.capacity_bytes = state.table.capacity_bytes();
-        metrics.live_segments = state.table.live.len() as u64;
-        metrics.free_segments = state.table.free.len() as u64;
-        metrics.unsynced_bytes = state.unsynced_bytes;
-        metrics.is_failed = state.phase != Phase::Open;
-        let oldest = state.table.live.front_mut();
-        metrics.oldest = oldest.as_ref().map(|segment| Position(segment.first_position));
-        metrics.oldest_age =
-            oldest.map_or(Duration::ZERO, |segment| self.clock.now().saturating_sub(segment.begun));
-        metrics
-    }
-
-    pub(crate) fn level(&self) -> Level {
-        self.state.lock().level
-    }
-
-    /// Returns the positions in the oldest segment, up to but not including the next segment's
-    /// first position.
-    pub(crate) fn oldest(&self) -> Option<std::ops::Range<Position>> {
-        let state = self.state.lock();
-        let first = state.table.live.front()?.first_position;
-        let next = state.table.live.get(1).map_or(state.next_position, |segment| segment.first_position);
-        Some(Position(first)..Position(next))
-    }
 }
 
 /// The number of buckets of a histogram.
@@ -314,7 +234,7 @@ impl HistogramCounter {
         self.sum.fetch_add(value, Ordering::Relaxed);
     }
 
-    fn read<const UNIT: u32>(&self) -> Histogram<UNIT> {
+    pub(crate) fn read<const UNIT: u32>(&self) -> Histogram<UNIT> {
         let buckets = self.buckets.each_ref().map(|bucket| bucket.load(Ordering::Relaxed));
         Histogram { buckets, count: buckets.iter().sum(), sum: self.sum.load(Ordering::Relaxed) }
     }
@@ -378,19 +298,6 @@ pub(crate) struct Counters {
     pub(crate) batch_bytes: HistogramCounter,
     pub(crate) batch_records: HistogramCounter,
     pub(crate) commit_micros: HistogramCounter,
-}
-
-impl Counters {
-    /// Returns the metrics that need no lock; the others are zero.
-    pub(crate) fn read(&self) -> Metrics {
-        Metrics {
-            counts: self.counts.map(Counter::get),
-            batch_bytes: self.batch_bytes.read(),
-            batch_records: self.batch_records.read(),
-            commit_micros: self.commit_micros.read(),
-            ..Metrics::default()
-        }
-    }
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use crate::format::{
     BLOCK_BYTES, BatchHeader, HeaderBlock, SEGMENT_DATA_AT, SegmentHeader, Superblock, salt,
 };
 use crate::record::{Epochs, Kind, Marks};
-use crate::scan::{OpenSegment, ReadBatch, ScanError, ScanFailure, Scanner};
+use crate::scan::{OpenSegment, ReadBatch, ScanError, Scanner};
 use crate::segments::{NEW_SUFFIX, segment_name};
 
 /// The name of the superblock's file.
@@ -21,24 +21,6 @@ pub(crate) const SUPERBLOCK_NAME: &str = "journal";
 pub const KEPT_ASIDE_MAX: u32 = 3;
 /// The superblock's file name while the journal is being discarded.
 pub(crate) const DISCARDED_NAME: &str = "discarded";
-
-impl From<ScanFailure> for OpenError {
-    fn from(failure: ScanFailure) -> Self {
-        match failure {
-            ScanFailure::Corrupt(corruption) => Self::Corrupt(corruption),
-            ScanFailure::Disk(error) => Self::Disk(error),
-        }
-    }
-}
-
-impl From<ScanFailure> for ReadError {
-    fn from(failure: ScanFailure) -> Self {
-        match failure {
-            ScanFailure::Corrupt(corruption) => Self::Corrupt(corruption),
-            ScanFailure::Disk(error) => Self::Disk(error),
-        }
-    }
-}
 
 /// A segment's file as found.
 pub(crate) struct FoundSegment {
@@ -74,7 +56,7 @@ impl FoundSegment {
             return Ok(None);
         }
         match segment.read_batch(SEGMENT_DATA_AT, salt(superblock.journal, batch.life)) {
-            Ok((batch, _)) => Ok(Some(SegmentHeader {
+            Ok(ReadBatch { header: batch, .. }) => Ok(Some(SegmentHeader {
                 life: batch.life,
                 tail: batch.tail,
                 first_number: batch.number,
@@ -105,6 +87,7 @@ pub(crate) struct LogSegment {
 }
 
 /// The content of a journal.
+#[derive(Default)]
 pub(crate) struct Survey {
     pub(crate) superblock: Superblock,
     pub(crate) found: Vec<FoundSegment>,
@@ -211,22 +194,7 @@ impl Survey {
     pub(crate) fn new(disk: &dyn Disk, superblock: Superblock) -> Result<Self, OpenError> {
         let found = find_segments(disk)?;
         check_segments(&found, &superblock)?;
-        let mut survey = Self {
-            superblock,
-            found,
-            log: Vec::new(),
-            last_batch: None,
-            cut_off: None,
-            next_number: 1,
-            last_check: 0,
-            next_position: 1,
-            life_max: 0,
-            tail: 0,
-            marks: Marks::default(),
-            epochs: Epochs::default(),
-            records: 0,
-            payload_bytes: 0,
-        };
+        let mut survey = Self { superblock, found, next_number: 1, next_position: 1, ..Self::default() };
         survey.life_max = survey.newest().map_or(0, |(_, header, _)| header.life);
         survey.read_last()?;
         survey.read_others()?;
@@ -249,12 +217,8 @@ impl Survey {
         let mut scanner = Scanner::new(&segment);
         // The last two batches are kept, because the payloads of the last one may be torn.
         let (mut before, mut last): (Option<ReadBatch>, Option<ReadBatch>) = (None, None);
-        loop {
-            match scanner.next() {
-                Ok(batch) => before = last.replace(batch).or(before),
-                Err(ScanError::Break(_)) => break,
-                Err(ScanError::Disk(error)) => return Err(error.into()),
-            }
+        while let Some(batch) = scanner.next()? {
+            before = last.replace(batch).or(before);
         }
         let torn_at = match &last {
             Some(batch) => torn_payload(&segment, batch)?.then_some(batch.offset),
@@ -263,13 +227,7 @@ impl Survey {
         if let Some(torn_at) = torn_at {
             last = before;
             scanner = Scanner::new(&segment);
-            while scanner.offset < torn_at {
-                match scanner.next() {
-                    Ok(_) => {}
-                    Err(ScanError::Break(_)) => break,
-                    Err(ScanError::Disk(error)) => return Err(error.into()),
-                }
-            }
+            while scanner.offset < torn_at && scanner.next()?.is_some() {}
             self.cut_off = Some(scanner.cut_off());
         } else {
             self.cut_off = scanner.find_cut_off()?;
@@ -305,18 +263,17 @@ impl Survey {
             let segment = self.found[at].open(header, self.superblock.segment_bytes);
             let mut scanner = Scanner::new(&segment);
             while scanner.next_number < next.first_number {
-                match scanner.next() {
-                    Ok(_) => {}
-                    Err(ScanError::Break(reason)) => {
-                        let reason = format!(
-                            "{reason}; the log continues up to batch {} here and goes over to {} then",
-                            next.first_number - 1,
-                            self.log[0].segment.name
+                scanner.expect_next().map_err(|error| match error {
+                    ReadError::Corrupt(mut damage) => {
+                        let (last, next) = (next.first_number - 1, &self.log[0].segment.name);
+                        damage.reason = format!(
+                            "{}; the log has batches up to {last} here, and continues in {next}",
+                            damage.reason
                         );
-                        return Err(Corruption::new(&segment.name, scanner.offset, reason).into());
+                        damage.into()
                     }
-                    Err(ScanError::Disk(error)) => return Err(error.into()),
-                }
+                    disk => disk,
+                })?;
             }
             if (scanner.next_number, scanner.last_check) != (next.first_number, next.previous_check) {
                 let reason =
@@ -394,13 +351,7 @@ impl Survey {
         for log in &self.log {
             let mut scanner = Scanner::new(&log.segment);
             while scanner.next_number < log.end_number {
-                match scanner.next() {
-                    Ok(batch) => each(&log.segment, &batch),
-                    Err(ScanError::Break(reason)) => {
-                        return Err(Corruption::new(&log.segment.name, scanner.offset, reason).into());
-                    }
-                    Err(ScanError::Disk(error)) => return Err(error.into()),
-                }
+                each(&log.segment, &scanner.expect_next()?);
             }
         }
         Ok(())
@@ -412,8 +363,8 @@ fn torn_payload(segment: &OpenSegment, batch: &ReadBatch) -> Result<bool, DiskEr
     for (_, _, place) in segment.records(batch) {
         match place.read() {
             Ok(_) => {}
-            Err(ScanFailure::Corrupt(_)) => return Ok(true),
-            Err(ScanFailure::Disk(error)) => return Err(error),
+            Err(ReadError::Corrupt(_)) => return Ok(true),
+            Err(ReadError::Disk(error)) => return Err(error),
         }
     }
     Ok(false)

@@ -5,12 +5,12 @@
 
 use crate::config::JournalConfig;
 use crate::disk::Disk;
-use crate::error::{Corruption, DiskError, OpenError};
+use crate::error::{Corruption, DiskError, OpenError, ReadError};
 use crate::format::{BLOCK_BYTES, HeaderBlock, Superblock};
 use crate::record::{Epochs, Head, Kind, Position};
 use crate::recovery;
 use crate::replay::Recovered;
-use crate::scan::{OpenSegment, ScanError, ScanFailure, Scanner};
+use crate::scan::{OpenSegment, Scanner};
 use crate::survey::{SUPERBLOCK_NAME, Survey, find_segments, read_superblock};
 
 /// A segment's file, in the result of [`inspect`].
@@ -98,15 +98,9 @@ pub fn inspect(disk: &dyn Disk) -> Result<Inspection, OpenError> {
             let segment = OpenSegment { name: found.name, file: found.file, header, segment_bytes };
             let mut scanner = Scanner::new(&segment);
             report.life = header.life;
-            loop {
-                match scanner.next() {
-                    Ok(batch) => {
-                        report.batches += 1;
-                        report.records += batch.heads.len() as u64;
-                    }
-                    Err(ScanError::Break(_)) => break,
-                    Err(ScanError::Disk(error)) => return Err(error.into()),
-                }
+            while let Some(batch) = scanner.next()? {
+                report.batches += 1;
+                report.records += batch.heads.len() as u64;
             }
             report.used_bytes = scanner.offset;
         }
@@ -164,8 +158,8 @@ pub fn verify(disk: &dyn Disk) -> Result<Vec<Corruption>, OpenError> {
         for (_, _, place) in segment.records(batch) {
             match place.read() {
                 Ok(_) => {}
-                Err(ScanFailure::Corrupt(corruption)) => problems.push(corruption),
-                Err(ScanFailure::Disk(error)) => failure = Some(error),
+                Err(ReadError::Corrupt(corruption)) => problems.push(corruption),
+                Err(ReadError::Disk(error)) => failure = Some(error),
             }
         }
     })?;
@@ -245,22 +239,16 @@ pub fn export(
     for (at, segment) in segments.iter().enumerate() {
         let mut scanner = Scanner::new(segment);
         loop {
-            let batch = match scanner.next() {
-                Ok(batch) => batch,
-                Err(ScanError::Break(_)) => match scanner.skip_damage()? {
-                    Some(corruption) => {
-                        problems.push(corruption);
-                        continue;
-                    }
-                    None => {
-                        // In an earlier segment, these bytes are the remains of a failed write.
-                        if at + 1 == segments.len() {
-                            problems.extend(scanner.find_cut_off()?);
-                        }
-                        break;
-                    }
-                },
-                Err(ScanError::Disk(error)) => return Err(error.into()),
+            let Some(batch) = scanner.next()? else {
+                if let Some(corruption) = scanner.skip_damage()? {
+                    problems.push(corruption);
+                    continue;
+                }
+                // In an earlier segment, these bytes are the remains of a failed write.
+                if at + 1 == segments.len() {
+                    problems.extend(scanner.find_cut_off()?);
+                }
+                break;
             };
             for (position, head, place) in segment.records(&batch) {
                 let record = Recovered { position, head: head.clone(), place };
@@ -268,8 +256,8 @@ pub fn export(
                     Ok(payload) => {
                         each(&record, &payload).map_err(DiskError::in_file("the export", "write"))?;
                     }
-                    Err(ScanFailure::Corrupt(corruption)) => problems.push(corruption),
-                    Err(ScanFailure::Disk(error)) => return Err(error.into()),
+                    Err(ReadError::Corrupt(corruption)) => problems.push(corruption),
+                    Err(ReadError::Disk(error)) => return Err(error.into()),
                 }
             }
         }

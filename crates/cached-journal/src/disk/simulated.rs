@@ -21,6 +21,12 @@ const SECTOR_BYTES: usize = 512;
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
+impl Default for Random {
+    fn default() -> Self {
+        Self::new(0)
+    }
+}
+
 impl Random {
     /// Returns the sequence of a seed.
     pub fn new(seed: u64) -> Self {
@@ -63,6 +69,9 @@ pub struct Faults {
 pub struct SimulatedDisk {
     medium: Arc<Mutex<Medium>>,
     gate: Arc<Gate>,
+    /// The names of the files in a directory within the disk begin with the directory's name. An
+    /// empty directory does not exist.
+    directory: String,
 }
 
 /// The state of held-back syncs.
@@ -90,6 +99,7 @@ impl Gate {
     }
 }
 
+#[derive(Default)]
 struct Medium {
     random: Random,
     faults: Faults,
@@ -106,25 +116,6 @@ struct Medium {
     /// An ordered map, because the draws from the seed depend on the order.
     files: BTreeMap<u64, Content>,
     next_file: u64,
-}
-
-impl Default for Medium {
-    fn default() -> Self {
-        Self {
-            random: Random::new(0),
-            faults: Faults::default(),
-            step: 0,
-            cut_at: None,
-            is_off: false,
-            power: 0,
-            is_locked: false,
-            names: BTreeMap::new(),
-            stored_names: BTreeMap::new(),
-            pending_names: Vec::new(),
-            files: BTreeMap::new(),
-            next_file: 0,
-        }
-    }
 }
 
 #[derive(Default)]
@@ -174,7 +165,7 @@ fn io_error() -> io::Error {
 
 impl Medium {
     fn check(&self, power: u64) -> io::Result<()> {
-        if self.is_off || self.power != power { Err(io::Error::other("the power is off")) } else { Ok(()) }
+        off_if(self.is_off || self.power != power)
     }
 
     /// Counts a changing operation. The operation at which the power is cut fails, whether or not
@@ -184,6 +175,12 @@ impl Medium {
         self.step += 1;
         self.is_off = self.cut_at == Some(self.step);
         Ok(self.is_off)
+    }
+
+    /// Switches the power on after the process that used the disk has ended.
+    fn restart(&mut self) {
+        (self.is_off, self.is_locked, self.cut_at) = (false, false, None);
+        self.power += 1;
     }
 
     fn set_names(&mut self, change: &[(&str, Option<u64>)]) {
@@ -248,20 +245,13 @@ impl SimulatedDisk {
         medium.names.clone_from(&medium.stored_names);
         let (names, files) = (&medium.names, &mut medium.files);
         files.retain(|file, _| names.values().any(|named| named == file));
-        medium.is_off = false;
-        medium.is_locked = false;
-        medium.cut_at = None;
-        medium.power += 1;
+        medium.restart();
     }
 
     /// Ends the process that uses the disk, as `kill -9` does. Its writes stay, synced or not, its
     /// lock is released, and its open files become unusable.
     pub fn kill_process(&self) {
-        let mut medium = self.medium.lock();
-        medium.is_off = false;
-        medium.is_locked = false;
-        medium.cut_at = None;
-        medium.power += 1;
+        self.medium.lock().restart();
     }
 
     /// Makes operations fail at random from now on. `seed` determines which of them fail.
@@ -315,14 +305,8 @@ impl SimulatedDisk {
         copy
     }
 
-    /// Returns the names in a directory: of files, and of directories that have files.
-    fn names_below(&self, prefix: &str) -> Vec<String> {
-        let medium = self.medium.lock();
-        let below = medium.names.keys().filter_map(|name| name.strip_prefix(prefix));
-        let mut names: Vec<_> =
-            below.map(|name| name.split_once('/').map_or(name, |(first, _)| first).to_owned()).collect();
-        names.dedup();
-        names
+    fn full(&self, name: &str) -> String {
+        format!("{}{name}", self.directory)
     }
 
     fn file(&self, medium: &Medium, file: u64) -> Arc<dyn DiskFile> {
@@ -348,6 +332,10 @@ impl Drop for Locked {
 impl Disk for SimulatedDisk {
     fn lock(&self) -> io::Result<Box<dyn Send + Sync>> {
         let mut medium = self.medium.lock();
+        if !self.directory.is_empty() {
+            // No process keeps a directory within the disk open.
+            return Ok(Box::new(()));
+        }
         if std::mem::replace(&mut medium.is_locked, true) {
             return Err(io::ErrorKind::WouldBlock.into());
         }
@@ -355,7 +343,12 @@ impl Disk for SimulatedDisk {
     }
 
     fn names(&self) -> io::Result<Vec<String>> {
-        Ok(self.names_below(""))
+        let medium = self.medium.lock();
+        let below = medium.names.keys().filter_map(|name| name.strip_prefix(&*self.directory));
+        let mut names: Vec<_> =
+            below.map(|name| name.split_once('/').map_or(name, |(first, _)| first).to_owned()).collect();
+        names.dedup();
+        Ok(names)
     }
 
     fn create(&self, name: &str) -> io::Result<Arc<dyn DiskFile>> {
@@ -369,7 +362,7 @@ impl Disk for SimulatedDisk {
         medium.next_file += 1;
         let file = medium.next_file;
         medium.files.insert(file, Content::default());
-        medium.set_names(&[(name, Some(file))]);
+        medium.set_names(&[(&self.full(name), Some(file))]);
         off_if(is_cut)?;
         Ok(self.file(&medium, file))
     }
@@ -377,22 +370,23 @@ impl Disk for SimulatedDisk {
     fn open(&self, name: &str) -> io::Result<Arc<dyn DiskFile>> {
         let medium = self.medium.lock();
         medium.check(medium.power)?;
-        let file = *medium.names.get(name).ok_or(io::ErrorKind::NotFound)?;
+        let file = *medium.names.get(&self.full(name)).ok_or(io::ErrorKind::NotFound)?;
         Ok(self.file(&medium, file))
     }
 
     fn id(&self, name: &str) -> io::Result<FileId> {
         let medium = self.medium.lock();
         medium.check(medium.power)?;
-        medium.names.get(name).map(|file| (0, *file)).ok_or_else(|| io::ErrorKind::NotFound.into())
+        medium.names.get(&self.full(name)).map(|file| (0, *file)).ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
         let mut medium = self.medium.lock();
         let power = medium.power;
         let is_cut = medium.change(power)?;
-        let file = *medium.names.get(from).ok_or(io::ErrorKind::NotFound)?;
-        medium.set_names(&[(to, Some(file)), (from, None)]);
+        let (from, to) = (self.full(from), self.full(to));
+        let file = *medium.names.get(&from).ok_or(io::ErrorKind::NotFound)?;
+        medium.set_names(&[(&to, Some(file)), (&from, None)]);
         off_if(is_cut)
     }
 
@@ -400,8 +394,9 @@ impl Disk for SimulatedDisk {
         let mut medium = self.medium.lock();
         let power = medium.power;
         let is_cut = medium.change(power)?;
-        medium.names.get(name).ok_or(io::ErrorKind::NotFound)?;
-        medium.set_names(&[(name, None)]);
+        let name = self.full(name);
+        medium.names.get(&name).ok_or(io::ErrorKind::NotFound)?;
+        medium.set_names(&[(&name, None)]);
         off_if(is_cut)
     }
 
@@ -415,68 +410,12 @@ impl Disk for SimulatedDisk {
     }
 
     fn directory(&self, name: &str) -> io::Result<Box<dyn Disk>> {
-        Ok(Box::new(SimulatedDirectory { disk: self.clone(), prefix: format!("{name}/") }))
+        Ok(Box::new(Self { directory: self.full(name) + "/", ..self.clone() }))
     }
 
     fn random(&self) -> io::Result<u64> {
         let mut medium = self.medium.lock();
         Ok(medium.random.next_u64())
-    }
-}
-
-/// A directory within the disk: the names of its files begin with the directory's name. An empty
-/// directory does not exist.
-struct SimulatedDirectory {
-    disk: SimulatedDisk,
-    prefix: String,
-}
-
-impl SimulatedDirectory {
-    fn full(&self, name: &str) -> String {
-        format!("{}{name}", self.prefix)
-    }
-}
-
-impl Disk for SimulatedDirectory {
-    fn lock(&self) -> io::Result<Box<dyn Send + Sync>> {
-        // No process keeps it open.
-        Ok(Box::new(()))
-    }
-
-    fn names(&self) -> io::Result<Vec<String>> {
-        Ok(self.disk.names_below(&self.prefix))
-    }
-
-    fn create(&self, name: &str) -> io::Result<Arc<dyn DiskFile>> {
-        self.disk.create(&self.full(name))
-    }
-
-    fn open(&self, name: &str) -> io::Result<Arc<dyn DiskFile>> {
-        self.disk.open(&self.full(name))
-    }
-
-    fn id(&self, name: &str) -> io::Result<FileId> {
-        self.disk.id(&self.full(name))
-    }
-
-    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
-        self.disk.rename(&self.full(from), &self.full(to))
-    }
-
-    fn remove(&self, name: &str) -> io::Result<()> {
-        self.disk.remove(&self.full(name))
-    }
-
-    fn sync_names(&self) -> io::Result<()> {
-        self.disk.sync_names()
-    }
-
-    fn directory(&self, name: &str) -> io::Result<Box<dyn Disk>> {
-        self.disk.directory(&self.full(name))
-    }
-
-    fn random(&self) -> io::Result<u64> {
-        self.disk.random()
     }
 }
 
