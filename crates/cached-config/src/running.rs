@@ -105,10 +105,10 @@ impl LiveObjects {
         let limits_before = server.as_ref().map(|server| server.limits());
         if let (Some(server), Some(table)) = (&server, listener) {
             // Applied first, because these limits can be refused: then nothing has changed.
-            server.set_limits(table.server().limits()).map_err(|error| SynapseTable::error(&error))?;
+            server.set_limits(&table.server()).map_err(|error| SynapseTable::error(&error))?;
         }
         let undo_limits = || {
-            if let (Some(server), Some(before)) = (&server, limits_before) {
+            if let (Some(server), Some(before)) = (&server, &limits_before) {
                 // These limits were in force a moment ago; connections opened since then may make
                 // them too small.
                 let _ = server.set_limits(before);

@@ -22,13 +22,15 @@
 //! | module | content |
 //! |---|---|
 //! | `budget` | the memory of all connections, each one's part, and how fast its client sends and receives |
-//! | `listen` | sockets that listen, and the loop that accepts from them |
-//! | `places` | limits on connections, in all and per address; the peer of one |
+//! | `address` | addresses as text, and the sockets bound to them |
+//! | `listen` | the loop that accepts connections |
+//! | `places` | all connections and their limits, in all and per address; the peer of a connection |
 //! | `stream`, `output` | bytes in both directions |
 //! | `receive` | buffers for large payloads |
 //! | `report` | errors in settings; limits on log lines that clients can cause |
 #![warn(missing_debug_implementations)]
 
+mod address;
 mod budget;
 mod listen;
 mod output;
@@ -37,8 +39,9 @@ mod receive;
 mod report;
 mod stream;
 
+pub use address::{Address, AddressError, ListenError, ListeningSocket};
 pub use budget::{Budget, Grant, Turn};
-pub use listen::{Accepted, ListeningSocket, Service, serve_all};
+pub use listen::{Accepted, Service, serve_all};
 pub use output::Output;
 pub use places::{Connections, Limits, Peer, Place, Refusal};
 pub use receive::{Filled, LARGE_BYTES, PayloadPool, ReceiveBuffer, copy_into, poll_fill};

@@ -1,129 +1,20 @@
-//! Listening sockets, and the loop that accepts from them.
+//! The loop that accepts connections.
 
 use std::future::Future;
 use std::io;
-use std::net::SocketAddr;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use socket2::{Domain, SockAddr, Socket, Type};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::runtime::Handle;
 
+use crate::address::{Bound, ListenError, ListeningSocket};
 use crate::places::{Connections, Peer, Place, Refusal};
 use crate::stream::{Duplex, Stream};
 
-/// The length of the accept queue: Linux's own default for `net.core.somaxconn`. After a restart of
-/// the server, all clients reconnect at once.
-const ACCEPT_QUEUE: i32 = 4096;
 /// The pause after a failed accept.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-
-/// A listening socket. It can outlive the server that accepts from it, and can be handed to another
-/// process. Clients that connect while no server accepts wait in its queue and are not refused.
-#[derive(Debug)]
-pub enum ListeningSocket {
-    /// A TCP socket.
-    Tcp(std::net::TcpListener),
-    /// A unix socket. Removing its file is up to the caller.
-    Unix(std::os::unix::net::UnixListener),
-}
-
-impl ListeningSocket {
-    /// Binds the first of `addresses` that the system allows, and listens.
-    ///
-    /// # Errors
-    /// The system's error for the last address.
-    pub fn bind_tcp(addresses: &[SocketAddr]) -> io::Result<Self> {
-        let mut failure = io::Error::new(io::ErrorKind::InvalidInput, "the name has no address");
-        for address in addresses {
-            match listening(Domain::for_address(*address), &(*address).into()) {
-                Ok(socket) => return Ok(Self::Tcp(socket.into())),
-                Err(error) => failure = error,
-            }
-        }
-        Err(failure)
-    }
-
-    /// Binds a unix socket, and listens. The socket file of a dead process is removed; one that
-    /// accepts connections is in use.
-    ///
-    /// # Errors
-    /// The system's error.
-    pub fn bind_unix(path: &Path) -> io::Result<Self> {
-        let address = SockAddr::unix(path)?;
-        let socket = match listening(Domain::UNIX, &address) {
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-                match std::os::unix::net::UnixStream::connect(path) {
-                    Err(answer) if answer.kind() == io::ErrorKind::ConnectionRefused => {
-                        std::fs::remove_file(path)?;
-                        listening(Domain::UNIX, &address)
-                    }
-                    _ => Err(error),
-                }
-            }
-            done => done,
-        }?;
-        Ok(Self::Unix(socket.into()))
-    }
-
-    /// Uses a listening TCP socket that another process has handed over.
-    ///
-    /// # Errors
-    /// If `socket` is not a TCP socket that listens.
-    pub fn adopt_tcp(socket: OwnedFd) -> io::Result<Self> {
-        let socket = std::net::TcpListener::from(socket);
-        socket.set_nonblocking(true)?;
-        socket.local_addr()?;
-        Ok(Self::Tcp(socket))
-    }
-
-    /// Uses a listening unix socket that another process has handed over.
-    ///
-    /// # Errors
-    /// If `socket` is not a unix socket that listens.
-    pub fn adopt_unix(socket: OwnedFd) -> io::Result<Self> {
-        let socket = std::os::unix::net::UnixListener::from(socket);
-        socket.set_nonblocking(true)?;
-        socket.local_addr()?;
-        Ok(Self::Unix(socket))
-    }
-
-    /// Returns the address to which the socket is bound; `None` for a unix socket.
-    ///
-    /// # Errors
-    /// The system's error.
-    pub fn address(&self) -> io::Result<Option<SocketAddr>> {
-        match self {
-            Self::Tcp(tcp) => tcp.local_addr().map(Some),
-            Self::Unix(_) => Ok(None),
-        }
-    }
-}
-
-impl AsFd for ListeningSocket {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        match self {
-            Self::Tcp(tcp) => tcp.as_fd(),
-            Self::Unix(unix) => unix.as_fd(),
-        }
-    }
-}
-
-fn listening(domain: Domain, address: &SockAddr) -> io::Result<Socket> {
-    let socket = Socket::new(domain, Type::STREAM, None)?;
-    if domain != Domain::UNIX {
-        // A restarted server can bind the address although old connections are still in
-        // `TIME_WAIT`.
-        socket.set_reuse_address(true)?;
-    }
-    socket.set_nonblocking(true)?;
-    socket.bind(address)?;
-    socket.listen(ACCEPT_QUEUE)?;
-    Ok(socket)
-}
 
 /// A server's handling of the connections that are accepted for it.
 pub trait Service: Send + Sync + 'static {
@@ -148,12 +39,7 @@ pub trait Service: Send + Sync + 'static {
     fn sleep(&self, time: Duration) -> impl Future<Output = ()> + Send;
 
     /// Serves a connection until its end, on the runtime to which it was assigned.
-    fn serve(
-        self: Arc<Self>,
-        place: Place,
-        peer: Peer,
-        accepted: Accepted,
-    ) -> impl Future<Output = ()> + Send;
+    fn serve(self: Arc<Self>, peer: Peer, accepted: Accepted) -> impl Future<Output = ()> + Send;
 }
 
 /// An accepted connection, not yet registered with the runtime that will serve it.
@@ -167,7 +53,7 @@ pub enum Accepted {
 }
 
 impl Accepted {
-    /// Returns its stream, registered with the current runtime.
+    /// Returns the connection's stream, registered with the current runtime.
     ///
     /// # Errors
     /// The system's error.
@@ -182,11 +68,7 @@ impl Accepted {
 
 impl std::fmt::Debug for Accepted {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Tcp(stream) => stream.fmt(f),
-            Self::Unix(stream) => stream.fmt(f),
-            Self::Other(_) => f.write_str("Other"),
-        }
+        f.debug_struct("Accepted").finish_non_exhaustive()
     }
 }
 
@@ -227,24 +109,28 @@ impl Listener {
     }
 }
 
-/// Returns a future that accepts from `socket` until it is dropped, and has `service` serve the
-/// connections. When it is dropped, it removes `file`. The caller keeps the socket open.
+/// Accepts connections from `socket` in the current runtime, and has `service` serve them, until
+/// [`Connections::stop_listening`]. Then removes `file`. The caller keeps the socket open.
 ///
 /// # Errors
 /// If the system has no free file descriptor.
 ///
 /// # Panics
 /// Outside of a tokio runtime.
-pub fn serve_all<S: Service>(
-    service: Arc<S>,
-    socket: &ListeningSocket,
+pub fn serve_all<S: Service, const PORT: u16>(
+    service: &Arc<S>,
+    socket: &ListeningSocket<PORT>,
     file: Option<PathBuf>,
-) -> io::Result<impl Future<Output = ()> + Send + 'static + use<S>> {
-    let socket = match socket {
-        ListeningSocket::Tcp(tcp) => AsyncSocket::Tcp(TcpListener::from_std(tcp.try_clone()?)?),
-        ListeningSocket::Unix(unix) => AsyncSocket::Unix(UnixListener::from_std(unix.try_clone()?)?),
+) -> Result<(), ListenError<PORT>> {
+    let registered = || match &socket.bound {
+        Bound::Tcp(tcp) => TcpListener::from_std(tcp.try_clone()?).map(AsyncSocket::Tcp),
+        Bound::Unix(unix) => UnixListener::from_std(unix.try_clone()?).map(AsyncSocket::Unix),
     };
-    Ok(accept(service, Listener { socket, file }))
+    let failed = |cause| ListenError { address: socket.address().clone(), cause };
+    let listener = Listener { socket: registered().map_err(failed)?, file };
+    let accepting = tokio::spawn(accept(Arc::clone(service), listener));
+    service.connections().add_listener(accepting);
+    Ok(())
 }
 
 async fn accept<S: Service>(service: Arc<S>, listener: Listener) {
@@ -263,7 +149,10 @@ async fn accept<S: Service>(service: Arc<S>, listener: Listener) {
         let Ok(place) = service.take_place(&peer) else { continue };
         let serving = {
             let service = Arc::clone(&service);
-            async move { service.serve(place, peer, accepted).await }
+            async move {
+                service.serve(peer, accepted).await;
+                drop(place);
+            }
         };
         let workers = service.workers();
         let task = match workers.get(next_worker % workers.len().max(1)) {
@@ -272,30 +161,5 @@ async fn accept<S: Service>(service: Arc<S>, listener: Listener) {
         };
         next_worker = next_worker.wrapping_add(1);
         service.connections().add_task(task.abort_handle());
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// After a server's restart, all clients connect at once. None may be refused or have to wait
-    /// for a second attempt.
-    #[test]
-    fn clients_that_come_at_once_wait_to_be_accepted() {
-        let allowed = std::fs::read_to_string("/proc/sys/net/core/somaxconn").unwrap_or_default();
-        let count = allowed.trim().parse().unwrap_or(128_usize).min(600);
-        let folder = std::env::temp_dir().join(format!("connection-{}", std::process::id()));
-        let _socket = ListeningSocket::bind_unix(&folder).unwrap();
-        // A nonblocking connect fails if the queue is full.
-        let clients: Result<Vec<_>, _> = (0..count)
-            .map(|_| {
-                let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
-                socket.set_nonblocking(true)?;
-                socket.connect(&SockAddr::unix(&folder)?).map(|()| socket)
-            })
-            .collect();
-        std::fs::remove_file(&folder).unwrap();
-        assert_eq!(clients.unwrap().len(), count);
     }
 }

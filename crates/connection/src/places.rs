@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
-use tokio::task::AbortHandle;
+use tokio::task::{AbortHandle, JoinHandle};
 
 /// Limits on the number of connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,6 +48,8 @@ pub struct Connections {
     /// Notified when a connection has ended.
     ended: Notify,
     tasks: Mutex<Vec<AbortHandle>>,
+    /// The tasks that accept connections.
+    listeners: Mutex<Vec<JoinHandle<()>>>,
 }
 
 #[derive(Debug, Default)]
@@ -113,6 +115,27 @@ impl Connections {
     /// Aborts all connections, as a crash would.
     pub fn abort(&self) {
         self.tasks.lock().drain(..).for_each(|task| task.abort());
+    }
+
+    /// Adds a task that accepts connections.
+    pub(crate) fn add_listener(&self, listener: JoinHandle<()>) {
+        self.listeners.lock().push(listener);
+    }
+
+    /// Stops accepting connections. Afterwards the server's addresses are free.
+    pub async fn stop_listening(&self) {
+        let listeners = std::mem::take(&mut *self.listeners.lock());
+        listeners.iter().for_each(JoinHandle::abort);
+        for listener in listeners {
+            // The only possible error is the abort.
+            let _ = listener.await;
+        }
+    }
+
+    /// Aborts all connections and stops accepting.
+    pub fn abort_all(&self) {
+        self.listeners.lock().drain(..).for_each(|listener| listener.abort());
+        self.abort();
     }
 }
 

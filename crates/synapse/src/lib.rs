@@ -47,10 +47,8 @@ pub mod codec;
 mod input;
 mod server;
 
-pub use address::{Address, AddressError, Connector, Duplex, Opening, PORT_DEFAULT};
+pub use address::{Address, Connector, ListeningSocket, Opening, PORT_DEFAULT};
 pub use auth::{SECRET_BYTES_MIN, Secret, SecretError};
 pub use client::{ClientConfig, ClientCounters, SecretHandle, SynapseBlocker};
-pub use connection::{LARGE_BYTES, ReceiveBuffer, SettingError};
-pub use server::{
-    ListenError, ListeningSocket, NodeRecord, ReceiveBuffers, Server, ServerConfig, ServerLimits, host_name,
-};
+pub use connection::{AddressError, Duplex, LARGE_BYTES, ReceiveBuffer, SettingError};
+pub use server::{ListenError, NodeRecord, ReceiveBuffers, Server, ServerConfig, host_name};

@@ -314,7 +314,7 @@ mod tests {
             ),
             ("backend = \"rados:vm,keyring=/no/key\"", "backend.keyring: is /no/key, which cannot be read"),
             ("backend = \"memory:\"\n[synapse]\nlisten = []", "synapse.listen: is empty"),
-            ("backend = \"memory:\"\n[synapse]\nlisten = [\"a:b\"]", "the port is a number"),
+            ("backend = \"memory:\"\n[synapse]\nlisten = [\"a:b\"]", "\"a:b\" is not an address"),
             (
                 "backend = \"memory:\"\n[synapse]\nlisten = [\"0.0.0.0:0\"]",
                 "synapse.listen: 0.0.0.0:0 can be reached from other machines",

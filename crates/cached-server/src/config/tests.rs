@@ -90,7 +90,8 @@ fn an_error_is_one_line_with_file_key_and_what_would_be_right() {
         ),
         (
             "[objects.backend]\nkind = \"synapse\"\naddress = \"a:b\"",
-            "cached.toml: objects.backend.address: \"a:b\": the port is a number up to 65535",
+            "cached.toml: objects.backend.address: \"a:b\" is not an address; write HOST, HOST:PORT, [V6]:PORT or \
+             unix:PATH",
         ),
         (
             &objects("dirty_bytes_max = \"200 MiB\""),

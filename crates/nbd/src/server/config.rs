@@ -1,8 +1,6 @@
 //! The settings of a server: where it listens, limits, timeouts, TLS.
 
 use std::fmt;
-use std::path::PathBuf;
-use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -138,14 +136,7 @@ const REQUEST_BYTES: u64 = 1024;
 
 impl fmt::Debug for ServerConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ServerConfig")
-            .field("connections_max", &self.connections_max)
-            .field("connection_requests_max", &self.connection_requests_max)
-            .field("connection_bytes_max", &self.connection_bytes_max)
-            .field("bytes_max", &self.bytes_max)
-            .field("tls", &self.tls)
-            .field("tls_required", &self.tls_required)
-            .finish_non_exhaustive()
+        f.debug_struct("ServerConfig").field("tls", &self.tls).finish_non_exhaustive()
     }
 }
 
@@ -161,51 +152,10 @@ pub const PORT_DEFAULT: u16 = 10809;
 /// assert_eq!("[::1]:7000".parse(), Ok(Address::Tcp("[::1]:7000".into())));
 /// assert_eq!("unix:/run/nbd.sock".parse(), Ok(Address::Unix("/run/nbd.sock".into())));
 /// ```
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Address {
-    /// `HOST:PORT`.
-    Tcp(String),
-    /// The path of a unix socket.
-    Unix(PathBuf),
-}
+pub type Address = connection::Address<PORT_DEFAULT>;
 
-/// The reason why a text is not an [`Address`].
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("{text:?} is not an address; write HOST, HOST:PORT, [V6]:PORT or unix:PATH")]
-pub struct AddressError {
-    text: String,
-}
-
-impl FromStr for Address {
-    type Err = AddressError;
-
-    fn from_str(text: &str) -> Result<Self, AddressError> {
-        let wrong = || AddressError { text: text.into() };
-        if let Some(path) = text.strip_prefix("unix:") {
-            return if path.is_empty() { Err(wrong()) } else { Ok(Self::Unix(path.into())) };
-        }
-        let (host, port) = match text.rsplit_once(':') {
-            // An IPv6 address without a port contains colons too.
-            Some((host, port)) if !host.contains(':') || host.ends_with(']') => (host, Some(port)),
-            _ => (text, None),
-        };
-        if host.is_empty() {
-            return Err(wrong());
-        }
-        let port = port.map_or(Ok(PORT_DEFAULT), |port| port.parse().map_err(|_| wrong()))?;
-        let is_bare = host.contains(':') && !host.starts_with('[');
-        Ok(Self::Tcp(if is_bare { format!("[{host}]:{port}") } else { format!("{host}:{port}") }))
-    }
-}
-
-impl fmt::Display for Address {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Tcp(address) => f.write_str(address),
-            Self::Unix(path) => write!(f, "unix:{}", path.display()),
-        }
-    }
-}
+/// The error of a server that cannot listen on an address.
+pub type ListenError = connection::ListenError<PORT_DEFAULT>;
 
 #[cfg(test)]
 mod tests {

@@ -64,7 +64,7 @@ pub(super) async fn run(shared: &Arc<Shared>, stream: Stream, peer: Peer) -> End
     );
     grant = match shared.budget.join(shared.config.connection_bytes_max, false) {
         Ok(grant) => grant,
-        Err(error) => return End::Closed(Err(io::Error::other(error.to_string()))),
+        Err(error) => return io::Error::other(error.to_string()).into(),
     };
     let mut open = Transmission {
         grant: &mut grant,
@@ -239,7 +239,7 @@ impl Transmission<'_> {
                 continue;
             }
             match self.input.poll_fill(cx, &mut self.stream) {
-                Poll::Ready(Ok(0)) => return Poll::Ready(Err(End::Closed(Ok(())))),
+                Poll::Ready(Ok(0)) => return Poll::Ready(Err(End::Closed)),
                 Poll::Ready(Ok(count)) => self.note_progress(count),
                 Poll::Ready(Err(error)) => return Poll::Ready(Err(error.into())),
                 Poll::Pending => return Poll::Pending,

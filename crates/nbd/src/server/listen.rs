@@ -6,22 +6,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ::connection::{Accepted, Connections, ListeningSocket, Peer, Place, Refusal, Service, serve_all};
-use tokio::net::lookup_host;
 use tokio::runtime::Handle;
 
-use super::config::Address;
+use super::config::{Address, ListenError};
 use super::{Server, Shared, connection};
 use crate::protocol::{NoExport, Violation};
-
-/// The reason why a server cannot listen: the system does not bind the address.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot listen on {address}: {cause}")]
-pub struct ListenError {
-    /// The address.
-    pub address: Address,
-    /// The system's error.
-    pub cause: io::Error,
-}
 
 impl Server {
     /// Listens on `address`, and returns the bound address: for TCP port 0, it has the port that
@@ -33,20 +22,10 @@ impl Server {
     /// # Panics
     /// Outside of a tokio runtime.
     pub async fn listen(&self, address: &Address) -> Result<Address, ListenError> {
-        let failed = |cause: io::Error| ListenError { address: address.clone(), cause };
-        let (socket, file) = match address {
-            Address::Tcp(text) => {
-                let addresses: Vec<_> = lookup_host(text.as_str()).await.map_err(failed)?.collect();
-                (ListeningSocket::bind_tcp(&addresses).map_err(failed)?, None)
-            }
-            Address::Unix(path) => (ListeningSocket::bind_unix(path).map_err(failed)?, Some(path.clone())),
-        };
-        let bound = socket.address().map_err(failed)?;
-        let bound = bound.map_or_else(|| address.clone(), |bound| Address::Tcp(bound.to_string()));
-        let accepting = serve_all(Arc::clone(&self.shared), &socket, file).map_err(failed)?;
-        self.listeners.lock().push(tokio::spawn(accepting));
-        tracing::info!(address = %bound, "listening for NBD");
-        Ok(bound)
+        let socket = ListeningSocket::bind(address).await?;
+        serve_all(&self.shared, &socket, address.path().map(Into::into))?;
+        tracing::info!(address = %socket.address(), "listening for NBD");
+        Ok(socket.address().clone())
     }
 }
 
@@ -83,94 +62,62 @@ impl Service for Shared {
         tokio::time::sleep(time)
     }
 
-    async fn serve(self: Arc<Self>, place: Place, peer: Peer, accepted: Accepted) {
-        serve(&self, peer, accepted).await;
-        drop(place);
-    }
-}
-
-async fn serve(shared: &Arc<Shared>, peer: Peer, accepted: Accepted) {
-    let end = match accepted.into_stream() {
-        Ok(stream) => connection::run(shared, stream, peer).await,
-        Err(error) => End::Closed(Err(error)),
-    };
-    match &end {
-        End::Broken(violation) => {
-            shared.count(|counts| counts.broken += 1);
-            if let Some(suppressed) = shared.admit_log("broken") {
-                tracing::warn!(
-                    %peer, cause = %violation, suppressed,
-                    "NBD connection closed: the client broke the protocol",
-                );
+    async fn serve(self: Arc<Self>, peer: Peer, accepted: Accepted) {
+        let end = match accepted.into_stream() {
+            Ok(stream) => connection::run(&self, stream, peer).await,
+            Err(error) => End::Failed(error),
+        };
+        let reason = match end {
+            End::Broken(_) => "broken",
+            End::NoExport(..) => "no export",
+            End::Tls(_) => "tls",
+            End::Slow | End::Stalled => "stalled",
+            End::Slowest => "slowest",
+            End::Failed(_) | End::Closed | End::Ended | End::ShuttingDown => {
+                return tracing::debug!(%peer, cause = %end, "NBD connection ended");
             }
-        }
-        End::NoExport(name, error) => {
-            if let Some(suppressed) = shared.admit_log("no export") {
-                tracing::warn!(%peer, export = name, cause = %error, suppressed, "NBD connection closed");
+        };
+        let is_slow = matches!(end, End::Slow | End::Stalled | End::Slowest);
+        self.count(|counts| {
+            counts.broken += u64::from(matches!(end, End::Broken(_)));
+            counts.stalled += u64::from(is_slow);
+        });
+        match self.admit_log(reason) {
+            Some(suppressed) if is_slow => {
+                tracing::info!(%peer, cause = %end, suppressed, "NBD connection closed");
             }
-        }
-        End::Tls(error) => {
-            if let Some(suppressed) = shared.admit_log("tls") {
-                tracing::warn!(%peer, cause = %error, suppressed, "NBD connection closed: no TLS");
-            }
-        }
-        End::Slow | End::Stalled => {
-            shared.count(|counts| counts.stalled += 1);
-            if let Some(suppressed) = shared.admit_log("stalled") {
-                tracing::info!(
-                    %peer, ?end, suppressed,
-                    "NBD connection closed: the client makes no progress",
-                );
-            }
-        }
-        End::Slowest => {
-            shared.count(|counts| counts.stalled += 1);
-            if let Some(suppressed) = shared.admit_log("slowest") {
-                tracing::info!(
-                    %peer, suppressed,
-                    "NBD connection closed: others need its memory, and its client is the slowest",
-                );
-            }
-        }
-        End::Closed(Err(error)) => tracing::debug!(%peer, cause = %error, "NBD connection broken"),
-        End::Closed(Ok(())) | End::Ended | End::ShuttingDown => {
-            tracing::debug!(%peer, ?end, "NBD connection ended");
+            Some(suppressed) => tracing::warn!(%peer, cause = %end, suppressed, "NBD connection closed"),
+            None => {}
         }
     }
 }
 
 /// The reason why a connection ends.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub(super) enum End {
-    /// The client closed it, or it failed.
-    Closed(io::Result<()>),
-    /// The client ended it properly.
+    /// The connection has failed.
+    #[error("{0}")]
+    Failed(#[from] io::Error),
+    /// The client has closed the connection without a request to do so.
+    #[error("the client closed the connection")]
+    Closed,
+    /// The client has asked to end the connection.
+    #[error("the client ended the connection")]
     Ended,
-    /// The client broke the protocol.
-    Broken(Violation),
+    #[error("the client broke the protocol: {0}")]
+    Broken(#[from] Violation),
     /// The client asked for an export that it cannot have, with an option whose reply cannot carry
     /// an error.
+    #[error("the client cannot have the export {0:?}: {1}")]
     NoExport(String, NoExport),
-    /// TLS could not be established.
+    #[error("TLS could not be established: {0}")]
     Tls(io::Error),
-    /// The client did not finish its negotiation in time.
+    #[error("the client did not finish its negotiation in time")]
     Slow,
-    /// The client makes no progress.
+    #[error("the client made no progress")]
     Stalled,
-    /// Others need the memory that the connection holds, and its client is the slowest.
+    #[error("others need the connection's memory, and its client is the slowest")]
     Slowest,
-    /// The server shuts down.
+    #[error("the server is shutting down")]
     ShuttingDown,
-}
-
-impl From<io::Error> for End {
-    fn from(error: io::Error) -> Self {
-        Self::Closed(Err(error))
-    }
-}
-
-impl From<Violation> for End {
-    fn from(violation: Violation) -> Self {
-        Self::Broken(violation)
-    }
 }

@@ -22,16 +22,14 @@ use std::time::Duration;
 use ::connection::{Budget, Connections, LogLimit, PayloadPool, Peer, SettingError};
 use blocker::{Error, Timestamp};
 use cached_metrics::{Collect, Counter, Families, Number, counters};
-use parking_lot::Mutex;
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use crate::export::Exports;
 use crate::protocol::Request;
 
-pub use config::{Address, AddressError, PORT_DEFAULT, ServerConfig};
-pub use listen::ListenError;
+pub use ::connection::AddressError;
+pub use config::{Address, ListenError, PORT_DEFAULT, ServerConfig};
 
 /// Serves exports.
 ///
@@ -57,7 +55,6 @@ pub use listen::ListenError;
 /// [`Self::shutdown`] ends them in order.
 pub struct Server {
     shared: Arc<Shared>,
-    listeners: Mutex<Vec<JoinHandle<()>>>,
 }
 
 struct Shared {
@@ -92,7 +89,7 @@ impl Server {
             exports,
             config,
         };
-        Ok(Self { shared: Arc::new(shared), listeners: Mutex::default() })
+        Ok(Self { shared: Arc::new(shared) })
     }
 
     /// Returns the value of the server's own metric `name`, or 0. [`Collect`] collects all metrics.
@@ -105,13 +102,7 @@ impl Server {
     /// reconnect send unanswered requests again. Waits at most `timeout` for that, then aborts the
     /// rest. Returns whether every connection ended properly.
     pub async fn shutdown(&self, timeout: Duration) -> bool {
-        let listeners: Vec<_> = self.listeners.lock().drain(..).collect();
-        for listener in listeners {
-            listener.abort();
-            // After this the listener is gone and its address is free. Its only possible error is
-            // the abort.
-            let _ = listener.await;
-        }
+        self.shared.connections.stop_listening().await;
         self.shared.ending.send_replace(true);
         let in_order = tokio::time::timeout(timeout, self.shared.connections.wait_for_end()).await.is_ok();
         self.abort_connections();
@@ -140,8 +131,7 @@ impl std::fmt::Debug for Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        self.listeners.lock().drain(..).for_each(|listener| listener.abort());
-        self.abort_connections();
+        self.shared.connections.abort_all();
     }
 }
 

@@ -3,7 +3,6 @@
 use std::future::poll_fn;
 use std::io;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 
 use connection::{Duplex, Output, Stream};
 use rustls::ServerConfig;
@@ -42,9 +41,8 @@ impl Negotiating<'_> {
                 Action::Continue => {}
                 Action::Receive => {
                     self.send(&mut stream, &mut out).await?;
-                    let count = poll_fn(|cx| self.poll_fill(cx, &mut stream)).await?;
-                    if count == 0 {
-                        return Err(End::Closed(Ok(())));
+                    if poll_fn(|cx| self.input.poll_fill(cx, &mut stream)).await? == 0 {
+                        return Err(End::Closed);
                     }
                 }
                 Action::List => {
@@ -87,10 +85,6 @@ impl Negotiating<'_> {
                 }
             }
         }
-    }
-
-    fn poll_fill(&mut self, cx: &mut Context<'_>, stream: &mut Stream) -> Poll<io::Result<usize>> {
-        self.input.poll_fill(cx, stream)
     }
 
     async fn send(&mut self, stream: &mut Stream, out: &mut Vec<u8>) -> io::Result<()> {

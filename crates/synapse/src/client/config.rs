@@ -144,14 +144,6 @@ impl ClientConfig {
 
 impl fmt::Debug for ClientConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ClientConfig")
-            .field("address", &self.address)
-            .field("secret", &self.secret)
-            .field("connections", &self.connections)
-            .field("slots", &self.slots)
-            .field("bytes", &self.bytes)
-            .field("payload_crc", &self.payload_crc)
-            .field("is_server", &self.is_server)
-            .finish_non_exhaustive()
+        f.debug_struct("ClientConfig").field("address", &self.address).finish_non_exhaustive()
     }
 }

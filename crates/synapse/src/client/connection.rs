@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use blocker::{Error, Segments, Timestamp};
+use blocker::{Error, Timestamp};
 use connection::{Output, Stream};
 
 use super::Shared;
@@ -166,10 +166,7 @@ impl<'a> Connection<'a> {
             }
             if silence >= self.keep_alive && now.since(self.pinged_at) >= self.keep_alive {
                 self.pinged_at = now;
-                self.output.push(|out| {
-                    codec::encode_ping(out, false);
-                    Segments::new()
-                });
+                self.output.push_head(|out| codec::encode_ping(out, false));
                 if self.ping_end == 0 {
                     self.ping_end = self.output.written_bytes() + self.output.pending_bytes() as u64;
                 }
@@ -232,10 +229,7 @@ impl<'a> Connection<'a> {
                     let bytes = header.length;
                     self.lane.granted(bytes);
                     // All data sent under the old grant precede this frame.
-                    self.output.push(|out| {
-                        codec::encode_credit(out, bytes, true);
-                        Segments::new()
-                    });
+                    self.output.push_head(|out| codec::encode_credit(out, bytes, true));
                 }
                 op if header.flags.has(Flags::REPLY) => {
                     has_answers = true;
@@ -268,10 +262,7 @@ impl<'a> Connection<'a> {
 
     /// Sends a goodbye if the socket takes it at once, and closes the connection.
     pub(super) async fn send_goodbye(mut self) {
-        self.output.push(|out| {
-            codec::encode_goodbye(out, Ok(Status::Ending));
-            Segments::new()
-        });
+        self.output.push_head(|out| codec::encode_goodbye(out, Ok(Status::Ending)));
         let _ = poll_fn(|cx| match self.output.poll_flush(cx, &mut self.stream) {
             Poll::Ready(done) => Poll::Ready(done),
             // The server sees the end of the stream instead.

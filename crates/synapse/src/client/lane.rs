@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use blocker::{Capabilities, Error, Segments, Timestamp};
+use blocker::{Capabilities, Error, Timestamp};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
@@ -335,10 +335,7 @@ impl Lane {
         let mut state = self.state.lock();
         let state = &mut *state;
         for id in state.cancels.drain(..) {
-            output.push(|out| {
-                codec::encode_cancel(out, id);
-                Segments::new()
-            });
+            output.push_head(|out| codec::encode_cancel(out, id));
         }
         while let Some(id) = state.queue.front().copied() {
             if output.pending_bytes() >= SEND_BYTES {
@@ -354,10 +351,7 @@ impl Lane {
                     // The request costs more than the whole grant, which must grow first.
                     if state.requested_bytes < needed_bytes {
                         state.requested_bytes = needed_bytes;
-                        output.push(|out| {
-                            codec::encode_credit(out, needed_bytes, false);
-                            Segments::new()
-                        });
+                        output.push_head(|out| codec::encode_credit(out, needed_bytes, false));
                     }
                     break;
                 }

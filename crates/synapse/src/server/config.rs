@@ -180,82 +180,13 @@ pub fn host_name() -> String {
 
 impl fmt::Debug for ServerConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ServerConfig")
-            .field("secret", &self.secret)
-            .field("allow_exposed", &self.allow_exposed)
-            .field("connections_max", &self.connections_max)
-            .field("sessions_max", &self.sessions_max)
-            .field("session_slots_max", &self.session_slots_max)
-            .field("session_bytes_max", &self.session_bytes_max)
-            .field("bytes_max", &self.bytes_max)
-            .field("request_bytes_max", &self.request_bytes_max)
-            .field("peer_timeout", &self.peer_timeout)
-            .finish_non_exhaustive()
+        f.debug_struct("ServerConfig").field("name", &self.name).finish_non_exhaustive()
     }
 }
 
 // ---- The limits of a server that can change while it serves.
 
-/// The limits of a [`Server`] that can change while it serves. [`ServerConfig`] explains each.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "they are those of `ServerConfig`")]
-pub struct ServerLimits {
-    pub connections_max: u32,
-    pub peer_connections_max: Option<u32>,
-    pub sessions_max: u32,
-    pub session_slots_max: u32,
-    pub session_bytes_max: u64,
-    pub bytes_max: u64,
-    pub peer_timeout: Duration,
-    pub handshake_timeout: Duration,
-    pub session_linger: Duration,
-}
-
 impl ServerConfig {
-    /// Returns the limits that can change while a server with these settings serves.
-    #[must_use]
-    pub fn limits(&self) -> ServerLimits {
-        ServerLimits {
-            connections_max: self.connections_max,
-            peer_connections_max: self.peer_connections_max,
-            sessions_max: self.sessions_max,
-            session_slots_max: self.session_slots_max,
-            session_bytes_max: self.session_bytes_max,
-            bytes_max: self.bytes_max,
-            peer_timeout: self.peer_timeout,
-            handshake_timeout: self.handshake_timeout,
-            session_linger: self.session_linger,
-        }
-    }
-
-    fn with_limits(&self, limits: &ServerLimits) -> ServerConfig {
-        let ServerLimits {
-            connections_max,
-            peer_connections_max,
-            sessions_max,
-            session_slots_max,
-            session_bytes_max,
-            bytes_max,
-            peer_timeout,
-            handshake_timeout,
-            session_linger,
-        } = *limits;
-        ServerConfig {
-            connections_max,
-            peer_connections_max,
-            sessions_max,
-            session_slots_max,
-            session_bytes_max,
-            bytes_max,
-            peer_timeout,
-            handshake_timeout,
-            session_linger,
-            ..self.clone()
-        }
-    }
-}
-
-impl ServerLimits {
     pub(super) fn connections(&self) -> Limits {
         let peer_connections_max = self.peer_connections_max.unwrap_or(self.connections_max.div_ceil(2));
         Limits { connections_max: self.connections_max, peer_connections_max }
@@ -263,13 +194,14 @@ impl ServerLimits {
 }
 
 impl Server {
-    /// Returns the current limits.
+    /// Returns the settings with the limits that are in force.
     #[must_use]
-    pub fn limits(&self) -> ServerLimits {
-        *self.shared.limits.read()
+    pub fn limits(&self) -> ServerConfig {
+        self.shared.limits.read().clone()
     }
 
-    /// Changes the limits. No client is disconnected: connections and sessions above a lowered
+    /// Changes the limits on connections, sessions, bytes and times to those of `new`. Its other
+    /// settings have no effect. No client is disconnected: connections and sessions above a lowered
     /// limit end by themselves. Timeouts apply to new connections, `session_slots_max` to new
     /// sessions. The bytes are redistributed at once, but count until clients have accepted their
     /// smaller grants.
@@ -277,22 +209,32 @@ impl Server {
     /// # Errors
     /// The limit that contradicts the other settings, and the valid values; then nothing has
     /// changed.
-    pub fn set_limits(&self, limits: ServerLimits) -> Result<(), SettingError> {
+    pub fn set_limits(&self, new: &ServerConfig) -> Result<(), SettingError> {
         let shared = &*self.shared;
-        shared.config.with_limits(&limits).check()?;
-        shared.check_session_bytes(limits.session_bytes_max)?;
+        let limits = ServerConfig {
+            connections_max: new.connections_max,
+            peer_connections_max: new.peer_connections_max,
+            sessions_max: new.sessions_max,
+            session_slots_max: new.session_slots_max,
+            session_bytes_max: new.session_bytes_max,
+            bytes_max: new.bytes_max,
+            peer_timeout: new.peer_timeout,
+            handshake_timeout: new.handshake_timeout,
+            session_linger: new.session_linger,
+            ..shared.config.clone()
+        };
+        limits.check()?;
+        super::check_session_bytes(limits.session_bytes_max, shared.least_bytes)?;
         let mut in_force = shared.limits.write();
-        let before = *in_force;
         // Set first, so that no more connections than these are accepted meanwhile.
-        in_force.connections_max = limits.connections_max;
+        let before = std::mem::replace(&mut in_force.connections_max, limits.connections_max);
         let connections = limits.connections_max.max(shared.connections.count());
         if let Err(needed) = shared.budget.change(limits.bytes_max, limits.session_bytes_max, connections) {
-            *in_force = before;
+            in_force.connections_max = before;
             return Err(too_few_bytes(needed, connections));
         }
-        *in_force = limits;
-        drop(in_force);
         shared.sessions.set_limits(limits.sessions_max, limits.session_linger);
+        *in_force = limits;
         Ok(())
     }
 }

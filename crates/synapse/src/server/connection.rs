@@ -13,7 +13,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use blocker::metrics::Counter;
-use blocker::{Error, Event, Segments, Subscription, Timestamp};
+use blocker::{Error, Event, Subscription, Timestamp};
 use connection::{Grant, Output, Peer, Stream, Turn};
 use tokio::sync::mpsc;
 
@@ -47,31 +47,28 @@ const LOOK_TIME: Duration = Duration::from_secs(1);
 /// The most time for sending a goodbye.
 const GOODBYE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The reason for which a connection ends.
-#[derive(Debug)]
+/// The reason why a connection ends.
+#[derive(Debug, thiserror::Error)]
 pub(super) enum End {
-    /// The client has closed it, or it broke.
-    Closed(io::Result<()>),
-    /// The client has sent a goodbye.
+    #[error("{0}")]
+    Failed(#[from] io::Error),
+    #[error("the client closed the connection")]
+    Closed,
+    #[error("the client sent a goodbye")]
     Goodbye,
-    /// The client violates the protocol.
+    #[error("the client broke the protocol: {0}")]
     Broken(String),
-    /// The client is refused: its handshake failed.
+    /// The handshake failed.
+    #[error("the client is refused: {0}")]
     Refused(Error),
-    /// The client was silent for the peer timeout.
+    #[error("the client was silent")]
     Silent,
-    /// Others need the memory that waits for this client, and it is the slowest.
+    #[error("others need the connection's memory, and its client is the slowest")]
     Slowest,
-    /// Another connection has taken the session over.
+    #[error("another connection has taken over the session")]
     Replaced,
-    /// The server shuts down.
+    #[error("the server is shutting down")]
     Ending,
-}
-
-impl From<io::Error> for End {
-    fn from(error: io::Error) -> Self {
-        Self::Closed(Err(error))
-    }
 }
 
 impl From<FrameError> for End {
@@ -174,16 +171,13 @@ impl Connection {
             End::Refused(error) => Err(error.clone()),
             End::Replaced => Ok(Status::Replaced),
             End::Ending => Ok(Status::Ending),
-            End::Closed(_) | End::Goodbye | End::Silent | End::Slowest => return end,
+            End::Failed(_) | End::Closed | End::Goodbye | End::Silent | End::Slowest => return end,
         };
-        self.output.push(|out| {
-            codec::encode_goodbye(out, why.as_ref().map(|status| *status));
-            Segments::new()
-        });
+        self.output.push_head(|out| codec::encode_goodbye(out, why.as_ref().map(|status| *status)));
         if let Err(error) = self.send_goodbye().await
             && matches!(end, End::Ending | End::Replaced)
         {
-            end = End::Closed(Err(error));
+            end = End::Failed(error);
         }
         end
     }
@@ -304,7 +298,7 @@ impl Connection {
                 }
             }
             match self.input.poll_fill(cx, &mut self.stream)? {
-                Poll::Ready(0) => return Poll::Ready(Err(End::Closed(Ok(())))),
+                Poll::Ready(0) => return Poll::Ready(Err(End::Closed)),
                 Poll::Ready(_) => self.input.received_at = now,
                 Poll::Pending => {
                     self.input.release_buffer();
@@ -356,10 +350,9 @@ impl Connection {
                 return Err(End::Broken(format!("{:?} needs a feature that was not granted", header.op)));
             }
             match header.op {
-                Op::Ping if !header.flags.has(Flags::REPLY) => self.output.push(|out| {
-                    codec::encode_ping(out, true);
-                    Segments::new()
-                }),
+                Op::Ping if !header.flags.has(Flags::REPLY) => {
+                    self.output.push_head(|out| codec::encode_ping(out, true));
+                }
                 Op::Cancel => {
                     self.counts.cancels += 1;
                     match open.owned.slots.cancel(header.id) {
@@ -418,10 +411,7 @@ impl Connection {
         let Some(bytes) = change else { return };
         self.counts.grants += 1;
         open.announced_at = now;
-        self.output.push(|out| {
-            codec::encode_credit(out, bytes, false);
-            Segments::new()
-        });
+        self.output.push_head(|out| codec::encode_credit(out, bytes, false));
     }
 
     /// Sends events, as long as the client receives them.
@@ -430,19 +420,12 @@ impl Connection {
         while let Some(events) = &mut open.events
             && self.output.pending_bytes() < OUTPUT_HIGH_BYTES
         {
-            match events.poll_next(cx) {
-                Poll::Ready(Some(event)) => self.output.push(|out| {
-                    codec::encode_event(out, &event, features);
-                    Segments::new()
-                }),
-                Poll::Ready(None) => {
-                    self.output.push(|out| {
-                        codec::encode_event(out, &Event::Missed, features);
-                        Segments::new()
-                    });
-                    open.events = None;
-                }
-                Poll::Pending => break,
+            let Poll::Ready(event) = events.poll_next(cx) else { break };
+            let is_last = event.is_none();
+            let event = event.unwrap_or(Event::Missed);
+            self.output.push_head(|out| codec::encode_event(out, &event, features));
+            if is_last {
+                open.events = None;
             }
         }
     }

@@ -39,7 +39,11 @@ impl Connection {
 
     async fn exchange(&mut self) -> Result<Established, End> {
         let shared = Arc::clone(&self.shared);
-        let (config, limits) = (&shared.config, *shared.limits.read());
+        let config = &shared.config;
+        let (slots_max, peer_timeout) = {
+            let limits = shared.limits.read();
+            (limits.session_slots_max, limits.peer_timeout)
+        };
         let mut transcript = Transcript::default();
         let hello = self.expect(Op::Hello, &mut transcript, Hello::decode).await?;
         if !hello.versions.has(codec::VERSION) {
@@ -68,7 +72,7 @@ impl Connection {
         let grant = shared.budget.join(hello.credits.bytes, !features.has(Features::CREDIT));
         let mut grant = grant.map_err(End::Refused)?;
         poll_fn(|cx| grant.poll_ready(cx)).await;
-        let slots = hello.credits.slots.min(limits.session_slots_max);
+        let slots = hello.credits.slots.min(slots_max);
         let new = || Slots::new(slots, config.remembers_outcomes());
         let attached = shared.sessions.attach(hello.session, config.clock.now(), new).await;
         let (owned, is_resumed) = attached.map_err(End::Refused)?;
@@ -79,7 +83,7 @@ impl Connection {
         let credits = Credits { slots: owned.slots.count(), bytes: grant.bytes() };
         let mut welcome = Welcome::new(shared.instance, owned.generation(), credits, capabilities);
         (welcome.is_resumed, welcome.features) = (is_resumed, features);
-        welcome.peer_timeout_ms = u32::try_from(limits.peer_timeout.as_millis()).unwrap_or(u32::MAX);
+        welcome.peer_timeout_ms = u32::try_from(peer_timeout.as_millis()).unwrap_or(u32::MAX);
         (welcome.store, welcome.server_name) = (config.store, config.name.clone());
         welcome.closed.clone_from(&config.closed);
         // Subscribed before the welcome is sent, so that no event after the welcome is missed.
@@ -90,8 +94,8 @@ impl Connection {
             self.send(&mut transcript, |out| codec::encode_proof(out, &proof, true));
         }
         self.input.payload_bytes_max = shared.payload_bytes_max;
-        let timer = Timer::after(Arc::clone(&config.clock), limits.peer_timeout);
-        let look = Timer::after(Arc::clone(&config.clock), limits.peer_timeout);
+        let timer = Timer::after(Arc::clone(&config.clock), peer_timeout);
+        let look = Timer::after(Arc::clone(&config.clock), peer_timeout);
         let (executing, executed) = mpsc::channel(1);
         let wrote_at = config.clock.now();
         let has_crc = features.has(Features::PAYLOAD_CRC);
@@ -107,7 +111,7 @@ impl Connection {
             look,
             announced_at: wrote_at,
             unreceived_bytes: 0,
-            peer_timeout: limits.peer_timeout,
+            peer_timeout,
             timer,
             wrote_at,
         })
@@ -142,7 +146,7 @@ impl Connection {
                     return Poll::Ready(decode(&frame.head).map_err(End::Refused));
                 }
                 if ready!(self.input.poll_fill(cx, &mut self.stream))? == 0 {
-                    return Poll::Ready(Err(End::Closed(Ok(()))));
+                    return Poll::Ready(Err(End::Closed));
                 }
             }
         })

@@ -3,7 +3,6 @@
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -11,12 +10,11 @@ use std::time::Duration;
 
 use ::connection::{Accepted, Connections, Duplex, Peer, Place, Refusal, Service, serve_all};
 use blocker::Error;
-use tokio::net::lookup_host;
 use tokio::runtime::Handle;
 
 use super::connection::{Connection, End};
 use super::{Server, Shared};
-use crate::address::Address;
+use crate::address::{Address, ListeningSocket, PORT_DEFAULT};
 
 impl Server {
     /// Serves one connection from another source than [`Self::listen`], until it ends. Runs on the
@@ -27,8 +25,8 @@ impl Server {
     pub fn serve_stream(&self, stream: Box<dyn Duplex>) -> impl Future<Output = ()> + Send + 'static + use<> {
         let (shared, accepted) = (Arc::clone(&self.shared), Accepted::Other(stream));
         async move {
-            if let Ok(place) = shared.take_place(&Peer::Other) {
-                shared.serve(place, Peer::Other, accepted).await;
+            if let Ok(_place) = shared.take_place(&Peer::Other) {
+                shared.serve(Peer::Other, accepted).await;
             }
         }
     }
@@ -42,18 +40,12 @@ impl Server {
     /// # Panics
     /// Outside of a tokio runtime.
     pub async fn listen(&self, address: &Address) -> Result<Address, ListenError> {
-        let failed = |cause: io::Error| ListenError::Bind { address: address.clone(), cause };
-        let (socket, file) = match address {
-            Address::Tcp(text) => {
-                let addresses: Vec<_> = lookup_host(text.as_str()).await.map_err(failed)?.collect();
-                // Checked before the socket exists.
-                addresses.iter().try_for_each(|one| self.check_exposure(one))?;
-                (::connection::ListeningSocket::bind_tcp(&addresses), None)
-            }
-            Address::Unix(path) => (::connection::ListeningSocket::bind_unix(path), Some(path.clone())),
-        };
-        let socket = socket.and_then(|socket| ListeningSocket::new(address, socket));
-        self.accept_from(&socket.map_err(failed)?, file)
+        let failed = |cause| ::connection::ListenError { address: address.clone(), cause };
+        let resolved = address.resolve().await.map_err(failed)?;
+        // Checked before the socket exists.
+        resolved.iter().try_for_each(|one| self.check_exposure(one))?;
+        let socket = ListeningSocket::bind_resolved(address, &resolved)?;
+        self.accept_from(&socket, address.path().map(Into::into))
     }
 
     /// Listens on an open socket, and returns its address. The caller owns the socket, which stays
@@ -75,12 +67,9 @@ impl Server {
     }
 
     fn accept_from(&self, socket: &ListeningSocket, file: Option<PathBuf>) -> Result<Address, ListenError> {
-        let bound = socket.address().clone();
-        let accepting = serve_all(Arc::clone(&self.shared), &socket.socket, file);
-        let accepting = accepting.map_err(|cause| ListenError::Bind { address: bound.clone(), cause })?;
-        self.listeners.lock().push(tokio::spawn(accepting));
-        tracing::info!(address = %bound, "listening");
-        Ok(bound)
+        serve_all(&self.shared, socket, file)?;
+        tracing::info!(address = %socket.address(), "listening");
+        Ok(socket.address().clone())
     }
 
     fn check_exposure(&self, address: &SocketAddr) -> Result<(), ListenError> {
@@ -134,67 +123,40 @@ impl Service for Shared {
         self.config.clock.sleep(time)
     }
 
-    async fn serve(self: Arc<Self>, place: Place, peer: Peer, accepted: Accepted) {
-        serve(&self, peer, accepted).await;
-        drop(place);
-    }
-}
-
-async fn serve(shared: &Arc<Shared>, peer: Peer, accepted: Accepted) {
-    let end = match accepted.into_stream() {
-        Ok(stream) => Connection::new(Arc::clone(shared), stream, peer).run().await,
-        Err(error) => End::Closed(Err(error)),
-    };
-    match &end {
-        End::Broken(why) => {
-            shared.count(|counts| counts.broken += 1);
-            if let Some(suppressed) = shared.admit_log("broken") {
-                tracing::warn!(%peer, why, suppressed, "connection closed: the client broke the protocol");
+    async fn serve(self: Arc<Self>, peer: Peer, accepted: Accepted) {
+        let end = match accepted.into_stream() {
+            Ok(stream) => Connection::new(Arc::clone(&self), stream, peer).run().await,
+            Err(error) => End::Failed(error),
+        };
+        let reason = match &end {
+            End::Broken(_) => "broken",
+            End::Refused(Error::Denied(_)) => "denied",
+            End::Refused(Error::Unsupported(_)) => "unsupported",
+            End::Refused(Error::Invalid(_)) => "invalid",
+            End::Refused(_) => "refused",
+            End::Silent => "silent",
+            End::Slowest => "slowest",
+            End::Failed(_) | End::Closed | End::Goodbye | End::Replaced | End::Ending => {
+                return tracing::debug!(%peer, cause = %end, "connection ended");
             }
-        }
-        End::Refused(error) => {
-            shared.count(|counts| counts.refused += 1);
-            if let Some(suppressed) = shared.admit_log(refusal(error)) {
-                tracing::warn!(%peer, cause = %error, suppressed, "connection refused");
+        };
+        let is_slow = matches!(end, End::Silent | End::Slowest);
+        self.count(|counts| {
+            counts.broken += u64::from(matches!(end, End::Broken(_)));
+            counts.refused += u64::from(matches!(end, End::Refused(_)));
+            counts.silent += u64::from(is_slow);
+        });
+        match self.admit_log(reason) {
+            Some(suppressed) if is_slow => {
+                tracing::info!(%peer, cause = %end, suppressed, "connection closed");
             }
-        }
-        End::Silent => {
-            shared.count(|counts| counts.silent += 1);
-            if let Some(suppressed) = shared.admit_log("silent") {
-                tracing::info!(%peer, suppressed, "connection closed: the client was silent");
-            }
-        }
-        End::Slowest => {
-            shared.count(|counts| counts.silent += 1);
-            if let Some(suppressed) = shared.admit_log("slowest") {
-                tracing::info!(
-                    %peer, suppressed,
-                    "connection closed: others need its memory, and its client is the slowest"
-                );
-            }
-        }
-        End::Closed(Err(error)) => tracing::debug!(%peer, cause = %error, "connection broken"),
-        End::Closed(Ok(())) | End::Goodbye | End::Replaced | End::Ending => {
-            tracing::debug!(%peer, ?end, "connection ended");
+            Some(suppressed) => tracing::warn!(%peer, cause = %end, suppressed, "connection closed"),
+            None => {}
         }
     }
 }
 
-/// Returns the reason by which log lines of refusals are rate-limited.
-fn refusal(error: &Error) -> &'static str {
-    match error {
-        Error::Denied(_) => "denied",
-        Error::Unsupported(_) => "unsupported",
-        Error::Invalid(_) => "invalid",
-        _ => "refused",
-    }
-}
-
-// ---- A listening socket, separate from the server that accepts from it. It can outlive that
-// server and be handed to another process: clients that connect while no server accepts wait in its
-// queue instead of being refused.
-
-/// Why a server cannot listen on an address.
+/// The error of a server that cannot listen on an address.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ListenError {
@@ -209,71 +171,6 @@ pub enum ListenError {
         address: SocketAddr,
     },
     /// The system does not bind the address.
-    #[error("cannot listen on {address}: {cause}")]
-    Bind {
-        /// The address.
-        address: Address,
-        /// The system's error.
-        cause: io::Error,
-    },
-}
-
-/// A socket that listens. [`Server::listen_on`](crate::Server::listen_on) accepts from it.
-///
-/// The caller removes the file of a unix socket.
-#[derive(Debug)]
-pub struct ListeningSocket {
-    address: Address,
-    pub(super) socket: connection::ListeningSocket,
-}
-
-impl ListeningSocket {
-    /// Binds `address`, and listens. The path of a unix socket without a listener is taken over.
-    ///
-    /// # Errors
-    /// [`ListenError::Bind`].
-    ///
-    /// # Panics
-    /// Outside of a tokio runtime.
-    pub async fn bind(address: &Address) -> Result<Self, ListenError> {
-        let bound = match address {
-            Address::Tcp(text) => match lookup_host(text.as_str()).await {
-                Ok(addresses) => connection::ListeningSocket::bind_tcp(&addresses.collect::<Vec<_>>()),
-                Err(cause) => Err(cause),
-            },
-            Address::Unix(path) => connection::ListeningSocket::bind_unix(path),
-        };
-        let bound = bound.and_then(|socket| Self::new(address, socket));
-        bound.map_err(|cause| ListenError::Bind { address: address.clone(), cause })
-    }
-
-    /// Takes over a listening socket that another process has handed over.
-    ///
-    /// # Errors
-    /// If it is not a listening socket of the kind of `address`.
-    pub fn adopt(address: &Address, socket: OwnedFd) -> io::Result<Self> {
-        let socket = match address {
-            Address::Tcp(_) => connection::ListeningSocket::adopt_tcp(socket),
-            Address::Unix(_) => connection::ListeningSocket::adopt_unix(socket),
-        };
-        Self::new(address, socket?)
-    }
-
-    /// Returns the bound address: for TCP port 0, with the port that the system has chosen.
-    #[must_use]
-    pub fn address(&self) -> &Address {
-        &self.address
-    }
-
-    pub(super) fn new(address: &Address, socket: connection::ListeningSocket) -> io::Result<Self> {
-        let bound = socket.address()?;
-        let address = bound.map_or_else(|| address.clone(), |bound| Address::Tcp(bound.to_string()));
-        Ok(Self { address, socket })
-    }
-}
-
-impl AsFd for ListeningSocket {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
-    }
+    #[error(transparent)]
+    Bind(#[from] ::connection::ListenError<PORT_DEFAULT>),
 }

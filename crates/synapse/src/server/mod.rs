@@ -23,8 +23,7 @@ use std::time::Duration;
 use ::connection::{Budget, Connections, LogLimit, PayloadPool, Peer, ReceiveBuffer, SettingError};
 use blocker::metrics::{Collect, Counter, Families, Number, counters};
 use blocker::{Blocker, Capabilities, Error, Reply, metrics_above};
-use parking_lot::{Mutex, RwLock};
-use tokio::task::JoinHandle;
+use parking_lot::RwLock;
 
 use crate::auth::random;
 use crate::codec::{
@@ -32,9 +31,9 @@ use crate::codec::{
     RUNS_MAX,
 };
 
-pub use config::{ReceiveBuffers, ServerConfig, ServerLimits, host_name};
+pub use config::{ReceiveBuffers, ServerConfig, host_name};
 use handshake::Secrets;
-pub use listen::{ListenError, ListeningSocket};
+pub use listen::ListenError;
 pub use record::NodeRecord;
 use session::Sessions;
 
@@ -62,14 +61,14 @@ use session::Sessions;
 /// connections; [`Self::shutdown`] ends them after their requests.
 pub struct Server {
     shared: Arc<Shared>,
-    listeners: Mutex<Vec<JoinHandle<()>>>,
 }
 
 pub(crate) struct Shared {
     backend: Arc<dyn Blocker>,
-    /// The settings at the start; settings that can change since are in `limits` and `secrets`.
+    /// The settings at the start. Those that can change are read from `limits` and `secrets`.
     config: ServerConfig,
-    limits: RwLock<ServerLimits>,
+    /// The settings with the limits that are in force: see [`Server::set_limits`].
+    limits: RwLock<ServerConfig>,
     /// The backend's capabilities, limited by the wire format.
     capabilities: Capabilities,
     payload_bytes_max: u32,
@@ -114,7 +113,7 @@ impl Server {
             // Each at most 1 GiB, by the check.
             payload_bytes_max: payload_bytes_max as u32,
             least_bytes,
-            limits: RwLock::new(config.limits()),
+            limits: RwLock::new(config.clone()),
             instance: config.continues.unwrap_or_else(random),
             sessions: Sessions::new(config.sessions_max, config.session_linger),
             budget,
@@ -127,7 +126,7 @@ impl Server {
             backend,
             config,
         };
-        Ok(Self { shared: Arc::new(shared), listeners: Mutex::default() })
+        Ok(Self { shared: Arc::new(shared) })
     }
 
     /// Returns the id of this instance, drawn at random when the server was created. Another
@@ -147,16 +146,10 @@ impl Server {
     /// goodbye to every client. Waits at most for `timeout`, then aborts the rest. Returns whether
     /// every connection ended by itself.
     pub async fn shutdown(&self, timeout: Duration) -> bool {
-        let listeners: Vec<_> = self.listeners.lock().drain(..).collect();
-        listeners.iter().for_each(JoinHandle::abort);
         self.shared.sessions.end();
         let clock = Arc::clone(&self.shared.config.clock);
         let all_ended = async {
-            for listener in listeners {
-                // After that the listener is gone, and its address is free. Its only error is an
-                // abort.
-                let _ = listener.await;
-            }
+            self.shared.connections.stop_listening().await;
             self.shared.connections.wait_for_end().await;
         };
         let in_order = tokio::select! {
@@ -181,25 +174,17 @@ impl Collect for Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        self.listeners.lock().drain(..).for_each(|listener| listener.abort());
-        self.abort_connections();
+        self.shared.connections.abort_all();
     }
 }
 
 /// Checks that a session may have the largest request, of `least_bytes`, outstanding.
 fn check_session_bytes(session_bytes_max: u64, least_bytes: u64) -> Result<(), SettingError> {
-    let problem = || format!("must be at least {least_bytes} for this backend");
-    match least_bytes <= session_bytes_max {
-        true => Ok(()),
-        false => Err(SettingError::new("session_bytes_max", problem())),
-    }
+    let problem = format!("must be at least {least_bytes} for this backend");
+    SettingError::check(session_bytes_max < least_bytes, "session_bytes_max", &problem)
 }
 
 impl Shared {
-    fn check_session_bytes(&self, session_bytes_max: u64) -> Result<(), SettingError> {
-        check_session_bytes(session_bytes_max, self.least_bytes)
-    }
-
     /// Returns the backend's receive buffer for a large payload, if it has one.
     fn reserve_buffer(&self, head: &Head<'_>, names: &mut Names) -> Option<Box<dyn ReceiveBuffer>> {
         let buffers = self.config.receive_buffers.as_ref()?;
