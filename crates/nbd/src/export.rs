@@ -113,7 +113,6 @@ pub struct MemoryExport {
     /// The generation that was current when the snapshot was created, by snapshot name.
     snapshots: BTreeMap<String, u64>,
     generation: AtomicU64,
-    flushes: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -133,7 +132,6 @@ impl MemoryExport {
             chunks: std::iter::repeat_with(RwLock::default).take(count).collect(),
             snapshots: BTreeMap::new(),
             generation: AtomicU64::new(1),
-            flushes: AtomicU64::new(0),
         }
     }
 
@@ -149,12 +147,6 @@ impl MemoryExport {
         self.description.contexts.push(Context::ChangedSince(name.into()));
     }
 
-    /// Returns the number of flushes so far.
-    #[must_use]
-    pub fn flush_count(&self) -> u64 {
-        self.flushes.load(Ordering::Relaxed)
-    }
-
     /// Calls `visit` for each chunk of a range with the chunk's index, the start and length of the
     /// range's part in that chunk, and the position of that part in the range.
     fn parts(offset: u64, len_bytes: u64, mut visit: impl FnMut(usize, usize, usize, usize)) {
@@ -167,10 +159,6 @@ impl MemoryExport {
             visit(index as usize, from as usize, count as usize, at as usize);
             at += count;
         }
-    }
-
-    fn change(&self, chunk: &mut Chunk) {
-        chunk.changed_in = self.generation.load(Ordering::Relaxed);
     }
 }
 
@@ -196,7 +184,7 @@ impl Export for MemoryExport {
             let bytes = segment.as_slice();
             Self::parts(at, bytes.len() as u64, |index, from, count, start| {
                 let mut chunk = self.chunks[index].write();
-                self.change(&mut chunk);
+                chunk.changed_in = self.generation.load(Ordering::Relaxed);
                 let place = chunk.bytes.get_or_insert_with(|| vec![0; CHUNK_BYTES as usize].into());
                 place[from..from + count].copy_from_slice(&bytes[start..start + count]);
             });
@@ -206,7 +194,6 @@ impl Export for MemoryExport {
     }
 
     fn flush(&self) -> Reply<()> {
-        self.flushes.fetch_add(1, Ordering::Relaxed);
         Reply::ok(())
     }
 
@@ -223,7 +210,7 @@ impl Export for MemoryExport {
             if chunk.bytes.is_none() && !zeroes.no_hole {
                 return;
             }
-            self.change(&mut chunk);
+            chunk.changed_in = self.generation.load(Ordering::Relaxed);
             if count == CHUNK_BYTES as usize && !zeroes.no_hole {
                 chunk.bytes = None;
             } else {

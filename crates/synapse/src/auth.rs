@@ -12,6 +12,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use connection::Output;
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
 
@@ -128,6 +129,15 @@ impl Transcript {
     /// Appends a frame.
     pub(crate) fn push(&mut self, frame: &[u8]) {
         self.frames.update(frame);
+    }
+
+    /// Appends the frame that `encode` writes, and queues it in `output`.
+    pub(crate) fn send(&mut self, output: &mut Output, encode: impl FnOnce(&mut Vec<u8>)) {
+        output.push_head(|out| {
+            let start = out.len();
+            encode(out);
+            self.push(&out[start..]);
+        });
     }
 }
 

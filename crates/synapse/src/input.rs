@@ -2,7 +2,9 @@
 //! and a timer on the injected clock.
 
 use std::cell::RefCell;
+use std::future::{Future, poll_fn};
 use std::io;
+use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
@@ -301,10 +303,15 @@ impl Timer {
         Poll::Pending
     }
 
-    /// Waits until the timer expires.
-    pub(crate) async fn expired(mut self) {
+    /// Returns the output of `future`, or `None` if the timer expires first.
+    pub(crate) async fn limit<T>(mut self, future: impl Future<Output = T>) -> Option<T> {
+        let mut future = pin!(future);
         let clock = Arc::clone(&self.clock);
-        std::future::poll_fn(move |cx| self.poll(cx, clock.now())).await;
+        poll_fn(|cx| match future.as_mut().poll(cx) {
+            Poll::Ready(done) => Poll::Ready(Some(done)),
+            Poll::Pending => self.poll(cx, clock.now()).map(|()| None),
+        })
+        .await
     }
 }
 

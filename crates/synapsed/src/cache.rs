@@ -14,10 +14,11 @@ use crate::config::in_this_file;
 
 /// A running cache.
 pub(crate) struct Cache {
-    cache: ObjectCache,
+    pub(crate) cache: ObjectCache,
     background: JoinHandle<()>,
-    flush_max: LiveSecs,
-    memory_bytes_max: u64,
+    /// The time limit for storing the cache's dirty data, which can change at run time.
+    pub(crate) flush_max: LiveSecs,
+    pub(crate) memory_bytes_max: u64,
 }
 
 impl Cache {
@@ -44,29 +45,9 @@ impl Cache {
         })
     }
 
-    /// Returns the cache as the backend to serve.
-    pub(crate) fn backend(&self) -> Arc<dyn Blocker> {
-        Arc::new(self.cache.clone())
-    }
-
     /// Returns the cache's buckets, for use as receive buffers for large payloads.
     pub(crate) fn receive_buffers(&self) -> Arc<dyn synapse::ReceiveBuffers> {
         Arc::new(CacheReceiveBuffers::new(self.cache.clone()))
-    }
-
-    /// Returns a handle of the cache for reading its metrics during the shutdown.
-    pub(crate) fn cache(&self) -> ObjectCache {
-        self.cache.clone()
-    }
-
-    /// Returns the time limit for storing its dirty data, which can change at run time.
-    pub(crate) fn flush_max(&self) -> LiveSecs {
-        self.flush_max.clone()
-    }
-
-    /// Returns the maximum memory of the cache, in bytes.
-    pub(crate) fn memory_bytes_max(&self) -> u64 {
-        self.memory_bytes_max
     }
 
     /// Stores its dirty data, and stops the background task. Nothing may change the cache any more.

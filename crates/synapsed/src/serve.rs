@@ -109,8 +109,8 @@ pub(crate) fn run(
         let cache = table.map(over).transpose().map_err(of_file)?;
         let begun = async {
             if let (Some(cache), Some(table)) = (&cache, table) {
-                begin_recovery(&cache.cache(), table, &mut waiting).await?;
-                tokio::spawn(log_recovery(cache.cache()));
+                begin_recovery(&cache.cache, table, &mut waiting).await?;
+                tokio::spawn(log_recovery(cache.cache.clone()));
             }
             store.node_record(&mut waiting).await
         };
@@ -128,9 +128,9 @@ pub(crate) fn run(
         record.apply(&mut server_config);
         let cache_bytes_max = cache
             .as_ref()
-            .map_or(0, |cache| cache.memory_bytes_max() + config.insight.objects_bytes_max());
+            .map_or(0, |cache| cache.memory_bytes_max + config.insight.objects_bytes_max());
         let insight = cache.as_ref().map(|cache| {
-            ObjectsInsight::start(admin.as_ref(), &cache.cache(), Arc::clone(&slow))
+            ObjectsInsight::start(admin.as_ref(), &cache.cache, Arc::clone(&slow))
         });
         let insight = insight.transpose().map_err(failed)?;
         let admin_bytes_max = admin.as_ref().map_or(0, AdminServer::memory_bytes_max);
@@ -146,7 +146,7 @@ pub(crate) fn run(
         }
         let _events = tokio::spawn(log_events(store.backend().subscribe(), config.backend.to_string()));
         let _repeats = tokio::spawn(report_repeats(log.clone()));
-        let live_cache = cache.as_ref().map(|cache| (cache.cache().live_settings(), cache.flush_max()));
+        let live_cache = cache.as_ref().map(|cache| (cache.cache.live_settings(), cache.flush_max.clone()));
         let listener = Some(Arc::downgrade(&server));
         let program = Synapsed {
             path: path.to_owned(),
@@ -166,7 +166,7 @@ pub(crate) fn run(
             control::add_routes(admin.routes(), &reloader, &drain, log);
             let addresses = bound.iter().map(ToString::to_string).collect();
             shown.push(SynapseSource::show(admin, &server, addresses));
-            shown.extend(cache.iter().map(|cache| ObjectsSource::show(admin, &cache.cache())));
+            shown.extend(cache.iter().map(|cache| ObjectsSource::show(admin, &cache.cache)));
             let measured = measurements.as_ref();
             let name = || config.backend.to_string();
             let show = |measurements| StoreSource::show(admin, name(), measurements, store.metrics());
@@ -179,7 +179,7 @@ pub(crate) fn run(
         health.into_iter().for_each(Health::set_started);
         until_end(signals, &drain, &reloader).await;
         health.into_iter().for_each(|health| health.set_draining("the end was requested"));
-        let flush_max = || cache.as_ref().map_or(Duration::ZERO, |cache| cache.flush_max().get());
+        let flush_max = || cache.as_ref().map_or(Duration::ZERO, |cache| cache.flush_max.get());
         let most = delay.get() + timeout.get() + flush_max() + END_MARGIN;
         notify(&format!("STOPPING=1\nEXTEND_TIMEOUT_USEC={}", most.as_micros()));
         tracing::info!(delay_secs = delay.get().as_secs(), "ending");
@@ -194,8 +194,9 @@ pub(crate) fn run(
         watch.into_iter().for_each(|watch| watch.abort());
         // For the log line of a forced end. It is dropped before the store closes, which waits for
         // all handles.
-        let observed = RefCell::new(cache.as_ref().map(Cache::cache));
-        let stage = Stage::default();
+        let observed = RefCell::new(cache.as_ref().map(|cache| cache.cache.clone()));
+        // The present stage of the shutdown, for log lines.
+        let stage = Cell::new("answering requests that have begun");
         let end = async {
             let timeout = timeout.get();
             if !server.shutdown(timeout).await {
@@ -315,10 +316,11 @@ fn not_stored(cause: impl fmt::Display) -> Failure {
 
 /// Returns the backend to serve: the cache if there is one, otherwise the store.
 fn backend(store: &Store, cache: Option<&Cache>, tracer: Option<&Tracer>) -> Arc<dyn Blocker> {
-    match (cache, tracer) {
-        (None, _) => store.backend(),
-        (Some(cache), None) => cache.backend(),
-        (Some(cache), Some(tracer)) => Arc::new(Traced::cache(cache.backend(), tracer.clone())),
+    let Some(cache) = cache else { return store.backend() };
+    let cache: Arc<dyn Blocker> = Arc::new(cache.cache.clone());
+    match tracer {
+        None => cache,
+        Some(tracer) => Arc::new(Traced::cache(cache, tracer.clone())),
     }
 }
 
@@ -330,25 +332,6 @@ fn open_admin(config: AdminConfig) -> Result<AdminServer, Failure> {
         AdminError::Thread(_) => Failure::new(Exit::Trouble, error),
         error => refused(error),
     })
-}
-
-/// The present stage of the shutdown, for log lines.
-struct Stage(Cell<&'static str>);
-
-impl Default for Stage {
-    fn default() -> Self {
-        Self(Cell::new("answering requests that have begun"))
-    }
-}
-
-impl Stage {
-    fn get(&self) -> &'static str {
-        self.0.get()
-    }
-
-    fn set(&self, what: &'static str) {
-        self.0.set(what);
-    }
 }
 
 /// The time requested from a service manager beyond the longest possible shutdown.

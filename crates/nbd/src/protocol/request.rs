@@ -257,11 +257,11 @@ fn encode_chunk(out: &mut Vec<u8>, cookie: u64, flags: u16, kind: u16, len_bytes
 /// Appends an error. `why` is a message for people.
 pub fn encode_error(out: &mut Vec<u8>, cookie: u64, is_structured: bool, errno: Errno, why: &str) {
     if !is_structured {
-        return encode_simple(out, cookie, errno.value());
+        return encode_simple(out, cookie, errno as u32);
     }
     let why = truncated(why).as_bytes();
     encode_chunk(out, cookie, chunk::DONE, chunk::ERROR, 6 + why.len());
-    out.extend_from_slice(&errno.value().to_be_bytes());
+    out.extend_from_slice(&(errno as u32).to_be_bytes());
     // The message is at most 4096 bytes long.
     out.extend_from_slice(&(why.len() as u16).to_be_bytes());
     out.extend_from_slice(why);

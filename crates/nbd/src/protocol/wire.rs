@@ -1,7 +1,5 @@
 //! The numbers and limits of the protocol, its violations, and the fields of options.
 
-use std::fmt;
-
 use blocker::Error;
 
 /// The first eight bytes that a server sends.
@@ -122,8 +120,6 @@ pub mod transmission {
     pub const SEND_FLUSH: u16 = 1 << 2;
     /// The command flag `FUA` is available.
     pub const SEND_FUA: u16 = 1 << 3;
-    /// The disk is a rotating medium.
-    pub const ROTATIONAL: u16 = 1 << 4;
     /// The command `TRIM` is available.
     pub const SEND_TRIM: u16 = 1 << 5;
     /// The command `WRITE_ZEROES` is available.
@@ -214,12 +210,6 @@ pub enum Errno {
 }
 
 impl Errno {
-    /// Returns the value sent to the client.
-    #[must_use]
-    pub fn value(self) -> u32 {
-        self as u32
-    }
-
     /// Returns the value for an error of the storage contract.
     #[must_use]
     pub fn of(error: &Error) -> Self {
@@ -233,21 +223,6 @@ impl Errno {
             Error::Fenced { .. } => Self::Eshutdown,
             _ => Self::Eio,
         }
-    }
-}
-
-impl fmt::Display for Errno {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Eperm => "EPERM",
-            Self::Eio => "EIO",
-            Self::Enomem => "ENOMEM",
-            Self::Einval => "EINVAL",
-            Self::Enospc => "ENOSPC",
-            Self::Eoverflow => "EOVERFLOW",
-            Self::Enotsup => "ENOTSUP",
-            Self::Eshutdown => "ESHUTDOWN",
-        })
     }
 }
 

@@ -1,12 +1,11 @@
 //! A new connection: the handshake, and the decision whether the server may replace the last one.
 
-use std::future::{Future, poll_fn};
-use std::pin::pin;
+use std::future::poll_fn;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::task::{Poll, ready};
 
-use blocker::{Capabilities, Change, Durability, Error, Event, Scope, Segments, Survives};
+use blocker::{Capabilities, Change, Durability, Error, Event, Scope, Survives};
 use connection::{Output, PayloadPool, Stream};
 
 use super::config::ClientConfig;
@@ -37,17 +36,10 @@ pub(super) async fn connect(
     pool: &Arc<PayloadPool>,
 ) -> Result<Connected, Error> {
     let timer = Timer::after(Arc::clone(&config.clock), config.connect_timeout);
-    let mut expired = pin!(timer.expired());
-    let mut connecting = pin!(handshake(config, session, pool));
-    poll_fn(|cx| {
-        if let Poll::Ready(done) = connecting.as_mut().poll(cx) {
-            return Poll::Ready(done);
-        }
-        ready!(expired.as_mut().poll(cx));
+    timer.limit(handshake(config, session, pool)).await.unwrap_or_else(|| {
         let text = format!("{}: no handshake within {:?}", config.address, config.connect_timeout);
-        Poll::Ready(Err(Error::Retryable(text.into())))
+        Err(Error::Retryable(text.into()))
     })
-    .await
 }
 
 async fn handshake(
@@ -74,7 +66,7 @@ async fn handshake(
     let mut hello = Hello::new(session, features, random(), credits);
     (hello.client_name, hello.key) = (config.name.clone(), config.key.clone().into_bytes());
     let mut transcript = Transcript::default();
-    send(&mut output, &mut transcript, |out| hello.encode(out));
+    transcript.send(&mut output, |out| hello.encode(out));
     let unproved = || {
         let text = format!("{address}: the server does not prove that it knows the secret");
         Error::Denied(text.into())
@@ -89,7 +81,7 @@ async fn handshake(
                     return Err(Error::Denied(text.into()));
                 };
                 let proof = secret.proof(Role::Client, &transcript);
-                send(&mut output, &mut transcript, |out| codec::encode_proof(out, &proof, false));
+                transcript.send(&mut output, |out| codec::encode_proof(out, &proof, false));
                 challenge = Some(received);
             }
             HandshakeReply::Welcome(welcome) => break welcome,
@@ -118,16 +110,6 @@ enum HandshakeReply {
     Challenge(Challenge),
     Welcome(Box<Welcome>),
     Proof([u8; 32]),
-}
-
-/// Queues a frame of the handshake.
-fn send(output: &mut Output, transcript: &mut Transcript, encode: impl FnOnce(&mut Vec<u8>)) {
-    output.push(|out| {
-        let start = out.len();
-        encode(out);
-        transcript.push(&out[start..]);
-        Segments::new()
-    });
 }
 
 /// Sends what is queued, then waits for one frame of the handshake.

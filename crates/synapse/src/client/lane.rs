@@ -529,27 +529,27 @@ impl Lane {
 
 // ---- The results of calls without an answer.
 
+/// Returns the error of a request that was sent and stays without an answer.
+fn unanswered_error(op: Op, why: &'static str) -> Error {
+    match op.kind() {
+        Kind::Change => Error::OutcomeUnknown(why.into()),
+        Kind::Flush => Error::NotStored(why.into()),
+        Kind::Repeatable if op == Op::Claim => Error::OutcomeUnknown(why.into()),
+        Kind::Repeatable | Kind::Query | Kind::Connection => Error::Retryable(why.into()),
+    }
+}
+
 /// Returns the error of a request whose deadline passes after it was sent.
 pub(super) fn deadline_error(op: Op) -> Error {
-    const WHY: &str = "no answer before the deadline";
     match op.kind() {
-        Kind::Change => Error::OutcomeUnknown(WHY.into()),
-        Kind::Flush => Error::NotStored(WHY.into()),
-        Kind::Repeatable if op == Op::Claim => Error::OutcomeUnknown(WHY.into()),
-        Kind::Repeatable => Error::Retryable(WHY.into()),
         Kind::Query | Kind::Connection => Error::DeadlinePassed,
+        _ => unanswered_error(op, "no answer before the deadline"),
     }
 }
 
 /// Returns the error of a request that was sent and whose answer cannot arrive any more.
 pub(super) fn lost_error(op: Op) -> Error {
-    const WHY: &str = "the server was gone before it answered";
-    match op.kind() {
-        Kind::Change => Error::OutcomeUnknown(WHY.into()),
-        Kind::Flush => Error::NotStored(WHY.into()),
-        Kind::Repeatable if op == Op::Claim => Error::OutcomeUnknown(WHY.into()),
-        Kind::Repeatable | Kind::Query | Kind::Connection => Error::Retryable(WHY.into()),
-    }
+    unanswered_error(op, "the server was gone before it answered")
 }
 
 /// Returns the error of a request that was not sent for lack of a connection.

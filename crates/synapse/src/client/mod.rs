@@ -72,7 +72,6 @@ pub struct SynapseBlocker {
 
 /// State shared by handles and calls. The lanes end when the last reference is dropped.
 pub(crate) struct Core {
-    config: ClientConfig,
     lanes: Vec<Arc<Lane>>,
     shared: Arc<Shared>,
 }
@@ -174,7 +173,7 @@ impl SynapseBlocker {
         let lanes: Vec<_> = (0..config.connections)
             .map(|index| Arc::new(Lane::new(index, &config, capabilities, features, now)))
             .collect();
-        let core = Arc::new(Core { config, lanes, shared: Arc::clone(&shared) });
+        let core = Arc::new(Core { lanes, shared: Arc::clone(&shared) });
         // It is set once, here.
         let _ = shared.core.set(Arc::downgrade(&core));
         let mut first = Some(first);

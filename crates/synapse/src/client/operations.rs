@@ -15,19 +15,26 @@ use super::lane::{Lane, Submitted};
 use super::{Core, SynapseBlocker};
 use crate::codec::{Answer, Features, Outcome, Request, RequestId, is_unmatchable_prefix};
 
-macro_rules! send {
-    ($self:ident, $request:expr, $answer:ident) => {{
-        Reply::pending(Call::new(Arc::clone(&$self.core), $request, |answer| match answer {
-            Answer::$answer(reply) => Some(reply),
+/// Returns the call of a request, and takes `$reply` from an answer that matches `$answer`.
+macro_rules! call {
+    ($core:expr, $request:expr, $answer:pat => $reply:expr) => {
+        Call::new(Arc::clone($core), $request, |answer| match answer {
+            $answer => Some($reply),
             _ => None,
-        }))
-    }};
+        })
+    };
+}
+
+macro_rules! send {
+    ($self:ident, $request:expr, $answer:ident) => {
+        Reply::pending(call!(&$self.core, $request, Answer::$answer(reply) => reply))
+    };
 }
 
 impl SynapseBlocker {
     fn check_deadline(&self, call: &blocker::Call) -> Result<()> {
         match call.deadline {
-            Some(deadline) if self.core.config.clock.now() >= deadline => Err(Error::DeadlinePassed),
+            Some(deadline) if self.core.shared.config.clock.now() >= deadline => Err(Error::DeadlinePassed),
             _ => Ok(()),
         }
     }
@@ -99,10 +106,7 @@ impl Blocker for SynapseBlocker {
         check!(self.core.shared.unflushed.check(&request.scope));
         let (shared, scope) = (Arc::clone(&self.core.shared), request.scope.clone());
         let begun = shared.unflushed.begin_flush();
-        let call = Call::new(Arc::clone(&self.core), Request::Flush(request), |answer| match answer {
-            Answer::Flush(reply) => Some(reply),
-            _ => None,
-        });
+        let call = call!(&self.core, Request::Flush(request), Answer::Flush(reply) => reply);
         Reply::pending(async move {
             let reply = call.await?;
             // A change that is only *cached* does not survive a crash of the server.
@@ -159,13 +163,13 @@ enum Place {
 impl<T> Call<T> {
     pub(super) fn new(core: Arc<Core>, request: Request, take: fn(Answer) -> Option<T>) -> Self {
         let (mut request, mut span) = (request, None);
-        if let Some(tracer) = &core.config.tracer
+        if let Some(tracer) = &core.shared.config.tracer
             && let Some(parent) = request.call().trace
             && let Some(name) = request.op().span_name()
         {
             let mut begun = tracer.child(parent, name, SpanKind::Client);
             begun.set("rpc.system", "synapse");
-            begun.set("server.address", core.config.address.to_string());
+            begun.set("server.address", core.shared.config.address.to_string());
             request.set_trace(begun.context());
             span = Some(begun);
         }
@@ -330,10 +334,7 @@ impl Control for SynapseBlocker {
             let mut all: Vec<Namespace> = Vec::new();
             loop {
                 let request = Request::Namespaces(all.last().cloned());
-                let page = Call::new(Arc::clone(&core), request, |answer| match answer {
-                    Answer::Namespaces(namespaces, has_more) => Some((namespaces, has_more)),
-                    _ => None,
-                });
+                let page = call!(&core, request, Answer::Namespaces(page, has_more) => (page, has_more));
                 let (namespaces, has_more) = page.await?;
                 let is_last = !has_more || namespaces.is_empty();
                 all.extend(namespaces);
@@ -348,10 +349,8 @@ impl Control for SynapseBlocker {
 async fn typed_metrics(core: &Arc<Core>) -> Result<Families> {
     let (mut all, mut sample_count) = (Families::new(), 0);
     loop {
-        let page = Call::new(Arc::clone(core), Request::Metrics(sample_count), |answer| match answer {
-            Answer::Metrics(families, has_more) => Some((families, has_more)),
-            _ => None,
-        });
+        let request = Request::Metrics(sample_count);
+        let page = call!(core, request, Answer::Metrics(page, has_more) => (page, has_more));
         let (families, has_more) = page.await?;
         let fetched: usize = families.as_slice().iter().map(|family| family.samples.len()).sum();
         sample_count += fetched as u64;
@@ -363,10 +362,7 @@ async fn typed_metrics(core: &Arc<Core>) -> Result<Families> {
 }
 
 async fn untyped_metrics(core: &Arc<Core>) -> Result<Families> {
-    let pairs = Call::new(Arc::clone(core), Request::Statistics, |answer| match answer {
-        Answer::Statistics(pairs) => Some(pairs),
-        _ => None,
-    });
+    let pairs = call!(core, Request::Statistics, Answer::Statistics(pairs) => pairs);
     let mut all = Families::new();
     pairs.await?.into_iter().for_each(|(name, value)| all.gauge(name, "", value));
     Ok(all)
@@ -375,14 +371,13 @@ async fn untyped_metrics(core: &Arc<Core>) -> Result<Families> {
 /// This client's counters, with the server's address as the label `server`.
 impl Collect for SynapseBlocker {
     fn collect(&self, into: &mut Families) {
-        let server = Label::from(("server", self.core.config.address.to_string()));
+        let server = Label::from(("server", self.core.shared.config.address.to_string()));
         into.append_labelled(&[server], self.core.shared.counters.families());
     }
 }
 
 impl SynapseBlocker {
     fn done(&self, request: Request) -> Reply<()> {
-        let core = Arc::clone(&self.core);
-        Reply::pending(Call::new(core, request, |answer| matches!(answer, Answer::Done).then_some(())))
+        Reply::pending(call!(&self.core, request, Answer::Done => ()))
     }
 }

@@ -7,7 +7,6 @@
 
 use std::future::poll_fn;
 use std::io;
-use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -184,14 +183,9 @@ impl Connection {
 
     /// Sends queued bytes, and closes the sending direction.
     async fn send_goodbye(&mut self) -> io::Result<()> {
-        let clock = Arc::clone(&self.shared.config.clock);
-        let timer = Timer::after(clock, GOODBYE_TIMEOUT);
-        let mut expired = pin!(timer.expired());
-        poll_fn(|cx| match expired.as_mut().poll(cx) {
-            Poll::Ready(()) => Poll::Ready(Err(io::ErrorKind::TimedOut.into())),
-            Poll::Pending => self.output.poll_flush(cx, &mut self.stream),
-        })
-        .await?;
+        let timer = Timer::after(Arc::clone(&self.shared.config.clock), GOODBYE_TIMEOUT);
+        let flushed = timer.limit(poll_fn(|cx| self.output.poll_flush(cx, &mut self.stream))).await;
+        flushed.unwrap_or_else(|| Err(io::ErrorKind::TimedOut.into()))?;
         self.stream.shutdown().await
     }
 

@@ -21,14 +21,8 @@ impl Shared {
     /// Executes a decoded request of a client with these features.
     pub(super) fn execute(&self, mut request: Request, features: Features) -> Step {
         let sees_reserved = features.has(Features::RESERVED_NAMESPACES);
-        if !sees_reserved
-            && let Some(Err(error)) = request
-                .namespaces()
-                .into_iter()
-                .flatten()
-                .map(Namespace::check_unreserved)
-                .find(Result::is_err)
-        {
+        let mut namespaces = request.namespaces().into_iter().flatten();
+        if !sees_reserved && let Err(error) = namespaces.try_for_each(Namespace::check_unreserved) {
             return Step::Ready(Outcome::Failed(error));
         }
         if !self.config.allow_namespace_changes

@@ -1,12 +1,11 @@
 //! The handshake of a connection, and the secrets that clients must know.
 
 use std::future::poll_fn;
-use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Poll, ready};
 
-use blocker::{Error, Segments};
+use blocker::Error;
 use connection::SettingError;
 use parking_lot::RwLock;
 use tokio::sync::mpsc;
@@ -25,16 +24,7 @@ impl Connection {
         let shared = Arc::clone(&self.shared);
         let timeout = shared.limits.read().handshake_timeout;
         let timer = Timer::after(Arc::clone(&shared.config.clock), timeout);
-        let mut expired = pin!(timer.expired());
-        let mut exchange = pin!(self.exchange());
-        poll_fn(|cx| {
-            if let Poll::Ready(done) = exchange.as_mut().poll(cx) {
-                return Poll::Ready(done);
-            }
-            ready!(expired.as_mut().poll(cx));
-            Poll::Ready(Err(End::Silent))
-        })
-        .await
+        timer.limit(self.exchange()).await.unwrap_or(Err(End::Silent))
     }
 
     async fn exchange(&mut self) -> Result<Established, End> {
@@ -57,7 +47,7 @@ impl Connection {
         let mut secret = None;
         if !secrets.is_empty() {
             let challenge = Challenge { nonce: random(), instance: shared.instance };
-            self.send(&mut transcript, |out| challenge.encode(out));
+            transcript.send(&mut self.output, |out| challenge.encode(out));
             let before = transcript.clone();
             let proof = self.expect(Op::Prove, &mut transcript, codec::decode_proof).await?;
             secret = secrets.iter().find(|secret| secret.is_proof(&proof, Role::Client, &before));
@@ -88,10 +78,10 @@ impl Connection {
         welcome.closed.clone_from(&config.closed);
         // Subscribed before the welcome is sent, so that no event after the welcome is missed.
         let events = features.has(Features::EVENTS).then(|| shared.backend.subscribe());
-        self.send(&mut transcript, |out| welcome.encode(out));
+        transcript.send(&mut self.output, |out| welcome.encode(out));
         if let Some(secret) = secret {
             let proof = secret.proof(Role::Server, &transcript);
-            self.send(&mut transcript, |out| codec::encode_proof(out, &proof, true));
+            transcript.send(&mut self.output, |out| codec::encode_proof(out, &proof, true));
         }
         self.input.payload_bytes_max = shared.payload_bytes_max;
         let timer = Timer::after(Arc::clone(&config.clock), peer_timeout);
@@ -115,16 +105,6 @@ impl Connection {
             timer,
             wrote_at,
         })
-    }
-
-    /// Queues a frame of the handshake.
-    fn send(&mut self, transcript: &mut Transcript, encode: impl FnOnce(&mut Vec<u8>)) {
-        self.output.push(|out| {
-            let start = out.len();
-            encode(out);
-            transcript.push(&out[start..]);
-            Segments::new()
-        });
     }
 
     /// Sends queued frames, then waits for one frame of the handshake.
