@@ -11,9 +11,9 @@ use futures_util::TryStreamExt;
 
 use crate::error::{Error, Result};
 use crate::format::entry::{Kind, VOLUME_MAX, VolumeId};
-use crate::format::{CatalogEntry, Head, NAME_BYTES_MAX, Origin};
+use crate::format::{Head, NAME_BYTES_MAX, Origin, decode_number, encode_number};
 use crate::settings::DamagedVolume;
-use crate::space::Pool;
+use crate::space::{Pool, damaged, unreadable};
 
 /// The maximum number of attempts to change a record that others change at the same time.
 const TRIES: u32 = 64;
@@ -118,9 +118,9 @@ impl Pool {
         for _ in 0..TRIES {
             let (volume, condition) = match self.get(object.clone()).await {
                 Ok((bytes, version)) => {
-                    let entry = CatalogEntry::decode(&bytes.to_vec());
-                    let damaged = |why| Error::Damaged(format!("the catalog's record {object}: {why}"));
-                    (entry.map_err(damaged)?.volume, Condition::Version(version))
+                    let volume = decode_number(&bytes.to_vec());
+                    let damaged = |why: String| damaged(&format!("the catalog's record {object}"), &why);
+                    (volume.map_err(damaged)?, Condition::Version(version))
                 }
                 Err(blocker::Error::Missing) => (VolumeId(1), Condition::Absent),
                 Err(error) => return Err(error.into()),
@@ -128,8 +128,8 @@ impl Pool {
             if volume.0 == VOLUME_MAX {
                 return Err(Error::Limit("the catalog has no numbers left for further volumes".into()));
             }
-            let next = CatalogEntry { volume: VolumeId(volume.0 + 1) };
-            match self.put_record(object.clone(), next.encode(), condition).await {
+            let next = encode_number(VolumeId(volume.0 + 1));
+            match self.put_record(object.clone(), next, condition).await {
                 Ok(()) => return Ok(volume),
                 // Another caller was first, or the outcome is unknown: in either case the next
                 // number is tried.
@@ -148,12 +148,11 @@ impl Pool {
     /// Returns the number of the volume with this name.
     pub(crate) async fn find(&self, name: &str) -> Result<VolumeId> {
         check_name(name)?;
-        let damaged = |why: &str| Error::Damaged(format!("the catalog's record of volume {name:?}: {why}"));
+        let what = format!("the catalog's record of volume {name:?}");
         match self.get(self.name_object(name)).await {
-            Ok((bytes, _)) => Ok(CatalogEntry::decode(&bytes.to_vec()).map_err(|why| damaged(&why))?.volume),
+            Ok((bytes, _)) => decode_number(&bytes.to_vec()).map_err(|why| damaged(&what, &why)),
             Err(blocker::Error::Missing) => Err(Error::NoSuchVolume(name.to_owned())),
-            Err(blocker::Error::Corrupt(why)) => Err(damaged(&why)),
-            Err(error) => Err(error.into()),
+            Err(error) => Err(unreadable(error, &what)),
         }
     }
 
@@ -167,17 +166,16 @@ impl Pool {
 
     /// Gives a volume its name. If this fails, the volume does not have the name.
     pub(crate) async fn publish(&self, name: &str, volume: VolumeId) -> Result<()> {
-        let bytes = CatalogEntry { volume }.encode();
-        let mut error = match self.put_record(self.name_object(name), bytes.clone(), Condition::Absent).await
-        {
-            Ok(()) => return Ok(()),
-            Err(error) => error,
-        };
-        for _ in 0..TRIES {
-            match error {
-                blocker::Error::OutcomeUnknown(_) | blocker::Error::NotStored(_) | blocker::Error::Exists => {
-                }
-                other => return Err(other.into()),
+        let bytes = encode_number(volume);
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            match self.put_record(self.name_object(name), bytes.clone(), Condition::Absent).await {
+                Ok(()) => return Ok(()),
+                Err(
+                    blocker::Error::OutcomeUnknown(_) | blocker::Error::NotStored(_) | blocker::Error::Exists,
+                ) if tries <= TRIES => {}
+                Err(error) => return Err(error.into()),
             }
             match self.find_fresh(name).await {
                 Ok(found) if found == volume => {
@@ -188,12 +186,7 @@ impl Pool {
                 Err(Error::NoSuchVolume(_)) => {}
                 Err(error) => return Err(error),
             }
-            match self.put_record(self.name_object(name), bytes.clone(), Condition::Absent).await {
-                Ok(()) => return Ok(()),
-                Err(next) => error = next,
-            }
         }
-        Err(error.into())
     }
 
     pub(crate) async fn unpublish(&self, name: &str) -> Result<()> {
@@ -238,8 +231,8 @@ impl Pool {
 
     /// Records that a clone depends on a snapshot.
     pub(crate) async fn add_clone(&self, origin: Origin, clone: VolumeId) -> Result<()> {
-        let bytes = CatalogEntry { volume: clone }.encode();
-        Ok(self.put_record(self.clone_object(origin, clone), bytes, Condition::None).await?)
+        let object = self.clone_object(origin, clone);
+        Ok(self.put_record(object, encode_number(clone), Condition::None).await?)
     }
 
     pub(crate) async fn remove_clone(&self, origin: Origin, clone: VolumeId) -> Result<()> {
@@ -261,8 +254,8 @@ impl Pool {
 
     /// Records that a volume is being deleted, or is kept without a name for its clones.
     pub(crate) async fn add_remains(&self, volume: VolumeId) -> Result<()> {
-        let bytes = CatalogEntry { volume }.encode();
-        Ok(self.put_record(self.remains_object(volume), bytes, Condition::None).await?)
+        let object = self.remains_object(volume);
+        Ok(self.put_record(object, encode_number(volume), Condition::None).await?)
     }
 
     /// Returns whether a volume is being deleted, or is kept without a name for its clones.
@@ -272,8 +265,8 @@ impl Pool {
 
     /// Records the same as [`Self::add_remains`], and returns whether the record is new.
     pub(crate) async fn add_new_remains(&self, volume: VolumeId) -> Result<bool> {
-        let bytes = CatalogEntry { volume }.encode();
-        match self.put_record(self.remains_object(volume), bytes, Condition::Absent).await {
+        let object = self.remains_object(volume);
+        match self.put_record(object, encode_number(volume), Condition::Absent).await {
             Ok(()) => Ok(true),
             Err(blocker::Error::Exists | blocker::Error::ConditionFailed { .. }) => Ok(false),
             Err(error) => Err(error.into()),
@@ -291,26 +284,24 @@ impl Pool {
 
     /// Returns a volume's head and its version.
     pub(crate) async fn head(&self, volume: VolumeId) -> Result<(Head, blocker::Version)> {
-        let missing =
-            || Error::Damaged(format!("head {} of a volume: it is missing", self.object(volume, Kind::Head)));
-        self.head_if_any(volume).await?.ok_or_else(missing)
+        let what = || format!("head {} of a volume", self.object(volume, Kind::Head));
+        self.head_if_any(volume).await?.ok_or_else(|| damaged(&what(), "it is missing"))
     }
 
     /// Returns a volume's head and the head's version, or `None` if the volume has no head.
     pub(crate) async fn head_if_any(&self, volume: VolumeId) -> Result<Option<(Head, blocker::Version)>> {
         let object = self.object(volume, Kind::Head);
-        let damaged = |why: &str| Error::Damaged(format!("head {object} of a volume: {why}"));
-        match self.get(object.clone()).await {
+        let what = format!("head {object} of a volume");
+        match self.get(object).await {
             Ok((bytes, version)) => {
-                let head = Head::decode(&bytes.to_vec()).map_err(|why| damaged(&why))?;
+                let head = Head::decode(&bytes.to_vec()).map_err(|why| damaged(&what, &why))?;
                 if head.volume != volume {
-                    return Err(damaged("it is that of another volume"));
+                    return Err(damaged(&what, "it belongs to another volume"));
                 }
                 Ok(Some((head, version)))
             }
             Err(blocker::Error::Missing) => Ok(None),
-            Err(blocker::Error::Corrupt(why)) => Err(damaged(&why)),
-            Err(error) => Err(error.into()),
+            Err(error) => Err(unreadable(error, &what)),
         }
     }
 }

@@ -59,6 +59,13 @@ impl Pool {
         ObjectId::new(self.namespace(volume), kind.name())
     }
 
+    /// Returns all objects of a volume, whether or not a map names them.
+    pub(crate) async fn objects(&self, volume: VolumeId) -> Result<Vec<ObjectId>, blocker::Error> {
+        let namespace = self.namespace(volume);
+        let entries: Vec<_> = self.store.entries(namespace.clone(), "").try_collect().await?;
+        Ok(entries.into_iter().map(|entry| ObjectId::new(namespace.clone(), entry.name)).collect())
+    }
+
     /// Returns the whole content of a small object.
     pub(crate) async fn get(&self, object: ObjectId) -> Result<(Segments, Version), blocker::Error> {
         let mut all = Segments::new();
@@ -115,20 +122,30 @@ impl Pool {
     }
 }
 
+/// Returns the error of a read of an object that must be readable. `what` names the object.
+pub(crate) fn unreadable(error: blocker::Error, what: &str) -> Error {
+    match error {
+        blocker::Error::Missing => damaged(what, "it is missing"),
+        blocker::Error::Corrupt(why) => damaged(what, &why),
+        error => error.into(),
+    }
+}
+
+/// Returns the error of a damaged object. `what` names the object.
+pub(crate) fn damaged(what: &str, why: &str) -> Error {
+    Error::Damaged(format!("{what}: {why}"))
+}
+
 /// Takes its arguments by value, so that the future is `Send` wherever it is used.
 async fn load_page(pool: Pool, page: usize, at: Entry) -> Result<(usize, Arc<Page>)> {
     // A map has at most 65 536 pages.
     let number = page as u32;
     let object = pool.object(at.volume(), Kind::Page(at.allocation(), number));
-    let damaged = |why: &str| Error::Damaged(format!("page {object} of a map: {why}"));
-    let request = ReadRequest::new(object.clone(), 0, PAGE_BYTES as u64);
-    let reply = match pool.store.read(request).await {
-        Err(blocker::Error::Missing) => return Err(damaged("it is missing")),
-        Err(blocker::Error::Corrupt(why)) => return Err(damaged(&why)),
-        answer => answer?,
-    };
+    let what = format!("page {object} of a map");
+    let request = ReadRequest::new(object, 0, PAGE_BYTES as u64);
+    let reply = pool.store.read(request).await.map_err(|error| unreadable(error, &what))?;
     let name = PageName { volume: at.volume(), allocation: at.allocation(), page: number };
-    let entries = decode_page(name, &reply.data.to_bytes()).map_err(|why| damaged(&why))?;
+    let entries = decode_page(name, &reply.data.to_bytes()).map_err(|why| damaged(&what, &why))?;
     Ok((page, Arc::from(entries)))
 }
 
@@ -147,14 +164,9 @@ pub(crate) async fn load_node(
 /// Reads a snapshot's root, without the pages of its map.
 pub(crate) async fn load_root(pool: &Pool, volume: VolumeId, node: u64) -> Result<Vec<Entry>> {
     let object = pool.object(volume, Kind::Root(node));
-    let damaged = |why: &str| Error::Damaged(format!("root {object} of a snapshot: {why}"));
-    let bytes = match pool.get(object.clone()).await {
-        Ok((bytes, _)) => bytes.to_vec(),
-        Err(blocker::Error::Missing) => return Err(damaged("it is missing")),
-        Err(blocker::Error::Corrupt(why)) => return Err(damaged(&why)),
-        Err(error) => return Err(error.into()),
-    };
-    decode_root(&bytes).map_err(|why| damaged(&why))
+    let what = format!("root {object} of a snapshot");
+    let (bytes, _) = pool.get(object).await.map_err(|error| unreadable(error, &what))?;
+    decode_root(&bytes.to_vec()).map_err(|why| damaged(&what, &why))
 }
 
 /// The namespace of one volume, for its owner.
@@ -224,17 +236,8 @@ impl Space {
         self.put_as(kind, bytes, self.settling(Durability::Stored, condition)).await
     }
 
-    /// Replaces an object as [`Self::put`] does, but a quota may refuse it.
-    pub(crate) async fn put_if_room(
-        &self,
-        kind: Kind,
-        bytes: Vec<u8>,
-        condition: Condition,
-    ) -> Result<Version, blocker::Error> {
-        self.put_as(kind, bytes, self.terms(Durability::Stored, condition)).await
-    }
-
-    async fn put_as(
+    /// Replaces an object as [`Self::put`] does, but under these terms.
+    pub(crate) async fn put_as(
         &self,
         kind: Kind,
         bytes: Vec<u8>,
@@ -272,8 +275,7 @@ impl Space {
 
     /// Returns all objects of the volume, whether or not a map names them.
     pub(crate) async fn objects(&self) -> Result<Vec<ObjectId>, blocker::Error> {
-        let entries: Vec<_> = self.pool.store.entries(self.namespace.clone(), "").try_collect().await?;
-        Ok(entries.into_iter().map(|entry| ObjectId::new(self.namespace.clone(), entry.name)).collect())
+        self.pool.objects(self.volume).await
     }
 
     /// Removes unused objects, several at a time.

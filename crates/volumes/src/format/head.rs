@@ -87,6 +87,30 @@ pub(crate) struct Head {
 }
 
 impl Head {
+    /// Returns the head of a new volume without snapshots.
+    pub(crate) fn new(
+        volume: VolumeId,
+        (size_bytes, object_bytes): (u64, u64),
+        settings: Settings,
+        root: Vec<Entry>,
+    ) -> Self {
+        Self {
+            volume,
+            sequence: 1,
+            size_bytes,
+            object_bytes,
+            allocation_limit: 1,
+            owner: None,
+            is_deleted: false,
+            origin: None,
+            parent: 0,
+            settings: Settings { object_bytes: Some(object_bytes), ..settings },
+            nodes: Vec::new(),
+            root,
+            logs: Vec::new(),
+        }
+    }
+
     pub(crate) fn node(&self, id: u64) -> Option<&Node> {
         self.nodes.iter().find(|node| node.id == id)
     }
@@ -296,28 +320,22 @@ pub(crate) fn decode_root(bytes: &[u8]) -> Result<Vec<Entry>, String> {
 const CATALOG_MAGIC: &[u8; 8] = b"cvolname";
 const CATALOG_VERSION: u32 = 1;
 
-/// A record of the catalog: the number of the volume with a name, or the number of the next new
-/// volume.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct CatalogEntry {
-    pub(crate) volume: VolumeId,
+/// Returns a record of the catalog: the number of the volume with a name, or the number of the next
+/// new volume.
+pub(crate) fn encode_number(volume: VolumeId) -> Vec<u8> {
+    let mut bytes = CATALOG_MAGIC.to_vec();
+    bytes.extend_from_slice(&CATALOG_VERSION.to_le_bytes());
+    bytes.extend_from_slice(&volume.0.to_le_bytes());
+    sealed(bytes)
 }
 
-impl CatalogEntry {
-    pub(crate) fn encode(self) -> Vec<u8> {
-        let mut bytes = CATALOG_MAGIC.to_vec();
-        bytes.extend_from_slice(&CATALOG_VERSION.to_le_bytes());
-        bytes.extend_from_slice(&self.volume.0.to_le_bytes());
-        sealed(bytes)
+/// Decodes the number that [`encode_number`] has encoded.
+pub(crate) fn decode_number(bytes: &[u8]) -> Result<VolumeId, String> {
+    let mut reader = Reader::open(bytes, CATALOG_MAGIC, CATALOG_VERSION)?;
+    let volume = VolumeId(reader.u32()?);
+    reader.end()?;
+    if volume.0 == 0 || volume.0 > VOLUME_MAX {
+        return Err("it has an impossible number of a volume".into());
     }
-
-    pub(crate) fn decode(bytes: &[u8]) -> Result<Self, String> {
-        let mut reader = Reader::open(bytes, CATALOG_MAGIC, CATALOG_VERSION)?;
-        let volume = VolumeId(reader.u32()?);
-        reader.end()?;
-        if volume.0 == 0 || volume.0 > VOLUME_MAX {
-            return Err("it has an impossible number of a volume".into());
-        }
-        Ok(Self { volume })
-    }
+    Ok(volume)
 }

@@ -59,11 +59,8 @@ impl Map {
 
     /// Returns the indexes of all objects, with their entries.
     pub(crate) fn objects(&self) -> impl Iterator<Item = (u32, Entry)> + '_ {
-        let pages = self.pages.iter().enumerate().filter_map(|(at, page)| Some((at, page.as_ref()?)));
-        pages.flat_map(|(at, page)| {
-            let entries = page.iter().enumerate().filter(|(_, entry)| !entry.is_hole());
-            entries.map(move |(in_page, entry)| (index_of(at, in_page), *entry))
-        })
+        static HOLES: Map = Map { pages: Vec::new() };
+        self.objects_not_in(&HOLES)
     }
 
     /// Returns the objects of this map that `other` does not have, with their indexes.

@@ -7,7 +7,7 @@ use crate::format::entry::{Entry, Kind, VolumeId};
 use crate::format::map::Map;
 use crate::format::{Head, LOGS_MAX, OverlayLog, Owner};
 use crate::settings::{Fencing, Options};
-use crate::space::{Pool, Space, apply_limits, load_node, load_root, release_limits};
+use crate::space::{Pool, Space, apply_limits, load_node, load_root, release_limits, unreadable};
 use crate::volume::{Inner, Opened, Promises, has_log, load_logs, next_limit};
 
 /// The maximum number of attempts, both for a claim that other owners overtake and for a page write
@@ -274,14 +274,11 @@ async fn renew_pages(space: &Space, head: &Head) -> Result<()> {
 }
 
 async fn renew(space: &Space, page: Kind) -> Result<()> {
-    let damaged = |why: &str| Error::Damaged(format!("page {} of a map: {why}", space.object(page)));
+    let object = space.object(page);
     for _ in 0..TRIES {
-        let (bytes, version) = match space.pool.get(space.object(page)).await {
-            Ok(found) => found,
-            Err(blocker::Error::Missing) => return Err(damaged("it is missing")),
-            Err(blocker::Error::Corrupt(why)) => return Err(damaged(&why)),
-            Err(error) => return Err(error.into()),
-        };
+        let found = space.pool.get(object.clone()).await;
+        let (bytes, version) =
+            found.map_err(|error| unreadable(error, &format!("page {object} of a map")))?;
         match space.put(page, bytes.to_vec(), Condition::Version(version)).await {
             Ok(_) => return Ok(()),
             Err(

@@ -2,8 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use blocker::{Blocker, BlockerExt, Durability, Namespace, ObjectId, Scope};
-use futures_util::TryStreamExt;
+use blocker::{Blocker, BlockerExt, Durability, Scope};
 
 use crate::error::{Error, Result};
 use crate::format::entry::{Kind, VolumeId};
@@ -181,8 +180,7 @@ impl Volumes {
             let before = (report.volumes, report.objects, report.problems.len(), report.unlisted);
             report.volumes += 1;
             report.births_met += view.births_met();
-            let namespace = self.pool.namespace(view.volume());
-            let found = self.objects(&namespace).await?;
+            let found = self.pool.objects(view.volume()).await?;
             report.objects += found.len() as u64;
             let kinds: HashSet<Kind> = found.iter().filter_map(|object| Kind::of(&object.name)).collect();
             let wanted = names.keys().filter(|(volume, _)| *volume == view.volume());
@@ -426,11 +424,6 @@ impl Volumes {
             },
             finished => finished,
         }
-    }
-
-    async fn objects(&self, namespace: &Namespace) -> Result<Vec<ObjectId>> {
-        let entries: Vec<_> = self.pool.store.entries(namespace.clone(), "").try_collect().await?;
-        Ok(entries.into_iter().map(|entry| ObjectId::new(namespace.clone(), entry.name)).collect())
     }
 }
 

@@ -114,22 +114,8 @@ impl Volumes {
             return Err(Error::Exists(name.to_owned()));
         }
         let volume = self.pool.new_volume_id().await?;
-        let head = Head {
-            volume,
-            sequence: 1,
-            size_bytes,
-            object_bytes,
-            allocation_limit: 1,
-            owner: None,
-            is_deleted: false,
-            origin: None,
-            parent: 0,
-            settings: settings.object_bytes(object_bytes),
-            nodes: Vec::new(),
-            root: vec![Entry::HOLE; pages_of(size_bytes, object_bytes)],
-            logs: Vec::new(),
-        };
-        self.make(name, &head).await
+        let root = vec![Entry::HOLE; pages_of(size_bytes, object_bytes)];
+        self.make(name, &Head::new(volume, (size_bytes, object_bytes), settings, root)).await
     }
 
     fn object_bytes(&self, settings: &Settings) -> Result<u64> {

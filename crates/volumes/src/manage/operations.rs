@@ -92,6 +92,19 @@ impl Volumes {
         self.lease(volume, true).await
     }
 
+    /// Runs an operation on a volume that is open, or that is attached for the operation.
+    async fn on_volume<T, F>(&self, volume: VolumeId, operation: impl Fn(Arc<Inner>) -> F) -> Result<T>
+    where
+        F: Future<Output = Result<T>>,
+    {
+        steadily(|| async {
+            let lease = self.lease(volume, false).await?;
+            let result = operation(Arc::clone(&lease.inner)).await;
+            lease.end(result).await
+        })
+        .await
+    }
+
     /// Takes a snapshot of a volume.
     ///
     /// # Errors
@@ -150,12 +163,7 @@ impl Volumes {
     /// See [`Volumes`]; `NoSuchVolume`, `NoSuchSnapshot`.
     pub async fn delete_snapshot(&self, name: &str, snapshot: &str) -> Result<()> {
         let volume = self.find(name).await?;
-        steadily(|| async move {
-            let lease = self.lease(volume, false).await?;
-            let result = lease.inner.delete_snapshot(snapshot).await;
-            lease.end(result).await
-        })
-        .await
+        self.on_volume(volume, |inner| async move { inner.delete_snapshot(snapshot).await }).await
     }
 
     /// Restores a volume to the state of a snapshot. Later writes are lost unless another snapshot
@@ -165,12 +173,7 @@ impl Volumes {
     /// See [`Volumes`]; `NoSuchVolume`, `NoSuchSnapshot`, `ReadOnly`.
     pub async fn rollback(&self, name: &str, snapshot: &str) -> Result<()> {
         let volume = self.find(name).await?;
-        steadily(|| async move {
-            let lease = self.lease(volume, false).await?;
-            let result = lease.inner.rollback(snapshot).await;
-            lease.end(result).await
-        })
-        .await
+        self.on_volume(volume, |inner| async move { inner.rollback(snapshot).await }).await
     }
 
     /// Changes the size of a volume. New ranges read as zeros.
@@ -192,13 +195,9 @@ impl Volumes {
 
     async fn resize_as(&self, name: &str, size_bytes: u64, may_shrink: bool) -> Result<bool> {
         let volume = self.find(name).await?;
-        steadily(|| async move {
-            let lease = self.lease(volume, false).await?;
-            let result = match check_size(size_bytes, lease.inner.object_bytes()) {
-                Ok(()) => lease.inner.resize(size_bytes, may_shrink).await,
-                Err(error) => Err(error),
-            };
-            lease.end(result).await
+        self.on_volume(volume, |inner| async move {
+            check_size(size_bytes, inner.object_bytes)?;
+            inner.resize(size_bytes, may_shrink).await
         })
         .await
     }
@@ -217,7 +216,7 @@ impl Volumes {
         if !lease.is_attached {
             return Err(Error::InUse { owner: self.options.owner.clone() });
         }
-        let before = lease.inner.settings();
+        let before = lease.inner.settings;
         let result = match lease.inner.set(settings).await {
             Ok(()) => replace_limits(&self.pool, volume, &before, &settings).await,
             error => error,
@@ -266,22 +265,9 @@ impl Volumes {
                 return Err(no_snapshot());
             }
             let root = load_root(&self.pool, volume, node.id).await?;
-            let head = Head {
-                volume: clone,
-                sequence: 1,
-                size_bytes: node.size_bytes,
-                object_bytes: head.object_bytes,
-                allocation_limit: 1,
-                owner: None,
-                is_deleted: false,
-                origin: Some(origin),
-                parent: 0,
-                settings: head.settings.read_only(false),
-                nodes: Vec::new(),
-                root,
-                logs: Vec::new(),
-            };
-            self.make(new, &head).await
+            let settings = Settings { is_read_only: false, ..head.settings };
+            let made = Head::new(clone, (node.size_bytes, head.object_bytes), settings, root);
+            self.make(new, &Head { origin: Some(origin), ..made }).await
         };
         let made = made.await;
         if matches!(made, Err(Error::NoSuchSnapshot(_) | Error::Exists(_))) {
@@ -347,11 +333,7 @@ impl Volumes {
     /// The errors of [`Self::flatten`].
     pub async fn flatten_with(&self, name: &str, progress: &(dyn Fn(u64, u64) + Sync)) -> Result<()> {
         let volume = self.find(name).await?;
-        let flattened = steadily(|| async move {
-            let lease = self.lease(volume, false).await?;
-            let result = lease.inner.flatten(progress).await;
-            lease.end(result).await
-        });
+        let flattened = self.on_volume(volume, |inner| async move { inner.flatten(progress).await });
         match flattened.await? {
             Some(origin) => self.release(origin, volume).await,
             None => Ok(()),

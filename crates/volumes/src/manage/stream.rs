@@ -132,119 +132,63 @@ impl StreamHeader {
     /// # Errors
     /// `Invalid` if the bytes are not a stream, or a name in it is not a valid name of a snapshot.
     pub fn decode(bytes: &[u8]) -> Result<Option<Self>> {
-        let mut expect = Expect::Magic;
-        let mut header = Header::default();
         let mut rest = &bytes[..bytes.len().min(Self::BYTES_MAX)];
-        loop {
-            // Refused as soon as its tag is known, because the rest may take long to arrive.
-            if let Expect::Range { .. } | Expect::Data { .. } | Expect::End = expect {
-                return Err(Error::Invalid(SIZE_MISSING.into()));
+        match rest.split_off(..MAGIC.len()) {
+            None => return Ok(None),
+            Some(magic) if magic == MAGIC => {}
+            Some(_) => return invalid("this is no stream of rbd export-diff, format 1"),
+        }
+        let (mut from, mut to) = (None, None);
+        while let Some(tag) = rest.split_off_first() {
+            let (place, check): (_, fn(&str) -> Result<()>) = match tag {
+                b'f' => (&mut from, check_name),
+                b't' => (&mut to, check_new_name),
+                b's' => {
+                    let size_bytes = rest.first_chunk().map(|size| u64::from_le_bytes(*size));
+                    return Ok(size_bytes.map(|size_bytes| Self { from, to, size_bytes }));
+                }
+                // Refused as soon as its tag is known, because the rest may take long to arrive.
+                b'w' | b'z' | b'e' => return invalid("the stream has a range, or its end, before the size"),
+                tag => return unknown(*tag),
+            };
+            let Some((length, after)) = rest.split_first_chunk::<4>() else { return Ok(None) };
+            let length = u32::from_le_bytes(*length) as usize;
+            if !(1..=NAME_BYTES_MAX).contains(&length) {
+                return Err(Error::Invalid(format!("the stream has a name of {length} bytes")));
             }
-            let record = match expect.length(rest)? {
-                length if length <= rest.len() => rest.split_off(..length).unwrap_or_default(),
-                _ => return Ok(None),
+            let Some((name, after)) = after.split_at_checked(length) else { return Ok(None) };
+            rest = after;
+            let Ok(name) = std::str::from_utf8(name) else {
+                return invalid("a name in the stream is not UTF-8");
             };
-            expect = match expect {
-                Expect::Magic => magic(record)?,
-                Expect::Tag => tag(record)?,
-                Expect::Text { is_from } => header.take_name(is_from, record)?,
-                Expect::Size => {
-                    let Header { from, to, .. } = header;
-                    return Ok(Some(Self { from, to, size_bytes: number(record, 0) }));
-                }
-                Expect::Range { .. } | Expect::Data { .. } | Expect::End => {
-                    return Err(Error::Invalid(SIZE_MISSING.into()));
-                }
-            };
+            check(name)?;
+            if place.replace(name.to_owned()).is_some() {
+                return invalid("the stream has a name twice");
+            }
         }
+        Ok(None)
     }
 }
 
-const SIZE_MISSING: &str = "the stream has a range, or its end, before the size";
-
-/// The state of reading a stream.
-#[derive(Default, Debug)]
-struct Header {
-    from: Option<String>,
-    to: Option<String>,
-    size_bytes: Option<u64>,
+fn invalid<T>(why: &str) -> Result<T> {
+    Err(Error::Invalid(why.into()))
 }
 
-impl Header {
-    /// Reads the record of a name.
-    fn take_name(&mut self, is_from: bool, record: &[u8]) -> Result<Expect> {
-        let name = String::from_utf8(record[4..].to_vec());
-        let name = name.map_err(|_| Error::Invalid("a name in the stream is no UTF-8".into()))?;
-        if is_from {
-            check_name(&name)?;
-        } else {
-            check_new_name(&name)?;
-        }
-        let place = if is_from { &mut self.from } else { &mut self.to };
-        if place.is_some() || self.size_bytes.is_some() {
-            return Err(Error::Invalid("the stream has a name twice, or after the size".into()));
-        }
-        *place = Some(name);
-        Ok(Expect::Tag)
-    }
-}
-
-/// Returns the number at an offset of a record, which must be long enough.
-fn number(record: &[u8], at: usize) -> u64 {
-    u64::from_le_bytes(record[at..at + 8].try_into().expect("8 bytes"))
-}
-
-fn magic(record: &[u8]) -> Result<Expect> {
-    if record == MAGIC {
-        return Ok(Expect::Tag);
-    }
-    Err(Error::Invalid("this is no stream of rbd export-diff, format 1".into()))
-}
-
-fn tag(record: &[u8]) -> Result<Expect> {
-    Ok(match record[0] {
-        b'f' => Expect::Text { is_from: true },
-        b't' => Expect::Text { is_from: false },
-        b's' => Expect::Size,
-        b'w' => Expect::Range { is_data: true },
-        b'z' => Expect::Range { is_data: false },
-        b'e' => Expect::End,
-        tag => return Err(Error::Invalid(format!("the stream has an unknown record, {tag:#04x}"))),
-    })
+fn unknown<T>(tag: u8) -> Result<T> {
+    Err(Error::Invalid(format!("the stream has an unknown record, {tag:#04x}")))
 }
 
 /// The next expected part of a stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Expect {
-    Magic,
-    Tag,
-    Text { is_from: bool },
-    Size,
-    Range { is_data: bool },
-    Data { offset: u64, left: u64 },
-    End,
-}
-
-impl Expect {
-    /// Returns the length of the expected part, as far as it is known from the available bytes.
-    fn length(self, have: &[u8]) -> Result<usize> {
-        Ok(match self {
-            Self::Magic => MAGIC.len(),
-            Self::Tag => 1,
-            Self::Size => 8,
-            Self::Range { .. } => 16,
-            Self::Text { .. } => match have.first_chunk::<4>() {
-                None => 4 + NAME_BYTES_MAX,
-                Some(len) => match u32::from_le_bytes(*len) as usize {
-                    len @ 1..=NAME_BYTES_MAX => 4 + len,
-                    len => return Err(Error::Invalid(format!("the stream has a name of {len} bytes"))),
-                },
-            },
-            // Data are consumed as they arrive.
-            Self::Data { .. } => 0,
-            Self::End => return Err(Error::Invalid("the stream has bytes after its end".into())),
-        })
-    }
+    Header,
+    /// A range without its data, or the end.
+    Record,
+    Data {
+        offset: u64,
+        left: u64,
+    },
+    Nothing,
 }
 
 /// Writes a stream into a volume, which must have the state at which the stream begins.
@@ -252,29 +196,15 @@ impl Expect {
 pub struct Import {
     volume: Volume,
     expect: Expect,
-    /// An incomplete record, no longer than a name.
+    /// The beginning of the header or of a record.
     rest: Vec<u8>,
-    header: Header,
 }
 
 impl Import {
     /// Returns an import into `volume`.
     #[must_use]
     pub fn new(volume: Volume) -> Self {
-        Self { volume, expect: Expect::Magic, rest: Vec::new(), header: Header::default() }
-    }
-
-    /// Returns the snapshot from which the stream starts, once its name has been read. The volume
-    /// must have the state of that snapshot.
-    #[must_use]
-    pub fn from(&self) -> Option<&str> {
-        self.header.from.as_deref()
-    }
-
-    /// Returns the snapshot at which the stream ends, once its name has been read.
-    #[must_use]
-    pub fn to(&self) -> Option<&str> {
-        self.header.to.as_deref()
+        Self { volume, expect: Expect::Header, rest: Vec::new() }
     }
 
     /// Processes the next bytes of the stream.
@@ -285,23 +215,66 @@ impl Import {
     pub async fn take(&mut self, mut bytes: &[u8]) -> Result<()> {
         while !bytes.is_empty() {
             if let Expect::Data { offset, left } = self.expect {
+                // Data are written as they arrive.
                 let (now, later) =
                     bytes.split_at(bytes.len().min(usize::try_from(left).unwrap_or(usize::MAX)));
                 self.volume.write(offset, now.to_vec().into(), Durability::Cached).await?;
                 let now = now.len() as u64;
                 self.expect = Expect::Data { offset: offset + now, left: left - now };
                 if left == now {
-                    self.expect = Expect::Tag;
+                    self.expect = Expect::Record;
                 }
                 bytes = later;
                 continue;
             }
+            // Headers and records are short.
             self.rest.push(bytes[0]);
             bytes = &bytes[1..];
-            if self.rest.len() == self.expect.length(&self.rest)? {
-                let record = std::mem::take(&mut self.rest);
-                self.record(&record).await?;
+            match self.expect {
+                Expect::Header => self.take_header()?,
+                Expect::Record => self.take_record().await?,
+                Expect::Nothing | Expect::Data { .. } => return invalid("the stream has bytes after its end"),
             }
+        }
+        Ok(())
+    }
+
+    fn take_header(&mut self) -> Result<()> {
+        let Some(StreamHeader { size_bytes, .. }) = StreamHeader::decode(&self.rest)? else { return Ok(()) };
+        let has = self.volume.size_bytes();
+        if size_bytes != has {
+            let why = format!(
+                "the stream is from a volume of {size_bytes} bytes, but this volume has {has}: resize it first"
+            );
+            return Err(Error::Invalid(why));
+        }
+        self.rest.clear();
+        self.expect = Expect::Record;
+        Ok(())
+    }
+
+    async fn take_record(&mut self) -> Result<()> {
+        let is_data = match self.rest[0] {
+            b'w' => true,
+            b'z' => false,
+            b'e' => {
+                self.expect = Expect::Nothing;
+                return Ok(());
+            }
+            b'f' | b't' | b's' => return invalid("the stream has a name or a size after its size"),
+            tag => return unknown(tag),
+        };
+        let Some((offset, length)) = self.rest[1..].split_first_chunk() else { return Ok(()) };
+        let Some(length) = length.first_chunk() else { return Ok(()) };
+        let (offset, length) = (u64::from_le_bytes(*offset), u64::from_le_bytes(*length));
+        self.rest.clear();
+        if offset.checked_add(length).is_none_or(|end| end > self.volume.size_bytes()) {
+            return Err(Error::Invalid(format!("the stream has a range of {length} bytes at {offset}")));
+        }
+        if is_data && length > 0 {
+            self.expect = Expect::Data { offset, left: length };
+        } else if !is_data {
+            self.volume.write_zeroes(offset, length, true, false).await?;
         }
         Ok(())
     }
@@ -311,48 +284,9 @@ impl Import {
     /// # Errors
     /// `Invalid` if the stream is incomplete; the errors of [`Volume::flush`].
     pub async fn finish(self) -> Result<()> {
-        if self.expect != Expect::End {
-            return Err(Error::Invalid("the stream ends too early".into()));
+        if self.expect != Expect::Nothing {
+            return invalid("the stream ends too early");
         }
         self.volume.flush().await
-    }
-
-    async fn record(&mut self, record: &[u8]) -> Result<()> {
-        self.expect = match self.expect {
-            Expect::Magic => magic(record)?,
-            Expect::Tag => match tag(record)? {
-                Expect::Range { .. } | Expect::End if self.header.size_bytes.is_none() => {
-                    return Err(Error::Invalid(SIZE_MISSING.into()));
-                }
-                next => next,
-            },
-            Expect::Text { is_from } => self.header.take_name(is_from, record)?,
-            Expect::Size => {
-                let size_bytes = number(record, 0);
-                if size_bytes != self.volume.size_bytes() {
-                    let has = self.volume.size_bytes();
-                    let why = format!(
-                        "the stream is from a volume of {size_bytes} bytes, but this volume has {has}: resize it first"
-                    );
-                    return Err(Error::Invalid(why));
-                }
-                self.header.size_bytes = Some(size_bytes);
-                Expect::Tag
-            }
-            Expect::Range { is_data } => {
-                let (offset, length) = (number(record, 0), number(record, 8));
-                if offset.checked_add(length).is_none_or(|end| end > self.volume.size_bytes()) {
-                    return Err(Error::Invalid(format!(
-                        "the stream has a range of {length} bytes at {offset}"
-                    )));
-                }
-                if !is_data {
-                    self.volume.write_zeroes(offset, length, true, false).await?;
-                }
-                if is_data && length > 0 { Expect::Data { offset, left: length } } else { Expect::Tag }
-            }
-            Expect::Data { .. } | Expect::End => unreachable!("not gathered"),
-        };
-        Ok(())
     }
 }

@@ -52,7 +52,7 @@ impl Inner {
             if is_log_due || !state.overlays.is_empty() {
                 return Poll::Ready(Ok(()));
             }
-            state.overlays.wait(context);
+            state.overlays.waker = Some(context.waker().clone());
             Poll::Pending
         })
         .await
@@ -307,13 +307,13 @@ pub(super) struct KeptOut<'a>(&'a Inner);
 
 impl<'a> KeptOut<'a> {
     fn new(inner: &'a Inner) -> Self {
-        inner.state.lock().overlays.keep_out();
+        inner.state.lock().overlays.kept_out += 1;
         Self(inner)
     }
 }
 
 impl Drop for KeptOut<'_> {
     fn drop(&mut self) {
-        self.0.state.lock().overlays.let_in();
+        self.0.state.lock().overlays.kept_out -= 1;
     }
 }

@@ -52,8 +52,8 @@ pub type Answer<T> = blocker::Reply<T, Error>;
 /// Locks are taken in the order of the fields `recorder`, `merging`, `merges`, `barrier`, `objects`, `removing`, `state`.
 pub(crate) struct Inner {
     space: Space,
-    object_bytes: u64,
-    settings: Settings,
+    pub(crate) object_bytes: u64,
+    pub(crate) settings: Settings,
     promises: Promises,
     /// The owner's identity, as in the head.
     writer: u128,
@@ -219,18 +219,10 @@ impl Inner {
         &self.merging[(index % LOCKS) as usize]
     }
 
-    pub(crate) fn object_bytes(&self) -> u64 {
-        self.object_bytes
-    }
-
     /// Returns whether the volume shares objects with a snapshot or another volume.
     pub(crate) fn has_shared(&self) -> bool {
         let state = self.state.lock();
         state.live.objects().any(|(index, entry)| !state.owns(index, entry))
-    }
-
-    pub(crate) fn settings(&self) -> Settings {
-        self.settings
     }
 
     /// Returns whether the volume can be used.

@@ -18,7 +18,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::task::{Context, Waker};
+use std::task::Waker;
 
 use blocker::{Durability, Error as Store, Quota, Reply, Segments, WriteMode};
 
@@ -44,13 +44,14 @@ pub(super) struct Overlays {
     /// Whether the quota limits the allowance.
     is_limited: bool,
     /// The number of operations in progress that prevent new overlays.
-    kept_out: u32,
+    pub(super) kept_out: u32,
     /// Whether the last copy failed. Changes then wait for the next copy, and fail with its error.
     pub(super) is_failing: bool,
     /// The number of runs and overlays ever created.
     serial: u64,
-    /// The waker of the task that waits for objects to merge.
-    waker: Option<Waker>,
+    /// The waker of the task that waits for objects to merge. It is woken when an object gets an
+    /// overlay, or when waiting has become pointless.
+    pub(super) waker: Option<Waker>,
     pub(super) logs: Logs,
 }
 
@@ -218,21 +219,6 @@ impl Overlays {
     /// Returns the number of objects with an overlay.
     pub(super) fn count(&self) -> usize {
         self.objects.len()
-    }
-
-    /// Prevents new overlays until [`Self::let_in`] has been called as often as this method.
-    pub(super) fn keep_out(&mut self) {
-        self.kept_out += 1;
-    }
-
-    pub(super) fn let_in(&mut self) {
-        self.kept_out -= 1;
-    }
-
-    /// Registers the task to wake when an object gets an overlay, or when waiting has become
-    /// pointless.
-    pub(super) fn wait(&mut self, context: &Context<'_>) {
-        self.waker = Some(context.waker().clone());
     }
 
     /// Returns the indexes with an overlay.

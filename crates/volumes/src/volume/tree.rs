@@ -7,7 +7,7 @@
 //! without a name, because it connects them.
 
 use async_lock::{MutexGuard, RwLockWriteGuard};
-use blocker::Durability;
+use blocker::{Condition, Durability};
 
 use super::state::{FLUSH_REMOVALS_MAX, Status};
 use super::{Inner, Recorder};
@@ -149,7 +149,8 @@ impl Inner {
         self.state.lock().allocation += 1;
         let root = encode_root(&recorder.head.root);
         // A snapshot beyond the quota is refused, because it adds new pages of the map.
-        let put = self.space.put_if_room(Kind::Root(frozen.id), root, blocker::Condition::Absent).await;
+        let terms = self.space.terms(Durability::Stored, Condition::Absent);
+        let put = self.space.put_as(Kind::Root(frozen.id), root, terms).await;
         put.map_err(|error| self.noted(error))?;
         let mut head = recorder.head.clone();
         let (id, parent) = (frozen.id, head.parent);
