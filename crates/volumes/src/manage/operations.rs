@@ -97,7 +97,8 @@ impl Volumes {
     where
         F: Future<Output = Result<T>>,
     {
-        steadily(|| async {
+        let operation = &operation;
+        steadily(|| async move {
             let lease = self.lease(volume, false).await?;
             let result = operation(Arc::clone(&lease.inner)).await;
             lease.end(result).await
