@@ -190,7 +190,6 @@ impl Shared {
             self.unlock(state, None);
         }
     }
-
 }
 
 /// The number of buckets of a histogram.

@@ -377,7 +377,11 @@ impl Disk for SimulatedDisk {
     fn id(&self, name: &str) -> io::Result<FileId> {
         let medium = self.medium.lock();
         medium.check(medium.power)?;
-        medium.names.get(&self.full(name)).map(|file| (0, *file)).ok_or_else(|| io::ErrorKind::NotFound.into())
+        medium
+            .names
+            .get(&self.full(name))
+            .map(|file| (0, *file))
+            .ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {

@@ -233,7 +233,9 @@ impl Import {
             match self.expect {
                 Expect::Header => self.take_header()?,
                 Expect::Record => self.take_record().await?,
-                Expect::Nothing | Expect::Data { .. } => return invalid("the stream has bytes after its end"),
+                Expect::Nothing | Expect::Data { .. } => {
+                    return invalid("the stream has bytes after its end");
+                }
             }
         }
         Ok(())
