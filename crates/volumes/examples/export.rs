@@ -50,7 +50,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         .start()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        let options = Options::new("volumes").records_at_once(true);
+        let options = Options { records_at_once: true, ..Options::new("volumes") };
         let volumes = Arc::new(Volumes::new(Arc::new(cache.clone()), options)?);
         for disk in arguments {
             let (name, mebibytes) = disk.split_once('=').ok_or(USAGE)?;

@@ -6,7 +6,6 @@ use crate::error::{Error, Result};
 
 /// A volume's settings, which are stored with it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-#[non_exhaustive]
 pub struct Settings {
     /// Whether every change is refused.
     pub is_read_only: bool,
@@ -31,41 +30,6 @@ impl Settings {
             return Err(Error::Invalid(format!("the write mode \"read-only\" is none of a volume: {why}")));
         }
         self.rates.check()
-    }
-
-    /// Sets whether every change is refused.
-    #[must_use]
-    pub fn read_only(mut self, is_read_only: bool) -> Self {
-        self.is_read_only = is_read_only;
-        self
-    }
-
-    /// Sets the write mode.
-    #[must_use]
-    pub fn write(mut self, write: WriteMode) -> Self {
-        self.write = Some(write);
-        self
-    }
-
-    /// Sets the quota in bytes.
-    #[must_use]
-    pub fn quota_bytes_max(mut self, bytes: u64) -> Self {
-        self.quota_bytes_max = Some(bytes);
-        self
-    }
-
-    /// Sets the rates.
-    #[must_use]
-    pub fn rates(mut self, rates: Rates) -> Self {
-        self.rates = rates;
-        self
-    }
-
-    /// Sets the size of the objects in bytes.
-    #[must_use]
-    pub fn object_bytes(mut self, bytes: u64) -> Self {
-        self.object_bytes = Some(bytes);
-        self
     }
 }
 
@@ -120,7 +84,6 @@ pub enum Fencing {
 
 /// Options shared by all volumes of a store.
 #[derive(Clone, Debug)]
-#[non_exhaustive]
 pub struct Options {
     /// The namespace of the catalog, and the prefix of the volumes' namespaces: 1 to 200 bytes.
     pub prefix: String,
@@ -159,59 +122,14 @@ impl Options {
             overlay_bytes_max: 64 << 20,
         }
     }
-
-    /// Sets the owner's name.
-    #[must_use]
-    pub fn owner(mut self, owner: &str) -> Self {
-        owner.clone_into(&mut self.owner);
-        self
-    }
-
-    /// Sets how one writer at a time is enforced.
-    #[must_use]
-    pub fn fencing(mut self, fencing: Fencing) -> Self {
-        self.fencing = fencing;
-        self
-    }
-
-    /// Sets whether a write is acknowledged only once the map that names its object is stored.
-    #[must_use]
-    pub fn records_at_once(mut self, records_at_once: bool) -> Self {
-        self.records_at_once = records_at_once;
-        self
-    }
-
-    /// Sets the memory for overlays.
-    #[must_use]
-    pub fn overlay_bytes_max(mut self, bytes: u64) -> Self {
-        self.overlay_bytes_max = bytes;
-        self
-    }
-
-    /// Sets the durability of flushes.
-    #[must_use]
-    pub fn flush_durability(mut self, durability: Durability) -> Self {
-        self.flush_durability = durability;
-        self
-    }
 }
 
 /// The options of opening a volume.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-#[non_exhaustive]
 pub struct OpenOptions {
     /// Whether to take over the volume from an owner that has not closed it. That owner is then
     /// fenced off.
     pub take_over: bool,
-}
-
-impl OpenOptions {
-    /// Sets whether to take over the volume from an owner that has not closed it.
-    #[must_use]
-    pub fn take_over(mut self, take_over: bool) -> Self {
-        self.take_over = take_over;
-        self
-    }
 }
 
 /// The volumes of a store.

@@ -64,7 +64,8 @@ impl Place {
     /// Opens the volumes of a store, while no command has the store open.
     fn volumes(&self, store: &str) -> Volumes {
         let store = FileStore::open_or_create(self.path(store)).unwrap();
-        Volumes::new(Arc::new(store), Options::new("volumes").owner("test")).unwrap()
+        Volumes::new(Arc::new(store), Options { owner: "test".to_owned(), ..Options::new("volumes") })
+            .unwrap()
     }
 
     fn is_there(&self, store: &str, name: &str) -> bool {

@@ -162,7 +162,12 @@ mod tests {
             is_deleted: false,
             origin: Some(Origin { volume: VolumeId(2), node: 8 }),
             parent: 12,
-            settings: Settings::default().write(WriteMode::Back).quota_bytes_max(7).object_bytes(4 << 20),
+            settings: Settings {
+                write: Some(WriteMode::Back),
+                quota_bytes_max: Some(7),
+                object_bytes: Some(4 << 20),
+                ..Settings::default()
+            },
             nodes: vec![node(4, 0, "monday"), node(12, 4, "")],
             root: vec![Entry::new(VolumeId(5), 17), Entry::HOLE, Entry::new(VolumeId(2), 1)],
             logs: Vec::new(),

@@ -20,7 +20,8 @@ fn a_random_write_in_steady_state_is_one_call_and_a_flush_another() {
     let store = SteeredStore::new();
     let volumes = Volumes::new(Arc::clone(&store) as Arc<dyn Blocker>, Options::new("vol")).unwrap();
     let size = OBJECTS * OBJECT_BYTES;
-    block_on(volumes.create("a", size, Settings::default().object_bytes(OBJECT_BYTES))).unwrap();
+    block_on(volumes.create("a", size, Settings { object_bytes: Some(OBJECT_BYTES), ..Settings::default() }))
+        .unwrap();
     let disk = block_on(volumes.open("a", OpenOptions::default())).unwrap();
     let all = vec![1; size as usize];
     block_on(disk.write(0, all.into(), Durability::Cached)).unwrap();
@@ -102,7 +103,7 @@ fn a_snapshot_and_a_clone_of_a_large_volume_take_no_more_calls_than_of_a_small_o
 fn a_check_without_repair_writes_nothing() {
     let store = SteeredStore::new();
     let new = |owner: &str| {
-        let options = Options::new("vol").owner(owner);
+        let options = Options { owner: owner.to_owned(), ..Options::new("vol") };
         Volumes::new(Arc::clone(&store) as Arc<dyn Blocker>, options).unwrap()
     };
     let volumes = new("one");
@@ -110,7 +111,7 @@ fn a_check_without_repair_writes_nothing() {
         block_on(volumes.create(
             name,
             OBJECTS * OBJECT_BYTES,
-            Settings::default().object_bytes(OBJECT_BYTES),
+            Settings { object_bytes: Some(OBJECT_BYTES), ..Settings::default() },
         ))
         .unwrap();
         let disk = block_on(volumes.open(name, OpenOptions::default())).unwrap();

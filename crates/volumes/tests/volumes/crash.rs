@@ -156,7 +156,9 @@ impl Run<'_> {
         let name = format!("v{}", self.next_tag());
         self.model.unsure.push((name.clone(), None));
         self.model.volumes.insert(name.clone(), Sectors::default());
-        self.volumes.create(&name, SIZE, Settings::default().object_bytes(OBJECT)).await?;
+        self.volumes
+            .create(&name, SIZE, Settings { object_bytes: Some(OBJECT), ..Settings::default() })
+            .await?;
         self.model.unsure.pop();
         Ok(())
     }
@@ -300,7 +302,7 @@ fn crash(seed: u64, at: Option<u64>, fencing: Fencing, is_told: bool) -> u64 {
     (plan.volatile, plan.crash_at_step) = (true, at);
     let store = Arc::new(Faulty::new(Arc::new(Memory::default()), plan, Arc::new(SystemClock)));
     let (mut model, mut tag) = (Model::default(), 0);
-    let options = || Options::new("vol").fencing(fencing).records_at_once(seed % 2 == 1);
+    let options = || Options { fencing, records_at_once: seed % 2 == 1, ..Options::new("vol") };
     for round in 0..2 {
         let volumes = Volumes::new(Arc::clone(&store) as Arc<dyn Blocker>, options()).unwrap();
         let rng = Rng::new(seed * 2 + round);

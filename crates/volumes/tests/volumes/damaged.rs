@@ -23,13 +23,16 @@ fn volumes_of(store: &Arc<SteeredStore>, fencing: Fencing) -> Volumes {
 
 fn owned(store: &Arc<SteeredStore>, fencing: Fencing, owner: &str) -> Volumes {
     let store = Arc::new(Listed(Arc::clone(store)));
-    Volumes::new(store, Options::new("vol").owner(owner).fencing(fencing)).unwrap()
+    Volumes::new(store, Options { owner: owner.to_owned(), fencing, ..Options::new("vol") }).unwrap()
 }
 
 /// Creates a volume with data, and a snapshot before its last write.
 fn make(volumes: &Volumes, name: &str) {
     block_on(async {
-        volumes.create(name, 8 * OBJECT, Settings::default().object_bytes(OBJECT)).await.unwrap();
+        volumes
+            .create(name, 8 * OBJECT, Settings { object_bytes: Some(OBJECT), ..Settings::default() })
+            .await
+            .unwrap();
         for (bytes, snapshot) in [(b"old", Some("s")), (b"new", None)] {
             let disk = volumes.open(name, OpenOptions::default()).await.unwrap();
             disk.write(0, bytes.into(), Durability::Cached).await.unwrap();

@@ -22,16 +22,17 @@ const SECTOR: u64 = 512;
 type Write<'a> = Pin<Box<dyn Future<Output = volumes::Result<Durability>> + 'a>>;
 
 fn owner_of(store: &Arc<dyn Blocker>, name: &str, fencing: Fencing) -> Volumes {
-    Volumes::new(Arc::clone(store), Options::new("vol").owner(name).fencing(fencing)).unwrap()
+    Volumes::new(Arc::clone(store), Options { owner: name.to_owned(), fencing, ..Options::new("vol") })
+        .unwrap()
 }
 
 fn taken(volumes: &Volumes) -> Volume {
-    block_on(volumes.open("a", OpenOptions::default().take_over(true))).unwrap()
+    block_on(volumes.open("a", OpenOptions { take_over: true })).unwrap()
 }
 
 /// Creates the volume "a" and fills it.
 fn filled(volumes: &Volumes) -> Volume {
-    let settings = Settings::default().object_bytes(OBJECT);
+    let settings = Settings { object_bytes: Some(OBJECT), ..Settings::default() };
     block_on(volumes.create("a", OBJECTS * OBJECT, settings)).unwrap();
     let disk = block_on(volumes.open("a", OpenOptions::default())).unwrap();
     write(&disk, 0, &test_kit::pattern(1, 0, (OBJECTS * OBJECT) as usize));

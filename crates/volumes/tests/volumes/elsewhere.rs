@@ -21,12 +21,17 @@ fn hosts(store: &Arc<SteeredStore>, (writer, fencing): (Writer, Fencing)) -> [Vo
     store.silence();
     ["one", "two"].map(|name| {
         let cache = cache(Arc::new(Listed(Arc::clone(store))), WriteMode::Back, writer);
-        Volumes::new(cache, Options::new("vol").owner(name).fencing(fencing)).unwrap()
+        Volumes::new(cache, Options { owner: name.to_owned(), fencing, ..Options::new("vol") }).unwrap()
     })
 }
 
 fn create(volumes: &Volumes, name: &str) {
-    block_on(volumes.create(name, 8 * OBJECT, Settings::default().object_bytes(OBJECT))).unwrap();
+    block_on(volumes.create(
+        name,
+        8 * OBJECT,
+        Settings { object_bytes: Some(OBJECT), ..Settings::default() },
+    ))
+    .unwrap();
 }
 
 fn opened(volumes: &Volumes, name: &str) -> Volume {
@@ -242,7 +247,8 @@ fn a_name_is_found_that_the_other_host_has_given_meanwhile() {
         create(&one, "a");
         assert_eq!(block_on(two.info("a")).unwrap().size_bytes, 8 * OBJECT);
         block_on(one.delete("a")).unwrap();
-        block_on(one.create("a", 2 * OBJECT, Settings::default().object_bytes(OBJECT))).unwrap();
+        block_on(one.create("a", 2 * OBJECT, Settings { object_bytes: Some(OBJECT), ..Settings::default() }))
+            .unwrap();
         let all = block_on(two.list()).unwrap();
         assert_eq!((all.volumes[0].size_bytes, all.damaged.len()), (2 * OBJECT, 0));
         assert_eq!(opened(&two, "a").size_bytes(), 2 * OBJECT);

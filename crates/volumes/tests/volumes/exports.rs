@@ -20,7 +20,10 @@ async fn volumes(folder: &Path) -> Arc<Volumes> {
     let volumes = Volumes::new(Arc::new(store), Options::new("volumes")).unwrap();
     if volumes.list().await.unwrap().volumes.is_empty() {
         volumes.create("disk", SIZE_BYTES, Settings::default()).await.unwrap();
-        volumes.create("fixed", SIZE_BYTES, Settings::default().read_only(true)).await.unwrap();
+        volumes
+            .create("fixed", SIZE_BYTES, Settings { is_read_only: true, ..Settings::default() })
+            .await
+            .unwrap();
     }
     Arc::new(volumes)
 }

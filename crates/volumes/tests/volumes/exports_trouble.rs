@@ -223,7 +223,7 @@ async fn the_maps_of_snapshots_are_in_memory_one_at_a_time() {
 #[tokio::test]
 async fn extents_of_very_many_objects_are_answered_in_part() {
     let site = Site::new().await;
-    let settings = Settings::default().object_bytes(4096);
+    let settings = Settings { object_bytes: Some(4096), ..Settings::default() };
     site.volumes.create("fine", 1 << 30, settings).await.unwrap();
     let disk = site.open("fine").await;
     let extents = disk.block_status(&Context::Allocation, 1 << 20, 1 << 29, false).await.unwrap();

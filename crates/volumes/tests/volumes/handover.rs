@@ -16,11 +16,17 @@ const OBJECT: u64 = 4096;
 const CALLS_MAX: usize = 11;
 
 fn owner_of(store: &Arc<dyn Blocker>, name: &str, fencing: Fencing) -> Volumes {
-    Volumes::new(Arc::clone(store), Options::new("vol").owner(name).fencing(fencing)).unwrap()
+    Volumes::new(Arc::clone(store), Options { owner: name.to_owned(), fencing, ..Options::new("vol") })
+        .unwrap()
 }
 
 fn made(volumes: &Volumes) -> Volume {
-    block_on(volumes.create("a", 64 * OBJECT, Settings::default().object_bytes(OBJECT))).unwrap();
+    block_on(volumes.create(
+        "a",
+        64 * OBJECT,
+        Settings { object_bytes: Some(OBJECT), ..Settings::default() },
+    ))
+    .unwrap();
     opened(volumes)
 }
 
@@ -115,7 +121,7 @@ fn a_deposed_cache_can_have_the_volume_again() {
     let disk = made(&one);
     written(&disk, 0, b"flushed");
     block_on(disk.flush()).unwrap();
-    let taken = block_on(two.open("a", OpenOptions::default().take_over(true))).unwrap();
+    let taken = block_on(two.open("a", OpenOptions { take_over: true })).unwrap();
     written(&taken, 0, b"by two");
     block_on(taken.flush()).unwrap();
     written(&disk, 0, b"lost");

@@ -15,7 +15,8 @@ use super::disk::{OBJECT, PAGE};
 fn with_volume(size_bytes: u64) -> (Arc<SteeredStore>, Volumes, Volume) {
     let store = SteeredStore::new();
     let volumes = Volumes::new(Arc::clone(&store) as Arc<dyn Blocker>, Options::new("vol")).unwrap();
-    block_on(volumes.create("a", size_bytes, Settings::default().object_bytes(OBJECT))).unwrap();
+    block_on(volumes.create("a", size_bytes, Settings { object_bytes: Some(OBJECT), ..Settings::default() }))
+        .unwrap();
     let disk = block_on(volumes.open("a", OpenOptions::default())).unwrap();
     (store, volumes, disk)
 }

@@ -16,7 +16,12 @@ fn volumes_of(store: &Arc<SteeredStore>) -> Volumes {
 }
 
 fn made(volumes: &Volumes, name: &str) -> Volume {
-    block_on(volumes.create(name, 8 * OBJECT, Settings::default().object_bytes(OBJECT))).unwrap();
+    block_on(volumes.create(
+        name,
+        8 * OBJECT,
+        Settings { object_bytes: Some(OBJECT), ..Settings::default() },
+    ))
+    .unwrap();
     opened(volumes, name)
 }
 

@@ -35,7 +35,7 @@ struct World {
 
 impl World {
     fn new(store: Arc<dyn Blocker>, fencing: Fencing, seed: u64, is_told: bool) -> Self {
-        let options = Options::new("vol").fencing(fencing).records_at_once(seed % 2 == 1);
+        let options = Options { fencing, records_at_once: seed % 2 == 1, ..Options::new("vol") };
         let volumes = Volumes::new(Arc::clone(&store), options).unwrap();
         Self { volumes, store, fencing, model: BTreeMap::new(), rng: Rng::new(seed), names: 0, is_told }
     }
@@ -118,7 +118,12 @@ impl World {
         }
         let (name, size_bytes) = (self.name("v"), self.any_size());
         self.tell(|| format!("create {name} {size_bytes}"));
-        block_on(self.volumes.create(&name, size_bytes, Settings::default().object_bytes(OBJECT))).unwrap();
+        block_on(self.volumes.create(
+            &name,
+            size_bytes,
+            Settings { object_bytes: Some(OBJECT), ..Settings::default() },
+        ))
+        .unwrap();
         let modelled = Modelled { live: Disk::new(size_bytes), snapshots: BTreeMap::new(), open: None };
         self.model.insert(name, modelled);
     }
@@ -246,14 +251,14 @@ impl World {
     fn move_to_another_owner(&mut self) {
         self.tell(|| "another owner".into());
         let owner = self.name("owner");
-        let options = Options::new("vol").owner(&owner).fencing(self.fencing);
+        let options = Options { owner: owner.to_owned(), fencing: self.fencing, ..Options::new("vol") };
         let volumes = Volumes::new(Arc::clone(&self.store), options).unwrap();
         for (name, modelled) in &mut self.model {
             if let Some(old) = modelled.open.take() {
                 block_on(old.flush()).unwrap();
                 let refused = block_on(volumes.open(name, OpenOptions::default()));
                 assert!(matches!(refused, Err(Error::InUse { .. })), "{refused:?}");
-                let taken = block_on(volumes.open(name, OpenOptions::default().take_over(true))).unwrap();
+                let taken = block_on(volumes.open(name, OpenOptions { take_over: true })).unwrap();
                 modelled.open = Some(taken);
                 // Without stamps, the layer below refuses the old owner.
                 if self.fencing == Fencing::Below {

@@ -15,11 +15,11 @@ fn volumes() -> Volumes {
 }
 
 fn stamped(owner: &str) -> Options {
-    Options::new("vol").owner(owner).fencing(Fencing::Stamps)
+    Options { owner: owner.to_owned(), fencing: Fencing::Stamps, ..Options::new("vol") }
 }
 
 fn small() -> Settings {
-    Settings::default().object_bytes(OBJECT)
+    Settings { object_bytes: Some(OBJECT), ..Settings::default() }
 }
 
 fn opened(volumes: &Volumes, name: &str) -> Volume {
@@ -138,7 +138,7 @@ fn a_volume_in_use_elsewhere_is_refused_and_can_be_taken_over() {
     block_on(disk.flush()).unwrap();
     let refused = block_on(second.open("a", OpenOptions::default())).unwrap_err();
     assert_eq!(refused, Error::InUse { owner: "one".into() });
-    let taken = block_on(second.open("a", OpenOptions::default().take_over(true))).unwrap();
+    let taken = block_on(second.open("a", OpenOptions { take_over: true })).unwrap();
     assert_eq!(bytes(&taken, 0, 5), b"first");
     for _ in 0..2 {
         let late = block_on(disk.write(0, b"late!".into(), Durability::Cached));
@@ -151,11 +151,13 @@ fn a_volume_in_use_elsewhere_is_refused_and_can_be_taken_over() {
 #[test]
 fn an_owner_whose_head_was_changed_by_another_is_fenced_off_without_stamps_too() {
     let store = Arc::new(Memory::default());
-    let first = Volumes::new(Arc::clone(&store) as _, Options::new("vol").owner("one")).unwrap();
-    let second = Volumes::new(store, Options::new("vol").owner("two")).unwrap();
+    let first =
+        Volumes::new(Arc::clone(&store) as _, Options { owner: "one".to_owned(), ..Options::new("vol") })
+            .unwrap();
+    let second = Volumes::new(store, Options { owner: "two".to_owned(), ..Options::new("vol") }).unwrap();
     block_on(first.create("a", 8 * OBJECT, small())).unwrap();
     let disk = opened(&first, "a");
-    let taken = block_on(second.open("a", OpenOptions::default().take_over(true))).unwrap();
+    let taken = block_on(second.open("a", OpenOptions { take_over: true })).unwrap();
     // A new page of the map is created, which changes the head.
     written(&disk, 0, b"late");
     assert!(matches!(block_on(disk.flush()), Err(Error::Fenced { .. })));
@@ -238,15 +240,15 @@ fn mistakes_are_named() {
         ("a/b", OBJECT, small()),
         ("a", 0, small()),
         ("a", u64::MAX, small()),
-        ("a", OBJECT, Settings::default().object_bytes(5000)),
-        ("a", OBJECT, Settings::default().object_bytes(8 << 20)),
+        ("a", OBJECT, Settings { object_bytes: Some(5000), ..Settings::default() }),
+        ("a", OBJECT, Settings { object_bytes: Some(8 << 20), ..Settings::default() }),
     ] {
         assert!(
             matches!(block_on(volumes.create(name, size, settings)), Err(Error::Invalid(_))),
             "{name:?} {size}"
         );
     }
-    block_on(volumes.create("a", OBJECT, small().read_only(true))).unwrap();
+    block_on(volumes.create("a", OBJECT, Settings { is_read_only: true, ..small() })).unwrap();
     let disk = opened(&volumes, "a");
     assert_eq!(block_on(disk.write(0, b"x".into(), Durability::Cached)), Err(Error::ReadOnly));
     assert_eq!(block_on(disk.discard(0, 1)), Err(Error::ReadOnly));

@@ -21,14 +21,14 @@ struct World {
 }
 
 fn options(records_at_once: bool) -> Options {
-    Options::new("vol").records_at_once(records_at_once)
+    Options { records_at_once, ..Options::new("vol") }
 }
 
 /// Creates a volume whose objects consist of the byte 1, and a snapshot "s" of it.
 fn snapshotted(records_at_once: bool) -> World {
     let store = SteeredStore::new();
     let volumes = Volumes::new(Arc::clone(&store) as Arc<dyn Blocker>, options(records_at_once)).unwrap();
-    let settings = Settings::default().object_bytes(OBJECT);
+    let settings = Settings { object_bytes: Some(OBJECT), ..Settings::default() };
     block_on(volumes.create("a", OBJECTS * OBJECT, settings)).unwrap();
     let disk = block_on(volumes.open("a", OpenOptions::default())).unwrap();
     write(&disk, 0, &[1; (OBJECTS * OBJECT) as usize]);

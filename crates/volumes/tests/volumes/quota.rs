@@ -17,7 +17,7 @@ const CELLS: u64 = OBJECTS * OBJECT / CELL;
 const PAGE_BYTES: u64 = 32 << 10;
 
 fn volumes_of(store: &Arc<Memory>, records_at_once: bool) -> Volumes {
-    let options = Options::new("vol").records_at_once(records_at_once);
+    let options = Options { records_at_once, ..Options::new("vol") };
     Volumes::new(Arc::clone(store) as Arc<dyn Blocker>, options).unwrap()
 }
 
@@ -42,10 +42,10 @@ fn byte(disk: &Volume, object: u64) -> u8 {
 /// Creates a volume with space for `objects` objects beside its head, and opens it.
 fn limited(store: &Arc<Memory>, objects: u64) -> (Volumes, Volume) {
     let volumes = volumes_of(store, false);
-    let settings = Settings::default().object_bytes(OBJECT);
+    let settings = Settings { object_bytes: Some(OBJECT), ..Settings::default() };
     block_on(volumes.create("a", OBJECTS * OBJECT, settings)).unwrap();
     let bytes_max = used_bytes(store) + objects * OBJECT;
-    block_on(volumes.set("a", settings.quota_bytes_max(bytes_max))).unwrap();
+    block_on(volumes.set("a", Settings { quota_bytes_max: Some(bytes_max), ..settings })).unwrap();
     let disk = opened(&volumes);
     (volumes, disk)
 }

@@ -160,7 +160,7 @@ impl World {
         }
         let overlay_bytes_max = *rng.pick(&[0, 4 << 10, 1 << 20, 1 << 20, 1 << 20]);
         let volumes = volumes_of(&store, records_at_once, overlay_bytes_max);
-        let settings = Settings::default().object_bytes(OBJECT);
+        let settings = Settings { object_bytes: Some(OBJECT), ..Settings::default() };
         block_on(volumes.create("a", OBJECTS * OBJECT, settings)).unwrap();
         let disk = block_on(volumes.open("a", OpenOptions::default())).unwrap();
         let mut world = Self {
@@ -625,7 +625,7 @@ impl World {
 }
 
 fn volumes_of(store: &Arc<SteeredStore>, records_at_once: bool, overlay_bytes_max: u64) -> Arc<Volumes> {
-    let options = Options::new("vol").records_at_once(records_at_once).overlay_bytes_max(overlay_bytes_max);
+    let options = Options { records_at_once, overlay_bytes_max, ..Options::new("vol") };
     Arc::new(Volumes::new(Arc::clone(store) as Arc<dyn Blocker>, options).unwrap())
 }
 

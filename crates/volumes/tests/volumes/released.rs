@@ -45,10 +45,11 @@ fn a_hand_over_that_failed_after_the_volume_was_given_up_is_ended_by_another_cal
     let (memory, zero) = (Memory::default(), AtomicU32::default);
     let store = Arc::new(Forgetful { memory, failures_left: zero(), released: zero() });
     let [one, two] = ["one", "two"].map(|name| {
-        let options = Options::new("vol").owner(name);
+        let options = Options { owner: name.to_owned(), ..Options::new("vol") };
         Volumes::new(Arc::clone(&store) as Arc<dyn Blocker>, options).unwrap()
     });
-    block_on(one.create("a", OBJECT, Settings::default().object_bytes(OBJECT))).unwrap();
+    block_on(one.create("a", OBJECT, Settings { object_bytes: Some(OBJECT), ..Settings::default() }))
+        .unwrap();
     let disk = block_on(one.open("a", OpenOptions::default())).unwrap();
     block_on(disk.write(0, b"one".into(), Durability::Cached)).unwrap();
     let before = store.released.load(Ordering::Relaxed);

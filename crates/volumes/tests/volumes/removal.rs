@@ -19,11 +19,12 @@ const OBJECT: u64 = 4096;
 
 fn volumes_of(store: &Arc<SteeredStore>, fencing: Fencing) -> Volumes {
     let store = Arc::new(Listed(Arc::clone(store)));
-    Volumes::new(store, Options::new("vol").fencing(fencing)).unwrap()
+    Volumes::new(store, Options { fencing, ..Options::new("vol") }).unwrap()
 }
 
 fn made(volumes: &Volumes) -> Volume {
-    block_on(volumes.create("a", 8 * OBJECT, Settings::default().object_bytes(OBJECT))).unwrap();
+    block_on(volumes.create("a", 8 * OBJECT, Settings { object_bytes: Some(OBJECT), ..Settings::default() }))
+        .unwrap();
     block_on(volumes.open("a", OpenOptions::default())).unwrap()
 }
 
@@ -113,7 +114,12 @@ fn what_is_written_and_discarded_without_a_flush_does_not_fill_the_store() {
 fn the_objects_of_a_large_discard_are_removed_some_at_a_time() {
     let store = SteeredStore::new();
     let volumes = volumes_of(&store, Fencing::Below);
-    block_on(volumes.create("a", 2000 * OBJECT, Settings::default().object_bytes(OBJECT))).unwrap();
+    block_on(volumes.create(
+        "a",
+        2000 * OBJECT,
+        Settings { object_bytes: Some(OBJECT), ..Settings::default() },
+    ))
+    .unwrap();
     let disk = block_on(volumes.open("a", OpenOptions::default())).unwrap();
     written(&disk, 0, &[1; 2000 * OBJECT as usize]);
     block_on(disk.flush()).unwrap();
@@ -148,7 +154,7 @@ fn a_repair_removes_what_a_crash_has_left_though_another_owner_has_a_clone() {
     let store = SteeredStore::new();
     let owner = |name: &str| {
         let store = Arc::new(Listed(Arc::clone(&store)));
-        Volumes::new(store, Options::new("vol").owner(name)).unwrap()
+        Volumes::new(store, Options { owner: name.to_owned(), ..Options::new("vol") }).unwrap()
     };
     let (one, two) = (owner("one"), owner("two"));
     let disk = made(&one);

@@ -10,20 +10,25 @@ use volumes::{Error, OpenOptions, Options, Settings, Volumes};
 const OBJECT: u64 = 4096;
 
 fn owner_of(store: &Arc<Memory>, name: &str) -> Volumes {
-    Volumes::new(Arc::clone(store) as Arc<dyn Blocker>, Options::new("vol").owner(name)).unwrap()
+    Volumes::new(
+        Arc::clone(store) as Arc<dyn Blocker>,
+        Options { owner: name.to_owned(), ..Options::new("vol") },
+    )
+    .unwrap()
 }
 
 fn small() -> Settings {
-    Settings::default().object_bytes(OBJECT)
+    Settings { object_bytes: Some(OBJECT), ..Settings::default() }
 }
 
 #[test]
 fn no_volume_has_a_namespace_that_refuses_its_own_head() {
     let volumes = owner_of(&Arc::default(), "one");
-    let refused = block_on(volumes.create("a", OBJECT, small().write(WriteMode::ReadOnly)));
+    let refused =
+        block_on(volumes.create("a", OBJECT, Settings { write: Some(WriteMode::ReadOnly), ..small() }));
     assert!(matches!(&refused, Err(Error::Invalid(why)) if why.contains("is_read_only")), "{refused:?}");
     block_on(volumes.create("a", OBJECT, small())).unwrap();
-    let refused = block_on(volumes.set("a", small().write(WriteMode::ReadOnly)));
+    let refused = block_on(volumes.set("a", Settings { write: Some(WriteMode::ReadOnly), ..small() }));
     assert!(matches!(&refused, Err(Error::Invalid(why)) if why.contains("is_read_only")), "{refused:?}");
     block_on(volumes.delete("a")).unwrap();
 }
@@ -33,7 +38,7 @@ fn a_volume_whose_limits_nothing_keeps_can_be_set_otherwise_and_deleted() {
     // Its control does nothing.
     let store = SteeredStore::new() as Arc<dyn Blocker>;
     let volumes = Volumes::new(store, Options::new("vol")).unwrap();
-    let limited = small().quota_bytes_max(1 << 20);
+    let limited = Settings { quota_bytes_max: Some(1 << 20), ..small() };
     for name in ["a", "b"] {
         block_on(volumes.create(name, OBJECT, limited)).unwrap();
         let opened = block_on(volumes.open(name, OpenOptions::default())).map(drop);

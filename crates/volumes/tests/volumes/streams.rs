@@ -15,7 +15,12 @@ fn volumes() -> Volumes {
 }
 
 fn made(volumes: &Volumes, name: &str, size_bytes: u64) -> Volume {
-    block_on(volumes.create(name, size_bytes, Settings::default().object_bytes(OBJECT))).unwrap();
+    block_on(volumes.create(
+        name,
+        size_bytes,
+        Settings { object_bytes: Some(OBJECT), ..Settings::default() },
+    ))
+    .unwrap();
     block_on(volumes.open(name, OpenOptions::default())).unwrap()
 }
 

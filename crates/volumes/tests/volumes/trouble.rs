@@ -25,7 +25,12 @@ fn volumes_of(store: &Arc<SteeredStore>) -> Volumes {
 }
 
 fn made(volumes: &Volumes, objects: u64) -> Volume {
-    block_on(volumes.create("a", objects * OBJECT, Settings::default().object_bytes(OBJECT))).unwrap();
+    block_on(volumes.create(
+        "a",
+        objects * OBJECT,
+        Settings { object_bytes: Some(OBJECT), ..Settings::default() },
+    ))
+    .unwrap();
     opened(volumes, "a")
 }
 
@@ -202,7 +207,7 @@ fn a_volume_whose_close_failed_has_its_owner() {
     block_on(disk.close()).unwrap_err();
     store.pass();
     flushed(&disk, 0, b"two");
-    let other = Options::new("vol").owner("other");
+    let other = Options { owner: "other".to_owned(), ..Options::new("vol") };
     let other = Volumes::new(Arc::clone(&store) as Arc<dyn Blocker>, other).unwrap();
     let refused = block_on(other.open("a", OpenOptions::default())).unwrap_err();
     assert_eq!(refused, Error::InUse { owner: "local".into() });
@@ -276,7 +281,7 @@ fn a_page_that_was_born_in_vain_does_not_count_as_met() {
 fn what_is_recorded_at_once_outlives_the_process() {
     for records_at_once in [false, true] {
         let store = SteeredStore::new();
-        let options = || Options::new("vol").records_at_once(records_at_once);
+        let options = || Options { records_at_once, ..Options::new("vol") };
         let volumes = Volumes::new(Arc::clone(&store) as Arc<dyn Blocker>, options()).unwrap();
         let disk = made(&volumes, 8);
         written(&disk, 0, b"one");
@@ -315,7 +320,12 @@ fn a_damaged_volume_is_named_and_the_others_are_listed() {
     let store = SteeredStore::new();
     let volumes = volumes_of(&store);
     for name in ["a", "b", "c"] {
-        block_on(volumes.create(name, 8 * OBJECT, Settings::default().object_bytes(OBJECT))).unwrap();
+        block_on(volumes.create(
+            name,
+            8 * OBJECT,
+            Settings { object_bytes: Some(OBJECT), ..Settings::default() },
+        ))
+        .unwrap();
     }
     block_on(volumes.snapshot("a", "s")).unwrap();
     block_on(volumes.clone_volume("a", Some("s"), "clone")).unwrap();
@@ -401,7 +411,8 @@ fn rates_and_a_quota_are_those_of_the_namespace_of_the_cache() {
     let volumes = Volumes::new(Arc::clone(&store), Options::new("vol")).unwrap();
     let mut rates = Rates::default();
     (rates.store_requests_per_second_max, rates.store_burst_ms) = (Some(500), Some(1000));
-    let settings = Settings::default().object_bytes(OBJECT).rates(rates).quota_bytes_max(1 << 20);
+    let settings =
+        Settings { object_bytes: Some(OBJECT), rates, quota_bytes_max: Some(1 << 20), ..Settings::default() };
     let settings = settings.write(WriteMode::Through);
     block_on(volumes.create("a", 8 * OBJECT, settings)).unwrap();
     let in_force = || {
@@ -437,7 +448,7 @@ fn rates_and_a_quota_are_those_of_the_namespace_of_the_cache() {
     assert_eq!(in_force(), (WriteMode::Through, wanted(&all)));
     // A removed limit does not come back.
     rates.store_requests_per_second_max = None;
-    block_on(volumes.set("a", Settings::default().rates(rates))).unwrap();
+    block_on(volumes.set("a", Settings { rates, ..Settings::default() })).unwrap();
     assert_eq!(block_on(volumes.info("a")).unwrap().settings.rates, rates);
     assert_eq!(in_force(), (WriteMode::Back, wanted(&all[1..2])));
     block_on(opened(&volumes, "a").close()).unwrap();
@@ -447,15 +458,19 @@ fn rates_and_a_quota_are_those_of_the_namespace_of_the_cache() {
     block_on(volumes.create("a", OBJECT, Settings::default())).unwrap();
     rates.store_bytes_per_second_max = Some(1);
     for refused in [
-        block_on(volumes.set("a", Settings::default().rates(rates))),
-        block_on(volumes.create("b", OBJECT, Settings::default().rates(rates))),
+        block_on(volumes.set("a", Settings { rates, ..Settings::default() })),
+        block_on(volumes.create("b", OBJECT, Settings { rates, ..Settings::default() })),
     ] {
         let line = refused.unwrap_err().to_string();
         assert!(line.contains("store_bytes_per_second_max is 1, and must be from 4096"), "{line}");
     }
     // Without a cache there is nothing to limit, and the volume can be used.
     let bare = Volumes::new(Arc::new(Memory::default()), Options::new("vol")).unwrap();
-    let settings = Settings::default().write(blocker::WriteMode::Back).rates(disk.settings().rates);
+    let settings = Settings {
+        write: Some(blocker::WriteMode::Back),
+        rates: disk.settings().rates,
+        ..Settings::default()
+    };
     block_on(bare.create("a", OBJECT, settings)).unwrap();
     block_on(opened(&bare, "a").close()).unwrap();
 }

@@ -209,7 +209,7 @@ pub(crate) struct TakeOver {
 
 impl TakeOver {
     pub(super) fn options(&self) -> OpenOptions {
-        OpenOptions::default().take_over(self.take_over)
+        OpenOptions { take_over: self.take_over }
     }
 }
 
@@ -225,7 +225,7 @@ impl StoreArguments {
         let host: String = host.nodename().to_string_lossy().chars().take(60).collect();
         let owner = format!("cachectl on {host}, {:08x}", WriterId::random().0 as u32);
         let fencing = if self.claim { Fencing::Stamps } else { Fencing::Below };
-        let options = Options::new(&self.prefix).owner(&owner).fencing(fencing);
+        let options = Options { owner, fencing, ..Options::new(&self.prefix) };
         Volumes::new(Arc::clone(&context.opened.backend), options).about("")
     }
 }

@@ -130,14 +130,15 @@ impl VolumesOpening {
             "" => short(synapse::host_name()),
             owner => owner.to_owned(),
         };
-        let options = Options::new(&self.volumes.prefix).owner(&owner).flush_durability(fua);
-        let options = options.fencing(fencing(objects, cache));
+        let mut options = Options::new(&self.volumes.prefix);
+        (options.owner, options.flush_durability) = (owner, fua);
+        options.fencing = fencing(objects, cache);
         // Clients reconnect after a kill without knowing that the process was killed.
-        let records_at_once = self.volumes.record_at_once(objects);
-        let options = options.records_at_once(records_at_once);
+        options.records_at_once = self.volumes.record_at_once(objects);
         // With write-through, no write is answered from memory.
-        let is_kept = records_at_once || objects.write == WriteMode::Back;
-        let options = if is_kept { options } else { options.overlay_bytes_max(0) };
+        if !options.records_at_once && objects.write != WriteMode::Back {
+            options.overlay_bytes_max = 0;
+        }
         let volumes = Volumes::new(Arc::new(cache.clone()), options);
         let volumes = Arc::new(volumes.map_err(|error| ObjectsError::Volumes(error.to_string()))?);
         let exports = VolumeExports::new(Arc::clone(&volumes)).fua_durability(fua);

@@ -283,7 +283,7 @@ impl Body for TakeOver {
 
     async fn run(self, managed: Arc<Managed>, _progress: Arc<Progress>) -> Outcome {
         let taken = async {
-            let volume = managed.volumes.open(&self.name, OpenOptions::default().take_over(true)).await?;
+            let volume = managed.volumes.open(&self.name, OpenOptions { take_over: true }).await?;
             // The next connection attaches the volume.
             volume.close().await
         };
@@ -439,11 +439,14 @@ mod tests {
 
     #[test]
     fn settings_keep_what_a_request_does_not_name() {
-        let before = Settings::default().read_only(true).quota_bytes_max(7);
+        let before = Settings { is_read_only: true, quota_bytes_max: Some(7), ..Settings::default() };
         let values = |value: Value| value.as_object().expect("an object").clone();
         let after =
             changed(before, &values(json!({ "write": "back", "quota_bytes_max": null }))).expect("right");
-        assert_eq!(after, Settings::default().read_only(true).write(WriteMode::Back));
+        assert_eq!(
+            after,
+            Settings { is_read_only: true, write: Some(WriteMode::Back), ..Settings::default() }
+        );
         for (wrong, key) in [
             (json!({ "colour": 1 }), "settings.colour: is unknown"),
             (json!({ "write": "sideways" }), "settings.write: must be"),
