@@ -4,8 +4,8 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use blocker::{
-    BlockerExt, Condition, DeleteRequest, Durability, FlushRequest, Name, Namespace, ObjectId, Scope,
-    WriteFullRequest,
+    BlockerExt, Condition, DeleteRequest, Durability, Error as Store, FlushRequest, ListRequest, Name,
+    Namespace, ObjectId, Scope, Version, WriteFullRequest,
 };
 use futures_util::TryStreamExt;
 
@@ -83,12 +83,7 @@ impl Pool {
     }
 
     /// Writes a record. The record is *stored* when this returns.
-    async fn put_record(
-        &self,
-        object: ObjectId,
-        bytes: Vec<u8>,
-        condition: Condition,
-    ) -> Result<(), blocker::Error> {
+    async fn put_record(&self, object: ObjectId, bytes: Vec<u8>, condition: Condition) -> Result<(), Store> {
         let durability = Durability::Stored.min(self.capabilities.durability_max);
         let request =
             WriteFullRequest::new(object.clone(), bytes).durability(durability).condition(condition);
@@ -107,7 +102,7 @@ impl Pool {
                 self.store.flush(FlushRequest::new(Scope::Object(object))).await?;
                 Ok(())
             }
-            Ok(_) | Err(blocker::Error::Missing) => Ok(()),
+            Ok(_) | Err(Store::Missing) => Ok(()),
             Err(error) => Err(error.into()),
         }
     }
@@ -122,7 +117,7 @@ impl Pool {
                     let damaged = |why: String| damaged(&format!("the catalog's record {object}"), &why);
                     (volume.map_err(damaged)?, Condition::Version(version))
                 }
-                Err(blocker::Error::Missing) => (VolumeId(1), Condition::Absent),
+                Err(Store::Missing) => (VolumeId(1), Condition::Absent),
                 Err(error) => return Err(error.into()),
             };
             if volume.0 == VOLUME_MAX {
@@ -134,15 +129,15 @@ impl Pool {
                 // Another caller was first, or the outcome is unknown: in either case the next
                 // number is tried.
                 Err(
-                    blocker::Error::ConditionFailed { .. }
-                    | blocker::Error::Exists
-                    | blocker::Error::OutcomeUnknown(_)
-                    | blocker::Error::NotStored(_),
+                    Store::ConditionFailed { .. }
+                    | Store::Exists
+                    | Store::OutcomeUnknown(_)
+                    | Store::NotStored(_),
                 ) => {}
                 Err(error) => return Err(error.into()),
             }
         }
-        Err(Error::Io(blocker::Error::Retryable("too many volumes are made at the same time".into())))
+        Err(Error::Io(Store::Retryable("too many volumes are made at the same time".into())))
     }
 
     /// Returns the number of the volume with this name.
@@ -151,7 +146,7 @@ impl Pool {
         let what = format!("the catalog's record of volume {name:?}");
         match self.get(self.name_object(name)).await {
             Ok((bytes, _)) => decode_number(&bytes.to_vec()).map_err(|why| damaged(&what, &why)),
-            Err(blocker::Error::Missing) => Err(Error::NoSuchVolume(name.to_owned())),
+            Err(Store::Missing) => Err(Error::NoSuchVolume(name.to_owned())),
             Err(error) => Err(unreadable(error, &what)),
         }
     }
@@ -172,9 +167,7 @@ impl Pool {
             tries += 1;
             match self.put_record(self.name_object(name), bytes.clone(), Condition::Absent).await {
                 Ok(()) => return Ok(()),
-                Err(
-                    blocker::Error::OutcomeUnknown(_) | blocker::Error::NotStored(_) | blocker::Error::Exists,
-                ) if tries <= TRIES => {}
+                Err(Store::OutcomeUnknown(_) | Store::NotStored(_) | Store::Exists) if tries <= TRIES => {}
                 Err(error) => return Err(error.into()),
             }
             match self.find_fresh(name).await {
@@ -247,7 +240,7 @@ impl Pool {
     /// Returns whether any clone depends on a snapshot.
     pub(crate) async fn has_clones(&self, origin: Origin) -> Result<bool> {
         let prefix = format!("c/{}/{:09x}/", origin.volume, origin.node);
-        let mut request = blocker::ListRequest::new(self.catalog()).prefix(prefix);
+        let mut request = ListRequest::new(self.catalog()).prefix(prefix);
         request = request.entries_max(1);
         Ok(!self.store.list(request).await?.entries.is_empty())
     }
@@ -268,7 +261,7 @@ impl Pool {
         let object = self.remains_object(volume);
         match self.put_record(object, encode_number(volume), Condition::Absent).await {
             Ok(()) => Ok(true),
-            Err(blocker::Error::Exists | blocker::Error::ConditionFailed { .. }) => Ok(false),
+            Err(Store::Exists | Store::ConditionFailed { .. }) => Ok(false),
             Err(error) => Err(error.into()),
         }
     }
@@ -283,13 +276,13 @@ impl Pool {
     }
 
     /// Returns a volume's head and its version.
-    pub(crate) async fn head(&self, volume: VolumeId) -> Result<(Head, blocker::Version)> {
+    pub(crate) async fn head(&self, volume: VolumeId) -> Result<(Head, Version)> {
         let what = || format!("head {} of a volume", self.object(volume, Kind::Head));
         self.head_if_any(volume).await?.ok_or_else(|| damaged(&what(), "it is missing"))
     }
 
     /// Returns a volume's head and the head's version, or `None` if the volume has no head.
-    pub(crate) async fn head_if_any(&self, volume: VolumeId) -> Result<Option<(Head, blocker::Version)>> {
+    pub(crate) async fn head_if_any(&self, volume: VolumeId) -> Result<Option<(Head, Version)>> {
         let object = self.object(volume, Kind::Head);
         let what = format!("head {object} of a volume");
         match self.get(object).await {
@@ -300,7 +293,7 @@ impl Pool {
                 }
                 Ok(Some((head, version)))
             }
-            Err(blocker::Error::Missing) => Ok(None),
+            Err(Store::Missing) => Ok(None),
             Err(error) => Err(unreadable(error, &what)),
         }
     }

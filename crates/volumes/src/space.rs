@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use blocker::{
-    Blocker, BlockerExt, Capabilities, ChangeTerms, Condition, DeleteRequest, Durability, FlushRequest,
-    InvalidateRequest, Namespace, NamespaceKey, NamespaceSettings, ObjectId, OrderDomain, Policy, Quota,
-    ReadRequest, Reply, Scope, Segments, Stamp, Version, WriteFullRequest, WriteMode,
+    Blocker, BlockerExt, Capabilities, ChangeTerms, Condition, DeleteRequest, Durability, Error as Store,
+    FlushRequest, InvalidateRequest, Namespace, NamespaceKey, NamespaceSettings, ObjectId, OrderDomain,
+    Policy, Quota, ReadRequest, Reply, Scope, Segments, Stamp, Version, WriteFullRequest, WriteMode,
 };
 use futures_util::TryStreamExt;
 use parking_lot::Mutex;
@@ -60,14 +60,14 @@ impl Pool {
     }
 
     /// Returns all objects of a volume, whether or not a map names them.
-    pub(crate) async fn objects(&self, volume: VolumeId) -> Result<Vec<ObjectId>, blocker::Error> {
+    pub(crate) async fn objects(&self, volume: VolumeId) -> Result<Vec<ObjectId>, Store> {
         let namespace = self.namespace(volume);
         let entries: Vec<_> = self.store.entries(namespace.clone(), "").try_collect().await?;
         Ok(entries.into_iter().map(|entry| ObjectId::new(namespace.clone(), entry.name)).collect())
     }
 
     /// Returns the whole content of a small object.
-    pub(crate) async fn get(&self, object: ObjectId) -> Result<(Segments, Version), blocker::Error> {
+    pub(crate) async fn get(&self, object: ObjectId) -> Result<(Segments, Version), Store> {
         let mut all = Segments::new();
         let mut version = None;
         loop {
@@ -78,7 +78,7 @@ impl Pool {
             }
             let reply = match self.store.read(request).await {
                 // The object was replaced meanwhile: restart from the beginning.
-                Err(blocker::Error::ConditionFailed { .. }) => {
+                Err(Store::ConditionFailed { .. }) => {
                     (all, version) = (Segments::new(), None);
                     continue;
                 }
@@ -95,10 +95,7 @@ impl Pool {
 
     /// Makes caches below drop their clean copies of a scope.
     pub(crate) async fn invalidate(&self, scope: Scope) -> Result<()> {
-        match self.store.invalidate(InvalidateRequest::new(scope)).await {
-            Ok(_) | Err(blocker::Error::Unsupported(_)) => Ok(()),
-            Err(error) => Err(error.into()),
-        }
+        if_supported(self.store.invalidate(InvalidateRequest::new(scope)).await).map(drop)
     }
 
     /// Returns a map with the entries of the pages in `root`. Pages that `near` has under the same
@@ -122,11 +119,19 @@ impl Pool {
     }
 }
 
+/// Returns the result of an operation that the store need not support: `None` if it does not.
+pub(crate) fn if_supported<T>(result: Result<T, Store>) -> Result<Option<T>> {
+    match result {
+        Err(Store::Unsupported(_)) => Ok(None),
+        done => Ok(Some(done?)),
+    }
+}
+
 /// Returns the error of a read of an object that must be readable. `what` names the object.
-pub(crate) fn unreadable(error: blocker::Error, what: &str) -> Error {
+pub(crate) fn unreadable(error: Store, what: &str) -> Error {
     match error {
-        blocker::Error::Missing => damaged(what, "it is missing"),
-        blocker::Error::Corrupt(why) => damaged(what, &why),
+        Store::Missing => damaged(what, "it is missing"),
+        Store::Corrupt(why) => damaged(what, &why),
         error => error.into(),
     }
 }
@@ -232,7 +237,7 @@ impl Space {
         kind: Kind,
         bytes: Vec<u8>,
         condition: Condition,
-    ) -> Result<Version, blocker::Error> {
+    ) -> Result<Version, Store> {
         self.put_as(kind, bytes, self.settling(Durability::Stored, condition)).await
     }
 
@@ -242,19 +247,19 @@ impl Space {
         kind: Kind,
         bytes: Vec<u8>,
         terms: ChangeTerms,
-    ) -> Result<Version, blocker::Error> {
+    ) -> Result<Version, Store> {
         let request = WriteFullRequest::new(self.object(kind), bytes).terms(terms);
         let reply = self.store().write_full(request).await?;
         match self.ensure_stored(kind, reply.durability).await {
             Ok(()) => Ok(reply.version),
-            Err(fenced @ blocker::Error::Fenced { .. }) => Err(fenced),
+            Err(fenced @ Store::Fenced { .. }) => Err(fenced),
             // The object was written, although the flush failed.
-            Err(error) => Err(blocker::Error::NotStored(error.to_string().into())),
+            Err(error) => Err(Store::NotStored(error.to_string().into())),
         }
     }
 
     /// Flushes an object unless its change was acknowledged as *stored*.
-    pub(crate) async fn ensure_stored(&self, kind: Kind, is: Durability) -> Result<(), blocker::Error> {
+    pub(crate) async fn ensure_stored(&self, kind: Kind, is: Durability) -> Result<(), Store> {
         if is < Durability::Stored {
             let scope = Scope::Object(self.object(kind));
             self.store().flush(FlushRequest::new(scope)).await?;
@@ -263,7 +268,7 @@ impl Space {
     }
 
     /// Flushes all changes of the volume.
-    pub(crate) async fn flush(&self, durability: Durability) -> Result<(), blocker::Error> {
+    pub(crate) async fn flush(&self, durability: Durability) -> Result<(), Store> {
         let scope = Scope::Domain(self.namespace.clone(), DOMAIN);
         self.store().flush(FlushRequest::new(scope).durability(durability)).await.map(drop)
     }
@@ -274,12 +279,12 @@ impl Space {
     }
 
     /// Returns all objects of the volume, whether or not a map names them.
-    pub(crate) async fn objects(&self) -> Result<Vec<ObjectId>, blocker::Error> {
+    pub(crate) async fn objects(&self) -> Result<Vec<ObjectId>, Store> {
         self.pool.objects(self.volume).await
     }
 
     /// Removes unused objects, several at a time.
-    pub(crate) async fn remove_all(&self, objects: &[ObjectId]) -> Result<(), blocker::Error> {
+    pub(crate) async fn remove_all(&self, objects: &[ObjectId]) -> Result<(), Store> {
         for some in objects.chunks(REMOVALS_MAX) {
             let removals: Vec<_> = some.iter().map(|object| self.remove_object(object.clone())).collect();
             futures_util::future::try_join_all(removals).await?;
@@ -288,7 +293,7 @@ impl Space {
     }
 
     /// Removes everything, the head last. The removal is *stored* when this returns.
-    pub(crate) async fn clear(&self) -> Result<(), blocker::Error> {
+    pub(crate) async fn clear(&self) -> Result<(), Store> {
         let head = self.object(Kind::Head);
         let mut rest = self.objects().await?;
         rest.retain(|object| *object != head);
@@ -301,14 +306,14 @@ impl Space {
     }
 
     /// Removes an unused object, if it exists.
-    pub(crate) async fn remove(&self, kind: Kind) -> Result<(), blocker::Error> {
+    pub(crate) async fn remove(&self, kind: Kind) -> Result<(), Store> {
         self.remove_object(self.object(kind)).await
     }
 
-    async fn remove_object(&self, object: ObjectId) -> Result<(), blocker::Error> {
+    async fn remove_object(&self, object: ObjectId) -> Result<(), Store> {
         let terms = self.terms(Durability::Cached, Condition::None);
         match self.store().delete(DeleteRequest::new(object).terms(terms)).await {
-            Ok(_) | Err(blocker::Error::Missing) => Ok(()),
+            Ok(_) | Err(Store::Missing) => Ok(()),
             Err(error) => Err(error),
         }
     }
@@ -428,16 +433,16 @@ pub(crate) async fn apply_limits(
 ) -> Result<()> {
     let (namespace, control) = (pool.namespace(volume), pool.store.control());
     let mut all = namespace_settings(settings);
-    match control.set_volume(namespace.clone(), attachment, Some(all.clone())).await {
-        Err(blocker::Error::Unsupported(_)) => {}
-        answer => return Ok(answer?),
+    let set = control.set_volume(namespace.clone(), attachment, Some(all.clone())).await;
+    if if_supported(set)?.is_some() {
+        return Ok(());
     }
     if let Some(write) = all.write.take() {
         let mut policy = Policy::default();
         policy.write = write;
         match control.set_policy(namespace.clone(), policy).await {
             // There is no cache, so every write already goes through to the store.
-            Err(blocker::Error::Unsupported(_)) if write != WriteMode::ReadOnly => {}
+            Err(Store::Unsupported(_)) if write != WriteMode::ReadOnly => {}
             answer => answer?,
         }
     }
@@ -446,15 +451,15 @@ pub(crate) async fn apply_limits(
     }
     let is_denied = match control.change_namespace(namespace.clone(), all).await {
         // There is no cache, so there are no rates, and the store itself enforces a quota.
-        Err(blocker::Error::Unsupported(_)) => false,
+        Err(Store::Unsupported(_)) => false,
         // Denied by a server on which clients may not change these settings. A server with volumes
         // sets them itself.
-        Err(blocker::Error::Denied(_)) => true,
+        Err(Store::Denied(_)) => true,
         answer => return Ok(answer?),
     };
     let Some(bytes_max) = settings.quota_bytes_max else { return Ok(()) };
     match control.set_quota(namespace, Some(bytes_max)).await {
-        Err(blocker::Error::Unsupported(_) | blocker::Error::Denied(_)) if is_denied => Ok(()),
+        Err(Store::Unsupported(_) | Store::Denied(_)) if is_denied => Ok(()),
         answer => Ok(answer?),
     }
 }
@@ -462,12 +467,9 @@ pub(crate) async fn apply_limits(
 /// Allows the volume's namespace to be removed from the cache again, once the attachment with this
 /// number has ended.
 pub(crate) async fn release_limits(pool: &Pool, volume: VolumeId, attachment: u64) {
-    match pool.store.control().set_volume(pool.namespace(volume), attachment, None).await {
-        Ok(()) | Err(blocker::Error::Unsupported(_)) => {}
-        // A cache in this process does not fail; after any other failure the next attachment
-        // replaces this one.
-        Err(_) => {}
-    }
+    // A cache in this process does not fail; after any other failure the next attachment replaces
+    // this one.
+    let _ = pool.store.control().set_volume(pool.namespace(volume), attachment, None).await;
 }
 
 /// Replaces `before`, the settings of an unattached volume's namespace, with `after`. The caller
@@ -484,13 +486,9 @@ pub(crate) async fn replace_limits(
     let (namespace, control) = (pool.namespace(volume), pool.store.control());
     let (before, after) = (namespace_settings(before), namespace_settings(after));
     // Attachments have higher numbers.
-    match control.set_volume(namespace.clone(), 0, Some(after.clone())).await {
-        Err(blocker::Error::Unsupported(_)) => {}
-        answer => {
-            answer?;
-            release_limits(pool, volume, 0).await;
-            return Ok(());
-        }
+    if if_supported(control.set_volume(namespace.clone(), 0, Some(after.clone())).await)?.is_some() {
+        release_limits(pool, volume, 0).await;
+        return Ok(());
     }
     let gone = before.values().filter(|(key, _)| after.get(*key).is_none());
     let gone = gone.fold(NamespaceSettings::default(), |gone, (key, _)| gone.with(key, None));
@@ -499,13 +497,11 @@ pub(crate) async fn replace_limits(
     }
     let has_quota = gone.get(NamespaceKey::QuotaBytesMax).is_some();
     match control.change_namespace(namespace.clone(), gone).await {
-        Err(blocker::Error::Denied(_)) => Ok(()),
-        Err(blocker::Error::Unsupported(_)) if has_quota => match control.set_quota(namespace, None).await {
-            // Nothing below keeps the settings.
-            Err(blocker::Error::Unsupported(_)) => Ok(()),
-            answer => Ok(answer?),
-        },
-        Err(blocker::Error::Unsupported(_)) => Ok(()),
-        answer => Ok(answer?),
+        Err(Store::Denied(_)) => Ok(()),
+        // Without a cache, the store may enforce the quota; if not, nothing keeps the settings.
+        Err(Store::Unsupported(_)) if has_quota => {
+            if_supported(control.set_quota(namespace, None).await).map(drop)
+        }
+        changed => if_supported(changed).map(drop),
     }
 }

@@ -1,13 +1,17 @@
 //! Attaches a volume: obtains the right to write to it, then reads its head, then its map.
 
-use blocker::{Blocker, ClaimRequest, Condition, Durability, Epoch, Scope, Version, WriterId};
+use blocker::{
+    Blocker, ClaimRequest, Condition, Durability, Epoch, Error as Store, Scope, Version, WriterId,
+};
 
 use crate::error::{Error, Result};
 use crate::format::entry::{Entry, Kind, VolumeId};
 use crate::format::map::Map;
 use crate::format::{Head, LOGS_MAX, OverlayLog, Owner};
 use crate::settings::{Fencing, Options};
-use crate::space::{Pool, Space, apply_limits, load_node, load_root, release_limits, unreadable};
+use crate::space::{
+    Pool, Space, apply_limits, if_supported, load_node, load_root, release_limits, unreadable,
+};
 use crate::volume::{Inner, Opened, Promises, has_log, load_logs, next_limit};
 
 /// The maximum number of attempts, both for a claim that other owners overtake and for a page write
@@ -164,15 +168,9 @@ async fn current_head(pool: &Pool, options: &Options, volume: VolumeId) -> Resul
 pub(crate) async fn attach_below(pool: &Pool, volume: VolumeId, is_as_left: bool) -> Result<()> {
     let control = pool.store.control();
     if !is_as_left {
-        match control.release(pool.namespace(volume)).await {
-            Ok(()) | Err(blocker::Error::Unsupported(_)) => {}
-            Err(error) => return Err(error.into()),
-        }
+        if_supported(control.release(pool.namespace(volume)).await)?;
     }
-    match control.attach(pool.namespace(volume)).await {
-        Ok(_) | Err(blocker::Error::Unsupported(_)) => Ok(()),
-        Err(error) => Err(error.into()),
-    }
+    if_supported(control.attach(pool.namespace(volume)).await).map(drop)
 }
 
 /// Checks that the volume's owner permits attaching it.
@@ -201,7 +199,7 @@ pub(crate) async fn claim(
         Some(last) if last > Epoch(0) => last,
         _ => match pool.store.claim(ClaimRequest::ask(scope.clone())).await {
             Ok(reply) => reply.epoch,
-            Err(blocker::Error::Fenced { epoch }) => epoch,
+            Err(Store::Fenced { epoch }) => epoch,
             Err(error) => return Err(error.into()),
         },
     };
@@ -209,13 +207,13 @@ pub(crate) async fn claim(
         let epoch = Epoch(in_force.0.saturating_add(1));
         match pool.store.claim(ClaimRequest::new(scope.clone(), epoch, writer)).await {
             Ok(_) => return Ok(epoch.0),
-            Err(blocker::Error::Fenced { epoch: newer }) => in_force = newer.max(epoch),
+            Err(Store::Fenced { epoch: newer }) => in_force = newer.max(epoch),
             // The same claim can be retried.
-            Err(blocker::Error::OutcomeUnknown(_) | blocker::Error::Retryable(_)) => {}
+            Err(Store::OutcomeUnknown(_) | Store::Retryable(_)) => {}
             Err(error) => return Err(error.into()),
         }
     }
-    Err(Error::Io(blocker::Error::Retryable("other owners claim the volume at the same time".into())))
+    Err(Error::Io(Store::Retryable("other owners claim the volume at the same time".into())))
 }
 
 /// Writes a head on condition of its version. If the outcome is unknown, it is resolved before this
@@ -226,11 +224,9 @@ pub(crate) async fn put_head(space: &Space, head: &Head, version: Version) -> Re
         Ok(version) => return Ok(version),
         Err(error) => error,
     };
-    if !matches!(error, blocker::Error::OutcomeUnknown(_) | blocker::Error::NotStored(_)) {
+    if !matches!(error, Store::OutcomeUnknown(_) | Store::NotStored(_)) {
         return Err(match error {
-            blocker::Error::ConditionFailed { .. } => {
-                Error::InUse { owner: "another owner, since a moment".into() }
-            }
+            Store::ConditionFailed { .. } => Error::InUse { owner: "another owner, since a moment".into() },
             other => other.into(),
         });
     }
@@ -281,15 +277,11 @@ async fn renew(space: &Space, page: Kind) -> Result<()> {
             found.map_err(|error| unreadable(error, &format!("page {object} of a map")))?;
         match space.put(page, bytes.to_vec(), Condition::Version(version)).await {
             Ok(_) => return Ok(()),
-            Err(
-                blocker::Error::ConditionFailed { .. }
-                | blocker::Error::OutcomeUnknown(_)
-                | blocker::Error::NotStored(_),
-            ) => {}
+            Err(Store::ConditionFailed { .. } | Store::OutcomeUnknown(_) | Store::NotStored(_)) => {}
             Err(error) => return Err(error.into()),
         }
     }
-    Err(Error::Io(blocker::Error::Retryable("the owner before writes the map at the same time".into())))
+    Err(Error::Io(Store::Retryable("the owner before writes the map at the same time".into())))
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use crate::manage::Volumes;
 use crate::manage::attach::claim;
 use crate::manage::operations::{Lease, steadily};
 use crate::settings::Fencing;
-use crate::space::Space;
+use crate::space::{Space, if_supported};
 use crate::volume::View;
 
 /// The maximum number of problems that a report lists.
@@ -358,12 +358,9 @@ impl Volumes {
         named: &HashSet<VolumeId>,
         deleted: &HashSet<VolumeId>,
     ) -> Result<Vec<VolumeId>> {
-        let namespaces = match self.pool.store.control().namespaces().await {
-            Ok(namespaces) => namespaces,
-            // The store cannot list namespaces.
-            Err(blocker::Error::Unsupported(_)) => return Ok(Vec::new()),
-            Err(error) => return Err(error.into()),
-        };
+        // Not every store can list its namespaces.
+        let listed = if_supported(self.pool.store.control().namespaces().await)?;
+        let namespaces = listed.unwrap_or_default();
         let volumes = namespaces.iter().filter_map(|namespace| self.pool.volume_of(namespace));
         Ok(volumes.filter(|volume| !named.contains(volume) && !deleted.contains(volume)).collect())
     }

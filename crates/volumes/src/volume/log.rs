@@ -8,7 +8,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use blocker::{BlockerExt, Capabilities, ChangeReply, Condition, Durability, Scope, Segments, WriteRequest};
+use blocker::{
+    BlockerExt, Capabilities, ChangeReply, Condition, Durability, Error as Store, Scope, Segments,
+    WriteRequest,
+};
 use futures_util::{StreamExt, TryStreamExt};
 
 use super::overlay::Order;
@@ -326,8 +329,7 @@ impl Inner {
             match self.space.store().write(request).await {
                 Ok(ChangeReply { durability, .. }) => return Ok(Some((durability, order))),
                 // A late write has the same bytes, and later records take precedence over it.
-                Err(blocker::Error::OutcomeUnknown(_) | blocker::Error::Superseded { .. })
-                    if tries < TRIES => {}
+                Err(Store::OutcomeUnknown(_) | Store::Superseded { .. }) if tries < TRIES => {}
                 // The record may be valid after a crash, so the object has an overlay in any case,
                 // until the copy of the object is recorded.
                 Err(error) => return Err(self.noted(error)),
@@ -434,7 +436,7 @@ async fn load(pool: &Pool, volume: VolumeId, log: OverlayLog) -> Result<Loaded> 
             pool.invalidate(Scope::Object(object.clone())).await?;
             match pool.get(object).await {
                 Ok((bytes, _)) => Ok(Some((part, bytes))),
-                Err(blocker::Error::Missing) => Ok(None),
+                Err(Store::Missing) => Ok(None),
                 Err(error) => Err(Error::from(error)),
             }
         }

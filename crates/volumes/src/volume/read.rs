@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use async_lock::{MutexGuard, RwLockWriteGuard};
-use blocker::{ObjectId, ReadRequest, Reply, Segments};
+use blocker::{Error as Store, ObjectId, ReadRequest, Reply, Segments};
 
 use super::runs::Source;
 use super::{Answer, Inner, Piece, Recorder};
@@ -43,14 +43,14 @@ impl Inner {
         match self.space.store().read(ReadRequest::new(object, piece.within, length)) {
             Reply::Ready(Ok(reply)) => Some(Answer::Ready(Ok(padded(reply.data, length)))),
             // The object may have been replaced and removed since the map was read.
-            Reply::Ready(Err(blocker::Error::Missing)) => None,
+            Reply::Ready(Err(Store::Missing)) => None,
             Reply::Ready(Err(error)) => Some(Answer::Ready(Err(self.noted(error)))),
             Reply::Pending(future) => {
                 let inner = Arc::clone(self);
                 Some(Answer::Pending(Box::pin(async move {
                     match future.await {
                         Ok(reply) => Ok(padded(reply.data, length)),
-                        Err(blocker::Error::Missing) => inner.read(offset, length).await,
+                        Err(Store::Missing) => inner.read(offset, length).await,
                         Err(error) => Err(inner.noted(error)),
                     }
                 })))
@@ -105,19 +105,14 @@ impl Inner {
             match read {
                 Ok(data) => return Ok(data),
                 // The object may have been replaced and removed since the map was read.
-                Err(blocker::Error::Missing) => before = Some(entry),
+                Err(Store::Missing) => before = Some(entry),
                 Err(error) => return Err(self.noted(error)),
             }
         }
-        Err(Error::Io(blocker::Error::Retryable("the range is discarded faster than it can be read".into())))
+        Err(Error::Io(Store::Retryable("the range is discarded faster than it can be read".into())))
     }
 
-    async fn read_object(
-        &self,
-        object: ObjectId,
-        within: u64,
-        length: u64,
-    ) -> Result<Segments, blocker::Error> {
+    async fn read_object(&self, object: ObjectId, within: u64, length: u64) -> Result<Segments, Store> {
         let reply = self.space.store().read(ReadRequest::new(object, within, length)).await?;
         Ok(padded(reply.data, length))
     }
@@ -128,7 +123,7 @@ impl Inner {
         object: ObjectId,
         within: u64,
         parts: Vec<(u64, Source)>,
-    ) -> Result<Segments, blocker::Error> {
+    ) -> Result<Segments, Store> {
         let (mut data, mut at) = (Segments::new(), within);
         for (length, source) in parts {
             data.append(match source {

@@ -5,7 +5,10 @@
 //! entry is stored after the object that it names, and no object is removed while a stored entry
 //! names it.
 
-use blocker::{BlockerExt, Condition, Durability, Run, Version, WriteRequest, WriteRunsRequest};
+use blocker::{
+    BlockerExt, Condition, Durability, Error as Store, InfoRequest, Run, Version, WriteRequest,
+    WriteRunsRequest,
+};
 
 use super::state::FLUSH_REMOVALS_MAX;
 use super::{Inner, Recorder};
@@ -75,7 +78,7 @@ impl Inner {
     async fn flush_data(&self, durability: Durability) -> Result<()> {
         match self.space.flush(durability).await {
             Ok(()) => Ok(()),
-            Err(error @ blocker::Error::WritesLost(_)) => {
+            Err(error @ Store::WritesLost(_)) => {
                 self.check_owner_stored().await?;
                 Err(self.noted(error))
             }
@@ -182,15 +185,15 @@ impl Inner {
             match self.space.put(Kind::Page(allocation, page), bytes, Condition::Absent).await {
                 Ok(version) => return Ok((allocation, version)),
                 Err(
-                    error @ (blocker::Error::Exists
-                    | blocker::Error::OutcomeUnknown(_)
-                    | blocker::Error::NotStored(_)
-                    | blocker::Error::Superseded { .. }),
+                    error @ (Store::Exists
+                    | Store::OutcomeUnknown(_)
+                    | Store::NotStored(_)
+                    | Store::Superseded { .. }),
                 ) => {
                     // The name is not reused. An existing object with this name is left unchanged.
                     let mut state = self.state.lock();
                     state.allocation = state.allocation.max(allocation + 1);
-                    if error == blocker::Error::Exists {
+                    if error == Store::Exists {
                         state.births_met += 1;
                     } else {
                         state.drops.push(Kind::Page(allocation, page));
@@ -199,7 +202,7 @@ impl Inner {
                 Err(error) => return Err(self.noted(error)),
             }
         }
-        Err(Error::Io(blocker::Error::Retryable("a page of the map was not stored".into())))
+        Err(Error::Io(Store::Retryable("a page of the map was not stored".into())))
     }
 
     /// Stores the sectors of an own page that differ from `old`.
@@ -221,8 +224,7 @@ impl Inner {
                     // An earlier write may have failed in part, or been dropped, so all sectors are
                     // written.
                     is_whole = true;
-                    let info =
-                        self.space.store().info(blocker::InfoRequest::new(self.space.object(kind))).await;
+                    let info = self.space.store().info(InfoRequest::new(self.space.object(kind))).await;
                     let version = info.map_err(|error| self.noted(error))?.version;
                     if !self.space.is_stamped() {
                         // The version may be one that the next owner has given to the page: see
@@ -246,10 +248,10 @@ impl Inner {
                 // An earlier attempt may have been partly executed, or may still be executed. Its
                 // condition fails after this attempt.
                 Err(
-                    blocker::Error::ConditionFailed { .. }
-                    | blocker::Error::OutcomeUnknown(_)
-                    | blocker::Error::Superseded { .. }
-                    | blocker::Error::NotStored(_),
+                    Store::ConditionFailed { .. }
+                    | Store::OutcomeUnknown(_)
+                    | Store::Superseded { .. }
+                    | Store::NotStored(_),
                 ) => {
                     self.check_owner(recorder).await?;
                     is_whole = true;
@@ -257,7 +259,7 @@ impl Inner {
                 Err(error) => return Err(self.noted(error)),
             }
         }
-        Err(Error::Io(blocker::Error::Retryable("a page of the map was not stored".into())))
+        Err(Error::Io(Store::Retryable("a page of the map was not stored".into())))
     }
 
     /// Sends sectors of a page in one change, which is *stored* when this returns.
@@ -267,10 +269,10 @@ impl Inner {
         entries: &Page,
         sectors: &[usize],
         condition: Condition,
-    ) -> Result<Version, blocker::Error> {
+    ) -> Result<Version, Store> {
         let kind = Kind::Page(name.allocation, name.page);
         let (Some(first), Some(last)) = (sectors.first(), sectors.last()) else {
-            let info = self.space.store().info(blocker::InfoRequest::new(self.space.object(kind)));
+            let info = self.space.store().info(InfoRequest::new(self.space.object(kind)));
             return info.await.map(|info| info.version);
         };
         let terms = self.space.settling(Durability::Stored, condition);

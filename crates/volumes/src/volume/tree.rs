@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::format::entry::{ALLOCATION_MAX, Entry, Kind, VolumeId};
 use crate::format::map::Map;
 use crate::format::{NODES_MAX, Node, Origin, Owner, encode_root};
-use crate::space::{load_node, release_limits};
+use crate::space::{if_supported, load_node, release_limits};
 
 /// The state of a volume at the instant of a snapshot.
 #[derive(Clone)]
@@ -429,10 +429,8 @@ impl Inner {
         }
         // A cache below is no longer the writer: after a crash a journal there must not find that
         // another one has claimed it.
-        match self.space.store().control().release(self.space.pool.namespace(self.space.volume)).await {
-            Ok(()) | Err(blocker::Error::Unsupported(_)) => Ok(()),
-            Err(error) => Err(error.into()),
-        }
+        let namespace = self.space.pool.namespace(self.space.volume);
+        if_supported(self.space.store().control().release(namespace).await).map(drop)
     }
 
     /// Returns whether the volume was released for the owner with this name.

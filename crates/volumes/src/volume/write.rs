@@ -8,8 +8,8 @@
 use std::sync::Arc;
 
 use blocker::{
-    BlockerExt, ChangeReply, Condition, Durability, InfoRequest, Reply, Segments, WriteRequest,
-    WriteZeroesRequest,
+    BlockerExt, ChangeReply, Condition, Durability, Error as Store, InfoRequest, Reply, Segments,
+    WriteRequest, WriteZeroesRequest,
 };
 
 use super::state::{NewId, State};
@@ -297,7 +297,7 @@ impl Inner {
         index: u32,
         new_id: NewId,
         make: impl Fn(u64) -> Reply<ChangeReply>,
-    ) -> Result<(Result<ChangeReply, blocker::Error>, Attempt<'_>)> {
+    ) -> Result<(Result<ChangeReply, Store>, Attempt<'_>)> {
         let mut tries = 0;
         loop {
             tries += 1;
@@ -305,11 +305,10 @@ impl Inner {
             let mut attempt = Attempt { inner: self, allocation, index, ends: Ends::Unknown };
             match make(allocation).await {
                 Ok(reply) => return Ok((Ok(reply), attempt)),
-                Err(error @ blocker::Error::NotStored(_)) => return Ok((Err(error), attempt)),
-                Err(blocker::Error::Exists) if tries < TRIES => attempt.ends = Ends::Met,
-                Err(blocker::Error::OutcomeUnknown(_) | blocker::Error::Superseded { .. })
-                    if tries < TRIES => {}
-                Err(error @ (blocker::Error::OutcomeUnknown(_) | blocker::Error::Superseded { .. })) => {
+                Err(error @ Store::NotStored(_)) => return Ok((Err(error), attempt)),
+                Err(Store::Exists) if tries < TRIES => attempt.ends = Ends::Met,
+                Err(Store::OutcomeUnknown(_) | Store::Superseded { .. }) if tries < TRIES => {}
+                Err(error @ (Store::OutcomeUnknown(_) | Store::Superseded { .. })) => {
                     return Err(self.noted(error));
                 }
                 Err(error) => {
@@ -377,13 +376,13 @@ impl Inner {
         loop {
             tries += 1;
             let error = match begun.await {
-                Err(error @ (blocker::Error::OutcomeUnknown(_) | blocker::Error::Superseded { .. })) => error,
-                Err(blocker::Error::Missing) => return Err(self.lost(index, allocation).await),
+                Err(error @ (Store::OutcomeUnknown(_) | Store::Superseded { .. })) => error,
+                Err(Store::Missing) => return Err(self.lost(index, allocation).await),
                 answer => return answer.map_err(|error| self.noted(error)),
             };
             let object = self.space.object(Kind::Data(allocation, index));
             match self.space.store().info(InfoRequest::new(object)).await {
-                Ok(_) | Err(blocker::Error::Missing) => {}
+                Ok(_) | Err(Store::Missing) => {}
                 Err(error) => return Err(self.noted(error)),
             }
             if tries == TRIES {

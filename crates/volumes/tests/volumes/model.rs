@@ -251,7 +251,7 @@ impl World {
     fn move_to_another_owner(&mut self) {
         self.tell(|| "another owner".into());
         let owner = self.name("owner");
-        let options = Options { owner: owner.to_owned(), fencing: self.fencing, ..Options::new("vol") };
+        let options = Options { owner, fencing: self.fencing, ..Options::new("vol") };
         let volumes = Volumes::new(Arc::clone(&self.store), options).unwrap();
         for (name, modelled) in &mut self.model {
             if let Some(old) = modelled.open.take() {
