@@ -15,7 +15,7 @@ use futures_util::StreamExt;
 use super::runs::{Run, Source};
 use super::state::{ALLOCATIONS_MIN, NewId, State};
 use super::write::Attempt;
-use super::{Inner, Recorder};
+use super::{Inner, Recorder, Volume};
 use crate::error::{Error, Result};
 use crate::format::OverlayLog;
 use crate::format::entry::{Entry, Kind};
@@ -34,21 +34,21 @@ const PASSES: u32 = 3;
 // A merge needs two allocation IDs.
 const _: () = assert!(3 * BATCH as u64 <= ALLOCATIONS_MIN);
 
-impl Inner {
-    /// Waits until there is an object to merge.
+impl Volume {
+    /// Waits until there are objects to merge: see [`Self::merge`]. Only one caller may wait at a
+    /// time.
     ///
     /// # Errors
-    /// The reason why the volume can no longer be used.
-    pub(super) async fn wait_for_overlays(&self) -> Result<()> {
+    /// `Closed`, `HandedOver`, `Fenced` and `Interrupted`, even if the error arises during the
+    /// wait.
+    pub async fn merge_due(&self) -> Result<()> {
         poll_fn(|context| {
-            let mut state = self.state.lock();
-            if let Err(error) = state.check() {
-                return Poll::Ready(Err(error));
-            }
+            let mut state = self.inner.state.lock();
+            state.check()?;
             // After an error there is no current log, so another one is due, unless allocation IDs
             // are exhausted.
             let is_log_due =
-                self.has_log() && state.overlays.logs.is_due() && !state.has_used_up_allocations();
+                self.inner.has_log() && state.overlays.logs.is_due() && !state.has_used_up_allocations();
             if is_log_due || !state.overlays.is_empty() {
                 return Poll::Ready(Ok(()));
             }
@@ -58,26 +58,42 @@ impl Inner {
         .await
     }
 
+    /// Copies objects that were written to since the last snapshot and are not copied yet. A short
+    /// write to such an object is kept in memory, so that it does not wait for the copy; the write
+    /// is also logged if the options require every write to survive the process. Call this method
+    /// whenever [`Self::merge_due`] returns, concurrently with other operations: the memory
+    /// ([`Options::overlay_bytes_max`](crate::Options::overlay_bytes_max)) and the log are limited,
+    /// and when either is full, writes wait for copies again. A snapshot and [`Self::close`] also
+    /// merge, as does a flush if there is no log.
+    ///
+    /// # Errors
+    /// See [`Volume`]. An error loses nothing: the method can be called again.
+    ///
+    /// # Cancel safety
+    /// Dropping the future leaves objects uncopied; an unfinished copy may remain until
+    /// [`Volumes::check`](crate::Volumes::check) removes it.
+    pub async fn merge(&self) -> Result<()> {
+        let inner = &*self.inner;
+        inner.merge_overlays().await?;
+        if !inner.has_log() && !inner.state.lock().overlays.logs.is_any() {
+            return Ok(());
+        }
+        let mut recorder = inner.recorder().await?;
+        // If changes are logged until their copies are recorded, the copies are also recorded.
+        if inner.state.lock().has_unrecorded() {
+            inner.record(&mut recorder).await?;
+        }
+        inner.renew_logs(&mut recorder).await
+    }
+}
+
+impl Inner {
     /// Merges all objects that have an overlay at the time of the call, while writes continue. The
     /// caller holds no lock.
     pub(super) async fn merge_overlays(&self) -> Result<()> {
         self.merge_as(None).await?;
         self.look_ahead_at_quota().await;
         Ok(())
-    }
-
-    /// Merges as [`Self::merge_overlays`] does. If changes are logged until their copies are
-    /// recorded, the copies are also recorded.
-    pub(super) async fn merge_and_record(&self) -> Result<()> {
-        self.merge_overlays().await?;
-        if !self.has_log() && !self.state.lock().overlays.logs.is_any() {
-            return Ok(());
-        }
-        let mut recorder = self.recorder().await?;
-        if self.state.lock().has_unrecorded() {
-            self.record(&mut recorder).await?;
-        }
-        self.renew_logs(&mut recorder).await
     }
 
     /// Creates another log if the current one is long, and removes logs that are no longer needed.

@@ -25,13 +25,13 @@ use overlay::Overlays;
 use parking_lot::Mutex;
 use state::{Drops, State, Status};
 use tree::Frozen;
+use zero::Wish;
 
-use crate::catalog::check_owner_name;
 use crate::error::{Error, Result};
 use crate::format::Head;
 use crate::format::entry::Entry;
 use crate::format::map::Map;
-use crate::settings::{Change, Extent, Settings, Usage};
+use crate::settings::{Settings, Usage};
 use crate::space::Space;
 
 pub(crate) use log::{load_logs, overlaid};
@@ -309,12 +309,6 @@ impl Volume {
         self.start_read(offset, length).await
     }
 
-    /// Reads as [`Self::read`] does. The answer is ready at once if the store has the bytes
-    /// immediately available.
-    pub fn start_read(&self, offset: u64, length: u64) -> Answer<Segments> {
-        self.inner.start_read(offset, length)
-    }
-
     /// Writes `data` at `offset`. Returns the durability reached: at least the requested one.
     ///
     /// # Errors
@@ -323,19 +317,13 @@ impl Volume {
         self.start_write(offset, data, durability).await
     }
 
-    /// Writes as [`Self::write`] does. The answer is ready at once if the write need not wait. A
-    /// pending answer must be polled to completion, or dropped, because snapshots wait for it.
-    pub fn start_write(&self, offset: u64, data: Segments, durability: Durability) -> Answer<Durability> {
-        self.inner.start_write(offset, data, durability)
-    }
-
     /// Makes everything acknowledged before the call *stored*, or as durable as the options
     /// require.
     ///
     /// # Errors
     /// See [`Volume`]. An error loses nothing: the next flush covers the same changes.
     pub async fn flush(&self) -> Result<()> {
-        self.inner.flush().await
+        self.inner.flush_as(self.inner.promises.flush_durability).await
     }
 
     /// Flushes as [`Self::flush`] does, but makes everything *stored*, whatever the options
@@ -353,54 +341,7 @@ impl Volume {
     /// # Errors
     /// See [`Volume`].
     pub async fn discard(&self, offset: u64, length: u64) -> Result<()> {
-        self.inner.discard(offset, length).await
-    }
-
-    /// Makes the range read as zeros. With `may_punch` its space may be freed. With `fast_only`
-    /// nothing is changed if an object would have to be copied.
-    ///
-    /// # Errors
-    /// See [`Volume`]; `NotFast`.
-    pub async fn write_zeroes(
-        &self,
-        offset: u64,
-        length: u64,
-        may_punch: bool,
-        fast_only: bool,
-    ) -> Result<()> {
-        self.inner.write_zeroes(offset, length, may_punch, fast_only).await
-    }
-
-    /// Returns the extents of the range, in order and without gaps, by whole objects.
-    ///
-    /// # Errors
-    /// See [`Volume`].
-    pub async fn extents(&self, offset: u64, length: u64) -> Result<Vec<Extent>> {
-        self.inner.extents(offset, length)
-    }
-
-    /// Returns the ranges, by whole objects, in which the volume may differ from its snapshot
-    /// `since`. If `since` is `None`, the volume is compared with one that has only holes. Ranges
-    /// beyond the end of either are omitted.
-    ///
-    /// # Errors
-    /// See [`Volume`]; `NoSuchSnapshot`.
-    pub async fn changed_extents(&self, since: Option<&str>) -> Result<Vec<Change>> {
-        self.inner.changed_extents(since, (0, u64::MAX)).await
-    }
-
-    /// Returns the same as [`Self::changed_extents`] for a range; changes outside the range may be
-    /// omitted.
-    ///
-    /// # Errors
-    /// The errors of [`Self::changed_extents`].
-    pub async fn changed_extents_in(
-        &self,
-        since: Option<&str>,
-        offset: u64,
-        length: u64,
-    ) -> Result<Vec<Change>> {
-        self.inner.changed_extents(since, (offset, length)).await
+        self.inner.zero(offset, length, Wish::Discard).await
     }
 
     /// Returns the volume's usage.
@@ -418,34 +359,6 @@ impl Volume {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
 
-    /// Waits until there are objects to merge: see [`Self::merge`]. Only one caller may wait at a
-    /// time.
-    ///
-    /// # Errors
-    /// `Closed`, `HandedOver`, `Fenced` and `Interrupted`, even if the error arises during the
-    /// wait.
-    pub async fn merge_due(&self) -> Result<()> {
-        self.inner.wait_for_overlays().await
-    }
-
-    /// Copies objects that were written to since the last snapshot and are not copied yet. A short
-    /// write to such an object is kept in memory, so that it does not wait for the copy; the write
-    /// is also logged if the options require every write to survive the process. Call this method
-    /// whenever [`Self::merge_due`] returns, concurrently with other operations: the memory
-    /// ([`Options::overlay_bytes_max`](crate::Options::overlay_bytes_max)) and the log are limited,
-    /// and when either is full, writes wait for copies again. A snapshot and [`Self::close`] also
-    /// merge, as does a flush if there is no log.
-    ///
-    /// # Errors
-    /// See [`Volume`]. An error loses nothing: the method can be called again.
-    ///
-    /// # Cancel safety
-    /// Dropping the future leaves objects uncopied; an unfinished copy may remain until
-    /// [`Volumes::check`](crate::Volumes::check) removes it.
-    pub async fn merge(&self) -> Result<()> {
-        self.inner.merge_and_record().await
-    }
-
     /// Stores everything and releases the volume, so that another owner can open it. Changes in
     /// progress complete first. Afterwards no handle can be used.
     ///
@@ -459,18 +372,6 @@ impl Volume {
     #[must_use]
     pub fn is_handed_over(&self) -> bool {
         self.inner.state.lock().status == Status::HandedOver
-    }
-
-    /// Closes the volume as [`Self::close`] does, but for the owner named `to`: afterwards only
-    /// that owner can open it without a takeover. Most data are stored while changes continue;
-    /// changes wait only while the rest is stored.
-    ///
-    /// # Errors
-    /// The errors of [`Self::close`]; `Invalid` if no owner can have this name; `Closed` if the
-    /// volume was already closed. A repeated call for the same owner completes an earlier one.
-    pub async fn hand_over(&self, to: &str) -> Result<()> {
-        check_owner_name(to)?;
-        self.inner.hand_over(to).await
     }
 }
 

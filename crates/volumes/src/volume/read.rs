@@ -6,7 +6,7 @@ use async_lock::{MutexGuard, RwLockWriteGuard};
 use blocker::{Error as Store, ObjectId, ReadRequest, Reply, Segments};
 
 use super::runs::Source;
-use super::{Answer, Inner, Piece, Recorder};
+use super::{Answer, Inner, Piece, Recorder, Volume};
 use crate::error::{Error, Result};
 use crate::format::entry::{Entry, Kind, VolumeId};
 use crate::format::map::{Map, page_of};
@@ -17,15 +17,18 @@ use crate::space::load_node;
 /// The maximum number of lookups of an index whose object was removed in the meantime.
 const TRIES: u32 = 64;
 
-impl Inner {
-    /// Reads without a future if the store has the bytes immediately available.
-    pub(super) fn start_read(self: &Arc<Self>, offset: u64, length: u64) -> Answer<Segments> {
-        self.try_read(offset, length).unwrap_or_else(|| {
-            let inner = Arc::clone(self);
+impl Volume {
+    /// Reads as [`Self::read`] does. The answer is ready at once if the store has the bytes
+    /// immediately available.
+    pub fn start_read(&self, offset: u64, length: u64) -> Answer<Segments> {
+        self.inner.try_read(offset, length).unwrap_or_else(|| {
+            let inner = Arc::clone(&self.inner);
             Answer::Pending(Box::pin(async move { inner.read(offset, length).await }))
         })
     }
+}
 
+impl Inner {
     fn try_read(self: &Arc<Self>, offset: u64, length: u64) -> Option<Answer<Segments>> {
         let piece = self.only_piece(offset, length)?;
         let entry = {
@@ -154,12 +157,16 @@ fn zeros(length: u64) -> Segments {
 
 // ---- reports from the map, without reading data
 
-impl Inner {
-    pub(super) fn extents(&self, offset: u64, length: u64) -> Result<Vec<Extent>> {
-        let state = self.state.lock();
+impl Volume {
+    /// Returns the extents of the range, in order and without gaps, by whole objects.
+    ///
+    /// # Errors
+    /// See [`Volume`].
+    pub async fn extents(&self, offset: u64, length: u64) -> Result<Vec<Extent>> {
+        let state = self.inner.state.lock();
         state.check_range(offset, length)?;
         let mut all: Vec<Extent> = Vec::new();
-        for piece in self.pieces(offset, length) {
+        for piece in self.inner.pieces(offset, length) {
             let is_hole = state.live.get(piece.index).is_hole();
             let kind = if is_hole { ExtentKind::Hole } else { ExtentKind::Data };
             match all.last_mut().filter(|last| last.kind == kind) {
@@ -170,29 +177,46 @@ impl Inner {
         Ok(all)
     }
 
-    /// Returns the ranges that may differ from the snapshot `since`, or from holes if `since` is
-    /// `None`. Reads only map pages within the range, so changes outside the range may be missing.
-    pub(super) async fn changed_extents(
+    /// Returns the ranges, by whole objects, in which the volume may differ from its snapshot
+    /// `since`. If `since` is `None`, the volume is compared with one that has only holes. Ranges
+    /// beyond the end of either are omitted.
+    ///
+    /// # Errors
+    /// See [`Volume`]; `NoSuchSnapshot`.
+    pub async fn changed_extents(&self, since: Option<&str>) -> Result<Vec<Change>> {
+        self.changed_extents_in(since, 0, u64::MAX).await
+    }
+
+    /// Returns the same as [`Self::changed_extents`] for a range; changes outside the range may be
+    /// omitted.
+    ///
+    /// # Errors
+    /// The errors of [`Self::changed_extents`].
+    pub async fn changed_extents_in(
         &self,
         since: Option<&str>,
-        (offset, length): (u64, u64),
+        offset: u64,
+        length: u64,
     ) -> Result<Vec<Change>> {
-        let last = offset.saturating_add(length.saturating_sub(1)) / self.object_bytes;
+        let inner = &*self.inner;
+        let last = offset.saturating_add(length.saturating_sub(1)) / inner.object_bytes;
         // No map has an index beyond.
         let page = |object: u64| page_of(u32::try_from(object).unwrap_or(u32::MAX));
-        let pages = page(offset / self.object_bytes)..page(last).min(PAGES_MAX) + 1;
+        let pages = page(offset / inner.object_bytes)..page(last).min(PAGES_MAX) + 1;
         let old = match since {
             None => Map::default(),
-            Some(name) => self.map_of_snapshot(name).await?.within(pages.clone()),
+            Some(name) => inner.map_of_snapshot(name).await?.within(pages.clone()),
         };
         let (live, size_bytes) = {
-            let state = self.state.lock();
+            let state = inner.state.lock();
             state.check()?;
             (state.live_with_overlays(pages), state.size_bytes)
         };
-        Ok(changes(&old, &live, size_bytes, self.object_bytes))
+        Ok(changes(&old, &live, size_bytes, inner.object_bytes))
     }
+}
 
+impl Inner {
     /// Returns a snapshot's map, which never changes. The last map is kept, because clients ask for
     /// the changes of a disk range by range.
     async fn map_of_snapshot(&self, name: &str) -> Result<Map> {

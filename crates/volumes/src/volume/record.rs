@@ -39,11 +39,7 @@ impl Drop for NewPages<'_> {
 }
 
 impl Inner {
-    /// Makes everything acknowledged before as durable as the volume's flushes promise.
-    pub(super) async fn flush(&self) -> Result<()> {
-        self.flush_as(self.promises.flush_durability).await
-    }
-
+    /// Makes everything acknowledged before the call durable.
     pub(super) async fn flush_as(&self, durability: Durability) -> Result<()> {
         let has_overlays = {
             let state = self.state.lock();
@@ -119,9 +115,9 @@ impl Inner {
         let mut state = self.state.lock();
         if let Err(error) = committed {
             if state.in_flight.is_none() {
-                state.drops.extend(
-                    new_pages.pages.iter().map(|(page, allocation, _)| Kind::Page(*allocation, *page)),
-                );
+                let pages = new_pages.pages.iter();
+                let pages = pages.map(|(page, allocation, _)| Kind::Page(*allocation, *page));
+                state.drops.queue.extend(pages);
             }
             drop(state);
             return Err(error);
@@ -153,14 +149,8 @@ impl Inner {
             // A map has at most 65 536 pages.
             let number = page as u32;
             if is_own {
-                self.write_page(
-                    recorder,
-                    number,
-                    at.allocation(),
-                    entries,
-                    recorded.page(page).map(|page| &**page),
-                )
-                .await?;
+                let old = recorded.page(page).map(|page| &**page);
+                self.write_page(recorder, number, at.allocation(), entries, old).await?;
                 let mut state = self.state.lock();
                 state.recorded.pages[page] = Some(entries.clone());
                 // Done at once: beside a snapshot, the copy may get an overlay from now on, and be
@@ -196,7 +186,7 @@ impl Inner {
                     if error == Store::Exists {
                         state.births_met += 1;
                     } else {
-                        state.drops.push(Kind::Page(allocation, page));
+                        state.drops.queue.push_back(Kind::Page(allocation, page));
                     }
                 }
                 Err(error) => return Err(self.noted(error)),

@@ -145,7 +145,7 @@ impl State {
     /// Returns whether a flush has anything to record or to resolve.
     pub(super) fn has_unrecorded(&self) -> bool {
         let mut pages = 0..self.live.pages.len();
-        !self.drops.is_empty()
+        !self.drops.queue.is_empty()
             || self.in_flight.is_some()
             || pages.any(|page| !self.live.shares_page(&self.recorded, page))
     }
@@ -162,7 +162,7 @@ impl State {
         let base = self.live.get(index);
         if self.owns(index, base) {
             // The snapshot that shared the object is gone, or was not taken.
-            self.drops.push(Kind::Data(base.allocation(), index));
+            self.drops.queue.push_back(Kind::Data(base.allocation(), index));
         }
         self.set_allocated(index, allocation);
     }
@@ -175,7 +175,7 @@ impl State {
             return;
         }
         if self.owns(index, old) {
-            self.drops.push(Kind::Data(old.allocation(), index));
+            self.drops.queue.push_back(Kind::Data(old.allocation(), index));
             // The name is not reused, because its removal may come late.
             if old.allocation() == self.allocation {
                 self.allocation += 1;
@@ -193,12 +193,23 @@ impl State {
         Err(Error::Io(blocker::Error::Retryable("too many allocations failed at the same time".into())))
     }
 
+    /// Replaces the volume's content, and schedules the removal of the objects, pages and logs that
+    /// only this content has.
+    pub(super) fn replace(&mut self, pages: Vec<Kind>, live: Map, parent: Map) {
+        let own = self.live.objects().filter(|(index, entry)| self.owns(*index, *entry));
+        let own: Vec<_> = own.map(|(index, entry)| Kind::Data(entry.allocation(), index)).collect();
+        self.drops.queue.extend(own.into_iter().chain(pages));
+        let logs = self.overlays.clear();
+        self.drop_logs(logs);
+        (self.live, self.recorded, self.parent) = (live.clone(), live, parent);
+    }
+
     /// Schedules the removal of logs that the head no longer names. `logs` has the allocation ID of
     /// each log and the number of its parts.
     pub(super) fn drop_logs(&mut self, logs: Vec<(u64, u32)>) {
-        let parts =
-            logs.into_iter().flat_map(|(allocation, parts)| (0..parts).map(move |part| (allocation, part)));
-        self.drops.extend(parts.map(|(allocation, part)| Kind::Overlay(allocation, part)));
+        for (allocation, parts) in logs {
+            self.drops.queue.extend((0..parts).map(|part| Kind::Overlay(allocation, part)));
+        }
     }
 
     /// Returns whether no allocation IDs can be reserved any more.
@@ -250,7 +261,7 @@ pub(super) const DROPS_MAX: usize = 1024;
 /// The objects to be removed, in the order in which the maps dropped them.
 #[derive(Default)]
 pub(super) struct Drops {
-    queue: VecDeque<Kind>,
+    pub(super) queue: VecDeque<Kind>,
     /// The number of objects taken from the front of the queue.
     taken: u64,
     /// The number of objects ever queued that no stored map names.
@@ -258,22 +269,6 @@ pub(super) struct Drops {
 }
 
 impl Drops {
-    pub(super) fn push(&mut self, kind: Kind) {
-        self.queue.push_back(kind);
-    }
-
-    pub(super) fn extend(&mut self, kinds: impl IntoIterator<Item = Kind>) {
-        self.queue.extend(kinds);
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.queue.len()
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.queue.is_empty()
-    }
-
     /// Returns the number of objects ever queued: for [`Self::cover`], once the current maps are
     /// stored.
     pub(super) fn mark(&self) -> u64 {
@@ -305,7 +300,7 @@ struct Batch<'a> {
 impl Drop for Batch<'_> {
     fn drop(&mut self) {
         // At most as many as were taken.
-        self.inner.state.lock().drops.extend(self.kinds.drain(..));
+        self.inner.state.lock().drops.queue.extend(self.kinds.drain(..));
     }
 }
 
@@ -345,7 +340,7 @@ impl Inner {
     /// Records everything, and removes all objects that no map names any more. The caller holds no
     /// lock.
     pub(super) async fn clear_drops(&self) -> crate::error::Result<()> {
-        if self.state.lock().drops.is_empty() {
+        if self.state.lock().drops.queue.is_empty() {
             return Ok(());
         }
         {

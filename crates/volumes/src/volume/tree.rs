@@ -10,7 +10,8 @@ use async_lock::{MutexGuard, RwLockWriteGuard};
 use blocker::{Condition, Durability};
 
 use super::state::{FLUSH_REMOVALS_MAX, Status};
-use super::{Inner, Recorder};
+use super::{Inner, Recorder, Volume};
+use crate::catalog::check_owner_name;
 use crate::error::{Error, Result};
 use crate::format::entry::{ALLOCATION_MAX, Entry, Kind, VolumeId};
 use crate::format::map::Map;
@@ -129,10 +130,10 @@ impl Inner {
         let replaced: Vec<_> = frozen.map.objects_not_in(&state.live).collect();
         for (index, entry) in replaced {
             if state.owns(index, entry) {
-                state.drops.push(Kind::Data(entry.allocation(), index));
+                state.drops.queue.push_back(Kind::Data(entry.allocation(), index));
             }
         }
-        state.drops.push(Kind::Root(frozen.id));
+        state.drops.queue.push_back(Kind::Root(frozen.id));
     }
 
     /// Stores a snapshot. After an error, either the snapshot was not taken, or a head is in
@@ -191,17 +192,11 @@ impl Inner {
         self.commit(&mut recorder, head).await?;
         {
             let mut state = self.state.lock();
-            let old: Vec<_> =
-                state.live.objects().filter(|(index, entry)| state.owns(*index, *entry)).collect();
-            state.drops.extend(old.into_iter().map(|(index, entry)| Kind::Data(entry.allocation(), index)));
             let pages = lost_pages(self.space.volume, &old_root, &[&recorder.parent_root]);
-            state.drops.extend(pages);
-            let logs = state.overlays.clear();
-            state.drop_logs(logs);
+            state.replace(pages, map.clone(), map);
             if let Some(log) = log {
                 state.overlays.logs.begin(log, &self.space.pool.capabilities);
             }
-            (state.live, state.recorded, state.parent) = (map.clone(), map.clone(), map);
             state.size_bytes = node.size_bytes;
             // Names of objects that are removed now are not reused.
             state.allocation += 1;
@@ -292,9 +287,9 @@ impl Inner {
                 entry.volume() == volume && after.get(*index) != *entry && !is_live
             });
             let lost: Vec<_> = lost.map(|(index, entry)| Kind::Data(entry.allocation(), index)).collect();
-            state.drops.extend(lost);
-            state.drops.extend(lost_pages(volume, &root, &[&before_root, &after_root, &live_root]));
-            state.drops.push(Kind::Root(id));
+            state.drops.queue.extend(lost);
+            state.drops.queue.extend(lost_pages(volume, &root, &[&before_root, &after_root, &live_root]));
+            state.drops.queue.push_back(Kind::Root(id));
             if is_live {
                 state.parent = before;
             }
@@ -323,15 +318,9 @@ impl Inner {
             self.commit(&mut recorder, head).await?;
         }
         {
-            let mut state = self.state.lock();
-            let own: Vec<_> =
-                state.live.objects().filter(|(index, entry)| state.owns(*index, *entry)).collect();
-            state.drops.extend(own.into_iter().map(|(index, entry)| Kind::Data(entry.allocation(), index)));
-            state.drops.extend(lost_pages(self.space.volume, &old_root, &[&recorder.parent_root]));
-            let logs = state.overlays.clear();
-            state.drop_logs(logs);
+            let pages = lost_pages(self.space.volume, &old_root, &[&recorder.parent_root]);
             let holes = Map::of_holes(recorder.head.root.len());
-            (state.live, state.recorded, state.parent) = (holes.clone(), holes, Map::default());
+            self.state.lock().replace(pages, holes, Map::default());
         }
         recorder.parent_root.clear();
         recorder.page_versions.clear();
@@ -404,7 +393,40 @@ impl Inner {
         self.commit(&mut recorder, head).await?;
         Ok(origin)
     }
+}
 
+// ---- release
+
+impl Volume {
+    /// Closes the volume as [`Self::close`] does, but for the owner named `to`: afterwards only
+    /// that owner can open it without a takeover. Most data are stored while changes continue;
+    /// changes wait only while the rest is stored.
+    ///
+    /// # Errors
+    /// The errors of [`Self::close`]; `Invalid` if no owner can have this name; `Closed` if the
+    /// volume was already closed. A repeated call for the same owner completes an earlier one.
+    pub async fn hand_over(&self, to: &str) -> Result<()> {
+        check_owner_name(to)?;
+        let inner = &*self.inner;
+        // If an earlier call failed after the release, the rest remains to be done.
+        if !inner.was_handed_over(to).await {
+            // Most data are stored here, while changes continue.
+            inner.flush_as(Durability::Stored).await?;
+            inner.clear_drops().await?;
+            inner.release(Some(to)).await?;
+        }
+        let space = &inner.space;
+        if space.is_stamped() {
+            return Ok(());
+        }
+        // A cache below is no longer the writer: after a crash a journal there must not find that
+        // another one has claimed it.
+        let namespace = space.pool.namespace(space.volume);
+        if_supported(space.store().control().release(namespace).await).map(drop)
+    }
+}
+
+impl Inner {
     /// Stores everything and releases the volume.
     pub(crate) async fn close(&self) -> Result<()> {
         if self.is_open() {
@@ -412,25 +434,6 @@ impl Inner {
             self.clear_drops().await?;
         }
         self.release(None).await
-    }
-
-    /// Stores everything and releases the volume for another owner, which can open it without a
-    /// takeover.
-    pub(crate) async fn hand_over(&self, to: &str) -> Result<()> {
-        // If an earlier call failed after the release, the rest remains to be done.
-        if !self.was_handed_over(to).await {
-            // Most data are stored here, while changes continue.
-            self.flush_as(Durability::Stored).await?;
-            self.clear_drops().await?;
-            self.release(Some(to)).await?;
-        }
-        if self.space.is_stamped() {
-            return Ok(());
-        }
-        // A cache below is no longer the writer: after a crash a journal there must not find that
-        // another one has claimed it.
-        let namespace = self.space.pool.namespace(self.space.volume);
-        if_supported(self.space.store().control().release(namespace).await).map(drop)
     }
 
     /// Returns whether the volume was released for the owner with this name.

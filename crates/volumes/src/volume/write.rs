@@ -13,7 +13,7 @@ use blocker::{
 };
 
 use super::state::{NewId, State};
-use super::{Answer, Inner, Piece, Recorder};
+use super::{Answer, Inner, Piece, Recorder, Volume};
 use crate::error::{Error, Result};
 use crate::format::entry::{Entry, Kind};
 
@@ -53,22 +53,21 @@ impl Content {
     }
 }
 
-impl Inner {
-    /// Writes, and needs no future if the write need not wait: if it is within one object that is
-    /// the volume's own or gets an overlay. This applies to most requests of an active disk;
-    /// [`Self::write`] handles the others.
-    pub(super) fn start_write(
-        self: &Arc<Self>,
-        offset: u64,
-        data: Segments,
-        durability: Durability,
-    ) -> Answer<Durability> {
-        self.try_write(offset, &data, durability).unwrap_or_else(|| {
-            let inner = Arc::clone(self);
+impl Volume {
+    /// Writes as [`Self::write`] does. The answer is ready at once if the write need not wait. A
+    /// pending answer must be polled to completion, or dropped, because snapshots wait for it.
+    pub fn start_write(&self, offset: u64, data: Segments, durability: Durability) -> Answer<Durability> {
+        self.inner.try_write(offset, &data, durability).unwrap_or_else(|| {
+            let inner = Arc::clone(&self.inner);
             Answer::Pending(Box::pin(async move { inner.write(offset, data, durability).await }))
         })
     }
+}
 
+impl Inner {
+    /// Writes without a future if the write need not wait: if it is within one object that is the
+    /// volume's own or gets an overlay. This applies to most requests of an active disk;
+    /// [`Self::write`] handles the others.
     fn try_write(
         self: &Arc<Self>,
         offset: u64,
@@ -469,7 +468,7 @@ impl Drop for Attempt<'_> {
                 if self.ends == Ends::Met {
                     state.births_met += 1;
                 } else {
-                    state.drops.push(Kind::Data(self.allocation, self.index));
+                    state.drops.queue.push_back(Kind::Data(self.allocation, self.index));
                 }
             }
         }

@@ -8,7 +8,7 @@ use blocker::{BlockerExt, Condition, DiscardRequest, Durability, Hints};
 
 use super::state::DROPS_MAX;
 use super::write::{Content, Plan};
-use super::{Inner, Piece};
+use super::{Inner, Piece, Volume};
 use crate::error::{Error, Result};
 use crate::format::entry::{Entry, Kind};
 use crate::format::pages_of;
@@ -19,7 +19,7 @@ const PIECES_MAX: usize = 64;
 
 /// The desired effect on a part of the range.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Wish {
+pub(super) enum Wish {
     /// The content is no longer needed.
     Discard,
     /// The part must read as zeros; its space may be freed.
@@ -28,37 +28,41 @@ enum Wish {
     Keep,
 }
 
-impl Inner {
-    pub(super) async fn discard(&self, offset: u64, length: u64) -> Result<()> {
-        self.zero(offset, length, Wish::Discard).await
-    }
-
-    pub(super) async fn write_zeroes(
+impl Volume {
+    /// Makes the range read as zeros. With `may_punch` its space may be freed. With `fast_only`
+    /// nothing is changed if an object would have to be copied.
+    ///
+    /// # Errors
+    /// See [`Volume`]; `NotFast`.
+    pub async fn write_zeroes(
         &self,
         offset: u64,
         length: u64,
         may_punch: bool,
         fast_only: bool,
     ) -> Result<()> {
-        self.check_writable()?;
+        let inner = &*self.inner;
+        inner.check_writable()?;
         if fast_only {
-            let state = self.state.lock();
+            let state = inner.state.lock();
             state.check_range(offset, length)?;
-            let needs_copy = |piece: Piece| matches!(self.plan(&state, &piece), Ok(Plan::Overlay { .. }));
-            if self.pieces(offset, length).any(needs_copy) {
+            let needs_copy = |piece: Piece| matches!(inner.plan(&state, &piece), Ok(Plan::Overlay { .. }));
+            if inner.pieces(offset, length).any(needs_copy) {
                 return Err(Error::NotFast);
             }
         }
-        self.zero(offset, length, if may_punch { Wish::Punch } else { Wish::Keep }).await
+        inner.zero(offset, length, if may_punch { Wish::Punch } else { Wish::Keep }).await
     }
+}
 
-    async fn zero(&self, offset: u64, length: u64, wish: Wish) -> Result<()> {
+impl Inner {
+    pub(super) async fn zero(&self, offset: u64, length: u64, wish: Wish) -> Result<()> {
         self.check_writable()?;
         // The pieces are handled one after the other, because a range may have as many objects as
         // the volume.
         let mut pieces = self.pieces(offset, length).peekable();
         loop {
-            if self.state.lock().drops.len() >= DROPS_MAX {
+            if self.state.lock().drops.queue.len() >= DROPS_MAX {
                 self.clear_drops().await?;
             }
             self.merge_if_scarce().await;
@@ -177,11 +181,8 @@ impl Inner {
                 let is_shared = recorder.parent_root.get(first + at) == Some(page);
                 page.volume() == self.space.volume && !is_shared
             });
-            state.drops.extend(
-                own.map(|(at, page)| {
-                    crate::format::entry::Kind::Page(page.allocation(), (first + at) as u32)
-                }),
-            );
+            let own = own.map(|(at, page)| Kind::Page(page.allocation(), (first + at) as u32));
+            state.drops.queue.extend(own);
             // A later page with this number gets another name.
             state.allocation += 1;
         }
