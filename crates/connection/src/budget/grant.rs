@@ -14,49 +14,27 @@ use super::Budget;
 /// so drop it after the buffers that it counts.
 #[derive(Debug)]
 pub struct Grant {
-    budget: Arc<Budget>,
-    key: u64,
-    is_fixed: bool,
+    pub(super) budget: Arc<Budget>,
+    pub(super) key: u64,
+    pub(super) is_fixed: bool,
     /// Set when the budget has changed the grant.
-    changed: Arc<AtomicBool>,
+    pub(super) changed: Arc<AtomicBool>,
     /// The last grant that was sent to the client.
     pub(super) announced_bytes: u64,
     /// The last grant that the client has accepted.
-    accepted_bytes: u64,
+    pub(super) accepted_bytes: u64,
     /// Whether the grant has shrunk below what is outstanding, so that bytes which the client may
     /// no longer use are still reserved.
-    is_draining: bool,
+    pub(super) is_draining: bool,
     /// Whether the budget has been told that the client is slow.
-    is_slow: bool,
+    pub(super) is_slow: bool,
     /// The bytes that were still outstanding when the connection stopped taking requests.
-    retired_bytes: u64,
+    pub(super) retired_bytes: u64,
     /// Whether there were unmet demands at the last call of `is_slowest`.
-    has_seen_demands: bool,
+    pub(super) has_seen_demands: bool,
 }
 
 impl Grant {
-    pub(super) fn new(
-        budget: Arc<Budget>,
-        key: u64,
-        is_fixed: bool,
-        changed: Arc<AtomicBool>,
-        bytes: u64,
-    ) -> Self {
-        let (announced_bytes, accepted_bytes) = (bytes, bytes);
-        Self {
-            budget,
-            key,
-            is_fixed,
-            changed,
-            announced_bytes,
-            accepted_bytes,
-            is_draining: false,
-            is_slow: false,
-            retired_bytes: 0,
-            has_seen_demands: false,
-        }
-    }
-
     /// Returns the most bytes that the client may have outstanding: the larger of the announced and
     /// the accepted grant, since it may follow either.
     #[must_use]
@@ -155,9 +133,7 @@ impl Grant {
             return;
         }
         member.is_served = false;
-        let wakers = self.budget.distribute(&mut state);
-        drop(state);
-        wakers.into_iter().for_each(Waker::wake);
+        self.budget.redistribute(state);
     }
 
     /// Returns to the budget what the connection no longer needs, now that `cost_bytes` are
@@ -177,9 +153,7 @@ impl Grant {
         }
         member.reserved_bytes -= freed;
         state.left_bytes += freed.cast_signed();
-        let wakers = self.budget.distribute(&mut state);
-        drop(state);
-        wakers.into_iter().for_each(Waker::wake);
+        self.budget.redistribute(state);
     }
 
     /// Applies the budget's changes at once, for a protocol that does not announce them.
@@ -235,9 +209,7 @@ impl Grant {
         self.retired_bytes = cost_bytes;
         let key = self.key;
         state.demanding.retain(|(_, demanding)| *demanding != key);
-        let wakers = self.budget.distribute(&mut state);
-        drop(state);
-        wakers.into_iter().for_each(Waker::wake);
+        self.budget.redistribute(state);
     }
 
     /// Records that the server no longer waits for the client.
@@ -253,9 +225,7 @@ impl Grant {
     pub fn demand(&self, bytes: u64) {
         let mut state = self.budget.state.lock();
         self.budget.demand(&mut state, self.key, bytes);
-        let wakers = self.budget.distribute(&mut state);
-        drop(state);
-        wakers.into_iter().for_each(Waker::wake);
+        self.budget.redistribute(state);
     }
 }
 
@@ -268,9 +238,7 @@ impl Drop for Grant {
         let mut state = self.budget.state.lock();
         state.retired_bytes -= self.retired_bytes;
         state.left_bytes += self.retired_bytes.cast_signed();
-        let wakers = self.budget.distribute(&mut state);
-        drop(state);
-        wakers.into_iter().for_each(Waker::wake);
+        self.budget.redistribute(state);
     }
 }
 

@@ -35,7 +35,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Waker;
 
 use blocker::Error;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 pub use grant::{Grant, Turn};
 
@@ -79,7 +79,7 @@ struct State {
     tick: u64,
 }
 
-#[derive(Debug)]
+#[derive(Default, Debug)]
 struct Member {
     is_fixed: bool,
     wanted_bytes: u64,
@@ -190,19 +190,15 @@ impl Budget {
         }
         let key = state.next_key;
         state.next_key += 1;
-        let changed = Arc::new(AtomicBool::new(false));
+        let changed = Arc::<AtomicBool>::default();
         let member = Member {
             is_fixed,
             wanted_bytes: if is_fixed { self.request_bytes } else { wanted_bytes },
             target_bytes: share_bytes,
             reserved_bytes: share_bytes,
-            demand_bytes: 0,
             demanded_at: state.tick,
-            is_served: false,
-            slowness: 0,
-            is_ending: false,
-            waker: None,
             changed: Arc::clone(&changed),
+            ..Member::default()
         };
         state.members.insert(key, member);
         if is_fixed {
@@ -214,7 +210,25 @@ impl Budget {
         changed.store(false, Ordering::Release);
         drop(state);
         wakers.into_iter().for_each(Waker::wake);
-        Ok(Grant::new(Arc::clone(self), key, is_fixed, changed, bytes))
+        Ok(Grant {
+            budget: Arc::clone(self),
+            key,
+            is_fixed,
+            changed,
+            announced_bytes: bytes,
+            accepted_bytes: bytes,
+            is_draining: false,
+            is_slow: false,
+            retired_bytes: 0,
+            has_seen_demands: false,
+        })
+    }
+
+    /// Distributes free bytes, and wakes the connections whose grants have changed.
+    fn redistribute(&self, mut state: MutexGuard<'_, State>) {
+        let wakers = self.distribute(&mut state);
+        drop(state);
+        wakers.into_iter().for_each(Waker::wake);
     }
 
     /// Records that the connection `key` needs `bytes` for its next request.

@@ -87,10 +87,10 @@ fn check_beginning(input: &[u8]) -> Result<(), FrameError> {
     if input[..magic_len] != MAGIC[..magic_len] {
         let mut found = [0; 4];
         found[..magic_len].copy_from_slice(&input[..magic_len]);
-        return Err(FrameError::Magic { found });
+        return Err(FrameError::Magic(found));
     }
     match input.get(4) {
-        Some(&found) if found != VERSION => Err(FrameError::Version { found }),
+        Some(&found) if found != VERSION => Err(FrameError::Version(found)),
         _ => Ok(()),
     }
 }
@@ -183,7 +183,7 @@ pub fn encode_plain(out: &mut Vec<u8>, header: &Header) {
     encode(out, header, &Attached::default());
 }
 
-/// Whether a frame has names.
+/// Returns whether a frame has names.
 pub(super) fn has_names(head: &Head<'_>) -> bool {
     [head.namespace, head.name, head.to_namespace, head.to_name].iter().any(|name| !name.is_empty())
 }
@@ -289,7 +289,7 @@ impl<'a> Extensions<'a> {
         while !left.is_empty() {
             let (kind, _, rest) = split(left).ok_or(FrameError::Extensions)?;
             if !kind::is_known(kind) {
-                return Err(FrameError::CriticalExtension { kind });
+                return Err(FrameError::CriticalExtension(kind));
             }
             left = rest;
         }
@@ -350,35 +350,26 @@ impl Writer {
 
 // ---- Why bytes are refused: a damaged stream, or a meaningless frame.
 
-/// Why a stream cannot be understood.
+/// The reason why a stream cannot be understood.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FrameError {
-    /// The peer sends another protocol.
-    #[error("not the synapse protocol: the frame begins with {found:02x?}")]
-    Magic {
-        /// The first four bytes.
-        found: [u8; 4],
-    },
-    /// The peer sends another version.
-    #[error("version {found} of the protocol, this side has version 1")]
-    Version {
-        /// Its version.
-        found: u8,
-    },
+    /// The peer sends another protocol: the first four bytes.
+    #[error("not the synapse protocol: the frame begins with {0:02x?}")]
+    Magic([u8; 4]),
+    /// The peer sends this version instead.
+    #[error("version {0} of the protocol, this side has version 1")]
+    Version(u8),
     /// The head was damaged on the way.
     #[error("the head fails its checksum")]
     HeadChecksum,
-    /// There is no such operation.
-    #[error("no operation has the code {code}")]
-    Op {
-        /// Its code.
-        code: u8,
-    },
-    /// A field has a value that it cannot have.
+    /// No operation has this code.
+    #[error("no operation has the code {0}")]
+    Op(u8),
+    /// A field has an invalid value.
     #[error("{name} cannot be {value}")]
     Field {
-        /// Which field.
+        /// The name of the field.
         name: &'static str,
         /// Its value.
         value: u64,
@@ -386,22 +377,19 @@ pub enum FrameError {
     /// A part of the frame is longer than agreed.
     #[error("{name} of {length} bytes, the limit is {limit}")]
     TooLong {
-        /// Which part.
+        /// The name of the part.
         name: &'static str,
         /// Its length.
         length: u64,
-        /// The longest allowed.
+        /// The maximum length.
         limit: u64,
     },
     /// The extensions do not fill their area exactly.
     #[error("the extensions do not fill their area exactly")]
     Extensions,
-    /// A critical extension is unknown.
-    #[error("the critical extension {kind} is not known")]
-    CriticalExtension {
-        /// Its kind.
-        kind: u16,
-    },
+    /// A critical extension of this kind is unknown.
+    #[error("the critical extension {0} is not known")]
+    CriticalExtension(u16),
 }
 
 /// Returns the error of a frame that is well-formed but meaningless.
@@ -439,7 +427,7 @@ mod tests {
             let mut writer = Writer::default();
             writer.put(kind, b"");
             let error = Extensions::check(writer.bytes()).unwrap_err();
-            assert_eq!(error, FrameError::CriticalExtension { kind });
+            assert_eq!(error, FrameError::CriticalExtension(kind));
         }
     }
 }

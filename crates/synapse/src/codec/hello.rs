@@ -222,11 +222,10 @@ impl Hello {
     /// # Errors
     /// [`Error::Invalid`] if a part is missing or has a wrong length.
     pub fn decode(head: &Head<'_>) -> Result<Self, Error> {
-        let session = head.extensions.get_array(kind::SESSION).ok_or_else(|| lacks("a session"))?;
         Ok(Self {
-            session: session_of(&session),
+            session: session_of(&required(head, kind::SESSION, "a session")?),
             features: features(head)?,
-            nonce: head.extensions.get_array(kind::NONCE).ok_or_else(|| lacks("a nonce"))?,
+            nonce: required(head, kind::NONCE, "a nonce")?,
             credits: credits(head)?,
             versions: match exact(head, kind::VERSIONS, "versions")? {
                 Some([lowest, highest]) => Versions { lowest, highest },
@@ -237,7 +236,7 @@ impl Hello {
                 // A shortened name would be that of another secret.
                 key if key.len() > KEY_BYTES_MAX => {
                     let text =
-                        format!("a key's name has {} bytes, at most {KEY_BYTES_MAX} are right", key.len());
+                        format!("the name of a key has {} bytes; the maximum is {KEY_BYTES_MAX}", key.len());
                     return Err(Error::Invalid(text.into()));
                 }
                 key => key.to_vec(),
@@ -263,8 +262,8 @@ impl Challenge {
     /// [`Error::Invalid`] if a part is missing.
     pub fn decode(head: &Head<'_>) -> Result<Self, Error> {
         Ok(Self {
-            nonce: head.extensions.get_array(kind::NONCE).ok_or_else(|| lacks("a nonce"))?,
-            instance: head.extensions.get_array(kind::INSTANCE).ok_or_else(|| lacks("an instance"))?,
+            nonce: required(head, kind::NONCE, "a nonce")?,
+            instance: required(head, kind::INSTANCE, "an instance")?,
         })
     }
 }
@@ -283,7 +282,7 @@ pub fn encode_proof(out: &mut Vec<u8>, proof: &[u8; 32], is_reply: bool) {
 /// # Errors
 /// [`Error::Invalid`] if it is missing.
 pub fn decode_proof(head: &Head<'_>) -> Result<[u8; 32], Error> {
-    head.extensions.get_array(kind::PROOF).ok_or_else(|| lacks("a proof"))
+    required(head, kind::PROOF, "a proof")
 }
 
 impl Welcome {
@@ -335,22 +334,18 @@ impl Welcome {
     /// [`Error::Invalid`] if a part is missing or makes no sense.
     pub fn decode(head: &Head<'_>) -> Result<Self, Error> {
         let get = &head.extensions;
-        let timeout = get.get_array(kind::PEER_TIMEOUT).ok_or_else(|| lacks("a timeout"))?;
         let capabilities = get.get(kind::CAPABILITIES).ok_or_else(|| lacks("capabilities"))?;
         let (closed, rest) = get.get(kind::CLOSED).unwrap_or_default().as_chunks();
         if !rest.is_empty() || get.get(kind::STORE).is_some_and(|store| store.len() != size_of::<StoreId>()) {
             return Err(Error::Invalid("an identity in the handshake does not have 16 bytes".into()));
         }
         Ok(Self {
-            instance: get.get_array(kind::INSTANCE).ok_or_else(|| lacks("an instance"))?,
+            instance: required(head, kind::INSTANCE, "an instance")?,
             is_resumed: head.header.flags.has(Flags::RESUMED),
-            generation: get
-                .get_array(kind::GENERATION)
-                .map(u64::from_le_bytes)
-                .ok_or_else(|| lacks("a session generation"))?,
+            generation: u64::from_le_bytes(required(head, kind::GENERATION, "a session generation")?),
             features: features(head)?,
             credits: credits(head)?,
-            peer_timeout_ms: u32::from_le_bytes(timeout),
+            peer_timeout_ms: u32::from_le_bytes(required(head, kind::PEER_TIMEOUT, "a timeout")?),
             capabilities: decode_capabilities(capabilities).ok_or_else(|| lacks("its capabilities"))?,
             store: get.get_array(kind::STORE),
             server_name: name_of(head, kind::SERVER_NAME),
@@ -367,6 +362,11 @@ pub fn versions(head: &Head<'_>) -> Option<Versions> {
 
 fn frame(out: &mut Vec<u8>, header: &Header, writer: &Writer) {
     encode(out, header, &Attached { extension: writer.bytes(), ..Attached::default() });
+}
+
+/// Returns an extension that every peer sends.
+fn required<const N: usize>(head: &Head<'_>, kind: u16, what: &str) -> Result<[u8; N], Error> {
+    head.extensions.get_array(kind).ok_or_else(|| lacks(what))
 }
 
 fn lacks(what: &str) -> Error {
@@ -394,7 +394,7 @@ fn features(head: &Head<'_>) -> Result<Features, Error> {
 /// Returns an extension, which must have exactly `N` bytes if present.
 fn exact<const N: usize>(head: &Head<'_>, kind: u16, what: &str) -> Result<Option<[u8; N]>, Error> {
     let wrong =
-        |length| Error::Invalid(format!("{what} in the handshake have {length} bytes, {N} are right").into());
+        |length| Error::Invalid(format!("{what} in the handshake have {length} bytes instead of {N}").into());
     let value = head.extensions.get(kind);
     value.map(|value| value.try_into().map_err(|_| wrong(value.len()))).transpose()
 }

@@ -96,56 +96,43 @@ pub const REASON_BYTES_MAX: usize = 512;
 
 /// Puts an error into a header. Returns its reason, which is sent as the payload.
 pub(super) fn put_error<'a>(header: &mut Header, error: &'a Error) -> &'a str {
-    let mut reason = "";
-    header.status = match error {
-        Error::Missing => Status::Missing,
-        Error::Exists => Status::Exists,
+    let (status, reason): (Status, &str) = match error {
+        Error::Missing => (Status::Missing, ""),
+        Error::Exists => (Status::Exists, ""),
         Error::ConditionFailed { version } => {
             header.version = version.0;
-            Status::ConditionFailed
+            (Status::ConditionFailed, "")
         }
         Error::Mismatch { offset } => {
             header.offset = *offset;
-            Status::Mismatch
+            (Status::Mismatch, "")
         }
         Error::Fenced { epoch } => {
             header.epoch = epoch.0;
-            Status::Fenced
+            (Status::Fenced, "")
         }
         Error::Superseded { stamp } => {
             (header.epoch, header.sequence) = (stamp.epoch.0, stamp.sequence);
-            Status::Superseded
+            (Status::Superseded, "")
         }
-        Error::DeadlinePassed => Status::DeadlinePassed,
+        Error::DeadlinePassed => (Status::DeadlinePassed, ""),
         Error::TooLarge { limit_bytes } => {
             header.length = *limit_bytes;
-            Status::TooLarge
+            (Status::TooLarge, "")
         }
-        Error::NotStored(text)
-        | Error::OutcomeUnknown(text)
-        | Error::OutOfSpace(text)
-        | Error::Retryable(text)
-        | Error::Corrupt(text)
-        | Error::WritesLost(text)
-        | Error::Unsupported(text)
-        | Error::Denied(text)
-        | Error::Invalid(text) => {
-            reason = text;
-            match error {
-                Error::NotStored(_) => Status::NotStored,
-                Error::OutOfSpace(_) => Status::OutOfSpace,
-                Error::Retryable(_) => Status::Retryable,
-                Error::Corrupt(_) => Status::Corrupt,
-                Error::WritesLost(_) => Status::WritesLost,
-                Error::Unsupported(_) => Status::Unsupported,
-                Error::Denied(_) => Status::Denied,
-                Error::Invalid(_) => Status::Invalid,
-                _ => Status::OutcomeUnknown,
-            }
-        }
-        // An error that this version has no status for: the outcome is unknown, which claims the least.
-        _ => Status::OutcomeUnknown,
+        Error::NotStored(text) => (Status::NotStored, text),
+        Error::OutcomeUnknown(text) => (Status::OutcomeUnknown, text),
+        Error::OutOfSpace(text) => (Status::OutOfSpace, text),
+        Error::Retryable(text) => (Status::Retryable, text),
+        Error::Corrupt(text) => (Status::Corrupt, text),
+        Error::WritesLost(text) => (Status::WritesLost, text),
+        Error::Unsupported(text) => (Status::Unsupported, text),
+        Error::Denied(text) => (Status::Denied, text),
+        Error::Invalid(text) => (Status::Invalid, text),
+        // No status exists for the error: an unknown outcome claims the least.
+        _ => (Status::OutcomeUnknown, ""),
     };
+    header.status = status;
     cut(reason)
 }
 

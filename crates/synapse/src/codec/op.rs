@@ -25,7 +25,7 @@ macro_rules! ops {
             pub fn from_code(code: u8) -> Result<Self, FrameError> {
                 match code {
                     $($code => Ok(Self::$name),)*
-                    _ => Err(FrameError::Op { code }),
+                    _ => Err(FrameError::Op(code)),
                 }
             }
 

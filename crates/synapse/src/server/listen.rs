@@ -82,7 +82,7 @@ impl Server {
         if self.shared.secrets.are_required() || config.allow_exposed {
             return Ok(());
         }
-        Err(ListenError::Exposed { address: *address })
+        Err(ListenError::Exposed(*address))
     }
 }
 
@@ -160,16 +160,13 @@ impl Service for Shared {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ListenError {
-    /// Other machines can reach the address, there is no secret, and
+    /// Other machines can reach this address, there is no secret, and
     /// [`ServerConfig::allow_exposed`](crate::ServerConfig::allow_exposed) is not set.
     #[error(
-        "{address} can be reached from other machines, and no secret is configured: configure one, or set \
+        "{0} can be reached from other machines, and no secret is configured: configure one, or set \
          allow_exposed"
     )]
-    Exposed {
-        /// The address.
-        address: SocketAddr,
-    },
+    Exposed(SocketAddr),
     /// The system does not bind the address.
     #[error(transparent)]
     Bind(#[from] ::connection::ListenError<PORT_DEFAULT>),

@@ -315,7 +315,7 @@ fn every_operation_is_encoded_as_recorded() {
 #[test]
 fn what_is_reserved_is_refused() {
     for code in [31, 32] {
-        assert_eq!(Op::from_code(code), Err(FrameError::Op { code }));
+        assert_eq!(Op::from_code(code), Err(FrameError::Op(code)));
     }
     assert!(Status::from_code(68).is_err());
     assert_eq!(Features::ALL & (1 << 4 | 1 << 5 | 1 << 6), 0);

@@ -177,15 +177,19 @@ impl Head {
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self, String> {
         let (mut reader, version) =
             Reader::open_one_of(bytes, MAGIC, VERSION_WITHOUT_RATES..=VERSION_WITH_LOGS)?;
-        let volume = VolumeId(reader.u32()?);
-        let (sequence, size_bytes) = (reader.u64()?, reader.u64()?);
-        let (object_bytes, allocation_limit) = (reader.u64()?, reader.u64()?);
+        let mut head = Self::new(VolumeId(reader.u32()?), (0, 0), Settings::default(), Vec::new());
+        (head.sequence, head.size_bytes) = (reader.u64()?, reader.u64()?);
+        (head.object_bytes, head.allocation_limit) = (reader.u64()?, reader.u64()?);
         let flags = reader.u8()?;
         let owner = Owner { epoch: reader.u64()?, writer: reader.u128()?, name: reader.text()? };
+        (head.owner, head.is_deleted) = ((flags & 1 != 0).then_some(owner), flags & 2 != 0);
         let origin = Origin { volume: VolumeId(reader.u32()?), node: reader.u64()? };
-        let parent = reader.u64()?;
-        let mut is_read_only = reader.u8()? != 0;
-        let write = match reader.u8()? {
+        head.origin = (origin.volume.0 != 0).then_some(origin);
+        head.parent = reader.u64()?;
+        let settings = &mut head.settings;
+        settings.object_bytes = Some(head.object_bytes);
+        settings.is_read_only = reader.u8()? != 0;
+        settings.write = match reader.u8()? {
             0 => None,
             1 => Some(WriteMode::Back),
             2 => Some(WriteMode::Through),
@@ -193,34 +197,32 @@ impl Head {
             // Earlier versions of the program allowed this setting, with which the volume could not
             // write its own head.
             4 => {
-                is_read_only = true;
+                settings.is_read_only = true;
                 None
             }
             _ => return Err("it has an unknown write mode".into()),
         };
         let mut limit = || Ok::<_, String>(Some(reader.u64()?).filter(|value| *value != u64::MAX));
-        let quota_bytes_max = limit()?;
-        let mut rates = Rates::default();
+        settings.quota_bytes_max = limit()?;
         if version >= VERSION_WITH_RATES {
+            let rates = &mut settings.rates;
             rates.store_requests_per_second_max = limit()?;
             rates.store_bytes_per_second_max = limit()?;
             rates.store_burst_ms = limit()?;
-            if rates == Rates::default() && version == VERSION_WITH_RATES {
+            if *rates == Rates::default() && version == VERSION_WITH_RATES {
                 return Err("it has no rates, and its format says that it has".into());
             }
         }
-        let mut logs = Vec::new();
         if version >= VERSION_WITH_LOGS {
             for _ in 0..reader.count(LOGS_MAX, LOG_BYTES)? {
-                logs.push(OverlayLog { allocation: reader.u64()?, key: reader.u128()? });
+                head.logs.push(OverlayLog { allocation: reader.u64()?, key: reader.u128()? });
             }
-            if logs.is_empty() {
+            if head.logs.is_empty() {
                 return Err("it has no logs, and its format says that it has".into());
             }
         }
-        let mut nodes = Vec::new();
         for _ in 0..reader.count(NODES_MAX, NODE_BYTES_MIN)? {
-            nodes.push(Node {
+            head.nodes.push(Node {
                 id: reader.u64()?,
                 parent: reader.u64()?,
                 size_bytes: reader.u64()?,
@@ -228,29 +230,8 @@ impl Head {
                 name: reader.text()?,
             });
         }
-        let root = pages(&mut reader)?;
+        head.root = pages(&mut reader)?;
         reader.end()?;
-        let head = Self {
-            volume,
-            sequence,
-            size_bytes,
-            object_bytes,
-            allocation_limit,
-            owner: (flags & 1 != 0).then_some(owner),
-            is_deleted: flags & 2 != 0,
-            origin: (origin.volume.0 != 0).then_some(origin),
-            parent,
-            settings: Settings {
-                is_read_only,
-                write,
-                quota_bytes_max,
-                rates,
-                object_bytes: Some(object_bytes),
-            },
-            nodes,
-            root,
-            logs,
-        };
         head.check(flags)?;
         Ok(head)
     }
