@@ -305,13 +305,13 @@ impl SynapseTable {
     /// have other names.
     #[must_use]
     pub fn error(error: &SettingError) -> ConfigError {
-        let key = match error.setting() {
+        let key = match error.setting {
             "session_slots_max" => "session_requests_max".into(),
             name @ ("peer_timeout" | "handshake_timeout") => format!("{name}_ms"),
             "session_linger" => "session_linger_secs".into(),
             name => name.to_owned(),
         };
-        ConfigError { key: format!("synapse.{key}"), why: error.problem().into() }
+        ConfigError { key: format!("synapse.{key}"), why: error.problem.clone() }
     }
 }
 

@@ -1,17 +1,19 @@
 //! A server's reports to its operator: errors in settings, and limits on the log lines that clients
 //! can cause.
 
-use std::fmt;
 use std::time::Duration;
 
 use blocker::Timestamp;
 use parking_lot::Mutex;
 
 /// An invalid setting, and its valid values.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{setting} {problem}")]
 pub struct SettingError {
-    setting: &'static str,
-    problem: String,
+    /// The name of the setting, which is the field of the configuration.
+    pub setting: &'static str,
+    /// The valid values, for example `must be at least 1`.
+    pub problem: String,
 }
 
 impl SettingError {
@@ -27,28 +29,7 @@ impl SettingError {
     pub fn check(is_wrong: bool, setting: &'static str, problem: &str) -> Result<(), Self> {
         if is_wrong { Err(Self::new(setting, problem)) } else { Ok(()) }
     }
-
-    /// Returns the name of the setting, which is the field of the configuration.
-    #[must_use]
-    pub fn setting(&self) -> &'static str {
-        self.setting
-    }
-
-    /// Returns the valid values, for example `must be at least 1`.
-    #[must_use]
-    pub fn problem(&self) -> &str {
-        &self.problem
-    }
 }
-
-/// Writes the setting and its valid values in one line.
-impl fmt::Display for SettingError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.setting, self.problem)
-    }
-}
-
-impl std::error::Error for SettingError {}
 
 /// The shortest time between two lines of one reason.
 const INTERVAL: Duration = Duration::from_secs(1);

@@ -45,9 +45,9 @@ pub trait Exports: Send + Sync {
 /// pending, and may complete in any order. A pending reply's future is polled until it completes,
 /// even if its client has disconnected.
 ///
-/// Several connections may use one export at the same time. A change that was acknowledged on one
-/// of them is visible on all, and a flush on one covers what was acknowledged on any of them:
-/// [`Features::multi_conn`](crate::protocol::Features::multi_conn) promises that.
+/// Several connections may use one export at the same time, because the server promises it to
+/// clients: a change that was acknowledged on one of them must be visible on all, and a flush on one
+/// must cover the changes that were acknowledged on any of them.
 pub trait Export: Send + Sync {
     /// Returns the description of the disk, which does not change.
     fn description(&self) -> &Description;

@@ -264,10 +264,10 @@ impl NbdTable {
     /// Converts an error of the server to the corresponding key of the table, in which some
     /// settings have other names.
     pub(crate) fn error(error: &SettingError) -> ConfigError {
-        let key = match error.setting() {
+        let key = match error.setting {
             name @ ("negotiation_timeout" | "stall_timeout") => format!("{name}_ms"),
             name => name.to_owned(),
         };
-        ConfigError { key: format!("nbd.{key}"), why: error.problem().into() }
+        ConfigError { key: format!("nbd.{key}"), why: error.problem.clone() }
     }
 }

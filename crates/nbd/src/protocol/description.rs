@@ -14,47 +14,12 @@ pub struct Description {
     pub block_bytes_min: u32,
     /// The best unit of requests, in bytes: a power of two, at least `block_bytes_min`.
     pub block_bytes_preferred: u32,
-    /// The features that it offers.
-    pub features: Features,
+    /// Whether the export refuses changes.
+    pub read_only: bool,
     /// A one-line description for people.
     pub text: String,
     /// The contexts for which block status is available.
     pub contexts: Vec<Context>,
-}
-
-/// The features of an export beyond reading and writing.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Features {
-    /// The export cannot be written.
-    pub read_only: bool,
-    /// Flush, and writes that are durable when they are acknowledged.
-    pub flush: bool,
-    /// Discarding bytes.
-    pub trim: bool,
-    /// Writing zeros without sending them.
-    pub write_zeroes: bool,
-    /// Writing zeros only if that is faster than a write.
-    pub fast_zero: bool,
-    /// Reading ahead.
-    pub cache: bool,
-    /// Several connections see the same data, and a flush on one covers all.
-    pub multi_conn: bool,
-}
-
-impl Features {
-    /// Returns all features of a writable export.
-    #[must_use]
-    pub fn all() -> Self {
-        Self {
-            read_only: false,
-            flush: true,
-            trim: true,
-            write_zeroes: true,
-            fast_zero: true,
-            cache: true,
-            multi_conn: true,
-        }
-    }
 }
 
 impl Description {
@@ -66,7 +31,7 @@ impl Description {
             size_bytes,
             block_bytes_min: 1,
             block_bytes_preferred: 4096,
-            features: Features::all(),
+            read_only: false,
             text: String::new(),
             contexts: vec![Context::Allocation],
         }
@@ -81,20 +46,13 @@ impl Description {
     /// Returns the transmission flags on a connection with or without structured replies.
     #[must_use]
     pub fn transmission_flags(&self, is_structured: bool) -> u16 {
-        let of = self.features;
-        let can_write = !of.read_only;
-        let flags = [
-            (of.read_only, transmission::READ_ONLY),
-            (of.flush, transmission::SEND_FLUSH | transmission::SEND_FUA),
-            (of.trim && can_write, transmission::SEND_TRIM),
-            (of.write_zeroes && can_write, transmission::SEND_WRITE_ZEROES),
-            (of.write_zeroes && of.fast_zero && can_write, transmission::SEND_FAST_ZERO),
-            (of.cache, transmission::SEND_CACHE),
-            (of.multi_conn, transmission::CAN_MULTI_CONN),
-            (is_structured, transmission::SEND_DF),
-        ];
-        let set = flags.iter().filter(|(is_set, _)| *is_set);
-        set.fold(transmission::HAS_FLAGS, |all, (_, flag)| all | flag)
+        let mut flags = transmission::HAS_FLAGS | transmission::SEND_FLUSH | transmission::SEND_FUA;
+        flags |= transmission::SEND_CACHE | transmission::CAN_MULTI_CONN;
+        flags |= match self.read_only {
+            true => transmission::READ_ONLY,
+            false => transmission::SEND_TRIM | transmission::SEND_WRITE_ZEROES | transmission::SEND_FAST_ZERO,
+        };
+        if is_structured { flags | transmission::SEND_DF } else { flags }
     }
 }
 

@@ -16,7 +16,7 @@ mod negotiation;
 mod request;
 pub mod wire;
 
-pub use description::{Context, Description, Features};
+pub use description::{Context, Description};
 pub use negotiation::{Action, Answered, Negotiation, NoExport, Session, TlsMode};
 pub use request::{
     Command, Extent, Refusal, Request, Zeroes, encode_block_status, encode_done, encode_error, encode_read,

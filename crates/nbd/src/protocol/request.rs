@@ -126,37 +126,34 @@ impl Request {
         self.command == command::READ
     }
 
-    /// Returns the operation, after checking that the export offers it and that the range lies
-    /// inside the export.
+    /// Returns the operation, after checking that the export can execute it and that the range
+    /// lies inside the export.
     ///
     /// # Errors
     /// [`Refusal`], with the error that the protocol prescribes.
     pub fn check(&self, session: &Session, export: &Description) -> Result<Command, Refusal> {
-        let of = export.features;
         let has = |bit: u16| self.flags & bit != 0;
         let fua = has(flag::FUA);
         let (command, also) = match self.command {
             command::READ => (Command::Read { is_unfragmented: has(flag::DF) }, flag::DF),
             command::WRITE => (Command::Write { fua }, 0),
             command::DISC => return Ok(Command::Disconnect),
-            command::FLUSH if of.flush => (Command::Flush, 0),
-            command::TRIM if of.trim => (Command::Trim { fua }, 0),
-            command::CACHE if of.cache => (Command::Cache, 0),
-            command::WRITE_ZEROES if of.write_zeroes => {
+            command::FLUSH => (Command::Flush, 0),
+            command::TRIM => (Command::Trim { fua }, 0),
+            command::CACHE => (Command::Cache, 0),
+            command::WRITE_ZEROES => {
                 let zeroes = Zeroes { fua, no_hole: has(flag::NO_HOLE), fast: has(flag::FAST_ZERO) };
-                let fast = if of.fast_zero { flag::FAST_ZERO } else { 0 };
-                (Command::WriteZeroes(zeroes), flag::NO_HOLE | fast)
+                (Command::WriteZeroes(zeroes), flag::NO_HOLE | flag::FAST_ZERO)
             }
             command::BLOCK_STATUS if !session.contexts.is_empty() => {
                 (Command::BlockStatus { is_one: has(flag::REQ_ONE) }, flag::REQ_ONE)
             }
             command::BLOCK_STATUS => return refuse(Errno::Einval, "no context was selected"),
-            _ => return refuse(Errno::Einval, "the command is unknown, or not offered"),
+            _ => return refuse(Errno::Einval, "the command is unknown"),
         };
-        // Clients set the flag on any command, which the protocol allows.
-        let fua_bit = if of.flush { flag::FUA } else { 0 };
-        if self.flags & !(also | fua_bit) != 0 {
-            return refuse(Errno::Einval, "a flag is unknown, or not offered, or does not fit the command");
+        // Clients set FUA on any command, which the protocol allows.
+        if self.flags & !(also | flag::FUA) != 0 {
+            return refuse(Errno::Einval, "a flag is unknown, or does not fit the command");
         }
         if has(flag::DF) && !session.is_structured {
             return refuse(Errno::Einval, "DF needs structured replies");
@@ -167,7 +164,7 @@ impl Request {
 
     fn check_range(&self, command: Command, export: &Description) -> Result<(), Refusal> {
         let is_change = matches!(command, Command::Write { .. } | Command::WriteZeroes(_));
-        if export.features.read_only && (is_change || matches!(command, Command::Trim { .. })) {
+        if export.read_only && (is_change || matches!(command, Command::Trim { .. })) {
             return refuse(Errno::Eperm, "the export is read-only");
         }
         if command == Command::Flush {

@@ -336,7 +336,7 @@ fn requests_are_refused_with_the_values_that_the_specification_names() {
     assert_eq!(errno(request(READ, flag::DF, 0, longer), &full, &disk), Some(Errno::Eoverflow));
     assert_eq!(errno(request(WRITE_ZEROES, 0, 0, u32::MAX), &full, &disk), None);
 
-    disk.features.read_only = true;
+    disk.read_only = true;
     for number in [WRITE, WRITE_ZEROES, TRIM] {
         assert_eq!(errno(request(number, 0, 0, 1), &full, &disk), Some(Errno::Eperm));
     }
@@ -344,11 +344,6 @@ fn requests_are_refused_with_the_values_that_the_specification_names() {
         disk.transmission_flags(true) & (transmission::SEND_TRIM | transmission::SEND_WRITE_ZEROES),
         0
     );
-    disk.features = Features { flush: false, trim: false, cache: false, ..Features::all() };
-    for asked in [request(FLUSH, 0, 0, 0), request(TRIM, 0, 0, 1), request(CACHE, 0, 0, 1)] {
-        assert_eq!(errno(asked, &full, &disk), Some(Errno::Einval));
-    }
-    assert_eq!(errno(request(WRITE, flag::FUA, 0, 1), &full, &disk), Some(Errno::Einval));
     disk.block_bytes_min = 512;
     assert_eq!(errno(request(READ, 0, 512, 1024), &full, &disk), None);
     assert_eq!(errno(request(READ, 0, 1, 512), &full, &disk), Some(Errno::Einval));

@@ -210,7 +210,7 @@ fn description(
     snapshots: &[SnapshotInfo],
 ) -> Description {
     let mut description = Description::new(size_bytes);
-    description.features.read_only = is_read_only;
+    description.read_only = is_read_only;
     description.text = format!("a volume of cached, in objects of {object_bytes} bytes");
     let latest = &snapshots[snapshots.len().saturating_sub(CONTEXTS_MAX)..];
     description.contexts.extend(latest.iter().map(|snapshot| Context::ChangedSince(snapshot.name.clone())));

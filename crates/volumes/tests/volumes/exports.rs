@@ -35,9 +35,9 @@ async fn a_volume_is_attached_while_it_has_connections() {
     let exports = VolumeExports::new(Arc::clone(&volumes));
     assert_eq!(exports.list().await.unwrap(), ["disk", "fixed"]);
     assert_eq!(exports.describe("other").await.unwrap_err(), NoExport::Unknown);
-    assert!(exports.describe("fixed").await.unwrap().features.read_only);
+    assert!(exports.describe("fixed").await.unwrap().read_only);
     let described = exports.describe("disk").await.unwrap();
-    assert_eq!((described.size_bytes, described.features.read_only), (SIZE_BYTES, false));
+    assert_eq!((described.size_bytes, described.read_only), (SIZE_BYTES, false));
     assert_eq!(volumes.info("disk").await.unwrap().owner, None);
 
     let first = exports.open("disk").await.unwrap();
