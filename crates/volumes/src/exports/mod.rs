@@ -54,31 +54,19 @@ pub type ReceiveBuffers = Arc<dyn Fn(&ObjectId, u64, usize) -> Option<Box<dyn Re
 pub struct VolumeExports {
     volumes: Arc<Volumes>,
     table: Arc<Table>,
-    fua_durability: Durability,
-    buffers: Option<ReceiveBuffers>,
+    /// The durability of writes with FUA: *journaled* suffices if the cache below has a journal.
+    /// Default: *stored*.
+    pub fua_durability: Durability,
+    /// A source of memory for the payloads of large writes: memory of a cache below, which then need
+    /// not copy the payload.
+    pub receive_buffers: Option<ReceiveBuffers>,
 }
 
 impl VolumeExports {
-    /// Returns the volumes as exports. Writes with FUA are *stored*.
+    /// Returns the volumes as exports.
     #[must_use]
     pub fn new(volumes: Arc<Volumes>) -> Self {
-        Self { volumes, table: Arc::default(), fua_durability: Durability::Stored, buffers: None }
-    }
-
-    /// Sets the durability of writes with FUA: *journaled* suffices if the cache below has a
-    /// journal.
-    #[must_use]
-    pub fn fua_durability(mut self, durability: Durability) -> Self {
-        self.fua_durability = durability;
-        self
-    }
-
-    /// Sets a source of memory for the payloads of large writes: memory of a cache below, which
-    /// then need not copy the payload.
-    #[must_use]
-    pub fn receive_buffers(mut self, buffers: ReceiveBuffers) -> Self {
-        self.buffers = Some(buffers);
-        self
+        Self { volumes, table: Arc::default(), fua_durability: Durability::Stored, receive_buffers: None }
     }
 
     /// Runs `operation` while no connection uses the volume with this name; new connections wait.
@@ -197,7 +185,7 @@ impl VolumeExports {
         let description =
             description(volume.size_bytes(), volume.object_bytes(), settings.is_read_only, &snapshots);
         let object = Name::new("any").ok().map(|name| ObjectId::new(volume.namespace(), name));
-        let buffers = self.buffers.clone().zip(object);
+        let buffers = self.receive_buffers.clone().zip(object);
         let fua_durability = self.fua_durability;
         Ok(VolumeExport { volume, description, fua_durability, buffers, attached })
     }

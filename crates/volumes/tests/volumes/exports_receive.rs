@@ -48,7 +48,8 @@ async fn a_large_write_goes_from_the_socket_into_the_buckets_of_the_cache() {
     let volumes = Arc::new(Volumes::new(Arc::new(cache.clone()), Options::new("volumes")).unwrap());
     volumes.create("disk", 64 << 20, Settings::default()).await.unwrap();
     let buckets = cache.clone();
-    let exports = VolumeExports::new(volumes).receive_buffers(Arc::new(move |object, offset, len_bytes| {
+    let mut exports = VolumeExports::new(volumes);
+    exports.receive_buffers = Some(Arc::new(move |object, offset, len_bytes| {
         let buffer = buckets.receive_buffer(object, offset, len_bytes)?;
         Some(Box::new(Buckets(buffer)) as _)
     }));

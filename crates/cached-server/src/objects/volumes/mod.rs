@@ -141,8 +141,8 @@ impl VolumesOpening {
         }
         let volumes = Volumes::new(Arc::new(cache.clone()), options);
         let volumes = Arc::new(volumes.map_err(|error| ObjectsError::Volumes(error.to_string()))?);
-        let exports = VolumeExports::new(Arc::clone(&volumes)).fua_durability(fua);
-        let exports = exports.receive_buffers(buffers_of(cache));
+        let mut exports = VolumeExports::new(Arc::clone(&volumes));
+        (exports.fua_durability, exports.receive_buffers) = (fua, Some(buffers_of(cache)));
         Ok(Kept { volumes, exports, counts: Arc::default() })
     }
 }
