@@ -36,7 +36,7 @@ pub struct Corruption {
     pub file: String,
     /// The offset in the file at which the damage begins.
     pub offset: u64,
-    /// What was found, and what was expected.
+    /// A description of the damage: the content found, and the expected content.
     pub reason: String,
 }
 
@@ -46,7 +46,7 @@ impl Corruption {
     }
 }
 
-/// Why a journal could not be opened, or a tool could not read it.
+/// The reason why a journal could not be opened, or not be read by a tool.
 #[derive(Debug, Error)]
 pub enum OpenError {
     /// Another process, or another `Journal` of this one, has the directory open.
@@ -75,7 +75,7 @@ pub enum OpenError {
     Disk(#[from] DiskError),
 }
 
-/// Why a record was not appended.
+/// The reason why a record was not appended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum AppendError {
     /// The journal is full. Releasing holds of the oldest segment frees space; the next event is

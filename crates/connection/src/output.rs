@@ -13,7 +13,7 @@ use crate::stream::Stream;
 /// Payloads below this size are copied next to their head, because the kernel sends bytes in the
 /// CPU cache faster than bytes in main memory (for 4 KiB, by a third of a microsecond).
 const INLINE_BYTES: usize = 16 * 1024;
-/// The most slices of one write.
+/// The maximum number of slices of one write.
 const PARTS_MAX: usize = 128;
 /// A buffer that has grown beyond this size is freed once it is empty.
 const KEPT_BYTES: usize = 128 * 1024;

@@ -14,7 +14,7 @@ use crate::stream::Stream;
 /// Payloads of at least this many bytes are read from the socket into receive buffers, without a
 /// copy.
 pub const LARGE_BYTES: usize = 32 * 1024;
-/// The most slices of one read, including the one for the next head.
+/// The maximum number of slices of one read, including the one for the next head.
 const PLACES_MAX: usize = 72;
 
 /// Memory for one payload, visible only to its holder until it is finished. Dropping it earlier

@@ -13,8 +13,8 @@ use parking_lot::{Mutex, RwLock};
 use crate::protocol::wire::state;
 use crate::protocol::{Context, Description, Extent, NoExport, Zeroes};
 
-/// The most memory, in bytes, that an export uses to read ahead for one request. It counts against
-/// what a connection may have outstanding.
+/// The maximum memory, in bytes, that an export uses to read ahead for one request. It counts
+/// against what a connection may have outstanding.
 pub const READ_AHEAD_BYTES: u32 = 1 << 20;
 
 /// The future of a lookup among the exports.
@@ -46,8 +46,8 @@ pub trait Exports: Send + Sync {
 /// even if its client has disconnected.
 ///
 /// Several connections may use one export at the same time, because the server promises it to
-/// clients: a change that was acknowledged on one of them must be visible on all, and a flush on one
-/// must cover the changes that were acknowledged on any of them.
+/// clients: a change that was acknowledged on one of them must be visible on all, and a flush on
+/// one must cover the changes that were acknowledged on any of them.
 pub trait Export: Send + Sync {
     /// Returns the description of the disk, which does not change.
     fn description(&self) -> &Description;
@@ -77,7 +77,8 @@ pub trait Export: Send + Sync {
     /// long as a write.
     fn write_zeroes(&self, offset: u64, len_bytes: u32, zeroes: Zeroes) -> Reply<()>;
 
-    /// Reads ahead, as far as that is useful, with at most [`READ_AHEAD_BYTES`] in memory at a time.
+    /// Reads ahead, as far as that is useful, with at most [`READ_AHEAD_BYTES`] in memory at a
+    /// time.
     fn cache(&self, offset: u64, len_bytes: u32) -> Reply<()>;
 
     /// Returns the states of the extents from `offset` on, in order and without gaps, for one of

@@ -32,7 +32,7 @@ pub const SECRET_BYTES_MIN: usize = 16;
 #[derive(Clone)]
 pub struct Secret(Arc<[u8]>);
 
-/// Why a [`Secret`] cannot be created.
+/// The reason why a [`Secret`] cannot be created.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SecretError {

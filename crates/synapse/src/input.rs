@@ -18,17 +18,17 @@ use crate::codec::{self, FrameError, HEAD_BYTES_MAX, Head, payload_crc};
 
 /// The length of the buffer: several times the longest frame that passes through it.
 const BUFFER_BYTES: usize = 128 * 1024;
-/// The most bytes of one read.
+/// The maximum number of bytes of one read.
 const READ_BYTES: usize = 32 * 1024;
 /// Payloads of at least this size, up to a bucket, are copied into memory that the thread keeps for
 /// them.
 const COPIED_BYTES_MIN: usize = 1024;
-/// The most bytes of one read while a large frame is expected: enough for most heads, and little of
-/// the payload.
+/// The maximum number of bytes of one read while a large frame is expected: enough for most heads,
+/// and little of the payload.
 const HEAD_READ_BYTES: usize = 512;
 const _: () = assert!(BUFFER_BYTES >= HEAD_BYTES_MAX + LARGE_BYTES);
 
-/// The most buffers that a thread keeps for connections that are about to read.
+/// The maximum number of buffers that a thread keeps for connections that are about to read.
 const KEPT_BUFFERS_MAX: usize = 8;
 
 thread_local! {
@@ -116,7 +116,7 @@ pub(crate) struct Frame<'a> {
 }
 
 impl Frame<'_> {
-    /// Whether the payload fails its checksum.
+    /// Returns whether the payload fails its checksum.
     pub(crate) fn is_damaged(&self) -> bool {
         self.head.payload_crc.is_some_and(|crc| crc != self.payload.crc())
     }
@@ -193,8 +193,8 @@ impl Input {
         Poll::Ready(Ok(count))
     }
 
-    /// Returns the next frame, if it is complete. `reserve` may return the receive buffer for a large
-    /// payload.
+    /// Returns the next frame, if it is complete. `reserve` may return the receive buffer for a
+    /// large payload.
     ///
     /// # Errors
     /// [`FrameError`]: close the connection.

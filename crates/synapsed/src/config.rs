@@ -63,9 +63,9 @@ pub(crate) struct Loaded {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default, expecting = "a table")]
 pub(crate) struct ProcessTable {
-    /// How long the process reports that it is not ready before its listeners close.
+    /// The time for which the process reports that it is not ready before its listeners close.
     drain_delay_secs: u64,
-    /// How long requests in progress may take after that.
+    /// The time that requests in progress may take after that.
     drain_timeout_secs: u64,
 }
 

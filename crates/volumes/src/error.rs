@@ -28,7 +28,7 @@ pub enum Error {
     /// The range ends beyond the end of the volume. Nothing was read or changed.
     #[error("the range of {length} bytes at {offset} ends beyond the volume's end, {size_bytes}")]
     OutOfRange {
-        /// Where the range begins, in bytes.
+        /// The offset at which the range begins, in bytes.
         offset: u64,
         /// Its length in bytes.
         length: u64,

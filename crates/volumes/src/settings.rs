@@ -69,7 +69,7 @@ impl Rates {
     }
 }
 
-/// How one writer at a time is enforced.
+/// The way in which one writer at a time is enforced.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Fencing {
     /// The layer below enforces one writer: a cache that is the writer of its store, or a store
@@ -90,7 +90,7 @@ pub struct Options {
     /// The owner's name, which other owners see: usually a host and a port, from 1 to 200 bytes.
     /// After a crash an owner with the same name may open its volumes again without a takeover.
     pub owner: String,
-    /// How one writer at a time is enforced.
+    /// The way in which one writer at a time is enforced.
     pub fencing: Fencing,
     /// The durability of a volume's flushes that record no new object. *Journaled* suffices if the
     /// cache below has a journal. Default: *stored*.

@@ -35,8 +35,8 @@ pub struct Grant {
 }
 
 impl Grant {
-    /// Returns the most bytes that the client may have outstanding: the larger of the announced and
-    /// the accepted grant, since it may follow either.
+    /// Returns the maximum number of bytes that the client may have outstanding: the larger of the
+    /// announced and the accepted grant, since it may follow either.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.announced_bytes.max(self.accepted_bytes)

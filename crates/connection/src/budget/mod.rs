@@ -49,12 +49,12 @@ pub struct Budget {
     state: Mutex<State>,
 }
 
-/// How the bytes are divided.
+/// The division of the bytes among the connections.
 #[derive(Clone, Copy, Default, Debug)]
 struct Division {
     /// A connection's guaranteed share, whatever others use.
     share_bytes: u64,
-    /// The most bytes that one connection may have.
+    /// The maximum number of bytes that one connection may have.
     most_bytes: u64,
     /// All bytes beyond the shares.
     pool_bytes: u64,
@@ -63,7 +63,8 @@ struct Division {
 #[derive(Default, Debug)]
 struct State {
     division: Division,
-    /// The part of the pool that is not reserved. Negative while more is reserved than a smaller budget has.
+    /// The part of the pool that is not reserved. Negative while more is reserved than a smaller
+    /// budget has.
     left_bytes: i64,
     /// The bytes that retired grants still have outstanding.
     retired_bytes: u64,
@@ -378,7 +379,7 @@ impl Division {
         Ok(Division { share_bytes, most_bytes, pool_bytes: all_bytes - share_bytes * connections })
     }
 
-    /// Returns the most bytes that one connection may have, at least its share.
+    /// Returns the maximum number of bytes that one connection may have, at least its share.
     fn most(&self) -> u64 {
         self.most_bytes.max(self.share_bytes)
     }

@@ -26,17 +26,19 @@ pub const CHUNK_HEAD_BYTES: usize = 20;
 
 /// The longest text of the protocol, in bytes: names of exports and contexts, and messages.
 pub const TEXT_BYTES_MAX: usize = 4096;
-/// The longest data of an option that is accepted, in bytes. A connection with a longer one is closed.
+/// The longest data of an option that is accepted, in bytes. A connection with a longer one is
+/// closed.
 pub const OPTION_BYTES_MAX: u32 = 64 * 1024;
-/// The most options of one connection.
+/// The maximum number of options of one connection.
 pub const OPTIONS_MAX: u32 = 4096;
-/// The most contexts that one connection can select, and the most queries of one option.
+/// The maximum number of contexts that one connection can select, and the maximum number of queries
+/// of one option.
 pub const CONTEXTS_MAX: usize = 64;
 /// The longest reply to a request for the list of exports, in bytes.
 pub const LIST_BYTES_MAX: usize = 4 << 20;
 /// The longest payload of a request or a reply, in bytes.
 pub const PAYLOAD_BYTES_MAX: u32 = 32 << 20;
-/// The most extents that a reply describes in each context.
+/// The maximum number of extents that a reply describes in each context.
 pub const EXTENTS_MAX: usize = 8192;
 /// The longest request, in bytes, that every server must be able to answer in one chunk if the
 /// client demands it.

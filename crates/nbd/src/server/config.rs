@@ -17,17 +17,19 @@ use crate::protocol::wire::PAYLOAD_BYTES_MAX;
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct ServerConfig {
-    /// The most open connections. Each has a guaranteed minimum of `bytes_max`. Default: 256.
+    /// The maximum number of open connections. Each has a guaranteed minimum of `bytes_max`.
+    /// Default: 256.
     pub connections_max: u32,
-    /// The most connections per address, except unix sockets. Default: half of `connections_max`.
+    /// The maximum number of connections per address, except unix sockets. Default: half of
+    /// `connections_max`.
     pub peer_connections_max: Option<u32>,
-    /// The most requests in flight on one connection, from 1 to 65 536. Default: 256.
+    /// The maximum number of requests in flight on one connection, from 1 to 65 536. Default: 256.
     pub connection_requests_max: u32,
-    /// The most bytes of payloads and extents on one connection, in requests in flight and in
-    /// replies that the client has not received; at least [`PAYLOAD_BYTES_MAX`]. A single request
-    /// may always have its payload. Default: 64 MiB.
+    /// The maximum number of bytes of payloads and extents on one connection, in requests in flight
+    /// and in replies that the client has not received; at least [`PAYLOAD_BYTES_MAX`]. A single
+    /// request may always have its payload. Default: 64 MiB.
     pub connection_bytes_max: u64,
-    /// The most bytes of payloads and extents on all connections: at least twice
+    /// The maximum number of bytes of payloads and extents on all connections: at least twice
     /// `connection_bytes_max`, plus 128 KiB for each of `connections_max`. Half of the excess over
     /// that minimum is divided into guaranteed minimums of the connections; the rest goes to
     /// connections that need more. Default: 1 GiB.
@@ -93,7 +95,7 @@ impl ServerConfig {
         check(self.tls_required && self.tls.is_none(), "tls_required", "needs a certificate")
     }
 
-    /// Returns the most memory, in bytes, that a server with these settings uses apart from its
+    /// Returns the maximum memory, in bytes, that a server with these settings uses apart from its
     /// exports.
     #[must_use]
     pub fn memory_bytes_max(&self) -> u64 {

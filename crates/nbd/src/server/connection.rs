@@ -31,7 +31,7 @@ use crate::protocol::{Command, Request, Session};
 /// With this many bytes queued, sending comes before executing more requests, so that the client
 /// works on the first replies while the server works on the next.
 const SEND_BYTES: usize = 256 * 1024;
-/// How many times a connection reads before other tasks of its thread run.
+/// The number of reads of a connection before other tasks of its thread run.
 const ROUNDS_MAX: u32 = 16;
 /// The interval for checking a client that the server waits for. Replies that it does not receive
 /// pin others' memory for at most this time, and it may be the slowest client while others need

@@ -20,11 +20,12 @@ use crate::protocol::{Request, Violation};
 /// it.
 pub(super) const BUFFER_BYTES: usize = 128 * 1024;
 const _: () = assert!(BUFFER_BYTES >= LARGE_BYTES + REQUEST_BYTES);
-/// The most bytes of one read.
+/// The maximum number of bytes of one read.
 const READ_BYTES: usize = 64 * 1024;
-/// The most bytes of one read if a large write is expected: its head and a little of the payload.
+/// The maximum number of bytes of one read if a large write is expected: its head and a little of
+/// the payload.
 const HEAD_READ_BYTES: usize = 512;
-/// The most bytes of a payload that have memory before any of them has arrived.
+/// The maximum number of bytes of a payload that have memory before any of them has arrived.
 const PIECE_BYTES_MAX: u64 = 1 << 20;
 /// The smallest such piece; what arrives together with the head fits into it. It is part of every
 /// connection's guaranteed share, so a payload that waits for the memory of its rest does not hold

@@ -35,31 +35,32 @@ pub struct ClientConfig {
     /// The secret that server and client share. If set, a server that cannot prove its knowledge of
     /// the secret is refused.
     pub secret: Option<Secret>,
-    /// The number of connections, 1 to 64. 2 unless set.
+    /// The number of connections, 1 to 64. Default: 2.
     pub connections: u16,
     /// The largest number of outstanding requests per connection, if the server grants it; 1 to
-    /// 65 536. 64 unless set.
+    /// 65 536. Default: 64.
     pub slots: u32,
     /// The largest number of outstanding bytes of requests and answers per connection, if the
-    /// server grants it. 32 MiB unless set.
+    /// server grants it. Default: 32 MiB.
     pub bytes: u64,
     /// The largest number of calls per connection that wait for a slot; further calls fail with
-    /// `Retryable`. 65 536 unless set.
+    /// `Retryable`. Default: 65 536.
     pub waiting_max: usize,
     /// Protects payloads by a CRC-32, in both directions.
     pub payload_crc: bool,
-    /// The time limit for connecting and the handshake. 5 s unless set.
+    /// The time limit for connecting and the handshake. Default: 5 s.
     pub connect_timeout: Duration,
-    /// The silence of the server after which a ping is sent. 5 s unless set.
+    /// The silence of the server after which a ping is sent. Default: 5 s.
     pub keep_alive: Duration,
-    /// The silence after which the server counts as dead, and the client connects again. 15 s unless set.
+    /// The silence after which the server counts as dead, and the client connects again. Default:
+    /// 15 s.
     pub peer_timeout: Duration,
-    /// The first pause between two attempts to connect; each further pause is doubled. 10 ms unless
-    /// set.
+    /// The first pause between two attempts to connect; each further pause is doubled. Default: 10
+    /// ms.
     pub backoff_min: Duration,
-    /// The longest pause between two attempts to connect. 2 s unless set.
+    /// The longest pause between two attempts to connect. Default: 2 s.
     pub backoff_max: Duration,
-    /// The longest time that requests wait for a connection before they fail. 30 s unless set.
+    /// The longest time that requests wait for a connection before they fail. Default: 30 s.
     pub reconnect_timeout: Duration,
     /// The time limit of a call without a deadline of its own. `None`: no limit.
     pub call_timeout: Option<Duration>,
@@ -71,7 +72,7 @@ pub struct ClientConfig {
     /// store that it connects to. Only such clients may use [reserved
     /// namespaces](blocker::Namespace::is_reserved).
     pub is_server: bool,
-    /// The bytes of buffers for large payloads that are kept for reuse. 32 MiB unless set.
+    /// The bytes of buffers for large payloads that are kept for reuse. Default: 32 MiB.
     pub payload_pool_bytes_max: usize,
     /// Records a span for each call that is [traced](blocker::Call::trace), from the call to its
     /// answer.

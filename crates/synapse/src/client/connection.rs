@@ -19,10 +19,10 @@ use crate::auth::random;
 use crate::codec::{self, Features, Flags, InstanceId, Names, Op, Outcome, Status};
 use crate::input::{Input, Timer};
 
-/// How often a lane reads before other tasks of its thread run.
+/// The number of reads of a lane before other tasks of its thread run.
 const ROUNDS_MAX: u32 = 8;
 
-/// Why a connection ends.
+/// The reason why a connection ends.
 pub(super) enum End {
     /// The client is closed.
     Closed,

@@ -56,7 +56,7 @@ pub(super) enum Submitted {
     Failed(Error),
 }
 
-/// What happened to outstanding requests after a connection broke.
+/// The number of requests that were resent or lost after a connection broke.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Resent {
     /// The number of requests that are resent.
@@ -65,7 +65,7 @@ pub(super) struct Resent {
     pub(super) lost_count: u64,
 }
 
-/// The share of the remaining time that is reserved for the answer's transit, and the most of it.
+/// The share of the remaining time that is reserved for the answer's transit, and its maximum.
 const ANSWER_SHARE: u32 = 8;
 const ANSWER_TIME_MAX: Duration = Duration::from_millis(250);
 
@@ -458,8 +458,8 @@ impl Lane {
         self.ended.notify_one();
     }
 
-    /// Fails the requests whose deadline has passed. Returns the next deadline and the number of requests
-    /// that failed.
+    /// Fails the requests whose deadline has passed. Returns the next deadline and the number of
+    /// requests that failed.
     pub(super) fn expire(&self, now: Timestamp) -> (Timestamp, u64) {
         let mut wakers = Vec::new();
         let mut expired_count = 0;

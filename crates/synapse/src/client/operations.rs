@@ -1,4 +1,5 @@
-//! The operations of [`Blocker`](blocker::Blocker) as calls: futures that take a slot of a lane, and wait for the answer.
+//! The operations of [`Blocker`](blocker::Blocker) as calls: futures that take a slot of a lane,
+//! and wait for the answer.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -260,7 +261,7 @@ impl<T> Drop for Call<T> {
 
 // ---- `impl Control for SynapseBlocker`: the server's control plane, as this process's.
 
-/// The most metric samples that are fetched from a server.
+/// The maximum number of metric samples that are fetched from a server.
 const SAMPLES_MAX: u64 = 65_536;
 
 /// The server's control plane. Its metrics come with this client's own, which have the label

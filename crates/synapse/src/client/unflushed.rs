@@ -7,9 +7,9 @@
 //! `WritesLost`, until the objects are written in full, deleted, or invalidated. Nothing is lost if
 //! the old instance is known to have stored everything before it ended.
 //!
-//! The record is bounded: beyond the limit the namespace with the most objects counts as a whole,
-//! until it or everything is flushed. A flush removes its entries in small steps, so that no caller
-//! waits for all of them.
+//! The record is bounded: beyond the limit the namespace with the maximum number of objects counts
+//! as a whole, until it or everything is flushed. A flush removes its entries in small steps, so
+//! that no caller waits for all of them.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,9 +20,9 @@ use parking_lot::Mutex;
 
 use crate::codec::InstanceId;
 
-/// The most objects recorded individually, separately for dirty and lost ones.
+/// The maximum number of objects recorded individually, separately for dirty and lost ones.
 const OBJECTS_MAX: usize = 64 * 1024;
-/// The most recorded namespaces; beyond that, everything counts as dirty.
+/// The maximum number of recorded namespaces; beyond that, everything counts as dirty.
 const NAMESPACES_MAX: usize = 4096;
 /// The number of objects that a flush removes before the lock is released once.
 const STEP_COUNT: usize = 256;
@@ -147,7 +147,8 @@ impl Unflushed {
         if self.is_any.load(Ordering::Acquire) { self.state.lock().tick } else { 0 }
     }
 
-    /// Called when a flush that began at `begun` was answered with *stored*; removes what it covers.
+    /// Called when a flush that began at `begun` was answered with *stored*; removes what it
+    /// covers.
     ///
     /// # Errors
     /// `WritesLost`, if it covers lost changes.

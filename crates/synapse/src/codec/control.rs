@@ -14,9 +14,9 @@ use super::op::CONTROL_BYTES_MAX;
 
 /// The longest help text or label value, in bytes; the rest is cut off.
 const TEXT_BYTES_MAX: usize = 1024;
-/// The most labels of a sample.
+/// The maximum number of labels of a sample.
 const LABELS_MAX: usize = 32;
-/// The most buckets of a histogram.
+/// The maximum number of buckets of a histogram.
 const BUCKETS_MAX: usize = 512;
 
 /// Returns a page of `families` that fits into one answer, beginning after the first `skip`
@@ -163,9 +163,9 @@ fn take_sample(bytes: &mut Bytes, kind: Kind) -> Result<Sample, Error> {
     Ok(Sample { labels, value })
 }
 
-/// The most bytes of a loss.
+/// The maximum number of bytes of a loss.
 const LOSS_BYTES_MAX: usize = 2 * (1 + 255) + 8 + 8 + 2 + super::notice::REASON_BYTES_MAX;
-/// The most losses of an answer.
+/// The maximum number of losses of an answer.
 pub const LOSSES_MAX: usize = CONTROL_BYTES_MAX as usize / LOSS_BYTES_MAX;
 
 pub(super) fn encode_losses(losses: &[Loss]) -> Vec<u8> {
@@ -240,7 +240,7 @@ fn take_f64(bytes: &mut Bytes) -> Result<f64, Error> {
 // count    u8 length, name; u64
 // ```
 
-/// The most settings of a namespace, and the most counts, in one frame.
+/// The maximum number of settings of a namespace, and the maximum number of counts, in one frame.
 pub(super) const NAMESPACE_SETTINGS_MAX: usize = 64;
 
 const CHANGING: u8 = 1;

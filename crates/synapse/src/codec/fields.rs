@@ -303,7 +303,7 @@ const _: () = assert!(KEPT_COUNT == 1 << 8);
 
 /// The length of a run in the table.
 pub const RUN_BYTES: usize = 16;
-/// The most runs of one request, whatever the backend's limit.
+/// The maximum number of runs of one request, whatever the backend's limit.
 pub const RUNS_MAX: u32 = 4096;
 
 const ZEROES: u64 = 1 << 63;

@@ -26,9 +26,9 @@
 //! 104: namespace, name, to-namespace, to-name, extensions; then the payload
 //! ```
 //!
-//! The header check is the low 24 bits of the CRC-32 of the first 93 bytes: the lengths among them are
-//! verified before the receiver waits for that many bytes. The head CRC covers the first 100 bytes, the names
-//! and the extensions.
+//! The header check is the low 24 bits of the CRC-32 of the first 93 bytes: the lengths among them
+//! are verified before the receiver waits for that many bytes. The head CRC covers the first 100
+//! bytes, the names and the extensions.
 
 use std::fmt;
 use std::sync::OnceLock;
@@ -72,7 +72,7 @@ impl Flags {
     pub const LIMIT: u16 = 1 << 7;
     const ALL: u16 = (1 << 8) - 1;
 
-    /// Whether all bits of `flag` are set.
+    /// Returns whether all bits of `flag` are set.
     #[must_use]
     pub const fn has(self, flag: u16) -> bool {
         self.0 & flag == flag

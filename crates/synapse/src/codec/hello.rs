@@ -44,8 +44,8 @@ impl Features {
     /// [`Namespace::is_reserved`](blocker::Namespace::is_reserved). This protects nothing: it only
     /// distinguishes such clients.
     pub const RESERVED_NAMESPACES: u64 = 1 << 11;
-    /// Everything that this side supports. Bits 4 to 6 are reserved: reads of several ranges, a feed of
-    /// changes, and objects that have moved.
+    /// Everything that this side supports. Bits 4 to 6 are reserved: reads of several ranges, a
+    /// feed of changes, and objects that have moved.
     pub const ALL: u64 = Self::PAYLOAD_CRC
         | Self::EVENTS
         | Self::RUNS
@@ -56,13 +56,13 @@ impl Features {
         | Self::NAMESPACES
         | Self::RESERVED_NAMESPACES;
 
-    /// Whether all bits of `feature` are set.
+    /// Returns whether all bits of `feature` are set.
     #[must_use]
     pub const fn has(self, feature: u64) -> bool {
         self.0 & feature == feature
     }
 
-    /// Whether a client that was granted these may send `op`.
+    /// Returns whether a client that was granted these may send `op`.
     #[must_use]
     pub const fn allow(self, op: Op) -> bool {
         self.has(match op {
@@ -78,7 +78,8 @@ impl Features {
     }
 }
 
-/// The id of a session: 16 bytes that a client draws when it starts, and the number of its connection.
+/// The id of a session: 16 bytes that a client draws when it starts, and the number of its
+/// connection.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct SessionId {
     /// Drawn at random by the client.
@@ -95,7 +96,7 @@ pub type InstanceId = [u8; 16];
 /// of a store have its identity.
 pub type StoreId = [u8; 16];
 
-/// The most closed instances (see [`Welcome::closed`]) that a welcome lists.
+/// The maximum number of closed instances (see [`Welcome::closed`]) that a welcome lists.
 pub const CLOSED_MAX: usize = 16;
 /// The longest name of a server or client in a handshake, in bytes.
 pub const HANDSHAKE_NAME_BYTES_MAX: usize = 255;
@@ -127,7 +128,7 @@ impl Versions {
     /// The versions that this module implements.
     pub const OWN: Self = Self { lowest: VERSION, highest: VERSION };
 
-    /// Whether `version` is supported.
+    /// Returns whether `version` is supported.
     #[must_use]
     pub const fn has(self, version: u8) -> bool {
         self.lowest <= version && version <= self.highest

@@ -47,15 +47,15 @@ macro_rules! ops {
     };
 }
 
-/// What may be done with an operation when its answer is lost, and the meaning of a passed
-/// deadline.
+/// The handling of an operation whose answer is lost, and the meaning of a passed deadline.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Kind {
     /// Belongs to the connection itself; no caller waits for an answer.
     Connection,
     /// Changes nothing: may be executed again.
     Query,
-    /// Changes an object: executed again only if the server remembers that it was not executed before.
+    /// Changes an object: executed again only if the server remembers that it was not executed
+    /// before.
     Change,
     /// Makes changes stored: may be executed again, but does not cover changes that another
     /// instance has lost.
@@ -179,12 +179,12 @@ impl Op {
 
 // ---- The cost of a request, in the bytes that a session may have outstanding.
 
-/// The most bytes of an entry of a listing, or of a name or value in a control answer.
+/// The maximum number of bytes of an entry of a listing, or of a name or value in a control answer.
 pub const LIST_ENTRY_BYTES_MAX: u64 = 1 + 255 + 8 + 8;
-/// The most names or values in a control answer.
+/// The maximum number of names or values in a control answer.
 pub const CONTROL_ENTRIES_MAX: usize = 1000;
 
-/// The most bytes of the payload of a control answer.
+/// The maximum number of bytes of the payload of a control answer.
 pub const CONTROL_BYTES_MAX: u64 = CONTROL_ENTRIES_MAX as u64 * LIST_ENTRY_BYTES_MAX;
 
 /// Returns the cost of a request in bytes, under these limits of the server: its own length and the

@@ -39,35 +39,36 @@ pub struct ServerConfig {
     /// requests are refused with [`Error::Denied`](blocker::Error::Denied); clients may still query
     /// their state.
     pub allow_namespace_changes: bool,
-    /// The most concurrent connections. Each is guaranteed a share of `bytes_max`. 1 024 unless
-    /// set.
+    /// The maximum number of concurrent connections. Each is guaranteed a share of `bytes_max`.
+    /// Default: 1 024.
     pub connections_max: u32,
-    /// The most connections from one address, not counting unix sockets. Half of `connections_max`
-    /// unless set.
+    /// The maximum number of connections from one address, except unix sockets. Default: half of
+    /// `connections_max`.
     pub peer_connections_max: Option<u32>,
-    /// The most sessions that are remembered, connected or not; at least `connections_max`. 4 096 unless set.
+    /// The maximum number of sessions that are remembered, connected or not; at least
+    /// `connections_max`. Default: 4 096.
     pub sessions_max: u32,
-    /// The most outstanding requests per session, 1 to 65 536. 256 unless set.
+    /// The maximum number of outstanding requests per session, 1 to 65 536. Default: 256.
     pub session_slots_max: u32,
-    /// The most outstanding bytes of requests and answers per session; fewer where many sessions share
-    /// `bytes_max`. 64 MiB unless set.
+    /// The maximum number of outstanding bytes of requests and answers per session; fewer where
+    /// many sessions share `bytes_max`. Default: 64 MiB.
     pub session_bytes_max: u64,
-    /// The most outstanding bytes of requests and answers of all sessions. 1 GiB unless set.
+    /// The maximum number of outstanding bytes of requests and answers of all sessions. Default: 1
+    /// GiB.
     pub bytes_max: u64,
-    /// The largest payload of a request or an answer in bytes, 4 096 to 1 GiB; the backend's own limit counts
-    /// as well. 8 MiB unless set.
+    /// The largest payload of a request or an answer in bytes, 4 096 to 1 GiB; the backend's own
+    /// limit counts as well. Default: 8 MiB.
     pub request_bytes_max: u64,
-    /// The most entries of a page of a listing, 1 to 100 000. 1 000 unless set.
+    /// The maximum number of entries of a page of a listing, 1 to 100 000. Default: 1 000.
     pub list_entries_max: u32,
-    /// The time after which a client that neither sends nor receives counts as dead. 30 s unless
-    /// set.
+    /// The time after which a client that neither sends nor receives counts as dead. Default: 30 s.
     pub peer_timeout: Duration,
-    /// The time limit of a handshake. 5 s unless set.
+    /// The time limit of a handshake. Default: 5 s.
     pub handshake_timeout: Duration,
     /// The minimum time for which a session is remembered after its connection has ended, unless
-    /// there are too many sessions. 5 min unless set.
+    /// there are too many sessions. Default: 5 min.
     pub session_linger: Duration,
-    /// The bytes of buffers for large payloads that are kept for reuse. 64 MiB unless set.
+    /// The bytes of buffers for large payloads that are kept for reuse. Default: 64 MiB.
     pub payload_pool_bytes_max: usize,
     /// Records a span for each request that its client traces, or that is sampled here. `None`: no
     /// spans.
@@ -157,7 +158,8 @@ impl ServerConfig {
         check(self.handshake_timeout.is_zero(), "handshake_timeout", "must be above 0")
     }
 
-    /// Returns the most memory that a server with these settings takes beside its backend, in bytes.
+    /// Returns the maximum memory that a server with these settings takes beside its backend, in
+    /// bytes.
     #[must_use]
     pub fn memory_bytes_max(&self) -> u64 {
         let connections = u64::from(self.connections_max) * super::connection::FIXED_BYTES;

@@ -35,15 +35,15 @@ const OUTPUT_HIGH_BYTES: usize = 1 << 20;
 /// With this many bytes to send, some are sent before more requests are executed, so that the
 /// client works on the first answers while this side works on the next.
 const SEND_BYTES: usize = 32 * 1024;
-/// How often a connection reads before other tasks of its thread run.
+/// The number of reads of a connection before other tasks of its thread run.
 const ROUNDS_MAX: u32 = 8;
 /// The number of reads of large payloads for which earlier answers may be held back, so that the
 /// client is woken once for several.
 const HELD_MAX: u32 = 3;
-/// How often the progress of a client is checked while the server waits for it: it may be the
-/// slowest one when others need memory.
+/// The time between checks of a client's progress while the server waits for the client, which may
+/// be the slowest one when others need memory.
 const LOOK_TIME: Duration = Duration::from_secs(1);
-/// The most time for sending a goodbye.
+/// The maximum time for sending a goodbye.
 const GOODBYE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The reason why a connection ends.

@@ -30,7 +30,7 @@ const MAGIC: [u8; 4] = *b"SYNR";
 const FORMAT: u32 = 1;
 const FIXED_BYTES: usize = 4 + 4 + 16;
 const RECORD_BYTES_MAX: usize = FIXED_BYTES + CLOSED_MAX * 16 + 4;
-/// The most attempts of a change that meets changes of other servers.
+/// The maximum number of attempts of a change that meets changes of other servers.
 const TRIES_MAX: u32 = 16;
 
 /// A store's record of its servers, as it was read at the start.

@@ -112,12 +112,13 @@ pub(super) struct Owned {
 }
 
 impl Owned {
-    /// Returns the number that distinguishes this session from earlier and later ones with the same id.
+    /// Returns the number that distinguishes this session from earlier and later ones with the same
+    /// id.
     pub(super) fn generation(&self) -> u64 {
         self.session.generation
     }
 
-    /// Whether another connection has attached the session.
+    /// Returns whether another connection has attached the session.
     pub(super) fn is_replaced(&self) -> bool {
         self.session.attach_count.load(Ordering::Acquire) != self.attached
     }
@@ -189,7 +190,7 @@ pub(super) struct Sessions {
     /// One lock instead of a concurrent table: it is taken once per connection, at the handshake,
     /// and both the limit and the choice of sessions to forget need all of them at one moment.
     all: Mutex<HashMap<SessionId, Arc<Session>>>,
-    /// The most sessions, and for how long one without a connection is kept.
+    /// The maximum number of sessions, and for how long one without a connection is kept.
     limits: Mutex<(usize, Duration)>,
     ending: AtomicBool,
 }
@@ -220,7 +221,7 @@ impl Sessions {
         owners.into_iter().for_each(Waker::wake);
     }
 
-    /// Whether connections are to end.
+    /// Returns whether connections are to end.
     pub(super) fn is_ending(&self) -> bool {
         self.ending.load(Ordering::Acquire)
     }

@@ -27,7 +27,7 @@ use crate::codec::{Kind, Op, Outcome, RequestId};
 pub(super) const SLOT_BYTES: u64 = size_of::<Slot>() as u64;
 const _: () = assert!(SLOT_BYTES <= 192);
 
-/// What a connection does with an arriving request.
+/// The handling of a request that has arrived.
 #[derive(Debug)]
 pub(super) enum Begin {
     /// The request is new, or may be executed again: execute it, then call [`Slots::complete`].
@@ -40,7 +40,7 @@ pub(super) enum Begin {
     Refuse(&'static str),
 }
 
-/// What a connection does with a cancellation.
+/// The handling of a cancellation.
 #[derive(Debug)]
 pub(super) enum Cancel {
     /// Abort the task; the answer follows by [`Slots::complete`].
