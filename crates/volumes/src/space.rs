@@ -325,50 +325,53 @@ impl Space {
 /// has had it, and that caches below may have copies from before its snapshots.
 const VOLUMES_MAX: usize = 16 * 1024;
 
-/// What this process knows about volumes that it has released or read. For each released volume,
-/// the number of the head that was current at the release, by which the process detects whether
-/// another owner has had the volume since. For each volume, the newest snapshot of which caches
-/// below have no outdated copies. Clones of this value share one state.
+/// This process's knowledge of volumes that it has released or read. Clones of this value share one
+/// state.
 #[derive(Clone, Default)]
-pub(crate) struct Left {
-    sequences: Arc<Mutex<HashMap<VolumeId, u64>>>,
-    snapshots: Arc<Mutex<HashMap<VolumeId, u64>>>,
+pub(crate) struct Left(Arc<Mutex<HashMap<VolumeId, Known>>>);
+
+#[derive(Default)]
+struct Known {
+    /// The number of the head that was current when this process released the volume. A different
+    /// number shows that another owner has had the volume since.
+    released_at: Option<u64>,
+    /// The newest snapshot of which caches below have no outdated copies; 0 if there is none.
+    snapshot: u64,
 }
 
 impl Left {
+    fn update(&self, volume: VolumeId, update: impl FnOnce(&mut Known)) {
+        let mut all = self.0.lock();
+        if all.len() < VOLUMES_MAX || all.contains_key(&volume) {
+            update(all.entry(volume).or_default());
+        }
+    }
+
     /// Records that a volume was released with the head of this number.
     pub(crate) fn note(&self, volume: VolumeId, sequence: u64) {
-        let mut sequences = self.sequences.lock();
-        if sequences.len() < VOLUMES_MAX || sequences.contains_key(&volume) {
-            sequences.insert(volume, sequence);
-        }
+        self.update(volume, |known| known.released_at = Some(sequence));
     }
 
     /// Forgets a removed volume.
     pub(crate) fn forget(&self, volume: VolumeId) {
-        self.sequences.lock().remove(&volume);
-        self.snapshots.lock().remove(&volume);
+        self.0.lock().remove(&volume);
     }
 
     /// Records that caches below have no copies of a volume from before its snapshot with this
     /// number.
     pub(crate) fn know(&self, volume: VolumeId, snapshot: u64) {
-        let mut snapshots = self.snapshots.lock();
-        if snapshots.len() < VOLUMES_MAX || snapshots.contains_key(&volume) {
-            let newest = snapshots.entry(volume).or_default();
-            *newest = snapshot.max(*newest);
-        }
+        self.update(volume, |known| known.snapshot = known.snapshot.max(snapshot));
     }
 
     /// Returns whether caches below have no outdated copies of a snapshot. A snapshot's objects
     /// never change, so it suffices if that is known of a newer snapshot.
     pub(crate) fn knows(&self, volume: VolumeId, snapshot: u64) -> bool {
-        self.snapshots.lock().get(&volume).is_some_and(|newest| snapshot <= *newest)
+        self.0.lock().get(&volume).is_some_and(|known| snapshot <= known.snapshot)
     }
 
     /// Returns the number of the head with which the volume was last released.
     pub(crate) fn of(&self, volume: VolumeId) -> Option<u64> {
-        self.sequences.lock().get(&volume).copied()
+        self.0.lock().get(&volume)?.released_at
     }
 }
 

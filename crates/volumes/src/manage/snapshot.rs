@@ -11,7 +11,7 @@ use crate::format::{Head, Origin};
 use crate::manage::Volumes;
 use crate::settings::{Change, Extent, ExtentKind, Usage};
 use crate::space::{Pool, load_node};
-use crate::volume::{changes, overlaid, usage};
+use crate::volume::{changes, overlaid, padded, pieces, usage};
 
 /// A snapshot for reading. It needs no owner, and holds no resources: once the snapshot is deleted,
 /// reads may fail with `Damaged`, or return later data of the volume. If [`Self::confirm`] succeeds
@@ -172,28 +172,20 @@ impl Snapshot {
             return Err(Error::OutOfRange { offset, length, size_bytes: self.size_bytes });
         }
         let mut data = Segments::new();
-        let (mut at, end) = (offset, offset + length);
-        while at < end {
-            let within = at % self.object_bytes;
-            let part = (self.object_bytes - within).min(end - at);
-            // A volume has less than 2^32 objects.
-            let index = (at / self.object_bytes) as u32;
-            let entry = self.map.get(index);
-            let mut found = 0;
+        for piece in pieces(self.object_bytes, offset, length) {
+            let entry = self.map.get(piece.index);
+            let mut part = Segments::new();
             if !entry.is_hole() {
-                let object = self.pool.object(entry.volume(), Kind::Data(entry.allocation(), index));
-                let reply = match self.pool.store.read(ReadRequest::new(object.clone(), within, part)).await {
+                let object = self.pool.object(entry.volume(), Kind::Data(entry.allocation(), piece.index));
+                let request = ReadRequest::new(object.clone(), piece.within, piece.length);
+                part = match self.pool.store.read(request).await {
                     Err(blocker::Error::Missing) => {
                         return Err(Error::Damaged(format!("object {object} of the snapshot is missing")));
                     }
-                    answer => answer?,
+                    answer => answer?.data,
                 };
-                found = reply.data.len_bytes() as u64;
-                data.append(reply.data);
             }
-            // At most the length of an object.
-            data.append(Segments::zeros((part - found) as usize));
-            at += part;
+            data.append(padded(part, piece.length));
         }
         Ok(data)
     }

@@ -35,7 +35,7 @@ use crate::settings::{Settings, Usage};
 use crate::space::Space;
 
 pub(crate) use log::{load_logs, overlaid};
-pub(crate) use read::{View, changes, usage};
+pub(crate) use read::{View, changes, padded, usage};
 pub(crate) use state::next_limit;
 pub(crate) use tree::snapshot_all;
 
@@ -125,13 +125,28 @@ pub(crate) fn has_log(space: &Space, settings: &Settings, promises: Promises) ->
 
 /// A part of a range that lies within one object.
 #[derive(Clone, Copy, Debug)]
-struct Piece {
-    index: u32,
+pub(crate) struct Piece {
+    pub(crate) index: u32,
     /// The part's offset within the object.
-    within: u64,
-    length: u64,
+    pub(crate) within: u64,
+    pub(crate) length: u64,
     /// The part's offset within the range.
     at: u64,
+}
+
+/// Returns the parts of a range, object by object.
+pub(crate) fn pieces(object_bytes: u64, offset: u64, length: u64) -> impl Iterator<Item = Piece> {
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        let position = offset + at;
+        let within = position % object_bytes;
+        let piece = (object_bytes - within).min(length - at);
+        // A volume has fewer than 2^32 objects.
+        let index = (position / object_bytes) as u32;
+        let piece = Piece { index, within, length: piece, at };
+        at += piece.length;
+        (piece.length > 0).then_some(piece)
+    })
 }
 
 impl Inner {
@@ -175,22 +190,6 @@ impl Inner {
             state: Mutex::new(state),
             compared: Mutex::default(),
         }
-    }
-
-    /// Returns the parts of a range, object by object.
-    fn pieces(&self, offset: u64, length: u64) -> impl Iterator<Item = Piece> + use<> {
-        let object_bytes = self.object_bytes;
-        let mut at = 0;
-        std::iter::from_fn(move || {
-            let position = offset + at;
-            let within = position % object_bytes;
-            let piece = (object_bytes - within).min(length - at);
-            // A volume has fewer than 2^32 objects.
-            let index = (position / object_bytes) as u32;
-            let piece = Piece { index, within, length: piece, at };
-            at += piece.length;
-            (piece.length > 0).then_some(piece)
-        })
     }
 
     /// Returns the only piece of a range, or `None` if there are several pieces or none.

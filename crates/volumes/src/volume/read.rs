@@ -6,7 +6,7 @@ use async_lock::{MutexGuard, RwLockWriteGuard};
 use blocker::{Error as Store, ObjectId, ReadRequest, Reply, Segments};
 
 use super::runs::Source;
-use super::{Answer, Inner, Piece, Recorder, Volume};
+use super::{Answer, Inner, Piece, Recorder, Volume, pieces};
 use crate::error::{Error, Result};
 use crate::format::entry::{Entry, Kind, VolumeId};
 use crate::format::map::{Map, page_of};
@@ -63,7 +63,7 @@ impl Inner {
 
     pub(super) async fn read(&self, offset: u64, length: u64) -> Result<Segments> {
         self.state.lock().check_range(offset, length)?;
-        let mut pieces = self.pieces(offset, length);
+        let mut pieces = pieces(self.object_bytes, offset, length);
         let Some(first) = pieces.next() else { return Ok(Segments::new()) };
         if first.length == length {
             return self.read_piece(first).await;
@@ -142,7 +142,7 @@ impl Inner {
 
 /// Returns the bytes of a part of an object, with zeros where the object ends and the volume
 /// continues.
-pub(super) fn padded(mut data: Segments, length: u64) -> Segments {
+pub(crate) fn padded(mut data: Segments, length: u64) -> Segments {
     let found = data.len_bytes() as u64;
     if found < length {
         data.append(zeros(length - found));
@@ -166,7 +166,7 @@ impl Volume {
         let state = self.inner.state.lock();
         state.check_range(offset, length)?;
         let mut all: Vec<Extent> = Vec::new();
-        for piece in self.inner.pieces(offset, length) {
+        for piece in pieces(self.inner.object_bytes, offset, length) {
             let is_hole = state.live.get(piece.index).is_hole();
             let kind = if is_hole { ExtentKind::Hole } else { ExtentKind::Data };
             match all.last_mut().filter(|last| last.kind == kind) {

@@ -13,7 +13,7 @@ use blocker::{
 };
 
 use super::state::{NewId, State};
-use super::{Answer, Inner, Piece, Recorder, Volume};
+use super::{Answer, Inner, Piece, Recorder, Volume, pieces};
 use crate::error::{Error, Result};
 use crate::format::entry::{Entry, Kind};
 
@@ -139,7 +139,7 @@ impl Inner {
         let (is, is_recorded) = {
             let _barrier = self.barrier.read().await;
             self.state.lock().check_range(offset, length)?;
-            let mut pieces = self.pieces(offset, length);
+            let mut pieces = pieces(self.object_bytes, offset, length);
             let Some(first) = pieces.next() else { return Ok(durability) };
             if first.length == length {
                 self.write_piece(first, Content::Data(data), durability).await?

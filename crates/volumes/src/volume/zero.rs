@@ -8,7 +8,7 @@ use blocker::{BlockerExt, Condition, DiscardRequest, Durability, Hints};
 
 use super::state::DROPS_MAX;
 use super::write::{Content, Plan};
-use super::{Inner, Piece, Volume};
+use super::{Inner, Piece, Volume, pieces};
 use crate::error::{Error, Result};
 use crate::format::entry::{Entry, Kind};
 use crate::format::pages_of;
@@ -47,7 +47,7 @@ impl Volume {
             let state = inner.state.lock();
             state.check_range(offset, length)?;
             let needs_copy = |piece: Piece| matches!(inner.plan(&state, &piece), Ok(Plan::Overlay { .. }));
-            if inner.pieces(offset, length).any(needs_copy) {
+            if pieces(inner.object_bytes, offset, length).any(needs_copy) {
                 return Err(Error::NotFast);
             }
         }
@@ -60,7 +60,7 @@ impl Inner {
         self.check_writable()?;
         // The pieces are handled one after the other, because a range may have as many objects as
         // the volume.
-        let mut pieces = self.pieces(offset, length).peekable();
+        let mut pieces = pieces(self.object_bytes, offset, length).peekable();
         loop {
             if self.state.lock().drops.queue.len() >= DROPS_MAX {
                 self.clear_drops().await?;
