@@ -141,6 +141,8 @@ impl Drop for Wait {
 
 #[cfg(test)]
 mod tests {
+    use std::task::Wake;
+
     use super::*;
 
     #[test]

@@ -5,8 +5,7 @@ use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 
-pub use connection::Duplex;
-use connection::Stream;
+use connection::{Duplex, Stream};
 use tokio::net::{TcpStream, UnixStream};
 
 /// The TCP port of synapse unless another one is given.

@@ -23,7 +23,7 @@ fn a_failed_sync_fails_its_records_and_appends_until_a_new_segment_works() {
         let (failed, _hold) = append(&journal, 2, 100).unwrap();
         let wait = journal.wait(failed);
         journal.step_commit();
-        assert_eq!(crate::durability::block_on(wait), Err(NotDurable));
+        assert_eq!(blocker::executor::block_on(wait), Err(NotDurable));
         assert!(journal.is_durable(before) && !journal.is_durable(failed));
         assert_eq!(append(&journal, 3, 100).unwrap_err(), AppendError::Failed);
         // Retried after 5 s, and not earlier.

@@ -21,8 +21,8 @@ impl Shared {
     /// Executes a decoded request of a client with these features.
     pub(super) fn execute(&self, mut request: Request, features: Features) -> Step {
         let sees_reserved = features.has(Features::RESERVED_NAMESPACES);
-        let mut namespaces = request.namespaces().into_iter().flatten();
-        if !sees_reserved && let Err(error) = namespaces.try_for_each(Namespace::check_unreserved) {
+        let check = || request.namespaces().into_iter().flatten().try_for_each(Namespace::check_unreserved);
+        if !sees_reserved && let Err(error) = check() {
             return Step::Ready(Outcome::Failed(error));
         }
         if !self.config.allow_namespace_changes
