@@ -59,12 +59,11 @@ fn main() -> Result<(), Box<dyn Error>> {
                 Err(error) => return Err(error.into()),
             }
         }
-        let exports = VolumeExports::new(Arc::clone(&volumes)).receive_buffers(Arc::new(
-            move |object, offset, len_bytes| {
-                let buffer = cache.receive_buffer(object, offset, len_bytes)?;
-                Some(Box::new(Buckets(buffer)) as _)
-            },
-        ));
+        let mut exports = VolumeExports::new(Arc::clone(&volumes));
+        exports.receive_buffers = Some(Arc::new(move |object, offset, len_bytes| {
+            let buffer = cache.receive_buffer(object, offset, len_bytes)?;
+            Some(Box::new(Buckets(buffer)) as _)
+        }));
         let server = Server::new(Arc::new(exports.clone()), ServerConfig::default())?;
         println!("listening on {}", server.listen(&address).await?);
         while let Some(line) = tokio::task::spawn_blocking(|| std::io::stdin().lock().lines().next()).await? {

@@ -411,9 +411,9 @@ fn rates_and_a_quota_are_those_of_the_namespace_of_the_cache() {
     let volumes = Volumes::new(Arc::clone(&store), Options::new("vol")).unwrap();
     let mut rates = Rates::default();
     (rates.store_requests_per_second_max, rates.store_burst_ms) = (Some(500), Some(1000));
-    let settings =
+    let mut settings =
         Settings { object_bytes: Some(OBJECT), rates, quota_bytes_max: Some(1 << 20), ..Settings::default() };
-    let settings = settings.write(WriteMode::Through);
+    settings.write = Some(WriteMode::Through);
     block_on(volumes.create("a", 8 * OBJECT, settings)).unwrap();
     let in_force = || {
         let namespace = Namespace::copy_from(b"vol.0000001").unwrap();
