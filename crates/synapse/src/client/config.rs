@@ -46,7 +46,7 @@ pub struct ClientConfig {
     /// The largest number of calls per connection that wait for a slot; further calls fail with
     /// `Retryable`. Default: 65 536.
     pub waiting_max: usize,
-    /// Protects payloads by a CRC-32, in both directions.
+    /// Whether a CRC-32 protects payloads, in both directions.
     pub payload_crc: bool,
     /// The time limit for connecting and the handshake. Default: 5 s.
     pub connect_timeout: Duration,
@@ -62,7 +62,7 @@ pub struct ClientConfig {
     pub backoff_max: Duration,
     /// The longest time that requests wait for a connection before they fail. Default: 30 s.
     pub reconnect_timeout: Duration,
-    /// The time limit of a call without a deadline of its own. `None`: no limit.
+    /// The time limit of a call without a deadline of its own. `None` for no limit.
     pub call_timeout: Option<Duration>,
     /// The name of this client in the server's log.
     pub name: String,
@@ -79,8 +79,9 @@ pub struct ClientConfig {
     pub tracer: Option<Tracer>,
     /// The clock of deadlines and timeouts.
     pub clock: Arc<dyn Clock>,
-    /// The seed of the session's id and of the pauses' random part, for repeatable tests. `None`:
-    /// random bytes of the operating system. Two clients with one seed take each other's sessions.
+    /// The seed of the session's id and of the pauses' random part, for repeatable tests. If
+    /// `None`, random bytes of the operating system are used. Two clients with one seed take each
+    /// other's sessions.
     #[doc(hidden)]
     pub seed: Option<u64>,
     /// Resends changes even if the server has forgotten whether they were executed, so that tests
@@ -123,7 +124,7 @@ impl ClientConfig {
     /// Checks that the settings are within their ranges and consistent.
     ///
     /// # Errors
-    /// The first wrong setting, and the valid values.
+    /// The first invalid setting, and its valid values.
     pub fn check(&self) -> Result<(), SettingError> {
         let check = SettingError::check;
         check(!(1..=64).contains(&self.connections), "connections", "must be 1 to 64")?;

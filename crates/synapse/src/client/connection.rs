@@ -46,12 +46,12 @@ pub(super) struct Connection<'a> {
     keep_alive: Duration,
     timer: Timer,
     pinged_at: Timestamp,
-    /// The number of bytes sent up to the end of the first ping since the server last sent
-    /// something; 0 if no ping was sent.
+    /// The number of bytes sent up to the end of the first ping since the server's last bytes; 0 if
+    /// no ping was sent.
     ping_end: u64,
     /// The number of bytes received by the server, as last reported by the system.
     received_bytes: u64,
-    /// When the server last received bytes from before the end of that ping.
+    /// The time at which the server last received bytes from before the end of that ping.
     progressed_at: Timestamp,
 }
 
@@ -101,7 +101,8 @@ impl<'a> Connection<'a> {
         self.poll_keep_alive(now, cx)
     }
 
-    /// Pending when there is nothing to do; ready when there may be more to do, or at the end.
+    /// Returns `Pending` when there is nothing to do, and `Ready` when there may be more to do, or
+    /// at the end.
     fn poll_rounds(&mut self, now: Timestamp, cx: &mut Context<'_>) -> Poll<Result<(), End>> {
         for _ in 0..ROUNDS_MAX {
             if self.lane.register(cx.waker()) {

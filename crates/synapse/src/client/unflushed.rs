@@ -7,9 +7,9 @@
 //! `WritesLost`, until the objects are written in full, deleted, or invalidated. Nothing is lost if
 //! the old instance is known to have stored everything before it ended.
 //!
-//! The record is bounded: beyond the limit the namespace with the maximum number of objects counts
-//! as a whole, until it or everything is flushed. A flush removes its entries in small steps, so
-//! that no caller waits for all of them.
+//! The record is bounded: beyond the limit the namespace with the most objects counts as a whole,
+//! until it or everything is flushed. A flush removes its entries in small steps, so that no caller
+//! waits for all of them.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -16,53 +16,54 @@ use super::op::{CONTROL_ENTRIES_MAX, Op};
 /// The answer to a request that succeeded.
 #[derive(Clone, Debug)]
 pub enum Answer {
-    /// To a read.
+    /// The answer to a read.
     Read(ReadReply),
-    /// To a change.
+    /// The answer to a change.
     Change(ChangeReply),
-    /// To an info.
+    /// The answer to an info.
     Info(Info),
-    /// To a listing.
+    /// The answer to a listing.
     List(ListReply),
-    /// To a flush.
+    /// The answer to a flush.
     Flush(FlushReply),
-    /// To a claim.
+    /// The answer to a claim.
     Claim(ClaimReply),
-    /// To an invalidation.
+    /// The answer to an invalidation.
     Invalidate(InvalidateReply),
-    /// To an attach.
+    /// The answer to an attach.
     Attach(Attachment),
-    /// To a detach, and to changes of policy, quota and settings.
+    /// The answer to a detach, and to changes of policy, quota and settings.
     Done,
-    /// To a policy query.
+    /// The answer to a policy query.
     Policy(Policy),
-    /// To a quota query.
+    /// The answer to a quota query.
     Quota(Quota),
-    /// To a statistics query: names and values.
+    /// The answer to a statistics query: names and values.
     Statistics(Vec<(String, u64)>),
-    /// To a namespaces query: a page of at most [`super::CONTROL_ENTRIES_MAX`], and whether there may be
-    /// more.
+    /// The answer to a namespaces query: a page of at most [`super::CONTROL_ENTRIES_MAX`], and
+    /// whether there may be more.
     Namespaces(Vec<Namespace>, bool),
-    /// To a metrics query: a page, see [`super::metrics_page`], and whether there are more.
+    /// The answer to a metrics query: a page, see [`super::metrics_page`], and whether there are
+    /// more.
     Metrics(Families, bool),
-    /// To a losses query: a page of at most [`super::LOSSES_MAX`].
+    /// The answer to a losses query: a page of at most [`super::LOSSES_MAX`].
     Losses(LossPage),
-    /// To a query of one namespace's state.
+    /// The answer to a query of one namespace's state.
     NamespaceState(NamespaceState),
-    /// To a query of namespaces' states: a page of as many as fit into one answer.
+    /// The answer to a query of namespaces' states: a page of as many as fit into one answer.
     NamespaceStates(NamespacePage),
-    /// To the removal of a namespace.
+    /// The answer to the removal of a namespace.
     RemoveNamespace(RemovedNamespace),
 }
 
 /// The outcome of a request, as sent.
 #[derive(Clone, Debug)]
 pub enum Outcome {
-    /// It succeeded.
+    /// The request succeeded.
     Answered(Answer),
-    /// It failed.
+    /// The request failed.
     Failed(Error),
-    /// Its caller had cancelled it.
+    /// The caller had cancelled the request.
     Cancelled,
 }
 
@@ -93,7 +94,7 @@ impl Outcome {
             }
         };
         let payload_crc = protect(&mut header, &payload, has_crc);
-        // Below the granted bytes, which are far below 4 GiB.
+        // The payload is within the grant, which is far below 4 GiB.
         let payload_bytes = payload.len_bytes() as u32;
         encode(out, &header, &Attached { payload_bytes, payload_crc, ..Attached::default() });
         payload
@@ -338,7 +339,7 @@ pub(super) fn decode_values(mut bytes: Bytes) -> Result<Vec<(String, u64)>, Erro
 }
 
 pub(super) fn put_name(bytes: &mut Vec<u8>, name: &[u8]) {
-    // At most 255 bytes, by the name's type or cut by the caller.
+    // The name has at most 255 bytes, by its type or because the caller has cut it.
     bytes.push(name.len() as u8);
     bytes.extend_from_slice(name);
 }
@@ -406,7 +407,7 @@ pub(super) fn decode_capabilities(bytes: &[u8]) -> Option<Capabilities> {
     };
     let is = |index: usize| fixed[48 + index] != 0;
     let mut capabilities = Capabilities::full(long(0));
-    // The first servers of this version do not send it.
+    // The first servers of this version do not send `runs_max`.
     let runs_max = bytes.get(CAPABILITY_BYTES_MIN..CAPABILITY_BYTES).and_then(|runs| runs.try_into().ok());
     capabilities.runs_max = runs_max.map_or(0, u32::from_le_bytes);
     capabilities.request_bytes_max = long(1);

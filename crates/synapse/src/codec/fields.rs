@@ -214,7 +214,8 @@ pub(super) fn durability_of(code: u8, replicas: u8) -> Option<Durability> {
     })
 }
 
-/// A flush of an earlier version has 0, and is answered with *stored*, so 0 means that in a flush.
+/// Returns the bytes of a flush's durability. In a flush, 0 means *stored*: earlier versions send
+/// 0, and are answered with *stored*.
 pub(super) fn flush_durability_bytes(durability: Durability) -> (u8, u8) {
     match durability {
         Durability::Stored => (0, 0),
@@ -236,7 +237,7 @@ pub(super) fn flush_durability_of(code: u8, replicas: u8) -> Option<Durability> 
 /// The number of names that are kept.
 const KEPT_COUNT: usize = 256;
 
-/// The names that a connection has seen lately; at most about 64 KiB.
+/// The names that a connection has seen recently. They take at most about 64 KiB.
 #[derive(Debug)]
 pub struct Names {
     kept: Vec<Bytes>,

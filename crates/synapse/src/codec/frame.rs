@@ -1,8 +1,8 @@
 //! A frame's head: header, names, extensions. Read and written in one step each.
 //!
-//! Incomplete input is a result, not an error. An error means that the stream is damaged or of
-//! another protocol: the connection is closed. A well-formed but meaningless request is answered
-//! instead, see [`Request::decode`](super::Request::decode).
+//! Incomplete input is a result, not an error. An error means that the stream is damaged, or has
+//! another protocol; the connection is then closed. A well-formed but meaningless request is
+//! answered: see [`Request::decode`](super::Request::decode).
 
 use blocker::Error;
 
@@ -26,9 +26,9 @@ pub struct Head<'a> {
     pub namespace: &'a [u8],
     /// The object's name; empty if there is none.
     pub name: &'a [u8],
-    /// Of a copy, the target's namespace; empty otherwise.
+    /// The namespace of a copy's target; empty for other operations.
     pub to_namespace: &'a [u8],
-    /// Of a copy, the target's name; of a listing, the prefix.
+    /// The name of a copy's target; empty for other operations.
     pub to_name: &'a [u8],
     /// The extensions.
     pub extensions: Extensions<'a>,
@@ -141,7 +141,7 @@ pub fn decode(input: &[u8], payload_bytes_max: u32) -> Result<Option<Head<'_>>, 
 pub struct Attached<'a> {
     /// Namespace, name, to-namespace, to-name.
     pub names: [&'a [u8]; 4],
-    /// Written by [`super::Writer`].
+    /// The extension area, written by [`super::Writer`].
     pub extension: &'a [u8],
     /// The length of the payload that follows.
     pub payload_bytes: u32,
@@ -348,7 +348,7 @@ impl Writer {
     }
 }
 
-// ---- Why bytes are refused: a damaged stream, or a meaningless frame.
+// ---- The reasons why bytes are refused: a damaged stream, or a meaningless frame.
 
 /// The reason why a stream cannot be understood.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]

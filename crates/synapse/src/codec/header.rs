@@ -26,9 +26,9 @@
 //! 104: namespace, name, to-namespace, to-name, extensions; then the payload
 //! ```
 //!
-//! The header check is the low 24 bits of the CRC-32 of the first 93 bytes: the lengths among them
-//! are verified before the receiver waits for that many bytes. The head CRC covers the first 100
-//! bytes, the names and the extensions.
+//! The header check is the low 24 bits of the CRC-32 of the first 93 bytes: it verifies the lengths
+//! before the receiver waits for that many bytes. The head CRC covers the first 100 bytes, the
+//! names and the extensions.
 
 use std::fmt;
 use std::sync::OnceLock;
@@ -166,13 +166,13 @@ impl Header {
 /// The lengths in a header, and the payload's CRC.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Lengths {
-    /// Of namespace, name, to-namespace and to-name.
+    /// The lengths of namespace, name, to-namespace and to-name.
     pub(super) names: [u8; 4],
-    /// Of the extensions.
+    /// The length of the extensions.
     pub(super) extension: u32,
-    /// Of the payload.
+    /// The length of the payload.
     pub(super) payload: u32,
-    /// Of the payload, if the flag is set.
+    /// The CRC-32 of the payload, if the flag is set.
     pub(super) payload_crc: u32,
 }
 
@@ -319,13 +319,13 @@ macro_rules! statuses {
         }
 
         impl Status {
-            /// All of them.
+            /// All statuses.
             pub const ALL: &[Self] = &[$(Self::$name,)*];
 
             /// Returns the status with this byte on the wire.
             ///
             /// # Errors
-            /// [`FrameError::Field`] if there is none with this code.
+            /// [`FrameError::Field`] if no status has this code.
             pub fn from_code(code: u8) -> Result<Self, FrameError> {
                 match code {
                     $($code => Ok(Self::$name),)*

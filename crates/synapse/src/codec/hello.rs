@@ -62,7 +62,7 @@ impl Features {
         self.0 & feature == feature
     }
 
-    /// Returns whether a client that was granted these may send `op`.
+    /// Returns whether a client with these features may send `op`.
     #[must_use]
     pub const fn allow(self, op: Op) -> bool {
         self.has(match op {
@@ -82,14 +82,14 @@ impl Features {
 /// connection.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct SessionId {
-    /// Drawn at random by the client.
+    /// The random number that the client has drawn.
     pub client: [u8; 16],
     /// The number of the client's connection.
     pub lane: u16,
 }
 
-/// The id of a server's instance, drawn at random at its start. Another instance does not have this
-/// one's memory.
+/// The id of a server's instance, drawn at random at its start. Another instance does not have
+/// this instance's memory.
 pub type InstanceId = [u8; 16];
 
 /// The identity of a store, drawn at random when the store was created, and kept in it. All servers
@@ -118,9 +118,9 @@ pub struct Credits {
 /// The versions of the protocol that a side supports.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Versions {
-    /// The lowest of them.
+    /// The lowest version.
     pub lowest: u8,
-    /// The highest of them.
+    /// The highest version.
     pub highest: u8,
 }
 
@@ -141,17 +141,17 @@ impl Versions {
 pub struct Hello {
     /// The session to resume, or to begin.
     pub session: SessionId,
-    /// The features that it requests.
+    /// The features that the client requests.
     pub features: Features,
     /// The nonce of the server's proof.
     pub nonce: Nonce,
-    /// The credits that it requests.
+    /// The credits that the client requests.
     pub credits: Credits,
-    /// The versions that it supports.
+    /// The versions that the client supports.
     pub versions: Versions,
-    /// Its name, for the server's log; empty: none.
+    /// The client's name for the server's log; empty if the client has none.
     pub client_name: String,
-    /// The name of the secret that the client will prove; empty: the default one.
+    /// The name of the secret that the client will prove; empty for the default secret.
     pub key: Vec<u8>,
 }
 
@@ -172,8 +172,9 @@ pub struct Welcome {
     pub instance: InstanceId,
     /// Whether the session was known, with the outcomes of its last requests.
     pub is_resumed: bool,
-    /// Drawn at random when the session began. A client resumes a session only if it has received
-    /// this generation before: the server may know the id from a handshake whose welcome was lost.
+    /// The number that was drawn at random when the session began. A client resumes a session only
+    /// if it has received this generation before: the server may know the id from a handshake whose
+    /// welcome was lost.
     pub generation: u64,
     /// The features that are granted.
     pub features: Features,
@@ -185,7 +186,7 @@ pub struct Welcome {
     pub capabilities: Capabilities,
     /// The identity of the store, if it has one.
     pub store: Option<StoreId>,
-    /// The server's name; empty: none.
+    /// The server's name; empty if the server has none.
     pub server_name: String,
     /// Earlier instances over the same store that had stored everything they acknowledged before
     /// they ended; the latest one first, at most [`CLOSED_MAX`].

@@ -15,13 +15,13 @@ macro_rules! ops {
         }
 
         impl Op {
-            /// All of them.
+            /// All operations.
             pub const ALL: &[Self] = &[$(Self::$name,)*];
 
             /// Returns the operation with this byte on the wire.
             ///
             /// # Errors
-            /// [`FrameError::Op`] if there is none with this code.
+            /// [`FrameError::Op`] if no operation has this code.
             pub fn from_code(code: u8) -> Result<Self, FrameError> {
                 match code {
                     $($code => Ok(Self::$name),)*

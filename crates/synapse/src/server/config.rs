@@ -70,25 +70,26 @@ pub struct ServerConfig {
     pub session_linger: Duration,
     /// The bytes of buffers for large payloads that are kept for reuse. Default: 64 MiB.
     pub payload_pool_bytes_max: usize,
-    /// Records a span for each request that its client traces, or that is sampled here. `None`: no
-    /// spans.
+    /// Records a span for each request that its client traces, or that is sampled here. If
+    /// `None`, no spans are recorded.
     pub tracer: Option<Tracer>,
     /// The clock of deadlines and timeouts.
     pub clock: Arc<dyn Clock>,
-    /// The backend's receive buffers for large payloads. `None`: a pool of buffers.
+    /// The backend's receive buffers for large payloads. If `None`, a pool of buffers is used.
     pub receive_buffers: Option<Arc<dyn ReceiveBuffers>>,
-    /// The runtimes that connections are assigned to, round robin. Empty: the runtime that listens.
+    /// The runtimes to which connections are assigned in turn. If empty, connections run on the
+    /// runtime that listens.
     pub workers: Vec<Handle>,
     /// The name of this server in its clients' logs.
     pub name: String,
     /// The identity of the served store, see [`NodeRecord`](crate::NodeRecord). A client refuses a
-    /// server whose identity differs from that of its first connection. `None`: unknown.
+    /// server whose identity differs from that of its first connection. `None` if unknown.
     pub store: Option<StoreId>,
     /// Earlier instances that had stored everything they acknowledged before they ended, the latest
     /// one first.
     pub closed: Vec<InstanceId>,
     /// The instance that this server continues: an earlier server over the same, unchanged backend,
-    /// with everything that it had acknowledged. `None`: a new instance.
+    /// with everything that the earlier server had acknowledged. `None` for a new instance.
     pub continues: Option<InstanceId>,
     /// Further secrets, each with the name by which a client selects it.
     pub keys: Vec<(String, Secret)>,
@@ -135,7 +136,7 @@ impl ServerConfig {
     /// Checks that the settings are within their ranges and consistent.
     ///
     /// # Errors
-    /// The first wrong setting, and the valid values.
+    /// The first invalid setting, and its valid values.
     pub fn check(&self) -> Result<(), SettingError> {
         let check = SettingError::check;
         let is_alone = self.secret.is_none() && self.secret_previous.is_some();

@@ -30,7 +30,7 @@ use crate::input::{Frame, Input, Timer};
 pub(super) const SHARE_BYTES_MIN: u64 = 16 * 1024;
 /// The memory of a connection beside its requests, in bytes: buffers and names.
 pub(super) const FIXED_BYTES: u64 = 512 * 1024;
-/// The connection stops reading while more than this remains to be sent.
+/// The number of bytes to be sent above which the connection stops reading.
 const OUTPUT_HIGH_BYTES: usize = 1 << 20;
 /// With this many bytes to send, some are sent before more requests are executed, so that the
 /// client works on the first answers while this side works on the next.
@@ -100,12 +100,12 @@ pub(super) struct Established {
     /// ended.
     pub(super) executing: mpsc::Sender<()>,
     pub(super) executed: mpsc::Receiver<()>,
-    /// Since when the server waits for the client, and the bytes that the client had moved by then;
-    /// `None` if it does not wait.
+    /// The period in which the server waits for the client, and the number of bytes that the client
+    /// had moved at its start; `None` if the server does not wait.
     pub(super) turn: Option<(Turn, u64)>,
     /// The time of the next check of the client's progress.
     pub(super) look: Timer,
-    /// When a grant was last announced to the client.
+    /// The time at which a grant was last announced to the client.
     pub(super) announced_at: Timestamp,
     /// The number of bytes not yet received by the client, as last reported by the system.
     pub(super) unreceived_bytes: u64,
@@ -261,7 +261,8 @@ impl Connection {
         false
     }
 
-    /// Pending when there is nothing to do; ready when there may be more to do, or at the end.
+    /// Returns `Pending` when there is nothing to do, and `Ready` when there may be more to do, or
+    /// at the end.
     fn poll_rounds(&mut self, open: &mut Established, cx: &mut Context<'_>) -> Poll<Result<(), End>> {
         let mut held_count = 0;
         for _ in 0..ROUNDS_MAX {

@@ -65,7 +65,7 @@ pub struct Server {
 
 pub(crate) struct Shared {
     backend: Arc<dyn Blocker>,
-    /// The settings at the start. Those that can change are read from `limits` and `secrets`.
+    /// The settings at the start. Settings that can change are read from `limits` and `secrets`.
     config: ServerConfig,
     /// The settings with the limits that are in force: see [`Server::set_limits`].
     limits: RwLock<ServerConfig>,
@@ -90,7 +90,7 @@ impl Server {
     /// Returns a server for `backend` and its control plane, which does not listen yet.
     ///
     /// # Errors
-    /// The wrong setting, and the valid values.
+    /// The invalid setting, and its valid values.
     pub fn new(backend: Arc<dyn Blocker>, config: ServerConfig) -> Result<Self, SettingError> {
         config.check()?;
         let mut wire = Capabilities::full(u64::MAX);
@@ -130,7 +130,7 @@ impl Server {
     }
 
     /// Returns the id of this instance, drawn at random when the server was created. Another
-    /// instance does not know its sessions.
+    /// instance does not know this instance's sessions.
     #[must_use]
     pub fn instance(&self) -> InstanceId {
         self.shared.instance
@@ -263,7 +263,7 @@ counters! {
         connections => "synapse_connections_total",
         /// Connections refused, for any reason.
         refused => "synapse_connections_refused_total",
-        /// Connections closed because their client broke the protocol.
+        /// Connections closed because their client violated the protocol.
         broken => "synapse_connections_broken_total",
         /// Connections closed because their client was silent.
         silent => "synapse_connections_silent_total",

@@ -24,7 +24,7 @@ use crate::codec::{Outcome, RequestId, SessionId};
 pub(super) type Completion = (RequestId, Option<Outcome>);
 
 pub(super) struct Session {
-    /// Drawn at random when the session began.
+    /// A number that was drawn at random when the session began.
     generation: u64,
     /// The number of connections that have attached the session; the last of them owns it, or will.
     attach_count: AtomicU64,
@@ -41,7 +41,7 @@ struct State {
     owner: Option<Waker>,
     /// The waker of the connection that waits for the slots.
     next: Option<Waker>,
-    /// When the last connection ended.
+    /// The time at which the last connection ended.
     left_at: Timestamp,
 }
 
@@ -101,7 +101,7 @@ impl Session {
     }
 }
 
-/// A session that a connection owns. Returned when it is dropped.
+/// A session that a connection owns. Dropping this value returns the session.
 pub(super) struct Owned {
     session: Arc<Session>,
     attached: u64,
@@ -190,7 +190,8 @@ pub(super) struct Sessions {
     /// One lock instead of a concurrent table: it is taken once per connection, at the handshake,
     /// and both the limit and the choice of sessions to forget need all of them at one moment.
     all: Mutex<HashMap<SessionId, Arc<Session>>>,
-    /// The maximum number of sessions, and for how long one without a connection is kept.
+    /// The maximum number of sessions, and the time for which a session without a connection is
+    /// kept.
     limits: Mutex<(usize, Duration)>,
     ending: AtomicBool,
 }
