@@ -22,7 +22,7 @@ pub type Lookup<T> = Pin<Box<dyn Future<Output = Result<T, NoExport>> + Send>>;
 
 /// The exports of a server, by name.
 ///
-/// The futures own what they need. Dropping one at the end of a connection must leave nothing half
+/// The futures own their data. Dropping a future at the end of a connection must leave nothing half
 /// done.
 pub trait Exports: Send + Sync {
     /// Returns the names of all exports that clients may see.
@@ -124,7 +124,7 @@ struct Chunk {
 }
 
 impl MemoryExport {
-    /// Returns a disk of `size_bytes` that offers every feature.
+    /// Returns a writable disk of `size_bytes`.
     #[must_use]
     pub fn new(size_bytes: u64) -> Self {
         let count = usize::try_from(size_bytes.div_ceil(CHUNK_BYTES)).unwrap_or(usize::MAX);
@@ -255,7 +255,7 @@ impl Export for MemoryExport {
     }
 }
 
-/// A fixed set of exports. The one inserted first is also the default.
+/// A fixed set of exports. The first export is also the default.
 #[derive(Default)]
 pub struct NamedExports {
     exports: Mutex<Vec<(String, Arc<dyn Export>)>>,
@@ -270,7 +270,8 @@ impl NamedExports {
         exports
     }
 
-    /// Adds an export, or replaces the one of that name. Open connections keep the replaced one.
+    /// Adds an export, or replaces the export with this name. Open connections keep the replaced
+    /// export.
     pub fn insert(&self, name: &str, export: Arc<dyn Export>) {
         let mut exports = self.exports.lock();
         match exports.iter_mut().find(|(of, _)| of == name) {

@@ -23,8 +23,8 @@ pub struct Description {
 }
 
 impl Description {
-    /// Returns the description of an export that offers every feature: blocks from 1 byte, 4 KiB
-    /// preferred, and the context `base:allocation`.
+    /// Returns the description of a writable export: blocks from 1 byte, 4 KiB preferred, and the
+    /// context `base:allocation`.
     #[must_use]
     pub fn new(size_bytes: u64) -> Self {
         Self {

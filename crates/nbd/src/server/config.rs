@@ -46,7 +46,8 @@ pub struct ServerConfig {
     pub tls: Option<Arc<ServerTls>>,
     /// Whether clients must use TLS.
     pub tls_required: bool,
-    /// The runtimes to which connections are assigned in turn. Empty: the runtime that listens.
+    /// The runtimes to which connections are assigned in turn. If empty, connections run on the
+    /// runtime that listens.
     pub workers: Vec<Handle>,
 }
 

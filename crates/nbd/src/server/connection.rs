@@ -1,10 +1,10 @@
 //! One connection: the negotiation, then receiving requests and sending replies as they become
 //! ready.
 //!
-//! On each wake-up, it answers the requests that have become ready, executes every complete
-//! request, and does one write and one read. A request whose reply is ready at once is answered in
-//! the same write. Reading stops while the connection has its limit of requests or bytes
-//! outstanding.
+//! On each wake-up, the connection answers the requests that have become ready, executes every
+//! complete request, and does one write and one read. A request whose reply is ready at once is
+//! answered in the same write. Reading stops while the connection has its limit of requests or
+//! bytes outstanding.
 
 use std::future::poll_fn;
 use std::io;
@@ -311,7 +311,7 @@ impl Transmission<'_> {
         self.admits(&request, cost_bytes(&request, checked, &self.session, self.input), cx)
     }
 
-    /// Executes every complete request. Returns why it stopped.
+    /// Executes every complete request. Returns the reason for the pause after them.
     fn execute_requests(&mut self, cx: &mut Context<'_>) -> Result<Pause, End> {
         let mut send_at = SEND_BYTES;
         while !self.is_ended {

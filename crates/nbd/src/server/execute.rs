@@ -30,7 +30,7 @@ pub(super) enum Outcome {
 /// A request in flight.
 pub(super) struct InFlight {
     request: Request,
-    /// The bytes that it holds until its reply has been sent.
+    /// The bytes that the request holds until its reply has been sent.
     pub(super) cost_bytes: u64,
     pending: Pin<Box<dyn Future<Output = Result<Outcome, Error>> + Send>>,
 }

@@ -54,7 +54,7 @@ struct Body {
     reserved: Box<dyn ReceiveBuffer>,
     /// The bytes missing in `reserved`.
     left_bytes: usize,
-    /// The bytes of the payload after those.
+    /// The number of bytes of the payload after these.
     rest_bytes: usize,
     /// Whether the whole payload is counted.
     is_admitted: bool,
@@ -93,7 +93,7 @@ impl Input {
         &self.buffer[self.start..self.end]
     }
 
-    /// Consumes `count` of those bytes.
+    /// Consumes `count` of the bytes that have arrived.
     pub(super) fn take(&mut self, count: usize) {
         self.start += count;
         if self.start == self.end {
@@ -134,7 +134,7 @@ impl Input {
         self.body = None;
     }
 
-    /// Performs one read, and returns its length. 0 is the end of the stream.
+    /// Performs one read, and returns its length, which is 0 at the end of the stream.
     pub(super) fn poll_fill(&mut self, cx: &mut Context<'_>, stream: &mut Stream) -> Poll<io::Result<usize>> {
         if self.body.as_ref().is_some_and(|body| body.left_bytes > 0) {
             return self.poll_fill_body(cx, stream);
