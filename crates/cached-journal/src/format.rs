@@ -347,13 +347,6 @@ impl BatchHeader {
         [is_magic, is_number, is_previous, is_life].iter().filter(|is_same| **is_same).count() >= 3
     }
 
-    /// Returns whether header and heads, as read from the disk, match the check under a life's
-    /// salt.
-    pub(crate) fn is_intact(&self, salt: u32, header_and_heads: &[u8]) -> bool {
-        header_and_heads.len() == self.layout().heads_end as usize
-            && self.check == Self::check_of(salt, header_and_heads)
-    }
-
     fn check_of(salt: u32, header_and_heads: &[u8]) -> u32 {
         checksum(salt, &[&header_and_heads[..4], &header_and_heads[8..]])
     }
@@ -443,17 +436,26 @@ pub(crate) fn decode_head<'a>(heads: &mut &'a [u8]) -> Option<(Head<'a>, Payload
     Some((head, payload))
 }
 
-/// Decodes all heads of a batch, or returns `None` if they do not match the batch's header.
+/// Decodes the heads of a batch. `header_and_heads` are its first bytes, as read from the disk; the
+/// error is the reason why they are not those of an intact batch of the life with this salt.
 pub(crate) fn decode_heads(
     header: &BatchHeader,
-    mut heads: &[u8],
-) -> Option<Vec<(Head<'static>, PayloadSum)>> {
+    salt: u32,
+    header_and_heads: &[u8],
+) -> Result<Vec<(Head<'static>, PayloadSum)>, &'static str> {
+    let is_whole = header_and_heads.len() == header.layout().heads_end as usize;
+    if !is_whole || header.check != BatchHeader::check_of(salt, header_and_heads) {
+        return Err("the batch does not match its checksum");
+    }
+    let wrong = "the batch's heads do not match its header";
+    let mut heads = &header_and_heads[BATCH_HEADER_BYTES..];
     let mut found = Vec::with_capacity((header.count as usize).min(heads.len() / HEAD_BYTES));
     let mut payload_bytes = 0;
     for _ in 0..header.count {
-        let (head, payload) = decode_head(&mut heads)?;
+        let (head, payload) = decode_head(&mut heads).ok_or(wrong)?;
         payload_bytes += u64::from(payload.bytes);
         found.push((head.into_owned(), payload));
     }
-    (heads.is_empty() && payload_bytes == u64::from(header.payload_bytes)).then_some(found)
+    let is_right = heads.is_empty() && payload_bytes == u64::from(header.payload_bytes);
+    if is_right { Ok(found) } else { Err(wrong) }
 }

@@ -6,9 +6,7 @@ use std::sync::Arc;
 use crate::append::{AlignedBuffer, Hold};
 use crate::disk::Disk;
 use crate::error::{Corruption, DiskError, OpenError, ReadError};
-use crate::format::{
-    BATCH_HEADER_BYTES, BLOCK_BYTES, BatchHeader, PayloadSum, batch_bytes_max, checksum, decode_heads,
-};
+use crate::format::{BLOCK_BYTES, BatchHeader, PayloadSum, batch_bytes_max, checksum, decode_heads};
 use crate::record::{Epochs, Head, Kind, Marks, Position};
 use crate::scan::{Chain, OpenSegment, PayloadPlace, Scanner};
 use crate::shared::Shared;
@@ -333,12 +331,6 @@ impl Source {
     }
 }
 
-impl std::fmt::Debug for Source {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.debug_struct("Source").finish_non_exhaustive()
-    }
-}
-
 /// A record that a [`Reader`] has read.
 #[derive(Debug)]
 pub struct Read<'a> {
@@ -475,12 +467,8 @@ impl Reader {
             let header = BatchHeader::peek(self.window.get(offset, BLOCK_BYTES), room).map_err(broken)?;
             let layout = header.layout();
             self.window.fetch(segment, offset, layout.total as usize)?;
-            let intact = self.window.get(offset, layout.heads_end as usize);
-            if !header.is_intact(chain.salt, intact) {
-                return Err(broken("the batch does not match its checksum"));
-            }
-            let heads = decode_heads(&header, &intact[BATCH_HEADER_BYTES..]);
-            let heads = heads.ok_or_else(|| broken("the batch's heads do not match its header"))?;
+            let header_and_heads = self.window.get(offset, layout.heads_end as usize);
+            let heads = decode_heads(&header, chain.salt, header_and_heads).map_err(broken)?;
             chain.follow(&header).map_err(broken)?;
             self.current = Some(Current {
                 offset,
@@ -516,11 +504,5 @@ impl Current {
                 return Some((at, payload_at));
             }
         }
-    }
-}
-
-impl std::fmt::Debug for Reader {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.debug_struct("Reader").field("segment", &self.log).finish_non_exhaustive()
     }
 }

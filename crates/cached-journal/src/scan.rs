@@ -8,8 +8,8 @@ use thiserror::Error;
 use crate::disk::DiskFile;
 use crate::error::{Corruption, DiskError, ReadError};
 use crate::format::{
-    BATCH_HEADER_BYTES, BLOCK_BYTES, BatchHeader, PayloadSum, SEGMENT_DATA_AT, SegmentHeader,
-    batch_bytes_max, checksum, decode_heads, salt,
+    BLOCK_BYTES, BatchHeader, PayloadSum, SEGMENT_DATA_AT, SegmentHeader, batch_bytes_max, checksum,
+    decode_heads, salt,
 };
 use crate::record::{Head, Position};
 
@@ -262,12 +262,8 @@ impl OpenSegment {
             let more = self.read(offset + BLOCK_BYTES as u64, &mut bytes[BLOCK_BYTES..])?;
             bytes.truncate(BLOCK_BYTES + more);
         }
-        let intact = bytes.get(..heads_end).filter(|bytes| header.is_intact(salt, bytes));
-        let Some(intact) = intact else {
-            return Err(ScanError::Break("the batch does not match its checksum"));
-        };
-        let heads = decode_heads(&header, &intact[BATCH_HEADER_BYTES..]);
-        let heads = heads.ok_or(ScanError::Break("the batch's heads do not match its header"))?;
+        let heads = decode_heads(&header, salt, bytes.get(..heads_end).unwrap_or(&bytes));
+        let heads = heads.map_err(ScanError::Break)?;
         Ok(ReadBatch { offset, header, heads })
     }
 

@@ -14,7 +14,7 @@ use crate::scan::{OpenSegment, Scanner};
 use crate::survey::{SUPERBLOCK_NAME, Survey, find_segments, read_superblock};
 
 /// A segment's file, in the result of [`inspect`].
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct SegmentReport {
     /// The name of the file.
     pub file: String,
@@ -34,7 +34,7 @@ pub struct SegmentReport {
 }
 
 /// The result of [`inspect`].
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Inspection {
     /// The random number that identifies the journal.
     pub journal: u64,
@@ -86,12 +86,9 @@ pub fn inspect(disk: &dyn Disk) -> Result<Inspection, OpenError> {
         });
         let mut report = SegmentReport {
             file: found.name.clone(),
-            life: 0,
             is_in_log: survey.iter().any(|survey| survey.log.iter().any(|log| log.at == at)),
-            batches: 0,
-            records: 0,
-            used_bytes: 0,
             header_problem,
+            ..SegmentReport::default()
         };
         if let Some((header, _)) = found.header() {
             let segment_bytes = superblock.segment_bytes;
@@ -107,20 +104,16 @@ pub fn inspect(disk: &dyn Disk) -> Result<Inspection, OpenError> {
         segments.push(report);
     }
     segments.sort_by_key(|report| report.life);
-    Ok(Inspection {
-        journal: superblock.journal,
-        segment_bytes: superblock.segment_bytes,
-        segments,
-        records: survey.as_ref().map(|survey| survey.records),
-        payload_bytes: survey.as_ref().map(|survey| survey.payload_bytes),
-        begin: survey
-            .as_ref()
-            .and_then(|survey| Some(Position(survey.log.first()?.segment.header.first_position))),
-        end: survey.as_ref().map(|survey| Position(survey.next_position)),
-        cut_off: survey.as_ref().and_then(|survey| survey.cut_off.clone()),
-        epochs: survey.map(|survey| survey.epochs).unwrap_or_default(),
-        problem,
-    })
+    let Superblock { journal, segment_bytes } = superblock;
+    let mut inspection = Inspection { journal, segment_bytes, segments, problem, ..Inspection::default() };
+    if let Some(survey) = survey {
+        inspection.records = Some(survey.records);
+        inspection.payload_bytes = Some(survey.payload_bytes);
+        inspection.begin = survey.log.first().map(|log| Position(log.segment.header.first_position));
+        inspection.end = Some(Position(survey.next_position));
+        (inspection.cut_off, inspection.epochs) = (survey.cut_off, survey.epochs);
+    }
+    Ok(inspection)
 }
 
 /// Passes the head of every record that the next open would replay to `each`, oldest first, with

@@ -75,7 +75,7 @@ pub enum Answered {
 }
 
 /// The negotiation of one connection.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Negotiation {
     tls: TlsMode,
     is_encrypted: bool,
@@ -109,15 +109,7 @@ impl Negotiation {
         out.extend_from_slice(&GREETING_MAGIC.to_be_bytes());
         out.extend_from_slice(&OPTION_MAGIC.to_be_bytes());
         out.extend_from_slice(&(handshake::FIXED_NEWSTYLE | handshake::NO_ZEROES).to_be_bytes());
-        Self {
-            tls,
-            is_encrypted: false,
-            flags: None,
-            is_structured: false,
-            contexts: None,
-            option_count: 0,
-            waiting: None,
-        }
+        Self { tls, ..Self::default() }
     }
 
     /// Processes at most one option of what the client has sent. Returns the number of bytes

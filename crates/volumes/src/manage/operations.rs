@@ -63,6 +63,12 @@ impl Volumes {
         self.lease_as(volume, Access { deleted, is_limited: !deleted, ..Access::default() }).await
     }
 
+    /// Leases a volume that must not be open. Its limits are not applied.
+    async fn lease_unused(&self, volume: VolumeId) -> Result<Lease> {
+        let lease = self.lease_as(volume, Access::default()).await?;
+        if lease.is_attached { Ok(lease) } else { Err(Error::InUse { owner: self.options.owner.clone() }) }
+    }
+
     async fn lease_as(&self, volume: VolumeId, access: Access) -> Result<Lease> {
         let lock = self.operation_lock(volume).lock_arc().await;
         if let Some(inner) = self.opened(volume) {
@@ -213,10 +219,7 @@ impl Volumes {
         settings.check()?;
         let volume = self.find(name).await?;
         // The volume's limits are not applied, because they may be the mistake to correct.
-        let lease = self.lease_as(volume, Access::default()).await?;
-        if !lease.is_attached {
-            return Err(Error::InUse { owner: self.options.owner.clone() });
-        }
+        let lease = self.lease_unused(volume).await?;
         let before = lease.inner.settings;
         let result = match lease.inner.set(settings).await {
             Ok(()) => replace_limits(&self.pool, volume, &before, &settings).await,
@@ -348,10 +351,7 @@ impl Volumes {
     /// See [`Volumes`]; `NoSuchVolume`; `InUse` if the volume is open, here or at another owner.
     pub async fn delete(&self, name: &str) -> Result<()> {
         let volume = self.find(name).await?;
-        let lease = self.lease_as(volume, Access::default()).await?;
-        if !lease.is_attached {
-            return Err(Error::InUse { owner: self.options.owner.clone() });
-        }
+        let lease = self.lease_unused(volume).await?;
         let recorded = async {
             self.pool.add_remains(volume).await?;
             self.pool.unpublish(name).await
