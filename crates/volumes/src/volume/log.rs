@@ -16,7 +16,7 @@ use futures_util::{StreamExt, TryStreamExt};
 
 use super::overlay::Order;
 use super::state::State;
-use super::write::{Content, Plan, WRITE_BYTES_MAX, is_short};
+use super::write::{Plan, WRITE_BYTES_MAX, Write, Written};
 use super::{Inner, Piece};
 use crate::error::{Error, Result};
 use crate::format::entry::{Entry, Kind, VolumeId};
@@ -258,13 +258,9 @@ impl Inner {
     /// Logs a short change of a part of an object that is not the volume's own, and keeps the
     /// change in memory. Returns the record's durability and whether the stored state leads to the
     /// record, or `None` if nothing was done. The caller holds the barrier and the object shared.
-    pub(super) async fn log_in_overlay(
-        &self,
-        piece: &Piece,
-        content: &Content,
-        durability: Durability,
-    ) -> Result<Option<(Durability, bool)>> {
-        if !is_short(piece, content, self.object_bytes) {
+    pub(super) async fn log_in_overlay(&self, write: &Write) -> Result<Option<Written>> {
+        let piece = &write.piece;
+        if !write.is_short(self.object_bytes) {
             return Ok(None);
         }
         let base = {
@@ -274,12 +270,10 @@ impl Inner {
                 _ => return Ok(None),
             }
         };
-        let record = record_of(piece, base, content);
+        let record = record_of(write, base);
         let place = |state: &mut State| state.overlays.place(&record);
-        let Some((durability, order)) = self.append(&record, content, durability, place).await? else {
-            return Ok(None);
-        };
-        let data = content.data();
+        let Some((durability, order)) = self.append(&record, write, place).await? else { return Ok(None) };
+        let data = write.content.data();
         let mut state = self.state.lock();
         state.overlays.add(piece.index, (piece.within, piece.length), data, order);
         Ok(Some((durability, is_reached(&state, piece.index, base))))
@@ -287,21 +281,15 @@ impl Inner {
 
     /// Changes a part of an own object whose entry is not stored yet, and logs the change over
     /// `base`, the entry in the stored map. Returns the same as [`Self::log_in_overlay`].
-    pub(super) async fn write_and_log(
-        &self,
-        piece: &Piece,
-        (allocation, base): (u64, Entry),
-        content: &Content,
-        durability: Durability,
-    ) -> Result<(Durability, bool)> {
-        let record = record_of(piece, base, content);
+    pub(super) async fn write_and_log(&self, write: &Write, allocation: u64, base: Entry) -> Result<Written> {
+        let record = record_of(write, base);
         let place = |state: &mut State| state.overlays.place_beside(&record);
-        let in_place = self.write_in_place(piece, allocation, content, durability);
-        let logged = self.append(&record, content, durability, place);
+        let in_place = self.write_in_place(write, allocation);
+        let logged = self.append(&record, write, place);
         let (in_place, logged) = futures_util::future::join(in_place, logged).await;
         let ((is, is_recorded), logged) = (in_place?, logged?);
         let Some((logged, _)) = logged else { return Ok((is, is_recorded)) };
-        let is_reached = is_reached(&self.state.lock(), piece.index, base);
+        let is_reached = is_reached(&self.state.lock(), write.piece.index, base);
         Ok((is.min(logged), is_recorded || is_reached))
     }
 
@@ -310,8 +298,7 @@ impl Inner {
     async fn append(
         &self,
         record: &OverlayRecord,
-        content: &Content,
-        durability: Durability,
+        write: &Write,
         place: impl Fn(&mut State) -> Option<(Taken, Order)>,
     ) -> Result<Option<(Durability, Order)>> {
         let mut tries = 0;
@@ -320,12 +307,12 @@ impl Inner {
             let Some((taken, order)) = place(&mut self.state.lock()) else { return Ok(None) };
             let (log, place) = (taken.log, taken.place);
             let mut bytes = Segments::from(record.encode(log, self.space.volume, place).to_vec());
-            bytes.append(content.data().cloned().unwrap_or_default());
+            bytes.append(write.content.data().cloned().unwrap_or_default());
             // Less than a sector.
             bytes.append(Segments::zeros((record.log_bytes() - bytes.len_bytes() as u64) as usize));
             let object = self.space.object(Kind::Overlay(log.allocation, place.part));
             let request = WriteRequest::new(object, place.offset.into(), bytes);
-            let request = request.terms(self.space.terms(durability, Condition::None));
+            let request = request.terms(self.space.terms(write.durability, Condition::None));
             match self.space.store().write(request).await {
                 Ok(ChangeReply { durability, .. }) => return Ok(Some((durability, order))),
                 // A late write has the same bytes, and later records take precedence over it.
@@ -344,13 +331,13 @@ fn is_reached(state: &State, index: u32, base: Entry) -> bool {
     state.recorded.get(index) == base || state.is_recorded(index)
 }
 
-fn record_of(piece: &Piece, base: Entry, content: &Content) -> OverlayRecord {
-    let data_sum = content.data().map(|data| {
+fn record_of(write: &Write, base: Entry) -> OverlayRecord {
+    let data_sum = write.content.data().map(|data| {
         let mut sum = crc32fast::Hasher::new();
         data.iter().for_each(|segment| sum.update(segment.as_slice()));
         sum.finalize()
     });
-    let &Piece { index, within, length, .. } = piece;
+    let Piece { index, within, length, .. } = write.piece;
     OverlayRecord { base, index, within, length, data_sum }
 }
 

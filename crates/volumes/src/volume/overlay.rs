@@ -24,7 +24,7 @@ use blocker::{Durability, Error as Store, Quota, Reply, Segments, WriteMode};
 
 use super::log::{Logs, Renewal, Taken};
 use super::runs::{Run, Runs, Source};
-use super::write::{Content, Plan, is_short};
+use super::write::{Plan, Write};
 use super::{Inner, Piece};
 use crate::error::Result;
 use crate::format::entry::Entry;
@@ -348,17 +348,13 @@ impl Inner {
     /// Keeps a change in memory if possible: a short change of a part of an object that is not the
     /// volume's own, which need only be *cached* in this process. Returns whether the change was
     /// kept. The caller holds the barrier and the object shared, or the object exclusively.
-    pub(super) fn keep_in_overlay(
-        &self,
-        piece: &Piece,
-        content: &Content,
-        durability: Durability,
-    ) -> Result<bool> {
+    pub(super) fn keep_in_overlay(&self, write: &Write) -> Result<bool> {
+        let Write { piece, content, durability } = write;
         // A cache that writes this volume through would acknowledge a write only once the store has
         // it.
         let is_cached = matches!(self.settings.write, None | Some(WriteMode::Back));
-        let is_enough = durability == Durability::Cached && is_cached && !self.promises.records_at_once;
-        if !is_enough || !is_short(piece, content, self.object_bytes) {
+        let is_enough = *durability == Durability::Cached && is_cached && !self.promises.records_at_once;
+        if !is_enough || !write.is_short(self.object_bytes) {
             return Ok(false);
         }
         let mut state = self.state.lock();

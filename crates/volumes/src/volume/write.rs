@@ -53,6 +53,24 @@ impl Content {
     }
 }
 
+/// A change of a part of an object.
+pub(super) struct Write {
+    pub(super) piece: Piece,
+    pub(super) content: Content,
+    /// The durability that the change must reach.
+    pub(super) durability: Durability,
+}
+
+impl Write {
+    /// Returns whether an overlay can hold the change.
+    pub(super) fn is_short(&self, object_bytes: u64) -> bool {
+        self.content.data().is_none() || self.piece.length <= WRITE_BYTES_MAX.min(object_bytes / 4)
+    }
+}
+
+/// The durability that a change has reached, and whether the entry of its object is stored.
+pub(super) type Written = (Durability, bool);
+
 impl Volume {
     /// Writes as [`Self::write`] does. The answer is ready at once if the write need not wait. A
     /// pending answer must be polled to completion, or dropped, because snapshots wait for it.
@@ -90,17 +108,17 @@ impl Inner {
             }
             self.plan(&state, &piece).ok()?
         };
-        let content = Content::Data(data.clone());
+        let write = Write { piece, content: Content::Data(data.clone()), durability };
         let allocation = match plan {
             Plan::InPlace { allocation, logged_base: None } => allocation,
             Plan::InPlace { .. } | Plan::New => return None,
             Plan::Overlay { .. } => {
                 self.try_look_at_quota(&piece);
-                let is_kept = self.keep_in_overlay(&piece, &content, durability).ok()?;
+                let is_kept = self.keep_in_overlay(&write).ok()?;
                 return is_kept.then_some(Answer::Ready(Ok(Durability::Cached)));
             }
         };
-        let begun = match self.send(&piece, allocation, &content, durability, Condition::Present) {
+        let begun = match self.send(&write, allocation, Condition::Present) {
             // Before more than *cached* is promised, `complete` checks that this owner still has
             // the volume.
             Reply::Ready(Ok(_)) if durability == Durability::Cached && self.is_kept(piece.index) => {
@@ -110,10 +128,9 @@ impl Inner {
         };
         let inner = Arc::clone(self);
         Some(Answer::Pending(Box::pin(async move {
-            let (is, is_recorded) =
-                inner.finish_in_place(&piece, allocation, &content, durability, begun).await?;
+            let written = inner.finish_in_place(&write, allocation, begun).await?;
             drop((barrier, shared));
-            inner.complete(is, is_recorded, durability).await
+            inner.complete(written, durability).await
         })))
     }
 
@@ -136,17 +153,17 @@ impl Inner {
         self.check_writable()?;
         self.merge_if_scarce().await;
         self.ensure_allocations().await?;
-        let (is, is_recorded) = {
+        let written = {
             let _barrier = self.barrier.read().await;
             self.state.lock().check_range(offset, length)?;
             let mut pieces = pieces(self.object_bytes, offset, length);
             let Some(first) = pieces.next() else { return Ok(durability) };
             if first.length == length {
-                self.write_piece(first, Content::Data(data), durability).await?
+                self.write_piece(Write { piece: first, content: Content::Data(data), durability }).await?
             } else {
                 let writes = std::iter::once(first).chain(pieces).map(|piece| {
                     let part = data.slice(piece.at as usize..(piece.at + piece.length) as usize);
-                    self.write_piece(piece, Content::Data(part), durability)
+                    self.write_piece(Write { piece, content: Content::Data(part), durability })
                 });
                 let mut all = (Durability::Stored, true);
                 for (is, is_recorded) in
@@ -157,18 +174,13 @@ impl Inner {
                 all
             }
         };
-        self.complete(is, is_recorded, durability).await
+        self.complete(written, durability).await
     }
 
     /// Records the allocations of a change that must be more durable than *cached* in this process.
     /// Returns the durability reached.
-    pub(super) async fn complete(
-        &self,
-        is: Durability,
-        is_recorded: bool,
-        wanted: Durability,
-    ) -> Result<Durability> {
-        if let Some(promised) = self.promised(is, is_recorded, wanted) {
+    async fn complete(&self, written: Written, wanted: Durability) -> Result<Durability> {
+        if let Some(promised) = self.promised(written, wanted) {
             if wanted > Durability::Cached {
                 self.check_held().await?;
             }
@@ -180,12 +192,7 @@ impl Inner {
 
     /// Returns the durability that a change can be acknowledged with, or `None` if allocations have
     /// to be recorded first.
-    pub(super) fn promised(
-        &self,
-        is: Durability,
-        is_recorded: bool,
-        wanted: Durability,
-    ) -> Option<Durability> {
+    fn promised(&self, (is, is_recorded): Written, wanted: Durability) -> Option<Durability> {
         let is_recorded = is_recorded && !self.state.lock().is_in_doubt();
         if is_recorded {
             // If nothing below refuses a deposed owner's changes, no more is acknowledged than was
@@ -216,27 +223,22 @@ impl Inner {
         self.reserve_allocations(recorder).await
     }
 
-    /// Writes a part of an object. Returns the durability of the bytes, and whether the object's
-    /// entry is stored. The caller holds the barrier shared.
-    pub(super) async fn write_piece(
-        &self,
-        piece: Piece,
-        content: Content,
-        durability: Durability,
-    ) -> Result<(Durability, bool)> {
+    /// Writes a part of an object. The caller holds the barrier shared.
+    pub(super) async fn write_piece(&self, write: Write) -> Result<Written> {
+        let (write, piece) = (&write, &write.piece);
         let lock = self.lock_of(piece.index);
         if !self.space.is_stamped() {
             let _shared = lock.read().await;
-            match self.planned(&piece)? {
+            match self.planned(piece)? {
                 Plan::InPlace { allocation, logged_base } => {
-                    return self.write_own(&piece, (allocation, logged_base), &content, durability).await;
+                    return self.write_own(write, allocation, logged_base).await;
                 }
                 Plan::Overlay { .. } => {
-                    self.look_at_quota(&piece).await;
-                    if self.keep_in_overlay(&piece, &content, durability)? {
+                    self.look_at_quota(piece).await;
+                    if self.keep_in_overlay(write)? {
                         return Ok((Durability::Cached, false));
                     }
-                    if let Some(logged) = self.log_in_overlay(&piece, &content, durability).await? {
+                    if let Some(logged) = self.log_in_overlay(write).await? {
                         return Ok(logged);
                     }
                 }
@@ -244,20 +246,17 @@ impl Inner {
             }
         }
         let _alone = lock.write().await;
-        match self.planned(&piece)? {
-            Plan::InPlace { allocation, logged_base } => {
-                self.write_own(&piece, (allocation, logged_base), &content, durability).await
-            }
+        match self.planned(piece)? {
+            Plan::InPlace { allocation, logged_base } => self.write_own(write, allocation, logged_base).await,
             Plan::Overlay { .. } => {
-                if self.keep_in_overlay(&piece, &content, durability)? {
+                if self.keep_in_overlay(write)? {
                     return Ok((Durability::Cached, false));
                 }
                 let allocation = self.allocate_copy(piece.index).await?;
-                self.write_in_place(&piece, allocation, &content, durability).await
+                self.write_in_place(write, allocation).await
             }
             Plan::New => {
-                let send =
-                    |allocation| self.send(&piece, allocation, &content, durability, Condition::Absent);
+                let send = |allocation| self.send(write, allocation, Condition::Absent);
                 let reply = self.allocate(piece.index, send).await?;
                 Ok((reply.durability, false))
             }
@@ -319,45 +318,31 @@ impl Inner {
     }
 
     /// Writes a part of an own object, and logs it if necessary.
-    async fn write_own(
-        &self,
-        piece: &Piece,
-        (allocation, logged_base): (u64, Option<Entry>),
-        content: &Content,
-        durability: Durability,
-    ) -> Result<(Durability, bool)> {
-        match logged_base.filter(|_| is_short(piece, content, self.object_bytes)) {
-            Some(base) => self.write_and_log(piece, (allocation, base), content, durability).await,
-            None => self.write_in_place(piece, allocation, content, durability).await,
+    async fn write_own(&self, write: &Write, allocation: u64, logged_base: Option<Entry>) -> Result<Written> {
+        match logged_base.filter(|_| write.is_short(self.object_bytes)) {
+            Some(base) => self.write_and_log(write, allocation, base).await,
+            None => self.write_in_place(write, allocation).await,
         }
     }
 
-    pub(super) async fn write_in_place(
-        &self,
-        piece: &Piece,
-        allocation: u64,
-        content: &Content,
-        durability: Durability,
-    ) -> Result<(Durability, bool)> {
+    pub(super) async fn write_in_place(&self, write: &Write, allocation: u64) -> Result<Written> {
         // If the object was lost in the store below, it must not be recreated from this write and
         // zeros.
-        let begun = self.send(piece, allocation, content, durability, Condition::Present);
-        self.finish_in_place(piece, allocation, content, durability, begun).await
+        let begun = self.send(write, allocation, Condition::Present);
+        self.finish_in_place(write, allocation, begun).await
     }
 
     /// Continues [`Self::write_piece`] for an own object, beginning with the store's first
     /// response.
-    pub(super) async fn finish_in_place(
+    async fn finish_in_place(
         &self,
-        piece: &Piece,
+        write: &Write,
         allocation: u64,
-        content: &Content,
-        durability: Durability,
         begun: Reply<ChangeReply>,
-    ) -> Result<(Durability, bool)> {
-        let send = || self.send(piece, allocation, content, durability, Condition::Present);
-        let reply = self.change_in_place(piece.index, allocation, begun, send).await?;
-        Ok((reply.durability, self.state.lock().is_recorded(piece.index)))
+    ) -> Result<Written> {
+        let send = || self.send(write, allocation, Condition::Present);
+        let reply = self.change_in_place(write.piece.index, allocation, begun, send).await?;
+        Ok((reply.durability, self.state.lock().is_recorded(write.piece.index)))
     }
 
     /// Completes a change of an own object. If its outcome is unknown, the object is queried, which
@@ -403,17 +388,11 @@ impl Inner {
         }
     }
 
-    pub(super) fn send(
-        &self,
-        piece: &Piece,
-        allocation: u64,
-        content: &Content,
-        durability: Durability,
-        condition: Condition,
-    ) -> Reply<ChangeReply> {
+    fn send(&self, write: &Write, allocation: u64, condition: Condition) -> Reply<ChangeReply> {
+        let piece = &write.piece;
         let object = self.space.object(Kind::Data(allocation, piece.index));
-        let terms = self.space.terms(durability, condition);
-        match content {
+        let terms = self.space.terms(write.durability, condition);
+        match &write.content {
             Content::Data(data) => {
                 self.space.store().write(WriteRequest::new(object, piece.within, data.clone()).terms(terms))
             }
@@ -423,11 +402,6 @@ impl Inner {
             }
         }
     }
-}
-
-/// Returns whether an overlay can hold the change.
-pub(super) fn is_short(piece: &Piece, content: &Content, object_bytes: u64) -> bool {
-    content.data().is_none() || piece.length <= WRITE_BYTES_MAX.min(object_bytes / 4)
 }
 
 /// The result of an attempt to create an object.

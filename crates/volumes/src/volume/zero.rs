@@ -7,7 +7,7 @@
 use blocker::{BlockerExt, Condition, DiscardRequest, Durability, Hints};
 
 use super::state::DROPS_MAX;
-use super::write::{Content, Plan};
+use super::write::{Content, Plan, Write};
 use super::{Inner, Piece, Volume, pieces};
 use crate::error::{Error, Result};
 use crate::format::entry::{Entry, Kind};
@@ -111,7 +111,8 @@ impl Inner {
                 return Ok(());
             }
         }
-        self.write_piece(piece, Content::Zeroes, Durability::Cached).await.map(drop)
+        let write = Write { piece, content: Content::Zeroes, durability: Durability::Cached };
+        self.write_piece(write).await.map(drop)
     }
 
     /// Zeroes a part of an own object. The caller holds the object exclusively.
