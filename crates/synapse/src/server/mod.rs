@@ -263,7 +263,7 @@ counters! {
         connections => "synapse_connections_total",
         /// Connections refused, for any reason.
         refused => "synapse_connections_refused_total",
-        /// Connections closed because their client violated the protocol.
+        /// Connections closed because their client broke the protocol.
         broken => "synapse_connections_broken_total",
         /// Connections closed because their client was silent.
         silent => "synapse_connections_silent_total",
