@@ -58,13 +58,13 @@ fn status(cache: &ObjectCache) -> Value {
 
 async fn detach(cache: WeakObjectCache, request: Request) -> Response {
     let Some(cache) = cache.upgrade() else { return ended() };
-    tracing::info!(peer = %request.peer(), "the admin listener detaches the object cache");
+    tracing::info!(peer = %request.peer, "the admin listener detaches the object cache");
     switch(&cache, &request, cache.detach_cache(None)).await
 }
 
 async fn attach(cache: WeakObjectCache, request: Request) -> Response {
     let Some(cache) = cache.upgrade() else { return ended() };
-    tracing::info!(peer = %request.peer(), "the admin listener attaches the object cache");
+    tracing::info!(peer = %request.peer, "the admin listener attaches the object cache");
     switch(&cache, &request, cache.attach_cache(None)).await
 }
 
@@ -73,7 +73,7 @@ async fn switch(
     request: &Request,
     switched: impl Future<Output = Result<()>>,
 ) -> Response {
-    let body = match request.body() {
+    let body = match &request.body[..] {
         [] => Ok(Switch::default()),
         body => serde_json::from_slice(body),
     };
@@ -91,7 +91,7 @@ async fn switch(
     if let Some(why) = why {
         answer["why"] = json!(why);
     } else if !is_done && answer["why"].is_null() {
-        answer["why"] = json!("what is dirty is not stored yet, or changes are under way");
+        answer["why"] = json!("dirty data are not stored yet, or changes are in progress");
     }
     Response::json(&answer)
 }
@@ -144,9 +144,10 @@ fn list(cache: &ObjectCache, name: Option<String>) -> Response {
                 }
                 Response::json(&value)
             }
-            None => {
-                Response::failure(404, format_args!("no namespace {name:?} is configured, or has been used"))
-            }
+            None => Response::failure(
+                404,
+                format_args!("the namespace {name:?} is neither configured nor in use"),
+            ),
         };
     }
     all.sort_by_key(|of| Reverse((of.dirty_bytes, of.cached_bytes)));
@@ -189,7 +190,7 @@ fn value(of: &NamespaceCounters) -> Value {
 
 async fn set(cache: WeakObjectCache, request: Request) -> Response {
     let Some(cache) = cache.upgrade() else { return ended() };
-    let Set { namespace, write, mut settings, wait_ms } = match serde_json::from_slice(request.body()) {
+    let Set { namespace, write, mut settings, wait_ms } = match serde_json::from_slice(&request.body) {
         Ok(body) => body,
         Err(error) => {
             let form = "{\"namespace\": \"NAME\", \"write\": \"back\"}";
@@ -205,14 +206,14 @@ async fn set(cache: WeakObjectCache, request: Request) -> Response {
         return Response::failure(400, "give a write mode, or settings, or both");
     }
     let values = serde_json::to_string(&settings).unwrap_or_default();
-    tracing::info!(peer = %request.peer(), %namespace, settings = values, "the admin listener changes a namespace");
+    tracing::info!(peer = %request.peer, %namespace, settings = values, "the admin listener changes a namespace");
     // The remaining data is stored in the background, without a waiting caller.
     match tokio::time::timeout(wait_of(wait_ms), cache.change_namespace(&name, &settings, None)).await {
         Ok(Ok(())) => Response::json(&json!({ "done": true })),
         Ok(Err(error @ (Error::Invalid(_) | Error::OutOfSpace(_)))) => Response::failure(409, error),
         Ok(Err(error)) => Response::json(&json!({ "done": false, "why": error.to_string() })),
         Err(_) => {
-            let why = "changes of the mode before are under way, or not stored yet";
+            let why = "changes made in the previous mode are in progress, or not stored yet";
             Response::json(&json!({ "done": false, "why": why }))
         }
     }
@@ -229,7 +230,7 @@ fn name_of(text: &str) -> blocker::Result<Namespace> {
 
 async fn remove(cache: WeakObjectCache, request: Request) -> Response {
     let Some(cache) = cache.upgrade() else { return ended() };
-    let Remove { namespace, flush, discard_dirty, wait_ms } = match serde_json::from_slice(request.body()) {
+    let Remove { namespace, flush, discard_dirty, wait_ms } = match serde_json::from_slice(&request.body) {
         Ok(body) => body,
         Err(error) => {
             return Response::failure(400, format_args!("give {{\"namespace\": \"NAME\"}}: {error}"));
@@ -244,24 +245,24 @@ async fn remove(cache: WeakObjectCache, request: Request) -> Response {
         (true, false) => DirtyData::Store,
         (false, true) => DirtyData::Discard,
         (true, true) => {
-            let why =
-                "flush and discard_dirty exclude each other: data that are not stored are stored or dropped";
+            let why = "flush and discard_dirty exclude each other: dirty data are either stored or discarded";
             return Response::failure(400, why);
         }
     };
-    tracing::info!(peer = %request.peer(), %namespace, ?dirty_data, "the admin listener removes a namespace");
+    tracing::info!(peer = %request.peer, %namespace, ?dirty_data, "the admin listener removes a namespace");
     match tokio::time::timeout(wait_of(wait_ms), cache.remove_namespace(name, dirty_data, None)).await {
         Ok(Ok(removed)) => Response::json(&json!({
             "done": true,
             "dropped_bytes": removed.dropped_bytes,
             "discarded_bytes": removed.discarded_bytes,
         })),
-        Ok(Err(Error::Missing)) => {
-            Response::failure(404, format_args!("no namespace {namespace:?} is configured, or has been used"))
-        }
+        Ok(Err(Error::Missing)) => Response::failure(
+            404,
+            format_args!("the namespace {namespace:?} is neither configured nor in use"),
+        ),
         Ok(Err(error @ Error::Denied(_))) => Response::failure(409, error),
         Ok(Err(error)) => Response::json(&json!({ "done": false, "why": error.to_string() })),
-        Err(_) => Response::json(&json!({ "done": false, "why": "its data are not stored yet" })),
+        Err(_) => Response::json(&json!({ "done": false, "why": "its dirty data are not stored yet" })),
     }
 }
 

@@ -92,7 +92,7 @@ const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=
 fn metrics(registry: &Registry, accept: &str) -> Response {
     let gathered = registry.gather();
     for error in &gathered.errors {
-        tracing::debug!(cause = %error, "a metric was left out");
+        tracing::debug!(cause = %error, "a metric was omitted");
     }
     if prefers_openmetrics(accept) {
         Response::new(200, OPENMETRICS, render::openmetrics(&gathered.families))
@@ -185,7 +185,7 @@ pub fn add_routes(routes: &Routes, reloader: &Arc<Reloader>, drain: &Drain, log:
     });
     let drain = drain.clone();
     routes.post_now("/drain", move |request| {
-        tracing::info!(peer = %request.peer(), "the admin listener requests the end");
+        tracing::info!(peer = %request.peer, "the admin listener requests the end");
         drain.request();
         Response::json(&json!({ "draining": true }))
     });
@@ -208,11 +208,11 @@ pub fn add_routes(routes: &Routes, reloader: &Arc<Reloader>, drain: &Drain, log:
             Ok(after) => {
                 let lines = log.tail(after);
                 let next = lines.last().map(|line| line.id + 1);
-                let has_token = request.has_token();
+                let has_token = request.has_token;
                 let lines: Vec<Value> = lines.into_iter().map(|record| line(record, has_token)).collect();
                 Response::json(&json!({ "next": next, "lines": lines }))
             }
-            Err(_) => Response::failure(400, "after must be the number of a line"),
+            Err(_) => Response::failure(400, "after must be the ID of a line"),
         }
     });
 }

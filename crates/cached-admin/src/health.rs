@@ -21,24 +21,19 @@ pub struct Health {
     inner: Arc<Mutex<Inner>>,
 }
 
-#[derive(Default)]
 struct Inner {
-    /// The reason why the startup is not complete; `None` once it is.
-    starting: Starting,
+    /// The step for which the startup waits; `None` once the startup is complete.
+    starting: Option<String>,
     draining: Option<String>,
     live: Vec<Check>,
     ready: Vec<Check>,
     notes: Vec<Check>,
 }
 
-enum Starting {
-    Waiting(String),
-    Done,
-}
-
-impl Default for Starting {
+impl Default for Inner {
     fn default() -> Self {
-        Starting::Waiting("the program is starting".into())
+        let starting = Some("the program is starting".into());
+        Inner { starting, draining: None, live: Vec::new(), ready: Vec::new(), notes: Vec::new() }
     }
 }
 
@@ -77,15 +72,14 @@ impl Health {
 
     /// Records the step for which the startup waits. Has no effect once the startup is complete.
     pub fn set_starting(&self, line: impl Into<String>) {
-        let mut inner = self.inner.lock();
-        if matches!(inner.starting, Starting::Waiting(_)) {
-            inner.starting = Starting::Waiting(line.into());
+        if let Some(starting) = &mut self.inner.lock().starting {
+            *starting = line.into();
         }
     }
 
     /// Records that the startup is complete.
     pub fn set_started(&self) {
-        self.inner.lock().starting = Starting::Done;
+        self.inner.lock().starting = None;
     }
 
     /// Records that the program is about to end, for this reason. From now on, the program is not
@@ -100,8 +94,8 @@ impl Health {
         let inner = self.inner.lock();
         match (&inner.draining, &inner.starting) {
             (Some(_), _) => Stage::Draining,
-            (None, Starting::Done) => Stage::Serving,
-            (None, Starting::Waiting(_)) => Stage::Starting,
+            (None, None) => Stage::Serving,
+            (None, Some(_)) => Stage::Starting,
         }
     }
 
@@ -117,11 +111,7 @@ impl Health {
     pub fn not_ready(&self) -> Vec<String> {
         let (mut reasons, checks, live) = {
             let inner = self.inner.lock();
-            let waiting = match &inner.starting {
-                Starting::Waiting(line) => Some(line.clone()),
-                Starting::Done => None,
-            };
-            let reasons: Vec<String> = inner.draining.iter().cloned().chain(waiting).collect();
+            let reasons: Vec<String> = inner.draining.iter().chain(&inner.starting).cloned().collect();
             (reasons, inner.ready.clone(), inner.live.clone())
         };
         // Outside the lock, because a check may use this state.
@@ -140,10 +130,7 @@ impl Health {
     /// Returns the step for which the startup waits; `None` if the startup is complete.
     #[must_use]
     pub fn not_started(&self) -> Option<String> {
-        match &self.inner.lock().starting {
-            Starting::Waiting(line) => Some(line.clone()),
-            Starting::Done => None,
-        }
+        self.inner.lock().starting.clone()
     }
 }
 

@@ -1,24 +1,20 @@
 //! The listener: its sockets, its thread, and the limit on connections.
 
-use std::convert::Infallible;
-use std::net::{SocketAddr, TcpListener as StdListener};
+use std::io;
+use std::net::{SocketAddr, TcpListener as StdListener, ToSocketAddrs};
 use std::os::fd::OwnedFd;
-use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
-use std::{fmt, io};
 
 use bytes::Bytes;
+use cached_http::{Answer, Data, ResponseBody, ServerLimits, Socket};
 use cached_metrics::{Counter, Registration, Registry, counters};
 use cached_tls::ServerTls;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
 use hyper::header::{ALLOW, HeaderValue};
-use hyper::server::conn::http1;
-use hyper::service::service_fn;
-use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Builder;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
@@ -26,60 +22,42 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use crate::health::Health;
 use crate::routes::{Found, Gate, Request, Response, Routes, absent};
 use crate::status::Status;
-use crate::table::{AdminConfig, Tokens};
+use crate::table::AdminConfig;
 
 /// The reason why the listener cannot be opened, as a single line.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AdminError {
     /// An address cannot be listened on.
+    #[error("admin.listen: cannot listen on {address}: {cause}")]
     Listen {
         /// The address.
         address: String,
         /// The system's error.
+        #[source]
         cause: io::Error,
     },
     /// An address can be reached from other machines, and there is no token.
+    #[error(
+        "admin.listen: {address} can be reached from other machines, and there is no token: name a \
+         token_file, or listen on 127.0.0.1"
+    )]
     Exposed {
         /// The address.
         address: SocketAddr,
     },
     /// A thread or its runtime cannot be created.
-    Thread(io::Error),
-}
-
-impl fmt::Display for AdminError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            AdminError::Listen { address, cause } => {
-                write!(f, "admin.listen: cannot listen on {address}: {cause}")
-            }
-            AdminError::Exposed { address } => write!(
-                f,
-                "admin.listen: {address} can be reached from other machines, and there is no token: name a \
-                 token_file, or listen on 127.0.0.1"
-            ),
-            AdminError::Thread(cause) => write!(f, "cannot start the thread of the admin listener: {cause}"),
-        }
-    }
-}
-
-impl std::error::Error for AdminError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            AdminError::Listen { cause, .. } | AdminError::Thread(cause) => Some(cause),
-            AdminError::Exposed { .. } => None,
-        }
-    }
+    #[error("cannot start the thread of the admin listener: {0}")]
+    Thread(#[source] io::Error),
 }
 
 /// The running listener and what it serves. It ends when this is dropped.
+#[derive(Debug)]
 pub struct AdminServer {
     routes: Routes,
     registry: Registry,
     health: Health,
-    status: Status,
-    tokens: Option<Tokens>,
+    pub(crate) status: Status,
     addresses: Vec<SocketAddr>,
     memory_bytes_max: u64,
     has_tls: bool,
@@ -106,11 +84,7 @@ impl AdminServer {
     ) -> Result<AdminServer, AdminError> {
         let (mut sockets, mut copies) = (Vec::new(), Vec::new());
         for address in &config.listen {
-            let more = match adopt(address, &config)? {
-                adopted if adopted.is_empty() => open(address, config.tokens.is_some())?,
-                adopted => adopted,
-            };
-            for (socket, bound) in more {
+            for (socket, bound) in open(address, &config)? {
                 let copy = socket.try_clone().map_err(AdminError::Thread)?;
                 copies.push((address.clone(), OwnedFd::from(copy)));
                 sockets.push((socket, bound));
@@ -123,8 +97,7 @@ impl AdminServer {
         let registration = crate::control::register(&registry, &counts, program, version, &health);
         crate::control::add_common_routes(&routes, &registry, &health, &status);
         crate::control::add_console_routes(&routes);
-        let service = Arc::new(Service::new(&config, routes.clone(), health.clone(), counts));
-        let tokens = config.tokens.clone();
+        let memory_bytes_max = config.memory_bytes_max();
         let (end, ended) = oneshot::channel();
         let (begin, begun) = oneshot::channel();
         let begin = config.is_held.then_some(begin);
@@ -141,6 +114,8 @@ impl AdminServer {
         let permits = Arc::new(Semaphore::new(config.connections_max));
         let tls = config.tls.clone();
         let has_tls = tls.is_some();
+        let config = AdminConfig { inherited: Vec::new(), ..config };
+        let service = Arc::new(Service::new(config, routes.clone(), health.clone(), counts));
         let history = status.clone();
         let body = move || {
             runtime.block_on(async move {
@@ -170,9 +145,8 @@ impl AdminServer {
             registry,
             health,
             status,
-            tokens,
             addresses,
-            memory_bytes_max: config.memory_bytes_max(),
+            memory_bytes_max,
             has_tls,
             copies,
             begin: Mutex::new(begin),
@@ -198,18 +172,6 @@ impl AdminServer {
     #[must_use]
     pub fn health(&self) -> &Health {
         &self.health
-    }
-
-    /// Returns the state that `/status.json` shows.
-    #[must_use]
-    pub fn status(&self) -> &Status {
-        &self.status
-    }
-
-    /// Returns the tokens, if any are configured.
-    #[must_use]
-    pub fn tokens(&self) -> Option<&Tokens> {
-        self.tokens.as_ref()
     }
 
     /// Starts to accept connections, if accepting was [held](AdminConfig::is_held).
@@ -256,47 +218,35 @@ impl Drop for AdminServer {
     }
 }
 
-impl fmt::Debug for AdminServer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AdminServer").field("addresses", &self.addresses).finish_non_exhaustive()
-    }
-}
-
-/// Returns the sockets of one address, which another process has opened.
-fn adopt(address: &str, config: &AdminConfig) -> Result<Vec<(StdListener, SocketAddr)>, AdminError> {
+/// Returns the sockets of one address, which may be a name that resolves to several: those that
+/// another process has opened, or else new ones.
+fn open(address: &str, config: &AdminConfig) -> Result<Vec<(StdListener, SocketAddr)>, AdminError> {
     let failed = |cause| AdminError::Listen { address: address.to_owned(), cause };
+    let check = |address: SocketAddr| match config.tokens {
+        None if !address.ip().is_loopback() => Err(AdminError::Exposed { address }),
+        _ => Ok(()),
+    };
     let mut sockets = Vec::new();
     for (_, socket) in config.inherited.iter().filter(|(name, _)| name == address) {
-        let socket = socket.try_clone().map_err(failed)?;
-        socket.set_nonblocking(true).map_err(failed)?;
-        let bound = socket.local_addr().map_err(failed)?;
-        if config.tokens.is_none() && !bound.ip().is_loopback() {
-            return Err(AdminError::Exposed { address: bound });
-        }
-        sockets.push((socket, bound));
+        sockets.push(socket.try_clone().map_err(failed)?);
     }
-    Ok(sockets)
-}
-
-/// Opens the sockets of one address, which may be a name that resolves to several.
-fn open(address: &str, has_tokens: bool) -> Result<Vec<(StdListener, SocketAddr)>, AdminError> {
-    let failed = |cause| AdminError::Listen { address: address.to_owned(), cause };
-    let candidates: Vec<SocketAddr> =
-        std::net::ToSocketAddrs::to_socket_addrs(address).map_err(failed)?.collect();
-    let mut sockets = Vec::new();
-    for candidate in candidates {
-        if !has_tokens && !candidate.ip().is_loopback() {
-            return Err(AdminError::Exposed { address: candidate });
+    if sockets.is_empty() {
+        for candidate in address.to_socket_addrs().map_err(failed)? {
+            check(candidate)?;
+            sockets.push(StdListener::bind(candidate).map_err(failed)?);
         }
-        let socket = StdListener::bind(candidate).map_err(failed)?;
-        socket.set_nonblocking(true).map_err(failed)?;
-        let bound = socket.local_addr().map_err(failed)?;
-        sockets.push((socket, bound));
     }
     if sockets.is_empty() {
         return Err(failed(io::Error::new(io::ErrorKind::NotFound, "the name has no address")));
     }
-    Ok(sockets)
+    let mut bound = Vec::new();
+    for socket in sockets {
+        socket.set_nonblocking(true).map_err(failed)?;
+        let address = socket.local_addr().map_err(failed)?;
+        check(address)?;
+        bound.push((socket, address));
+    }
+    Ok(bound)
 }
 
 /// The pause in accepting when the system has no descriptor or memory for a connection.
@@ -375,73 +325,47 @@ pub(crate) const SMALL_RESPONSE_BYTES: usize = 32 << 10;
 /// one may be larger.
 pub(crate) const RESPONSES_BYTES_MAX: usize = 4 << 20;
 
-/// A client's socket, with or without TLS. The socket is not a type parameter of the connection:
-/// hyper's code for a connection takes long to compile, and would be compiled twice.
-pub(crate) trait Socket: AsyncRead + AsyncWrite + Unpin + Send {}
-
-impl<S: AsyncRead + AsyncWrite + Unpin + Send> Socket for S {}
-
 /// The state for answering requests, shared by all connections.
 pub(crate) struct Service {
+    config: AdminConfig,
     routes: Routes,
     health: Health,
-    tokens: Option<Tokens>,
-    body_bytes_max: usize,
     /// The unused part of [`RESPONSES_BYTES_MAX`].
     responses: Arc<Semaphore>,
-    request_timeout: Duration,
-    connection_time_max: Duration,
-    pub(crate) counts: Arc<Counts>,
+    counts: Arc<Counts>,
 }
 
 impl Service {
-    pub(crate) fn new(config: &AdminConfig, routes: Routes, health: Health, counts: Arc<Counts>) -> Service {
-        Service {
-            routes,
-            health,
-            tokens: config.tokens.clone(),
-            body_bytes_max: config.body_bytes_max,
-            responses: Arc::new(Semaphore::new(RESPONSES_BYTES_MAX)),
-            request_timeout: config.request_timeout,
-            connection_time_max: config.connection_time_max,
-            counts,
-        }
+    fn new(config: AdminConfig, routes: Routes, health: Health, counts: Arc<Counts>) -> Service {
+        Service { config, routes, health, responses: Arc::new(Semaphore::new(RESPONSES_BYTES_MAX)), counts }
     }
 
     /// Serves a connection until it ends.
     ///
     /// # Errors
     /// One line: the client's mistake, or the failure of its connection.
-    pub(crate) async fn serve(
+    async fn serve(
         self: Arc<Self>,
         socket: Box<dyn Socket>,
         peer: SocketAddr,
         is_loopback: bool,
     ) -> Result<(), String> {
-        let service = Arc::clone(&self);
-        let answer = service_fn(move |request| {
-            let service = Arc::clone(&service);
-            async move {
-                let response = service.answer(request, peer, is_loopback).await;
-                Ok::<_, Infallible>(finished(response))
-            }
+        let AdminConfig { request_timeout, connection_time_max, .. } = self.config;
+        let limits = ServerLimits {
+            headers_max: HEADERS_MAX,
+            head_bytes_max: HEAD_BYTES_MAX,
+            head_time_max: request_timeout,
+        };
+        let answer = Box::new(move |request| -> Answer {
+            let service = Arc::clone(&self);
+            Box::pin(async move { finished(service.answer(request, peer, is_loopback).await) })
         });
-        let connection = http1::Builder::new()
-            .timer(TokioTimer::new())
-            // This is also the maximum idle time of a connection between two requests.
-            .header_read_timeout(self.request_timeout)
-            .max_buf_size(HEAD_BYTES_MAX)
-            .max_headers(HEADERS_MAX)
-            .serve_connection(TokioIo::new(socket), answer);
-        let mut connection = pin!(connection);
-        tokio::select! {
-            ended = connection.as_mut() => return ended.map_err(|error| error.to_string()),
-            () = tokio::time::sleep(self.connection_time_max) => connection.as_mut().graceful_shutdown(),
-        }
+        let served =
+            cached_http::serve(socket, limits, answer, Box::pin(tokio::time::sleep(connection_time_max)));
         // A client that does not read its response cannot keep the connection.
-        match tokio::time::timeout(2 * self.request_timeout, connection).await {
-            Ok(ended) => ended.map_err(|error| error.to_string()),
-            Err(_) => Err("the client did not take its answer in time".into()),
+        match tokio::time::timeout(connection_time_max + 2 * request_timeout, served).await {
+            Ok(ended) => ended,
+            Err(_) => Err("the client did not read its response in time".into()),
         }
     }
 
@@ -467,7 +391,7 @@ impl Service {
                 return response;
             }
         };
-        let gate = Gate { is_loopback, tokens: self.tokens.as_ref() };
+        let gate = Gate { is_loopback, tokens: self.config.tokens.as_ref() };
         let has_token = match gate.admit(route.access, &head.uri, &head.headers) {
             Ok(has_token) => has_token,
             Err(response) => {
@@ -476,10 +400,10 @@ impl Service {
             }
         };
         let answer = async {
-            let body = match Limited::new(body, self.body_bytes_max).collect().await {
+            let body = match Limited::new(body, self.config.body_bytes_max).collect().await {
                 Ok(body) => body.to_bytes(),
                 Err(error) if error.is::<http_body_util::LengthLimitError>() => {
-                    let most = self.body_bytes_max;
+                    let most = self.config.body_bytes_max;
                     return Response::failure(413, format_args!("the body is larger than {most} bytes"));
                 }
                 Err(error) => return Response::failure(400, error),
@@ -495,9 +419,9 @@ impl Service {
             let response = (route.handler)(request).await;
             self.count_bytes(response).await
         };
-        match tokio::time::timeout(self.request_timeout, answer).await {
+        match tokio::time::timeout(self.config.request_timeout, answer).await {
             Ok(response) => response,
-            Err(_) => Response::failure(503, "the answer takes too long"),
+            Err(_) => Response::failure(503, "the response takes too long"),
         }
     }
 
@@ -528,8 +452,9 @@ impl AsRef<[u8]> for Counted {
 }
 
 /// Adds the headers that every response has.
-fn finished(response: Response) -> hyper::Response<Full<Bytes>> {
-    let mut out = hyper::Response::new(Full::new(response.body));
+fn finished(response: Response) -> hyper::Response<ResponseBody> {
+    let body = Full::new(Box::new(response.body) as Data).map_err(|never| match never {});
+    let mut out = hyper::Response::new(body.boxed_unsync());
     *out.status_mut() = response.status;
     *out.headers_mut() = response.headers;
     for (name, value) in [
@@ -560,14 +485,14 @@ counters! {
 
 #[cfg(test)]
 mod tests {
-    use std::future::Future;
+    use std::pin::pin;
     use std::task::{Context, Waker};
 
     use super::*;
 
     #[test]
     fn a_large_response_waits_for_memory_and_a_small_one_does_not() {
-        let service = Service::new(&AdminConfig::default(), Routes::new(), Health::new(), Arc::default());
+        let service = Service::new(AdminConfig::default(), Routes::new(), Health::new(), Arc::default());
         let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
         runtime.block_on(async {
             let large = || Response::text(vec![b'x'; RESPONSES_BYTES_MAX + 1]);

@@ -1,6 +1,5 @@
 //! Requests, responses, and the table of routes.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::future::Future;
@@ -12,6 +11,7 @@ use bytes::Bytes;
 use hyper::header::{AUTHORIZATION, HOST, HeaderMap, HeaderName, HeaderValue};
 use hyper::{Method, StatusCode, Uri};
 use parking_lot::RwLock;
+use percent_encoding::percent_decode_str;
 
 use crate::table::Tokens;
 
@@ -30,28 +30,28 @@ pub enum Access {
 /// A request that is allowed to use its route.
 #[derive(Clone, Debug)]
 pub struct Request {
-    pub(crate) path: String,
+    /// The path, for example `/metrics`.
+    pub path: String,
     pub(crate) query: String,
     pub(crate) headers: HeaderMap,
-    pub(crate) body: Bytes,
-    pub(crate) peer: SocketAddr,
-    pub(crate) has_token: bool,
+    /// The body: at most [`body_bytes_max`](crate::AdminConfig::body_bytes_max) bytes, empty for a
+    /// GET.
+    pub body: Bytes,
+    /// The client's address.
+    pub peer: SocketAddr,
+    /// Whether the request has a valid token. A route with [`Access::Read`] may show more to such a
+    /// request.
+    pub has_token: bool,
 }
 
 impl Request {
-    /// Returns the path, for example `/metrics`.
-    #[must_use]
-    pub fn path(&self) -> &str {
-        &self.path
-    }
-
     /// Returns the decoded value of the first query parameter called `name`; empty if the parameter
     /// has no value.
     #[must_use]
     pub fn query(&self, name: &str) -> Option<String> {
         self.query.split('&').find_map(|pair| {
             let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-            (decode(key) == name).then(|| decode(value).into_owned())
+            (decode(key) == name).then(|| decode(value))
         })
     }
 
@@ -60,50 +60,11 @@ impl Request {
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.get(name)?.to_str().ok()
     }
-
-    /// Returns the body: at most [`body_bytes_max`](crate::AdminConfig::body_bytes_max) bytes,
-    /// empty for a GET.
-    #[must_use]
-    pub fn body(&self) -> &[u8] {
-        &self.body
-    }
-
-    /// Returns the client's address.
-    #[must_use]
-    pub fn peer(&self) -> SocketAddr {
-        self.peer
-    }
-
-    /// Returns whether the request has a valid token. A route with [`Access::Read`] may show more
-    /// to such a request.
-    #[must_use]
-    pub fn has_token(&self) -> bool {
-        self.has_token
-    }
 }
 
 /// Decodes `%XX` and `+`. Invalid escapes stay unchanged, and invalid UTF-8 becomes U+FFFD.
-fn decode(text: &str) -> Cow<'_, str> {
-    if !text.contains(['%', '+']) {
-        return Cow::Borrowed(text);
-    }
-    let bytes = text.as_bytes();
-    let mut decoded = Vec::with_capacity(bytes.len());
-    let mut at = 0;
-    while let Some(byte) = bytes.get(at) {
-        let code = bytes.get(at + 1..at + 3).filter(|code| code.iter().all(u8::is_ascii_hexdigit));
-        let code = code.and_then(|code| std::str::from_utf8(code).ok());
-        match (byte, code.and_then(|code| u8::from_str_radix(code, 16).ok())) {
-            (b'%', Some(code)) => {
-                decoded.push(code);
-                at += 2;
-            }
-            (b'+', _) => decoded.push(b' '),
-            _ => decoded.push(*byte),
-        }
-        at += 1;
-    }
-    Cow::Owned(String::from_utf8_lossy(&decoded).into_owned())
+fn decode(text: &str) -> String {
+    percent_decode_str(&text.replace('+', " ")).decode_utf8_lossy().into_owned()
 }
 
 /// The maximum number of letters shown of a key without a token; for a short key, at most half of
@@ -147,13 +108,8 @@ impl Response {
     pub fn json(value: &impl serde::Serialize) -> Response {
         match serde_json::to_vec(value) {
             Ok(body) => Response::new(200, "application/json", body),
-            Err(error) => Response::failure(500, format_args!("the answer cannot be written: {error}")),
+            Err(error) => Response::failure(500, format_args!("the response cannot be serialized: {error}")),
         }
-    }
-
-    /// Returns a response of HTML.
-    pub fn html(body: impl Into<Bytes>) -> Response {
-        Response::new(200, "text/html; charset=utf-8", body)
     }
 
     /// Returns the response with a header, which replaces the listener's own header of the same
@@ -250,11 +206,8 @@ impl Routes {
     ) where
         F: Future<Output = Response> + Send + 'static,
     {
-        self.insert(method, path, access, Arc::new(move |request| -> Answer { Box::pin(handler(request)) }));
-    }
-
-    fn insert(&self, method: &Method, path: &str, access: Access, handler: Handler) {
-        let key = (path.to_owned(), method.as_str().to_owned());
+        let handler = Arc::new(move |request| -> Answer { Box::pin(handler(request)) });
+        let key = (path.to_owned(), method.to_string());
         self.table.write().insert(key, Route { access, handler });
     }
 
@@ -267,15 +220,13 @@ impl Routes {
     }
 
     pub(crate) fn find(&self, method: &Method, path: &str) -> Found {
-        let wanted = if *method == Method::HEAD { &Method::GET } else { method };
         let table = self.table.read();
-        if let Some(route) = table.get(&(path.to_owned(), wanted.as_str().to_owned())) {
+        let route = |method: &Method| table.get(&(path.to_owned(), method.to_string()));
+        if let Some(route) = route(if *method == Method::HEAD { &Method::GET } else { method }) {
             return Found::Route(route.clone());
         }
-        let others: Vec<Method> = [Method::GET, Method::POST]
-            .into_iter()
-            .filter(|method| table.contains_key(&(path.to_owned(), method.as_str().to_owned())))
-            .collect();
+        let mut others = vec![Method::GET, Method::POST];
+        others.retain(|method| route(method).is_some());
         if others.is_empty() { Found::Nothing } else { Found::OtherMethods(others) }
     }
 }
@@ -325,7 +276,7 @@ impl Gate<'_> {
                 forbidden("without a token, the Host must be an IP address or localhost")
             }
             Access::Token if self.tokens.is_none() => {
-                forbidden("this needs a token, and there is none: name a token_file in [admin]")
+                forbidden("this route needs a token, and none is configured: set token_file in [admin]")
             }
             Access::Read | Access::Token => refused("a token is needed: Authorization: Bearer TOKEN"),
         }
@@ -386,7 +337,7 @@ pub(crate) fn absent(path: &str, starting: Option<String>) -> Response {
         (Some((_, table)), None) if !table.is_empty() => {
             Response::failure(404, format_args!("the configuration of this program has no {table}"))
         }
-        _ => Response::failure(404, "there is nothing here; /, /metrics, /readyz and /status.json are"),
+        _ => Response::failure(404, "there is nothing here; try /, /metrics, /readyz or /status.json"),
     }
 }
 

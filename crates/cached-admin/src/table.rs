@@ -48,7 +48,9 @@ impl AdminTable {
             if !matches!(port, Some(Ok(_))) {
                 return invalid(
                     "admin.listen",
-                    format!("has \"{address}\"; an address is HOST:PORT, as in \"{ADDRESS_DEFAULT}\""),
+                    format!(
+                        "has \"{address}\"; an address must have the form HOST:PORT, such as \"{ADDRESS_DEFAULT}\""
+                    ),
                 );
             }
             let exposed = exposure(address).filter(|_| self.token_file.as_os_str().is_empty());
@@ -243,12 +245,12 @@ fn read(path: &Path) -> Result<Vec<[u8; 32]>, String> {
     // A FIFO without a writer must not block the process.
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(failed)?;
     if !file.metadata().map_err(failed)?.is_file() {
-        return Err(format!("{shown} is not a file; it must have a line for each token"));
+        return Err(format!("{shown} is not a file; it must be a file with a line for each token"));
     }
     file.take(FILE_BYTES_MAX + 1).read_to_end(&mut text).map_err(failed)?;
     if text.len() as u64 > FILE_BYTES_MAX {
         return Err(format!(
-            "{shown} is larger than {FILE_BYTES_MAX} bytes; a line for each token is enough"
+            "{shown} is larger than {FILE_BYTES_MAX} bytes; it must contain only a line for each token"
         ));
     }
     let lines = text.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii).filter(|line| !line.is_empty());
@@ -260,7 +262,9 @@ fn read(path: &Path) -> Result<Vec<[u8; 32]>, String> {
     for token in &tokens {
         // Only characters that an Authorization header can carry.
         if !token.iter().all(u8::is_ascii_graphic) {
-            return Err(format!("{shown} has a token with other characters than letters, digits and signs"));
+            return Err(format!(
+                "{shown} has a token with characters other than ASCII letters, digits and punctuation"
+            ));
         }
         if token.len() < TOKEN_BYTES_MIN {
             let bytes = token.len();
@@ -289,7 +293,7 @@ mod table_tests {
         assert!(error(|table| table.listen = vec![]).starts_with("admin.listen: is empty;"));
         for address in ["9150", "localhost", "host:", "host:99999", ":x"] {
             let error = error(|table| table.listen = vec![address.into()]);
-            assert!(error.contains("an address is HOST:PORT"), "{error}");
+            assert!(error.contains("must have the form HOST:PORT"), "{error}");
         }
         let exposed = error(|table| table.listen = vec!["0.0.0.0:9150".into()]);
         assert!(exposed.contains("no token: name a token_file"), "{exposed}");
@@ -335,7 +339,7 @@ mod tokens_tests {
             (String::new(), "has 0 lines"),
             (format!("{FIRST}\n{SECOND}\n{FIRST}x"), "has 3 lines"),
             ("short".into(), "of 5 bytes"),
-            ("0123456789abcdef g".into(), "other characters"),
+            ("0123456789abcdef g".into(), "characters other"),
             ("a".repeat(5000), "larger than"),
         ] {
             std::fs::write(&path, text).unwrap();

@@ -100,7 +100,7 @@ fn a_change_needs_a_token() {
     let tokens = with_token(&dir);
     let admin = start(|config| config.tokens = Some(tokens.clone()));
     admin.routes().post("/reload", |request| async move {
-        Response::text(format!("{} {}", request.has_token(), String::from_utf8_lossy(request.body())))
+        Response::text(format!("{} {}", request.has_token, String::from_utf8_lossy(&request.body)))
     });
     let post = |authorization: &str| {
         let text = format!(
@@ -189,7 +189,7 @@ fn heads_and_bodies_are_limited() {
         config.tokens = Some(tokens);
         config.body_bytes_max = 1000;
     });
-    admin.routes().post("/take", |request| async move { Response::text(request.body().len().to_string()) });
+    admin.routes().post("/take", |request| async move { Response::text(request.body.len().to_string()) });
     assert_eq!(status(&get(&admin, "/livez", &format!("x-long: {}\r\n", "x".repeat(64 << 10)))), 431);
     assert_eq!(status(&get(&admin, "/livez", &"x-many: 1\r\n".repeat(100))), 431);
     assert_eq!(status(&get(&admin, &format!("/{}", "x".repeat(64 << 10)), "")), 431);
@@ -222,7 +222,7 @@ fn a_client_that_sends_nothing_and_an_answer_that_does_not_come_end_in_time() {
     admin.accept();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).expect("an answer");
-    assert_eq!((status(&answer), body(&answer)), (503, "the answer takes too long\n"));
+    assert_eq!((status(&answer), body(&answer)), (503, "the response takes too long\n"));
     // The read ends when the listener closes the connection.
     exchange(&admin, "GET /livez HTTP/1.1\r\nHo");
     exchange(&admin, "");

@@ -1,6 +1,5 @@
-//! Requests from a thread that blocks until each answer.
+//! Requests of a thread that blocks until it has the response.
 
-use std::fmt;
 use std::io;
 use std::time::Duration;
 
@@ -26,6 +25,7 @@ use crate::{Client, Connector, builder, whole_text};
 /// println!("{} {:?}", answer.status(), answer.body());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+#[derive(Debug)]
 pub struct Blocking {
     runtime: Runtime,
     client: Client,
@@ -33,7 +33,7 @@ pub struct Blocking {
     timeout: Option<Duration>,
 }
 
-/// The reason why a request has no answer. The server may have executed it nevertheless.
+/// The reason why a request has no response. The server may have executed the request nevertheless.
 #[derive(Debug, thiserror::Error)]
 pub enum RequestError {
     /// The request cannot be sent: its URL or a header is malformed.
@@ -42,18 +42,12 @@ pub enum RequestError {
     /// The server cannot be reached, or closed the connection early.
     #[error("{0}")]
     Failed(String),
-    /// The answer did not arrive in time.
+    /// The response did not arrive in time.
     #[error("no answer within {} s", .0.as_secs_f64())]
     Timeout(Duration),
-    /// The body of the answer is longer than the caller's limit.
+    /// The body of the response is longer than the caller's limit.
     #[error("the answer is longer than {0} bytes")]
     TooLong(usize),
-}
-
-impl fmt::Debug for Blocking {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Blocking").field("timeout", &self.timeout).finish_non_exhaustive()
-    }
 }
 
 impl Blocking {
@@ -61,7 +55,7 @@ impl Blocking {
     /// means no limit.
     ///
     /// # Errors
-    /// The system refuses an epoll instance, which waiting needs.
+    /// If the system cannot create an epoll instance.
     ///
     /// # Panics
     /// If `user_agent` is not a valid header value.
@@ -71,14 +65,14 @@ impl Blocking {
         Ok(Self { runtime, client: Client::new(&builder(), connector), user_agent, timeout })
     }
 
-    /// Sends a request with `body`, and returns the answer with its whole body. Redirects are not
+    /// Sends a request with `body`, and returns the response with its whole body. Redirects are not
     /// followed.
     ///
     /// # Errors
-    /// [`RequestError`]. An answer with any status is not an error.
+    /// [`RequestError`]. A response with an error status is not an error.
     ///
     /// # Panics
-    /// Within an asynchronous task.
+    /// If called within an asynchronous task.
     pub fn send(
         &self,
         request: request::Builder,
@@ -99,12 +93,8 @@ impl Blocking {
             Ok(Response::from_parts(head, body.to_bytes()))
         };
         self.runtime.block_on(async {
-            match self.timeout {
-                None => answered.await,
-                Some(timeout) => tokio::time::timeout(timeout, answered)
-                    .await
-                    .unwrap_or(Err(RequestError::Timeout(timeout))),
-            }
+            let Some(timeout) = self.timeout else { return answered.await };
+            tokio::time::timeout(timeout, answered).await.unwrap_or(Err(RequestError::Timeout(timeout)))
         })
     }
 }

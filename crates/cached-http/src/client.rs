@@ -1,4 +1,4 @@
-//! Requests without waiting for their answers.
+//! Asynchronous requests.
 
 use std::error::Error;
 use std::fmt;
@@ -14,17 +14,17 @@ use hyper_util::rt::{TokioExecutor, TokioTimer};
 
 use crate::Connector;
 
-/// The body of a request, of whatever type it was.
+/// The body of a request.
 type AnyBody = UnsyncBoxBody<Bytes, Box<dyn Error + Send + Sync>>;
 
 /// A client that keeps its connections.
 ///
-/// Neither the bodies' type nor hyper's client is a part of its type: their code takes long to compile, and each crate
-/// with a client would have its own copy.
+/// Neither the bodies' type nor hyper's client is a part of its type: their code takes long to
+/// compile, and each crate with a client would have its own copy.
 pub struct Client(Box<dyn Fn(Request<AnyBody>) -> ResponseFuture + Send + Sync>);
 
 impl Client {
-    /// Returns a client with these settings; [`builder`] has those that all clients have in common.
+    /// Returns a client with these settings; [`builder`] returns the common settings of all clients.
     #[must_use]
     pub fn new(settings: &legacy::Builder, connector: Connector) -> Self {
         let client: legacy::Client<Connector, AnyBody> = settings.build(connector);
@@ -46,10 +46,11 @@ impl fmt::Debug for Client {
     }
 }
 
-/// How long a connection is kept for the next request: less than servers keep theirs.
+/// The maximum time for which a connection is kept for the next request. Servers keep theirs for
+/// longer.
 const IDLE_MAX: Duration = Duration::from_secs(15);
 
-/// Returns the settings of a client whose idle connections are closed after 15 s.
+/// Returns the settings of a client that closes idle connections after 15 s.
 #[must_use]
 pub fn builder() -> legacy::Builder {
     let mut builder = legacy::Client::builder(TokioExecutor::new());

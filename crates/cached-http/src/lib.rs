@@ -1,11 +1,13 @@
-//! The HTTP client of `cached`: hyper's HTTP/1.1 client over TCP and TLS, with kept connections.
+//! The HTTP client of `cached`, which is hyper's HTTP/1.1 client over TCP and TLS, and the
+//! connections of its HTTP servers.
 //!
 //! | module | content |
 //! |---|---|
-//! | `client` | [`Client`]: requests without waiting for their answers |
+//! | `client` | [`Client`]: asynchronous requests over kept connections |
 //! | `connector` | [`Connector`]: TCP, TLS, and the environment's proxies |
-//! | `patient` | [`Patient`]: connections that can read an answer to an unfinished upload |
+//! | `patient` | [`Patient`]: connections that can read the response to an unfinished upload |
 //! | `blocking` | [`Blocking`]: one request at a time, for a blocking thread |
+//! | `server` | [`serve`]: the requests of one client connection |
 //!
 //! Retries, signatures and the interpretation of statuses are up to the caller.
 
@@ -13,6 +15,7 @@ mod blocking;
 mod client;
 mod connector;
 mod patient;
+mod server;
 
 use std::error::Error;
 
@@ -21,6 +24,7 @@ pub use client::{Client, builder};
 pub use connector::{Connector, Route};
 pub use hyper::http;
 pub use patient::Patient;
+pub use server::{Answer, BodyError, Data, ResponseBody, ServerLimits, Socket, serve};
 
 /// Returns an error with its causes as one line.
 #[must_use]

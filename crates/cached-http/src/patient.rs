@@ -1,4 +1,4 @@
-//! Connections whose answer is read even if the server stops reading the request.
+//! Connections that read the response even if the server stops reading the request.
 //!
 //! A server that refuses an upload may answer and close before it has read the body. Writing the
 //! rest then fails, although the answer has already arrived. So a write error does not end the

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::task::{Context, Poll};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
@@ -19,10 +19,10 @@ use std::time::{Duration, Instant, SystemTime};
 use bytes::Buf;
 use cached_metrics::Counter;
 use http_body_util::BodyExt;
+use hyper::Response;
 use hyper::body::{Body as HttpBody, Frame, SizeHint};
 use hyper::header::AUTHORIZATION;
 use hyper::http::request::Parts;
-use hyper::{Method, Response};
 use parking_lot::Mutex;
 use serde::Serialize;
 
@@ -69,7 +69,8 @@ pub(crate) struct AccessLog {
     wanted: Arc<Wanted>,
     /// Disconnected once the thread has ended.
     ended: Mutex<Receiver<()>>,
-    dropped: Arc<Counter>,
+    /// The number of dropped lines.
+    pub(crate) dropped: Arc<Counter>,
 }
 
 impl AccessLog {
@@ -98,9 +99,7 @@ impl AccessLog {
 
     /// Logs a line, if the queue has space.
     pub(crate) fn line(&self, line: String) {
-        if let Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) =
-            self.lines.try_send(Message::Line(line))
-        {
+        if self.lines.try_send(Message::Line(line)).is_err() {
             self.dropped.increment();
         }
     }
@@ -122,11 +121,6 @@ impl AccessLog {
     fn wake(&self) {
         // If the queue is full, the thread checks the flags anyway.
         let _ = self.lines.try_send(Message::Wake);
-    }
-
-    /// Returns the number of dropped lines.
-    pub(crate) fn dropped(&self) -> &Counter {
-        &self.dropped
     }
 }
 
@@ -153,7 +147,7 @@ impl Output {
                 self.writer = BufWriter::with_capacity(64 << 10, Box::new(file));
             }
             Err(error) => {
-                tracing::error!(path = %path.display(), cause = %error, "the access log cannot be opened anew");
+                tracing::error!(path = %path.display(), cause = %error, "the access log cannot be reopened");
             }
         }
     }
@@ -217,30 +211,25 @@ pub(crate) fn add_wait(time: Duration) {
     let _ = WAITED.try_with(|waited| waited.set(waited.get() + time));
 }
 
-/// The part of a log line that is known at the beginning of a request.
+/// A log line, of which only a part is known at the beginning of a request.
 pub(crate) struct Entry {
     began: Instant,
-    time: SystemTime,
-    peer: SocketAddr,
-    method: Method,
-    target: String,
-    host: String,
-    key_id: Option<String>,
+    line: Line,
 }
 
-#[derive(Serialize)]
-struct Line<'a> {
+#[derive(Default, Serialize)]
+struct Line {
     time: String,
-    peer: SocketAddr,
-    method: &'a str,
-    host: &'a str,
-    path: &'a str,
+    peer: Option<SocketAddr>,
+    method: String,
+    host: String,
+    path: String,
     status: u16,
     bytes: u64,
-    outcome: &'static str,
+    outcome: Option<Outcome>,
     upstream_ms: f64,
     total_ms: f64,
-    key_id: Option<&'a str>,
+    key_id: Option<String>,
 }
 
 /// The maximum length of a path, host or key in the log, in bytes; longer texts are truncated.
@@ -250,30 +239,36 @@ impl Entry {
     /// Returns the part of a log line that is known from a request. The request's parameters are
     /// not logged, because they may belong to a presigned URL.
     pub(crate) fn of(request: &Parts, host: &str, peer: SocketAddr) -> Entry {
-        Entry {
-            began: Instant::now(),
-            time: SystemTime::now(),
-            peer,
-            method: request.method.clone(),
-            target: cut(request.uri.path()),
+        let line = Line {
+            time: humantime::format_rfc3339_millis(SystemTime::now()).to_string(),
+            peer: Some(peer),
+            method: request.method.to_string(),
             host: cut(host),
+            path: cut(request.uri.path()),
             key_id: key_id(request).map(cut),
-        }
+            ..Line::default()
+        };
+        Entry { began: Instant::now(), line }
     }
 
     /// Returns the response with a body that logs the request at its end.
     pub(crate) fn follow(
-        self,
+        mut self,
         log: &Arc<AccessLog>,
         response: Response<Body>,
         outcome: Outcome,
         waited: Duration,
     ) -> Response<Body> {
-        let status = response.status().as_u16();
+        self.line.status = response.status().as_u16();
+        self.line.outcome = Some(outcome);
+        self.line.upstream_ms = millis(waited);
         let log = Arc::clone(log);
-        response
-            .map(|body| Followed { body, bytes: 0, log, entry: self, status, outcome, waited }.boxed_unsync())
+        response.map(|body| Followed { body, log, entry: self }.boxed_unsync())
     }
+}
+
+fn millis(time: Duration) -> f64 {
+    (time.as_secs_f64() * 1e6).round() / 1e3
 }
 
 fn cut(text: &str) -> String {
@@ -299,12 +294,8 @@ fn key_id(request: &Parts) -> Option<&str> {
 /// A body that counts the bytes read from it.
 struct Followed {
     body: Body,
-    bytes: u64,
     log: Arc<AccessLog>,
     entry: Entry,
-    status: u16,
-    outcome: Outcome,
-    waited: Duration,
 }
 
 impl HttpBody for Followed {
@@ -319,7 +310,7 @@ impl HttpBody for Followed {
         if let Poll::Ready(Some(Ok(frame))) = &polled
             && let Some(data) = frame.data_ref()
         {
-            self.bytes += data.remaining() as u64;
+            self.entry.line.bytes += data.remaining() as u64;
         }
         polled
     }
@@ -335,22 +326,9 @@ impl HttpBody for Followed {
 
 impl Drop for Followed {
     fn drop(&mut self) {
-        let Entry { began, time, peer, method, target, host, key_id } = &self.entry;
-        let millis = |time: Duration| (time.as_secs_f64() * 1e6).round() / 1e3;
-        let line = Line {
-            time: humantime::format_rfc3339_millis(*time).to_string(),
-            peer: *peer,
-            method: method.as_str(),
-            host,
-            path: target,
-            status: self.status,
-            bytes: self.bytes,
-            outcome: self.outcome.name(),
-            upstream_ms: millis(self.waited),
-            total_ms: millis(began.elapsed()),
-            key_id: key_id.as_deref(),
-        };
-        if let Ok(mut text) = serde_json::to_string(&line) {
+        let Entry { began, line } = &mut self.entry;
+        line.total_ms = millis(began.elapsed());
+        if let Ok(mut text) = serde_json::to_string(line) {
             text.push('\n');
             self.log.line(text);
         }
@@ -380,7 +358,7 @@ mod tests {
         log.line("three\n".into());
         await_text(&path, "three\n");
         await_text(&old, "one\ntwo\n");
-        assert_eq!(log.dropped().get(), 0);
+        assert_eq!(log.dropped.get(), 0);
     }
 
     /// A writer that blocks until a gate is opened, and the bytes written.
@@ -421,12 +399,12 @@ mod tests {
         let log = held.log();
         // The thread holds at most one of these lines.
         (0..LINES_MAX + 5).for_each(|_| log.line("x\n".into()));
-        assert!(log.dropped().get() >= 4);
+        assert!(log.dropped.get() >= 4);
         log.reopen();
         held.open();
         assert!(log.finish());
         let taken = held.0.0.lock().1.len() / 2;
-        assert_eq!(taken as u64 + log.dropped().get(), LINES_MAX as u64 + 5);
+        assert_eq!(taken as u64 + log.dropped.get(), LINES_MAX as u64 + 5);
         // The thread has ended.
         log.line("y\n".into());
         log.reopen();

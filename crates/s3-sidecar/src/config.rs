@@ -12,7 +12,7 @@ use rustls::ClientConfig;
 
 use crate::access_log::LogTarget;
 use crate::auth::Secrets;
-use crate::http::names::Names;
+use crate::http::target::Names;
 use crate::memory::pieces::cache_config;
 use crate::policy::{self, BucketTerms, CachePolicy, Fresh, Policies, Rule};
 
@@ -31,19 +31,19 @@ impl FromStr for Endpoint {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let right = "http://HOST[:PORT] or https://HOST[:PORT] is right";
-        let uri: Uri = text.parse().map_err(|_| format!("{text:?} is no URL; {right}"))?;
+        let wrong = |what| format!("{text:?} {what}; expected http://HOST[:PORT] or https://HOST[:PORT]");
+        let uri: Uri = text.parse().map_err(|_| wrong("is not a URL"))?;
         let has_tls = match uri.scheme_str() {
             Some("http") => false,
             Some("https") => true,
-            _ => return Err(format!("{text:?} has no scheme that is known; {right}")),
+            _ => return Err(wrong("has an unknown scheme")),
         };
-        let authority = uri.authority().ok_or_else(|| format!("{text:?} names no host; {right}"))?;
+        let authority = uri.authority().ok_or_else(|| wrong("names no host"))?;
         if authority.as_str().contains('@') {
-            return Err(format!("{text:?} has a user; {right}"));
+            return Err(wrong("names a user"));
         }
         if uri.path_and_query().is_some_and(|path| path.as_str() != "/") {
-            return Err(format!("{text:?} has a path; {right}"));
+            return Err(wrong("has a path"));
         }
         Ok(Self { has_tls, authority: authority.as_str().to_owned() })
     }
@@ -166,15 +166,14 @@ impl SidecarConfig {
             if range.contains(&value) { Ok(()) } else { Err(why()) }
         };
         if self.listen.is_empty() {
-            return Err(("listen", "is empty; it must say where to listen".into()));
+            return Err(("listen", "is empty; it must name an address to listen on".into()));
         }
         self.check_auth()?;
         within("memory_bytes", self.memory_bytes, MEMORY_BYTES_MIN..=1 << 50)?;
         within("absent_max", self.absent_max as u64, 1..=1 << 28)?;
         self.policies()?;
         if self.names != Names::Exact && !self.auth.is_here() {
-            let why =
-                "is \"folded\"; it needs auth = \"listener\" or \"none\": the endpoint is asked at each read";
+            let why = "is \"folded\"; it needs auth = \"listener\" or \"none\", because otherwise each read asks the endpoint";
             return Err(("names", why.into()));
         }
         within("heads_max", self.heads_max as u64, 1..=1 << 28)?;
@@ -195,7 +194,10 @@ impl SidecarConfig {
         for domain in &self.domains {
             let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
             if domain.is_empty() || domain.starts_with('.') || !domain.bytes().all(is_name) {
-                return Err(("domains", format!("{domain:?} is no host name; s3.example.com would be")));
+                return Err((
+                    "domains",
+                    format!("{domain:?} is not a host name; expected a name such as s3.example.com"),
+                ));
             }
         }
         Ok(())
@@ -209,7 +211,7 @@ impl SidecarConfig {
         if let Some(LogTarget::File(path)) = &self.access_log {
             let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
             if path.is_dir() || folder.is_some_and(|folder| !folder.is_dir()) {
-                let why = "is no file, and none can be made there; its directory has to be there";
+                let why = "is not a file and cannot be created; it must be a file in an existing directory";
                 return Err(("access_log", format!("{}: {why}", path.display())));
             }
         }
@@ -269,17 +271,20 @@ impl SidecarConfig {
             }
             _ if credentials.as_ref().is_some_and(|own| !own.can_be_sent()) => wrong(
                 "upstream_access_key",
-                "or the session token of the environment has characters that no header can have",
+                "or the session token in the environment has characters that are not allowed in headers",
             ),
             _ => {
                 let is_region = |text: &str| {
                     text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
                 };
                 if !is_region(&self.region) {
-                    return wrong("region", "is no name of a region; us-east-1 would be");
+                    return wrong("region", "is not a region name; expected a name such as us-east-1");
                 }
                 if self.upstream_region.is_empty() || !is_region(&self.upstream_region) {
-                    return wrong("upstream_region", "is no name of a region; us-east-1 would be");
+                    return wrong(
+                        "upstream_region",
+                        "is not a region name; expected a name such as us-east-1",
+                    );
                 }
                 Ok(())
             }
@@ -291,25 +296,22 @@ impl SidecarConfig {
 fn check_policies(auth: Auth, policy: &CachePolicy, rules: &[Rule]) -> Result<(), (&'static str, String)> {
     let all = [("", policy)].into_iter().chain(rules.iter().map(|rule| (rule.bucket.as_str(), &rule.policy)));
     for (bucket, policy) in all {
-        let asked_for = [
-            ("fresh_secs", policy.fresh.is_ever()),
-            ("stale_if_error_secs", !policy.stale_if_error.is_zero()),
-            ("negative_secs", !policy.negative.is_zero()),
-        ];
-        if !auth.is_here()
-            && let Some((key, _)) = asked_for.iter().find(|(_, is_asked_for)| *is_asked_for)
-        {
-            let place = if bucket.is_empty() { String::new() } else { format!("of bucket {bucket:?} ") };
-            let why = format!(
-                "{place}needs a party here that decides about rights: set auth = \"listener\" or \"none\", or remove it"
-            );
-            return Err((key, why));
-        }
+        let fresh = match policy.fresh {
+            Fresh::For(time) => time,
+            Fresh::Immutable => TIME_MAX,
+        };
         for (key, time) in [
-            ("fresh_secs", if let Fresh::For(time) = policy.fresh { time } else { Duration::ZERO }),
+            ("fresh_secs", fresh),
             ("stale_if_error_secs", policy.stale_if_error),
             ("negative_secs", policy.negative),
         ] {
+            if !time.is_zero() && !auth.is_here() {
+                let place = if bucket.is_empty() { String::new() } else { format!("of bucket {bucket:?} ") };
+                let why = format!(
+                    "{place}needs auth = \"listener\" or \"none\", so that rights are decided here; set auth, or remove the key"
+                );
+                return Err((key, why));
+            }
             if time > TIME_MAX {
                 let why = format!("is {}; it must be at most {}", time.as_secs(), TIME_MAX.as_secs());
                 return Err((key, why));

@@ -26,7 +26,7 @@
 //! | `reads` | the path of a read: the endpoint is asked each time, or only when the cached object is not fresh |
 //! | `memory` | cached heads, absences and bytes of objects, and the changes that invalidate them |
 //! | `endpoint` | requests to the endpoint: rates, circuit breaker, shared answers |
-//! | `shared`, `metrics`, `access_log` | state shared by all threads; counters; the access log |
+//! | `metrics`, `access_log` | counters; the access log |
 #![warn(missing_debug_implementations)]
 
 mod access_log;
@@ -39,15 +39,49 @@ mod memory;
 mod metrics;
 mod policy;
 mod reads;
-mod shared;
+
+use std::sync::Arc;
+
+use parking_lot::RwLock;
+
+use access_log::AccessLog;
+use auth::Access;
+use endpoint::asking::Asking;
+use endpoint::lane::Lanes;
+use endpoint::upstream::Breaker;
+use http::target::Addressing;
+use memory::filling::Fills;
+use memory::knowledge::Knowledge;
+use memory::pieces::Pieces;
+use memory::writes::Held;
+use policy::Policies;
 
 pub use access_log::LogTarget;
 pub use auth::{Auth, Credentials, Keys, Secrets};
 pub use config::{Endpoint, SidecarConfig};
-pub use http::names::Names;
+pub use http::target::Names;
 pub use listener::control::{ControlError, Invalidation, SidecarControl};
 pub use listener::server::{Sidecar, SidecarError};
-pub use listener::splicing::PIPE_DESCRIPTORS_MAX;
+pub use listener::socket::PIPE_DESCRIPTORS_MAX;
 pub use metrics::Counts;
-pub use policy::BucketTerms;
-pub use policy::{CachePolicy, Fresh, Rule};
+pub use policy::{BucketTerms, CachePolicy, Fresh, Rule};
+
+/// State shared by all threads.
+pub(crate) struct Shared {
+    pub(crate) config: SidecarConfig,
+    pub(crate) addressing: Addressing,
+    pub(crate) knowledge: Arc<Knowledge>,
+    pub(crate) policies: RwLock<Policies>,
+    pub(crate) lanes: Lanes,
+    pub(crate) access: Access,
+    pub(crate) pieces: Arc<Pieces>,
+    pub(crate) fills: Arc<Fills>,
+    pub(crate) asking: Arc<Asking>,
+    pub(crate) counts: Arc<Counts>,
+    /// Opens when the endpoint is unreachable.
+    pub(crate) breaker: Arc<Breaker>,
+    /// Opens when the endpoint does not respond to requests that memory can answer.
+    pub(crate) slow: Breaker,
+    pub(crate) held: Arc<Held>,
+    pub(crate) access_log: Option<Arc<AccessLog>>,
+}

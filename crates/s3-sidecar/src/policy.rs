@@ -71,16 +71,18 @@ impl Policies {
     pub(crate) fn new(default: CachePolicy, rules: &[Rule]) -> Result<Self, String> {
         let mut buckets: HashMap<String, Vec<(Vec<u8>, CachePolicy)>> = HashMap::new();
         for Rule { bucket, prefix, policy } in rules {
-            let is_right = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
-            if bucket.is_empty() || !bucket.bytes().all(is_right) {
-                return Err(format!("{bucket:?} is no name of a bucket; media or my.bucket-1 would be"));
+            let is_of_name = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
+            if bucket.is_empty() || !bucket.bytes().all(is_of_name) {
+                return Err(format!(
+                    "{bucket:?} is not a bucket name; expected a name such as media or my.bucket-1"
+                ));
             }
             if rules.len() > RULES_MAX {
-                return Err(format!("has {} rules; at most {RULES_MAX} are right", rules.len()));
+                return Err(format!("has {} rules; at most {RULES_MAX} are allowed", rules.len()));
             }
             let prefixes = buckets.entry(bucket.clone()).or_default();
             if prefixes.iter().any(|(other, _)| other == prefix.as_bytes()) {
-                return Err(format!("has bucket {bucket:?} with prefix {prefix:?} twice; once is right"));
+                return Err(format!("has bucket {bucket:?} with prefix {prefix:?} twice"));
             }
             prefixes.push((prefix.as_bytes().to_vec(), *policy));
         }
@@ -177,7 +179,7 @@ pub(crate) fn check_terms(all: &[BucketTerms]) -> Result<(), String> {
     for terms in all {
         let bucket = &terms.bucket;
         if !names.insert(bucket) {
-            return Err(format!("has shares and rates of bucket {bucket:?} twice; once is right"));
+            return Err(format!("has shares and rates of bucket {bucket:?} twice"));
         }
         for (key, rate, least, most) in [
             ("upstream_requests_per_second_max", terms.requests_per_second_max, 1, REQUESTS_PER_SECOND_MAX),
@@ -229,8 +231,8 @@ mod tests {
     #[test]
     fn rules_that_cannot_be_meant_are_refused() {
         for (rules, word) in [
-            (vec![rule("", "", 1)], "no name"),
-            (vec![rule("a/b", "", 1)], "no name"),
+            (vec![rule("", "", 1)], "not a bucket name"),
+            (vec![rule("a/b", "", 1)], "not a bucket name"),
             (vec![rule("a", "x", 1), rule("a", "x", 2)], "twice"),
             ((0..=RULES_MAX).map(|number| rule("a", &number.to_string(), 1)).collect(), "at most"),
         ] {

@@ -1,6 +1,5 @@
 //! Reports about the requests of an object cache, and the thread that computes them from samples.
 
-use std::fmt;
 use std::io;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Weak};
@@ -46,7 +45,8 @@ pub fn hot_document(cache: &ObjectCache, count: usize) -> Option<HotDocument> {
 
 /// Writes the metric of the reasons for misses of a cache's buckets.
 pub fn collect_misses(cache: &ObjectCache, into: &mut Families) {
-    let help = "Buckets read from the store since the start, by the reasons of misses of items; estimated from a sample.";
+    let help =
+        "Buckets read from the store since the start, by the reason of the miss; estimated from a sample.";
     if let Some(misses) = cache.misses_by_reason() {
         Misses::from(misses).collect("cached_objects_misses_by_reason", help, into);
     }
@@ -81,7 +81,7 @@ impl InsightSource {
         };
         let document = self.cache.upgrade().and_then(|cache| hot_document(&cache, count));
         let mut document = document.unwrap_or_else(|| HotDocument::new(HotReport::default(), None));
-        if !request.has_token() {
+        if !request.has_token {
             document.hot.shorten_keys();
         }
         Response::json(&document)
@@ -108,6 +108,7 @@ impl Source for InsightSource {
 /// Computes reports from a cache's samples and shows them, until this is dropped. Keeps no handle
 /// of the cache.
 #[must_use = "dropping this ends it"]
+#[derive(Debug)]
 pub struct ObjectsInsight {
     end: Option<mpsc::Sender<()>>,
     thread: Option<JoinHandle<()>>,
@@ -169,11 +170,5 @@ impl Drop for ObjectsInsight {
         if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
             tracing::error!("the thread that takes samples has panicked");
         }
-    }
-}
-
-impl fmt::Debug for ObjectsInsight {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ObjectsInsight").finish_non_exhaustive()
     }
 }

@@ -91,7 +91,7 @@ impl SlowReport {
     /// shown.
     #[must_use]
     pub fn response(mut self, request: &Request) -> Response {
-        if !request.has_token() {
+        if !request.has_token {
             self.requests.iter_mut().for_each(|slow| slow.key = None);
         }
         Response::json(&self)

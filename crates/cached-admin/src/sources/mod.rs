@@ -27,6 +27,7 @@ use crate::status::document::{
 /// Keeps a component shown. Dropping this removes the component from metrics, status and health,
 /// and releases it; it must be dropped before the component is closed.
 #[must_use = "dropping this removes the component from what is shown"]
+#[derive(Debug)]
 pub struct Shown {
     _component: Arc<dyn Any + Send + Sync>,
     _registration: Registration,
@@ -37,16 +38,10 @@ impl Shown {
     /// until this is dropped.
     pub fn new<C: Collect + Source + 'static>(admin: &AdminServer, component: &Arc<C>) -> Shown {
         let while_shown = Arc::downgrade(component);
-        admin.status().add(WhileShown(Weak::clone(&while_shown)));
+        admin.status.add(WhileShown(Weak::clone(&while_shown)));
         let collector = Arc::new(Prefixed(WhileShown(while_shown)));
         let registration = admin.registry().register(collector, std::iter::empty::<(&str, &str)>());
         Shown { _component: Arc::clone(component) as _, _registration: registration }
-    }
-}
-
-impl fmt::Debug for Shown {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shown").finish_non_exhaustive()
     }
 }
 
@@ -90,17 +85,12 @@ pub fn measured(store: Opened, kind: &'static str) -> (Opened, Option<Arc<Measur
 }
 
 /// The part of the admin listener for a store.
+#[derive(Debug)]
 pub struct StoreSource {
     name: String,
     measurements: Arc<Measurements>,
     /// The store's own metrics.
     metrics: Weak<dyn Collect>,
-}
-
-impl fmt::Debug for StoreSource {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("StoreSource").field("name", &self.name).finish_non_exhaustive()
-    }
 }
 
 impl StoreSource {
@@ -191,8 +181,8 @@ impl SynapseSource {
     }
 }
 
-impl std::fmt::Debug for SynapseSource {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for SynapseSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SynapseSource").field("addresses", &self.addresses).finish_non_exhaustive()
     }
 }

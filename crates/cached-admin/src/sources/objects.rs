@@ -40,9 +40,9 @@ impl ObjectsSource {
             let journal = checked.upgrade()?.cache.journal_health()?;
             let state = match journal.state {
                 JournalState::Ok => return None,
-                JournalState::Draining => "has failed, and what it had is being stored",
+                JournalState::Draining => "has failed, and its changes are being stored",
                 JournalState::Void => "has failed, and changes are not journaled",
-                _ => "works again, and what was changed without it is being stored",
+                _ => "works again, and the changes made in the meantime are being stored",
             };
             let reason = journal.reason.map_or_else(String::new, |reason| format!(": {reason}"));
             Some(format!("the journal {state}{reason}"))
@@ -59,7 +59,7 @@ impl ObjectsSource {
 fn attach_note(state: AttachState) -> Option<String> {
     let text = match state {
         AttachState::Attached => return None,
-        AttachState::Storing => "is being detached: what is dirty is stored",
+        AttachState::Storing => "is being detached: dirty data are being stored",
         AttachState::Transit => "is being detached: changes go to the store, reads to the cache",
         AttachState::Detached => "is detached: requests go to the store",
     };
@@ -74,7 +74,7 @@ impl Collect for ObjectsSource {
         into.measure("cache_dirty_age_seconds", help, &self.cache.dirty_age());
         let help = "The age at which the flush of a change begins.";
         into.measure("cache_dirty_age_limit_seconds", help, &self.cache.dirty_age_max());
-        let help = "The most data that may be dirty.";
+        let help = "The maximum amount of dirty data.";
         into.measure("cache_dirty_limit_bytes", help, &self.cache.dirty_bytes_max());
     }
 }

@@ -11,9 +11,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cached_metrics::LatencySnapshot;
-use document::{HealthPart, Store, micros};
+use document::{HealthPart, Objects, Store, micros};
 use parking_lot::Mutex;
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 
 use crate::health::{Health, Stage};
 use crate::process::{Process, start_unix_secs, unix_millis};
@@ -80,12 +80,7 @@ impl Status {
     /// Returns the document without its history.
     fn present(&self) -> Document {
         let inner = &*self.inner;
-        let health = HealthPart {
-            live: inner.health.not_live().is_empty(),
-            started: inner.health.not_started().is_none(),
-            reasons: inner.health.not_ready(),
-            ready: false,
-        };
+        let reasons = inner.health.not_ready();
         let mut document = Document {
             schema: 1,
             program: inner.program,
@@ -101,7 +96,12 @@ impl Status {
                 Stage::Serving => "serving",
                 Stage::Draining => "draining",
             },
-            health: HealthPart { ready: health.reasons.is_empty(), ..health },
+            health: HealthPart {
+                live: inner.health.not_live().is_empty(),
+                ready: reasons.is_empty(),
+                started: inner.health.not_started().is_none(),
+                reasons,
+            },
             process: Process::read(),
             history: History::new(),
             ..Document::default()
@@ -123,7 +123,7 @@ impl Status {
         loop {
             steps.tick().await;
             let now = self.present();
-            add_step(&mut self.inner.history.lock(), &before, &now);
+            self.inner.history.lock().add(step(&before, &now), now.now_unix_ms);
             before = now;
         }
     }
@@ -136,29 +136,20 @@ impl fmt::Debug for Status {
 }
 
 /// The length of a step.
-pub const STEP_SECS: u64 = 10;
+const STEP_SECS: u64 = 10;
 /// The maximum number of steps that are kept: one hour.
-pub const STEPS_MAX: usize = 360;
+const STEPS_MAX: usize = 360;
 
 /// One value of a column.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub enum Cell {
+#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
+#[serde(untagged)]
+enum Cell {
     /// A count or a size.
     Whole(u64),
     /// A quantile.
     Fraction(f64),
     /// Nothing was measured.
     Nothing,
-}
-
-impl Serialize for Cell {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        match self {
-            Cell::Whole(number) => serializer.serialize_u64(*number),
-            Cell::Fraction(number) => serializer.serialize_f64(*number),
-            Cell::Nothing => serializer.serialize_none(),
-        }
-    }
 }
 
 /// The columns, all of the same length, oldest value first.
@@ -173,27 +164,8 @@ pub struct History {
 
 impl History {
     /// Returns a history without steps.
-    #[must_use]
-    pub fn new() -> History {
+    fn new() -> History {
         History { step_secs: STEP_SECS, ..History::default() }
-    }
-
-    /// Returns the number of steps.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Returns whether there are no steps yet.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// Returns a column, oldest value first.
-    #[must_use]
-    pub fn column(&self, name: &str) -> Option<&VecDeque<Cell>> {
-        self.columns.get(name)
     }
 
     /// Adds a step that ended at `end_unix_ms`, and drops the oldest step if there are too many.
@@ -216,28 +188,21 @@ impl History {
     }
 }
 
-/// Adds the step between two documents.
-fn add_step(history: &mut History, before: &Document, now: &Document) {
-    history.add(step(before, now), now.now_unix_ms);
-}
-
 /// Returns the values of one step.
 fn step(before: &Document, now: &Document) -> Vec<(&'static str, Cell)> {
-    let mut cells = Vec::new();
     let cpu = |document: &Document| {
         ((document.process.cpu_user_secs + document.process.cpu_system_secs) * 1000.0) as u64
     };
-    cells.push(("cpu_ms", Cell::Whole(cpu(now).saturating_sub(cpu(before)))));
-    cells.push(("resident_bytes", Cell::Whole(now.process.resident_bytes)));
     let count = |now: u64, before: Option<u64>| Cell::Whole(now.saturating_sub(before.unwrap_or(0)));
+    let mut cells = vec![
+        ("cpu_ms", count(cpu(now), Some(cpu(before)))),
+        ("resident_bytes", Cell::Whole(now.process.resident_bytes)),
+    ];
     if let Some(items) = &now.items {
         let was = before.items.as_ref();
         for key in ["gets", "get_hits", "sets", "received_bytes", "sent_bytes"] {
             cells.push((key, count(items.requests(key), was.map(|was| was.requests(key)))));
         }
-        cells.push(("evictions", count(items.store.evictions, was.map(|was| was.store.evictions))));
-        cells.push(("items", Cell::Whole(items.store.items)));
-        cells.push(("item_bytes", Cell::Whole(items.store.item_bytes)));
         let latency = |command: &str| {
             let of = |document: &Document| {
                 let found = document.latency.iter().find(|latency| latency.command == command);
@@ -245,41 +210,43 @@ fn step(before: &Document, now: &Document) -> Vec<(&'static str, Cell)> {
             };
             of(now).since(&of(before))
         };
-        cells.push(("get_p50_us", quantile(&latency("get"), 0.5)));
-        cells.push(("get_p99_us", quantile(&latency("get"), 0.99)));
-        cells.push(("set_p99_us", quantile(&latency("set"), 0.99)));
+        cells.extend([
+            ("evictions", count(items.store.evictions, was.map(|was| was.store.evictions))),
+            ("items", Cell::Whole(items.store.items)),
+            ("item_bytes", Cell::Whole(items.store.item_bytes)),
+            ("get_p50_us", quantile(&latency("get"), 0.5)),
+            ("get_p99_us", quantile(&latency("get"), 0.99)),
+            ("set_p99_us", quantile(&latency("set"), 0.99)),
+        ]);
     }
     if let Some(connections) = &now.connections {
         cells.push(("connections", Cell::Whole(connections.current)));
     }
-    if let Some(objects) = &now.objects {
-        let was = before.objects.as_ref();
-        cells.push((
-            "object_read_hits",
-            count(objects.counters.read_hits, was.map(|was| was.counters.read_hits)),
-        ));
-        cells.push((
-            "object_read_misses",
-            count(objects.counters.read_misses, was.map(|was| was.counters.read_misses)),
-        ));
-        cells.push(("dirty_bytes", Cell::Whole(objects.counters.dirty_bytes)));
-        cells.push(("dirty_age_ms", Cell::Whole(objects.dirty_age_ms)));
+    if let Some(Objects { counters, dirty_age_ms, .. }) = &now.objects {
+        let was = before.objects.as_ref().map(|was| &was.counters);
+        cells.extend([
+            ("object_read_hits", count(counters.read_hits, was.map(|was| was.read_hits))),
+            ("object_read_misses", count(counters.read_misses, was.map(|was| was.read_misses))),
+            ("dirty_bytes", Cell::Whole(counters.dirty_bytes)),
+            ("dirty_age_ms", Cell::Whole(*dirty_age_ms)),
+        ]);
     }
     if let Some(store) = &now.store {
         let operation = |document: &Document, name: &str| {
-            let store = document.store.as_ref();
-            let found =
-                store.and_then(|store| store.operations.iter().find(|operation| operation.operation == name));
+            let mut operations = document.store.iter().flat_map(|store| &store.operations);
+            let found = operations.find(|operation| operation.operation == name);
             found.map(|operation| operation.distribution.0).unwrap_or_default()
         };
         let between = |name: &str| operation(now, name).since(&operation(before, name));
         let errors = |store: &Store| store.operations.iter().map(|one| one.errors).sum::<u64>();
         let (reads, writes) = (between("read"), between("write"));
-        cells.push(("store_reads", Cell::Whole(reads.count())));
-        cells.push(("store_writes", Cell::Whole(writes.count())));
-        cells.push(("store_errors", count(errors(store), before.store.as_ref().map(errors))));
-        cells.push(("store_read_p99_us", quantile(&reads, 0.99)));
-        cells.push(("store_write_p99_us", quantile(&writes, 0.99)));
+        cells.extend([
+            ("store_reads", Cell::Whole(reads.count())),
+            ("store_writes", Cell::Whole(writes.count())),
+            ("store_errors", count(errors(store), before.store.as_ref().map(errors))),
+            ("store_read_p99_us", quantile(&reads, 0.99)),
+            ("store_write_p99_us", quantile(&writes, 0.99)),
+        ]);
     }
     if let Some(synapse) = &now.synapse {
         let was = before.synapse.as_ref().map(|was| was.requests);

@@ -61,8 +61,9 @@ fn a_step_has_what_was_counted_in_it_and_what_was_there_at_its_end() {
     let mut history = History::new();
     numbers.is_absent.store(true, Ordering::Relaxed);
     let first = status.present();
-    add_step(&mut history, &first, &status.present());
-    assert!(history.column("gets").is_none());
+    let second = status.present();
+    history.add(step(&first, &second), second.now_unix_ms);
+    assert!(!history.columns.contains_key("gets"));
     numbers.is_absent.store(false, Ordering::Relaxed);
     let mut before = status.present();
     for (gets, bytes) in [(5, 100), (12, 50)] {
@@ -72,15 +73,15 @@ fn a_step_has_what_was_counted_in_it_and_what_was_there_at_its_end() {
             numbers.latency.observe(Duration::from_micros(8));
         }
         let now = status.present();
-        add_step(&mut history, &before, &now);
+        history.add(step(&before, &now), now.now_unix_ms);
         before = now;
     }
-    let column = |name: &str| Vec::from(history.column(name).expect(name).clone());
+    let column = |name: &str| Vec::from(history.columns[name].clone());
     assert_eq!(column("gets"), [Cell::Nothing, Cell::Whole(5), Cell::Whole(7)]);
     assert_eq!(column("item_bytes"), [Cell::Nothing, Cell::Whole(100), Cell::Whole(50)]);
     assert_eq!(column("get_p50_us")[..2], [Cell::Nothing, Cell::Nothing]);
     assert!(matches!(column("get_p50_us")[2], Cell::Fraction(p50) if (7.0..=8.0).contains(&p50)));
-    assert_eq!(history.len(), 3);
+    assert_eq!(history.len, 3);
 }
 
 #[test]
@@ -88,16 +89,16 @@ fn a_history_is_bounded_and_its_columns_have_the_same_length() {
     let (status, numbers) = status();
     let mut history = History::new();
     let mut before = status.present();
-    for step in 1..=STEPS_MAX as u64 + 10 {
-        numbers.gets.store(step * step, Ordering::Relaxed);
+    for round in 1..=STEPS_MAX as u64 + 10 {
+        numbers.gets.store(round * round, Ordering::Relaxed);
         let now = status.present();
-        add_step(&mut history, &before, &now);
+        history.add(step(&before, &now), now.now_unix_ms);
         before = now;
     }
-    assert_eq!(history.len(), STEPS_MAX);
-    let gets = history.column("gets").expect("the column");
+    assert_eq!(history.len, STEPS_MAX);
+    let gets = &history.columns["gets"];
     assert_eq!(gets.len(), STEPS_MAX);
     let last = STEPS_MAX as u64 + 10;
     assert_eq!(gets.back(), Some(&Cell::Whole(last * last - (last - 1) * (last - 1))));
-    assert_eq!(history.column("cpu_ms").map(std::collections::VecDeque::len), Some(STEPS_MAX));
+    assert_eq!(history.columns["cpu_ms"].len(), STEPS_MAX);
 }

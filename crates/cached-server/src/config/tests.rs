@@ -368,7 +368,7 @@ fn the_sidecar_is_configured_by_a_short_file_and_its_mistakes_are_named() {
         ),
         (
             "upstream = \"http://a\"\nauth = \"none\"\nupstream_region = \"\"",
-            "upstream_region: is no name of a region; us-east-1 would be",
+            "upstream_region: is not a region name; expected a name such as us-east-1",
         ),
         ("upstream = \"http://a\"\nshare_wait_ms = 0", "share_wait_ms: is 0; it must be between 1 and 60000"),
     ] {

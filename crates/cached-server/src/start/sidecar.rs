@@ -126,7 +126,7 @@ fn add_routes(routes: &Routes, control: &SidecarControl) {
 
 fn invalidate(control: &SidecarControl, request: &Request) -> Response {
     let right = "give {\"bucket\": \"...\"}, and \"key\" or \"prefix\"";
-    let what = match serde_json::from_slice(request.body()) {
+    let what = match serde_json::from_slice(&request.body) {
         Err(error) => return Response::failure(400, format_args!("{right}: {error}")),
         Ok(Body { key: Some(_), prefix: Some(_), .. }) => {
             return Response::failure(400, format_args!("{right}: not both"));
@@ -138,15 +138,15 @@ fn invalidate(control: &SidecarControl, request: &Request) -> Response {
     };
     let done = control.invalidate(&what);
     let outcome = done.as_ref().map_or_else(ToString::to_string, |()| "done".into());
-    tracing::info!(peer = %request.peer(), ?what, outcome, "the admin listener invalidates objects of S3");
+    tracing::info!(peer = %request.peer, ?what, outcome, "the admin listener invalidates objects of S3");
     done.map_or_else(failure, |()| Response::json(&json!({ "invalidated": true })))
 }
 
 fn take_events(control: &SidecarControl, request: &Request) -> Response {
-    let taken = control.take_events(request.body());
+    let taken = control.take_events(&request.body);
     match &taken {
-        Ok(records) => tracing::debug!(peer = %request.peer(), records, "events of S3"),
-        Err(error) => tracing::info!(peer = %request.peer(), cause = %error, "events of S3 are refused"),
+        Ok(records) => tracing::debug!(peer = %request.peer, records, "events of S3"),
+        Err(error) => tracing::info!(peer = %request.peer, cause = %error, "events of S3 are refused"),
     }
     taken.map_or_else(failure, |records| Response::json(&json!({ "records": records })))
 }

@@ -6,31 +6,28 @@ use std::sync::Arc;
 use hyper::header::{HOST, HeaderName, HeaderValue};
 use hyper::http::request::Parts;
 use hyper::{HeaderMap, Method, Uri};
+use percent_encoding::percent_encode;
 
-use super::canonical::{decoded, parameters, push_encoded};
 use super::chunked::Chain;
-use super::claim::is_auth_parameter;
+use super::credentials::Unsigned;
 use super::denial::Denial;
 use super::keys::{Key, Keys};
-use super::operation::{Allowed, Client, allow, check_target};
-use super::sign::Unsigned;
-use super::verify::{Payload, Verified, verify};
-use super::{delete_many, payload, time};
+use super::operation::{Allowed, allow, check_target};
+use super::payload::{self, Payload};
+use super::signature::{PATH, QUERY, decoded, now, parameters};
+use super::verify::{Verified, is_auth_parameter, verify};
+use crate::http::body::keys_to_delete;
 use crate::http::framing::host;
 use crate::http::headers::{self, Known, Rule};
 use crate::http::target::{Addressing, Target};
 
-/// The party that decides about requests.
+/// The party that decides about requests, and the keys by which the listener decides.
 #[derive(Debug)]
-pub(crate) enum Access {
-    /// The endpoint decides.
-    Gateway,
-    /// The keys decide. Clients must sign for this region, unless it is empty.
-    Listener(Keys, String),
-    /// All requests are allowed.
-    None,
-    /// No request is allowed.
-    Closed,
+pub(crate) struct Access {
+    pub(crate) auth: Auth,
+    pub(crate) keys: Option<Keys>,
+    /// The region for which clients must sign. If empty, they may sign for any region.
+    pub(crate) region: String,
 }
 
 /// The decision about an allowed request.
@@ -53,22 +50,15 @@ impl Deletion {
     /// # Errors
     /// [`Denial`] if one of the keys may not be deleted, or if the body cannot be parsed.
     pub(crate) fn check(&self, body: &[u8]) -> Result<(), Denial> {
+        let keys = keys_to_delete(body).ok_or(Denial::Document(
+            "the document must be a Delete of up to 1000 Object elements with one Key each, without comments, CDATA or DTD",
+        ))?;
         let may = |name: &String| self.key.rights.may_write(&self.bucket, name.as_bytes());
-        if delete_many::keys(body)?.iter().all(may) { Ok(()) } else { Err(Denial::rights()) }
+        if keys.iter().all(may) { Ok(()) } else { Err(Denial::Rights) }
     }
 }
 
 impl Access {
-    /// Returns the access rules of a mode. `Listener` needs keys.
-    pub(crate) fn new(auth: Auth, keys: Option<&Keys>, region: &str) -> Access {
-        match (auth, keys) {
-            (Auth::Listener, Some(keys)) => Access::Listener(keys.clone(), region.to_owned()),
-            (Auth::Listener, None) => Access::Closed,
-            (Auth::Gateway, _) => Access::Gateway,
-            (Auth::None, _) => Access::None,
-        }
-    }
-
     /// Decides about a request by its head, and turns the head into one of the sidecar's own:
     /// path-style, without the client's signature. If the endpoint decides, returns `None` and
     /// changes nothing.
@@ -80,41 +70,36 @@ impl Access {
         addressing: &Addressing,
         head: &mut Parts,
     ) -> Result<Option<Decision>, Denial> {
-        let ring = match self {
-            Access::Gateway => return Ok(None),
-            Access::None => None,
-            Access::Closed => return Err(Denial::anonymous()),
-            Access::Listener(keys, region) => Some((keys.ring(), region)),
+        let ring = match (self.auth, &self.keys) {
+            (Auth::Gateway, _) => return Ok(None),
+            (Auth::None, _) => None,
+            (Auth::Listener, Some(keys)) => Some(keys.ring()),
+            (Auth::Listener, None) => return Err(Denial::Anonymous),
         };
         // A browser's preflight request has the URL of the signed request that will follow, so a
         // signature in the URL is for another method.
         let is_preflight = head.method == Method::OPTIONS;
         let verified = match &ring {
-            Some((ring, region)) if !is_preflight => verify(ring, region, head, time::now())?,
+            Some(ring) if !is_preflight => verify(ring, &self.region, head, now())?,
             _ => None,
         };
         let dropped = headers_to_drop(&head.headers)?;
-        let host = host(&head.headers).map_err(Denial::uri)?;
+        let host = host(&head.headers).map_err(Denial::Uri)?;
         let target = addressing.target(host, head.uri.path());
         check_target(head, &target)?;
-        let client = match (&verified, &ring) {
-            (Some(Verified { key, .. }), _) => Some(Client { rights: &key.rights, is_anonymous: false }),
-            (None, Some(_)) if is_preflight => None,
-            (None, Some((ring, _))) => Some(Client { rights: &ring.anonymous, is_anonymous: true }),
-            (None, None) => None,
+        let allowed = match (&verified, &ring) {
+            (Some(Verified { key, .. }), _) => allow(&key.rights, false, head, &target)?,
+            (None, Some(ring)) if !is_preflight => allow(&ring.anonymous, true, head, &target)?,
+            (None, _) => Allowed::Yes,
         };
-        let allowed = client.map_or(Ok(Allowed::Yes), |client| allow(&client, head, &target))?;
         let deletion = match (allowed, &target, &verified) {
             (Allowed::Yes, _, _) => None,
             (Allowed::DeletionOf, Target::Bucket(bucket), Some(verified)) => {
                 Some(Deletion { key: Arc::clone(&verified.key), bucket: bucket.clone().into_owned() })
             }
-            (Allowed::DeletionOf, _, _) => return Err(Denial::anonymous()),
+            (Allowed::DeletionOf, _, _) => return Err(Denial::Anonymous),
         };
-        let uri = own_uri(&head.uri, &target)?;
-        if let Some(uri) = uri {
-            head.uri = uri;
-        }
+        head.uri = own_uri(&head.uri, &target)?;
         if is_preflight {
             head.extensions.insert(Unsigned);
         }
@@ -142,45 +127,34 @@ fn headers_to_drop(headers: &HeaderMap) -> Result<Vec<HeaderName>, Denial> {
         match headers::known(name.as_str()) {
             Known::As(Rule::Client) | Known::Foreign => dropped.push(name.clone()),
             Known::As(_) => (),
-            Known::Mistakable => return Err(Denial::unknown_header(name.as_str())),
+            Known::Mistakable => return Err(Denial::UnknownHeader(name.to_string())),
         }
     }
     Ok(dropped)
 }
 
-/// Returns the URI of the sidecar's own request, path-style and in canonical encoding, or `None` if
-/// the client's URI already has that form.
-fn own_uri(uri: &Uri, target: &Target<'_>) -> Result<Option<Uri>, Denial> {
-    let mut text = Vec::with_capacity(uri.path().len() + 64);
-    text.push(b'/');
-    match target {
-        Target::Bucket(bucket) => text.extend_from_slice(bucket.as_bytes()),
-        Target::Object(bucket, key) => {
-            text.extend_from_slice(bucket.as_bytes());
-            text.push(b'/');
-            push_encoded(&mut text, key.iter().copied(), true);
-        }
-        Target::Service | Target::IllEncoded(_) | Target::Unknown => {}
-    }
-    if text == uri.path().as_bytes() && uri.query().is_none() {
-        return Ok(None);
-    }
-    let mut separator = b'?';
+/// Returns the URI of the sidecar's own request, path-style and in canonical encoding.
+fn own_uri(uri: &Uri, target: &Target<'_>) -> Result<Uri, Denial> {
+    let mut text = match target {
+        Target::Bucket(bucket) => format!("/{bucket}"),
+        Target::Object(bucket, key) => format!("/{bucket}/{}", percent_encode(key, PATH)),
+        Target::Service | Target::IllEncoded(_) | Target::Unknown => "/".to_owned(),
+    };
+    let mut separator = '?';
     for (name, value) in parameters(uri.query().unwrap_or_default()) {
-        let name: Vec<u8> = decoded(name).collect();
+        let name = decoded(name);
         if is_auth_parameter(&String::from_utf8_lossy(&name)) {
             continue;
         }
         text.push(separator);
-        separator = b'&';
-        push_encoded(&mut text, name, false);
+        separator = '&';
+        text.extend(percent_encode(&name, QUERY));
         if let Some(value) = value {
-            text.push(b'=');
-            push_encoded(&mut text, decoded(value), false);
+            text.push('=');
+            text.extend(percent_encode(&decoded(value), QUERY));
         }
     }
-    let wrong = |_| Denial::uri("the request's target is too long, or no URI");
-    Uri::try_from(text).map(Some).map_err(wrong)
+    Uri::try_from(text).map_err(|_| Denial::Uri("the request's target is too long, or is not a URI"))
 }
 
 /// The party that decides whether a client may do what it requests.

@@ -1,15 +1,17 @@
-//! Bodies in S3's chunked encoding (`aws-chunked`), decoded as they arrive, without copies and with
-//! constant memory.
+//! Bodies in S3's chunked encoding (`aws-chunked`), decoded and encoded as they arrive, without
+//! copies and with constant memory; and the checksums in their trailers.
 
 use std::collections::VecDeque;
 
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
 use bytes::{Buf, Bytes};
+use crc_fast::CrcAlgorithm;
+use sha1::Sha1;
 use sha2::{Digest, Sha256};
 
-use super::canonical::{EMPTY_SHA256, parse_hex, push_hex};
-use super::checksum::Checksum;
 use super::denial::Denial;
-use super::sign::SigningKey;
+use super::signature::{EMPTY_SHA256, SigningKey, parse_hex, push_hex};
 
 /// The maximum length, in bytes, of a line before a chunk or in the trailer. A length and a
 /// signature take about 100 bytes.
@@ -105,8 +107,8 @@ impl Decoder {
             let end = bytes.iter().position(|byte| *byte == b'\n');
             let here = end.map_or(bytes.len(), |at| at + 1);
             if self.state == State::End || self.line.len() + here > LINE_BYTES_MAX {
-                return Err(Denial::encoding(
-                    "the aws-chunked body has a line too long, or goes on after its end",
+                return Err(Denial::Encoding(
+                    "the aws-chunked body has a line that is too long, or continues after its end",
                 ));
             }
             self.line.extend_from_slice(&bytes[..here]);
@@ -118,9 +120,8 @@ impl Decoder {
                     self.has_extra_line = is_checksum;
                     line.strip_suffix(b"\n").filter(|_| is_checksum)
                 });
-                let line = stripped
-                    .ok_or_else(|| Denial::encoding("a line of the aws-chunked body must end with CRLF"))?;
-                self.take_line(line)?;
+                let wrong = Denial::Encoding("a line of the aws-chunked body must end with CRLF");
+                self.take_line(stripped.ok_or(wrong)?)?;
             }
         }
         Ok(())
@@ -133,7 +134,7 @@ impl Decoder {
     pub(crate) fn finish(&self) -> Result<(), Denial> {
         match self.state {
             State::End if self.left == 0 => Ok(()),
-            _ => Err(Denial::incomplete("the aws-chunked body ended early")),
+            _ => Err(Denial::Incomplete("the aws-chunked body ended early")),
         }
     }
 
@@ -154,14 +155,13 @@ impl Decoder {
                 self.state = State::End;
                 Ok(())
             }
-            _ => Err(Denial::encoding("a chunk of the aws-chunked body is longer than its length")),
+            _ => Err(Denial::Encoding("a chunk of the aws-chunked body is longer than its announced length")),
         }
     }
 
     fn begin_chunk(&mut self, line: &[u8]) -> Result<(), Denial> {
-        let wrong = || {
-            Denial::encoding("a chunk must begin with its length, and its signature where chunks are signed")
-        };
+        let wrong =
+            || Denial::Encoding("a chunk must begin with its length, and its signature if chunks are signed");
         let digits = match self.is_signed {
             false => line,
             true => {
@@ -175,7 +175,7 @@ impl Decoder {
         let text = std::str::from_utf8(digits).ok().filter(|_| is_length).ok_or_else(wrong)?;
         let len = u64::from_str_radix(text, 16).map_err(|_| wrong())?;
         if len > self.left {
-            return Err(Denial::incomplete("the chunks are longer than x-amz-decoded-content-length"));
+            return Err(Denial::Incomplete("the chunks are longer than x-amz-decoded-content-length"));
         }
         if len > 0 {
             self.state = State::Data(len);
@@ -189,20 +189,18 @@ impl Decoder {
     fn verify_chunk(&mut self) -> Result<(), Denial> {
         let Some(chain) = &mut self.chain else { return Ok(()) };
         let hash = self.hash.finalize_reset().into();
-        if chain.is_next(&hash, &self.signature) { Ok(()) } else { Err(Denial::chunk()) }
+        if chain.is_next(&hash, &self.signature) { Ok(()) } else { Err(Denial::Chunk) }
     }
 
     /// Handles a line after the last chunk: the checksum, its signature, or the empty line at the
     /// end.
     fn take_trailer(&mut self, line: &[u8]) -> Result<(), Denial> {
-        let wrong = || {
-            Denial::trailer(
-                "the trailer must contain what x-amz-trailer announces, and a signature if the chunks are signed",
-            )
-        };
+        const WRONG: Denial = Denial::Trailer(
+            "the trailer must contain the checksum that x-amz-trailer announces, and a signature if chunks are signed",
+        );
         let Some(checksum) = &self.checksum else {
             self.state = State::End;
-            return if line.is_empty() { Ok(()) } else { Err(wrong()) };
+            return if line.is_empty() { Ok(()) } else { Err(WRONG) };
         };
         if line.is_empty() && std::mem::take(&mut self.has_extra_line) {
             return Ok(());
@@ -210,32 +208,32 @@ impl Decoder {
         if line.is_empty() {
             self.state = State::End;
             // A signed trailer would have continued in `TrailerEnd`.
-            return if self.trailer.is_some() && !self.is_signed { Ok(()) } else { Err(wrong()) };
+            return if self.trailer.is_some() && !self.is_signed { Ok(()) } else { Err(WRONG) };
         }
-        let at = line.iter().position(|byte| *byte == b':').ok_or_else(wrong)?;
+        let at = line.iter().position(|byte| *byte == b':').ok_or(WRONG)?;
         let (name, value) = (line[..at].to_ascii_lowercase(), trimmed(&line[at + 1..]));
         match &self.trailer {
             None if name == checksum.name().as_bytes() => {
                 if value != checksum.text().as_bytes() {
-                    return Err(Denial::checksum());
+                    return Err(Denial::Checksum);
                 }
                 self.trailer = Some(value.to_vec());
                 Ok(())
             }
             Some(text) if self.is_signed && !self.has_extra_line && name == b"x-amz-trailer-signature" => {
-                let signature = parse_hex(value).ok_or_else(wrong)?;
+                let signature = parse_hex(value).ok_or(WRONG)?;
                 let canonical = [checksum.name().as_bytes(), b":", text, b"\n"].concat();
                 let is_right =
                     |chain: &mut Chain| chain.is_trailer(&Sha256::digest(&canonical).into(), &signature);
                 self.state = State::TrailerEnd;
-                if self.chain.as_mut().is_none_or(is_right) { Ok(()) } else { Err(Denial::chunk()) }
+                if self.chain.as_mut().is_none_or(is_right) { Ok(()) } else { Err(Denial::Chunk) }
             }
-            _ => Err(wrong()),
+            _ => Err(WRONG),
         }
     }
 }
 
-/// Returns a value without surrounding blanks.
+/// Returns a value without surrounding spaces and tabs.
 fn trimmed(mut value: &[u8]) -> &[u8] {
     while let [b' ' | b'\t', rest @ ..] | [rest @ .., b' ' | b'\t'] = value {
         value = rest;
@@ -261,30 +259,186 @@ impl Chain {
 
     /// Returns whether this is the signature of the next chunk, whose bytes have this hash.
     pub(crate) fn is_next(&mut self, hash: &[u8; 32], signature: &[u8; 32]) -> bool {
-        let mut text = self.begin(b"AWS4-HMAC-SHA256-PAYLOAD\n");
-        text.extend_from_slice(EMPTY_SHA256.as_bytes());
-        text.push(b'\n');
-        self.check(text, hash, signature)
+        let before_hash = [EMPTY_SHA256.as_bytes(), b"\n"].concat();
+        self.check(b"AWS4-HMAC-SHA256-PAYLOAD\n", &before_hash, hash, signature)
     }
 
     /// Returns whether this is the signature of the trailer, whose lines have this hash.
     pub(crate) fn is_trailer(&mut self, hash: &[u8; 32], signature: &[u8; 32]) -> bool {
-        let text = self.begin(b"AWS4-HMAC-SHA256-TRAILER\n");
-        self.check(text, hash, signature)
+        self.check(b"AWS4-HMAC-SHA256-TRAILER\n", b"", hash, signature)
     }
 
-    fn begin(&self, algorithm: &[u8]) -> Vec<u8> {
-        let mut text = Vec::with_capacity(320);
-        text.extend_from_slice(algorithm);
-        text.extend_from_slice(&self.lines);
+    fn check(&mut self, algorithm: &[u8], before_hash: &[u8], hash: &[u8], signature: &[u8; 32]) -> bool {
+        let mut text = [algorithm, &self.lines].concat();
         push_hex(&mut text, &self.previous);
         text.push(b'\n');
-        text
-    }
-
-    fn check(&mut self, mut text: Vec<u8>, hash: &[u8; 32], signature: &[u8; 32]) -> bool {
+        text.extend_from_slice(before_hash);
         push_hex(&mut text, hash);
         self.previous = *signature;
         self.key.is_signature(&text, signature)
+    }
+}
+
+/// The checksum of a body, in progress.
+pub(crate) struct Checksum {
+    /// The header's name.
+    name: &'static str,
+    /// The checksum's length in bytes.
+    len: usize,
+    digest: ChecksumDigest,
+}
+
+enum ChecksumDigest {
+    /// CRC-32, CRC-32C or CRC-64/NVME.
+    Crc(Box<crc_fast::Digest>),
+    Sha1(Sha1),
+    Sha256(Sha256),
+}
+
+impl Checksum {
+    /// Returns the checksum for this header name, in lower case; `None` if it is unknown.
+    pub(crate) fn named(name: &str) -> Option<Checksum> {
+        let crc = |algorithm| ChecksumDigest::Crc(Box::new(crc_fast::Digest::new(algorithm)));
+        let (name, len, digest) = match name {
+            "x-amz-checksum-crc32" => ("x-amz-checksum-crc32", 4, crc(CrcAlgorithm::Crc32IsoHdlc)),
+            "x-amz-checksum-crc32c" => ("x-amz-checksum-crc32c", 4, crc(CrcAlgorithm::Crc32Iscsi)),
+            "x-amz-checksum-crc64nvme" => ("x-amz-checksum-crc64nvme", 8, crc(CrcAlgorithm::Crc64Nvme)),
+            "x-amz-checksum-sha1" => ("x-amz-checksum-sha1", 20, ChecksumDigest::Sha1(Sha1::new())),
+            "x-amz-checksum-sha256" => ("x-amz-checksum-sha256", 32, ChecksumDigest::Sha256(Sha256::new())),
+            _ => return None,
+        };
+        Some(Checksum { name, len, digest })
+    }
+
+    /// Returns the header's name.
+    pub(crate) fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// Returns the length of the header's value in bytes.
+    fn text_len(&self) -> usize {
+        self.len.div_ceil(3) * 4
+    }
+
+    /// Adds bytes.
+    fn update(&mut self, bytes: &[u8]) {
+        match &mut self.digest {
+            ChecksumDigest::Crc(digest) => digest.update(bytes),
+            ChecksumDigest::Sha1(hash) => hash.update(bytes),
+            ChecksumDigest::Sha256(hash) => hash.update(bytes),
+        }
+    }
+
+    /// Returns the header's value.
+    fn text(&self) -> String {
+        match &self.digest {
+            ChecksumDigest::Crc(digest) => {
+                BASE64_STANDARD.encode(&digest.finalize().to_be_bytes()[8 - self.len..])
+            }
+            ChecksumDigest::Sha1(hash) => BASE64_STANDARD.encode(hash.clone().finalize()),
+            ChecksumDigest::Sha256(hash) => BASE64_STANDARD.encode(hash.clone().finalize()),
+        }
+    }
+}
+
+impl std::fmt::Debug for Checksum {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Checksum").field(&self.name).finish()
+    }
+}
+
+/// The length of a chunk in bytes: endpoints accept 8 KiB to 16 MiB.
+const CHUNK_BYTES: u64 = 1 << 20;
+
+/// Encodes a body in unsigned chunks, with a checksum in the trailer.
+#[derive(Debug)]
+pub(crate) struct Encoder {
+    /// The remaining bytes of the body, and of the current chunk.
+    left: (u64, u64),
+}
+
+impl Encoder {
+    /// Returns an encoder for a body of this length.
+    pub(crate) const fn new(len: u64) -> Encoder {
+        Encoder { left: (len, 0) }
+    }
+
+    /// Returns the encoded length of a body of this length.
+    pub(crate) fn encoded_len(len: u64, checksum: &Checksum) -> u64 {
+        let framed = |chunk: u64| format!("{chunk:x}").len() as u64 + chunk + 4;
+        let rest = match len % CHUNK_BYTES {
+            0 => 0,
+            rest => framed(rest),
+        };
+        let trailer = "0\r\n:\r\n\r\n".len() + checksum.name().len() + checksum.text_len();
+        (len / CHUNK_BYTES).saturating_mul(framed(CHUNK_BYTES)).saturating_add(rest + trailer as u64)
+    }
+
+    /// Encodes the next bytes of the body, which must not exceed its announced length.
+    pub(crate) fn push(&mut self, mut bytes: Bytes, into: &mut VecDeque<Bytes>) {
+        while !bytes.is_empty() {
+            let (body, chunk) = &mut self.left;
+            if *chunk == 0 {
+                *chunk = CHUNK_BYTES.min(*body);
+                into.push_back(format!("{chunk:x}\r\n").into());
+            }
+            let here = usize::try_from(*chunk).unwrap_or(usize::MAX).min(bytes.len());
+            into.push_back(bytes.split_to(here));
+            *chunk -= here as u64;
+            *body -= here as u64;
+            if *chunk == 0 {
+                into.push_back(Bytes::from_static(b"\r\n"));
+            }
+        }
+    }
+
+    /// Encodes the end.
+    pub(crate) fn finish(checksum: &Checksum, into: &mut VecDeque<Bytes>) {
+        into.push_back(format!("0\r\n{}:{}\r\n\r\n", checksum.name(), checksum.text()).into());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The check values of the CRC catalogue, and of RFC 3174 and FIPS 180, for "123456789" and
+    /// "abc".
+    #[test]
+    fn checksums_are_the_documented_ones() {
+        for (name, bytes, text) in [
+            ("x-amz-checksum-crc32", "123456789", "y/Q5Jg=="),
+            ("x-amz-checksum-crc32c", "123456789", "4waSgw=="),
+            ("x-amz-checksum-crc64nvme", "123456789", "rosUhgp5mIg="),
+            ("x-amz-checksum-sha1", "abc", "qZk+NkcGgWq6PiVxeFDCbJzQ2J0="),
+            ("x-amz-checksum-sha256", "abc", "ungWv48Bz+pBQUDeXa4iI7ADYaOWF3qctBD/YfIAFa0="),
+        ] {
+            let mut checksum = Checksum::named(name).unwrap();
+            let (first, rest) = bytes.as_bytes().split_at(2);
+            checksum.update(first);
+            checksum.update(rest);
+            assert_eq!((checksum.name(), checksum.text().as_str()), (name, text));
+            assert_eq!(checksum.text_len(), text.len());
+        }
+        assert!(Checksum::named("x-amz-checksum-md5").is_none());
+    }
+
+    #[test]
+    fn what_is_written_is_as_long_as_announced_and_is_read_again() {
+        for (len, step) in [(0, 1), (1, 1), (100_000, 7), (1 << 20, 65_536), ((2 << 20) + 5, 100_001)] {
+            let body: Vec<u8> = (0..len).map(|at: usize| (at ^ (at >> 8)) as u8).collect();
+            let mut checksum = Checksum::named("x-amz-checksum-crc32c").unwrap();
+            checksum.update(&body);
+            let (mut encoder, mut encoded) = (Encoder::new(len as u64), VecDeque::new());
+            body.chunks(step).for_each(|part| encoder.push(Bytes::copy_from_slice(part), &mut encoded));
+            Encoder::finish(&checksum, &mut encoded);
+            let total: usize = encoded.iter().map(Bytes::len).sum();
+            assert_eq!(total as u64, Encoder::encoded_len(len as u64, &checksum));
+            let checksum = Checksum::named("x-amz-checksum-crc32c");
+            let (mut decoder, mut read) = (Decoder::new(len as u64, false, None, checksum), VecDeque::new());
+            encoded.into_iter().for_each(|part| decoder.push(part, &mut read).unwrap());
+            decoder.finish().unwrap();
+            assert_eq!(read.iter().flatten().copied().collect::<Vec<u8>>(), body);
+        }
     }
 }

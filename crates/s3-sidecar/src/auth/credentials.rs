@@ -1,50 +1,43 @@
-//! The sidecar's own credentials at the endpoint.
+//! The sidecar's own credentials at the endpoint, the requests that they sign, and the files with
+//! secrets, which can be replaced while they are in use.
 
 use std::fmt;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use hyper::HeaderMap;
+use hyper::header::{AUTHORIZATION, HOST, HeaderName, HeaderValue};
+use hyper::http::request::Parts;
 use parking_lot::{Mutex, RwLock};
 
-use super::keys::{Keys, KeysRead};
-use super::sign::SigningKey;
+use super::keys::Keys;
+use super::signature::{EMPTY_SHA256, SecretKey, canonical_request, format_time, push_hex, string_to_sign};
+use crate::http::headers::is_of_s3;
 
 /// The sidecar's signing credentials. Clones share them.
 #[derive(Clone)]
 pub struct Credentials {
-    inner: Arc<Inner>,
-}
-
-struct Inner {
     access_key: String,
     session_token: Option<String>,
-    file: Option<PathBuf>,
-    stamp: Mutex<Stamp>,
-    secret: RwLock<Secret>,
+    secret: Secret,
 }
 
-struct Secret {
-    text: String,
-    /// The signing key that was used last, and its scope.
-    last: Option<(String, SigningKey)>,
-}
-
-/// A secret that has been read but is not in force yet.
-pub struct CredentialsRead {
-    credentials: Credentials,
-    secret: String,
-    stamp: Stamp,
+#[derive(Clone)]
+enum Secret {
+    Fixed(Arc<SecretKey>),
+    File(Arc<SecretFile<SecretKey>>),
 }
 
 impl Credentials {
     /// Returns fixed credentials.
     #[must_use]
     pub fn new(access_key: String, secret_key: String, session_token: Option<String>) -> Credentials {
-        Self::with(access_key, secret_key, session_token, None, None)
+        let secret = Secret::Fixed(Arc::new(SecretKey::new(secret_key)));
+        Credentials { access_key, session_token, secret }
     }
 
     /// Reads the secret key from a file, which contains only the secret, on one line.
@@ -52,140 +45,207 @@ impl Credentials {
     /// # Errors
     /// A one-line message that states the mistake in the file and the correct form.
     pub fn from_file(access_key: String, path: impl Into<PathBuf>) -> Result<Credentials, String> {
-        let path = path.into();
-        let stamp = stamp(&path);
-        let secret = read(&path)?;
-        Ok(Self::with(access_key, secret, None, Some(path), stamp))
-    }
-
-    fn with(
-        access_key: String,
-        secret: String,
-        session_token: Option<String>,
-        file: Option<PathBuf>,
-        stamp: Stamp,
-    ) -> Credentials {
-        let secret = RwLock::new(Secret { text: secret, last: None });
-        let inner = Inner { access_key, session_token, file, stamp: Mutex::new(stamp), secret };
-        Credentials { inner: Arc::new(inner) }
-    }
-
-    /// Reads the file again, if there is one. The secret is used once it is [put in
-    /// force](CredentialsRead::put_in_force).
-    ///
-    /// # Errors
-    /// The errors of [`Credentials::from_file`]. In that case the current secret stays in force.
-    pub fn read_again(&self) -> Result<Option<CredentialsRead>, String> {
-        let Some(path) = &self.inner.file else { return Ok(None) };
-        let stamp = stamp(path);
-        let secret = read(path).inspect_err(|_| *self.inner.stamp.lock() = stamp)?;
-        Ok(Some(CredentialsRead { credentials: self.clone(), secret, stamp }))
-    }
-
-    /// Reads the file again and puts its secret in force, if the file has changed since the last
-    /// check. Returns whether the file has changed.
-    ///
-    /// # Errors
-    /// The errors of [`Credentials::read_again`].
-    pub fn reload_if_changed(&self) -> Result<bool, String> {
-        let Some(path) = &self.inner.file else { return Ok(false) };
-        if stamp(path) == *self.inner.stamp.lock() {
-            return Ok(false);
-        }
-        Ok(self.read_again()?.map(CredentialsRead::put_in_force).is_some())
+        let secret = Secret::File(Arc::new(SecretFile::open(path.into(), parse)?));
+        Ok(Credentials { access_key, session_token: None, secret })
     }
 
     /// Returns whether access key and token are valid header values.
     pub(crate) fn can_be_sent(&self) -> bool {
-        let is_right = |text: &str| text.bytes().all(|byte| byte.is_ascii_graphic() && byte != b',');
-        !self.inner.access_key.is_empty()
-            && is_right(&self.inner.access_key)
-            && self.session_token().is_none_or(is_right)
-    }
-
-    pub(crate) fn access_key(&self) -> &str {
-        &self.inner.access_key
-    }
-
-    pub(crate) fn session_token(&self) -> Option<&str> {
-        self.inner.session_token.as_deref()
+        let is_valid = |text: &str| text.bytes().all(|byte| byte.is_ascii_graphic() && byte != b',');
+        !self.access_key.is_empty()
+            && is_valid(&self.access_key)
+            && self.session_token.as_deref().is_none_or(is_valid)
     }
 
     /// Returns the signature of a text with the key of a scope.
-    pub(crate) fn sign(&self, scope: &str, text: &[u8]) -> [u8; 32] {
-        {
-            let secret = self.inner.secret.read();
-            if let Some((_, key)) = secret.last.as_ref().filter(|(own, _)| own == scope) {
-                return key.sign(text);
-            }
-        }
-        let mut secret = self.inner.secret.write();
-        let key = SigningKey::derive(&secret.text, scope);
+    fn sign(&self, scope: &str, text: &[u8]) -> [u8; 32] {
+        let secret = match &self.secret {
+            Secret::Fixed(secret) => Arc::clone(secret),
+            Secret::File(file) => file.current(),
+        };
+        let (key, is_known) = secret.signing_key(scope);
         let signature = key.sign(text);
-        secret.last = Some((scope.to_owned(), key));
+        if !is_known {
+            secret.keep(scope, key);
+        }
         signature
-    }
-}
-
-impl CredentialsRead {
-    /// Signs with this secret from now on.
-    pub fn put_in_force(self) {
-        *self.credentials.inner.secret.write() = Secret { text: self.secret, last: None };
-        *self.credentials.inner.stamp.lock() = self.stamp;
     }
 }
 
 impl fmt::Debug for Credentials {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Credentials").field("access_key", &self.inner.access_key).finish_non_exhaustive()
+        f.debug_struct("Credentials").field("access_key", &self.access_key).finish_non_exhaustive()
     }
 }
 
-impl fmt::Debug for CredentialsRead {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CredentialsRead").field("credentials", &self.credentials).finish_non_exhaustive()
-    }
-}
-
-fn read(path: &std::path::Path) -> Result<String, String> {
-    let text = read_secret_file(path)?;
+fn parse(text: &str) -> Result<SecretKey, String> {
     let secret = text.trim();
     if secret.is_empty() || secret.contains(char::is_whitespace) {
-        return Err(format!("{} must have the secret key alone, on one line", path.display()));
+        return Err("must contain only the secret key, on one line".into());
     }
-    Ok(secret.to_owned())
+    Ok(SecretKey::new(secret.to_owned()))
 }
 
-/// The maximum size of a file that is read, in bytes.
-const FILE_BYTES_MAX: u64 = 4 << 20;
+/// Marks a request to be sent without a signature, whatever the sidecar's credentials are.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Unsigned;
+
+const DATE: HeaderName = HeaderName::from_static("x-amz-date");
+const PAYLOAD: HeaderName = HeaderName::from_static("x-amz-content-sha256");
+const TOKEN: HeaderName = HeaderName::from_static("x-amz-security-token");
+
+/// Signs the sidecar's own requests to the endpoint.
+#[derive(Debug)]
+pub(crate) struct Signer {
+    /// The credentials, or `None` if the sidecar is anonymous at the endpoint.
+    pub(crate) credentials: Option<Credentials>,
+    pub(crate) region: String,
+    /// The endpoint's host and port.
+    pub(crate) host: HeaderValue,
+}
+
+impl Signer {
+    /// Signs a request as the sidecar's own. The request must not be changed afterwards.
+    pub(crate) fn sign(&self, head: &mut Parts, has_body: bool, now: u64) {
+        head.headers.insert(HOST, self.host.clone());
+        let credentials = self.credentials.as_ref().filter(|_| head.extensions.get::<Unsigned>().is_none());
+        let Some(credentials) = credentials else { return };
+        let stamp = format_time(now);
+        let set = |headers: &mut HeaderMap, name: HeaderName, text: &str| {
+            // Access keys, tokens and regions were checked to be valid header values.
+            if let Ok(mut value) = HeaderValue::from_str(text) {
+                value.set_sensitive(name == TOKEN || name == AUTHORIZATION);
+                headers.insert(name, value);
+            }
+        };
+        set(&mut head.headers, DATE, &stamp);
+        let unsigned = if has_body { "UNSIGNED-PAYLOAD" } else { EMPTY_SHA256 };
+        let payload = head.headers.entry(PAYLOAD).or_insert(HeaderValue::from_static(unsigned)).clone();
+        if let Some(token) = &credentials.session_token {
+            set(&mut head.headers, TOKEN, token);
+        }
+        let scope = format!("{}/{}/s3/aws4_request", &stamp[..8], self.region);
+        let names = signed_names(&head.headers);
+        let Some(canonical) = canonical_request(head, &names, payload.as_bytes()) else { return };
+        let mut value = format!(
+            "AWS4-HMAC-SHA256 Credential={}/{scope}, SignedHeaders={names}, Signature=",
+            credentials.access_key
+        )
+        .into_bytes();
+        let to_sign = string_to_sign(stamp.as_bytes(), &scope, &canonical);
+        push_hex(&mut value, &credentials.sign(&scope, &to_sign));
+        set(&mut head.headers, AUTHORIZATION, &String::from_utf8_lossy(&value));
+    }
+}
+
+/// Returns the names of the signed headers: the mandatory ones, and those that describe the body.
+fn signed_names(headers: &HeaderMap) -> String {
+    let is_signed = |name: &&HeaderName| {
+        is_of_s3(name.as_str()) || matches!(name.as_str(), "host" | "content-md5" | "content-type")
+    };
+    let mut names: Vec<&str> = headers.keys().filter(is_signed).map(HeaderName::as_str).collect();
+    names.sort_unstable();
+    names.join(";")
+}
 
 /// The state of a file: device, inode, length, and the times of the last changes.
-pub(crate) type Stamp = Option<(u64, u64, u64, i64, i64, i64, i64)>;
+type Stamp = Option<(u64, u64, u64, i64, i64, i64, i64)>;
+
+/// The content of a file with secrets.
+pub(crate) struct SecretFile<T> {
+    path: PathBuf,
+    parse: fn(&str) -> Result<T, String>,
+    content: RwLock<Arc<T>>,
+    /// The state of the file at the last check.
+    stamp: Mutex<Stamp>,
+}
+
+impl<T> SecretFile<T> {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// A one-line message that states the mistake in the file and the correct form, without any
+    /// secret.
+    pub(crate) fn open(path: PathBuf, parse: fn(&str) -> Result<T, String>) -> Result<Self, String> {
+        let stamp = Mutex::new(stamp(&path));
+        let content = RwLock::new(Arc::new(read(&path, parse)?));
+        Ok(SecretFile { path, parse, content, stamp })
+    }
+
+    /// Returns the content in force.
+    pub(crate) fn current(&self) -> Arc<T> {
+        Arc::clone(&self.content.read())
+    }
+}
+
+impl<T> fmt::Debug for SecretFile<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SecretFile").field("path", &self.path).finish_non_exhaustive()
+    }
+}
+
+/// A file that can be read again.
+pub(crate) trait Reread {
+    /// Reads the file again. Its content applies once the returned function is called.
+    ///
+    /// # Errors
+    /// The errors of [`SecretFile::open`]. In that case the current content stays in force.
+    fn read_again(self: Arc<Self>) -> Result<PutInForce, String>;
+
+    /// Reads the file again and puts its content in force, if the file has changed since the last
+    /// check. Returns whether the file has changed.
+    ///
+    /// # Errors
+    /// The errors of [`Reread::read_again`].
+    fn reload_if_changed(self: Arc<Self>) -> Result<bool, String>;
+}
+
+type PutInForce = Box<dyn FnOnce() + Send>;
+
+impl<T: Send + Sync + 'static> Reread for SecretFile<T> {
+    fn read_again(self: Arc<Self>) -> Result<PutInForce, String> {
+        let stamp = stamp(&self.path);
+        // Each state of the file is reported only once.
+        let content = read(&self.path, self.parse).inspect_err(|_| *self.stamp.lock() = stamp)?;
+        Ok(Box::new(move || {
+            *self.content.write() = Arc::new(content);
+            *self.stamp.lock() = stamp;
+        }))
+    }
+
+    fn reload_if_changed(self: Arc<Self>) -> Result<bool, String> {
+        let has_changed = stamp(&self.path) != *self.stamp.lock();
+        if has_changed {
+            self.read_again()?();
+        }
+        Ok(has_changed)
+    }
+}
 
 /// Returns the state of a file, or `None` if the file is missing.
-pub(crate) fn stamp(path: &Path) -> Stamp {
+fn stamp(path: &Path) -> Stamp {
     let found = fs::metadata(path).ok()?;
     let (modified, changed) = ((found.mtime(), found.mtime_nsec()), (found.ctime(), found.ctime_nsec()));
     Some((found.dev(), found.ino(), found.len(), modified.0, modified.1, changed.0, changed.1))
 }
 
-/// Returns the text of a file.
-///
-/// # Errors
-/// A one-line message that states the mistake in the file and the correct form, without any part of
-/// the text.
-pub(crate) fn read_secret_file(path: &Path) -> Result<String, String> {
+/// The maximum size of a file that is read, in bytes.
+const FILE_BYTES_MAX: u64 = 4 << 20;
+
+fn read<T>(path: &Path, parse: fn(&str) -> Result<T, String>) -> Result<T, String> {
     let shown = path.display();
     let failed = |error: io::Error| format!("cannot read {shown}: {error}");
-    let file = open(path).map_err(failed)?;
+    // Non-blocking, because opening a pipe without a writer would block the process.
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(failed)?;
     let found = file.metadata().map_err(failed)?;
     if !found.is_file() {
-        return Err(format!("{shown} is no file"));
+        return Err(format!("{shown} is not a file"));
     }
     let mode = found.mode() & 0o777;
     if mode & 0o027 != 0 {
         return Err(format!(
-            "{shown} can be read by everyone, or changed by others than its owner (mode {mode:03o}); chmod 600 {shown} mends it"
+            "{shown} is readable by everyone, or writable by others than its owner (mode {mode:03o}); \
+             run chmod 600 {shown}"
         ));
     }
     let mut text = String::new();
@@ -193,12 +253,7 @@ pub(crate) fn read_secret_file(path: &Path) -> Result<String, String> {
     if text.len() as u64 > FILE_BYTES_MAX {
         return Err(format!("{shown} is longer than {FILE_BYTES_MAX} bytes"));
     }
-    Ok(text)
-}
-
-fn open(path: &Path) -> io::Result<File> {
-    // Non-blocking, because opening a pipe without a writer would block the process.
-    OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)
+    parse(&text).map_err(|why| format!("{shown}: {why}"))
 }
 
 /// The interval at which the files are checked.
@@ -214,14 +269,23 @@ pub struct Secrets {
     pub credentials: Option<Credentials>,
 }
 
-/// Secrets that have been read but are not in force yet.
-#[derive(Debug)]
-pub struct SecretsRead {
-    keys: Option<KeysRead>,
-    credentials: Option<CredentialsRead>,
-}
+/// Secrets that have been read but are not in force yet, each with the configuration key of its
+/// file.
+pub struct SecretsRead(Vec<(&'static str, PutInForce)>);
 
 impl Secrets {
+    /// Returns the files, each with the configuration key that names it.
+    fn files(&self) -> Vec<(&'static str, Arc<dyn Reread + Send + Sync>)> {
+        let mut files: Vec<(_, Arc<dyn Reread + Send + Sync>)> = Vec::new();
+        if let Some(Keys(file)) = &self.keys {
+            files.push(("s3.keys_file", Arc::clone(file) as _));
+        }
+        if let Some(Credentials { secret: Secret::File(file), .. }) = &self.credentials {
+            files.push(("s3.upstream_secret_file", Arc::clone(file) as _));
+        }
+        files
+    }
+
     /// Reads the files again. Their content applies once it is [put in
     /// force](SecretsRead::put_in_force).
     ///
@@ -229,27 +293,29 @@ impl Secrets {
     /// A one-line message that states the mistake in a file and the correct form. In that case
     /// nothing changes.
     pub fn read_again(&self) -> Result<SecretsRead, String> {
-        let keys = self.keys.as_ref().map(Keys::read_again).transpose();
-        let keys = keys.map_err(|why| format!("s3.keys_file: {why}"))?;
-        let credentials = self.credentials.as_ref().map(Credentials::read_again).transpose();
-        let credentials = credentials.map_err(|why| format!("s3.upstream_secret_file: {why}"))?.flatten();
-        Ok(SecretsRead { keys, credentials })
+        let mut all = Vec::new();
+        for (key, file) in self.files() {
+            all.push((key, file.read_again().map_err(|why| format!("{key}: {why}"))?));
+        }
+        Ok(SecretsRead(all))
     }
 }
 
 impl SecretsRead {
     /// Puts the secrets in force. Returns the configuration keys that name the files.
     pub fn put_in_force(self) -> Vec<&'static str> {
-        let mut names = Vec::new();
-        if let Some(keys) = self.keys {
-            keys.put_in_force();
-            names.push("s3.keys_file");
+        let mut keys = Vec::new();
+        for (key, put_in_force) in self.0 {
+            put_in_force();
+            keys.push(key);
         }
-        if let Some(credentials) = self.credentials {
-            credentials.put_in_force();
-            names.push("s3.upstream_secret_file");
-        }
-        names
+        keys
+    }
+}
+
+impl fmt::Debug for SecretsRead {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.0.iter().map(|(key, _)| key)).finish()
     }
 }
 
@@ -257,33 +323,30 @@ impl SecretsRead {
 pub(crate) async fn renew(secrets: Secrets) {
     loop {
         tokio::time::sleep(INTERVAL).await;
-        let secrets = secrets.clone();
+        let files = secrets.files();
         // Reading files may block.
-        let looked_at = tokio::task::spawn_blocking(move || {
-            let keys = secrets.keys.as_ref().map(Keys::reload_if_changed);
-            log("s3.keys_file", keys);
-            let credentials = secrets.credentials.as_ref().map(Credentials::reload_if_changed);
-            log("s3.upstream_secret_file", credentials);
+        let checked = tokio::task::spawn_blocking(move || {
+            for (key, file) in files {
+                match file.reload_if_changed() {
+                    Ok(true) => tracing::info!("the file of {key} has changed: its content is in force"),
+                    Ok(false) => (),
+                    Err(cause) => tracing::error!(
+                        cause,
+                        "the file of {key} cannot be used: its previous content stays in force"
+                    ),
+                }
+            }
         });
-        if looked_at.await.is_err() {
+        if checked.await.is_err() {
             tracing::error!("reading the secrets of [s3] has panicked");
         }
-    }
-}
-
-fn log(key: &'static str, outcome: Option<Result<bool, String>>) {
-    match outcome {
-        Some(Ok(true)) => tracing::info!("the file of {key} has changed: it is in use"),
-        Some(Err(cause)) => {
-            tracing::error!(cause, "the file of {key} cannot be used: what it had before stays in force");
-        }
-        Some(Ok(false)) | None => {}
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::auth::signature::SigningKey;
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
@@ -296,16 +359,20 @@ mod tests {
         };
         write("first-secret\n");
         let credentials = Credentials::from_file("key".into(), &path).unwrap();
+        let reload = |credentials: &Credentials| match &credentials.secret {
+            Secret::File(file) => Arc::clone(file).reload_if_changed(),
+            Secret::Fixed(_) => panic!("{credentials:?} has no file"),
+        };
         let scope = "20240101/r/s3/aws4_request";
         let of = |secret: &str| SigningKey::derive(secret, scope).sign(b"text");
         assert_eq!(credentials.sign(scope, b"text"), of("first-secret"));
         assert_eq!(credentials.sign(scope, b"text"), of("first-secret"));
         write("two words");
-        assert!(credentials.reload_if_changed().is_err());
-        assert_eq!(credentials.reload_if_changed(), Ok(false));
+        assert!(reload(&credentials).is_err());
+        assert_eq!(reload(&credentials), Ok(false));
         assert_eq!(credentials.sign(scope, b"text"), of("first-secret"));
         write("the-second-secret");
-        assert_eq!(credentials.reload_if_changed(), Ok(true));
+        assert_eq!(reload(&credentials), Ok(true));
         assert_eq!(credentials.sign(scope, b"text"), of("the-second-secret"));
         assert!(!format!("{credentials:?}").contains("secret\""), "{credentials:?}");
     }

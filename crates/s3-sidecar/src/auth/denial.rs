@@ -62,9 +62,10 @@ impl Refusals {
 impl Collect for Refusals {
     fn collect(&self, into: &mut Families) {
         let help = "Requests of S3 clients that the listener refused, with auth = \"listener\" or \"none\": anonymous (not \
-                    signed), malformed (what identifies the client, or the target, cannot be read), unsupported (a way \
-                    of signing that is not known), unknown_key, signature (wrong, or not over all that it must cover), \
-                    time (clocks differ, or expired), rights (the key may not), body (not what was signed).";
+                    signed), malformed (the client or the target cannot be parsed), unsupported (unsupported way of \
+                    signing), unknown_key, signature (wrong, or does not cover everything that it must), time (clocks \
+                    differ, or the signature has expired), rights (the key lacks the right), body (differs from the \
+                    signed one).";
         for ((_, name), count) in REASONS.iter().zip(&self.0) {
             let labels = vec![("reason", *name).into()];
             into.sample("cached_s3_sidecar_auth_refused_total", help, labels, Value::Counter(count.get()));
@@ -72,188 +73,139 @@ impl Collect for Refusals {
     }
 }
 
-/// A refusal.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Denial {
-    pub(crate) reason: Reason,
-    pub(crate) code: &'static str,
-    status: StatusCode,
-    message: Cow<'static, str>,
+/// A refusal. Its `Display` output is the message for the client.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Denial {
+    /// An unsigned request.
+    #[error("the request is not signed, and anonymous clients may not make it")]
+    Anonymous,
+    /// A request for which the key lacks the right.
+    #[error("this access key does not have the right to make this request")]
+    Rights,
+    #[error("the access key is not in the keys file of cached")]
+    UnknownKey,
+    #[error(
+        "the signature does not match the request; check the secret key and the way in which the request is signed"
+    )]
+    Signature,
+    /// A header that must be signed and is not.
+    #[error("the header {0} is not signed; host and all x-amz- headers must be signed")]
+    UnsignedHeader(String),
+    /// An unknown header that an endpoint could mistake for one of S3's headers.
+    #[error(
+        "the header {0} is not known to cached and is not forwarded, because an endpoint might treat it as another, \
+         meaningful header; leave it out"
+    )]
+    UnknownHeader(String),
+    /// A request to the endpoint itself.
+    #[error("of the requests to the endpoint itself, only the list of buckets is forwarded")]
+    Service,
+    #[error("the request's time and cached's clock differ by more than 15 minutes")]
+    Skew,
+    /// A presigned URL that has expired, or is not valid yet.
+    #[error("{0}")]
+    Expired(&'static str),
+    #[error("the signed request needs exactly one x-amz-date, such as 20130524T000000Z")]
+    NoDate,
+    /// An invalid `Authorization` header.
+    #[error("{0}")]
+    Header(Cow<'static, str>),
+    /// Invalid parameters of a presigned URL.
+    #[error("{0}")]
+    Parameters(Cow<'static, str>),
+    #[error("the signed request needs x-amz-content-sha256")]
+    NoPayloadHash,
+    /// Other invalid input.
+    #[error("{0}")]
+    Argument(&'static str),
+    /// An invalid path.
+    #[error("{0}")]
+    Uri(&'static str),
+    #[error("the path begins with a name that is not allowed for buckets")]
+    Bucket,
+    #[error("an aws-chunked body needs its length in x-amz-decoded-content-length")]
+    NoLength,
+    #[error("session tokens are not supported: use an access key in the keys file of cached")]
+    Token,
+    /// An unsupported feature.
+    #[error("{0}")]
+    Unsupported(&'static str),
+    /// A method that S3 does not have.
+    #[error("the method must be GET, HEAD, PUT, POST, DELETE or OPTIONS")]
+    Method,
+    #[error("the body's SHA-256 does not match the signed x-amz-content-sha256")]
+    Hash,
+    #[error("the signature of a chunk or of the trailer does not follow from the request's signature")]
+    Chunk,
+    /// A body of another length than announced.
+    #[error("{0}")]
+    Incomplete(&'static str),
+    /// An invalid encoding of the body.
+    #[error("{0}")]
+    Encoding(&'static str),
+    /// An invalid trailer.
+    #[error("{0}")]
+    Trailer(&'static str),
+    #[error("the checksum in the trailer does not match the body")]
+    Checksum,
+    /// An invalid document.
+    #[error("{0}")]
+    Document(&'static str),
+    /// A client that has stopped sending.
+    #[error("the request's body did not arrive in time, or ended early")]
+    Stalled,
 }
 
 impl Denial {
-    fn new(
-        reason: Reason,
-        status: StatusCode,
-        code: &'static str,
-        text: impl Into<Cow<'static, str>>,
-    ) -> Self {
-        Self { reason, code, status, message: text.into() }
+    /// Returns the reason by which the refusal is counted, the status of the response, and S3's
+    /// code for the error.
+    fn kind(&self) -> (Reason, StatusCode, &'static str) {
+        const BAD: StatusCode = StatusCode::BAD_REQUEST;
+        const FORBIDDEN: StatusCode = StatusCode::FORBIDDEN;
+        match self {
+            Denial::Anonymous => (Reason::Anonymous, FORBIDDEN, "AccessDenied"),
+            Denial::Rights | Denial::Service => (Reason::Rights, FORBIDDEN, "AccessDenied"),
+            Denial::UnknownKey => (Reason::UnknownKey, FORBIDDEN, "InvalidAccessKeyId"),
+            Denial::Signature => (Reason::Signature, FORBIDDEN, "SignatureDoesNotMatch"),
+            Denial::UnsignedHeader(_) => (Reason::Signature, FORBIDDEN, "AccessDenied"),
+            Denial::UnknownHeader(_) => (Reason::Malformed, BAD, "InvalidRequest"),
+            Denial::Skew => (Reason::Time, FORBIDDEN, "RequestTimeTooSkewed"),
+            Denial::Expired(_) => (Reason::Time, FORBIDDEN, "AccessDenied"),
+            Denial::NoDate => (Reason::Malformed, FORBIDDEN, "AccessDenied"),
+            Denial::Header(_) => (Reason::Malformed, BAD, "AuthorizationHeaderMalformed"),
+            Denial::Parameters(_) => (Reason::Malformed, BAD, "AuthorizationQueryParametersError"),
+            Denial::NoPayloadHash => (Reason::Malformed, BAD, "MissingSecurityHeader"),
+            Denial::Argument(_) => (Reason::Malformed, BAD, "InvalidArgument"),
+            Denial::Uri(_) => (Reason::Malformed, BAD, "InvalidURI"),
+            Denial::Bucket => (Reason::Malformed, BAD, "InvalidBucketName"),
+            Denial::NoLength => (Reason::Malformed, StatusCode::LENGTH_REQUIRED, "MissingContentLength"),
+            Denial::Token => (Reason::Unsupported, BAD, "InvalidToken"),
+            Denial::Unsupported(_) => (Reason::Unsupported, StatusCode::NOT_IMPLEMENTED, "NotImplemented"),
+            Denial::Method => (Reason::Unsupported, StatusCode::METHOD_NOT_ALLOWED, "MethodNotAllowed"),
+            Denial::Hash => (Reason::Body, BAD, "XAmzContentSHA256Mismatch"),
+            Denial::Chunk => (Reason::Body, FORBIDDEN, "SignatureDoesNotMatch"),
+            Denial::Incomplete(_) => (Reason::Body, BAD, "IncompleteBody"),
+            Denial::Encoding(_) => (Reason::Body, BAD, "InvalidRequest"),
+            Denial::Trailer(_) => (Reason::Body, BAD, "MalformedTrailerError"),
+            Denial::Checksum => (Reason::Body, BAD, "BadDigest"),
+            Denial::Document(_) => (Reason::Body, BAD, "MalformedXML"),
+            Denial::Stalled => (Reason::Body, BAD, "RequestTimeout"),
+        }
     }
 
-    /// Returns the refusal of an unsigned request.
-    pub(crate) fn anonymous() -> Self {
-        let text = "the request is not signed, and no anonymous client may do this";
-        Self::new(Reason::Anonymous, StatusCode::FORBIDDEN, "AccessDenied", text)
+    pub(crate) fn reason(&self) -> Reason {
+        self.kind().0
     }
 
-    /// Returns the refusal of a request for which the key lacks the right.
-    pub(crate) fn rights() -> Self {
-        Self::new(Reason::Rights, StatusCode::FORBIDDEN, "AccessDenied", "this access key may not do this")
-    }
-
-    /// Returns the refusal of an unknown access key.
-    pub(crate) fn unknown_key() -> Self {
-        let text = "the access key is not in the keys file of cached";
-        Self::new(Reason::UnknownKey, StatusCode::FORBIDDEN, "InvalidAccessKeyId", text)
-    }
-
-    /// Returns the refusal of a wrong signature.
-    pub(crate) fn signature() -> Self {
-        let text = "the signature is not the one that the access key makes of this request; check the secret key and the \
-                    way of signing";
-        Self::new(Reason::Signature, StatusCode::FORBIDDEN, "SignatureDoesNotMatch", text)
-    }
-
-    /// Returns the refusal of a header that must be signed and is not.
-    pub(crate) fn unsigned_header(name: &str) -> Self {
-        let text = format!("the header {name} is not signed; host and each x-amz- header must be");
-        Self::new(Reason::Signature, StatusCode::FORBIDDEN, "AccessDenied", text)
-    }
-
-    /// Returns the refusal of an unknown header that an endpoint could mistake for one of S3's
-    /// headers.
-    pub(crate) fn unknown_header(name: &str) -> Self {
-        let text = format!(
-            "the header {name} is not known to cached and is not forwarded: an endpoint might treat it as another, meaningful header; leave it out"
-        );
-        Self::new(Reason::Malformed, StatusCode::BAD_REQUEST, "InvalidRequest", text)
-    }
-
-    /// Returns the refusal of a request to the endpoint itself.
-    pub(crate) fn service() -> Self {
-        let text = "of the requests to the endpoint itself only the list of buckets is forwarded";
-        Self::new(Reason::Rights, StatusCode::FORBIDDEN, "AccessDenied", text)
-    }
-
-    /// Returns the refusal of a time that differs too much.
-    pub(crate) fn skew() -> Self {
-        let text = "the request's time and that of cached differ by more than 15 minutes";
-        Self::new(Reason::Time, StatusCode::FORBIDDEN, "RequestTimeTooSkewed", text)
-    }
-
-    /// Returns the refusal of a presigned URL that has expired, or is not valid yet.
-    pub(crate) fn expired(text: &'static str) -> Self {
-        Self::new(Reason::Time, StatusCode::FORBIDDEN, "AccessDenied", text)
-    }
-
-    /// Returns the refusal of a request without a time.
-    pub(crate) fn no_date() -> Self {
-        let text = "the signed request needs one x-amz-date, as 20130524T000000Z";
-        Self::new(Reason::Malformed, StatusCode::FORBIDDEN, "AccessDenied", text)
-    }
-
-    /// Returns the refusal of an invalid `Authorization` header.
-    pub(crate) fn header(text: impl Into<Cow<'static, str>>) -> Self {
-        Self::new(Reason::Malformed, StatusCode::BAD_REQUEST, "AuthorizationHeaderMalformed", text)
-    }
-
-    /// Returns the refusal of invalid parameters of a presigned URL.
-    pub(crate) fn parameters(text: impl Into<Cow<'static, str>>) -> Self {
-        Self::new(Reason::Malformed, StatusCode::BAD_REQUEST, "AuthorizationQueryParametersError", text)
-    }
-
-    /// Returns the refusal for a missing header.
-    pub(crate) fn missing(text: &'static str) -> Self {
-        Self::new(Reason::Malformed, StatusCode::BAD_REQUEST, "MissingSecurityHeader", text)
-    }
-
-    /// Returns the refusal of other invalid input.
-    pub(crate) fn argument(text: &'static str) -> Self {
-        Self::new(Reason::Malformed, StatusCode::BAD_REQUEST, "InvalidArgument", text)
-    }
-
-    /// Returns the refusal of an invalid path.
-    pub(crate) fn uri(text: &'static str) -> Self {
-        Self::new(Reason::Malformed, StatusCode::BAD_REQUEST, "InvalidURI", text)
-    }
-
-    /// Returns the refusal of an invalid bucket name.
-    pub(crate) fn bucket() -> Self {
-        let text = "the path begins with a name that no bucket can have here";
-        Self::new(Reason::Malformed, StatusCode::BAD_REQUEST, "InvalidBucketName", text)
-    }
-
-    /// Returns the refusal of a request without a length.
-    pub(crate) fn length(text: &'static str) -> Self {
-        Self::new(Reason::Malformed, StatusCode::LENGTH_REQUIRED, "MissingContentLength", text)
-    }
-
-    /// Returns the refusal of session tokens.
-    pub(crate) fn token() -> Self {
-        let text = "session tokens are not known here: use an access key of the keys file of cached";
-        Self::new(Reason::Unsupported, StatusCode::BAD_REQUEST, "InvalidToken", text)
-    }
-
-    /// Returns the refusal of an unsupported feature.
-    pub(crate) fn unsupported(text: &'static str) -> Self {
-        Self::new(Reason::Unsupported, StatusCode::NOT_IMPLEMENTED, "NotImplemented", text)
-    }
-
-    /// Returns the refusal of a method that S3 does not have.
-    pub(crate) fn method() -> Self {
-        let text = "the method must be GET, HEAD, PUT, POST, DELETE or OPTIONS";
-        Self::new(Reason::Unsupported, StatusCode::METHOD_NOT_ALLOWED, "MethodNotAllowed", text)
-    }
-
-    /// Returns the refusal of a body with a wrong hash.
-    pub(crate) fn hash() -> Self {
-        let text = "the body's SHA-256 is not the x-amz-content-sha256 that was signed";
-        Self::new(Reason::Body, StatusCode::BAD_REQUEST, "XAmzContentSHA256Mismatch", text)
-    }
-
-    /// Returns the refusal of a wrong signature of a chunk or the trailer.
-    pub(crate) fn chunk() -> Self {
-        let text =
-            "the signature of a chunk, or of the trailer, is not the one that follows from the request's";
-        Self::new(Reason::Body, StatusCode::FORBIDDEN, "SignatureDoesNotMatch", text)
-    }
-
-    /// Returns the refusal of a body of another length than announced.
-    pub(crate) fn incomplete(text: &'static str) -> Self {
-        Self::new(Reason::Body, StatusCode::BAD_REQUEST, "IncompleteBody", text)
-    }
-
-    /// Returns the refusal of an invalid encoding of the body.
-    pub(crate) fn encoding(text: &'static str) -> Self {
-        Self::new(Reason::Body, StatusCode::BAD_REQUEST, "InvalidRequest", text)
-    }
-
-    /// Returns the refusal of an invalid trailer.
-    pub(crate) fn trailer(text: &'static str) -> Self {
-        Self::new(Reason::Body, StatusCode::BAD_REQUEST, "MalformedTrailerError", text)
-    }
-
-    /// Returns the refusal of a wrong checksum.
-    pub(crate) fn checksum() -> Self {
-        let text = "the checksum in the trailer is not that of the body";
-        Self::new(Reason::Body, StatusCode::BAD_REQUEST, "BadDigest", text)
-    }
-
-    /// Returns the refusal of an invalid document.
-    pub(crate) fn document(text: &'static str) -> Self {
-        Self::new(Reason::Body, StatusCode::BAD_REQUEST, "MalformedXML", text)
-    }
-
-    /// Returns the refusal of a client that has stopped sending.
-    pub(crate) fn stalled() -> Self {
-        let text = "the request's body did not come in time, or broke off";
-        Self::new(Reason::Body, StatusCode::BAD_REQUEST, "RequestTimeout", text)
+    /// Returns S3's code for the error.
+    pub(crate) fn code(&self) -> &'static str {
+        self.kind().2
     }
 
     /// Returns the response for the client. It does not wait for the rest of the request's body.
     pub(crate) fn answer(&self, has_body: bool) -> Response<Body> {
-        let mut response = body::failure(self.status, self.code, &self.message);
+        let (_, status, code) = self.kind();
+        let mut response = body::failure(status, code, &self.to_string());
         if has_body {
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }

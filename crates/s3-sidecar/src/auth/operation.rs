@@ -1,25 +1,16 @@
 //! Determines the effect of a request, and the rights that the request needs. An unknown request
 //! needs all rights in its bucket.
 
-use std::borrow::Cow;
-
 use hyper::Method;
 use hyper::http::request::Parts;
 use percent_encoding::percent_decode;
 
-use super::canonical::{decoded, parameters};
-use super::claim::is_auth_parameter;
 use super::denial::Denial;
 use super::rights::{Rights, is_bucket, is_reserved};
+use super::signature::{decoded, parameters};
+use super::verify::is_auth_parameter;
 use crate::http::headers::{self, Known, Rule, is_of_s3};
 use crate::http::target::Target;
-
-/// The client whose rights decide whether a request is allowed.
-#[derive(Debug)]
-pub(crate) struct Client<'a> {
-    pub(crate) rights: &'a Rights,
-    pub(crate) is_anonymous: bool,
-}
 
 /// The part of the decision that remains open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,26 +31,26 @@ pub(crate) fn check_target(head: &Parts, target: &Target<'_>) -> Result<(), Deni
     static METHODS: [Method; 6] =
         [Method::GET, Method::HEAD, Method::PUT, Method::POST, Method::DELETE, Method::OPTIONS];
     if !METHODS.contains(method) {
-        return Err(Denial::method());
+        return Err(Denial::Method);
     }
     let (bucket, key) = match target {
         Target::Service => return check_service(head),
         Target::Bucket(bucket) => (bucket, None),
         Target::Object(bucket, key) => (bucket, Some(key)),
         Target::IllEncoded(_) => {
-            return Err(Denial::uri("a percent sign in the path must be followed by two hexadecimal digits"));
+            return Err(Denial::Uri("a percent sign in the path must be followed by two hexadecimal digits"));
         }
         Target::Unknown => {
-            return Err(Denial::uri(
+            return Err(Denial::Uri(
                 "the Host is neither an address nor in s3.domains of cached, or the path names no bucket",
             ));
         }
     };
     if !is_bucket(bucket) || is_reserved(bucket) {
-        return Err(Denial::bucket());
+        return Err(Denial::Bucket);
     }
     if key.is_some_and(|key| leaves_bucket(key)) {
-        return Err(Denial::uri("a key whose segments .. lead out of its bucket is not forwarded"));
+        return Err(Denial::Uri("a key whose segments .. lead out of its bucket is not forwarded"));
     }
     Ok(())
 }
@@ -69,9 +60,9 @@ pub(crate) fn check_target(head: &Parts, target: &Target<'_>) -> Result<(), Deni
 fn check_service(head: &Parts) -> Result<(), Denial> {
     let is_list = [Method::GET, Method::HEAD].contains(&head.method) && {
         let parameters = own_parameters(head.uri.query().unwrap_or_default())?;
-        parameters.iter().all(|(name, _)| LIST_BUCKETS.contains(&&**name) || is_of_s3(name))
+        parameters.iter().all(|(name, _)| LIST_BUCKETS.contains(&name.as_str()) || is_of_s3(name))
     };
-    if is_list || head.method == Method::OPTIONS { Ok(()) } else { Err(Denial::service()) }
+    if is_list || head.method == Method::OPTIONS { Ok(()) } else { Err(Denial::Service) }
 }
 
 /// Returns whether a key, taken as a path, leads out of its bucket, or to the bucket itself.
@@ -93,19 +84,26 @@ fn leaves_bucket(key: &[u8]) -> bool {
 ///
 /// # Errors
 /// [`Denial`] if the client may not make the request, or if the request is ambiguous.
-pub(crate) fn allow(client: &Client<'_>, head: &Parts, target: &Target<'_>) -> Result<Allowed, Denial> {
+pub(crate) fn allow(
+    rights: &Rights,
+    is_anonymous: bool,
+    head: &Parts,
+    target: &Target<'_>,
+) -> Result<Allowed, Denial> {
     let parameters = own_parameters(head.uri.query().unwrap_or_default())?;
-    let refused = || if client.is_anonymous { Denial::anonymous() } else { Denial::rights() };
+    let refused = || if is_anonymous { Denial::Anonymous } else { Denial::Rights };
     let need = |is_met: bool| if is_met { Ok(Allowed::Yes) } else { Err(refused()) };
-    let rights = client.rights;
-    let only = |known: &[&str]| parameters.iter().all(|(name, _)| known.contains(&&**name) || is_of_s3(name));
-    check_headers(rights, head, &parameters, target).map_err(|()| refused())?;
+    let has = |name: &str| parameters.iter().any(|(own, _)| own == name);
+    let only =
+        |known: &[&str]| parameters.iter().all(|(name, _)| known.contains(&name.as_str()) || is_of_s3(name));
+    if !may_send(rights, head, &parameters, target) {
+        return Err(refused());
+    }
     let method = &head.method;
     let is_read = method == Method::GET || method == Method::HEAD;
     match target {
         Target::Service => need(is_read && rights.may_read_everywhere()),
         Target::Bucket(bucket) if is_read => {
-            let has = |name: &str| parameters.iter().any(|(own, _)| own == name);
             if (method == Method::HEAD && only(&["x-id"])) || (has("location") && only(&["location", "x-id"]))
             {
                 return need(rights.touches(bucket));
@@ -117,9 +115,7 @@ pub(crate) fn allow(client: &Client<'_>, head: &Parts, target: &Target<'_>) -> R
                 false => need(rights.has_bucket(bucket)),
             }
         }
-        Target::Bucket(bucket)
-            if method == Method::POST && parameters.iter().any(|(name, _)| name == "delete") =>
-        {
+        Target::Bucket(bucket) if method == Method::POST && has("delete") => {
             match only(&["delete", "x-id"]) {
                 true if rights.may_write_all(bucket) => Ok(Allowed::Yes),
                 true if rights.writes_in(bucket) => Ok(Allowed::DeletionOf),
@@ -129,13 +125,13 @@ pub(crate) fn allow(client: &Client<'_>, head: &Parts, target: &Target<'_>) -> R
         // A POST that is not a form has a parameter of its own, in addition to those of SDKs and
         // signatures.
         Target::Bucket(_) if method == Method::POST && only(&["x-id"]) => {
-            Err(Denial::unsupported("uploads by forms and their policies are not known here"))
+            Err(Denial::Unsupported("uploads by HTML forms, and their policies, are not supported"))
         }
         Target::Bucket(bucket) => need(rights.has_bucket(bucket)),
         Target::Object(bucket, key) => {
             let names_response = parameters.iter().any(|(name, _)| name.starts_with("response-"));
             if is_read && only(&READ) {
-                return need(rights.may_read(bucket, key) && !(client.is_anonymous && names_response));
+                return need(rights.may_read(bucket, key) && !(is_anonymous && names_response));
             }
             let known = match *method {
                 Method::PUT => &PUT[..],
@@ -143,7 +139,6 @@ pub(crate) fn allow(client: &Client<'_>, head: &Parts, target: &Target<'_>) -> R
                 Method::DELETE => &DELETE[..],
                 _ => &[][..],
             };
-            let has = |name: &str| parameters.iter().any(|(own, _)| own == name);
             // Any other POST of an object may be a form, which can name any key.
             let is_upload = method != Method::POST || has("uploads") || has("uploadId");
             let is_known = !known.is_empty() && only(known) && is_upload;
@@ -199,65 +194,49 @@ const DELETE: [&str; 4] = ["x-id", "versionId", "uploadId", "tagging"];
 /// The maximum number of parameters of a request. Each parameter is compared with all others.
 const PARAMETERS_MAX: usize = 64;
 
-type Parameters<'a> = Vec<(Cow<'a, str>, Vec<u8>)>;
+type Parameters = Vec<(String, Vec<u8>)>;
 
 /// Returns the decoded parameters that do not belong to the signature. Each name may occur only
 /// once.
-fn own_parameters(query: &str) -> Result<Parameters<'_>, Denial> {
-    let mut all: Parameters<'_> = Vec::new();
+fn own_parameters(query: &str) -> Result<Parameters, Denial> {
+    let mut all = Parameters::new();
     for (name, value) in parameters(query) {
-        let name = match name.bytes().any(|byte| byte == b'%' || byte == b'+') {
-            false => Cow::Borrowed(name),
-            true => Cow::Owned(String::from_utf8_lossy(&decoded(name).collect::<Vec<u8>>()).into_owned()),
-        };
+        let name = String::from_utf8_lossy(&decoded(name)).into_owned();
         if is_auth_parameter(&name) {
             continue;
         }
         if all.iter().any(|(other, _)| other.eq_ignore_ascii_case(&name)) {
-            return Err(Denial::argument("a parameter comes twice"));
+            return Err(Denial::Argument("a parameter occurs twice"));
         }
         if all.len() == PARAMETERS_MAX {
-            return Err(Denial::argument("there are too many parameters"));
+            return Err(Denial::Argument("there are too many parameters"));
         }
-        all.push((name, decoded(value.unwrap_or_default()).collect()));
+        all.push((name, decoded(value.unwrap_or_default())));
     }
     Ok(all)
 }
 
-/// Checks headers whose effect goes beyond the named object.
-fn check_headers(
-    rights: &Rights,
-    head: &Parts,
-    parameters: &Parameters<'_>,
-    target: &Target<'_>,
-) -> Result<(), ()> {
+/// Returns whether a client may send all headers of a request, some of which have effects beyond the
+/// named object.
+fn may_send(rights: &Rights, head: &Parts, parameters: &Parameters, target: &Target<'_>) -> bool {
     let headers = head.headers.iter().map(|(name, value)| (name.as_str(), value.as_bytes()));
     // Headers that were moved into a presigned URL are checked in the same way.
-    let hoisted = parameters.iter().map(|(name, value)| (&**name, value.as_slice()));
-    let reaching = headers.chain(hoisted).filter(|(name, _)| is_of_s3(name));
-    for (name, value) in reaching {
-        // Header names are in lower case.
-        let name = match name.bytes().any(|byte| byte.is_ascii_uppercase()) {
-            true => Cow::Owned(name.to_ascii_lowercase()),
-            false => Cow::Borrowed(name),
-        };
-        let Known::As(rule) = headers::known(&name) else { return Err(()) };
-        let is_met = match rule {
+    let hoisted = parameters.iter().map(|(name, value)| (name.as_str(), value.as_slice()));
+    headers.chain(hoisted).filter(|(name, _)| is_of_s3(name)).all(|(name, value)| {
+        let name = name.to_ascii_lowercase();
+        let Known::As(rule) = headers::known(&name) else { return false };
+        match rule {
             Rule::Http | Rule::Connection | Rule::Client | Rule::Harmless | Rule::Plain => true,
             // If the header is in a query, some endpoints apply it and others do not.
-            Rule::Source if head.headers.contains_key(&*name) => may_copy(rights, value),
+            Rule::Source if head.headers.contains_key(&name) => may_copy(rights, value),
             Rule::Source | Rule::Everywhere => rights.is_all(),
             Rule::Acl => {
                 [&b"private"[..], b"bucket-owner-read", b"bucket-owner-full-control"].contains(&value)
                     || has_bucket(rights, target)
             }
             Rule::Bucket | Rule::Archive => has_bucket(rights, target),
-        };
-        if !is_met {
-            return Err(());
         }
-    }
-    Ok(())
+    })
 }
 
 fn has_bucket(rights: &Rights, target: &Target<'_>) -> bool {
@@ -280,14 +259,9 @@ fn may_copy(rights: &Rights, value: &[u8]) -> bool {
         Some(_) => return false,
     };
     // Some endpoints decode a plus as a space.
-    [false, true].iter().all(|with_spaces| {
-        let whole: Vec<u8> = match with_spaces {
-            false => percent_decode(path).collect(),
-            true => percent_decode(
-                &path.iter().map(|byte| if *byte == b'+' { b' ' } else { *byte }).collect::<Vec<u8>>(),
-            )
-            .collect(),
-        };
+    let spaced: Vec<u8> = path.iter().map(|byte| if *byte == b'+' { b' ' } else { *byte }).collect();
+    [path, &spaced].iter().all(|path| {
+        let whole: Vec<u8> = percent_decode(path).collect();
         let Some(at) = whole.iter().position(|byte| *byte == b'/') else { return false };
         let (bucket, key) = (std::str::from_utf8(&whole[..at]), &whole[at + 1..]);
         // Some endpoints would mistake an encoded version for a part of the key.
@@ -319,10 +293,9 @@ mod tests {
         let head = builder.body(()).unwrap().into_parts().0;
         let addressing = Addressing::new(&[]);
         let target = addressing.target("localhost", head.uri.path());
-        let client = Client { rights, is_anonymous: false };
         check_target(&head, &target)
-            .and_then(|()| allow(&client, &head, &target))
-            .map_err(|denial| denial.code)
+            .and_then(|()| allow(rights, false, &head, &target))
+            .map_err(|denial| denial.code())
     }
 
     #[test]

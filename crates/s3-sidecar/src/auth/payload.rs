@@ -1,7 +1,7 @@
 //! The declaration that a request makes about its body, and the headers that the endpoint gets.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, LazyLock, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use hyper::HeaderMap;
@@ -10,18 +10,51 @@ use hyper::header::{CONTENT_ENCODING, CONTENT_LENGTH, HeaderName, HeaderValue};
 use hyper::http::request::Parts;
 use sha2::{Digest, Sha256};
 
-use super::canonical::push_hex;
-use super::checksum::{Checksum, Encoder};
-use super::chunked::{Chain, Decoder};
+use super::chunked::{Chain, Checksum, Decoder, Encoder};
 use super::denial::Denial;
-use super::verify::Payload;
+use super::signature::{EMPTY_SHA256, parse_hex, push_hex};
 
 const PAYLOAD: HeaderName = HeaderName::from_static("x-amz-content-sha256");
 const DECODED_LEN: HeaderName = HeaderName::from_static("x-amz-decoded-content-length");
 const TRAILER: HeaderName = HeaderName::from_static("x-amz-trailer");
 
-/// The hash of the empty string.
-static EMPTY: LazyLock<[u8; 32]> = LazyLock::new(|| Sha256::digest("").into());
+/// A request's declaration of its body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Payload {
+    /// The request declares nothing about the body.
+    Unsigned,
+    /// The body's SHA-256.
+    Hash([u8; 32]),
+    /// The body is chunked (`aws-chunked`).
+    Chunked {
+        /// Whether each chunk has a signature.
+        is_signed: bool,
+        /// Whether a trailer with a checksum follows the last chunk.
+        has_trailer: bool,
+    },
+}
+
+impl Payload {
+    /// Reads the value of `x-amz-content-sha256`.
+    ///
+    /// # Errors
+    /// [`Denial`], if the value is unknown.
+    pub(crate) fn parse(text: &[u8]) -> Result<Payload, Denial> {
+        let chunked = |is_signed, has_trailer| Ok(Payload::Chunked { is_signed, has_trailer });
+        match text {
+            b"UNSIGNED-PAYLOAD" => Ok(Payload::Unsigned),
+            b"STREAMING-AWS4-HMAC-SHA256-PAYLOAD" => chunked(true, false),
+            b"STREAMING-AWS4-HMAC-SHA256-PAYLOAD-TRAILER" => chunked(true, true),
+            b"STREAMING-UNSIGNED-PAYLOAD-TRAILER" => chunked(false, true),
+            text if text.starts_with(b"STREAMING-") => {
+                Err(Denial::Unsupported("this way of signing chunks is not supported"))
+            }
+            text => parse_hex(text).map(Payload::Hash).ok_or(Denial::Argument(
+                "x-amz-content-sha256 must be UNSIGNED-PAYLOAD, one of STREAMING-..., or a SHA-256",
+            )),
+        }
+    }
+}
 
 /// Returns the declaration of the body in a request whose signature is not checked.
 ///
@@ -56,7 +89,7 @@ pub(crate) fn check(
         }
         Payload::Hash(hash) if !has_body => {
             drop_framing(headers);
-            if hash == *EMPTY { Ok(None) } else { Err(Denial::hash()) }
+            if parse_hex(EMPTY_SHA256.as_bytes()) == Some(hash) { Ok(None) } else { Err(Denial::Hash) }
         }
         Payload::Hash(hash) => {
             drop_framing(headers);
@@ -68,13 +101,11 @@ pub(crate) fn check(
             let len = headers.get(CONTENT_LENGTH).and_then(|len| len.to_str().ok()?.parse().ok());
             Ok(Some(Check::hash(hash, len)))
         }
-        Payload::Chunked { .. } if !has_body => Err(Denial::incomplete("the aws-chunked body is missing")),
+        Payload::Chunked { .. } if !has_body => Err(Denial::Incomplete("the aws-chunked body is missing")),
         Payload::Chunked { is_signed, has_trailer } => {
             let len = headers.get(&DECODED_LEN).and_then(|len| len.to_str().ok());
             let len = len.filter(|len| !len.is_empty() && len.bytes().all(|byte| byte.is_ascii_digit()));
-            let len: u64 = len.and_then(|len| len.parse().ok()).ok_or_else(|| {
-                Denial::length("an aws-chunked body needs its length in x-amz-decoded-content-length")
-            })?;
+            let len: u64 = len.and_then(|len| len.parse().ok()).ok_or(Denial::NoLength)?;
             let checksum = trailing_checksum(headers, is_signed, has_trailer)?;
             let encodings = other_encodings(headers);
             drop_framing(headers);
@@ -89,7 +120,7 @@ pub(crate) fn check(
                 headers.append(CONTENT_ENCODING, encoding);
             }
             let check = Check::chunked(Decoder::new(len, is_signed, chain, checksum), len);
-            if let Some(len) = check.len() {
+            if let Some(len) = check.len {
                 headers.insert(CONTENT_LENGTH, HeaderValue::from(len));
             }
             Ok(Some(check))
@@ -111,23 +142,20 @@ fn trailing_checksum(
     has_trailer: bool,
 ) -> Result<Option<Checksum>, Denial> {
     let name = match (headers.get(TRAILER), has_trailer) {
-        (None, false) => return Ok(None),
-        (None, true) if !is_signed => return Ok(None),
-        (None, true) => {
-            return Err(Denial::trailer("x-amz-trailer must name the checksum that comes after the body"));
+        (None, has_trailer) if !has_trailer || !is_signed => return Ok(None),
+        (None, _) => {
+            return Err(Denial::Trailer("x-amz-trailer must name the checksum that comes after the body"));
         }
         (Some(name), true) => name.to_str().unwrap_or_default().trim().to_ascii_lowercase(),
         (Some(_), false) => {
-            return Err(Denial::trailer(
+            return Err(Denial::Trailer(
                 "x-amz-content-sha256 must announce the trailer that x-amz-trailer names",
             ));
         }
     };
-    Checksum::named(&name).map(Some).ok_or_else(|| {
-        Denial::unsupported(
-            "x-amz-trailer must be one x-amz-checksum- of crc32, crc32c, crc64nvme, sha1 and sha256",
-        )
-    })
+    Checksum::named(&name).map(Some).ok_or(Denial::Unsupported(
+        "x-amz-trailer must be x-amz-checksum- followed by crc32, crc32c, crc64nvme, sha1 or sha256",
+    ))
 }
 
 /// Returns the encodings of the object itself.
@@ -186,11 +214,6 @@ impl Check {
         Arc::clone(&self.verdict)
     }
 
-    /// Returns the length of the forwarded body in bytes, if known.
-    pub(crate) fn len(&self) -> Option<u64> {
-        self.len
-    }
-
     /// Verifies the next bytes.
     ///
     /// # Errors
@@ -221,7 +244,7 @@ impl Check {
         let ended = match &mut self.kind {
             Kind::Hash(hash, expected) => match hash.finalize_reset() == *expected {
                 true => Ok(()),
-                false => Err(Denial::hash()),
+                false => Err(Denial::Hash),
             },
             Kind::Chunked(decoder, _) => decoder.finish().inspect(|()| {
                 if let Some(checksum) = decoder.checksum() {
@@ -256,11 +279,8 @@ impl Check {
         self.has_ended && self.ready.iter().all(Bytes::is_empty)
     }
 
+    /// Returns the size of the body. Only called before any bytes are forwarded.
     pub(crate) fn size_hint(&self) -> SizeHint {
-        match self.len {
-            // Only called before any bytes are forwarded.
-            Some(len) => SizeHint::with_exact(len),
-            None => SizeHint::default(),
-        }
+        self.len.map_or_else(SizeHint::default, SizeHint::with_exact)
     }
 }

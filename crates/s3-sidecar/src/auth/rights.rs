@@ -1,6 +1,6 @@
 //! The rights of a key: reads and writes in buckets, or under key prefixes.
 
-use crate::http::names::{holds_for, plain_prefix};
+use crate::http::target::{holds_for, plain_prefix};
 
 /// The scope of a right.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,17 +41,25 @@ impl Place {
         }
         let (bucket, prefix) = text.split_once('/').unwrap_or((text, ""));
         if !is_bucket(bucket) || is_reserved(bucket) {
-            return Err(format!("{text:?} is no place; \"BUCKET\", \"BUCKET/PREFIX\" or \"*\" is right"));
+            return Err(format!("{text:?} is not a scope; expected \"BUCKET\", \"BUCKET/PREFIX\" or \"*\""));
         }
         if prefix.contains('*') {
-            return Err(format!("{text:?} has a *, which stands for itself in keys; a prefix needs none"));
+            return Err(format!("{text:?} has a *, which is not a wildcard here; a prefix needs none"));
         }
         if *plain_prefix(prefix.as_bytes()) != *prefix.as_bytes() {
             return Err(format!(
-                "{text:?} has a segment that is empty or of dots, which some endpoints leave out; a prefix without it is right"
+                "{text:?} has an empty, \".\" or \"..\" segment, which some endpoints drop; use a prefix without such segments"
             ));
         }
         Ok(Place::In { bucket: bucket.into(), prefix: prefix.into() })
+    }
+
+    /// Returns whether the scope has keys of a bucket.
+    fn is_in(&self, bucket: &str) -> bool {
+        match self {
+            Place::Everywhere => true,
+            Place::In { bucket: own, .. } => own == bucket,
+        }
     }
 
     fn has(&self, bucket: &str, key: &[u8]) -> bool {
@@ -100,18 +108,12 @@ impl Rights {
 
     /// Returns whether any operation is allowed in a bucket.
     pub(crate) fn touches(&self, bucket: &str) -> bool {
-        self.read.iter().chain(&self.write).any(|place| match place {
-            Place::Everywhere => true,
-            Place::In { bucket: own, .. } => own == bucket,
-        })
+        self.read.iter().chain(&self.write).any(|place| place.is_in(bucket))
     }
 
     /// Returns whether any write is allowed in a bucket.
     pub(crate) fn writes_in(&self, bucket: &str) -> bool {
-        self.write.iter().any(|place| match place {
-            Place::Everywhere => true,
-            Place::In { bucket: own, .. } => own == bucket,
-        })
+        self.write.iter().any(|place| place.is_in(bucket))
     }
 
     /// Returns whether every bucket may be read.

@@ -9,12 +9,12 @@ use hyper::Request;
 use hyper::header::{HeaderName, HeaderValue};
 use hyper::http::request::Parts;
 
-use super::checksum::Checksum;
-use super::chunked::Decoder;
+use super::chunked::{Checksum, Decoder};
 use super::denial::Denial;
 use super::keys::{Ring, parse};
-use super::time;
-use super::verify::{Payload, Verified, verify};
+use super::payload::Payload;
+use super::signature::parse_time;
+use super::verify::{Verified, verify};
 
 const KEYS: &str = "[[keys]]\naccess_key = \"AKIAIOSFODNN7EXAMPLE\"\nsecret_key = \"wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY\"\n\
                     write = [\"*\"]\nread = [\"*\"]\n";
@@ -25,7 +25,7 @@ fn ring() -> Ring {
 }
 
 fn now() -> u64 {
-    time::parse(b"20130524T000000Z").unwrap()
+    parse_time(b"20130524T000000Z").unwrap()
 }
 
 /// A request as text: its first line, and its headers.
@@ -46,7 +46,7 @@ fn verified(text: &Text) -> Result<Option<Verified>, Denial> {
 }
 
 fn code(text: &Text) -> &'static str {
-    verified(text).map(|_| "accepted").unwrap_or_else(|denial| denial.code)
+    verified(text).map(|_| "accepted").unwrap_or_else(|denial| denial.code())
 }
 
 fn request(line: &str, signature: &str, payload: &str, others: &[(&str, &str)]) -> Text {
@@ -255,7 +255,7 @@ fn what_a_signature_must_cover_is_covered() {
 fn signatures_hold_for_their_time() {
     let at = |text: &Text, now: u64| {
         let found = verify(&ring(), "", &head(text).unwrap(), now);
-        found.map(|_| "accepted").unwrap_or_else(|denial| denial.code)
+        found.map(|_| "accepted").unwrap_or_else(|denial| denial.code())
     };
     for (offset, expected) in
         [(-901, "RequestTimeTooSkewed"), (-900, "accepted"), (900, "accepted"), (901, "RequestTimeTooSkewed")]
@@ -434,7 +434,7 @@ fn bodies_without_signatures_are_held_to_length_and_checksum() {
         ("3\r\n", "ffffffffffffffff\r\n", "IncompleteBody"),
     ] {
         let body = right.replacen(find, replace, 1);
-        assert_eq!(decode(&body).map(|_| "accepted").unwrap_err().code, code, "{body:?}");
+        assert_eq!(decode(&body).map(|_| "accepted").unwrap_err().code(), code, "{body:?}");
     }
     // MinIO's SDK for Go ends the checksum's line like this.
     let of_minio = right.replace("==\r\n\r\n", "==\n\r\n\r\n");

@@ -1,30 +1,24 @@
 //! Reads whose response has not begun yet. If several clients read an unknown object, one reader
 //! sends a request to the endpoint, and the others share the result.
 
-use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
 use crate::config::SidecarConfig;
 use crate::endpoint::upstream::Failure;
 use crate::http::read::{Asked, Place, Read};
+use crate::memory::tables::{Guard, InProgress};
 
 /// The reads in progress.
-#[derive(Debug, Default)]
-pub(crate) struct Asking {
-    readers: Mutex<HashMap<Place, Vec<Reader>>>,
-    number: AtomicU64,
-}
+pub(crate) type Asking = InProgress<Place, Reader>;
 
+/// A reader whose request is sent to the endpoint.
 #[derive(Debug)]
-struct Reader {
-    number: u64,
+pub(crate) struct Reader {
     brings: Brings,
-    ended: watch::Receiver<Ended>,
+    ended: watch::Sender<Ended>,
 }
 
 /// The content of the response to a reader.
@@ -36,15 +30,9 @@ struct Brings {
     is_verification: bool,
 }
 
-/// A reader whose request is sent to the endpoint, until the response has begun and this value is
-/// dropped.
+/// A reader in progress, until the response has begun and this value is dropped.
 #[derive(Debug)]
-pub(crate) struct First {
-    asking: Arc<Asking>,
-    place: Place,
-    number: u64,
-    ended: watch::Sender<Ended>,
-}
+pub(crate) struct First(Guard<Place, Reader>);
 
 /// The result of the first reader's request, for the readers that wait for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,15 +50,6 @@ pub(crate) enum Ended {
 pub(crate) fn deadline(config: &SidecarConfig) -> Instant {
     // A request that exceeds one of its own time limits fails earlier.
     Instant::now() + config.response_timeout + config.connect_timeout
-}
-
-/// The next action of a reader.
-#[derive(Debug)]
-pub(crate) enum Turn {
-    /// Send a request to the endpoint.
-    First(First),
-    /// Wait, because another reader is requesting the same bytes.
-    After(Waiting),
 }
 
 /// A wait for the response to another reader.
@@ -93,7 +72,7 @@ impl Waiting {
 impl First {
     /// Ends the request, and tells the waiting readers its result.
     pub(crate) fn end(self, ended: Ended) {
-        self.ended.send_replace(ended);
+        self.0.value.ended.send_replace(ended);
     }
 }
 
@@ -106,34 +85,20 @@ pub(crate) fn failed(failure: Failure, first: Option<First>) -> Failure {
 }
 
 impl Asking {
-    /// Returns the next action for a reader of an object. `is_verification` means that the reader
-    /// knows the object, and asks whether it is unchanged.
-    pub(crate) fn turn(self: &Arc<Self>, read: &Read, is_verification: bool) -> Turn {
+    /// Enters a reader of an object, which then has to send its request to the endpoint.
+    /// `is_verification` means that the reader knows the object, and asks whether it is unchanged.
+    ///
+    /// # Errors
+    /// A wait, if another reader is requesting the same bytes.
+    pub(crate) fn turn(self: &Arc<Self>, read: &Read, is_verification: bool) -> Result<First, Waiting> {
         // Readers are grouped by the requested name, because another name may denote another
         // object.
         let place = (read.key, read.has_checksums);
         let brings = Brings { range: read.range, is_head: read.is_head, is_verification };
-        let mut readers = self.readers.lock();
-        let list = readers.entry(place).or_default();
-        if let Some(first) = list.iter().find(|reader| reader.brings.suffices(brings)) {
-            return Turn::After(Waiting(first.ended.clone()));
-        }
-        let number = self.number.fetch_add(1, Ordering::Relaxed);
-        let (sender, receiver) = watch::channel(Ended::LookAgain);
-        list.push(Reader { number, brings, ended: receiver });
-        Turn::First(First { asking: Arc::clone(self), place, number, ended: sender })
-    }
-}
-
-impl Drop for First {
-    fn drop(&mut self) {
-        let mut readers = self.asking.readers.lock();
-        if let Some(list) = readers.get_mut(&self.place) {
-            list.retain(|reader| reader.number != self.number);
-            if list.is_empty() {
-                readers.remove(&self.place);
-            }
-        }
+        let reader = Reader { brings, ended: watch::Sender::new(Ended::LookAgain) };
+        let wait =
+            |first: &Arc<Reader>| first.brings.suffices(brings).then(|| Waiting(first.ended.subscribe()));
+        self.enter_unless(place, reader, wait).map(First)
     }
 }
 
@@ -192,13 +157,13 @@ mod tests {
         runtime.block_on(async {
             let later = Instant::now() + std::time::Duration::from_secs(3600);
             for ended in [Ended::LookAgain, Ended::Apart, Ended::Late] {
-                let Turn::First(first) = asking.turn(&read, false) else { panic!("nothing is under way") };
-                let Turn::After(waiting) = asking.turn(&read, false) else { panic!("it is under way") };
+                let Ok(first) = asking.turn(&read, false) else { panic!("nothing is under way") };
+                let Err(waiting) = asking.turn(&read, false) else { panic!("it is under way") };
                 first.end(ended);
                 assert_eq!(waiting.end(later).await, ended);
             }
-            let Turn::First(first) = asking.turn(&read, false) else { panic!("nothing is under way") };
-            let [Turn::After(one), Turn::After(other)] = [(); 2].map(|()| asking.turn(&read, false)) else {
+            let Ok(first) = asking.turn(&read, false) else { panic!("nothing is under way") };
+            let [Err(one), Err(other)] = [(); 2].map(|()| asking.turn(&read, false)) else {
                 panic!("it is under way")
             };
             assert_eq!(one.end(Instant::now()).await, Ended::Apart);
@@ -206,6 +171,6 @@ mod tests {
             drop(first);
             assert_eq!(other.end(later).await, Ended::LookAgain);
         });
-        assert!(asking.readers.lock().is_empty());
+        assert!(asking.is_empty());
     }
 }

@@ -29,9 +29,9 @@ counters! {
         pub(crate) requests: Counter => "cached_s3_sidecar_bucket_endpoint_requests_total",
         /// Bytes of bodies to and from the endpoint for the bucket.
         pub(crate) bytes: Counter => "cached_s3_sidecar_bucket_endpoint_bytes_total",
-        /// Requests that waited for their turn at the endpoint.
+        /// Requests delayed by the bucket's rate limit.
         pub(crate) waited: Counter => "cached_s3_sidecar_bucket_requests_delayed_total",
-        /// Requests that were answered 503, as they would have waited too long for their turn.
+        /// Requests refused with a 503, because the bucket's rate limit would have delayed them too long.
         pub(crate) refused: Counter => "cached_s3_sidecar_bucket_requests_refused_total",
     }
 }

@@ -1,7 +1,6 @@
 //! Client bodies in transit to the endpoint. A body is forwarded as it arrives, but not before the
 //! endpoint wants it.
 
-use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,7 +21,7 @@ use tokio::time::{Instant, Sleep, sleep, timeout};
 use crate::auth::{Check, Verdict};
 use crate::endpoint::lane::Lane;
 use crate::http::body::BodyError;
-use crate::memory::deletes::Passing;
+use crate::memory::writes::Passing;
 
 /// The maximum time that the sidecar waits for an endpoint that ignores `Expect: 100-continue`.
 const CONTINUE_WAIT_MAX: Duration = Duration::from_secs(1);
@@ -30,26 +29,16 @@ const CONTINUE_WAIT_MAX: Duration = Duration::from_secs(1);
 /// The maximum number of bytes of a refused body that are read.
 const DRAIN_BYTES_MAX: usize = 1 << 20;
 
-/// The maximum time for reading a refused body, if the client's own limit is unknown.
+/// The maximum time for reading a refused body.
 const DRAIN_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// The progress of a body, for the task that waits for the response.
 #[derive(Debug)]
 pub(crate) struct Progress {
-    last: Mutex<Instant>,
-    is_stalled: AtomicBool,
-}
-
-impl Progress {
-    /// Returns the time of the body's last progress.
-    pub(crate) fn last(&self) -> Instant {
-        *self.last.lock()
-    }
-
-    /// Returns whether the client has stopped sending.
-    pub(crate) fn is_stalled(&self) -> bool {
-        self.is_stalled.load(Ordering::Relaxed)
-    }
+    /// The time of the body's last progress.
+    pub(crate) last: Mutex<Instant>,
+    /// Whether the client has stopped sending.
+    pub(crate) is_stalled: AtomicBool,
 }
 
 /// The body of a request to the endpoint.
@@ -97,16 +86,16 @@ impl Drop for Client {
     fn drop(&mut self) {
         let body = self.body.take().filter(|body| self.is_sending && !body.is_end_stream());
         if let (Some(body), Ok(runtime)) = (body, Handle::try_current()) {
-            drop(runtime.spawn(drain(body)));
+            drop(runtime.spawn(drain(body, DRAIN_TIME_MAX)));
         }
     }
 }
 
-/// Reads the rest of a body, within limits.
-async fn drain(mut body: Incoming) {
+/// Reads the rest of a body, within limits. Stops if the client pauses for `stall_max`.
+async fn drain(mut body: Incoming, stall_max: Duration) {
     let draining = async {
         let mut left = DRAIN_BYTES_MAX;
-        while let Some(Ok(frame)) = body.frame().await {
+        while let Ok(Some(Ok(frame))) = timeout(stall_max, body.frame()).await {
             let len = frame.data_ref().map_or(0, Bytes::len);
             let Some(rest) = left.checked_sub(len) else { return };
             left = rest;
@@ -127,41 +116,34 @@ struct Gate {
     connection: CaptureConnection,
 }
 
-/// The outcome for a withheld body.
-enum Opened {
-    /// The body is sent.
-    Send,
-    /// The endpoint has already responded, so the body is not sent.
-    Refused,
-}
-
 impl Gate {
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Opened> {
-        let opened = match Pin::new(&mut self.asked).poll(cx) {
-            Poll::Ready(Ok(())) => return Poll::Ready(Opened::Send),
+    /// Waits for the end of the wait. Returns whether the body is to be sent; if not, the endpoint
+    /// has already responded.
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<bool> {
+        let is_wanted = match Pin::new(&mut self.asked).poll(cx) {
+            Poll::Ready(Ok(())) => return Poll::Ready(true),
             // The final response drops the sender.
-            Poll::Ready(Err(_)) => Opened::Refused,
+            Poll::Ready(Err(_)) => false,
             Poll::Pending => {
                 ready!(self.patience.as_mut().poll(cx));
-                Opened::Send
+                true
             }
         };
         if let Some(connection) = self.connection.connection_metadata().as_ref() {
             connection.poison();
         }
-        Poll::Ready(opened)
+        Poll::Ready(is_wanted)
     }
 }
 
 impl Upload {
     fn new(source: Source, stall_max: Duration) -> Self {
         let progress = Progress { last: Mutex::new(Instant::now()), is_stalled: AtomicBool::new(false) };
-        let progress = Arc::new(progress);
         Self {
             source,
             check: None,
             refused: None,
-            progress,
+            progress: Arc::new(progress),
             stall_max,
             stall: None,
             gate: None,
@@ -191,9 +173,9 @@ impl Upload {
         Self::new(Source::Whole(Some(bytes)), Duration::MAX)
     }
 
-    /// Returns this body, but forwards only bytes that pass the check.
-    pub(crate) fn with_check(self, check: Check) -> Self {
-        Self { check: Some(check), ..self }
+    /// Returns this body, but forwards only bytes that pass the check, if there is one.
+    pub(crate) fn with_check(self, check: Option<Check>) -> Self {
+        Self { check, ..self }
     }
 
     /// Returns the verdict of a verified body: the error for which the body was aborted, if any.
@@ -208,16 +190,11 @@ impl Upload {
         if expects_continue(headers) {
             return;
         }
-        let draining = async {
-            let mut left = DRAIN_BYTES_MAX;
-            while let Some(Ok(frame)) = poll_fn(|cx| self.poll_client(cx)).await {
-                let len = frame.data_ref().map_or(0, Bytes::len);
-                let Some(rest) = left.checked_sub(len) else { return };
-                left = rest;
-            }
-        };
-        // The response is sent in any case.
-        let _ = timeout(DRAIN_TIME_MAX, draining).await;
+        if let Source::Client(client) = &mut self.source
+            && let Some(body) = client.body.take()
+        {
+            drain(body, self.stall_max).await;
+        }
     }
 
     /// Returns the next frame from the client.
@@ -250,7 +227,7 @@ impl Upload {
                 let len = frame.and_then(Result::ok).map(|frame| frame.data_ref().map_or(0, Bytes::len));
                 match len.and_then(|len| left.checked_sub(len)) {
                     Some(left) => self.refused = Some(left),
-                    None => return Poll::Ready(Some(Err("the body is not what was signed".into()))),
+                    None => return Poll::Ready(Some(Err("the body does not match its signature".into()))),
                 }
             }
             let Some(check) = &mut self.check else { return self.poll_client(cx) };
@@ -329,7 +306,7 @@ impl Body for Upload {
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let this = self.get_mut();
         if let Some(gate) = &mut this.gate {
-            if let Opened::Refused = ready!(gate.poll(cx)) {
+            if !ready!(gate.poll(cx)) {
                 // This response also ends the client's connection, because the client may be
                 // sending the body.
                 (this.source, this.check) = (Source::None, None);
@@ -339,7 +316,7 @@ impl Body for Upload {
         }
         if let Some(unwanted) = &mut this.unwanted {
             ready!(unwanted.as_mut().poll(cx));
-            return Poll::Ready(Some(Err("the endpoint has answered without the body".into())));
+            return Poll::Ready(Some(Err("the endpoint has responded before it received the body".into())));
         }
         if let Some(pace) = &mut this.pace {
             ready!(pace.as_mut().poll(cx));

@@ -1,7 +1,7 @@
 //! Requests to the endpoint, over reused connections.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use cached_http::{Client, Route, whole_text};
@@ -9,6 +9,7 @@ use hyper::body::Incoming;
 use hyper::header::HeaderValue;
 use hyper::http::request::Parts;
 use hyper::{Method, Request, Response, StatusCode, Uri, Version};
+use parking_lot::Mutex;
 use rustls::ClientConfig;
 use tokio::time::sleep_until;
 
@@ -21,52 +22,36 @@ use crate::http::body::{self, Body};
 use crate::http::framing;
 use crate::metrics::Outcome;
 
-/// The reason why the endpoint did not respond.
-#[derive(Debug)]
+/// The reason why the endpoint did not respond. The `Display` output is the message for the client.
+#[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
-    /// The endpoint is unreachable.
+    #[error("cached cannot reach the S3 endpoint: {0}")]
     Unreachable(String),
     /// The connection broke, or the response is not HTTP.
+    #[error("the S3 endpoint failed: {0}")]
     Broken(String),
-    /// The endpoint did not respond in time.
+    #[error("the S3 endpoint did not respond in time")]
     Late,
     /// The client stopped sending its request.
+    #[error("the request's body did not arrive in time")]
     Stalled,
     /// The bucket's rate limit refuses the request.
+    #[error("the bucket's rate limit for requests to the S3 endpoint is exceeded")]
     Busy,
 }
 
 impl Failure {
     /// Returns the response for the client.
     pub(crate) fn answer(&self) -> Response<Body> {
-        let (status, code, message) = match self {
-            Failure::Unreachable(cause) => (
-                StatusCode::BAD_GATEWAY,
-                "BadGateway",
-                format!("cached cannot reach the S3 endpoint: {cause}"),
-            ),
-            Failure::Broken(cause) => {
-                (StatusCode::BAD_GATEWAY, "BadGateway", format!("the S3 endpoint broke off: {cause}"))
-            }
-            Failure::Late => (
-                StatusCode::GATEWAY_TIMEOUT,
-                "GatewayTimeout",
-                "the S3 endpoint did not answer in time".into(),
-            ),
-            Failure::Busy => (
-                StatusCode::SERVICE_UNAVAILABLE,
-                "SlowDown",
-                "more was asked of the bucket than it may ask of the S3 endpoint a second".into(),
-            ),
-            Failure::Stalled => {
-                (StatusCode::BAD_REQUEST, "RequestTimeout", "the request's body did not come in time".into())
-            }
+        let (status, code) = match self {
+            Failure::Unreachable(_) | Failure::Broken(_) => (StatusCode::BAD_GATEWAY, "BadGateway"),
+            Failure::Late => (StatusCode::GATEWAY_TIMEOUT, "GatewayTimeout"),
+            Failure::Busy => (StatusCode::SERVICE_UNAVAILABLE, "SlowDown"),
+            Failure::Stalled => (StatusCode::BAD_REQUEST, "RequestTimeout"),
         };
-        body::failure(status, code, &message)
+        body::failure(status, code, &self.to_string())
     }
-}
 
-impl Failure {
     /// Returns the outcome of a request with this failure.
     pub(crate) fn outcome(&self) -> Outcome {
         match self {
@@ -102,7 +87,11 @@ impl Upstream {
         let authority = config.upstream.authority.clone();
         let signer = config.auth.is_here().then(|| {
             let host = HeaderValue::from_str(&authority).unwrap_or(HeaderValue::from_static(""));
-            Signer::new(config.secrets.credentials.clone(), config.upstream_region.clone(), host)
+            Signer {
+                credentials: config.secrets.credentials.clone(),
+                region: config.upstream_region.clone(),
+                host,
+            }
         });
         let (response_timeout, breaker) = (config.response_timeout, Arc::clone(breaker));
         Arc::new(Self { client, scheme, authority, signer, response_timeout, breaker })
@@ -125,27 +114,25 @@ impl Upstream {
             }
             body = body.in_lane(lane);
         }
-        let mut outcome = self.send_on(head, body).await;
-        if let (Ok(answer), Some(lane)) = (&mut outcome, lane) {
-            answer.extensions_mut().insert(lane);
-        }
-        outcome
-    }
-
-    async fn send_on(&self, head: Parts, body: Upload) -> Result<Response<Incoming>, Failure> {
         if !self.breaker.admits(Instant::now()) {
-            return Err(Failure::Unreachable("it is tried once a second since it cannot be reached".into()));
+            return Err(Failure::Unreachable("it is unreachable, and is retried once a second".into()));
         }
         let began = tokio::time::Instant::now();
-        let outcome = self.try_send(head, body).await;
+        let mut outcome = self.try_send(head, body).await;
         access_log::add_wait(began.elapsed());
-        match &outcome {
+        match &mut outcome {
             Err(Failure::Unreachable(cause)) => {
                 if self.breaker.failed(Instant::now()) {
                     tracing::warn!(%cause, endpoint = self.authority, "the S3 endpoint cannot be reached");
                 }
             }
-            _ => self.breaker.succeeded(),
+            Err(_) => self.breaker.succeeded(),
+            Ok(answer) => {
+                self.breaker.succeeded();
+                if let Some(lane) = lane {
+                    answer.extensions_mut().insert(lane);
+                }
+            }
         }
         outcome
     }
@@ -162,7 +149,7 @@ impl Upstream {
 
     async fn send_once(&self, mut head: Parts, body: Upload) -> Result<Response<Incoming>, Failure> {
         if let Some(signer) = &self.signer {
-            signer.sign(&mut head, !body.is_none(), auth::time::now());
+            signer.sign(&mut head, !body.is_none(), auth::signature::now());
         }
         let path = head.uri.path_and_query().cloned();
         let uri = Uri::builder().scheme(self.scheme).authority(self.authority.as_str());
@@ -174,23 +161,23 @@ impl Upstream {
         keep_expectation(&mut request);
         let began = tokio::time::Instant::now();
         let mut answer = std::pin::pin!(self.client.request(request));
+        // A body that makes progress is not late.
+        let deadline = || (*progress.last.lock()).max(began) + self.response_timeout;
         loop {
-            let deadline = progress.last().max(began) + self.response_timeout;
             tokio::select! {
                 answer = answer.as_mut() => {
                     let mut answer = answer.map_err(|error| match () {
-                        () if progress.is_stalled() => Failure::Stalled,
+                        () if progress.is_stalled.load(Ordering::Relaxed) => Failure::Stalled,
                         () if error.is_connect() => Failure::Unreachable(whole_text(&error)),
                         () => Failure::Broken(whole_text(&error)),
                     })?;
                     return match framing::judge(&mut answer) {
                         Ok(()) => Ok(answer),
-                        Err(why) => Err(Failure::Broken(format!("its answer cannot be passed on: {why}"))),
+                        Err(why) => Err(Failure::Broken(format!("its response cannot be forwarded: {why}"))),
                     };
                 }
-                () = sleep_until(deadline) => {
-                    // A body that makes progress is not late.
-                    if progress.last().max(began) + self.response_timeout <= tokio::time::Instant::now() {
+                () = sleep_until(deadline()) => {
+                    if deadline() <= tokio::time::Instant::now() {
                         return Err(Failure::Late);
                     }
                 }
@@ -207,32 +194,25 @@ pub(crate) const PAUSE: Duration = Duration::from_secs(1);
 
 /// A circuit breaker. After several consecutive failures it admits one request per second, until a
 /// request succeeds.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Breaker {
-    began: Instant,
     failures: AtomicU32,
-    /// The time of the next attempt, in milliseconds since `began`.
-    next_try: AtomicU64,
+    /// The time of the next attempt, while the breaker is open.
+    next_try: Mutex<Option<Instant>>,
 }
 
 impl Breaker {
-    pub(crate) fn new() -> Self {
-        Self { began: Instant::now(), failures: AtomicU32::new(0), next_try: AtomicU64::new(0) }
-    }
-
-    fn millis(&self, now: Instant) -> u64 {
-        u64::try_from(now.saturating_duration_since(self.began).as_millis()).unwrap_or(u64::MAX)
-    }
-
     /// Returns whether a request may try.
     pub(crate) fn admits(&self, now: Instant) -> bool {
-        if self.failures.load(Ordering::Relaxed) < FAILURES_MAX {
+        if !self.is_open() {
             return true;
         }
-        let (now, next) = (self.millis(now), self.next_try.load(Ordering::Relaxed));
-        let pause = u64::try_from(PAUSE.as_millis()).unwrap_or(u64::MAX);
-        now >= next
-            && self.next_try.compare_exchange(next, now + pause, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        let mut next_try = self.next_try.lock();
+        let is_due = next_try.is_none_or(|next_try| now >= next_try);
+        if is_due {
+            *next_try = Some(now + PAUSE);
+        }
+        is_due
     }
 
     /// Records that a request has reached the endpoint.
@@ -250,8 +230,7 @@ impl Breaker {
         }
         // The count stays at the limit.
         self.failures.store(FAILURES_MAX, Ordering::Relaxed);
-        let pause = u64::try_from(PAUSE.as_millis()).unwrap_or(u64::MAX);
-        self.next_try.store(self.millis(now) + pause, Ordering::Relaxed);
+        *self.next_try.lock() = Some(now + PAUSE);
         before + 1 == FAILURES_MAX
     }
 
@@ -267,7 +246,7 @@ mod tests {
 
     #[test]
     fn an_endpoint_that_is_away_is_tried_once_a_second() {
-        let breaker = Breaker::new();
+        let breaker = Breaker::default();
         let now = Instant::now();
         assert!(!breaker.failed(now) && !breaker.failed(now) && breaker.admits(now));
         breaker.succeeded();

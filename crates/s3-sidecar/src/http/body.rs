@@ -1,45 +1,32 @@
-//! Response bodies: streams from the endpoint, and cached buckets, which are sent without a copy.
+//! Bodies: those of responses, which are streams from the endpoint or cached buckets that are sent
+//! without a copy; and those of multi-object deletions.
 
-use std::error::Error;
 use std::io::IoSlice;
 
 use blocker::Segments;
 use bytes::{Buf, Bytes};
+pub(crate) use cached_http::{BodyError, Data, ResponseBody as Body};
 use futures_util::stream::Stream;
-use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::body::Frame;
 use hyper::header::{CONNECTION, CONTENT_TYPE, HeaderValue};
 use hyper::{Response, StatusCode};
+use quick_xml::Reader;
+use quick_xml::escape::resolve_predefined_entity;
+use quick_xml::events::Event;
 
-/// The reason why a body ends early. The connection is then aborted, so that no client mistakes the
-/// body for complete.
-pub(crate) type BodyError = Box<dyn Error + Send + Sync>;
-
-/// The body of a response.
-pub(crate) type Body = UnsyncBoxBody<Data, BodyError>;
-
-/// A part of a body.
-pub(crate) enum Data {
-    /// Bytes from the endpoint.
-    Bytes(Bytes),
-    /// Bytes in the cache, which stay there until this is dropped.
-    Cached(Cursor),
-}
-
-/// A position in segments.
-pub(crate) struct Cursor {
+/// Bytes in the cache, which stay there until this is dropped.
+struct Cursor {
     segments: Segments,
     /// The index of the first unfinished segment, and the number of its bytes that are done.
     at: (usize, usize),
     left: usize,
 }
 
-impl From<Segments> for Data {
-    fn from(segments: Segments) -> Self {
-        let left = segments.len_bytes();
-        Data::Cached(Cursor { segments, at: (0, 0), left })
-    }
+/// Returns a part of a body with bytes in the cache.
+pub(crate) fn cached(segments: Segments) -> Data {
+    let left = segments.len_bytes();
+    Box::new(Cursor { segments, at: (0, 0), left })
 }
 
 impl Buf for Cursor {
@@ -78,46 +65,14 @@ impl Buf for Cursor {
     }
 }
 
-impl Buf for Data {
-    fn remaining(&self) -> usize {
-        match self {
-            Data::Bytes(bytes) => bytes.remaining(),
-            Data::Cached(cursor) => cursor.remaining(),
-        }
-    }
-
-    fn chunk(&self) -> &[u8] {
-        match self {
-            Data::Bytes(bytes) => bytes.chunk(),
-            Data::Cached(cursor) => cursor.chunk(),
-        }
-    }
-
-    fn chunks_vectored<'a>(&'a self, into: &mut [IoSlice<'a>]) -> usize {
-        match self {
-            Data::Bytes(bytes) => bytes.chunks_vectored(into),
-            Data::Cached(cursor) => cursor.chunks_vectored(into),
-        }
-    }
-
-    fn advance(&mut self, count: usize) {
-        match self {
-            Data::Bytes(bytes) => bytes.advance(count),
-            Data::Cached(cursor) => cursor.advance(count),
-        }
-    }
+/// Returns a body that consists of one part.
+pub(crate) fn whole(data: Data) -> Body {
+    Full::new(data).map_err(|never| match never {}).boxed_unsync()
 }
 
 /// Returns a body of these bytes.
 pub(crate) fn full(bytes: impl Into<Bytes>) -> Body {
-    let never = |never: std::convert::Infallible| match never {};
-    Full::new(bytes.into()).map_frame(|frame| frame.map_data(Data::Bytes)).map_err(never).boxed_unsync()
-}
-
-/// Returns a body of bytes in the cache.
-pub(crate) fn cached(segments: Segments) -> Body {
-    let never = |never: std::convert::Infallible| match never {};
-    Full::new(Data::from(segments)).map_err(never).boxed_unsync()
+    whole(Box::new(bytes.into()))
 }
 
 /// Returns a body of the frames of a stream.
@@ -125,10 +80,9 @@ pub(crate) fn streamed(frames: impl Stream<Item = Result<Frame<Data>, BodyError>
     StreamBody::new(frames).boxed_unsync()
 }
 
-/// Returns an error response with S3's `code` and a sentence. The sentence must not contain XML's
-/// special characters.
+/// Returns an error response with S3's `code` and a message.
 pub(crate) fn failure(status: StatusCode, code: &str, message: &str) -> Response<Body> {
-    let text = escaped(message);
+    let text = message.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
     let text = format!(
         "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<Error><Code>{code}</Code><Message>{text}</Message></Error>\n"
     );
@@ -151,8 +105,104 @@ pub(crate) fn refused(status: StatusCode, message: &str) -> Response<Body> {
     response
 }
 
-fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+/// The maximum size of a multi-object deletion in bytes: a thousand keys of 1024 bytes, with markup.
+pub(crate) const DELETION_BYTES_MAX: usize = 2 << 20;
+
+/// The maximum number of keys in one deletion, as in S3.
+const KEYS_MAX: usize = 1000;
+
+/// Returns the keys in the body of a multi-object deletion. Returns `None` unless the body is such a
+/// document in a form that clients send; the parser refuses everything that two parsers could read
+/// differently.
+pub(crate) fn keys_to_delete(body: &[u8]) -> Option<Vec<String>> {
+    let text = std::str::from_utf8(body).ok()?;
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    let mut reader = Reader::from_str(text);
+    reader.config_mut().check_end_names = true;
+    // `<a/>` is read as `<a></a>`.
+    reader.config_mut().expand_empty_elements = true;
+    let mut path: Vec<Vec<u8>> = Vec::new();
+    let mut keys = Vec::new();
+    let mut key: Option<String> = None;
+    let (mut is_begun, mut is_declared) = (false, false);
+    loop {
+        match reader.read_event().ok()? {
+            // With another encoding an endpoint could read other keys.
+            Event::Decl(declaration) if !is_begun && !is_declared => {
+                is_declared = true;
+                let encoding = declaration.encoding().transpose().ok()?;
+                let is_utf8 = encoding.is_none_or(|name| name.eq_ignore_ascii_case(b"utf-8"));
+                if !is_utf8 || declaration.version().ok()?.as_ref() != b"1.0" {
+                    return None;
+                }
+            }
+            Event::Start(start) => {
+                let name = start.name().as_ref().to_vec();
+                if !may_begin(&path, &name) || (path.is_empty() && is_begun) {
+                    return None;
+                }
+                is_begun = true;
+                if name == b"Object" {
+                    key = None;
+                } else if name == b"Key" {
+                    // Some readers would use the second of two keys.
+                    if key.is_some() {
+                        return None;
+                    }
+                    key = Some(String::new());
+                }
+                path.push(name);
+            }
+            Event::End(_) => {
+                if path.pop()? == b"Object" {
+                    let key = key.take().filter(|key| !key.is_empty() && keys.len() < KEYS_MAX)?;
+                    keys.push(key);
+                }
+            }
+            Event::Text(found) => {
+                // Line ends are normalised, as the standard demands.
+                let found = found.decode().ok()?;
+                match (path.last().map(Vec::as_slice), &mut key) {
+                    (Some(b"Key"), Some(key)) if !found.contains('\r') => key.push_str(&found),
+                    (Some(b"Key"), _) => return None,
+                    (Some(b"Delete" | b"Object") | None, _) => found.trim().is_empty().then_some(())?,
+                    _ => {}
+                }
+            }
+            Event::GeneralRef(found) => {
+                let name = found.decode().ok()?;
+                let mut buffer = [0; 4];
+                let resolved: &str = match found.resolve_char_ref().ok()? {
+                    Some(letter) => letter.encode_utf8(&mut buffer),
+                    None => resolve_predefined_entity(&name)?,
+                };
+                match (path.last().map(Vec::as_slice), &mut key) {
+                    (Some(b"Key"), Some(key)) => key.push_str(resolved),
+                    (Some(b"Key" | b"Delete" | b"Object") | None, _) => return None,
+                    _ => {}
+                }
+            }
+            Event::Eof => return (is_begun && path.is_empty()).then_some(keys),
+            Event::Empty(_)
+            | Event::Decl(_)
+            | Event::CData(_)
+            | Event::Comment(_)
+            | Event::PI(_)
+            | Event::DocType(_) => return None,
+        }
+    }
+}
+
+/// Returns whether an element may begin here.
+fn may_begin(path: &[Vec<u8>], name: &[u8]) -> bool {
+    match path {
+        [] => name == b"Delete",
+        [_] => matches!(name, b"Object" | b"Quiet"),
+        [_, object] if object == b"Object" => {
+            matches!(name, b"Key" | b"VersionId" | b"ETag" | b"LastModifiedTime" | b"Size")
+        }
+        _ => false,
+    }
 }
 
 #[cfg(test)]
@@ -166,7 +216,7 @@ mod tests {
         segments.push(Segment::copied(b"defg"));
         segments.push(Segment::copied(b"h"));
         for step in 1..=8 {
-            let mut data = Data::from(segments.clone());
+            let mut data = cached(segments.clone());
             let mut read = Vec::new();
             while data.has_remaining() {
                 let mut places = [IoSlice::new(&[]); 4];
@@ -180,5 +230,50 @@ mod tests {
             }
             assert_eq!(read, b"abcdefgh");
         }
+    }
+
+    #[test]
+    fn keys_are_read_as_clients_write_them() {
+        let body = "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<Delete xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\">\n \
+                    <Object><Key>a/b c</Key></Object><Object><VersionId>1&amp;2</VersionId><Key>&lt;&amp;&#x41;&#10;ü&gt; \
+                    </Key></Object><Quiet>true</Quiet></Delete>\n";
+        assert_eq!(keys_to_delete(body.as_bytes()).unwrap(), ["a/b c", "<&A\nü> "]);
+        let many = format!("<Delete>{}</Delete>", "<Object><Key>k</Key></Object>".repeat(1000));
+        assert_eq!(keys_to_delete(many.as_bytes()).unwrap().len(), 1000);
+    }
+
+    #[test]
+    fn what_two_parsers_could_read_differently_is_refused() {
+        let object = "<Object><Key>k</Key></Object>";
+        for body in [
+            "",
+            "<Delete>",
+            "<Delete></Remove>",
+            "<Other><Object><Key>k</Key></Object></Other>",
+            "<Delete><Object><Key>k</Key></Object></Delete><Delete><Object><Key>x</Key></Object></Delete>",
+            "<Delete><Object></Object></Delete>",
+            "<Delete><Object><Key></Key></Object></Delete>",
+            "<Delete><Object><Key/></Object></Delete>",
+            "<Delete><Object/></Delete>",
+            "<Delete><Object><Key>a</Key><Key>b</Key></Object></Delete>",
+            "<Delete><Object><Key>a<!-- x -->b</Key></Object></Delete>",
+            "<Delete><Object><Key>a<x/>b</Key></Object></Delete>",
+            "<Delete><Object><Key><![CDATA[a]]></Key></Object></Delete>",
+            "<Delete><!-- x --><Object><Key>a</Key></Object></Delete>",
+            "<!DOCTYPE Delete [<!ENTITY e \"x\">]><Delete><Object><Key>&e;</Key></Object></Delete>",
+            "<Delete><Object><Key>&e;</Key></Object></Delete>",
+            "<Delete><Object><Key>a\rb</Key></Object></Delete>",
+            "<Delete><Object><Key>a</Key></Object>text</Delete>",
+            "<Delete><s3:Object><Key>a</Key></s3:Object></Delete>",
+            "<Delete><Other>x</Other></Delete>",
+            "<?xml version=\"1.0\" encoding=\"UTF-7\"?><Delete><Object><Key>a</Key></Object></Delete>",
+            "<?xml version=\"1.1\"?><Delete><Object><Key>a</Key></Object></Delete>",
+            "<?xml version=\"1.0\"?><?xml version=\"1.0\"?><Delete><Object><Key>a</Key></Object></Delete>",
+            &format!("<Delete>{}</Delete>", object.repeat(1001)),
+        ] {
+            assert!(keys_to_delete(body.as_bytes()).is_none(), "{body}");
+        }
+        assert!(keys_to_delete(&[b'<', 0xff]).is_none());
+        assert!(keys_to_delete(format!("<Delete>{object}</Delete>").as_bytes()).is_some());
     }
 }

@@ -58,7 +58,7 @@ pub(crate) fn wrong_framing(head: &Parts) -> Option<(StatusCode, &'static str)> 
         return None;
     }
     if !is_chunked_alone(&head.headers) {
-        return Some((StatusCode::NOT_IMPLEMENTED, "Transfer-Encoding must be chunked alone"));
+        return Some((StatusCode::NOT_IMPLEMENTED, "Transfer-Encoding must be only chunked"));
     }
     let has_no_use = [Method::GET, Method::HEAD].contains(&head.method);
     has_no_use
@@ -73,12 +73,12 @@ pub(crate) fn wrong_framing(head: &Parts) -> Option<(StatusCode, &'static str)> 
 pub(crate) fn judge<B>(answer: &mut Response<B>) -> Result<(), &'static str> {
     let status = answer.status();
     if status == StatusCode::SWITCHING_PROTOCOLS {
-        return Err("it switches to another protocol, for which nobody has asked");
+        return Err("it switches to another protocol, which was not requested");
     }
     let headers = answer.headers_mut();
     if headers.contains_key(TRANSFER_ENCODING) {
         if !is_chunked_alone(headers) {
-            return Err("its Transfer-Encoding is not chunked alone");
+            return Err("its Transfer-Encoding is not only chunked");
         }
         headers.remove(CONTENT_LENGTH);
         return Ok(());
@@ -91,7 +91,7 @@ pub(crate) fn judge<B>(answer: &mut Response<B>) -> Result<(), &'static str> {
     };
     let same = |one: Option<u64>, other: Option<u64>| one.filter(|_| one == other);
     let Some(len) = elements(headers, &CONTENT_LENGTH).map(number).reduce(same).flatten() else {
-        return Err("its Content-Length is no number, or several");
+        return Err("its Content-Length is not a single number");
     };
     match status {
         // Such a response has no body, and must not state a length.
@@ -129,7 +129,7 @@ fn wrong(head: &Parts) -> Option<&'static str> {
         let is_signed = |name: &HeaderName| headers.contains_key(name) && SignedHeaders::of(head).cover(name);
         is_end_to_end(name) || name.parse().is_ok_and(|name| is_signed(&name))
     };
-    nominated(headers).any(is_forbidden).then_some("Connection names a header that concerns the endpoint")
+    nominated(headers).any(is_forbidden).then_some("Connection names a header that is meant for the endpoint")
 }
 
 /// Returns the single `Host` of a request.
@@ -139,12 +139,12 @@ fn wrong(head: &Parts) -> Option<&'static str> {
 pub(crate) fn host(headers: &HeaderMap) -> Result<&str, &'static str> {
     let mut hosts = headers.get_all(HOST).into_iter();
     let (Some(host), None) = (hosts.next(), hosts.next()) else {
-        return Err("the request must have one Host header");
+        return Err("the request must have exactly one Host header");
     };
     let is_right = |byte: u8| byte.is_ascii_alphanumeric() || b"-._:[]".contains(&byte);
     match host.to_str() {
         Ok(host) if !host.is_empty() && host.bytes().all(is_right) => Ok(host),
-        _ => Err("the request's Host is no name or address"),
+        _ => Err("the request's Host is not a name or address"),
     }
 }
 

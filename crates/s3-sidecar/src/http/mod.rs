@@ -4,6 +4,5 @@
 pub(crate) mod body;
 pub(crate) mod framing;
 pub(crate) mod headers;
-pub(crate) mod names;
 pub(crate) mod read;
 pub(crate) mod target;

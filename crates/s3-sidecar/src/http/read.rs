@@ -11,8 +11,7 @@ use hyper::http::request::Parts;
 use hyper::{HeaderMap, Method, Uri};
 
 use crate::http::headers::is_harmless;
-use crate::http::names::Class;
-use crate::http::target::{ObjectKey, Target, object_key};
+use crate::http::target::{Class, ObjectKey, Target, object_key};
 
 /// The place of a cache entry: the object, and whether the endpoint was asked for its checksums.
 pub(crate) type Place = (ObjectKey, bool);
@@ -102,7 +101,7 @@ impl Read {
             || headers.get(CONTENT_LENGTH).is_some_and(|len| len != "0");
         let is_head = head.method == Method::HEAD;
         let is_read = is_head || head.method == Method::GET;
-        if !is_read || has_body || headers.contains_key(ORIGIN) || is_never_stored(headers) {
+        if !is_read || has_body || headers.contains_key(ORIGIN) || has_directive(headers, "no-store") {
             return None;
         }
         let is_parameter_harmless = |(name, value): (&str, &str)| {
@@ -160,11 +159,6 @@ impl Read {
     pub(crate) fn place(&self) -> Place {
         (self.kept_as, self.has_checksums)
     }
-}
-
-/// Returns whether `Cache-Control` forbids storing.
-pub(crate) fn is_never_stored(headers: &HeaderMap) -> bool {
-    has_directive(headers, "no-store")
 }
 
 /// Returns whether `Cache-Control` has this directive.

@@ -1,18 +1,17 @@
 //! Commands of operators and other programs to a running sidecar.
 
 use std::borrow::Cow;
-use std::fmt;
 use std::sync::{Arc, Weak};
 
 use percent_encoding::percent_decode_str;
-use serde::Deserialize;
+use serde_json::Value;
 
-use crate::policy::{BucketTerms, CachePolicy, Policies, Rule};
-use crate::shared::Shared;
+use crate::Shared;
+use crate::policy::{BucketTerms, CachePolicy, Rule};
 
 /// A handle to a running sidecar. It does not keep the sidecar alive: after the sidecar has ended,
 /// every command fails. Cheap to clone.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct SidecarControl {
     shared: Weak<Shared>,
 }
@@ -77,7 +76,9 @@ impl SidecarControl {
     pub fn invalidate(&self, what: &Invalidation) -> Result<(), ControlError> {
         let shared = self.remembering()?;
         let named = |bucket: &str| match bucket.is_empty() || bucket.contains('/') {
-            true => Err(ControlError::Wrong(format!("{bucket:?} is no name of a bucket; media would be"))),
+            true => Err(ControlError::Wrong(format!(
+                "{bucket:?} is not a bucket name; expected a name such as media"
+            ))),
             false => Ok(()),
         };
         match what {
@@ -117,9 +118,8 @@ impl SidecarControl {
     pub fn set_policies(&self, policy: CachePolicy, rules: Vec<Rule>) -> Result<(), ControlError> {
         let shared = self.shared()?;
         let changed = crate::SidecarConfig { policy, rules, ..shared.config.clone() };
-        let policies =
-            changed.policies().map_err(|(key, why)| ControlError::Wrong(format!("s3.{key}: {why}")))?;
-        let _: Policies = std::mem::replace(&mut *shared.policies.write(), policies);
+        let wrong = |(key, why)| ControlError::Wrong(format!("s3.{key}: {why}"));
+        *shared.policies.write() = changed.policies().map_err(wrong)?;
         Ok(())
     }
 
@@ -148,12 +148,6 @@ impl SidecarControl {
     }
 }
 
-impl fmt::Debug for SidecarControl {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("SidecarControl")
-    }
-}
-
 /// The maximum number of records in a notification.
 const RECORDS_MAX: usize = 10_000;
 
@@ -168,60 +162,33 @@ pub(crate) struct Named {
     pub(crate) keys: Vec<Vec<u8>>,
 }
 
-#[derive(Deserialize)]
-struct Notification {
-    #[serde(rename = "Records")]
-    records: Option<Vec<Record>>,
-    /// The event; `s3:TestEvent` is what S3 sends when notifications are configured.
-    #[serde(rename = "Event")]
-    event: Option<String>,
-}
-
-#[derive(Deserialize)]
-struct Record {
-    s3: Entity,
-}
-
-#[derive(Deserialize)]
-struct Entity {
-    bucket: Bucket,
-    object: Object,
-}
-
-#[derive(Deserialize)]
-struct Bucket {
-    name: String,
-}
-
-#[derive(Deserialize)]
-struct Object {
-    key: String,
-}
-
 /// Returns the objects named in a notification.
 ///
 /// # Errors
 /// A one-line message that states why the body is not a notification.
 pub(crate) fn parse_notification(body: &[u8]) -> Result<Vec<Named>, String> {
-    let right = "an event record of S3 has Records[].s3.bucket.name and .object.key";
-    let notification: Notification =
-        serde_json::from_slice(body).map_err(|error| format!("{error}; {right}"))?;
-    let records = match (notification.records, notification.event) {
-        (Some(records), _) => records,
-        (None, Some(event)) if event == "s3:TestEvent" => Vec::new(),
-        (None, _) => return Err(format!("it has no Records; {right}")),
+    let form = "expected an event record of S3, with Records[].s3.bucket.name and .object.key";
+    let notification: Value = serde_json::from_slice(body).map_err(|error| format!("{error}; {form}"))?;
+    let records = match &notification["Records"] {
+        Value::Array(records) => records.as_slice(),
+        // S3 sends this event when notifications are configured.
+        Value::Null if notification["Event"] == "s3:TestEvent" => &[],
+        _ => return Err(format!("it has no list of Records; {form}")),
     };
     if records.len() > RECORDS_MAX {
-        return Err(format!("it has {} records; at most {RECORDS_MAX} are right", records.len()));
+        return Err(format!("it has {} records; at most {RECORDS_MAX} are allowed", records.len()));
     }
-    let named = |(number, Record { s3: Entity { bucket, object } }): (usize, Record)| {
-        let (bucket, key) = (bucket.name, object.key);
+    let named = |(number, record): (usize, &Value)| {
+        let text = |pointer| record.pointer(pointer).and_then(Value::as_str);
+        let (Some(bucket), Some(key)) = (text("/s3/bucket/name"), text("/s3/object/key")) else {
+            return Err(format!("record {number} lacks a bucket or a key; {form}"));
+        };
         if bucket.is_empty() || bucket.len() > 255 || key.is_empty() || key.len() > KEY_BYTES_MAX {
             return Err(format!("record {number} has a bucket or a key that is empty or too long"));
         }
-        Ok(Named { bucket, keys: forms(&key) })
+        Ok(Named { bucket: bucket.to_owned(), keys: forms(key) })
     };
-    records.into_iter().enumerate().map(named).collect()
+    records.iter().enumerate().map(named).collect()
 }
 
 /// Returns the keys that a key in a record may denote. S3 and MinIO form-encode the key; radosgw

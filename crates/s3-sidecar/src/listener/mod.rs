@@ -1,8 +1,7 @@
 //! The running sidecar: sockets, connections, routing of requests, and operators' commands.
 //! Decisions about single reads and changes do not belong here.
 
-pub(crate) mod connection;
 pub(crate) mod control;
 pub(crate) mod server;
 pub(crate) mod service;
-pub(crate) mod splicing;
+pub(crate) mod socket;

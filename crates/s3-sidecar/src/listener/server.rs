@@ -8,30 +8,28 @@ use std::time::Duration;
 use std::{fmt, io};
 
 use blocker::Namespace;
+use cached_http::{ServerLimits, Socket};
 use cached_metrics::{Collect, Families};
-use cached_tls::ServerTls;
 use parking_lot::{Mutex, RwLock};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 
+use crate::Shared;
 use crate::access_log::AccessLog;
 use crate::auth::{self, Access, Secrets};
 use crate::config::SidecarConfig;
-use crate::endpoint::asking::Asking;
 use crate::endpoint::lane::Lanes;
 use crate::endpoint::upstream::{Breaker, Upstream};
 use crate::http::target::Addressing;
-use crate::listener::connection;
 use crate::listener::control::SidecarControl;
-use crate::listener::splicing::{Pipes, Splicing};
-use crate::memory::filling::Fills;
-use crate::memory::heads::{Absents, Heads};
+use crate::listener::service;
+use crate::listener::socket::{Pipes, Splicing, Stall};
 use crate::memory::knowledge::Knowledge;
 use crate::memory::pieces::Pieces;
+use crate::memory::tables::{ABSENT_BYTES_EACH, Table};
 use crate::metrics::Counts;
-use crate::shared::Shared;
 
 /// The reason why a sidecar cannot start, as one line.
 #[derive(Debug, thiserror::Error)]
@@ -86,9 +84,10 @@ impl Sidecar {
         let addresses = sockets.iter().map(local).collect::<Result<_, _>>()?;
         let pieces = Pieces::new(config.memory_bytes, config.heads_max, &config.terms, config.tls.is_none())
             .map_err(|error| SidecarError::Config { key: "memory_bytes", why: error.to_string() })?;
-        let heads = Heads::new(config.heads_max, config.heads_bytes_max);
-        // A change takes the endpoint no longer than the response to it.
-        let absents = Absents::new(config.absent_max);
+        let heads = Table::new(config.heads_max, config.heads_bytes_max);
+        let absent_bytes_max = config.absent_max.saturating_mul(ABSENT_BYTES_EACH);
+        let absents = Table::new(config.absent_max, absent_bytes_max);
+        // The endpoint completes a change before it responds.
         let knowledge = Knowledge::new(heads, absents, config.response_timeout, config.names);
         let opened = config.access_log.as_ref().map(AccessLog::start).transpose();
         let access_log = opened.map_err(|error| SidecarError::Config {
@@ -101,13 +100,17 @@ impl Sidecar {
             knowledge: Arc::new(knowledge),
             policies: RwLock::new(policies),
             lanes: Lanes::new(&config.terms),
-            access: Access::new(config.auth, config.secrets.keys.as_ref(), &config.region),
+            access: Access {
+                auth: config.auth,
+                keys: config.secrets.keys.clone(),
+                region: config.region.clone(),
+            },
             pieces: Arc::new(pieces),
-            fills: Arc::new(Fills::default()),
-            asking: Arc::new(Asking::default()),
-            counts: Arc::new(Counts::default()),
-            breaker: Arc::new(Breaker::new()),
-            slow: Breaker::new(),
+            fills: Arc::default(),
+            asking: Arc::default(),
+            counts: Arc::default(),
+            breaker: Arc::default(),
+            slow: Breaker::default(),
             held: Arc::default(),
             access_log: access_log.map(Arc::new),
             config,
@@ -130,10 +133,7 @@ impl Sidecar {
                 permits: Arc::clone(&permits),
                 end: ended.clone(),
             };
-            let is_first = number == 0;
-            let renewed = sidecar.shared.config.tls.clone().filter(|_| is_first);
-            let secrets = is_first.then(|| sidecar.shared.config.secrets.clone());
-            let body = move || runtime.block_on(worker.run(listeners, renewed, secrets));
+            let body = move || runtime.block_on(worker.run(listeners, number == 0));
             let thread = thread::Builder::new().name(format!("cached-s3-{number}")).spawn(body);
             sidecar.threads.push(thread.map_err(SidecarError::Thread)?);
         }
@@ -161,7 +161,7 @@ impl Sidecar {
     /// Returns the collector of counters and sizes as metrics.
     #[must_use]
     pub fn metrics(&self) -> Arc<dyn Collect> {
-        Arc::new(Metrics(Arc::clone(&self.shared)))
+        Arc::clone(&self.shared) as _
     }
 
     /// Returns a handle for commands.
@@ -177,31 +177,29 @@ impl Sidecar {
     }
 }
 
-/// The metrics of a sidecar.
-struct Metrics(Arc<Shared>);
-
-impl Collect for Metrics {
+impl Collect for Shared {
     fn collect(&self, into: &mut Families) {
-        self.0.counts.collect(into);
-        self.0.counts.refusals.collect(into);
-        let (count, bytes) = self.0.knowledge.head_sizes();
-        into.gauge("cached_s3_sidecar_heads", "Objects of S3 whose headers are known.", count as u64);
-        into.gauge("cached_s3_sidecar_heads_bytes", "Memory of their headers.", bytes as u64);
-        let (count, _) = self.0.knowledge.absent_sizes();
-        let help = "Objects of S3 that are known not to be there.";
+        self.counts.collect(into);
+        self.counts.refusals.collect(into);
+        let (count, bytes) = self.knowledge.heads.sizes();
+        into.gauge("cached_s3_sidecar_heads", "S3 objects whose headers are cached.", count as u64);
+        into.gauge("cached_s3_sidecar_heads_bytes", "Memory for the cached headers.", bytes as u64);
+        let (count, _) = self.knowledge.absents.sizes();
+        let help = "S3 objects that are known to be missing.";
         into.gauge("cached_s3_sidecar_absent_objects", help, count as u64);
-        let help = "Objects of S3 with a question to the endpoint or a change under way, or a change whose end is not known.";
-        into.gauge("cached_s3_sidecar_objects_under_way", help, self.0.knowledge.under_way() as u64);
-        let help = "Whether the S3 endpoint cannot be reached, so that it is tried once a second.";
-        into.gauge("cached_s3_sidecar_endpoint_is_away", help, u64::from(self.0.breaker.is_open()));
-        let dropped = self.0.access_log.as_ref().map_or(0, |log| log.dropped().get());
-        let help = "Lines of the access log that were not written.";
+        let help =
+            "S3 objects with a request or a change in progress, or with a change whose outcome is unknown.";
+        into.gauge("cached_s3_sidecar_objects_under_way", help, self.knowledge.changes.under_way() as u64);
+        let help = "Whether the S3 endpoint is unreachable, and therefore retried once a second.";
+        into.gauge("cached_s3_sidecar_endpoint_is_away", help, u64::from(self.breaker.is_open()));
+        let dropped = self.access_log.as_ref().map_or(0, |log| log.dropped.get());
+        let help = "Dropped lines of the access log.";
         into.counter("cached_s3_sidecar_access_log_dropped_total", help, dropped);
-        collect_of_buckets(&self.0, into);
-        let bytes = self.0.pieces.used_bytes();
-        into.gauge("cached_s3_sidecar_bodies_bytes", "Memory of bodies of objects of S3.", bytes);
-        let help = "The memory for bodies of objects of S3.";
-        into.gauge("cached_s3_sidecar_bodies_bytes_max", help, self.0.config.memory_bytes);
+        collect_of_buckets(self, into);
+        let bytes = self.pieces.used_bytes();
+        into.gauge("cached_s3_sidecar_bodies_bytes", "Memory in use for the bodies of S3 objects.", bytes);
+        let help = "Maximum memory for the bodies of S3 objects.";
+        into.gauge("cached_s3_sidecar_bodies_bytes_max", help, self.config.memory_bytes);
     }
 }
 
@@ -214,7 +212,9 @@ impl Drop for Sidecar {
             }
         }
         if self.shared.access_log.as_ref().is_some_and(|log| !log.finish()) {
-            tracing::warn!("the last lines of the access log of the S3 sidecar are lost: nothing takes them");
+            tracing::warn!(
+                "the last lines of the S3 sidecar's access log are lost: its destination accepts nothing"
+            );
         }
     }
 }
@@ -256,16 +256,17 @@ struct Worker {
 }
 
 impl Worker {
-    /// Accepts connections until the sidecar ends, then waits for the remaining connections.
-    async fn run(
-        self,
-        listeners: Vec<TcpListener>,
-        renewed: Option<Arc<ServerTls>>,
-        secrets: Option<Secrets>,
-    ) {
-        let drain_timeout = self.shared.config.drain_timeout;
-        let renewing = renewed.map(|tls| tokio::spawn(cached_tls::renew(tls, "s3.tls")));
-        let renewing_secrets = secrets.map(|secrets| tokio::spawn(auth::renew(secrets)));
+    /// Accepts connections until the sidecar ends, then waits for the remaining connections. The
+    /// worker that `renews` reads changed certificates and secrets.
+    async fn run(self, listeners: Vec<TcpListener>, renews: bool) {
+        let config = &self.shared.config;
+        // These tasks end with the thread's runtime.
+        if renews {
+            tokio::spawn(auth::renew(config.secrets.clone()));
+            if let Some(tls) = config.tls.clone() {
+                tokio::spawn(cached_tls::renew(tls, "s3.tls"));
+            }
+        }
         let accepting = listeners.into_iter().map(|listener| self.clone().accept(listener));
         let left = futures_util::future::join_all(accepting).await;
         let waiting = async {
@@ -273,10 +274,9 @@ impl Worker {
                 while connections.join_next().await.is_some() {}
             }
         };
-        if tokio::time::timeout(drain_timeout, waiting).await.is_err() {
-            tracing::warn!("connections of S3 clients were broken off at the end");
+        if tokio::time::timeout(config.drain_timeout, waiting).await.is_err() {
+            tracing::warn!("connections of S3 clients were aborted at the end");
         }
-        renewing.iter().chain(&renewing_secrets).for_each(tokio::task::JoinHandle::abort);
     }
 
     async fn accept(mut self, listener: TcpListener) -> JoinSet<()> {
@@ -311,14 +311,14 @@ impl Worker {
         now.add(1.0);
         // A failure only affects speed.
         let _ = socket.set_nodelay(true);
-        let (shared, upstream, end) = (&self.shared, &self.upstream, self.end.clone());
-        let served = match &shared.config.tls {
+        let stall_max = self.shared.config.stall_max;
+        let served = match &self.shared.config.tls {
             None => {
-                let socket = Splicing::new(socket, Arc::clone(shared), self.pipes);
-                connection::serve(shared, upstream, peer, Box::new(socket), end).await
+                let socket = Splicing::new(socket, Arc::clone(&self.shared), Arc::clone(&self.pipes));
+                self.serve_on(Box::new(Stall::new(socket, stall_max)), peer).await
             }
             Some(tls) => match cached_tls::accept(tls, socket).await {
-                Ok(socket) => connection::serve(shared, upstream, peer, Box::new(socket), end).await,
+                Ok(socket) => self.serve_on(Box::new(Stall::new(socket, stall_max)), peer).await,
                 Err(error) => Err(error),
             },
         };
@@ -326,6 +326,22 @@ impl Worker {
         if let Err(error) = served {
             tracing::debug!(%peer, cause = error, "a connection of an S3 client has ended");
         }
+    }
+
+    async fn serve_on(&self, socket: Box<dyn Socket>, peer: SocketAddr) -> Result<(), String> {
+        let config = &self.shared.config;
+        let limits = ServerLimits {
+            headers_max: config.headers_max,
+            head_bytes_max: config.head_bytes_max,
+            head_time_max: config.client_idle_max,
+        };
+        let (shared, upstream) = (Arc::clone(&self.shared), Arc::clone(&self.upstream));
+        let answer = Box::new(move |request| -> cached_http::Answer {
+            Box::pin(service::answer(Arc::clone(&shared), Arc::clone(&upstream), peer, request))
+        });
+        let mut end = self.end.clone();
+        let end = Box::pin(async move { drop(end.changed().await) });
+        cached_http::serve(socket, limits, answer, end).await
     }
 }
 
@@ -349,10 +365,10 @@ pub(crate) fn collect_of_buckets(shared: &Shared, into: &mut Families) {
         let named = |name: &Namespace| name.as_bytes() == bucket.as_bytes();
         let space = spaces.iter().find(|space| space.namespace.as_ref().is_some_and(named));
         let mut own = lane.families();
-        let help = "Memory of bodies of the bucket's objects.";
+        let help = "Memory in use for the bodies of the bucket's objects.";
         let bytes = space.map_or(0, |space| space.cached_bytes);
         own.measure("cached_s3_sidecar_bucket_bodies_bytes", help, &bytes);
-        let help = "The memory for bodies that is meant for the bucket, if it has a share of its own.";
+        let help = "Memory share of the bucket's bodies, if the bucket has its own share.";
         let target = space.and_then(|space| space.memory_target_bytes);
         own.measure("cached_s3_sidecar_bucket_bodies_target_bytes", help, &target);
         into.append_labelled(&[("bucket", bucket).into()], own);

@@ -13,39 +13,37 @@ use hyper::{HeaderMap, Request, Response};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
+use crate::Shared;
 use crate::access_log::{Entry, measured};
 use crate::auth::denial::Denial;
-use crate::auth::{Access, delete_many, payload};
+use crate::auth::{Access, Decision, payload};
 use crate::endpoint::upload::Upload;
 use crate::endpoint::upstream::{Failure, Upstream};
 use crate::http::body::{self, Body};
 use crate::http::framing::{self, host, refusal};
-use crate::http::names::Class;
 use crate::http::read::Read;
-use crate::http::target::{Addressing, Target};
-use crate::memory::deletes::Passing;
-use crate::memory::writes::{self, Ending};
+use crate::http::target::{Addressing, Class, Target};
+use crate::memory::writes::{self, Change, Passing};
 use crate::metrics::Outcome;
-use crate::reads::passing::{pass, pass_change};
+use crate::reads::serving::{pass, pass_change};
 use crate::reads::{fresh, gateway};
-use crate::shared::Shared;
 
 /// Returns the response to a request.
 pub(crate) async fn answer(
-    shared: &Arc<Shared>,
-    upstream: &Arc<Upstream>,
+    shared: Arc<Shared>,
+    upstream: Arc<Upstream>,
     peer: SocketAddr,
     request: Request<Incoming>,
 ) -> Response<Body> {
     let Some(log) = &shared.access_log else {
-        let (response, outcome) = route(shared, upstream, request).await;
+        let (response, outcome) = route(&shared, &upstream, request).await;
         shared.counts.of(outcome).increment();
         return response;
     };
     let (head, body) = request.into_parts();
     let entry = Entry::of(&head, host(&head.headers).unwrap_or_default(), peer);
     let request = Request::from_parts(head, body);
-    let ((response, outcome), waited) = Box::pin(measured(route(shared, upstream, request))).await;
+    let ((response, outcome), waited) = Box::pin(measured(route(&shared, &upstream, request))).await;
     shared.counts.of(outcome).increment();
     entry.follow(log, response, outcome, waited)
 }
@@ -90,14 +88,15 @@ async fn route(
             return Box::pin(gateway::answer(shared, upstream, head, read)).await;
         }
     }
-    let ending = if is_here { begin_change(shared, &head, &target) } else { None };
-    let passing = ending.as_ref().and_then(Ending::body);
-    match (Box::pin(upstream.send(head, upload.seen_by(passing))).await, ending) {
+    let change = if is_here { begin_change(shared, &head, &target) } else { None };
+    let passing = change.as_ref().and_then(Change::body);
+    match (Box::pin(upstream.send(head, upload.seen_by(passing))).await, change) {
         (Ok(answer), None) => (pass(shared, answer, None), Outcome::Passed),
-        (Ok(answer), Some(ending)) => (pass_change(shared, answer, ending), Outcome::Passed),
-        (Err(failure), ending) => {
+        (Ok(answer), Some(change)) => (pass_change(shared, answer, change), Outcome::Passed),
+        (Err(failure), change) => {
             if matches!(failure, Failure::Unreachable(_) | Failure::Busy) {
-                ending.into_iter().for_each(Ending::settle);
+                // The endpoint has received nothing of the request.
+                change.into_iter().for_each(Change::settle);
             }
             match verdict.as_ref().and_then(|verdict| verdict.get()) {
                 // The body differed from the signed one, so it was aborted.
@@ -109,16 +108,16 @@ async fn route(
 }
 
 /// Begins the change that a request may make, if there is one.
-fn begin_change(shared: &Shared, head: &Parts, target: &Target<'_>) -> Option<Ending> {
+fn begin_change(shared: &Shared, head: &Parts, target: &Target<'_>) -> Option<Change> {
     let scope = writes::scope(shared.config.names, head, target)?;
     shared.counts.changes.increment();
     let body = writes::deletes_many(head, target).then(|| Passing::new(&shared.held));
-    Some(Ending::begin(&shared.knowledge, scope, body))
+    Some(Change::begin(&shared.knowledge, scope, body))
 }
 
 fn refuse(shared: &Shared, denial: &Denial, has_body: bool) -> (Response<Body>, Outcome) {
-    shared.counts.refusals.count(denial.reason);
-    tracing::debug!(code = denial.code, "a request of an S3 client is refused");
+    shared.counts.refusals.count(denial.reason());
+    tracing::debug!(code = denial.code(), "a request of an S3 client is refused");
     (denial.answer(has_body), Outcome::Refused)
 }
 
@@ -140,29 +139,24 @@ impl Access {
         head: &mut Parts,
         body: Upload,
     ) -> Result<Upload, Denial> {
-        let decision = match self.decide(addressing, head) {
-            Ok(Some(decision)) => decision,
+        let decided = self.decide(addressing, head).and_then(|decision| {
+            let Some(Decision { payload, chain, deletion }) = decision else { return Ok(None) };
+            let check = payload::check(head, payload, chain, !body.is_none())?;
+            Ok(Some((check, deletion)))
+        });
+        let (check, deletion) = match decided {
+            Ok(Some(decided)) => decided,
             Ok(None) => return Ok(body),
             Err(denial) => {
                 Box::pin(body.drain(&head.headers)).await;
                 return Err(denial);
             }
         };
-        let check = match payload::check(head, decision.payload, decision.chain, !body.is_none()) {
-            Ok(check) => check,
-            Err(denial) => {
-                Box::pin(body.drain(&head.headers)).await;
-                return Err(denial);
-            }
-        };
         let is_checked = check.is_some();
-        let body = match check {
-            Some(check) => body.with_check(check),
-            None => body,
-        };
-        if let Some(deletion) = decision.deletion {
+        let body = body.with_check(check);
+        if let Some(deletion) = deletion {
             let bytes = Box::pin(timeout(BODY_TIME_MAX, collect_one_of_few(body))).await;
-            let bytes = bytes.map_err(|_| Denial::stalled())??;
+            let bytes = bytes.map_err(|_| Denial::Stalled)??;
             deletion.check(&bytes)?;
             head.headers.insert(CONTENT_LENGTH, HeaderValue::from(bytes.len()));
             return Ok(Upload::whole(bytes));
@@ -185,12 +179,12 @@ async fn collect_one_of_few(body: Upload) -> Result<Bytes, Denial> {
 /// Reads a whole body into memory.
 async fn collect(mut body: Upload) -> Result<Bytes, Denial> {
     let verdict = body.verdict();
-    match Limited::new(&mut body, delete_many::BODY_BYTES_MAX).collect().await {
+    match Limited::new(&mut body, body::DELETION_BYTES_MAX).collect().await {
         Ok(collected) => Ok(collected.to_bytes()),
         Err(error) if error.is::<LengthLimitError>() => {
             body.drain(&HeaderMap::new()).await;
-            Err(Denial::document("the document is longer than 2 MiB"))
+            Err(Denial::Document("the document is longer than 2 MiB"))
         }
-        Err(_) => Err(verdict.and_then(|verdict| verdict.get().cloned()).unwrap_or_else(Denial::stalled)),
+        Err(_) => Err(verdict.and_then(|verdict| verdict.get().cloned()).unwrap_or(Denial::Stalled)),
     }
 }

@@ -45,9 +45,10 @@ const UNSETTLED_MAX: usize = 4096;
 /// The changes and questions in progress.
 #[derive(Debug)]
 pub(crate) struct Changes {
-    sequence: AtomicU64,
+    sequence: Arc<AtomicU64>,
     shards: [Mutex<Shard>; SHARDS],
-    wide: Wide,
+    /// The changes of several objects.
+    pub(crate) wide: Wide,
     settle_time: Duration,
 }
 
@@ -85,8 +86,9 @@ impl Changes {
     /// Returns a table without changes. A change with an unknown end counts as ended after
     /// `settle_time`.
     pub(crate) fn new(settle_time: Duration) -> Self {
-        let sequence = AtomicU64::new(1);
-        Self { sequence, shards: Default::default(), wide: Wide::new(settle_time), settle_time }
+        let sequence = Arc::new(AtomicU64::new(1));
+        let wide = Wide::new(Arc::clone(&sequence), settle_time);
+        Self { sequence, shards: Default::default(), wide, settle_time }
     }
 
     fn shard(&self, key: &ObjectKey) -> MutexGuard<'_, Shard> {
@@ -130,36 +132,16 @@ impl Changes {
                 // There are too many unsettled objects, so everything is unsettled for as long as
                 // this object would have been.
                 self.wide.begin(&Area::All);
-                self.wide.end(&Area::All, End::Unsettled, &self.sequence);
+                self.wide.end(&Area::All, End::Unsettled);
                 shard.forget_first_unsettled(&self.sequence);
             }
         }
         shard.drop_if_idle(&key);
     }
 
-    /// Begins a change of several objects.
-    pub(crate) fn begin_wide(&self, area: &Area) {
-        self.wide.begin(area);
-    }
-
-    /// Ends a change of several objects.
-    pub(crate) fn end_wide(&self, area: &Area, end: End) {
-        self.wide.end(area, end, &self.sequence);
-    }
-
-    /// Ends a wide change whose affected objects were all named individually.
-    pub(crate) fn end_wide_without_change(&self, area: &Area) {
-        self.wide.end_without_change(area);
-    }
-
-    /// Records a completed change of everything, or of the keys of a bucket with a prefix.
-    pub(crate) fn changed_wide(&self, bucket: Option<&str>, prefix: &[u8]) {
-        self.wide.changed(bucket, prefix, &self.sequence);
-    }
-
     /// Returns the effect of wide changes on the response to a question asked at `moment`.
     pub(crate) fn standing(&self, moment: Moment, bucket: &str, key: &[u8]) -> Standing {
-        self.wide.standing(moment.sequence, bucket, key, &self.sequence)
+        self.wide.standing(moment.sequence, bucket, key)
     }
 
     /// Returns the number of objects with a question or a change in progress, or an unsettled

@@ -2,21 +2,19 @@
 //! worthwhile. Each run is put into the cache by a task of its own, so that the client gets the
 //! bytes first.
 
-use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use blocker::{BUCKET_BYTES, Segment, Segments};
 use bytes::Bytes;
-use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use crate::memory::generation::{GenerationId, Head};
 use crate::memory::pieces::Pieces;
+use crate::memory::tables::{Guard, InProgress};
 
 /// The size of a run in bytes.
 const RUN_BYTES: usize = 64 << 10;
@@ -26,7 +24,7 @@ pub(crate) struct Filling {
     pieces: Arc<Pieces>,
     head: Arc<Head>,
     /// Shared by the current run, so that readers wait for the rest of a body that has ended.
-    fill: Arc<Fill>,
+    stream: Arc<Guard<GenerationId, Stream>>,
     /// The task that puts the current run into the cache. There is only one at a time.
     taking: Option<JoinHandle<()>>,
     /// The offset of the next byte in the object, and the end of the body.
@@ -44,9 +42,9 @@ impl Filling {
         head: &Arc<Head>,
         bytes: Range<u64>,
     ) -> Self {
-        let fill = Arc::new(fills.begin(head.generation, kept(&bytes, head.size)));
+        let stream = Arc::new(fills.enter(head.generation, Stream::new(kept(&bytes, head.size))));
         let (pieces, head) = (Arc::clone(pieces), Arc::clone(head));
-        Self { pieces, head, fill, taking: None, left: bytes, waiting: Segments::new() }
+        Self { pieces, head, stream, taking: None, left: bytes, waiting: Segments::new() }
     }
 
     /// Adds the next bytes.
@@ -84,10 +82,11 @@ impl Filling {
             // If a run has panicked, its bytes are missing.
             let _ = taking.await;
         }
-        let (pieces, head, fill) = (Arc::clone(&self.pieces), Arc::clone(&self.head), Arc::clone(&self.fill));
+        let (pieces, head) = (Arc::clone(&self.pieces), Arc::clone(&self.head));
+        let stream = Arc::clone(&self.stream);
         self.taking = Some(tokio::spawn(async move {
             pieces.fill(&head, begin, &whole).await;
-            fill.advance(begin + len as u64);
+            stream.value.position.send_replace(begin + len as u64);
         }));
     }
 }
@@ -102,66 +101,32 @@ fn kept(bytes: &Range<u64>, size: u64) -> Range<u64> {
 const AHEAD_BYTES_MAX: u64 = 4 << 20;
 
 /// The streams in progress.
-#[derive(Debug, Default)]
-pub(crate) struct Fills {
-    streams: Mutex<HashMap<GenerationId, Vec<Stream>>>,
-    number: AtomicU64,
-}
+pub(crate) type Fills = InProgress<GenerationId, Stream>;
 
+/// A stream that brings these bytes of an object.
 #[derive(Debug)]
-struct Stream {
-    number: u64,
+pub(crate) struct Stream {
     range: Range<u64>,
-    position: watch::Receiver<u64>,
-}
-
-/// The entry of a stream, which is removed when this value is dropped.
-#[derive(Debug)]
-pub(crate) struct Fill {
-    fills: Arc<Fills>,
-    generation: GenerationId,
-    number: u64,
+    /// The end of the bytes that have arrived.
     position: watch::Sender<u64>,
 }
 
+impl Stream {
+    fn new(range: Range<u64>) -> Self {
+        let position = watch::Sender::new(range.start);
+        Self { range, position }
+    }
+}
+
 impl Fills {
-    /// Enters a stream that will bring these bytes.
-    pub(crate) fn begin(self: &Arc<Self>, generation: GenerationId, range: Range<u64>) -> Fill {
-        let number = self.number.fetch_add(1, Ordering::Relaxed);
-        let (sender, position) = watch::channel(range.start);
-        let stream = Stream { number, range, position };
-        self.streams.lock().entry(generation).or_default().push(stream);
-        Fill { fills: Arc::clone(self), generation, number, position: sender }
-    }
-
     /// Returns a stream that will soon bring the byte at `at`.
-    pub(crate) fn find(&self, generation: &GenerationId, at: u64) -> Option<Coming> {
-        let streams = self.streams.lock();
-        let is_about_to = |stream: &&Stream| {
+    pub(crate) fn coming(&self, generation: &GenerationId, at: u64) -> Option<Coming> {
+        self.find(generation, |stream| {
             let position = *stream.position.borrow();
-            stream.range.contains(&at) && position <= at && at - position <= AHEAD_BYTES_MAX
-        };
-        let found = streams.get(generation)?.iter().find(is_about_to)?;
-        Some(Coming(found.position.clone()))
-    }
-}
-
-impl Fill {
-    /// Records that all bytes before `position` have arrived.
-    pub(crate) fn advance(&self, position: u64) {
-        self.position.send_replace(position);
-    }
-}
-
-impl Drop for Fill {
-    fn drop(&mut self) {
-        let mut streams = self.fills.streams.lock();
-        if let Some(list) = streams.get_mut(&self.generation) {
-            list.retain(|stream| stream.number != self.number);
-            if list.is_empty() {
-                streams.remove(&self.generation);
-            }
-        }
+            let is_about_to =
+                stream.range.contains(&at) && position <= at && at - position <= AHEAD_BYTES_MAX;
+            is_about_to.then(|| Coming(stream.position.subscribe()))
+        })
     }
 }
 
@@ -191,16 +156,16 @@ mod tests {
     #[test]
     fn a_reader_finds_the_stream_that_is_about_to_bring_its_byte() {
         let fills = Arc::new(Fills::default());
-        let fill = fills.begin([1; 24], 4096..100_000);
-        fill.advance(8192);
+        let fill = fills.enter([1; 24], Stream::new(4096..100_000));
+        fill.value.position.send_replace(8192);
         for (at, has) in [(8191, false), (8192, true), (99_999, true), (100_000, false)] {
-            assert_eq!(fills.find(&[1; 24], at).is_some(), has, "{at}");
+            assert_eq!(fills.coming(&[1; 24], at).is_some(), has, "{at}");
         }
-        assert!(fills.find(&[2; 24], 8192).is_none());
-        let far = fills.begin([3; 24], 0..1 << 40);
-        assert!(fills.find(&[3; 24], AHEAD_BYTES_MAX).is_some());
-        assert!(fills.find(&[3; 24], AHEAD_BYTES_MAX + 1).is_none());
+        assert!(fills.coming(&[2; 24], 8192).is_none());
+        let far = fills.enter([3; 24], Stream::new(0..1 << 40));
+        assert!(fills.coming(&[3; 24], AHEAD_BYTES_MAX).is_some());
+        assert!(fills.coming(&[3; 24], AHEAD_BYTES_MAX + 1).is_none());
         drop((fill, far));
-        assert!(fills.streams.lock().is_empty());
+        assert!(fills.is_empty());
     }
 }

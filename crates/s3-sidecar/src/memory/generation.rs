@@ -12,7 +12,7 @@ use hyper::header::{
 use hyper::{HeaderMap, Response, StatusCode};
 use sha2::{Digest, Sha256};
 
-use crate::http::read::{Read, has_directive, is_never_stored, parse_content_range};
+use crate::http::read::{Read, has_directive, parse_content_range};
 use crate::http::target::ObjectKey;
 
 /// The identity of an object's bytes: a hash of its key, `ETag`, size and `Last-Modified`.
@@ -67,7 +67,7 @@ impl Head {
         let namespace = Namespace::copy_from(read.bucket.as_bytes()).ok()?;
         // A weak tag does not promise the same bytes.
         let is_strong = etag.as_bytes().starts_with(b"\"") && etag.len() > 2;
-        if !is_strong || is_never_stored(headers) || is_kept_apart(headers) {
+        if !is_strong || has_directive(headers, "no-store") || is_kept_apart(headers) {
             return None;
         }
         if headers.contains_key("x-amz-server-side-encryption-customer-algorithm") {
@@ -83,22 +83,17 @@ impl Head {
         }
         // In the response to a range, this header states the length of the part.
         kept.insert(CONTENT_LENGTH, HeaderValue::from(size));
-        let generation = id(&read.key, &etag, size, last_modified.as_ref());
-        let is_of_whole = answer.status() == StatusCode::OK;
-        let is_claimed_empty = is_head && size == 0;
-        let is_always_verified = has_directive(headers, "no-cache");
-        let headers = kept;
         let head = Head {
             object: read.key,
-            generation,
+            generation: id(&read.key, &etag, size, last_modified.as_ref()),
             namespace,
             etag,
             last_modified,
             size,
-            headers,
-            is_of_whole,
-            is_claimed_empty,
-            is_always_verified,
+            headers: kept,
+            is_of_whole: answer.status() == StatusCode::OK,
+            is_claimed_empty: is_head && size == 0,
+            is_always_verified: has_directive(headers, "no-cache"),
         };
         Some((head, bytes))
     }

@@ -4,21 +4,21 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::http::names::{Class, Names};
 use crate::http::read::Read;
-use crate::http::target::ObjectKey;
+use crate::http::target::{Class, Names, ObjectKey};
 use crate::memory::changes::{Changes, Moment, Question};
 use crate::memory::generation::Head;
-use crate::memory::heads::{Absent, Absents, Answer, Heads, Known};
+use crate::memory::tables::{Absent, Answer, Known, Table};
 use crate::memory::wide::{Area, End, Standing};
 
 /// All remembered objects.
 #[derive(Debug)]
 pub(crate) struct Knowledge {
-    heads: Heads,
-    absents: Absents,
-    changes: Arc<Changes>,
-    names: Names,
+    pub(crate) heads: Table<Known>,
+    pub(crate) absents: Table<Absent>,
+    pub(crate) changes: Arc<Changes>,
+    /// The rule by which the endpoint distinguishes keys.
+    pub(crate) names: Names,
 }
 
 /// The result of a look-up.
@@ -41,17 +41,14 @@ pub(crate) enum Scope {
     Wide(Area),
 }
 
-/// A change in progress. If it is dropped before its end, it is unsettled.
-#[derive(Debug)]
-pub(crate) struct Change {
-    knowledge: Arc<Knowledge>,
-    /// The scope, or `None` once the change has ended.
-    scope: Option<Scope>,
-}
-
 impl Knowledge {
     /// Returns an empty table. A change with an unknown end counts as ended after `settle_time`.
-    pub(crate) fn new(heads: Heads, absents: Absents, settle_time: Duration, names: Names) -> Self {
+    pub(crate) fn new(
+        heads: Table<Known>,
+        absents: Table<Absent>,
+        settle_time: Duration,
+        names: Names,
+    ) -> Self {
         Self { heads, absents, changes: Arc::new(Changes::new(settle_time)), names }
     }
 
@@ -67,23 +64,13 @@ impl Knowledge {
                 Standing::Void => self.heads.forget(&read.place(), &known.head),
             }
         }
-        let absent = self.absents.get(read.kept_as).filter(|absent| absent.object == read.key)?;
+        let absent = self.absents.get(&(read.kept_as, false)).filter(|absent| absent.object == read.key)?;
         (standing(absent.asked) == Standing::Current).then_some(Found::Absent(absent))
-    }
-
-    /// Looks up an object for a reader that verifies it with the endpoint.
-    pub(crate) fn find_unverified(&self, read: &Read) -> Option<Arc<Head>> {
-        self.heads.get(&read.place()).map(|known| known.head)
     }
 
     /// Begins a question about an object.
     pub(crate) fn question(&self, read: &Read) -> Question {
         self.changes.question(read.kept_as)
-    }
-
-    /// Returns the present, for a question whose answer is verified at each use.
-    pub(crate) fn moment(&self) -> Moment {
-        self.changes.moment()
     }
 
     /// Enters the response to a question if it is still current. In that case returns the
@@ -128,86 +115,35 @@ impl Knowledge {
         self.absents.forget(key);
     }
 
-    /// Begins a change. Forward the request only afterwards.
-    pub(crate) fn begin(self: &Arc<Self>, scope: Scope) -> Change {
-        match &scope {
+    /// Begins a change.
+    pub(crate) fn begin(&self, scope: &Scope) {
+        match scope {
             Scope::Key(class) => self.changes.begin(class.key(), || self.forget_all(class.key())),
-            Scope::Wide(area) => self.changes.begin_wide(area),
+            Scope::Wide(area) => self.changes.wide.begin(area),
         }
-        Change { knowledge: Arc::clone(self), scope: Some(scope) }
     }
 
-    fn end(&self, scope: &Scope, end: End) {
+    /// Ends a change that has begun.
+    pub(crate) fn end(&self, scope: &Scope, end: End) {
         match scope {
             Scope::Key(class) => self.changes.end(class.key(), end),
-            Scope::Wide(area) => self.changes.end_wide(area, end),
+            Scope::Wide(area) => self.changes.wide.end(area, end),
         }
-    }
-
-    /// Returns the rule by which the endpoint distinguishes keys.
-    pub(crate) fn names(&self) -> Names {
-        self.names
     }
 
     /// Records that an object has changed, under any of its names.
     pub(crate) fn changed(&self, bucket: &str, key: &[u8]) {
         match Class::of(self.names, bucket, key) {
-            Some(class) => self.changed_key(class, End::Settled),
+            Some(class) => {
+                self.begin(&Scope::Key(class));
+                self.end(&Scope::Key(class), End::Settled);
+            }
             None => self.changed_wide(Some(bucket), b""),
         }
     }
 
-    fn changed_key(&self, class: Class, end: End) {
-        let key = class.key();
-        self.changes.begin(key, || self.forget_all(key));
-        self.changes.end(key, end);
-    }
-
     /// Records that objects have changed: all objects, or those of a bucket with a key prefix.
     pub(crate) fn changed_wide(&self, bucket: Option<&str>, prefix: &[u8]) {
-        self.changes.changed_wide(bucket, &self.names.folded_prefix(prefix));
-    }
-
-    /// Returns the number of objects with a question or a change in progress, or an unsettled
-    /// change.
-    pub(crate) fn under_way(&self) -> usize {
-        self.changes.under_way()
-    }
-
-    /// Returns the number of remembered objects, and their memory in bytes.
-    pub(crate) fn head_sizes(&self) -> (usize, usize) {
-        self.heads.sizes()
-    }
-
-    /// Returns the number of objects known to be missing, and their memory in bytes.
-    pub(crate) fn absent_sizes(&self) -> (usize, usize) {
-        self.absents.sizes()
-    }
-}
-
-impl Change {
-    /// Ends the change, because the endpoint has completed it.
-    pub(crate) fn settle(mut self) {
-        if let Some(scope) = self.scope.take() {
-            self.knowledge.end(&scope, End::Settled);
-        }
-    }
-
-    /// Ends a change of a bucket, now that all affected objects are known.
-    pub(crate) fn end_as(mut self, classes: &[Class], end: End) {
-        let Some(scope) = self.scope.take() else { return };
-        classes.iter().for_each(|class| self.knowledge.changed_key(*class, end));
-        match &scope {
-            Scope::Wide(area) => self.knowledge.changes.end_wide_without_change(area),
-            scope @ Scope::Key(_) => self.knowledge.end(scope, end),
-        }
-    }
-}
-
-impl Drop for Change {
-    fn drop(&mut self) {
-        if let Some(scope) = self.scope.take() {
-            self.knowledge.end(&scope, End::Unsettled);
-        }
+        self.changes.wide.changed(bucket, &self.names.folded_prefix(prefix));
     }
 }

@@ -1,7 +1,6 @@
 //! Bodies in the object cache, as pieces of 4 MiB of one generation. Each bucket has its own
 //! namespace.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use blocker::{
@@ -13,6 +12,7 @@ use cached_core::object::{ConfigError, NamespaceCounters, ObjectCache, ObjectCac
 use parking_lot::Mutex;
 
 use crate::memory::generation::{GenerationId, Head};
+use crate::memory::tables::InProgress;
 use crate::policy::BucketTerms;
 
 /// The maximum number of concurrent reads of staged bytes. Such reads wait for neither disk nor
@@ -140,7 +140,8 @@ impl Pieces {
             let Some(object) = object(head, piece) else { return };
             // At most a piece.
             let part = bytes.slice(done..done + len as usize);
-            let _stay = self.staging.stage(object.name.clone(), within, part, piece_bytes);
+            let staged = Staged { offset: within, bytes: part, piece_bytes };
+            let _staged = self.staging.staged.enter(object.name.clone(), staged);
             // If there is no space, the bytes are not kept, which is not an error.
             let _ = self.cache.read(ReadRequest::new(object, within, len)).await;
             (at, done) = (at + len, done + len as usize);
@@ -164,60 +165,26 @@ const VERSION: Version = Version(1);
 
 /// The store below the cache, in which bytes are staged.
 #[derive(Default)]
-pub(crate) struct Staging {
-    staged: Mutex<HashMap<Name, Vec<Arc<Staged>>>>,
+struct Staging {
+    staged: Arc<InProgress<Name, Staged>>,
     events: EventHub,
 }
 
-/// Staged bytes of a piece.
+/// Staged bytes of a piece, beginning at `offset`.
 struct Staged {
     offset: u64,
     bytes: Segments,
     piece_bytes: u64,
 }
 
-/// A handle to staged bytes, which leave the store when the handle is dropped.
-pub(crate) struct Stay<'a> {
-    staging: &'a Staging,
-    name: Name,
-    staged: Arc<Staged>,
-}
-
-impl Staging {
-    /// Stages bytes of a piece, beginning at `offset` of its `piece_bytes`.
-    pub(crate) fn stage(&self, name: Name, offset: u64, bytes: Segments, piece_bytes: u64) -> Stay<'_> {
-        let staged = Arc::new(Staged { offset, bytes, piece_bytes });
-        self.staged.lock().entry(name.clone()).or_default().push(Arc::clone(&staged));
-        Stay { staging: self, name, staged }
-    }
-
-    /// Returns whether nothing is staged.
-    #[cfg(test)]
-    pub(crate) fn is_empty(&self) -> bool {
-        self.staged.lock().is_empty()
-    }
-
-    fn find(&self, name: &Name, offset: u64, len: u64) -> Option<ReadReply> {
-        let staged = self.staged.lock();
-        staged.get(name)?.iter().find_map(|each| {
-            let end = (offset + len).min(each.piece_bytes);
-            let (from, to) = (offset.checked_sub(each.offset)?, end.checked_sub(each.offset)?);
-            let (from, to) = (usize::try_from(from).ok()?, usize::try_from(to).ok()?);
-            (from <= to && to <= each.bytes.len_bytes())
-                .then(|| ReadReply::new(each.bytes.slice(from..to), each.piece_bytes, VERSION))
-        })
-    }
-}
-
-impl Drop for Stay<'_> {
-    fn drop(&mut self) {
-        let mut all = self.staging.staged.lock();
-        if let Some(staged) = all.get_mut(&self.name) {
-            staged.retain(|each| !Arc::ptr_eq(each, &self.staged));
-            if staged.is_empty() {
-                all.remove(&self.name);
-            }
-        }
+impl Staged {
+    /// Returns the bytes in this range of the piece, if they are staged.
+    fn read(&self, offset: u64, len: u64) -> Option<ReadReply> {
+        let end = (offset + len).min(self.piece_bytes);
+        let (from, to) = (offset.checked_sub(self.offset)?, end.checked_sub(self.offset)?);
+        let (from, to) = (usize::try_from(from).ok()?, usize::try_from(to).ok()?);
+        (from <= to && to <= self.bytes.len_bytes())
+            .then(|| ReadReply::new(self.bytes.slice(from..to), self.piece_bytes, VERSION))
     }
 }
 
@@ -235,14 +202,13 @@ impl Blocker for Staging {
     }
 
     fn read(&self, request: ReadRequest) -> Reply<ReadReply> {
-        let found = self.find(&request.object.name, request.offset, request.len_bytes);
-        found.map_or_else(absent, Reply::ok)
+        let read = |staged: &Arc<Staged>| staged.read(request.offset, request.len_bytes);
+        self.staged.find(&request.object.name, read).map_or_else(absent, Reply::ok)
     }
 
     fn info(&self, request: InfoRequest) -> Reply<Info> {
-        let staged = self.staged.lock();
-        let first = staged.get(&request.object.name).and_then(|staged| staged.first());
-        first.map_or_else(absent, |staged| Reply::ok(Info::new(staged.piece_bytes, VERSION, None)))
+        let info = |staged: &Arc<Staged>| Some(Info::new(staged.piece_bytes, VERSION, None));
+        self.staged.find(&request.object.name, info).map_or_else(absent, Reply::ok)
     }
 
     fn list(&self, _: ListRequest) -> Reply<ListReply> {
@@ -326,7 +292,7 @@ mod tests {
             let other = Head { generation: [8; size_of::<GenerationId>()], ..head };
             assert!(pieces.read(&other, 8192, 1).await.is_none());
         });
-        assert!(pieces.staging.is_empty());
+        assert!(pieces.staging.staged.is_empty());
         pieces.cache.validate().unwrap();
     }
 }

@@ -6,6 +6,7 @@
 //! compared with the changes of their bucket.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -61,6 +62,8 @@ pub(crate) struct Wide {
 
 #[derive(Debug, Default)]
 struct Table {
+    /// The sequence of questions and changes.
+    sequence: Arc<AtomicU64>,
     all: Region,
     buckets: HashMap<String, Bucket>,
     newest: u64,
@@ -86,8 +89,11 @@ struct Region {
 }
 
 impl Wide {
-    pub(crate) fn new(settle_time: Duration) -> Self {
-        Self { newest: AtomicU64::new(0), table: Mutex::default(), settle_time }
+    /// Returns a table without changes. A change with an unknown end counts as ended after
+    /// `settle_time`.
+    pub(crate) fn new(sequence: Arc<AtomicU64>, settle_time: Duration) -> Self {
+        let table = Mutex::new(Table { sequence, ..Table::default() });
+        Self { newest: AtomicU64::new(0), table, settle_time }
     }
 
     /// Begins a change.
@@ -99,19 +105,19 @@ impl Wide {
     }
 
     /// Ends a change that has begun.
-    pub(crate) fn end(&self, area: &Area, end: End, sequence: &AtomicU64) {
+    pub(crate) fn end(&self, area: &Area, end: End) {
         let mut table = self.table.lock();
         table.under_way = table.under_way.saturating_sub(1);
         if end == End::Unsettled {
             table.unsettled.push_back((Instant::now() + self.settle_time, area.clone()));
             if table.unsettled.len() > UNSETTLED_MAX {
-                table.settle_first(sequence);
+                table.settle_first();
                 table.all.open += 1;
                 table.unsettled.push_back((Instant::now() + self.settle_time, Area::All));
-                table.settle_first(sequence);
+                table.settle_first();
             }
         } else {
-            table.close(area, sequence);
+            table.close(area);
         }
         self.publish(&table);
     }
@@ -126,15 +132,12 @@ impl Wide {
     }
 
     /// Records a completed change of everything, or of the keys of a bucket with a prefix.
-    pub(crate) fn changed(&self, bucket: Option<&str>, prefix: &[u8], sequence: &AtomicU64) {
+    pub(crate) fn changed(&self, bucket: Option<&str>, prefix: &[u8]) {
         let mut table = self.table.lock();
-        let place = table.place(sequence);
+        let place = table.place();
         match bucket {
             None => table.all.changed = place,
-            Some(bucket) if prefix.is_empty() => {
-                let area = Area::Bucket(bucket.to_owned());
-                table.region(&area).changed = place;
-            }
+            Some(bucket) if prefix.is_empty() => table.bucket(bucket).whole.changed = place,
             Some(bucket) => table.bucket(bucket).add_prefix(place, prefix),
         }
         self.publish(&table);
@@ -142,14 +145,14 @@ impl Wide {
 
     /// Returns the effect of wide changes on the response to a question with this number about an
     /// object.
-    pub(crate) fn standing(&self, asked: u64, bucket: &str, key: &[u8], sequence: &AtomicU64) -> Standing {
+    pub(crate) fn standing(&self, asked: u64, bucket: &str, key: &[u8]) -> Standing {
         if asked >= self.newest.load(Ordering::SeqCst) {
             return Standing::Current;
         }
         let mut table = self.table.lock();
         let now = Instant::now();
         while table.unsettled.front().is_some_and(|(until, _)| *until <= now) {
-            table.settle_first(sequence);
+            table.settle_first();
         }
         self.publish(&table);
         let is_void = |(place, prefix): &(u64, Vec<u8>)| *place > asked && key.starts_with(prefix);
@@ -168,13 +171,13 @@ impl Wide {
 }
 
 impl Table {
-    fn place(&mut self, sequence: &AtomicU64) -> u64 {
-        self.newest = sequence.fetch_add(1, Ordering::SeqCst) + 1;
+    fn place(&mut self) -> u64 {
+        self.newest = self.sequence.fetch_add(1, Ordering::SeqCst) + 1;
         self.newest
     }
 
     fn bucket(&mut self, name: &str) -> &mut Bucket {
-        self.make_room(name);
+        self.make_space(name);
         self.buckets.entry(name.to_owned()).or_default()
     }
 
@@ -185,23 +188,23 @@ impl Table {
         }
     }
 
-    fn close(&mut self, area: &Area, sequence: &AtomicU64) {
-        let place = self.place(sequence);
+    fn close(&mut self, area: &Area) {
+        let place = self.place();
         let region = self.region(area);
         region.open = region.open.saturating_sub(1);
         region.changed = place;
     }
 
     /// Ends the unsettled change that began first.
-    fn settle_first(&mut self, sequence: &AtomicU64) {
+    fn settle_first(&mut self) {
         if let Some((_, area)) = self.unsettled.pop_front() {
-            self.close(&area, sequence);
+            self.close(&area);
         }
     }
 
     /// Makes space for a bucket, by merging buckets without a change in progress into the entry for
     /// everything.
-    fn make_room(&mut self, name: &str) {
+    fn make_space(&mut self, name: &str) {
         if self.buckets.len() < BUCKETS_MAX || self.buckets.contains_key(name) {
             return;
         }
@@ -245,12 +248,13 @@ mod tests {
 
     struct Rig {
         wide: Wide,
-        sequence: AtomicU64,
+        sequence: Arc<AtomicU64>,
     }
 
     impl Rig {
-        fn new() -> Rig {
-            Rig { wide: Wide::new(Duration::from_secs(3600)), sequence: AtomicU64::new(1) }
+        fn new(settle_time: Duration) -> Rig {
+            let sequence = Arc::new(AtomicU64::new(1));
+            Rig { wide: Wide::new(Arc::clone(&sequence), settle_time), sequence }
         }
 
         fn ask(&self) -> u64 {
@@ -258,11 +262,11 @@ mod tests {
         }
 
         fn holds(&self, asked: u64, bucket: &str, key: &str) -> bool {
-            self.wide.standing(asked, bucket, key.as_bytes(), &self.sequence) == Standing::Current
+            self.wide.standing(asked, bucket, key.as_bytes()) == Standing::Current
         }
 
         fn changed(&self, bucket: &str, prefix: &str) {
-            self.wide.changed(Some(bucket), prefix.as_bytes(), &self.sequence);
+            self.wide.changed(Some(bucket), prefix.as_bytes());
         }
     }
 
@@ -272,27 +276,27 @@ mod tests {
 
     #[test]
     fn a_change_voids_what_was_asked_before_its_end_in_its_area() {
-        let rig = Rig::new();
+        let rig = Rig::new(Duration::from_secs(3600));
         let before = rig.ask();
         rig.wide.begin(&bucket("a"));
         let within = rig.ask();
         assert!(!rig.holds(before, "a", "k") && !rig.holds(within, "a", "k") && rig.holds(before, "b", "k"));
-        assert_eq!(rig.wide.standing(before, "a", b"k", &rig.sequence), Standing::Uncertain);
-        rig.wide.end(&bucket("a"), End::Settled, &rig.sequence);
+        assert_eq!(rig.wide.standing(before, "a", b"k"), Standing::Uncertain);
+        rig.wide.end(&bucket("a"), End::Settled);
         assert!(!rig.holds(before, "a", "k") && !rig.holds(within, "a", "k"));
-        assert_eq!(rig.wide.standing(within, "a", b"k", &rig.sequence), Standing::Void);
+        assert_eq!(rig.wide.standing(within, "a", b"k"), Standing::Void);
         assert!(rig.holds(rig.ask(), "a", "k") && rig.holds(before, "b", "k"));
         rig.wide.begin(&Area::All);
         assert!(!rig.holds(rig.ask(), "a", "k"));
         rig.wide.end_without_change(&Area::All);
         assert!(rig.holds(rig.ask(), "a", "k") && rig.holds(before, "b", "k"));
-        rig.wide.changed(None, b"", &rig.sequence);
+        rig.wide.changed(None, b"");
         assert!(!rig.holds(before, "b", "k") && rig.holds(rig.ask(), "b", "k"));
     }
 
     #[test]
     fn a_prefix_is_void_alone_and_the_oldest_of_too_many_counts_for_the_bucket() {
-        let rig = Rig::new();
+        let rig = Rig::new(Duration::from_secs(3600));
         let before = rig.ask();
         rig.changed("a", "x/");
         assert!(
@@ -312,18 +316,18 @@ mod tests {
 
     #[test]
     fn an_unsettled_change_voids_its_area_until_its_time_is_over() {
-        let rig = Rig { wide: Wide::new(Duration::ZERO), ..Rig::new() };
+        let rig = Rig::new(Duration::ZERO);
         rig.wide.begin(&bucket("a"));
-        rig.wide.end(&bucket("a"), End::Unsettled, &rig.sequence);
+        rig.wide.end(&bucket("a"), End::Unsettled);
         let asked = rig.ask();
         // Its time is over at once, and what was asked before that was noticed is void.
         assert!(!rig.holds(asked, "a", "k") && rig.holds(rig.ask(), "a", "k"));
-        let rig = Rig::new();
+        let rig = Rig::new(Duration::from_secs(3600));
         for number in 0..=UNSETTLED_MAX {
             assert!(rig.holds(rig.ask(), "other", "k"), "{number}");
             let area = bucket(&number.to_string());
             rig.wide.begin(&area);
-            rig.wide.end(&area, End::Unsettled, &rig.sequence);
+            rig.wide.end(&area, End::Unsettled);
             assert!(!rig.holds(rig.ask(), &number.to_string(), "k"));
         }
         // Too many: everything is unsettled.
@@ -333,7 +337,7 @@ mod tests {
 
     #[test]
     fn buckets_beyond_the_limit_count_for_everything() {
-        let rig = Rig::new();
+        let rig = Rig::new(Duration::from_secs(3600));
         rig.wide.begin(&bucket("open"));
         let before = rig.ask();
         rig.changed("0", "");

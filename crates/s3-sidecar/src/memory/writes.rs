@@ -3,16 +3,19 @@
 //! 200 before it makes them, and reports an error in the body.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use hyper::Method;
 use hyper::http::request::Parts;
+use parking_lot::Mutex;
+use quick_xml::Reader;
+use quick_xml::events::Event;
 
+use crate::http::body::{DELETION_BYTES_MAX, keys_to_delete};
 use crate::http::headers::reaches_further;
-use crate::http::names::{Class, Names};
 use crate::http::read::parameters;
-use crate::http::target::Target;
-use crate::memory::deletes::Passing;
-use crate::memory::knowledge::{Change, Knowledge, Scope};
+use crate::http::target::{Class, Names, Target};
+use crate::memory::knowledge::{Knowledge, Scope};
 use crate::memory::wide::{Area, End};
 
 /// Parameters of requests that change only the object that they name.
@@ -80,30 +83,27 @@ pub(crate) fn deletes_many(request: &Parts, target: &Target<'_>) -> bool {
         && parameters(&request.uri).any(|(name, _)| name == "delete")
 }
 
-/// A change in progress. If it is dropped without an end, it is unsettled: it may still be
-/// executed.
+/// A change in progress. If it is dropped before its end, it is unsettled: it may still be executed.
 #[derive(Debug)]
-pub(crate) struct Ending {
-    change: Option<Change>,
-    /// The bucket and the body that names the objects, for a multi-object deletion.
-    deletion: Option<(String, Passing)>,
-    names: Names,
+pub(crate) struct Change {
+    knowledge: Arc<Knowledge>,
+    /// The scope, or `None` once the change has ended.
+    scope: Option<Scope>,
+    /// The request's body, if it names the objects to be deleted.
+    body: Option<Passing>,
 }
 
-impl Ending {
+impl Change {
     /// Begins a change. Forward the request only afterwards. `body` is the body of a multi-object
     /// deletion.
     pub(crate) fn begin(knowledge: &Arc<Knowledge>, scope: Scope, body: Option<Passing>) -> Self {
-        let deletion = match (&scope, body) {
-            (Scope::Wide(Area::Bucket(bucket)), Some(body)) => Some((bucket.clone(), body)),
-            _ => None,
-        };
-        Self { change: Some(knowledge.begin(scope)), deletion, names: knowledge.names() }
+        knowledge.begin(&scope);
+        Self { knowledge: Arc::clone(knowledge), scope: Some(scope), body }
     }
 
     /// Returns the observer of the request's body.
     pub(crate) fn body(&self) -> Option<Passing> {
-        self.deletion.as_ref().map(|(_, body)| body.clone())
+        self.body.clone()
     }
 
     /// Ends the change, because the endpoint has completed it.
@@ -112,89 +112,132 @@ impl Ending {
     }
 
     fn end(&mut self, end: End) {
-        let Some(change) = self.change.take() else { return };
-        match (self.classes(), end) {
-            (Some(classes), end) => change.end_as(&classes, end),
-            (None, End::Settled) => change.settle(),
-            (None, End::Unsettled) => drop(change),
+        let Some(scope) = self.scope.take() else { return };
+        match (&scope, self.named(&scope)) {
+            (Scope::Wide(area), Some(named)) => {
+                for scope in named {
+                    self.knowledge.begin(&scope);
+                    self.knowledge.end(&scope, end);
+                }
+                self.knowledge.changes.wide.end_without_change(area);
+            }
+            _ => self.knowledge.end(&scope, end),
         }
     }
 
-    /// Returns the classes of the objects that a multi-object deletion names, or `None` if it may
-    /// concern other objects of its bucket.
-    fn classes(&self) -> Option<Vec<Class>> {
-        let (bucket, body) = self.deletion.as_ref()?;
-        let keys = body.keys()?;
-        keys.iter().map(|key| Class::of(self.names, bucket, key.as_bytes())).collect()
+    /// Returns the objects that a multi-object deletion names, or `None` if the change may concern
+    /// other objects.
+    fn named(&self, scope: &Scope) -> Option<Vec<Scope>> {
+        let (Scope::Wide(Area::Bucket(bucket)), Some(body)) = (scope, &self.body) else { return None };
+        let class = |key: String| Class::of(self.knowledge.names, bucket, key.as_bytes());
+        body.keys()?.into_iter().map(|key| class(key).map(Scope::Key)).collect()
     }
 }
 
-impl Drop for Ending {
+impl Drop for Change {
     fn drop(&mut self) {
         self.end(End::Unsettled);
     }
 }
 
-/// The root element of an XML document, as far as it has arrived.
+/// The maximum total size of all bodies that are examined concurrently, in bytes.
+const BODIES_BYTES_MAX: usize = 32 << 20;
+
+/// The number of body bytes held.
 #[derive(Debug, Default)]
-pub(crate) struct Root {
-    place: Place,
-    /// The beginning of the element's name.
-    name: Vec<u8>,
+pub(crate) struct Held(AtomicUsize);
+
+/// The copied part of a body that passes through. Clones share it.
+#[derive(Clone, Debug)]
+pub(crate) struct Passing(Arc<Mutex<Copied>>);
+
+#[derive(Debug)]
+struct Copied {
+    held: Arc<Held>,
+    /// The bytes, or `None` once the body is too long.
+    bytes: Option<Vec<u8>>,
 }
 
-/// The parser's position in the document.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Place {
-    /// Before the root element. S3 sends white space while it works.
-    #[default]
-    Before,
-    /// After a `<`.
-    Opened,
-    /// In a declaration or a comment.
-    Aside,
-    /// In the element's name.
-    Name,
-    /// After the name, or not in XML.
-    Done,
-}
+impl Passing {
+    pub(crate) fn new(held: &Arc<Held>) -> Self {
+        Self(Arc::new(Mutex::new(Copied { held: Arc::clone(held), bytes: Some(Vec::new()) })))
+    }
 
-/// The name of an error's element.
-const ERROR: &[u8] = b"Error";
-
-impl Root {
-    /// Parses the next bytes of the document.
-    pub(crate) fn see(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.place = match (self.place, byte) {
-                (Place::Done, _) => return,
-                // A byte order mark of UTF-8 may precede everything.
-                (Place::Before, b' ' | b'\t' | b'\r' | b'\n' | 0xef | 0xbb | 0xbf) => Place::Before,
-                (Place::Before, b'<') => Place::Opened,
-                (Place::Opened, b'?' | b'!') => Place::Aside,
-                (Place::Aside, b'>') => Place::Before,
-                (Place::Aside, _) => Place::Aside,
-                (Place::Opened | Place::Name, byte) if byte.is_ascii_alphanumeric() && !self.is_full() => {
-                    self.name.push(*byte);
-                    Place::Name
-                }
-                // An XML namespace prefix.
-                (Place::Name, b':') => {
-                    self.name.clear();
-                    Place::Name
-                }
-                _ => Place::Done,
-            };
+    /// Adds the next bytes.
+    pub(crate) fn push(&self, bytes: &[u8]) {
+        let mut copied = self.0.lock();
+        let Copied { held, bytes: Some(all) } = &mut *copied else { return };
+        let held_bytes = held.0.fetch_add(bytes.len(), Ordering::Relaxed) + bytes.len();
+        all.extend_from_slice(bytes);
+        if all.len() > DELETION_BYTES_MAX || held_bytes > BODIES_BYTES_MAX {
+            copied.abandon();
         }
     }
 
-    fn is_full(&self) -> bool {
-        self.name.len() > ERROR.len()
+    /// Returns the keys in the body, or `None` if they cannot be determined with certainty.
+    pub(crate) fn keys(&self) -> Option<Vec<String>> {
+        let mut copied = self.0.lock();
+        let keys = keys(copied.bytes.as_deref()?);
+        copied.abandon();
+        keys
+    }
+}
+
+impl Copied {
+    fn abandon(&mut self) {
+        if let Some(bytes) = self.bytes.take() {
+            self.held.0.fetch_sub(bytes.len(), Ordering::Relaxed);
+        }
+    }
+}
+
+impl Drop for Copied {
+    fn drop(&mut self) {
+        self.abandon();
+    }
+}
+
+/// Returns the keys in the body of a multi-object deletion, or `None` if anything in it is
+/// ambiguous. Parsers differ in their treatment of spaces around a key.
+fn keys(body: &[u8]) -> Option<Vec<String>> {
+    keys_to_delete(body).filter(|keys| keys.iter().all(|key| key.trim() == key))
+}
+
+/// The maximum length of the beginning of a document that is kept, in bytes.
+const START_BYTES_MAX: usize = 1024;
+
+/// The beginning of an XML document, as far as it has arrived: enough for the root element.
+#[derive(Debug, Default)]
+pub(crate) struct Root(Vec<u8>);
+
+impl Root {
+    /// Adds the next bytes of the document.
+    pub(crate) fn see(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            if self.0.len() == START_BYTES_MAX {
+                return;
+            }
+            // S3 sends white space while it works.
+            let is_blank = byte.is_ascii_whitespace();
+            if !is_blank || self.0.last().is_some_and(|last| !last.is_ascii_whitespace()) {
+                self.0.push(*byte);
+            }
+        }
     }
 
     /// Returns whether the document is an error.
     pub(crate) fn is_error(&self) -> bool {
-        self.name == ERROR
+        let mut reader = Reader::from_reader(&self.0[..]);
+        loop {
+            match reader.read_event() {
+                Ok(Event::Start(root) | Event::Empty(root)) => {
+                    return root.local_name().as_ref() == b"Error";
+                }
+                Ok(Event::Decl(_) | Event::PI(_) | Event::DocType(_) | Event::Comment(_)) => (),
+                Ok(Event::Text(text)) if text.trim_ascii().is_empty() => (),
+                _ => return false,
+            }
+        }
     }
 }
 
@@ -285,5 +328,59 @@ mod tests {
                 assert_eq!(root.is_error(), is_error, "{text} by {len}");
             }
         }
+    }
+
+    #[test]
+    fn the_keys_of_a_deletion_are_read() {
+        let body = "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<Delete xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\">\n\
+            <Quiet>true</Quiet> <Object><Key>a</Key><VersionId>1</VersionId></Object>\n\
+            <Object><VersionId/><Key>b &amp; &#x26;&#252;<!-- --></Key></Object></Delete>\n";
+        assert_eq!(keys(body.as_bytes()), None);
+        let body = body.replace("<!-- -->", "");
+        assert_eq!(keys(body.as_bytes()).unwrap(), ["a", "b & &ü"]);
+        assert_eq!(keys(b"<Delete/>"), Some(Vec::new()));
+    }
+
+    #[test]
+    fn what_could_be_understood_in_two_ways_is_not_read() {
+        let one = |key: &str| format!("<Delete><Object><Key>{key}</Key></Object></Delete>");
+        assert_eq!(keys(one("a").as_bytes()).unwrap(), ["a"]);
+        for body in [
+            one(" a"),
+            one("a\r\nb"),
+            one(""),
+            one("<![CDATA[a]]>"),
+            one("&unknown;"),
+            one("<x/>"),
+            one("a") + "x",
+            one("a") + &one("b"),
+            "5;chunk-signature=0\r\n".to_owned() + &one("a") + "\r\n0;chunk-signature=0\r\n",
+            one("a").replace("Delete", "Other"),
+            one("a").replace("Object", "Thing"),
+            "<Delete><Key>a</Key></Delete>".into(),
+            "<Delete><Object><Object><Key>a</Key></Object></Object></Delete>".into(),
+            "<Delete><Object><Key>a</Key>".into(),
+            "<!DOCTYPE x [<!ENTITY a \"b\">]>".to_owned() + &one("a"),
+            "<?xml version=\"1.0\" encoding=\"latin-1\"?>".to_owned() + &one("a"),
+            String::new(),
+        ] {
+            assert_eq!(keys(body.as_bytes()), None, "{body}");
+        }
+        let many = "<Object><Key>a</Key></Object>".repeat(1001);
+        assert_eq!(keys(format!("<Delete>{many}</Delete>").as_bytes()), None);
+    }
+
+    #[test]
+    fn what_is_held_of_bodies_is_limited() {
+        let held = Arc::new(Held::default());
+        let full = |held| Passing::new(held);
+        let long = full(&held);
+        long.push(&vec![b' '; DELETION_BYTES_MAX + 1]);
+        assert_eq!((long.keys(), held.0.load(Ordering::Relaxed)), (None, 0));
+        let many: Vec<Passing> = (0..17).map(|_| full(&held)).collect();
+        many.iter().for_each(|each| each.push(&vec![b' '; DELETION_BYTES_MAX]));
+        assert_eq!(held.0.load(Ordering::Relaxed), BODIES_BYTES_MAX);
+        drop((many, long));
+        assert_eq!(held.0.load(Ordering::Relaxed), 0);
     }
 }

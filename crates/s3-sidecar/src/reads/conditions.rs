@@ -35,13 +35,6 @@ pub(crate) fn wanted(read: &Read, headers: &HeaderMap, head: &Head) -> Option<(R
 /// when it asks whether the object is unchanged.
 pub(crate) const NARROWED_BYTES_MIN: u64 = 128 << 10;
 
-/// A request that asks whether an object is unchanged.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct ForChange {
-    /// Whether the request is for only the first byte instead of the whole object.
-    is_narrowed: bool,
-}
-
 /// The meaning of the response to the question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stated {
@@ -53,12 +46,13 @@ pub(crate) enum Stated {
     Answered,
 }
 
-/// Adds the question whether the object is unchanged.
+/// Adds the question whether the object is unchanged. Returns whether the request is narrowed to the
+/// first byte.
 ///
 /// For a whole long object the question requests only the first byte, because radosgw otherwise
 /// reads the beginning of the object before it checks the condition. A changed object is then
 /// requested again, since headers of a part are not those of the whole: AWS leaves out checksums.
-pub(crate) fn ask_for_change(request: &mut Parts, read: &Read, head: &Head) -> ForChange {
+pub(crate) fn ask_for_change(request: &mut Parts, read: &Read, head: &Head) -> bool {
     let headers = &mut request.headers;
     headers.insert(IF_NONE_MATCH, head.etag.clone());
     let is_narrowed = head.size >= NARROWED_BYTES_MIN
@@ -68,25 +62,23 @@ pub(crate) fn ask_for_change(request: &mut Parts, read: &Read, head: &Head) -> F
     if is_narrowed {
         headers.insert(RANGE, HeaderValue::from_static("bytes=0-0"));
     }
-    ForChange { is_narrowed }
+    is_narrowed
 }
 
-impl ForChange {
-    /// Returns the meaning of a response.
-    pub(crate) fn stated<T>(self, answer: &Response<T>, read: &Read, head: &Head) -> Stated {
-        match answer.status() {
-            StatusCode::NOT_MODIFIED if head.agrees(answer.headers()) => Stated::Same,
-            // The object has the same ETag but different headers.
-            StatusCode::NOT_MODIFIED => Stated::Other,
-            // The endpoint has ignored the condition.
-            StatusCode::PARTIAL_CONTENT if self.is_narrowed => match Head::of(read, false, answer) {
-                Some((stated, _)) if stated.generation == head.generation => Stated::Same,
-                _ => Stated::Other,
-            },
-            // The object is empty now.
-            StatusCode::RANGE_NOT_SATISFIABLE if self.is_narrowed => Stated::Other,
-            _ => Stated::Answered,
-        }
+/// Returns the meaning of the response to a question.
+pub(crate) fn stated<T>(is_narrowed: bool, answer: &Response<T>, read: &Read, head: &Head) -> Stated {
+    match answer.status() {
+        StatusCode::NOT_MODIFIED if head.agrees(answer.headers()) => Stated::Same,
+        // The object has the same ETag but different headers.
+        StatusCode::NOT_MODIFIED => Stated::Other,
+        // The endpoint has ignored the condition.
+        StatusCode::PARTIAL_CONTENT if is_narrowed => match Head::of(read, false, answer) {
+            Some((stated, _)) if stated.generation == head.generation => Stated::Same,
+            _ => Stated::Other,
+        },
+        // The object is empty now.
+        StatusCode::RANGE_NOT_SATISFIABLE if is_narrowed => Stated::Other,
+        _ => Stated::Answered,
     }
 }
 
@@ -117,40 +109,26 @@ pub(crate) enum Verdict {
     NotModified,
     /// The object is not the expected one, so the response is 412.
     Failed,
-    /// The remembered head does not suffice; the endpoint decides.
-    Unknown,
 }
 
-/// Evaluates the conditions of a request.
-pub(crate) fn decide(headers: &HeaderMap, head: &Head) -> Verdict {
+/// Evaluates the conditions of a request. Returns `None` if the remembered head does not suffice,
+/// and the endpoint must decide.
+pub(crate) fn decide(headers: &HeaderMap, head: &Head) -> Option<Verdict> {
     let has = |name: HeaderName| headers.contains_key(name);
-    if has(IF_MATCH) {
-        match matches(headers, &IF_MATCH, head, true) {
-            Some(true) => (),
-            Some(false) => return Verdict::Failed,
-            None => return Verdict::Unknown,
-        }
-    } else if has(IF_UNMODIFIED_SINCE) {
-        match is_modified_since(headers, &IF_UNMODIFIED_SINCE, head) {
-            Some(false) => (),
-            Some(true) => return Verdict::Failed,
-            None => return Verdict::Unknown,
-        }
+    let is_other = if has(IF_MATCH) {
+        !matches(headers, &IF_MATCH, head, true)?
+    } else {
+        has(IF_UNMODIFIED_SINCE) && is_modified_since(headers, &IF_UNMODIFIED_SINCE, head)?
+    };
+    if is_other {
+        return Some(Verdict::Failed);
     }
-    if has(IF_NONE_MATCH) {
-        match matches(headers, &IF_NONE_MATCH, head, false) {
-            Some(false) => (),
-            Some(true) => return Verdict::NotModified,
-            None => return Verdict::Unknown,
-        }
-    } else if has(IF_MODIFIED_SINCE) {
-        match is_modified_since(headers, &IF_MODIFIED_SINCE, head) {
-            Some(true) => (),
-            Some(false) => return Verdict::NotModified,
-            None => return Verdict::Unknown,
-        }
-    }
-    Verdict::Send
+    let is_same = if has(IF_NONE_MATCH) {
+        matches(headers, &IF_NONE_MATCH, head, false)?
+    } else {
+        has(IF_MODIFIED_SINCE) && !is_modified_since(headers, &IF_MODIFIED_SINCE, head)?
+    };
+    Some(if is_same { Verdict::NotModified } else { Verdict::Send })
 }
 
 /// Returns whether a list of tags contains the object's tag, or `None` if the header is not a list
@@ -260,7 +238,7 @@ mod tests {
         }
     }
 
-    fn decided(conditions: &[(HeaderName, &str)]) -> Verdict {
+    fn decided(conditions: &[(HeaderName, &str)]) -> Option<Verdict> {
         let mut headers = HeaderMap::new();
         for (name, value) in conditions {
             headers.append(name, value.parse().unwrap());
@@ -274,34 +252,34 @@ mod tests {
 
     #[test]
     fn each_condition_is_decided() {
-        use Verdict::{Failed, NotModified, Send, Unknown};
+        use Verdict::{Failed, NotModified, Send};
         for (name, value, verdict) in [
-            (IF_NONE_MATCH, "\"a,b\"", NotModified),
-            (IF_NONE_MATCH, "W/\"a,b\"", NotModified),
-            (IF_NONE_MATCH, "\"x\" , \"a,b\"", NotModified),
-            (IF_NONE_MATCH, "*", NotModified),
-            (IF_NONE_MATCH, "\"a\"", Send),
-            (IF_NONE_MATCH, "a, \"y\"", Send),
-            (IF_NONE_MATCH, "\"a", Unknown),
-            (IF_NONE_MATCH, "\"a\" \"b\"", Unknown),
-            (IF_MATCH, "\"a,b\"", Send),
-            (IF_MATCH, "*", Send),
-            (IF_MATCH, "W/\"a,b\"", Failed),
-            (IF_MATCH, "\"x\"", Failed),
-            (IF_MATCH, "\"", Unknown),
-            (IF_MODIFIED_SINCE, BEFORE, Send),
-            (IF_MODIFIED_SINCE, AT, NotModified),
-            (IF_MODIFIED_SINCE, "yesterday", Unknown),
-            (IF_MODIFIED_SINCE, FUTURE, Unknown),
-            (IF_UNMODIFIED_SINCE, BEFORE, Failed),
-            (IF_UNMODIFIED_SINCE, AT, Send),
-            (IF_UNMODIFIED_SINCE, FUTURE, Send),
-            (IF_UNMODIFIED_SINCE, "", Unknown),
+            (IF_NONE_MATCH, "\"a,b\"", Some(NotModified)),
+            (IF_NONE_MATCH, "W/\"a,b\"", Some(NotModified)),
+            (IF_NONE_MATCH, "\"x\" , \"a,b\"", Some(NotModified)),
+            (IF_NONE_MATCH, "*", Some(NotModified)),
+            (IF_NONE_MATCH, "\"a\"", Some(Send)),
+            (IF_NONE_MATCH, "a, \"y\"", Some(Send)),
+            (IF_NONE_MATCH, "\"a", None),
+            (IF_NONE_MATCH, "\"a\" \"b\"", None),
+            (IF_MATCH, "\"a,b\"", Some(Send)),
+            (IF_MATCH, "*", Some(Send)),
+            (IF_MATCH, "W/\"a,b\"", Some(Failed)),
+            (IF_MATCH, "\"x\"", Some(Failed)),
+            (IF_MATCH, "\"", None),
+            (IF_MODIFIED_SINCE, BEFORE, Some(Send)),
+            (IF_MODIFIED_SINCE, AT, Some(NotModified)),
+            (IF_MODIFIED_SINCE, "yesterday", None),
+            (IF_MODIFIED_SINCE, FUTURE, None),
+            (IF_UNMODIFIED_SINCE, BEFORE, Some(Failed)),
+            (IF_UNMODIFIED_SINCE, AT, Some(Send)),
+            (IF_UNMODIFIED_SINCE, FUTURE, Some(Send)),
+            (IF_UNMODIFIED_SINCE, "", None),
         ] {
             assert_eq!(decided(&[(name.clone(), value)]), verdict, "{name}: {value}");
         }
-        assert_eq!(decided(&[]), Send);
-        assert_eq!(decided(&[(IF_NONE_MATCH, "\"x\""), (IF_NONE_MATCH, "\"a,b\"")]), NotModified);
+        assert_eq!(decided(&[]), Some(Send));
+        assert_eq!(decided(&[(IF_NONE_MATCH, "\"x\""), (IF_NONE_MATCH, "\"a,b\"")]), Some(NotModified));
     }
 
     #[test]
@@ -316,7 +294,7 @@ mod tests {
             ([(IF_UNMODIFIED_SINCE, BEFORE), (IF_NONE_MATCH, "\"a,b\"")], Failed),
             ([(IF_UNMODIFIED_SINCE, AT), (IF_MODIFIED_SINCE, AT)], NotModified),
         ] {
-            assert_eq!(decided(&conditions), verdict, "{conditions:?}");
+            assert_eq!(decided(&conditions), Some(verdict), "{conditions:?}");
         }
     }
 

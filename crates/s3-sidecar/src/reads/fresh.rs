@@ -12,23 +12,22 @@ use hyper::http::request::Parts;
 use hyper::{Method, Response, StatusCode};
 use tokio::time::timeout;
 
-use crate::endpoint::asking::{self, Ended, First, Turn, Waiting, failed};
+use crate::Shared;
+use crate::endpoint::asking::{self, Ended, First, Waiting, failed};
 use crate::endpoint::upload::Upload;
 use crate::endpoint::upstream::{Failure, Upstream};
-use crate::http::body::{Body, cached, full};
+use crate::http::body::{Body, cached, full, whole};
 use crate::http::read::Read;
 use crate::memory::changes::Question;
 use crate::memory::filling::Filling;
 use crate::memory::generation::{Head, of_this_answer};
-use crate::memory::heads::{Answer, Known};
 use crate::memory::knowledge::Found;
+use crate::memory::tables::{Answer, Known};
 use crate::metrics::Outcome;
 use crate::policy::CachePolicy;
 use crate::reads::conditions::{Demand, Verdict, decide};
-use crate::reads::passing::{collect, pass};
 use crate::reads::ready::{self, Origin, Ready};
-use crate::reads::serving::Serving;
-use crate::shared::Shared;
+use crate::reads::serving::{Serving, collect, pass};
 
 type Answered = (Response<Body>, Outcome);
 
@@ -74,19 +73,6 @@ enum Tried {
     Missing,
     /// Only the endpoint can decide about the read.
     Undecided,
-}
-
-/// A response of the endpoint that is being sent to the client.
-struct Taken {
-    answered: Answered,
-    /// Whether the response is useful to other readers.
-    is_known: bool,
-}
-
-impl Taken {
-    fn passed(answer: Response<Body>, is_known: bool) -> Taken {
-        Taken { answered: (answer, Outcome::Passed), is_known }
-    }
 }
 
 /// The conditions that the sidecar evaluates.
@@ -192,10 +178,7 @@ impl Reader<'_> {
         if self.demand.asks() || (is_verification && !self.policy.fresh.is_ever()) {
             return Ok(None);
         }
-        match self.shared.asking.turn(&self.read, is_verification) {
-            Turn::First(first) => Ok(Some(first)),
-            Turn::After(waiting) => Err(waiting),
-        }
+        self.shared.asking.turn(&self.read, is_verification).map(Some)
     }
 
     /// Serves the read from memory, if memory has enough. `is_alone` states that missing bytes
@@ -208,10 +191,10 @@ impl Reader<'_> {
         is_alone: bool,
     ) -> Tried {
         match decide(&request.headers, head) {
-            Verdict::Send => (),
-            Verdict::NotModified => return Tried::Done(ready::not_modified(head, origin)),
-            Verdict::Failed => return Tried::Done(ready::precondition_failed()),
-            Verdict::Unknown => return Tried::Undecided,
+            Some(Verdict::Send) => (),
+            Some(Verdict::NotModified) => return Tried::Done(ready::not_modified(head, origin)),
+            Some(Verdict::Failed) => return Tried::Done(ready::precondition_failed()),
+            None => return Tried::Undecided,
         }
         if self.read.is_head {
             return match head.is_of_whole {
@@ -238,7 +221,7 @@ impl Reader<'_> {
         }
         if ready.is_whole() {
             let segments = ready.segments.take()?;
-            return Some((ready, cached(segments)));
+            return Some((ready, whole(cached(segments))));
         }
         let (mut request, read) = (request.clone(), Arc::clone(&self.read));
         // These conditions are already evaluated; the rest is requested by the object's tag.
@@ -249,7 +232,7 @@ impl Reader<'_> {
         let upstreams = (self.shared, self.upstream);
         let mut serving = Serving::new(upstreams, request, read, head, ready.bytes.clone(), segments);
         if let Err(cause) = Box::pin(serving.prepare()).await {
-            tracing::debug!(%cause, "an object from memory cannot be had");
+            tracing::debug!(%cause, "an object in memory cannot be completed");
             return None;
         }
         Some((ready, serving.into_body()))
@@ -372,17 +355,18 @@ impl Reader<'_> {
         first: Option<First>,
     ) -> Answered {
         let is_away = is_of_endpoint_away(answer.status());
-        let taken = self.take(answer, &question).await;
+        let (answered, is_known) = self.take(answer, &question).await;
         // Now other readers can use the response.
         drop(question);
         if let Some(first) = first {
-            first.end(if taken.is_known || is_away { Ended::LookAgain } else { Ended::Apart });
+            first.end(if is_known || is_away { Ended::LookAgain } else { Ended::Apart });
         }
-        taken.answered
+        answered
     }
 
-    /// Forwards a response, and keeps its head and its bytes.
-    async fn take(&self, answer: Response<Incoming>, question: &Question) -> Taken {
+    /// Forwards a response, and keeps its head and its bytes. Returns whether the response is useful
+    /// to other readers.
+    async fn take(&self, answer: Response<Incoming>, question: &Question) -> (Answered, bool) {
         let (shared, read) = (self.shared, &self.read);
         if answer.status() == StatusCode::NOT_FOUND {
             return self.take_absent(answer, question).await;
@@ -391,26 +375,25 @@ impl Reader<'_> {
             if answer.status().is_success() {
                 shared.knowledge.enter_unkept(read, question);
             }
-            return Taken::passed(pass(shared, answer, None), false);
+            return ((pass(shared, answer, None), Outcome::Passed), false);
         };
         let head = shared.knowledge.enter(read, head, question);
         let filling = (!read.is_head).then(|| Filling::begin(&shared.pieces, &shared.fills, &head, bytes));
-        let answered = (pass(shared, answer, filling), Outcome::Miss);
-        Taken { answered, is_known: true }
+        ((pass(shared, answer, filling), Outcome::Miss), true)
     }
 
-    async fn take_absent(&self, answer: Response<Incoming>, question: &Question) -> Taken {
+    async fn take_absent(&self, answer: Response<Incoming>, question: &Question) -> (Answered, bool) {
         let knowledge = &self.shared.knowledge;
         if self.policy.negative == Duration::ZERO {
             knowledge.enter_absent(&self.read, None, question);
-            return Taken::passed(pass(self.shared, answer, None), false);
+            return ((pass(self.shared, answer, None), Outcome::Passed), false);
         }
         let (answer, body) = collect(self.shared, answer, self.read.is_head).await;
         let kept =
             body.and_then(|body| Answer::of(answer.headers(), Some(body).filter(|_| !self.read.is_head)));
         let is_known = kept.is_some();
         knowledge.enter_absent(&self.read, kept, question);
-        Taken::passed(answer, is_known)
+        ((answer, Outcome::Passed), is_known)
     }
 }
 

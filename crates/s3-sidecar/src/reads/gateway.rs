@@ -7,7 +7,8 @@ use hyper::body::Incoming;
 use hyper::http::request::Parts;
 use hyper::{HeaderMap, Response};
 
-use crate::endpoint::asking::{self, Ended, First, Turn};
+use crate::Shared;
+use crate::endpoint::asking::{self, Ended, First};
 use crate::endpoint::upload::Upload;
 use crate::endpoint::upstream::{Failure, Upstream};
 use crate::http::body::{Body, full};
@@ -16,11 +17,9 @@ use crate::memory::changes::Moment;
 use crate::memory::filling::Filling;
 use crate::memory::generation::Head;
 use crate::metrics::Outcome;
-use crate::reads::conditions::{Stated, ask_for_change};
-use crate::reads::passing::pass;
-use crate::reads::ready::{self, Ready};
-use crate::reads::serving::Serving;
-use crate::shared::Shared;
+use crate::reads::conditions::{Stated, ask_for_change, stated};
+use crate::reads::ready::{self, Origin, Ready};
+use crate::reads::serving::{Serving, pass};
 
 /// Answers a read.
 pub(crate) async fn answer(
@@ -49,8 +48,8 @@ async fn try_answer(
         known = look_up(shared, &request.headers, read).await;
         if known.is_none() {
             match shared.asking.turn(read, false) {
-                Turn::First(turn) => first = Some(turn),
-                Turn::After(waiting) => match waiting.end(deadline).await {
+                Ok(turn) => first = Some(turn),
+                Err(waiting) => match waiting.end(deadline).await {
                     Ended::LookAgain => known = look_up(shared, &request.headers, read).await,
                     Ended::Apart => (),
                     Ended::Late => return Err(Failure::Late),
@@ -62,10 +61,10 @@ async fn try_answer(
         return ask(shared, upstream, request, read, first).await;
     };
     let mut question = request.clone();
-    let for_change = ask_for_change(&mut question, read, &head);
-    let asked = shared.knowledge.moment();
+    let is_narrowed = ask_for_change(&mut question, read, &head);
+    let asked = shared.knowledge.changes.moment();
     let answer = upstream.send(question, Upload::none()).await?;
-    match for_change.stated(&answer, read, &head) {
+    match stated(is_narrowed, &answer, read, &head) {
         Stated::Same => (),
         Stated::Other => {
             shared.knowledge.forget(read, &head);
@@ -73,30 +72,21 @@ async fn try_answer(
         }
         Stated::Answered => return Ok(take(shared, read, answer, asked)),
     }
-    let upstreams = (shared, upstream);
-    let mut body = Serving::new(
-        upstreams,
-        request.clone(),
-        Arc::clone(read),
-        Arc::clone(&head),
-        bytes.clone(),
-        segments,
-    );
+    let (whole, own) = (bytes.clone(), Arc::clone(&head));
+    let mut body = Serving::new((shared, upstream), request.clone(), Arc::clone(read), own, whole, segments);
     if let Err(cause) = body.prepare().await {
-        tracing::debug!(%cause, "an object from memory cannot be had");
+        tracing::debug!(%cause, "an object in memory cannot be completed");
         return ask(shared, upstream, request, read, None).await;
     }
     let body = if bytes.is_empty() { full("") } else { body.into_body() };
-    Ok((
-        ready::answer(&head, (&bytes, is_part), ready::HeadersOf::Same(answer.headers()), body),
-        Outcome::Hit,
-    ))
+    Ok((ready::part(&head, &bytes, is_part, Origin::Same(answer.headers()), body), Outcome::Hit))
 }
 
 /// Returns the cached object if it suffices for the read.
 async fn look_up(shared: &Shared, headers: &HeaderMap, read: &Read) -> Option<Ready> {
-    let head = shared.knowledge.find_unverified(read)?;
-    ready::ready(shared, headers, read, &head).await
+    // The endpoint verifies the object in any case.
+    let known = shared.knowledge.heads.get(&read.place())?;
+    ready::ready(shared, headers, read, &known.head).await
 }
 
 /// Requests the bytes from the endpoint.
@@ -107,7 +97,7 @@ async fn ask(
     read: &Arc<Read>,
     first: Option<First>,
 ) -> Result<(Response<Body>, Outcome), Failure> {
-    let asked = shared.knowledge.moment();
+    let asked = shared.knowledge.changes.moment();
     let answer = match upstream.send(request, Upload::none()).await {
         Ok(answer) => answer,
         Err(failure) => return Err(asking::failed(failure, first)),

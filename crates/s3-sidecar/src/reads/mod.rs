@@ -4,6 +4,5 @@
 pub(crate) mod conditions;
 pub(crate) mod fresh;
 pub(crate) mod gateway;
-pub(crate) mod passing;
 pub(crate) mod ready;
 pub(crate) mod serving;

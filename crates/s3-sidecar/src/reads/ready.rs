@@ -11,13 +11,13 @@ use hyper::header::{
 };
 use hyper::{HeaderMap, Method, Response, StatusCode};
 
+use crate::Shared;
 use crate::http::body::{Body, failure, full};
 use crate::http::read::Read;
 use crate::memory::generation::{self, Head};
-use crate::memory::heads::Answer;
+use crate::memory::tables::Answer;
 use crate::reads::conditions::wanted;
 use crate::reads::serving::{WHOLE_BYTES_MAX, Whereabouts, from_cache, here_or_coming};
-use crate::shared::Shared;
 
 /// An object with a known head, and the first available bytes of a read.
 pub(crate) struct Ready {
@@ -90,34 +90,50 @@ impl Ready {
     }
 }
 
-/// The source of the headers of a response with bytes of a remembered object.
+/// The source of a remembered object's validity.
 #[derive(Clone, Copy)]
-pub(crate) enum HeadersOf<'a> {
-    /// The remembered head.
-    Known,
-    /// The remembered head, and the headers of the endpoint's current response.
-    With(&'a HeaderMap),
-    /// A response that confirms the object: its own headers, and the remembered headers that cannot
-    /// have changed.
+pub(crate) enum Origin<'a> {
+    /// The endpoint was asked this long ago.
+    Memory(Duration),
+    /// The endpoint was asked this long ago, but does not respond now.
+    Stale(Duration),
+    /// The endpoint has confirmed the object for this request, in a response with these headers.
+    Verified(&'a HeaderMap),
+    /// The endpoint has confirmed the object's bytes for this request, in a response with these
+    /// headers. Some of the remembered headers may be outdated.
     Same(&'a HeaderMap),
 }
 
-/// Returns the answer with bytes of a remembered object.
-pub(crate) fn answer(
+impl Origin<'_> {
+    fn state(&self, headers: &mut HeaderMap) {
+        match self {
+            Origin::Verified(_) | Origin::Same(_) => (),
+            Origin::Memory(age) => drop(headers.insert(AGE, HeaderValue::from(age.as_secs()))),
+            Origin::Stale(age) => {
+                headers.insert(AGE, HeaderValue::from(age.as_secs()));
+                headers.insert(WARNING, HeaderValue::from_static("110 - \"Response is Stale\""));
+            }
+        }
+    }
+}
+
+/// Returns the response with bytes of a remembered object.
+pub(crate) fn part(
     head: &Head,
-    (bytes, is_part): (&Range<u64>, bool),
-    of: HeadersOf<'_>,
+    bytes: &Range<u64>,
+    is_part: bool,
+    origin: Origin<'_>,
     body: Body,
 ) -> Response<Body> {
-    let mut headers = match of {
-        HeadersOf::Known | HeadersOf::With(_) => head.headers.clone(),
-        HeadersOf::Same(_) => head.settled_headers(),
+    let mut headers = match origin {
+        Origin::Same(_) => head.settled_headers(),
+        _ => head.headers.clone(),
     };
     // Checksums apply to the whole object, which a part may be as well.
     if is_part && *bytes != (0..head.size) {
         generation::remove_checksums(&mut headers);
     }
-    if let HeadersOf::With(own) | HeadersOf::Same(own) = of {
+    if let Origin::Verified(own) | Origin::Same(own) = origin {
         let mut own = own.clone();
         crate::http::framing::remove(&mut own);
         for (name, value) in &own {
@@ -133,57 +149,14 @@ pub(crate) fn answer(
             headers.insert(CONTENT_RANGE, range);
         }
     }
+    origin.state(&mut headers);
     let mut response = Response::new(body);
     *response.status_mut() = if is_part { StatusCode::PARTIAL_CONTENT } else { StatusCode::OK };
     *response.headers_mut() = headers;
     response
 }
 
-/// The source of a remembered object's validity.
-#[derive(Clone, Copy)]
-pub(crate) enum Origin<'a> {
-    /// The endpoint was asked this long ago.
-    Memory(Duration),
-    /// The endpoint was asked this long ago, but does not respond now.
-    Stale(Duration),
-    /// The endpoint has confirmed the object for this request, in a response with these headers.
-    Verified(&'a HeaderMap),
-}
-
-impl Origin<'_> {
-    fn stated(&self) -> HeadersOf<'_> {
-        match self {
-            Origin::Verified(own) => HeadersOf::With(own),
-            Origin::Memory(_) | Origin::Stale(_) => HeadersOf::Known,
-        }
-    }
-
-    fn state(&self, headers: &mut HeaderMap) {
-        match self {
-            Origin::Verified(_) => (),
-            Origin::Memory(age) => drop(headers.insert(AGE, HeaderValue::from(age.as_secs()))),
-            Origin::Stale(age) => {
-                headers.insert(AGE, HeaderValue::from(age.as_secs()));
-                headers.insert(WARNING, HeaderValue::from_static("110 - \"Response is Stale\""));
-            }
-        }
-    }
-}
-
-/// Returns the answer with bytes of a remembered object.
-pub(crate) fn part(
-    head: &Head,
-    bytes: &Range<u64>,
-    is_part: bool,
-    origin: Origin<'_>,
-    body: Body,
-) -> Response<Body> {
-    let mut response = answer(head, (bytes, is_part), origin.stated(), body);
-    origin.state(response.headers_mut());
-    response
-}
-
-/// Returns the answer with a whole object, or its head.
+/// Returns the response with a whole object, or its head.
 pub(crate) fn whole(head: &Head, origin: Origin<'_>, body: Body) -> Response<Body> {
     part(head, &(0..head.size), false, origin, body)
 }

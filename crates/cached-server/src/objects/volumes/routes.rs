@@ -121,11 +121,11 @@ fn post_parsed(
         let managed = managed.upgrade();
         async move {
             let Some(managed) = managed else { return Failure::ended().response() };
-            let Parsed { text, run } = match parse(request.body()) {
+            let Parsed { text, run } = match parse(&request.body) {
                 Ok(parsed) => parsed,
                 Err(line) => return Failure::new(400, line).response(),
             };
-            tracing::info!(peer = %request.peer(), path, request = %text, "the admin listener changes volumes");
+            tracing::info!(peer = %request.peer, path, request = %text, "the admin listener changes volumes");
             let jobs = managed.jobs.clone();
             jobs.run(|progress| async move {
                 let outcome = run(managed, progress).await;

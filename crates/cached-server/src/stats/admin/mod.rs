@@ -103,7 +103,7 @@ fn add_flush_route(admin: &AdminServer, shared: &Arc<Shared>) {
 
 fn flush_prefix(shared: &Weak<Shared>, request: &Request) -> Response {
     let Some(shared) = shared.upgrade() else { return Response::failure(503, "the server has ended") };
-    let Body { prefix } = match serde_json::from_slice(request.body()) {
+    let Body { prefix } = match serde_json::from_slice(&request.body) {
         Ok(body) => body,
         Err(error) => return Response::failure(400, format_args!("give {{\"prefix\": \"...\"}}: {error}")),
     };
@@ -114,7 +114,7 @@ fn flush_prefix(shared: &Weak<Shared>, request: &Request) -> Response {
     let done = shared.flush_prefix(prefix.as_bytes());
     drop(is_handed_over);
     let outcome = done.as_ref().map_or_else(ToString::to_string, |()| "done".into());
-    tracing::info!(peer = %request.peer(), prefix, outcome, "the admin listener flushes a prefix");
+    tracing::info!(peer = %request.peer, prefix, outcome, "the admin listener flushes a prefix");
     match done {
         Ok(()) => Response::json(&json!({ "pending": shared.kv.prefix_flushes().pending })),
         Err(error @ PrefixError::Length) => Response::failure(400, error),
@@ -137,7 +137,7 @@ fn add_insight_routes(admin: &AdminServer, shared: &Arc<Shared>) {
     };
     add("/mrc.json", |reports, _| Response::json(&reports.miss_ratios()));
     add("/hot.json", |reports, request| match hot_count(request) {
-        Ok(count) => Response::json(&reports.hot(count, request.has_token())),
+        Ok(count) => Response::json(&reports.hot(count, request.has_token)),
         Err(refused) => *refused,
     });
     add("/slow.json", |reports, request| reports.slow_requests().response(request));

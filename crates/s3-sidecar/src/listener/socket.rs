@@ -1,4 +1,5 @@
-//! A connection without TLS that sends cached pages without a copy.
+//! The sockets of clients: a time limit for writes without progress, and, without TLS, cached pages
+//! that are sent without a copy.
 //!
 //! Runs of lent bytes go through a pipe; everything else, and short runs, are copied into the
 //! socket. Bytes in the pipe count as written, and a flush waits for them.
@@ -9,6 +10,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use rustix::io::Errno;
@@ -16,16 +18,16 @@ use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 use rustix::pipe::{IoSliceRaw, PipeFlags, SpliceFlags, fcntl_setpipe_size, pipe_with, splice, vmsplice};
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::TcpStream;
+use tokio::time::{Sleep, sleep};
 
-use crate::listener::connection::Progress;
+use crate::Shared;
 use crate::memory::pieces::LENT_BYTES_MIN;
-use crate::shared::Shared;
 
 /// The maximum number of runs before the lent ones: the head of a response, and the rest of the
 /// previous response.
 const OTHERS_MAX: usize = 4;
 
-/// The connection.
+/// A socket that sends lent bytes without a copy.
 pub(crate) struct Splicing {
     socket: TcpStream,
     shared: Arc<Shared>,
@@ -51,7 +53,7 @@ impl Splicing {
 
     /// Sends the content of the pipe.
     fn poll_drain(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        while let Some(pipe) = self.pipe.as_mut().filter(|pipe| pipe.filled() > 0) {
+        while let Some(pipe) = self.pipe.as_mut().filter(|pipe| pipe.filled > 0) {
             ready!(self.socket.poll_write_ready(cx))?;
             let socket = &self.socket;
             match socket.try_io(Interest::WRITABLE, || pipe.send(socket)) {
@@ -242,7 +244,7 @@ impl Pipes {
 
     fn turn_off(&self, call: &str, error: Errno) {
         if !self.is_off.swap(true, Ordering::Relaxed) {
-            let cause = std::io::Error::from(error);
+            let cause = io::Error::from(error);
             tracing::info!(call, %cause, "bodies of S3 objects are copied into sockets: the system refuses to take pages");
         }
     }
@@ -270,24 +272,16 @@ impl Pipe {
         self.filled
     }
 
-    /// Returns the number of bytes in the pipe.
-    pub(crate) fn filled(&self) -> usize {
-        self.filled
-    }
-
-    /// Moves as many bytes as the socket accepts, and returns their number, which is 0 if the pipe
-    /// is empty.
+    /// Moves as many bytes from the pipe, which is not empty, as the socket accepts. Returns their
+    /// number.
     ///
     /// # Errors
     /// The socket's errors; `WouldBlock` if the socket accepts nothing now.
-    pub(crate) fn send(&mut self, socket: impl AsFd) -> std::io::Result<usize> {
+    pub(crate) fn send(&mut self, socket: impl AsFd) -> io::Result<usize> {
         let Some(ends) = &self.ends else { return Ok(0) };
-        if self.filled == 0 {
-            return Ok(0);
-        }
         let sent = splice(&ends.read, None, socket, None, self.filled, SpliceFlags::NONBLOCK)?;
         if sent == 0 {
-            return Err(std::io::ErrorKind::WriteZero.into());
+            return Err(io::ErrorKind::WriteZero.into());
         }
         self.filled -= sent;
         Ok(sent)
@@ -304,5 +298,87 @@ impl Drop for Pipe {
             // The pipe's content belongs to a connection that has ended.
             idle.count -= 1;
         }
+    }
+}
+
+/// A stream that can send earlier bytes while a write waits.
+pub(crate) trait Progress {
+    /// Returns the number of bytes sent.
+    fn sent(&self) -> u64 {
+        0
+    }
+}
+
+impl<S> Progress for cached_tls::TlsStream<S> {}
+
+/// A socket with a time limit for writes without progress.
+pub(crate) struct Stall<S> {
+    socket: S,
+    time_max: Duration,
+    /// The number of bytes sent at the time when the timer was started.
+    sent: u64,
+    /// The timer, which runs while a write waits.
+    timer: Option<Pin<Box<Sleep>>>,
+}
+
+impl<S: Progress> Stall<S> {
+    pub(crate) fn new(socket: S, time_max: Duration) -> Self {
+        Self { socket, time_max, sent: 0, timer: None }
+    }
+
+    fn limit<T>(&mut self, cx: &mut Context<'_>, outcome: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        if outcome.is_ready() {
+            self.timer = None;
+            return outcome;
+        }
+        let sent = self.socket.sent();
+        if std::mem::replace(&mut self.sent, sent) != sent {
+            self.timer = None;
+        }
+        let timer = self.timer.get_or_insert_with(|| Box::pin(sleep(self.time_max)));
+        match timer.as_mut().poll(cx) {
+            Poll::Pending => Poll::Pending,
+            Poll::Ready(()) => Poll::Ready(Err(io::ErrorKind::TimedOut.into())),
+        }
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Stall<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_read(cx, into)
+    }
+}
+
+impl<S: AsyncWrite + Progress + Unpin> AsyncWrite for Stall<S> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let outcome = Pin::new(&mut self.socket).poll_write(cx, bytes);
+        self.limit(cx, outcome)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        runs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let outcome = Pin::new(&mut self.socket).poll_write_vectored(cx, runs);
+        self.limit(cx, outcome)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.socket.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let outcome = Pin::new(&mut self.socket).poll_flush(cx);
+        self.limit(cx, outcome)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let outcome = Pin::new(&mut self.socket).poll_shutdown(cx);
+        self.limit(cx, outcome)
     }
 }

@@ -1,0 +1,82 @@
+//! Connections of a server.
+
+use std::convert::Infallible;
+use std::error::Error;
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::time::Duration;
+
+use bytes::Buf;
+use http_body_util::combinators::UnsyncBoxBody;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Request, Response};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite};
+
+/// A part of a response body.
+pub type Data = Box<dyn Buf + Send + Sync>;
+
+/// The reason why a response body ends early. The connection is then aborted, so that no client
+/// mistakes the body for complete.
+pub type BodyError = Box<dyn Error + Send + Sync>;
+
+/// The body of a response.
+pub type ResponseBody = UnsyncBoxBody<Data, BodyError>;
+
+/// A response in progress.
+pub type Answer = Pin<Box<dyn Future<Output = Response<ResponseBody>> + Send>>;
+
+/// A client's socket, with or without TLS.
+pub trait Socket: AsyncRead + AsyncWrite + Unpin + Send {}
+
+impl<S: AsyncRead + AsyncWrite + Unpin + Send> Socket for S {}
+
+/// The limits of a connection.
+#[derive(Clone, Copy, Debug)]
+pub struct ServerLimits {
+    /// The maximum number of headers in a request.
+    pub headers_max: usize,
+    /// The maximum size of the head of a request in bytes, at least 8192. Also the buffer size of
+    /// each direction.
+    pub head_bytes_max: usize,
+    /// The maximum time for receiving the head of a request, and between two requests.
+    pub head_time_max: Duration,
+}
+
+/// Serves a connection until it ends, or until its current request ends once `end` has completed.
+///
+/// None of the types is a type parameter: hyper's code for a connection takes long to compile, and
+/// each crate with a server would have its own copy.
+///
+/// # Errors
+/// A one-line message with the client's mistake, or the reason why the connection broke.
+pub fn serve(
+    socket: Box<dyn Socket>,
+    limits: ServerLimits,
+    answer: Box<dyn Fn(Request<Incoming>) -> Answer + Send + Sync>,
+    end: Pin<Box<dyn Future<Output = ()> + Send>>,
+) -> Pin<Box<dyn Future<Output = Result<(), String>> + Send>> {
+    Box::pin(async move {
+        let service = service_fn(|request| {
+            let answer = answer(request);
+            async move { Ok::<_, Infallible>(answer.await) }
+        });
+        let mut connection = pin!(
+            http1::Builder::new()
+                .max_headers(limits.headers_max)
+                .max_header_size(limits.head_bytes_max)
+                .timer(TokioTimer::new())
+                .header_read_timeout(limits.head_time_max)
+                .max_buf_size(limits.head_bytes_max)
+                .preserve_header_case(true)
+                .serve_connection(TokioIo::new(socket), service)
+        );
+        tokio::select! {
+            ended = connection.as_mut() => return ended.map_err(|error| error.to_string()),
+            () = end => connection.as_mut().graceful_shutdown(),
+        }
+        connection.await.map_err(|error| error.to_string())
+    })
+}
