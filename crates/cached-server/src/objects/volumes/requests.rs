@@ -14,106 +14,174 @@ use volumes::{
 /// The maximum number of extents in one response.
 const EXTENTS_MAX: usize = 10_000;
 
-/// The body of a request for a change.
-pub(super) trait Body: for<'de> Deserialize<'de> + std::fmt::Debug + Send + 'static {
-    /// An example of the body.
-    const FORM: &'static str;
+/// The routes that change volumes: for each, the last part of its path, which is also the name of
+/// its [`VolumeRequest`], and an example of the body.
+pub(super) const CHANGES: [(&str, &str); 13] = [
+    ("create", r#"{"name": "NAME", "size_bytes": 1073741824}"#),
+    ("clone", r#"{"source": "NAME", "snapshot": "SNAPSHOT", "name": "NEW"}"#),
+    ("resize", r#"{"name": "NAME", "size_bytes": 2147483648}"#),
+    ("set", r#"{"name": "NAME", "settings": {"write": "back"}}"#),
+    ("delete", r#"{"name": "NAME", "damaged": false}"#),
+    ("detach", r#"{"name": "NAME"}"#),
+    ("hand-over", r#"{"name": "NAME", "to": "OWNER"}"#),
+    ("take-over", r#"{"name": "NAME"}"#),
+    ("flatten", r#"{"name": "NAME"}"#),
+    ("snapshot", r#"{"volumes": ["NAME"], "snapshot": "SNAPSHOT"}"#),
+    ("delete-snapshot", r#"{"name": "NAME", "snapshot": "SNAPSHOT"}"#),
+    ("rollback", r#"{"name": "NAME", "snapshot": "SNAPSHOT"}"#),
+    ("check", r#"{"repair": false}"#),
+];
+
+/// A request for a change.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub(super) enum VolumeRequest {
+    Create {
+        name: String,
+        size_bytes: u64,
+        #[serde(default)]
+        settings: Map<String, Value>,
+    },
+    Clone {
+        source: String,
+        snapshot: Option<String>,
+        name: String,
+    },
+    Resize {
+        name: String,
+        size_bytes: u64,
+        #[serde(default)]
+        shrink: bool,
+    },
+    Set {
+        name: String,
+        settings: Map<String, Value>,
+    },
+    Delete {
+        name: String,
+        #[serde(default)]
+        damaged: bool,
+    },
+    Detach {
+        name: String,
+    },
+    HandOver {
+        name: String,
+        to: String,
+    },
+    TakeOver {
+        name: String,
+    },
+    Flatten {
+        name: String,
+    },
+    Snapshot {
+        volumes: Vec<String>,
+        snapshot: String,
+    },
+    DeleteSnapshot {
+        name: String,
+        snapshot: String,
+    },
+    Rollback {
+        name: String,
+        snapshot: String,
+    },
+    Check {
+        #[serde(default)]
+        repair: bool,
+    },
+}
+
+impl VolumeRequest {
+    /// Parses the body of a request to the route whose path ends with `name`.
+    pub(super) fn parse(name: &str, body: &[u8]) -> Result<VolumeRequest, serde_json::Error> {
+        let body: Value = serde_json::from_slice(body)?;
+        serde_json::from_value(Value::Object(Map::from_iter([(name.to_owned(), body)])))
+    }
 
     /// Executes the request.
-    fn run(self, managed: Arc<Managed>, progress: Arc<Progress>) -> impl Future<Output = Outcome> + Send;
-}
-
-/// Returns the response to a request that has no result.
-fn done() -> Value {
-    json!({ "done": true })
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Create {
-    name: String,
-    size_bytes: u64,
-    #[serde(default)]
-    settings: Map<String, Value>,
-}
-
-impl Body for Create {
-    const FORM: &'static str = r#"{"name": "NAME", "size_bytes": 1073741824}"#;
-
-    async fn run(self, managed: Arc<Managed>, _progress: Arc<Progress>) -> Outcome {
-        let settings = changed(Settings::default(), &self.settings)?;
-        managed.volumes.create(&self.name, self.size_bytes, settings).await?;
-        Ok(done())
-    }
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct MakeClone {
-    source: String,
-    snapshot: Option<String>,
-    name: String,
-}
-
-impl Body for MakeClone {
-    const FORM: &'static str = r#"{"source": "NAME", "snapshot": "SNAPSHOT", "name": "NEW"}"#;
-
-    async fn run(self, managed: Arc<Managed>, _progress: Arc<Progress>) -> Outcome {
-        managed.volumes.clone_volume(&self.source, self.snapshot.as_deref(), &self.name).await?;
-        Ok(done())
-    }
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Resize {
-    name: String,
-    size_bytes: u64,
-    #[serde(default)]
-    shrink: bool,
-}
-
-impl Body for Resize {
-    const FORM: &'static str = r#"{"name": "NAME", "size_bytes": 2147483648}"#;
-
-    async fn run(self, managed: Arc<Managed>, _progress: Arc<Progress>) -> Outcome {
-        let Resize { name, size_bytes, shrink } = self;
-        let now = managed.volumes.info(&name).await?.size_bytes;
-        // The volume may have grown since `now` was read.
-        if size_bytes >= now && managed.volumes.grow(&name, size_bytes).await? {
-            return Ok(done());
+    pub(super) async fn run(self, managed: Arc<Managed>, progress: Arc<Progress>) -> Outcome {
+        let (volumes, exports) = (&managed.volumes, &managed.served.volumes);
+        match self {
+            VolumeRequest::Create { name, size_bytes, settings } => {
+                let settings = changed(Settings::default(), &settings)?;
+                volumes.create(&name, size_bytes, settings).await?;
+            }
+            VolumeRequest::Clone { source, snapshot, name } => {
+                volumes.clone_volume(&source, snapshot.as_deref(), &name).await?;
+            }
+            VolumeRequest::Resize { name, size_bytes, shrink } => {
+                resize(&managed, &name, size_bytes, shrink).await?;
+            }
+            VolumeRequest::Set { name, settings } => {
+                let after = changed(volumes.info(&name).await?.settings, &settings)?;
+                exports.while_unused(&name, volumes.set(&name, after)).await?;
+            }
+            VolumeRequest::Delete { name, damaged } => {
+                exports.while_unused(&name, delete(&managed, &name, damaged)).await?;
+                managed.served.counts.forget(&name);
+            }
+            VolumeRequest::Detach { name } => {
+                // Running the operation detaches the volume; the operation checks that it exists.
+                exports.while_unused(&name, volumes.info(&name)).await?;
+            }
+            VolumeRequest::HandOver { name, to } => exports.hand_over(&name, &to).await?,
+            VolumeRequest::TakeOver { name } => {
+                let taken = async {
+                    let volume = volumes.open(&name, OpenOptions { take_over: true }).await?;
+                    // The next connection attaches the volume.
+                    volume.close().await
+                };
+                exports.while_unused(&name, taken).await?;
+            }
+            VolumeRequest::Flatten { name } => {
+                volumes.flatten_with(&name, &|done, total| progress.set(done, total)).await?;
+            }
+            VolumeRequest::Snapshot { volumes: names, snapshot } => {
+                if names.is_empty() {
+                    return Err(Failure::new(400, "volumes: is empty; name at least one volume"));
+                }
+                let names: Vec<&str> = names.iter().map(String::as_str).collect();
+                volumes.snapshot_together(&names, &snapshot).await?;
+            }
+            VolumeRequest::DeleteSnapshot { name, snapshot } => {
+                volumes.delete_snapshot(&name, &snapshot).await?;
+            }
+            VolumeRequest::Rollback { name, snapshot } => {
+                exports.while_unused(&name, volumes.rollback(&name, &snapshot)).await?;
+            }
+            VolumeRequest::Check { repair } => return Ok(report_json(&volumes.check(repair).await?)),
         }
-        if !shrink {
-            let now = managed.volumes.info(&name).await?.size_bytes;
-            let line = format!(
-                "the volume has {now} bytes: shrinking it drops what lies beyond its new end; add \"shrink\": true"
-            );
-            return Err(Failure::new(409, line));
-        }
-        let resized = managed.volumes.resize(&name, size_bytes);
-        managed.served.volumes.while_unused(&name, resized).await?;
-        Ok(done())
+        Ok(json!({ "done": true }))
     }
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Set {
-    name: String,
-    settings: Map<String, Value>,
+async fn resize(managed: &Managed, name: &str, size_bytes: u64, shrink: bool) -> Result<(), Failure> {
+    let volumes = &managed.volumes;
+    let now = volumes.info(name).await?.size_bytes;
+    // The volume may have grown since `now` was read.
+    if size_bytes >= now && volumes.grow(name, size_bytes).await? {
+        return Ok(());
+    }
+    if !shrink {
+        let now = volumes.info(name).await?.size_bytes;
+        let line = format!(
+            "the volume has {now} bytes; shrinking it drops the data beyond its new end: add \"shrink\": true"
+        );
+        return Err(Failure::new(409, line));
+    }
+    Ok(managed.served.volumes.while_unused(name, volumes.resize(name, size_bytes)).await?)
 }
 
-impl Body for Set {
-    const FORM: &'static str = r#"{"name": "NAME", "settings": {"write": "back"}}"#;
-
-    async fn run(self, managed: Arc<Managed>, _progress: Arc<Progress>) -> Outcome {
-        let Set { name, settings } = self;
-        let before = managed.volumes.info(&name).await?.settings;
-        let after = changed(before, &settings)?;
-        let set = managed.volumes.set(&name, after);
-        managed.served.volumes.while_unused(&name, set).await?;
-        Ok(done())
+async fn delete(managed: &Managed, name: &str, is_damaged: bool) -> Result<(), Error> {
+    if is_damaged {
+        return managed.volumes.delete_damaged(name).await;
     }
+    managed.volumes.delete(name).await.map_err(|error| match error {
+        Error::Damaged(why) => Error::Damaged(format!("{why}; with `damaged` it is deleted all the same")),
+        error => error,
+    })
 }
 
 /// Returns the settings with the values that a request gives; `null` removes a value.
@@ -155,172 +223,6 @@ fn changed(mut settings: Settings, values: &Map<String, Value>) -> Result<Settin
         }
     }
     Ok(settings)
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct MakeSnapshot {
-    volumes: Vec<String>,
-    snapshot: String,
-}
-
-impl Body for MakeSnapshot {
-    const FORM: &'static str = r#"{"volumes": ["NAME"], "snapshot": "SNAPSHOT"}"#;
-
-    async fn run(self, managed: Arc<Managed>, _progress: Arc<Progress>) -> Outcome {
-        if self.volumes.is_empty() {
-            return Err(Failure::new(400, "volumes: is empty; name one at least"));
-        }
-        let names: Vec<&str> = self.volumes.iter().map(String::as_str).collect();
-        managed.volumes.snapshot_together(&names, &self.snapshot).await?;
-        Ok(done())
-    }
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct DeleteSnapshot {
-    name: String,
-    snapshot: String,
-}
-
-impl Body for DeleteSnapshot {
-    const FORM: &'static str = r#"{"name": "NAME", "snapshot": "SNAPSHOT"}"#;
-
-    async fn run(self, managed: Arc<Managed>, _progress: Arc<Progress>) -> Outcome {
-        managed.volumes.delete_snapshot(&self.name, &self.snapshot).await?;
-        Ok(done())
-    }
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Rollback {
-    name: String,
-    snapshot: String,
-}
-
-impl Body for Rollback {
-    const FORM: &'static str = r#"{"name": "NAME", "snapshot": "SNAPSHOT"}"#;
-
-    async fn run(self, managed: Arc<Managed>, _progress: Arc<Progress>) -> Outcome {
-        let rolled_back = managed.volumes.rollback(&self.name, &self.snapshot);
-        managed.served.volumes.while_unused(&self.name, rolled_back).await?;
-        Ok(done())
-    }
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Delete {
-    name: String,
-    #[serde(default)]
-    damaged: bool,
-}
-
-impl Body for Delete {
-    const FORM: &'static str = r#"{"name": "NAME", "damaged": false}"#;
-
-    async fn run(self, managed: Arc<Managed>, _progress: Arc<Progress>) -> Outcome {
-        let volumes = &managed.volumes;
-        let deleted = async {
-            match self.damaged {
-                true => volumes.delete_damaged(&self.name).await,
-                false => match volumes.delete(&self.name).await {
-                    Err(Error::Damaged(why)) => {
-                        Err(Error::Damaged(format!("{why}; with `damaged` it is deleted all the same")))
-                    }
-                    deleted => deleted,
-                },
-            }
-        };
-        managed.served.volumes.while_unused(&self.name, deleted).await?;
-        managed.served.counts.forget(&self.name);
-        Ok(done())
-    }
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Detach {
-    name: String,
-}
-
-impl Body for Detach {
-    const FORM: &'static str = r#"{"name": "NAME"}"#;
-
-    async fn run(self, managed: Arc<Managed>, _progress: Arc<Progress>) -> Outcome {
-        let is_there = async { managed.volumes.info(&self.name).await.map(drop) };
-        managed.served.volumes.while_unused(&self.name, is_there).await?;
-        Ok(done())
-    }
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct HandOver {
-    name: String,
-    to: String,
-}
-
-impl Body for HandOver {
-    const FORM: &'static str = r#"{"name": "NAME", "to": "OWNER"}"#;
-
-    async fn run(self, managed: Arc<Managed>, _progress: Arc<Progress>) -> Outcome {
-        managed.served.volumes.hand_over(&self.name, &self.to).await?;
-        Ok(done())
-    }
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct TakeOver {
-    name: String,
-}
-
-impl Body for TakeOver {
-    const FORM: &'static str = r#"{"name": "NAME"}"#;
-
-    async fn run(self, managed: Arc<Managed>, _progress: Arc<Progress>) -> Outcome {
-        let taken = async {
-            let volume = managed.volumes.open(&self.name, OpenOptions { take_over: true }).await?;
-            // The next connection attaches the volume.
-            volume.close().await
-        };
-        managed.served.volumes.while_unused(&self.name, taken).await?;
-        Ok(done())
-    }
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Flatten {
-    name: String,
-}
-
-impl Body for Flatten {
-    const FORM: &'static str = r#"{"name": "NAME"}"#;
-
-    async fn run(self, managed: Arc<Managed>, progress: Arc<Progress>) -> Outcome {
-        let progress = |done, total| progress.set(done, total);
-        managed.volumes.flatten_with(&self.name, &progress).await?;
-        Ok(done())
-    }
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Check {
-    #[serde(default)]
-    repair: bool,
-}
-
-impl Body for Check {
-    const FORM: &'static str = r#"{"repair": false}"#;
-
-    async fn run(self, managed: Arc<Managed>, _progress: Arc<Progress>) -> Outcome {
-        Ok(report_json(&managed.volumes.check(self.repair).await?))
-    }
 }
 
 /// Lists all volumes.

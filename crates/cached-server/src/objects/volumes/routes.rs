@@ -4,27 +4,23 @@
 //! | route | |
 //! |---|---|
 //! | `GET /volumes` | all volumes |
-//! | `GET /volumes/show?name=` | one, with its snapshots and what it uses |
-//! | `GET /volumes/diff?name=&from=&to=&offset=` | what differs between two snapshots; without `to`, from the volume as it is stored |
-//! | `GET /volumes/job?id=` | what has become of a request that took long |
+//! | `GET /volumes/show?name=` | one volume, with its snapshots and its usage |
+//! | `GET /volumes/diff?name=&from=&to=&offset=` | the differences between two snapshots; without `to`, between a snapshot and the stored volume |
+//! | `GET /volumes/job?id=` | the state or the outcome of a request that took long |
 //! | `POST /volumes/create`, `clone`, `resize`, `set`, `delete`, `detach`, `hand-over`, `take-over`, `flatten` | |
 //! | `POST /volumes/snapshot`, `delete-snapshot`, `rollback` | |
-//! | `POST /volumes/check` | what is wrong with the volumes |
+//! | `POST /volumes/check` | checks the volumes |
 //!
-//! The bodies are JSON, as [`Body::FORM`] shows; so are the responses and the errors: `{"error":
-//! "one line"}`. A request that takes longer than 20 seconds is answered with 202 and `{"job":
-//! NUMBER}`, and continues.
+//! The bodies are JSON, as [`CHANGES`] shows, and so are the responses. An error is
+//! `{"error": "one line"}`. A request that takes longer than 20 seconds is answered with status 202
+//! and `{"job": NUMBER}`, and continues.
 
 use super::Managed;
-use super::requests::{
-    Body, Check, Create, Delete, DeleteSnapshot, Detach, Flatten, HandOver, MakeClone, MakeSnapshot, Resize,
-    Rollback, Set, TakeOver, diff, list, show,
-};
+use super::requests::{CHANGES, VolumeRequest, diff, list, show};
 use cached_admin::{Access, Request, Response, Routes};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::future::Future;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -37,47 +33,26 @@ use volumes::exports::Refused;
 
 /// Adds the routes, which keep nothing open.
 pub(super) fn add(routes: &Routes, managed: &Arc<Managed>) {
-    get(routes, "/volumes", managed, |managed, _| async move { Ok(list(managed).await) });
-    get(routes, "/volumes/show", managed, |managed, request| async move {
-        Ok(show(managed, needed(&request, "name")?).await)
+    get(routes, "/volumes", managed, |managed, _| Box::pin(list(managed)));
+    get(routes, "/volumes/show", managed, |managed, request| {
+        Box::pin(async move { show(managed, needed(&request, "name")?).await })
     });
-    get(routes, "/volumes/diff", managed, |managed, request| async move {
-        let given = |name: &str| request.query(name).filter(|value| !value.is_empty());
-        let offset = match given("offset") {
-            Some(text) => number(&text, "offset")?,
-            None => 0,
-        };
-        Ok(diff(managed, needed(&request, "name")?, given("from"), given("to"), offset).await)
+    get(routes, "/volumes/diff", managed, |managed, request| {
+        Box::pin(async move {
+            let given = |name: &str| request.query(name).filter(|value| !value.is_empty());
+            let offset = given("offset").map_or(Ok(0), |text| number(&text, "offset"))?;
+            diff(managed, needed(&request, "name")?, given("from"), given("to"), offset).await
+        })
     });
     let jobs = Arc::downgrade(managed);
-    routes.get("/volumes/job", Access::Read, move |request| {
-        let response = job(&jobs, &request);
-        async move { response }
-    });
-    post::<Create>(routes, "/volumes/create", managed);
-    post::<MakeClone>(routes, "/volumes/clone", managed);
-    post::<Resize>(routes, "/volumes/resize", managed);
-    post::<Set>(routes, "/volumes/set", managed);
-    post::<Delete>(routes, "/volumes/delete", managed);
-    post::<Detach>(routes, "/volumes/detach", managed);
-    post::<HandOver>(routes, "/volumes/hand-over", managed);
-    post::<TakeOver>(routes, "/volumes/take-over", managed);
-    post::<Flatten>(routes, "/volumes/flatten", managed);
-    post::<MakeSnapshot>(routes, "/volumes/snapshot", managed);
-    post::<DeleteSnapshot>(routes, "/volumes/delete-snapshot", managed);
-    post::<Rollback>(routes, "/volumes/rollback", managed);
-    post::<Check>(routes, "/volumes/check", managed);
+    routes.get_now("/volumes/job", Access::Read, move |request| job(&jobs, &request));
+    for (name, form) in CHANGES {
+        post(routes, name, form, managed);
+    }
 }
 
 /// Adds a route that shows something.
-fn get<F>(
-    routes: &Routes,
-    path: &str,
-    managed: &Arc<Managed>,
-    shown: impl Fn(Arc<Managed>, Request) -> F + Send + Sync + Copy + 'static,
-) where
-    F: Future<Output = Result<Outcome, Failure>> + Send + 'static,
-{
+fn get(routes: &Routes, path: &str, managed: &Arc<Managed>, shown: fn(Arc<Managed>, Request) -> Work) {
     let managed = Arc::downgrade(managed);
     routes.get(path, Access::Read, move |request| {
         let managed = managed.upgrade();
@@ -85,50 +60,29 @@ fn get<F>(
             let Some(managed) = managed else { return Failure::ended().response() };
             let jobs = managed.jobs.clone();
             // Released before the response is ready, because the cache may end in the meantime.
-            let shown = shown(managed, request);
-            jobs.run(|_| async move { shown.await? }).await.response()
+            let work = shown(managed, request);
+            jobs.run(|_| work).await.response()
         }
     });
 }
 
-/// Adds a route that changes something. Each request is logged with the client's address.
-fn post<B: Body>(routes: &Routes, path: &'static str, managed: &Arc<Managed>) {
-    post_parsed(routes, path, managed, |bytes| {
-        let body: B = serde_json::from_slice(bytes).map_err(|error| format!("give {}: {error}", B::FORM))?;
-        Ok(Parsed {
-            text: format!("{body:?}"),
-            run: Box::new(|managed, progress| Box::pin(body.run(managed, progress))),
-        })
-    });
-}
-
-/// A request for a change, independent of its type: the code that follows is compiled once, not for
-/// each type.
-struct Parsed {
-    /// The request as the log shows it.
-    text: String,
-    run: Box<dyn FnOnce(Arc<Managed>, Arc<Progress>) -> Work + Send>,
-}
-
-fn post_parsed(
-    routes: &Routes,
-    path: &'static str,
-    managed: &Arc<Managed>,
-    parse: fn(&[u8]) -> Result<Parsed, String>,
-) {
+/// Adds a route that changes something; `form` is an example of the body. Each request is logged
+/// with the client's address.
+fn post(routes: &Routes, name: &'static str, form: &'static str, managed: &Arc<Managed>) {
     let managed = Arc::downgrade(managed);
-    routes.post(path, move |request| {
-        let managed = managed.upgrade();
+    let path = format!("/volumes/{name}");
+    routes.post(&path.clone(), move |request| {
+        let (managed, path) = (managed.upgrade(), path.clone());
         async move {
             let Some(managed) = managed else { return Failure::ended().response() };
-            let Parsed { text, run } = match parse(&request.body) {
-                Ok(parsed) => parsed,
-                Err(line) => return Failure::new(400, line).response(),
+            let change = match VolumeRequest::parse(name, &request.body) {
+                Ok(change) => change,
+                Err(error) => return Failure::new(400, format!("give {form}: {error}")).response(),
             };
-            tracing::info!(peer = %request.peer, path, request = %text, "the admin listener changes volumes");
+            tracing::info!(peer = %request.peer, path, request = ?change, "the admin listener changes volumes");
             let jobs = managed.jobs.clone();
             jobs.run(|progress| async move {
-                let outcome = run(managed, progress).await;
+                let outcome = change.run(managed, progress).await;
                 match &outcome {
                     Ok(_) => tracing::info!(path, "a change of volumes is done"),
                     Err(failure) => tracing::info!(path, cause = failure.line, "a change of volumes is refused"),
