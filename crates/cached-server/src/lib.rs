@@ -66,9 +66,6 @@ pub mod fuzzing {
 
 pub use crate::process::Logging;
 pub use crate::shared::Upgrader;
-pub use crate::stats::insight::{Curve, HotDocument, MissRatioReport, Misses, Reports};
-pub use crate::telemetry::insight::{HotKey, HotPrefix, HotReport};
-pub use crate::telemetry::insight::{SlowLog, SlowReport, SlowRequest};
 pub use config::settings::Settings;
 pub use config::{Config, settings};
 pub use start::{

@@ -11,7 +11,6 @@ use crate::process::{Logging, SocketFile, pin_thread};
 use crate::shared::clock::ServerClock;
 use crate::shared::{Shared, Upgrader};
 use crate::stats::admin::ServerSource;
-use crate::stats::insight::Reports;
 use crate::telemetry::heartbeat::Activity;
 use crate::telemetry::watch::{Evictions, Watch};
 use crate::upgrade::give::{Prepared, Upgradable, Upgrades};
@@ -202,11 +201,6 @@ impl Server {
     /// an admin listener, until the result is dropped.
     pub fn show(&self, admin: &AdminServer) -> Shown {
         ServerSource::show(admin, &self.shared)
-    }
-
-    /// Returns a handle on the server's reports other than statistics.
-    pub fn reports(&self) -> Reports {
-        Reports::new(self.shared.clone())
     }
 
     /// Allows `program` to take over when an [`Upgrader`] requests it. The new process also gets

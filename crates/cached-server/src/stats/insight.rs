@@ -1,20 +1,16 @@
 //! Reports from samples and from the slow log: `stats mrc`, `hot`, `misses`, `shape` and `slow`,
-//! which memcached does not have, and [`Reports`], which returns them as plain values for the admin
-//! listener and for programs that embed the server.
-
-pub use cached_admin::insight::documents::{Curve, HotDocument, Misses};
+//! which memcached does not have, and the same as documents and metrics of the admin listener.
 
 use super::Sink;
 use crate::objects::ObjectStatistics;
 use crate::shared::Shared;
-use crate::telemetry::insight::{HotReport, SlowReport};
-use blocker::metrics::{Collect, Families};
-use cached_admin::insight::documents::{collect_curves, curves_of};
-use cached_admin::insight::objects::{collect_misses, hot_document};
-use cached_core::insight::{CurvePoint, ItemShape, MissRatioCurve, MissesByReason};
+use cached_admin::insight::documents::{Curve, HotDocument, HotReport, Misses, collect_curves, curves_of};
+use cached_admin::insight::objects;
+use cached_core::insight::{CurvePoint, ItemShape, MissRatioCurve};
+use cached_core::object::ObjectCache;
+use cached_metrics::Families;
 use serde::Serialize;
 use std::borrow::Cow;
-use std::sync::Arc;
 use std::time::Instant;
 
 /// The number of keys and of prefixes that `stats hot` shows.
@@ -30,8 +26,7 @@ pub(super) fn write_mrc(shared: &Shared, sink: &mut Sink<'_>) {
 /// Returns the curves of all items and of all objects, where requests are sampled.
 fn curves(shared: &Shared) -> impl Iterator<Item = (&'static str, MissRatioCurve)> {
     shared.take_samples();
-    let objects = shared.objects.get().and_then(ObjectStatistics::cache);
-    let objects = objects.and_then(|cache| cache.miss_ratio_curve());
+    let objects = object_cache(shared).and_then(|cache| cache.miss_ratio_curve());
     let all = [("items", shared.kv.miss_ratio_curve()), ("objects", objects)];
     all.into_iter().filter_map(|(scope, curve)| Some((scope, curve?)))
 }
@@ -167,80 +162,39 @@ pub(super) fn write_slow(shared: &Shared, sink: &mut Sink<'_>) {
 /// The number of items that a report of the shape examines, which takes some milliseconds.
 const ITEMS_LOOKED_AT: u64 = 20_000;
 
-/// A handle on the reports of one server. Cheap to clone.
-#[derive(Clone)]
-pub struct Reports {
-    shared: Arc<Shared>,
-}
-
 /// Predicted miss ratios, and the shape of the items: the document `/mrc.json`.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct MissRatioReport {
+#[derive(Serialize)]
+pub(super) struct MissRatios {
     /// A curve for all items, one for all objects, and one for each namespace of either.
-    pub curves: Vec<Curve>,
-    /// Sizes, idle times, ages and lifetimes of a sample of the items.
-    pub item_shape: ItemShape,
+    curves: Vec<Curve>,
+    item_shape: ItemShape,
 }
 
-impl Reports {
-    pub(crate) fn new(shared: Arc<Shared>) -> Reports {
-        Reports { shared }
-    }
-
-    /// Returns the predicted miss ratios for other amounts of memory: for items, for objects, and
-    /// for each namespace.
-    pub fn miss_ratio_curve(&self) -> Vec<Curve> {
-        curves(&self.shared).flat_map(|(scope, curve)| curves_of(scope, curve)).collect()
-    }
-
-    /// Returns the reasons for which item keys were missed; `None` if requests are not sampled.
-    pub fn misses_by_reason(&self) -> Option<MissesByReason> {
-        self.shared.misses_by_reason()
-    }
-
-    /// Returns sizes, idle times, ages and lifetimes of a sample of the items.
-    pub fn item_shape(&self) -> ItemShape {
-        self.shared.kv.item_shape(ITEMS_LOOKED_AT)
-    }
-
-    /// Returns the document `/mrc.json`.
-    pub fn miss_ratios(&self) -> MissRatioReport {
-        MissRatioReport { curves: self.miss_ratio_curve(), item_shape: self.item_shape() }
-    }
-
-    /// Returns the `count` hottest keys and prefixes of the last minutes. Unless `whole_keys` is
-    /// set, only the first letters of keys are shown.
-    pub fn hot_keys(&self, count: usize, whole_keys: bool) -> HotReport {
-        let mut report = hot_report(&self.shared, count);
-        if !whole_keys {
-            report.shorten_keys();
-        }
-        report
-    }
-
-    /// Returns the document `/hot.json`, see [`hot_keys`](Reports::hot_keys).
-    pub fn hot(&self, count: usize, whole_keys: bool) -> HotDocument {
-        let objects = self.shared.objects.get().and_then(ObjectStatistics::cache);
-        let mut objects = objects.and_then(|cache| hot_document(&cache, count));
-        if let Some(objects) = objects.as_mut().filter(|_| !whole_keys) {
-            objects.hot.shorten_keys();
-        }
-        HotDocument {
-            objects: objects.map(Box::new),
-            ..HotDocument::new(self.hot_keys(count, whole_keys), self.misses_by_reason())
-        }
-    }
-
-    /// Returns the last slow requests, the document `/slow.json`.
-    pub fn slow_requests(&self) -> SlowReport {
-        self.shared.slow_requests()
+impl MissRatios {
+    pub(super) fn new(shared: &Shared) -> MissRatios {
+        MissRatios { curves: all_curves(shared), item_shape: shared.kv.item_shape(ITEMS_LOOKED_AT) }
     }
 }
 
-impl std::fmt::Debug for Reports {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Reports")
+/// Returns the curves of items, of objects, and of each namespace of either.
+fn all_curves(shared: &Shared) -> Vec<Curve> {
+    curves(shared).flat_map(|(scope, curve)| curves_of(scope, curve)).collect()
+}
+
+/// Returns the document `/hot.json`: the `count` hottest keys and prefixes of the last minutes, and
+/// the reasons for misses. Unless `whole_keys` is set, only the first letters of keys are shown.
+pub(super) fn hot_document(shared: &Shared, count: usize, whole_keys: bool) -> HotDocument {
+    let mut document = HotDocument::new(hot_report(shared, count), shared.misses_by_reason());
+    let mut objects = object_cache(shared).and_then(|cache| objects::hot_document(&cache, count));
+    if !whole_keys {
+        document.hot.shorten_keys();
+        objects.iter_mut().for_each(|objects| objects.hot.shorten_keys());
     }
+    HotDocument { objects: objects.map(Box::new), ..document }
+}
+
+fn object_cache(shared: &Shared) -> Option<ObjectCache> {
+    shared.objects.get().and_then(ObjectStatistics::cache)
 }
 
 /// Returns the hottest keys and prefixes. A prefix is shown with the hit ratio of the namespace of
@@ -252,21 +206,19 @@ fn hot_report(shared: &Shared, count: usize) -> HotReport {
     report
 }
 
-/// Contains predictions, reasons for misses and the number of slow requests, but never keys.
-impl Collect for Reports {
-    fn collect(&self, into: &mut Families) {
-        collect_curves(&self.miss_ratio_curve(), into);
-        if let Some(misses) = self.misses_by_reason() {
-            let help = "Misses of items since the start by reason: never_seen, expired, evicted, flushed, deleted; partly \
-                        estimated, so it may fall.";
-            Misses::from(misses).collect("cached_misses_by_reason", help, into);
-        }
-        if let Some(cache) = self.shared.objects.get().and_then(ObjectStatistics::cache) {
-            collect_misses(&cache, into);
-        }
-        let help = "Requests that took longer than insight.slow_request_ms.";
-        into.counter("cached_slow_requests_total", help, self.slow_requests().count);
+/// Writes the metrics of predictions, reasons for misses and slow requests, which contain no keys.
+pub(super) fn collect(shared: &Shared, into: &mut Families) {
+    collect_curves(&all_curves(shared), into);
+    if let Some(misses) = shared.misses_by_reason() {
+        let help = "Misses of items since the start by reason: never_seen, expired, evicted, flushed, deleted; partly \
+                    estimated, so it may fall.";
+        Misses::from(misses).collect("cached_misses_by_reason", help, into);
     }
+    if let Some(cache) = object_cache(shared) {
+        objects::collect_misses(&cache, into);
+    }
+    let help = "Requests that took longer than insight.slow_request_ms.";
+    into.counter("cached_slow_requests_total", help, shared.slow_requests().count);
 }
 
 #[cfg(test)]

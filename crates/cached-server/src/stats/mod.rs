@@ -1,6 +1,6 @@
 //! Reports of a server: `stats` in the text and binary protocols, metrics and documents of the
-//! admin listener, and [`Reports`] for programs that embed the server. Reports only read the
-//! counters, the table of connections, the store and the settings.
+//! admin listener. Reports only read the counters, the table of connections, the store and the
+//! settings.
 //!
 //! A report of `stats` is a list of names and values written to a [`Sink`], which encodes them for
 //! the client's protocol.
@@ -8,12 +8,12 @@
 //! | module | content |
 //! |---|---|
 //! | `general` | plain `stats`, `stats settings`, `items`, `slabs`, `sizes` |
-//! | `insight` | `stats mrc`, `hot`, `misses`, `shape`, `slow`, and the same as values |
+//! | `insight` | `stats mrc`, `hot`, `misses`, `shape`, `slow`, and the same as documents and metrics |
 //! | `admin` | the metrics, status and routes of the admin listener |
 
 pub(crate) mod admin;
 mod general;
-pub(crate) mod insight;
+mod insight;
 
 use crate::connections::Endpoints;
 use crate::objects::ObjectStatistics;

@@ -3,11 +3,10 @@
 //! The engine samples keys for predicted miss ratios ([`cached_core::insight`]). A single thread
 //! evaluates all samples and watches the workers for slow requests.
 
-pub use cached_admin::insight::documents::{HotKey, HotPrefix, HotReport};
-pub use cached_admin::insight::slow::{SlowLog, SlowReport, SlowRequest};
-
 use super::heartbeat::HeartbeatState;
 use crate::locks::{HOT, Lock};
+use cached_admin::insight::documents::{HotKey, HotPrefix, HotReport};
+use cached_admin::insight::slow::SlowLog;
 use cached_core::insight::SpaceSaving;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, TryLockError};

@@ -6,7 +6,8 @@
 use super::timing::record_slow;
 use crate::shared::Shared;
 use crate::telemetry::heartbeat::HeartbeatState;
-use crate::telemetry::insight::{SlowRequest, WatchedStep};
+use crate::telemetry::insight::WatchedStep;
+use cached_admin::insight::slow::SlowRequest;
 use cached_core::arbiter::Arbiter;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};

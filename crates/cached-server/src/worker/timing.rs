@@ -2,8 +2,8 @@
 
 use crate::connections::ConnInfo;
 use crate::telemetry::counters::{Counters, Kind, Totals};
-use crate::telemetry::insight::SlowRequest;
 use blocker::trace::{AttributeValue, SpanKind, Tracer};
+use cached_admin::insight::slow::SlowRequest;
 use std::time::{Duration, Instant};
 
 /// The minimum number of steps between two timed iterations. Up to twice as many are added at

@@ -7,11 +7,11 @@
 //! | route | |
 //! |---|---|
 //! | `POST /flush-prefix` | removes the items whose keys begin with a prefix; logged with the client's address |
-//! | `GET /mrc.json`, `/hot.json`, `/slow.json` | the documents of [`Reports`] |
+//! | `GET /mrc.json`, `/hot.json`, `/slow.json` | predicted miss ratios; hot keys; slow requests |
 
 mod exporter;
 
-use super::insight::Reports;
+use super::insight::{self, MissRatios};
 use crate::connections::Endpoints;
 use crate::shared::{ListenerInfo, Shared};
 use crate::telemetry::counters::{COMMANDS, Kind};
@@ -69,7 +69,7 @@ impl Collect for ServerSource {
         if let Some(arbiter) = self.shared.arbiter.get() {
             arbiter.collect(into);
         }
-        Reports::new(self.shared.clone()).collect(into);
+        insight::collect(&self.shared, into);
     }
 }
 
@@ -128,19 +128,19 @@ fn flush_prefix(shared: &Weak<Shared>, request: &Request) -> Response {
 /// Keys are data of clients, so without a token only their first letters are shown, even on
 /// loopback.
 fn add_insight_routes(admin: &AdminServer, shared: &Arc<Shared>) {
-    let add = |path: &str, answer: fn(&Reports, &Request) -> Response| {
+    let add = |path: &str, answer: fn(&Shared, &Request) -> Response| {
         let shared = Arc::downgrade(shared);
         admin.routes().get_now(path, Access::Read, move |request| match shared.upgrade() {
-            Some(shared) => answer(&Reports::new(shared), &request),
+            Some(shared) => answer(&shared, &request),
             None => Response::failure(503, "the server has ended"),
         });
     };
-    add("/mrc.json", |reports, _| Response::json(&reports.miss_ratios()));
-    add("/hot.json", |reports, request| match hot_count(request) {
-        Ok(count) => Response::json(&reports.hot(count, request.has_token)),
+    add("/mrc.json", |shared, _| Response::json(&MissRatios::new(shared)));
+    add("/hot.json", |shared, request| match hot_count(request) {
+        Ok(count) => Response::json(&insight::hot_document(shared, count, request.has_token)),
         Err(refused) => *refused,
     });
-    add("/slow.json", |reports, request| reports.slow_requests().response(request));
+    add("/slow.json", |shared, request| shared.slow_requests().response(request));
 }
 
 /// The range of request latencies shown, as powers of two of a microsecond: 1 µs to 4.2 s.
