@@ -64,6 +64,7 @@ pub mod fuzzing {
     }
 }
 
+pub use crate::listen::ListenError;
 pub use crate::process::Logging;
 pub use crate::shared::Upgrader;
 pub use config::settings::Settings;

@@ -14,7 +14,7 @@ use cached_server::objects::{
     ObjectSockets, Objects, ObjectsControl, ObjectsError, RunningObjects, VolumesOpening,
 };
 use cached_server::process::Parent;
-use cached_server::reload::{self, Cached};
+use cached_server::reload::{self, Cached, LiveParts};
 use cached_server::sidecar::RunningSidecar;
 use cached_server::{
     Config, Logging, MemoryFileStart, PreparedServer, Program, ServeError, Server, StartError, TakeOver,
@@ -213,10 +213,15 @@ fn serve(
     tracer.iter().for_each(|tracer| server.trace(tracer.clone()));
     let in_force = reload::source(&arguments, config.path.as_deref().zip(config.text.as_deref()))
         .map_err(|line| Failure::new(Exit::Configuration, line))?;
-    let program = Cached::new(arguments, &config, server.live(), objects.as_ref().map(Objects::live), tokens)
-        .with_tracer(tracer)
-        .with_sidecar(s3_secrets, sidecar.live());
-    let reloader = Arc::new(Reloader::new(program, in_force));
+    let parts = LiveParts {
+        server: server.live(),
+        objects: objects.as_ref().map(Objects::live),
+        tokens,
+        tracer,
+        sidecar_secrets: s3_secrets,
+        sidecar: sidecar.live(),
+    };
+    let reloader = Arc::new(Reloader::new(Cached::new(arguments, &config, parts), in_force));
     if let Some(admin) = &admin {
         control::add_routes(admin.routes(), &reloader, &server.drain(), &log);
     }
@@ -305,12 +310,12 @@ fn until_served(
     let objects = match objects {
         Some(objects) => {
             server.report_objects(objects.statistics());
-            Some(objects.serve(server.live().drain_timeout()).map_err(|error| error.failure(None))?)
+            Some(objects.serve(server.live().drain_timeout).map_err(|error| error.failure(None))?)
         }
         None => None,
     };
     let shutdown = objects.as_ref().map(|objects| (objects.control(), objects.shutdown_time_max()));
-    let (drain, delay, upgrader) = (server.drain(), server.live().drain_delay(), server.upgrader());
+    let (drain, delay, upgrader) = (server.drain(), server.live().drain_delay, server.upgrader());
     let memory_file_end = server.memory_file_end();
     let health = admin.map(AdminServer::health);
     let control = objects.as_ref().map(RunningObjects::control);
@@ -474,7 +479,8 @@ fn announce(
     }
     let mut limits = server.limits();
     if let Some(objects) = objects {
-        limits = limits.with_objects(objects.memory_bytes_max(), objects.listener_bytes_max());
+        limits.objects = objects.memory_bytes_max() as usize;
+        limits.object_listener = objects.listener_bytes_max() as usize;
         let listeners = objects.addresses();
         let listeners = match listeners.is_empty() {
             true => "nowhere: there is no [synapse]".into(),
@@ -486,11 +492,11 @@ fn announce(
         }
     }
     if let Some((line, bytes)) = sidecar.announcement() {
-        limits = limits.with_s3(bytes);
+        limits.s3 = bytes as usize;
         let _ = writeln!(text, "{line}");
     }
     if let Some(admin) = admin {
-        limits = limits.with_admin(admin.memory_bytes_max());
+        limits.admin = admin.memory_bytes_max() as usize;
         for url in admin.urls() {
             let _ = writeln!(text, "admin on {url}");
         }

@@ -61,37 +61,59 @@ impl Listener {
 }
 
 /// An address on which the server cannot listen.
-pub(crate) struct ListenError {
-    pub(crate) address: String,
-    pub(crate) cause: io::Error,
+#[derive(Debug, thiserror::Error)]
+#[error("cannot listen on {address}: {cause}")]
+pub struct ListenError {
+    /// The address.
+    pub address: String,
+    /// The error of the system.
+    pub cause: io::Error,
+}
+
+/// A kind of socket that one process hands over to another, and by which name of the configuration
+/// the other process recognises the socket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SocketKind {
+    /// A TCP listener, named by host and port.
+    Tcp,
+    /// A UDP socket, named like a TCP listener.
+    Udp,
+    /// The unix listener, named by its path.
+    Unix,
+    /// A listener that the service manager has opened; it has no name.
+    Inherited,
+    /// A listener of the admin server, named by its address.
+    Admin,
+    /// A listener of the object cache, named by its address.
+    Objects,
+}
+
+/// A socket that one process hands over to another.
+#[derive(Debug)]
+pub(crate) struct HandedSocket {
+    pub(crate) kind: SocketKind,
+    pub(crate) name: String,
+    pub(crate) socket: OwnedFd,
 }
 
 /// Sockets that another process has handed over.
 #[derive(Debug, Default)]
 pub(crate) struct Handed {
-    sockets: Vec<(SocketName, OwnedFd)>,
+    pub(crate) sockets: Vec<HandedSocket>,
     /// Whether the sockets come from another process, which may continue.
-    is_of_process: bool,
+    pub(crate) is_of_process: bool,
 }
 
 impl Handed {
-    /// Returns the sockets of another process, none of them added yet.
-    pub(crate) fn of_process() -> Handed {
-        Handed { sockets: Vec::new(), is_of_process: true }
+    /// Removes and returns the sockets of a kind that have this name.
+    pub(crate) fn take(&mut self, kind: SocketKind, name: &str) -> Vec<OwnedFd> {
+        let taken = self.sockets.extract_if(.., |own| own.kind == kind && own.name == name);
+        taken.map(|own| own.socket).collect()
     }
 
-    pub(crate) fn push(&mut self, name: SocketName, socket: OwnedFd) {
-        self.sockets.push((name, socket));
-    }
-
-    /// Removes and returns the sockets with this name.
-    pub(crate) fn take(&mut self, name: &SocketName) -> Vec<OwnedFd> {
-        self.sockets.extract_if(.., |(own, _)| own == name).map(|(_, socket)| socket).collect()
-    }
-
-    /// Returns the number of sockets that have not been taken.
-    pub(crate) fn len(&self) -> usize {
-        self.sockets.len()
+    /// Removes and returns the sockets of a kind, each with its name.
+    pub(crate) fn take_all(&mut self, kind: SocketKind) -> Vec<(String, OwnedFd)> {
+        self.sockets.extract_if(.., |own| own.kind == kind).map(|own| (own.name, own.socket)).collect()
     }
 }
 
@@ -102,22 +124,8 @@ pub(crate) struct Listeners {
     pub(crate) udp: Vec<UdpSocket>,
     /// The unix socket's file, which is removed when this is dropped.
     pub(crate) unix_file: Option<SocketFile>,
-    /// The name by which another process recognises each of `sockets`, and then each of `udp`.
-    pub(crate) names: Vec<SocketName>,
-}
-
-/// The name of a socket in the configuration, by which another process recognises a socket that is
-/// handed over.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum SocketName {
-    /// A TCP listener on this `HOST:PORT`.
-    Tcp(String),
-    /// A UDP socket on this `HOST:PORT`.
-    Udp(String),
-    /// The unix listener at this path.
-    Unix(PathBuf),
-    /// A listener that the service manager has opened.
-    Inherited,
+    /// The kind and name of each of `sockets`, and then of each of `udp`.
+    pub(crate) names: Vec<(SocketKind, String)>,
 }
 
 /// Returns the host and port of an address as configured.
@@ -148,7 +156,7 @@ impl Listeners {
                 }
                 listeners.sockets.push(listener);
             }
-            listeners.names = vec![SocketName::Inherited; listeners.sockets.len()];
+            listeners.names = vec![(SocketKind::Inherited, String::new()); listeners.sockets.len()];
             return Ok(listeners);
         }
         for address in &settings.listen {
@@ -156,8 +164,8 @@ impl Listeners {
                 let host = address.host.as_deref().unwrap_or("all interfaces");
                 ListenError { address: format!("{host}, port {}", address.port), cause }
             };
-            let name = SocketName::Tcp(configured(address));
-            let opened: Vec<Listener> = match handed.take(&name) {
+            let name = configured(address);
+            let opened: Vec<Listener> = match handed.take(SocketKind::Tcp, &name) {
                 taken if taken.is_empty() => bind_tcp(address, settings.backlog).map_err(failed)?,
                 taken => {
                     let adopt = |socket| adopt(socket, address.protocol, settings.backlog);
@@ -165,7 +173,7 @@ impl Listeners {
                 }
             };
             let tls = settings.client_certificates(address.tls);
-            listeners.names.extend(opened.iter().map(|_| name.clone()));
+            listeners.names.extend(opened.iter().map(|_| (SocketKind::Tcp, name.clone())));
             listeners.sockets.extend(opened.into_iter().map(|listener| Listener { tls, ..listener }));
         }
         let mut udp_names = Vec::new();
@@ -174,20 +182,20 @@ impl Listeners {
                 let host = address.host.as_deref().unwrap_or("all interfaces");
                 ListenError { address: format!("{host}, UDP port {}", address.port), cause }
             };
-            let name = SocketName::Udp(configured(address));
-            let opened = match handed.take(&name) {
+            let name = configured(address);
+            let opened = match handed.take(SocketKind::Udp, &name) {
                 taken if taken.is_empty() => {
                     bind_udp(address, settings.udp_reply_bytes_max).map_err(failed)?
                 }
                 taken => taken.into_iter().map(adopt_udp).collect::<Result<_, _>>().map_err(failed)?,
             };
-            udp_names.extend(opened.iter().map(|_| name.clone()));
+            udp_names.extend(opened.iter().map(|_| (SocketKind::Udp, name.clone())));
             listeners.udp.extend(opened);
         }
         if let Some(path) = &settings.unix_path {
-            let failed = |cause| ListenError { address: path.display().to_string(), cause };
-            let name = SocketName::Unix(path.clone());
-            let bound = match handed.take(&name).pop() {
+            let name = path.display().to_string();
+            let failed = |cause| ListenError { address: name.clone(), cause };
+            let bound = match handed.take(SocketKind::Unix, &name).pop() {
                 Some(socket) => adopt(socket, settings.protocol, settings.backlog)
                     .map(|listener| (listener, SocketFile::of_another(path))),
                 // The other process may continue to use its socket.
@@ -196,7 +204,7 @@ impl Listeners {
             };
             let (listener, file) = bound.map_err(failed)?;
             listeners.sockets.push(listener);
-            listeners.names.push(name);
+            listeners.names.push((SocketKind::Unix, name));
             listeners.unix_file = Some(file);
         } else if let Err(error) = write_port_file(&listeners.tcp_addresses(), &listeners.udp_addresses()) {
             tracing::warn!(cause = %error, "cannot write the file that MEMCACHED_PORT_FILENAME names");

@@ -105,18 +105,3 @@ pub(crate) fn refresh_certificates(shared: &Shared) -> Option<Result<(), TlsErro
     }
     Some(result)
 }
-
-/// Reloads the certificates, runs `others`, and puts the certificates in force if `others`
-/// succeeds. Returns the outcome of `others`, and whether there are certificates.
-///
-/// # Errors
-/// One line: the mistake in the certificates, or the error of `others`.
-pub(crate) fn refresh_certificates_with<T>(
-    shared: &Shared,
-    others: impl FnOnce() -> Result<T, String>,
-) -> Result<(T, bool), String> {
-    let Some(tls) = &shared.tls else { return Ok((others()?, false)) };
-    let outcome = tls.reload_with(others);
-    let outcome = outcome.map_err(|error| format!("{error}; the old certificates stay in use"))?;
-    Ok((outcome?, true))
-}

@@ -101,6 +101,12 @@ pub(crate) struct Shared {
     pub(crate) upgrade: Upgrader,
 }
 
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared").field("listeners", &self.listeners).finish_non_exhaustive()
+    }
+}
+
 /// A listening socket, for `stats conns` and metrics.
 #[derive(Debug)]
 pub(crate) struct ListenerInfo {

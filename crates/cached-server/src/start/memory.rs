@@ -252,63 +252,35 @@ impl Limits {
         }
     }
 
-    /// Returns the same limits with the memory of an object cache and of its listener added, in
-    /// bytes.
-    #[must_use]
-    pub fn with_objects(self, cache: u64, listener: u64) -> Limits {
-        let bytes = |bytes| usize::try_from(bytes).unwrap_or(usize::MAX);
-        Limits { objects: bytes(cache), object_listener: bytes(listener), ..self }
-    }
-
-    /// Returns the same limits with the memory of a sidecar in front of an S3 endpoint added, in
-    /// bytes.
-    #[must_use]
-    pub fn with_s3(self, sidecar: u64) -> Limits {
-        Limits { s3: usize::try_from(sidecar).unwrap_or(usize::MAX), ..self }
-    }
-
-    /// Returns the same limits with the memory of an admin listener added, in bytes.
-    #[must_use]
-    pub fn with_admin(self, listener: u64) -> Limits {
-        Limits { admin: usize::try_from(listener).unwrap_or(usize::MAX), ..self }
+    /// Returns the name and the limit of each part.
+    fn parts(&self) -> [(&'static str, usize); 10] {
+        [
+            ("items", self.arena),
+            ("index", self.index),
+            ("connection buffers", self.connection_buffers),
+            ("connections", self.connections),
+            ("workers", self.workers),
+            ("insight", self.insight),
+            ("objects", self.objects),
+            ("object listener", self.object_listener),
+            ("S3 sidecar", self.s3),
+            ("admin listener", self.admin),
+        ]
     }
 
     /// Returns the sum of all limits, in bytes.
     pub fn sum(&self) -> usize {
-        let memcached = self.arena + self.index + self.connection_buffers + self.connections + self.workers;
-        memcached + self.insight + self.objects + self.object_listener + self.s3 + self.admin
+        self.parts().into_iter().map(|(_, bytes)| bytes).sum()
     }
 }
 
+/// Shows the sum and the parts that are not 0.
 impl fmt::Display for Limits {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mib = |bytes: usize| bytes.div_ceil(1 << 20);
-        write!(
-            f,
-            "{} MiB at most = items {} + index {} + connection buffers {} + connections {} + workers {}",
-            mib(self.sum()),
-            mib(self.arena),
-            mib(self.index),
-            mib(self.connection_buffers),
-            mib(self.connections),
-            mib(self.workers)
-        )?;
-        if self.insight > 0 {
-            write!(f, " + insight {}", mib(self.insight))?;
-        }
-        if self.objects > 0 {
-            write!(f, " + objects {}", mib(self.objects))?;
-        }
-        if self.object_listener > 0 {
-            write!(f, " + object listener {}", mib(self.object_listener))?;
-        }
-        if self.s3 > 0 {
-            write!(f, " + S3 sidecar {}", mib(self.s3))?;
-        }
-        if self.admin > 0 {
-            write!(f, " + admin listener {}", mib(self.admin))?;
-        }
-        Ok(())
+        let parts = self.parts().into_iter().filter(|(_, bytes)| *bytes > 0);
+        let parts: Vec<String> = parts.map(|(name, bytes)| format!("{name} {}", mib(bytes))).collect();
+        write!(f, "{} MiB at most = {}", mib(self.sum()), parts.join(" + "))
     }
 }
 

@@ -33,13 +33,8 @@ pub enum StartError {
     #[error(transparent)]
     MemoryFile(#[from] ArenaFileError),
     /// An address cannot be listened on.
-    #[error("cannot listen on {address}: {cause}")]
-    Listen {
-        /// The address.
-        address: String,
-        /// The error of the system.
-        cause: io::Error,
-    },
+    #[error(transparent)]
+    Listen(#[from] ListenError),
     /// The passwords of clients cannot be read.
     #[error("{}", .0.why)]
     Passwords(ConfigError),
@@ -64,7 +59,7 @@ impl StartError {
             }
             StartError::Store(KvConfigError::Arena(_) | KvConfigError::Index(_)) => Exit::Refused,
             StartError::Store(_) | StartError::Passwords(_) | StartError::Tls(_) => Exit::Configuration,
-            StartError::Listen { .. } | StartError::TakeOver(_) => Exit::Refused,
+            StartError::Listen(_) | StartError::TakeOver(_) => Exit::Refused,
             StartError::Thread(_) => Exit::Trouble,
         }
     }
@@ -97,12 +92,6 @@ pub enum ServeError {
     /// The running process continued by itself.
     #[error(transparent)]
     TakeOver(#[from] TakeOverError),
-}
-
-impl From<ListenError> for StartError {
-    fn from(error: ListenError) -> StartError {
-        StartError::Listen { address: error.address, cause: error.cause }
-    }
 }
 
 #[cfg(not(feature = "sidecar"))]

@@ -8,7 +8,7 @@ use crate::config::{Config, File, SidecarSecrets};
 use crate::objects::ReloadObjects;
 use crate::process;
 use crate::shared::Shared;
-use crate::shared::live::{SERVER_LIVE_KEYS, refresh_certificates_with};
+use crate::shared::live::SERVER_LIVE_KEYS;
 use blocker::trace::Tracer;
 use cached_admin::{Tokens, TokensRead};
 use cached_config::{ConfigFileError, LIVE_KEYS, read_config};
@@ -20,11 +20,13 @@ use toml::Table;
 
 /// Changes the settings of a running server. Does not keep the server alive: the server's cache and
 /// store can be closed while this still exists.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct LiveServer {
     shared: Weak<Shared>,
-    drain_delay: LiveSecs,
-    drain_timeout: LiveSecs,
+    /// The time for which the server reports that it is not ready before its listeners close.
+    pub drain_delay: LiveSecs,
+    /// The time that clients have to read their replies at shutdown.
+    pub drain_timeout: LiveSecs,
 }
 
 impl LiveServer {
@@ -70,86 +72,53 @@ impl LiveServer {
     ) -> Result<Vec<String>, String> {
         let Some(shared) = self.shared.upgrade() else { return others() };
         let passwords = shared.settings.auth.read_again().map_err(|error| error.to_string())?;
-        let (mut files, has_certificates) = refresh_certificates_with(&shared, others)?;
+        let mut files = match &shared.tls {
+            None => others()?,
+            Some(tls) => {
+                let outcome = tls.reload_with(others);
+                outcome.map_err(|error| format!("{error}; the old certificates stay in use"))??
+            }
+        };
         files.extend(shared.settings.auth.put_in_force(passwords).into_iter().map(String::from));
-        if has_certificates {
+        if shared.tls.is_some() {
             files.push("memcached.tls".into());
         }
         Ok(files)
     }
-
-    /// Returns the time, changeable at run time, for which the server reports that it is not ready
-    /// before its listeners close.
-    pub fn drain_delay(&self) -> LiveSecs {
-        self.drain_delay.clone()
-    }
-
-    /// Returns the time, changeable at run time, that clients have to read their replies at
-    /// shutdown.
-    pub fn drain_timeout(&self) -> LiveSecs {
-        self.drain_timeout.clone()
-    }
-}
-
-impl std::fmt::Debug for LiveServer {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("LiveServer")
-    }
 }
 
 /// The `cached` program, as far as its configuration can change.
-#[derive(Debug)]
 pub struct Cached {
     arguments: Vec<OsString>,
     path: Option<PathBuf>,
-    server: LiveServer,
-    objects: Option<ReloadObjects>,
-    tokens: Option<Tokens>,
-    tracer: Option<Tracer>,
-    sidecar: SidecarSecrets,
-    live_sidecar: LiveSidecar,
     in_force: Mutex<File>,
     /// The descriptors for connections of the object cache's listener.
     descriptors_at_start: usize,
+    parts: LiveParts,
+}
+
+/// The parts of the program that a reload changes.
+pub struct LiveParts {
+    /// The server of memcached's protocols.
+    pub server: LiveServer,
+    /// The object cache, if there is one.
+    pub objects: Option<ReloadObjects>,
+    /// The tokens of the admin listener.
+    pub tokens: Option<Tokens>,
+    /// The tracer, whose sampling rate can change.
+    pub tracer: Option<Tracer>,
+    /// The secrets of the sidecar.
+    pub sidecar_secrets: SidecarSecrets,
+    /// The settings of the sidecar.
+    pub sidecar: LiveSidecar,
 }
 
 impl Cached {
     /// Returns the program that was started with `arguments` and runs with `config`.
-    pub fn new(
-        arguments: Vec<OsString>,
-        config: &Config,
-        server: LiveServer,
-        objects: Option<ReloadObjects>,
-        tokens: Option<Tokens>,
-    ) -> Cached {
+    pub fn new(arguments: Vec<OsString>, config: &Config, parts: LiveParts) -> Cached {
         let in_force = Mutex::new(File::from(config));
-        let path = config.path.clone();
         let descriptors_at_start = config.synapse.as_ref().map_or(0, |table| table.connections_max as usize);
-        let sidecar = SidecarSecrets::default();
-        Cached {
-            arguments,
-            path,
-            server,
-            objects,
-            tokens,
-            tracer: None,
-            sidecar,
-            live_sidecar: LiveSidecar::default(),
-            in_force,
-            descriptors_at_start,
-        }
-    }
-
-    /// Adds a tracer whose sampling rate can change.
-    #[must_use]
-    pub fn with_tracer(self, tracer: Option<Tracer>) -> Cached {
-        Cached { tracer, ..self }
-    }
-
-    /// Adds a sidecar with its secrets, and with settings in `live_sidecar` that can change.
-    #[must_use]
-    pub fn with_sidecar(self, sidecar: SidecarSecrets, live_sidecar: LiveSidecar) -> Cached {
-        Cached { sidecar, live_sidecar, ..self }
+        Cached { arguments, path: config.path.clone(), in_force, descriptors_at_start, parts }
     }
 
     /// Returns the name of the configuration file, for errors.
@@ -206,23 +175,24 @@ impl Program for Cached {
         let (settings, secrets) = (after.settings().map_err(line)?, after.secrets().map_err(line)?);
         let mut in_force = self.in_force.lock().unwrap_or_else(PoisonError::into_inner);
         let objects = after.objects.as_ref();
+        let LiveParts { server, tracer, sidecar, .. } = &self.parts;
         // Steps that can fail come first: all files are read, then the object cache changes, or
         // nothing does.
-        let tokens = self.tokens.as_ref().map(Tokens::read_again).transpose()?;
-        let sidecar = self.sidecar.read_again()?;
-        let mut files = self.server.refresh_files(|| match &self.objects {
+        let tokens = self.parts.tokens.as_ref().map(Tokens::read_again).transpose()?;
+        let sidecar_secrets = self.parts.sidecar_secrets.read_again()?;
+        let mut files = server.refresh_files(|| match &self.parts.objects {
             None => Ok(Vec::new()),
             Some(live) => live.change(objects, after.synapse.as_ref(), secrets).map_err(line),
         })?;
         // These settings were checked with the file.
-        self.live_sidecar.change(&after)?;
+        sidecar.change(&after)?;
         if tokens.is_some_and(TokensRead::put_in_force) {
             files.push("admin.token_file".into());
         }
         let descriptors = after.synapse.as_ref().map_or(0, |table| table.connections_max as usize);
-        files.extend(sidecar.put_in_force().into_iter().map(String::from));
-        self.server.change(&settings, descriptors.saturating_sub(self.descriptors_at_start));
-        if let (Some(tracer), Some(table)) = (&self.tracer, &after.tracing) {
+        files.extend(sidecar_secrets.put_in_force().into_iter().map(String::from));
+        server.change(&settings, descriptors.saturating_sub(self.descriptors_at_start));
+        if let (Some(tracer), Some(table)) = (tracer, &after.tracing) {
             tracer.set_ratio(table.sample_ratio);
         }
         *in_force = after;

@@ -13,7 +13,7 @@ use crate::shared::{Shared, Upgrader};
 use crate::stats::admin::ServerSource;
 use crate::telemetry::heartbeat::Activity;
 use crate::telemetry::watch::{Evictions, Watch};
-use crate::upgrade::give::{Prepared, Upgradable, Upgrades};
+use crate::upgrade::give::{Prepared, Upgradable};
 use crate::upgrade::{Program, Taking};
 use crate::worker::{BackgroundThread, Worker};
 use blocker::trace::Tracer;
@@ -44,6 +44,7 @@ const MEMORY_FILE_BYTES_PER_SEC: usize = 50 << 20;
 
 /// A server whose sockets are open. Clients can connect, and are served once [`run`](Server::run)
 /// is called.
+#[derive(Debug)]
 pub struct Server {
     pub(crate) shared: Arc<Shared>,
     listeners: Listeners,
@@ -51,12 +52,12 @@ pub struct Server {
     pub(crate) taking: Option<Taking>,
     /// The number of connections taken over.
     pub(crate) taken: u32,
-    /// The parameters with which another process can take over, if that is allowed.
-    upgrades: Option<Upgrades>,
+    /// The parameters with which this process can hand over to another, if that is allowed.
+    upgradable: Option<Upgradable>,
 }
 
 /// Stops a server from any thread.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Stopper {
     shared: Arc<Shared>,
 }
@@ -65,18 +66,6 @@ impl Stopper {
     /// Requests that the server answer the requests it has received, and end.
     pub fn stop(&self) {
         self.shared.stop.request();
-    }
-}
-
-impl std::fmt::Debug for Server {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Server").field("listeners", &self.listeners).finish_non_exhaustive()
-    }
-}
-
-impl std::fmt::Debug for Stopper {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Stopper")
     }
 }
 
@@ -134,7 +123,7 @@ impl Server {
         // Set only here.
         let _ = shared.listeners.set(listeners.infos());
         let _ = shared.udp.set(std::mem::take(&mut listeners.udp).into());
-        Ok(Server { shared, listeners, taking: None, taken: 0, upgrades: None })
+        Ok(Server { shared, listeners, taking: None, taken: 0, upgradable: None })
     }
 
     /// Returns the TCP addresses on which the server listens.
@@ -149,11 +138,7 @@ impl Server {
 
     /// Returns the addresses at which the server receives datagrams.
     pub fn udp_addresses(&self) -> Vec<SocketAddr> {
-        self.shared
-            .udp
-            .get()
-            .map(|sockets| sockets.iter().map(|udp| udp.address).collect())
-            .unwrap_or_default()
+        self.shared.udp.get().into_iter().flat_map(|sockets| sockets.iter()).map(|udp| udp.address).collect()
     }
 
     /// Returns the path of the unix socket on which the server listens.
@@ -212,7 +197,10 @@ impl Server {
         admin: Vec<(String, OwnedFd)>,
         objects: Option<ObjectsControl>,
     ) {
-        self.upgrades = Some(Upgrades::new(program, admin, objects));
+        match Upgradable::new(program, &self.listeners, &self.shared, admin, objects) {
+            Ok(upgradable) => self.upgradable = Some(upgradable),
+            Err(error) => tracing::warn!(cause = %error, "an upgrade will not be possible"),
+        }
     }
 
     /// Returns a handle that requests a takeover by another process.
@@ -242,14 +230,7 @@ impl Server {
         serving: Box<dyn FnOnce() + '_>,
     ) -> Result<(), ServeError> {
         let runtime = runtime()?;
-        let Server { shared, mut listeners, taking, taken, upgrades } = self;
-        let upgradable = upgrades.and_then(|upgrades| match upgrades.over(&listeners, &shared) {
-            Ok(upgradable) => Some(upgradable),
-            Err(error) => {
-                tracing::warn!(cause = %error, "an upgrade will not be possible");
-                None
-            }
-        });
+        let Server { shared, mut listeners, taking, taken, upgradable } = self;
         let begin = Begin::default();
         let ended = start_workers(&shared, &begin)?;
         if let Some(taking) = &taking {

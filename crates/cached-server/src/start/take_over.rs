@@ -6,11 +6,11 @@ use super::memory::OnTakingOver;
 use super::server::{Server, open_store};
 use crate::config::settings::Settings;
 use crate::connections::{AcceptedConnection, Command, ConnInfo, Endpoints, HandedConnection};
-use crate::listen::{Listeners, SocketName};
+use crate::listen::{Listeners, SocketKind};
 use crate::process::Logging;
 use crate::shared::clock::ServerClock;
 use crate::shared::{Shared, faults};
-use crate::upgrade::{Offered, TakeOver, Taken};
+use crate::upgrade::{TakeOver, Taken, Taking};
 use cached_tls::ServerTls;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -18,18 +18,13 @@ use std::sync::Arc;
 
 /// A server that is prepared to take over from a running process, which serves until then. The
 /// running process continues if this, or the server created from it, is dropped before it serves.
+#[derive(Debug)]
 pub struct PreparedServer {
     settings: Settings,
     logging: Logging,
     tls: Option<Arc<ServerTls>>,
     listeners: Listeners,
-    offered: Offered,
-}
-
-impl std::fmt::Debug for PreparedServer {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("PreparedServer").field("listeners", &self.listeners).finish_non_exhaustive()
-    }
+    taking: Taking,
 }
 
 impl PreparedServer {
@@ -45,16 +40,16 @@ impl PreparedServer {
     ) -> Result<PreparedServer, StartError> {
         settings.auth.load_missing().map_err(StartError::Passwords)?;
         let mut handed = take_over.take_sockets();
-        let inherited = handed.take(&SocketName::Inherited);
+        let inherited = handed.take(SocketKind::Inherited, "");
         let listeners = Listeners::open(&settings, inherited, &mut handed)?;
-        if handed.len() > 0 {
+        if !handed.sockets.is_empty() {
             tracing::warn!(
-                sockets = handed.len(),
+                sockets = handed.sockets.len(),
                 "sockets that the configuration no longer names are closed"
             );
         }
-        let offered = take_over.prepared(settings.memory_file.as_deref())?;
-        Ok(PreparedServer { settings, logging, tls, listeners, offered })
+        let taking = take_over.prepared(settings.memory_file.as_deref())?;
+        Ok(PreparedServer { settings, logging, tls, listeners, taking })
     }
 
     /// Waits until the running process has no object store open. This process can then open its
@@ -63,7 +58,7 @@ impl PreparedServer {
     /// # Errors
     /// [`StartError`]: the running process continues.
     pub fn wait_for_store(&self) -> Result<(), StartError> {
-        Ok(self.offered.wait_for_store()?)
+        Ok(self.taking.wait_for_store()?)
     }
 
     /// Takes over the memory file and the connections of the running process, which has stopped
@@ -72,9 +67,8 @@ impl PreparedServer {
     /// # Errors
     /// [`StartError`]: the running process continues.
     pub fn take_over(self, on_taking_over: &OnTakingOver<'_>) -> Result<Server, StartError> {
-        let PreparedServer { settings, logging, tls, listeners, offered } = self;
-        let (taken, taking) = offered.take(settings.memory_file.as_deref())?;
-        let Taken { state, file, connections } = taken;
+        let PreparedServer { settings, logging, tls, listeners, taking } = self;
+        let Taken { state, file, connections } = taking.take(settings.memory_file.as_deref())?;
         let clock = match &file {
             Some(file) if file.resume_secs() != state.clock_secs => {
                 ServerClock::starting_at(file.resume_secs())

@@ -1,16 +1,15 @@
 //! The old process: starts the new one, stops, hands over its state, and continues if the hand-over
 //! fails.
 
-use super::message::{BATCH_BYTES, DESCRIPTORS_MAX, MemoryState, Message, Offer, SocketKind, VERSION};
+use super::message::{BATCH_BYTES, DESCRIPTORS_MAX, MemoryState, Message, Offer, VERSION};
 use super::{Channel, ChannelError};
 use super::{Program, VARIABLE};
 use crate::connections::{Command, Pause, Paused, Verdict};
-use crate::listen::{Listeners, SocketName};
+use crate::listen::{HandedSocket, Listeners, SocketKind};
 use crate::objects::ObjectsControl;
 use crate::shared::Shared;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
 use std::process::{Child, Stdio};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
@@ -24,14 +23,6 @@ const STOP_MARGIN: Duration = Duration::from_secs(5);
 
 /// The time in which a process that has closed the channel may end by itself.
 const LAST_WORDS_WITHIN: Duration = Duration::from_secs(1);
-
-/// A socket to be handed over.
-#[derive(Debug)]
-pub(crate) struct Given {
-    pub(crate) kind: SocketKind,
-    pub(crate) name: String,
-    pub(crate) socket: OwnedFd,
-}
 
 /// The new process. If this is dropped before the process serves, the process is killed.
 #[derive(Debug)]
@@ -48,7 +39,7 @@ impl Successor {
     /// The reason why the process is not prepared, as a part of a line.
     pub(crate) fn start(
         program: &Program,
-        sockets: &[Given],
+        sockets: &[HandedSocket],
         memory_file: Option<(u64, u64)>,
         limit: Duration,
     ) -> Result<Successor, String> {
@@ -67,7 +58,7 @@ impl Successor {
 
     fn offer(
         &self,
-        sockets: &[Given],
+        sockets: &[HandedSocket],
         memory_file: Option<(u64, u64)>,
         deadline: Instant,
     ) -> Result<(), ChannelError> {
@@ -78,7 +69,7 @@ impl Successor {
             memory_file,
         };
         self.channel.send(&Message::Offer(offer), &[], deadline)?;
-        for Given { kind, name, socket } in sockets {
+        for HandedSocket { kind, name, socket } in sockets {
             let message = Message::Socket { kind: *kind, name: name.clone() };
             self.channel.send(&message, &[socket.as_fd()], deadline)?;
         }
@@ -299,18 +290,11 @@ impl StoppedWorkers {
     }
 }
 
-/// The parameters of an upgrade.
-pub(crate) struct Upgrades {
-    program: Program,
-    /// Sockets of other listeners, each with its configured address.
-    admin: Vec<(String, OwnedFd)>,
-    objects: Option<ObjectsControl>,
-}
-
-/// A server that can hand over to a new process.
+/// The parameters with which this server can hand over to a new process.
+#[derive(Debug)]
 pub(crate) struct Upgradable {
     program: Program,
-    sockets: Arc<[Given]>,
+    sockets: Arc<[HandedSocket]>,
     objects: Option<ObjectsControl>,
     limit: Duration,
 }
@@ -318,48 +302,37 @@ pub(crate) struct Upgradable {
 /// The new process once it is prepared, or the reason why it is not.
 pub(crate) type Prepared = Result<Successor, String>;
 
-impl Upgrades {
+impl Upgradable {
+    /// Duplicates the sockets that a new process gets. `admin` are the sockets of the admin
+    /// listener, each with its configured address.
     pub(crate) fn new(
         program: Program,
+        listeners: &Listeners,
+        shared: &Shared,
         admin: Vec<(String, OwnedFd)>,
         objects: Option<ObjectsControl>,
-    ) -> Upgrades {
-        Upgrades { program, admin, objects }
-    }
-
-    /// Duplicates the sockets that a new process gets.
-    pub(crate) fn over(self, listeners: &Listeners, shared: &Shared) -> io::Result<Upgradable> {
-        let Upgrades { program, admin, objects } = self;
+    ) -> io::Result<Upgradable> {
+        // The name of a socket is a text in the messages.
+        let unix_path = listeners.unix_path().filter(|_| listeners.unix_file.is_some());
+        if unix_path.is_some_and(|path| path.to_str().is_none()) {
+            let wrong = "the path of the unix socket is not UTF-8";
+            return Err(io::Error::new(io::ErrorKind::InvalidData, wrong));
+        }
         let mut sockets = Vec::new();
         let udp = shared.udp.get().into_iter().flat_map(|sockets| sockets.iter());
         let udp = udp.map(|udp| udp.socket.try_clone());
         let all = listeners.sockets.iter().map(|listener| listener.socket.try_clone().map(OwnedFd::from));
-        for (name, socket) in listeners.names.iter().zip(all.chain(udp)) {
-            let (kind, name) = match name {
-                SocketName::Tcp(name) => (SocketKind::Tcp, name.clone()),
-                SocketName::Udp(name) => (SocketKind::Udp, name.clone()),
-                SocketName::Unix(path) => (SocketKind::Unix, name_of(path)?),
-                SocketName::Inherited => (SocketKind::Inherited, String::new()),
-            };
-            sockets.push(Given { kind, name, socket: socket? });
+        for ((kind, name), socket) in listeners.names.iter().zip(all.chain(udp)) {
+            sockets.push(HandedSocket { kind: *kind, name: name.clone(), socket: socket? });
         }
-        let admin = admin.into_iter().map(|(name, socket)| Given { kind: SocketKind::Admin, name, socket });
-        sockets.extend(admin);
-        for (name, socket) in objects.as_ref().map_or_else(|| Ok(Vec::new()), ObjectsControl::sockets)? {
-            sockets.push(Given { kind: SocketKind::Objects, name, socket });
+        let objects_sockets = objects.as_ref().map_or_else(|| Ok(Vec::new()), ObjectsControl::sockets)?;
+        for (kind, list) in [(SocketKind::Admin, admin), (SocketKind::Objects, objects_sockets)] {
+            sockets.extend(list.into_iter().map(|(name, socket)| HandedSocket { kind, name, socket }));
         }
         let limit = Duration::from_secs(shared.settings.upgrade_timeout_secs);
         Ok(Upgradable { program, sockets: sockets.into(), objects, limit })
     }
-}
 
-/// Returns the form of a path in a message.
-fn name_of(path: &Path) -> io::Result<String> {
-    let wrong = || io::Error::new(io::ErrorKind::InvalidData, "the path of the unix socket is not UTF-8");
-    path.to_str().map(str::to_owned).ok_or_else(wrong)
-}
-
-impl Upgradable {
     /// Starts the new process on a separate thread, and lets it open the object store; meanwhile,
     /// this process serves items. The outcome is sent on the channel.
     pub(crate) fn start(&self, shared: &Shared) -> oneshot::Receiver<Prepared> {

@@ -9,6 +9,7 @@
 //! ([`MESSAGE_BYTES_MAX`]), and so is all that it names.
 
 use crate::connections::{HANDED_INPUT_BYTES_MAX, HandedConnection, HandedPhase};
+use crate::listen::SocketKind;
 use cached_proto::Protocol;
 
 /// The version of the messages, which must be the same in both processes.
@@ -74,23 +75,7 @@ pub(crate) struct Offer {
     pub(crate) memory_file: Option<(u64, u64)>,
 }
 
-/// A kind of socket.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum SocketKind {
-    /// A TCP listener, named by host and port as configured.
-    Tcp,
-    /// A UDP socket, named like a TCP listener.
-    Udp,
-    /// A unix listener, named by its path.
-    Unix,
-    /// A listener that the service manager has opened.
-    Inherited,
-    /// A listener of the admin server, named by its configured address.
-    Admin,
-    /// A listener of the object cache, named by its configured address.
-    Objects,
-}
-
+/// The kinds of sockets, each encoded as its index.
 const SOCKET_KINDS: [SocketKind; 6] = [
     SocketKind::Tcp,
     SocketKind::Udp,

@@ -37,8 +37,8 @@ pub(crate) mod give;
 pub(crate) mod message;
 mod take;
 
-pub(crate) use take::{Offered, Taken, Taking};
 pub use take::{TakeOver, TakeOverError};
+pub(crate) use take::{Taken, Taking};
 
 use message::{DESCRIPTORS_MAX, MESSAGE_BYTES_MAX, Message};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -267,8 +267,8 @@ mod tests {
 
 #[cfg(test)]
 mod channel_tests {
-    use super::message::SocketKind;
     use super::*;
+    use crate::listen::SocketKind;
     use std::fs::File;
 
     fn soon() -> Instant {

@@ -1,10 +1,10 @@
 //! The new process: takes over sockets, memory and connections from the old one, step by step.
 
 use super::VARIABLE;
-use super::message::{MemoryState, Message, Offer, SocketKind, VERSION};
+use super::message::{MemoryState, Message, Offer, VERSION};
 use super::{Channel, ChannelError};
 use crate::connections::HandedConnection;
-use crate::listen::{Handed, SocketName};
+use crate::listen::{Handed, HandedSocket, SocketKind};
 use crate::shared::faults;
 use cached_core::arena::{ArenaFile, ArenaFileError};
 use std::fs::File;
@@ -60,17 +60,9 @@ pub struct TakeOver {
     channel: Channel,
     offer: Offer,
     handed: Handed,
-    admin: Vec<(String, OwnedFd)>,
-    objects: Vec<(String, OwnedFd)>,
 }
 
-/// A running process that has been told that this one is prepared.
-#[derive(Debug)]
-pub(crate) struct Offered {
-    channel: Channel,
-}
-
-/// A takeover that is completed once the rest of the server is ready.
+/// A takeover from a running process, which knows that this one is prepared.
 #[derive(Debug)]
 pub(crate) struct Taking {
     channel: Channel,
@@ -117,7 +109,7 @@ impl TakeOver {
             return Err(TakeOverError::Version(offer.version));
         }
         faults::at_step("offer");
-        let (mut handed, mut admin, mut objects) = (Handed::of_process(), Vec::new(), Vec::new());
+        let mut handed = Handed { sockets: Vec::new(), is_of_process: true };
         for _ in 0..offer.sockets {
             let (Message::Socket { kind, name }, mut sockets) = channel.receive(deadline)? else {
                 return Err(ChannelError::Unexpected.into());
@@ -125,26 +117,19 @@ impl TakeOver {
             let (Some(socket), true) = (sockets.pop(), sockets.is_empty()) else {
                 return Err(ChannelError::Unexpected.into());
             };
-            match kind {
-                SocketKind::Tcp => handed.push(SocketName::Tcp(name), socket),
-                SocketKind::Udp => handed.push(SocketName::Udp(name), socket),
-                SocketKind::Unix => handed.push(SocketName::Unix(name.into()), socket),
-                SocketKind::Inherited => handed.push(SocketName::Inherited, socket),
-                SocketKind::Admin => admin.push((name, socket)),
-                SocketKind::Objects => objects.push((name, socket)),
-            }
+            handed.sockets.push(HandedSocket { kind, name, socket });
         }
-        Ok(TakeOver { channel, offer, handed, admin, objects })
+        Ok(TakeOver { channel, offer, handed })
     }
 
     /// Returns the sockets of the admin listener, each with its configured address.
     pub fn take_admin_sockets(&mut self) -> Vec<(String, OwnedFd)> {
-        std::mem::take(&mut self.admin)
+        self.handed.take_all(SocketKind::Admin)
     }
 
     /// Returns the sockets of the object cache, each with its configured address.
     pub fn take_object_sockets(&mut self) -> Vec<(String, OwnedFd)> {
-        std::mem::take(&mut self.objects)
+        self.handed.take_all(SocketKind::Objects)
     }
 
     /// Returns the listening sockets.
@@ -154,7 +139,7 @@ impl TakeOver {
 
     /// Reports that the configuration is valid and the sockets are open. `memory_file` is the path
     /// in the configuration.
-    pub(crate) fn prepared(self, memory_file: Option<&Path>) -> Result<Offered, TakeOverError> {
+    pub(crate) fn prepared(self, memory_file: Option<&Path>) -> Result<Taking, TakeOverError> {
         let TakeOver { channel, offer, .. } = self;
         let id = |metadata: std::fs::Metadata| (metadata.dev(), metadata.ino());
         let own = memory_file.and_then(|path| path.metadata().ok()).map(id);
@@ -164,11 +149,11 @@ impl TakeOver {
         faults::at_step("listening");
         tracing::info!(version = offer.program, "prepared to take over from the running process");
         channel.send(&Message::Prepared, &[], Instant::now() + STEP_MAX)?;
-        Ok(Offered { channel })
+        Ok(Taking { channel })
     }
 }
 
-impl Offered {
+impl Taking {
     /// Waits until the old process has no object store open.
     pub(crate) fn wait_for_store(&self) -> Result<(), TakeOverError> {
         self.channel.expect(&Message::StoreFree, Instant::now() + STEP_MAX)?;
@@ -178,9 +163,9 @@ impl Offered {
 
     /// Reports that the object store is open, and takes over the state of the old process once that
     /// process has stopped. `memory_file` is the path in the configuration.
-    pub(crate) fn take(self, memory_file: Option<&Path>) -> Result<(Taken, Taking), TakeOverError> {
+    pub(crate) fn take(&self, memory_file: Option<&Path>) -> Result<Taken, TakeOverError> {
         faults::at_step("opened");
-        let Offered { channel } = self;
+        let channel = &self.channel;
         let deadline = Instant::now() + STEP_MAX;
         channel.send(&Message::StoreOpen, &[], deadline)?;
         let (Message::Memory(state), mut files) = channel.receive(deadline)? else {
@@ -209,11 +194,9 @@ impl Offered {
                 _ => return Err(ChannelError::Unexpected.into()),
             }
         }
-        Ok((Taken { state, file, connections }, Taking { channel }))
+        Ok(Taken { state, file, connections })
     }
-}
 
-impl Taking {
     /// Reports that this process is ready to serve, and waits until the memory belongs to it.
     pub(crate) fn ready(&self, items: u64, connections: u32) -> Result<(), TakeOverError> {
         faults::at_step("ready");
