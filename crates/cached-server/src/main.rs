@@ -1,7 +1,6 @@
 //! `cached`: reads the command line, prints what it serves, and serves it.
 
 use blocker::metrics::Registration;
-use blocker::trace::Tracer;
 use cached_admin::{AdminConfig, AdminError, AdminServer, Health, control};
 use cached_process::drain::Drain;
 use cached_process::log::Log;
@@ -9,10 +8,8 @@ use cached_process::reload::{LiveSecs, Reloader, Reloads};
 use cached_process::signals::{Requested, Signals};
 use cached_process::{Exit, Failure, memory, panics};
 use cached_server::cli::{self, Request};
-use cached_server::config::{AdminTable, Loaded, Secrets, TracingTable};
-use cached_server::objects::{
-    ObjectSockets, Objects, ObjectsControl, ObjectsError, RunningObjects, VolumesOpening,
-};
+use cached_server::config::{AdminTable, Loaded, TracingTable};
+use cached_server::objects::{ObjectSockets, Objects, ObjectsControl, ObjectsError, RunningObjects};
 use cached_server::process::Parent;
 use cached_server::reload::{self, Cached, LiveParts};
 use cached_server::sidecar::RunningSidecar;
@@ -158,11 +155,9 @@ fn serve(
     let admin = admin.map(Arc::new);
     let exporter = config.tracing.as_ref().map(|table| start_tracing(table, admin.as_deref())).transpose()?;
     let tracer = exporter.as_ref().map(|(exporter, _)| exporter.tracer());
-    let volumes =
-        config.volumes.clone().map(|volumes| VolumesOpening { volumes, nbd: config.nbd.clone(), nbd_tls });
     let open_objects = |sockets| {
-        let (admin, tracer) = (admin.as_ref(), tracer.as_ref());
-        match open_objects(&config, volumes, secrets, &signals, sockets, admin, tracer) {
+        let end = pin!(signals.end_requested("while the store is being opened"));
+        match Objects::open(&config, nbd_tls, secrets, sockets, end, admin.as_ref(), tracer.as_ref()) {
             Err(ObjectsError::Ended) => Ok(None),
             objects => objects.map(Some).map_err(|error| error.failure(config.path.as_deref())),
         }
@@ -254,22 +249,6 @@ fn serve(
         process::remove_pid_file(path);
     }
     result
-}
-
-/// Opens the object cache, if one is configured. Waits for a store that is unavailable.
-fn open_objects(
-    config: &Config,
-    volumes: Option<VolumesOpening>,
-    secrets: Secrets,
-    signals: &Signals,
-    sockets: Option<ObjectSockets>,
-    admin: Option<&Arc<AdminServer>>,
-    tracer: Option<&Tracer>,
-) -> Result<Option<Objects>, ObjectsError> {
-    let Some(table) = &config.objects else { return Ok(None) };
-    let (synapse, settings) = (config.synapse.as_ref(), &config.settings);
-    let end = pin!(signals.end_requested("while the store is being opened"));
-    Objects::open(table, synapse, volumes, settings, secrets, sockets, end, admin, tracer).map(Some)
 }
 
 /// Starts the exporter of spans, and shows its metrics until the result is dropped.

@@ -21,10 +21,8 @@ mod volumes;
 
 pub use open::{ObjectSockets, ReloadObjects};
 pub use thread::{ObjectsControl, ShutdownError};
-pub use volumes::VolumesOpening;
 
-use crate::config::settings::Settings;
-use crate::config::{BackendTable, ConfigError, ObjectsTable, Secrets, SynapseTable};
+use crate::config::{BackendTable, Config, ConfigError, Secrets};
 use blocker::metrics::{Collect, render};
 use blocker::trace::Tracer;
 use cached_admin::AdminServer;
@@ -33,17 +31,18 @@ use cached_config::{ConfigFileError, StartError};
 use cached_core::object::{ObjectCache, WeakObjectCache};
 use cached_process::reload::LiveSecs;
 use cached_process::{Exit, Failure};
+use cached_tls::ServerTls;
 use open::{ObjectListener, OpenObjects, Opening, Parts};
 use parking_lot::Mutex;
 use std::io;
 use std::path::Path;
 use std::pin::Pin;
 use std::sync::{Arc, Weak};
-use std::thread::JoinHandle;
 use std::time::Duration;
 use thread::ObjectThread;
+use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
-use volumes::VolumeService;
+use volumes::{VolumeService, VolumesOpening};
 
 /// The reason why the object cache cannot start, as a single line.
 #[derive(Debug, thiserror::Error)]
@@ -115,39 +114,39 @@ impl ObjectsError {
 pub struct Objects {
     open: OpenObjects,
     memory_bytes_max: u64,
-    control: ObjectsControl,
-    reload: ReloadObjects,
-    statistics: ObjectStatistics,
-    admin: Option<Weak<AdminServer>>,
-    flush_max: LiveSecs,
+    thread: ObjectThread,
 }
 
 impl Objects {
     /// Opens the journal and the store, creates the cache, begins its recovery, and opens the
-    /// sockets, unless `sockets` are already open. While the store is unavailable, retries until
-    /// `end` is ready. The secrets are read separately, because reading them may need privileges
-    /// that the process drops earlier. With an `admin` listener, requests to the store are
-    /// measured, and the listener shows what the startup waits for; with a `tracer`, requests are
-    /// traced.
+    /// sockets, unless `sockets` are already open. Returns `None` if no object cache is configured.
+    /// While the store is unavailable, retries until `end` is ready. The secrets are read
+    /// separately, because reading them may need privileges that the process drops earlier. With an
+    /// `admin` listener, requests to the store are measured, and the listener shows what the
+    /// startup waits for; with a `tracer`, requests are traced.
     ///
     /// # Errors
     /// [`ObjectsError`] for the first failure.
-    #[allow(clippy::too_many_arguments, reason = "each is another part of the program")]
     pub fn open(
-        objects: &ObjectsTable,
-        synapse: Option<&SynapseTable>,
-        volumes: Option<VolumesOpening>,
-        settings: &Settings,
+        config: &Config,
+        nbd_tls: Option<Arc<ServerTls>>,
         secrets: Secrets,
         sockets: Option<ObjectSockets>,
         end: Pin<&mut dyn Future<Output = ()>>,
         admin: Option<&Arc<AdminServer>>,
         tracer: Option<&Tracer>,
-    ) -> Result<Objects, ObjectsError> {
+    ) -> Result<Option<Objects>, ObjectsError> {
+        let Some(objects) = &config.objects else { return Ok(None) };
+        let settings = &config.settings;
         let slow = Arc::new(SlowLog::new(settings.insight.slow_threshold()));
+        let volumes = config.volumes.clone().map(|volumes| VolumesOpening {
+            volumes,
+            nbd: config.nbd.clone(),
+            nbd_tls,
+        });
         let opening = Opening {
             objects: objects.clone(),
-            synapse: synapse.cloned(),
+            synapse: config.synapse.clone(),
             volumes,
             secrets,
             sampling: settings.insight.sampling(),
@@ -156,14 +155,13 @@ impl Objects {
             health: admin.map(|admin| admin.health().clone()),
         };
         let open = opening.open(end)?;
-        let memory_bytes_max = objects.cache_bytes_max() + open.parts.store.memory_bytes_max();
         let is_in_memory = matches!(objects.backend, Some(BackendTable::Memory(_)));
         let obstacle =
             is_in_memory.then_some("the store of objects is in memory, and would be lost; restart instead");
         let sockets = match sockets {
             Some(sockets) => sockets,
             // Opened last, so that clients are refused until the store is available.
-            None => ObjectSockets::open(synapse, Vec::new())?,
+            None => ObjectSockets::open(config.synapse.as_ref(), Vec::new())?,
         };
         let control = ObjectsControl::new(sockets, obstacle);
         if let Some(admin) = admin {
@@ -172,17 +170,18 @@ impl Objects {
                 control.is_released().then(|| "another process takes the object cache over".into())
             });
         }
-        let statistics = ObjectStatistics::new(slow);
+        let statistics = ObjectStatistics { present: Arc::default(), slow };
         statistics.set(&open.parts.cache, open.parts.listener.as_ref());
-        Ok(Objects {
-            open,
-            memory_bytes_max,
+        let memory_bytes_max = objects.cache_bytes_max() + open.parts.store.memory_bytes_max();
+        let thread = ObjectThread {
             control,
             reload: ReloadObjects::new(opening),
             statistics,
             admin: admin.map(Arc::downgrade),
             flush_max: LiveSecs::new(objects.shutdown_flush_secs),
-        })
+            drain_timeout: LiveSecs::new(settings.drain.timeout_secs),
+        };
+        Ok(Some(Objects { open, memory_bytes_max, thread }))
     }
 
     /// Returns the maximum memory of cache and store, in bytes.
@@ -194,7 +193,7 @@ impl Objects {
     pub fn listener_bytes_max(&self) -> u64 {
         let Parts { listener, volumes, .. } = &self.open.parts;
         let volumes = volumes.as_ref().map_or(0, VolumeService::memory_bytes_max);
-        listener.as_ref().map_or(0, ObjectListener::memory_bytes_max) + volumes
+        listener.as_ref().map_or(0, |listener| listener.memory_bytes_max) + volumes
     }
 
     /// Returns the addresses at which volumes are served.
@@ -204,23 +203,23 @@ impl Objects {
 
     /// Returns the addresses of the synapse listener.
     pub fn addresses(&self) -> Vec<String> {
-        self.control.listening().addresses()
+        self.thread.control.listening().addresses()
     }
 
     /// Returns the statistics of cache, store and listener.
     pub fn statistics(&self) -> ObjectStatistics {
-        self.statistics.clone()
+        self.thread.statistics.clone()
     }
 
     /// Returns a handle that changes the settings of cache, listener and store at run time.
     pub fn live(&self) -> ReloadObjects {
-        self.reload.clone()
+        self.thread.reload.clone()
     }
 
     /// Returns the handle that makes the cache serve, end, or release its store for another
     /// process.
     pub fn control(&self) -> ObjectsControl {
-        self.control.clone()
+        self.thread.control.clone()
     }
 
     /// Starts the threads. From [`ObjectsControl::serve`] on, they serve until the end is
@@ -229,19 +228,13 @@ impl Objects {
     /// # Errors
     /// If a thread cannot be created.
     pub fn serve(self, drain_timeout: LiveSecs) -> Result<RunningObjects, ObjectsError> {
-        let Objects { open, control, reload, statistics, admin, flush_max, .. } = self;
+        let Objects { open, thread, .. } = self;
+        let thread = ObjectThread { drain_timeout, ..thread };
         let (sender, ended) = oneshot::channel();
-        let running = RunningObjects {
-            control: control.clone(),
-            ended,
-            statistics: statistics.clone(),
-            flush_max: flush_max.clone(),
-            drain_timeout: drain_timeout.clone(),
-        };
-        let thread = ObjectThread { control, reload, statistics, admin, flush_max, drain_timeout };
+        let running = RunningObjects { thread: thread.clone(), ended };
         thread.listen(&open)?;
         let shown = thread.show(&open.parts);
-        spawn("object-cache", move || {
+        std::thread::Builder::new().name("object-cache".into()).spawn(move || {
             // Fails if the end was forced, in which case the receiver no longer waits.
             let _ = sender.send(thread.run(open, shown));
         })?;
@@ -249,31 +242,23 @@ impl Objects {
     }
 }
 
-impl std::fmt::Debug for Objects {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Objects").field("addresses", &self.addresses()).finish_non_exhaustive()
-    }
-}
-
 /// An object cache whose threads run.
 pub struct RunningObjects {
-    control: ObjectsControl,
+    thread: ObjectThread,
     ended: oneshot::Receiver<Result<(), ShutdownError>>,
-    statistics: ObjectStatistics,
-    flush_max: LiveSecs,
-    drain_timeout: LiveSecs,
 }
 
 impl RunningObjects {
     /// Returns the handle that makes the cache serve, end, or release its store for another
     /// process.
     pub fn control(&self) -> ObjectsControl {
-        self.control.clone()
+        self.thread.control.clone()
     }
 
     /// Returns the usual upper limit on the duration of the shutdown.
     pub fn shutdown_time_max(&self) -> Duration {
-        2 * thread::STEP_TIMEOUT + self.drain_timeout.get() + self.flush_max.get()
+        let ObjectThread { drain_timeout, flush_max, .. } = &self.thread;
+        2 * thread::STEP_TIMEOUT + drain_timeout.get() + flush_max.get()
     }
 
     /// Requests the end, and waits until it is complete or `forced` is ready.
@@ -281,8 +266,8 @@ impl RunningObjects {
     /// # Errors
     /// [`ShutdownError`] states which acknowledged data is not stored.
     pub async fn shut_down(self, forced: impl Future<Output = ()>) -> Result<(), ShutdownError> {
-        self.control.end();
-        let unfinished = |why: &str| match self.statistics.cache() {
+        self.thread.control.end();
+        let unfinished = |why: &str| match self.thread.statistics.cache() {
             Some(cache) => ShutdownError::of_cache(&cache, why),
             None => ShutdownError { dirty_bytes: 0, why: why.into() },
         };
@@ -296,14 +281,29 @@ impl RunningObjects {
     }
 }
 
-impl std::fmt::Debug for RunningObjects {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("RunningObjects").field("flush_max", &self.flush_max).finish_non_exhaustive()
-    }
+/// The threads of a listener, which serve its connections until this is dropped.
+struct ListenerThreads {
+    /// The runtime of each thread.
+    runtimes: Vec<Handle>,
+    /// The threads end when these senders are dropped.
+    ends: Vec<oneshot::Sender<()>>,
 }
 
-fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, io::Error> {
-    std::thread::Builder::new().name(name.into()).spawn(body)
+impl ListenerThreads {
+    /// Starts `count` threads, whose names begin with `name`.
+    fn start(name: &str, count: usize) -> io::Result<ListenerThreads> {
+        let mut threads = ListenerThreads { runtimes: Vec::new(), ends: Vec::new() };
+        for index in 0..count {
+            let runtime = Builder::new_current_thread().enable_all().build()?;
+            threads.runtimes.push(runtime.handle().clone());
+            let (sender, end) = oneshot::channel::<()>();
+            threads.ends.push(sender);
+            // The wait ends with an error when the sender is dropped.
+            let body = move || drop(runtime.block_on(end));
+            std::thread::Builder::new().name(format!("{name}-{index}")).spawn(body)?;
+        }
+        Ok(threads)
+    }
 }
 
 /// The open cache and listener, if there are any. Keeps neither of them open.
@@ -324,13 +324,9 @@ pub struct ObjectStatistics {
 }
 
 impl ObjectStatistics {
-    fn new(slow: Arc<SlowLog>) -> ObjectStatistics {
-        ObjectStatistics { present: Arc::default(), slow }
-    }
-
     /// Shows the statistics of this cache from now on.
     fn set(&self, cache: &ObjectCache, listener: Option<&ObjectListener>) {
-        let server = listener.map(|listener| Arc::downgrade(listener.server()));
+        let server = listener.map(|listener| Arc::downgrade(&listener.server));
         *self.present.lock() = Present { cache: Some(cache.downgrade()), server };
     }
 

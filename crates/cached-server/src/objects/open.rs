@@ -6,7 +6,7 @@
 //! connect meanwhile wait instead of being refused.
 
 use super::volumes::{Kept, VolumeService, VolumesOpening};
-use super::{ObjectsError, spawn};
+use super::{ListenerThreads, ObjectsError};
 use crate::config::{BackendTable, ConfigError, ObjectsTable, Secrets, SynapseTable};
 use crate::process::SocketFile;
 use blocker::trace::Tracer;
@@ -27,9 +27,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 use synapse::codec::InstanceId;
-use synapse::{Address, ListeningSocket, NodeRecord, Secret, Server, host_name};
+use synapse::{Address, ListeningSocket, NodeRecord, Server, host_name};
 use tokio::runtime::{Builder, Handle, Runtime};
-use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 
 /// The parameters for opening an object cache.
@@ -129,8 +128,8 @@ impl Opening {
         Ok((parts, background))
     }
 
-    /// Returns the listener, if one is configured; it does not accept connections yet. `continues`
-    /// is the instance of an earlier listener that has ended over the same cache.
+    /// Starts the threads of the listener, if one is configured; the listener accepts no connection
+    /// yet. `continues` is the instance of an earlier listener that has ended over the same cache.
     pub(super) fn listener(
         &self,
         record: Option<&NodeRecord>,
@@ -138,8 +137,24 @@ impl Opening {
         continues: Option<InstanceId>,
     ) -> Result<Option<ObjectListener>, ObjectsError> {
         let (Some(table), Some(record)) = (&self.synapse, record) else { return Ok(None) };
-        let secrets = self.secrets.listener.clone();
-        ObjectListener::new(table, secrets, record, cache, self.tracer.as_ref(), continues).map(Some)
+        let mut config = table.server();
+        let mut secrets = self.secrets.listener.iter().cloned();
+        (config.secret, config.secret_previous) = (secrets.next(), secrets.next());
+        config.name = host_name();
+        config.continues = continues;
+        record.apply(&mut config);
+        config.receive_buffers = Some(Arc::new(CacheReceiveBuffers::new(cache.clone())));
+        let threads = ListenerThreads::start("cached-synapse", table.threads)?;
+        config.workers = threads.runtimes.clone();
+        let memory_bytes_max = config.memory_bytes_max();
+        let mut backend: Arc<dyn Blocker> = Arc::new(cache.clone());
+        if let Some(tracer) = &self.tracer {
+            backend = Arc::new(Traced::cache(backend, tracer.clone()));
+        }
+        config.tracer = self.tracer.clone();
+        let server = Server::new(backend, config);
+        let server = Arc::new(server.map_err(|error| ObjectsError::Listener(error.to_string()))?);
+        Ok(Some(ObjectListener { server, memory_bytes_max, _threads: threads }))
     }
 
     /// Returns the volumes, if they are configured; their clients wait until the volumes are
@@ -165,7 +180,7 @@ impl Opening {
         listener: Option<&ObjectListener>,
         flush_max: &LiveSecs,
     ) -> LiveObjects {
-        let listener = listener.map(|listener| Arc::downgrade(listener.server()));
+        let listener = listener.map(|listener| Arc::downgrade(&listener.server));
         let cache = (cache.live_settings(), flush_max.clone());
         LiveObjects::new(Some(cache), listener, store.secret(), self.secrets.clone())
     }
@@ -245,69 +260,17 @@ impl ReloadObjects {
     }
 }
 
-impl std::fmt::Debug for ReloadObjects {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("ReloadObjects")
-    }
-}
-
 /// A synapse server over an object cache, and the threads that serve its connections.
 pub(super) struct ObjectListener {
-    server: Arc<Server>,
-    memory_bytes_max: u64,
-    /// The threads end when these senders are dropped.
-    _threads: Vec<oneshot::Sender<()>>,
+    pub(super) server: Arc<Server>,
+    pub(super) memory_bytes_max: u64,
+    _threads: ListenerThreads,
 }
 
 impl ObjectListener {
-    /// Starts the threads that serve connections; none is accepted yet. `continues` is the instance
-    /// of an earlier listener that has ended over the same cache.
-    pub(super) fn new(
-        table: &SynapseTable,
-        secrets: Vec<Secret>,
-        record: &NodeRecord,
-        cache: &ObjectCache,
-        tracer: Option<&Tracer>,
-        continues: Option<InstanceId>,
-    ) -> Result<ObjectListener, ObjectsError> {
-        let mut config = table.server();
-        let mut secrets = secrets.into_iter();
-        (config.secret, config.secret_previous) = (secrets.next(), secrets.next());
-        config.name = host_name();
-        config.continues = continues;
-        record.apply(&mut config);
-        config.receive_buffers = Some(Arc::new(CacheReceiveBuffers::new(cache.clone())));
-        let mut threads = Vec::new();
-        for index in 0..table.threads {
-            let runtime = Builder::new_current_thread().enable_all().build()?;
-            config.workers.push(runtime.handle().clone());
-            let (keep, end) = oneshot::channel::<()>();
-            // The wait ends with an error when the sender is dropped.
-            spawn(&format!("cached-synapse-{index}"), move || drop(runtime.block_on(end)))?;
-            threads.push(keep);
-        }
-        let memory_bytes_max = config.memory_bytes_max();
-        let mut backend: Arc<dyn Blocker> = Arc::new(cache.clone());
-        if let Some(tracer) = tracer {
-            backend = Arc::new(Traced::cache(backend, tracer.clone()));
-        }
-        config.tracer = tracer.cloned();
-        let server =
-            Server::new(backend, config).map_err(|error| ObjectsError::Listener(error.to_string()))?;
-        Ok(ObjectListener { server: Arc::new(server), memory_bytes_max, _threads: threads })
-    }
-
     /// Accepts connections, in the current runtime.
     pub(super) fn listen(&self, sockets: &ObjectSockets) -> Result<(), ObjectsError> {
         sockets.listen(&self.server).map_err(ObjectsError::Listener)
-    }
-
-    pub(super) fn server(&self) -> &Arc<Server> {
-        &self.server
-    }
-
-    pub(super) fn memory_bytes_max(&self) -> u64 {
-        self.memory_bytes_max
     }
 
     /// Answers the requests in flight, and ends. Connections whose clients do not read their

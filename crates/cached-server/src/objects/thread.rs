@@ -31,6 +31,7 @@ const REOPEN_DELAY: Duration = Duration::from_secs(1);
 const LOG_INTERVAL: Duration = Duration::from_secs(30);
 
 /// The state of the thread, independent of the current cache.
+#[derive(Clone)]
 pub(super) struct ObjectThread {
     pub(super) control: ObjectsControl,
     pub(super) reload: ReloadObjects,
@@ -122,7 +123,7 @@ impl ObjectThread {
         }
         if let Some(listener) = listener {
             let addresses = self.control.listening().addresses();
-            shown.push(SynapseSource::show(&admin, listener.server(), addresses));
+            shown.push(SynapseSource::show(&admin, &listener.server, addresses));
         }
         shown.extend(volumes.as_ref().map(|volumes| volumes.show(&admin)));
         shown
@@ -203,7 +204,7 @@ async fn shut_down(
     drain_timeout: &LiveSecs,
     flush_max: &LiveSecs,
 ) -> Result<(), ShutdownError> {
-    let instance = listener.as_ref().map(|listener| listener.server().instance());
+    let instance = listener.as_ref().map(|listener| listener.server.instance());
     let released = end_listeners(listener, volumes, drain_timeout, flush_max).await;
     store_all(cache, flush_max.get()).await?;
     if let Some(instance) = instance {
@@ -289,7 +290,7 @@ impl ObjectThread {
             flushed = flush_all(&parts.cache, self.flush_max.get()) => flushed.map_err(unstored)?,
             _ = other_than(Wanted::Release, &mut wanted) => return Err("this process ends".into()),
         }
-        let instance = parts.listener.as_ref().map(|listener| listener.server().instance());
+        let instance = parts.listener.as_ref().map(|listener| listener.server.instance());
         let (listener, volumes) = (parts.listener.take(), parts.volumes.take());
         let kept = volumes.as_ref().map(VolumeService::kept);
         let (drain, flush) = (&self.drain_timeout, &self.flush_max);

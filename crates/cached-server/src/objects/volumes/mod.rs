@@ -19,7 +19,7 @@ mod exports;
 mod requests;
 mod routes;
 
-use super::{ObjectsError, spawn};
+use super::{ListenerThreads, ObjectsError};
 use crate::config::{BackendTable, NbdTable, ObjectsTable, VolumesTable};
 use blocker::{Blocker, Segments, WriteMode};
 use cached_admin::AdminServer;
@@ -36,8 +36,8 @@ use std::cmp::Reverse;
 use std::io::{self, IoSliceMut};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::runtime::{Builder, Handle};
-use tokio::sync::{oneshot, watch};
+use tokio::runtime::Handle;
+use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use volumes::exports::{ReceiveBuffers, VolumeExports};
 use volumes::{Fencing, Options, Volumes};
@@ -48,14 +48,14 @@ const RETRY_DELAY: Duration = Duration::from_millis(100);
 const OWNER_BYTES_MAX: usize = 200;
 
 /// The parameters for opening volumes.
-#[derive(Clone, Debug)]
-pub struct VolumesOpening {
+#[derive(Clone)]
+pub(super) struct VolumesOpening {
     /// The location and the owner of the volumes.
-    pub volumes: VolumesTable,
+    pub(super) volumes: VolumesTable,
     /// The NBD listener, if there is one.
-    pub nbd: Option<NbdTable>,
+    pub(super) nbd: Option<NbdTable>,
     /// The certificates of the NBD listener.
-    pub nbd_tls: Option<Arc<ServerTls>>,
+    pub(super) nbd_tls: Option<Arc<ServerTls>>,
 }
 
 /// The state that the routes use. The routes keep none of it open.
@@ -86,8 +86,7 @@ struct Listener {
     addresses: Vec<String>,
     memory_bytes_max: u64,
     tls: Option<Arc<ServerTls>>,
-    /// The threads end when these senders are dropped.
-    _threads: Vec<oneshot::Sender<()>>,
+    _threads: ListenerThreads,
 }
 
 impl VolumesOpening {
@@ -170,15 +169,8 @@ impl Listener {
         served: &Served,
     ) -> Result<Listener, ObjectsError> {
         let mut config = table.server(tls.clone());
-        let mut threads = Vec::new();
-        for index in 0..table.threads {
-            let runtime = Builder::new_current_thread().enable_all().build()?;
-            config.workers.push(runtime.handle().clone());
-            let (keep, end) = oneshot::channel::<()>();
-            // The wait ends with an error when the sender is dropped.
-            spawn(&format!("cached-nbd-{index}"), move || drop(runtime.block_on(end)))?;
-            threads.push(keep);
-        }
+        let threads = ListenerThreads::start("cached-nbd", table.threads)?;
+        config.workers = threads.runtimes.clone();
         let memory_bytes_max = config.memory_bytes_max();
         let server = Server::new(Arc::new(served.clone()), config)
             .map_err(|error| ObjectsError::from(NbdTable::error(&error)))?;
