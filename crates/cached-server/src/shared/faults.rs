@@ -1,31 +1,28 @@
 //! Fault injection, so that tests can check how a server with a defect ends: a thread that panics,
 //! or a worker that makes no progress. Faults are requested by `debugtime` with `--debug-clock`,
-//! and only in builds with debug assertions; other builds have none. A process that takes over from
-//! another can be killed or stalled at each step (`CACHED_FAULT`).
+//! and only builds with debug assertions have them. A process that takes over from another can be
+//! killed or stalled at each step (`CACHED_FAULT`).
 
-#[cfg(debug_assertions)]
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The defects that have been requested.
 #[derive(Debug, Default)]
 pub(crate) struct InjectedFaults {
     /// Whether the acceptor's thread must panic.
-    #[cfg(debug_assertions)]
     acceptor_panics: AtomicBool,
     /// A worker loops as long as this is set.
-    #[cfg(debug_assertions)]
     stalled: AtomicBool,
 }
 
-#[cfg(debug_assertions)]
 impl InjectedFaults {
     /// Injects the fault called `word` on the worker that received the request. Returns false if
-    /// there is no such fault.
+    /// there is no such fault, or this build has no faults.
     ///
     /// # Panics
     /// If the fault is a panic.
     pub(crate) fn inject(&self, word: &[u8]) -> bool {
         match word {
+            _ if !cfg!(debug_assertions) => return false,
             b"panic-worker" => panic!("requested by a client"),
             b"panic-acceptor" => self.acceptor_panics.store(true, Ordering::Relaxed),
             b"stall-on" => {
@@ -45,25 +42,17 @@ impl InjectedFaults {
     /// # Panics
     /// If that was requested.
     pub(crate) fn check_acceptor(&self) {
-        assert!(!self.acceptor_panics.load(Ordering::Relaxed), "requested by a client");
+        debug_assert!(!self.acceptor_panics.load(Ordering::Relaxed), "requested by a client");
     }
-}
-
-#[cfg(not(debug_assertions))]
-impl InjectedFaults {
-    /// Returns false, because this build has no faults.
-    pub(crate) fn inject(&self, _: &[u8]) -> bool {
-        false
-    }
-
-    /// Does nothing.
-    pub(crate) fn check_acceptor(&self) {}
 }
 
 /// Kills or stalls the process at this step of a takeover, if the environment requests that:
-/// `CACHED_FAULT=kill:STEP`, `stall:STEP`, or `slow:STEP` for a pause of one second.
-#[cfg(debug_assertions)]
+/// `CACHED_FAULT=kill:STEP`, `stall:STEP`, or `slow:STEP` for a pause of one second. Does nothing in
+/// builds without faults.
 pub(crate) fn at_step(step: &str) {
+    if !cfg!(debug_assertions) {
+        return;
+    }
     let Ok(fault) = std::env::var("CACHED_FAULT") else { return };
     match fault.split_once(':') {
         Some(("kill", at)) if at == step => {
@@ -77,7 +66,3 @@ pub(crate) fn at_step(step: &str) {
         _ => {}
     }
 }
-
-/// Does nothing.
-#[cfg(not(debug_assertions))]
-pub(crate) fn at_step(_: &str) {}
