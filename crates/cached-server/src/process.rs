@@ -4,6 +4,7 @@
 
 use cached_process::log::{Level, Log, LogTable};
 use cached_process::{Exit, Failure};
+use parking_lot::Mutex;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::fmt::Write as _;
@@ -14,7 +15,6 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
 
 /// Requests the end of another process by SIGTERM.
 ///
@@ -369,28 +369,30 @@ fn core_of(index: usize, threads: usize, is_allowed: impl Fn(usize) -> bool) -> 
 /// Requests are never logged one by one.
 #[derive(Clone, Debug)]
 pub struct Logging {
-    verbosity: Arc<AtomicU8>,
     log: Option<Log>,
-    /// The configured level, which no verbosity can lower.
-    base: Arc<AtomicU8>,
+    state: Arc<Mutex<LoggingState>>,
 }
 
-const LEVELS: [Level; 5] = [Level::Error, Level::Warn, Level::Info, Level::Debug, Level::Trace];
+#[derive(Debug)]
+struct LoggingState {
+    /// The configured level, which no verbosity can lower.
+    base: Level,
+    verbosity: u8,
+}
 
 impl Logging {
     /// Returns a handle that changes `log`, which already has the configured level `base`.
     pub fn over(log: Log, base: Level, verbosity: u8) -> Logging {
-        Logging {
-            verbosity: Arc::new(AtomicU8::new(verbosity)),
-            log: Some(log),
-            base: Arc::new(AtomicU8::new(base as u8)),
-        }
+        Logging { log: Some(log), ..Logging::new(base, verbosity) }
     }
 
     /// Leaves logging to the program that embeds the server.
     pub fn embedded(verbosity: u8) -> Logging {
-        let base = Arc::new(AtomicU8::new(Level::Info as u8));
-        Logging { verbosity: Arc::new(AtomicU8::new(verbosity)), log: None, base }
+        Logging::new(Level::Info, verbosity)
+    }
+
+    fn new(base: Level, verbosity: u8) -> Logging {
+        Logging { log: None, state: Arc::new(Mutex::new(LoggingState { base, verbosity })) }
     }
 
     /// Returns the level for `verbosity` over the configured level `base`.
@@ -405,28 +407,24 @@ impl Logging {
 
     /// Returns the verbosity, 0 to 3.
     pub fn verbosity(&self) -> u8 {
-        self.verbosity.load(Ordering::Relaxed)
+        self.state.lock().verbosity
     }
 
     /// Sets the verbosity.
     pub fn set(&self, verbosity: u8) {
-        self.verbosity.store(verbosity, Ordering::Relaxed);
-        self.apply();
+        let mut state = self.state.lock();
+        state.verbosity = verbosity;
+        if let Some(log) = &self.log {
+            log.set_level(Logging::level(state.base, verbosity));
+        }
     }
 
     /// Sets the configured level and the format of the lines; the verbosity stays the same.
     pub(crate) fn configure(&self, table: LogTable) {
-        self.base.store(table.level as u8, Ordering::Relaxed);
+        let mut state = self.state.lock();
+        state.base = table.level;
         if let Some(log) = &self.log {
-            log.set(table);
-        }
-        self.apply();
-    }
-
-    fn apply(&self) {
-        let base = LEVELS[usize::from(self.base.load(Ordering::Relaxed)).min(LEVELS.len() - 1)];
-        if let Some(log) = &self.log {
-            log.set_level(Logging::level(base, self.verbosity()));
+            log.set(LogTable { level: Logging::level(table.level, state.verbosity), ..table });
         }
     }
 

@@ -4,6 +4,7 @@ use crate::expiry::expiry;
 use crate::files::{Material, Stamp, TlsError, stamps};
 use crate::no_authorities::NoAuthorities;
 use crate::settings::{ClientCertificates, MinVersion, TlsSettings};
+use parking_lot::{Mutex, MutexGuard, RwLock};
 use rustls::crypto::{CryptoProvider, ring};
 use rustls::pki_types::CertificateDer;
 use rustls::server::{NoServerSessionStorage, ProducesTickets, WebPkiClientVerifier};
@@ -11,7 +12,7 @@ use rustls::{ServerConfig, SupportedCipherSuite, SupportedProtocolVersion};
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The number of tickets that a TLS 1.3 client receives after a full handshake.
@@ -63,7 +64,7 @@ impl ServerTls {
     /// Returns the configuration for a new connection with this policy; `None` if `load` was not
     /// given the policy.
     pub fn config(&self, policy: ClientCertificates) -> Option<Arc<ServerConfig>> {
-        let in_force = self.in_force.read().unwrap_or_else(PoisonError::into_inner);
+        let in_force = self.in_force.read();
         in_force.configs.get(&policy).cloned()
     }
 
@@ -75,13 +76,13 @@ impl ServerTls {
 
     /// Returns for how long the current certificates have been in use.
     pub fn age(&self) -> Duration {
-        self.in_force.read().unwrap_or_else(PoisonError::into_inner).since.elapsed()
+        self.in_force.read().since.elapsed()
     }
 
     /// Returns the earliest expiry of the chain's certificates, in seconds since 1970; `None` if no
     /// date can be read.
     pub fn expiry(&self) -> Option<u64> {
-        self.in_force.read().unwrap_or_else(PoisonError::into_inner).expiry
+        self.in_force.read().expiry
     }
 
     /// Reads the files again. New connections are then served with them; after an error, the old
@@ -90,7 +91,7 @@ impl ServerTls {
     /// # Errors
     /// One line that states the problem.
     pub fn reload(&self) -> Result<(), TlsError> {
-        self.reload_as(self.lock_files(), stamps(&self.settings), || Ok::<_, Infallible>(()))?;
+        self.reload_as(self.read.lock(), stamps(&self.settings), || Ok::<_, Infallible>(()))?;
         Ok(())
     }
 
@@ -100,7 +101,7 @@ impl ServerTls {
     /// # Errors
     /// One line that states the problem of the files; then `others` has not been run.
     pub fn reload_with<T, E>(&self, others: impl FnOnce() -> Result<T, E>) -> Result<Result<T, E>, TlsError> {
-        self.reload_as(self.lock_files(), stamps(&self.settings), others)
+        self.reload_as(self.read.lock(), stamps(&self.settings), others)
     }
 
     /// Does the same if a file has changed since the last attempt. Returns whether one had changed.
@@ -108,7 +109,7 @@ impl ServerTls {
     /// # Errors
     /// One line that states the problem, once for each change.
     pub fn reload_if_changed(&self) -> Result<bool, TlsError> {
-        let (read, now) = (self.lock_files(), stamps(&self.settings));
+        let (read, now) = (self.read.lock(), stamps(&self.settings));
         if *read == now {
             return Ok(false);
         }
@@ -124,19 +125,15 @@ impl ServerTls {
     ) -> Result<Result<T, E>, TlsError> {
         // Recorded before the files are read, so that a change meanwhile is noticed the next time.
         let attempted = std::mem::replace(&mut *read, now);
-        let before = self.in_force.read().unwrap_or_else(PoisonError::into_inner).share();
+        let before = self.in_force.read().share();
         let fresh = InForce::load(&self.settings, &self.policies, Some(&before))?;
         let outcome = others();
         match outcome {
-            Ok(_) => *self.in_force.write().unwrap_or_else(PoisonError::into_inner) = fresh,
+            Ok(_) => *self.in_force.write() = fresh,
             // The files are valid, but not in use.
             Err(_) => *read = attempted,
         }
         Ok(outcome)
-    }
-
-    fn lock_files(&self) -> MutexGuard<'_, Vec<Stamp>> {
-        self.read.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

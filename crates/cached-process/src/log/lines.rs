@@ -3,22 +3,21 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{IsTerminal, Write};
-use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tracing::callsite::Identifier;
 use tracing::{Event, Subscriber};
 use tracing_subscriber::Layer;
 use tracing_subscriber::layer::Context;
 
-use crate::log::{Format, Level, Record};
+use crate::log::{Format, Level, LogTable, Record};
 
 /// The lines of the log.
 #[derive(Debug)]
 pub(super) struct Lines {
-    /// A [`Format`], as a number.
-    pub(super) format: AtomicU8,
+    pub(super) table: Mutex<LogTable>,
     is_colored: bool,
     repeats: Mutex<Repeats>,
     pub(super) tail: Tail,
@@ -36,7 +35,8 @@ impl<S: Subscriber> Layer<S> for Handle {
         if record.level <= Level::Info {
             let place = (record.level, record.target);
             let now = Instant::now();
-            let Some(repeated) = self.0.repeats().admit(metadata.callsite(), now, place, &record.message)
+            let Some(repeated) =
+                self.0.repeats.lock().admit(metadata.callsite(), now, place, &record.message)
             else {
                 return;
             };
@@ -47,9 +47,9 @@ impl<S: Subscriber> Layer<S> for Handle {
 }
 
 impl Lines {
-    pub(super) fn new(format: Format) -> Lines {
+    pub(super) fn new(table: LogTable) -> Lines {
         Lines {
-            format: AtomicU8::new(format as u8),
+            table: Mutex::new(table),
             is_colored: std::io::stderr().is_terminal(),
             repeats: Mutex::default(),
             tail: Tail::default(),
@@ -58,7 +58,7 @@ impl Lines {
 
     /// Reports the number of lines suppressed at places whose window has ended.
     pub(super) fn report_repeats(&self, now: Instant) {
-        let overdue = self.repeats().overdue(now);
+        let overdue = self.repeats.lock().overdue(now);
         for held_back in overdue {
             let mut record = Record::new(held_back.level, held_back.target);
             (record.message, record.repeated) = (held_back.message, held_back.count);
@@ -69,16 +69,13 @@ impl Lines {
     fn write(&self, record: Record) {
         let record = self.tail.keep(record);
         let mut line = String::with_capacity(256);
-        match Format::of_number(self.format.load(Ordering::Relaxed)) {
+        let format = self.table.lock().format;
+        match format {
             Format::Text => record.write_text(&mut line, self.is_colored),
             Format::Json => record.write_json(&mut line),
         }
         // If standard error is closed, there is nowhere to report that. The tail is still kept.
         let _ = std::io::stderr().lock().write_all(line.as_bytes());
-    }
-
-    fn repeats(&self) -> std::sync::MutexGuard<'_, Repeats> {
-        self.repeats.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -181,7 +178,7 @@ struct Kept {
 impl Tail {
     /// Numbers a line and keeps it, dropping the oldest ones if necessary.
     pub(super) fn keep(&self, mut record: Record) -> Record {
-        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = self.0.lock();
         kept.count += 1;
         record.id = kept.count;
         kept.bytes += record.text_bytes();
@@ -195,7 +192,7 @@ impl Tail {
 
     /// Returns the kept lines with numbers above `after`, oldest first; all of them for `None`.
     pub(super) fn after(&self, after: Option<u64>) -> Vec<Record> {
-        let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let kept = self.0.lock();
         kept.records.iter().filter(|record| after.is_none_or(|after| record.id > after)).cloned().collect()
     }
 }
@@ -267,6 +264,6 @@ mod tail_tests {
         assert!((9..=10).contains(&tail.after(None).len()));
         tail.keep(line(2 * TAIL_BYTES_MAX));
         assert_eq!(tail.after(None).len(), 0);
-        assert_eq!(tail.0.lock().unwrap().bytes, 0);
+        assert_eq!(tail.0.lock().bytes, 0);
     }
 }

@@ -22,7 +22,6 @@ use lines::Lines;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Instant;
 use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::prelude::*;
@@ -89,12 +88,6 @@ pub enum Format {
     Json,
 }
 
-impl Format {
-    fn of_number(number: u8) -> Format {
-        if number == Format::Json as u8 { Format::Json } else { Format::Text }
-    }
-}
-
 /// The table `[log]` of a configuration file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, expecting = "a table")]
@@ -115,7 +108,6 @@ impl Default for LogTable {
 #[derive(Clone)]
 pub struct Log {
     lines: Arc<Lines>,
-    level: Arc<AtomicU8>,
     set_level: Arc<dyn Fn(Level) + Send + Sync>,
 }
 
@@ -125,20 +117,19 @@ impl Log {
     /// # Panics
     /// If the process has a log subscriber already.
     pub fn install(table: LogTable) -> Log {
-        let lines = Arc::new(Lines::new(table.format));
+        let lines = Arc::new(Lines::new(table));
         let (filter, handle) = reload::Layer::new(table.level.filter());
         tracing_subscriber::registry().with(lines::Handle(lines.clone()).with_filter(filter)).init();
         let set_level = move |level: Level| {
             // This fails only if the subscriber has been dropped.
             let _ = handle.modify(|filter| *filter = level.filter());
         };
-        Log { lines, level: Arc::new(AtomicU8::new(table.level as u8)), set_level: Arc::new(set_level) }
+        Log { lines, set_level: Arc::new(set_level) }
     }
 
     /// Sets the level and the format.
     pub fn set(&self, table: LogTable) {
-        self.lines.format.store(table.format as u8, Ordering::Relaxed);
-        self.level.store(table.level as u8, Ordering::Relaxed);
+        *self.lines.table.lock() = table;
         (self.set_level)(table.level);
     }
 
@@ -150,9 +141,7 @@ impl Log {
     /// Returns the level and the format.
     #[must_use]
     pub fn table(&self) -> LogTable {
-        let levels = [Level::Error, Level::Warn, Level::Info, Level::Debug, Level::Trace];
-        let level = levels[usize::from(self.level.load(Ordering::Relaxed)).min(levels.len() - 1)];
-        LogTable { level, format: Format::of_number(self.lines.format.load(Ordering::Relaxed)) }
+        *self.lines.table.lock()
     }
 
     /// Returns the last lines with numbers above `after`, oldest first; all kept lines for `None`.

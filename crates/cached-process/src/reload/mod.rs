@@ -18,10 +18,10 @@ pub use live::{LiveSecs, Reloads};
 pub use report::{Change, Effective, EffectiveKey, Origin, ReloadReport, difference, keys};
 
 use crate::service_manager::{notify, reloading};
+use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
 use toml::Table;
 
 /// A configuration as read from its sources.
@@ -82,7 +82,7 @@ impl Reloader {
     /// Reads the configuration again, applies the changes that are possible at run time, logs the
     /// outcome, and informs the service manager. Blocks while it reads files.
     pub fn reload(&self) -> ReloadReport {
-        let mut in_force = self.in_force.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut in_force = self.in_force.lock();
         reloading();
         let report = match self.replace(&mut in_force) {
             Ok(report) => report,
@@ -121,7 +121,7 @@ impl Reloader {
     /// Returns the active configuration: every key with its value, the value's origin, and whether
     /// the key is live. Secrets are left out.
     pub fn effective(&self) -> Effective {
-        let in_force = self.in_force.lock().unwrap_or_else(PoisonError::into_inner);
+        let in_force = self.in_force.lock();
         let filled_in = self.program.filled_in(&in_force.effective);
         let (without_flags, file) = (keys(&in_force.without_flags), keys(&in_force.file));
         let effective = keys(&in_force.effective);

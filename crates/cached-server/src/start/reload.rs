@@ -13,9 +13,10 @@ use blocker::trace::Tracer;
 use cached_admin::{Tokens, TokensRead};
 use cached_config::{ConfigFileError, LIVE_KEYS, read_config};
 use cached_process::reload::{LiveSecs, Program, Source};
+use parking_lot::Mutex;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use toml::Table;
 
 /// Changes the settings of a running server. Does not keep the server alive: the server's cache and
@@ -173,7 +174,7 @@ impl Program for Cached {
         let text = toml::to_string(table).map_err(|error| error.to_string())?;
         let after = File::parse(self.name(), &text).map_err(|error| error.to_string())?;
         let (settings, secrets) = (after.settings().map_err(line)?, after.secrets().map_err(line)?);
-        let mut in_force = self.in_force.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut in_force = self.in_force.lock();
         let objects = after.objects.as_ref();
         let LiveParts { server, tracer, sidecar, .. } = &self.parts;
         // Steps that can fail come first: all files are read, then the object cache changes, or
