@@ -12,7 +12,7 @@ use blocker::metrics::Collect;
 use cached_admin::AdminServer;
 use cached_admin::sources::{ObjectsSource, Shown, StoreSource, SynapseSource};
 use cached_config::{Store, close_stored_journal, flush_all, store_all};
-use cached_core::object::{ObjectCache, WeakObjectCache};
+use cached_core::object::WeakObjectCache;
 use cached_process::reload::LiveSecs;
 use std::os::fd::OwnedFd;
 use std::pin::pin;
@@ -170,14 +170,7 @@ impl ObjectThread {
         loop {
             match now {
                 Wanted::Hold | Wanted::Serve => {}
-                Wanted::End | Wanted::HandedOver => {
-                    self.control.listening().close();
-                    let (listener, volumes) = (parts.listener.take(), parts.volumes.take());
-                    let (drain, flush) = (&self.drain_timeout, &self.flush_max);
-                    let (cache, store) = (&parts.cache, &parts.store);
-                    let ended = shut_down(cache, store, listener, volumes, drain, flush).await;
-                    return Closed::End(ended);
-                }
+                Wanted::End | Wanted::HandedOver => return Closed::End(self.shut_down(parts).await),
                 Wanted::Release => match self.store_everything(parts, shown, wanted).await {
                     Ok(()) => {
                         self.reload.set(None);
@@ -189,53 +182,44 @@ impl ObjectThread {
             now = other_than(now, wanted).await;
         }
     }
+
+    /// Ends the listeners, then stores dirty data for at most `flush_max`.
+    async fn shut_down(&self, parts: &mut Parts) -> Result<(), ShutdownError> {
+        self.control.listening().close();
+        let instance = parts.listener.as_ref().map(|listener| listener.server.instance());
+        let released = self.end_listeners(parts).await;
+        store_all(&parts.cache, self.flush_max.get()).await?;
+        if let Some(instance) = instance {
+            parts.store.record_end(instance, Some(&parts.cache)).await;
+        }
+        released.map_err(|why| ShutdownError { dirty_bytes: 0, why })
+    }
+
+    /// Ends the listeners concurrently, whose clients have `drain_timeout` to read their replies,
+    /// and releases the volumes.
+    ///
+    /// # Errors
+    /// The volumes that could not be released, as a part of a line.
+    async fn end_listeners(&self, parts: &mut Parts) -> Result<(), String> {
+        let (listener, volumes) = (parts.listener.take(), parts.volumes.take());
+        let drain_timeout = self.drain_timeout.get();
+        let objects = async {
+            if let Some(listener) = listener {
+                listener.end(drain_timeout).await;
+            }
+        };
+        let volumes = async {
+            match volumes {
+                Some(volumes) => volumes.end(drain_timeout, self.flush_max.get()).await,
+                None => Ok(()),
+            }
+        };
+        tokio::join!(objects, volumes).1
+    }
 }
 
 /// The maximum time for closing the store.
 pub(super) const STEP_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// Ends the listeners, whose clients have `drain_timeout` to read their replies, releases the
-/// volumes, then stores dirty data for at most `flush_max`.
-async fn shut_down(
-    cache: &ObjectCache,
-    store: &Store,
-    listener: Option<ObjectListener>,
-    volumes: Option<VolumeService>,
-    drain_timeout: &LiveSecs,
-    flush_max: &LiveSecs,
-) -> Result<(), ShutdownError> {
-    let instance = listener.as_ref().map(|listener| listener.server.instance());
-    let released = end_listeners(listener, volumes, drain_timeout, flush_max).await;
-    store_all(cache, flush_max.get()).await?;
-    if let Some(instance) = instance {
-        store.record_end(instance, Some(cache)).await;
-    }
-    released.map_err(|why| ShutdownError { dirty_bytes: 0, why })
-}
-
-/// Ends the listeners concurrently, and releases the volumes.
-///
-/// # Errors
-/// The volumes that could not be released, as a part of a line.
-async fn end_listeners(
-    listener: Option<ObjectListener>,
-    volumes: Option<VolumeService>,
-    drain_timeout: &LiveSecs,
-    flush_max: &LiveSecs,
-) -> Result<(), String> {
-    let objects = async {
-        if let Some(listener) = listener {
-            listener.end(drain_timeout.get()).await;
-        }
-    };
-    let volumes = async {
-        match volumes {
-            Some(volumes) => volumes.end(drain_timeout.get(), flush_max.get()).await,
-            None => Ok(()),
-        }
-    };
-    tokio::join!(objects, volumes).1
-}
 
 /// Closes the store, whatever the outcome of the shutdown.
 fn close_store(result: Result<(), ShutdownError>, store: Store) -> Result<(), ShutdownError> {
@@ -291,11 +275,8 @@ impl ObjectThread {
             _ = other_than(Wanted::Release, &mut wanted) => return Err("this process ends".into()),
         }
         let instance = parts.listener.as_ref().map(|listener| listener.server.instance());
-        let (listener, volumes) = (parts.listener.take(), parts.volumes.take());
-        let kept = volumes.as_ref().map(VolumeService::kept);
-        let (drain, flush) = (&self.drain_timeout, &self.flush_max);
-        let released = end_listeners(listener, volumes, drain, flush).await;
-        let stored = match released {
+        let kept = parts.volumes.as_ref().map(VolumeService::kept);
+        let stored = match self.end_listeners(parts).await {
             Ok(()) => flush_all(&parts.cache, self.flush_max.get()).await.map_err(unstored),
             Err(why) => Err(why),
         };

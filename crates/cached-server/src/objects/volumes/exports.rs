@@ -172,21 +172,6 @@ pub(super) struct ConnectionCounts {
     written_bytes: AtomicU64,
 }
 
-impl ConnectionCounts {
-    /// Counts a request for this many bytes.
-    pub(super) fn count(&self, command: Command, len_bytes: u64) {
-        // The requests of a connection run one after the other on one thread, so nothing else
-        // writes these counts.
-        let add = |to: &AtomicU64, count| to.store(to.load(Ordering::Relaxed) + count, Ordering::Relaxed);
-        add(&self.requests[command as usize], 1);
-        match command {
-            Command::Read => add(&self.read_bytes, len_bytes),
-            Command::Write => add(&self.written_bytes, len_bytes),
-            _ => {}
-        }
-    }
-}
-
 counters! {
     /// The sums of a volume over its connections.
     #[derive(Debug, Clone, Copy, Default)]
@@ -278,7 +263,15 @@ impl Counts {
 impl Connection {
     /// Counts a request for this many bytes.
     pub(super) fn count(&self, command: Command, len_bytes: u64) {
-        self.counts.count(command, len_bytes);
+        // The requests of a connection run one after the other on one thread, so nothing else
+        // writes these counts.
+        let add = |to: &AtomicU64, count| to.store(to.load(Ordering::Relaxed) + count, Ordering::Relaxed);
+        add(&self.counts.requests[command as usize], 1);
+        match command {
+            Command::Read => add(&self.counts.read_bytes, len_bytes),
+            Command::Write => add(&self.counts.written_bytes, len_bytes),
+            _ => {}
+        }
     }
 }
 

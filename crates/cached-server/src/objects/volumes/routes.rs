@@ -27,7 +27,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
-use tokio::task::AbortHandle;
+use tokio::task::{AbortHandle, JoinHandle};
 use volumes::Error;
 use volumes::exports::Refused;
 
@@ -190,8 +190,7 @@ struct Table {
 #[derive(Debug)]
 struct Running {
     progress: Arc<Progress>,
-    /// `None` only until the task has been created.
-    task: Option<AbortHandle>,
+    task: AbortHandle,
 }
 
 impl Jobs {
@@ -212,19 +211,41 @@ impl Jobs {
     /// The job is boxed, so that the code that follows is compiled once, not for each kind of
     /// request.
     async fn run_for(&self, wait_max: Duration, progress: Arc<Progress>, work: Work) -> Answer {
-        let number = match self.shared.begin(&progress) {
-            Ok(number) => number,
+        let (number, ended) = match self.start(progress, work) {
+            Ok(started) => started,
             Err(failure) => return Answer::Outcome(Err(failure)),
         };
-        let shared = Arc::clone(&self.shared);
-        // Records an outcome even if the job is aborted.
-        let end = End { shared, number, outcome: Some(Err(Failure::ended())) };
-        let task = self.runtime.spawn(async move { end.with(work.await) });
-        self.shared.started(number, task.abort_handle());
-        match tokio::time::timeout(wait_max, task).await {
-            Ok(_) => Answer::Outcome(self.shared.take(number).unwrap_or_else(|| Err(Failure::ended()))),
+        match tokio::time::timeout(wait_max, ended).await {
+            Ok(_) => {
+                let outcome = self.shared.table.lock().outcomes.remove(&number);
+                Answer::Outcome(outcome.unwrap_or_else(|| Err(Failure::ended())))
+            }
             Err(_) => Answer::UnderWay(number),
         }
+    }
+
+    /// Starts a job. Returns its number, and the task that records its outcome.
+    fn start(&self, progress: Arc<Progress>, work: Work) -> Result<(u64, JoinHandle<()>), Failure> {
+        let mut table = self.shared.table.lock();
+        if table.is_closed {
+            return Err(Failure::ended());
+        }
+        if table.running.len() >= RUNNING_MAX {
+            let line = format!(
+                "{RUNNING_MAX} changes of volumes are in progress, which is the maximum; try again later"
+            );
+            return Err(Failure::new(503, line));
+        }
+        table.last += 1;
+        let number = table.last;
+        let task = self.runtime.spawn(work);
+        table.running.insert(number, Running { progress, task: task.abort_handle() });
+        let shared = Arc::clone(&self.shared);
+        let ended = self.runtime.spawn(async move {
+            // Fails if the job was aborted.
+            shared.end(number, task.await.unwrap_or_else(|_| Err(Failure::ended())));
+        });
+        Ok((number, ended))
     }
 
     /// Returns the state of a job.
@@ -256,14 +277,14 @@ impl Jobs {
         if tokio::time::timeout(timeout, all_ended).await.is_ok() {
             return 0;
         }
-        let left: Vec<_> = {
+        let aborted = {
             let table = self.shared.table.lock();
-            table.running.values().filter_map(|running| running.task.clone()).collect()
+            table.running.values().for_each(|running| running.task.abort());
+            table.running.len()
         };
-        left.iter().for_each(AbortHandle::abort);
         // An abort takes effect at the next await point of the task.
         self.all_ended().await;
-        left.len()
+        aborted
     }
 
     async fn all_ended(&self) {
@@ -278,29 +299,6 @@ impl Jobs {
 }
 
 impl Shared {
-    fn begin(&self, progress: &Arc<Progress>) -> Result<u64, Failure> {
-        let mut table = self.table.lock();
-        if table.is_closed {
-            return Err(Failure::ended());
-        }
-        if table.running.len() >= RUNNING_MAX {
-            let line = format!(
-                "{RUNNING_MAX} changes of volumes are under way, the most there can be; try again later"
-            );
-            return Err(Failure::new(503, line));
-        }
-        table.last += 1;
-        let number = table.last;
-        table.running.insert(number, Running { progress: Arc::clone(progress), task: None });
-        Ok(number)
-    }
-
-    fn started(&self, number: u64, task: AbortHandle) {
-        if let Some(running) = self.table.lock().running.get_mut(&number) {
-            running.task = Some(task);
-        }
-    }
-
     fn end(&self, number: u64, outcome: Outcome) {
         let mut table = self.table.lock();
         table.running.remove(&number);
@@ -310,32 +308,6 @@ impl Shared {
         }
         drop(table);
         self.ended.notify_waiters();
-    }
-
-    fn take(&self, number: u64) -> Option<Outcome> {
-        self.table.lock().outcomes.remove(&number)
-    }
-}
-
-/// Records the outcome of a job when it is dropped.
-struct End {
-    shared: Arc<Shared>,
-    number: u64,
-    outcome: Option<Outcome>,
-}
-
-impl End {
-    /// Ends the job with this outcome.
-    fn with(mut self, outcome: Outcome) {
-        self.outcome = Some(outcome);
-    }
-}
-
-impl Drop for End {
-    fn drop(&mut self) {
-        if let Some(outcome) = self.outcome.take() {
-            self.shared.end(self.number, outcome);
-        }
     }
 }
 
