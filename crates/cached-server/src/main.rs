@@ -14,8 +14,8 @@ use cached_server::process::Parent;
 use cached_server::reload::{self, Cached, LiveParts};
 use cached_server::sidecar::RunningSidecar;
 use cached_server::{
-    Config, Logging, MemoryFileStart, PreparedServer, Program, ServeError, Server, StartError, TakeOver,
-    TakingOver, Upgrader, process,
+    Config, Logging, MemoryFileStart, PreparedServer, Program, ServeError, Server, TakeOver, TakingOver,
+    Upgrader, process,
 };
 use cached_tracing::{Exporter, Origin};
 use std::cell::Cell;
@@ -74,10 +74,6 @@ fn refused(cause: impl std::fmt::Display) -> Failure {
 /// Returns the failure for a temporary lack of threads, descriptors or memory in the system.
 fn trouble(cause: impl std::fmt::Display) -> Failure {
     Failure::new(Exit::Trouble, cause)
-}
-
-fn not_started(error: StartError) -> Failure {
-    Failure::new(error.exit(), error)
 }
 
 /// Serves until the end is requested. Mistakes are reported first, before anything is changed;
@@ -177,17 +173,16 @@ fn serve(
     let (objects, mut server) = match take_over {
         None => {
             let Some(objects) = open_objects(None)? else { return Ok(()) };
-            let server = Server::open_with(config.settings.clone(), logging, inherited, tls, &on_taking_over);
-            (objects, server.map_err(not_started)?)
+            let settings = config.settings.clone();
+            (objects, Server::open_with(settings, logging, inherited, tls, &on_taking_over)?)
         }
         Some(mut take_over) => {
             let sockets = ObjectSockets::open(config.synapse.as_ref(), take_over.take_object_sockets());
             let sockets = sockets.map_err(|error| error.failure(config.path.as_deref()))?;
-            let server = PreparedServer::new(config.settings.clone(), logging, take_over, tls);
-            let server = server.map_err(not_started)?;
-            server.wait_for_store().map_err(not_started)?;
+            let server = PreparedServer::new(config.settings.clone(), logging, take_over, tls)?;
+            server.wait_for_store()?;
             let Some(objects) = open_objects(Some(sockets))? else { return Ok(()) };
-            (objects, server.take_over(&on_taking_over).map_err(not_started)?)
+            (objects, server.take_over(&on_taking_over)?)
         }
     };
     let sidecar = RunningSidecar::start(&config, s3_tls, s3_secrets.clone(), admin.as_deref())?;
@@ -222,9 +217,7 @@ fn serve(
     }
     let write_pid_file = || {
         let Some(path) = &pid_path else { return };
-        let written =
-            if is_taking_over { process::replace_pid_file(path) } else { process::write_pid_file(path) };
-        if let Err(error) = written {
+        if let Err(error) = process::write_pid_file(path, is_taking_over) {
             tracing::warn!(cause = %error, path = %path.display(), "cannot write the pid file");
         }
     };

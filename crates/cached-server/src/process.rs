@@ -195,22 +195,15 @@ fn outcome(mut told: io::PipeReader, child: libc::pid_t) -> i32 {
     }
 }
 
-/// Writes the file of `-P`, which contains the process ID.
+/// Writes the file of `-P`, which contains the process ID. With `is_taking_over`, the file is that of
+/// the process that has handed over to this one.
 ///
 /// # Errors
 /// If the file cannot be written.
-pub fn write_pid_file(path: &Path) -> io::Result<()> {
-    if let Some(pid) = process_in_pid_file(path) {
+pub fn write_pid_file(path: &Path, is_taking_over: bool) -> io::Result<()> {
+    if let Some(pid) = process_in_pid_file(path).filter(|_| !is_taking_over) {
         tracing::warn!(pid, "the pid file contained the ID of a running process");
     }
-    replace_pid_file(path)
-}
-
-/// Replaces the pid file of the process that has handed over to this one.
-///
-/// # Errors
-/// If the file cannot be written.
-pub fn replace_pid_file(path: &Path) -> io::Result<()> {
     write_whole(path, ".tmp", &format!("{}\n", std::process::id()))
 }
 

@@ -125,8 +125,7 @@ impl ServerTls {
     ) -> Result<Result<T, E>, TlsError> {
         // Recorded before the files are read, so that a change meanwhile is noticed the next time.
         let attempted = std::mem::replace(&mut *read, now);
-        let before = self.in_force.read().share();
-        let fresh = InForce::load(&self.settings, &self.policies, Some(&before))?;
+        let fresh = InForce::load(&self.settings, &self.policies, Some(&self.in_force.read()))?;
         let outcome = others();
         match outcome {
             Ok(_) => *self.in_force.write() = fresh,
@@ -144,11 +143,6 @@ impl fmt::Debug for ServerTls {
 }
 
 impl InForce {
-    fn share(&self) -> InForce {
-        let (configs, authorities) = (self.configs.clone(), self.authorities.clone());
-        InForce { configs, authorities, since: self.since, expiry: self.expiry }
-    }
-
     /// Reads the files; `before` has the configurations that they replace.
     fn load(
         settings: &TlsSettings,

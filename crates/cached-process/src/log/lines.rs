@@ -20,7 +20,7 @@ pub(super) struct Lines {
     pub(super) table: Mutex<LogTable>,
     is_colored: bool,
     repeats: Mutex<Repeats>,
-    pub(super) tail: Tail,
+    pub(super) tail: Mutex<Tail>,
 }
 
 /// The lines as a subscriber layer.
@@ -52,22 +52,18 @@ impl Lines {
             table: Mutex::new(table),
             is_colored: std::io::stderr().is_terminal(),
             repeats: Mutex::default(),
-            tail: Tail::default(),
+            tail: Mutex::default(),
         }
     }
 
     /// Reports the number of lines suppressed at places whose window has ended.
     pub(super) fn report_repeats(&self, now: Instant) {
         let overdue = self.repeats.lock().overdue(now);
-        for held_back in overdue {
-            let mut record = Record::new(held_back.level, held_back.target);
-            (record.message, record.repeated) = (held_back.message, held_back.count);
-            self.write(record);
-        }
+        overdue.into_iter().for_each(|record| self.write(record));
     }
 
     fn write(&self, record: Record) {
-        let record = self.tail.keep(record);
+        let record = self.tail.lock().keep(record);
         let mut line = String::with_capacity(256);
         let format = self.table.lock().format;
         match format {
@@ -99,15 +95,6 @@ struct Place {
     since: Instant,
     lines: u32,
     held_back: u64,
-}
-
-/// The number of suppressed lines, and their message.
-#[derive(Debug, PartialEq)]
-pub(super) struct HeldBack {
-    pub(super) level: Level,
-    pub(super) target: &'static str,
-    pub(super) message: String,
-    pub(super) count: u64,
 }
 
 impl Repeats {
@@ -142,20 +129,17 @@ impl Repeats {
         None
     }
 
-    /// Returns the lines suppressed at places whose window has ended.
-    pub(super) fn overdue(&mut self, now: Instant) -> Vec<HeldBack> {
-        let overdue = self
-            .places
-            .values_mut()
-            .filter(|place| place.held_back > 0 && now.saturating_duration_since(place.since) >= WINDOW);
-        overdue
-            .map(|place| HeldBack {
-                level: place.level,
-                target: place.target,
-                message: std::mem::take(&mut place.message),
-                count: std::mem::take(&mut place.held_back),
-            })
-            .collect()
+    /// Returns a line for each place whose window has ended and that has suppressed lines: the
+    /// message of the first one, and their number.
+    fn overdue(&mut self, now: Instant) -> Vec<Record> {
+        let is_overdue =
+            |place: &&mut Place| place.held_back > 0 && now.saturating_duration_since(place.since) >= WINDOW;
+        let line = |place: &mut Place| Record {
+            message: std::mem::take(&mut place.message),
+            repeated: std::mem::take(&mut place.held_back),
+            ..Record::new(place.level, place.target)
+        };
+        self.places.values_mut().filter(is_overdue).map(line).collect()
     }
 }
 
@@ -166,10 +150,7 @@ pub const TAIL_BYTES_MAX: usize = 256 << 10;
 
 /// The last lines.
 #[derive(Debug, Default)]
-pub(super) struct Tail(Mutex<Kept>);
-
-#[derive(Debug, Default)]
-struct Kept {
+pub(super) struct Tail {
     records: VecDeque<Record>,
     bytes: usize,
     count: u64,
@@ -177,23 +158,21 @@ struct Kept {
 
 impl Tail {
     /// Numbers a line and keeps it, dropping the oldest ones if necessary.
-    pub(super) fn keep(&self, mut record: Record) -> Record {
-        let mut kept = self.0.lock();
-        kept.count += 1;
-        record.id = kept.count;
-        kept.bytes += record.text_bytes();
-        kept.records.push_back(record.clone());
-        while kept.records.len() > TAIL_LINES || kept.bytes > TAIL_BYTES_MAX {
-            let Some(oldest) = kept.records.pop_front() else { break };
-            kept.bytes -= oldest.text_bytes();
+    fn keep(&mut self, mut record: Record) -> Record {
+        self.count += 1;
+        record.id = self.count;
+        self.bytes += record.text_bytes();
+        self.records.push_back(record.clone());
+        while self.records.len() > TAIL_LINES || self.bytes > TAIL_BYTES_MAX {
+            let Some(oldest) = self.records.pop_front() else { break };
+            self.bytes -= oldest.text_bytes();
         }
         record
     }
 
     /// Returns the kept lines with numbers above `after`, oldest first; all of them for `None`.
     pub(super) fn after(&self, after: Option<u64>) -> Vec<Record> {
-        let kept = self.0.lock();
-        kept.records.iter().filter(|record| after.is_none_or(|after| record.id > after)).cloned().collect()
+        self.records.iter().filter(|record| after.is_none_or(|after| record.id > after)).cloned().collect()
     }
 }
 
@@ -227,8 +206,11 @@ mod repeats_tests {
             assert_eq!(admit(&mut repeats, WINDOW / 2, &format!("m{number}")), None);
         }
         assert_eq!(repeats.overdue(start + WINDOW / 2), []);
-        let held_back = HeldBack { level: Level::Warn, target: "here", message: "m0".into(), count: 7 };
-        assert_eq!(repeats.overdue(start + WINDOW), [held_back]);
+        let held_back = repeats.overdue(start + WINDOW);
+        let [Record { level: Level::Warn, target: "here", message, repeated: 7, .. }] = &held_back[..] else {
+            panic!("{held_back:?}")
+        };
+        assert_eq!(message, "m0");
         assert_eq!(repeats.overdue(start + WINDOW), []);
         assert_eq!(admit(&mut repeats, WINDOW, "m"), Some(0), "reported already");
         for _ in 0..LINES_MAX {
@@ -246,7 +228,7 @@ mod tail_tests {
 
     #[test]
     fn the_last_lines_are_kept_within_both_limits() {
-        let tail = Tail::default();
+        let mut tail = Tail::default();
         let line = |bytes| Record { message: "x".repeat(bytes), ..Record::new(Level::Info, "here") };
         for number in 1..=(TAIL_LINES as u64 + 10) {
             assert_eq!(tail.keep(line(1)).id, number);
@@ -264,6 +246,6 @@ mod tail_tests {
         assert!((9..=10).contains(&tail.after(None).len()));
         tail.keep(line(2 * TAIL_BYTES_MAX));
         assert_eq!(tail.after(None).len(), 0);
-        assert_eq!(tail.0.lock().bytes, 0);
+        assert_eq!(tail.bytes, 0);
     }
 }

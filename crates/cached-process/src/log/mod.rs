@@ -147,7 +147,7 @@ impl Log {
     /// Returns the last lines with numbers above `after`, oldest first; all kept lines for `None`.
     #[must_use]
     pub fn tail(&self, after: Option<u64>) -> Vec<Record> {
-        self.lines.tail.after(after)
+        self.lines.tail.lock().after(after)
     }
 
     /// Reports the number of lines suppressed at places in the code whose window has ended. Call it

@@ -26,11 +26,10 @@ impl ReloadReport {
             tracing::error!(cause = why, "the configuration is refused; the one before stays in force");
             return;
         }
-        let (changed, files) = (Changes(&self.changed).to_string(), self.files.join(", "));
+        let (changed, files) = (joined(&self.changed), self.files.join(", "));
         tracing::info!(changed, files, "the configuration was read again");
         if !self.restart.is_empty() {
-            let keys = Changes(&self.restart).to_string();
-            tracing::warn!(keys, "these changes of the configuration need a restart");
+            tracing::warn!(keys = joined(&self.restart), "these changes of the configuration need a restart");
         }
     }
 }
@@ -42,13 +41,13 @@ impl fmt::Display for ReloadReport {
             return writeln!(f, "refused, nothing has changed: {why}");
         }
         for change in &self.changed {
-            writeln!(f, "changed: {}", Shown(change))?;
+            writeln!(f, "changed: {change}")?;
         }
         for file in &self.files {
             writeln!(f, "changed: the content of {file}")?;
         }
         for change in &self.restart {
-            writeln!(f, "needs a restart: {}", Shown(change))?;
+            writeln!(f, "needs a restart: {change}")?;
         }
         if self.changed.is_empty() && self.files.is_empty() && self.restart.is_empty() {
             writeln!(f, "nothing has changed")?;
@@ -57,25 +56,9 @@ impl fmt::Display for ReloadReport {
     }
 }
 
-/// Formats a change as `key before -> after`.
-struct Shown<'a>(&'a Change);
-
-impl fmt::Display for Shown<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let text = |value: &Option<Value>| value.as_ref().map_or_else(|| "none".into(), ToString::to_string);
-        write!(f, "{} {} -> {}", self.0.key, text(&self.0.before), text(&self.0.after))
-    }
-}
-
-struct Changes<'a>(&'a [Change]);
-
-impl fmt::Display for Changes<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, change) in self.0.iter().enumerate() {
-            write!(f, "{}{}", if index == 0 { "" } else { ", " }, Shown(change))?;
-        }
-        Ok(())
-    }
+/// Returns changes as one line.
+fn joined(changes: &[Change]) -> String {
+    changes.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
 /// The origin of a value.
@@ -139,6 +122,14 @@ pub struct Change {
     pub before: Option<Value>,
     /// Its new value; `None` if it has none.
     pub after: Option<Value>,
+}
+
+/// Formats the change as `key before -> after`.
+impl fmt::Display for Change {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = |value: &Option<Value>| value.as_ref().map_or_else(|| "none".into(), ToString::to_string);
+        write!(f, "{} {} -> {}", self.key, text(&self.before), text(&self.after))
+    }
 }
 
 impl Change {

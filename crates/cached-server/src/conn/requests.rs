@@ -11,10 +11,11 @@ use super::{Connection, Phase, StopReason, WorkerContext};
 use crate::exec::{self, Begun, Executor, Next};
 use crate::shared::Shared;
 use crate::stream::OutOfMemory;
-use crate::telemetry::watch::{Refused, Relay, Subscriber, Subscription};
+use crate::telemetry::watch::{Refused, Relay, Sink, Subscription};
 use cached_proto::binary::sasl::is_sasl;
 use cached_proto::{Decoded, Limits, Protocol, binary, text};
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 
 /// Values up to this size are collected in the input buffer; larger ones are read directly into
 /// their destination.
@@ -123,11 +124,14 @@ impl Connection {
         if self.is_datagram() {
             return Err(Refused::NotAllowed);
         }
-        let subscriber = match self.info.is_encrypted {
-            false => Subscriber::Socket(client),
-            true => Subscriber::Relay(Relay::new(self.info.clone(), shared.connections.queues().clone())),
+        let sink = match self.info.is_encrypted {
+            false => Sink::Socket(client.try_clone_to_owned().map_err(|_| Refused::Failed)?),
+            true => {
+                let queues = shared.connections.queues().clone();
+                Sink::Relay(Arc::new(Relay::new(self.info.clone(), queues)))
+            }
         };
-        shared.watch.subscribe(subscriber, events)
+        shared.watch.subscribe(sink, events)
     }
 
     /// Executes the text or meta request at the front of `rest`. The first `scanned` bytes of

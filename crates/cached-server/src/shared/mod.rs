@@ -57,9 +57,10 @@ pub(crate) struct Shared {
     /// The kinds of events that watchers or `stats detail` observe. Requests read only this word.
     pub(crate) observed_events: Arc<AtomicU32>,
     pub(crate) watch: Arc<Watch>,
-    pub(crate) stop: Stop,
-    /// The reason why the server must end, if there is one.
-    pub(crate) defect: Defect,
+    /// The request to stop the server, without the delay of `drain`. For one waiter.
+    pub(crate) stop: Notify,
+    /// The first reason why the server cannot continue, kept until the server has ended.
+    pub(crate) defect: OnceLock<String>,
     /// Defects that tests have requested.
     pub(crate) faults: InjectedFaults,
     /// The heartbeat of the acceptor, which changes once a second.
@@ -123,35 +124,6 @@ struct Baseline {
     rejected: u64,
 }
 
-/// The request to stop the server, without the delay of [`Drain`].
-#[derive(Debug, Default)]
-pub(crate) struct Stop {
-    notify: Notify,
-}
-
-impl Stop {
-    /// Requests the stop. May be called before [`requested`](Self::requested), and more than once.
-    pub(crate) fn request(&self) {
-        self.notify.notify_one();
-    }
-
-    /// Waits until the stop is requested. For one waiter.
-    pub(crate) async fn requested(&self) {
-        self.notify.notified().await;
-    }
-}
-
-/// The reason why the server cannot continue, kept until the server has ended.
-#[derive(Debug, Default)]
-pub(crate) struct Defect(OnceLock<String>);
-
-impl Defect {
-    /// Returns the first defect, if there is one.
-    pub(crate) fn first(&self) -> Option<&str> {
-        self.0.get().map(String::as_str)
-    }
-}
-
 impl Shared {
     /// Waits until an orderly shutdown has been requested and its delay, during which clients are
     /// still served, has passed.
@@ -172,8 +144,8 @@ impl Shared {
     pub(crate) fn fail(&self, text: String) {
         tracing::error!("{text}; the server ends");
         // The first defect is the cause of those that follow.
-        let _ = self.defect.0.set(text);
-        self.stop.request();
+        let _ = self.defect.set(text);
+        self.stop.notify_one();
     }
 
     /// Returns the state of a server with one command queue for each worker.
@@ -210,8 +182,8 @@ impl Shared {
             size_classes: SizeClasses::new(&settings.classes),
             observed_events,
             watch,
-            stop: Stop::default(),
-            defect: Defect::default(),
+            stop: Notify::new(),
+            defect: OnceLock::new(),
             faults: InjectedFaults::default(),
             acceptor_heartbeat: Heartbeat::default(),
             stalled_secs: (0..=settings.threads).map(|_| AtomicU32::new(0)).collect(),

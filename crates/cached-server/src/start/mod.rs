@@ -19,7 +19,7 @@ use crate::upgrade::TakeOverError;
 use cached_config::{ConfigError, is_mistake};
 use cached_core::arena::ArenaFileError;
 use cached_core::kv::KvConfigError;
-use cached_process::Exit;
+use cached_process::{Exit, Failure};
 use cached_tls::TlsError;
 use std::io;
 
@@ -40,7 +40,7 @@ pub enum StartError {
     Passwords(ConfigError),
     /// A thread, its runtime or a descriptor for it cannot be created.
     #[error("cannot start a thread: {0}")]
-    Thread(io::Error),
+    Thread(#[from] io::Error),
     /// The certificates cannot be used.
     #[error("{0}")]
     Tls(#[from] TlsError),
@@ -65,6 +65,12 @@ impl StartError {
     }
 }
 
+impl From<StartError> for Failure {
+    fn from(error: StartError) -> Failure {
+        Failure::new(error.exit(), error)
+    }
+}
+
 fn of_memory_file(error: &ArenaFileError) -> Exit {
     match error {
         ArenaFileError::Io { cause, .. } if !is_mistake(cause) => Exit::Trouble,
@@ -81,7 +87,7 @@ fn of_memory_file(error: &ArenaFileError) -> Exit {
 pub enum ServeError {
     /// A thread, its runtime or a descriptor for it cannot be created.
     #[error("cannot start a thread: {0}")]
-    Thread(io::Error),
+    Thread(#[from] io::Error),
     /// A thread has panicked, or cannot continue its work. The server has ended, because it does
     /// not continue without the thread.
     #[error("{0}")]

@@ -65,7 +65,7 @@ pub struct Stopper {
 impl Stopper {
     /// Requests that the server answer the requests it has received, and end.
     pub fn stop(&self) {
-        self.shared.stop.request();
+        self.shared.stop.notify_one();
     }
 }
 
@@ -116,8 +116,7 @@ impl Server {
         mut listeners: Listeners,
     ) -> Result<Server, StartError> {
         let queues: Result<Arc<[_]>, _> = (0..settings.threads).map(|_| CommandQueue::new()).collect();
-        let queues = queues.map_err(StartError::Thread)?;
-        let mut shared = Shared::new(kv, clock, settings, logging, watch, queues);
+        let mut shared = Shared::new(kv, clock, settings, logging, watch, queues?);
         shared.tls = tls;
         let shared = Arc::new(shared);
         // Set only here.
@@ -229,31 +228,35 @@ impl Server {
         end: Pin<&mut dyn Future<Output = ()>>,
         serving: Box<dyn FnOnce() + '_>,
     ) -> Result<(), ServeError> {
-        let runtime = runtime()?;
+        let runtime = Builder::new_current_thread().enable_io().enable_time().build()?;
         let Server { shared, mut listeners, taking, taken, upgradable } = self;
-        let begin = Begin::default();
+        // Lets the threads of the workers begin, or end, once the outcome is certain.
+        let begin = Arc::new(OnceLock::new());
         let ended = start_workers(&shared, &begin)?;
         if let Some(taking) = &taking {
             let items = shared.kv.stats().items;
             if let Err(error) = taking.ready(items, taken) {
-                begin.set(false);
+                let _ = begin.set(false);
                 return Err(error.into());
             }
             shared.kv.confirm_hand_over();
         }
         listeners.unix_file.iter_mut().for_each(SocketFile::own);
-        begin.set(true);
+        // Set only once.
+        let _ = begin.set(true);
         // Started before the startup counts as complete, so that its metrics are present.
-        let arbiter = BackgroundThread::arbiter(&shared).map_err(ServeError::Thread)?;
+        let arbiter = BackgroundThread::arbiter(&shared)?;
         serving();
         if let Some(taking) = taking
             && let Err(error) = taking.serving()
         {
             tracing::warn!(cause = %error, "the process that handed over has ended");
         }
-        let watchdog = BackgroundThread::watchdog(shared.clone()).map_err(ServeError::Thread)?;
-        let insight = BackgroundThread::insight(shared.clone()).map_err(ServeError::Thread)?;
-        let sweep = BackgroundThread::sweep(&shared).map_err(ServeError::Thread)?;
+        let background = [
+            BackgroundThread::watchdog(shared.clone())?,
+            BackgroundThread::insight(shared.clone())?,
+            BackgroundThread::sweep(&shared)?,
+        ];
         let tasks = LocalSet::new();
         let next_worker = acceptor::RoundRobin::default();
         let watched = |task: JoinHandle<()>| {
@@ -287,20 +290,17 @@ impl Server {
         // Closes the listeners: from now on, the system refuses clients.
         drop(tasks);
         drop(upgradable);
-        let failed = shared.defect.first().is_some();
+        let failed = shared.defect.get().is_some();
         for queue in shared.connections.queues().iter() {
             queue.send(if failed { Command::Abort } else { Command::Drain });
         }
         let stuck = wait_for_workers(&ended, &shared);
-        drop(watchdog);
-        drop(insight);
-        drop(sweep);
-        drop(arbiter);
+        drop((background, arbiter));
         // A thread may be reading a file from a hung disk, so the shutdown does not wait for the
         // thread.
         runtime.shutdown_background();
-        match shared.defect.first() {
-            Some(text) => Err(ServeError::Defect(text.to_owned())),
+        match shared.defect.get() {
+            Some(text) => Err(ServeError::Defect(text.clone())),
             None if stuck.is_empty() => Ok(()),
             None => {
                 let stuck: Vec<String> = stuck.iter().map(ToString::to_string).collect();
@@ -344,7 +344,7 @@ fn serve(
             tokio::select! {
                 biased;
                 () = &mut end => Next::End,
-                () = shared.stop.requested() => Next::End,
+                () = shared.stop.notified() => Next::End,
                 () = shared.drained() => Next::End,
                 prepared = prepared => Next::Finish(prepared),
                 () = shared.upgrade.requested() => Next::Upgrade,
@@ -377,21 +377,6 @@ fn serve(
     }
 }
 
-/// Lets threads that were created early begin, or end, once the outcome is certain.
-#[derive(Clone, Default)]
-struct Begin(Arc<OnceLock<bool>>);
-
-impl Begin {
-    fn set(&self, begins: bool) {
-        // Set only once.
-        let _ = self.0.set(begins);
-    }
-
-    fn wait(&self) -> bool {
-        *self.0.wait()
-    }
-}
-
 /// Creates the store, in `file` if there is one, and the observer of its evictions.
 pub(crate) fn open_store(
     settings: &Settings,
@@ -400,7 +385,7 @@ pub(crate) fn open_store(
     on_taking_over: &OnTakingOver<'_>,
 ) -> Result<(Arc<Watch>, Kv), StartError> {
     let pending_bytes = settings.worker_buffer_bytes.saturating_mul(settings.threads);
-    let watch = Watch::new(pending_bytes, settings.watcher_buffer_bytes).map_err(StartError::Thread)?;
+    let watch = Watch::new(pending_bytes, settings.watcher_buffer_bytes)?;
     let watch = Arc::new(watch);
     let config = KvConfig {
         arena_bytes: settings.memory_bytes,
@@ -420,14 +405,18 @@ pub(crate) fn open_store(
     Ok((watch, kv))
 }
 
-/// Starts the worker threads. Returns a channel that receives the index of each worker that ends.
-fn start_workers(shared: &Arc<Shared>, begin: &Begin) -> Result<mpsc::Receiver<usize>, ServeError> {
+/// Starts the worker threads, which end or begin their work once `begin` is set. Returns a channel
+/// that receives the index of each worker that ends.
+fn start_workers(
+    shared: &Arc<Shared>,
+    begin: &Arc<OnceLock<bool>>,
+) -> Result<mpsc::Receiver<usize>, ServeError> {
     let (sender, ended) = mpsc::channel();
     for index in 0..shared.settings.threads {
-        let worker = Worker::new(index, shared.clone()).map_err(ServeError::Thread)?;
+        let worker = Worker::new(index, shared.clone())?;
         let (shared, sender, begin) = (shared.clone(), sender.clone(), begin.clone());
         let body = move || {
-            if !begin.wait() {
+            if !*begin.wait() {
                 return;
             }
             if shared.settings.pin_workers {
@@ -441,7 +430,7 @@ fn start_workers(shared: &Arc<Shared>, begin: &Begin) -> Result<mpsc::Receiver<u
             let _ = sender.send(index);
         };
         let thread = thread::Builder::new().name(format!("cached-{index}"));
-        thread.spawn(body).map_err(ServeError::Thread)?;
+        thread.spawn(body)?;
     }
     Ok(ended)
 }
@@ -472,10 +461,6 @@ fn wait_for_workers(ended: &mpsc::Receiver<usize>, shared: &Shared) -> Vec<usize
         tracing::error!("worker {index} does not end: it is in {}", state.activity());
     }
     running
-}
-
-fn runtime() -> Result<Runtime, ServeError> {
-    Builder::new_current_thread().enable_io().enable_time().build().map_err(ServeError::Thread)
 }
 
 /// Advances the clock once a second, closes idle connections, and runs the store's maintenance.

@@ -480,7 +480,7 @@ impl Worker {
     fn drain(&mut self, events: &mut Vec<epoll::Event>) {
         self.run_commands();
         let end = Instant::now() + self.shared.live.drain_timeout.get();
-        while !self.aborted && self.shared.defect.first().is_none() {
+        while !self.aborted && self.shared.defect.get().is_none() {
             let more = self.drain_all(end);
             let left = end.saturating_duration_since(Instant::now());
             if self.slots.iter().all(Option::is_none) {

@@ -29,7 +29,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use std::collections::VecDeque;
 use std::fmt::Write as _;
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
@@ -102,19 +102,11 @@ struct NewWatcher {
 
 /// The destination of a watcher's lines.
 #[derive(Debug)]
-enum Sink {
-    /// A socket.
+pub(crate) enum Sink {
+    /// The connection's socket.
     Socket(OwnedFd),
-    /// The worker of the connection.
+    /// The connection's worker.
     Relay(Arc<Relay>),
-}
-
-/// A connection that subscribes.
-pub(crate) enum Subscriber<'a> {
-    /// Lines go to this socket.
-    Socket(BorrowedFd<'a>),
-    /// Lines go to the connection's worker.
-    Relay(Relay),
 }
 
 /// A connection's subscription, which the connection owns and which ends when this is dropped.
@@ -183,24 +175,15 @@ impl Watch {
     }
 
     /// Makes a connection a watcher of events of these kinds. The connection first receives `OK`.
-    pub(crate) fn subscribe(
-        self: &Arc<Self>,
-        subscriber: Subscriber<'_>,
-        kinds: u32,
-    ) -> Result<Subscription, Refused> {
+    pub(crate) fn subscribe(self: &Arc<Self>, sink: Sink, kinds: u32) -> Result<Subscription, Refused> {
         let gone = Arc::new(AtomicBool::new(false));
         let mut pending = self.pending();
         if pending.watchers >= WATCHERS_MAX {
             return Err(Refused::TooMany);
         }
-        let (sink, relay) = match subscriber {
-            Subscriber::Socket(socket) => {
-                (Sink::Socket(socket.try_clone_to_owned().map_err(|_| Refused::Failed)?), None)
-            }
-            Subscriber::Relay(relay) => {
-                let relay = Arc::new(relay);
-                (Sink::Relay(relay.clone()), Some(relay))
-            }
+        let relay = match &sink {
+            Sink::Socket(_) => None,
+            Sink::Relay(relay) => Some(relay.clone()),
         };
         if !pending.thread_runs {
             let watch = self.clone();
@@ -351,11 +334,14 @@ pub(crate) const EVENT_NAMES: [(&str, u32); 10] = [
 mod tests {
     use super::*;
     use std::io::Read;
-    use std::os::fd::AsFd;
     use std::os::unix::net::UnixStream;
 
     fn watch(pending_bytes_max: usize, watcher_bytes_max: usize) -> Arc<Watch> {
         Arc::new(Watch::new(pending_bytes_max, watcher_bytes_max).expect("a descriptor"))
+    }
+
+    fn socket(ours: &UnixStream) -> Sink {
+        Sink::Socket(ours.try_clone().expect("a descriptor").into())
     }
 
     fn read_until(client: &mut UnixStream, end: &str) -> String {
@@ -374,7 +360,7 @@ mod tests {
         let watch = watch(1 << 16, 1 << 16);
         let (ours, mut client) = UnixStream::pair().expect("sockets");
         assert!(!watch.wants(KINDS));
-        let subscription = watch.subscribe(Subscriber::Socket(ours.as_fd()), FETCHERS).expect("room");
+        let subscription = watch.subscribe(socket(&ours), FETCHERS).expect("room");
         assert!(watch.wants(FETCHERS) && !watch.wants(MUTATIONS));
         assert_eq!(read_until(&mut client, "\n"), "OK\r\n");
         watch.publish(MUTATIONS, &"not asked for");
@@ -396,7 +382,7 @@ mod tests {
         let watch = watch(1 << 20, 8 << 10);
         let (ours, mut client) = UnixStream::pair().expect("sockets");
         ours.set_nonblocking(true).expect("a flag");
-        let _subscription = watch.subscribe(Subscriber::Socket(ours.as_fd()), FETCHERS).expect("room");
+        let _subscription = watch.subscribe(socket(&ours), FETCHERS).expect("room");
         assert_eq!(read_until(&mut client, "\n"), "OK\r\n");
         let long = "x".repeat(2000);
         while watch.counts.watcher_skipped.load(Ordering::Relaxed) == 0 {
@@ -425,7 +411,7 @@ mod tests {
     fn pending_lines_are_bounded() {
         let watch = watch(1000, 1 << 16);
         let (ours, _client) = UnixStream::pair().expect("sockets");
-        let _subscription = watch.subscribe(Subscriber::Socket(ours.as_fd()), FETCHERS).expect("room");
+        let _subscription = watch.subscribe(socket(&ours), FETCHERS).expect("room");
         // A line longer than the whole queue is dropped.
         watch.publish(FETCHERS, &"x".repeat(2000));
         assert_eq!(watch.counts.worker_dropped.load(Ordering::Relaxed), 1);
@@ -435,10 +421,7 @@ mod tests {
     fn at_most_twenty_connections_watch() {
         let watch = watch(1000, 1000);
         let pairs: Vec<_> = (0..=WATCHERS_MAX).map(|_| UnixStream::pair().expect("sockets")).collect();
-        let all: Vec<_> = pairs
-            .iter()
-            .map(|(ours, _)| watch.subscribe(Subscriber::Socket(ours.as_fd()), FETCHERS))
-            .collect();
+        let all: Vec<_> = pairs.iter().map(|(ours, _)| watch.subscribe(socket(&ours), FETCHERS)).collect();
         assert!(all[..WATCHERS_MAX].iter().all(Result::is_ok));
         assert_eq!(all[WATCHERS_MAX].as_ref().err(), Some(&Refused::TooMany));
     }
