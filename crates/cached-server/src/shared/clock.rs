@@ -152,12 +152,6 @@ impl ServerClock {
     }
 }
 
-impl Default for ServerClock {
-    fn default() -> Self {
-        ServerClock::new()
-    }
-}
-
 /// Returns the system's monotonic clock, which is the same in all processes.
 pub(crate) fn monotonic_nanos() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);

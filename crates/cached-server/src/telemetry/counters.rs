@@ -81,17 +81,18 @@ const HANDSHAKES: LabelledMetric<1> = LabelledMetric::new(
 );
 
 impl Totals {
-    /// Returns the number of commands of each kind. A retrieval counts once for each key.
-    pub(crate) fn commands(&self) -> [u64; Kind::ALL.len()] {
-        Kind::ALL.map(|kind| match kind {
-            Kind::Get => self.gets,
-            Kind::Set => self.sets,
-            Kind::Touch => self.touches,
-            Kind::Delete => self.delete_hits + self.delete_misses,
-            Kind::Incr => self.incr_hits + self.incr_misses,
-            Kind::Decr => self.decr_hits + self.decr_misses,
-            Kind::Flush => self.flushes,
-        })
+    /// Returns the number of commands of each kind, in the order of [`KINDS`]. A retrieval counts
+    /// once for each key.
+    pub(crate) fn commands(&self) -> [u64; KINDS.len()] {
+        [
+            self.gets,
+            self.sets,
+            self.touches,
+            self.delete_hits + self.delete_misses,
+            self.incr_hits + self.incr_misses,
+            self.decr_hits + self.decr_misses,
+            self.flushes,
+        ]
     }
 }
 
@@ -216,45 +217,18 @@ impl Counters {
 // the wait ends and after each connection. All requests of a connection are assigned the time in
 // between, because their replies are sent together.
 
-/// A kind of command.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
-    Get,
-    Set,
-    Touch,
-    Delete,
-    Incr,
-    Decr,
-    Flush,
-}
-
-impl Kind {
-    pub(crate) const ALL: [Kind; 7] =
-        [Kind::Get, Kind::Set, Kind::Touch, Kind::Delete, Kind::Incr, Kind::Decr, Kind::Flush];
-
-    /// Returns the name of the kind in metrics.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Kind::Get => "get",
-            Kind::Set => "set",
-            Kind::Touch => "touch",
-            Kind::Delete => "delete",
-            Kind::Incr => "incr",
-            Kind::Decr => "decr",
-            Kind::Flush => "flush",
-        }
-    }
-}
+/// The kinds of commands whose latency is measured, by their names in metrics.
+pub(crate) const KINDS: [&str; 7] = ["get", "set", "touch", "delete", "incr", "decr", "flush"];
 
 /// The latencies of one worker.
 #[derive(Debug, Default)]
 pub(crate) struct CommandLatency {
-    kinds: [Latency; Kind::ALL.len()],
+    kinds: [Latency; KINDS.len()],
 }
 
 impl CommandLatency {
     /// Counts the commands of each kind, each of which took `duration`.
-    pub(crate) fn observe(&self, duration: Duration, commands: [u64; Kind::ALL.len()]) {
+    pub(crate) fn observe(&self, duration: Duration, commands: [u64; KINDS.len()]) {
         for (latency, count) in self.kinds.iter().zip(commands) {
             if count > 0 {
                 latency.observe_many(duration, count);
@@ -262,9 +236,9 @@ impl CommandLatency {
         }
     }
 
-    /// Returns the distribution for one kind.
-    pub(crate) fn snapshot(&self, kind: Kind) -> LatencySnapshot {
-        self.kinds[kind as usize].snapshot()
+    /// Returns the distribution for one kind, an index of [`KINDS`].
+    pub(crate) fn snapshot(&self, kind: usize) -> LatencySnapshot {
+        self.kinds[kind].snapshot()
     }
 
     /// Returns the distribution for all kinds together.
@@ -349,7 +323,11 @@ mod tests {
     fn each_command_is_counted_under_its_kind() {
         let latency = CommandLatency::default();
         latency.observe(Duration::from_micros(5), [3, 1, 0, 2, 1, 0, 0]);
-        let counts = Kind::ALL.map(|kind| (kind.name(), latency.snapshot(kind).count()));
+        let counts: Vec<_> = KINDS
+            .into_iter()
+            .enumerate()
+            .map(|(kind, name)| (name, latency.snapshot(kind).count()))
+            .collect();
         let expected =
             [("get", 3), ("set", 1), ("touch", 0), ("delete", 2), ("incr", 1), ("decr", 0), ("flush", 0)];
         assert_eq!(counts, expected);

@@ -1,7 +1,7 @@
 //! Times some iterations of a worker's loop: about one in 64 steps, and the first of each second.
 
 use crate::connections::ConnInfo;
-use crate::telemetry::counters::{Counters, Kind, Totals};
+use crate::telemetry::counters::{Counters, KINDS, Totals};
 use blocker::trace::{AttributeValue, SpanKind, Tracer};
 use cached_admin::insight::slow::SlowRequest;
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ pub(super) struct Served {
     /// The time since the wait for events ended.
     pub(super) took: Duration,
     /// The number of commands of each kind.
-    pub(super) commands: [u64; Kind::ALL.len()],
+    pub(super) commands: [u64; KINDS.len()],
 }
 
 /// The measurement of an iteration.
@@ -65,8 +65,8 @@ impl Timing {
 // that one connection was served in a timed iteration. The tracer samples a share of these spans;
 // slow requests are all recorded.
 
-/// The names of the attributes that hold the numbers of commands, in the order of [`Kind::ALL`].
-const COUNTS: [&str; Kind::ALL.len()] = [
+/// The names of the attributes that hold the numbers of commands, in the order of [`KINDS`].
+const COUNTS: [&str; KINDS.len()] = [
     "memcached.get",
     "memcached.set",
     "memcached.touch",
@@ -140,7 +140,7 @@ mod tests {
 
     #[test]
     fn the_counts_are_named_as_the_commands_are() {
-        let names = Kind::ALL.map(|kind| format!("memcached.{}", kind.name()));
+        let names = KINDS.map(|kind| format!("memcached.{kind}"));
         assert_eq!(names, COUNTS);
     }
 }

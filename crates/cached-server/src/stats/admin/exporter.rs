@@ -136,21 +136,7 @@ pub(super) fn collect(shared: &Shared, into: &mut Families) {
     let labels = vec![("version", version).into()];
     into.sample("memcached_version", "The version of memcached that is reported.", labels, Value::Gauge(1.0));
     lines(into, &general, GENERAL, &[]);
-    for command in ["get", "delete", "incr", "decr", "cas", "touch"] {
-        for (status, suffix) in [("hit", "hits"), ("miss", "misses")] {
-            commands(into, COMMANDS, number(&general, &format!("{command}_{suffix}")), command, status, None);
-        }
-    }
-    commands(into, COMMANDS, number(&general, "cas_badval"), "cas", "badval", None);
-    commands(into, COMMANDS, number(&general, "cmd_flush"), "flush", "hit", None);
-    // A `cas` also counts as a store.
-    let sets = number(&general, "cmd_set").map(|sets| {
-        sets - ["cas_misses", "cas_hits", "cas_badval"]
-            .iter()
-            .filter_map(|name| number(&general, name))
-            .sum::<f64>()
-    });
-    commands(into, COMMANDS, sets, "set", "hit", None);
+    commands(into, COMMANDS, &general, None);
 
     lines(into, &settings, SETTINGS, &[]);
     if settings.get("lru_crawler").is_some_and(|value| value == "yes") {
@@ -174,31 +160,33 @@ pub(super) fn collect(shared: &Shared, into: &mut Families) {
     for (class, numbers) in &slabs {
         let slab = Label::from(("slab", class.to_string()));
         lines(into, numbers, SLABS, std::slice::from_ref(&slab));
-        for command in ["get", "delete", "incr", "decr", "cas", "touch"] {
-            let hits = number(numbers, &format!("{command}_hits"));
-            commands(into, SLAB_COMMANDS, hits, command, "hit", Some(&slab));
-        }
-        commands(into, SLAB_COMMANDS, number(numbers, "cas_badval"), "cas", "badval", Some(&slab));
-        let sets = number(numbers, "cmd_set").map(|sets| {
-            sets - ["cas_hits", "cas_badval"].iter().filter_map(|name| number(numbers, name)).sum::<f64>()
-        });
-        commands(into, SLAB_COMMANDS, sets, "set", "hit", Some(&slab));
+        commands(into, SLAB_COMMANDS, numbers, Some(&slab));
     }
 }
 
+/// Writes the numbers of commands by result, as far as the report contains them.
 fn commands(
     into: &mut Families,
     (name, help): (&'static str, &'static str),
-    count: Option<f64>,
-    command: &'static str,
-    status: &'static str,
+    numbers: &Numbers,
     slab: Option<&Label>,
 ) {
-    if let Some(count) = count {
+    let mut put = |command: &'static str, status: &'static str, count: Option<f64>| {
+        let Some(count) = count else { return };
         let mut labels = vec![("command", command).into(), ("status", status).into()];
         labels.extend(slab.cloned());
         into.sample(name, help, labels, Value::CounterFloat(count));
+    };
+    for command in ["get", "delete", "incr", "decr", "cas", "touch"] {
+        put(command, "hit", number(numbers, &format!("{command}_hits")));
+        put(command, "miss", number(numbers, &format!("{command}_misses")));
     }
+    put("cas", "badval", number(numbers, "cas_badval"));
+    put("flush", "hit", number(numbers, "cmd_flush"));
+    // A `cas` also counts as a store.
+    let cas = ["cas_misses", "cas_hits", "cas_badval"].iter().filter_map(|name| number(numbers, name));
+    let cas: f64 = cas.sum();
+    put("set", "hit", number(numbers, "cmd_set").map(|sets| sets - cas));
 }
 
 /// Writes those numbers that the report contains.

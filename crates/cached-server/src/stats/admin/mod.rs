@@ -14,7 +14,7 @@ mod exporter;
 use super::insight::{self, MissRatios};
 use crate::connections::Endpoints;
 use crate::shared::{ListenerInfo, Shared};
-use crate::telemetry::counters::{COMMANDS, Kind};
+use crate::telemetry::counters::{COMMANDS, KINDS};
 use cached_admin::insight::documents::hot_count;
 use cached_admin::sources::Shown;
 use cached_admin::status::document::{
@@ -172,22 +172,23 @@ fn collect(shared: &Shared, into: &mut Families) {
     tls(shared, into);
 }
 
-/// Returns the times of one kind of request on all workers.
-fn latency_of(shared: &Shared, kind: Kind) -> LatencySnapshot {
-    let mut sum = LatencySnapshot::default();
-    for worker in 0..shared.workers() {
-        sum.add(&shared.counters(worker).latency.snapshot(kind));
-    }
-    sum
+/// Returns the latency of each kind of request, with its name, on all workers.
+fn latencies(shared: &Shared) -> impl Iterator<Item = (&'static str, LatencySnapshot)> {
+    KINDS.into_iter().enumerate().map(|(kind, name)| {
+        let mut sum = LatencySnapshot::default();
+        for worker in 0..shared.workers() {
+            sum.add(&shared.counters(worker).latency.snapshot(kind));
+        }
+        (name, sum)
+    })
 }
 
 fn latency(shared: &Shared, into: &mut Families) {
     let (first, last) = LATENCY_OCTAVES;
-    for kind in Kind::ALL {
-        let sum = latency_of(shared, kind);
+    for (kind, sum) in latencies(shared) {
         let help = "The time from the end of a worker's wait for events to the reply, in seconds, of a sample of all \
                     requests: about one in 64 wake-ups of a worker, and at least one each second.";
-        let labels = vec![("command", kind.name()).into()];
+        let labels = vec![("command", kind).into()];
         into.sample("cached_request_duration_seconds", help, labels, sum.value(first, last));
     }
     for worker in 0..shared.workers() {
@@ -305,12 +306,8 @@ fn fill(shared: &Shared, document: &mut Document) {
     document.shared_memory = shared.arbiter.get().map(|arbiter| shared_memory_part(arbiter));
     document.items = Some(items_part(shared));
     document.insight = shared.settings.insight.sampling() != Sampling::Off;
-    for kind in Kind::ALL {
-        let sum = latency_of(shared, kind);
-        if sum.count() > 0 {
-            let latency = CommandLatency { command: kind.name(), distribution: Distribution(sum) };
-            document.latency.push(latency);
-        }
+    for (command, sum) in latencies(shared).filter(|(_, sum)| sum.count() > 0) {
+        document.latency.push(CommandLatency { command, distribution: Distribution(sum) });
     }
     document.workers = (0..shared.workers()).map(|index| worker_part(shared, index)).collect();
     let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
