@@ -167,7 +167,7 @@ impl Connection {
         executor.counters.auth_errors.bump();
         gate.failures += 1;
         let (shared, peer) = (executor.shared, self.info.client());
-        match shared.attempts.count(self.info.client_host(), shared.clock.now_secs()) {
+        match shared.attempts.count(self.info.network(), shared.clock.now_secs()) {
             WrongPassword::Usual => {
                 tracing::warn!(peer, failures = gate.failures, "wrong user or password");
                 if gate.failures < FAILURES_MAX { Passage::Shut } else { Passage::Close }

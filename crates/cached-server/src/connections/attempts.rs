@@ -25,28 +25,10 @@ pub(crate) enum WrongPassword {
     TooMany,
 }
 
-/// The identity of a client: an IPv4 address, an IPv6 network (its hosts choose the rest of the
-/// address), or this host.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Source {
-    V4(u32),
-    V6(u64),
-    Local,
-}
-
-impl Source {
-    fn of(peer: Option<IpAddr>) -> Source {
-        match peer.map(|peer| peer.to_canonical()) {
-            Some(IpAddr::V4(address)) => Source::V4(address.to_bits()),
-            Some(IpAddr::V6(address)) => Source::V6((address.to_bits() >> 64) as u64),
-            None => Source::Local,
-        }
-    }
-}
-
 #[derive(Debug)]
 struct Entry {
-    source: Source,
+    /// The clients that count together, see [`Peer::network`](connection::Peer::network).
+    network: Option<IpAddr>,
     /// The number of wrong passwords, reduced by one for each second since.
     level: u32,
     /// The second of the last wrong password.
@@ -64,13 +46,12 @@ impl Default for Attempts {
 }
 
 impl Attempts {
-    /// Counts a wrong password in second `now`. `peer` is the client's address; `None` for a client
-    /// of a unix socket.
-    pub(crate) fn count(&self, peer: Option<IpAddr>, now: u32) -> WrongPassword {
-        let source = Source::of(peer);
+    /// Counts a wrong password in second `now`. `network` is the client's address or its network;
+    /// `None` for a client of a unix socket.
+    pub(crate) fn count(&self, network: Option<IpAddr>, now: u32) -> WrongPassword {
         let mut entries = self.0.lock();
-        let fresh = Entry { source, level: 0, second: now };
-        let at = entries.iter().position(|entry| entry.source == source).unwrap_or_else(|| {
+        let fresh = Entry { network, level: 0, second: now };
+        let at = entries.iter().position(|entry| entry.network == network).unwrap_or_else(|| {
             if entries.len() < ADDRESSES_MAX {
                 entries.push(fresh);
                 return entries.len() - 1;
@@ -94,9 +75,11 @@ impl Attempts {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use connection::Peer;
+    use std::net::SocketAddr;
 
     fn address(text: &str) -> Option<IpAddr> {
-        Some(text.parse().expect("an address"))
+        Peer::Tcp(SocketAddr::new(text.parse().expect("an address"), 0)).network()
     }
 
     #[test]

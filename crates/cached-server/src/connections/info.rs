@@ -143,17 +143,9 @@ impl ConnInfo {
         }
     }
 
-    /// Returns the client's host; `None` for a local client of a unix socket.
-    pub(crate) fn client_host(&self) -> Option<IpAddr> {
-        match &self.endpoints {
-            Endpoints::Tcp { peer, .. } => Some(peer.ip()),
-            Endpoints::Unix { .. } | Endpoints::Udp { .. } => None,
-        }
-    }
-
-    /// Returns the address by which the client's connections are counted; `None` if they are not
-    /// counted.
-    pub(super) fn network(&self) -> Option<IpAddr> {
+    /// Returns the address by which the client's connections and wrong passwords are counted; `None`
+    /// for a local client of a unix socket.
+    pub(crate) fn network(&self) -> Option<IpAddr> {
         match &self.endpoints {
             Endpoints::Tcp { peer, .. } => Peer::Tcp(*peer).network(),
             Endpoints::Unix { .. } | Endpoints::Udp { .. } => None,

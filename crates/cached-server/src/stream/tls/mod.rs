@@ -26,8 +26,8 @@ mod records;
 use super::{Socket, Transport};
 use crate::telemetry::counters::Counters;
 use records::Processed;
-use rustls::ServerConfig;
 use rustls::server::UnbufferedServerConnection;
+use rustls::{HandshakeKind, ServerConfig};
 use std::io::{self, IoSlice};
 use std::sync::Arc;
 use std::task::{Poll, ready};
@@ -73,13 +73,6 @@ enum State {
     Begun(Box<UnbufferedServerConnection>),
     /// Nothing more can be received or sent.
     Over,
-}
-
-/// The outcome of a handshake.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Handshake {
-    Full,
-    Resumed,
 }
 
 impl TlsStream {
@@ -263,7 +256,8 @@ impl TlsSocket<'_> {
         let mut processed = Processed::new(into, &mut self.stream.received);
         let result = processed.take_in(connection, &mut incoming[..filled], outgoing, outgoing_used);
         let (used, count) = (processed.used, processed.plain_bytes);
-        let ended = if self.stream.is_established { None } else { records::handshake(connection) };
+        let has_ended = !self.stream.is_established && !connection.is_handshaking();
+        let handshake = connection.handshake_kind();
         self.stream.is_ended |= processed.is_ended;
         let rest = &incoming[used..filled];
         if !rest.is_empty() && !self.stream.is_ended {
@@ -278,11 +272,11 @@ impl TlsSocket<'_> {
             let why = "a handshake message is too long";
             return Poll::Ready(Err(self.stream.fail(why, self.counters)));
         }
-        if let Some(handshake) = ended {
+        if has_ended {
             self.stream.is_established = true;
             match handshake {
-                Handshake::Full => self.counters.tls_handshakes_full.bump(),
-                Handshake::Resumed => self.counters.tls_handshakes_resumed.bump(),
+                Some(HandshakeKind::Resumed) => self.counters.tls_handshakes_resumed.bump(),
+                _ => self.counters.tls_handshakes_full.bump(),
             }
         }
         if count == 0 {

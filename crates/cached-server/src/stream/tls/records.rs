@@ -1,7 +1,6 @@
 //! The calls to rustls.
 
-use super::{BATCH_BYTES, Handshake, RECORD_BYTES, TlsBuffers};
-use rustls::HandshakeKind;
+use super::{BATCH_BYTES, RECORD_BYTES, TlsBuffers};
 use rustls::server::{ServerConnectionData, UnbufferedServerConnection};
 use rustls::unbuffered::{
     ConnectionState, EncodeError, EncodeTlsData, EncryptError, InsufficientSizeError, UnbufferedStatus,
@@ -112,17 +111,6 @@ fn encode(
             Err(error) => return Err(error.to_string()),
         }
     }
-}
-
-/// Returns the outcome of the handshake, if it is complete.
-pub(super) fn handshake(connection: &UnbufferedServerConnection) -> Option<Handshake> {
-    if connection.is_handshaking() {
-        return None;
-    }
-    Some(match connection.handshake_kind() {
-        Some(HandshakeKind::Resumed) => Handshake::Resumed,
-        _ => Handshake::Full,
-    })
 }
 
 /// Encrypts pieces into the worker's `outgoing`, in full records as far as possible. Returns the
