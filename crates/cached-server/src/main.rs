@@ -119,8 +119,8 @@ fn serve(
     secret_warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
     if tls.as_ref().is_some_and(|tls| settings.refuses_all_clients(tls)) {
         tracing::warn!(
-            "a listener requires certificates of clients (mtls:), and no authority is named that signs them \
-             (ssl_ca_cert, ca_file): it serves no client"
+            "a listener requires client certificates (mtls:), but no certificate authority is configured \
+             (ssl_ca_cert, ca_file): the listener serves no client"
         );
     }
     if descriptors < connections as u64 {
@@ -166,7 +166,7 @@ fn serve(
         }
         if signals.is_end_requested("while the memory file is taken over") {
             // The file's content is left unchanged: the next start is like one after a kill.
-            tracing::info!("ended before the memory file was taken over");
+            tracing::info!("shut down before the memory file was taken over");
             std::process::exit(0);
         }
     };
@@ -340,7 +340,7 @@ fn until_served(
         // The panic hook has recorded the panic, unless another hook has replaced it.
         (Err(_), None) => "a panic".to_owned(),
     };
-    let line = format!("a defect of cached has ended it: {defect}");
+    let line = format!("cached has ended because of a defect: {defect}");
     match stored {
         Ok(()) => Err(Failure::new(Exit::Defect, line)),
         Err(lost) => Err(lost.after(&line)),
@@ -399,9 +399,9 @@ fn pass_on_end(signals: &Signals, drain: &Drain, successor: u32) {
     if !drain.is_requested() && !signals.is_end_requested("after another process has taken over") {
         return;
     }
-    tracing::info!(pid = successor, "the requested end is passed on to the process that has taken over");
+    tracing::info!(pid = successor, "the shutdown request is forwarded to the process that has taken over");
     if let Err(error) = process::request_end(successor) {
-        tracing::error!(cause = %error, pid = successor, "the end cannot be passed on");
+        tracing::error!(cause = %error, pid = successor, "the shutdown request cannot be forwarded");
     }
 }
 

@@ -56,7 +56,7 @@ fn of_system() -> Result<RootCertStore, String> {
     let mut roots = RootCertStore::empty();
     roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
     match roots.is_empty() {
-        true => Err("the system has no certificates of authorities; name a file of them".into()),
+        true => Err("the system has no CA certificates; name a file with them".into()),
         false => Ok(roots),
     }
 }
@@ -73,7 +73,7 @@ mod tests {
             with_authorities(Some(file.path())).unwrap_err()
         };
         let path = file.path().display();
-        let none = format!("{path}: there is no certificate in it; it must be PEM");
+        let none = format!("{path}: the file contains no certificate; it must be PEM");
         assert_eq!(error(""), none);
         assert_eq!(error("-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"), none);
         let damaged = error("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n");

@@ -102,7 +102,7 @@ pub(crate) fn roots(
 fn key_cause(error: &rustls::pki_types::pem::Error) -> String {
     match error {
         rustls::pki_types::pem::Error::NoItemsFound => {
-            "there is no private key in it; it must be PEM without a passphrase".into()
+            "the file contains no private key; it must be PEM without a passphrase".into()
         }
         other => other.to_string(),
     }
@@ -113,7 +113,7 @@ pub(crate) fn certificates(text: &[u8]) -> Result<Vec<CertificateDer<'static>>, 
     let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(text).collect();
     let all = all.map_err(|error| error.to_string())?;
     if all.is_empty() {
-        return Err("there is no certificate in it; it must be PEM".into());
+        return Err("the file contains no certificate; it must be PEM".into());
     }
     Ok(all)
 }

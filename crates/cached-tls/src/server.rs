@@ -195,7 +195,7 @@ fn config(
     };
     let builder = ServerConfig::builder_with_provider(provider.clone()).with_protocol_versions(versions);
     let builder = builder.map_err(|_| {
-        TlsError::Settings("the cipher suites fit none of the versions of TLS that are accepted".into())
+        TlsError::Settings("none of the cipher suites fits an accepted version of TLS".into())
     })?;
     let builder = match policy {
         ClientCertificates::None => builder.with_no_client_auth(),
@@ -208,8 +208,8 @@ fn config(
         }
         ClientCertificates::Request | ClientCertificates::Require => {
             if material.authorities.is_empty() {
-                let why = "clients' certificates cannot be verified without the certificates of their \
-                           authorities: name a file of them (ssl_ca_cert, ca_file)";
+                let why = "client certificates cannot be verified without CA certificates: name a file of \
+                           them (ssl_ca_cert, ca_file)";
                 return Err(TlsError::Settings(why.into()));
             }
             let roots = Arc::new(material.roots(settings)?);
@@ -247,5 +247,5 @@ fn config(
 /// Returns ticket keys that change every six hours.
 fn tickets() -> Result<Arc<dyn ProducesTickets>, TlsError> {
     ring::Ticketer::new()
-        .map_err(|error| TlsError::Settings(format!("cannot make keys for session tickets: {error}")))
+        .map_err(|error| TlsError::Settings(format!("cannot create keys for session tickets: {error}")))
 }

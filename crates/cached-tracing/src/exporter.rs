@@ -127,7 +127,7 @@ impl Shared {
                         if let Some(since) = away_since.take() {
                             let away_secs = since.elapsed().unwrap_or_default().as_secs();
                             let dropped = self.queue.dropped.get();
-                            tracing::info!(url, away_secs, dropped, "the collector of traces answers again");
+                            tracing::info!(url, away_secs, dropped, "the trace collector responds again");
                         }
                         (pause, has_refused) = (PAUSES.0, false);
                         break;
@@ -135,14 +135,14 @@ impl Shared {
                     Answer::Refused(why) => {
                         self.counts.refused.add(count);
                         if !std::mem::replace(&mut has_refused, true) {
-                            tracing::warn!(url, cause = why, "the collector of traces refuses spans");
+                            tracing::warn!(url, cause = why, "the trace collector refuses spans");
                         }
                         break;
                     }
                     Answer::Away(why) => {
                         if away_since.is_none() {
                             away_since = Some(SystemTime::now());
-                            tracing::warn!(url, cause = why, "the collector of traces does not answer");
+                            tracing::warn!(url, cause = why, "the trace collector does not respond");
                         }
                         if self.queue.pause(pause).is_some() {
                             self.counts.unsent.add(count);

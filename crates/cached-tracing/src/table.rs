@@ -34,7 +34,7 @@ impl TracingTable {
         let wrong = |why: &str| invalid("tracing.otlp_endpoint", format!("is \"{endpoint}\"; {why}"));
         if endpoint.starts_with("https://") {
             return wrong(
-                "a collector is reached by http:// only: run one on this host, which forwards by TLS",
+                "only http:// collectors are supported: run a collector on this host that forwards over TLS",
             );
         }
         let Some(authority) = endpoint.strip_prefix("http://").map(|rest| rest.trim_end_matches('/')) else {
@@ -77,7 +77,7 @@ mod tests {
             let error = error(|table| table.otlp_endpoint = endpoint.into());
             assert!(error.contains("it must be http://HOST:PORT"), "{error}");
         }
-        assert!(error(|table| table.otlp_endpoint = "https://h:4318".into()).contains("by http:// only"));
+        assert!(error(|table| table.otlp_endpoint = "https://h:4318".into()).contains("only http://"));
         assert!(error(|table| table.otlp_endpoint = "http://h/v1/traces".into()).contains("no path"));
     }
 

@@ -64,7 +64,7 @@ fn a_thread_that_panics_ends_the_process_and_loses_nothing() {
         let log = server.log();
         assert_eq!(status.code(), Some(DEFECT), "{fault}: {status}\n{log}");
         let line = log.lines().last().unwrap_or_default();
-        assert!(line.starts_with("a defect of cached has ended it: thread "), "{log}");
+        assert!(line.starts_with("cached has ended because of a defect: thread "), "{log}");
         assert!(line.contains(thread) && line.contains("requested by a client"), "{log}");
         other.read_to_end();
         drop(client);

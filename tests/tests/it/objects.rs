@@ -350,7 +350,7 @@ fn a_store_or_listener_that_cannot_be_opened_stops_the_start() {
     let _holder = first.start("", &first.file_backend());
     let flag = second.configure("", &first.file_backend());
     let (status, text) = Start::new().args(&flag).run_to_exit();
-    assert!(text.contains("cannot open the store of objects: denied: "), "{text}");
+    assert!(text.contains("cannot open the object store: denied: "), "{text}");
     assert!(text.contains("is held by another process"), "{text}");
     assert_eq!((status.code(), text.trim_end().lines().count()), (Some(71), 1), "{text}");
 

@@ -153,7 +153,7 @@ fn a_wrong_file_is_refused_as_a_whole() {
         until_logged(&server, words);
         let log = server.log();
         let line = log.lines().find(|line| line.contains(words)).expect("a line");
-        assert!(line.contains("ERROR the configuration is refused; the one before stays in force"), "{line}");
+        assert!(line.contains("ERROR the configuration is refused; the previous one stays in force"), "{line}");
         assert_eq!(setting(&server, "maxconns"), "100", "after {text}");
     }
     std::fs::remove_file(file.path()).expect("the file");
@@ -491,7 +491,7 @@ fn the_admin_listener_reloads_shows_and_drains() {
     let has = |words: &str| {
         lines.iter().any(|line| line["message"].as_str().is_some_and(|text| text.contains(words)))
     };
-    assert!(has("the configuration was read again") && has("is refused"), "{lines:?}");
+    assert!(has("the configuration was reloaded") && has("is refused"), "{lines:?}");
     let last = lines.last().expect("one")["id"].as_u64().expect("a number");
     assert!(!ask(&format!("GET /log.json?after={last}")).1.contains("is refused"));
     assert_eq!(ask("GET /readyz").0, 200);

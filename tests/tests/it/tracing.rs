@@ -268,14 +268,14 @@ fn a_collector_that_is_away_harms_nothing_and_gets_the_spans_when_it_is_back() {
     let dropped = || cached.metric("cached_tracing_spans_dropped_total{reason=\"queue_full\"}");
     (0..2000).for_each(|_| _ = block_on(client.read(ReadRequest::new(object("first"), 0, 1))));
     assert!(dropped().expect("the metric") > 0.0, "the queue is bounded");
-    let lines = cached.log().matches("the collector of traces does not answer").count();
+    let lines = cached.log().matches("the trace collector does not respond").count();
     assert_eq!(lines, 1, "{}", cached.log());
     collector.state.status.store(200, Ordering::SeqCst);
     wait_for("the first request's trace", || {
         let spans = collector.spans();
         spans.iter().any(|(_, span)| span.name == "synapse.write").then_some(())
     });
-    wait_for("the line", || cached.log().contains("the collector of traces answers again").then_some(()));
+    wait_for("the line", || cached.log().contains("the trace collector responds again").then_some(()));
     assert!(cached.metric("cached_tracing_spans_sent_total").expect("the metric") > 0.0);
     drop(client);
     let (status, log) = cached.end();

@@ -223,7 +223,7 @@ fn a_damaged_volume_is_named_and_deleted_and_the_others_are_listed() {
     assert_eq!(all["damaged"][0]["name"], "broken", "{all}");
     assert_eq!(connect(&daemon, "disk").read(0, 4).expect("it is read"), [0; 4]);
     // It is removed only by its own command.
-    refused(&daemon, &["delete", "broken", "--yes"], 1, "with `damaged` it is deleted all the same");
+    refused(&daemon, &["delete", "broken", "--yes"], 1, "set `damaged` to delete the volume anyway");
     refused(&daemon, &["delete", "broken", "--damaged"], 2, "broken is kept as it is");
     assert!(done(&daemon, &["delete", "broken", "--damaged", "--yes"]).contains("broken is deleted"));
     wait_until_detached(&daemon, "disk");

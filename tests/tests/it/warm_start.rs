@@ -250,7 +250,7 @@ fn a_start_can_be_ended() {
     let mut bytes = [0; 1024];
     while manager.recv(&mut bytes).expect("a note") == b"filler".len() {}
     assert!(server.wait_exit().success(), "{}", server.log());
-    assert!(server.log().contains("ended before the memory file was taken over"), "{}", server.log());
+    assert!(server.log().contains("shut down before the memory file was taken over"), "{}", server.log());
     let server = with_file("-m 8", &file).start();
     server.connect().ask(b"get k\r\n", b"VALUE k 0 1\r\nv\r\nEND\r\n");
 }

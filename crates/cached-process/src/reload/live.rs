@@ -68,7 +68,7 @@ impl<'a> Reloads<'a> {
                 None => std::future::pending::<()>().await,
                 Some(running) => {
                     if running.await.is_err() {
-                        tracing::error!("reading the configuration again has panicked");
+                        tracing::error!("reloading the configuration has panicked");
                     }
                     self.running = None;
                     if std::mem::take(&mut self.is_due) {

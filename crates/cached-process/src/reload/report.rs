@@ -23,11 +23,11 @@ pub struct ReloadReport {
 impl ReloadReport {
     pub(super) fn log(&self) {
         if let Some(why) = &self.refused {
-            tracing::error!(cause = why, "the configuration is refused; the one before stays in force");
+            tracing::error!(cause = why, "the configuration is refused; the previous one stays in force");
             return;
         }
         let (changed, files) = (joined(&self.changed), self.files.join(", "));
-        tracing::info!(changed, files, "the configuration was read again");
+        tracing::info!(changed, files, "the configuration was reloaded");
         if !self.restart.is_empty() {
             tracing::warn!(keys = joined(&self.restart), "these changes of the configuration need a restart");
         }

@@ -124,7 +124,7 @@ fn admit(
             tracing::warn!(
                 peer,
                 peer_connections_max,
-                "connection refused: too many of its address are open"
+                "connection refused: too many connections from its address are open"
             );
         }
         origin.counts.refused.fetch_add(1, Ordering::Relaxed);

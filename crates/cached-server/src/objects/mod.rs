@@ -55,7 +55,7 @@ pub enum ObjectsError {
     #[error("{0}")]
     InUse(ConfigError),
     /// The store cannot be opened.
-    #[error("cannot open the store of objects: {0}")]
+    #[error("cannot open the object store: {0}")]
     Store(#[from] blocker::Error),
     /// The listener cannot be opened.
     #[error("the object listener: {0}")]
@@ -67,7 +67,7 @@ pub enum ObjectsError {
     #[error("cannot start a thread of the object cache: {0}")]
     Thread(#[from] io::Error),
     /// The end was requested before the store responded.
-    #[error("the end was requested while the store of objects was away")]
+    #[error("shutdown was requested while the object store was unavailable")]
     Ended,
 }
 
@@ -157,7 +157,7 @@ impl Objects {
         let open = opening.open(end)?;
         let is_in_memory = matches!(objects.backend, Some(BackendTable::Memory(_)));
         let obstacle =
-            is_in_memory.then_some("the store of objects is in memory, and would be lost; restart instead");
+            is_in_memory.then_some("the object store is in memory and would be lost; restart instead");
         let sockets = match sockets {
             Some(sockets) => sockets,
             // Opened last, so that clients are refused until the store is available.
@@ -167,7 +167,7 @@ impl Objects {
         if let Some(admin) = admin {
             let control = control.clone();
             admin.health().check_readiness(move || {
-                control.is_released().then(|| "another process takes the object cache over".into())
+                control.is_released().then(|| "another process is taking over the object cache".into())
             });
         }
         let statistics = ObjectStatistics { present: Arc::default(), slow };

@@ -247,7 +247,7 @@ impl ReloadObjects {
         let mut in_force = self.in_force.lock();
         let InForce { opening, live } = &mut *in_force;
         let Some(live) = live else {
-            let why = "cannot change while another process takes over; reload once it has, or has failed";
+            let why = "cannot change while another process is taking over; reload again afterwards";
             return Err(ConfigError { key: "objects".into(), why: why.into() });
         };
         let changed = live.change(after, listener, secrets.clone(), "objects.backend.secret_file")?;
@@ -277,7 +277,7 @@ impl ObjectListener {
     /// replies within `timeout` are closed.
     pub(super) async fn end(self, timeout: Duration) {
         if !self.server.shutdown(timeout).await {
-            tracing::warn!("connections of object clients that did not take their replies are closed");
+            tracing::warn!("closing connections of object clients that did not read their replies");
         }
     }
 }

@@ -94,7 +94,7 @@ impl ObjectThread {
                 Err(error) => error,
             };
             if logged.is_none_or(|logged| logged.elapsed() >= LOG_INTERVAL) {
-                tracing::error!(cause = %error, "the store cannot be opened again yet; object clients wait");
+                tracing::error!(cause = %error, "the store cannot be reopened yet; object clients wait");
                 logged = Some(Instant::now());
             }
             thread::sleep(REOPEN_DELAY);
@@ -154,7 +154,7 @@ impl ObjectThread {
         }
         let metrics = store.metrics();
         if let Err(error) = store.close(STEP_TIMEOUT) {
-            tracing::warn!(cause = %error, "the store was not closed in order");
+            tracing::warn!(cause = %error, "the store was not closed cleanly");
         }
         wait_until_unused(&left, &metrics);
         Closed::Released
@@ -234,7 +234,7 @@ fn wait_until_unused(cache: &WeakObjectCache, store: &Weak<dyn Collect>) {
     let deadline = Instant::now() + STEP_TIMEOUT;
     while !(cache.is_gone() && store.strong_count() == 0) {
         if Instant::now() >= deadline {
-            tracing::warn!("the store is still used; another process may be unable to open it");
+            tracing::warn!("the store is still in use; another process may be unable to open it");
             return;
         }
         thread::sleep(Duration::from_millis(1));
@@ -268,7 +268,7 @@ impl ObjectThread {
         shown: &mut Vec<Shown>,
         wanted: &watch::Receiver<Wanted>,
     ) -> Result<(), String> {
-        let unstored = |error: blocker::Error| format!("the store does not take dirty data: {error}");
+        let unstored = |error: blocker::Error| format!("the store does not accept dirty data: {error}");
         let mut wanted = wanted.clone();
         tokio::select! {
             flushed = flush_all(&parts.cache, self.flush_max.get()) => flushed.map_err(unstored)?,
@@ -284,11 +284,11 @@ impl ObjectThread {
             shown.clear();
             match self.listen_again(parts, instance) {
                 Ok(listener) => parts.listener = listener,
-                Err(error) => tracing::error!(cause = %error, "object clients are not served any more"),
+                Err(error) => tracing::error!(cause = %error, "object clients are no longer served"),
             }
             match self.reload.opening().volumes(&parts.cache, &Handle::current(), kept).await {
                 Ok(volumes) => parts.volumes = volumes,
-                Err(error) => tracing::error!(cause = %error, "volumes are not served any more"),
+                Err(error) => tracing::error!(cause = %error, "volumes are no longer served"),
             }
             // The returned task runs as long as the runtime does.
             parts.volumes.iter().for_each(|volumes| drop(volumes.serve()));

@@ -98,7 +98,7 @@ impl Live {
 pub(crate) fn refresh_certificates(shared: &Shared) -> Option<Result<(), TlsError>> {
     let result = shared.tls.as_ref()?.reload();
     match &result {
-        Ok(()) => tracing::info!("the certificates have been read again"),
+        Ok(()) => tracing::info!("the certificates have been reloaded"),
         Err(error) => {
             tracing::error!(cause = %error, "the certificates cannot be replaced: the old ones stay in use");
         }

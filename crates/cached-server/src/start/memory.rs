@@ -127,7 +127,7 @@ fn log_result(restart: &Restart, path: &Path) {
     );
     if restart.damaged_items + restart.damaged_regions > 0 {
         let Restart { damaged_items, damaged_regions, .. } = *restart;
-        tracing::warn!(%path, damaged_items, damaged_regions, "part of the memory file is damaged and left out");
+        tracing::warn!(%path, damaged_items, damaged_regions, "damaged parts of the memory file are skipped");
     }
 }
 

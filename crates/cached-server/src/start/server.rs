@@ -458,7 +458,7 @@ fn wait_for_workers(ended: &mpsc::Receiver<usize>, shared: &Shared) -> Vec<usize
     }
     for index in &running {
         let state = shared.counters(*index).heartbeat.read();
-        tracing::error!("worker {index} does not end: it is in {}", state.activity());
+        tracing::error!("worker {index} does not end; its current activity is {}", state.activity());
     }
     running
 }

@@ -375,7 +375,7 @@ impl Upgradable {
                 // The new process has ended, which has released its hold on the store.
                 self.objects.iter().for_each(ObjectsControl::serve);
                 cached_config::notify(&format!("STATUS=Serving; an upgrade has failed: {cause}"));
-                tracing::error!(cause, "the upgrade has failed; this process goes on");
+                tracing::error!(cause, "the upgrade has failed; this process continues");
                 false
             }
             Err(NotGiven::Lost(cause)) => {

@@ -101,7 +101,7 @@ pub(crate) struct MemoryState {
 
 /// The error for bytes that are not a valid message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("a message that this program does not know")]
+#[error("an unknown message")]
 pub(crate) struct Unknown;
 
 impl Message {

@@ -110,10 +110,10 @@ pub(crate) enum ChannelError {
     #[error("it has ended")]
     Ended,
     /// The other process has not replied in time.
-    #[error("it has not answered in time")]
+    #[error("it has not replied in time")]
     Late,
     /// The other process has sent an unexpected message.
-    #[error("it has sent what was not expected")]
+    #[error("it has sent an unexpected message")]
     Unexpected,
     /// The system's reason.
     #[error("{0}")]

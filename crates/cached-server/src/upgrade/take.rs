@@ -27,21 +27,23 @@ pub enum TakeOverError {
     #[error("{VARIABLE} is set, but standard input is not the socket of a process that hands over: {0}")]
     NoSocket(io::Error),
     /// The other process runs as another user.
-    #[error("a process of another user hands over: it must be the same user or root")]
+    #[error(
+        "the process that hands over belongs to another user; it must belong to the same user or to root"
+    )]
     Stranger,
     /// The other process is not the parent of this one.
     #[error("the process that hands over is not the parent; a script must start the program with exec")]
     NoChild,
     /// The other process has another version of the messages.
     #[error(
-        "the running process hands over in version {0}, this program knows version {VERSION}; restart instead"
+        "the running process uses version {0} of the hand-over, this program version {VERSION}; restart instead"
     )]
     Version(u16),
     /// The other process has continued by itself, or has ended.
     #[error("the running process does not hand over: {0}")]
     Broken(String),
     /// The configuration names another memory file.
-    #[error("the running process has another memory file than memcached.memory_file; restart instead")]
+    #[error("the running process uses a different memory file than memcached.memory_file; restart instead")]
     OtherFile,
     /// The file cannot be read.
     #[error(transparent)]

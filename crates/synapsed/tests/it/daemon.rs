@@ -255,7 +255,7 @@ fn every_signal_stores_what_was_acknowledged_before_the_process_ends() {
         daemon.signal(signal);
         let (status, log) = daemon.wait();
         assert!(status.success(), "SIG{signal}: {status}, {log}");
-        assert!(log.contains("the configuration was read again"), "{log}");
+        assert!(log.contains("the configuration was reloaded"), "{log}");
         let store = blocker::FileStore::open(store).unwrap();
         let found = block_on(store.read(ReadRequest::new(object("disk"), 0, 99))).unwrap();
         assert_eq!(found.data.to_vec(), b"acknowledged, and more", "SIG{signal}");

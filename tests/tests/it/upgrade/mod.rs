@@ -308,7 +308,7 @@ fn the_old_process_goes_on_if_the_new_one_fails() {
         ("it ends at once", "exit 1", "it has ended"),
         ("it ends without an error", "exit 0", "it has ended"),
         ("it is started without exec", "$REAL \"$@\"", "it has ended"),
-        ("it sends nonsense", "echo nonsense >&0; exec sleep 1000", "not expected"),
+        ("it sends nonsense", "echo nonsense >&0; exec sleep 1000", "an unexpected message"),
     ] {
         failing.server.use_script(script);
         failing.fail(what, words);
@@ -346,9 +346,9 @@ fn the_old_process_goes_on_if_the_new_one_hangs() {
     // Each attempt takes as long as the old process waits.
     let mut failing = Failing::start(4);
     failing.server.use_script("exec sleep 1000");
-    failing.fail("it hangs", "it has not answered in time");
+    failing.fail("it hangs", "it has not replied in time");
     for step in ["offer", "listening", "memory", "rebuilt", "ready"] {
-        failing.fail_at("stall", step, "it has not answered in time");
+        failing.fail_at("stall", step, "it has not replied in time");
     }
     failing.succeed();
 }

@@ -148,7 +148,7 @@ fn what_cannot_be_handed_over_stays_where_it_is() {
     let shared = "[objects]\nmemory_bytes_max = \"64 MiB\"\n[objects.backend]\nkind = \"file\"\ncreate = true\npath = \"DIR/store\"\n\
                   [shared_memory]\n";
     for (text, reason) in [
-        ("[objects]\n[objects.backend]\nkind = \"memory\"\n", "the store of objects is in memory"),
+        ("[objects]\n[objects.backend]\nkind = \"memory\"\n", "the object store is in memory"),
         (shared, "items and objects share memory"),
     ] {
         let server = Upgradable::start("-m 64", text);

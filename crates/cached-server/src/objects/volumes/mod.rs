@@ -234,13 +234,13 @@ impl VolumeService {
         if let Some(listener) = &listener
             && !listener.server.shutdown(drain_timeout).await
         {
-            tracing::warn!("connections of NBD clients that did not take their replies are closed");
+            tracing::warn!("closing connections of NBD clients that did not read their replies");
         }
         let aborted = managed.jobs.close(drain_timeout).await;
         if aborted > 0 {
             tracing::warn!(
                 jobs = aborted,
-                "changes of volumes were cut short: `POST /volumes/check` finds what they left"
+                "changes of volumes were aborted; `POST /volumes/check` finds their leftovers"
             );
         }
         let released = release(&managed.served.volumes, flush_max).await;
@@ -258,16 +258,16 @@ async fn release(exports: &VolumeExports, flush_max: Duration) -> Result<(), Str
         let closing =
             tokio::time::timeout(deadline.saturating_duration_since(Instant::now()), exports.close());
         let Ok(failed) = closing.await else {
-            return Err("the volumes could not be given up in time".into());
+            return Err("the volumes could not be released in time".into());
         };
         let Some((name, error)) = failed.first() else { return Ok(()) };
-        let line = format!("{} volumes could not be given up, first {name:?}: {error}", failed.len());
+        let line = format!("{} volumes could not be released; the first is {name:?}: {error}", failed.len());
         let can_change = failed.iter().any(|(_, error)| matches!(error, volumes::Error::Io(_)));
         if !can_change || Instant::now() + RETRY_DELAY >= deadline {
             return Err(line);
         }
         if !std::mem::replace(&mut is_logged, true) {
-            tracing::warn!(cause = line, "volumes cannot be given up yet");
+            tracing::warn!(cause = line, "volumes cannot be released yet");
         }
         tokio::time::sleep(RETRY_DELAY).await;
     }

@@ -179,7 +179,7 @@ async fn delete(managed: &Managed, name: &str, is_damaged: bool) -> Result<(), E
         return managed.volumes.delete_damaged(name).await;
     }
     managed.volumes.delete(name).await.map_err(|error| match error {
-        Error::Damaged(why) => Error::Damaged(format!("{why}; with `damaged` it is deleted all the same")),
+        Error::Damaged(why) => Error::Damaged(format!("{why}; set `damaged` to delete the volume anyway")),
         error => error,
     })
 }

@@ -84,7 +84,7 @@ fn post(routes: &Routes, name: &'static str, form: &'static str, managed: &Arc<M
             jobs.run(|progress| async move {
                 let outcome = change.run(managed, progress).await;
                 match &outcome {
-                    Ok(_) => tracing::info!(path, "a change of volumes is done"),
+                    Ok(_) => tracing::info!(path, "a change of volumes is complete"),
                     Err(failure) => tracing::info!(path, cause = failure.line, "a change of volumes is refused"),
                 }
                 outcome
@@ -103,7 +103,8 @@ fn job(managed: &Weak<Managed>, request: &Request) -> Response {
     };
     match managed.jobs.state(number) {
         Some(state) => Response::json(&state),
-        None => Failure::new(404, format!("there is no job {number}; the last outcomes are kept")).response(),
+        None => Failure::new(404, format!("there is no job {number}; only the latest outcomes are kept"))
+            .response(),
     }
 }
 
@@ -111,7 +112,7 @@ fn job(managed: &Weak<Managed>, request: &Request) -> Response {
 fn needed(request: &Request, name: &str) -> Result<String, Failure> {
     match request.query(name).filter(|value| !value.is_empty()) {
         Some(value) => Ok(value),
-        None => Err(Failure::new(400, format!("give the parameter {name}"))),
+        None => Err(Failure::new(400, format!("the parameter {name} is missing"))),
     }
 }
 

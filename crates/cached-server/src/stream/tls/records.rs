@@ -57,7 +57,7 @@ impl<'a> Processed<'a> {
                 Ok(ConnectionState::PeerClosed) => self.is_ended = true,
                 Ok(ConnectionState::Closed) => (self.is_ended, goes_on) = (true, false),
                 Ok(ConnectionState::WriteTraffic(_) | ConnectionState::BlockedHandshake) => goes_on = false,
-                Ok(_) => return Err("a state of TLS that was not asked for".into()),
+                Ok(_) => return Err("unexpected TLS state".into()),
                 Err(error) => {
                     self.used += discard;
                     collect_alert(connection, outgoing, outgoing_used);
