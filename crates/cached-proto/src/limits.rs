@@ -59,11 +59,5 @@ impl Limits {
     pub const DEFAULT: Limits = Limits { get_line_len_max: 4 << 20 };
 }
 
-impl Default for Limits {
-    fn default() -> Self {
-        Limits::DEFAULT
-    }
-}
-
 const _: () = assert!(KEY_LEN_MAX <= u8::MAX as usize);
 const _: () = assert!(LINE_LEN_MAX < Limits::DEFAULT.get_line_len_max);

@@ -1,6 +1,5 @@
 //! The thread that sends spans.
 
-use std::fmt;
 use std::io;
 use std::sync::Arc;
 use std::thread;
@@ -27,12 +26,13 @@ const END_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Sends the spans of its tracer to a collector, from its own thread. Dropping it sends the queued
 /// spans, for at most two seconds.
+#[derive(Debug)]
 pub struct Exporter {
     tracer: Tracer,
     shared: Arc<Shared>,
 }
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Shared {
     queue: Queue,
     counts: Counts,
@@ -45,7 +45,7 @@ const DROPPED: LabelledMetric<1> = LabelledMetric::new(
 );
 
 counters! {
-    #[derive(Default)]
+    #[derive(Debug, Default)]
     struct Counts {
         /// Spans that the collector of traces has taken.
         sent: Counter => "cached_tracing_spans_sent_total",
@@ -102,12 +102,6 @@ impl Drop for Exporter {
         let end = Instant::now() + END_TIMEOUT;
         self.shared.queue.request_end(end);
         self.shared.queue.wait_for_end(end);
-    }
-}
-
-impl fmt::Debug for Exporter {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Exporter").field("tracer", &self.tracer).finish_non_exhaustive()
     }
 }
 

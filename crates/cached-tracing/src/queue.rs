@@ -16,14 +16,14 @@ pub const BATCH_MAX: usize = 512;
 const BATCH_WAIT: Duration = Duration::from_secs(1);
 
 /// The queue, see the module.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(crate) struct Queue {
     state: Mutex<State>,
     changed: Condvar,
     pub(crate) dropped: Counter,
 }
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct State {
     spans: VecDeque<FinishedSpan>,
     /// The time until which queued spans may be sent; `None` while the program runs.

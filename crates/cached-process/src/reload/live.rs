@@ -1,6 +1,5 @@
 //! Settings that can change at run time, and reloads that run alongside other work.
 
-use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -33,6 +32,7 @@ impl LiveSecs {
 }
 
 /// Runs requested reloads one at a time, on the runtime's threads for blocking work.
+#[derive(Debug)]
 pub struct Reloads<'a> {
     reloader: &'a Arc<Reloader>,
     running: Option<JoinHandle<()>>,
@@ -80,9 +80,3 @@ impl<'a> Reloads<'a> {
     }
 }
 
-impl fmt::Debug for Reloads<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { running, is_due, .. } = self;
-        f.debug_struct("Reloads").field("running", running).field("is_due", is_due).finish_non_exhaustive()
-    }
-}

@@ -46,21 +46,16 @@ pub(super) fn loud(opcode: u8) -> (u8, bool) {
         GETKQ => (GETK, true),
         GATQ => (GAT, true),
         GATKQ => (GATK, true),
-        SETQ..=PREPENDQ => {
-            let loud = match opcode {
-                SETQ => SET,
-                ADDQ => ADD,
-                REPLACEQ => REPLACE,
-                DELETEQ => DELETE,
-                INCREMENTQ => INCREMENT,
-                DECREMENTQ => DECREMENT,
-                QUITQ => QUIT,
-                FLUSHQ => FLUSH,
-                APPENDQ => APPEND,
-                _ => PREPEND,
-            };
-            (loud, true)
-        }
+        SETQ => (SET, true),
+        ADDQ => (ADD, true),
+        REPLACEQ => (REPLACE, true),
+        DELETEQ => (DELETE, true),
+        INCREMENTQ => (INCREMENT, true),
+        DECREMENTQ => (DECREMENT, true),
+        QUITQ => (QUIT, true),
+        FLUSHQ => (FLUSH, true),
+        APPENDQ => (APPEND, true),
+        PREPENDQ => (PREPEND, true),
         _ => (opcode, false),
     }
 }

@@ -74,7 +74,6 @@ pub(crate) enum Verdict {
 }
 
 /// The commands for one worker, and the descriptor that wakes it.
-#[derive(Debug)]
 pub(crate) struct CommandQueue {
     commands: Lock<Vec<Command>>,
     waker: OwnedFd,
@@ -118,18 +117,5 @@ impl CommandQueue {
     /// Returns the descriptor that is readable while there may be commands.
     pub(crate) fn waker(&self) -> BorrowedFd<'_> {
         self.waker.as_fd()
-    }
-}
-
-impl std::fmt::Debug for Command {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Command::Serve(accepted) => write!(f, "Serve({})", accepted.info.fd),
-            Command::Check(slot) => write!(f, "Check({slot})"),
-            Command::Relay(slot) => write!(f, "Relay({slot})"),
-            Command::Pause(_) => f.write_str("Pause"),
-            Command::Drain => f.write_str("Drain"),
-            Command::Abort => f.write_str("Abort"),
-        }
     }
 }

@@ -37,7 +37,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// All connections, and the sums of the memory that they hold.
-#[derive(Debug)]
 pub(crate) struct Connections {
     /// The entries by descriptor. A single plain lock is used rather than a concurrent map: the
     /// table changes when a connection opens or closes, not with each request, and the choice of

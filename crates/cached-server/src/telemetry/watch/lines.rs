@@ -118,7 +118,6 @@ impl Watch {
 // twice that buffer.
 
 /// Lines on their way to a worker.
-#[derive(Debug)]
 pub(crate) struct Relay {
     lines: Lock<Vec<u8>>,
     info: Arc<ConnInfo>,

@@ -37,7 +37,6 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 const WATCHERS_MAX: usize = 20;
 
 /// The watchers and the lines for them. Shared by the workers and the log thread.
-#[derive(Debug)]
 pub(crate) struct Watch {
     /// The kinds of events that are observed by watchers or by other parts of the server.
     observed: Arc<AtomicU32>,
@@ -74,7 +73,7 @@ impl Counts {
 }
 
 /// The queue to the log thread.
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Pending {
     lines: VecDeque<Line>,
     bytes: usize,
@@ -93,7 +92,6 @@ struct Line {
 }
 
 /// A watcher that the log thread has not yet taken over.
-#[derive(Debug)]
 struct NewWatcher {
     sink: Sink,
     kinds: u32,
@@ -101,7 +99,6 @@ struct NewWatcher {
 }
 
 /// The destination of a watcher's lines.
-#[derive(Debug)]
 pub(crate) enum Sink {
     /// The connection's socket.
     Socket(OwnedFd),
@@ -110,7 +107,6 @@ pub(crate) enum Sink {
 }
 
 /// A connection's subscription, which the connection owns and which ends when this is dropped.
-#[derive(Debug)]
 pub(crate) struct Subscription {
     watch: Arc<Watch>,
     gone: Arc<AtomicBool>,
