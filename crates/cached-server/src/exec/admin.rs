@@ -37,11 +37,11 @@ pub(super) fn execute(executor: &mut Executor<'_>, command: &Admin<'_>) -> Next 
         Verb::Slabs => slabs(executor, tokens),
         Verb::Lru => lru(executor, tokens),
         Verb::LruCrawler => match lru_crawler(executor, tokens) {
-            Crawl::Reply(words) => words,
-            Crawl::Dump(kind) => {
+            Ok(kind) => {
                 executor.reply(reply::OK);
                 return Next::Dump(Dump { kind, cursor: ScanCursor::default() });
             }
+            Err(words) => words,
         },
         Verb::Watch => match watch(executor, tokens) {
             Ok(kinds) => return Next::Watch(kinds),
@@ -189,37 +189,31 @@ fn lru(executor: &Executor<'_>, tokens: &Tokens<'_>) -> &'static [u8] {
     reply::ERROR
 }
 
-/// The outcome of `lru_crawler`.
-enum Crawl {
-    Reply(&'static [u8]),
-    Dump(DumpKind),
-}
-
 /// `lru_crawler`: the engine finds expired items without a crawler, and dumps do not need one
-/// either.
-fn lru_crawler(executor: &Executor<'_>, tokens: &Tokens<'_>) -> Crawl {
+/// either. Returns the dump to begin, or a reply.
+fn lru_crawler(executor: &Executor<'_>, tokens: &Tokens<'_>) -> Result<DumpKind, &'static [u8]> {
     // The order matters: a word may be a prefix of several names.
     if tokens.len() == 3
         && let Some(walk) =
             ["crawl", "metadump", "mgdump"].into_iter().find(|name| tokens.is_prefix_of(1, name))
     {
         if !executor.shared.inert.lock().lru_crawler {
-            return Crawl::Reply(b"CLIENT_ERROR lru crawler disabled\r\n");
+            return Err(b"CLIENT_ERROR lru crawler disabled\r\n");
         }
         let known = tokens.get(2).is_some_and(size_classes::is_known);
         return match walk {
             "metadump" => dump(executor, known, DumpKind::Attributes),
             "mgdump" => dump(executor, known, DumpKind::Requests),
-            _ if known => Crawl::Reply(reply::OK),
-            _ => Crawl::Reply(BAD_CLASS),
+            _ if known => Err(reply::OK),
+            _ => Err(BAD_CLASS),
         };
     }
-    Crawl::Reply(crawler_setting(executor, tokens))
+    Err(crawler_setting(executor, tokens))
 }
 
-/// Starts a dump, unless dumps are forbidden. As in memcached, the command must be the first of its
-/// batch.
-fn dump(executor: &Executor<'_>, is_known: bool, kind: DumpKind) -> Crawl {
+/// Returns the dump to begin, or a reply if dumps are forbidden. As in memcached, the command must be
+/// the first of its batch.
+fn dump(executor: &Executor<'_>, is_known: bool, kind: DumpKind) -> Result<DumpKind, &'static [u8]> {
     let words: [&[u8]; 2] = match kind {
         DumpKind::Attributes => {
             [DUMP_NOT_ALLOWED, b"ERROR cannot pipeline other commands before metadump\r\n"]
@@ -229,13 +223,13 @@ fn dump(executor: &Executor<'_>, is_known: bool, kind: DumpKind) -> Crawl {
         }
     };
     if !executor.shared.live.dump_commands() {
-        Crawl::Reply(words[0])
+        Err(words[0])
     } else if !executor.out.is_empty() {
-        Crawl::Reply(words[1])
+        Err(words[1])
     } else if !is_known {
-        Crawl::Reply(BAD_CLASS)
+        Err(BAD_CLASS)
     } else {
-        Crawl::Dump(kind)
+        Ok(kind)
     }
 }
 
