@@ -8,6 +8,7 @@
 
 use super::{Executor, Next};
 use crate::config::size_classes::CLASS_MAX;
+use crate::telemetry::watch::escaped;
 use cached_core::clock::Expiry;
 use cached_core::kv::{ItemView, ScanCursor};
 use cached_proto::meta::encode_key;
@@ -128,14 +129,13 @@ fn write_size(out: &mut Vec<u8>, item: &ItemView<'_>, unix_secs_of: impl Fn(u32)
 }
 
 fn write_attributes(out: &mut Vec<u8>, item: &ItemView<'_>, class: u32, unix_secs_of: impl Fn(u32) -> i64) {
-    out.extend_from_slice(b"key=");
-    write_escaped(out, item.key());
     let size = item.bytes();
     let exp = if item.expiry() == Expiry::NEVER { -1 } else { unix_secs_of(item.expiry().as_secs()) };
     // Writing to a vector cannot fail.
     let _ = writeln!(
         out,
-        " exp={exp} la={} cas={} fetch={} cls={} size={size} flags={} ",
+        "key={} exp={exp} la={} cas={} fetch={} cls={} size={size} flags={} ",
+        escaped(item.key()),
         unix_secs_of(item.last_access()),
         item.cas(),
         if item.fetched() { "yes" } else { "no" },
@@ -144,27 +144,12 @@ fn write_attributes(out: &mut Vec<u8>, item: &ItemView<'_>, class: u32, unix_sec
     );
 }
 
-/// Writes a key, percent-encoded as in a URI.
-fn write_escaped(out: &mut Vec<u8>, key: &[u8]) {
-    for byte in key {
-        match byte {
-            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => out.push(*byte),
-            _ => {
-                // Writing to a vector cannot fail.
-                let _ = write!(out, "%{byte:02X}");
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn keys_are_escaped_as_in_a_uri() {
-        let mut out = Vec::new();
-        write_escaped(&mut out, b"a-Z_.~0 :%\x01\xff");
-        assert_eq!(out, b"a-Z_.~0%20%3A%25%01%FF");
+        assert_eq!(escaped(b"a-Z_.~0 :%\x01\xff").to_string(), "a-Z_.~0%20%3A%25%01%FF");
     }
 }

@@ -6,10 +6,10 @@ use crate::connections::{Command, CommandQueue, ConnInfo};
 use crate::locks::{Lock, RELAY};
 use cached_core::clock::Expiry;
 use cached_core::kv::{EvictedItem, StoreMode, StoreOutcome};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, PercentEncode, percent_encode};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::SendFlags;
-use std::fmt;
 use std::os::fd::{AsFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,28 +23,18 @@ pub(crate) struct ItemSummary {
     pub(crate) ttl_secs: u32,
 }
 
-/// A key, percent-encoded as in a URI.
-struct Escaped<'a>(&'a [u8]);
+/// The bytes that are percent-encoded.
+const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
-impl fmt::Display for Escaped<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        use fmt::Write as _;
-        for byte in self.0 {
-            match byte {
-                b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => {
-                    f.write_char(char::from(*byte))?;
-                }
-                _ => write!(f, "%{byte:02X}")?,
-            }
-        }
-        Ok(())
-    }
+/// Returns a key, percent-encoded as in a URI.
+pub(crate) fn escaped(key: &[u8]) -> PercentEncode<'_> {
+    percent_encode(key, ESCAPED)
 }
 
 impl Watch {
     /// Publishes a retrieval; `status` is `found`, `not_found`, `expired` or `flushed`.
     pub(crate) fn fetched(&self, key: &[u8], item: Option<ItemSummary>, status: &str, fd: RawFd) {
-        let key = Escaped(key);
+        let key = escaped(key);
         let (class, size) = item.map_or((0, 0), |item| (item.class, item.value_bytes));
         let line = format_args!("type=item_get key={key} status={status} clsid={class} cfd={fd} size={size}");
         self.publish(FETCHERS, &line);
@@ -59,7 +49,7 @@ impl Watch {
         outcome: StoreOutcome,
         fd: RawFd,
     ) {
-        let key = Escaped(key);
+        let key = escaped(key);
         let status = match outcome {
             StoreOutcome::Stored { .. } => "stored",
             StoreOutcome::Exists => "exists",
@@ -85,7 +75,7 @@ impl Watch {
 
     /// Publishes a deletion by a client.
     pub(crate) fn deleted(&self, key: &[u8], item: ItemSummary, command: &str) {
-        let key = Escaped(key);
+        let key = escaped(key);
         let ItemSummary { class, value_bytes, .. } = item;
         let line = format_args!("type=deleted key={key} cmd={command} clsid={class} size={value_bytes}");
         self.publish(DELETIONS, &line);
@@ -93,7 +83,7 @@ impl Watch {
 
     /// Publishes an eviction.
     pub(crate) fn evicted(&self, item: &EvictedItem<'_>, class: u32) {
-        let key = Escaped(item.key);
+        let key = escaped(item.key);
         let fetched = if item.fetched { "yes" } else { "no" };
         let ttl = match item.expiry {
             Expiry::NEVER => -1,

@@ -18,7 +18,7 @@
 
 mod lines;
 
-pub(crate) use lines::{ItemSummary, Relay};
+pub(crate) use lines::{ItemSummary, Relay, escaped};
 
 use crate::config::settings::Settings;
 use crate::config::size_classes::SizeClasses;
