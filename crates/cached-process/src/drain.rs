@@ -2,33 +2,25 @@
 //! reports.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use tokio::sync::Notify;
+use tokio::sync::SetOnce;
 
 /// Requests the shutdown of the process, and tells whether it has been requested. Clones share one
 /// request.
 #[derive(Clone, Debug, Default)]
-pub struct Drain(Arc<State>);
-
-#[derive(Debug, Default)]
-struct State {
-    is_requested: AtomicBool,
-    notify: Notify,
-}
+pub struct Drain(Arc<SetOnce<()>>);
 
 impl Drain {
     /// Requests the shutdown. From now on, the process is not ready. Calls after the first have no
     /// effect.
     pub fn request(&self) {
-        if !self.0.is_requested.swap(true, Ordering::SeqCst) {
-            self.0.notify.notify_waiters();
-        }
+        // Fails after the first call.
+        let _ = self.0.set(());
     }
 
     /// Returns whether the shutdown has been requested.
     #[must_use]
     pub fn is_requested(&self) -> bool {
-        self.0.is_requested.load(Ordering::SeqCst)
+        self.0.initialized()
     }
 
     /// Waits until the shutdown is requested, which may have happened before the call. Any number
@@ -37,13 +29,7 @@ impl Drain {
     /// # Cancel safety
     /// Dropping the future has no effect.
     pub async fn requested(&self) {
-        let notified = self.0.notify.notified();
-        let mut notified = std::pin::pin!(notified);
-        // Registers first, so that a request between the check and the wait is not missed.
-        notified.as_mut().enable();
-        if !self.is_requested() {
-            notified.await;
-        }
+        self.0.wait().await;
     }
 }
 

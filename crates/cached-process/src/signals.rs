@@ -5,7 +5,7 @@
 //! lost nor fatal.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 use tokio::io::unix::AsyncFd;
 
 /// The signals that the process handles, readable from a descriptor.
@@ -25,14 +25,14 @@ pub enum Requested {
     Upgrade,
 }
 
-/// Each signal with its name and its request. A signal without a request is only logged.
-pub const HANDLED: [(i32, &str, Option<Requested>); 6] = [
-    (libc::SIGTERM, "SIGTERM", Some(Requested::End)),
-    (libc::SIGINT, "SIGINT", Some(Requested::End)),
-    (libc::SIGQUIT, "SIGQUIT", Some(Requested::End)),
-    (libc::SIGUSR1, "SIGUSR1", Some(Requested::End)),
-    (libc::SIGHUP, "SIGHUP", Some(Requested::Reload)),
-    (libc::SIGUSR2, "SIGUSR2", Some(Requested::Upgrade)),
+/// Each signal with its name and its request.
+const HANDLED: [(i32, &str, Requested); 6] = [
+    (libc::SIGTERM, "SIGTERM", Requested::End),
+    (libc::SIGINT, "SIGINT", Requested::End),
+    (libc::SIGQUIT, "SIGQUIT", Requested::End),
+    (libc::SIGUSR1, "SIGUSR1", Requested::End),
+    (libc::SIGHUP, "SIGHUP", Requested::Reload),
+    (libc::SIGUSR2, "SIGUSR2", Requested::Upgrade),
 ];
 
 impl Signals {
@@ -94,11 +94,8 @@ impl Signals {
     /// opened".
     pub fn is_end_requested(&self, during: &str) -> bool {
         while let Some(signal) = read(self.descriptor.as_fd()) {
-            match requested_by(signal) {
-                Some(Requested::End) => return true,
-                Some(Requested::Reload) => tracing::warn!("SIGHUP has no effect {during}"),
-                Some(Requested::Upgrade) => tracing::warn!("SIGUSR2 has no effect {during}"),
-                None => {}
+            if requested_by(signal).is_some_and(|requested| is_end(requested, during)) {
+                return true;
             }
         }
         false
@@ -110,15 +107,19 @@ impl Signals {
     /// # Cancel safety
     /// As for [`requested`](Self::requested).
     pub async fn end_requested(&self, during: &str) {
-        loop {
-            let name = match self.requested().await {
-                Requested::End => return,
-                Requested::Reload => "SIGHUP",
-                Requested::Upgrade => "SIGUSR2",
-            };
-            tracing::warn!("{name} has no effect {during}");
-        }
+        while !is_end(self.requested().await, during) {}
     }
+}
+
+/// Returns whether the shutdown is requested. Logs that another request has no effect because of
+/// `during`.
+fn is_end(requested: Requested, during: &str) -> bool {
+    match requested {
+        Requested::End => return true,
+        Requested::Reload => tracing::warn!("SIGHUP has no effect {during}"),
+        Requested::Upgrade => tracing::warn!("SIGUSR2 has no effect {during}"),
+    }
+    false
 }
 
 /// Logs a signal, and returns its request.
@@ -128,12 +129,10 @@ fn requested_by(signal: i32) -> Option<Requested> {
         eprintln!("Gracefully stopping");
     }
     let (_, name, requested) = HANDLED.iter().find(|(handled, ..)| *handled == signal)?;
-    match requested {
-        Some(Requested::End) => tracing::info!(signal = name, "a signal requests the end"),
-        Some(Requested::Reload | Requested::Upgrade) => {}
-        None => tracing::info!(signal = name, "the signal has no effect"),
+    if *requested == Requested::End {
+        tracing::info!(signal = name, "a signal requests the end");
     }
-    *requested
+    Some(*requested)
 }
 
 /// Returns the number of a pending signal, if there is one.
@@ -142,10 +141,4 @@ fn read(descriptor: BorrowedFd<'_>) -> Option<i32> {
     let count = rustix::io::read(descriptor, &mut info).ok()?;
     // The signal's number is the first field.
     (count == info.len()).then(|| i32::from_ne_bytes([info[0], info[1], info[2], info[3]]))
-}
-
-impl AsRawFd for Signals {
-    fn as_raw_fd(&self) -> i32 {
-        self.descriptor.as_raw_fd()
-    }
 }

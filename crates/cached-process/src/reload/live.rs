@@ -79,4 +79,3 @@ impl<'a> Reloads<'a> {
         }
     }
 }
-

@@ -29,17 +29,8 @@ pub(crate) enum ConnState {
     Watch,
 }
 
-impl ConnState {
-    fn text(state: u8) -> &'static str {
-        match state {
-            0 => "conn_read",
-            1 => "conn_nread",
-            2 => "conn_swallow",
-            4 => "conn_watch",
-            _ => "conn_mwrite",
-        }
-    }
-}
+/// memcached's names for the states, in the order of [`ConnState`].
+const STATE_NAMES: [&str; 5] = ["conn_read", "conn_nread", "conn_swallow", "conn_mwrite", "conn_watch"];
 
 /// The two ends of a connection, or the address of a listener.
 #[derive(Debug, Clone)]
@@ -209,7 +200,7 @@ impl ConnInfo {
 
     /// Returns memcached's name for the state.
     pub(crate) fn state_text(&self) -> &'static str {
-        ConnState::text(self.state.load(Ordering::Relaxed))
+        STATE_NAMES[usize::from(self.state.load(Ordering::Relaxed))]
     }
 
     #[inline]
