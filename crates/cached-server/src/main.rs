@@ -209,7 +209,7 @@ fn serve(
         tokens,
         tracer,
         sidecar_secrets: s3_secrets,
-        sidecar: sidecar.live(),
+        sidecar: sidecar.as_ref().map(RunningSidecar::live),
     };
     let reloader = Arc::new(Reloader::new(Cached::new(arguments, &config, parts), in_force));
     if let Some(admin) = &admin {
@@ -228,7 +228,7 @@ fn serve(
     if !activated && is_open && server.addresses().iter().any(|address| address.ip().is_unspecified()) {
         tracing::warn!("listening on all interfaces without access control; -l restricts the addresses");
     }
-    let addresses = announce(&server, objects.as_ref(), &sidecar, admin.as_deref());
+    let addresses = announce(&server, objects.as_ref(), sidecar.as_ref(), admin.as_deref());
     let upgrader = server.upgrader();
     let serving = || {
         if is_taking_over {
@@ -271,7 +271,7 @@ fn open_admin(config: AdminConfig) -> Result<AdminServer, Failure> {
 fn until_served(
     server: Server,
     objects: Option<Objects>,
-    sidecar: RunningSidecar,
+    sidecar: Option<RunningSidecar>,
     requests: &Requests<'_>,
     addresses: &str,
     admin: Option<&AdminServer>,
@@ -310,7 +310,7 @@ fn until_served(
         if panics::first().is_none() {
             serve_on(signals, &delay).await;
         }
-        sidecar.request_end();
+        sidecar.iter().for_each(RunningSidecar::request_end);
         if let Some((objects, _)) = &shutdown {
             objects.end();
         }
@@ -428,7 +428,7 @@ fn request_time(time_max: Duration) {
 fn announce(
     server: &Server,
     objects: Option<&Objects>,
-    sidecar: &RunningSidecar,
+    sidecar: Option<&RunningSidecar>,
     admin: Option<&AdminServer>,
 ) -> String {
     let mut text = String::from("cached serves memcached's protocols (text, meta, binary)");
@@ -463,7 +463,7 @@ fn announce(
             let _ = writeln!(text, "volumes on {} (NBD)", objects.volume_addresses().join(", "));
         }
     }
-    if let Some((line, bytes)) = sidecar.announcement() {
+    if let Some((line, bytes)) = sidecar.map(RunningSidecar::announcement) {
         limits.s3 = bytes as usize;
         let _ = writeln!(text, "{line}");
     }

@@ -102,31 +102,27 @@ pub enum ServeError {
 
 #[cfg(not(feature = "sidecar"))]
 pub mod sidecar {
-    //! A replacement for the sidecar in a build without the feature `sidecar`.
+    //! A replacement for the sidecar in a build without the feature `sidecar`: types without values.
 
-    use crate::config::{Config, SidecarSecrets};
+    use crate::config::{Config, File, SidecarSecrets};
     use cached_admin::AdminServer;
     use cached_process::Failure;
     use cached_tls::ServerTls;
     use std::sync::Arc;
 
-    /// The settings of a sidecar that can change at run time: none.
-    #[derive(Clone, Debug, Default)]
-    pub struct LiveSidecar;
+    /// The settings of a sidecar that can change at run time.
+    #[derive(Clone, Debug)]
+    pub enum LiveSidecar {}
 
     impl LiveSidecar {
-        /// Changes nothing.
-        ///
-        /// # Errors
-        /// None.
-        pub(crate) fn change(&self, _: &crate::config::File) -> Result<(), String> {
-            Ok(())
+        pub(crate) fn change(&self, _: &File) -> Result<(), String> {
+            match *self {}
         }
     }
 
     /// The sidecar, without which this program was built.
     #[derive(Debug)]
-    pub struct RunningSidecar;
+    pub enum RunningSidecar {}
 
     impl RunningSidecar {
         /// Starts nothing.
@@ -138,26 +134,23 @@ pub mod sidecar {
             _: Option<Arc<ServerTls>>,
             _: SidecarSecrets,
             _: Option<&AdminServer>,
-        ) -> Result<RunningSidecar, Failure> {
-            Ok(RunningSidecar)
+        ) -> Result<Option<RunningSidecar>, Failure> {
+            Ok(None)
         }
 
-        /// Returns false.
-        pub fn is_some(&self) -> bool {
-            false
+        /// Never called.
+        pub fn announcement(&self) -> (String, u64) {
+            match *self {}
         }
 
-        /// Returns nothing.
-        pub fn announcement(&self) -> Option<(String, u64)> {
-            None
-        }
-
-        /// Returns nothing.
+        /// Never called.
         pub fn live(&self) -> LiveSidecar {
-            LiveSidecar
+            match *self {}
         }
 
-        /// Does nothing.
-        pub fn request_end(&self) {}
+        /// Never called.
+        pub fn request_end(&self) {
+            match *self {}
+        }
     }
 }

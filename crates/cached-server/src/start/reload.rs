@@ -110,8 +110,8 @@ pub struct LiveParts {
     pub tracer: Option<Tracer>,
     /// The secrets of the sidecar.
     pub sidecar_secrets: SidecarSecrets,
-    /// The settings of the sidecar.
-    pub sidecar: LiveSidecar,
+    /// The settings of the sidecar, if there is one.
+    pub sidecar: Option<LiveSidecar>,
 }
 
 impl Cached {
@@ -186,7 +186,9 @@ impl Program for Cached {
             Some(live) => live.change(objects, after.synapse.as_ref(), secrets).map_err(line),
         })?;
         // These settings were checked with the file.
-        sidecar.change(&after)?;
+        if let Some(sidecar) = sidecar {
+            sidecar.change(&after)?;
+        }
         if tokens.is_some_and(TokensRead::put_in_force) {
             files.push("admin.token_file".into());
         }

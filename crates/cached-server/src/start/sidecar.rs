@@ -18,8 +18,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// The settings of a sidecar that can change at run time.
-#[derive(Clone, Debug, Default)]
-pub struct LiveSidecar(Option<SidecarControl>);
+#[derive(Clone, Debug)]
+pub struct LiveSidecar(SidecarControl);
 
 impl LiveSidecar {
     /// Puts the policies and the settings of individual buckets in force, and reopens the access
@@ -28,11 +28,11 @@ impl LiveSidecar {
     /// # Errors
     /// One line; then nothing has changed.
     pub(crate) fn change(&self, after: &File) -> Result<(), String> {
-        let (Some(control), Some(table)) = (&self.0, &after.s3) else { return Ok(()) };
+        let Some(table) = &after.s3 else { return Ok(()) };
         let (policy, rules) = table.policies();
-        let set = control.set_terms(table.terms()).and_then(|()| control.set_policies(policy, rules));
+        let set = self.0.set_terms(table.terms()).and_then(|()| self.0.set_policies(policy, rules));
         match set {
-            Ok(()) => control.reopen_access_log(),
+            Ok(()) => self.0.reopen_access_log(),
             // The sidecar is ending, and so is the program.
             Err(ControlError::Ended) => (),
             Err(error) => return Err(error.to_string()),
@@ -41,19 +41,17 @@ impl LiveSidecar {
     }
 }
 
-/// The sidecar, if one is configured. It ends when this is dropped.
+/// The sidecar. It ends when this is dropped.
 #[derive(Debug)]
-pub struct RunningSidecar(Option<Running>);
-
-#[derive(Debug)]
-struct Running {
+pub struct RunningSidecar {
     sidecar: Sidecar,
     table: S3Table,
     _shown: Option<Registration>,
 }
 
 impl RunningSidecar {
-    /// Starts the sidecar that `[s3]` describes, and shows its metrics on the admin listener.
+    /// Starts the sidecar that `[s3]` describes, if there is one, and shows its metrics on the
+    /// admin listener.
     ///
     /// # Errors
     /// One line.
@@ -62,8 +60,8 @@ impl RunningSidecar {
         tls: Option<Arc<ServerTls>>,
         secrets: SidecarSecrets,
         admin: Option<&AdminServer>,
-    ) -> Result<RunningSidecar, Failure> {
-        let Some(table) = &config.s3 else { return Ok(RunningSidecar(None)) };
+    ) -> Result<Option<RunningSidecar>, Failure> {
+        let Some(table) = &config.s3 else { return Ok(None) };
         let drain_timeout = Duration::from_secs(config.settings.drain.timeout_secs);
         let sidecar = table.sidecar(tls, secrets, drain_timeout);
         let sidecar = sidecar.map_err(|error| config.mistake(error, Exit::Configuration))?;
@@ -79,31 +77,25 @@ impl RunningSidecar {
         }
         let none = std::iter::empty::<(&str, &str)>;
         let shown = admin.map(|admin| admin.registry().register(sidecar.metrics(), none()));
-        Ok(RunningSidecar(Some(Running { sidecar, table: table.clone(), _shown: shown })))
-    }
-
-    /// Returns whether there is a sidecar.
-    pub fn is_some(&self) -> bool {
-        self.0.is_some()
+        Ok(Some(RunningSidecar { sidecar, table: table.clone(), _shown: shown }))
     }
 
     /// Returns a line that states the address of the sidecar, and the maximum memory that it uses,
     /// in bytes.
-    pub fn announcement(&self) -> Option<(String, u64)> {
-        let Running { sidecar, table, .. } = self.0.as_ref()?;
-        let addresses: Vec<String> = sidecar.addresses().iter().map(ToString::to_string).collect();
-        let endpoint = table.upstream.split("://").last().unwrap_or_default();
-        Some((format!("S3 on {} before {endpoint}", addresses.join(", ")), table.bytes_max()))
+    pub fn announcement(&self) -> (String, u64) {
+        let addresses: Vec<String> = self.sidecar.addresses().iter().map(ToString::to_string).collect();
+        let endpoint = self.table.upstream.split("://").last().unwrap_or_default();
+        (format!("S3 on {} before {endpoint}", addresses.join(", ")), self.table.bytes_max())
     }
 
     /// Returns the sidecar's settings that can change at run time.
     pub fn live(&self) -> LiveSidecar {
-        LiveSidecar(self.0.as_ref().map(|running| running.sidecar.control()))
+        LiveSidecar(self.sidecar.control())
     }
 
     /// Closes the sidecar's listeners; requests in flight continue.
     pub fn request_end(&self) {
-        self.0.iter().for_each(|running| running.sidecar.request_end());
+        self.sidecar.request_end();
     }
 }
 
