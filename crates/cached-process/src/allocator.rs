@@ -12,7 +12,7 @@ use libc::{M_ARENA_MAX, M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, c_int};
 /// freed and grow without a copy.
 #[cfg(target_env = "gnu")]
 const MAPPED_BYTES_MIN: c_int = 64 << 10;
-/// The most bytes that are kept at the end of a heap.
+/// The maximum number of free bytes that are kept at the end of a heap.
 #[cfg(target_env = "gnu")]
 const KEPT_BYTES_MAX: c_int = 2 << 20;
 

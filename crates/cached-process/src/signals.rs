@@ -41,8 +41,9 @@ impl Signals {
     /// # Errors
     /// If the system refuses.
     pub fn take_over() -> io::Result<Signals> {
-        // SAFETY: an all-zero signal set is a valid value to be overwritten, the pointers lead to it, and the
-        // signal numbers exist. Each call is checked, or cannot fail with these arguments.
+        // SAFETY: an all-zero signal set is a valid value to be overwritten, the pointers lead to
+        // it, and the signal numbers exist. Each call is checked, or cannot fail with these
+        // arguments.
         let descriptor = unsafe {
             let mut set: libc::sigset_t = std::mem::zeroed();
             libc::sigemptyset(&mut set);
@@ -67,8 +68,8 @@ impl Signals {
     /// # Cancel safety
     /// A signal that is not returned is returned by the next call.
     pub async fn requested(&self) -> Requested {
-        // SAFETY: the descriptor is borrowed for as long as the `AsyncFd` lives, so it stays open, and a
-        // `BorrowedFd` always gives the same number.
+        // SAFETY: the descriptor is borrowed for as long as the `AsyncFd` lives, so it stays open,
+        // and a `BorrowedFd` always gives the same number.
         let registered = unsafe { AsyncFd::register(self.descriptor.as_fd()) };
         let descriptor = match registered {
             Ok(descriptor) => descriptor,

@@ -1,8 +1,9 @@
 //! Numbers as memcached reads and writes them.
 //!
-//! There are two families. A *token* is all digits (an `i32` may begin with `-`) and at most 11 or 22 bytes;
-//! a lone `-` is zero. A *C number* (the flags and exptime of `set`) follows `strtoul`/`strtol`: white space
-//! and a sign may come first, and any white space or NUL ends it, so that `5\t9` is 5.
+//! There are two families. A *token* is all digits (an `i32` may begin with `-`) and at most 11 or
+//! 22 bytes; a lone `-` is zero. A *C number* (the flags and exptime of `set`) follows
+//! `strtoul`/`strtol`: white space and a sign may come first, and any white space or NUL ends it,
+//! so that `5\t9` is 5.
 
 /// Reads a 32-bit unsigned token: digits only, at most 11 of them.
 pub fn token_u32(token: &[u8]) -> Option<u32> {
@@ -35,8 +36,9 @@ pub fn token_i32(token: &[u8]) -> Option<i32> {
     }
 }
 
-/// Reads client flags at the start of `text`, as `safe_strtoul` does: reduced to 32 bits, and negative only
-/// where the wrapped value has its top bit clear (`-18446744073709551615` is 1, `-1` is refused).
+/// Reads client flags at the start of `text`, as `safe_strtoul` does: reduced to 32 bits, and
+/// negative only where the wrapped value has its top bit clear (`-18446744073709551615` is 1, `-1`
+/// is refused).
 pub fn c_flags(text: &[u8]) -> Option<u32> {
     let (negative, magnitude) = c_integer(text)?;
     let value = if negative { magnitude.wrapping_neg() } else { magnitude };
@@ -47,7 +49,8 @@ pub fn c_flags(text: &[u8]) -> Option<u32> {
     Some(value as u32)
 }
 
-/// Reads a signed number at the start of `text`, as `safe_strtol` does: a 64-bit range, reduced to 32 bits.
+/// Reads a signed number at the start of `text`, as `safe_strtol` does: a 64-bit range, reduced to
+/// 32 bits.
 pub fn c_i32(text: &[u8]) -> Option<i32> {
     let (negative, magnitude) = c_integer(text)?;
     let value =

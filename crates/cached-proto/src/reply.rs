@@ -1,6 +1,7 @@
 //! The fixed replies of text and meta, each with its CRLF.
 //!
-//! The decoders return them for malformed input; the server uses them for conditions that only it can check.
+//! The decoders return them for malformed input; the server uses them for conditions that only it
+//! can check.
 
 macro_rules! replies {
     ($($(#[$doc:meta])* $name:ident = $text:literal;)*) => {
@@ -71,7 +72,7 @@ replies! {
     AUTH_BAD_TOKEN = "CLIENT_ERROR bad authentication token format";
     /// Wrong user or password.
     AUTH_FAILURE = "CLIENT_ERROR authentication failure";
-    /// A reply that is to be asked for over TCP.
+    /// The reply is too large for UDP: the client must request it over TCP.
     UDP_REPLY_TOO_LARGE = "SERVER_ERROR reply too large for UDP";
 
     /// `mn`.
@@ -104,7 +105,7 @@ replies! {
     META_OUT_OF_MEMORY_NEW_ITEM = "SERVER_ERROR Out of memory allocating new item";
 }
 
-/// The empty reply, which `noreply` leaves.
+/// The empty reply of a request with `noreply`.
 pub const SILENT: &[u8] = b"";
 
 /// Appends `reply`, unless the request has `noreply`.

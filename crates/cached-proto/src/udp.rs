@@ -12,13 +12,13 @@
 /// The length of the frame.
 pub const UDP_HEADER_LEN: usize = 8;
 
-/// The longest datagram of a reply.
+/// The maximum length of a datagram of a reply.
 pub const UDP_DATAGRAM_LEN_MAX: usize = 1400;
 
 /// The bytes of a reply in one datagram.
 pub const UDP_DATA_LEN_MAX: usize = UDP_DATAGRAM_LEN_MAX - UDP_HEADER_LEN;
 
-/// The longest reply: the count of its datagrams has 16 bits.
+/// The maximum length of a reply: the count of its datagrams has 16 bits.
 pub const UDP_REPLY_LEN_MAX: usize = UDP_DATA_LEN_MAX * u16::MAX as usize;
 
 /// Returns the id and the request in a datagram. `None` if the datagram has to be dropped: it is

@@ -319,9 +319,10 @@ fn until_served(
     let served = panic::catch_unwind(AssertUnwindSafe(|| server.run_with(end, serving)));
     // Also needed if a client has requested the end.
     draining();
-    // It holds handles of the object cache, for which the store waits.
+    // Its sources hold handles of the object cache, and the store closes only after the last
+    // handle.
     drop(shown);
-    // Waits for its clients, for as long as the drain may take.
+    // Dropping the sidecar waits for its clients, for as long as the drain may take.
     drop(sidecar);
     if let Some(successor) = upgrader.successor() {
         pass_on_end(signals, &drain, successor);

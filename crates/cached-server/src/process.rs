@@ -195,8 +195,8 @@ fn outcome(mut told: io::PipeReader, child: libc::pid_t) -> i32 {
     }
 }
 
-/// Writes the file of `-P`, which contains the process ID. With `is_taking_over`, the file is that of
-/// the process that has handed over to this one.
+/// Writes the file of `-P`, which contains the process ID. With `is_taking_over`, the file is that
+/// of the process that has handed over to this one.
 ///
 /// # Errors
 /// If the file cannot be written.

@@ -11,7 +11,7 @@ use crate::files;
 /// the system.
 ///
 /// # Errors
-/// One line: the file and its problem, or that the system has no authorities.
+/// A one-line message: the file and its problem, or that the system has no authorities.
 pub fn with_authorities(ca_file: Option<&Path>) -> Result<ClientConfig, String> {
     match ca_file {
         Some(path) => Ok(of(of_file(path)?)),

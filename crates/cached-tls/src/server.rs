@@ -43,7 +43,7 @@ impl ServerTls {
     /// which listeners need a [`config`](Self::config) besides that of the settings.
     ///
     /// # Errors
-    /// One line that states the problem.
+    /// [`TlsError`], a one-line message.
     pub fn load(settings: TlsSettings, policies: &[ClientCertificates]) -> Result<ServerTls, TlsError> {
         let mut all = vec![settings.client_certificates];
         for policy in policies {
@@ -89,25 +89,26 @@ impl ServerTls {
     /// ones stay. Waits for the disk.
     ///
     /// # Errors
-    /// One line that states the problem.
+    /// [`TlsError`], a one-line message.
     pub fn reload(&self) -> Result<(), TlsError> {
         self.reload_as(self.read.lock(), stamps(&self.settings), || Ok::<_, Infallible>(()))?;
         Ok(())
     }
 
-    /// Reads the files again, and then runs `others`. The new files are used only if that succeeds.
-    /// Returns its outcome. Waits for the disk.
+    /// Reads the files again, and then runs `others`. The new files are used only if `others`
+    /// succeeds. Returns the outcome of `others`. Waits for the disk.
     ///
     /// # Errors
-    /// One line that states the problem of the files; then `others` has not been run.
+    /// The problem of the files; `others` has not been run then.
     pub fn reload_with<T, E>(&self, others: impl FnOnce() -> Result<T, E>) -> Result<Result<T, E>, TlsError> {
         self.reload_as(self.read.lock(), stamps(&self.settings), others)
     }
 
-    /// Does the same if a file has changed since the last attempt. Returns whether one had changed.
+    /// Reads the files again if one has changed since the last attempt. Returns whether one had
+    /// changed.
     ///
     /// # Errors
-    /// One line that states the problem, once for each change.
+    /// As for [`reload`](Self::reload), once for each change.
     pub fn reload_if_changed(&self) -> Result<bool, TlsError> {
         let (read, now) = (self.read.lock(), stamps(&self.settings));
         if *read == now {

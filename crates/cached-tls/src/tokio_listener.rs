@@ -25,10 +25,11 @@ pub const BUSY: &[u8] = &[21, 3, 3, 0, 2, 2, 80];
 /// Performs the handshake on a client's connection, with the settings' policy for client
 /// certificates.
 ///
-/// Cancelling it closes the connection.
+/// # Cancel safety
+/// Dropping the future closes the connection.
 ///
 /// # Errors
-/// One line: the client's mistake, or that it took more than ten seconds.
+/// A one-line message: the client's mistake, or that the handshake took more than ten seconds.
 pub async fn accept(tls: &ServerTls, socket: TcpStream) -> Result<TlsStream<TcpStream>, String> {
     let config = tls.config(tls.settings().client_certificates).ok_or("there is no certificate")?;
     match tokio::time::timeout(HANDSHAKE_TIME_MAX, TlsAcceptor::from(config).accept(socket)).await {
@@ -37,8 +38,8 @@ pub async fn accept(tls: &ServerTls, socket: TcpStream) -> Result<TlsStream<TcpS
     }
 }
 
-/// Replaces the certificates whenever their files change, until it is dropped. `table` is their
-/// table's name in the log, for example `admin.tls`.
+/// Replaces the certificates whenever their files change, until the future is dropped. `table` is
+/// the name of the configuration table in log lines, for example `admin.tls`.
 pub async fn renew(tls: Arc<ServerTls>, table: &'static str) {
     loop {
         // Sleeps first, because the files have just been read.

@@ -17,15 +17,15 @@ use crate::table::TracingTable;
 
 /// The time limit of a request to the collector.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
-/// The pause after the first failed request, and the longest pause.
+/// The pause after the first failed request, and the maximum pause.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
-/// The longest answer that is accepted.
+/// The maximum size of a response, in bytes.
 const ANSWER_BYTES_MAX: usize = 1 << 20;
 /// The time limit for sending queued spans at shutdown.
 const END_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Sends the spans of its tracer to a collector, from its own thread. Dropping it sends the queued
-/// spans, for at most two seconds.
+/// Sends the spans of its tracer to a collector, from a separate thread. Dropping the exporter
+/// sends the queued spans, for at most two seconds.
 #[derive(Debug)]
 pub struct Exporter {
     tracer: Tracer,
@@ -50,7 +50,7 @@ counters! {
         /// Spans that the collector of traces has taken.
         sent: Counter => "cached_tracing_spans_sent_total",
         refused: Counter => DROPPED.of(["refused"]),
-        /// Those that the program's end came before.
+        /// Spans that were still queued when the program ended.
         unsent: Counter => DROPPED.of(["end"]),
     }
 }
@@ -58,9 +58,9 @@ counters! {
 /// The outcome of sending a batch.
 enum Answer {
     Taken,
-    /// The collector refused it.
+    /// The collector has refused the batch.
     Refused(String),
-    /// The collector may accept it later.
+    /// The collector is unavailable, and may accept the batch later.
     Away(String),
 }
 
@@ -160,8 +160,8 @@ fn post(client: &Blocking, url: &str, body: &Bytes) -> Answer {
     let request = Request::post(url).header("content-type", "application/json");
     let response = match client.send(request, body.clone(), ANSWER_BYTES_MAX) {
         Ok(response) => response,
-        // The collector has received the batch, but its answer is not valid for a collector.
-        // Sending it again would give the same answer.
+        // The collector has received the batch, but its response is not valid. Sending the batch
+        // again would give the same response.
         Err(error @ RequestError::TooLong(_)) => return Answer::Refused(error.to_string()),
         Err(error) => return Answer::Away(error.to_string()),
     };

@@ -8,14 +8,14 @@ use blocker::trace::FinishedSpan;
 use cached_metrics::Counter;
 use parking_lot::{Condvar, Mutex};
 
-/// The most spans that wait; more are dropped.
+/// The maximum number of queued spans; further spans are dropped.
 pub const QUEUE_MAX: usize = 4096;
-/// The most spans sent in one request.
+/// The maximum number of spans in one request.
 pub const BATCH_MAX: usize = 512;
-/// How long a span waits for others to be sent with it.
+/// The time for which a span waits for others that are sent in the same request.
 const BATCH_WAIT: Duration = Duration::from_secs(1);
 
-/// The queue, see the module.
+/// The queue of spans that have not been sent.
 #[derive(Debug, Default)]
 pub(crate) struct Queue {
     state: Mutex<State>,

@@ -75,7 +75,7 @@ impl Lines {
     }
 }
 
-/// How many lines per place in the code are written within [`WINDOW`].
+/// The maximum number of lines that one place in the code writes within [`WINDOW`].
 pub const LINES_MAX: u32 = 10;
 /// The time after which the count of a place starts again.
 pub const WINDOW: Duration = Duration::from_secs(10);
@@ -143,9 +143,9 @@ impl Repeats {
     }
 }
 
-/// The most lines kept.
+/// The maximum number of lines kept in memory.
 pub const TAIL_LINES: usize = 512;
-/// The most bytes of text kept.
+/// The maximum size of the texts kept in memory, in bytes.
 pub const TAIL_BYTES_MAX: usize = 256 << 10;
 
 /// The last lines.

@@ -8,7 +8,7 @@ use tracing::field::{Field, Visit};
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 
-/// The longest text of a message or field, in bytes; longer ones are truncated.
+/// The maximum length of the text of a message or field, in bytes; longer texts are truncated.
 const TEXT_BYTES_MAX: usize = 4096;
 
 /// One line of the log.
@@ -29,7 +29,7 @@ pub struct Record {
     pub message: String,
     /// The details.
     pub fields: Vec<(&'static str, Value)>,
-    /// How many lines from the same place in the code were suppressed before this one.
+    /// The number of lines from the same place in the code that were suppressed before this one.
     pub repeated: u64,
 }
 

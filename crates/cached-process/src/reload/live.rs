@@ -36,8 +36,8 @@ impl LiveSecs {
 pub struct Reloads<'a> {
     reloader: &'a Arc<Reloader>,
     running: Option<JoinHandle<()>>,
-    /// Whether another reload was requested during the present one. A file may have changed after
-    /// it was read.
+    /// Whether another reload was requested while the current one runs. A file may have changed
+    /// after it was read.
     is_due: bool,
 }
 
@@ -60,8 +60,11 @@ impl<'a> Reloads<'a> {
         self.running = Some(tokio::task::spawn_blocking(move || drop(reloader.reload())));
     }
 
-    /// Runs the requested reloads. It is never ready: poll it together with the caller's other
-    /// work. It is cancel safe: a reload in progress continues.
+    /// Runs the requested reloads. The future is never ready: poll it together with the caller's
+    /// other work.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, a reload in progress continues.
     pub async fn run(&mut self) -> ! {
         loop {
             match &mut self.running {

@@ -41,7 +41,7 @@ pub trait Program: Send + Sync {
     /// Reads and checks the whole configuration.
     ///
     /// # Errors
-    /// One line: the mistake, its position, and the valid values.
+    /// A one-line message: the mistake, its position, and the valid values.
     fn read(&self) -> Result<Source, String>;
 
     /// Returns the configuration file, if there is one.
@@ -57,7 +57,7 @@ pub trait Program: Send + Sync {
     /// changed.
     ///
     /// # Errors
-    /// One line, if the keys are inconsistent; then nothing has changed.
+    /// A one-line message if the keys are inconsistent; nothing has changed then.
     fn apply(&self, table: &Table) -> Result<Vec<String>, String>;
 
     /// Returns `table` with the values derived from others added.

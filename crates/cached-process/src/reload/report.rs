@@ -34,7 +34,7 @@ impl ReloadReport {
     }
 }
 
-/// One line per fact, for people.
+/// Writes one line per fact, for people.
 impl fmt::Display for ReloadReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(why) = &self.refused {
@@ -82,7 +82,7 @@ pub struct EffectiveKey {
     pub value: Value,
     /// The origin of the value.
     pub origin: Origin,
-    /// Whether it can change at run time.
+    /// Whether the key can change at run time.
     #[serde(rename = "live")]
     pub is_live: bool,
 }
@@ -96,7 +96,7 @@ pub struct Effective {
     pub keys: Vec<EffectiveKey>,
 }
 
-/// One line per key: `key = value  # origin, live`.
+/// Writes one line per key: `key = value  # origin, live`.
 impl fmt::Display for Effective {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for EffectiveKey { key, value, origin, is_live } in &self.keys {

@@ -126,8 +126,8 @@ pub struct Head {
     pub opaque: u32,
     /// The CAS value to compare with, or 0.
     pub cas: u64,
-    /// No response on success (for a get: on a miss). Errors are always sent, including `Not found` of a
-    /// quiet delete.
+    /// No response on success (for a get: on a miss). Errors are always sent, including `Not found`
+    /// of a quiet delete.
     pub quiet: bool,
 }
 

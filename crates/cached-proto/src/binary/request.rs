@@ -96,7 +96,7 @@ pub enum StoreVerb {
 pub struct StoreHeader<'a> {
     /// The parts that the response repeats.
     pub head: Head,
-    /// How the value is stored.
+    /// The way in which the value is stored.
     pub verb: StoreVerb,
     /// The key.
     pub key: &'a [u8],

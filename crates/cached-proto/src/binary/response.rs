@@ -110,8 +110,8 @@ pub fn encode_done(out: &mut Vec<u8>, head: &Head, cas: u64) {
     }
 }
 
-/// Appends a hit, quiet or not, up to its value: the client's flags, and the key if it was requested. TOUCH
-/// has no value.
+/// Appends a hit, quiet or not, up to its value: the client's flags, and the key if it was
+/// requested. TOUCH has no value.
 #[inline]
 pub fn encode_value_head(
     out: &mut Vec<u8>,

@@ -49,8 +49,8 @@ pub fn is_sasl(opcode: u8) -> bool {
     matches!(opcode, op::SASL_LIST_MECHS | op::SASL_AUTH | op::SASL_STEP)
 }
 
-/// Decodes the frame at the start of `input` for a client that is not authenticated. Any command that is not
-/// in [`SaslCommand`] is refused, and the connection closed.
+/// Decodes the frame at the start of `input` for a client that is not authenticated. Any command
+/// that is not in [`SaslCommand`] is refused, and the connection closed.
 pub fn decode(input: &[u8]) -> Decoded<'_> {
     let Some(header) = Header::read(input) else {
         // Text is not a frame, so its end need not be awaited.

@@ -13,7 +13,8 @@ use crate::limits::{AUTH_TOKEN_LEN_MAX, LINE_LEN_MAX};
 use crate::{number, reply};
 use std::convert::Infallible;
 
-/// A user and a password that a client has sent. Both may be empty, and the password may hold blanks.
+/// A user and a password that a client has sent. Both may be empty, and the password may hold
+/// blanks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Password<'a> {
     /// The bytes before the first blank.

@@ -179,8 +179,8 @@ impl<'a> Tokens<'a> {
         .take(self.count)
     }
 
-    /// Returns whether there is a word at `index` and `name` begins with it. memcached compares sub-commands
-    /// this way.
+    /// Returns whether there is a word at `index` and `name` begins with it. memcached compares
+    /// sub-commands this way.
     pub fn is_prefix_of(&self, index: usize, name: &str) -> bool {
         self.get(index).is_some_and(|token| name.as_bytes().starts_with(token))
     }

@@ -1,5 +1,5 @@
-//! Commands of one line with at most one key: `delete`, `incr`, `decr`, `touch`, `flush_all`, `verbosity`;
-//! administrative commands; and short replies.
+//! Commands of one line with at most one key: `delete`, `incr`, `decr`, `touch`, `flush_all`,
+//! `verbosity`; administrative commands; and short replies.
 
 use super::store::Words;
 use super::{Decoded, Request, Tokens};

@@ -46,7 +46,7 @@ impl StoreVerb {
 /// The line of a storage command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoreHeader<'a> {
-    /// How the value is stored.
+    /// The way in which the value is stored.
     pub verb: StoreVerb,
     /// 1 to 250 bytes.
     pub key: &'a [u8],
@@ -128,7 +128,8 @@ fn plain_header(verb: StoreVerb, text: &[u8]) -> Option<StoreHeader<'_>> {
     (key.len() <= KEY_LEN_MAX).then_some(header)
 }
 
-/// Reads one space and one to nine digits, up to a space or the end; returns the number and its end.
+/// Reads one space and one to nine digits, up to a space or the end; returns the number and its
+/// end.
 #[inline]
 fn plain_number(text: &[u8], at: usize) -> Option<(u32, usize)> {
     if text.get(at) != Some(&b' ') {

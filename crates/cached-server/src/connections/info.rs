@@ -134,8 +134,8 @@ impl ConnInfo {
         }
     }
 
-    /// Returns the address by which the client's connections and wrong passwords are counted; `None`
-    /// for a local client of a unix socket.
+    /// Returns the address by which the client's connections and wrong passwords are counted;
+    /// `None` for a local client of a unix socket.
     pub(crate) fn network(&self) -> Option<IpAddr> {
         match &self.endpoints {
             Endpoints::Tcp { peer, .. } => Peer::Tcp(*peer).network(),

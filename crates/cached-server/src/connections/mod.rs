@@ -56,7 +56,7 @@ pub(crate) struct Connections {
     sums: Arc<HeldSums>,
 }
 
-/// Whether connections may take more memory.
+/// The outcome of a check of the memory that connections hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Memory {
     Enough,

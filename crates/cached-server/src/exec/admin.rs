@@ -211,8 +211,8 @@ fn lru_crawler(executor: &Executor<'_>, tokens: &Tokens<'_>) -> Result<DumpKind,
     Err(crawler_setting(executor, tokens))
 }
 
-/// Returns the dump to begin, or a reply if dumps are forbidden. As in memcached, the command must be
-/// the first of its batch.
+/// Returns the dump to begin, or a reply if dumps are forbidden. As in memcached, the command must
+/// be the first of its batch.
 fn dump(executor: &Executor<'_>, is_known: bool, kind: DumpKind) -> Result<DumpKind, &'static [u8]> {
     let words: [&[u8]; 2] = match kind {
         DumpKind::Attributes => {

@@ -322,8 +322,8 @@ unsafe fn put<const N: usize>(at: *mut u8, bytes: [u8; N]) -> *mut u8 {
 #[inline(always)]
 unsafe fn put_short(at: *mut u8, text: &[u8]) -> *mut u8 {
     let len = text.len();
-    // SAFETY: reads stay within `text`: each is of `N` bytes at its front or at its end, and `len >= N`.
-    // Writes stay within `len` bytes, or are covered by the caller's guarantee.
+    // SAFETY: reads stay within `text`: each is of `N` bytes at its front or at its end, and `len
+    // >= N`. Writes stay within `len` bytes, or are covered by the caller's guarantee.
     unsafe {
         let from = text.as_ptr();
         match len {

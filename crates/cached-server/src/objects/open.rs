@@ -344,7 +344,7 @@ impl ObjectSockets {
     /// Makes `server` accept connections from these sockets, in the current runtime.
     ///
     /// # Errors
-    /// One line, for the first socket that fails.
+    /// A one-line message for the first socket that fails.
     pub(super) fn listen(&self, server: &Server) -> Result<(), String> {
         self.sockets
             .lock()

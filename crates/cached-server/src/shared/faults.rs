@@ -47,8 +47,8 @@ impl InjectedFaults {
 }
 
 /// Kills or stalls the process at this step of a takeover, if the environment requests that:
-/// `CACHED_FAULT=kill:STEP`, `stall:STEP`, or `slow:STEP` for a pause of one second. Does nothing in
-/// builds without faults.
+/// `CACHED_FAULT=kill:STEP`, `stall:STEP`, or `slow:STEP` for a pause of one second. Does nothing
+/// in builds without faults.
 pub(crate) fn at_step(step: &str) {
     if !cfg!(debug_assertions) {
         return;

@@ -102,7 +102,8 @@ pub enum ServeError {
 
 #[cfg(not(feature = "sidecar"))]
 pub mod sidecar {
-    //! A replacement for the sidecar in a build without the feature `sidecar`: types without values.
+    //! A replacement for the sidecar in a build without the feature `sidecar`: types without
+    //! values.
 
     use crate::config::{Config, File, SidecarSecrets};
     use cached_admin::AdminServer;

@@ -26,7 +26,7 @@ impl LiveSidecar {
     /// log file, which may have been renamed.
     ///
     /// # Errors
-    /// One line; then nothing has changed.
+    /// A one-line message; nothing has changed then.
     pub(crate) fn change(&self, after: &File) -> Result<(), String> {
         let Some(table) = &after.s3 else { return Ok(()) };
         let (policy, rules) = table.policies();
@@ -54,7 +54,7 @@ impl RunningSidecar {
     /// admin listener.
     ///
     /// # Errors
-    /// One line.
+    /// If the configuration is invalid, or the system refuses a thread or a socket.
     pub fn start(
         config: &Config,
         tls: Option<Arc<ServerTls>>,

@@ -1,12 +1,13 @@
 //! The meta commands: two letters, a key, and flags of one letter each.
 //!
-//! All of them share one flag grammar ([`MetaFlags`]): any known flag may come with any command, and is
-//! ignored where it has no meaning. A reply is a two-letter code and, in the order of the request, the flags
-//! that request something in return ([`ReturnFlags`]). The server suppresses the replies that `q` hides:
-//! [`Get`], [`Set`], [`Delete`] and [`Arithmetic`] name them.
+//! All of them share one flag grammar ([`MetaFlags`]): any known flag may come with any command,
+//! and is ignored where it has no meaning. A reply is a two-letter code and, in the order of the
+//! request, the flags that request something in return ([`ReturnFlags`]). The server suppresses the
+//! replies that `q` hides: [`Get`], [`Set`], [`Delete`] and [`Arithmetic`] name them.
 //!
-//! An opaque that is too long is refused before the command has any effect. (memcached notices it while it
-//! writes the reply, when `mg … N`, `mg … T` or `ma` have had their effect, or another error has come first.)
+//! An opaque that is too long is refused before the command has any effect. (memcached notices it
+//! while it writes the reply, when `mg … N`, `mg … T` or `ma` have had their effect, or another
+//! error has come first.)
 
 mod flags;
 mod get;
@@ -50,7 +51,8 @@ impl Status {
     }
 }
 
-/// Appends a reply without a value that repeats opaque and key only: a miss, and all replies to `md`.
+/// Appends a reply without a value that repeats opaque and key only: a miss, and all replies to
+/// `md`.
 #[inline]
 pub fn encode_status(out: &mut Vec<u8>, status: Status, flags: &MetaFlags, key: &MetaKey<'_>) {
     out.extend_from_slice(status.code());
@@ -183,7 +185,7 @@ fn parse(line: &str) -> Result<MetaFlags, &'static [u8]> {
 // Keys of meta commands may be base64. Like memcached's decoder, this one skips bytes outside the
 // alphabet. Replies encode the key again instead of repeating the text that was sent.
 
-/// Longest key that base64 of 250 bytes can hold.
+/// The maximum length of a key whose base64 form has 250 bytes.
 pub const KEY_DECODED_LEN_MAX: usize = KEY_LEN_MAX / 4 * 3;
 
 /// Space for a decoded key.
@@ -222,8 +224,8 @@ impl<'a> MetaKey<'a> {
         self.text
     }
 
-    /// Returns whether the key was sent as base64. `ms` stores this with the item, so that later replies show
-    /// it in base64 too.
+    /// Returns whether the key was sent as base64. `ms` stores this with the item, so that later
+    /// replies show it in base64 too.
     #[inline]
     pub fn is_binary(&self) -> bool {
         self.binary

@@ -30,7 +30,7 @@ pub enum SetMode {
 pub struct SetHeader<'a> {
     /// The key.
     pub key: MetaKey<'a>,
-    /// How the value is stored.
+    /// The way in which the value is stored.
     pub mode: SetMode,
     /// The length of the value in bytes, without its terminator. It may be up to 2 GiB, so check it
     /// before reserving memory.
@@ -60,8 +60,8 @@ impl<'a> Set<'a> {
 /// Appends the reply to an `ms` from its flags, which may have been kept while the body was read:
 /// `HD` (the caller suppresses it with `q`), `NS`, `EX` or `NF`.
 ///
-/// It uses the key, the size (of the whole value after append or prepend) and the CAS value (0 if
-/// nothing was stored) of `item`.
+/// The reply uses the key, the size (of the whole value after append or prepend) and the CAS value
+/// (0 if nothing was stored) of `item`.
 pub fn encode_set(out: &mut Vec<u8>, status: Status, flags: &MetaFlags, item: &MetaItem<'_>) {
     use super::ReturnFlag::{Cas, Key, Opaque, Size};
 
@@ -137,7 +137,7 @@ pub struct Arithmetic<'a> {
 impl Arithmetic<'_> {
     /// Appends `HD flags*`, or with `v` `VA len flags*` and the number.
     ///
-    /// It uses the time to live and the CAS value of `item`.
+    /// The reply uses the time to live and the CAS value of `item`.
     pub fn encode_number(&self, out: &mut Vec<u8>, value: u64, item: &MetaItem<'_>) {
         let mut digits = itoa::Buffer::new();
         let digits = digits.format(value);

@@ -25,7 +25,7 @@ use Show::{Counter, Flag, Gauge};
 /// type, and its help text.
 type Line = (&'static str, &'static str, Show, &'static str);
 
-/// One line per row, however long.
+/// Defines a list with one line per row, however long.
 macro_rules! lines {
     ($list:ident: $($key:literal => $metric:literal, $show:ident, $help:literal;)*) => {
         const $list: &[Line] = &[$(($key, $metric, $show, $help)),*];
