@@ -33,7 +33,7 @@ pub mod lock_order;
 pub mod object;
 pub mod policy;
 mod stores;
-mod sync;
+pub mod sync;
 
 pub use arena::prefetch;
 pub use hash::KeyHash;

@@ -72,7 +72,7 @@ pub(crate) use imp::*;
 
 /// A mutex that may have a position in the lock order.
 #[derive(Default)]
-pub(crate) struct Mutex<T> {
+pub struct Mutex<T> {
     raw: imp::RawMutex<T>,
     #[cfg(debug_assertions)]
     order: Option<(&'static Rank, u32)>,
@@ -89,7 +89,7 @@ impl<T> Mutex<T> {
     }
 
     /// Creates a mutex of this rank.
-    pub(crate) fn ranked(value: T, rank: &'static Rank) -> Mutex<T> {
+    pub fn ranked(value: T, rank: &'static Rank) -> Mutex<T> {
         Mutex::ranked_nth(value, rank, 0)
     }
 
@@ -103,6 +103,13 @@ impl<T> Mutex<T> {
             order: Some((rank, number)),
         }
     }
+
+    /// Locks the mutex. A panic of an earlier holder does not poison it.
+    #[inline]
+    #[cfg_attr(debug_assertions, track_caller)]
+    pub fn lock(&self) -> MutexGuard<'_, T> {
+        lock(self)
+    }
 }
 
 impl<T: std::fmt::Debug> std::fmt::Debug for Mutex<T> {
@@ -112,7 +119,7 @@ impl<T: std::fmt::Debug> std::fmt::Debug for Mutex<T> {
 }
 
 /// The guard of a [`Mutex`].
-pub(crate) struct MutexGuard<'a, T> {
+pub struct MutexGuard<'a, T> {
     raw: imp::RawGuard<'a, T>,
     /// Declared after the guard, so that it is dropped after the guard.
     #[cfg(debug_assertions)]

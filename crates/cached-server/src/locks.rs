@@ -17,9 +17,9 @@
 //! order at run time. The counts of `stats detail` are in a concurrent map, whose locks are taken
 //! last and held for one operation.
 
-use cached_core::lock_order::{Held, Rank};
-use std::ops::{Deref, DerefMut};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+pub(crate) use cached_core::sync::{Mutex as Lock, MutexGuard as Guard};
+
+use cached_core::lock_order::Rank;
 
 pub(crate) static CHANGES: Rank = Rank::new("server: changes from outside of requests", 4);
 pub(crate) static CONNECTIONS: Rank = Rank::new("server: table of connections", 5);
@@ -31,61 +31,19 @@ pub(crate) static RELAY: Rank = Rank::new("server: lines on their way to a worke
 pub(crate) static HOT: Rank = Rank::new("server: hot keys", 61);
 pub(crate) static COMMANDS: Rank = Rank::new("server: a worker's commands", 300);
 
-/// A lock with a rank.
-#[derive(Debug)]
-pub(crate) struct Lock<T> {
-    rank: &'static Rank,
-    mutex: Mutex<T>,
-}
-
-impl<T> Lock<T> {
-    pub(crate) fn new(rank: &'static Rank, value: T) -> Lock<T> {
-        Lock { rank, mutex: Mutex::new(value) }
-    }
-
-    /// Takes the lock. A panic leaves no inconsistent state behind these locks, so a poisoned lock
-    /// is used like any other.
-    #[track_caller]
-    pub(crate) fn lock(&self) -> Guard<'_, T> {
-        let order = self.rank.enter();
-        Guard { guard: self.mutex.lock().unwrap_or_else(PoisonError::into_inner), _order: order }
-    }
-}
-
-/// A lock that is held until this guard is dropped.
-pub(crate) struct Guard<'a, T> {
-    // The first field, so that the lock is released before its record.
-    guard: MutexGuard<'a, T>,
-    _order: Held,
-}
-
-impl<T> Deref for Guard<'_, T> {
-    type Target = T;
-
-    fn deref(&self) -> &T {
-        &self.guard
-    }
-}
-
-impl<T> DerefMut for Guard<'_, T> {
-    fn deref_mut(&mut self) -> &mut T {
-        &mut self.guard
-    }
-}
-
 #[cfg(all(test, debug_assertions))]
 mod tests {
     use super::*;
 
     #[test]
     fn taking_locks_in_the_wrong_order_panics() {
-        let (table, commands) = (Lock::new(&CONNECTIONS, 1), Lock::new(&COMMANDS, 2));
+        let (table, commands) = (Lock::ranked(1, &CONNECTIONS), Lock::ranked(2, &COMMANDS));
         let both = *table.lock() + *commands.lock();
         assert_eq!(both, 3);
-        let wrong = std::panic::catch_unwind(|| {
+        let wrong = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             let _commands = commands.lock();
             let _table = table.lock();
-        });
+        }));
         assert!(wrong.is_err());
     }
 }

@@ -41,7 +41,7 @@ pub(crate) struct Attempts(Lock<Vec<Entry>>);
 
 impl Default for Attempts {
     fn default() -> Self {
-        Attempts(Lock::new(&ATTEMPTS, Vec::new()))
+        Attempts(Lock::ranked(Vec::new(), &ATTEMPTS))
     }
 }
 

@@ -86,7 +86,7 @@ impl CommandQueue {
     /// If the system has no descriptor for the waker.
     pub(crate) fn new() -> io::Result<CommandQueue> {
         let waker = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(CommandQueue { commands: Lock::new(&COMMANDS, Vec::new()), waker })
+        Ok(CommandQueue { commands: Lock::ranked(Vec::new(), &COMMANDS), waker })
     }
 
     /// Appends a command and wakes the worker.

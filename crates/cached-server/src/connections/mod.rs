@@ -76,7 +76,7 @@ impl Connections {
     /// Returns an empty table for workers with these command queues.
     pub(crate) fn new(queues: Arc<[CommandQueue]>) -> Connections {
         Connections {
-            table: Lock::new(&CONNECTIONS, BTreeMap::new()),
+            table: Lock::ranked(BTreeMap::new(), &CONNECTIONS),
             queues,
             count: AtomicUsize::new(0),
             count_peak: AtomicUsize::new(0),

@@ -112,7 +112,7 @@ impl HotKeys {
             halved_at: now,
         };
         let queues = (0..workers).map(|_| queue()).collect();
-        HotKeys { queues, counts: Lock::new(&HOT, counts), delimiter }
+        HotKeys { queues, counts: Lock::ranked(counts, &HOT), delimiter }
     }
 
     /// Queues one of the keys of a worker's latest gets, and schedules the next sample. Never

@@ -118,7 +118,7 @@ impl Relay {
     /// Returns an empty relay to the worker that serves this connection; `queues` contains the
     /// command queues of all workers.
     pub(crate) fn new(info: Arc<ConnInfo>, queues: Arc<[CommandQueue]>) -> Relay {
-        Relay { lines: Lock::new(&RELAY, Vec::new()), info, queues }
+        Relay { lines: Lock::ranked(Vec::new(), &RELAY), info, queues }
     }
 
     /// Forwards lines, unless the worker has not yet taken the previous ones. Returns whether the

@@ -151,7 +151,7 @@ impl Watch {
     pub(crate) fn new(pending_bytes_max: usize, watcher_bytes_max: usize) -> io::Result<Watch> {
         Ok(Watch {
             observed: Arc::default(),
-            pending: Lock::new(&WATCHERS, Pending::default()),
+            pending: Lock::ranked(Pending::default(), &WATCHERS),
             pending_bytes_max,
             watcher_bytes_max,
             waker: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
