@@ -70,8 +70,8 @@ pub struct ListenError {
     pub cause: io::Error,
 }
 
-/// A kind of socket that one process hands over to another, and by which name of the configuration
-/// the other process recognises the socket.
+/// The kind of a socket that one process hands over to another. The other process recognises the
+/// socket by its kind and its name in the configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SocketKind {
     /// A TCP listener, named by host and port.

@@ -20,7 +20,6 @@ use super::requests::{CHANGES, VolumeRequest, diff, list, show};
 use cached_admin::{Access, Request, Response, Routes};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -181,17 +180,32 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct Table {
+    /// The number of the last job.
     last: u64,
-    running: BTreeMap<u64, Running>,
-    /// The outcomes for which clients may ask.
-    outcomes: BTreeMap<u64, Outcome>,
+    /// The running jobs, and those whose outcomes clients may ask for, by number in ascending
+    /// order.
+    jobs: Vec<(u64, Job)>,
     is_closed: bool,
 }
 
 #[derive(Debug)]
-struct Running {
-    progress: Arc<Progress>,
-    task: AbortHandle,
+enum Job {
+    Running { progress: Arc<Progress>, task: AbortHandle },
+    Ended(Outcome),
+}
+
+impl Table {
+    fn running(&self) -> impl Iterator<Item = &AbortHandle> {
+        self.jobs.iter().filter_map(|(_, job)| match job {
+            Job::Running { task, .. } => Some(task),
+            Job::Ended(_) => None,
+        })
+    }
+
+    /// Returns the position of a job.
+    fn position(&self, number: u64) -> Option<usize> {
+        self.jobs.iter().position(|(own, _)| *own == number)
+    }
 }
 
 impl Jobs {
@@ -217,10 +231,7 @@ impl Jobs {
             Err(failure) => return Answer::Outcome(Err(failure)),
         };
         match tokio::time::timeout(wait_max, ended).await {
-            Ok(_) => {
-                let outcome = self.shared.table.lock().outcomes.remove(&number);
-                Answer::Outcome(outcome.unwrap_or_else(|| Err(Failure::ended())))
-            }
+            Ok(_) => Answer::Outcome(self.shared.take(number).unwrap_or_else(|| Err(Failure::ended()))),
             Err(_) => Answer::UnderWay(number),
         }
     }
@@ -231,7 +242,7 @@ impl Jobs {
         if table.is_closed {
             return Err(Failure::ended());
         }
-        if table.running.len() >= RUNNING_MAX {
+        if table.running().count() >= RUNNING_MAX {
             let line = format!(
                 "{RUNNING_MAX} changes of volumes are in progress, which is the maximum; try again later"
             );
@@ -240,7 +251,7 @@ impl Jobs {
         table.last += 1;
         let number = table.last;
         let task = self.runtime.spawn(work);
-        table.running.insert(number, Running { progress, task: task.abort_handle() });
+        table.jobs.push((number, Job::Running { progress, task: task.abort_handle() }));
         let shared = Arc::clone(&self.shared);
         let ended = self.runtime.spawn(async move {
             // Fails if the job was aborted.
@@ -252,22 +263,23 @@ impl Jobs {
     /// Returns the state of a job.
     pub(super) fn state(&self, number: u64) -> Option<Value> {
         let table = self.shared.table.lock();
-        if let Some(running) = table.running.get(&number) {
-            let (done, total) = (
-                running.progress.done.load(Ordering::Relaxed),
-                running.progress.total.load(Ordering::Relaxed),
-            );
-            return Some(json!({ "state": "running", "done": done, "total": total }));
-        }
-        Some(match table.outcomes.get(&number)? {
-            Ok(value) => json!({ "state": "done", "result": value }),
-            Err(failure) => json!({ "state": "failed", "error": failure.line, "status": failure.status }),
+        let (_, job) = table.jobs.get(table.position(number)?)?;
+        Some(match job {
+            Job::Running { progress, .. } => {
+                let [done, total] =
+                    [&progress.done, &progress.total].map(|count| count.load(Ordering::Relaxed));
+                json!({ "state": "running", "done": done, "total": total })
+            }
+            Job::Ended(Ok(value)) => json!({ "state": "done", "result": value }),
+            Job::Ended(Err(failure)) => {
+                json!({ "state": "failed", "error": failure.line, "status": failure.status })
+            }
         })
     }
 
     /// Returns the number of running jobs.
     pub(super) fn running(&self) -> usize {
-        self.shared.table.lock().running.len()
+        self.shared.table.lock().running().count()
     }
 
     /// Stops accepting jobs, waits up to `timeout` for the running ones to end, and aborts the
@@ -280,8 +292,7 @@ impl Jobs {
         }
         let aborted = {
             let table = self.shared.table.lock();
-            table.running.values().for_each(|running| running.task.abort());
-            table.running.len()
+            table.running().map(AbortHandle::abort).count()
         };
         // An abort takes effect at the next await point of the task.
         self.all_ended().await;
@@ -300,15 +311,28 @@ impl Jobs {
 }
 
 impl Shared {
+    /// Records the outcome of a job. If there are too many outcomes, the oldest is dropped.
     fn end(&self, number: u64, outcome: Outcome) {
         let mut table = self.table.lock();
-        table.running.remove(&number);
-        table.outcomes.insert(number, outcome);
-        while table.outcomes.len() > OUTCOMES_MAX {
-            table.outcomes.pop_first();
+        if let Some(at) = table.position(number) {
+            table.jobs[at].1 = Job::Ended(outcome);
+        }
+        if table.jobs.len() - table.running().count() > OUTCOMES_MAX {
+            let oldest = table.jobs.iter().position(|(_, job)| matches!(job, Job::Ended(_)));
+            oldest.map(|at| table.jobs.remove(at));
         }
         drop(table);
         self.ended.notify_waiters();
+    }
+
+    /// Removes and returns the outcome of a job.
+    fn take(&self, number: u64) -> Option<Outcome> {
+        let mut table = self.table.lock();
+        let at = table.position(number)?;
+        match table.jobs.remove(at).1 {
+            Job::Ended(outcome) => Some(outcome),
+            Job::Running { .. } => None,
+        }
     }
 }
 

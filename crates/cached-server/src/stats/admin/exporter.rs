@@ -8,7 +8,6 @@
 use crate::shared::Shared;
 use crate::stats;
 use cached_metrics::{Families, Label, Value};
-use std::collections::{BTreeMap, HashMap};
 
 /// The form in which a number of a report is shown.
 #[derive(Clone, Copy)]
@@ -121,25 +120,25 @@ const SLAB_COMMANDS: (&str, &str) =
 const LRU_HITS: (&str, &str) =
     ("memcached_slab_lru_hits_total", "Hits, at the size class with the most items.");
 
-/// The names and values of a report, or of one size class in it.
-type Numbers = HashMap<String, String>;
+/// A name and its value in a report.
+type Pair = (String, String);
 
 pub(super) fn collect(shared: &Shared, into: &mut Families) {
-    let mut general: Numbers = stats::pairs(shared, b"").into_iter().collect();
+    let mut general = stats::pairs(shared, b"");
     let (items, _) = by_class(stats::pairs(shared, b"items"));
     let (slabs, of_all_slabs) = by_class(stats::pairs(shared, b"slabs"));
     general.extend(of_all_slabs);
-    let settings: Numbers = stats::pairs(shared, b"settings").into_iter().collect();
+    let settings = stats::pairs(shared, b"settings");
 
     into.gauge("memcached_up", "Whether the server answers.", 1);
-    let version = general.get("version").cloned().unwrap_or_default();
+    let version = word(&general, "version").unwrap_or_default().to_owned();
     let labels = vec![("version", version).into()];
     into.sample("memcached_version", "The version of memcached that is reported.", labels, Value::Gauge(1.0));
     lines(into, &general, GENERAL, &[]);
     commands(into, COMMANDS, &general, None);
 
     lines(into, &settings, SETTINGS, &[]);
-    if settings.get("lru_crawler").is_some_and(|value| value == "yes") {
+    if word(&settings, "lru_crawler") == Some("yes") {
         lines(into, &settings, LRU_SETTINGS, &[]);
     }
     for (class, numbers) in &items {
@@ -168,7 +167,7 @@ pub(super) fn collect(shared: &Shared, into: &mut Families) {
 fn commands(
     into: &mut Families,
     (name, help): (&'static str, &'static str),
-    numbers: &Numbers,
+    numbers: &[Pair],
     slab: Option<&Label>,
 ) {
     let mut put = |command: &'static str, status: &'static str, count: Option<f64>| {
@@ -190,12 +189,12 @@ fn commands(
 }
 
 /// Writes those numbers that the report contains.
-fn lines(into: &mut Families, numbers: &Numbers, lines: &[Line], labels: &[Label]) {
+fn lines(into: &mut Families, numbers: &[Pair], lines: &[Line], labels: &[Label]) {
     for (key, name, show, help) in lines {
         let value = match show {
             Counter => number(numbers, key).map(Value::CounterFloat),
             Gauge => number(numbers, key).map(Value::Gauge),
-            Flag => numbers.get(*key).map(|word| Value::Gauge(if word == "yes" { 1.0 } else { 0.0 })),
+            Flag => word(numbers, key).map(|word| Value::Gauge(if word == "yes" { 1.0 } else { 0.0 })),
         };
         if let Some(value) = value {
             into.sample(format!("memcached_{name}"), *help, labels.to_vec(), value);
@@ -203,22 +202,30 @@ fn lines(into: &mut Families, numbers: &Numbers, lines: &[Line], labels: &[Label
     }
 }
 
-fn number(numbers: &Numbers, key: &str) -> Option<f64> {
-    numbers.get(key)?.parse().ok()
+fn word<'a>(numbers: &'a [Pair], key: &str) -> Option<&'a str> {
+    numbers.iter().find(|(name, _)| name == key).map(|(_, value)| value.as_str())
+}
+
+fn number(numbers: &[Pair], key: &str) -> Option<f64> {
+    word(numbers, key)?.parse().ok()
 }
 
 /// Returns the numbers of each size class, and those that belong to no class.
-fn by_class(pairs: Vec<(String, String)>) -> (BTreeMap<u32, Numbers>, Numbers) {
-    let (mut classes, mut others) = (BTreeMap::<u32, Numbers>::new(), Numbers::new());
+fn by_class(pairs: Vec<Pair>) -> (Vec<(u32, Vec<Pair>)>, Vec<Pair>) {
+    let (mut classes, mut others) = (Vec::<(u32, Vec<Pair>)>::new(), Vec::new());
     for (name, value) in pairs {
         let rest = name.strip_prefix("items:").unwrap_or(&name);
         match rest.split_once(':').map(|(class, name)| (class.parse(), name)) {
             Some((Ok(class), name)) => {
-                classes.entry(class).or_default().insert(name.to_owned(), value);
+                // A report has all numbers of a class one after the other.
+                if classes.last().is_none_or(|(last, _)| *last != class) {
+                    classes.push((class, Vec::new()));
+                }
+                if let Some((_, numbers)) = classes.last_mut() {
+                    numbers.push((name.to_owned(), value));
+                }
             }
-            _ => {
-                others.insert(name, value);
-            }
+            _ => others.push((name, value)),
         }
     }
     (classes, others)
