@@ -292,7 +292,8 @@ impl Jobs {
         }
         let aborted = {
             let table = self.shared.table.lock();
-            table.running().map(AbortHandle::abort).count()
+            table.running().for_each(AbortHandle::abort);
+            table.running().count()
         };
         // An abort takes effect at the next await point of the task.
         self.all_ended().await;
@@ -319,7 +320,9 @@ impl Shared {
         }
         if table.jobs.len() - table.running().count() > OUTCOMES_MAX {
             let oldest = table.jobs.iter().position(|(_, job)| matches!(job, Job::Ended(_)));
-            oldest.map(|at| table.jobs.remove(at));
+            if let Some(at) = oldest {
+                table.jobs.remove(at);
+            }
         }
         drop(table);
         self.ended.notify_waiters();

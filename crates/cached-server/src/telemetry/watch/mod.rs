@@ -417,7 +417,7 @@ mod tests {
     fn at_most_twenty_connections_watch() {
         let watch = watch(1000, 1000);
         let pairs: Vec<_> = (0..=WATCHERS_MAX).map(|_| UnixStream::pair().expect("sockets")).collect();
-        let all: Vec<_> = pairs.iter().map(|(ours, _)| watch.subscribe(socket(&ours), FETCHERS)).collect();
+        let all: Vec<_> = pairs.iter().map(|(ours, _)| watch.subscribe(socket(ours), FETCHERS)).collect();
         assert!(all[..WATCHERS_MAX].iter().all(Result::is_ok));
         assert_eq!(all[WATCHERS_MAX].as_ref().err(), Some(&Refused::TooMany));
     }
