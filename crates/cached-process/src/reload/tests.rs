@@ -24,7 +24,7 @@ fn over(defaults: &str, file: &str) -> Source {
 
 impl Program for Fake {
     fn read(&self) -> Result<Source, String> {
-        (*self.text.lock().unwrap()).map(|text| over(DEFAULTS, text)).map_err(Into::into)
+        (*self.text.lock()).map(|text| over(DEFAULTS, text)).map_err(Into::into)
     }
 
     fn is_live(&self, key: &str) -> bool {
@@ -35,7 +35,7 @@ impl Program for Fake {
         if table["limits"]["a"].as_integer() > table["size"].as_integer() {
             return Err("limits.a: must not be above size".into());
         }
-        self.applied.lock().unwrap().push(table.clone());
+        self.applied.lock().push(table.clone());
         Ok(Vec::new())
     }
 }
@@ -53,14 +53,14 @@ fn named(changes: &[Change]) -> Vec<&str> {
 #[test]
 fn live_keys_change_and_others_are_named() {
     let (fake, reloader) = started("size = 20");
-    *fake.text.lock().unwrap() = Ok("size = 30\n[limits]\na = 5\n[more]\nx = 1\n");
+    *fake.text.lock() = Ok("size = 30\n[limits]\na = 5\n[more]\nx = 1\n");
     for round in 0..2 {
         let report = reloader.reload();
         assert_eq!(report.refused, None);
         assert_eq!(named(&report.changed), if round == 0 { vec!["limits.a"] } else { vec![] });
         assert_eq!(named(&report.restart), ["more", "size"], "until it has been restarted");
     }
-    let applied = fake.applied.lock().unwrap().clone();
+    let applied = fake.applied.lock().clone();
     assert_eq!(applied[0], "size = 20\n[limits]\na = 5\nb = 1\n".parse().unwrap());
     assert_eq!(applied[1], applied[0]);
     assert_eq!(
@@ -68,7 +68,7 @@ fn live_keys_change_and_others_are_named() {
         "limits.a = 5  # file, live\nlimits.b = 1  # default, live\nsize = 20  # file, restart\n"
     );
     // A key that is removed from the file returns to its default.
-    *fake.text.lock().unwrap() = Ok("size = 20");
+    *fake.text.lock() = Ok("size = 20");
     assert_eq!(named(&reloader.reload().changed), ["limits.a"]);
     assert!(reloader.effective().to_string().starts_with("limits.a = 1  # default, live\n"));
 }
@@ -77,23 +77,23 @@ fn live_keys_change_and_others_are_named() {
 fn a_wrong_configuration_changes_nothing() {
     let (fake, reloader) = started("");
     let before = reloader.effective();
-    *fake.text.lock().unwrap() = Err("f.toml:3: limits.a: wrong");
+    *fake.text.lock() = Err("f.toml:3: limits.a: wrong");
     let report = reloader.reload();
     assert_eq!(report.refused.as_deref(), Some("f.toml:3: limits.a: wrong"));
     assert_eq!(report.to_string(), "refused, nothing has changed: f.toml:3: limits.a: wrong\n");
     // Consistent in itself, but `size` stays 10 until the restart.
-    *fake.text.lock().unwrap() = Ok("size = 99\n[limits]\na = 50\nb = 7\n");
+    *fake.text.lock() = Ok("size = 99\n[limits]\na = 50\nb = 7\n");
     let report = reloader.reload();
     assert_eq!(report.refused.as_deref(), Some("limits.a: must not be above size"));
     assert_eq!(reloader.effective(), before);
-    assert!(fake.applied.lock().unwrap().is_empty());
+    assert!(fake.applied.lock().is_empty());
 }
 
 #[test]
 fn secrets_are_not_shown() {
     let (fake, reloader) = started("[limits]\nkey = \"AQBsecret\"\n");
     assert!(reloader.effective().to_string().contains("limits.key = \"(not shown)\"  # file, live\n"));
-    *fake.text.lock().unwrap() = Ok("[limits]\nkey = \"AQBother\"\n");
+    *fake.text.lock() = Ok("[limits]\nkey = \"AQBother\"\n");
     let report = reloader.reload();
     assert_eq!(named(&report.changed), ["limits.key"]);
     let shown = format!("{report} {report:?} {}", reloader.effective());
