@@ -6,7 +6,7 @@
 
 use cached_core::arena::ArenaFile;
 use cached_core::clock::TickClock;
-use cached_core::kv::Kv;
+use cached_core::kv::{Kv, KvConfig};
 use libfuzzer_sys::fuzz_target;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
@@ -14,13 +14,14 @@ use std::sync::{Arc, OnceLock};
 fn open(path: &Path) -> Kv {
     let file = ArenaFile::open(path).expect("a file of our own");
     let clock = Arc::new(TickClock::starting_at(file.resume_secs()));
-    Kv::builder()
-        .memory_bytes(1 << 20)
-        .item_bytes_max(128 << 10)
-        .clock(clock)
-        .file(file)
-        .build()
-        .expect("a store")
+    Kv::new(KvConfig {
+        arena_bytes: 1 << 20,
+        item_bytes_max: 128 << 10,
+        clock,
+        file: Some(file),
+        ..KvConfig::default()
+    })
+    .expect("a store")
 }
 
 /// Returns the file of a killed store.
@@ -56,7 +57,7 @@ fuzz_target!(|data: &[u8]| {
     std::fs::write(&path, &bytes).expect("room");
     let kv = open(&path);
     kv.validate();
-    for (key, value) in &kv {
+    for (key, value) in kv.iter() {
         assert_eq!(kv.get(&key), Some(value));
     }
     for n in 0..2_000u32 {

@@ -2,7 +2,7 @@
 //!
 //! Threads share one handle, and a hook counts the evicted items.
 
-use cached_core::kv::{CasError, Change, ChangeHook, Kv, NewValue};
+use cached_core::kv::{CasError, Change, ChangeHook, Kv, KvConfig, NewValue};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -20,7 +20,11 @@ impl ChangeHook for CountEvictions {
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let evictions = Arc::new(CountEvictions::default());
-    let kv = Kv::builder().memory_bytes(16 << 20).change_hook(evictions.clone()).build()?;
+    let kv = Kv::new(KvConfig {
+        arena_bytes: 16 << 20,
+        change_hook: Some(evictions.clone()),
+        ..KvConfig::default()
+    })?;
 
     // Values, expiries, counters.
     kv.set(b"greeting", b"hello")?;

@@ -24,12 +24,12 @@ pub const FIRST_SECOND: u32 = 2;
 ///
 /// ```
 /// use cached_core::clock::TickClock;
-/// use cached_core::kv::Kv;
+/// use cached_core::kv::{Kv, KvConfig};
 /// use std::sync::Arc;
 /// use std::time::Duration;
 ///
 /// let clock = Arc::new(TickClock::new());
-/// let kv = Kv::builder().clock(clock.clone()).build()?;
+/// let kv = Kv::new(KvConfig { clock: clock.clone(), ..KvConfig::default() })?;
 /// kv.set_for(b"k", b"v", Duration::from_secs(10))?;
 /// clock.advance(10);
 /// assert_eq!(kv.get(b"k"), None);

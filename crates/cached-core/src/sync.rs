@@ -15,6 +15,7 @@ use std::sync::atomic::AtomicUsize;
 
 #[cfg(not(shuttle))]
 mod imp {
+    pub(crate) use blocker::executor::block_on;
     pub(super) use parking_lot::{Mutex as RawMutex, MutexGuard as RawGuard};
     pub(crate) use std::sync::Arc;
     pub(crate) use std::sync::atomic::{
@@ -51,8 +52,8 @@ mod imp {
     pub(crate) use shuttle::sync::atomic::{
         AtomicBool, AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering,
     };
+    pub(crate) use shuttle::future::block_on;
     pub(super) use shuttle::sync::{Mutex as RawMutex, MutexGuard as RawGuard};
-    pub(crate) use shuttle::thread;
     pub(crate) use std::sync::Arc;
 
     pub(super) fn try_lock<T>(mutex: &RawMutex<T>) -> Option<RawGuard<'_, T>> {

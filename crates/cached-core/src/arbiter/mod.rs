@@ -27,7 +27,7 @@
 //! ```
 //! use std::sync::Arc;
 //! use cached_core::arbiter::{Arbiter, SharedMemory};
-//! use cached_core::kv::Kv;
+//! use cached_core::kv::{Kv, KvConfig};
 //! use cached_core::object::ObjectCache;
 //!
 //! let memory = SharedMemory {
@@ -37,7 +37,7 @@
 //!     objects_bytes_min: 16 << 20,
 //!     item_miss: None,
 //! };
-//! let kv = Kv::builder().memory_bytes(64 << 20).memory_range(memory.items_range()).build()?;
+//! let kv = Kv::new(KvConfig { memory_range: Some(memory.items_range()), ..KvConfig::default() })?;
 //! let store = Arc::new(blocker::Memory::default());
 //! let cache = ObjectCache::builder(store)
 //!     .memory_bytes(memory.objects_bytes)

@@ -124,7 +124,7 @@ impl std::fmt::Display for Cold {
 /// ```
 /// use cached_core::arena::ArenaFile;
 /// use cached_core::clock::SystemClock;
-/// use cached_core::kv::Kv;
+/// use cached_core::kv::{Kv, KvConfig};
 /// use std::sync::Arc;
 ///
 /// # let directory = tempfile::tempdir()?;
@@ -132,7 +132,7 @@ impl std::fmt::Display for Cold {
 /// for run in 0..2 {
 ///     let file = ArenaFile::open(&path)?;
 ///     let clock = Arc::new(SystemClock::starting_at(file.resume_secs()));
-///     let kv = Kv::builder().memory_bytes(8 << 20).clock(clock).file(file).build()?;
+///     let kv = Kv::new(KvConfig { arena_bytes: 8 << 20, clock, file: Some(file), ..KvConfig::default() })?;
 ///     if run == 0 {
 ///         kv.set(b"greeting", b"hello")?;
 ///     }

@@ -1,5 +1,4 @@
-//! The configuration of a store and its validation, the builder, and the errors of the map-like
-//! interface.
+//! The configuration of a store and its validation, and the errors of the map-like interface.
 
 use std::sync::Arc;
 
@@ -11,8 +10,7 @@ use crate::clock::{Clock, SystemClock};
 use crate::insight::Sampling;
 use crate::policy::{Policy, S3Fifo};
 
-/// The configuration of a [`Kv`](super::Kv). [`Kv::builder`](super::Kv::builder) sets one field at
-/// a time.
+/// The configuration of a [`Kv`](super::Kv).
 ///
 /// ```
 /// use cached_core::kv::{Kv, KvConfig};
@@ -71,15 +69,8 @@ impl std::fmt::Debug for KvConfig {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("KvConfig")
             .field("arena_bytes", &self.arena_bytes)
-            .field("memory_range", &self.memory_range)
             .field("item_bytes_max", &self.item_bytes_max)
-            .field("lanes", &self.lanes)
-            .field("cas", &self.cas)
-            .field("evict", &self.evict)
             .field("policy", &self.policy.name())
-            .field("huge_pages", &self.huge_pages)
-            .field("change_hook", &self.change_hook.is_some())
-            .field("eviction_hook", &self.eviction_hook.is_some())
             .finish_non_exhaustive()
     }
 }
@@ -219,27 +210,7 @@ impl KvConfig {
     }
 }
 
-/// Builds a [`Kv`]. Settings that are not set have the values of [`KvConfig::default`].
-///
-/// ```
-/// use cached_core::kv::Kv;
-/// use cached_core::policy::Lru;
-///
-/// let kv = Kv::builder().memory_bytes(256 << 20).item_bytes_max(8 << 20).policy(Lru::default()).build()?;
-/// # Ok::<(), cached_core::kv::KvConfigError>(())
-/// ```
-#[derive(Debug, Default)]
-#[must_use = "a builder makes a store when `build` is called"]
-pub struct KvBuilder {
-    config: KvConfig,
-}
-
 impl Kv {
-    /// Returns a builder with the values of [`KvConfig::default`].
-    pub fn builder() -> KvBuilder {
-        KvBuilder::default()
-    }
-
     /// Creates an empty store with `bytes` of memory for items, which evicts when it is full. The
     /// other settings are those of [`KvConfig::default`].
     ///
@@ -258,113 +229,6 @@ impl Kv {
         // A small store keeps the default limit for items as far as possible.
         let item_bytes_max = config.item_bytes_max.min(bytes / 2);
         Kv::new(KvConfig { arena_bytes: bytes, item_bytes_max, ..config })
-    }
-}
-
-impl From<KvConfig> for KvBuilder {
-    fn from(config: KvConfig) -> KvBuilder {
-        KvBuilder { config }
-    }
-}
-
-impl KvBuilder {
-    /// Sets the memory for items and for the policy's records of evicted items, in bytes.
-    pub fn memory_bytes(mut self, bytes: usize) -> KvBuilder {
-        self.config.arena_bytes = bytes;
-        self
-    }
-
-    /// Sets the range in which an [`arbiter`](crate::arbiter) can change that memory, see
-    /// [`KvConfig::memory_range`].
-    pub fn memory_range(mut self, range: MemoryRange) -> KvBuilder {
-        self.config.memory_range = Some(range);
-        self
-    }
-
-    /// Sets the limit for an item, key and value together, in bytes.
-    pub fn item_bytes_max(mut self, bytes: usize) -> KvBuilder {
-        self.config.item_bytes_max = bytes;
-        self
-    }
-
-    /// Sets how many threads may append at the same time without waiting for each other.
-    pub fn lanes(mut self, lanes: usize) -> KvBuilder {
-        self.config.lanes = lanes;
-        self
-    }
-
-    /// Sets whether every item has a CAS value, which takes 8 bytes.
-    pub fn cas(mut self, cas: bool) -> KvBuilder {
-        self.config.cas = cas;
-        self
-    }
-
-    /// Sets whether a full store evicts (true) or refuses to store (false).
-    pub fn evict(mut self, evict: bool) -> KvBuilder {
-        self.config.evict = evict;
-        self
-    }
-
-    /// Sets the eviction policy.
-    pub fn policy(self, policy: impl Policy) -> KvBuilder {
-        self.boxed_policy(Box::new(policy))
-    }
-
-    /// Sets the eviction policy, for instance one returned by [`by_name`](crate::policy::by_name).
-    pub fn boxed_policy(mut self, policy: Box<dyn Policy>) -> KvBuilder {
-        self.config.policy = policy;
-        self
-    }
-
-    /// Sets whether to ask the system for huge pages (best effort).
-    pub fn huge_pages(mut self, huge_pages: bool) -> KvBuilder {
-        self.config.huge_pages = huge_pages;
-        self
-    }
-
-    /// Sets the clock.
-    pub fn clock(mut self, clock: Arc<dyn Clock>) -> KvBuilder {
-        self.config.clock = clock;
-        self
-    }
-
-    /// Sets a hook that is called at every change of an item.
-    pub fn change_hook(mut self, hook: Arc<dyn ChangeHook>) -> KvBuilder {
-        self.config.change_hook = Some(hook);
-        self
-    }
-
-    /// Sets a hook that is called at every eviction.
-    pub fn eviction_hook(mut self, hook: Arc<dyn EvictionHook>) -> KvBuilder {
-        self.config.eviction_hook = Some(hook);
-        self
-    }
-
-    /// Sets the seed of the key hash, for reproducible tests. By default it is random, so that clients cannot
-    /// aim keys at one hash bucket.
-    pub fn hash_seed(mut self, seed: u64) -> KvBuilder {
-        self.config.hash_seed = Some(seed);
-        self
-    }
-
-    /// Sets the sample of keys for simulating other amounts of memory, see [`KvConfig::insight`].
-    pub fn insight(mut self, insight: Sampling) -> KvBuilder {
-        self.config.insight = insight;
-        self
-    }
-
-    /// Sets the file that holds the memory, which the next process takes over.
-    pub fn file(mut self, file: ArenaFile) -> KvBuilder {
-        self.config.file = Some(file);
-        self
-    }
-
-    /// Creates the store. Its memory is mapped, but not touched.
-    ///
-    /// # Errors
-    /// [`KvConfigError`] if the settings are inconsistent or the system refuses the memory.
-    pub fn build(self) -> Result<Kv, KvConfigError> {
-        Kv::new(self.config)
     }
 }
 

@@ -12,14 +12,14 @@
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::future::Future;
-use std::pin::{Pin, pin};
-use std::task::{Context, Poll, Wake, Waker};
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use super::{Kv, StoreOptions, lock_ranks};
 use crate::KeyHash;
 use crate::clock::Expiry;
-use crate::sync::{Arc, Mutex, lock, thread};
+use crate::sync::{Arc, Mutex, block_on, lock};
 
 const SHARDS: usize = 16;
 
@@ -176,32 +176,6 @@ impl Drop for Follower {
         let waker = lock(&self.flight.state).wakers.get_mut(place).and_then(Option::take);
         // Dropped outside of the lock: a waker may run code of its executor.
         drop(waker);
-    }
-}
-
-/// Blocks the calling thread until a future is ready.
-fn block_on<T>(future: impl Future<Output = T>) -> T {
-    struct Unpark(thread::Thread);
-
-    impl Wake for Unpark {
-        fn wake(self: Arc<Self>) {
-            self.0.unpark();
-        }
-    }
-
-    let mut future = pin!(future);
-    // On a hit, no waker is needed.
-    let first = future.as_mut().poll(&mut Context::from_waker(Waker::noop()));
-    if let Poll::Ready(value) = first {
-        return value;
-    }
-    let waker = Waker::from(Arc::new(Unpark(thread::current())));
-    let mut context = Context::from_waker(&waker);
-    loop {
-        match future.as_mut().poll(&mut context) {
-            Poll::Ready(value) => return value,
-            Poll::Pending => thread::park(),
-        }
     }
 }
 

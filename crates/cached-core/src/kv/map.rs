@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use super::config::{CasError, CountError, StoreError};
 use super::{
-    ArithmeticOptions, ArithmeticOutcome, DeleteOptions, DeleteOutcome, FetchOptions, Kv, ScanCursor,
-    StoreMode, StoreOptions, StoreOutcome,
+    ArithmeticOptions, ArithmeticOutcome, DeleteOptions, DeleteOutcome, FetchOptions, ItemView, Kv,
+    ScanCursor, StoreMode, StoreOptions, StoreOutcome,
 };
 use crate::clock::Expiry;
 
@@ -188,24 +188,6 @@ impl Kv {
     }
 }
 
-/// An iterator over copies of a store's keys and values: see [`Kv::iter`].
-#[derive(Debug)]
-#[must_use = "iterators do nothing unless they are consumed"]
-pub struct Iter<'a> {
-    kv: &'a Kv,
-    cursor: Option<ScanCursor>,
-    bucket: std::vec::IntoIter<(Vec<u8>, Vec<u8>)>,
-}
-
-/// An iterator over copies of a store's keys: see [`Kv::keys`].
-#[derive(Debug)]
-#[must_use = "iterators do nothing unless they are consumed"]
-pub struct Keys<'a> {
-    kv: &'a Kv,
-    cursor: Option<ScanCursor>,
-    bucket: std::vec::IntoIter<Vec<u8>>,
-}
-
 impl Kv {
     /// Returns an iterator over copies of all keys and values, in no particular order.
     ///
@@ -227,8 +209,8 @@ impl Kv {
     /// assert_eq!(items, [(b"a".to_vec(), b"1".to_vec()), (b"b".to_vec(), b"2".to_vec())]);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn iter(&self) -> Iter<'_> {
-        Iter { kv: self, cursor: Some(ScanCursor::default()), bucket: Vec::new().into_iter() }
+    pub fn iter(&self) -> impl Iterator<Item = (Vec<u8>, Vec<u8>)> {
+        self.copies(|item| (item.key().to_vec(), item.to_vec()))
     }
 
     /// Returns an iterator over copies of all keys. What [`Kv::iter`] says about a changing store
@@ -242,46 +224,19 @@ impl Kv {
     /// assert_eq!(kv.keys().filter(|key| key.starts_with(b"user:")).count(), 1);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn keys(&self) -> Keys<'_> {
-        Keys { kv: self, cursor: Some(ScanCursor::default()), bucket: Vec::new().into_iter() }
+    pub fn keys(&self) -> impl Iterator<Item = Vec<u8>> {
+        self.copies(|item| item.key().to_vec())
     }
-}
 
-impl<'a> IntoIterator for &'a Kv {
-    type Item = (Vec<u8>, Vec<u8>);
-    type IntoIter = Iter<'a>;
-
-    fn into_iter(self) -> Iter<'a> {
-        self.iter()
-    }
-}
-
-impl Iterator for Iter<'_> {
-    type Item = (Vec<u8>, Vec<u8>);
-
-    fn next(&mut self) -> Option<(Vec<u8>, Vec<u8>)> {
-        loop {
-            if let Some(item) = self.bucket.next() {
-                return Some(item);
-            }
-            let mut items = Vec::new();
-            self.cursor = self.kv.scan(self.cursor?, |item| items.push((item.key().to_vec(), item.to_vec())));
-            self.bucket = items.into_iter();
-        }
-    }
-}
-
-impl Iterator for Keys<'_> {
-    type Item = Vec<u8>;
-
-    fn next(&mut self) -> Option<Vec<u8>> {
-        loop {
-            if let Some(key) = self.bucket.next() {
-                return Some(key);
-            }
-            let mut keys = Vec::new();
-            self.cursor = self.kv.scan(self.cursor?, |item| keys.push(item.key().to_vec()));
-            self.bucket = keys.into_iter();
-        }
+    /// Returns an iterator over the results of `copy`, which reads the items of one hash bucket at a
+    /// time.
+    fn copies<T>(&self, copy: impl Fn(&ItemView<'_>) -> T) -> impl Iterator<Item = T> {
+        let mut cursor = Some(ScanCursor::default());
+        let next_bucket = move || {
+            let mut copies = Vec::new();
+            cursor = self.scan(cursor?, |item| copies.push(copy(item)));
+            Some(copies)
+        };
+        std::iter::from_fn(next_bucket).flatten()
     }
 }

@@ -34,8 +34,8 @@
 //!
 //! # Where to look
 //!
-//! - Configuration: [`Kv::with_capacity_bytes`], [`Kv::builder`], [`KvConfig`]. The maximum memory
-//!   of a store: [`Kv::limits`].
+//! - Configuration: [`Kv::with_capacity_bytes`], [`KvConfig`]. The maximum memory of a store:
+//!   [`Kv::limits`].
 //! - Owned values and ordinary errors: [`Kv::get`], [`Kv::set`], [`Kv::add`],
 //!   [`Kv::compare_and_set`], [`Kv::increment`], [`Kv::remove`], [`Kv::iter`].
 //! - Values created on a miss: [`Kv::get_or_insert_with`], [`Kv::get_or_insert_async`].
@@ -86,12 +86,11 @@ pub use crate::policy;
 pub(crate) use log::Released;
 
 pub use config::{
-    ARENA_BYTES_MIN, CasError, CountError, ITEM_BYTES_MAX, ITEM_BYTES_MIN, KvBuilder, KvConfig,
-    KvConfigError, PrefixError, StoreError,
+    ARENA_BYTES_MIN, CasError, CountError, ITEM_BYTES_MAX, ITEM_BYTES_MIN, KvConfig, KvConfigError,
+    PrefixError, StoreError,
 };
 pub use flight::NewValue;
 pub use item::KEY_BYTES_MAX;
-pub use map::{Iter, Keys};
 pub use ops::{READ_BATCH, Reservation, ScanCursor};
 pub use prefixes::PrefixFlushStats;
 pub use request::*;
@@ -139,7 +138,7 @@ const MARKS_MIN: usize = 1024;
 
 impl Kv {
     /// Creates an empty store. Its memory is mapped, but not touched. [`Kv::with_capacity_bytes`]
-    /// and [`Kv::builder`] are shorter.
+    /// is shorter.
     ///
     /// # Errors
     /// [`KvConfigError`] if the configuration is inconsistent or the system refuses the memory.

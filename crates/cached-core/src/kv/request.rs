@@ -220,7 +220,7 @@ pub enum Change {
 /// Called at every change of an item; for each key, in the order of its changes.
 ///
 /// ```
-/// use cached_core::kv::{Change, ChangeHook, Kv};
+/// use cached_core::kv::{Change, ChangeHook, Kv, KvConfig};
 /// use std::sync::Arc;
 /// use std::sync::atomic::{AtomicU64, Ordering};
 ///
@@ -236,7 +236,7 @@ pub enum Change {
 /// }
 ///
 /// let count = Arc::new(Count::default());
-/// let kv = Kv::builder().change_hook(count.clone()).build()?;
+/// let kv = Kv::new(KvConfig { change_hook: Some(count.clone()), ..KvConfig::default() })?;
 /// kv.set(b"k", b"v")?;
 /// assert_eq!(count.0.load(Ordering::Relaxed), 1);
 /// # Ok::<(), Box<dyn std::error::Error>>(())

@@ -199,9 +199,9 @@ impl Kv {
     ///
     /// ```
     /// use cached_core::insight::{Sampling, Totals};
-    /// use cached_core::kv::Kv;
+    /// use cached_core::kv::{Kv, KvConfig};
     ///
-    /// let kv = Kv::builder().memory_bytes(64 << 20).insight(Sampling::Share(1.0)).build()?;
+    /// let kv = Kv::new(KvConfig { insight: Sampling::Share(1.0), ..KvConfig::default() })?;
     /// kv.set(b"k", b"v")?;
     /// assert!(kv.get(b"k").is_some() && kv.get(b"other").is_none());
     /// kv.take_samples(Some(Totals { requests: 2, misses: 1, ..Totals::default() }));

@@ -11,11 +11,11 @@
 //! or buckets: anything with queues of entries can use these policies.
 //!
 //! ```
-//! use cached_core::kv::Kv;
+//! use cached_core::kv::{Kv, KvConfig};
 //! use cached_core::policy;
 //!
 //! let policy = policy::by_name("lru").expect("one of policy::NAMES");
-//! let kv = Kv::builder().memory_bytes(64 << 20).boxed_policy(policy).build()?;
+//! let kv = Kv::new(KvConfig { policy, ..KvConfig::default() })?;
 //! # Ok::<(), cached_core::kv::KvConfigError>(())
 //! ```
 
