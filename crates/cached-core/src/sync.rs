@@ -21,7 +21,6 @@ mod imp {
     pub(crate) use std::sync::atomic::{
         AtomicBool, AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering,
     };
-    pub(crate) use std::thread;
 
     #[inline]
     pub(super) fn try_lock<T>(mutex: &RawMutex<T>) -> Option<RawGuard<'_, T>> {

@@ -16,7 +16,7 @@ use super::journal::{ChangeLog, JournalState};
 use super::read::fetch_ahead::{FETCHES_MAX, serve};
 use super::read::list::count;
 use super::shared::Shared;
-use super::shared::calls::{LimitedFlush, abandon};
+use super::shared::calls::{abandon, count_limited_flush};
 use super::shared::claim::{check_epochs, drop_clean, log_failure, note_claim_event};
 use super::shared::handle::Handle;
 use super::state::dirty_queue::Taken;
@@ -217,7 +217,7 @@ impl Work {
             let can_begin = |namespace: u16| can_begin_urgent(shared, namespace);
             let next = shared.objects.dirty_queue.take_next(now, can_begin, is_due);
             let Some(Taken { number, node, is_urgent }) = next else { break };
-            let limited = LimitedFlush::begin(shared, shared.objects.index.namespace_of(node), is_urgent);
+            let limited = count_limited_flush(shared, shared.objects.index.namespace_of(node), is_urgent);
             let flush = flush_object(Arc::clone(shared), number, node);
             self.flushes.push(Box::pin(async move {
                 let _limited = limited;

@@ -296,7 +296,15 @@ async fn drop_namespace(
 /// fails or is dropped, the namespace gets its mode back, and the rest is stored.
 async fn discard(shared: &Arc<Shared>, namespace: &Namespace, record: &NamespaceRecord) -> Result<u64> {
     log_waits::scope_recovered(shared, &Scope::Namespace(namespace.clone())).await?;
-    let discarding = Discarding::begin(shared, namespace, record)?;
+    if record.discards_dirty.swap(true, Ordering::SeqCst) {
+        return Err(Error::Retryable(format!("namespace {namespace} is being removed already").into()));
+    }
+    let discarding = scopeguard::guard((), |()| {
+        record.discards_dirty.store(false, Ordering::SeqCst);
+        shared.control.namespaces.refresh(record);
+        settle_in_background(shared);
+    });
+    shared.control.namespaces.refresh(record);
     let before = record.discarded_bytes.load(Ordering::SeqCst);
     discard_left(shared, namespace, record.number).await?;
     if let Some(up_to) = shared.journal.log.as_ref().map(ChangeLog::last_position) {
@@ -314,30 +322,4 @@ async fn discard(shared: &Arc<Shared>, namespace: &Namespace, record: &Namespace
         tracing::warn!(%namespace, bytes, "acknowledged data of a removed namespace are discarded");
     }
     Ok(bytes)
-}
-
-/// A guard of a namespace whose dirty data are being discarded.
-struct Discarding<'a> {
-    shared: &'a Shared,
-    record: &'a NamespaceRecord,
-}
-
-impl<'a> Discarding<'a> {
-    /// # Errors
-    /// `Retryable` if the namespace is already being removed.
-    fn begin(shared: &'a Shared, namespace: &Namespace, record: &'a NamespaceRecord) -> Result<Self> {
-        if record.discards_dirty.swap(true, Ordering::SeqCst) {
-            return Err(Error::Retryable(format!("namespace {namespace} is being removed already").into()));
-        }
-        shared.control.namespaces.refresh(record);
-        Ok(Self { shared, record })
-    }
-}
-
-impl Drop for Discarding<'_> {
-    fn drop(&mut self) {
-        self.record.discards_dirty.store(false, Ordering::SeqCst);
-        self.shared.control.namespaces.refresh(self.record);
-        settle_in_background(self.shared);
-    }
 }

@@ -12,7 +12,6 @@
 //! quotas and rates work the same; only their write mode differs. So the cache has learnt of each
 //! change by the time it is reattached.
 
-use std::fmt;
 use std::task::{Context, Poll, Waker};
 
 use blocker::{Error, Result};
@@ -42,9 +41,6 @@ pub enum AttachState {
 }
 
 impl AttachState {
-    /// The states, in the order in which a cache passes through them when it is detached.
-    pub const ALL: [Self; 4] = [Self::Attached, Self::Storing, Self::Transit, Self::Detached];
-
     /// Returns the state's name: `attached`, `storing`, `transit` or `detached`.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -54,12 +50,6 @@ impl AttachState {
             Self::Transit => "transit",
             Self::Detached => "detached",
         }
-    }
-}
-
-impl fmt::Display for AttachState {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
     }
 }
 
@@ -91,25 +81,6 @@ struct State {
     waiters: Vec<Waker>,
     /// Whether the background has ended.
     has_ended: bool,
-}
-
-impl State {
-    fn wake(&mut self) -> Vec<Waker> {
-        std::mem::take(&mut self.waiters)
-    }
-
-    fn wait(&mut self, cx: &Context<'_>) -> Vec<Waker> {
-        if self.waiters.iter().any(|waker| waker.will_wake(cx.waker())) {
-            return Vec::new();
-        }
-        let woken = if self.waiters.len() >= WAITERS_MAX { self.wake() } else { Vec::new() };
-        self.waiters.push(cx.waker().clone());
-        woken
-    }
-}
-
-fn wake(woken: Vec<Waker>) {
-    woken.into_iter().for_each(Waker::wake);
 }
 
 impl Default for Attaching {
@@ -190,33 +161,40 @@ impl Attaching {
     }
 
     fn proceed(&self, turn: u64, job: impl FnOnce(&mut State)) -> bool {
+        self.change(|state| {
+            let is_current = state.turn == turn;
+            if is_current {
+                job(state);
+            }
+            is_current
+        })
+    }
+
+    /// Runs `job`, which returns whether it has changed the state; if it has, wakes the waiting
+    /// tasks.
+    fn change(&self, job: impl FnOnce(&mut State) -> bool) -> bool {
         let mut state = lock(&self.state);
-        if state.turn != turn {
-            return false;
-        }
-        job(&mut state);
-        let woken = state.wake();
+        let has_changed = job(&mut state);
+        let woken = if has_changed { std::mem::take(&mut state.waiters) } else { Vec::new() };
         drop(state);
-        wake(woken);
-        true
+        woken.into_iter().for_each(Waker::wake);
+        has_changed
     }
 
     /// Reattaches the cache, if the turn is still `turn` and reads have not become direct since the
     /// caller looked; returns whether it did. If reads were direct, the caller has dropped the
     /// contents of the cache.
     pub(crate) fn put_back(&self, turn: u64, was_direct: bool, namespaces: &Namespaces) -> bool {
-        let mut state = lock(&self.state);
-        if state.turn != turn || self.is_direct() && !was_direct {
-            return false;
-        }
-        (state.now, state.turn, state.why) = (AttachState::Attached, turn + 1, None);
-        // Reads go first: a read that begins later must not miss data that are written back.
-        self.is_direct.store(false, Ordering::SeqCst);
-        namespaces.set_in_transit(false);
-        let woken = state.wake();
-        drop(state);
-        wake(woken);
-        true
+        self.change(|state| {
+            if state.turn != turn || self.is_direct() && !was_direct {
+                return false;
+            }
+            (state.now, state.turn, state.why) = (AttachState::Attached, turn + 1, None);
+            // Reads go first: a read that begins later must not miss data that are written back.
+            self.is_direct.store(false, Ordering::SeqCst);
+            namespaces.set_in_transit(false);
+            true
+        })
     }
 
     /// Completes when the cache is detached.
@@ -224,39 +202,44 @@ impl Attaching {
     /// # Errors
     /// `Retryable` if the cache has been reattached since `turn` began.
     pub(crate) fn poll_detached(&self, turn: u64, cx: &Context<'_>) -> Poll<Result<()>> {
-        let mut state = lock(&self.state);
-        if state.turn != turn {
-            let why = "the cache was attached again while it was being detached";
-            return Poll::Ready(Err(Error::Retryable(why.into())));
-        }
-        if state.now == AttachState::Detached {
-            return Poll::Ready(Ok(()));
-        }
-        let woken = state.wait(cx);
-        drop(state);
-        wake(woken);
-        Poll::Pending
+        self.poll(cx, |state| match state.now {
+            _ if state.turn != turn => {
+                let why = "the cache was reattached while it was being detached";
+                Some(Err(Error::Retryable(why.into())))
+            }
+            AttachState::Detached => Some(Ok(())),
+            _ => None,
+        })
     }
 
     /// Completes when the turn is over or the background has ended.
     pub(crate) fn poll_over(&self, turn: u64, cx: &Context<'_>) -> Poll<()> {
+        self.poll(cx, |state| (state.turn != turn || state.has_ended).then_some(()))
+    }
+
+    /// Completes when `outcome` returns a value; until then the task waits for the next state.
+    fn poll<T>(&self, cx: &Context<'_>, outcome: impl FnOnce(&State) -> Option<T>) -> Poll<T> {
         let mut state = lock(&self.state);
-        if state.turn != turn || state.has_ended {
-            return Poll::Ready(());
+        if let Some(outcome) = outcome(&state) {
+            return Poll::Ready(outcome);
         }
-        let woken = state.wait(cx);
+        let waits = state.waiters.iter().any(|waker| waker.will_wake(cx.waker()));
+        let is_full = !waits && state.waiters.len() >= WAITERS_MAX;
+        let woken = if is_full { std::mem::take(&mut state.waiters) } else { Vec::new() };
+        if !waits {
+            state.waiters.push(cx.waker().clone());
+        }
         drop(state);
-        wake(woken);
+        woken.into_iter().for_each(Waker::wake);
         Poll::Pending
     }
 
     /// Records that the background has ended: no transition will proceed.
     pub(crate) fn end(&self) {
-        let mut state = lock(&self.state);
-        state.has_ended = true;
-        let woken = state.wake();
-        drop(state);
-        wake(woken);
+        self.change(|state| {
+            state.has_ended = true;
+            true
+        });
     }
 }
 

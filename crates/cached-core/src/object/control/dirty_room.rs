@@ -52,15 +52,6 @@ pub(crate) struct DirtyLimits {
     pub(crate) own: Vec<(u16, u64)>,
 }
 
-/// Counts a task that waits for room, until this guard is dropped.
-pub(crate) struct WaitsForRoom<'a>(&'a DirtyRoom);
-
-impl Drop for WaitsForRoom<'_> {
-    fn drop(&mut self) {
-        self.0.waiting.fetch_sub(1, Ordering::SeqCst);
-    }
-}
-
 impl DirtyRoom {
     pub(crate) fn new(namespaces: &NamespaceTable, limits: &DirtyLimits) -> Self {
         let room = Self {
@@ -122,10 +113,12 @@ impl DirtyRoom {
         &self.pool(pool).waiters
     }
 
-    /// Counts a task that is about to wait for room.
-    pub(crate) fn begin_wait(&self) -> WaitsForRoom<'_> {
+    /// Counts a task that waits for room, until the result is dropped.
+    pub(crate) fn begin_wait(&self) -> impl Sized {
         self.waiting.fetch_add(1, Ordering::SeqCst);
-        WaitsForRoom(self)
+        scopeguard::guard(&self.waiting, |waiting| {
+            waiting.fetch_sub(1, Ordering::SeqCst);
+        })
     }
 
     /// Wakes the first waiting task of each pool.

@@ -16,27 +16,11 @@ use crate::object::lock_ranks;
 use crate::object::tasks::wait_queue::WaitQueue;
 use crate::sync::{AtomicU8, Mutex, Ordering, lock};
 
-const BACK: u8 = 0;
-const THROUGH: u8 = 1;
-const AROUND: u8 = 2;
-const READ_ONLY: u8 = 3;
+/// The write modes, each at the number by which an atomic stores it.
+const MODES: [WriteMode; 4] = [WriteMode::Back, WriteMode::Through, WriteMode::Around, WriteMode::ReadOnly];
 
-fn number(mode: WriteMode) -> u8 {
-    match mode {
-        WriteMode::Back => BACK,
-        WriteMode::Through => THROUGH,
-        WriteMode::Around => AROUND,
-        WriteMode::ReadOnly => READ_ONLY,
-    }
-}
-
-fn mode(number: u8) -> WriteMode {
-    match number {
-        BACK => WriteMode::Back,
-        THROUGH => WriteMode::Through,
-        AROUND => WriteMode::Around,
-        _ => WriteMode::ReadOnly,
-    }
+fn load(mode: &AtomicU8) -> WriteMode {
+    MODES[usize::from(mode.load(Ordering::Acquire)) % MODES.len()]
 }
 
 /// See the module.
@@ -56,7 +40,7 @@ struct State {
     phase: u64,
     /// The number of changes in flight, for each phase that has any.
     under_way: Vec<(u64, u64)>,
-    /// Returns whether there may be dirty data that were written back in an earlier phase.
+    /// Whether there may be dirty data that were written back in an earlier phase.
     has_dirty_left: bool,
 }
 
@@ -65,8 +49,8 @@ impl WritePhases {
     /// mode `mode`.
     pub(crate) fn new(set: WriteMode, mode: WriteMode) -> Self {
         Self {
-            mode: AtomicU8::new(number(mode)),
-            set_mode: AtomicU8::new(number(set)),
+            mode: AtomicU8::new(mode as u8),
+            set_mode: AtomicU8::new(set as u8),
             state: Mutex::ranked(State::default(), &lock_ranks::WRITE_PHASES),
             waiters: WaitQueue::default(),
         }
@@ -75,12 +59,12 @@ impl WritePhases {
     /// Returns the effective mode.
     #[inline]
     pub(crate) fn mode(&self) -> WriteMode {
-        mode(self.mode.load(Ordering::Acquire))
+        load(&self.mode)
     }
 
     /// Returns the configured mode.
     pub(crate) fn set_mode(&self) -> WriteMode {
-        mode(self.set_mode.load(Ordering::Acquire))
+        load(&self.set_mode)
     }
 
     /// Counts a change that begins. Returns its mode, and its phase for [`Self::end`].
@@ -113,14 +97,14 @@ impl WritePhases {
     /// Records the configured mode, and makes `mode` effective for all new changes.
     pub(crate) fn set(&self, set: WriteMode, mode: WriteMode) {
         let mut state = lock(&self.state);
-        self.set_mode.store(number(set), Ordering::Release);
+        self.set_mode.store(set as u8, Ordering::Release);
         let before = self.mode();
         if before == mode {
             return;
         }
         state.phase += 1;
         state.has_dirty_left = mode != WriteMode::Back && (state.has_dirty_left || before == WriteMode::Back);
-        self.mode.store(number(mode), Ordering::Release);
+        self.mode.store(mode as u8, Ordering::Release);
     }
 
     /// Returns the current phase.

@@ -9,7 +9,7 @@ use super::names::NamespaceLog;
 use super::records::Origin;
 use super::{AtLimit, ChangeLog, records};
 use crate::object::mutation::Mutation;
-use crate::sync::Arc;
+use crate::sync::{Arc, Ordering};
 
 /// The log entry of a change.
 pub(crate) enum Entry {
@@ -163,14 +163,15 @@ pub(crate) struct Logged(Arc<Events>);
 
 impl Logged {
     pub(super) fn new(events: &Arc<Events>) -> Self {
-        events.condition.add_logged();
+        events.condition.logged.fetch_add(1, Ordering::SeqCst);
         Self(Arc::clone(events))
     }
 }
 
 impl Drop for Logged {
     fn drop(&mut self) {
-        if self.0.condition.remove_logged() && self.0.condition.state() != JournalState::Ok {
+        let was_last = self.0.condition.logged.fetch_sub(1, Ordering::SeqCst) == 1;
+        if was_last && self.0.condition.state() != JournalState::Ok {
             self.0.changed();
         }
     }
@@ -201,14 +202,15 @@ pub(crate) struct Unlogged(Arc<Events>);
 
 impl Unlogged {
     pub(super) fn new(events: &Arc<Events>) -> Self {
-        events.condition.add_unlogged();
+        events.condition.unlogged.fetch_add(1, Ordering::SeqCst);
         Self(Arc::clone(events))
     }
 }
 
 impl Drop for Unlogged {
     fn drop(&mut self) {
-        if self.0.condition.remove_unlogged() && self.0.condition.state() == JournalState::Resuming {
+        let was_last = self.0.condition.unlogged.fetch_sub(1, Ordering::SeqCst) == 1;
+        if was_last && self.0.condition.state() == JournalState::Resuming {
             self.0.changed();
         }
     }

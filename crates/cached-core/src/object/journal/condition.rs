@@ -58,9 +58,9 @@ pub(crate) struct Condition {
     phase: AtomicU32,
     /// The number of changes that are being logged, and of objects with logged changes that are not
     /// stored.
-    logged: AtomicU64,
+    pub(super) logged: AtomicU64,
     /// The number of changes that are being applied without a record.
-    unlogged: AtomicU64,
+    pub(super) unlogged: AtomicU64,
     story: Mutex<Story>,
 }
 
@@ -120,24 +120,6 @@ impl Condition {
     /// Returns whether a change is being applied without a record.
     pub(crate) fn has_unlogged(&self) -> bool {
         self.unlogged.load(Ordering::SeqCst) > 0
-    }
-
-    pub(super) fn add_logged(&self) {
-        self.logged.fetch_add(1, Ordering::SeqCst);
-    }
-
-    /// Returns whether this was the last one.
-    pub(super) fn remove_logged(&self) -> bool {
-        self.logged.fetch_sub(1, Ordering::SeqCst) == 1
-    }
-
-    pub(super) fn add_unlogged(&self) {
-        self.unlogged.fetch_add(1, Ordering::SeqCst);
-    }
-
-    /// Returns whether this was the last one.
-    pub(super) fn remove_unlogged(&self) -> bool {
-        self.unlogged.fetch_sub(1, Ordering::SeqCst) == 1
     }
 }
 

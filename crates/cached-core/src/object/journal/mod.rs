@@ -67,10 +67,10 @@ impl ChangeLog {
         config: &ObjectCacheConfig,
         clock: Arc<dyn Clock>,
     ) -> Result<Self, ConfigError> {
-        let (limit, segment) = journal.limit_bytes();
-        check(Sizes { limit, segment, payload_max: journal.payload_bytes_max() }, &options, config)?;
+        let sizes = Sizes::of(&journal);
+        check(sizes, &options, config)?;
         // A claim at the start always finds room.
-        let leave = Leave { ordinary: limit / 10, privileged: limit / 80 };
+        let leave = Leave { ordinary: sizes.limit / 10, privileged: sizes.limit / 80 };
         events.condition.set_clock(clock);
         events.set_level(journal.level());
         Ok(Self {
@@ -89,9 +89,7 @@ impl ChangeLog {
     /// # Errors
     /// The first invalid key.
     pub(crate) fn check(&self, config: &ObjectCacheConfig) -> Result<(), ConfigError> {
-        let (limit, segment) = self.journal.limit_bytes();
-        let payload_max = self.journal.payload_bytes_max();
-        check(Sizes { limit, segment, payload_max }, &self.options, config)
+        check(Sizes::of(&self.journal), &self.options, config)
     }
 
     /// Counts something as logged until the guard is dropped: until then, the log is not declared
@@ -135,6 +133,13 @@ struct Sizes {
     limit: u64,
     segment: u64,
     payload_max: u64,
+}
+
+impl Sizes {
+    fn of(journal: &Journal) -> Self {
+        let (limit, segment) = journal.limit_bytes();
+        Self { limit, segment, payload_max: journal.payload_bytes_max() }
+    }
 }
 
 impl JournalOptions {
@@ -241,9 +246,7 @@ impl ChangeLog {
                     stored), 2 void (changes are not logged), 3 resuming.";
         into.gauge("cached_journal_state", help, self.events.condition.state() as u64);
     }
-}
 
-impl ChangeLog {
     /// Returns the position of the last appended record. An object that has a record up to this
     /// position, and has not been stored since, is in the dirty queue.
     pub(crate) fn last_position(&self) -> Position {
@@ -263,28 +266,23 @@ impl ChangeLog {
     /// Appends a mark of a scope other than a single object. Returns `Ok(None)` if there is nothing
     /// to mark, or the journal has failed.
     pub(crate) fn mark_scope(&self, scope: &Scope, up_to: Position) -> Result<Option<Position>, Full> {
-        let append = |mark: Head<'_>| self.append_privileged(&Record { head: mark, payload: &[] });
         let known = |namespace: &Namespace| self.names.get(namespace).filter(|it| it.has_unmarked());
-        match scope {
-            Scope::Domain(namespace, domain) => match known(namespace) {
-                // The largest domain number encodes "no domain".
-                Some(known) if *domain != OrderDomain(u64::MAX) => {
-                    let mark = Head::mark(cached_journal::Scope::Domain, up_to);
-                    let domain = records::domain_number(Some(*domain));
-                    append(Head { namespace: known.number, domain, ..mark })
-                }
-                _ => Ok(None),
-            },
-            Scope::Namespace(namespace) => match known(namespace) {
-                Some(known) => {
-                    let mark = Head::mark(cached_journal::Scope::Namespace, up_to);
-                    append(Head { namespace: known.number, ..mark })
-                }
-                None => Ok(None),
-            },
-            Scope::All if self.names.has_unmarked() => append(Head::mark(cached_journal::Scope::All, up_to)),
-            _ => Ok(None),
-        }
+        let mark = |scope| Head::mark(scope, up_to);
+        let head = match scope {
+            // The largest domain number encodes "no domain".
+            Scope::Domain(namespace, domain) if *domain != OrderDomain(u64::MAX) => {
+                let domain = records::domain_number(Some(*domain));
+                let mark = mark(cached_journal::Scope::Domain);
+                known(namespace).map(|known| Head { namespace: known.number, domain, ..mark })
+            }
+            Scope::Namespace(namespace) => {
+                let mark = mark(cached_journal::Scope::Namespace);
+                known(namespace).map(|known| Head { namespace: known.number, ..mark })
+            }
+            Scope::All => self.names.has_unmarked().then(|| mark(cached_journal::Scope::All)),
+            _ => None,
+        };
+        head.map_or(Ok(None), |head| self.append_privileged(&Record { head, payload: &[] }))
     }
 
     /// Appends a mark of everything, whatever the condition of the log.

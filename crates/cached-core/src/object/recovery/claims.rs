@@ -16,11 +16,12 @@ use std::collections::HashMap;
 
 use blocker::{ClaimRequest, Epoch, Error, Namespace, Scope};
 use cached_journal::{AppendError, Appended, Journal, OpenError, Position, Record, Replay};
+use scopeguard::ScopeGuard;
 
 use super::{RecoveryError, pass, recover};
 use crate::object::journal::records::{encode_epoch, subject};
 use crate::object::journal::unapplied::{
-    BegunClaim, Collector, Found, FoundNamespace, Overtaken, Recovery, Unapplied,
+    BegunClaim, Collector, Found, FoundNamespace, Overtaken, Unapplied,
 };
 use crate::object::shared::Shared;
 use crate::object::store::epochs::Own;
@@ -29,13 +30,13 @@ use crate::sync::Arc;
 /// See [`super::super::ObjectCache::begin_recovery`].
 pub(crate) async fn begin(shared: &Arc<Shared>) -> Result<(), RecoveryError> {
     let recovery = &shared.journal.recovery;
-    let taken = recovery.take_unapplied();
-    let Some(unapplied) = taken else { return Ok(()) };
-    let mut replay = Unbegun { recovery, unapplied: Some(unapplied) };
+    let Some(unapplied) = recovery.take_unapplied() else { return Ok(()) };
+    // If the recovery does not begin, the next attempt finds the records again.
+    let mut unapplied = scopeguard::guard(unapplied, |unapplied| recovery.put_back(unapplied));
     let begun = shared.clock.now();
-    let mut found = collect(shared, replay.get())?;
+    let mut found = collect(shared, &unapplied.replay)?;
     let took = shared.clock.now().since(begun);
-    let end = Position(replay.get().end().0.saturating_sub(1));
+    let end = Position(unapplied.replay.end().0.saturating_sub(1));
     // If only an epoch was recorded, there is nothing to apply, whichever party is the writer by
     // now.
     let changed: Vec<usize> = (0..found.namespaces.len()).filter(|at| found.has_changes(*at)).collect();
@@ -50,12 +51,12 @@ pub(crate) async fn begin(shared: &Arc<Shared>) -> Result<(), RecoveryError> {
     let mut left_out = 0;
     for at in changed {
         let namespace = &found.namespaces[at];
-        let is_left_out = replay.overtaken().namespaces.iter().any(|(name, ..)| *name == namespace.name)
-            || match claim(shared, namespace, end, replay.claims()).await? {
+        let is_left_out = unapplied.overtaken.namespaces.iter().any(|(name, ..)| *name == namespace.name)
+            || match claim(shared, namespace, end, &mut unapplied.claims).await? {
                 Claimed::ToApply => false,
                 Claimed::Voided => true,
                 Claimed::Overtaken { in_force } => {
-                    set_aside(shared, namespace, in_force, end, &mut replay).await?;
+                    set_aside(shared, namespace, in_force, end, &mut unapplied).await?;
                     true
                 }
             };
@@ -63,59 +64,25 @@ pub(crate) async fn begin(shared: &Arc<Shared>) -> Result<(), RecoveryError> {
             left_out += found.leave_out(at);
         }
     }
-    replay.overtaken().log();
+    unapplied.overtaken.log();
     tracing::info!(
-        records = replay.get().len(),
-        bytes = replay.get().payload_bytes(),
+        records = unapplied.replay.len(),
+        bytes = unapplied.replay.payload_bytes(),
         objects = found.objects(),
         namespaces = found.namespaces.len(),
         ?took,
         "the journal holds changes that may not be stored: recovery begins"
     );
     recovery.count_applied(left_out);
-    let Some(unapplied) = replay.unapplied.take() else { return Ok(()) };
     let weak = Arc::downgrade(shared);
     recovery.set_out_of_turn(Box::new(move |object| match weak.upgrade() {
         Some(shared) => Box::pin(recover(shared, object)),
         None => Box::pin(std::future::ready(())),
     }));
     recovery.set_begun(found);
+    let unapplied = ScopeGuard::into_inner(unapplied);
     shared.background.add(Box::pin(pass::run(Arc::clone(shared), unapplied)));
     Ok(())
-}
-
-/// The replay until the recovery has begun: it is put back if the recovery does not begin.
-struct Unbegun<'a> {
-    recovery: &'a Recovery,
-    unapplied: Option<Unapplied>,
-}
-
-impl Unbegun<'_> {
-    fn get(&self) -> &Replay {
-        // The replay is taken out only at the very end.
-        &self.unapplied.as_ref().expect("the recovery has not begun").replay
-    }
-
-    fn get_mut(&mut self) -> &mut Unapplied {
-        // The same holds here.
-        self.unapplied.as_mut().expect("the recovery has not begun")
-    }
-
-    fn claims(&mut self) -> &mut HashMap<Namespace, BegunClaim> {
-        &mut self.get_mut().claims
-    }
-
-    fn overtaken(&mut self) -> &mut Overtaken {
-        &mut self.get_mut().overtaken
-    }
-}
-
-impl Drop for Unbegun<'_> {
-    fn drop(&mut self) {
-        if let Some(unapplied) = self.unapplied.take() {
-            self.recovery.put_back(unapplied);
-        }
-    }
 }
 
 /// Reads the heads of all records that must be applied.
@@ -161,19 +128,19 @@ async fn set_aside(
     found: &FoundNamespace,
     in_force: Epoch,
     end: Position,
-    replay: &mut Unbegun<'_>,
+    unapplied: &mut Unapplied,
 ) -> Result<(), RecoveryError> {
     let journal_epoch = Epoch(found.epoch);
-    if replay.overtaken().kept_in.is_none() {
-        let kept = shared.journal.recovery.reading().read(replay.get().keep_aside()).await;
+    if unapplied.overtaken.kept_in.is_none() {
+        let kept = shared.journal.recovery.reading().read(unapplied.replay.keep_aside()).await;
         let ended = || RecoveryError::Disk("the thread that copies the journal has ended".into());
         let kept = kept.ok_or_else(ended)?.map_err(|error| RecoveryError::Disk(error.to_string()))?;
         let namespace = found.name.clone();
         let kept = kept.ok_or(RecoveryError::Overtaken { namespace, journal_epoch, in_force })?;
-        replay.overtaken().kept_in = Some(kept);
+        unapplied.overtaken.kept_in = Some(kept);
     }
     void(shared, found, end).await?;
-    replay.overtaken().namespaces.push((found.name.clone(), journal_epoch, in_force));
+    unapplied.overtaken.namespaces.push((found.name.clone(), journal_epoch, in_force));
     Ok(())
 }
 

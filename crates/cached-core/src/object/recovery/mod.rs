@@ -60,16 +60,17 @@ pub enum RecoveryError {
 /// Applies the rest of an object's records. It runs in the background of the cache, so an operation
 /// that gives up does not stop it.
 async fn recover(shared: Arc<Shared>, object: u32) {
-    let _requested = Requested { shared: Arc::clone(&shared), object };
+    let recovery = &shared.journal.recovery;
+    let _requested = scopeguard::guard((), |()| recovery.end_request(object));
     loop {
-        match shared.journal.recovery.begin_object(object) {
+        match recovery.begin_object(object) {
             Standing::Waiting => break,
-            Standing::Busy => shared.journal.recovery.free(object).await,
+            Standing::Busy => recovery.free(object).await,
             Standing::Recovered | Standing::Failed(_) => return,
         }
     }
     let _busy = Busy { shared: Arc::clone(&shared), object };
-    while let Some((number, place)) = shared.journal.recovery.next_of(object) {
+    while let Some((number, place)) = recovery.next_of(object) {
         let made = async {
             let (position, head, payload) = apply::read(&shared, place).await?;
             match prepare(&shared, object, number, position, &head, payload)? {
@@ -81,7 +82,7 @@ async fn recover(shared: Arc<Shared>, object: u32) {
             }
         };
         match made.await {
-            Ok(()) => shared.journal.recovery.applied(object),
+            Ok(()) => recovery.applied(object),
             Err(why) => return fail(&shared, object, why),
         }
     }
@@ -139,22 +140,10 @@ fn fail(shared: &Shared, object: u32, why: Error) {
     shared.journal.recovery.fail(object, why);
 }
 
-/// Ends a request for out-of-turn recovery when dropped.
-struct Requested {
-    shared: Arc<Shared>,
-    object: u32,
-}
-
-impl Drop for Requested {
-    fn drop(&mut self) {
-        self.shared.journal.recovery.end_request(self.object);
-    }
-}
-
 /// A guard of a busy object: dropping it frees the object and wakes the tasks that wait for it.
 struct Busy {
-    pub(crate) shared: Arc<Shared>,
-    pub(crate) object: u32,
+    shared: Arc<Shared>,
+    object: u32,
 }
 
 impl Drop for Busy {

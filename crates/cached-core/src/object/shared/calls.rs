@@ -66,30 +66,21 @@ impl StoreCall {
     }
 }
 
-/// A flush in flight of a namespace that was limited when the flush began.
-pub(crate) struct LimitedFlush {
-    shared: Arc<Shared>,
+/// Counts a flush of a namespace until the result is dropped, if the namespace is limited now.
+pub(crate) fn count_limited_flush(
+    shared: &Arc<Shared>,
     namespace: u16,
     is_urgent: bool,
-}
-
-impl LimitedFlush {
-    /// Counts a flush of a namespace, if the namespace is limited.
-    pub(crate) fn begin(shared: &Arc<Shared>, namespace: u16, is_urgent: bool) -> Option<Self> {
-        let of_it = &shared.control.namespaces.record(namespace).limited_flushes;
-        of_it.is_limited().then(|| {
-            of_it.begin(is_urgent);
-            shared.store.limited_flushes.fetch_add(1, Ordering::SeqCst);
-            Self { shared: Arc::clone(shared), namespace, is_urgent }
+) -> Option<impl Sized + use<>> {
+    let flushes = &shared.control.namespaces.record(namespace).limited_flushes;
+    flushes.is_limited().then(|| {
+        flushes.begin(is_urgent);
+        shared.store.limited_flushes.fetch_add(1, Ordering::SeqCst);
+        scopeguard::guard(Arc::clone(shared), move |shared| {
+            shared.control.namespaces.record(namespace).limited_flushes.end(is_urgent);
+            shared.store.limited_flushes.fetch_sub(1, Ordering::SeqCst);
         })
-    }
-}
-
-impl Drop for LimitedFlush {
-    fn drop(&mut self) {
-        self.shared.control.namespaces.record(self.namespace).limited_flushes.end(self.is_urgent);
-        self.shared.store.limited_flushes.fetch_sub(1, Ordering::SeqCst);
-    }
+    })
 }
 
 /// Returns a future of `work`; if that future is dropped, the background continues the work.

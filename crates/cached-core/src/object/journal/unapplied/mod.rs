@@ -6,13 +6,12 @@ mod found;
 mod progress;
 
 use std::collections::HashMap;
-use std::future::poll_fn;
 use std::sync::OnceLock;
 use std::sync::mpsc::{Sender, channel};
-use std::task::{Poll, Waker};
 
 use blocker::{Epoch, Namespace};
 use cached_journal::{Replay, Source};
+use futures_channel::oneshot;
 
 pub(crate) use found::{Collector, Found, FoundNamespace, Parts, Standing};
 pub(crate) use progress::State;
@@ -186,8 +185,7 @@ impl Recovery {
         };
         self.is_done.store(true, Ordering::Relaxed);
         // Dropping the last reference ends the thread.
-        let reading = std::mem::take(&mut *lock(&self.reading));
-        drop(reading);
+        drop(std::mem::take(&mut *lock(&self.reading)));
         wakers.into_iter().for_each(std::task::Waker::wake);
     }
 
@@ -213,38 +211,6 @@ pub(crate) enum Reading {
     Apart(Sender<Job>),
 }
 
-/// The result of a job.
-enum Slot<T> {
-    Waiting(Option<Waker>),
-    Done(T),
-    /// The thread has ended without running the job.
-    Abandoned,
-}
-
-/// The thread's end of a slot: it abandons the slot when it is dropped without filling it.
-struct Promise<T>(Arc<Mutex<Slot<T>>>);
-
-impl<T> Promise<T> {
-    fn set(&self, to: Slot<T>) {
-        let before = {
-            let mut slot = lock(&self.0);
-            if matches!(*slot, Slot::Done(_)) {
-                return;
-            }
-            std::mem::replace(&mut *slot, to)
-        };
-        if let Slot::Waiting(Some(waker)) = before {
-            waker.wake();
-        }
-    }
-}
-
-impl<T> Drop for Promise<T> {
-    fn drop(&mut self) {
-        self.set(Slot::Abandoned);
-    }
-}
-
 impl Reading {
     /// Starts the thread.
     ///
@@ -264,22 +230,15 @@ impl Reading {
         T: Send + 'static,
         J: FnOnce() -> T + Send + 'static,
     {
-        let slot = Arc::new(Mutex::ranked(Slot::Waiting(None), &lock_ranks::RECOVERY));
-        let promise = Promise(Arc::clone(&slot));
-        let job = move || promise.set(Slot::Done(job()));
+        let (sender, receiver) = oneshot::channel();
+        // The caller may no longer wait for the result.
+        let job = move || drop(sender.send(job()));
         match self {
             Self::Here => job(),
-            // A job that is not received is dropped, which abandons its slot.
-            Self::Apart(sender) => drop(sender.send(Box::new(job))),
+            // A job that the thread does not receive is dropped together with its sender.
+            Self::Apart(jobs) => drop(jobs.send(Box::new(job))),
         }
-        poll_fn(move |cx| {
-            let mut slot = lock(&slot);
-            match std::mem::replace(&mut *slot, Slot::Waiting(Some(cx.waker().clone()))) {
-                Slot::Waiting(_) => Poll::Pending,
-                Slot::Done(result) => Poll::Ready(Some(result)),
-                Slot::Abandoned => Poll::Ready(None),
-            }
-        })
+        async move { receiver.await.ok() }
     }
 }
 
