@@ -18,6 +18,23 @@ impl MemoryRange {
     /// The largest ratio of `bytes_max` to `bytes_min`. The policy's records are sized by the
     /// former, and are part of both.
     pub const RATIO_MAX: u64 = 32;
+
+    /// Checks the range of a memory whose initial size, the setting `key`, is `bytes`.
+    ///
+    /// # Errors
+    /// The rule that is violated.
+    pub(crate) fn check(&self, key: &str, bytes: u64, bytes_min: u64) -> Result<(), String> {
+        if self.bytes_min < bytes_min {
+            return Err(format!("its minimum must be at least {bytes_min}"));
+        }
+        if !(self.bytes_min..=self.bytes_max).contains(&bytes) {
+            return Err(format!("{key} must be within it"));
+        }
+        if self.bytes_max / Self::RATIO_MAX > self.bytes_min {
+            return Err(format!("its maximum must be at most {} times its minimum", Self::RATIO_MAX));
+        }
+        Ok(())
+    }
 }
 
 pub(super) struct FreeRegions {

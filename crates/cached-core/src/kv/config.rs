@@ -129,7 +129,7 @@ pub enum KvConfigError {
     },
     /// The range of the memory is invalid.
     #[error("memory_range: {0}")]
-    Range(&'static str),
+    Range(String),
     /// There are no lanes.
     #[error("lanes must be at least 1")]
     NoLane,
@@ -186,27 +186,19 @@ impl KvConfig {
     }
 
     fn check_range(&self, range: &MemoryRange) -> Result<(), KvConfigError> {
-        let wrong = |why| Err(KvConfigError::Range(why));
-        let memory = self.arena_bytes as u64;
-        if range.bytes_min < RANGE_BYTES_MIN {
-            return wrong("its least must be at least 2 MiB");
-        }
-        if !(range.bytes_min..=range.bytes_max).contains(&memory) {
-            return wrong("arena_bytes must lie in it");
-        }
-        if range.bytes_max / MemoryRange::RATIO_MAX > range.bytes_min {
-            return wrong("its most must be at most 32 times its least");
-        }
-        if !self.evict {
-            return wrong("a store that does not evict cannot release memory");
-        }
-        if self.huge_pages {
-            return wrong("memory in huge pages cannot be released by regions");
-        }
-        if self.file.is_some() {
-            return wrong("the memory of a file cannot be changed");
-        }
-        Ok(())
+        range.check("arena_bytes", self.arena_bytes as u64, RANGE_BYTES_MIN).map_err(KvConfigError::Range)?;
+        let why = if !self.evict {
+            "a store that does not evict cannot release memory"
+        } else if self.huge_pages {
+            "huge_pages must be false, because single regions of a huge page cannot be released"
+        } else if self.file.is_some() {
+            "the size of a memory file cannot change"
+        } else if self.policy.ghost_hits().is_none() {
+            "the policy must remember what it has evicted, as \"balanced\" does"
+        } else {
+            return Ok(());
+        };
+        Err(KvConfigError::Range(why.to_owned()))
     }
 }
 

@@ -158,11 +158,6 @@ impl Kv {
         let region_bytes = config.region_bytes.unwrap_or(region_bytes);
         let regions_in = |bytes: usize| (bytes.saturating_sub(policy_bytes) / region_bytes) as u32;
         let regions_min = regions_in(bytes_min);
-        if config.memory_range.is_some() && policy.ghost_hits().is_none() {
-            return Err(KvConfigError::Range(
-                "the policy must remember what it has evicted, as \"balanced\" does",
-            ));
-        }
         let arena_config = ArenaConfig {
             bytes: regions_in(bytes_max) as usize * region_bytes,
             region_bytes,

@@ -239,60 +239,52 @@ pub struct ConfigError {
     pub why: String,
 }
 
+/// Returns an error about `key` if its value is not valid; `why` says what would be.
+pub(crate) fn ensure(
+    is_valid: bool,
+    key: &'static str,
+    why: impl FnOnce() -> String,
+) -> Result<(), ConfigError> {
+    if is_valid { Ok(()) } else { Err(ConfigError { key, why: why() }) }
+}
+
 impl ObjectCacheConfig {
     /// Checks that this configuration can work with a store that has the capabilities `below`.
     ///
     /// # Errors
     /// The first invalid key.
     pub fn check(&self, below: &Capabilities) -> Result<(), ConfigError> {
-        let wrong = |key, why: String| Err(ConfigError { key, why });
-        if self.memory_bytes_max < MEMORY_BYTES_MIN {
-            return wrong("memory_bytes_max", format!("must be at least {MEMORY_BYTES_MIN}"));
-        }
+        ensure(self.memory_bytes_max >= MEMORY_BYTES_MIN, "memory_bytes_max", || {
+            format!("must be at least {MEMORY_BYTES_MIN}")
+        })?;
         self.check_memory_range()?;
-        if self.objects_count_max < 2 || self.objects_count_max > 1 << 31 {
-            return wrong("objects_count_max", "must be between 2, for a copy, and 2147483648".into());
-        }
-        if self.object_bytes_max == 0
-            || !self.object_bytes_max.is_multiple_of(BUCKET_BYTES)
-            || self.object_bytes_max > OBJECT_BYTES_LIMIT
-        {
-            let why = format!("must be a multiple of {BUCKET_BYTES} up to {OBJECT_BYTES_LIMIT}");
-            return wrong("object_bytes_max", why);
-        }
-        if self.object_bytes_max > below.object_bytes_max {
-            let why = format!("the store takes objects of up to {} bytes", below.object_bytes_max);
-            return wrong("object_bytes_max", why);
-        }
+        ensure((2..=1 << 31).contains(&self.objects_count_max), "objects_count_max", || {
+            "must be between 2, for a copy, and 2147483648".into()
+        })?;
+        let is_possible = (1..=OBJECT_BYTES_LIMIT).contains(&self.object_bytes_max);
+        ensure(is_possible && self.object_bytes_max.is_multiple_of(BUCKET_BYTES), "object_bytes_max", || {
+            format!("must be a multiple of {BUCKET_BYTES} up to {OBJECT_BYTES_LIMIT}")
+        })?;
+        ensure(self.object_bytes_max <= below.object_bytes_max, "object_bytes_max", || {
+            format!("the store accepts objects of up to {} bytes", below.object_bytes_max)
+        })?;
         let most = self.memory_bytes_min() / 4 * 3;
-        if self.dirty_bytes_max < BUCKET_BYTES || self.dirty_bytes_max > most {
-            let of = self.name_of_least();
-            return wrong(
-                "dirty_bytes_max",
-                format!("must be between {BUCKET_BYTES} and {most}, three quarters of {of}"),
-            );
-        }
+        ensure((BUCKET_BYTES..=most).contains(&self.dirty_bytes_max), "dirty_bytes_max", || {
+            format!("must be between {BUCKET_BYTES} and {most}, three quarters of {}", self.minimum_key())
+        })?;
         self.check_namespaces()?;
         self.check_memory_shares()?;
-        if self.flush_requests_max == 0 {
-            return wrong("flush_requests_max", "must be at least 1".into());
-        }
-        if self.flush_timeout.is_zero() {
-            return wrong("flush_timeout", "must be above 0".into());
-        }
-        if self.load_requests_max == 0 {
-            return wrong("load_requests_max", "must be at least 1".into());
-        }
-        if self.retry_delay_min.is_zero() || self.retry_delay_min > self.retry_delay_max {
-            return wrong("retry_delay_min", "must be above 0 and not above retry_delay_max".into());
-        }
-        if policy::by_name(&self.eviction_policy).is_none() {
-            return wrong("eviction_policy", format!("must be one of {}", policy::NAMES.join(", ")));
-        }
-        if self.writer == Writer::Cache && !below.fencing {
-            return wrong("writer", "the store below refuses no one: it has no fencing".into());
-        }
-        Ok(())
+        ensure(self.flush_requests_max > 0, "flush_requests_max", || "must be at least 1".into())?;
+        ensure(!self.flush_timeout.is_zero(), "flush_timeout", || "must be above 0".into())?;
+        ensure(self.load_requests_max > 0, "load_requests_max", || "must be at least 1".into())?;
+        let is_delay = !self.retry_delay_min.is_zero() && self.retry_delay_min <= self.retry_delay_max;
+        ensure(is_delay, "retry_delay_min", || "must be above 0 and at most retry_delay_max".into())?;
+        ensure(policy::by_name(&self.eviction_policy).is_some(), "eviction_policy", || {
+            format!("must be one of {}", policy::NAMES.join(", "))
+        })?;
+        ensure(self.writer == Writer::Callers || below.fencing, "writer", || {
+            "must be Callers, because the store below does not support fencing".into()
+        })
     }
 
     /// Returns the minimum memory of the cache, in bytes.
@@ -300,116 +292,93 @@ impl ObjectCacheConfig {
         self.memory_range.map_or(self.memory_bytes_max, |range| range.bytes_min)
     }
 
-    fn name_of_least(&self) -> &'static str {
-        if self.memory_range.is_some() { "the least memory of the cache" } else { "memory_bytes_max" }
+    /// Returns the name of the minimum memory, for messages.
+    fn minimum_key(&self) -> &'static str {
+        if self.memory_range.is_some() { "the minimum memory of the cache" } else { "memory_bytes_max" }
     }
 
     /// Checks the range in which the memory can change.
     fn check_memory_range(&self) -> Result<(), ConfigError> {
         let Some(range) = self.memory_range else { return Ok(()) };
-        let wrong = |why: String| Err(ConfigError { key: "memory_range", why });
-        if range.bytes_min < MEMORY_BYTES_MIN {
-            return wrong(format!("its least must be at least {MEMORY_BYTES_MIN}"));
-        }
-        if !(range.bytes_min..=range.bytes_max).contains(&self.memory_bytes_max) {
-            return wrong("memory_bytes_max must lie in it".into());
-        }
-        if range.bytes_max / MemoryRange::RATIO_MAX > range.bytes_min {
-            return wrong(format!("its most must be at most {} times its least", MemoryRange::RATIO_MAX));
-        }
-        if self.huge_pages {
-            return wrong(
-                "memory in huge pages cannot be given up by buckets; huge_pages must be false".into(),
-            );
-        }
+        let checked = range.check("memory_bytes_max", self.memory_bytes_max, MEMORY_BYTES_MIN);
+        checked.map_err(|why| ConfigError { key: "memory_range", why })?;
+        ensure(!self.huge_pages, "memory_range", || {
+            "huge_pages must be false, because single buckets of a huge page cannot be released".into()
+        })?;
         // `check` reports an unknown policy.
-        if policy::by_name(&self.eviction_policy).is_some_and(|policy| policy.ghost_hits().is_none()) {
-            return wrong(format!(
+        let remembers = policy::by_name(&self.eviction_policy).is_none_or(|it| it.ghost_hits().is_some());
+        ensure(remembers, "memory_range", || {
+            format!(
                 "\"{}\" does not remember what it has evicted; \"balanced\" and \"s3fifo\" do",
                 self.eviction_policy
-            ));
-        }
-        Ok(())
+            )
+        })
     }
 
     /// Checks the configuration of individual namespaces.
     fn check_namespaces(&self) -> Result<(), ConfigError> {
-        let wrong = |why| Err(ConfigError { key: "namespaces", why });
+        let sum_of = |key| {
+            self.namespaces.iter().filter_map(|each| each.own(key)).fold(0, u64::saturating_add)
+        };
         let count = self.namespaces.len();
-        let parts =
-            || self.namespaces.iter().filter_map(|each| Some((each, each.own(NamespaceKey::DirtyBytesMax)?)));
-        if count > NAMESPACES_MAX {
-            return wrong(format!("{count} of them have settings of their own; {NAMESPACES_MAX} can have"));
-        }
-        if let Some((each, _)) = parts().find(|(_, part)| *part < BUCKET_BYTES) {
-            return wrong(format!(
-                "dirty_bytes_max of \"{}\" must be at least {BUCKET_BYTES}",
-                each.namespace
-            ));
-        }
+        ensure(count <= NAMESPACES_MAX, "namespaces", || {
+            format!("{count} of them have settings of their own; {NAMESPACES_MAX} can have")
+        })?;
         for each in &self.namespaces {
-            each.store_terms().check().or_else(|why| wrong(format!("\"{}\": {why}", each.namespace)))?;
+            let limit = each.own(NamespaceKey::DirtyBytesMax);
+            ensure(limit.is_none_or(|limit| limit >= BUCKET_BYTES), "namespaces", || {
+                format!("dirty_bytes_max of \"{}\" must be at least {BUCKET_BYTES}", each.namespace)
+            })?;
+            let terms = each.store_terms().check().map_err(|why| format!("\"{}\": {why}", each.namespace));
+            terms.map_err(|why| ConfigError { key: "namespaces", why })?;
         }
-        let reserved = |each: &NamespaceConfig| each.own(NamespaceKey::StoreRequestsPerSecondMin);
-        let reserved = self.namespaces.iter().filter_map(reserved);
-        let sum = reserved.fold(0, u64::saturating_add);
-        if sum > StoreTerms::RATE_MAX {
-            return wrong(format!(
-                "their store_requests_per_second_min add up to {sum}; {} can be reserved in all",
-                StoreTerms::RATE_MAX
-            ));
-        }
-        let sum = parts().map(|(_, part)| part).fold(0, u64::saturating_add);
-        let most = self.dirty_bytes_max - BUCKET_BYTES;
-        if sum > most {
-            return wrong(format!(
+        let (sum, most) = (sum_of(NamespaceKey::StoreRequestsPerSecondMin), StoreTerms::RATE_MAX);
+        ensure(sum <= most, "namespaces", || {
+            format!("their store_requests_per_second_min add up to {sum}; {most} can be reserved in all")
+        })?;
+        let (sum, most) = (sum_of(NamespaceKey::DirtyBytesMax), self.dirty_bytes_max - BUCKET_BYTES);
+        ensure(sum <= most, "namespaces", || {
+            format!(
                 "their own dirty_bytes_max add up to {sum}; they can have {most} of the {} of all, so that something \
                  is left for the others",
                 self.dirty_bytes_max
-            ));
-        }
-        Ok(())
+            )
+        })
     }
 
     /// Checks the namespaces' shares of the memory.
     fn check_memory_shares(&self) -> Result<(), ConfigError> {
-        let wrong = |why| Err(ConfigError { key: "namespaces", why });
         let own = || self.namespaces.iter().filter(|each| each.has_own_memory());
-        if own().count() > MEMORY_SHARES_MAX {
-            return wrong(format!(
-                "{} of them have a share of the memory (memory_bytes_min, memory_bytes_max, memory_weight); \
-                 {MEMORY_SHARES_MAX} can have",
-                own().count()
-            ));
-        }
+        let count = own().count();
+        ensure(count <= MEMORY_SHARES_MAX, "namespaces", || {
+            format!(
+                "{count} of them have a share of the memory (memory_bytes_min, memory_bytes_max, memory_weight); \
+                 {MEMORY_SHARES_MAX} can have"
+            )
+        })?;
         for each in own() {
             let name = &each.namespace;
-            let (min, max) = (each.own(NamespaceKey::MemoryBytesMin), each.own(NamespaceKey::MemoryBytesMax));
-            if max.is_some_and(|max| max < BUCKET_BYTES) {
-                return wrong(format!("memory_bytes_max of \"{name}\" must be at least {BUCKET_BYTES}"));
-            }
-            if max.is_some_and(|max| min > Some(max)) {
-                return wrong(format!(
-                    "memory_bytes_min of \"{name}\" must not be above its memory_bytes_max"
-                ));
-            }
-            let weight = each.own(NamespaceKey::MemoryWeight);
-            if !weight.is_none_or(|weight| (1..=u64::from(MEMORY_WEIGHT_MAX)).contains(&weight)) {
-                return wrong(format!(
-                    "memory_weight of \"{name}\" must be between 1 and {MEMORY_WEIGHT_MAX}"
-                ));
-            }
+            let min = each.own(NamespaceKey::MemoryBytesMin).unwrap_or(0);
+            let max = each.own(NamespaceKey::MemoryBytesMax).unwrap_or(u64::MAX);
+            ensure(max >= BUCKET_BYTES, "namespaces", || {
+                format!("memory_bytes_max of \"{name}\" must be at least {BUCKET_BYTES}")
+            })?;
+            ensure(min <= max, "namespaces", || {
+                format!("memory_bytes_min of \"{name}\" must not be above its memory_bytes_max")
+            })?;
+            let weight = each.own(NamespaceKey::MemoryWeight).unwrap_or(1);
+            ensure((1..=u64::from(MEMORY_WEIGHT_MAX)).contains(&weight), "namespaces", || {
+                format!("memory_weight of \"{name}\" must be between 1 and {MEMORY_WEIGHT_MAX}")
+            })?;
         }
-        let sum =
-            own().filter_map(|each| each.own(NamespaceKey::MemoryBytesMin)).fold(0, u64::saturating_add);
-        let most = self.memory_bytes_min() / 8 * 7;
-        if sum > most {
-            return wrong(format!(
+        let sizes = own().filter_map(|each| each.own(NamespaceKey::MemoryBytesMin));
+        let (sum, most) = (sizes.fold(0, u64::saturating_add), self.memory_bytes_min() / 8 * 7);
+        ensure(sum <= most, "namespaces", || {
+            format!(
                 "their memory_bytes_min add up to {sum}; they can have {most}, seven eighths of {}",
-                self.name_of_least()
-            ));
-        }
-        Ok(())
+                self.minimum_key()
+            )
+        })
     }
 
     /// Returns the write mode of `namespace`.

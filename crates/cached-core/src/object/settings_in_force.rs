@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use blocker::{Durability, Error, Namespace, NamespaceSettings, Pending, Result, Timestamp};
 
 use super::cache::ObjectCache;
-use super::config::{ConfigError, MEMORY_SHARES_MAX, NamespaceConfig, ObjectCacheConfig};
+use super::config::{ConfigError, MEMORY_SHARES_MAX, NamespaceConfig, ObjectCacheConfig, ensure};
 use super::control::namespaces::too_many;
 use super::control::settings::{Settings, SettingsInForce, dirty_limits, quotas, set_limited, store_terms};
 use super::detach;
@@ -340,14 +340,13 @@ fn check_shares(shared: &Shared, after: &ObjectCacheConfig) -> Result<(), Config
         let number = shared.control.namespaces.known(&each.namespace);
         each.has_own_memory() && !number.is_some_and(|number| shared.memory.shares.has_own(number))
     };
-    if after.namespaces.iter().filter(is_new).count() > shared.memory.shares.free() {
-        let why = format!(
+    let count = after.namespaces.iter().filter(is_new).count();
+    ensure(count <= shared.memory.shares.free(), "namespaces", || {
+        format!(
             "no more namespaces can get a share of the memory while the cache runs: {MEMORY_SHARES_MAX} have had \
-             one since the start; a restart takes it from those that have none any more"
-        );
-        return Err(ConfigError { key: "namespaces", why });
-    }
-    Ok(())
+             one since the start; a restart frees the shares that are no longer configured"
+        )
+    })
 }
 
 /// Checks that no namespace would be logged in another way than at the start.
@@ -358,11 +357,9 @@ fn check_journal(before: &ObjectCacheConfig, after: &ObjectCacheConfig) -> Resul
             Some(old) => (old.journal, old.durability),
             None => (None, Durability::Cached),
         };
-        if (journal, durability) != (each.journal, each.durability) {
-            let why =
-                format!("journal and durability of \"{}\" can change at a restart only", each.namespace);
-            return Err(ConfigError { key: "namespaces", why });
-        }
+        ensure((journal, durability) == (each.journal, each.durability), "namespaces", || {
+            format!("journal and durability of \"{}\" can change only at a restart", each.namespace)
+        })?;
     }
     Ok(())
 }

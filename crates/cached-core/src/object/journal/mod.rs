@@ -29,7 +29,7 @@ pub use condition::{JournalHealth, JournalState};
 pub(crate) use names::{Forwarded, NamespaceLog};
 pub use open::{AtLimit, JournalOptions, OpenJournal};
 
-use super::config::{ConfigError, NamespaceConfig, ObjectCacheConfig, Writer};
+use super::config::{ConfigError, NamespaceConfig, ObjectCacheConfig, Writer, ensure};
 use super::tasks::wait_queue::Permits;
 use crate::sync::Arc;
 
@@ -164,53 +164,40 @@ impl JournalOptions {
 /// # Errors
 /// The first invalid key.
 fn check(sizes: Sizes, options: &JournalOptions, config: &ObjectCacheConfig) -> Result<(), ConfigError> {
-    let wrong = |key, why: String| Err(ConfigError { key, why });
-    if config.writer != Writer::Cache {
-        let why = "must be Cache where there is a journal: what it replays must not undo what other writers have done";
-        return wrong("writer", why.into());
-    }
+    ensure(config.writer == Writer::Cache, "writer", || {
+        "must be Cache with a journal: replaying the journal must not undo changes of other writers".into()
+    })?;
     let Sizes { limit, segment, payload_max } = sizes;
     let least = config.dirty_bytes_max.saturating_mul(2).saturating_add(segment.saturating_mul(4));
-    if limit < least {
-        let why = format!(
-            "the journal takes {limit} bytes; with dirty_bytes_max = {} it needs at least {least}, twice that and four segments",
+    ensure(limit >= least, "journal.limit_bytes", || {
+        format!(
+            "must be at least {least}, twice dirty_bytes_max ({}) and four segments; the journal has {limit}",
             config.dirty_bytes_max
-        );
-        return wrong("journal.limit_bytes", why);
-    }
-    let most = payload_max;
-    if options.journaled_bytes_max == 0 || options.journaled_bytes_max > most {
-        let why = format!("must be from 1 to {most}, the longest record of this journal");
-        return wrong("journal.journaled_bytes_max", why);
-    }
+        )
+    })?;
+    ensure((1..=payload_max).contains(&options.journaled_bytes_max), "journal.journaled_bytes_max", || {
+        format!("must be between 1 and {payload_max}, the largest payload of a record in this journal")
+    })?;
     let object = config.object_bytes_max;
-    if config.dirty_bytes_max < object {
-        let why = format!(
-            "must be at least object_bytes_max, {object}, where there is a journal: all of an object may be replayed at once"
-        );
-        return wrong("dirty_bytes_max", why);
-    }
-    if config.memory_bytes_min() / 4 < object {
-        let why = format!("must be at least four times object_bytes_max, {object}, where there is a journal");
-        return wrong("memory_bytes_max", why);
-    }
+    ensure(config.dirty_bytes_max >= object, "dirty_bytes_max", || {
+        format!(
+            "must be at least object_bytes_max, {object}, with a journal: all of an object may be replayed at once"
+        )
+    })?;
+    ensure(config.memory_bytes_min() / 4 >= object, "memory_bytes_max", || {
+        format!("must be at least four times object_bytes_max, {object}, with a journal")
+    })?;
     let own =
         |each: &NamespaceConfig| (each.journal, each.durability, each.settings.write.unwrap_or(config.write));
     let all = std::iter::once((config.journal, config.durability, config.write));
     for (journal, durability, write) in all.chain(config.namespaces.iter().map(own)) {
-        match durability {
-            Durability::Cached => (),
-            Durability::Journaled if journal.unwrap_or(write == WriteMode::Back) => (),
-            Durability::Journaled => {
-                let why = "journaled needs changes to be logged: journal = true, or write = back";
-                return wrong("durability", why.into());
-            }
-            _ => {
-                let why =
-                    format!("must be cached or journaled, not {durability}; write-through stores at once");
-                return wrong("durability", why);
-            }
-        }
+        let is_journaled = journal.unwrap_or(write == WriteMode::Back);
+        ensure(durability != Durability::Journaled || is_journaled, "durability", || {
+            "journaled needs changes to be logged: set journal = true, or write = back".into()
+        })?;
+        ensure(matches!(durability, Durability::Cached | Durability::Journaled), "durability", || {
+            format!("must be cached or journaled, not {durability}; use write-through to store changes at once")
+        })?;
     }
     Ok(())
 }
@@ -223,14 +210,12 @@ pub(crate) fn check_without_journal(config: &ObjectCacheConfig) -> Result<(), Co
     let own = |each: &NamespaceConfig| (each.journal, each.durability);
     let all = std::iter::once((config.journal, config.durability)).chain(config.namespaces.iter().map(own));
     for (journal, durability) in all {
-        if journal == Some(true) {
-            let why = "needs a journal, and the cache has none: configure one, or leave this out".into();
-            return Err(ConfigError { key: "journal", why });
-        }
-        if durability != Durability::Cached {
-            let why = format!("{durability} needs a journal, and the cache has none: configure one");
-            return Err(ConfigError { key: "durability", why });
-        }
+        ensure(journal != Some(true), "journal", || {
+            "needs a journal, and the cache has none: configure one, or omit this key".into()
+        })?;
+        ensure(durability == Durability::Cached, "durability", || {
+            format!("{durability} needs a journal, and the cache has none: configure one")
+        })?;
     }
     Ok(())
 }
