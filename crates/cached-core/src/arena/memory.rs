@@ -1,5 +1,5 @@
-//! The memory of an arena or an index, and its prefetch: a private anonymous mapping, part of a
-//! file's mapping, or the heap under miri.
+//! The memory of an arena or an index, tables in it, and its prefetch: a private anonymous mapping,
+//! part of a file's mapping, or the heap under miri.
 
 use memmap2::MmapRaw;
 use std::sync::Arc;
@@ -116,6 +116,74 @@ impl Drop for Memory {
     fn drop(&mut self) {
         // SAFETY: allocated in `map` with this very layout, freed once.
         unsafe { std::alloc::dealloc(self.base, self.layout) };
+    }
+}
+
+/// A type that consists of atomic integers alone.
+///
+/// # Safety
+/// Any bytes must be a valid value, and all zeros the default one.
+pub(crate) unsafe trait Atomics: Default + Sync {}
+
+/// Values at consecutive numbers, in memory that is touched as they are used.
+#[cfg(not(shuttle))]
+pub(crate) struct Table<T> {
+    memory: Memory,
+    count: usize,
+    _values: std::marker::PhantomData<T>,
+}
+
+#[cfg(not(shuttle))]
+impl<T: Atomics> Table<T> {
+    /// Creates a table of `count` zeroed values.
+    pub(crate) fn new(count: usize, huge_pages: bool) -> std::io::Result<Table<T>> {
+        Ok(Table::over(Memory::map(count * size_of::<T>(), huge_pages)?, count))
+    }
+
+    /// Takes over the values of an earlier process.
+    ///
+    /// # Panics
+    /// If the memory is too small for them.
+    pub(crate) fn over(memory: Memory, count: usize) -> Table<T> {
+        assert!(memory.len() >= count * size_of::<T>(), "the memory is smaller than the table");
+        assert!(memory.base().cast::<T>().is_aligned());
+        Table { memory, count, _values: std::marker::PhantomData }
+    }
+}
+
+#[cfg(not(shuttle))]
+impl<T: Atomics> std::ops::Deref for Table<T> {
+    type Target = [T];
+
+    #[inline]
+    fn deref(&self) -> &[T] {
+        // SAFETY: the memory is aligned and has room for `count` values, as `over` has checked, and any bytes
+        // are valid values, which are shared and hold only atomics.
+        unsafe { std::slice::from_raw_parts(self.memory.base().cast(), self.count) }
+    }
+}
+
+/// Under shuttle, atomics are objects that must be created one by one.
+#[cfg(shuttle)]
+pub(crate) struct Table<T>(Box<[T]>);
+
+#[cfg(shuttle)]
+impl<T: Atomics> Table<T> {
+    pub(crate) fn new(count: usize, _huge_pages: bool) -> std::io::Result<Table<T>> {
+        Ok(Table((0..count).map(|_| T::default()).collect()))
+    }
+
+    pub(crate) fn over(_memory: Memory, _count: usize) -> Table<T> {
+        unreachable!("no test of interleavings has its memory in a file")
+    }
+}
+
+#[cfg(shuttle)]
+impl<T> std::ops::Deref for Table<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        &self.0
     }
 }
 

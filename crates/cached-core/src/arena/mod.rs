@@ -19,9 +19,8 @@ mod superblock;
 use expiring::Expiring;
 pub use file::{ArenaFile, ArenaFileError, RestartProgress};
 pub(crate) use file::{HeldFile, MappedFile};
-pub(crate) use memory::Memory;
+pub(crate) use memory::{Atomics, Memory, Table};
 pub use memory::prefetch;
-use region::Regions;
 pub use region::{Owner, REGION_HEADER_BYTES, RegionHeader, RegionHeaderError};
 pub(crate) use region::{Region, RegionState};
 use shares::FreeRegions;
@@ -102,7 +101,7 @@ pub struct Arena {
     memory: Memory,
     region_bytes: usize,
     region_shift: u32,
-    regions: Regions,
+    regions: Table<Region>,
     /// How many bytes of each region expire at which time.
     pub(crate) expiring: Expiring,
     /// The free regions. This is a leaf lock: no other lock is taken while it is held.
@@ -129,7 +128,9 @@ impl Arena {
     /// # Errors
     /// [`ArenaError`] if the sizes are inconsistent or the system refuses the memory.
     pub fn new(config: ArenaConfig) -> Result<Arena, ArenaError> {
-        Arena::over(config, |count, bytes| Ok((Regions::new(count)?, Memory::map(bytes, config.huge_pages)?)))
+        Arena::over(config, |count, bytes| {
+            Ok((Table::new(count, false)?, Memory::map(bytes, config.huge_pages)?))
+        })
     }
 
     /// Divides memory that may contain the arena of an earlier process, including the table of its
@@ -142,7 +143,7 @@ impl Arena {
         table: Memory,
         memory: Memory,
     ) -> Result<Arena, ArenaError> {
-        let arena = Arena::over(config, |count, _| Ok((Regions::over(table, count), memory)))?;
+        let arena = Arena::over(config, |count, _| Ok((Table::over(table, count), memory)))?;
         let mut free = lock(&arena.free);
         free.ids.clear();
         arena.publish_free_count(&free);
@@ -152,7 +153,7 @@ impl Arena {
 
     fn over(
         config: ArenaConfig,
-        map: impl FnOnce(u32, usize) -> std::io::Result<(Regions, Memory)>,
+        map: impl FnOnce(usize, usize) -> std::io::Result<(Table<Region>, Memory)>,
     ) -> Result<Arena, ArenaError> {
         let ArenaConfig { bytes, region_bytes, .. } = config;
         let bad = |why| ArenaError::Sizes { bytes, region_bytes, why };
@@ -168,7 +169,7 @@ impl Arena {
         }
         let count = u32::try_from(count).map_err(|_| bad("too many regions"))?;
         let bytes = count as usize * region_bytes;
-        let (regions, memory) = map(count, bytes).map_err(|source| ArenaError::Map { bytes, source })?;
+        let (regions, memory) = map(count as usize, bytes).map_err(|source| ArenaError::Map { bytes, source })?;
         debug_assert!(memory.len() >= bytes);
         let expiring = Expiring::new(count).map_err(|source| ArenaError::Map { bytes, source })?;
         Ok(Arena {
@@ -286,14 +287,14 @@ impl Arena {
     ///
     /// The caller owns the region, and only existing pins refer to its content.
     pub(crate) fn release(&self, id: RegionId) {
-        if self.region(id).drain() {
+        if self.region(id).pins.drain() {
             self.put_back(id);
         }
     }
 
     /// Removes one pin.
     pub(crate) fn unpin(&self, id: RegionId) {
-        if self.region(id).unpin() {
+        if self.region(id).pins.unpin() {
             self.put_back(id);
         }
     }
@@ -396,8 +397,8 @@ mod tests {
     fn a_pinned_region_is_freed_with_its_last_pin() {
         let arena = arena(1, 1, 0);
         let id = arena.take(Owner::Kv, 0).unwrap();
-        arena.region(id).pin();
-        arena.region(id).pin();
+        arena.region(id).pins.pin();
+        arena.region(id).pins.pin();
         arena.release(id);
         assert!(arena.take(Owner::Kv, 0).is_none());
         arena.unpin(id);

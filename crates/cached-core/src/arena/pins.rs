@@ -13,15 +13,10 @@ use crate::sync::{AtomicU32, Ordering};
 
 const DRAINING: u32 = 1 << 31;
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Pins(AtomicU32);
 
 impl Pins {
-    #[cfg(any(test, shuttle))]
-    pub(crate) fn new() -> Self {
-        Pins(AtomicU32::new(0))
-    }
-
     /// Adds a reader. The caller ensures that draining has not started, by holding the lock of a
     /// hash bucket with an item in the region.
     pub(crate) fn pin(&self) {
@@ -60,7 +55,7 @@ mod tests {
 
     #[test]
     fn the_last_reader_of_a_draining_region_frees_it() {
-        let pins = Pins::new();
+        let pins = Pins::default();
         pins.pin();
         pins.pin();
         assert!(!pins.drain());
@@ -81,7 +76,7 @@ mod shuttle_tests {
     fn exactly_one_thread_frees() {
         shuttle::check_random(
             || {
-                let pins = Arc::new(Pins::new());
+                let pins = Arc::new(Pins::default());
                 let freed = Arc::new(AtomicU32::new(0));
                 pins.pin();
                 pins.pin();

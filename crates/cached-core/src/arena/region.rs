@@ -10,11 +10,10 @@
 //! *active*: a stream appends to it. *sealed*: full, in a queue. *reclaiming*: the reclaimer walks
 //! it.
 
-use super::Memory;
+use super::memory::Atomics;
 use super::pins::Pins;
 use crate::stores;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
-use std::ops::Deref;
 
 /// The owner of a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,10 +41,10 @@ pub(crate) enum RegionState {
 /// A restart takes over the fields that describe the content (state, allocated bytes, owner, queue,
 /// sequence, time), and counts the others again. Zeroed memory is the record of a free region.
 #[repr(C, align(64))]
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Region {
     state: AtomicU32,
-    pins: Pins,
+    pub(crate) pins: Pins,
     /// Lower half: bytes of entries that are in use or being written. Upper half: writers, that is,
     /// entries that are allocated but not published. While there are any, the region is not
     /// reclaimed.
@@ -74,22 +73,6 @@ const _: () = assert!(size_of::<Region>() == 64);
 const WRITER: u64 = 1 << 32;
 
 impl Region {
-    #[cfg(shuttle)]
-    pub(super) fn new() -> Self {
-        Region {
-            state: AtomicU32::new(RegionState::Free as u32),
-            pins: Pins::new(),
-            usage: AtomicU64::new(0),
-            used_bytes: AtomicU32::new(0),
-            owner: AtomicU32::new(0),
-            arrivals: AtomicU32::new(0),
-            queue: AtomicU32::new(0),
-            sequence: AtomicU64::new(0),
-            opened_at: AtomicU32::new(0),
-            crc: AtomicU32::new(0),
-        }
-    }
-
     pub(crate) fn open(&self, owner: Owner, sequence: u64) {
         self.usage.store(0, Ordering::Relaxed);
         self.used_bytes.store(REGION_HEADER_BYTES as u32, Ordering::Relaxed);
@@ -121,24 +104,6 @@ impl Region {
     /// another one.
     pub(crate) fn shift(&self, from: RegionState, to: RegionState) -> bool {
         self.state.compare_exchange(from as u32, to as u32, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-    }
-
-    pub(crate) fn pin(&self) {
-        self.pins.pin();
-    }
-
-    pub(crate) fn pins(&self) -> u32 {
-        self.pins.count()
-    }
-
-    #[must_use]
-    pub(crate) fn unpin(&self) -> bool {
-        self.pins.unpin()
-    }
-
-    #[must_use]
-    pub(crate) fn drain(&self) -> bool {
-        self.pins.drain()
     }
 
     /// Counts an entry of `bytes` as in use and being written.
@@ -272,67 +237,8 @@ impl Region {
     }
 }
 
-/// The records of all regions.
-#[cfg(not(shuttle))]
-pub(super) struct Regions {
-    memory: Memory,
-    count: usize,
-}
-
-#[cfg(not(shuttle))]
-impl Regions {
-    /// Creates the records of `count` free regions.
-    pub(super) fn new(count: u32) -> std::io::Result<Regions> {
-        Ok(Regions::over(Memory::map(count as usize * size_of::<Region>(), false)?, count))
-    }
-
-    /// Takes over the records of `count` regions.
-    ///
-    /// # Panics
-    /// If the memory is too small for them.
-    pub(super) fn over(memory: Memory, count: u32) -> Regions {
-        let count = count as usize;
-        assert!(memory.len() >= count * size_of::<Region>(), "a table of fewer regions");
-        assert!(memory.base().cast::<Region>().is_aligned());
-        Regions { memory, count }
-    }
-}
-
-#[cfg(not(shuttle))]
-impl Deref for Regions {
-    type Target = [Region];
-
-    #[inline]
-    fn deref(&self) -> &[Region] {
-        // SAFETY: the memory is aligned and holds `count` records (checked where it was taken); any bytes are
-        // valid records, which are shared and hold only atomics.
-        unsafe { std::slice::from_raw_parts(self.memory.base().cast(), self.count) }
-    }
-}
-
-/// Under shuttle, atomics are objects that must be created one by one.
-#[cfg(shuttle)]
-pub(super) struct Regions(Box<[Region]>);
-
-#[cfg(shuttle)]
-impl Regions {
-    pub(super) fn new(count: u32) -> std::io::Result<Regions> {
-        Ok(Regions((0..count).map(|_| Region::new()).collect()))
-    }
-
-    pub(super) fn over(_memory: Memory, _count: u32) -> Regions {
-        unreachable!("no test of interleavings has its memory in a file")
-    }
-}
-
-#[cfg(shuttle)]
-impl Deref for Regions {
-    type Target = [Region];
-
-    fn deref(&self) -> &[Region] {
-        &self.0
-    }
-}
+// SAFETY: a record consists of atomic integers alone, and a zeroed one is that of a free region.
+unsafe impl Atomics for Region {}
 
 /// The size of the header at the start of every region in use.
 pub const REGION_HEADER_BYTES: usize = 32;

@@ -94,7 +94,7 @@ pub(super) fn rebuild(inner: &Inner, now: u32, check: Check, progress: &RestartP
         replaced_items: sum.replaced,
         damaged_items: sum.damaged,
         damaged_regions: damaged_regions + sum.damaged_regions,
-        ..Restart::nothing()
+        ..Restart::default()
     }
 }
 

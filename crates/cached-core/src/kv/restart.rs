@@ -21,7 +21,7 @@ use crate::arena::{HeldFile, Identity, MappedFile, Superblock};
 use crate::sync::Arc;
 
 /// The result of taking over an earlier process's store.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Restart {
     /// The reason why there was nothing to take over; `None` if there was something.
@@ -56,23 +56,6 @@ pub(super) struct StoreFile {
     /// Whether the end has to look as if the process had been killed.
     #[cfg(test)]
     pub(super) is_killed: AtomicBool,
-}
-
-impl Restart {
-    /// Nothing was taken over.
-    pub(super) fn nothing() -> Restart {
-        Restart {
-            cold: None,
-            was_clean: false,
-            items: 0,
-            expired_items: 0,
-            flushed_items: 0,
-            replaced_items: 0,
-            damaged_items: 0,
-            damaged_regions: 0,
-            took: Duration::ZERO,
-        }
-    }
 }
 
 impl Kv {
@@ -110,7 +93,7 @@ pub(super) fn take_over(inner: &mut Inner, file: MappedFile, superblock: Arc<Sup
         Some(cold) => {
             let (none, _) = inner.log.begin_restore(now);
             inner.log.end_restore(none, |_| true);
-            Restart { cold: Some(cold.to_string()), ..Restart::nothing() }
+            Restart { cold: Some(cold.to_string()), ..Restart::default() }
         }
         None => {
             // Memory that another process has just used needs no check.

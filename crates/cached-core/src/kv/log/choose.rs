@@ -286,7 +286,7 @@ impl Reclaimer {
 /// Whether the job's region has been pinned since it was chosen. The reader may be the very thread
 /// that needs the memory, for an item in this region; the rest of the region is then not evicted.
 fn is_pinned_since(log: &Log, job: &Job) -> bool {
-    log.arena.region(job.region).pins() != 0
+    log.arena.region(job.region).pins.count() != 0
 }
 
 /// Whether a piece is kept: if its large value was used after the region was opened or last

@@ -142,7 +142,7 @@ impl Log {
     /// bucket of an item there, and has to call [`unpin`](Log::unpin) later.
     pub(in crate::kv) fn pin(&self, location: u32) -> RegionId {
         let region = self.region_of(location);
-        self.arena.region(region).pin();
+        self.arena.region(region).pins.pin();
         region
     }
 
@@ -155,13 +155,13 @@ impl Log {
     /// bucket's lock.
     #[inline]
     pub(in crate::kv) fn is_pinned(&self, location: u32) -> bool {
-        self.arena.region(self.region_of(location)).pins() != 0
+        self.arena.region(self.region_of(location)).pins.count() != 0
     }
 
     /// Whether the region is neither pinned nor written to.
     pub(super) fn is_quiet(&self, region: RegionId) -> bool {
         let record = self.arena.region(region);
-        record.pins() == 0 && record.writers() == 0
+        record.pins.count() == 0 && record.writers() == 0
     }
 
     /// Frees a sealed region without a walk if no entry in it is in use.
@@ -345,7 +345,7 @@ impl Log {
                     check_live(record.live_bytes(), live[id.0 as usize], id);
                 }
             }
-            assert_eq!(record.pins(), 0, "a pin is left on region {}", id.0);
+            assert_eq!(record.pins.count(), 0, "a pin is left on region {}", id.0);
             assert_eq!(record.writers(), 0, "a writer is left in region {}", id.0);
             if record.state() != RegionState::Free {
                 let header = self.arena.read_header(id).expect("a region in use has a header");

@@ -1,7 +1,6 @@
 //! The metadata of buckets.
 
-#[cfg(not(shuttle))]
-use crate::arena::Memory;
+use crate::arena::Atomics;
 use crate::sync::{AtomicU8, AtomicU16, AtomicU32, Ordering};
 
 /// A value of `owner`: the bucket belongs to a receive buffer or payload that no write has taken
@@ -83,47 +82,5 @@ impl Meta {
     }
 }
 
-/// A [`Meta`] for each bucket number, in a separate mapping that is touched as buckets are used.
-/// Every hit accesses a random entry, so the mapping asks for huge pages, whatever the setting for
-/// the arena: it needs only a few.
-#[cfg(not(shuttle))]
-pub(super) struct Metas {
-    memory: Memory,
-    count: usize,
-}
-
-#[cfg(not(shuttle))]
-impl Metas {
-    pub(super) fn new(count: usize) -> std::io::Result<Self> {
-        Ok(Self { memory: Memory::map(count * size_of::<Meta>(), true)?, count })
-    }
-}
-
-#[cfg(not(shuttle))]
-impl std::ops::Deref for Metas {
-    type Target = [Meta];
-    #[inline]
-    fn deref(&self) -> &[Meta] {
-        // SAFETY: the mapping is large enough, aligned to a page, lives as long as `self`, and was zeroed,
-        // which is a valid `Meta`: it is made of atomic integers alone, and is touched in no other way.
-        unsafe { std::slice::from_raw_parts(self.memory.base().cast(), self.count) }
-    }
-}
-
-#[cfg(shuttle)]
-pub(super) struct Metas(Box<[Meta]>);
-
-#[cfg(shuttle)]
-impl Metas {
-    pub(super) fn new(count: usize) -> std::io::Result<Self> {
-        Ok(Self((0..count).map(|_| Meta::default()).collect()))
-    }
-}
-
-#[cfg(shuttle)]
-impl std::ops::Deref for Metas {
-    type Target = [Meta];
-    fn deref(&self) -> &[Meta] {
-        &self.0
-    }
-}
+// SAFETY: the metadata consist of atomic integers alone.
+unsafe impl Atomics for Meta {}

@@ -34,7 +34,7 @@ use blocker::{BUCKET_BYTES, Segment, SegmentOwner};
 
 use super::slots::BUCKETS_MAX;
 use crate::arena::{
-    Arena, ArenaConfig, ArenaError, Owner, REGION_BYTES_MAX, REGION_BYTES_MIN, RegionHeader, RegionId,
+    Arena, ArenaConfig, ArenaError, Owner, REGION_BYTES_MAX, REGION_BYTES_MIN, RegionHeader, RegionId, Table,
 };
 use crate::object::lock_ranks;
 use crate::object::tasks::wait_queue::WaitQueue;
@@ -43,7 +43,7 @@ use crate::sync::{Arc, AtomicU32, Mutex, Ordering, lock};
 use held::Lent;
 pub(crate) use held::{Detached, Reserved};
 pub(crate) use meta::Meta;
-use meta::{Metas, RECEIVING};
+use meta::RECEIVING;
 use present::Fresh;
 pub(crate) use present::PoolMemory;
 
@@ -68,7 +68,9 @@ pub(crate) struct Pool {
 struct Core {
     arena: Arena,
     regions: Box<[RegionId]>,
-    metas: Metas,
+    /// In a separate mapping. Every hit accesses a random entry, so the mapping asks for huge pages,
+    /// whatever the setting for the arena: it needs only a few.
+    metas: Table<Meta>,
     /// The lent buckets; `None` if buckets are never lent.
     lent: Option<Lent>,
     /// The maximum and minimum number of buckets; `metas` has a few more entries.
@@ -137,7 +139,7 @@ impl Pool {
         let lent = if memory.lends { Lent::new(&arena, numbers) } else { None };
         let core = Arc::new(Core {
             arena,
-            metas: Metas::new(numbers as usize).map_err(|source| ArenaError::Map { bytes, source })?,
+            metas: Table::new(numbers as usize, true).map_err(|source| ArenaError::Map { bytes, source })?,
             lent,
             count_max,
             count_min,
