@@ -48,10 +48,10 @@ mod imp {
 
 #[cfg(shuttle)]
 mod imp {
+    pub(crate) use shuttle::future::block_on;
     pub(crate) use shuttle::sync::atomic::{
         AtomicBool, AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering,
     };
-    pub(crate) use shuttle::future::block_on;
     pub(super) use shuttle::sync::{Mutex as RawMutex, MutexGuard as RawGuard};
     pub(crate) use std::sync::Arc;
 

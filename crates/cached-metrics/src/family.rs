@@ -119,15 +119,6 @@ impl Number {
             Self::Float(number) => number as u64,
         }
     }
-
-    /// Returns the number; above 2⁵³, the nearest `f64`.
-    #[must_use]
-    pub fn to_f64(self) -> f64 {
-        match self {
-            Self::Integer(number) => number as f64,
-            Self::Float(number) => number,
-        }
-    }
 }
 
 impl From<f64> for Number {
@@ -277,16 +268,10 @@ impl<'a> IntoIterator for &'a Families {
     }
 }
 
-impl Extend<Family> for Families {
-    fn extend<I: IntoIterator<Item = Family>>(&mut self, families: I) {
-        families.into_iter().for_each(|family| self.add(family));
-    }
-}
-
 impl FromIterator<Family> for Families {
     fn from_iter<I: IntoIterator<Item = Family>>(families: I) -> Self {
         let mut all = Self::new();
-        all.extend(families);
+        families.into_iter().for_each(|family| all.add(family));
         all
     }
 }

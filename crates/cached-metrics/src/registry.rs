@@ -45,11 +45,15 @@ impl Default for Limits {
 }
 
 /// A reason why gathering left something out.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GatherError {
     /// A family's or a label's name is invalid. Valid names have letters, digits and underscores,
     /// and do not start with a digit.
+    #[error(
+        "metric {family:?}: {name:?} is not a valid name; names consist of letters, digits and underscores, and do not \
+         start with a digit"
+    )]
     BadName {
         /// The family.
         family: Text,
@@ -57,41 +61,25 @@ pub enum GatherError {
         name: Text,
     },
     /// Two collectors disagree about the kind or the help text of a family. The first one is kept.
+    #[error("metric {family}: two collectors give it another kind or help text")]
     Conflict {
         /// The family.
         family: Text,
     },
     /// A family has two samples with the same labels, or a sample has two labels with the same
     /// name. The first one is kept.
+    #[error("metric {family}: two samples have the same labels")]
     Duplicate {
         /// The family.
         family: Text,
     },
     /// There are more families or samples than [`Limits`] allow.
+    #[error("metric {family}: beyond the limit of families or samples")]
     TooMany {
         /// The first family that was left out completely or in part.
         family: Text,
     },
 }
-
-impl fmt::Display for GatherError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::BadName { family, name } => write!(
-                f,
-                "metric {family:?}: {name:?} is no name; a name has letters, digits and underscores, and begins \
-                 with no digit"
-            ),
-            Self::Conflict { family } => {
-                write!(f, "metric {family}: two collectors give it another kind or help text")
-            }
-            Self::Duplicate { family } => write!(f, "metric {family}: two samples have the same labels"),
-            Self::TooMany { family } => write!(f, "metric {family}: beyond the limit of families or samples"),
-        }
-    }
-}
-
-impl std::error::Error for GatherError {}
 
 /// The result of [`Registry::gather`].
 #[derive(Clone, PartialEq, Default, Debug)]
@@ -129,6 +117,7 @@ struct Source {
 }
 
 /// Keeps a component registered. Dropping it removes the component.
+#[derive(Debug)]
 #[must_use = "dropping a registration removes the component from the registry"]
 pub struct Registration {
     inner: Weak<Inner>,
@@ -201,7 +190,7 @@ impl Registry {
     pub fn gather(&self) -> Gathered {
         // Collectors run outside the lock, so that one may register another.
         let sources: Vec<Source> = self.inner.sources().list.values().cloned().collect();
-        let mut merge = Merge::new(self.inner.limits);
+        let mut merge = Merge { limits: self.inner.limits, ..Merge::default() };
         for Source { collector, labels } in sources {
             collector.families().into_iter().for_each(|family| merge.add(family, &labels));
         }
@@ -222,13 +211,8 @@ impl fmt::Debug for Registry {
     }
 }
 
-impl fmt::Debug for Registration {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Registration").field("id", &self.id).finish_non_exhaustive()
-    }
-}
-
 /// The state of merging families into one sorted set.
+#[derive(Default)]
 struct Merge {
     limits: Limits,
     families: BTreeMap<Text, Family>,
@@ -239,16 +223,6 @@ struct Merge {
 }
 
 impl Merge {
-    fn new(limits: Limits) -> Self {
-        Self {
-            limits,
-            families: BTreeMap::new(),
-            known: HashMap::new(),
-            samples_count: 0,
-            errors: Vec::new(),
-        }
-    }
-
     fn report(&mut self, error: GatherError) {
         if !self.errors.contains(&error) {
             self.errors.push(error);

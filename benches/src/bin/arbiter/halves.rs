@@ -181,13 +181,14 @@ impl Halves {
 
     /// Returns the part of the memory that a half has.
     pub(crate) fn share(&self, half: Half) -> f64 {
-        let bytes = self.arbiter.as_ref().map_or(0, |arbiter| arbiter.metrics().bytes(half));
-        bytes as f64 / self.memory_bytes as f64
+        let bytes = self.arbiter.as_ref().map_or(0.0, |arbiter| arbiter.metrics().of(half).bytes.get());
+        bytes / self.memory_bytes as f64
     }
 
     /// Returns the memory that has moved since the start, in bytes.
     pub(crate) fn moved_bytes(&self) -> u64 {
         let metrics = self.arbiter.as_ref().map(Arbiter::metrics);
-        metrics.map_or(0, |metrics| Half::BOTH.map(|half| metrics.given_bytes(half)).into_iter().sum())
+        metrics
+            .map_or(0, |metrics| Half::BOTH.map(|half| metrics.of(half).given_bytes.get()).into_iter().sum())
     }
 }

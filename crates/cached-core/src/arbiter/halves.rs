@@ -1,7 +1,5 @@
 //! The two halves of a shared memory, and the decisions about the balance between them.
 
-use std::fmt;
-
 use crate::balance::{Balance, Consumer, Needs, Transfer};
 
 /// The part of the memory, as a divisor, that must have been stored since the last decision before
@@ -41,12 +39,6 @@ impl Half {
             Half::Items => "items",
             Half::Objects => "objects",
         }
-    }
-}
-
-impl fmt::Display for Half {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
     }
 }
 

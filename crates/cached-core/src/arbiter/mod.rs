@@ -55,7 +55,7 @@ mod halves;
 use std::time::Duration;
 
 use blocker::BUCKET_BYTES;
-use blocker::metrics::{Collect, Families, Label, Value};
+use blocker::metrics::{Collect, Counter, Families, Gauge, counters};
 use halves::{Halves, Move};
 
 pub use halves::Half;
@@ -64,7 +64,7 @@ use crate::arena::MemoryRange;
 use crate::balance::Needs;
 use crate::kv::{Kv, Released};
 use crate::object::{ObjectCache, WeakObjectCache};
-use crate::sync::{Arc, AtomicU64, Ordering};
+use crate::sync::Arc;
 
 /// The number of buckets that one step releases.
 const STEP_BUCKETS: u32 = 64;
@@ -177,7 +177,7 @@ impl Arbiter {
         self.fruitless_steps = 0;
         self.metrics.look(now.map(|half| half.bytes), self.halves.gains());
         if self.pending.is_some() {
-            self.metrics.begin();
+            self.metrics.counts.moves.increment();
         }
     }
 
@@ -194,7 +194,7 @@ impl Arbiter {
             Half::Items => self.move_from_items(&objects, unit, &mut moved.bytes),
             Half::Objects => self.move_from_objects(&objects, unit, &mut moved.bytes),
         };
-        self.metrics.moved(moved.from, before - moved.bytes);
+        self.metrics.of(moved.from).given_bytes.add(before - moved.bytes);
         let goes_on = goes_on && moved.bytes >= unit;
         self.pending = goes_on.then_some(moved);
         if !goes_on {
@@ -259,9 +259,11 @@ impl Arbiter {
     }
 
     fn failed(&self, half: Half, error: &std::io::Error) -> bool {
-        if self.metrics.failed() {
-            tracing::warn!(cause = %error, "the system does not take the memory of {half} back; it stays where it is");
+        if self.metrics.counts.failures.get() == 0 {
+            let half = half.name();
+            tracing::warn!(cause = %error, "the system does not take back the memory of {half}; it stays there");
         }
+        self.metrics.counts.failures.increment();
         false
     }
 
@@ -307,107 +309,65 @@ fn needs(kv: &Kv, objects: &ObjectCache, items_bytes_min: u64, item_miss: Option
     [Needs { bytes_min: items_bytes_min, miss_nanos, ..kv.needs() }, objects]
 }
 
+counters! {
+    /// The memory of one half, as its arbiter last saw it.
+    #[derive(Debug, Default)]
+    pub struct HalfMetrics {
+        /// The memory that items and objects have of what they share.
+        pub bytes: Gauge => "cached_shared_memory_bytes",
+        /// The least memory that items and objects have.
+        pub bytes_min: u64 => "cached_shared_memory_least_bytes",
+        /// Misses that a quarter more of the memory would have saved lately, by what they cost.
+        pub gain_seconds: Gauge => "cached_shared_memory_gain_seconds",
+        /// Memory that has moved to the other half.
+        pub given_bytes: Counter => "cached_shared_memory_given_bytes_total",
+    }
+}
+
+counters! {
+    /// The moves of an arbiter since its start.
+    #[derive(Debug, Default)]
+    pub struct MoveCounts {
+        /// Moves of memory between items and objects.
+        pub moves: Counter => "cached_shared_memory_moves_total",
+        /// Memory that the system did not take back, so that it could not move.
+        pub failures: Counter => "cached_shared_memory_failures_total",
+    }
+}
+
 /// The arbiter's counters, which any thread may read.
 #[derive(Debug)]
 pub struct ArbiterMetrics {
-    bytes_min: [u64; 2],
-    bytes: [AtomicU64; 2],
-    gain_nanos: [AtomicU64; 2],
-    /// The memory moved from each half.
-    given_bytes: [AtomicU64; 2],
-    moves: AtomicU64,
-    failures: AtomicU64,
+    halves: [HalfMetrics; 2],
+    /// The moves since the start.
+    pub counts: MoveCounts,
 }
 
 impl ArbiterMetrics {
-    pub(crate) fn new(bytes_min: [u64; 2]) -> ArbiterMetrics {
-        let zero = || [AtomicU64::new(0), AtomicU64::new(0)];
-        ArbiterMetrics {
-            bytes_min,
-            bytes: zero(),
-            gain_nanos: zero(),
-            given_bytes: zero(),
-            moves: AtomicU64::new(0),
-            failures: AtomicU64::new(0),
+    fn new(bytes_min: [u64; 2]) -> ArbiterMetrics {
+        let halves = bytes_min.map(|bytes_min| HalfMetrics { bytes_min, ..HalfMetrics::default() });
+        ArbiterMetrics { halves, counts: MoveCounts::default() }
+    }
+
+    /// Returns the counters of a half.
+    #[must_use]
+    pub fn of(&self, half: Half) -> &HalfMetrics {
+        &self.halves[half as usize]
+    }
+
+    fn look(&self, bytes: [u64; 2], gain_nanos: [u64; 2]) {
+        for ((half, bytes), nanos) in self.halves.iter().zip(bytes).zip(gain_nanos) {
+            half.bytes.set(bytes as f64);
+            half.gain_seconds.set(nanos as f64 / 1e9);
         }
-    }
-
-    pub(crate) fn look(&self, bytes: [u64; 2], gain_nanos: [u64; 2]) {
-        for at in 0..2 {
-            self.bytes[at].store(bytes[at], Ordering::Relaxed);
-            self.gain_nanos[at].store(gain_nanos[at], Ordering::Relaxed);
-        }
-    }
-
-    pub(crate) fn begin(&self) {
-        self.moves.fetch_add(1, Ordering::Relaxed);
-    }
-
-    pub(crate) fn moved(&self, from: Half, bytes: u64) {
-        self.given_bytes[from as usize].fetch_add(bytes, Ordering::Relaxed);
-    }
-
-    /// Counts a failure; returns whether it is the first.
-    pub(crate) fn failed(&self) -> bool {
-        self.failures.fetch_add(1, Ordering::Relaxed) == 0
-    }
-
-    /// Returns the last known memory of a half, in bytes.
-    #[must_use]
-    pub fn bytes(&self, half: Half) -> u64 {
-        self.bytes[half as usize].load(Ordering::Relaxed)
-    }
-
-    /// Returns the minimum of a half, in bytes.
-    #[must_use]
-    pub fn bytes_min(&self, half: Half) -> u64 {
-        self.bytes_min[half as usize]
-    }
-
-    /// Returns how many nanoseconds of recent misses more memory would have saved a half.
-    #[must_use]
-    pub fn gain_nanos(&self, half: Half) -> u64 {
-        self.gain_nanos[half as usize].load(Ordering::Relaxed)
-    }
-
-    /// Returns the memory moved from a half to the other since the start, in bytes.
-    #[must_use]
-    pub fn given_bytes(&self, half: Half) -> u64 {
-        self.given_bytes[half as usize].load(Ordering::Relaxed)
-    }
-
-    /// Returns the number of moves started.
-    #[must_use]
-    pub fn moves(&self) -> u64 {
-        self.moves.load(Ordering::Relaxed)
-    }
-
-    /// Returns how often memory could not move because the system did not take it back.
-    #[must_use]
-    pub fn failures(&self) -> u64 {
-        self.failures.load(Ordering::Relaxed)
     }
 }
 
 impl Collect for ArbiterMetrics {
     fn collect(&self, into: &mut Families) {
         for half in Half::BOTH {
-            let labels = || -> Vec<Label> { vec![("half", half.to_string()).into()] };
-            let help = "The memory that items and objects have of what they share.";
-            into.sample("cached_shared_memory_bytes", help, labels(), Value::Gauge(self.bytes(half) as f64));
-            let help = "The least memory that items and objects have.";
-            let least = Value::Gauge(self.bytes_min(half) as f64);
-            into.sample("cached_shared_memory_least_bytes", help, labels(), least);
-            let help = "Misses that a quarter more of the memory would have saved lately, by what they cost.";
-            let gain = Value::Gauge(self.gain_nanos(half) as f64 / 1e9);
-            into.sample("cached_shared_memory_gain_seconds", help, labels(), gain);
-            let help = "Memory that has moved to the other half.";
-            let given = Value::Counter(self.given_bytes(half));
-            into.sample("cached_shared_memory_given_bytes_total", help, labels(), given);
+            into.append_labelled(&[("half", half.name()).into()], self.of(half).families());
         }
-        let help = "Moves of memory between items and objects.";
-        into.counter("cached_shared_memory_moves_total", help, self.moves());
-        let help = "Memory that the system did not take back, so that it could not move.";
-        into.counter("cached_shared_memory_failures_total", help, self.failures());
+        self.counts.collect(into);
     }
 }

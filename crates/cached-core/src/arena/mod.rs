@@ -19,8 +19,8 @@ mod superblock;
 use expiring::Expiring;
 pub use file::{ArenaFile, ArenaFileError, RestartProgress};
 pub(crate) use file::{HeldFile, MappedFile};
-pub(crate) use memory::{Atomics, Memory, Table};
 pub use memory::prefetch;
+pub(crate) use memory::{Atomics, Memory, Table};
 pub use region::{Owner, REGION_HEADER_BYTES, RegionHeader, RegionHeaderError};
 pub(crate) use region::{Region, RegionState};
 use shares::FreeRegions;
@@ -169,7 +169,8 @@ impl Arena {
         }
         let count = u32::try_from(count).map_err(|_| bad("too many regions"))?;
         let bytes = count as usize * region_bytes;
-        let (regions, memory) = map(count as usize, bytes).map_err(|source| ArenaError::Map { bytes, source })?;
+        let (regions, memory) =
+            map(count as usize, bytes).map_err(|source| ArenaError::Map { bytes, source })?;
         debug_assert!(memory.len() >= bytes);
         let expiring = Expiring::new(count).map_err(|source| ArenaError::Map { bytes, source })?;
         Ok(Arena {

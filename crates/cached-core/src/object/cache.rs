@@ -9,23 +9,15 @@ use blocker::{BUCKET_BYTES, Blocker, Clock, ObjectId, Pending, Result, Timestamp
 use super::background::Background;
 use super::config::{ConfigError, ObjectCacheConfig};
 use super::control::attach_state::AttachStatus;
-use super::control::metrics::Counters;
-use super::control::namespaces::Namespaces;
-use super::counters::NamespaceCounters;
-use super::journal::unapplied::{Recovery, RecoveryProgress};
-use super::journal::{ChangeLog, JournalHealth, JournalOptions, OpenJournal, check_without_journal};
-use super::memory::pool::{Pool, PoolMemory};
-use super::memory::queue::Queues;
+use super::journal::unapplied::RecoveryProgress;
+use super::journal::{JournalHealth, JournalOptions, OpenJournal};
 use super::recovery::RecoveryError;
 use super::shared::resources::reserve_up_to;
 use super::shared::{Shared, log_waits, validate};
-use super::state::index::Index;
 use super::state::losses::LostWrites;
 use super::write::receive::ReceiveBuffer;
-use super::{counters, detach, recovery};
-use crate::arena::MemoryRange;
+use super::{detach, recovery};
 use crate::balance::Needs;
-use crate::insight::Sampling;
 
 /// A cache of objects in front of a store. Clones are cheap, and are handles of the same cache.
 ///
@@ -138,51 +130,8 @@ impl ObjectCache {
         clock: Arc<dyn Clock>,
         journal: Option<(OpenJournal, JournalOptions)>,
     ) -> Result<(Self, Background), ConfigError> {
-        config.check(&below.capabilities())?;
-        let memory = |why: String| ConfigError { key: "memory_bytes_max", why };
-        // The policy's history of evicted buckets is taken out of the memory.
-        let bytes_max = config.memory_range.map_or(config.memory_bytes_max, |range| range.bytes_max);
-        let buckets = u32::try_from(bytes_max / blocker::BUCKET_BYTES)
-            .map_err(|_| memory("must be below 16 TiB".into()))?;
-        let policy = ConfigError { key: "eviction_policy", why: "is not known".into() };
-        let remembered =
-            Queues::new(&config.eviction_policy, buckets).ok_or(policy.clone())?.policy_bytes_each();
-        // Each share of the memory has a history of this size.
-        let shares = 1 + config.namespaces.iter().filter(|each| each.has_own_memory()).count();
-        let without = |bytes: u64| bytes.saturating_sub((remembered * shares) as u64);
-        let pool = Pool::new(PoolMemory {
-            bytes: without(config.memory_bytes_max),
-            range: config.memory_range.map(|range| MemoryRange {
-                bytes_min: without(range.bytes_min),
-                bytes_max: without(range.bytes_max),
-            }),
-            huge_pages: config.huge_pages,
-            lends: config.lends_buckets,
-        })
-        .map_err(|error| memory(error.to_string()))?;
-        let mut queues = Queues::new(&config.eviction_policy, pool.count_max()).ok_or(policy)?;
-        if config.insight != Sampling::Off {
-            queues = queues.with_insight(&config.eviction_policy, config.memory_bytes_max, config.insight);
-        }
-        let objects =
-            |error: std::io::Error| ConfigError { key: "objects_count_max", why: error.to_string() };
-        let namespaces = Namespaces::new(&config);
-        let index = Index::new(config.objects_count_max, &namespaces).map_err(objects)?;
-        let (log, replay) = match journal {
-            None => {
-                check_without_journal(&config)?;
-                (None, None)
-            }
-            Some((OpenJournal { journal, replay, events, is_stepped }, options)) => {
-                let log = ChangeLog::new(journal, events, options, &config, Arc::clone(&clock))?;
-                (Some(log), Some((replay, is_stepped)))
-            }
-        };
-        let (replay, is_stepped) = replay.unzip();
-        let recovery = Recovery::new(replay, log.as_ref(), is_stepped == Some(false));
         let attached = config.attached;
-        let shared =
-            Arc::new(Shared::new(below, config, clock, namespaces, pool, queues, index, log, recovery));
+        let shared = Arc::new(Shared::new(below, config, clock, journal)?);
         if !attached {
             // The background stores the changes that an earlier process logged, if any, and then
             // continues.
@@ -190,28 +139,6 @@ impl ObjectCache {
         }
         let background = Background::new(Arc::clone(&shared));
         Ok((Self { inner: Arc::new(Inner { shared }) }, background))
-    }
-
-    /// Returns the counters of the cache.
-    ///
-    /// ```
-    /// # use std::sync::Arc;
-    /// # use blocker::Memory;
-    /// # use cached_core::object::ObjectCache;
-    /// let cache = ObjectCache::builder(Arc::new(Memory::default())).memory_bytes(64 << 20).start()?;
-    /// assert_eq!(cache.counters().dirty_bytes, 0);
-    /// # Ok::<_, cached_core::object::ConfigError>(())
-    /// ```
-    #[must_use]
-    pub fn counters(&self) -> Counters {
-        counters::counters(self.shared())
-    }
-
-    /// Returns the counters of each namespace that was configured or used, up to 4096 of them, and
-    /// of all others together.
-    #[must_use]
-    pub fn namespaces(&self) -> Vec<NamespaceCounters> {
-        counters::namespace_counters(self.shared())
     }
 
     /// Returns the changes that were acknowledged as *cached*, can never be stored, and have not

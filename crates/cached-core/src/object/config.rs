@@ -262,9 +262,11 @@ impl ObjectCacheConfig {
             "must be between 2, for a copy, and 2147483648".into()
         })?;
         let is_possible = (1..=OBJECT_BYTES_LIMIT).contains(&self.object_bytes_max);
-        ensure(is_possible && self.object_bytes_max.is_multiple_of(BUCKET_BYTES), "object_bytes_max", || {
-            format!("must be a multiple of {BUCKET_BYTES} up to {OBJECT_BYTES_LIMIT}")
-        })?;
+        ensure(
+            is_possible && self.object_bytes_max.is_multiple_of(BUCKET_BYTES),
+            "object_bytes_max",
+            || format!("must be a multiple of {BUCKET_BYTES} up to {OBJECT_BYTES_LIMIT}"),
+        )?;
         ensure(self.object_bytes_max <= below.object_bytes_max, "object_bytes_max", || {
             format!("the store accepts objects of up to {} bytes", below.object_bytes_max)
         })?;
@@ -317,9 +319,8 @@ impl ObjectCacheConfig {
 
     /// Checks the configuration of individual namespaces.
     fn check_namespaces(&self) -> Result<(), ConfigError> {
-        let sum_of = |key| {
-            self.namespaces.iter().filter_map(|each| each.own(key)).fold(0, u64::saturating_add)
-        };
+        let sum_of =
+            |key| self.namespaces.iter().filter_map(|each| each.own(key)).fold(0, u64::saturating_add);
         let count = self.namespaces.len();
         ensure(count <= NAMESPACES_MAX, "namespaces", || {
             format!("{count} of them have settings of their own; {NAMESPACES_MAX} can have")

@@ -11,44 +11,8 @@ use super::control::metrics::Counters;
 use super::control::quotas::QuotaUse;
 use super::control::records::{NamespaceMetrics, NamespaceRecord, StoreCounters};
 use super::memory::slots::State;
-use super::shared::Shared;
 use crate::insight::{HotNames, MissRatioCurve, MissesByReason, Present};
 use crate::sync::Ordering;
-
-/// Returns the counters of a cache.
-pub(crate) fn counters(shared: &Shared) -> Counters {
-    let metrics = &shared.metrics;
-    let flow = shared.read_ahead.total();
-    let count = |state: State| metrics.total(|of| of.count_of(state));
-    let bytes = |states: &[State]| states.iter().map(|state| count(*state)).sum::<u64>() * BUCKET_BYTES;
-    Counters {
-        objects: shared.objects.index.count(),
-        memory_bytes: u64::from(shared.memory.pool.count()) * BUCKET_BYTES,
-        free_bytes: u64::from(shared.memory.pool.free()) * BUCKET_BYTES,
-        clean_bytes: bytes(&[State::Clean]),
-        dirty_bytes: bytes(&[State::Dirty, State::DirtyWhole, State::Writing])
-            + metrics.total(|of| of.bucketless.load(Ordering::Relaxed)) * BUCKET_BYTES,
-        writing_bytes: bytes(&[State::Writing]),
-        zero_bytes: bytes(&[State::ZeroClean, State::ZeroDirty, State::ZeroWriting]),
-        receive_buffer_bytes: u64::from(shared.memory.pool.receiving()) * BUCKET_BYTES,
-        loading_bytes: metrics.loading.load(Ordering::Relaxed) * BUCKET_BYTES,
-        read_hits: metrics.total(|of| of.hits.get()),
-        read_misses: metrics.total(|of| of.misses.get()),
-        writes_back: metrics.total(NamespaceMetrics::writes_back),
-        writes_through: metrics.total(NamespaceMetrics::writes_through),
-        writes_throttled: metrics.total(|of| of.throttled.get()),
-        lost_objects: shared.objects.losses.objects(),
-        attached: u64::from(shared.control.attaching.status().state != AttachState::Detached),
-        gate_width: shared.store.gate.width().into(),
-        gate_waiting: shared.store.gate.waiting().into(),
-        read_ahead_bytes: flow.ahead * BUCKET_BYTES,
-        read_ahead_used_bytes: flow.used * BUCKET_BYTES,
-        read_ahead_wasted_bytes: flow.wasted * BUCKET_BYTES,
-        bypassed_read_bytes: flow.bypassed_read_bytes,
-        bypassed_write_bytes: flow.bypassed_write_bytes,
-        ..metrics.counts.map(Counter::get)
-    }
-}
 
 // The counters that a cache shows by namespace.
 
@@ -116,70 +80,118 @@ counters! {
 /// The names of [`NamespaceCounters::writes`].
 pub const DURABILITIES: [&str; 4] = ["cached", "journaled", "replicated", "stored"];
 
-/// Returns the counters of every namespace that has been used, and of the others together.
-pub(crate) fn namespace_counters(shared: &Shared) -> Vec<NamespaceCounters> {
-    let metrics = &shared.metrics;
-    let oldest = shared.objects.dirty_queue.oldest_of_each();
-    let now = shared.clock.now();
-    let age = |since: Option<Timestamp>| since.map_or(Duration::ZERO, |since| now.since(since));
-    let of = |record: &NamespaceRecord| {
-        let (space, namespace) = (&record.metrics, record.name.clone());
-        let flow = shared.read_ahead.of(record.number);
-        let bytes =
-            |states: &[State]| states.iter().map(|state| space.count_of(*state)).sum::<u64>() * BUCKET_BYTES;
-        let dirty = [State::Dirty, State::DirtyWhole, State::Writing];
-        let dirty_bytes = bytes(&dirty) + space.bucketless.load(Ordering::Relaxed) * BUCKET_BYTES;
-        let share = shared.memory.shares.report(&shared.memory.queues, record.number);
-        NamespaceCounters {
-            is_configured: record.is_configured.load(Ordering::Relaxed),
-            write_mode: record.write_phases.set_mode(),
-            is_mode_changing: record.write_phases.is_changing(),
-            objects: record.objects.load(Ordering::Relaxed),
-            cached_bytes: bytes(&[State::Clean]) + bytes(&dirty),
-            dirty_bytes,
-            // All dirty data may have been stored since.
-            dirty_age: if dirty_bytes > 0 {
-                age(oldest.get(&record.number).copied())
-            } else {
-                Duration::ZERO
-            },
-            dirty_bytes_max: metrics.dirty_room.own_max(record.number).map(|max| max * BUCKET_BYTES),
-            memory_target_bytes: share.as_ref().map(|share| share.target_buckets * BUCKET_BYTES),
-            ghost_hit_bytes: share.as_ref().map(|share| share.ghost_hits * BUCKET_BYTES),
-            memory_gain: share.map(|share| Duration::from_nanos(share.gain_nanos)),
-            writes_throttled: space.throttled.get(),
-            read_hits: space.hits.get(),
-            read_misses: space.misses.get(),
+impl ObjectCache {
+    /// Returns the counters of the cache.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use blocker::Memory;
+    /// # use cached_core::object::ObjectCache;
+    /// let cache = ObjectCache::builder(Arc::new(Memory::default())).memory_bytes(64 << 20).start()?;
+    /// assert_eq!(cache.counters().dirty_bytes, 0);
+    /// # Ok::<_, cached_core::object::ConfigError>(())
+    /// ```
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        let shared = self.shared();
+        let metrics = &shared.metrics;
+        let flow = shared.read_ahead.total();
+        let count = |state: State| metrics.total(|of| of.count_of(state));
+        let bytes = |states: &[State]| states.iter().map(|state| count(*state)).sum::<u64>() * BUCKET_BYTES;
+        Counters {
+            objects: shared.objects.index.count(),
+            memory_bytes: u64::from(shared.memory.pool.count()) * BUCKET_BYTES,
+            free_bytes: u64::from(shared.memory.pool.free()) * BUCKET_BYTES,
+            clean_bytes: bytes(&[State::Clean]),
+            dirty_bytes: bytes(&[State::Dirty, State::DirtyWhole, State::Writing])
+                + metrics.total(|of| of.bucketless.load(Ordering::Relaxed)) * BUCKET_BYTES,
+            writing_bytes: bytes(&[State::Writing]),
+            zero_bytes: bytes(&[State::ZeroClean, State::ZeroDirty, State::ZeroWriting]),
+            receive_buffer_bytes: u64::from(shared.memory.pool.receiving()) * BUCKET_BYTES,
+            loading_bytes: metrics.loading.load(Ordering::Relaxed) * BUCKET_BYTES,
+            read_hits: metrics.total(|of| of.hits.get()),
+            read_misses: metrics.total(|of| of.misses.get()),
+            writes_back: metrics.total(NamespaceMetrics::writes_back),
+            writes_through: metrics.total(NamespaceMetrics::writes_through),
+            writes_throttled: metrics.total(|of| of.throttled.get()),
+            lost_objects: shared.objects.losses.objects(),
+            attached: u64::from(shared.control.attaching.status().state != AttachState::Detached),
+            gate_width: shared.store.gate.width().into(),
+            gate_waiting: shared.store.gate.waiting().into(),
             read_ahead_bytes: flow.ahead * BUCKET_BYTES,
             read_ahead_used_bytes: flow.used * BUCKET_BYTES,
             read_ahead_wasted_bytes: flow.wasted * BUCKET_BYTES,
             bypassed_read_bytes: flow.bypassed_read_bytes,
             bypassed_write_bytes: flow.bypassed_write_bytes,
-            writes: space.writes(),
-            store: space.store.counters(),
-            quota: shared.control.quotas.get(record.number),
-            quota_refusals: space.quota_refusals.get(),
-            namespace,
+            ..metrics.counts.map(Counter::get)
         }
-    };
-    let is_used = |one: &NamespaceCounters| {
-        one.objects > 0
-            || one.read_misses > 0
-            || one.read_hits > 0
-            || one.writes.iter().any(|count| *count > 0)
-    };
-    shared
-        .control
-        .namespaces
-        .records()
-        .map(of)
-        .filter(|one| one.namespace.is_some() || is_used(one))
-        .collect()
-}
+    }
 
-// Statistics beyond counters, see [`insight`](crate::insight).
+    /// Returns the counters of each namespace that was configured or used, up to 4096 of them, and
+    /// of all others together.
+    #[must_use]
+    pub fn namespaces(&self) -> Vec<NamespaceCounters> {
+        let shared = self.shared();
+        let metrics = &shared.metrics;
+        let oldest = shared.objects.dirty_queue.oldest_of_each();
+        let now = shared.clock.now();
+        let age = |since: Option<Timestamp>| since.map_or(Duration::ZERO, |since| now.since(since));
+        let of = |record: &NamespaceRecord| {
+            let (space, namespace) = (&record.metrics, record.name.clone());
+            let flow = shared.read_ahead.of(record.number);
+            let bytes = |states: &[State]| {
+                states.iter().map(|state| space.count_of(*state)).sum::<u64>() * BUCKET_BYTES
+            };
+            let dirty = [State::Dirty, State::DirtyWhole, State::Writing];
+            let dirty_bytes = bytes(&dirty) + space.bucketless.load(Ordering::Relaxed) * BUCKET_BYTES;
+            let share = shared.memory.shares.report(&shared.memory.queues, record.number);
+            NamespaceCounters {
+                is_configured: record.is_configured.load(Ordering::Relaxed),
+                write_mode: record.write_phases.set_mode(),
+                is_mode_changing: record.write_phases.is_changing(),
+                objects: record.objects.load(Ordering::Relaxed),
+                cached_bytes: bytes(&[State::Clean]) + bytes(&dirty),
+                dirty_bytes,
+                // All dirty data may have been stored since.
+                dirty_age: if dirty_bytes > 0 {
+                    age(oldest.get(&record.number).copied())
+                } else {
+                    Duration::ZERO
+                },
+                dirty_bytes_max: metrics.dirty_room.own_max(record.number).map(|max| max * BUCKET_BYTES),
+                memory_target_bytes: share.as_ref().map(|share| share.target_buckets * BUCKET_BYTES),
+                ghost_hit_bytes: share.as_ref().map(|share| share.ghost_hits * BUCKET_BYTES),
+                memory_gain: share.map(|share| Duration::from_nanos(share.gain_nanos)),
+                writes_throttled: space.throttled.get(),
+                read_hits: space.hits.get(),
+                read_misses: space.misses.get(),
+                read_ahead_bytes: flow.ahead * BUCKET_BYTES,
+                read_ahead_used_bytes: flow.used * BUCKET_BYTES,
+                read_ahead_wasted_bytes: flow.wasted * BUCKET_BYTES,
+                bypassed_read_bytes: flow.bypassed_read_bytes,
+                bypassed_write_bytes: flow.bypassed_write_bytes,
+                writes: space.writes(),
+                store: space.store.counters(),
+                quota: shared.control.quotas.get(record.number),
+                quota_refusals: space.quota_refusals.get(),
+                namespace,
+            }
+        };
+        let is_used = |one: &NamespaceCounters| {
+            one.objects > 0
+                || one.read_misses > 0
+                || one.read_hits > 0
+                || one.writes.iter().any(|count| *count > 0)
+        };
+        shared
+            .control
+            .namespaces
+            .records()
+            .map(of)
+            .filter(|one| one.namespace.is_some() || is_used(one))
+            .collect()
+    }
 
-impl ObjectCache {
     /// Simulates other memory sizes with the samples taken since the last call, and returns the
     /// number of samples. Call it about ten times per second, from any thread: the number of
     /// waiting samples is bounded, and further ones are dropped. Does nothing without

@@ -85,7 +85,7 @@ impl Both {
     }
 
     fn bytes(&self, half: Half) -> u64 {
-        self.arbiter.metrics().bytes(half)
+        self.arbiter.metrics().of(half).bytes.get() as u64
     }
 
     fn end(mut self) {
@@ -178,7 +178,10 @@ fn random_moves(seed: u64) {
         }
     }
     let metrics = both.arbiter.metrics();
-    assert!(Half::BOTH.iter().all(|half| metrics.given_bytes(*half) > 0), "nothing has moved: {metrics:?}");
+    assert!(
+        Half::BOTH.iter().all(|half| metrics.of(*half).given_bytes.get() > 0),
+        "nothing has moved: {metrics:?}"
+    );
     both.sim.run(both.cache.flush(FlushRequest::new(Scope::All))).unwrap();
     for ((space, number, bucket), tag) in &buckets {
         let stored = content(both.store.memory(), &object(*space, *number)).expect("it was stored");
@@ -214,8 +217,8 @@ fn each_half_keeps_its_least_and_can_have_the_rest() {
         }
         for from in Half::BOTH {
             drain(&mut both, from, |_, _| ());
-            let (given, least) = (both.bytes(from), both.arbiter.metrics().bytes_min(from));
-            assert!(given >= least && given < least + (128 << 10), "{from} have {given}, at least {least}");
+            let (given, least) = (both.bytes(from), both.arbiter.metrics().of(from).bytes_min);
+            assert!(given >= least && given < least + (128 << 10), "{from:?} have {given}, at least {least}");
             let (whole, other) = (MEMORY.bytes(), both.bytes(from.other()));
             assert!(other + given > whole - (512 << 10), "{other} and {given} of {whole}");
         }

@@ -196,7 +196,9 @@ fn check(sizes: Sizes, options: &JournalOptions, config: &ObjectCacheConfig) -> 
             "journaled needs changes to be logged: set journal = true, or write = back".into()
         })?;
         ensure(matches!(durability, Durability::Cached | Durability::Journaled), "durability", || {
-            format!("must be cached or journaled, not {durability}; use write-through to store changes at once")
+            format!(
+                "must be cached or journaled, not {durability}; use write-through to store changes at once"
+            )
         })?;
     }
     Ok(())

@@ -20,9 +20,7 @@ use scopeguard::ScopeGuard;
 
 use super::{RecoveryError, pass, recover};
 use crate::object::journal::records::{encode_epoch, subject};
-use crate::object::journal::unapplied::{
-    BegunClaim, Collector, Found, FoundNamespace, Overtaken, Unapplied,
-};
+use crate::object::journal::unapplied::{BegunClaim, Collector, Found, FoundNamespace, Overtaken, Unapplied};
 use crate::object::shared::Shared;
 use crate::object::store::epochs::Own;
 use crate::sync::Arc;

@@ -9,16 +9,16 @@ pub(crate) mod parts;
 pub(crate) mod resources;
 pub(crate) mod validate;
 
-use blocker::{Blocker, Clock, EventHub, ObjectId, Timestamp};
+use blocker::{BUCKET_BYTES, Blocker, Clock, EventHub, ObjectId, Timestamp};
 use parts::{Control, JournalSide, Memory, Objects, StoreSide};
 
-use super::config::{ObjectCacheConfig, Writer};
+use super::config::{ConfigError, ObjectCacheConfig, Writer};
 use super::control::metrics::Metrics;
 use super::control::namespaces::Namespaces;
 use super::control::settings::dirty_limits;
 use super::journal::unapplied::Recovery;
-use super::journal::{ChangeLog, Forwarded};
-use super::memory::pool::Pool;
+use super::journal::{ChangeLog, Forwarded, JournalOptions, OpenJournal, check_without_journal};
+use super::memory::pool::{Pool, PoolMemory};
 use super::memory::queue::Queues;
 use super::mutation::ContentOwner;
 use super::read_ahead::ReadAhead;
@@ -26,6 +26,7 @@ use super::state::index::{InUse, Index};
 use super::state::{Env, Object};
 use super::store::epochs::Epochs;
 use super::tasks::background_queue::BackgroundQueue;
+use crate::arena::MemoryRange;
 use crate::insight::{HotSketch, Sampling};
 use crate::sync::Arc;
 
@@ -51,21 +52,35 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    #[allow(clippy::too_many_arguments)]
+    /// Creates the state of a cache over `below`.
+    ///
+    /// # Errors
+    /// The first invalid key of `config`, or `memory_bytes_max` if the memory cannot be mapped.
     pub(crate) fn new(
         below: Arc<dyn Blocker>,
         config: ObjectCacheConfig,
         clock: Arc<dyn Clock>,
-        namespaces: Namespaces,
-        pool: Pool,
-        queues: Queues,
-        index: Index,
-        log: Option<ChangeLog>,
-        recovery: Recovery,
-    ) -> Self {
+        journal: Option<(OpenJournal, JournalOptions)>,
+    ) -> Result<Self, ConfigError> {
+        config.check(&below.capabilities())?;
+        let (pool, queues) = memory(&config)?;
+        let namespaces = Namespaces::new(&config);
+        let index = Index::new(config.objects_count_max, &namespaces)
+            .map_err(|error| ConfigError { key: "objects_count_max", why: error.to_string() })?;
+        let (log, recovery) = match journal {
+            None => {
+                check_without_journal(&config)?;
+                (None, Recovery::new(None, false))
+            }
+            Some((OpenJournal { journal, replay, events, is_stepped }, options)) => {
+                let log = ChangeLog::new(journal, events, options, &config, Arc::clone(&clock))?;
+                let recovery = Recovery::new(Some((replay, &log)), !is_stepped);
+                (Some(log), recovery)
+            }
+        };
         let objects = Objects::new(index, &config);
         let epochs = Epochs::new(&objects.hasher, log.as_ref().map(ChangeLog::writer));
-        Self {
+        Ok(Self {
             metrics: Metrics::new(&namespaces, &dirty_limits(&config, pool.count_min(), &namespaces)),
             read_ahead: ReadAhead::new(&config, pool.count_min(), &namespaces),
             hot: HotSketch::new(config.insight != Sampling::Off, clock.now()),
@@ -78,7 +93,7 @@ impl Shared {
             background: BackgroundQueue::default(),
             made_at: clock.now(),
             clock,
-        }
+        })
     }
 
     #[inline]
@@ -219,6 +234,36 @@ impl Shared {
     pub(crate) fn owns(&self, object: &Object) -> bool {
         self.control.config.writer == Writer::Callers || object.head.owned == self.store.epochs.generation()
     }
+}
+
+/// Maps the memory of a cache, and creates the queues of its buckets.
+fn memory(config: &ObjectCacheConfig) -> Result<(Pool, Queues), ConfigError> {
+    let wrong = |why: String| ConfigError { key: "memory_bytes_max", why };
+    let queues_for = |buckets: u32| {
+        let unknown = ConfigError { key: "eviction_policy", why: "is not known".into() };
+        Queues::new(&config.eviction_policy, buckets).ok_or(unknown)
+    };
+    // The policy's history of evicted buckets is taken out of the memory.
+    let bytes_max = config.memory_range.map_or(config.memory_bytes_max, |range| range.bytes_max);
+    let buckets =
+        u32::try_from(bytes_max / BUCKET_BYTES).map_err(|_| wrong("must be below 16 TiB".into()))?;
+    let remembered = queues_for(buckets)?.policy_bytes_each();
+    // Each share of the memory has a history of this size.
+    let shares = 1 + config.namespaces.iter().filter(|each| each.has_own_memory()).count();
+    let without = |bytes: u64| bytes.saturating_sub((remembered * shares) as u64);
+    let pool = Pool::new(PoolMemory {
+        bytes: without(config.memory_bytes_max),
+        range: config.memory_range.map(|range| MemoryRange {
+            bytes_min: without(range.bytes_min),
+            bytes_max: without(range.bytes_max),
+        }),
+        huge_pages: config.huge_pages,
+        lends: config.lends_buckets,
+    })
+    .map_err(|error| wrong(error.to_string()))?;
+    let queues = queues_for(pool.count_max())?;
+    let queues = queues.with_insight(&config.eviction_policy, config.memory_bytes_max, config.insight);
+    Ok((pool, queues))
 }
 
 impl ContentOwner for Shared {

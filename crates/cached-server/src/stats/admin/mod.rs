@@ -334,12 +334,13 @@ fn fill(shared: &Shared, document: &mut Document) {
 fn shared_memory_part(of: &ArbiterMetrics) -> SharedMemoryPart {
     let half = |half: Half| SharedHalf {
         half: half.name(),
-        bytes: of.bytes(half),
-        least_bytes: of.bytes_min(half),
-        given_bytes: of.given_bytes(half),
-        gain_us: of.gain_nanos(half) as f64 / 1e3,
+        bytes: of.of(half).bytes.get() as u64,
+        least_bytes: of.of(half).bytes_min,
+        given_bytes: of.of(half).given_bytes.get(),
+        gain_us: (of.of(half).gain_seconds.get() * 1e9).round() / 1e3,
     };
-    SharedMemoryPart { halves: Half::BOTH.map(half).into(), moves: of.moves(), failures: of.failures() }
+    let (moves, failures) = (of.counts.moves.get(), of.counts.failures.get());
+    SharedMemoryPart { halves: Half::BOTH.map(half).into(), moves, failures }
 }
 
 fn items_part(shared: &Shared) -> Items {

@@ -93,13 +93,14 @@ pub(crate) struct Recovery {
 }
 
 impl Recovery {
-    /// `replay` has the records that an earlier process left in `log`; with `reads_apart`, a
-    /// separate thread reads them.
-    pub(crate) fn new(replay: Option<Replay>, log: Option<&ChangeLog>, reads_apart: bool) -> Self {
-        let replay = replay.filter(|replay| !replay.is_empty());
-        let is_active = replay.is_some();
-        let (records, source) = (replay.as_ref().map_or(0, Replay::len), replay.as_ref().map(Replay::source));
-        let unapplied = replay.zip(log).map(|(replay, log)| {
+    /// Returns the recovery of the records that an earlier process left in a log. With
+    /// `reads_apart`, a separate thread reads them.
+    pub(crate) fn new(found: Option<(Replay, &ChangeLog)>, reads_apart: bool) -> Self {
+        let found = found.filter(|(replay, _)| !replay.is_empty());
+        let is_active = found.is_some();
+        let records = found.as_ref().map_or(0, |(replay, _)| replay.len());
+        let source = found.as_ref().map(|(replay, _)| replay.source());
+        let unapplied = found.map(|(replay, log)| {
             let claims = HashMap::new();
             Unapplied { replay, claims, overtaken: Overtaken::default(), logged: log.count_logged() }
         });
