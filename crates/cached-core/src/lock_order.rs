@@ -38,16 +38,6 @@ impl Rank {
         Rank { name, level }
     }
 
-    /// The lock's name, for messages.
-    pub const fn name(&self) -> &'static str {
-        self.name
-    }
-
-    /// The lock's level in the order.
-    pub const fn level(&self) -> u32 {
-        self.level
-    }
-
     /// Checks that the thread may wait for a lock of this rank, and records the lock as held until the result
     /// is dropped. Call it just before taking the lock.
     ///

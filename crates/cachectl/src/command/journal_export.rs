@@ -126,7 +126,7 @@ impl Exporting<'_> {
         head: &cached_journal::Head<'_>,
         payload: &[u8],
     ) -> std::io::Result<()> {
-        let change = match self.reader.read(position, head, payload.to_vec()) {
+        let change = match self.reader.read(head, payload.to_vec()) {
             Ok(Some(change)) => change,
             Ok(None) => return Ok(()),
             Err(malformed) => {

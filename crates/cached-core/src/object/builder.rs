@@ -1,7 +1,6 @@
 //! Building a cache step by step.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use blocker::executor::block_on;
 use blocker::{Blocker, Clock, Namespace, SystemClock, WriteMode};
@@ -16,12 +15,11 @@ use crate::sync::{Mutex, lock};
 
 /// Builds an [`ObjectCache`]; created by [`ObjectCache::builder`].
 ///
-/// [`Self::start`] runs the background of the cache on a thread, [`Self::start_on`] on an executor
-/// of the caller; [`Self::build`] returns the background.
+/// [`Self::start`] runs the background of the cache on a thread; [`Self::build`] returns the
+/// background. [`Self::config`] sets what has no method of its own.
 ///
 /// ```
 /// use std::sync::Arc;
-/// use std::time::Duration;
 /// use blocker::{Memory, Namespace, WriteMode};
 /// use cached_core::object::ObjectCache;
 ///
@@ -29,13 +27,11 @@ use crate::sync::{Mutex, lock};
 ///     .memory_bytes(64 << 20)
 ///     .write_mode(WriteMode::Through)
 ///     .namespace_write_mode(Namespace::new("scratch")?, WriteMode::Back)
-///     .dirty_bytes_max(16 << 20)
-///     .dirty_age_max(Duration::from_secs(5))
 ///     .start()?;
 /// # Ok::<_, Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone)]
-#[must_use = "a builder makes no cache until `build`, `start` or `start_on` is called"]
+#[must_use = "a builder makes no cache until `build` or `start` is called"]
 pub struct ObjectCacheBuilder {
     store: Arc<dyn Blocker>,
     config: ObjectCacheConfig,
@@ -49,13 +45,7 @@ impl ObjectCache {
     /// Returns a builder of a cache over `store`, with the values of [`ObjectCacheConfig::default`] and the
     /// system's clock.
     pub fn builder(store: Arc<dyn Blocker>) -> ObjectCacheBuilder {
-        ObjectCacheBuilder::new(store)
-    }
-}
-
-impl ObjectCacheBuilder {
-    fn new(store: Arc<dyn Blocker>) -> Self {
-        Self {
+        ObjectCacheBuilder {
             store,
             config: ObjectCacheConfig::default(),
             has_dirty_bytes_max: false,
@@ -63,7 +53,9 @@ impl ObjectCacheBuilder {
             journal: None,
         }
     }
+}
 
+impl ObjectCacheBuilder {
     /// Takes all values of the configuration from `config`.
     pub fn config(mut self, config: ObjectCacheConfig) -> Self {
         (self.config, self.has_dirty_bytes_max) = (config, true);
@@ -71,7 +63,7 @@ impl ObjectCacheBuilder {
     }
 
     /// Sets the memory for data, in bytes. Default: 256 MiB. The dirty-data limit is half of the
-    /// memory, unless [`Self::dirty_bytes_max`] sets another.
+    /// memory, unless [`Self::config`] has set another.
     pub fn memory_bytes(mut self, bytes: u64) -> Self {
         self.config.memory_bytes_max = bytes;
         if !self.has_dirty_bytes_max {
@@ -82,18 +74,12 @@ impl ObjectCacheBuilder {
 
     /// Sets the range in which an [`arbiter`](crate::arbiter) can change the memory, see
     /// [`ObjectCacheConfig::memory_range`]. The dirty-data limit is half of the range's minimum,
-    /// unless [`Self::dirty_bytes_max`] sets another.
+    /// unless [`Self::config`] has set another.
     pub fn memory_range(mut self, range: MemoryRange) -> Self {
         self.config.memory_range = Some(range);
         if !self.has_dirty_bytes_max {
             self.config.dirty_bytes_max = range.bytes_min / 2;
         }
-        self
-    }
-
-    /// Sets the maximum number of objects in the index, cached data or not. Default: 65536.
-    pub fn objects_max(mut self, count: u32) -> Self {
-        self.config.objects_count_max = count;
         self
     }
 
@@ -107,24 +93,6 @@ impl ObjectCacheBuilder {
     pub fn namespace_write_mode(mut self, namespace: Namespace, mode: WriteMode) -> Self {
         self.config.namespaces.retain(|each| each.namespace != namespace);
         self.config.namespaces.push(NamespaceConfig::new(namespace, mode));
-        self
-    }
-
-    /// Sets the maximum amount of dirty data, in bytes: the most that a crash can lose.
-    pub fn dirty_bytes_max(mut self, bytes: u64) -> Self {
-        (self.config.dirty_bytes_max, self.has_dirty_bytes_max) = (bytes, true);
-        self
-    }
-
-    /// Sets the maximum time that a change stays dirty before its flush begins. Default: 30 s.
-    pub fn dirty_age_max(mut self, age: Duration) -> Self {
-        self.config.dirty_age_max = age;
-        self
-    }
-
-    /// Sets the eviction policy, one of [`policy::NAMES`](crate::policy::NAMES).
-    pub fn eviction_policy(mut self, name: impl Into<String>) -> Self {
-        self.config.eviction_policy = name.into();
         self
     }
 
@@ -171,28 +139,6 @@ impl ObjectCacheBuilder {
             }
         };
         ObjectCache::make(self.store, self.config, self.clock, journal)
-    }
-
-    /// Returns the cache, with its background spawned by `spawn` on an executor.
-    ///
-    /// # Errors
-    /// The same as for [`Self::build`].
-    ///
-    /// ```
-    /// # use std::sync::Arc;
-    /// # use blocker::Memory;
-    /// # use cached_core::object::ObjectCache;
-    /// # mod tokio { pub fn spawn<F>(_: F) {} }
-    /// let store = Arc::new(Memory::default());
-    /// let cache = ObjectCache::builder(store).start_on(|background| {
-    ///     tokio::spawn(background);
-    /// })?;
-    /// # Ok::<_, cached_core::object::ConfigError>(())
-    /// ```
-    pub fn start_on(self, spawn: impl FnOnce(Background)) -> Result<ObjectCache, ConfigError> {
-        let (cache, background) = self.build()?;
-        spawn(background);
-        Ok(cache)
     }
 
     /// Returns the cache, with its background on a separate thread, which ends after the last

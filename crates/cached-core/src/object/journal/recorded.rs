@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
 use blocker::{Blocker, Change, Error, Namespace, ObjectId, Run, RunContent};
-use cached_journal::{Head, Position};
+use cached_journal::Head;
 
 use super::records::{self, Malformed, PendingState, Replayed};
 
@@ -48,7 +48,6 @@ impl RecordReader {
     /// [`MalformedRecord`]: the caller can continue with the next record.
     pub fn read(
         &mut self,
-        _position: Position,
         head: &Head<'_>,
         payload: Vec<u8>,
     ) -> Result<Option<RecordedChange>, MalformedRecord> {
@@ -179,7 +178,7 @@ mod tests {
     }
 
     fn make(reader: &mut RecordReader, store: &Memory, record: &cached_journal::Record<'_>) -> bool {
-        let change = reader.read(Position(1), &record.head, record.payload.concat()).unwrap();
+        let change = reader.read(&record.head, record.payload.concat()).unwrap();
         if let Some(change) = &change {
             block_on(change.make(store)).unwrap();
         }

@@ -23,7 +23,7 @@ use cached_journal::{Head, Position};
 
 pub(crate) use claims::begin;
 
-use super::journal::unapplied::Standing;
+use super::journal::unapplied::Stage;
 use super::shared::Shared;
 use crate::sync::Arc;
 
@@ -64,9 +64,9 @@ async fn recover(shared: Arc<Shared>, object: u32) {
     let _requested = scopeguard::guard((), |()| recovery.end_request(object));
     loop {
         match recovery.begin_object(object) {
-            Standing::Waiting => break,
-            Standing::Busy => recovery.free(object).await,
-            Standing::Recovered | Standing::Failed(_) => return,
+            Stage::Waiting => break,
+            Stage::Busy => recovery.free(object).await,
+            Stage::Recovered | Stage::Failed => return,
         }
     }
     let _busy = Busy { shared: Arc::clone(&shared), object };

@@ -17,7 +17,7 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use super::apply::{READ_DELAY, READS_MAX, Redo};
 use super::{Busy, apply, fail, keep_part, prepare};
 use crate::object::journal::records::{Origin, encode_unreadable, subject};
-use crate::object::journal::unapplied::{Standing, Unapplied};
+use crate::object::journal::unapplied::{Stage, Unapplied};
 use crate::object::journal::{ChangeLog, JournalState};
 use crate::object::shared::Shared;
 use crate::object::tasks::wait_queue::wait;
@@ -195,14 +195,14 @@ impl Round {
         }
         if let Entry::Vacant(place) = self.busy.entry(object) {
             match shared.journal.recovery.begin_object(object) {
-                Standing::Waiting => {
+                Stage::Waiting => {
                     place.insert(Busy { shared: Arc::clone(shared), object });
                 }
-                Standing::Busy => {
+                Stage::Busy => {
                     self.elsewhere.push(object);
                     return self.again.push(found);
                 }
-                Standing::Recovered | Standing::Failed(_) => return,
+                Stage::Recovered | Stage::Failed => return,
             }
         }
         if let Some(later) = self.later.get_mut(&object) {

@@ -26,11 +26,14 @@ pub(crate) struct FoundNamespace {
 
 /// The recovery stage of an object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Stage {
+pub(crate) enum Stage {
+    /// The object's records have not been applied.
     Waiting,
     /// A task is applying the object's records.
     Busy,
+    /// The object has no records to apply.
     Recovered,
+    /// The object cannot be recovered.
     Failed,
 }
 
@@ -56,19 +59,6 @@ pub(crate) struct Found {
     failures: HashMap<u32, Error>,
     /// Whether a namespace has been recovered, or has failed, since the last call of `take_news`.
     has_news: bool,
-}
-
-/// The state of an object when its records are asked for.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum Standing {
-    /// The object has no records to apply.
-    Recovered,
-    /// The object cannot be recovered.
-    Failed(Error),
-    /// A task is applying the object's records.
-    Busy,
-    /// The object's records have not been applied.
-    Waiting,
 }
 
 /// Collects the records.
@@ -142,19 +132,16 @@ impl Found {
         self.by_hash.get(&hash).copied()
     }
 
-    pub(crate) fn standing(&self, object: u32) -> Standing {
+    pub(crate) fn stage(&self, object: u32) -> Stage {
         // `finish` removes all objects; a task that was to recover one of them may still look it
         // up.
-        let Some(found) = self.objects.get(object as usize) else { return Standing::Recovered };
-        match found.stage {
-            Stage::Recovered => Standing::Recovered,
-            Stage::Busy => Standing::Busy,
-            Stage::Waiting => Standing::Waiting,
-            Stage::Failed => {
-                let why = self.failures.get(&object).cloned();
-                Standing::Failed(why.unwrap_or_else(|| Error::Corrupt("not recovered".into())))
-            }
-        }
+        self.objects.get(object as usize).map_or(Stage::Recovered, |object| object.stage)
+    }
+
+    /// Returns the reason why an object cannot be recovered.
+    pub(crate) fn failure(&self, object: u32) -> Error {
+        let why = self.failures.get(&object).cloned();
+        why.unwrap_or_else(|| Error::Corrupt("not recovered".into()))
     }
 
     /// Returns whether a namespace has unapplied records that change objects.
@@ -240,7 +227,7 @@ impl Found {
 
     /// Returns whether an object cannot be recovered.
     pub(crate) fn has_failed(&self, object: u32) -> bool {
-        self.objects.get(object as usize).is_some_and(|object| object.stage == Stage::Failed)
+        self.stage(object) == Stage::Failed
     }
 
     /// Records that an object's next record has been applied.

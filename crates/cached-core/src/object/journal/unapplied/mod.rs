@@ -13,7 +13,7 @@ use blocker::{Epoch, Namespace};
 use cached_journal::{Replay, Source};
 use futures_channel::oneshot;
 
-pub(crate) use found::{Collector, Found, FoundNamespace, Parts, Standing};
+pub(crate) use found::{Collector, Found, FoundNamespace, Parts, Stage};
 pub(crate) use progress::State;
 
 use super::{ChangeLog, Logged};

@@ -8,7 +8,7 @@ use blocker::{Error, Namespace, Result};
 use cached_journal::RecordPlace;
 
 use super::Recovery;
-use super::found::{Found, Standing};
+use super::found::{Found, Stage};
 use crate::sync::{Ordering, lock};
 
 /// The records to be applied, and the waiting tasks.
@@ -51,8 +51,8 @@ impl Recovery {
     /// Returns whether the object with this hash can be shown to a caller.
     pub(crate) fn is_recovered(&self, hash: u64) -> bool {
         let state = lock(&self.state);
-        let standing = |object| state.found.standing(object) == Standing::Recovered;
-        state.has_begun && state.found.object(hash).is_none_or(standing)
+        let is_recovered = |object| state.found.stage(object) == Stage::Recovered;
+        state.has_begun && state.found.object(hash).is_none_or(is_recovered)
     }
 
     /// Polls for the recovery of the object with this hash. Also returns the object if the caller
@@ -64,10 +64,10 @@ impl Recovery {
             return (Poll::Pending, None);
         }
         let Some(object) = state.found.object(hash) else { return (Poll::Ready(Ok(())), None) };
-        match state.found.standing(object) {
-            Standing::Recovered => (Poll::Ready(Ok(())), None),
-            Standing::Failed(why) => (Poll::Ready(Err(why)), None),
-            Standing::Busy | Standing::Waiting => {
+        match state.found.stage(object) {
+            Stage::Recovered => (Poll::Ready(Ok(())), None),
+            Stage::Failed => (Poll::Ready(Err(state.found.failure(object))), None),
+            Stage::Busy | Stage::Waiting => {
                 push(state.waiters.entry(object).or_default(), waker);
                 let is_new = state.found.request(object);
                 (Poll::Pending, is_new.then_some(object))
@@ -99,14 +99,14 @@ impl Recovery {
     }
 
     /// Marks a waiting object as busy, so that only the caller applies its records. Returns the
-    /// object's state before.
-    pub(crate) fn begin_object(&self, object: u32) -> Standing {
+    /// object's stage before.
+    pub(crate) fn begin_object(&self, object: u32) -> Stage {
         let mut state = lock(&self.state);
-        let standing = state.found.standing(object);
-        if standing == Standing::Waiting {
+        let stage = state.found.stage(object);
+        if stage == Stage::Waiting {
             state.found.begin(object);
         }
-        standing
+        stage
     }
 
     /// Returns the number of the object with this hash.
@@ -143,7 +143,7 @@ impl Recovery {
     pub(crate) async fn free(&self, object: u32) {
         poll_fn(|cx| {
             let mut state = lock(&self.state);
-            if state.found.standing(object) != Standing::Busy {
+            if state.found.stage(object) != Stage::Busy {
                 return Poll::Ready(());
             }
             push(state.waiters.entry(object).or_default(), cx.waker());
