@@ -80,42 +80,31 @@ pub enum ArenaFileError {
 }
 
 /// The reason why a store starts empty although it has a file.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Cold {
     /// The file is new or empty.
+    #[error("the file is new")]
     New,
     /// The file was created by a program with another layout.
+    #[error(
+        "the file has layout version {0}, this program reads versions {VERSION_WITHOUT_CHECKSUMS} to {VERSION}"
+    )]
     Version(u32),
     /// The superblock or the table of regions does not match its checksum.
+    #[error("the file does not match its checksum")]
     Damaged,
     /// The file is shorter than its arena.
+    #[error("the file is shorter than it was")]
     Truncated,
     /// The settings require another arena.
+    #[error("the settings have changed: {0}")]
     Differs(String),
     /// The system has rebooted since, and the earlier process had not ended cleanly.
+    #[error("the system has booted since, and the process before had not ended cleanly")]
     UncleanBoot,
     /// The process that created the file ended before it was ready.
+    #[error("the process that made the file had not finished")]
     Unfinished,
-}
-
-impl std::fmt::Display for Cold {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Cold::New => "the file is new",
-            Cold::Version(found) => {
-                let (least, newest) = (VERSION_WITHOUT_CHECKSUMS, VERSION);
-                return write!(
-                    f,
-                    "the file has layout version {found}, this program reads versions {least} to {newest}"
-                );
-            }
-            Cold::Damaged => "the file does not match its checksum",
-            Cold::Truncated => "the file is shorter than it was",
-            Cold::Differs(what) => return write!(f, "the settings have changed: {what}"),
-            Cold::UncleanBoot => "the system has booted since, and the process before had not ended cleanly",
-            Cold::Unfinished => "the process that made the file had not finished",
-        })
-    }
 }
 
 /// A locked file for the memory of a [`Kv`](crate::kv::Kv), which may contain the items of an

@@ -312,7 +312,7 @@ async fn discard(shared: &Arc<Shared>, namespace: &Namespace, record: &Namespace
         log_waits::mark_namespace(shared, namespace, up_to).await?;
         // While the journal has failed, there are no marks: its records could be replayed until it
         // is void.
-        log_waits::not_draining(&shared.journal, namespace).await?;
+        log_waits::not_draining(&shared.journal, Some(namespace)).await?;
     }
     shared.objects.losses.repair(&Scope::Namespace(namespace.clone()));
     shared.control.quotas.recount(record.number);

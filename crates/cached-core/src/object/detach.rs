@@ -5,9 +5,10 @@
 //! unreachable store is noticed while the cache still serves requests.
 
 use std::future::{Future, poll_fn};
-use std::task::Poll;
+use std::pin::pin;
 
 use blocker::{Error, FlushRequest, Result, Scope, Timestamp};
+use futures_util::future::select;
 
 use super::control::attach_state::AttachState;
 use super::shared::Shared;
@@ -129,20 +130,9 @@ pub(crate) fn detaching_task(shared: &Arc<Shared>) -> Option<Task> {
     let turn = shared.control.attaching.take_turn()?;
     let shared = Arc::clone(shared);
     Some(Box::pin(async move {
-        let steps = detach_in_steps(&shared, turn);
         let over = poll_fn(|cx| shared.control.attaching.poll_over(turn, cx));
-        unless(over, steps).await;
+        select(over, pin!(detach_in_steps(&shared, turn))).await;
     }))
-}
-
-/// Runs `work` until it completes or `over` is ready.
-async fn unless(over: impl Future<Output = ()>, work: impl Future<Output = ()>) {
-    let (mut over, mut work) = (std::pin::pin!(over), std::pin::pin!(work));
-    poll_fn(|cx| match over.as_mut().poll(cx) {
-        Poll::Ready(()) => Poll::Ready(()),
-        Poll::Pending => work.as_mut().poll(cx),
-    })
-    .await;
 }
 
 async fn detach_in_steps(shared: &Arc<Shared>, turn: u64) {

@@ -84,6 +84,11 @@ impl Condition {
         STATES[self.phase.load(Ordering::SeqCst) as usize & 3]
     }
 
+    /// Returns whether logged changes are being stored because the journal has failed.
+    pub(crate) fn is_draining(&self) -> bool {
+        self.state() == JournalState::Draining
+    }
+
     /// Enters the state `to`; returns false if the current state is not in `from`.
     pub(crate) fn step(&self, from: &[JournalState], to: JournalState, reason: Option<Reason>) -> bool {
         let mut story = lock(&self.story);

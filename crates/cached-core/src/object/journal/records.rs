@@ -29,7 +29,7 @@
 use std::borrow::Cow;
 
 use blocker::{Change, Name, Namespace, ObjectId, OrderDomain, Run, RunContent, Segments};
-use bytes::Bytes;
+use bytes::{Buf, BufMut, Bytes};
 use cached_journal::{Head, Kind, Object, Record};
 
 use crate::object::mutation::{CopiedContent, Mutation};
@@ -332,8 +332,8 @@ impl PendingState {
         let has = |it: Option<u64>, flag: u8| if it.is_some() { flag } else { 0 };
         let flags = u8::from(self.is_present) | u8::from(self.is_replaced) << 1;
         out.push(flags | has(self.truncate_to, 4) | has(self.size, 8));
-        put(&mut out, self.truncate_to.unwrap_or(0));
-        put(&mut out, self.size.unwrap_or(0));
+        out.put_u64_le(self.truncate_to.unwrap_or(0));
+        out.put_u64_le(self.size.unwrap_or(0));
         put_table(&mut out, &self.runs);
         data_of(&self.runs).for_each(|slice| out.extend_from_slice(slice));
         out
@@ -348,7 +348,7 @@ impl PendingState {
         if rest.is_empty() {
             return Err(Malformed("what the object had pending could not be read by an earlier recovery"));
         }
-        let flags = rest.split_to(1)[0];
+        let flags = rest.get_u8();
         let (truncate_to, size) = (take(&mut rest)?, take(&mut rest)?);
         let runs = take_runs(&mut rest)?;
         if flags > 15 || !rest.is_empty() {
@@ -382,16 +382,12 @@ fn table_bytes(runs: usize) -> u64 {
     8 + 16 * runs as u64
 }
 
-fn put(out: &mut Vec<u8>, number: u64) {
-    out.extend_from_slice(&number.to_le_bytes());
-}
-
 fn put_table(out: &mut Vec<u8>, runs: &[Run]) {
-    put(out, runs.len() as u64);
+    out.put_u64_le(runs.len() as u64);
     for run in runs {
         let zeros = if matches!(run.content, RunContent::Zeroes(_)) { ZEROS } else { 0 };
-        put(out, run.offset);
-        put(out, run.len_bytes() | zeros);
+        out.put_u64_le(run.offset);
+        out.put_u64_le(run.len_bytes() | zeros);
     }
 }
 
@@ -406,10 +402,7 @@ fn data_of(runs: &[Run]) -> impl Iterator<Item = &[u8]> {
 }
 
 fn take(rest: &mut Bytes) -> Result<u64, Malformed> {
-    let number = rest.first_chunk::<8>().ok_or(Malformed("its payload is cut off"))?;
-    let number = u64::from_le_bytes(*number);
-    let _taken = rest.split_to(8);
-    Ok(number)
+    rest.try_get_u64_le().map_err(|_| Malformed("its payload is cut off"))
 }
 
 /// Decodes a table of runs and their bytes, and removes them from the front.

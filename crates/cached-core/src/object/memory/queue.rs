@@ -429,32 +429,32 @@ pub(crate) struct List {
 }
 
 impl Shard {
-    pub(crate) fn push(&mut self, pool: &Pool, bucket: u32, queue: QueueId) {
-        let list = &mut self.lists[usize::from(queue.0)];
-        let meta = pool.meta(bucket);
-        meta.place.store(LINKED | queue.0 << 1 | self.share.0 << SHARE_SHIFT, Ordering::Relaxed);
-        meta.prev.store(0, Ordering::Relaxed);
-        meta.next.store(list.head, Ordering::Relaxed);
-        match list.head.checked_sub(1) {
-            Some(head) => pool.meta(head).prev.store(bucket + 1, Ordering::Relaxed),
-            None => list.tail = bucket + 1,
-        }
-        list.head = bucket + 1;
-        list.len += 1;
+    fn push(&mut self, pool: &Pool, bucket: u32, queue: QueueId) {
+        let head = self.lists[usize::from(queue.0)].head;
+        self.insert(pool, bucket, queue, (head, 0));
     }
 
     /// Adds a bucket at the end of the entry queue from which the next victim is taken.
-    pub(crate) fn push_last(&mut self, pool: &Pool, bucket: u32) {
-        let list = &mut self.lists[usize::from(QueueId::ENTRY.0)];
+    fn push_last(&mut self, pool: &Pool, bucket: u32) {
+        let tail = self.lists[usize::from(QueueId::ENTRY.0)].tail;
+        self.insert(pool, bucket, QueueId::ENTRY, (0, tail));
+    }
+
+    /// Adds a bucket between two neighbours; 0 for the end of the list.
+    fn insert(&mut self, pool: &Pool, bucket: u32, queue: QueueId, (next, prev): (u32, u32)) {
+        let list = &mut self.lists[usize::from(queue.0)];
         let meta = pool.meta(bucket);
-        meta.place.store(LINKED | QueueId::ENTRY.0 << 1 | self.share.0 << SHARE_SHIFT, Ordering::Relaxed);
-        meta.next.store(0, Ordering::Relaxed);
-        meta.prev.store(list.tail, Ordering::Relaxed);
-        match list.tail.checked_sub(1) {
-            Some(tail) => pool.meta(tail).next.store(bucket + 1, Ordering::Relaxed),
+        meta.place.store(LINKED | queue.0 << 1 | self.share.0 << SHARE_SHIFT, Ordering::Relaxed);
+        meta.next.store(next, Ordering::Relaxed);
+        meta.prev.store(prev, Ordering::Relaxed);
+        match next.checked_sub(1) {
+            Some(next) => pool.meta(next).prev.store(bucket + 1, Ordering::Relaxed),
+            None => list.tail = bucket + 1,
+        }
+        match prev.checked_sub(1) {
+            Some(prev) => pool.meta(prev).next.store(bucket + 1, Ordering::Relaxed),
             None => list.head = bucket + 1,
         }
-        list.tail = bucket + 1;
         list.len += 1;
     }
 

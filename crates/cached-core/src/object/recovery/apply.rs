@@ -13,9 +13,9 @@ use crate::object::write::back::change_again;
 use crate::sync::Arc;
 
 /// The number of failed reads after which a record counts as damaged.
-pub(super) const READS_MAX: u32 = 10;
+const READS_MAX: u32 = 10;
 /// The delay between two read attempts.
-pub(super) const READ_DELAY: Duration = Duration::from_secs(1);
+const READ_DELAY: Duration = Duration::from_secs(1);
 
 /// The change of a record, to be applied again.
 pub(super) struct Redo {
@@ -177,18 +177,30 @@ pub(super) async fn read(shared: &Shared, place: RecordPlace) -> Result<(Positio
     let Some(source) = shared.journal.recovery.source.as_ref() else {
         return Err(Error::Corrupt("no journal".into()));
     };
-    let mut reads = 0;
+    let mut failed = 0;
     loop {
         let source = source.clone();
         match shared.journal.recovery.reading().read(move || source.read(place)).await.ok_or_else(not_read)? {
             Ok(read) => return Ok(read),
-            Err(ReadError::Disk(error)) if reads < READS_MAX => {
-                tracing::warn!(%error, "the journal cannot be read, will be tried again");
-                shared.clock.sleep_until(shared.clock.now() + READ_DELAY).await;
-                reads += 1;
-            }
-            Err(error) => return Err(damage(&error)),
+            Err(error) => wait_to_read_again(shared, &mut failed, error).await?,
         }
+    }
+}
+
+/// Waits before a read is tried again, if the disk has failed it and fewer than [`READS_MAX`]
+/// before.
+///
+/// # Errors
+/// `Corrupt` if the read cannot succeed any more.
+pub(super) async fn wait_to_read_again(shared: &Shared, failed: &mut u32, error: ReadError) -> Result<()> {
+    match error {
+        ReadError::Disk(error) if *failed < READS_MAX => {
+            *failed += 1;
+            tracing::warn!(%error, "the journal cannot be read, and will be tried again");
+            shared.clock.sleep_until(shared.clock.now() + READ_DELAY).await;
+            Ok(())
+        }
+        error => Err(damage(&error)),
     }
 }
 

@@ -14,7 +14,7 @@ use blocker::{ObjectId, Result};
 use cached_journal::{Head, Hold, OpenError, Position, ReadError, Reader, RecordPlace, Replay};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
-use super::apply::{READ_DELAY, READS_MAX, Redo};
+use super::apply::Redo;
 use super::{Busy, apply, fail, keep_part, prepare};
 use crate::object::journal::records::{Origin, encode_unreadable, subject};
 use crate::object::journal::unapplied::{Stage, Unapplied};
@@ -101,7 +101,7 @@ pub(super) async fn run(shared: Arc<Shared>, unapplied: Unapplied) {
 /// # Errors
 /// If the chain of batches is broken, or the disk fails for good.
 async fn read_window(shared: &Arc<Shared>, mut reader: Reader) -> (Result<Vec<Found>>, Option<Reader>) {
-    let mut reads = 0;
+    let mut failed = 0;
     loop {
         let own = Arc::clone(shared);
         let read = shared.journal.recovery.reading().read(move || {
@@ -109,17 +109,12 @@ async fn read_window(shared: &Arc<Shared>, mut reader: Reader) -> (Result<Vec<Fo
             (reader, window, error)
         });
         let Some((back, window, error)) = read.await else { return (Err(apply::not_read()), None) };
-        match error {
-            // Records read before an error are applied first.
-            _ if !window.is_empty() => return (Ok(window), Some(back)),
-            None => return (Ok(window), Some(back)),
-            Some(ReadError::Disk(error)) if reads < READS_MAX => {
-                tracing::warn!(%error, "the journal cannot be read, will be tried again");
-                shared.clock.sleep_until(shared.clock.now() + READ_DELAY).await;
-                (reader, reads) = (back, reads + 1);
-            }
-            Some(error) => return (Err(apply::damage(&error)), Some(back)),
+        // Records read before an error are applied first.
+        let Some(error) = error.filter(|_| window.is_empty()) else { return (Ok(window), Some(back)) };
+        if let Err(why) = apply::wait_to_read_again(shared, &mut failed, error).await {
+            return (Err(why), Some(back));
         }
+        reader = back;
     }
 }
 

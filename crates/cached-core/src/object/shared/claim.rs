@@ -237,14 +237,13 @@ pub(crate) fn note_claim_event(shared: &Shared, scope: &Scope, epoch: Epoch) {
     if shared.control.config.writer == Writer::Callers {
         return;
     }
-    match scope {
-        Scope::Object(ObjectId { namespace, .. }) | Scope::Domain(namespace, _) => {
+    match (scope, scope.namespace()) {
+        (Scope::Object(_) | Scope::Domain(..), Some(namespace)) => {
             if shared.store.epochs.epoch(namespace).is_some_and(|own| own < epoch) {
                 shared.store.claims.note(scope, epoch);
             }
         }
-        Scope::Namespace(namespace) => shared.store.epochs.unconfirm(epoch, |it| it == namespace),
-        _ => shared.store.epochs.unconfirm(epoch, |_| true),
+        (_, own) => shared.store.epochs.unconfirm(epoch, |it| own.is_none_or(|own| own == it)),
     }
 }
 
@@ -321,13 +320,9 @@ fn handles_of(shared: &Arc<Shared>, scope: &Scope) -> Vec<Handle> {
             handles.extend(shared.find(shared.hash(id), id).map(|in_use| Handle::of(shared, in_use)));
         }
         _ => shared.objects.index.for_each(|in_use| {
-            let id = shared.objects.index.id(in_use);
-            let is_of_it = match scope {
-                // An object does not know all the domains to which it ever belonged.
-                Scope::Domain(namespace, _) | Scope::Namespace(namespace) => id.namespace == *namespace,
-                _ => true,
-            };
-            if is_of_it {
+            // An object does not know all the domains to which it ever belonged.
+            let own = &shared.objects.index.id(in_use).namespace;
+            if scope.namespace().is_none_or(|namespace| namespace == own) {
                 handles.push(Handle::of(shared, shared.objects.index.use_again(in_use.at)));
             }
         }),

@@ -9,7 +9,7 @@ use cached_journal::Position;
 use super::Shared;
 use super::parts::JournalSide;
 use super::resources::flushed_meanwhile;
-use crate::object::journal::{ChangeLog, Full, JournalState, Room};
+use crate::object::journal::{ChangeLog, Full, Room};
 use crate::object::tasks::deadline::until;
 use crate::object::tasks::wait_queue::{Permits, wait};
 use crate::sync::Arc;
@@ -55,16 +55,17 @@ pub(crate) async fn committed(log: &ChangeLog, position: Position) -> bool {
     is_durable
 }
 
-/// Waits while records in the log could be replayed over data that were stored past it.
+/// Waits while records of a namespace in the log, or of any with `None`, could be replayed over data
+/// that were stored past it.
 ///
 /// # Errors
 /// `Retryable` if too many tasks are waiting.
-pub(crate) async fn not_draining(journal: &JournalSide, namespace: &Namespace) -> Result<()> {
+pub(crate) async fn not_draining(journal: &JournalSide, namespace: Option<&Namespace>) -> Result<()> {
     let Some(log) = &journal.log else { return Ok(()) };
-    if log.events.condition.state() != JournalState::Draining || !log.names.is_journaled(namespace) {
+    let is_over = || (!log.events.condition.is_draining()).then_some(());
+    if is_over().is_some() || namespace.is_some_and(|namespace| !log.names.is_journaled(namespace)) {
         return Ok(());
     }
-    let is_over = || (log.events.condition.state() != JournalState::Draining).then_some(());
     wait(&log.events.draining, is_over).await
 }
 
@@ -81,28 +82,11 @@ pub(crate) async fn acknowledged(
 ) -> Result<Durability> {
     let Some(log) = &journal.log else { return Ok(made.max(asked)) };
     if asked > Durability::Cached {
-        not_draining(journal, namespace).await?;
-    } else if log.events.condition.state() == JournalState::Draining && log.names.is_journaled(namespace) {
+        not_draining(journal, Some(namespace)).await?;
+    } else if log.events.condition.is_draining() && log.names.is_journaled(namespace) {
         return Ok(Durability::Cached);
     }
     Ok(made.max(asked))
-}
-
-/// Like [`not_draining`], for a scope.
-///
-/// # Errors
-/// The same as for [`not_draining`].
-pub(crate) async fn scope_not_draining(journal: &JournalSide, scope: &Scope) -> Result<()> {
-    match scope {
-        Scope::Object(ObjectId { namespace, .. })
-        | Scope::Domain(namespace, _)
-        | Scope::Namespace(namespace) => not_draining(journal, namespace).await,
-        _ => {
-            let Some(log) = &journal.log else { return Ok(()) };
-            let is_over = || (log.events.condition.state() != JournalState::Draining).then_some(());
-            wait(&log.events.draining, is_over).await
-        }
-    }
 }
 
 /// Returns whether the log may have records of a namespace that would be replayed: then a change
@@ -274,14 +258,8 @@ pub(crate) async fn close(journal: &JournalSide) -> Result<()> {
 pub(crate) async fn object_recovered(shared: &Arc<Shared>, hash: u64) -> Result<()> {
     let waiting = poll_fn(|cx| {
         let (poll, requested) = shared.journal.recovery.poll_object(hash, cx.waker());
-        if let Some(object) = requested {
-            shared
-                .journal
-                .recovery
-                .out_of_turn(object)
-                .into_iter()
-                .for_each(|task| shared.background.add(task));
-        }
+        let task = requested.and_then(|object| shared.journal.recovery.out_of_turn(object));
+        task.into_iter().for_each(|task| shared.background.add(task));
         poll
     });
     flushed_meanwhile(shared, waiting).await
@@ -296,12 +274,10 @@ pub(crate) async fn scope_recovered(shared: &Arc<Shared>, scope: &Scope) -> Resu
     if !shared.journal.recovery.is_active() {
         return Ok(());
     }
-    let namespace = match scope {
-        Scope::Object(id) => return object_recovered(shared, shared.hash(id)).await,
-        Scope::Domain(namespace, _) | Scope::Namespace(namespace) => Some(namespace),
-        _ => None,
-    };
-    let waiting = poll_fn(|cx| shared.journal.recovery.poll_wide(namespace, cx.waker()));
+    if let Scope::Object(id) = scope {
+        return object_recovered(shared, shared.hash(id)).await;
+    }
+    let waiting = poll_fn(|cx| shared.journal.recovery.poll_wide(scope.namespace(), cx.waker()));
     flushed_meanwhile(shared, waiting).await
 }
 

@@ -30,7 +30,7 @@ pub(crate) fn validate(shared: &Shared) -> Result<(), String> {
             }
             dirty += u64::from(object.pending.bucketless);
             if object.pending.bucketless > 0 && !object.has_pending() {
-                return Err("room is held for nothing".into());
+                return Err("room is held, but no change is pending".into());
             }
             Ok(counts)
         });
@@ -43,87 +43,71 @@ pub(crate) fn validate(shared: &Shared) -> Result<(), String> {
     problem?;
     for state in State::ALL.into_iter().skip(1) {
         let (counted, found) = (shared.metrics.total(|of| of.count_of(state)), states[state as usize]);
-        if counted != found {
-            return Err(format!("{found} slots are {state:?}, counted {counted}"));
-        }
+        ensure(counted == found, || format!("{found} slots are {state:?}, but {counted} are counted"))?;
     }
-    if dirty > shared.metrics.dirty_room.dirty() {
-        return Err(format!(
-            "{dirty} buckets are dirty, bucketless was taken for {}",
-            shared.metrics.dirty_room.dirty()
-        ));
-    }
+    let room = shared.metrics.dirty_room.dirty();
+    ensure(dirty <= room, || format!("{dirty} buckets are dirty, but room is taken for {room}"))?;
     shared.metrics.dirty_room.validate()?;
     shared.store.gate.validate()?;
     shared.control.namespaces.validate(&lock(&shared.control.settings).in_force())?;
-    if shared.journal.log.is_none() {
-        // Recovered changes of an earlier process are written back whatever the mode.
-        for record in shared.control.namespaces.records() {
-            let (phases, dirty) = (&record.write_phases, record.dirty_taken.load(Ordering::SeqCst));
-            let mode = phases.mode();
-            if mode != WriteMode::Back && !phases.is_changing() && !phases.is_busy() && dirty > 0 {
-                return Err(format!(
-                    "{dirty} buckets of namespace {} are dirty in mode {mode}",
-                    record.number
-                ));
-            }
-        }
+    // Recovered changes of an earlier process are written back whatever the mode.
+    let records = shared.control.namespaces.records().filter(|_| shared.journal.log.is_none());
+    for record in records {
+        let (phases, dirty) = (&record.write_phases, record.dirty_taken.load(Ordering::SeqCst));
+        let mode = phases.mode();
+        let may_be_dirty = mode == WriteMode::Back || phases.is_changing() || phases.is_busy();
+        ensure(may_be_dirty || dirty == 0, || {
+            format!("{dirty} buckets of namespace {} are dirty in mode {mode}", record.number)
+        })?;
     }
-    if shared.control.attaching.is_direct() && dirty > 0 {
-        return Err(format!("{dirty} buckets are dirty while reads go straight to the store"));
-    }
-    let free = shared.memory.pool.free_list();
-    if free.len() as u64 != u64::from(shared.memory.pool.free()) {
-        return Err(format!("{} buckets are free, counted {}", free.len(), shared.memory.pool.free()));
-    }
-    if let Some(bucket) = free.iter().find(|bucket| pointed.contains_key(bucket)) {
-        return Err(format!("bucket {bucket} is free and in use"));
-    }
-    let absent = shared.memory.pool.absent_list()?;
-    let is_used =
-        |bucket: &&u32| pointed.contains_key(bucket) || shared.memory.pool.meta(**bucket).refs() != 0;
-    if let Some(bucket) = absent.iter().find(is_used) {
-        return Err(format!("bucket {bucket} is absent and in use"));
-    }
+    ensure(!shared.control.attaching.is_direct() || dirty == 0, || {
+        format!("{dirty} buckets are dirty while reads go directly to the store")
+    })?;
+    let pool = &shared.memory.pool;
+    let (free, counted) = (pool.free_list(), pool.free());
+    ensure(free.len() as u64 == u64::from(counted), || {
+        format!("{} buckets are free, but {counted} are counted", free.len())
+    })?;
+    let absent = pool.absent_list()?;
+    let in_use = |bucket: &u32| pointed.contains_key(bucket);
+    none(free.iter().find(|bucket| in_use(bucket)), "is free and in use")?;
+    let absent_in_use = absent.iter().find(|bucket| in_use(bucket) || pool.meta(**bucket).refs() != 0);
+    none(absent_in_use, "is absent and in use")?;
     let absent: HashSet<u32> = absent.into_iter().collect();
-    if let Some(bucket) = free.iter().find(|bucket| absent.contains(bucket)) {
-        return Err(format!("bucket {bucket} is absent and free"));
-    }
-    let receiving = shared.memory.pool.receiving_list();
+    none(free.iter().find(|bucket| absent.contains(bucket)), "is absent and free")?;
+    let (receiving, counted) = (pool.receiving_list(), pool.receiving());
     // Some buckets may be counted but not marked yet.
-    if receiving.len() as u64 > u64::from(shared.memory.pool.receiving()) {
-        return Err(format!(
-            "{} buckets are receiving in, counted {}",
-            receiving.len(),
-            shared.memory.pool.receiving()
-        ));
-    }
-    let is_free = |bucket: &u32| shared.memory.pool.meta(*bucket).refs() == 0 || free.contains(bucket);
-    if let Some(bucket) = receiving.iter().find(|bucket| pointed.contains_key(bucket) || is_free(bucket)) {
-        return Err(format!("bucket {bucket} is receiving in, and free or in use"));
-    }
+    ensure(receiving.len() as u64 <= u64::from(counted), || {
+        format!("{} buckets are receiving, but {counted} are counted", receiving.len())
+    })?;
+    let is_free = |bucket: &u32| pool.meta(*bucket).refs() == 0 || free.contains(bucket);
+    let wrong = receiving.iter().find(|bucket| in_use(bucket) || is_free(bucket));
+    none(wrong, "is receiving, and free or in use")?;
     for (bucket, slots) in &pointed {
-        let refs = u32::from(shared.memory.pool.meta(*bucket).refs());
-        if refs < *slots {
-            return Err(format!("{slots} slots point at bucket {bucket}, counted {refs}"));
-        }
+        let refs = u32::from(pool.meta(*bucket).refs());
+        ensure(refs >= *slots, || format!("{slots} slots refer to bucket {bucket}, but {refs} are counted"))?;
     }
-    shared.memory.shares.validate(shared.memory.pool.count())?;
-    let unread =
-        clean.iter().filter(|bucket| shared.memory.pool.meta(**bucket).has_flags(UNREAD)).count() as u64;
-    if unread != u64::from(shared.read_ahead.unread()) {
-        return Err(format!("{unread} buckets are unread, counted {}", shared.read_ahead.unread()));
-    }
-    if let Some(bucket) = pointed.keys().find(|bucket| {
-        shared.memory.pool.meta(**bucket).is_flagged() && clean.iter().all(|clean| clean != *bucket)
-    }) {
-        return Err(format!("bucket {bucket} has flags, and is not clean"));
-    }
-    let mut queued = shared.memory.queues.all(&shared.memory.pool)?;
+    shared.memory.shares.validate(pool.count())?;
+    let unread = clean.iter().filter(|bucket| pool.meta(**bucket).has_flags(UNREAD)).count() as u64;
+    let counted = shared.read_ahead.unread();
+    ensure(unread == u64::from(counted), || {
+        format!("{unread} buckets are unread, but {counted} are counted")
+    })?;
+    let is_clean: HashSet<u32> = clean.iter().copied().collect();
+    let flagged =
+        pointed.keys().find(|bucket| pool.meta(**bucket).is_flagged() && !is_clean.contains(bucket));
+    none(flagged, "has flags, and is not clean")?;
+    let mut queued = shared.memory.queues.all(pool)?;
     queued.sort_unstable();
     clean.sort_unstable();
-    if queued != clean {
-        return Err(format!("{} buckets are clean, {} are in queues", clean.len(), queued.len()));
-    }
-    Ok(())
+    ensure(queued == clean, || format!("{} buckets are clean, {} are in queues", clean.len(), queued.len()))
+}
+
+fn ensure(holds: bool, what: impl FnOnce() -> String) -> Result<(), String> {
+    if holds { Ok(()) } else { Err(what()) }
+}
+
+/// Checks that there is no such bucket.
+fn none(bucket: Option<&u32>, what: &str) -> Result<(), String> {
+    bucket.map_or(Ok(()), |bucket| Err(format!("bucket {bucket} {what}")))
 }

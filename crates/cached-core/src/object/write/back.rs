@@ -114,7 +114,7 @@ pub(crate) async fn acknowledge(
             expedite(&handle, &ticket, queue_number).await?;
             Stored(Arc::clone(&ticket)).await?;
         }
-        log_waits::not_draining(&shared.journal, &handle.id().namespace).await
+        log_waits::not_draining(&shared.journal, Some(&handle.id().namespace)).await
     };
     until(&*shared.clock, deadline, late, stored).await?;
     if must_store {

@@ -50,7 +50,7 @@ pub(crate) async fn flush(shared: Arc<Shared>, request: FlushRequest) -> Result<
         store_scope(&shared, &request.scope, &ticket).await?;
         // Forwarded changes may not be durable in the store either.
         flush_below(&shared, &request).await?;
-        log_waits::scope_not_draining(&shared.journal, &request.scope).await?;
+        log_waits::not_draining(&shared.journal, request.scope.namespace()).await?;
         recovered?;
         if let (Some(log), Some(up_to)) = (&shared.journal.log, up_to) {
             mark_stored(&shared, log, &request.scope, up_to);

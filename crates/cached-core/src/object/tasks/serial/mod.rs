@@ -125,11 +125,11 @@ impl<T> Serial<T> {
     /// Queues a job; runs the queue if no thread is inside.
     fn enqueue(&self, mut job: Box<Job<T>>) {
         let mut head = self.head.load(Ordering::Relaxed);
-        let raw = loop {
+        loop {
             job.next = unlocked(head);
             let raw = Box::into_raw(job);
             match self.head.compare_exchange_weak(head, locked(raw), Ordering::AcqRel, Ordering::Relaxed) {
-                Ok(_) => break raw,
+                Ok(_) => break,
                 Err(now) => {
                     head = now;
                     // SAFETY: the exchange failed, so no other thread has seen the pointer that `into_raw`
@@ -137,8 +137,7 @@ impl<T> Serial<T> {
                     job = unsafe { Box::from_raw(raw) };
                 }
             }
-        };
-        let _ = raw;
+        }
         if !is_locked(head) {
             self.drain();
         }
