@@ -21,8 +21,7 @@ pub use file::{ArenaFile, ArenaFileError, RestartProgress};
 pub(crate) use file::{HeldFile, MappedFile};
 pub use memory::prefetch;
 pub(crate) use memory::{Atomics, Memory, Table};
-pub use region::{Owner, REGION_HEADER_BYTES, RegionHeader, RegionHeaderError};
-pub(crate) use region::{Region, RegionState};
+pub(crate) use region::{Owner, REGION_HEADER_BYTES, Region, RegionHeader, RegionState};
 use shares::FreeRegions;
 pub use shares::MemoryRange;
 #[cfg(all(test, not(any(miri, shuttle))))]
@@ -35,21 +34,20 @@ use crate::sync::{AtomicU32, AtomicU64, Mutex, Ordering, lock};
 
 /// The index of a region in its arena.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct RegionId(pub(crate) u32);
+pub(crate) struct RegionId(pub(crate) u32);
 
 /// The size of the smallest region. In smaller ones, headers and unused ends would waste too much
 /// space.
-pub const REGION_BYTES_MIN: usize = 64 << 10;
+pub(crate) const REGION_BYTES_MIN: usize = 64 << 10;
 /// The size of the largest region. With larger ones, eviction would be too coarse.
-pub const REGION_BYTES_MAX: usize = 1 << 20;
+pub(crate) const REGION_BYTES_MAX: usize = 1 << 20;
 
 /// Returns the region size for an arena: a 256th of it, rounded down to a power of two, within the
 /// bounds.
 ///
 /// Eviction frees whole regions, and each sealed region wastes its unused end, so a small arena
 /// needs small regions. From 256 MiB on, a region has 1 MiB.
-#[must_use]
-pub fn region_bytes_for(arena_bytes: usize) -> usize {
+pub(crate) fn region_bytes_for(arena_bytes: usize) -> usize {
     let wanted = (arena_bytes / 256).max(1);
     let floor_pow2 = 1usize << (usize::BITS - 1 - wanted.leading_zeros());
     floor_pow2.clamp(REGION_BYTES_MIN, REGION_BYTES_MAX)
@@ -57,17 +55,17 @@ pub fn region_bytes_for(arena_bytes: usize) -> usize {
 
 /// The sizes of an arena and the shares of its owners.
 #[derive(Debug, Clone, Copy)]
-pub struct ArenaConfig {
+pub(crate) struct ArenaConfig {
     /// The size of the memory, rounded down to whole regions.
-    pub bytes: usize,
+    pub(crate) bytes: usize,
     /// A power of two between [`REGION_BYTES_MIN`] and [`REGION_BYTES_MAX`].
-    pub region_bytes: usize,
+    pub(crate) region_bytes: usize,
     /// The number of regions that the byte-keyed store may hold at once.
-    pub kv_regions_max: u32,
+    pub(crate) kv_regions_max: u32,
     /// The number of regions that the object cache may hold at once.
-    pub objects_regions_max: u32,
+    pub(crate) objects_regions_max: u32,
     /// Whether to ask the kernel for huge pages, on a best-effort basis.
-    pub huge_pages: bool,
+    pub(crate) huge_pages: bool,
 }
 
 /// The reason why an arena could not be created.
@@ -97,7 +95,7 @@ pub enum ArenaError {
 static FREE: Rank = Rank::new("arena: free regions", 55);
 
 /// The memory and the table of its regions.
-pub struct Arena {
+pub(crate) struct Arena {
     memory: Memory,
     region_bytes: usize,
     region_shift: u32,
@@ -112,22 +110,12 @@ pub struct Arena {
     next_sequence: AtomicU64,
 }
 
-impl std::fmt::Debug for Arena {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Arena")
-            .field("bytes", &self.bytes())
-            .field("region_bytes", &self.region_bytes)
-            .field("free_regions", &self.kv_available())
-            .finish_non_exhaustive()
-    }
-}
-
 impl Arena {
     /// Maps the memory and divides it. Only the region table is touched.
     ///
     /// # Errors
     /// [`ArenaError`] if the sizes are inconsistent or the system refuses the memory.
-    pub fn new(config: ArenaConfig) -> Result<Arena, ArenaError> {
+    pub(crate) fn new(config: ArenaConfig) -> Result<Arena, ArenaError> {
         Arena::over(config, |count, bytes| {
             Ok((Table::new(count, false)?, Memory::map(bytes, config.huge_pages)?))
         })
@@ -231,20 +219,17 @@ impl Arena {
     }
 
     /// The size of a region in bytes.
-    #[must_use]
-    pub fn region_bytes(&self) -> usize {
+    pub(crate) fn region_bytes(&self) -> usize {
         self.region_bytes
     }
 
     /// The number of regions.
-    #[must_use]
-    pub fn region_count(&self) -> u32 {
+    pub(crate) fn region_count(&self) -> u32 {
         self.regions.len() as u32
     }
 
     /// The size of the arena in bytes.
-    #[must_use]
-    pub fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         self.regions.len() * self.region_bytes
     }
 
@@ -353,11 +338,8 @@ impl Arena {
         unsafe { stores::copy(bytes.as_ptr(), to, bytes.len()) };
     }
 
-    /// Reads and checks a region's header.
-    ///
-    /// # Errors
-    /// [`RegionHeaderError`] if the bytes are not a header of this version.
-    pub fn read_header(&self, id: RegionId) -> Result<RegionHeader, RegionHeaderError> {
+    /// Reads a region's header; `None` if the bytes are not a header of this version.
+    pub(crate) fn read_header(&self, id: RegionId) -> Option<RegionHeader> {
         let mut bytes = [0u8; REGION_HEADER_BYTES];
         let from = self.at(self.offset_of(id, 0));
         // SAFETY: the header lies inside the region; it is written only right after `take`, before

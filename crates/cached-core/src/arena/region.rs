@@ -18,7 +18,7 @@ use crate::sync::{AtomicU32, AtomicU64, Ordering};
 /// The owner of a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Owner {
+pub(crate) enum Owner {
     /// The byte-keyed store.
     Kv = 1,
     /// The object cache.
@@ -241,7 +241,7 @@ impl Region {
 unsafe impl Atomics for Region {}
 
 /// The size of the header at the start of every region in use.
-pub const REGION_HEADER_BYTES: usize = 32;
+pub(crate) const REGION_HEADER_BYTES: usize = 32;
 const MAGIC: u32 = u32::from_le_bytes(*b"CRGN");
 const VERSION: u16 = 1;
 
@@ -256,40 +256,20 @@ const VERSION: u16 = 1;
 /// ```
 /// Little-endian. The CRC (IEEE) covers the 28 bytes before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RegionHeader {
+pub(crate) struct RegionHeader {
     /// 1 for the byte-keyed store, 2 for the object cache.
-    pub owner: u8,
+    pub(crate) owner: u8,
     /// Entries start at multiples of `1 << granule_shift` bytes.
-    pub granule_shift: u8,
+    pub(crate) granule_shift: u8,
     /// The region's position in the age order.
-    pub sequence: u64,
+    pub(crate) sequence: u64,
     /// The time at which the region was opened, in the clock's seconds.
-    pub opened_at: u32,
-}
-
-/// The reason why bytes are not a region header.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum RegionHeaderError {
-    /// The first four bytes are not the magic number.
-    #[error("not a region header: magic {0:#010x}")]
-    Magic(u32),
-    /// The header has another version.
-    #[error("region header version {0}, this program reads version 1")]
-    Version(u16),
-    /// The checksum does not match the bytes.
-    #[error("region header checksum {found:#010x}, computed {computed:#010x}")]
-    Checksum {
-        /// The checksum in the header.
-        found: u32,
-        /// The checksum of its bytes.
-        computed: u32,
-    },
+    pub(crate) opened_at: u32,
 }
 
 impl RegionHeader {
     /// Returns the header's bytes.
-    #[must_use]
-    pub fn encode(&self) -> [u8; REGION_HEADER_BYTES] {
+    pub(crate) fn encode(&self) -> [u8; REGION_HEADER_BYTES] {
         let mut bytes = [0u8; REGION_HEADER_BYTES];
         bytes[0..4].copy_from_slice(&MAGIC.to_le_bytes());
         bytes[4..6].copy_from_slice(&VERSION.to_le_bytes());
@@ -302,24 +282,13 @@ impl RegionHeader {
         bytes
     }
 
-    /// Decodes a header.
-    ///
-    /// # Errors
-    /// [`RegionHeaderError`]; arbitrary bytes never panic.
-    pub fn decode(bytes: &[u8; REGION_HEADER_BYTES]) -> Result<RegionHeader, RegionHeaderError> {
+    /// Decodes a header; `None` if the bytes are not a header of this version.
+    pub(crate) fn decode(bytes: &[u8; REGION_HEADER_BYTES]) -> Option<RegionHeader> {
         let u32_at = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-        if u32_at(0) != MAGIC {
-            return Err(RegionHeaderError::Magic(u32_at(0)));
-        }
         let version = u16::from_le_bytes([bytes[4], bytes[5]]);
-        if version != VERSION {
-            return Err(RegionHeaderError::Version(version));
-        }
-        let (found, computed) = (u32_at(28), crc32fast::hash(&bytes[..28]));
-        if found != computed {
-            return Err(RegionHeaderError::Checksum { found, computed });
-        }
-        Ok(RegionHeader {
+        let is_header =
+            u32_at(0) == MAGIC && version == VERSION && u32_at(28) == crc32fast::hash(&bytes[..28]);
+        is_header.then(|| RegionHeader {
             owner: bytes[6],
             granule_shift: bytes[7],
             sequence: u64::from(u32_at(8)) | u64::from(u32_at(12)) << 32,
@@ -338,11 +307,11 @@ mod tests {
             RegionHeader { owner: 1, granule_shift: 2, sequence: 0x0123_4567_89ab_cdef, opened_at: 99 };
         let bytes = header.encode();
         assert_eq!(bytes.len(), 32);
-        assert_eq!(RegionHeader::decode(&bytes), Ok(header));
+        assert_eq!(RegionHeader::decode(&bytes), Some(header));
         for bit in 0..bytes.len() * 8 {
             let mut damaged = bytes;
             damaged[bit / 8] ^= 1 << (bit % 8);
-            assert!(RegionHeader::decode(&damaged).is_err(), "bit {bit} flipped unnoticed");
+            assert!(RegionHeader::decode(&damaged).is_none(), "bit {bit} flipped unnoticed");
         }
     }
 }

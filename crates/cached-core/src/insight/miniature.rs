@@ -39,7 +39,7 @@ pub(super) struct Miniature {
 }
 
 /// How to extrapolate from the sampled entries to all.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Scale {
     /// The number of names that a sampled one represents.
     pub(super) weight: f64,

@@ -231,14 +231,16 @@ const SHARE_MIN: f64 = 0.001;
 
 /// Names of namespaces, by their numbers.
 pub(super) struct Namespaces {
-    names: Vec<Option<Box<[u8]>>>,
+    names: [Option<Box<[u8]>>; NAMESPACES_MAX + 1],
+}
+
+impl Default for Namespaces {
+    fn default() -> Namespaces {
+        Namespaces { names: [const { None }; NAMESPACES_MAX + 1] }
+    }
 }
 
 impl Namespaces {
-    pub(super) fn new() -> Namespaces {
-        Namespaces { names: vec![None; NAMESPACES_MAX + 1] }
-    }
-
     /// Returns the number of a namespace, and assigns one if any is free.
     pub(super) fn number_of(&mut self, name: &[u8]) -> u8 {
         if name.is_empty() {
@@ -319,7 +321,7 @@ mod namespaces_tests {
 
     #[test]
     fn the_number_of_namespaces_is_bounded_and_rare_ones_make_room() {
-        let mut namespaces = Namespaces::new();
+        let mut namespaces = Namespaces::default();
         for n in 0..NAMESPACES_MAX {
             assert_eq!(usize::from(namespaces.number_of(format!("n{n}").as_bytes())), n + 1);
         }

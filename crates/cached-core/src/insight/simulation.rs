@@ -73,6 +73,7 @@ impl Counts {
 }
 
 /// The counts of some minutes.
+#[derive(Default)]
 struct Window {
     since_secs: u32,
     counts: Counts,
@@ -89,6 +90,7 @@ impl Window {
 }
 
 /// The sizes, and their common state.
+#[derive(Default)]
 pub(crate) struct Simulation {
     names: Names,
     sizes: Vec<Miniature>,
@@ -126,25 +128,13 @@ impl Simulation {
         let scale = Scale { weight: 1.0 / share, memory_bytes, utilisation: UTILISATION_ASSUMED };
         let sizes = FACTORS.iter().map(|factor| Miniature::new(policy, *factor, &scale));
         Some(Simulation {
-            names: Names::default(),
             sizes: sizes.collect::<Option<Vec<_>>>()?,
             scale,
             // Saturates.
             threshold: (u64::MAX as f64 * share) as u64,
-            namespaces: Namespaces::new(),
             window: Window::new(0, None),
-            before: None,
-            totals: None,
-            flushes: 0,
-            dropped: 0,
-            dropping_drains: 0,
-            is_warming: false,
-            sweep_from: 0,
-            now: 0,
             is_adaptive: sampling == Sampling::Adaptive,
-            paced_at: 0,
-            paced_samples: 0,
-            real_entries: 0,
+            ..Simulation::default()
         })
     }
 

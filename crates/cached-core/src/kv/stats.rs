@@ -4,6 +4,7 @@ use super::inner::Inner;
 use super::item::ItemPtr;
 use super::{Kv, Miss, ScanCursor};
 use crate::KeyHash;
+use crate::arena::{Owner, RegionState};
 use crate::clock::Expiry;
 use crate::insight::{Event, ItemShape, MissRatioCurve, MissesByReason, Present, Sample, Totals};
 use crate::sync::Ordering;
@@ -82,22 +83,32 @@ impl Kv {
     /// ```
     pub fn stats(&self) -> KvStats {
         let inner = &self.inner;
-        let log = inner.log.metrics();
+        let log = &inner.log;
         let mut stats = KvStats {
-            arena_bytes: inner.log.present_bytes(),
+            arena_bytes: log.present_bytes(),
             index_bytes: inner.index.bytes(),
-            regions: log.regions,
-            regions_free: log.regions_free,
-            garbage_bytes: log.garbage_bytes,
-            evictions: log.evictions,
-            evicted_unfetched: log.evicted_unfetched,
-            regions_reclaimed: log.regions_reclaimed,
+            regions: log.arena.share(Owner::Kv),
+            evictions: log.evictions.items.load(Ordering::Relaxed),
+            evicted_unfetched: log.evictions.unfetched.load(Ordering::Relaxed),
+            regions_reclaimed: log.regions_reclaimed(),
             expired_unfetched: inner.expirations.unfetched.load(Ordering::Relaxed),
             reclaimed: inner.expirations.reclaimed.load(Ordering::Relaxed),
-            reserved_bytes: inner.log.reserved.bytes(),
-            reserved_regions: inner.log.reserved.regions(),
+            reserved_bytes: log.reserved.bytes(),
+            reserved_regions: log.reserved.regions(),
             ..KvStats::default()
         };
+        for region in log.arena.table() {
+            match region.state() {
+                RegionState::Free => stats.regions_free += 1,
+                RegionState::Sealed => {
+                    stats.garbage_bytes += u64::from(region.used_bytes().saturating_sub(region.live_bytes()));
+                }
+                _ => {}
+            }
+        }
+        // Regions that the store must not use at present also count as free in the table.
+        let absent = log.arena.region_count() - stats.regions;
+        stats.regions_free = stats.regions_free.saturating_sub(absent);
         for shard in inner.index.shards() {
             let (flushed_items, flushed_bytes) = shard.flushed();
             stats.items += shard.items().saturating_sub(flushed_items);

@@ -12,7 +12,6 @@ use blocker::{
 };
 
 use super::cache::ObjectCache;
-use super::journal::ChangeLog;
 use super::memory::geometry::buckets_of;
 use super::read;
 use super::shared::Shared;
@@ -25,32 +24,19 @@ use super::write::{back as write_back, copy, scope_ops, through as write_through
 
 impl ObjectCache {
     /// Makes a change that is within the limits.
-    fn make_change(&self, request: ChangeRequest) -> Reply<ChangeReply> {
-        let (shared, change, terms) = (self.shared(), &request.change, &request.terms);
+    fn make_change(&self, mut request: ChangeRequest) -> Reply<ChangeReply> {
+        let shared = self.shared();
         let hash = shared.hash(&request.object);
+        let (mut known, mut is_journaled, mut is_forwarded) = (None, false, false);
         if let Some(log) = &shared.journal.log {
-            return self.make_journaled(log, request, hash);
+            let logged = log.names.terms(&request.object.namespace);
+            known = log.names.get(&request.object.namespace);
+            is_journaled = known.as_ref().map_or(logged.is_journaled, |known| known.is_journaled);
+            is_forwarded = is_journaled && log.goes_through((&request.change).into());
+            request.terms.durability = request.terms.durability.max(logged.durability);
         }
-        let is_passing = shared.read_ahead.follows_writes() && passes(shared, &request.object, change);
-        let may_be_back = terms.stamp.is_none() && !is_passing && !is_too_large(shared, change.into());
-        if may_be_back
-            && terms.durability == Durability::Cached
-            && let Some(answer) = apply_at_once(shared, &request.object, hash, change.into(), terms, None)
-        {
-            return Reply::Ready(answer.map(|applied| applied.reply));
-        }
-        self.make_slowly(request, hash, may_be_back, is_passing)
-    }
-
-    /// Makes a change in a cache that has a log.
-    fn make_journaled(&self, log: &ChangeLog, mut request: ChangeRequest, hash: u64) -> Reply<ChangeReply> {
-        let (shared, namespace) = (self.shared(), &request.object.namespace);
-        let (known, logged) = (log.names.get(namespace), log.names.terms(namespace));
-        let is_journaled = known.as_ref().map_or(logged.is_journaled, |known| known.is_journaled());
-        request.terms.durability = request.terms.durability.max(logged.durability);
         let (change, terms) = (&request.change, &request.terms);
         let is_passing = shared.read_ahead.follows_writes() && passes(shared, &request.object, change);
-        let is_forwarded = is_journaled && log.goes_through(change.into());
         let may_be_back =
             terms.stamp.is_none() && !is_passing && !is_forwarded && !is_too_large(shared, change.into());
         let asked = terms.durability;

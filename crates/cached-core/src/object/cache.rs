@@ -51,7 +51,7 @@ pub struct ObjectCache {
 
 /// A handle that keeps neither the cache nor its store alive, for code that shows or reports a
 /// cache.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct WeakObjectCache {
     inner: Weak<Inner>,
     shared: Weak<Shared>,
@@ -69,12 +69,6 @@ impl WeakObjectCache {
     #[must_use]
     pub fn is_gone(&self) -> bool {
         self.shared.strong_count() == 0
-    }
-}
-
-impl std::fmt::Debug for WeakObjectCache {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.debug_struct("WeakObjectCache").finish_non_exhaustive()
     }
 }
 

@@ -1,6 +1,5 @@
 //! Applying settings while the cache runs, as far as they can change.
 
-use std::fmt;
 use std::sync::{Arc, Weak};
 
 use blocker::{Durability, Error, Namespace, NamespaceSettings, Pending, Result, Timestamp};
@@ -29,7 +28,7 @@ use crate::sync::{Ordering, lock};
 /// settings.change(&ObjectCacheConfig { dirty_bytes_max: 64 << 20, ..config })?;
 /// # Ok::<_, cached_core::object::ConfigError>(())
 /// ```
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct LiveSettings(Weak<Shared>);
 
 impl LiveSettings {
@@ -57,12 +56,6 @@ impl LiveSettings {
             detach::put_in_force(&shared, after.attached);
         }
         Ok(())
-    }
-}
-
-impl fmt::Debug for LiveSettings {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("LiveSettings")
     }
 }
 

@@ -67,16 +67,16 @@ pub(super) struct Log {
     pub(super) hits: HitTable,
     queues: Mutex<Queues>,
     reclaimer: Mutex<Reclaimer>,
-    evictions: Evictions,
+    pub(super) evictions: Evictions,
     pub(super) reserved: Reserved,
 }
 
 /// Counters of evictions, off the hot path and on a cache line that hits do not read.
 #[repr(align(128))]
 #[derive(Default)]
-struct Evictions {
-    items: AtomicU64,
-    unfetched: AtomicU64,
+pub(super) struct Evictions {
+    pub(super) items: AtomicU64,
+    pub(super) unfetched: AtomicU64,
 }
 
 /// The parts and settings of a log.
@@ -96,16 +96,6 @@ pub(super) struct LogConfig {
     /// Limits for values that have not arrived completely.
     pub(super) reserved_bytes_max: u64,
     pub(super) reserved_regions_max: u32,
-}
-
-/// Metrics of a log.
-pub(super) struct LogMetrics {
-    pub(super) evictions: u64,
-    pub(super) evicted_unfetched: u64,
-    pub(super) regions_reclaimed: u64,
-    pub(super) regions_free: u32,
-    pub(super) regions: u32,
-    pub(super) garbage_bytes: u64,
 }
 
 impl Log {
@@ -331,31 +321,9 @@ impl Log {
         self.change_boundary(|word| (word & !OWNER_ENDED == boundary).then_some(word & OWNER_ENDED))
     }
 
-    /// Reads the counters, and goes through the table of regions.
-    pub(super) fn metrics(&self) -> LogMetrics {
-        let mut metrics = LogMetrics {
-            evictions: self.evictions.items.load(Ordering::Relaxed),
-            evicted_unfetched: self.evictions.unfetched.load(Ordering::Relaxed),
-            regions_reclaimed: lock(&self.reclaimer).jobs,
-            regions_free: 0,
-            regions: self.arena.share(Owner::Kv),
-            garbage_bytes: 0,
-        };
-        for region in (0..self.arena.region_count()).map(RegionId) {
-            let record = self.arena.region(region);
-            match record.state() {
-                RegionState::Free => metrics.regions_free += 1,
-                RegionState::Sealed => {
-                    metrics.garbage_bytes +=
-                        u64::from(record.used_bytes().saturating_sub(record.live_bytes()));
-                }
-                _ => {}
-            }
-        }
-        // Regions that the store must not use at present also count as free in the table.
-        let absent = self.arena.region_count() - metrics.regions;
-        metrics.regions_free = metrics.regions_free.saturating_sub(absent);
-        metrics
+    /// Returns the number of regions that the reclaimer has walked.
+    pub(super) fn regions_reclaimed(&self) -> u64 {
+        lock(&self.reclaimer).jobs
     }
 
     /// Seals the open regions of all lanes.

@@ -23,7 +23,7 @@ impl Log {
             let is_ours = has_entries
                 && record.is_owned_by(Owner::Kv)
                 && used <= self.arena.region_bytes()
-                && self.arena.read_header(id).is_ok_and(|header| {
+                && self.arena.read_header(id).is_some_and(|header| {
                     header.owner == Owner::Kv as u8 && u32::from(header.granule_shift) == self.granule_shift
                 });
             if is_ours {

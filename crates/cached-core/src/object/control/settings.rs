@@ -9,7 +9,7 @@ use blocker::{Namespace, NamespaceKey, NamespaceSettings, WriteMode};
 
 use super::dirty_room::DirtyLimits;
 use super::namespaces::Namespaces;
-use super::records::{NO_OWN, NamespaceRecord};
+use super::records::{NO_OWN, NamespaceRecord, nanos};
 use crate::object::config::{NamespaceConfig, OTHERS, ObjectCacheConfig};
 use crate::object::store::{Number, StoreTerms};
 use crate::sync::{AtomicU64, Ordering};
@@ -197,10 +197,6 @@ pub(crate) struct LiveValues {
     flush_gap_bytes_max: AtomicU64,
     retry_delay_nanos_min: AtomicU64,
     retry_delay_nanos_max: AtomicU64,
-}
-
-fn nanos(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 impl LiveValues {

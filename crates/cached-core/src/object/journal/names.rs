@@ -25,7 +25,7 @@ pub(crate) struct Terms {
 pub(crate) struct NamespaceLog {
     /// The namespace's number in record heads.
     pub(crate) number: u64,
-    is_journaled: bool,
+    pub(crate) is_journaled: bool,
     /// The epoch that the cache holds.
     epoch: AtomicU64,
     /// The namespace has no record after this position.
@@ -33,7 +33,8 @@ pub(crate) struct NamespaceLog {
     /// A durable mark covers the namespace's records up to this position.
     marked: AtomicU64,
     /// The changes that went to the store without being logged; a single change stands for all
-    /// those of earlier processes.
+    /// those of earlier processes. While any is not durable, nothing may be logged: a logged change
+    /// would survive a crash that loses changes acknowledged before it.
     pub(crate) forwarded: Forwarded,
 }
 
@@ -71,10 +72,6 @@ impl Forwarded {
 }
 
 impl NamespaceLog {
-    pub(crate) fn is_journaled(&self) -> bool {
-        self.is_journaled
-    }
-
     pub(crate) fn epoch(&self) -> u64 {
         self.epoch.load(Ordering::SeqCst)
     }
@@ -89,13 +86,6 @@ impl NamespaceLog {
         let forwarded = Forwarded::default();
         forwarded.note();
         Self { number, is_journaled, epoch: zero(), last: zero(), marked: zero(), forwarded }
-    }
-
-    /// Returns whether the store may have accepted changes past the log that are not durable. In
-    /// this case nothing may be logged: a logged change would survive a crash that loses changes
-    /// acknowledged before it.
-    pub(crate) fn has_forwarded(&self) -> bool {
-        self.forwarded.is_any()
     }
 
     /// Records that a record of the namespace was appended.

@@ -124,7 +124,7 @@ pub(crate) async fn store_forwarded(shared: &Shared, namespace: &Namespace) -> R
     let Some(log) = &shared.journal.log else { return Ok(()) };
     let known = log.names.number(namespace);
     let _alone = Permits::acquire(&log.storing_forwarded).await?;
-    if !known.has_forwarded() {
+    if !known.forwarded.is_any() {
         return Ok(());
     }
     let taken = known.forwarded.taken();

@@ -94,7 +94,7 @@ impl<'a> LogTerms<'a> {
         known: Option<&'a NamespaceLog>,
     ) -> Self {
         match (log, known) {
-            (Some(log), Some(known)) if known.is_journaled() => Self::In(log, known),
+            (Some(log), Some(known)) if known.is_journaled => Self::In(log, known),
             (Some(log), None) if log.names.terms(namespace).is_journaled => Self::Unclaimed,
             _ => Self::Nowhere,
         }
@@ -123,7 +123,7 @@ fn log_change(
 ) -> Result<Entry, Blocked> {
     let (log, namespace) = match asked.log {
         LogTerms::Nowhere => return Ok(Entry::Nothing),
-        LogTerms::In(_, namespace) if namespace.has_forwarded() => return Err(Blocked::Forwarded),
+        LogTerms::In(_, namespace) if namespace.forwarded.is_any() => return Err(Blocked::Forwarded),
         LogTerms::In(log, namespace) => (log, namespace),
         LogTerms::Unclaimed => return Err(Blocked::Owner),
         LogTerms::Again(log, again) => {

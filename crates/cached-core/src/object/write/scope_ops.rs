@@ -109,7 +109,7 @@ async fn flush_below(shared: &Shared, request: &FlushRequest) -> Result<()> {
 fn is_all_logged(shared: &Shared, log: &ChangeLog, namespace: &Namespace) -> bool {
     log.names.is_journaled(namespace)
         && shared.control.namespaces.write_mode(namespace) == WriteMode::Back
-        && log.names.get(namespace).is_some_and(|known| !known.has_forwarded())
+        && log.names.get(namespace).is_some_and(|known| !known.forwarded.is_any())
 }
 
 /// Marks stored changes in the log, if that is possible at once: then a restart has nothing to

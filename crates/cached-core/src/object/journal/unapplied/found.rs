@@ -25,9 +25,10 @@ pub(crate) struct FoundNamespace {
 }
 
 /// The recovery stage of an object.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) enum Stage {
     /// The object's records have not been applied.
+    #[default]
     Waiting,
     /// A task is applying the object's records.
     Busy,
@@ -37,6 +38,7 @@ pub(crate) enum Stage {
     Failed,
 }
 
+#[derive(Default)]
 struct FoundObject {
     namespace: u32,
     start: u32,
@@ -93,14 +95,7 @@ impl Collector {
     pub(crate) fn record(&mut self, hash: u64, namespace: u32, place: RecordPlace) {
         let objects = &mut self.found.objects;
         let object = *self.found.by_hash.entry(hash).or_insert_with(|| {
-            objects.push(FoundObject {
-                namespace,
-                start: 0,
-                end: 0,
-                next: 0,
-                stage: Stage::Waiting,
-                is_requested: false,
-            });
+            objects.push(FoundObject { namespace, ..FoundObject::default() });
             objects.len() as u32 - 1
         });
         self.records.push((object, place));
