@@ -1,6 +1,8 @@
 //! Losses: every flush that covers a loss reports it until it is repaired, whatever has happened to
 //! the object in the cache; and a superseded writer acknowledges nothing more.
 
+mod by_the_store;
+
 use std::sync::Arc;
 use std::time::Duration;
 

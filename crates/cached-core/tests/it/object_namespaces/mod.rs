@@ -1,6 +1,11 @@
 //! Counters by namespace: their sums equal those of the whole cache, and the number of namespaces
 //! is limited.
 
+mod dirty_limits;
+mod memory_shares;
+mod quota;
+mod rates;
+
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -1,6 +1,9 @@
 //! A cache with a journal: the logged changes, their acknowledgements, and the truncation of the
 //! log.
 
+mod epochs;
+mod trouble;
+
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
