@@ -338,9 +338,7 @@ impl ArenaFile {
             if is_handed_over {
                 return Err(ArenaFileError::NotHandedOver { path, reason: reason.to_string() });
             }
-            // Truncating and extending the file discards its content.
-            file.set_len(0).map_err(failed("cannot empty it"))?;
-            reserve(&file, wanted.bytes).map_err(failed("there is no space for the memory"))?;
+            renew(&path, &file, wanted.bytes)?;
         }
         let map =
             MmapOptions::new().len(wanted.bytes as usize).map_raw(&file).map_err(failed("cannot map it"))?;
@@ -381,9 +379,7 @@ impl ArenaFile {
             opened.file.identity = found;
             cold = opened.cold_content(boot);
             if cold.is_some() {
-                opened.file.held.file.set_len(0).map_err(failed("cannot empty it"))?;
-                reserve(&opened.file.held.file, wanted.bytes)
-                    .map_err(failed("there is no space for the memory"))?;
+                renew(&path, &opened.file.held.file, wanted.bytes)?;
             } else {
                 opened.file.was_clean = opened.superblock.notes().state() == MemoryState::Clean;
             }
@@ -501,6 +497,12 @@ fn placed(identity: Identity, block_bytes: u64) -> Identity {
     // On a hugetlbfs, the length must be a multiple of the page size.
     let end_align = if block_bytes.is_power_of_two() { block_bytes.max(align) } else { align };
     Identity { table_at, arena_at, bytes: (arena_at + arena_bytes).next_multiple_of(end_align), ..identity }
+}
+
+/// Discards a file's content, and reserves space for `bytes` zeroes.
+fn renew(path: &Path, file: &File, bytes: u64) -> Result<(), ArenaFileError> {
+    file.set_len(0).map_err(failed(path, "cannot empty it"))?;
+    reserve(file, bytes).map_err(failed(path, "there is no space for the memory"))
 }
 
 /// Sets the file's length and reserves its space. Without that, a page for which there is no space

@@ -85,7 +85,7 @@ impl Place {
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Name {
     hash: u64,
-    bytes: u32,
+    pub(super) bytes: u32,
     /// The second in which the entry expires, 0 for never: for the smaller sizes together, and for
     /// each larger one.
     expiry: [u32; 1 + SIZES - LARGER],
@@ -159,10 +159,6 @@ impl Names {
     pub(super) fn hash_and_bytes(&self, name: u32) -> (u64, u64) {
         let name = self.get(name);
         (name.hash, u64::from(name.bytes))
-    }
-
-    pub(super) fn set_bytes(&mut self, name: u32, bytes: u32) {
-        self.get_mut(name).bytes = bytes;
     }
 
     pub(super) fn place(&self, name: u32, at: usize) -> Place {

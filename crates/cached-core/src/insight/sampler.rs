@@ -6,8 +6,7 @@
 //! of another size can be simulated. Each thread has its own bounded queue; what does not fit is
 //! dropped and counted.
 
-use crate::sync::thread_number;
-use crate::sync::{AtomicU64, Mutex, Ordering, lock, try_lock};
+use crate::sync::{AtomicU64, Mutex, Ordering, lock, thread_number, try_lock};
 
 /// The most samples that wait in one queue.
 const QUEUE_SAMPLES_MAX: usize = 2048;

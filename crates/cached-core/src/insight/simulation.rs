@@ -297,7 +297,7 @@ impl Simulation {
                 self.sizes[at].resize(place.queue(), before, u64::from(bytes));
             }
         }
-        self.names.set_bytes(name, bytes);
+        self.names.get_mut(name).bytes = bytes;
     }
 
     /// Records the number of entries that the cache itself has.

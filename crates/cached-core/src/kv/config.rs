@@ -4,8 +4,7 @@ use std::sync::Arc;
 
 use super::Kv;
 use super::request::{ChangeHook, EvictionHook};
-use crate::arena::{ArenaError, MemoryRange};
-use crate::arena::{ArenaFile, ArenaFileError};
+use crate::arena::{ArenaError, ArenaFile, ArenaFileError, MemoryRange};
 use crate::clock::{Clock, SystemClock};
 use crate::insight::Sampling;
 use crate::policy::{Policy, S3Fifo};

@@ -25,8 +25,7 @@ use super::index::Index;
 use super::lock_ranks;
 use crate::KeyHash;
 use crate::hash::SeededState;
-use crate::sync::thread_number;
-use crate::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
+use crate::sync::{Arc, AtomicU64, Mutex, Ordering, lock, thread_number};
 use blocker::metrics::counters;
 
 /// The most prefixes in the table. Each operation compares its key with all of them.

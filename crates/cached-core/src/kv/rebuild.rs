@@ -7,13 +7,11 @@ use crate::KeyHash;
 use crate::arena::{RegionId, RestartProgress};
 use crate::kv::index::BucketGuard;
 use crate::kv::inner::{Found, Inner};
-use crate::kv::item::extent;
 use crate::kv::item::extent::List;
-use crate::kv::item::{ItemPtr, KEY_BYTES_MAX, Shape};
+use crate::kv::item::{ItemPtr, KEY_BYTES_MAX, Shape, extent};
 use crate::kv::log::Log;
 use crate::kv::restart::Restart;
-use crate::sync::on_all_cores;
-use crate::sync::{AtomicU32, Ordering};
+use crate::sync::{AtomicU32, Ordering, on_all_cores};
 
 /// The number of items whose hash buckets are prefetched together.
 const BATCH: usize = 32;

@@ -2,8 +2,7 @@
 
 use super::Kv;
 use super::item::KEY_BYTES_MAX;
-use super::item::extent::List;
-use super::item::extent::{PIECE_HEADER_BYTES, Piece};
+use super::item::extent::{List, PIECE_HEADER_BYTES, Piece};
 use super::rebuild::{Kind, Scan};
 use crate::arena::{RegionId, RegionState};
 use crate::clock::Expiry;

@@ -11,7 +11,6 @@ use super::config::{ConfigError, NamespaceConfig, ObjectCacheConfig, Writer};
 use super::journal::{JournalOptions, OpenJournal};
 use crate::arena::MemoryRange;
 use crate::insight::Sampling;
-use crate::sync::{Mutex, lock};
 
 /// Builds an [`ObjectCache`]; created by [`ObjectCache::builder`].
 ///
@@ -30,15 +29,13 @@ use crate::sync::{Mutex, lock};
 ///     .start()?;
 /// # Ok::<_, Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Clone)]
 #[must_use = "a builder makes no cache until `build` or `start` is called"]
 pub struct ObjectCacheBuilder {
     store: Arc<dyn Blocker>,
     config: ObjectCacheConfig,
     has_dirty_bytes_max: bool,
     clock: Arc<dyn Clock>,
-    /// Clones share the journal: the first that creates a cache takes it.
-    journal: Option<(Arc<Mutex<Option<OpenJournal>>>, JournalOptions)>,
+    journal: Option<(OpenJournal, JournalOptions)>,
 }
 
 impl ObjectCache {
@@ -119,10 +116,8 @@ impl ObjectCacheBuilder {
     ///
     /// Records that an earlier process left in the journal are replayed once
     /// [`begin_recovery`](ObjectCache::begin_recovery) has succeeded; until then operations wait.
-    ///
-    /// Only one cache can use a journal: the first that a builder or one of its clones creates.
     pub fn journal(mut self, journal: OpenJournal, options: JournalOptions) -> Self {
-        self.journal = Some((Arc::new(Mutex::new(Some(journal))), options));
+        self.journal = Some((journal, options));
         self
     }
 
@@ -131,14 +126,7 @@ impl ObjectCacheBuilder {
     /// # Errors
     /// The first invalid value, or `memory_bytes_max` if the memory cannot be mapped.
     pub fn build(self) -> Result<(ObjectCache, Background), ConfigError> {
-        let journal = match self.journal {
-            None => None,
-            Some((journal, options)) => {
-                let taken = || ConfigError { key: "journal", why: "is used by another cache already".into() };
-                Some((lock(&journal).take().ok_or_else(taken)?, options))
-            }
-        };
-        ObjectCache::make(self.store, self.config, self.clock, journal)
+        ObjectCache::make(self.store, self.config, self.clock, self.journal)
     }
 
     /// Returns the cache, with its background on a separate thread, which ends after the last

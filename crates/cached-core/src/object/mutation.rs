@@ -163,30 +163,22 @@ pub(crate) struct CopiedContent(Arc<Mutex<Option<Content>>>);
 
 /// See [`CopiedContent`].
 pub(crate) struct Content {
-    owner: Arc<dyn ContentOwner>,
-    /// The number of the target's namespace, which the credits are taken for.
-    namespace: u16,
-    slots: Vec<(u32, Slot)>,
+    pub(crate) owner: Arc<dyn ContentOwner>,
+    /// The number of the target's namespace, for which the credits are taken.
+    pub(crate) namespace: u16,
+    /// The known slots; the content holds a reference to each bucket.
+    pub(crate) slots: Vec<(u32, Slot)>,
     /// The size of the object in bytes.
     pub(crate) size: u64,
     /// Room taken in the dirty limit, in buckets.
-    credits: u32,
+    pub(crate) credits: u32,
     /// The part of `credits` for changes without a bucket: zeros, and the change itself.
     pub(crate) bucketless: u32,
 }
 
 impl CopiedContent {
-    /// Content of `size` bytes for an object in the namespace with this number: `slots` with one more count of
-    /// each bucket, and `credits` taken from the room for its dirty data.
-    pub(crate) fn new(
-        owner: Arc<dyn ContentOwner>,
-        namespace: u16,
-        slots: Vec<(u32, Slot)>,
-        size: u64,
-        credits: u32,
-        bucketless: u32,
-    ) -> Self {
-        Self(Arc::new(Mutex::new(Some(Content { owner, namespace, slots, size, credits, bucketless }))))
+    pub(crate) fn new(content: Content) -> Self {
+        Self(Arc::new(Mutex::new(Some(content))))
     }
 
     /// Returns the size of the object in bytes; 0 once the content has been taken.

@@ -13,8 +13,7 @@ use crate::arena::{Owner, RegionHeader, RegionId, RegionState};
 use crate::clock::Expiry;
 use crate::kv::lock_ranks;
 use crate::policy::QueueId;
-use crate::sync::thread_number;
-use crate::sync::{AtomicBool, AtomicU32, Mutex, MutexGuard, lock};
+use crate::sync::{AtomicBool, AtomicU32, Mutex, MutexGuard, lock, thread_number};
 
 /// The classes of lifetimes: at least a day or unlimited, at least an hour, at least two minutes,
 /// less.

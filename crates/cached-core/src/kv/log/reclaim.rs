@@ -23,12 +23,11 @@
 //! Allocating threads do the work in small steps while few regions are free. The reclaimer's lock
 //! admits one thread at a time.
 
-use super::Log;
-use super::choose;
 use super::choose::Choice;
 use super::owner::{EntryOwner, LiveEntry};
 use super::queues::LARGE;
 use super::walk::{Job, NoSpace, Survivors, Walked};
+use super::{Log, choose};
 use crate::arena::{RegionId, RegionState};
 use crate::policy::QueueId;
 use crate::sync::{Ordering, lock};

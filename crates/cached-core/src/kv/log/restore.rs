@@ -6,8 +6,7 @@ use super::queues::{LARGE, QUEUES};
 use crate::arena::{Owner, REGION_HEADER_BYTES, RegionId, RegionState};
 use crate::clock::Expiry;
 use crate::kv::item;
-use crate::sync::on_all_cores;
-use crate::sync::{Ordering, lock};
+use crate::sync::{Ordering, lock, on_all_cores};
 
 impl Log {
     /// Prepares every region to be scanned, with no bytes in use yet. Returns the regions that have

@@ -3,9 +3,8 @@
 use super::link::Replaces;
 use crate::KeyHash;
 use crate::kv::inner::Inner;
-use crate::kv::item::extent;
 use crate::kv::item::extent::{PIECE_HEADER_BYTES, Piece};
-use crate::kv::item::{ItemPtr, KEY_BYTES_MAX, Shape};
+use crate::kv::item::{ItemPtr, KEY_BYTES_MAX, Shape, extent};
 use crate::kv::log::Entry;
 use crate::kv::{ItemView, Kv, PinnedValue, StoreMode, StoreOptions, StoreOutcome};
 use crate::sync::Arc;

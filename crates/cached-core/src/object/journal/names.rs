@@ -8,7 +8,7 @@ use cached_journal::Position;
 use dashmap::DashMap;
 
 use crate::hash::{KeyHasher, SeededState};
-use crate::object::config::ObjectCacheConfig;
+use crate::object::config::{NamespaceConfig, ObjectCacheConfig};
 use crate::sync::{Arc, AtomicU64, Ordering};
 
 /// The configured terms of a namespace.
@@ -111,20 +111,16 @@ pub(crate) struct Names {
 
 impl Names {
     pub(super) fn new(config: &ObjectCacheConfig) -> Self {
-        let journals = |asked: Option<bool>, write| asked.unwrap_or(write == blocker::WriteMode::Back);
-        let each = |is_journaled, durability| Terms { is_journaled, durability };
+        let terms = |journal: Option<bool>, write, durability| {
+            let is_journaled = journal.unwrap_or(write == blocker::WriteMode::Back);
+            Terms { is_journaled, durability }
+        };
+        let own = |it: &NamespaceConfig| {
+            (it.namespace.clone(), terms(it.journal, config.write_mode(&it.namespace), it.durability))
+        };
         Self {
-            default: each(journals(config.journal, config.write), config.durability),
-            configured: config
-                .namespaces
-                .iter()
-                .map(|it| {
-                    (
-                        it.namespace.clone(),
-                        each(journals(it.journal, config.write_mode(&it.namespace)), it.durability),
-                    )
-                })
-                .collect(),
+            default: terms(config.journal, config.write, config.durability),
+            configured: config.namespaces.iter().map(own).collect(),
             known: DashMap::with_hasher(KeyHasher::new(config.hash_seed).seeded_state()),
             next: AtomicU64::new(1),
         }

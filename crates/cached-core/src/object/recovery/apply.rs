@@ -26,18 +26,17 @@ pub(super) struct Redo {
     again: Again,
 }
 
-/// Returns the change of a record; `None` if the record is a part of a state other than the last.
-/// `earlier` returns up to the given number of records of the object before this one.
+/// Returns the change of an object's record `number`; `None` if a later record includes it.
 ///
 /// # Errors
 /// `Corrupt` if this program cannot have written the record, `TooLarge` if this cache does not
 /// accept the change.
 pub(super) fn redo(
     shared: &Shared,
+    (object, number): (u32, u32),
     position: Position,
     head: &Head<'_>,
     payload: Vec<u8>,
-    earlier: impl FnOnce(u32) -> Result<Vec<(Position, Head<'static>, Vec<u8>)>>,
 ) -> Result<Option<Redo>> {
     let corrupt = |why: String| Error::Corrupt(format!("record {} of the journal: {why}", position.0).into());
     let about = subject(head).map_err(|error| corrupt(error.to_string()))?;
@@ -51,7 +50,7 @@ pub(super) fn redo(
         Replayed::StatePart(part, of, _) if part + 1 < of => return Ok(None),
         Replayed::StatePart(part, of, last) => {
             let count = u32::try_from(part).map_err(|_| corrupt("a state of too many parts".into()))?;
-            let parts = earlier(count)?;
+            let parts = read_earlier(shared, object, number, count)?;
             let mut state = Vec::new();
             for (number, (_, head_before, payload)) in parts.iter().enumerate() {
                 match decode(head_before, payload.clone()) {
@@ -80,6 +79,24 @@ pub(super) fn redo(
     terms.domain = about.domain;
     let again = Again { version: head.sequence, position: first, was_present: about.was_present };
     Ok(Some(Redo { hash: shared.hash(&id), id, changes, terms, again }))
+}
+
+/// Returns the `count` records before an object's record `number`, or fewer if there are not as
+/// many.
+fn read_earlier(
+    shared: &Shared,
+    object: u32,
+    number: u32,
+    count: u32,
+) -> Result<Vec<(Position, Head<'static>, Vec<u8>)>> {
+    let places = shared.journal.recovery.places_up_to(object, number, count.saturating_add(1));
+    let source = shared.journal.recovery.source.as_ref().ok_or_else(no_journal)?;
+    let before = places.split_last().map_or(&[][..], |(_, before)| before);
+    before.iter().map(|place| source.read(*place).map_err(|error| damage(&error))).collect()
+}
+
+fn no_journal() -> Error {
+    Error::Corrupt("the cache has no journal".into())
 }
 
 /// Returns the changes that produce a state.
@@ -174,9 +191,7 @@ fn is_for_the_time_being(error: &Error) -> bool {
 /// # Errors
 /// `Corrupt` if the record is damaged, or the disk cannot read it.
 pub(super) async fn read(shared: &Shared, place: RecordPlace) -> Result<(Position, Head<'static>, Vec<u8>)> {
-    let Some(source) = shared.journal.recovery.source.as_ref() else {
-        return Err(Error::Corrupt("no journal".into()));
-    };
+    let source = shared.journal.recovery.source.as_ref().ok_or_else(no_journal)?;
     let mut failed = 0;
     loop {
         let source = source.clone();

@@ -17,9 +17,8 @@ mod apply;
 mod claims;
 mod pass;
 
-use apply::Redo;
 use blocker::{Epoch, Error, Namespace, Result};
-use cached_journal::{Head, Position};
+use cached_journal::Position;
 
 pub(crate) use claims::begin;
 
@@ -73,7 +72,7 @@ async fn recover(shared: Arc<Shared>, object: u32) {
     while let Some((number, place)) = recovery.next_of(object) {
         let made = async {
             let (position, head, payload) = apply::read(&shared, place).await?;
-            match prepare(&shared, object, number, position, &head, payload)? {
+            match apply::redo(&shared, (object, number), position, &head, payload)? {
                 Some(redo) => redo.make(&shared).await,
                 None => {
                     keep_part(&shared, object, number, position);
@@ -88,22 +87,6 @@ async fn recover(shared: Arc<Shared>, object: u32) {
     }
 }
 
-/// Returns the change of an object's record `number`; `None` if a later record includes it.
-///
-/// # Errors
-/// The reason why the change cannot be made.
-fn prepare(
-    shared: &Shared,
-    object: u32,
-    number: u32,
-    position: Position,
-    head: &Head<'static>,
-    payload: Vec<u8>,
-) -> Result<Option<Redo>> {
-    let earlier = |count| read_earlier(shared, object, number, count);
-    apply::redo(shared, position, head, payload, earlier)
-}
-
 /// Keeps an object's record `number`, which is passed without being applied, because the last part
 /// of its state needs it.
 fn keep_part(shared: &Shared, object: u32, number: u32, position: Position) {
@@ -114,24 +97,6 @@ fn keep_part(shared: &Shared, object: u32, number: u32, position: Position) {
     if let Some(hold) = shared.journal.log.as_ref().and_then(|log| log.journal().hold(position)) {
         shared.journal.recovery.parts.keep(object, number, hold);
     }
-}
-
-/// Returns the `count` records before an object's record `number`, or fewer if there are not as
-/// many.
-fn read_earlier(
-    shared: &Shared,
-    object: u32,
-    number: u32,
-    count: u32,
-) -> Result<Vec<(Position, Head<'static>, Vec<u8>)>> {
-    let places = shared.journal.recovery.places_up_to(object, number, count.saturating_add(1));
-    let source = shared.journal.recovery.source.as_ref();
-    let read = |place| {
-        let source = source.ok_or_else(|| Error::Corrupt("the cache has no journal".into()))?;
-        source.read(place).map_err(|error| apply::damage(&error))
-    };
-    let before = places.split_last().map_or(&[][..], |(_, before)| before);
-    before.iter().copied().map(read).collect()
 }
 
 /// Gives up an object: logs the failure once, and makes operations on the object fail.

@@ -15,7 +15,7 @@ use cached_journal::{Head, Hold, OpenError, Position, ReadError, Reader, RecordP
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
 use super::apply::Redo;
-use super::{Busy, apply, fail, keep_part, prepare};
+use super::{Busy, apply, fail, keep_part};
 use crate::object::journal::records::{Origin, encode_unreadable, subject};
 use crate::object::journal::unapplied::{Stage, Unapplied};
 use crate::object::journal::{ChangeLog, JournalState};
@@ -242,7 +242,7 @@ fn make_at_once(shared: &Shared, object: u32, found: Found) -> Option<Redo> {
     let (number, _) = shared.journal.recovery.next_of(object)?;
     let prepared = found
         .content
-        .and_then(|(head, payload)| prepare(shared, object, number, found.position, &head, payload));
+        .and_then(|(head, payload)| apply::redo(shared, (object, number), found.position, &head, payload));
     match prepared {
         Ok(Some(redo)) => match redo.at_once(shared) {
             Some(Ok(())) => shared.journal.recovery.applied(object),

@@ -6,6 +6,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use blocker::{Error, ReadReply, ReadRequest, Result, Timestamp};
+use futures_channel::oneshot;
 
 use super::Shared;
 use super::handle::Handle;
@@ -14,7 +15,7 @@ use crate::object::store::{Ask, Class, Lane, Number, Pass, enter};
 use crate::object::tasks::background_queue;
 use crate::object::tasks::background_queue::Task;
 use crate::object::tasks::deadline::{FlushTicket, Stored};
-use crate::sync::{Arc, Mutex, Ordering, lock};
+use crate::sync::{Arc, Ordering};
 
 /// A request that the gate has admitted. If it is dropped, it ends without a response.
 #[must_use = "the store is asked while this is held"]
@@ -88,19 +89,15 @@ pub(crate) fn shielded<T: Send + 'static>(
     shared: &Arc<Shared>,
     work: impl Future<Output = T> + Send + 'static,
 ) -> Shield<T> {
-    let answer = Arc::new(Mutex::new(None));
-    let own = Arc::clone(&answer);
-    let task: Task = Box::pin(async move {
-        let result = work.await;
-        *lock(&own) = Some(result);
-    });
+    let (sender, answer) = oneshot::channel();
+    let task: Task = Box::pin(async move { drop(sender.send(work.await)) });
     Shield { task: Some(task), answer, shared: Arc::clone(shared) }
 }
 
 /// See [`shielded`].
 pub(crate) struct Shield<T> {
     task: Option<Task>,
-    answer: Arc<Mutex<Option<T>>>,
+    answer: oneshot::Receiver<T>,
     shared: Arc<Shared>,
 }
 
@@ -111,8 +108,8 @@ impl<T> Future for Shield<T> {
         let task = self.task.as_mut().expect("polled after completion");
         std::task::ready!(task.as_mut().poll(cx));
         self.task = None;
-        let answer = lock(&self.answer).take();
-        Poll::Ready(answer.expect("a task that is over has left its answer"))
+        let answer = self.answer.try_recv().ok().flatten();
+        Poll::Ready(answer.expect("a task that has completed has sent its answer"))
     }
 }
 

@@ -12,7 +12,7 @@ use super::modes::TakenMode;
 use super::through::{forget_head_if_direct, send, store_if_journaled};
 use crate::object::memory::geometry::WHOLE;
 use crate::object::memory::pool::BUCKET;
-use crate::object::mutation::CopiedContent;
+use crate::object::mutation::{Content, CopiedContent};
 use crate::object::read::list::Resize;
 use crate::object::read::load::{sizes, store_condition};
 use crate::object::shared::calls::store_pending;
@@ -151,7 +151,8 @@ async fn take(
             return Ok(None);
         }
         let (slots, size) = (object.share(env), object.head.size);
-        Ok(Some(CopiedContent::new(own, namespace, slots, size, credits, bucketless)))
+        let content = Content { owner: own, namespace, slots, size, credits, bucketless };
+        Ok(Some(CopiedContent::new(content)))
     });
     Ok(taken.await?.map(|taken| (taken, target)))
 }

@@ -185,11 +185,13 @@ impl Found {
         }
     }
 
-    /// Marks a waiting object as busy.
-    pub(crate) fn begin(&mut self, object: u32) {
-        let object = &mut self.objects[object as usize];
-        debug_assert_eq!(object.stage, Stage::Waiting);
-        object.stage = Stage::Busy;
+    /// Marks a waiting object as busy. Returns its stage before.
+    pub(crate) fn begin(&mut self, object: u32) -> Stage {
+        let before = self.stage(object);
+        if before == Stage::Waiting {
+            self.objects[object as usize].stage = Stage::Busy;
+        }
+        before
     }
 
     /// Marks a busy object as waiting again.

@@ -101,12 +101,7 @@ impl Recovery {
     /// Marks a waiting object as busy, so that only the caller applies its records. Returns the
     /// object's stage before.
     pub(crate) fn begin_object(&self, object: u32) -> Stage {
-        let mut state = lock(&self.state);
-        let stage = state.found.stage(object);
-        if stage == Stage::Waiting {
-            state.found.begin(object);
-        }
-        stage
+        lock(&self.state).found.begin(object)
     }
 
     /// Returns the number of the object with this hash.
