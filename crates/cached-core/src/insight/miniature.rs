@@ -30,11 +30,11 @@ pub(super) struct Miniature {
     /// Bytes of the sampled entries in each ring.
     ring_bytes: [u64; QUEUES_MAX],
     /// The number of those entries.
-    entries: usize,
+    pub(super) entries: usize,
     /// The memory, as a multiple of the cache's own.
     factor: f64,
     /// The number of entries evicted.
-    evictions: u64,
+    pub(super) evictions: u64,
     policy_bytes: usize,
 }
 
@@ -91,16 +91,6 @@ impl Miniature {
         self.ring_bytes.iter().sum()
     }
 
-    /// The number of the sampled entries.
-    pub(super) fn entries(&self) -> usize {
-        self.entries
-    }
-
-    /// The number of entries evicted so far.
-    pub(super) fn evictions(&self) -> u64 {
-        self.evictions
-    }
-
     /// Records a hit on a present entry.
     pub(super) fn hit(&self, place: &mut Place) {
         place.set_bits(self.hits[usize::from(place.bits())]);
@@ -151,11 +141,6 @@ impl Miniature {
     pub(super) fn clear(&mut self) {
         self.rings.iter_mut().for_each(VecDeque::clear);
         (self.ring_bytes, self.entries) = ([0; QUEUES_MAX], 0);
-    }
-
-    /// Restarts the count of evictions.
-    pub(super) fn forget_evictions(&mut self) {
-        self.evictions = 0;
     }
 
     /// The memory of the rings and of the policy, in bytes.

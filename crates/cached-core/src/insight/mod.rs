@@ -163,8 +163,7 @@ impl Insight {
             state.flushes = present.flushes;
             state.fates.flush();
         }
-        state.simulation.begin(present.now, present.flushes, present.used);
-        state.simulation.set_real_entries(present.entries);
+        state.simulation.begin(present);
         let mut count = 0;
         self.sampler.drain(|sample| {
             count += 1;

@@ -19,7 +19,7 @@
 use super::miniature::{Miniature, Scale};
 use super::names::{NAMESPACES_MAX, Names, Namespaces};
 use super::sampler::{Event, Sample};
-use super::{CurvePoint, FACTORS, MissRatioCurve, NamespaceShare, ONE, SIZES, Sampling, Totals};
+use super::{CurvePoint, FACTORS, MissRatioCurve, NamespaceShare, ONE, Present, SIZES, Sampling, Totals};
 use crate::clock::Expiry;
 
 /// The most entries in the simulated cache of the cache's own size.
@@ -300,20 +300,14 @@ impl Simulation {
         self.names.get_mut(name).bytes = bytes;
     }
 
-    /// Records the number of entries that the cache itself has.
-    pub(crate) fn set_real_entries(&mut self, entries: u64) {
-        self.real_entries = entries;
-    }
-
-    /// Called before samples are applied. `used` has the bytes of the cache's memory and of the
-    /// entries in it, if it is full.
-    pub(crate) fn begin(&mut self, now: u32, flushes: u32, used: Option<(u64, u64)>) {
-        self.now = now;
-        if self.flushes != flushes {
-            self.flushes = flushes;
+    /// Called before samples are applied.
+    pub(crate) fn begin(&mut self, present: &Present) {
+        (self.now, self.real_entries) = (present.now, present.entries);
+        if self.flushes != present.flushes {
+            self.flushes = present.flushes;
             self.clear();
         }
-        if let Some((memory, entries)) = used
+        if let Some((memory, entries)) = present.used
             && memory > 0
         {
             let measured = (entries as f64 / memory as f64).min(1.0);
@@ -332,20 +326,20 @@ impl Simulation {
         let is_dropping = dropped > self.dropped;
         self.dropping_drains = if is_dropping { self.dropping_drains + 1 } else { 0 };
         self.dropped = dropped;
-        while self.sizes[ONE].entries() > ENTRIES_KEPT || self.names.len() > NAMES_MAX {
+        while self.sizes[ONE].entries > ENTRIES_KEPT || self.names.len() > NAMES_MAX {
             self.lower_threshold(0.75);
         }
-        if self.dropping_drains >= DROPPING_DRAINS && self.sizes[ONE].entries() >= 2 * ENTRIES_AT_LEAST {
+        if self.dropping_drains >= DROPPING_DRAINS && self.sizes[ONE].entries >= 2 * ENTRIES_AT_LEAST {
             self.dropping_drains = 0;
             self.lower_threshold(0.5);
         }
-        let is_full = self.sizes[ONE].evictions() > 0;
+        let is_full = self.sizes[ONE].evictions > 0;
         if self.window.totals.is_none() {
             // The first window starts when the counters are first known.
             self.window.totals = totals.map(|_| Totals::default());
         }
         let is_over = self.now.saturating_sub(self.window.since_secs) >= WINDOW_SECS;
-        let filled = self.sizes[ONE].entries() as f64 * self.scale.weight;
+        let filled = self.sizes[ONE].entries as f64 * self.scale.weight;
         let is_filled = self.real_entries > 0 && filled >= self.real_entries as f64 * 0.9;
         if self.is_warming && (is_full || is_filled || is_over) {
             self.is_warming = false;
@@ -354,7 +348,7 @@ impl Simulation {
         } else if is_over {
             self.rotate();
         }
-        let has_few = self.sizes[ONE].entries() < ENTRIES_TOO_FEW && self.threshold < u64::MAX;
+        let has_few = self.sizes[ONE].entries < ENTRIES_TOO_FEW && self.threshold < u64::MAX;
         if self.is_adaptive {
             self.adapt();
         } else if is_full && has_few && !is_dropping {
@@ -372,7 +366,7 @@ impl Simulation {
         }
         let per_sec = self.paced_samples / u64::from(secs);
         (self.paced_at, self.paced_samples) = (self.now, 0);
-        let entries = self.sizes[ONE].entries();
+        let entries = self.sizes[ONE].entries;
         if per_sec > 2 * SAMPLES_PER_SEC && entries >= 2 * PACED_ENTRIES_MIN {
             self.lower_threshold(0.5);
         } else if per_sec < SAMPLES_PER_SEC / 4 && entries < ENTRIES_TOO_FEW && self.threshold < u64::MAX {
@@ -421,7 +415,7 @@ impl Simulation {
     fn sample_more(&mut self) {
         self.threshold = self.threshold.saturating_mul(4);
         self.clear();
-        self.sizes.iter_mut().for_each(Miniature::forget_evictions);
+        self.sizes.iter_mut().for_each(|size| size.evictions = 0);
         self.weigh();
         self.is_warming = true;
         self.window = Window::new(self.now, self.totals);

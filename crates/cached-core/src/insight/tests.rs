@@ -95,10 +95,14 @@ fn misses(simulation: &Simulation) -> Vec<u64> {
     curve.points.iter().map(|point| (point.miss_ratio * curve.requests as f64).round() as u64).collect()
 }
 
+fn present(now: u32, flushes: u32) -> Present {
+    Present { now, totals: None, used: None, flushes, entries: 0 }
+}
+
 fn simulation() -> Simulation {
     // A quarter of the size has five entries; the full size has at least nineteen.
     let mut simulation = Simulation::new("lru", 21_000, Sampling::Share(1.0)).unwrap();
-    simulation.begin(10, 0, None);
+    simulation.begin(&present(10, 0));
     simulation
 }
 
@@ -125,12 +129,12 @@ fn a_store_after_a_miss_changes_nothing_where_the_name_was() {
     sample(&mut simulation, 1, Event::Absent, 0);
     sample(&mut simulation, 1, Event::Store, 40);
     assert_eq!(misses(&simulation), [0; 5]);
-    simulation.begin(20, 0, None);
+    simulation.begin(&present(20, 0));
     sample(&mut simulation, 1, Event::Hit, 40);
     assert_eq!(misses(&simulation), [1; 5], "what the cache has been evicting had expired everywhere");
     sample(&mut simulation, 1, Event::Hit, 40);
     assert_eq!(misses(&simulation), [1; 5]);
-    simulation.begin(40, 0, None);
+    simulation.begin(&present(40, 0));
     sample(&mut simulation, 1, Event::Expired, 0);
     assert_eq!(misses(&simulation), [2; 5]);
 }
@@ -144,10 +148,10 @@ fn deletions_flushes_and_touches_take_part() {
     assert_eq!(misses(&simulation), [1; 5]);
     sample(&mut simulation, 2, Event::Store, 15);
     sample(&mut simulation, 2, Event::Touch, 100);
-    simulation.begin(50, 0, None);
+    simulation.begin(&present(50, 0));
     sample(&mut simulation, 2, Event::Hit, 100);
     assert_eq!(misses(&simulation), [1; 5]);
-    simulation.begin(50, 1, None);
+    simulation.begin(&present(50, 1));
     sample(&mut simulation, 2, Event::Absent, 0);
     assert_eq!(misses(&simulation), [2; 5]);
     // An entry is kept only by the sizes in which it fits.
@@ -162,7 +166,7 @@ fn expired_entries_leave_their_memory() {
     (0..60).for_each(|n| sample(&mut simulation, n, Event::Store, 20));
     let used = simulation.curve().namespaces.len();
     assert_eq!(used, 0, "nothing was asked for");
-    simulation.begin(20, 0, None);
+    simulation.begin(&present(20, 0));
     simulation.end(None, 0);
     // All have expired, so these fit as if the cache had been empty.
     (100..104).for_each(|n| sample(&mut simulation, n, Event::Store, 0));
@@ -178,7 +182,7 @@ fn the_threshold_falls_with_the_number_of_entries_and_misses_stay_weighted() {
     let mut random = SmallRng::seed_from_u64(2);
     let names: Vec<u64> = (0..200_000).map(|_| random.random()).collect();
     for part in names.chunks(1000) {
-        simulation.begin(10, 0, None);
+        simulation.begin(&present(10, 0));
         for hash in part {
             sample(&mut simulation, *hash, Event::Absent, 0);
             sample(&mut simulation, *hash, Event::Store, 0);
@@ -199,7 +203,7 @@ fn drops_in_a_row_lower_the_threshold_and_too_few_entries_raise_it() {
     (0..3000).for_each(|n| sample(&mut simulation, n, Event::Store, 0));
     for drain in 1..=3 {
         let before = simulation.threshold();
-        simulation.begin(10, 0, None);
+        simulation.begin(&present(10, 0));
         assert_eq!(simulation.end(None, drain) < before, drain == 3);
     }
     // Larger entries: few of them fill the cache, so more names are sampled, starting empty.
@@ -230,7 +234,7 @@ fn windows_end_and_rare_namespaces_give_way() {
     simulation.end(totals(2001), 0);
     assert_eq!(simulation.curve().namespaces.len(), 2);
     for (now, requests, total) in [(650, 2002, 2002), (1300, 1, 2003)] {
-        simulation.begin(now, 0, None);
+        simulation.begin(&present(now, 0));
         read(&mut simulation, b"often");
         simulation.end(totals(total), 0);
         let curve = simulation.curve();
@@ -246,7 +250,7 @@ fn adaptive_sampling_follows_the_pace_of_requests() {
     let share = |simulation: &Simulation| simulation.curve().sampled_share;
     assert!((share(&simulation) * 256.0 - 1.0).abs() < 1e-6);
     let step = |simulation: &mut Simulation, now: u32, samples: u64| {
-        simulation.begin(now, 0, None);
+        simulation.begin(&present(now, 0));
         (0..samples).for_each(|n| sample(simulation, n % 1000, Event::Store, 0));
         simulation.end(None, 0);
     };
@@ -265,8 +269,7 @@ fn adaptive_sampling_follows_the_pace_of_requests() {
 #[test]
 fn requests_count_again_once_what_the_cache_has_is_known() {
     let mut simulation = Simulation::new("lru", 64 << 20, Sampling::Adaptive).unwrap();
-    simulation.begin(10, 0, None);
-    simulation.set_real_entries(10);
+    simulation.begin(&Present { entries: 10, ..present(10, 0) });
     simulation.end(None, 0);
     assert!(!simulation.curve().is_warm, "it samples more names, and begins anew");
     for n in 0..10 {
