@@ -8,7 +8,6 @@ use super::item::{ItemPtr, Shape, state};
 use super::log::Entry;
 use super::log::owner::{EntryOwner, LiveEntry, Scanned};
 use super::request::{Change, EvictedItem, EvictionHook, Miss};
-use crate::clock::Expiry;
 use crate::sync::Ordering;
 use crate::{KeyHash, stores};
 
@@ -112,28 +111,8 @@ impl LiveEntry for Live<'_> {
     }
 
     #[inline]
-    fn expiry(&self) -> Expiry {
-        self.found.item.expiry()
-    }
-
-    #[inline]
-    fn idle_secs(&self, now: u32) -> u32 {
-        self.found.item.idle_secs(now)
-    }
-
-    #[inline]
-    fn last_access(&self, now: u32) -> u32 {
-        self.found.item.last_access(now)
-    }
-
-    #[inline]
-    fn policy_bits(&self) -> u8 {
-        self.found.item.policy_bits()
-    }
-
-    #[inline]
-    fn set_policy_bits(&self, bits: u8) {
-        self.found.item.set_policy_bits(bits);
+    fn item(&self) -> ItemPtr {
+        self.found.item
     }
 
     #[inline]

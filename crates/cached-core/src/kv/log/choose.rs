@@ -228,20 +228,20 @@ impl Reclaimer {
         let (_, bytes) = place;
         let candidate = Candidate {
             hash: entry.hash(),
-            bits: entry.policy_bits(),
+            bits: entry.item().policy_bits(),
             queue: QueueId(job.queue as u8),
-            idle_secs: entry.idle_secs(now),
+            idle_secs: entry.item().idle_secs(now),
             bytes: entry.item_bytes(bytes),
         };
         if let Verdict::Keep { queue, bits } = log.policy.decide(&candidate)
             && self.may_keep(bytes)
         {
             let queue = usize::from(queue.0).min(QUEUES_MAX - 1);
-            entry.set_policy_bits(bits);
+            entry.item().set_policy_bits(bits);
             if self.relocate(log, job, queue, &entry, place, now).is_ok() {
                 return;
             }
-            entry.set_policy_bits(candidate.bits);
+            entry.item().set_policy_bits(candidate.bits);
         }
         if is_pinned_since(log, job) && self.relocate(log, job, job.queue, &entry, place, now).is_ok() {
             return;
@@ -274,7 +274,7 @@ impl Reclaimer {
     /// Removes an item. The garbage that this creates in the walked region is recorded at the end
     /// of the step.
     fn evict<L: LiveEntry>(&mut self, log: &Log, job: &Job, entry: L, bytes: u32, now: u32) {
-        let expiry = entry.expiry();
+        let expiry = entry.item().expiry();
         log.arena.expiring.forget(job.region, bytes, expiry);
         let was_fetched = entry.evict(now, bytes, |location, bytes| log.entry_died(location, bytes, expiry));
         self.tally.dead_bytes += bytes;
@@ -292,7 +292,7 @@ fn is_pinned_since(log: &Log, job: &Job) -> bool {
 /// Whether a piece is kept: if its large value was used after the region was opened or last
 /// requeued.
 fn keeps_piece<L: LiveEntry>(log: &Log, region: RegionId, entry: &L, now: u32) -> bool {
-    entry.last_access(now) > log.arena.region(region).opened_at()
+    entry.item().last_access(now) > log.arena.region(region).opened_at()
 }
 
 /// Whether at least three quarters of a region of pieces would be kept, in which case it is not

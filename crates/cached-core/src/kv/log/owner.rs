@@ -19,7 +19,7 @@
 //! are monomorphised: no call through them is dynamic.
 
 use super::Entry;
-use crate::clock::Expiry;
+use crate::kv::item::ItemPtr;
 
 /// A store that keeps its entries in a log.
 pub(in crate::kv) trait EntryOwner {
@@ -69,20 +69,8 @@ pub(in crate::kv) trait LiveEntry {
     /// The hash of the item's key.
     fn hash(&self) -> u64;
 
-    /// When the item expires.
-    fn expiry(&self) -> Expiry;
-
-    /// Seconds since the item was last used.
-    fn idle_secs(&self, now: u32) -> u32;
-
-    /// The clock's second in which the item was last used.
-    fn last_access(&self, now: u32) -> u32;
-
-    /// The eviction policy's three bits.
-    fn policy_bits(&self) -> u8;
-
-    /// Replaces the eviction policy's three bits.
-    fn set_policy_bits(&self, bits: u8);
+    /// The item, which stays in place until the entry is relocated or evicted.
+    fn item(&self) -> ItemPtr;
 
     /// The number of bytes that evicting the item turns into garbage, including the `entry_bytes`
     /// of its own entry.

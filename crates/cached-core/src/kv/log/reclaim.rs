@@ -242,7 +242,7 @@ impl Reclaimer {
         let is_piece = walked.scanned.is_piece;
         match job.purpose {
             Purpose::Sweep => {
-                log.arena.expiring.seen(job.region, entry.expiry());
+                log.arena.expiring.seen(job.region, entry.item().expiry());
                 Ok(())
             }
             Purpose::Compact => {
@@ -274,7 +274,7 @@ impl Reclaimer {
     ) -> Result<(), NoSpace> {
         let to = self.survivors.place(log, job, queue, bytes, now)?;
         entry.relocate(to);
-        let expiry = entry.expiry();
+        let expiry = entry.item().expiry();
         log.arena.expiring.note(to.region, bytes, expiry);
         log.arena.expiring.forget(job.region, bytes, expiry);
         self.tally.dead_bytes += bytes;
