@@ -313,11 +313,11 @@ counters! {
     /// The memory of one half, as its arbiter last saw it.
     #[derive(Debug, Default)]
     pub struct HalfMetrics {
-        /// The memory that items and objects have of what they share.
+        /// The memory of items and of objects, within the memory that they share.
         pub bytes: Gauge => "cached_shared_memory_bytes",
-        /// The least memory that items and objects have.
+        /// The minimum memory of items and of objects.
         pub bytes_min: u64 => "cached_shared_memory_least_bytes",
-        /// Misses that a quarter more of the memory would have saved lately, by what they cost.
+        /// The cost of recent misses that a quarter more of the memory would have saved.
         pub gain_seconds: Gauge => "cached_shared_memory_gain_seconds",
         /// Memory that has moved to the other half.
         pub given_bytes: Counter => "cached_shared_memory_given_bytes_total",
@@ -330,7 +330,7 @@ counters! {
     pub struct MoveCounts {
         /// Moves of memory between items and objects.
         pub moves: Counter => "cached_shared_memory_moves_total",
-        /// Memory that the system did not take back, so that it could not move.
+        /// Moves that failed because the system did not take the memory back.
         pub failures: Counter => "cached_shared_memory_failures_total",
     }
 }

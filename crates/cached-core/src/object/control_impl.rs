@@ -33,7 +33,7 @@ impl Collect for ObjectCache {
         if let Some(log) = &self.shared().journal.log {
             log.collect(into);
         }
-        let help = "The data that each request of a flush carried; a deletion or a cut carries none.";
+        let help = "The data that each flush request carried; a removal or a truncation carries none.";
         into.measure("cache_flush_request_bytes", help, &self.shared().metrics.flush_sizes);
     }
 }

@@ -34,22 +34,22 @@ counters! {
         pub objects: u64 => "cache_namespace_objects",
         /// Data in memory, by namespace.
         pub cached_bytes: u64 => "cache_namespace_cached_bytes",
-        /// Data that the store does not have yet, by namespace.
+        /// Data that are not stored yet, by namespace.
         pub dirty_bytes: u64 => "cache_namespace_dirty_bytes",
-        /// The most data that may be dirty, of a namespace with a limit of its own.
+        /// The dirty-data limit of a namespace that has its own.
         pub dirty_bytes_max: Option<u64> => "cache_namespace_dirty_limit_bytes",
-        /// The age of the oldest change that is not stored yet, by namespace; at most that, where very many
-        /// objects are dirty.
+        /// The age of the oldest change that is not stored yet, by namespace; an upper bound if
+        /// very many objects are dirty.
         pub dirty_age: Duration => "cache_namespace_dirty_age_seconds",
-        /// The memory that is meant for a namespace with a share of its own.
+        /// The target size of a namespace's own share of the memory.
         pub memory_target_bytes: Option<u64> => "cache_namespace_memory_target_bytes",
-        /// Data loaded again so soon after their eviction that a quarter more of all memory would have kept
-        /// them, of a namespace with a share of its own.
+        /// Data that a namespace with its own share loaded again so soon after their eviction that
+        /// a quarter more of all memory would have kept them.
         pub ghost_hit_bytes: Option<u64> => "cache_namespace_ghost_hit_bytes_total",
-        /// The time of loads that more memory might have saved a namespace with a share of its own lately,
+        /// The load time that more memory might recently have saved a namespace with its own share,
         /// times its weight: memory moves to the namespace with the most.
         pub memory_gain: Option<Duration> => "cache_namespace_memory_gain_seconds",
-        /// Changes that waited for room for dirty data, by namespace.
+        /// Changes that waited because the dirty-data limit was reached, by namespace.
         pub writes_throttled: u64 => "cache_namespace_writes_throttled_total",
         /// Reads answered from the cache, by namespace.
         pub read_hits: u64 => "cache_namespace_read_hits_total",
@@ -59,11 +59,11 @@ counters! {
         pub read_ahead_bytes: u64 => "cache_namespace_read_ahead_bytes_total",
         /// Data read ahead that a client then asked for, by namespace.
         pub read_ahead_used_bytes: u64 => "cache_namespace_read_ahead_used_bytes_total",
-        /// Data read ahead that were gone before a client asked for them, by namespace.
+        /// Data read ahead that were evicted before a client asked for them, by namespace.
         pub read_ahead_wasted_bytes: u64 => "cache_namespace_read_ahead_wasted_bytes_total",
-        /// Data read in order for long, and not kept, by namespace.
+        /// Data of long sequential reads, which are not cached, by namespace.
         pub bypassed_read_bytes: u64 => "cache_namespace_bypassed_read_bytes_total",
-        /// Data written in order for long, around the cache, by namespace.
+        /// Data of long sequential writes, which bypass the cache, by namespace.
         pub bypassed_write_bytes: u64 => "cache_namespace_bypassed_write_bytes_total",
         /// Changes by the durability with which they are acknowledged, least first: *cached*, *journaled*,
         /// *replicated*, *stored*.

@@ -26,29 +26,29 @@ counters! {
         memory_bytes => "cache_memory_bytes",
         /// Memory of free buckets.
         free_bytes => "cache_free_bytes",
-        /// Data that the store has as well.
+        /// Cached data that the store has too.
         clean_bytes => "cache_clean_bytes",
-        /// Data that the store does not have yet: data by whole buckets, zeros by what they cover, and 4 KiB
-        /// for each object that is to be cut, removed, or created.
+        /// Data that are not stored yet, in whole buckets; zeros count by the range that they
+        /// cover, and every object to be truncated, removed or created counts 4 KiB.
         dirty_bytes => "cache_dirty_bytes",
-        /// Dirty data on their way to the store.
+        /// Dirty data in flight to the store.
         writing_bytes => "cache_writing_bytes",
         /// Known zeros, which take no memory.
         zero_bytes => "cache_zero_bytes",
         /// Data being read from the store.
         loading_bytes => "cache_loading_bytes",
-        /// Buckets reserved for payloads that are received, or that no write has taken over yet.
+        /// Buckets of payloads that are being received, or that no write has taken over yet.
         receive_buffer_bytes => "cache_receive_buffer_bytes",
         /// Payload that writes have taken over from receive buffers without a copy.
         zero_copy_bytes => "cache_received_bytes_total",
         /// 1 if requests go to the cache, 0 while it is detached and they go to the store.
         attached => "cache_attached",
-        /// Reads that went straight to the store while the cache was detached.
+        /// Reads that went directly to the store while the cache was detached.
         direct_reads => "cache_direct_reads_total",
-        /// The most requests to the store under way at once: follows the store's latency while any namespace has
-        /// rates or a weight.
+        /// The maximum number of requests in flight to the store; it follows the store's latency
+        /// while any namespace has rates or a weight.
         gate_width => "cache_gate_width",
-        /// Requests that wait before the store is asked.
+        /// Requests queued before they are sent to the store.
         gate_waiting => "cache_gate_waiting",
         /// Reads answered from the cache.
         read_hits => "cache_read_hits_total",
@@ -58,17 +58,17 @@ counters! {
         writes_back => "cache_writes_back_total",
         /// Changes forwarded to the store.
         writes_through => "cache_writes_through_total",
-        /// Changes that waited because the limit of dirty data was reached.
+        /// Changes that waited because the dirty-data limit was reached.
         writes_throttled => "cache_writes_throttled_total",
         /// Flushes of objects that succeeded.
         flushes => "cache_flushes_total",
-        /// Flushes of objects that failed and are tried again.
+        /// Flushes of objects that failed and are retried.
         flush_failures => "cache_flush_failures_total",
-        /// Changes that flushes sent to the store, whether it took them or not.
+        /// Changes that flushes sent to the store, whether or not it accepted them.
         flush_requests => "cache_flush_requests_total",
         /// Bytes that flushes sent.
         flush_bytes => "cache_flush_bytes_total",
-        /// Acknowledged data that the store refused for good.
+        /// Acknowledged data that the store refused permanently.
         lost_bytes => "cache_lost_bytes_total",
         /// Objects with losses that have not been repaired.
         lost_objects => "cache_lost_objects",
@@ -76,11 +76,12 @@ counters! {
         read_ahead_bytes => "cache_read_ahead_bytes_total",
         /// Data read ahead that a client then asked for.
         read_ahead_used_bytes => "cache_read_ahead_used_bytes_total",
-        /// Data read ahead that were gone before a client asked for them, or lay between what was expected.
+        /// Data read ahead that were evicted before a client asked for them, or that only filled
+        /// gaps between expected reads.
         read_ahead_wasted_bytes => "cache_read_ahead_wasted_bytes_total",
-        /// Data read in order for long, and not kept.
+        /// Data of long sequential reads, which are not cached.
         bypassed_read_bytes => "cache_bypassed_read_bytes_total",
-        /// Data written in order for long, around the cache.
+        /// Data of long sequential writes, which bypass the cache.
         bypassed_write_bytes => "cache_bypassed_write_bytes_total",
         /// Buckets evicted.
         bucket_evictions => "cache_bucket_evictions_total",

@@ -26,11 +26,12 @@ counters! {
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     #[non_exhaustive]
     pub struct QuotaUse {
-        /// The most bytes that the objects of a namespace may have together.
+        /// The maximum total size of a namespace's objects.
         pub bytes_max: u64 => "cache_namespace_quota_bytes",
-        /// The bytes that they have, as far as they have been counted.
+        /// The total size of the namespace's objects, as far as they have been counted.
         pub used_bytes: u64 => "cache_namespace_used_bytes",
-        /// 1 if all of them have been counted; before that the quota is compared with what has been.
+        /// 1 if all objects of the namespace have been counted; until then the quota is compared
+        /// with the part that has been.
         pub is_counted: bool => "cache_namespace_used_is_counted",
     }
 }

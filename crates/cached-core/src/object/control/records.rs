@@ -241,17 +241,18 @@ counters! {
     /// The requests to the store of one namespace since the start.
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
     pub struct StoreCounters {
-        /// Requests to the store that have ended, by namespace: loads, forwarded changes, flushes, questions for
-        /// a size.
+        /// Completed requests to the store, by namespace: loads, forwarded changes, flushes, size
+        /// queries.
         pub requests: u64 => "cache_namespace_store_requests_total",
-        /// What requests to the store carried, read and written, by namespace.
+        /// Bytes that requests read from the store and wrote to it, by namespace.
         pub bytes: u64 => "cache_namespace_store_bytes_total",
-        /// The time that the store took for requests, by namespace; by their number, the mean latency.
+        /// The time that the store took for requests, by namespace; divided by the number of
+        /// requests, the mean latency.
         pub latency: Duration => "cache_namespace_store_seconds_total",
-        /// Requests that waited before the store was asked, by namespace: because of rates, weights or the
-        /// number under way.
+        /// Requests queued before they were sent to the store, by namespace: because of rates,
+        /// weights or the number of requests in flight.
         pub waits: u64 => "cache_namespace_store_waits_total",
-        /// The time that requests waited before the store was asked, by namespace.
+        /// The time that requests were queued before they were sent to the store, by namespace.
         pub waited: Duration => "cache_namespace_store_wait_seconds_total",
     }
 }

@@ -48,9 +48,9 @@ pub(crate) struct ChangeLog {
 counters! {
     #[derive(Default)]
     pub(crate) struct LogCounts {
-        /// Changes that waited for room in the journal, or for it to be in order.
+        /// Changes that waited for room in the journal, or for it to work again.
         pub(crate) waits: Counter => "cached_journal_waits_total",
-        /// Objects that were logged again because the store did not take them.
+        /// Objects that were logged again because the store did not accept them.
         pub(crate) logged_again: Counter => "cached_journal_logged_again_total",
     }
 }
