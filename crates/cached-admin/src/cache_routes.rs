@@ -203,7 +203,7 @@ async fn set(cache: WeakObjectCache, request: Request) -> Response {
     };
     settings.write = write.or(settings.write);
     if settings.is_empty() {
-        return Response::failure(400, "give a write mode, or settings, or both");
+        return Response::failure(400, "expected a write mode, settings, or both");
     }
     let values = serde_json::to_string(&settings).unwrap_or_default();
     tracing::info!(peer = %request.peer, %namespace, settings = values, "the admin listener changes a namespace");

@@ -109,7 +109,7 @@ impl Histogram {
     pub fn new(bounds: impl Into<Box<[f64]>>) -> Self {
         let bounds = bounds.into();
         assert!(bounds.iter().all(|bound| bound.is_finite()), "a bound of a histogram must be finite");
-        assert!(bounds.is_sorted_by(|a, b| a < b), "the bounds of a histogram must rise");
+        assert!(bounds.is_sorted_by(|a, b| a < b), "the bounds of a histogram must be in ascending order");
         let counts = (0..=bounds.len()).map(|_| AtomicU64::new(0)).collect();
         Self { bounds, counts, sum: AtomicU64::new(0) }
     }

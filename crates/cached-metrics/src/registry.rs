@@ -61,7 +61,7 @@ pub enum GatherError {
         name: Text,
     },
     /// Two collectors disagree about the kind or the help text of a family. The first one is kept.
-    #[error("metric {family}: two collectors give it another kind or help text")]
+    #[error("metric {family}: collectors disagree about its kind or help text")]
     Conflict {
         /// The family.
         family: Text,

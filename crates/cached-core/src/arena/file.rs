@@ -100,10 +100,10 @@ pub(crate) enum Cold {
     #[error("the settings have changed: {0}")]
     Differs(String),
     /// The system has rebooted since, and the earlier process had not ended cleanly.
-    #[error("the system has booted since, and the process before had not ended cleanly")]
+    #[error("the system has rebooted since, and the previous process had not ended cleanly")]
     UncleanBoot,
     /// The process that created the file ended before it was ready.
-    #[error("the process that made the file had not finished")]
+    #[error("the process that created the file had not finished")]
     Unfinished,
 }
 
@@ -330,7 +330,7 @@ impl ArenaFile {
         let usable = earlier.and_then(|found| match found.differs(&wanted) {
             Some(what) => Err(Cold::Differs(what)),
             None if check(found.hash_seed, found.shared_seed) != found.hash_check => {
-                Err(Cold::Differs("keys are hashed in another way".to_owned()))
+                Err(Cold::Differs("keys are hashed differently".to_owned()))
             }
             None => Ok(found),
         });

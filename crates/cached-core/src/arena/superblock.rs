@@ -116,7 +116,7 @@ impl Identity {
         let places = |identity: &Identity| {
             (identity.granule_shift, identity.table_at, identity.arena_at, identity.bytes)
         };
-        (places(self) != places(wanted)).then(|| "it is laid out in another way".to_owned())
+        (places(self) != places(wanted)).then(|| "its layout differs".to_owned())
     }
 
     pub(super) fn encode(&self) -> [u8; IDENTITY_BYTES] {
@@ -430,8 +430,8 @@ mod tests {
         named(|other| other.regions *= 2, "1048576 bytes for items, not 2097152");
         named(|other| other.has_cas = false, "with CAS values, not without");
         named(|other| other.policy = *b"lru\0\0\0\0\0\0\0\0\0\0\0\0\0", "balanced, not lru");
-        named(|other| other.arena_at *= 2, "another way");
-        named(|other| other.granule_shift += 1, "another way");
+        named(|other| other.arena_at *= 2, "layout differs");
+        named(|other| other.granule_shift += 1, "layout differs");
     }
 
     #[test]

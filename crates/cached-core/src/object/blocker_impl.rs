@@ -115,7 +115,9 @@ impl ObjectCache {
             Change::CompareAndWrite { offset, expected, data } => {
                 let limit_bytes = shared.store.can.compare_bytes_max;
                 if limit_bytes == 0 {
-                    return Err(Error::Unsupported("the store below cannot compare and write".into()));
+                    return Err(Error::Unsupported(
+                        "the store below does not support compare-and-write".into(),
+                    ));
                 }
                 if expected.len_bytes() as u64 > limit_bytes {
                     return Err(Error::TooLarge { limit_bytes });
@@ -184,15 +186,16 @@ fn passes(shared: &Shared, id: &ObjectId, change: &Change) -> bool {
 fn check_change(shared: &Shared, terms: &ChangeTerms, call: Call) -> Result<()> {
     if terms.stamp.is_some() && !shared.fences_callers() {
         return Err(Error::Unsupported(
-            "this cache takes no stamps: the store has no fencing, or the cache is the writer".into(),
+            "this cache accepts no stamps, because the store does not support fencing, or the cache itself is the writer".into(),
         ));
     }
     if !matches!(terms.condition, Condition::None) && !shared.store.can.conditions {
-        return Err(Error::Unsupported("the store below has no conditions".into()));
+        return Err(Error::Unsupported("the store below does not support conditions".into()));
     }
     if terms.durability > shared.store.can.durability_max {
         return Err(Error::Unsupported(
-            format!("the store below gives {} at most", shared.store.can.durability_max).into(),
+            format!("the highest durability of the store below is {}", shared.store.can.durability_max)
+                .into(),
         ));
     }
     if is_late(&*shared.clock, call) {
@@ -218,7 +221,7 @@ impl Blocker for ObjectCache {
             return Reply::err(Error::TooLarge { limit_bytes: shared.store.can.request_bytes_max });
         }
         if !matches!(request.condition, Condition::None) && !shared.store.can.conditions {
-            return Reply::err(Error::Unsupported("the store below has no conditions".into()));
+            return Reply::err(Error::Unsupported("the store below does not support conditions".into()));
         }
         if is_late(&*shared.clock, request.call) {
             return Reply::err(Error::DeadlinePassed);
@@ -256,7 +259,11 @@ impl Blocker for ObjectCache {
                     (Condition::None, condition) => condition,
                     (condition, Condition::None | Condition::Present) => condition,
                     (condition, other) if condition == other => condition,
-                    _ => return Reply::err(Error::Invalid("two conditions for one object".into())),
+                    _ => {
+                        return Reply::err(Error::Invalid(
+                            "a copy of an object to itself can have only one condition".into(),
+                        ));
+                    }
                 };
             }
             Change::Copy { from, from_condition } => {
@@ -304,7 +311,7 @@ impl Blocker for ObjectCache {
         let shared = self.shared();
         if !shared.fences_callers() {
             return Reply::err(Error::Unsupported(
-                "this cache takes no claims: the store has no fencing, or the cache is the writer".into(),
+                "this cache accepts no claims, because the store does not support fencing, or the cache itself is the writer".into(),
             ));
         }
         if is_late(&*shared.clock, request.call) {

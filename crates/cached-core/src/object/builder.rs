@@ -29,7 +29,7 @@ use crate::insight::Sampling;
 ///     .start()?;
 /// # Ok::<_, Box<dyn std::error::Error>>(())
 /// ```
-#[must_use = "a builder makes no cache until `build` or `start` is called"]
+#[must_use = "a builder creates no cache until `build` or `start` is called"]
 pub struct ObjectCacheBuilder {
     store: Arc<dyn Blocker>,
     config: ObjectCacheConfig,

@@ -236,7 +236,7 @@ impl ObjectCache {
     /// # Errors
     /// [`Error::NotStored`](blocker::Error::NotStored) if the deadline passes while changes that
     /// began before are in flight: the cache is attached all the same;
-    /// [`Error::Retryable`](blocker::Error::Retryable) if too many requests wait for memory: in
+    /// [`Error::Retryable`](blocker::Error::Retryable) if too many requests are waiting for memory: in
     /// this case nothing has changed.
     pub fn attach_cache(&self, deadline: Option<Timestamp>) -> Pending<()> {
         let shared = Arc::clone(self.shared());

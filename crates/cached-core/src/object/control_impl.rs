@@ -133,7 +133,7 @@ impl Control for ObjectCache {
 
     fn change_namespace(&self, namespace: Namespace, settings: NamespaceSettings) -> Reply<()> {
         if settings.is_empty() {
-            return Reply::err(Error::Invalid("give a write mode, or settings, or both".into()));
+            return Reply::err(Error::Invalid("expected a write mode, settings, or both".into()));
         }
         Reply::Pending(self.change_namespace(&namespace, &settings, None))
     }
@@ -164,7 +164,7 @@ async fn forget_epoch(shared: &Arc<Shared>, namespace: &Namespace) -> Result<(),
         number.map(|number| shared.control.namespaces.record(number).dirty_taken.load(Ordering::SeqCst));
     // Data written in the meantime were acknowledged under the old epoch.
     if dirty.is_some_and(|dirty| dirty > 0) {
-        return Err(Error::Retryable(format!("namespace {namespace} was written to meanwhile").into()));
+        return Err(Error::Retryable(format!("namespace {namespace} was written to in the meantime").into()));
     }
     shared.store.epochs.forget(namespace);
     Ok(())
@@ -241,7 +241,7 @@ impl ObjectCache {
     /// [`Error::Denied`](blocker::Error::Denied) if it has dirty data and they are to be refused, if a volume in it is
     /// attached, or if what is set for others does not work without its settings: then nothing has changed;
     /// [`Error::NotStored`](blocker::Error::NotStored) if the deadline passes before all is stored, and
-    /// [`Error::Retryable`](blocker::Error::Retryable) if it was written to meanwhile: its data are still here
+    /// [`Error::Retryable`](blocker::Error::Retryable) if it was written to in the meantime: its data are still here
     /// then; those of a flush.
     pub fn remove_namespace(
         &self,
@@ -270,7 +270,8 @@ async fn drop_namespace(
         let why = format!("namespace {namespace} has {} bytes that are not stored", dirty());
         return Err(Error::Denied(why.into()));
     }
-    let late = || Error::NotStored(format!("{} bytes of namespace {namespace} are left", dirty()).into());
+    let late =
+        || Error::NotStored(format!("{} bytes of namespace {namespace} are not stored yet", dirty()).into());
     let mut removed = RemovedNamespace::default();
     if dirty_data == DirtyData::Discard {
         let discarding = discard(shared, namespace, record);
@@ -285,7 +286,7 @@ async fn drop_namespace(
     match dirty() {
         0 => Ok(removed),
         left => {
-            let why = format!("{left} bytes were written to namespace {namespace} meanwhile");
+            let why = format!("{left} bytes were written to namespace {namespace} in the meantime");
             Err(Error::Retryable(why.into()))
         }
     }
@@ -297,7 +298,7 @@ async fn drop_namespace(
 async fn discard(shared: &Arc<Shared>, namespace: &Namespace, record: &NamespaceRecord) -> Result<u64> {
     log_waits::scope_recovered(shared, &Scope::Namespace(namespace.clone())).await?;
     if record.discards_dirty.swap(true, Ordering::SeqCst) {
-        return Err(Error::Retryable(format!("namespace {namespace} is being removed already").into()));
+        return Err(Error::Retryable(format!("namespace {namespace} is already being removed").into()));
     }
     let discarding = scopeguard::guard((), |()| {
         record.discards_dirty.store(false, Ordering::SeqCst);

@@ -30,7 +30,7 @@ pub(crate) fn begin(shared: &Shared) -> u64 {
 /// Makes the background detach or reattach the cache, as the configuration requires.
 pub(crate) fn put_in_force(shared: &Arc<Shared>, attached: bool) {
     if !attached {
-        tracing::warn!("the configuration has the object cache detached (attached = false)");
+        tracing::warn!("the object cache starts to detach, because the configuration says attached = false");
         begin(shared);
         return;
     }
@@ -39,7 +39,7 @@ pub(crate) fn put_in_force(shared: &Arc<Shared>, attached: bool) {
         // The rest of the changes that bypassed the cache is waited for separately.
         let deadline = Some(own.clock.now());
         if let Err(error @ Error::Retryable(_)) = attach(&own, deadline).await {
-            tracing::warn!(%error, "the object cache is not attached as the configuration has it");
+            tracing::warn!(%error, "cannot attach the object cache yet, although the configuration says attached = true");
         }
     };
     shared.background.add(Box::pin(task));
@@ -60,14 +60,14 @@ fn still_attached(shared: &Shared) -> String {
     let status = shared.control.attaching.status();
     let dirty = shared.metrics.dirty_room.dirty() * blocker::BUCKET_BYTES;
     let state = match status.state {
-        AttachState::Storing => "the cache is attached as before",
-        _ => "changes go to the store, and reads to the cache",
+        AttachState::Storing => "the cache is still attached",
+        _ => "changes bypass the cache, and reads are served from it",
     };
     let failing = match shared.store.failing.load(Ordering::Relaxed) {
         0 => "",
-        _ => "; flushes fail at present",
+        _ => "; flushes are failing",
     };
-    let why = status.why.map_or_else(String::new, |why| format!("; the last try: {why}"));
+    let why = status.why.map_or_else(String::new, |why| format!("; the last attempt failed: {why}"));
     format!(
         "the cache is not detached yet: {dirty} bytes are not stored{failing}{why}; {state}, and it goes on in the \
          background until the cache is attached again"
@@ -122,7 +122,7 @@ async fn settle_all(shared: &Arc<Shared>, deadline: Option<Timestamp>) -> Result
 }
 
 fn warn_of_losses(error: &Error) {
-    tracing::warn!(%error, "the object cache is being detached, and has lost writes");
+    tracing::warn!(%error, "the object cache is being detached although it has lost writes");
 }
 
 /// Returns the detaching task, if the background must run one.
@@ -136,7 +136,7 @@ pub(crate) fn detaching_task(shared: &Arc<Shared>) -> Option<Task> {
 }
 
 async fn detach_in_steps(shared: &Arc<Shared>, turn: u64) {
-    tracing::info!("the object cache is being detached: what is dirty is stored");
+    tracing::info!("the object cache is being detached: storing the dirty data");
     let stored = || scope_ops::flush(Arc::clone(shared), FlushRequest::new(Scope::All));
     until_done(shared, turn, || async { stored().await.map(|_| ()) }).await;
     if !shared.control.attaching.enter_transit(turn, &shared.control.namespaces) {

@@ -229,8 +229,7 @@ pub(crate) fn check_removal(shared: &Shared, namespace: &Namespace) -> Result<()
 
 fn removed(in_force: &Settings, namespace: &Namespace) -> Result<Settings> {
     if in_force.has_volume(namespace) {
-        let why =
-            format!("namespace {namespace} is that of a volume that is attached: detach the volume first");
+        let why = format!("namespace {namespace} belongs to an attached volume: detach the volume first");
         return Err(Error::Denied(why.into()));
     }
     Ok(in_force.without(namespace))
@@ -238,7 +237,7 @@ fn removed(in_force: &Settings, namespace: &Namespace) -> Result<Settings> {
 
 fn not_without(namespace: &Namespace, error: ConfigError) -> Error {
     let why = invalid(error);
-    Error::Denied(format!("other settings do not work without those of namespace {namespace}: {why}").into())
+    Error::Denied(format!("other settings depend on those of namespace {namespace}: {why}").into())
 }
 
 fn invalid(ConfigError { key, why }: ConfigError) -> Error {

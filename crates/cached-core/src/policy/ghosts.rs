@@ -104,7 +104,10 @@ impl Ghosts {
         let count = (memory_bytes / set_bytes).max(1);
         let Some(sets) = zeroed(count) else {
             let bytes = count.saturating_mul(SET_BYTES);
-            tracing::warn!(bytes, "no memory for what the eviction policy remembers: it remembers nothing");
+            tracing::warn!(
+                bytes,
+                "no memory for the eviction policy's records of evicted entries: it will not recognise any"
+            );
             return Ghosts::default();
         };
         let stamp_bytes = (memory_bytes as u64 / STAMPS_PER_MEMORY).max(1) as i64;

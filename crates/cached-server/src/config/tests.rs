@@ -486,7 +486,7 @@ fn memory_that_cannot_be_shared_is_refused() {
         ),
         (
             wrong("", "", "dirty_bytes_max = \"31 MiB\""),
-            "objects.dirty_bytes_max: must be between 4096 and 31457280, three quarters of the least memory",
+            "objects.dirty_bytes_max: must be between 4096 and 31457280, three quarters of the minimum memory",
         ),
         (
             wrong("", "item_miss_us = 86400000001", ""),

@@ -222,7 +222,12 @@ impl DirtyRoom {
             let (pool, taken) = (self.pool_of(record.number), record.dirty_taken.load(Ordering::SeqCst));
             match of_pools.get_mut(&pool) {
                 Some(sum) => *sum += taken,
-                None => return Err(format!("namespace {} takes room from {pool}, no pool", record.number)),
+                None => {
+                    return Err(format!(
+                        "namespace {} takes room from {pool}, which is not a pool",
+                        record.number
+                    ));
+                }
             }
         }
         let mut above_half = 0;
@@ -239,7 +244,7 @@ impl DirtyRoom {
         }
         let counted = self.above_half.load(Ordering::SeqCst);
         if counted != above_half {
-            return Err(format!("{above_half} pools are more than half dirty, counted {counted}"));
+            return Err(format!("{above_half} pools are more than half dirty, but {counted} are counted"));
         }
         Ok(())
     }

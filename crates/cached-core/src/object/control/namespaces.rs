@@ -189,7 +189,10 @@ impl Namespaces {
                 ));
             }
             if mode == WriteMode::Back && !self.has_back() {
-                return Err(format!("namespace {} is written back, and none is noted", record.number));
+                return Err(format!(
+                    "namespace {} is written back, but no namespace is recorded as such",
+                    record.number
+                ));
             }
         }
         Ok(())

@@ -193,7 +193,7 @@ impl Quotas {
         if more > 0 && state.used.saturating_add(more) > state.bytes_max {
             let State { namespace, bytes_max, used, .. } = state;
             return Err(Error::OutOfSpace(
-                format!("namespace \"{namespace}\" has {used} of its quota of {bytes_max} bytes, and {more} more are written")
+                format!("namespace \"{namespace}\" has {used} of its quota of {bytes_max} bytes, and {more} more bytes would exceed it")
                     .into(),
             ));
         }
@@ -348,8 +348,7 @@ mod tests {
         assert!(quotas.begin_count(1));
         quotas.count_page(1, &page(&[("a", 90)]), false, Timestamp(0));
         let error = quotas.change(1, &id("b"), (0, 11)).unwrap_err();
-        let wanted =
-            "out of space: namespace \"n\" has 90 of its quota of 100 bytes, and 11 more are written";
+        let wanted = "out of space: namespace \"n\" has 90 of its quota of 100 bytes, and 11 more bytes would exceed it";
         assert_eq!(error.to_string(), wanted);
         quotas.change(1, &id("b"), (0, 10)).unwrap();
         quotas.change(1, &id("a"), (90, 80)).unwrap();

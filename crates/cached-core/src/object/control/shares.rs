@@ -305,7 +305,10 @@ impl MemoryShares {
     pub(crate) fn validate(&self, buckets: u32) -> Result<(), String> {
         let balance = lock(&self.balance);
         if balance.total() != u64::from(buckets) {
-            return Err(format!("the targets are for {} buckets of {buckets}", balance.total()));
+            return Err(format!(
+                "the targets add up to {} buckets, and there are {buckets}",
+                balance.total()
+            ));
         }
         balance.validate()
     }

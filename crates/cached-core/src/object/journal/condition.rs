@@ -182,7 +182,7 @@ impl Events {
             }
             Event::Restarted => self.has_failed.store(false, Ordering::SeqCst),
             Event::PrepareFailed { file, error } => {
-                tracing::warn!(%file, %error, "a segment of the journal could not be made, will be tried again");
+                tracing::warn!(%file, %error, "cannot prepare a segment of the journal; will retry");
             }
         }
         self.changed();
@@ -193,7 +193,7 @@ impl Events {
         if self.condition.step(&[JournalState::Ok], JournalState::Draining, Some(why.to_owned().into())) {
             tracing::error!(
                 why,
-                "the journal has failed: changes are not logged, and what was logged is being stored"
+                "the journal has failed: changes are no longer logged, and logged changes are being stored"
             );
         }
     }

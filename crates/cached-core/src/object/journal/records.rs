@@ -69,7 +69,7 @@ pub(crate) struct Origin<'a> {
 
 /// A record whose head or payload this program cannot have written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("a record of the journal is malformed: {0}")]
+#[error("malformed journal record: {0}")]
 pub(crate) struct Malformed(pub(crate) &'static str);
 
 /// The subject of a record.
@@ -256,14 +256,15 @@ pub(crate) fn encode_object_mark<R>(
 /// # Errors
 /// [`Malformed`] if the record does not name a valid object or namespace.
 pub(crate) fn subject(head: &Head<'_>) -> Result<Subject, Malformed> {
-    let Object::Name(key) = &head.object else { return Err(Malformed("it names no object")) };
+    let Object::Name(key) = &head.object else { return Err(Malformed("it does not name an object")) };
     let (len, rest) = key.split_first().ok_or(Malformed("its name is empty"))?;
     let (namespace, name) =
-        rest.split_at_checked(usize::from(*len)).ok_or(Malformed("its namespace is cut off"))?;
-    let namespace = Namespace::copy_from(namespace).map_err(|_| Malformed("its namespace has no name"))?;
+        rest.split_at_checked(usize::from(*len)).ok_or(Malformed("its namespace is truncated"))?;
+    let namespace =
+        Namespace::copy_from(namespace).map_err(|_| Malformed("its namespace has no valid name"))?;
     let name = match head.kind {
         EPOCH => None,
-        _ => Some(Name::copy_from(name).map_err(|_| Malformed("its object has no name"))?),
+        _ => Some(Name::copy_from(name).map_err(|_| Malformed("its object has no valid name"))?),
     };
     let domain = (head.generation & HAS_DOMAIN != 0).then(|| OrderDomain(head.domain.wrapping_sub(1)));
     let was_present = head.generation & WAS_PRESENT != 0;
@@ -279,10 +280,10 @@ pub(crate) fn decode(head: &Head<'_>, payload: Vec<u8>) -> Result<Replayed, Malf
     offset.checked_add(len).ok_or(Malformed("its range ends beyond 2^64"))?;
     let has_payload = matches!(head.kind, WRITE | RUNS | REPLACE | STATE);
     if !has_payload && !payload.is_empty() {
-        return Err(Malformed("it has a payload, and its kind has none"));
+        return Err(Malformed("it has a payload, but its kind has none"));
     }
     if matches!(head.kind, WRITE | REPLACE) && payload.len() as u64 != len {
-        return Err(Malformed("its payload is not as long as it says"));
+        return Err(Malformed("the length of its payload differs from the one in its head"));
     }
     let change = match head.kind {
         WRITE => Change::Write { offset, data: payload.into() },
@@ -292,7 +293,7 @@ pub(crate) fn decode(head: &Head<'_>, payload: Vec<u8>) -> Result<Replayed, Malf
             let mut rest = Bytes::from(payload);
             let runs = take_runs(&mut rest)?;
             if runs.is_empty() || !rest.is_empty() {
-                return Err(Malformed("its runs are not what its payload has"));
+                return Err(Malformed("its runs do not match its payload"));
             }
             Change::WriteRuns { runs }
         }
@@ -301,8 +302,8 @@ pub(crate) fn decode(head: &Head<'_>, payload: Vec<u8>) -> Result<Replayed, Malf
         DELETE => Change::Delete,
         STATE if offset < len => return Ok(Replayed::StatePart(offset, len, payload)),
         EPOCH => return Ok(Replayed::Epoch),
-        STATE => return Err(Malformed("its part is beyond the last one")),
-        _ => return Err(Malformed("its kind is not known")),
+        STATE => return Err(Malformed("the number of its part exceeds the number of parts")),
+        _ => return Err(Malformed("its kind is unknown")),
     };
     Ok(Replayed::Change(change))
 }
@@ -346,13 +347,13 @@ impl PendingState {
     pub(crate) fn decode(state: Vec<u8>) -> Result<Self, Malformed> {
         let mut rest = Bytes::from(state);
         if rest.is_empty() {
-            return Err(Malformed("what the object had pending could not be read by an earlier recovery"));
+            return Err(Malformed("an earlier recovery could not read the object's pending changes"));
         }
         let flags = rest.get_u8();
         let (truncate_to, size) = (take(&mut rest)?, take(&mut rest)?);
         let runs = take_runs(&mut rest)?;
         if flags > 15 || !rest.is_empty() {
-            return Err(Malformed("the state is not what its bytes say"));
+            return Err(Malformed("the state does not match its length"));
         }
         let has = |flag: u8| flags & flag != 0;
         Ok(Self {
@@ -402,14 +403,14 @@ fn data_of(runs: &[Run]) -> impl Iterator<Item = &[u8]> {
 }
 
 fn take(rest: &mut Bytes) -> Result<u64, Malformed> {
-    rest.try_get_u64_le().map_err(|_| Malformed("its payload is cut off"))
+    rest.try_get_u64_le().map_err(|_| Malformed("its payload is truncated"))
 }
 
 /// Decodes a table of runs and their bytes, and removes them from the front.
 fn take_runs(rest: &mut Bytes) -> Result<Vec<Run>, Malformed> {
     let count = take(rest)?;
     if count > rest.len() as u64 / 16 {
-        return Err(Malformed("it has more runs than its payload has room for"));
+        return Err(Malformed("its payload is too short for its number of runs"));
     }
     let mut table = rest.split_to(16 * count as usize);
     let mut runs = Vec::with_capacity(count as usize);
@@ -426,7 +427,7 @@ fn take_runs(rest: &mut Bytes) -> Result<Vec<Run>, Malformed> {
             continue;
         }
         if len > rest.len() as u64 {
-            return Err(Malformed("the bytes of a run are cut off"));
+            return Err(Malformed("the bytes of a run are truncated"));
         }
         runs.push(Run::data(offset, rest.split_to(len as usize)));
     }

@@ -49,7 +49,7 @@ pub(super) fn redo(
         Replayed::Epoch => return Ok(None),
         Replayed::StatePart(part, of, _) if part + 1 < of => return Ok(None),
         Replayed::StatePart(part, of, last) => {
-            let count = u32::try_from(part).map_err(|_| corrupt("a state of too many parts".into()))?;
+            let count = u32::try_from(part).map_err(|_| corrupt("a state has too many parts".into()))?;
             let parts = read_earlier(shared, object, number, count)?;
             let mut state = Vec::new();
             for (number, (_, head_before, payload)) in parts.iter().enumerate() {
@@ -153,7 +153,7 @@ impl Redo {
                     Ok(()) => break,
                     Err(error) if is_for_the_time_being(&error) => {
                         if delay == shared.control.config.retry_delay_min {
-                            tracing::warn!(object = %id, %error, "a change of the journal cannot be made yet");
+                            tracing::warn!(object = %id, %error, "a change in the journal cannot be applied yet; will retry");
                         }
                         shared.clock.sleep_until(shared.clock.now() + delay).await;
                         delay = delay.saturating_mul(2).min(shared.control.config.retry_delay_max);
@@ -211,7 +211,7 @@ pub(super) async fn wait_to_read_again(shared: &Shared, failed: &mut u32, error:
     match error {
         ReadError::Disk(error) if *failed < READS_MAX => {
             *failed += 1;
-            tracing::warn!(%error, "the journal cannot be read, and will be tried again");
+            tracing::warn!(%error, "cannot read the journal; will retry");
             shared.clock.sleep_until(shared.clock.now() + READ_DELAY).await;
             Ok(())
         }
@@ -221,7 +221,7 @@ pub(super) async fn wait_to_read_again(shared: &Shared, failed: &mut u32, error:
 
 /// Returns the error for a reader thread that has panicked.
 pub(super) fn not_read() -> Error {
-    Error::Corrupt("the journal cannot be read any more: its thread has ended".into())
+    Error::Corrupt("cannot read the journal any more: the reading thread has ended".into())
 }
 
 /// Returns the error of operations on an object whose records are damaged.

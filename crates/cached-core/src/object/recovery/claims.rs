@@ -43,8 +43,7 @@ pub(crate) async fn begin(shared: &Arc<Shared>) -> Result<(), RecoveryError> {
             log.names.learn(&each.name, each.number, end);
         }
     }
-    let not_started =
-        |error| RecoveryError::Disk(format!("the thread that reads it cannot be started: {error}"));
+    let not_started = |error| RecoveryError::Disk(format!("cannot start the thread that reads it: {error}"));
     recovery.start_reading().map_err(not_started)?;
     let mut left_out = 0;
     for at in changed {
@@ -69,7 +68,7 @@ pub(crate) async fn begin(shared: &Arc<Shared>) -> Result<(), RecoveryError> {
         objects = found.objects(),
         namespaces = found.namespaces.len(),
         ?took,
-        "the journal holds changes that may not be stored: recovery begins"
+        "the journal contains changes that may not be stored: recovery begins"
     );
     recovery.count_applied(left_out);
     let weak = Arc::downgrade(shared);
@@ -184,7 +183,7 @@ async fn claim(
             if is_voided {
                 tracing::warn!(
                     namespace = %name, %journal_epoch, in_force = %own,
-                    "the journal was voided after its disk had failed: its changes of the namespace are stored, and are left out"
+                    "the journal was voided after its disk had failed: its changes of the namespace are already stored, and are not replayed"
                 );
                 void(shared, found, end).await?;
             }
@@ -213,7 +212,7 @@ async fn log(
     shared: &Shared,
     append: impl FnOnce(&Journal) -> Result<Appended, AppendError>,
 ) -> Result<(), RecoveryError> {
-    let why = |error: &dyn std::fmt::Display| format!("the claims cannot be logged: {error}");
+    let why = |error: &dyn std::fmt::Display| format!("cannot log the claims: {error}");
     let Some(log) = &shared.journal.log else {
         return Err(RecoveryError::Journal(why(&"the cache has no journal")));
     };

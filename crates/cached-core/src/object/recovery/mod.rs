@@ -52,7 +52,7 @@ pub enum RecoveryError {
     #[error("the journal's disk: {0}")]
     Disk(String),
     /// The store did not respond as required.
-    #[error("the store cannot be asked who may write: {0}")]
+    #[error("cannot ask the store which writer is in force: {0}")]
     Store(Error),
 }
 

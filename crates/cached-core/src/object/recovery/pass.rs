@@ -54,7 +54,7 @@ pub(super) async fn run(shared: Arc<Shared>, unapplied: Unapplied) {
             }
             (read, _) => {
                 let why = read.err().unwrap_or_else(apply::not_read);
-                tracing::error!(%why, "the journal cannot be read on: what is not recovered is not served");
+                tracing::error!(%why, "cannot read the rest of the journal: objects that are not recovered yet will not be served");
                 shared.journal.recovery.fail_rest(&why);
                 is_stuck = true;
                 break;
@@ -87,11 +87,11 @@ pub(super) async fn run(shared: Arc<Shared>, unapplied: Unapplied) {
             records,
             applied,
             failed,
-            "recovery has ended, but not for every object: operations on these fail until the journal is exported and discarded"
+            "recovery has ended, but some objects are not recovered: operations on them fail until the journal is exported and discarded"
         );
         keep_failed(&shared, replay, parts).await;
     } else {
-        tracing::info!(records, ?took, "recovery has ended: every change of the journal is made");
+        tracing::info!(records, ?took, "recovery has ended: every change in the journal is applied");
         drop((parts, replay));
     }
 }
@@ -300,7 +300,7 @@ pub(super) async fn keep_failed<T>(shared: &Shared, replay: Replay, others: T) {
     let objects = match failed_objects(shared, &replay) {
         Ok(objects) => objects,
         Err(error) => {
-            tracing::error!(%error, "the journal keeps all that could not be recovered, and fills up");
+            tracing::error!(%error, "the journal keeps the records of all objects that could not be recovered, and will fill up");
             return std::future::pending().await;
         }
     };

@@ -18,7 +18,7 @@ use crate::object::tasks::deadline::{FlushTicket, Stored};
 use crate::sync::{Arc, Ordering};
 
 /// A request that the gate has admitted. If it is dropped, it ends without a response.
-#[must_use = "the store is asked while this is held"]
+#[must_use = "the request is in flight while this is held"]
 pub(crate) struct StoreCall {
     pass: Pass,
     namespace: u16,

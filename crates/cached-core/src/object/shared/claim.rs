@@ -75,7 +75,7 @@ pub(crate) async fn own_epoch(shared: &Arc<Shared>, namespace: &Namespace) -> Re
 /// `OutOfSpace` if no further namespace can be claimed; errors of [`own_epoch`].
 async fn claim_first(shared: &Arc<Shared>, namespace: &Namespace) -> Result<Epoch> {
     if shared.store.epochs.is_full() {
-        let why = format!("this cache is the writer of {NAMESPACES_MAX} namespaces, the most there can be");
+        let why = format!("this cache is the writer of {NAMESPACES_MAX} namespaces already, the maximum");
         return Err(Error::OutOfSpace(why.into()));
     }
     let scope = Scope::Namespace(namespace.clone());
@@ -85,7 +85,7 @@ async fn claim_first(shared: &Arc<Shared>, namespace: &Namespace) -> Result<Epoc
         // namespace.
         let epoch = Epoch(in_force.0.saturating_add(1 << tries));
         if epoch == in_force {
-            tracing::error!(%namespace, %in_force, "the highest possible epoch is in force: nothing can be changed");
+            tracing::error!(%namespace, %in_force, "the highest possible epoch is in force: no writer can claim the namespace any more");
             return Err(Error::Fenced { epoch: in_force });
         }
         // The epoch is logged before the claim, so that a recovery can tell which epochs are its
@@ -107,8 +107,9 @@ async fn claim_first(shared: &Arc<Shared>, namespace: &Namespace) -> Result<Epoc
             Err(error) => return Err(error),
         }
     }
-    let why =
-        format!("{CLAIM_TRIES_MAX} claims of {namespace} in a row came too late: other writers claim it too");
+    let why = format!(
+        "{CLAIM_TRIES_MAX} consecutive claims of {namespace} failed, because other writers claim it too"
+    );
     Err(Error::Retryable(why.into()))
 }
 
@@ -130,7 +131,7 @@ async fn claim_again(shared: &Arc<Shared>, namespace: &Namespace, epoch: Epoch) 
             shared.store.epochs.set(namespace, Own::Deposed(newer));
             tracing::error!(
                 %namespace, own = %epoch, in_force = %newer,
-                "another writer has taken over: changes are refused until this cache is started again"
+                "another writer has taken over: changes are refused until this cache is restarted"
             );
             shared.hub.publish(&Event::Fenced(scope.clone(), newer));
             // This cache does not learn of the new writer's changes. The cleanup runs in the
@@ -207,7 +208,7 @@ async fn claim_below(store: &StoreSide, scope: &Scope, epoch: Epoch) -> Result<(
 pub(crate) fn note_answer<T>(shared: &Shared, object: &ObjectId, answer: Result<T>) -> Result<T> {
     match answer {
         Err(Error::Fenced { epoch }) if shared.store.epochs.is_own(&object.namespace, epoch) => {
-            Err(Error::Retryable("the namespace was claimed anew meanwhile".into()))
+            Err(Error::Retryable("the namespace was claimed with a new epoch in the meantime".into()))
         }
         Err(Error::Fenced { epoch }) => {
             note_refusal(shared, object, epoch);
@@ -308,7 +309,7 @@ pub(crate) async fn narrow_rest(handle: Handle, mut left: u32) -> Result<()> {
 /// Logs that data could not be dropped, and may be read again, if no caller asked for the drop.
 pub(crate) fn log_failure<T>(result: Result<T>) {
     if let Err(error) = result {
-        tracing::warn!(%error, "copies of what was changed in the store could not all be dropped");
+        tracing::warn!(%error, "not all cached copies of data that have changed in the store could be dropped");
     }
 }
 

@@ -205,7 +205,7 @@ impl RangeGuard {
     ) -> Result<(Self, bool)> {
         let ranges = &mut object.activity().ranges;
         if ranges.is_full() {
-            return Err(Error::Retryable("too many requests wait for one object".into()));
+            return Err(Error::Retryable("too many requests are waiting for the object".into()));
         }
         let (ticket, is_granted) = ranges.enter(buckets, kind);
         Ok((Self { handle, ticket, is_released: false }, is_granted))

@@ -200,7 +200,7 @@ pub(crate) async fn note_epoch(shared: &Arc<Shared>, namespace: &Namespace, epoc
     privileged(shared, log, append).await?;
     let is_durable = appended.is_some_and(|position| log.journal().is_durable(position));
     if !is_durable && log.names.number(namespace).has_unmarked() {
-        let why = "the journal's disk has failed: a namespace of which it has records cannot be claimed";
+        let why = "the journal's disk has failed: a namespace that has records in it cannot be claimed";
         return Err(Error::Retryable(why.into()));
     }
     Ok(())
@@ -247,7 +247,7 @@ pub(crate) async fn close(journal: &JournalSide) -> Result<()> {
     }
     log.journal()
         .shut_down()
-        .map_err(|error| Error::NotStored(format!("the journal was closed, but {error}").into()))
+        .map_err(|error| Error::NotStored(format!("the journal is closed, but {error}").into()))
 }
 
 /// Waits until the object with this hash is recovered.

@@ -59,7 +59,7 @@ impl BackgroundQueue {
         };
         if warns {
             tracing::warn!(
-                "an operation waits for the background of its object cache, which has not been started"
+                "an operation waits for the background of the object cache, which has not been started"
             );
         }
         waker.into_iter().for_each(Waker::wake);
@@ -109,6 +109,6 @@ impl BackgroundQueue {
 /// The error of an operation that waits for a background which has ended.
 pub(crate) fn has_ended() -> Error {
     Error::Unsupported(
-        "the background of this object cache was dropped: run it for as long as the cache is used".into(),
+        "the background of this object cache was dropped: it must run as long as the cache is used".into(),
     )
 }

@@ -59,7 +59,9 @@ pub(crate) async fn until_forwarded<T, F: Future<Output = Result<T>>>(
     let own = asked.clone();
     let late = move || match own.0.load(Ordering::Acquire) {
         false => Error::DeadlinePassed,
-        true => Error::OutcomeUnknown("the deadline passed while the store made the change".into()),
+        true => {
+            Error::OutcomeUnknown("the deadline passed while the change was in flight to the store".into())
+        }
     };
     until(clock, call.deadline, late, work(asked)).await
 }

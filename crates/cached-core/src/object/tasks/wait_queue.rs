@@ -115,7 +115,9 @@ where
                 }
                 let mut queue = lock(&this.queue.queue);
                 if queue.waiters.len() >= WAITERS_MAX {
-                    return Poll::Ready(Err(Error::Retryable("too many requests wait for memory".into())));
+                    return Poll::Ready(Err(Error::Retryable(
+                        "too many requests are waiting for memory".into(),
+                    )));
                 }
                 let id = queue.next_id;
                 queue.next_id += 1;

@@ -103,7 +103,7 @@ fn still_left(shared: &Shared, record: &NamespaceRecord) -> String {
     let dirty = record.dirty_taken.load(Ordering::SeqCst) * blocker::BUCKET_BYTES;
     let failing = match shared.store.failing.load(Ordering::Relaxed) {
         0 => "",
-        _ => "; flushes fail at present",
+        _ => "; flushes are failing",
     };
     format!(
         "the write mode of {what} is {}, but {dirty} bytes written in the previous mode are not stored \

@@ -96,8 +96,7 @@ fn growth_is_refused_at_the_write_and_what_is_cut_comes_back() {
         assert_eq!(env.used(), 9);
         let before = env.store.log().len();
         let error = env.write("d", 0, 2).unwrap_err();
-        let wanted =
-            "out of space: namespace \"vm\" has 36864 of its quota of 40960 bytes, and 8192 more are written";
+        let wanted = "out of space: namespace \"vm\" has 36864 of its quota of 40960 bytes, and 8192 more bytes would exceed it";
         assert_eq!(error.to_string(), wanted, "{mode}");
         assert!(
             env.store.log()[before..].iter().all(|call| !call.op.is_change()),
