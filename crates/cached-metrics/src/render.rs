@@ -2,11 +2,7 @@
 
 use std::fmt::{self, Write};
 
-use crate::family::{Families, Family, Label, Number, Value};
-
-mod openmetrics;
-
-pub use openmetrics::openmetrics;
+use crate::family::{Families, Family, Kind, Label, Number, Value};
 
 /// A number with its name in a plain list.
 #[derive(Clone, PartialEq, Debug)]
@@ -71,9 +67,52 @@ pub fn prometheus(families: &Families) -> String {
     text
 }
 
+/// Returns `families` in the OpenMetrics text format, version 1.0.0.
+///
+/// The media type is `application/openmetrics-text; version=1.0.0; charset=utf-8`. The format
+/// requires the name of a counter to end in `_total`; another counter gets an unknown type, as in
+/// Prometheus' own libraries.
+///
+/// ```
+/// use cached_metrics::{Families, render};
+///
+/// let mut families = Families::new();
+/// families.counter("reads_total", "Reads.", 3);
+/// assert_eq!(render::openmetrics(&families), "# HELP reads Reads.\n# TYPE reads counter\nreads_total 3\n# EOF\n");
+/// ```
+#[must_use]
+pub fn openmetrics(families: &Families) -> String {
+    let mut text = String::new();
+    for family in families {
+        let Family { name, help, kind, .. } = family;
+        let (title, kind) = match (kind, name.strip_suffix("_total")) {
+            (Kind::Counter, Some(title)) => (title, "counter"),
+            (Kind::Counter, None) => (&**name, "unknown"),
+            (Kind::Gauge, _) => (&**name, "gauge"),
+            (Kind::Histogram, _) => (&**name, "histogram"),
+        };
+        let help = help.replace('\\', "\\\\").replace('\n', "\\n").replace('"', "\\\"");
+        // Writing to a String cannot fail.
+        let _ = writeln!(text, "# HELP {title} {help}\n# TYPE {title} {kind}");
+        series(family, |suffix, labels, bound, value| {
+            let _ = write!(text, "{name}{suffix}");
+            write_labels(&mut text, labels, bound.map(float), |_| false);
+            let _ = writeln!(text, " {value}");
+        });
+    }
+    text.push_str("# EOF\n");
+    text
+}
+
+/// Returns a bound in the required form, in which integers also have a fraction.
+fn float(bound: Number) -> String {
+    let text = bound.to_string();
+    if text.bytes().all(|byte| byte.is_ascii_digit()) { text + ".0" } else { text }
+}
+
 /// Calls `each` with every number of the family: the suffix of the name, the labels, a bucket's
 /// bound, and the value.
-pub(crate) fn series(family: &Family, mut each: impl FnMut(&str, &[Label], Option<Number>, Number)) {
+fn series(family: &Family, mut each: impl FnMut(&str, &[Label], Option<Number>, Number)) {
     for sample in &family.samples {
         let labels = &sample.labels;
         match &sample.value {
@@ -91,7 +130,7 @@ pub(crate) fn series(family: &Family, mut each: impl FnMut(&str, &[Label], Optio
     }
 }
 
-pub(crate) fn write_labels(
+fn write_labels(
     text: &mut String,
     labels: &[Label],
     bound: Option<impl fmt::Display>,
@@ -174,5 +213,26 @@ latency_seconds_count{op="get"} 3
         assert_eq!(lines[1], r#"free_bytes{path="C:\\_\"new\"_line",x="y"} 0.5"#);
         assert_eq!(lines[4], r#"latency_seconds_bucket{op="get",le="+Inf"} 3"#);
         assert!(pairs.iter().all(|pair| !pair.name.contains(char::is_whitespace)));
+    }
+
+    #[test]
+    fn counters_lose_their_suffix_in_the_title_and_bounds_have_a_fraction() {
+        let mut families = Families::new();
+        families.counter("uptime_seconds", "Up \"time\".", 3);
+        let latency = Value::Histogram { buckets: vec![(0.1, 1), (1.0, 2)], sum: 7.5, count: 3 };
+        families.sample("latency_seconds", "Latency.", vec![("op", "get").into()], latency);
+        let expected = r#"# HELP uptime_seconds Up \"time\".
+# TYPE uptime_seconds unknown
+uptime_seconds 3
+# HELP latency_seconds Latency.
+# TYPE latency_seconds histogram
+latency_seconds_bucket{op="get",le="0.1"} 1
+latency_seconds_bucket{op="get",le="1.0"} 2
+latency_seconds_bucket{op="get",le="+Inf"} 3
+latency_seconds_sum{op="get"} 7.5
+latency_seconds_count{op="get"} 3
+# EOF
+"#;
+        assert_eq!(openmetrics(&families), expected);
     }
 }

@@ -13,7 +13,7 @@
 //! checksums show whether it is still intact. After any other end, the checksum of each entry shows
 //! whether it is as it was stored.
 
-use super::superblock::{IdentityError, MemoryState, SUPERBLOCK_BYTES, VERSION, VERSION_WITHOUT_CHECKSUMS};
+use super::superblock::{MemoryState, SUPERBLOCK_BYTES, VERSION, VERSION_WITHOUT_CHECKSUMS};
 use super::{Identity, Memory, Region, Superblock};
 use crate::clock::FIRST_SECOND;
 use memmap2::{MmapOptions, MmapRaw};
@@ -85,6 +85,9 @@ pub(crate) enum Cold {
     /// The file is new or empty.
     #[error("the file is new")]
     New,
+    /// The file contains something else.
+    #[error("the file does not contain memory of cached")]
+    Foreign,
     /// The file was created by a program with another layout.
     #[error(
         "the file has layout version {0}, this program reads versions {VERSION_WITHOUT_CHECKSUMS} to {VERSION}"
@@ -276,9 +279,8 @@ impl ArenaFile {
             Err(_) if bytes == 0 => Err(Cold::New),
             // The process ended after reserving the space.
             Err(_) if page == [0; SUPERBLOCK_BYTES] => Err(Cold::Unfinished),
-            Err(IdentityError::Foreign) => return Err(ArenaFileError::Foreign(path)),
-            Err(IdentityError::Version(version)) => Err(Cold::Version(version)),
-            Err(IdentityError::Damaged) => Err(Cold::Damaged),
+            Err(Cold::Foreign) => return Err(ArenaFileError::Foreign(path)),
+            Err(cold) => Err(cold),
         };
         let earlier = earlier.and_then(|identity| match bytes < identity.bytes {
             true => Err(Cold::Truncated),

@@ -11,7 +11,6 @@
 mod expiring;
 mod file;
 mod memory;
-mod pins;
 mod region;
 mod shares;
 mod superblock;

@@ -18,6 +18,7 @@
 //! also has this page, in memory of its own.
 
 use super::Memory;
+use super::file::Cold;
 use crate::stores;
 // Not from `crate::sync`: these words are in raw memory.
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -53,14 +54,6 @@ pub(crate) struct Identity {
     pub(super) arena_at: u64,
     /// The length of the file.
     pub(super) bytes: u64,
-}
-
-/// The reason why bytes are not an identity.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum IdentityError {
-    Foreign,
-    Version(u32),
-    Damaged,
 }
 
 impl Identity {
@@ -140,18 +133,18 @@ impl Identity {
         bytes
     }
 
-    pub(super) fn decode(bytes: &[u8; SUPERBLOCK_BYTES]) -> Result<Identity, IdentityError> {
+    pub(super) fn decode(bytes: &[u8; SUPERBLOCK_BYTES]) -> Result<Identity, Cold> {
         let u32_at = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         let u64_at = |at: usize| u64::from(u32_at(at)) | u64::from(u32_at(at + 4)) << 32;
         if bytes[..8] != MAGIC {
-            return Err(IdentityError::Foreign);
+            return Err(Cold::Foreign);
         }
         let version = u32_at(8);
         if ![VERSION_WITHOUT_CHECKSUMS, VERSION].contains(&version) {
-            return Err(IdentityError::Version(version));
+            return Err(Cold::Version(version));
         }
         if u32_at(IDENTITY_BYTES - 4) != crc32fast::hash(&bytes[..IDENTITY_BYTES - 4]) {
-            return Err(IdentityError::Damaged);
+            return Err(Cold::Damaged);
         }
         let mut policy = [0; POLICY_BYTES];
         policy.copy_from_slice(&bytes[32..32 + POLICY_BYTES]);
@@ -398,9 +391,9 @@ mod tests {
             let mut damaged = page;
             damaged[bit / 8] ^= 1 << (bit % 8);
             let expected = match bit / 8 {
-                0..8 => Err(IdentityError::Foreign),
-                8..12 => Err(IdentityError::Version(VERSION ^ 1 << (bit - 64))),
-                _ => Err(IdentityError::Damaged),
+                0..8 => Err(Cold::Foreign),
+                8..12 => Err(Cold::Version(VERSION ^ 1 << (bit - 64))),
+                _ => Err(Cold::Damaged),
             };
             assert_eq!(Identity::decode(&damaged), expected, "bit {bit}");
         }

@@ -251,11 +251,6 @@ fn set_own_ages(config: &ObjectCacheConfig, namespaces: &Namespaces) {
     }
 }
 
-/// Returns the maximum number of dirty buckets in a cache of `count` buckets.
-fn dirty_buckets_max(config: &ObjectCacheConfig, count: u32) -> u64 {
-    (config.dirty_bytes_max / blocker::BUCKET_BYTES).min(u64::from(count) / 4 * 3).max(1)
-}
-
 /// Returns the limits of dirty data in a cache of `count` buckets.
 pub(crate) fn dirty_limits(config: &ObjectCacheConfig, count: u32, namespaces: &Namespaces) -> DirtyLimits {
     let own = |each: &NamespaceConfig| {
@@ -263,7 +258,8 @@ pub(crate) fn dirty_limits(config: &ObjectCacheConfig, count: u32, namespaces: &
         Some((namespaces.of(&each.namespace), part)).filter(|(number, _)| *number != OTHERS)
     };
     let own = config.namespaces.iter().filter_map(own).collect();
-    DirtyLimits { total: dirty_buckets_max(config, count), own }
+    let total = (config.dirty_bytes_max / blocker::BUCKET_BYTES).min(u64::from(count) / 4 * 3).max(1);
+    DirtyLimits { total, own }
 }
 
 /// Returns the store terms of the namespaces that have their own.
