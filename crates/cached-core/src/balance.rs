@@ -76,7 +76,7 @@ impl Seen {
         self.recent_hits * self.miss_cost
     }
 
-    /// The variance of the gain, assuming that misses are random.
+    /// Returns the variance of the gain, assuming that misses are random.
     fn variance(&self) -> f64 {
         self.gain() * self.miss_cost
     }

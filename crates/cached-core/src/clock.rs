@@ -109,7 +109,7 @@ impl Clock for SystemClock {
     }
 }
 
-/// The kernel's coarse monotonic clock.
+/// Returns the kernel's coarse monotonic clock.
 #[inline]
 fn monotonic_coarse() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
@@ -172,13 +172,13 @@ impl Expiry {
         Expiry(secs)
     }
 
-    /// Whether an item with this expiry has expired at `now`.
+    /// Returns whether an item with this expiry has expired at `now`.
     #[must_use]
     pub fn is_past(self, now: u32) -> bool {
         self.0 != 0 && self.0 <= now
     }
 
-    /// The seconds remaining at `now`; `None` for an item that never expires.
+    /// Returns the seconds remaining at `now`; `None` for an item that never expires.
     #[must_use]
     pub fn remaining_secs(self, now: u32) -> Option<u32> {
         (self.0 != 0).then(|| self.0.saturating_sub(now))

@@ -25,7 +25,7 @@ pub(crate) const SHARD_BITS: u32 = 6;
 pub struct KeyHash(pub(crate) u64);
 
 impl KeyHash {
-    /// The bits that choose the shard. With fewer shards, only the lowest of them count.
+    /// Returns the bits that choose the shard. With fewer shards, only the lowest of them count.
     pub(crate) fn shard_bits(self) -> usize {
         (self.0 >> (64 - SHARD_BITS)) as usize
     }
@@ -39,8 +39,8 @@ impl KeyHash {
     }
 }
 
-/// The table of a shared seed. It is never freed, but there is only one per seed, however many
-/// stores are opened.
+/// Returns the table of a shared seed. It is never freed, but there is only one per seed, however
+/// many stores are opened.
 fn stable_seed(seed: u64) -> &'static SharedSeed {
     // Not from `crate::sync`: interleavings make no difference to it.
     static TABLES: Mutex<Vec<(u64, &SharedSeed)>> = Mutex::new(Vec::new());
@@ -75,7 +75,7 @@ impl KeyHasher {
         KeyHasher { seed, shared: stable_seed(shared) }
     }
 
-    /// A hash that shows whether a process hashes as an earlier one did.
+    /// Returns a hash that shows whether a process hashes as an earlier one did.
     pub(crate) fn check(&self) -> u64 {
         [&b"key"[..], b"a key of twenty byte", b"a key of more than thirty-two bytes, for the other way"]
             .iter()
@@ -106,7 +106,7 @@ impl KeyHasher {
         KeyHash(hasher.finish())
     }
 
-    /// The state of a hash map of this crate, with the same seed.
+    /// Returns the state of a hash map of this crate, with the same seed.
     pub(crate) fn seeded_state(&self) -> SeededState {
         SeededState::with_seed(self.seed, self.shared)
     }

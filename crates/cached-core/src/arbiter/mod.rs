@@ -300,7 +300,7 @@ impl Arbiter {
     }
 }
 
-/// The present needs of items and objects.
+/// Returns the present needs of items and objects.
 fn needs(kv: &Kv, objects: &ObjectCache, items_bytes_min: u64, item_miss: Option<Duration>) -> [Needs; 2] {
     let mut objects = objects.needs();
     objects.miss_nanos = objects.miss_nanos.max(1);

@@ -77,7 +77,7 @@ impl Expiring {
         Ok(Expiring { memory: Memory::map(regions as usize * size_of::<Histogram>(), false)? })
     }
 
-    /// The memory of the histograms if something expires in every region, in bytes.
+    /// Returns the memory of the histograms if something expires in every region, in bytes.
     pub(super) fn bytes(&self) -> usize {
         self.memory.len()
     }
@@ -164,7 +164,7 @@ impl Expiring {
         }
     }
 
-    /// The span of an expiry. For tests.
+    /// Returns the span of an expiry. For tests.
     pub(crate) fn span_in(&self, region: RegionId, expiry: Expiry) -> usize {
         span_of(expiry.as_secs().saturating_sub(self.histogram(region).from.load(Ordering::Relaxed)))
     }

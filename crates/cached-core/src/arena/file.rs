@@ -480,7 +480,7 @@ impl HeldFile {
     }
 }
 
-/// The checksum of a clean end.
+/// Returns the checksum of a clean end.
 fn clean_crc(identity: &Identity, superblock: &Superblock, table: &[Region]) -> u32 {
     let mut hasher = crc32fast::Hasher::new();
     hasher.update(&identity.encode());
@@ -529,7 +529,7 @@ fn reserve(file: &File, bytes: u64) -> io::Result<()> {
     }
 }
 
-/// The id of the system's boot; 0 if it is unknown.
+/// Returns the id of the system's boot; 0 if it is unknown.
 fn boot_id() -> u128 {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     u128::from_str_radix(&text.trim().replace('-', ""), 16).unwrap_or(0)

@@ -95,7 +95,7 @@ impl Memory {
         Ok(())
     }
 
-    /// The position of these bytes in their mapping.
+    /// Returns the position of these bytes in their mapping.
     #[cfg(not(miri))]
     fn offset(&self) -> usize {
         self.base.addr() - self.map.as_mut_ptr().addr()

@@ -205,44 +205,45 @@ impl Arena {
         self.region(id).close();
     }
 
-    /// The records of all regions.
+    /// Returns the records of all regions.
     pub(crate) fn table(&self) -> &[Region] {
         &self.regions
     }
 
-    /// The CRC-32 of a region's allocated bytes. No other thread may write to it.
+    /// Returns the CRC-32 of a region's allocated bytes. No other thread may write to it.
     pub(crate) fn crc_of(&self, id: RegionId) -> u32 {
         let bytes = (self.region(id).used_bytes() as usize).min(self.region_bytes);
         // SAFETY: the range lies inside the region, and no thread writes to it during the call.
         crc32fast::hash(unsafe { std::slice::from_raw_parts(self.at(self.offset_of(id, 0)), bytes) })
     }
 
-    /// The size of a region in bytes.
+    /// Returns the size of a region in bytes.
     pub(crate) fn region_bytes(&self) -> usize {
         self.region_bytes
     }
 
-    /// The number of regions.
+    /// Returns the number of regions.
     pub(crate) fn region_count(&self) -> u32 {
         self.regions.len() as u32
     }
 
-    /// The size of the arena in bytes.
+    /// Returns the size of the arena in bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.regions.len() * self.region_bytes
     }
 
-    /// The memory of the table of regions and the expiry histograms beside the arena, in bytes.
+    /// Returns the memory of the table of regions and the expiry histograms beside the arena, in
+    /// bytes.
     pub(crate) fn table_bytes(&self) -> usize {
         self.regions.len() * size_of::<Region>() + self.expiring.bytes()
     }
 
-    /// The number of regions that [`Owner::Kv`] could still take; an estimate.
+    /// Returns the number of regions that [`Owner::Kv`] could still take; an estimate.
     pub(crate) fn kv_available(&self) -> u32 {
         self.free_count.load(Ordering::Relaxed)
     }
 
-    /// The sequence number of the next region taken.
+    /// Returns the sequence number of the next region taken.
     pub(crate) fn next_sequence(&self) -> u64 {
         self.next_sequence.load(Ordering::Acquire)
     }
@@ -307,19 +308,19 @@ impl Arena {
         self.expiring.begin(id, now);
     }
 
-    /// The region that contains the byte at `offset` of the arena.
+    /// Returns the region that contains the byte at `offset` of the arena.
     #[inline]
     pub(crate) fn region_of(&self, offset: usize) -> RegionId {
         RegionId((offset >> self.region_shift) as u32)
     }
 
-    /// The offset in the arena of a byte of a region.
+    /// Returns the offset in the arena of a byte of a region.
     #[inline]
     pub(crate) fn offset_of(&self, id: RegionId, within: u32) -> usize {
         ((id.0 as usize) << self.region_shift) + within as usize
     }
 
-    /// A pointer to the byte at `offset`, which must lie inside the arena.
+    /// Returns a pointer to the byte at `offset`, which must lie inside the arena.
     #[inline]
     pub(crate) fn at(&self, offset: usize) -> *mut u8 {
         debug_assert!(offset < self.memory.len());

@@ -206,7 +206,7 @@ impl Region {
         self.owner.load(Ordering::Relaxed) == owner as u32
     }
 
-    /// The fields that a restart takes over, for a checksum.
+    /// Returns the fields that a restart takes over, for a checksum.
     pub(crate) fn kept_words(&self) -> [u64; 4] {
         [
             u64::from(self.state.load(Ordering::Relaxed)) | u64::from(self.used_bytes()) << 32,
@@ -229,7 +229,7 @@ impl Region {
         self.state.store(state as u32, Ordering::Release);
     }
 
-    /// The bytes of entries that are garbage.
+    /// Returns the bytes of entries that are garbage.
     pub(crate) fn dead_bytes(&self) -> u32 {
         let used = self.used_bytes().saturating_sub(REGION_HEADER_BYTES as u32);
         used.saturating_sub(self.live_bytes())
@@ -339,7 +339,7 @@ impl Pins {
         self.0.store(0, Ordering::Release);
     }
 
-    /// The present number of readers.
+    /// Returns the present number of readers.
     pub(crate) fn count(&self) -> u32 {
         self.0.load(Ordering::Acquire) & !DRAINING
     }

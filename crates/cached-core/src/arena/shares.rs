@@ -111,7 +111,7 @@ impl Arena {
         true
     }
 
-    /// The number of regions that an owner may hold.
+    /// Returns the number of regions that an owner may hold.
     pub(crate) fn share(&self, owner: Owner) -> u32 {
         lock(&self.free).share[owner as usize - 1]
     }

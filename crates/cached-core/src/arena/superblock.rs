@@ -83,7 +83,8 @@ impl Identity {
         }
     }
 
-    /// The identity of a file whose entries have checksums or, as in earlier builds, have none.
+    /// Returns the identity of a file whose entries have checksums or, as in earlier builds, have
+    /// none.
     #[cfg(test)]
     pub(crate) fn with_checksums(self, has_checksums: bool) -> Identity {
         Identity { has_checksums, ..self }
@@ -228,7 +229,7 @@ impl Notes {
         self.crc.store(crc, Ordering::Relaxed);
     }
 
-    /// The words that the checksum of a clean end covers.
+    /// Returns the words that the checksum of a clean end covers.
     pub(super) fn words(&self) -> [u64; 5] {
         [
             u64::from(self.flush_due()),
@@ -337,7 +338,7 @@ impl Superblock {
 
 const _: () = assert!(NOTES_AT + size_of::<Notes>() <= SUPERBLOCK_BYTES && IDENTITY_BYTES <= NOTES_AT);
 
-/// The system's Unix time in seconds; 0 before 1970.
+/// Returns the system's Unix time in seconds; 0 before 1970.
 fn unix_secs() -> u64 {
     #[cfg(test)]
     if let Some(secs) = test_time::get() {

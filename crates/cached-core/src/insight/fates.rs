@@ -96,7 +96,7 @@ impl Fates {
         }
     }
 
-    /// Memory in bytes.
+    /// Returns the memory in bytes.
     pub(super) fn bytes(&self) -> usize {
         size_of_val(&*self.sets)
     }

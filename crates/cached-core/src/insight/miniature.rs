@@ -81,12 +81,12 @@ impl Miniature {
         self.hits = policy::hits(&*self.policy);
     }
 
-    /// The number of bytes of sampled entries that fit.
+    /// Returns the number of bytes of sampled entries that fit.
     fn capacity(&self, scale: &Scale) -> u64 {
         (scale.memory_bytes as f64 * self.factor * scale.utilisation / scale.weight) as u64
     }
 
-    /// The bytes of the sampled entries.
+    /// Returns the bytes of the sampled entries.
     pub(super) fn used(&self) -> u64 {
         self.ring_bytes.iter().sum()
     }
@@ -143,7 +143,7 @@ impl Miniature {
         (self.ring_bytes, self.entries) = ([0; QUEUES_MAX], 0);
     }
 
-    /// The memory of the rings and of the policy, in bytes.
+    /// Returns the memory of the rings and of the policy, in bytes.
     pub(super) fn bytes(&self) -> usize {
         self.policy_bytes + self.rings.iter().map(|ring| ring.capacity() * size_of::<u32>()).sum::<usize>()
     }

@@ -73,7 +73,7 @@ impl Place {
         entry & ((1 << RING_SHIFT) - 1)
     }
 
-    /// Whether a ring's entry is the current one of this name.
+    /// Returns whether a ring's entry is the current one of this name.
     pub(super) fn is_at(self, queue: usize, entry: u32) -> bool {
         self.is_present()
             && usize::from(self.queue().0) == queue
@@ -185,18 +185,18 @@ impl Names {
         self.get_mut(name).expiry[Self::expiry_at(at)] = expiry;
     }
 
-    /// The numbers of all names.
+    /// Returns the numbers of all names.
     pub(super) fn all(&self) -> Vec<u32> {
         self.index.iter().copied().collect()
     }
 
-    /// The number of names.
+    /// Returns the number of names.
     pub(super) fn len(&self) -> usize {
         self.index.len()
     }
 
-    /// The next name at or after `number` in the order of the table that is in a cache of any size;
-    /// `None` at the end.
+    /// Returns the next name at or after `number` in the order of the table that is in a cache of
+    /// any size; `None` at the end.
     pub(super) fn next_from(&self, number: usize) -> Option<u32> {
         let is_present = |name: &Name| name.places.iter().any(|place| place.is_present());
         let offset = self.names.get(number..)?.iter().position(is_present)?;
@@ -209,7 +209,7 @@ impl Names {
         self.index.clear();
     }
 
-    /// Memory in bytes.
+    /// Returns the memory in bytes.
     pub(super) fn bytes(&self) -> usize {
         self.names.capacity() * size_of::<Name>()
             + self.free.capacity() * size_of::<u32>()

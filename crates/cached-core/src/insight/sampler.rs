@@ -79,7 +79,7 @@ impl Sample {
         self
     }
 
-    /// The prefix; empty if there is none.
+    /// Returns the prefix; empty if there is none.
     pub(crate) fn prefix_of(&self) -> &[u8] {
         &self.prefix[..usize::from(self.prefix_bytes)]
     }
@@ -160,7 +160,7 @@ impl Sampler {
         }
     }
 
-    /// Memory of the queues in bytes.
+    /// Returns the memory of the queues in bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.queues.len() * Self::QUEUE_BYTES
     }

@@ -138,12 +138,12 @@ impl Simulation {
         })
     }
 
-    /// The threshold below which names are sampled.
+    /// Returns the threshold below which names are sampled.
     pub(crate) fn threshold(&self) -> u64 {
         self.threshold
     }
 
-    /// The number of names that a sampled one represents.
+    /// Returns the number of names that a sampled one represents.
     pub(crate) fn weight(&self) -> f64 {
         self.scale.weight
     }
@@ -503,7 +503,7 @@ impl Simulation {
         }
     }
 
-    /// The bytes of each namespace's entries in the cache of the real size.
+    /// Returns the bytes of each namespace's entries in the cache of the real size.
     fn resident_bytes(&self) -> Vec<u64> {
         let mut bytes = vec![0; NAMESPACES_MAX + 1];
         for name in self.names.all() {
@@ -514,7 +514,7 @@ impl Simulation {
         bytes
     }
 
-    /// Memory in bytes.
+    /// Returns the memory in bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.names.bytes() + self.sizes.iter().map(Miniature::bytes).sum::<usize>()
     }

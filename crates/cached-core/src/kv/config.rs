@@ -174,12 +174,12 @@ impl KvConfig {
         self.memory_range.as_ref().map_or(Ok(()), |range| self.check_range(range))
     }
 
-    /// The minimum of the memory for items, in bytes.
+    /// Returns the minimum of the memory for items, in bytes.
     pub(super) fn arena_bytes_min(&self) -> usize {
         self.memory_range.map_or(self.arena_bytes, |range| bytes(range.bytes_min))
     }
 
-    /// The maximum of the memory for items, in bytes.
+    /// Returns the maximum of the memory for items, in bytes.
     pub(super) fn arena_bytes_max(&self) -> usize {
         self.memory_range.map_or(self.arena_bytes, |range| bytes(range.bytes_max))
     }

@@ -99,7 +99,7 @@ impl Flights {
         self.find(key, hash).is_some()
     }
 
-    /// The number of callers that wait for the value of a key.
+    /// Returns the number of callers that wait for the value of a key.
     pub(super) fn followers(&self, key: &[u8], hash: KeyHash) -> usize {
         self.find(key, hash).map_or(0, |flight| lock(&flight.state).wakers.iter().flatten().count())
     }
@@ -197,7 +197,7 @@ pub struct NewValue {
 }
 
 impl NewValue {
-    /// A value that does not expire.
+    /// Returns a value that does not expire.
     pub fn new(bytes: impl Into<Vec<u8>>) -> NewValue {
         NewValue { bytes: bytes.into(), ttl: None }
     }

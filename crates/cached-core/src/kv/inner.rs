@@ -74,7 +74,7 @@ impl Inner {
         now
     }
 
-    /// The item at a location found in a locked hash bucket.
+    /// Returns the item at a location found in a locked hash bucket.
     #[inline]
     pub(super) fn item_at(&self, location: u32) -> ItemPtr {
         // SAFETY: locations in the index lead to complete items, and a region is not reused before
@@ -83,7 +83,7 @@ impl Inner {
         unsafe { ItemPtr::new(self.log.ptr(location)) }
     }
 
-    /// The data of a piece.
+    /// Returns the data of a piece.
     pub(super) fn piece_data(&self, piece: Piece) -> *const u8 {
         self.log.ptr(piece.location).wrapping_add(PIECE_HEADER_BYTES)
     }
@@ -100,7 +100,7 @@ impl Inner {
         each(location, self.log.padded(item.shape().entry_bytes()));
     }
 
-    /// The memory of an item, including its pieces.
+    /// Returns the memory of an item, including its pieces.
     pub(super) fn item_bytes(&self, item: ItemPtr) -> u64 {
         let mut sum = 0;
         self.each_entry(item, 0, |_, bytes| sum += u64::from(bytes));
@@ -160,7 +160,7 @@ impl Inner {
         if is_flushed { Err(Miss::Flushed) } else { Ok(found) }
     }
 
-    /// The live item of a key, if it is in the slot in which
+    /// Returns the live item of a key, if it is in the slot in which
     /// [`peek`](super::index::BucketHint::peek) saw its tag.
     #[inline(always)]
     pub(super) fn find_seen<'a>(
@@ -214,7 +214,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Whether a prefix flush has ended an item that was found in a locked hash bucket.
+    /// Returns whether a prefix flush has ended an item that was found in a locked hash bucket.
     pub(super) fn is_ended_by_prefix(&self, item: ItemPtr) -> bool {
         self.log.owner_ended()
             && self.prefixes.is_ended(&self.index, self.hasher.hash(item.key()), item.key())
@@ -358,7 +358,7 @@ impl FlushSchedule {
         }
     }
 
-    /// The time at which a flush is due, in the clock's seconds; 0 for none.
+    /// Returns the time at which a flush is due, in the clock's seconds; 0 for none.
     #[inline]
     pub(super) fn due(&self) -> u32 {
         self.due.load(Ordering::Relaxed)
@@ -406,12 +406,12 @@ impl FlushSchedule {
         self.flushes.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The number of flushes so far.
+    /// Returns the number of flushes so far.
     pub(super) fn flushes(&self) -> u32 {
         self.flushes.load(Ordering::Relaxed)
     }
 
-    /// Whether an operation is running a flush. For tests.
+    /// Returns whether an operation is running a flush. For tests.
     #[cfg(all(test, not(shuttle)))]
     pub(super) fn is_running(&self) -> bool {
         crate::sync::try_lock(&self.running).is_none()

@@ -77,7 +77,8 @@ impl EntryOwner for Inner {
 }
 
 impl Inner {
-    /// The item whose list contains the piece at a location, and the piece's position in the list.
+    /// Returns the item whose list contains the piece at a location, and the piece's position in
+    /// the list.
     fn item_of_piece<'a>(
         &self,
         bucket: &BucketGuard<'a>,

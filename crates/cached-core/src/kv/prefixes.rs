@@ -55,7 +55,7 @@ pub(super) struct Table {
     sweeping: usize,
 }
 
-/// The first eight bytes of a key or prefix, padded with zeros.
+/// Returns the first eight bytes of a key or prefix, padded with zeros.
 fn head(bytes: &[u8]) -> u64 {
     let mut word = [0; 8];
     let length = bytes.len().min(8);
@@ -74,7 +74,7 @@ impl Table {
         Table { entries, heads, sweeping }
     }
 
-    /// The positions and entries of the prefixes of a key.
+    /// Returns the positions and entries of the prefixes of a key.
     fn matching<'a>(&'a self, key: &'a [u8]) -> impl Iterator<Item = (usize, &'a Pending)> {
         let word = head(key);
         self.heads.iter().enumerate().filter_map(move |(at, (head, mask))| {
@@ -166,7 +166,7 @@ impl PrefixFlushes {
         }
     }
 
-    /// The most bytes of the marks and of the table.
+    /// Returns the most bytes of the marks and of the table.
     pub(super) fn bytes_max(&self) -> usize {
         // The table itself, the one of a sweep, and one that is being replaced.
         self.marks.max() as usize * MARK_BYTES_MAX + 3 * PENDING_MAX * 512
@@ -206,8 +206,8 @@ impl PrefixFlushes {
         &self.copies[thread_number() % self.copies.len()].0
     }
 
-    /// Whether a prefix flush has ended the item of a key. The caller holds the lock of its hash
-    /// bucket.
+    /// Returns whether a prefix flush has ended the item of a key. The caller holds the lock of its
+    /// hash bucket.
     pub(super) fn is_ended(&self, index: &Index, hash: KeyHash, key: &[u8]) -> bool {
         let table = lock(self.own_copy());
         let mut mark = None;
@@ -227,7 +227,7 @@ impl PrefixFlushes {
         !is_due || self.marks.set(hash, self.number.load(Ordering::Acquire))
     }
 
-    /// Whether the sweep has passed the key with this hash.
+    /// Returns whether the sweep has passed the key with this hash.
     fn is_swept(&self, index: &Index, hash: KeyHash) -> bool {
         let position = self.position.load(Ordering::Acquire);
         if position == SWEPT {
@@ -238,12 +238,12 @@ impl PrefixFlushes {
         at < shard || at == shard && u64::from(hash.low()) & (units - 1) < position & UNIT_MASK
     }
 
-    /// The sweep in progress, `None` if there is none; locked by the thread that sweeps.
+    /// Returns the sweep in progress, `None` if there is none; locked by the thread that sweeps.
     pub(super) fn sweep(&self) -> &Mutex<Option<Sweep>> {
         &self.sweep
     }
 
-    /// Whether a prefix waits to be swept or is being swept.
+    /// Returns whether a prefix waits to be swept or is being swept.
     pub(super) fn is_pending(&self) -> bool {
         !lock(&self.table).entries.is_empty()
     }
@@ -270,8 +270,8 @@ impl PrefixFlushes {
         self.position.store(position, Ordering::Release);
     }
 
-    /// Whether the sweep has to remove the item of a key. The caller holds the lock of its hash
-    /// bucket.
+    /// Returns whether the sweep has to remove the item of a key. The caller holds the lock of its
+    /// hash bucket.
     pub(super) fn is_due(
         &self,
         sweep: &Sweep,
@@ -359,7 +359,7 @@ impl Marks {
         &self.maps[(hash.0 >> 48) as usize % MAPS]
     }
 
-    /// The mark of a key; 0 if it has none.
+    /// Returns the mark of a key; 0 if it has none.
     pub(crate) fn of(&self, hash: KeyHash) -> u64 {
         if self.len() == 0 {
             return 0;
@@ -401,12 +401,12 @@ impl Marks {
         }
     }
 
-    /// The number of marks.
+    /// Returns the number of marks.
     pub(crate) fn len(&self) -> u64 {
         self.len.load(Ordering::Relaxed)
     }
 
-    /// The most marks.
+    /// Returns the most marks.
     pub(crate) fn max(&self) -> u64 {
         self.max
     }

@@ -183,13 +183,13 @@ fn link_large(inner: &Inner, part: &mut Part) {
 }
 
 impl Inner {
-    /// Whether the store could have created such an item.
+    /// Returns whether the store could have created such an item.
     fn may_hold(&self, item: ItemPtr) -> bool {
         let shape = item.shape();
         shape.fields().cas == self.has_cas && self.fits(shape.key_bytes(), item.value_bytes())
     }
 
-    /// Whether the index refers to an item of the same key.
+    /// Returns whether the index refers to an item of the same key.
     fn is_linked(&self, hash: KeyHash, item: ItemPtr) -> bool {
         self.find_any(&self.index.shard(hash).lock(hash), hash, item.key()).is_some()
     }
@@ -284,12 +284,12 @@ impl<'a> Scan<'a> {
         Scan { log, region, cursor: log.first_entry(), end }
     }
 
-    /// The position of the walk. After its end, this is where the invalid part starts.
+    /// Returns the position of the walk. After its end, this is where the invalid part starts.
     pub(super) fn cursor(&self) -> u32 {
         self.cursor
     }
 
-    /// Whether the whole allocated part consisted of valid entries.
+    /// Returns whether the whole allocated part consisted of valid entries.
     pub(super) fn is_complete(&self) -> bool {
         self.cursor >= self.end
     }

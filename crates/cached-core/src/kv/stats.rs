@@ -118,8 +118,8 @@ impl Kv {
         stats
     }
 
-    /// The full size of all incomplete values that have reservations, in bytes. Costs one relaxed
-    /// load.
+    /// Returns the full size of all incomplete values that have reservations, in bytes. Costs one
+    /// relaxed load.
     pub fn reserved_bytes(&self) -> u64 {
         self.inner.log.reserved.bytes()
     }

@@ -18,24 +18,24 @@ pub struct ItemView<'a> {
 }
 
 impl<'a> ItemView<'a> {
-    /// The key.
+    /// Returns the key.
     pub fn key(&self) -> &'a [u8] {
         self.item.key()
     }
 
-    /// Whether the key was stored with the *binary* mark (base64 in meta commands).
+    /// Returns whether the key was stored with the *binary* mark (base64 in meta commands).
     pub fn key_binary(&self) -> bool {
         self.item.shape().fields().key_binary
     }
 
-    /// The length of the value.
+    /// Returns the length of the value.
     #[inline]
     pub fn value_bytes(&self) -> usize {
         self.item.value_bytes()
     }
 
-    /// The value, if it is contiguous. All but very large values are: those above a 16th of a
-    /// region (at least 4 KiB) may consist of several pieces.
+    /// Returns the value, if it is contiguous. All but very large values are: those above a 16th of
+    /// a region (at least 4 KiB) may consist of several pieces.
     #[inline]
     pub fn inline_value(&self) -> Option<&'a [u8]> {
         (!self.item.shape().fields().extents).then(|| self.item.payload())
@@ -90,13 +90,13 @@ impl<'a> ItemView<'a> {
         PinnedValue { kv: self.kv.clone(), pieces: Pieces::One(piece) }
     }
 
-    /// The client's flags.
+    /// Returns the client's flags.
     #[inline]
     pub fn client_flags(&self) -> u32 {
         self.item.client_flags()
     }
 
-    /// The CAS value; 0 if the store has none.
+    /// Returns the CAS value; 0 if the store has none.
     #[inline]
     pub fn cas(&self) -> u64 {
         self.item.cas()
@@ -107,12 +107,12 @@ impl<'a> ItemView<'a> {
         self.item.expiry()
     }
 
-    /// The time of this access, in the clock's seconds.
+    /// Returns the time of this access, in the clock's seconds.
     pub fn now(&self) -> u32 {
         self.now
     }
 
-    /// The time of the last use, in the clock's seconds.
+    /// Returns the time of the last use, in the clock's seconds.
     pub fn last_access(&self) -> u32 {
         self.item.last_access(self.now)
     }
@@ -123,17 +123,17 @@ impl<'a> ItemView<'a> {
         self.now.saturating_sub(self.kv.log.opened_at(self.location))
     }
 
-    /// Whether the item has been read since it was stored.
+    /// Returns whether the item has been read since it was stored.
     pub fn fetched(&self) -> bool {
         self.item.state() & state::FETCHED != 0
     }
 
-    /// Whether the item is marked stale.
+    /// Returns whether the item is marked stale.
     pub fn stale(&self) -> bool {
         self.item.state() & state::STALE != 0
     }
 
-    /// The size of the item: its entry, including padding, and its pieces.
+    /// Returns the size of the item: its entry, including padding, and its pieces.
     pub fn bytes(&self) -> u64 {
         self.kv.item_bytes(self.item)
     }
@@ -200,18 +200,18 @@ impl PinnedValue {
         }
     }
 
-    /// The value's bytes in order.
+    /// Returns the value's bytes in order.
     pub fn chunks(&self) -> impl ExactSizeIterator<Item = &[u8]> {
         self.pieces().iter().map(PinnedPiece::bytes)
     }
 
-    /// The chunk at `index`; `None` beyond the last.
+    /// Returns the chunk at `index`; `None` beyond the last.
     #[must_use]
     pub fn chunk(&self, index: usize) -> Option<&[u8]> {
         self.pieces().get(index).map(PinnedPiece::bytes)
     }
 
-    /// The length of the value.
+    /// Returns the length of the value.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.pieces().iter().map(|piece| piece.bytes).sum()

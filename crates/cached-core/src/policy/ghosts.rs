@@ -123,7 +123,7 @@ impl Ghosts {
         self.sets.len() * SET_BYTES
     }
 
-    /// The set of a hash, and its tag.
+    /// Returns the set of a hash, and its tag.
     #[inline]
     fn find(&self, hash: u64) -> Option<(&Set, u64)> {
         let mixed = hash.wrapping_mul(0x9e37_79b9_7f4a_7c15);

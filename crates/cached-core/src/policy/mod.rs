@@ -93,7 +93,7 @@ pub enum Verdict {
 /// progress: an entry about which it decides repeatedly, without a hit in between, is eventually
 /// evicted.
 pub trait Policy: Send + Sync + 'static {
-    /// The name used in settings and statistics.
+    /// Returns the name used in settings and statistics.
     fn name(&self) -> &'static str;
 
     /// Prepares the policy for `memory_bytes` of memory, in entries that usually have `entry_bytes`
@@ -151,7 +151,7 @@ impl std::fmt::Debug for dyn Policy {
     }
 }
 
-/// The present results of [`Policy::hit`] for each value of the three bits.
+/// Returns the present results of [`Policy::hit`] for each value of the three bits.
 pub(crate) fn hits(policy: &dyn Policy) -> [u8; 8] {
     std::array::from_fn(|bits| policy.hit(bits as u8) & 7)
 }

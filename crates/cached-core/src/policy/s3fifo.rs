@@ -46,7 +46,7 @@ const YOUNG_PHASES: u8 = 2;
 const UNHIT: u8 = PHASES;
 const HIT: u8 = PHASES + 1;
 
-/// A share of the memory, in units of 2^-32.
+/// Returns a share of the memory, in units of 2^-32.
 const fn share(percent: u64) -> u32 {
     ((percent << 32) / 100) as u32
 }
@@ -81,7 +81,7 @@ pub struct S3Fifo {
 }
 
 impl S3Fifo {
-    /// The policy with a fifth of the memory for new entries.
+    /// Returns the policy with a fifth of the memory for new entries.
     pub fn fixed() -> S3Fifo {
         S3Fifo {
             name: "s3fifo",
@@ -97,8 +97,8 @@ impl S3Fifo {
         }
     }
 
-    /// The policy with a tenth of the memory or more for new entries. The share adapts to which
-    /// evicted entries are stored again.
+    /// Returns the policy with a tenth of the memory or more for new entries. The share adapts to
+    /// which evicted entries are stored again.
     pub fn balanced() -> S3Fifo {
         S3Fifo {
             name: "balanced",
@@ -121,12 +121,12 @@ impl S3Fifo {
         self.entry_share.store(share, Relaxed);
     }
 
-    /// The bits of a new entry.
+    /// Returns the bits of a new entry.
     fn bits_of_new(&self) -> u8 {
         self.phase.load(Relaxed) as u8
     }
 
-    /// The number of phases since a new entry was stored, modulo their number.
+    /// Returns the number of phases since a new entry was stored, modulo their number.
     fn age(&self, bits: u8) -> u8 {
         (self.bits_of_new() + PHASES - bits) % PHASES
     }

@@ -114,7 +114,7 @@ impl Bucket {
         self.head.store(head & !LOCK, Ordering::Release);
     }
 
-    /// The next line of the chain: its index in the overflow area plus one, or 0 for none.
+    /// Returns the next line of the chain: its index in the overflow area plus one, or 0 for none.
     #[inline]
     pub(super) fn link(&self) -> u32 {
         (self.head.load(Ordering::Relaxed) & LINK) as u32
@@ -125,7 +125,7 @@ impl Bucket {
         self.head.store(rest | u64::from(link), Ordering::Relaxed);
     }
 
-    /// The slots with the tag `tag`, in order; they may include empty slots.
+    /// Returns the slots with the tag `tag`, in order; they may include empty slots.
     #[inline]
     pub(super) fn matches(&self, tag: u8) -> Matches {
         let (head, tags) = (self.head.load(Ordering::Relaxed), self.tags.load(Ordering::Relaxed));

@@ -22,7 +22,7 @@ impl<'a> BucketRef<'a> {
         BucketRef { shard, bucket, extent }
     }
 
-    /// The hash bucket, for reading its first line.
+    /// Returns the hash bucket, for reading its first line.
     #[inline]
     pub(super) fn hint(self) -> BucketHint<'a> {
         BucketHint(self.bucket)
@@ -106,8 +106,8 @@ impl<'a> BucketLock<'a> {
         BucketLock { bucket, _order }
     }
 
-    /// The location of the item in a slot of the first line, if there is one, regardless of its
-    /// key.
+    /// Returns the location of the item in a slot of the first line, if there is one, regardless of
+    /// its key.
     #[inline]
     pub(crate) fn location(&self, slot: usize) -> Option<u32> {
         let location = self.bucket.location_or_none(slot);
@@ -164,12 +164,12 @@ impl<'a> BucketGuard<'a> {
         self.lock.bucket
     }
 
-    /// The slot with the hash's tag and a location for which `is_it` returns true.
+    /// Returns the slot with the hash's tag and a location for which `is_it` returns true.
     pub(crate) fn find(&self, hash: KeyHash, mut is_it: impl FnMut(u32) -> bool) -> Option<Slot<'a>> {
         self.find_map(hash, |location| is_it(location).then_some(())).map(|(slot, ())| slot)
     }
 
-    /// The slot with the hash's tag and a location for which `find` returns a value.
+    /// Returns the slot with the hash's tag and a location for which `find` returns a value.
     #[inline(always)]
     pub(crate) fn find_map<T>(
         &self,

@@ -70,17 +70,17 @@ struct OverflowPool {
 /// The extent of an empty table.
 const EXTENT_INITIAL: u64 = (BUCKETS_INITIAL as u64 * 2 - 1) << 32;
 
-/// The number of hash buckets at the start of this round.
+/// Returns the number of hash buckets at the start of this round.
 fn round_of(extent: u64) -> u32 {
     (extent >> 33) as u32 + 1
 }
 
-/// The number of hash buckets.
+/// Returns the number of hash buckets.
 fn bucket_count(extent: u64) -> u64 {
     u64::from(round_of(extent)) + u64::from(extent as u32)
 }
 
-/// The number of the hash bucket to which a hash belongs.
+/// Returns the number of the hash bucket to which a hash belongs.
 #[inline]
 fn address(extent: u64, hash: KeyHash) -> u32 {
     let wide = hash.low() & (extent >> 32) as u32;
@@ -130,17 +130,17 @@ impl Shard {
         bucket_count(self.extent.load(Ordering::Acquire))
     }
 
-    /// The number of items.
+    /// Returns the number of items.
     pub(crate) fn items(&self) -> u64 {
         self.counters.items.load(Ordering::Relaxed)
     }
 
-    /// The bytes of the items' entries, including the pieces of large values.
+    /// Returns the bytes of the items' entries, including the pieces of large values.
     pub(crate) fn item_bytes(&self) -> u64 {
         self.counters.bytes.load(Ordering::Relaxed)
     }
 
-    /// The number of flushed items that have not been removed yet, and their bytes.
+    /// Returns the number of flushed items that have not been removed yet, and their bytes.
     pub(crate) fn flushed(&self) -> (u64, u64) {
         let Counters { flushed_items, flushed_bytes, .. } = &self.counters;
         (flushed_items.load(Ordering::Relaxed), flushed_bytes.load(Ordering::Relaxed))
@@ -166,7 +166,7 @@ impl Shard {
         take(&self.counters.flushed_bytes, bytes);
     }
 
-    /// The number of items ever stored.
+    /// Returns the number of items ever stored.
     pub(crate) fn stored(&self) -> u64 {
         self.counters.stored.load(Ordering::Relaxed)
     }
@@ -201,7 +201,7 @@ impl Shard {
         self.superblock = Some(superblock.clone());
     }
 
-    /// The next CAS value.
+    /// Returns the next CAS value.
     pub(super) fn cas_ahead(&self) -> u64 {
         self.counters.cas.load(Ordering::Relaxed)
     }
@@ -230,21 +230,21 @@ impl Shard {
         self.buckets.get(index)
     }
 
-    /// A line of the overflow area, by its link.
+    /// Returns a line of the overflow area, by its link.
     #[inline]
     pub(super) fn line(&self, link: u32) -> &Bucket {
         debug_assert!(link != 0);
         self.overflow.get(link - 1)
     }
 
-    /// The hash bucket to which `hash` belongs at present.
+    /// Returns the hash bucket to which `hash` belongs at present.
     #[inline]
     pub(crate) fn locate(&self, hash: KeyHash) -> BucketRef<'_> {
         let extent = self.extent.load(Ordering::Acquire);
         BucketRef::new(self, self.bucket(address(extent, hash)), extent)
     }
 
-    /// The hash bucket to which `hash` belongs at present, for reading its first line.
+    /// Returns the hash bucket to which `hash` belongs at present, for reading its first line.
     #[inline]
     pub(crate) fn hint(&self, hash: KeyHash) -> BucketHint<'_> {
         self.locate(hash).hint()
@@ -384,7 +384,7 @@ impl Shard {
         assert_eq!(lines + pool.free.len(), pool.unused as usize, "overflow lines used and free");
     }
 
-    /// Whether `hash` belongs to hash bucket `index`.
+    /// Returns whether `hash` belongs to hash bucket `index`.
     pub(crate) fn belongs(&self, index: u64, hash: KeyHash) -> bool {
         u64::from(address(self.extent.load(Ordering::Acquire), hash)) == index
     }

@@ -26,7 +26,7 @@ pub(crate) struct Piece {
     pub(crate) bytes: u32,
 }
 
-/// The size in bytes of a list of `pieces` pieces.
+/// Returns the size in bytes of a list of `pieces` pieces.
 pub(crate) fn list_bytes(pieces: usize) -> usize {
     LIST_HEADER_BYTES + pieces * LIST_ENTRY_BYTES
 }
@@ -107,7 +107,7 @@ pub(crate) unsafe fn write_piece_owner(entry: *mut u8, hash: KeyHash) {
     }
 }
 
-/// The hash of the key to which a piece belongs.
+/// Returns the hash of the key to which a piece belongs.
 ///
 /// # Safety
 /// `entry` points at a piece's entry in a region that is not reused during the call.

@@ -231,7 +231,7 @@ impl ItemPtr {
         stores::done();
     }
 
-    /// The key. It is valid while the caller keeps the region.
+    /// Returns the key. It is valid while the caller keeps the region.
     #[inline]
     pub(crate) fn key<'a>(self) -> &'a [u8] {
         // SAFETY: the key lies inside the entry and never changes; the caller bounds the lifetime,
@@ -239,7 +239,8 @@ impl ItemPtr {
         unsafe { std::slice::from_raw_parts(self.ptr.add(self.key_at as usize), self.shape.key_bytes()) }
     }
 
-    /// Whether this is the item of `key`. Keys of common lengths are compared without a call.
+    /// Returns whether this is the item of `key`. Keys of common lengths are compared without a
+    /// call.
     #[inline]
     pub(crate) fn is_of(self, key: &[u8]) -> bool {
         if self.shape.key_bytes() != key.len() {
@@ -264,7 +265,7 @@ impl ItemPtr {
         unsafe { self.ptr.add(self.key_at as usize + self.shape.key_bytes()) }
     }
 
-    /// The payload: the value, or the list of pieces.
+    /// Returns the payload: the value, or the list of pieces.
     #[inline]
     pub(crate) fn payload<'a>(self) -> &'a [u8] {
         // SAFETY: inside the entry; only changed under the hash bucket's lock, which the caller holds, and
@@ -272,7 +273,7 @@ impl ItemPtr {
         unsafe { std::slice::from_raw_parts(self.payload_ptr(), self.shape.payload_bytes()) }
     }
 
-    /// The length of the value.
+    /// Returns the length of the value.
     #[inline]
     pub(crate) fn value_bytes(self) -> usize {
         if self.shape.fields().extents {
@@ -301,7 +302,7 @@ impl ItemPtr {
         self.usage().idle_secs(now)
     }
 
-    /// The clock's second of the last use.
+    /// Returns the clock's second of the last use.
     #[inline]
     pub(crate) fn last_access(self, now: u32) -> u32 {
         now.saturating_sub(self.idle_secs(now))
@@ -328,7 +329,7 @@ impl ItemPtr {
         self.set_state(self.state() & !state::POLICY | bits << state::POLICY_SHIFT);
     }
 
-    /// The CAS value; 0 if the store has none.
+    /// Returns the CAS value; 0 if the store has none.
     #[inline]
     pub(crate) fn cas(self) -> u64 {
         if !self.shape.has_cas() {

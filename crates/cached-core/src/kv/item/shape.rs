@@ -45,7 +45,8 @@ static KEY_AT: [u8; 8] = {
 pub(crate) struct Shape(u32);
 
 impl Shape {
-    /// The shape of an item. The caller has checked that key and payload are within their limits.
+    /// Returns the shape of an item. The caller has checked that key and payload are within their
+    /// limits.
     #[inline]
     pub(crate) fn item(key: usize, payload: usize, fields: Fields) -> Shape {
         debug_assert!((1..=KEY_BYTES_MAX).contains(&key) && payload <= PAYLOAD_BYTES_MAX);
@@ -64,14 +65,14 @@ impl Shape {
         Shape(word)
     }
 
-    /// The shape of a piece that holds `data` bytes of a large value.
+    /// Returns the shape of a piece that holds `data` bytes of a large value.
     pub(crate) fn piece(data: u32) -> Shape {
         Shape(PIECE | data << KEY_BITS)
     }
 
-    /// The shape of an entry of `bytes` bytes, including padding, to which nothing refers yet, so
-    /// that a walk skips it. It is a piece that is in no list or, if there is no space for a
-    /// piece's header, an item; the second word of such an item must not say that it is live.
+    /// Returns the shape of an entry of `bytes` bytes, including padding, to which nothing refers
+    /// yet, so that a walk skips it. It is a piece that is in no list or, if there is no space for
+    /// a piece's header, an item; the second word of such an item must not say that it is live.
     #[inline]
     pub(crate) fn placeholder(bytes: u32) -> Shape {
         match (bytes as usize).checked_sub(PIECE_HEADER_BYTES) {
@@ -102,13 +103,13 @@ impl Shape {
         stores::done();
     }
 
-    /// The word itself.
+    /// Returns the word itself.
     #[inline]
     pub(super) fn word(self) -> u32 {
         self.0
     }
 
-    /// The length of a piece's data; `None` for an item.
+    /// Returns the length of a piece's data; `None` for an item.
     #[inline]
     pub(crate) fn piece_bytes(self) -> Option<u32> {
         (self.0 & 0xff == PIECE).then_some(self.0 >> KEY_BITS)
@@ -167,7 +168,7 @@ impl Shape {
         self.expiry_at() + (self.0 >> 26 & 4) as usize
     }
 
-    /// The size of the entry before padding.
+    /// Returns the size of the entry before padding.
     #[inline]
     pub(crate) fn entry_bytes(self) -> usize {
         match self.piece_bytes() {
@@ -187,7 +188,8 @@ pub(crate) struct Fields {
     pub(crate) key_binary: bool,
 }
 
-/// The size of the smallest entry: one byte of key, no value. It limits the number of items.
+/// Returns the size of the smallest entry: one byte of key, no value. It limits the number of
+/// items.
 pub(crate) fn entry_bytes_min(with_cas: bool) -> usize {
     FIXED_BYTES + if with_cas { 8 } else { 0 } + 1
 }

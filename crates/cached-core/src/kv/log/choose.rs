@@ -76,7 +76,7 @@ impl Choice {
         }
     }
 
-    /// Whether another pass may find what the last one did not.
+    /// Returns whether another pass may find what the last one did not.
     fn may_look<O: EntryOwner>(&self, log: &Log, owner: &O, jobs: u64, now: u32, effort: Effort) -> bool {
         let Some((second, jobs_then)) = self.exhausted_at else { return true };
         if second != now || log.boundary() != 0 {
@@ -171,7 +171,7 @@ impl Choice {
     }
 }
 
-/// The bytes of a region that are garbage, as far as that is known without a walk.
+/// Returns the bytes of a region that are garbage, as far as that is known without a walk.
 fn garbage(log: &Log, region: RegionId, now: u32) -> u32 {
     let record = log.arena.region(region);
     if record.sequence() < log.boundary() {
@@ -187,12 +187,12 @@ fn garbage(log: &Log, region: RegionId, now: u32) -> u32 {
 const SURVIVORS: (u32, u32) = (3, 4);
 const SURVIVORS_AVERAGED_REGIONS: u32 = 32;
 
-/// The bytes that the eviction of one region may keep, on average.
+/// Returns the bytes that the eviction of one region may keep, on average.
 fn survivors_share(region_bytes: usize) -> u32 {
     region_bytes as u32 / SURVIVORS.1 * SURVIVORS.0
 }
 
-/// The most that evictions may accumulate for keeping.
+/// Returns the most that evictions may accumulate for keeping.
 pub(super) fn credit_max(region_bytes: usize) -> u32 {
     survivors_share(region_bytes) * SURVIVORS_AVERAGED_REGIONS
 }
@@ -283,20 +283,21 @@ impl Reclaimer {
     }
 }
 
-/// Whether the job's region has been pinned since it was chosen. The reader may be the very thread
-/// that needs the memory, for an item in this region; the rest of the region is then not evicted.
+/// Returns whether the job's region has been pinned since it was chosen. The reader may be the very
+/// thread that needs the memory, for an item in this region; the rest of the region is then not
+/// evicted.
 fn is_pinned_since(log: &Log, job: &Job) -> bool {
     log.arena.region(job.region).pins.count() != 0
 }
 
-/// Whether a piece is kept: if its large value was used after the region was opened or last
+/// Returns whether a piece is kept: if its large value was used after the region was opened or last
 /// requeued.
 fn keeps_piece<L: LiveEntry>(log: &Log, region: RegionId, entry: &L, now: u32) -> bool {
     entry.item().last_access(now) > log.arena.region(region).opened_at()
 }
 
-/// Whether at least three quarters of a region of pieces would be kept, in which case it is not
-/// copied.
+/// Returns whether at least three quarters of a region of pieces would be kept, in which case it is
+/// not copied.
 pub(super) fn is_mostly_kept<O: EntryOwner>(log: &Log, owner: &O, job: &Job, now: u32) -> bool {
     let mut kept = 0u64;
     job.for_each_ahead(log, owner, |walked| {
@@ -310,8 +311,8 @@ pub(super) fn is_mostly_kept<O: EntryOwner>(log: &Log, owner: &O, job: &Job, now
     kept * 4 >= log.arena.region_bytes() as u64 * 3
 }
 
-/// The oldest region of the queue that the policy names, or of the large values' queue if that is
-/// older.
+/// Returns the oldest region of the queue that the policy names, or of the large values' queue if
+/// that is older.
 pub(super) fn oldest_victim(log: &Log, queues: &Queues) -> Option<RegionId> {
     let oldest = |queue: usize| queues.oldest_first(queue).find(|region| log.is_quiet(*region));
     let region_bytes = log.arena.region_bytes();

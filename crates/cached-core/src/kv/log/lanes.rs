@@ -24,7 +24,7 @@ const TTL_CLASS_SECS: [u32; TTL_CLASSES - 1] = [86_400, 3_600, 120];
 const STREAMS: usize = TTL_CLASSES + 1;
 pub(super) const LARGE_STREAM: usize = STREAMS - 1;
 
-/// The queue to which a stream's full regions are added.
+/// Returns the queue to which a stream's full regions are added.
 pub(super) fn queue_of_stream(stream: usize) -> usize {
     if stream == LARGE_STREAM { LARGE } else { usize::from(QueueId::ENTRY.0) }
 }
@@ -58,19 +58,19 @@ impl Lanes {
         }
     }
 
-    /// The number of free regions below which regions are reclaimed.
+    /// Returns the number of free regions below which regions are reclaimed.
     #[inline]
     pub(super) fn low_water(&self) -> u32 {
         self.low_water.load(Ordering::Relaxed)
     }
 
-    /// The calling thread's lane.
+    /// Returns the calling thread's lane.
     pub(super) fn own(&self) -> &Lane {
         &self.lanes[thread_number() % self.lanes.len()]
     }
 
-    /// The calling thread's lane, which is about to get a region. From now on, one more free region
-    /// is kept for it.
+    /// Returns the calling thread's lane, which is about to get a region. From now on, one more
+    /// free region is kept for it.
     pub(super) fn own_in_use(&self) -> &Lane {
         let lane = self.own();
         if !lane.is_used.load(Ordering::Relaxed) && !lane.is_used.swap(true, Ordering::Relaxed) {
@@ -79,7 +79,7 @@ impl Lanes {
         lane
     }
 
-    /// The stream for a new item with this expiry.
+    /// Returns the stream for a new item with this expiry.
     pub(super) fn stream_for(&self, expiry: Expiry, now: u32) -> usize {
         match expiry.remaining_secs(now) {
             Some(secs) if self.ttl_classes > 1 => {
@@ -100,7 +100,7 @@ impl Lanes {
         f();
     }
 
-    /// Whether the first lane is unlocked.
+    /// Returns whether the first lane is unlocked.
     #[cfg(all(test, not(shuttle)))]
     pub(super) fn is_first_free(&self) -> bool {
         self.lanes[0].try_lock().is_some()
@@ -165,22 +165,22 @@ pub(in crate::kv) struct Entry {
 }
 
 impl Stream {
-    /// A stream without an open region.
+    /// Returns a stream without an open region.
     pub(super) const fn new() -> Stream {
         Stream { region: None, used: 0 }
     }
 
-    /// A stream that continues a region of an earlier process.
+    /// Returns a stream that continues a region of an earlier process.
     pub(super) fn adopted(log: &Log, region: RegionId) -> Stream {
         Stream { region: Some(region), used: log.arena.region(region).used_bytes() }
     }
 
-    /// The open region.
+    /// Returns the open region.
     pub(super) fn region(&self) -> Option<RegionId> {
         self.region
     }
 
-    /// The bytes left in the open region.
+    /// Returns the bytes left in the open region.
     pub(super) fn free_bytes(&self, region_bytes: usize) -> u32 {
         if self.region.is_some() { region_bytes as u32 - self.used } else { 0 }
     }

@@ -119,7 +119,7 @@ impl Log {
         }
     }
 
-    /// The stream for a new item with this expiry.
+    /// Returns the stream for a new item with this expiry.
     pub(super) fn stream_for(&self, expiry: Expiry, now: u32) -> usize {
         self.lanes.stream_for(expiry, now)
     }
@@ -195,7 +195,7 @@ impl Log {
         Some((entry, data))
     }
 
-    /// Whether fewer regions are free than the low-water mark.
+    /// Returns whether fewer regions are free than the low-water mark.
     #[inline]
     fn is_low(&self) -> bool {
         self.arena.kv_available() < self.lanes.low_water()
@@ -273,14 +273,14 @@ impl Log {
         self.boundary.fetch_update(Ordering::AcqRel, Ordering::Acquire, change).is_ok()
     }
 
-    /// Whether an entry may have ended otherwise than by its expiry: it may be flushed, or the
-    /// owner has to be asked.
+    /// Returns whether an entry may have ended otherwise than by its expiry: it may be flushed, or
+    /// the owner has to be asked.
     #[inline]
     pub(super) fn may_have_ended(&self) -> bool {
         self.boundary.load(Ordering::Acquire) != 0
     }
 
-    /// Whether the owner has ended entries by a rule of its own.
+    /// Returns whether the owner has ended entries by a rule of its own.
     #[inline]
     pub(super) fn owner_ended(&self) -> bool {
         self.boundary.load(Ordering::Acquire) & OWNER_ENDED != 0
@@ -293,20 +293,20 @@ impl Log {
         self.change_boundary(|word| Some(word & !OWNER_ENDED | bit));
     }
 
-    /// The sequence number below which regions have been flushed; 0 for none.
+    /// Returns the sequence number below which regions have been flushed; 0 for none.
     #[inline]
     pub(super) fn boundary(&self) -> u64 {
         self.boundary.load(Ordering::Acquire) & !OWNER_ENDED
     }
 
-    /// Whether the entry at a location has been flushed.
+    /// Returns whether the entry at a location has been flushed.
     #[inline]
     pub(super) fn is_flushed(&self, location: u32) -> bool {
         let boundary = self.boundary();
         boundary != 0 && self.arena.region(self.region_of(location)).sequence() < boundary
     }
 
-    /// Whether regions before the boundary are in use.
+    /// Returns whether regions before the boundary are in use.
     pub(super) fn has_regions_before(&self, boundary: u64) -> bool {
         (0..self.arena.region_count()).map(RegionId).any(|region| {
             let record = self.arena.region(region);
@@ -332,7 +332,7 @@ impl Log {
         self.lanes.with_all_sealed(self, || ());
     }
 
-    /// Whether the first lane is unlocked.
+    /// Returns whether the first lane is unlocked.
     #[cfg(all(test, not(shuttle)))]
     pub(super) fn is_a_lane_free(&self) -> bool {
         self.lanes.is_first_free()

@@ -66,14 +66,14 @@ pub(in crate::kv) struct Scanned<H> {
 /// A locked entry that is in use. For a piece of a large value, the properties are those of its
 /// item.
 pub(in crate::kv) trait LiveEntry {
-    /// The hash of the item's key.
+    /// Returns the hash of the item's key.
     fn hash(&self) -> u64;
 
-    /// The item, which stays in place until the entry is relocated or evicted.
+    /// Returns the item, which stays in place until the entry is relocated or evicted.
     fn item(&self) -> ItemPtr;
 
-    /// The number of bytes that evicting the item turns into garbage, including the `entry_bytes`
-    /// of its own entry.
+    /// Returns the number of bytes that evicting the item turns into garbage, including the
+    /// `entry_bytes` of its own entry.
     fn item_bytes(&self, entry_bytes: u32) -> u64;
 
     /// Copies the entry to `to`, which has the same size, and records the new location.

@@ -86,13 +86,13 @@ impl Queues {
         queue
     }
 
-    /// The queue of a region; `None` if it is in none.
+    /// Returns the queue of a region; `None` if it is in none.
     pub(crate) fn queue_of(&self, id: RegionId) -> Option<usize> {
         let queue = self.links[id.0 as usize].queue;
         (queue != u8::MAX).then_some(queue as usize)
     }
 
-    /// The regions of a queue, oldest first.
+    /// Returns the regions of a queue, oldest first.
     pub(crate) fn oldest_first(&self, queue: usize) -> impl Iterator<Item = RegionId> + '_ {
         let mut at = self.ends[queue].oldest;
         std::iter::from_fn(move || {
@@ -104,7 +104,7 @@ impl Queues {
         })
     }
 
-    /// The number of regions in a queue.
+    /// Returns the number of regions in a queue.
     pub(crate) fn regions(&self, queue: usize) -> usize {
         self.ends[queue].regions
     }
@@ -146,7 +146,7 @@ impl HitTable {
         }
     }
 
-    /// The state after a hit.
+    /// Returns the state after a hit.
     #[inline]
     pub(in crate::kv) fn after(&self, state: u8) -> u8 {
         self.states[usize::from(state)].load(Ordering::Relaxed)

@@ -16,42 +16,42 @@ use crate::sync::{AtomicU32, AtomicU64, Ordering, lock, try_lock};
 use std::collections::HashMap;
 
 impl Log {
-    /// The first byte of the entry at a location.
+    /// Returns the first byte of the entry at a location.
     #[inline]
     pub(in crate::kv) fn ptr(&self, location: u32) -> *mut u8 {
         self.arena.at((location as usize) << self.granule_shift)
     }
 
-    /// The location of a region's first entry, relative to the region.
+    /// Returns the location of a region's first entry, relative to the region.
     pub(in crate::kv) fn first_entry(&self) -> u32 {
         (REGION_HEADER_BYTES as u32).next_multiple_of(1 << self.granule_shift)
     }
 
-    /// The region of a location.
+    /// Returns the region of a location.
     #[inline]
     pub(in crate::kv) fn region_of(&self, location: u32) -> RegionId {
         self.arena.region_of((location as usize) << self.granule_shift)
     }
 
-    /// The time at which the region of a location was opened, in the clock's seconds.
+    /// Returns the time at which the region of a location was opened, in the clock's seconds.
     pub(in crate::kv) fn opened_at(&self, location: u32) -> u32 {
         self.arena.region(self.region_of(location)).opened_at()
     }
 
-    /// The location of a byte of a region, which must start a granule.
+    /// Returns the location of a byte of a region, which must start a granule.
     #[inline]
     pub(in crate::kv) fn location_in(&self, region: RegionId, offset: u32) -> u32 {
         (self.arena.offset_of(region, offset) >> self.granule_shift) as u32
     }
 
-    /// The size of an entry with its padding and, if it has one, its checksum.
+    /// Returns the size of an entry with its padding and, if it has one, its checksum.
     #[inline]
     pub(in crate::kv) fn padded(&self, bytes: usize) -> u32 {
         let mask = (1usize << self.granule_shift) - 1;
         ((bytes + self.checksum_bytes + mask) & !mask) as u32
     }
 
-    /// Whether entries have checksums.
+    /// Returns whether entries have checksums.
     #[inline]
     pub(in crate::kv) fn has_checksums(&self) -> bool {
         self.checksum_bytes != 0
@@ -151,14 +151,14 @@ impl Log {
         self.arena.unpin(region);
     }
 
-    /// Whether values in the region of a location may be read by threads that do not hold the hash
-    /// bucket's lock.
+    /// Returns whether values in the region of a location may be read by threads that do not hold
+    /// the hash bucket's lock.
     #[inline]
     pub(in crate::kv) fn is_pinned(&self, location: u32) -> bool {
         self.arena.region(self.region_of(location)).pins.count() != 0
     }
 
-    /// Whether the region is neither pinned nor written to.
+    /// Returns whether the region is neither pinned nor written to.
     pub(super) fn is_quiet(&self, region: RegionId) -> bool {
         let record = self.arena.region(region);
         record.pins.count() == 0 && record.writers() == 0
@@ -277,12 +277,12 @@ pub(crate) enum Released {
 }
 
 impl Log {
-    /// The bytes of the regions that the store may use at present.
+    /// Returns the bytes of the regions that the store may use at present.
     pub(in crate::kv) fn present_bytes(&self) -> usize {
         self.arena.share(Owner::Kv) as usize * self.arena.region_bytes()
     }
 
-    /// The bytes of free regions beyond those kept ready for allocations; an estimate.
+    /// Returns the bytes of free regions beyond those kept ready for allocations; an estimate.
     pub(in crate::kv) fn spare_bytes(&self) -> usize {
         let spare = self.arena.kv_available().saturating_sub(self.lanes.low_water());
         spare as usize * self.arena.region_bytes()

@@ -32,7 +32,7 @@ pub(super) struct Walked<H> {
 }
 
 impl<H> Walked<H> {
-    /// The location and the padded size of the entry.
+    /// Returns the location and the padded size of the entry.
     pub(super) fn place(&self) -> (u32, u32) {
         (self.location, self.bytes)
     }
@@ -53,7 +53,7 @@ impl Job {
         }
     }
 
-    /// Whether every entry has been scanned.
+    /// Returns whether every entry has been scanned.
     pub(super) fn is_done(&self) -> bool {
         self.cursor >= self.end
     }
@@ -236,7 +236,7 @@ impl Survivors {
     }
 }
 
-/// The number of partly filled regions that may stay open.
+/// Returns the number of partly filled regions that may stay open.
 fn partial_max(log: &Log) -> usize {
     PARTIAL_MAX.min(log.arena.region_count() as usize / 32)
 }

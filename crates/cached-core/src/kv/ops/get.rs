@@ -392,7 +392,7 @@ pub struct ScanCursor {
 }
 
 impl ScanCursor {
-    /// The position of a hash bucket.
+    /// Returns the position of a hash bucket.
     pub(in crate::kv) fn at(shard: u32, bucket: u32) -> ScanCursor {
         ScanCursor { shard, bucket }
     }

@@ -45,7 +45,7 @@ impl Replaces {
 pub(super) type Linked = Result<StoreOutcome, StoreOutcome>;
 
 impl Inner {
-    /// Whether a key and a value of these lengths are within the limits.
+    /// Returns whether a key and a value of these lengths are within the limits.
     pub(in crate::kv) fn fits(&self, key: usize, value: usize) -> bool {
         (1..=KEY_BYTES_MAX).contains(&key) && key.saturating_add(value) <= self.item_bytes_max
     }
@@ -62,7 +62,7 @@ impl Inner {
         }
     }
 
-    /// The shape of an item with a contiguous value; `None` if it is too large for that.
+    /// Returns the shape of an item with a contiguous value; `None` if it is too large for that.
     pub(super) fn inline_shape(&self, key: usize, value: usize, options: &StoreOptions) -> Option<Shape> {
         if value > PAYLOAD_BYTES_MAX {
             return None;
@@ -71,7 +71,7 @@ impl Inner {
         (shape.entry_bytes() <= self.inline_bytes_max).then_some(shape)
     }
 
-    /// The shape of an item whose value consists of `pieces` pieces.
+    /// Returns the shape of an item whose value consists of `pieces` pieces.
     pub(super) fn large_shape(&self, key: usize, pieces: usize, options: &StoreOptions) -> Option<Shape> {
         let list = extent::list_bytes(pieces);
         if list > PAYLOAD_BYTES_MAX {
@@ -81,7 +81,7 @@ impl Inner {
         (shape.entry_bytes() <= self.log.arena.region_bytes() / 2).then_some(shape)
     }
 
-    /// The attributes of a new item, without a CAS value.
+    /// Returns the attributes of a new item, without a CAS value.
     pub(super) fn fresh_attributes(&self, options: &StoreOptions, now: u32) -> Attributes {
         Attributes {
             cas: 0,

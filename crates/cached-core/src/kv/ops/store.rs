@@ -274,7 +274,7 @@ impl Kv {
 }
 
 impl Reservation {
-    /// The number of bytes of the value that are still missing.
+    /// Returns the number of bytes of the value that are still missing.
     #[must_use]
     pub fn remaining(&self) -> usize {
         self.value_bytes - self.filled
@@ -306,7 +306,7 @@ impl Reservation {
         Some(unsafe { std::slice::from_raw_parts_mut(at, bytes) })
     }
 
-    /// The unfilled part of the last piece.
+    /// Returns the unfilled part of the last piece.
     fn last_piece(&self) -> Option<(*mut u8, usize)> {
         let Place::Pieces(pieces) = &self.place else { return None };
         let (entry, bytes) = pieces.last()?;

@@ -106,7 +106,7 @@ impl BackgroundQueue {
     }
 }
 
-/// The error of an operation that waits for a background which has ended.
+/// Returns the error of an operation that waits for a background which has ended.
 pub(crate) fn has_ended() -> Error {
     Error::Unsupported(
         "the background of this object cache was dropped: it must run as long as the cache is used".into(),
