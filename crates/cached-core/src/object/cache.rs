@@ -117,7 +117,7 @@ impl ObjectCache {
         Self::make(below, config, clock, None)
     }
 
-    /// Like [`Self::new`], with a journal.
+    /// Does the same as [`Self::new`], with a journal.
     pub(super) fn make(
         below: Arc<dyn Blocker>,
         config: ObjectCacheConfig,

@@ -254,7 +254,7 @@ impl ObjectCache {
     }
 }
 
-/// See [`ObjectCache::remove_namespace`].
+/// Implements [`ObjectCache::remove_namespace`].
 async fn drop_namespace(
     shared: &Arc<Shared>,
     namespace: &Namespace,

@@ -161,7 +161,7 @@ pub(crate) trait ContentOwner: Send + Sync {
 #[derive(Clone)]
 pub(crate) struct CopiedContent(Arc<Mutex<Option<Content>>>);
 
-/// See [`CopiedContent`].
+/// The content in a [`CopiedContent`].
 pub(crate) struct Content {
     pub(crate) owner: Arc<dyn ContentOwner>,
     /// The number of the target's namespace, for which the credits are taken.

@@ -101,9 +101,9 @@ impl ObjectCache {
         Ok(())
     }
 
-    /// Like [`set_namespace`](Self::set_namespace), but returns a future that completes when
-    /// nothing of an earlier mode is left: every change that began in it has ended, and
-    /// written-back data are stored.
+    /// Does the same as [`set_namespace`](Self::set_namespace), and returns a future that completes
+    /// when nothing of an earlier mode is left: every change that began in that mode has ended, and
+    /// all written-back data are stored.
     ///
     /// If the future fails or is dropped, the settings stay in force; the background retries the
     /// rest until it is stored, and a further call waits for it again.

@@ -63,7 +63,7 @@ pub struct AttachStatus {
     pub why: Option<String>,
 }
 
-/// See the module.
+/// Whether a cache is attached to its store, and the transition in progress.
 pub(crate) struct Attaching {
     /// Whether reads go directly to the store. Written under the lock.
     is_direct: AtomicBool,

@@ -22,7 +22,7 @@ use crate::object::lock_ranks;
 use crate::object::tasks::wait_queue::WaitQueue;
 use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering, lock};
 
-/// See the module. All sizes are in buckets.
+/// The room for dirty data, in buckets.
 pub(crate) struct DirtyRoom {
     /// Each record holds the room that its namespace has taken, the number of the namespace whose
     /// pool it was taken from, and the namespace's own pool. The record of the others holds the

@@ -94,7 +94,7 @@ counters! {
 /// bound each.
 const FLUSH_SIZES: [f64; 7] = [4096.0, 16_384.0, 65_536.0, 262_144.0, 1_048_576.0, 4_194_304.0, 16_777_216.0];
 
-/// See the module.
+/// The state of the whole cache in numbers.
 pub(crate) struct Metrics {
     /// The records hold the counters of each namespace.
     namespaces: NamespaceTable,

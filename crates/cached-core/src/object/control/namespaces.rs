@@ -16,7 +16,7 @@ use crate::object::config::{NAMESPACES_MAX, NamespaceConfig, OTHERS, ObjectCache
 use crate::object::lock_ranks;
 use crate::sync::{AtomicBool, Mutex, Ordering, lock};
 
-/// See the module.
+/// The namespaces of a cache by name.
 pub(crate) struct Namespaces {
     table: NamespaceTable,
     /// A leaf in the lock order: no other lock is taken while one of its shards is locked.

@@ -36,7 +36,7 @@ counters! {
     }
 }
 
-/// See the module. Quotas are keyed by namespace number.
+/// The namespaces' quotas, by namespace number.
 pub(crate) struct Quotas {
     is_any: AtomicBool,
     all: Mutex<HashMap<u16, State>>,

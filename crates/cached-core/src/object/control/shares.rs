@@ -36,7 +36,7 @@ const EVICTED_DIVISOR: u64 = 64;
 /// Load times are averaged exponentially: each new measurement has a weight of 1/8.
 const LOAD_SHIFT: u32 = 3;
 
-/// See the module. Sizes are in buckets.
+/// The namespaces' shares of the memory, in buckets.
 pub(crate) struct MemoryShares {
     /// The namespace of each share; [`OTHERS`] for the common share, which belongs to no single
     /// namespace.

@@ -23,7 +23,7 @@ fn load(mode: &AtomicU8) -> WriteMode {
     MODES[usize::from(mode.load(Ordering::Acquire)) % MODES.len()]
 }
 
-/// See the module.
+/// The write mode of a namespace, and its changes in flight.
 pub(crate) struct WritePhases {
     /// The effective mode, as a number. Written under the lock.
     mode: AtomicU8,

@@ -33,7 +33,7 @@ use super::config::{ConfigError, NamespaceConfig, ObjectCacheConfig, Writer, ens
 use super::tasks::wait_queue::Permits;
 use crate::sync::Arc;
 
-/// See the module.
+/// The log of a cache's changes.
 pub(crate) struct ChangeLog {
     journal: Arc<Journal>,
     pub(crate) events: Arc<Events>,

@@ -99,7 +99,7 @@ impl NamespaceLog {
     }
 }
 
-/// See the module.
+/// The namespaces of a log.
 pub(crate) struct Names {
     default: Terms,
     configured: HashMap<Namespace, Terms>,

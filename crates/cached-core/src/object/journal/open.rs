@@ -41,8 +41,8 @@ impl OpenJournal {
         Self::with(|observer| Journal::open(config, observer))
     }
 
-    /// Like [`Self::open`], but on the given disk and clock. The observer of `environment` is not
-    /// called.
+    /// Opens the journal as [`Self::open`] does, on the given disk and clock. The observer of
+    /// `environment` is not called.
     ///
     /// # Errors
     /// The same as for [`Journal::open_in`].
@@ -50,8 +50,8 @@ impl OpenJournal {
         Self::with(|observer| Journal::open_in(config, Environment { observer, ..environment }))
     }
 
-    /// Like [`Self::open_in`], but without threads: the test does their work through
-    /// [`Self::journal`].
+    /// Opens the journal as [`Self::open_in`] does, but starts no threads: the test does their work
+    /// through [`Self::journal`].
     ///
     /// # Errors
     /// The same as for [`Journal::open_in`].

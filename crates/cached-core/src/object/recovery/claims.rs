@@ -25,7 +25,7 @@ use crate::object::shared::Shared;
 use crate::object::store::epochs::Own;
 use crate::sync::Arc;
 
-/// See [`super::super::ObjectCache::begin_recovery`].
+/// Implements [`super::super::ObjectCache::begin_recovery`].
 pub(crate) async fn begin(shared: &Arc<Shared>) -> Result<(), RecoveryError> {
     let recovery = &shared.journal.recovery;
     let Some(unapplied) = recovery.take_unapplied() else { return Ok(()) };

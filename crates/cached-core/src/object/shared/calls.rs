@@ -94,7 +94,7 @@ pub(crate) fn shielded<T: Send + 'static>(
     Shield { task: Some(task), answer, shared: Arc::clone(shared) }
 }
 
-/// See [`shielded`].
+/// The future of [`shielded`].
 pub(crate) struct Shield<T> {
     task: Option<Task>,
     answer: oneshot::Receiver<T>,

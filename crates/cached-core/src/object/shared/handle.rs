@@ -70,7 +70,7 @@ impl Handle {
         Self::acquire_unrecovered(shared, id, hash).await
     }
 
-    /// Like [`Self::acquire`], whether or not the object is recovered.
+    /// Does the same as [`Self::acquire`], whether or not the object is recovered.
     pub(crate) async fn acquire_unrecovered(shared: &Arc<Shared>, id: &ObjectId, hash: u64) -> Result<Self> {
         if let Some(in_use) = shared.find(hash, id) {
             return Ok(Self::of(shared, in_use));

@@ -157,7 +157,8 @@ pub(crate) async fn mark_object(shared: &Arc<Shared>, object: &ObjectId) -> Resu
     privileged(shared, log, || log.mark_object(&namespace, object, up_to)).await
 }
 
-/// Like [`mark_object`], for a namespace that has been stored since `up_to` was the last position.
+/// Does the same as [`mark_object`] for a namespace that has been stored since `up_to` was the last
+/// position.
 ///
 /// # Errors
 /// The same as for [`room`].

@@ -30,7 +30,7 @@ use crate::arena::MemoryRange;
 use crate::insight::{HotSketch, Sampling};
 use crate::sync::Arc;
 
-/// See the module.
+/// The state that all operations of a cache share.
 pub(crate) struct Shared {
     pub(crate) store: StoreSide,
     pub(crate) memory: Memory,
@@ -150,7 +150,7 @@ impl Shared {
         self.enter_at_once(hash, id, ahead, job)
     }
 
-    /// Like [`Self::at_once`], whether or not the object is recovered.
+    /// Does the same as [`Self::at_once`], whether or not the object is recovered.
     #[inline]
     pub(crate) fn enter_at_once<R>(
         &self,

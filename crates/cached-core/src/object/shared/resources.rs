@@ -200,7 +200,8 @@ fn evict_one(shared: &Shared) -> bool {
     }
 }
 
-/// Like [`evict_one`], but from the first of these shares that has a bucket in a queue.
+/// Evicts one bucket as [`evict_one`] does, from the first of these shares that has a bucket in a
+/// queue.
 fn evict_from(shared: &Shared, mut shares: impl Iterator<Item = Share>) -> bool {
     // A bucket in a queue has an owner; if that changes this moment, any name will do.
     let hash_of = |bucket: u32| {

@@ -12,7 +12,7 @@ use crate::sync::{Mutex, lock};
 /// A task that runs to completion although its caller no longer waits for it.
 pub(crate) type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// See the module.
+/// The queue of background work.
 pub(crate) struct BackgroundQueue {
     state: Mutex<State>,
 }

@@ -20,9 +20,9 @@ pub(crate) async fn until<T>(
     until_given_up(clock, deadline, || true, late, work).await
 }
 
-/// Like [`until`], but returns `late` only if `give_up`, called at the deadline or later, returns
-/// true: then the work can be dropped without a trace. While `give_up` returns false, the result of
-/// the work is imminent.
+/// Does the same as [`until`], but returns `late` only if `give_up`, called at the deadline or
+/// later, returns true: then the work can be dropped without a trace. While `give_up` returns
+/// false, the result of the work is imminent.
 pub(crate) async fn until_given_up<T>(
     clock: &dyn Clock,
     deadline: Option<Timestamp>,

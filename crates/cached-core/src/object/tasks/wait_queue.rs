@@ -93,7 +93,8 @@ where
     Wait { queue, take, id: None }
 }
 
-/// See [`wait`]. Cancel safe: when dropped, the task no longer waits, and has taken nothing.
+/// The future of [`wait`]. Cancel safe: when dropped, the task no longer waits, and has taken
+/// nothing.
 pub(crate) struct Wait<'a, F> {
     queue: &'a WaitQueue,
     take: F,

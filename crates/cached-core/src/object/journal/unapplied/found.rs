@@ -50,7 +50,7 @@ struct FoundObject {
     is_requested: bool,
 }
 
-/// See the module.
+/// The records to apply, by object.
 #[derive(Default)]
 pub(crate) struct Found {
     places: Vec<RecordPlace>,

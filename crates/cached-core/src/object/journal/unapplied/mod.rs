@@ -70,7 +70,7 @@ pub(crate) struct Unapplied {
     pub(crate) logged: Logged,
 }
 
-/// See the module.
+/// The progress of applying an earlier process's records.
 pub(crate) struct Recovery {
     /// Whether any object may have unapplied records.
     is_active: AtomicBool,
