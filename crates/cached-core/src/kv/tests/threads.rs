@@ -171,7 +171,7 @@ fn readers_find_items_while_the_index_grows() {
     assert_eq!(kv.stats().items, u64::from(items));
     kv.validate();
     let mut seen = 0;
-    for (key, value) in &kv {
+    for (key, value) in kv.iter() {
         assert_eq!(key, value);
         seen += 1;
     }

@@ -17,7 +17,7 @@ mod apply;
 mod claims;
 mod pass;
 
-use blocker::{Epoch, Error, Namespace, Result};
+use blocker::{Epoch, Error, Namespace};
 use cached_journal::Position;
 
 pub(crate) use claims::begin;

@@ -601,9 +601,9 @@ impl World {
             Flight::Switch { detaches, number, counts, handle } => match handle.get() {
                 Ok(()) if number == process.switches => {
                     let state = process.cache.attach_status().state;
-                    trace!(self, "{}: the cache is {state}", self.tick);
+                    trace!(self, "{}: the cache is {state:?}", self.tick);
                     if (state == AttachState::Detached) != detaches {
-                        return Err(format!("detach {detaches} was answered, and the cache is {state}"));
+                        return Err(format!("detach {detaches} was answered, and the cache is {state:?}"));
                     }
                     if detaches {
                         self.model.flushed(&counts);
