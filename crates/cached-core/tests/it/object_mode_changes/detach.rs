@@ -124,7 +124,7 @@ fn detached_while_the_store_is_away() {
     let waiting = detach(&mut env, None);
     attached(&mut env);
     let undone = env.at_once(waiting);
-    assert!(matches!(&undone, Err(Error::Retryable(why)) if why.contains("attached again")), "{undone:?}");
+    assert!(matches!(&undone, Err(Error::Retryable(why)) if why.contains("was reattached")), "{undone:?}");
     env.store.open();
     env.sim.advance(60 * SECOND);
     assert_eq!(state(&env), AttachState::Attached, "nothing goes on");

@@ -110,7 +110,7 @@ fn mode_changed_while_a_flush_fails() {
     env.sim.advance(Duration::from_secs(6));
     let error = changed.get().unwrap_err();
     assert!(
-        matches!(&error, Error::NotStored(why) if why.contains("through") && why.contains("flushes fail")),
+        matches!(&error, Error::NotStored(why) if why.contains("through") && why.contains("flushes are failing")),
         "{error}"
     );
     let left = counters(&env);
