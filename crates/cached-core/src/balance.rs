@@ -23,10 +23,10 @@ const FORGOTTEN: f64 = 0.25;
 /// The state and needs of a cache that shares its memory, at one moment.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Needs {
-    /// Its memory, without the policy's records, and its minimum.
+    /// The cache's memory, without the policy's records, and the minimum of that memory.
     pub(crate) bytes: u64,
     pub(crate) bytes_min: u64,
-    /// The free part of its memory.
+    /// The free part of the memory.
     pub(crate) spare_bytes: u64,
     /// Entries stored again since the start that a quarter more of the maximum memory would have
     /// kept.

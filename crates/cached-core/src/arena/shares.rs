@@ -38,9 +38,9 @@ impl MemoryRange {
 }
 
 pub(super) struct FreeRegions {
-    /// Regions are taken from the back, where those that were in use are. Those at the front have
-    /// no memory, because they were never touched or have been released. There are always enough of
-    /// these for the regions that no owner may take, so memory in use never exceeds the shares.
+    /// Regions that were in use are at the back, and are taken first. Regions at the front have no
+    /// memory, because they were never touched or have been released. There are always at least as
+    /// many as no owner may take, so memory in use never exceeds the shares.
     pub(super) ids: VecDeque<u32>,
     /// The regions held per owner and each owner's share, indexed by `Owner as usize - 1`.
     pub(super) held: [u32; 2],

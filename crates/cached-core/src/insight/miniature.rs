@@ -29,7 +29,7 @@ pub(super) struct Miniature {
     rings: [VecDeque<u32>; QUEUES_MAX],
     /// Bytes of the sampled entries in each ring.
     ring_bytes: [u64; QUEUES_MAX],
-    /// The number of those entries.
+    /// The number of sampled entries.
     pub(super) entries: usize,
     /// The memory, as a multiple of the cache's own.
     factor: f64,

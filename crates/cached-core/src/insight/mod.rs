@@ -37,7 +37,7 @@ use simulation::Simulation;
 
 /// The simulated amounts of memory, as multiples of the cache's own.
 pub const FACTORS: [f64; SIZES] = [0.25, 0.5, 1.0, 2.0, 4.0];
-/// The number of those amounts.
+/// The number of simulated amounts of memory.
 const SIZES: usize = 5;
 /// The index of the cache's own size.
 const ONE: usize = 2;
@@ -76,11 +76,11 @@ pub enum Sampling {
 pub struct Totals {
     /// The number of reads, counted per key.
     pub requests: u64,
-    /// The number of those that missed.
+    /// The number of reads that missed.
     pub misses: u64,
-    /// The number of those that found an expired entry.
+    /// The number of reads that found an expired entry.
     pub expired: u64,
-    /// The number of those that found a flushed entry.
+    /// The number of reads that found a flushed entry.
     pub flushed: u64,
 }
 
@@ -117,7 +117,7 @@ pub(crate) struct Present {
     /// The clock's time, in seconds.
     pub(crate) now: u32,
     pub(crate) totals: Option<Totals>,
-    /// The bytes of the memory and of the entries in it, if it is full.
+    /// The memory and the entries' part of it, in bytes, if the memory is full.
     pub(crate) used: Option<(u64, u64)>,
     /// The number of flushes of everything.
     pub(crate) flushes: u32,
@@ -227,7 +227,7 @@ pub struct MissRatioCurve {
     pub since_secs: u32,
     /// The number of requests in that time.
     pub requests: u64,
-    /// The share of those requests that missed in the cache itself, 0 to 1.
+    /// The share of these requests that missed in the cache itself, 0 to 1.
     pub counted_miss_ratio: f64,
     /// The number of requests that were simulated.
     pub sampled_requests: u64,
@@ -235,11 +235,11 @@ pub struct MissRatioCurve {
     pub sampled_share: f64,
     /// The number of samples lost since the start because a queue was full.
     pub dropped_samples: u64,
-    /// False while the simulated caches are being filled. Nothing is counted then.
+    /// Whether the simulated caches have been filled; until then nothing is counted.
     pub is_warm: bool,
     /// One point for each amount of memory, in ascending order.
     pub points: Vec<CurvePoint>,
-    /// The same by namespace, starting with those with the most requests.
+    /// The namespaces' requests and miss ratios; the namespace with the most requests comes first.
     pub namespaces: Vec<NamespaceShare>,
 }
 
@@ -257,14 +257,14 @@ pub struct CurvePoint {
 /// A namespace's part of the cache, estimated from the samples.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct NamespaceShare {
-    /// The namespace: a key's prefix, or a namespace of objects. `None` for all that are not
-    /// counted separately.
+    /// The namespace: a key's prefix, or a namespace of objects. `None` for all namespaces that are
+    /// not counted separately.
     pub namespace: Option<String>,
     /// The number of requests.
     pub requests: u64,
-    /// The number of those that missed.
+    /// The number of requests that missed.
     pub misses: u64,
-    /// The bytes of its entries.
+    /// The bytes of the namespace's entries.
     pub entry_bytes: u64,
     /// The namespace's miss ratios if the whole cache had these amounts of memory.
     pub points: Vec<CurvePoint>,
@@ -303,12 +303,12 @@ pub struct HotNames {
     pub per_sec: f64,
 }
 
-/// A key or a prefix that is requested often; or an object or a namespace.
+/// A key, prefix, object or namespace that is requested often.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hot {
-    /// The key or the prefix.
+    /// The name.
     pub name: Box<[u8]>,
-    /// The upper bound of the number of sampled requests for it.
+    /// The upper bound of the number of sampled requests for the name.
     pub count: u64,
     /// The largest possible error of that number.
     pub error: u64,

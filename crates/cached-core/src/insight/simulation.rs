@@ -9,12 +9,12 @@
 //!   follows changes nothing there.
 //!
 //! *Sampling*: names whose hash is below a threshold (SHARDS, FAST'15). The threshold is lowered to
-//! keep about [`ENTRIES_KEPT`] entries at the cache's own size. The number of misses is that of the
-//! sampled ones times the number of names that each represents. It is divided by the number of all
-//! requests rather than the extrapolated number of sampled requests (SHARDS-adj), because a few hot
-//! names in the sample change the number of hits a lot and that of misses little. The remaining
-//! sampling error is measured and corrected: for the cache itself, the misses of all names are
-//! counted, and those of the sampled names are known.
+//! keep about [`ENTRIES_KEPT`] entries at the cache's own size. The number of misses is the number
+//! of sampled misses times the number of names that each sampled name represents. It is divided by
+//! the number of all requests rather than the extrapolated number of sampled requests (SHARDS-adj),
+//! because a few hot names in the sample change the number of hits a lot and the number of misses
+//! little. The remaining sampling error is measured and corrected: for the cache itself, both the
+//! misses of all names and the misses of the sampled names are counted.
 
 use super::miniature::{Miniature, Scale};
 use super::names::{NAMESPACES_MAX, Names, Namespaces};
@@ -33,13 +33,13 @@ const NAMES_MAX: usize = 5 * ENTRIES_KEPT;
 const WINDOW_SECS: u32 = 600;
 /// The assumed part of a full cache's memory that entries occupy, until it has been measured.
 const UTILISATION_ASSUMED: f64 = 0.95;
-/// The weight of one measurement of that part.
+/// The weight of one measurement of the utilisation.
 const UTILISATION_STEP: f64 = 0.05;
 /// The number of names checked for expired entries at a time.
 const SWEPT_AT_ONCE: usize = 4096;
 /// The number of consecutive drains with dropped samples after which the threshold is lowered.
 const DROPPING_DRAINS: u32 = 3;
-/// The number of sampled misses above which it is compared with that of all misses.
+/// The number of sampled misses above which the sampling error is measured.
 const MISSES_SURE: f64 = 100.0;
 /// Dropped samples never lower the threshold below this number of entries.
 const ENTRIES_AT_LEAST: usize = 1024;
@@ -50,9 +50,9 @@ const SHARE_AT_START: f64 = 1.0 / 256.0;
 /// The approximate number of sampled requests at which adaptive sampling aims, a small part of one
 /// core.
 const SAMPLES_PER_SEC: u64 = 2000;
-/// The interval at which it adapts.
+/// The interval at which adaptive sampling adapts.
 const PACE_SECS: u32 = 10;
-/// Adaptive sampling never goes below this number of entries for that.
+/// Adaptive sampling keeps at least this number of entries to limit the number of samples.
 const PACED_ENTRIES_MIN: usize = 128;
 
 /// Counts in which each sampled request is weighted with the number that it represents.

@@ -202,8 +202,8 @@ impl KvConfig {
 }
 
 impl Kv {
-    /// Creates an empty store with `bytes` of memory for items, which evicts when it is full. The
-    /// other settings are those of [`KvConfig::default`].
+    /// Creates an empty store with `bytes` of memory for items, which evicts when it is full. All
+    /// other settings have the values of [`KvConfig::default`].
     ///
     /// ```
     /// # use cached_core::kv::Kv;

@@ -136,13 +136,13 @@ counters! {
         pub refused: u64 => "cached_prefix_flushes_refused_total",
         /// Flushed prefixes whose items have not all been removed.
         pub pending: u64 => "cached_prefix_flushes_pending",
-        /// How much of the store the sweep under way has passed, 0 to 1; 1 if none is pending.
+        /// The share of the store that the running sweep has passed, 0 to 1; 1 if none is pending.
         pub swept_share: f64,
         /// The number of sweeps completed.
         pub sweeps: u64,
         /// Items removed after the flush of a prefix.
         pub items_removed: u64 => "cached_prefix_flush_items_removed_total",
-        /// The bytes of those items, headers and padding included.
+        /// The bytes of the removed items, including headers and padding.
         pub bytes_removed: u64,
         /// The number of keys that are marked as stored since.
         pub marks: u64,

@@ -53,7 +53,7 @@ pub(super) struct StoreFile {
     /// Whether this process owns the memory: it has not handed it over, and at its end it writes
     /// what the next process needs.
     pub(super) is_owned: AtomicBool,
-    /// Whether the end has to look as if the process had been killed.
+    /// Whether the end simulates a killed process.
     #[cfg(test)]
     pub(super) is_killed: AtomicBool,
 }
@@ -76,7 +76,7 @@ impl Kv {
 /// Helpers for tests.
 #[cfg(all(test, not(any(miri, shuttle))))]
 impl Kv {
-    /// Lets the last handle leave the file as if the process had been killed.
+    /// Makes the last handle leave the file in the state of a killed process.
     pub(super) fn end_as_killed(&self) {
         if let Some(store_file) = &self.inner.store_file {
             store_file.is_killed.store(true, Ordering::Relaxed);

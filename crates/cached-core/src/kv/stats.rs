@@ -48,7 +48,7 @@ counters! {
         pub garbage_bytes: u64 => "cached_garbage_bytes",
         /// The full size of all incomplete values that have reservations, in bytes.
         pub reserved_bytes: u64,
-        /// The number of regions that contain such values.
+        /// The number of regions that contain incomplete values.
         pub reserved_regions: u32,
     }
 }

@@ -15,7 +15,7 @@ use crate::insight::Sampling;
 /// Builds an [`ObjectCache`]; created by [`ObjectCache::builder`].
 ///
 /// [`Self::start`] runs the background of the cache on a thread; [`Self::build`] returns the
-/// background. [`Self::config`] sets what has no method of its own.
+/// background. [`Self::config`] sets all other options.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -111,8 +111,8 @@ impl ObjectCacheBuilder {
         self
     }
 
-    /// Logs changes in `journal`: those of namespaces in write-back mode, unless the configuration
-    /// says otherwise. Requires [`Writer::Cache`], and therefore a store with fencing.
+    /// Logs the changes of namespaces in write-back mode in `journal`; the configuration can change
+    /// the choice of namespaces. Requires [`Writer::Cache`], and therefore a store with fencing.
     ///
     /// Records that an earlier process left in the journal are replayed once
     /// [`begin_recovery`](ObjectCache::begin_recovery) has succeeded; until then operations wait.

@@ -351,9 +351,9 @@ impl ObjectCache {
 // The cache as a part of memory shared with a byte-keyed store: the arbiter's view of it, and how
 // buckets are given up and taken back.
 //
-// The buckets that are given up are those that the eviction policy would evict next. Dirty or
-// pinned buckets are in no queue, so they stay: the minimum memory of a cache has room for all data
-// that may be dirty.
+// The cache gives up the buckets that the eviction policy would evict next. Dirty or pinned buckets
+// are in no queue, so they stay: the minimum memory of a cache has room for all data that may be
+// dirty.
 
 impl ObjectCache {
     /// Returns the cache's needs in the shared memory.

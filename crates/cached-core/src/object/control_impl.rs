@@ -226,23 +226,26 @@ fn state_of(cache: &ObjectCache, name: &Namespace, of: &NamespaceCounters) -> Na
 }
 
 impl ObjectCache {
-    /// Drops a namespace's data from the cache, and the settings that commands have made for it: it
-    /// is treated as never used until it is used again. Returns what was dropped. The data in the
-    /// store stay, and the configured settings of the namespace stay in force.
+    /// Drops a namespace's data from the cache, and the namespace's settings that came from
+    /// commands: until the next use, the namespace is treated as never used. Returns the amount of
+    /// dropped data. The data in the store stay, and the configured settings stay in force.
     ///
-    /// `dirty_data` says what happens to data that are not stored; they are dropped only with
+    /// `dirty_data` determines the fate of dirty data: they are dropped only with
     /// [`DirtyData::Discard`]. In this case the namespace is read-only until the removal has ended;
-    /// a change that overlaps the removal may be dropped as well, and one that begins after it is
-    /// kept. The store need not be reachable, unless a change is in flight to it or the journal has
+    /// a change that overlaps the removal may be dropped as well, and a later change is kept. The
+    /// store need not be reachable, unless a change is in flight to the store or the journal has
     /// failed.
     ///
     /// # Errors
-    /// [`Error::Missing`](blocker::Error::Missing) if it has not been used;
-    /// [`Error::Denied`](blocker::Error::Denied) if it has dirty data and they are to be refused, if a volume in it is
-    /// attached, or if what is set for others does not work without its settings: then nothing has changed;
-    /// [`Error::NotStored`](blocker::Error::NotStored) if the deadline passes before all is stored, and
-    /// [`Error::Retryable`](blocker::Error::Retryable) if it was written to in the meantime: its data are still here
-    /// then; those of a flush.
+    /// - [`Error::Missing`](blocker::Error::Missing) if the namespace has not been used;
+    /// - [`Error::Denied`](blocker::Error::Denied), and nothing has changed, if the namespace has
+    ///   dirty data and `dirty_data` is [`DirtyData::Refuse`], if a volume in the namespace is
+    ///   attached, or if the settings of other namespaces are invalid without those of this one;
+    /// - [`Error::NotStored`](blocker::Error::NotStored) if the deadline passes before all data are
+    ///   stored; the cache keeps the data;
+    /// - [`Error::Retryable`](blocker::Error::Retryable) if the namespace was written to in the
+    ///   meantime; the cache keeps the data;
+    /// - errors of a flush.
     pub fn remove_namespace(
         &self,
         namespace: Namespace,

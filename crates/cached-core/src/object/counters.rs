@@ -22,13 +22,13 @@ counters! {
     #[derive(Clone, PartialEq, Eq, Debug)]
     #[non_exhaustive]
     pub struct NamespaceCounters {
-        /// Its name; `None` for all that are not counted apart.
+        /// The namespace; `None` for all namespaces that are not counted separately.
         pub namespace: Option<Namespace>,
-        /// Whether it is named in the configuration in force.
+        /// Whether the configuration in force names the namespace.
         pub is_configured: bool,
-        /// How writes to it are treated, while the cache is attached.
+        /// The effective write mode while the cache is attached.
         pub write_mode: WriteMode,
-        /// Whether something of an earlier write mode is left: a change under way, or data to be stored.
+        /// Whether changes of an earlier write mode are still in flight, or its data not stored.
         pub is_mode_changing: bool,
         /// Objects in the index, by namespace.
         pub objects: u64 => "cache_namespace_objects",
@@ -215,8 +215,8 @@ impl ObjectCache {
     /// namespace. `None` without [`ObjectCacheConfig::insight`](super::ObjectCacheConfig::insight).
     ///
     /// A request is for a single bucket: a read of several buckets counts once for each. The ratios
-    /// are those of the sampled buckets. Dirty buckets count as evictable, and the number of
-    /// objects in the index as unlimited.
+    /// are measured on sampled buckets. They assume that dirty buckets are evictable, and that the
+    /// number of objects in the index is unlimited.
     ///
     /// ```
     /// use std::sync::Arc;

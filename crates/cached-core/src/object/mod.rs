@@ -6,7 +6,7 @@
 //!
 //! | mode | acknowledged | readable from memory afterwards | lost with the process |
 //! |---|---|---|---|
-//! | write-back | from memory | yes | what is not flushed: bounded in bytes and age |
+//! | write-back | from memory | yes | dirty data: bounded in bytes and age |
 //! | write-through | by the store | yes | nothing of its own |
 //! | write-around | by the store | no | nothing of its own |
 //!
@@ -23,7 +23,7 @@
 //!     // Acknowledged from memory.
 //!     cache.write(WriteRequest::new(disk.clone(), 0, b"hello")).await?;
 //!     assert_eq!(cache.read_range(&disk, 1..4).await?, b"ell"[..]);
-//!     // What is dirty is lost with the process: store it before the end.
+//!     // Dirty data are lost with the process: store them before the end.
 //!     cache.flush(FlushRequest::new(Scope::All)).await?;
 //!     Ok::<_, blocker::Error>(())
 //! })?;
@@ -36,22 +36,22 @@
 //! thread; [`ObjectCacheBuilder::build`] and [`ObjectCache::new`] return it, to be spawned on an
 //! executor. Once the background has been dropped, operations that need it fail.
 //!
-//! # Where things are
+//! # Structure
 //! Each chapter uses only the chapters before it, so it can be read without the later ones:
 //!
 //! | chapter | |
 //! |---|---|
-//! | `tasks` | wait queues, the executor of exclusive sections, deadlines, work for the background |
+//! | `tasks` | wait queues, the executor of exclusive sections, deadlines, background work |
 //! | `store` | the gate through which requests reach the store; epochs and claims |
 //! | `memory` | buckets, eviction queues, slots |
-//! | `control` | namespaces: records, settings, limits, quotas, shares of the memory |
-//! | `read_ahead` | what is read before it is asked for, and when |
-//! | `journal` | the log of changes, and what a start has found in it |
+//! | `control` | namespaces: records, settings, limits, quotas, memory shares |
+//! | `read_ahead` | the detection of sequential reads, and the choice of data to load in advance |
+//! | `journal` | the log of changes, and the records of an earlier process |
 //! | `state` | one object, the index, the dirty queue |
-//! | `shared` | what all operations share: the cache's parts, objects in use, waits, claims |
-//! | `read` | loads, reads of what is not all in memory, lists |
+//! | `shared` | the state that all operations share: the cache's parts, objects in use, waits, claims |
+//! | `read` | reads that miss, loads, lists |
 //! | `write` | write-back, write-through, copies, flushes |
-//! | `recovery` | changes of an earlier process are made again |
+//! | `recovery` | the replay of an earlier process's changes |
 //!
 //! The files next to the chapters are the cache's public interface (`cache.rs`, `blocker_impl.rs`,
 //! `control_impl.rs`), the background (`background.rs`), and the changes of a running cache

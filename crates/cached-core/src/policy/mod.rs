@@ -90,8 +90,7 @@ pub enum Verdict {
 /// it is pinned or dirty, for instance), and then does not call `record_evicted`.
 ///
 /// The implementor guarantees bits below 8, O(1) per call, no allocation after `attach`, and
-/// progress: an entry about which it decides repeatedly, without a hit in between, is eventually
-/// evicted.
+/// progress: it eventually evicts an entry that is not hit between decisions.
 pub trait Policy: Send + Sync + 'static {
     /// Returns the name used in settings and statistics.
     fn name(&self) -> &'static str;
@@ -104,7 +103,7 @@ pub trait Policy: Send + Sync + 'static {
         0
     }
 
-    /// Called before `bytes` more are stored, which advances the policy's time. The caller may
+    /// Advances the policy's time; called before `bytes` more are stored. The caller may
     /// report bytes in portions of up to a region. Returns true if [`hit`](Policy::hit) returns
     /// other results from now on.
     fn advance(&self, bytes: u64) -> bool {
@@ -130,8 +129,8 @@ pub trait Policy: Send + Sync + 'static {
     /// Decides about an entry at the tail of a queue.
     fn decide(&self, candidate: &Candidate) -> Verdict;
 
-    /// Called after entries of one queue have been evicted in this order, regardless of the
-    /// verdicts, with the hashes of their names and the sum of their bytes. Reporting several
+    /// Records evictions: entries of one queue, whose names have these hashes, have been evicted in
+    /// this order, regardless of the verdicts. `bytes` is the sum of their sizes. Reporting several
     /// evictions in one call is cheaper than one at a time.
     fn record_evicted(&self, queue: QueueId, bytes: u64, hashes: &[u64]) {
         let _ = (queue, bytes, hashes);

@@ -20,9 +20,9 @@ const LIST_ENTRY_BYTES: usize = 8;
 /// One piece in an item's list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Piece {
-    /// The location of its entry, in granules.
+    /// The location of the piece's entry, in granules.
     pub(crate) location: u32,
-    /// The number of the value's bytes in it.
+    /// The number of the value's bytes in the piece.
     pub(crate) bytes: u32,
 }
 

@@ -90,7 +90,7 @@ impl Choice {
         }
     }
 
-    /// Chooses among all regions those that are worth a walk.
+    /// Chooses the regions that are worth a walk.
     fn look<O: EntryOwner>(&mut self, log: &Log, owner: &O, survivors: &mut Survivors, jobs: u64, now: u32) {
         let region_bytes = log.arena.region_bytes() as u32;
         survivors.seal_mostly_dead(log);

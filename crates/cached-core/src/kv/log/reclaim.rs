@@ -15,10 +15,10 @@
 //! region with the most garbage is compacted, however little that is. Before an allocation fails,
 //! all regions that contain expired items are swept.
 //!
-//! Evictions keep at most three quarters of the bytes walked, whatever the policy decides, averaged
-//! over several regions. So freeing a byte costs at most three copied bytes, and a cache in which
-//! every item was hit recently does not stall while all of it is copied: a thread that needs a
-//! region waits for a few walks, and then each region may keep only its own share.
+//! Averaged over several regions, evictions keep at most three quarters of the bytes walked, even if
+//! the policy would keep more. So freeing a byte costs at most three copied bytes, and a cache in
+//! which every item was hit recently does not stall while all items are copied: a thread that needs
+//! a region waits for a few walks, and then each region may keep only its own share.
 //!
 //! Allocating threads do the work in small steps while few regions are free. The reclaimer's lock
 //! admits one thread at a time.
@@ -40,9 +40,9 @@ const REQUEUES_MAX: u32 = 8;
 /// The most bytes that a store that does not evict copies for one region before it reports that
 /// memory is full. Memory freed by then is kept.
 const COMPACTED_FOR_ONE_BYTES_MAX: u64 = 256 << 20;
-/// The same for sweeps.
+/// The most bytes that such a store sweeps for one region before it reports that memory is full.
 const SWEPT_FOR_ONE_BYTES_MAX: u64 = 64 << 20;
-/// How many walks may keep everything while a thread waits for a region.
+/// The number of walks that may keep everything while a thread waits for a region.
 const PATIENT_JOBS: u64 = 3;
 /// The number of entries whose index lines are prefetched together.
 pub(super) const BATCH: usize = 16;
@@ -57,7 +57,7 @@ pub(super) struct Reclaimer {
     choice: Choice,
     /// Regions walked so far.
     pub(super) jobs: u64,
-    /// The number of those that were swept.
+    /// The number of walked regions that were swept.
     sweeps: u64,
     /// Regions requeued in a row.
     requeues: u32,

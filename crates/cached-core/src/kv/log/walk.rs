@@ -17,8 +17,8 @@ pub(super) struct Job {
     pub(super) purpose: Purpose,
     /// The bytes in use at the start of the walk.
     pub(super) live_bytes_before: u32,
-    /// Whether the region stays as it is, because nearly all of it is kept (pieces of large
-    /// values).
+    /// Whether the region stays unchanged, because nearly all of its pieces of large values are
+    /// kept.
     pub(super) requeues: bool,
 }
 

@@ -3,9 +3,9 @@
 //!
 //! ```text
 //!  attached ─ detach ─> storing ────> transit ─────────────> detached ─ attach ─> attached
-//!                       all is        changes go around the   reads go straight
-//!                       stored once   cache, the rest of what to the store, and
-//!                                     is dirty is stored      nothing is kept
+//!                       dirty data    changes bypass the      reads bypass the
+//!                       are stored    cache, the remaining    cache, and nothing
+//!                                     dirty data are stored   is cached
 //! ```
 //! Each command that changes the direction begins a new turn; work that belongs to an earlier turn
 //! ends. Changes go through the cache in every state, so that stamps, conditions on versions,

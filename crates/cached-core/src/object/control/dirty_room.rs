@@ -250,9 +250,9 @@ impl DirtyRoom {
     }
 }
 
-/// A part of the room for dirty data: that of a single namespace, or the common part of all
-/// namespaces without their own. Its counters are written under the lock of the [`DirtyRoom`].
-/// Sizes are in buckets.
+/// A part of the room for dirty data: a single namespace's own part, or the common part of all
+/// other namespaces. The counters are written under the lock of the [`DirtyRoom`]. Sizes are in
+/// buckets.
 #[derive(Default)]
 pub(crate) struct DirtyPool {
     dirty: AtomicU64,
@@ -291,7 +291,7 @@ impl DirtyPool {
     }
 
     /// Returns whether `dirty` buckets are more than half of the limit. Flushing begins at this
-    /// point, so that writers seldom wait for it.
+    /// point, so that writers seldom wait for room.
     pub(crate) fn is_above_half(&self, dirty: u64) -> bool {
         dirty > self.dirty_max() / 2
     }

@@ -331,7 +331,7 @@ impl LimitedFlushes {
         self.urgent.fetch_add(u32::from(is_urgent), Ordering::SeqCst);
     }
 
-    /// Counts a flush that has ended. `is_urgent` is what it was when the flush began.
+    /// Counts a flush that has ended; `is_urgent` has the same value as for [`Self::begin`].
     pub(crate) fn end(&self, is_urgent: bool) {
         self.under_way.fetch_sub(1, Ordering::SeqCst);
         self.urgent.fetch_sub(u32::from(is_urgent), Ordering::SeqCst);

@@ -52,7 +52,7 @@ pub struct SettingsInForce {
 /// The settings of the namespaces by source, and the configuration that results from them.
 ///
 /// ```text
-///  command ─> volume ─> file ─> default       each value is that of the first source that has it
+///  command ─> volume ─> file ─> default       the first source that has a value determines it
 /// ```
 /// A source can be set and reset as a whole or by key, without affecting the other sources. When a
 /// configuration is read again, a key that it changes overrides an earlier command.
@@ -140,22 +140,22 @@ impl Settings {
         new
     }
 
-    /// Returns the settings with those of a command added.
+    /// Returns a copy of the settings in which a command has set `settings`.
     pub(crate) fn with_command(&self, namespace: &Namespace, settings: &NamespaceSettings) -> Self {
         let mut new = self.clone();
         new.own.entry(namespace.clone()).or_default().command.extend(settings);
         new
     }
 
-    /// Returns the settings without those that commands, and a volume that is no longer attached,
-    /// have set for a namespace.
+    /// Returns a copy of the settings in which neither a command nor a volume that is no longer
+    /// attached has set anything for a namespace.
     pub(crate) fn without(&self, namespace: &Namespace) -> Self {
         let mut new = self.clone();
         new.own.remove(namespace);
         new
     }
 
-    /// Returns the settings with those of an attached volume added.
+    /// Returns a copy of the settings with the settings of an attached volume.
     pub(crate) fn with_volume(
         &self,
         namespace: &Namespace,
@@ -188,8 +188,8 @@ fn of_file<'a>(config: &'a ObjectCacheConfig, namespace: &Namespace) -> Option<&
     config.namespaces.iter().find(|each| each.namespace == *namespace).map(|each| &each.settings)
 }
 
-/// The effective values, except those that are kept elsewhere: the dirty limit, the write modes,
-/// and the terms of the gate.
+/// The effective values, except the dirty limit, the write modes and the terms of the gate, which
+/// are stored elsewhere.
 #[derive(Default)]
 pub(crate) struct LiveValues {
     dirty_age_nanos: AtomicU64,

@@ -45,10 +45,10 @@ struct Story {
 /// The condition of a cache's log: working, failed, or on its way back.
 ///
 /// ```text
-///  Ok ──the disk fails──> Draining ──what was logged is stored, the log void──> Void
-///   ↑                                                                            │ ↑
-///   └──the rest is stored, a mark is durable── Resuming <──the journal works──────┘ │ it takes too long,
-///                                                  └───────────────────────────────┘ or the disk fails
+///  Ok ──the disk fails──> Draining ──logged changes are stored, the log is void──> Void
+///   ↑                                                                              │ ↑
+///   └──the rest is stored, a mark is durable── Resuming <──the journal works───────┘ │ it takes too long,
+///                                                  └─────────────────────────────────┘ or the disk fails
 /// ```
 /// While the log does not work, changes are applied without records. Two counts make the
 /// transitions safe: a change is counted before it reads the phase, and a transition reads the

@@ -272,7 +272,7 @@ impl ChangeLog {
         head.map_or(Ok(None), |head| self.append_privileged(&Record { head, payload: &[] }))
     }
 
-    /// Appends a mark of everything, whatever the condition of the log.
+    /// Appends a mark of all namespaces, in any condition of the log.
     ///
     /// # Errors
     /// Errors of the journal.

@@ -1,5 +1,5 @@
-//! Holding on to an object across waits: a use of it, and a locked range. Each is released on drop,
-//! wherever its task was.
+//! Guards that keep an object across waits: its use, and a locked range of its bytes. Each is
+//! released on drop, at whatever point its task ends.
 
 use std::future::poll_fn;
 use std::ops::Deref;

@@ -219,8 +219,8 @@ impl Shared {
         self.metrics.dirty_room.is_any_pressed() || self.is_memory_short()
     }
 
-    /// Returns whether tasks wait for resources that any flush frees: then flushes should begin
-    /// regardless of age, whatever the namespace.
+    /// Returns whether tasks wait for resources that any flush frees. In this case flushes of all
+    /// namespaces should begin, regardless of age.
     pub(crate) fn is_memory_short(&self) -> bool {
         self.memory.pool.waiters().has_waiters()
             || self.objects.node_waiters.has_waiters()

@@ -112,7 +112,8 @@ pub(crate) async fn flushed_meanwhile<T>(
     .await
 }
 
-/// Takes room for `credits` dirty buckets of a namespace, unless there is none or other tasks wait for it.
+/// Takes room for `credits` dirty buckets of a namespace, unless the room is used up or other tasks
+/// wait for room.
 pub(crate) fn take_room_at_once(shared: &Shared, namespace: u16, credits: u32) -> bool {
     let room = &shared.metrics.dirty_room;
     let taking = || room.take(namespace, credits).then_some(());

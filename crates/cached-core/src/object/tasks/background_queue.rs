@@ -9,7 +9,7 @@ use blocker::{Error, Result};
 use crate::object::lock_ranks;
 use crate::sync::{Mutex, lock};
 
-/// A task that runs to completion although its caller no longer waits for it.
+/// A task that runs to completion even if its caller has given up.
 pub(crate) type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// The queue of background work.
