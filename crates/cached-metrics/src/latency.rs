@@ -104,7 +104,7 @@ impl std::fmt::Debug for Latency {
 }
 
 /// A distribution of durations at one moment, or between two moments.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LatencySnapshot {
     counts: [u64; BUCKETS],
     sum_nanos: u64,
@@ -202,12 +202,6 @@ impl LatencySnapshot {
             }
         }
         Value::Histogram { buckets, sum: self.sum_nanos as f64 / 1e9, count: below }
-    }
-}
-
-impl std::fmt::Debug for LatencySnapshot {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("LatencySnapshot").field("octaves_us", &self.octaves_us()).finish_non_exhaustive()
     }
 }
 

@@ -6,18 +6,8 @@ use std::collections::hash_map::Entry;
 use blocker::{Blocker, Change, Error, Namespace, ObjectId, Run, RunContent};
 use cached_journal::Head;
 
-use super::records::{self, Malformed, PendingState, Replayed};
-
-/// A record that was not written by a cache.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct MalformedRecord(String);
-
-impl From<Malformed> for MalformedRecord {
-    fn from(malformed: Malformed) -> Self {
-        Self(malformed.to_string())
-    }
-}
+pub use super::records::Malformed as MalformedRecord;
+use super::records::{self, PendingState, Replayed};
 
 /// Returns the namespace that a record is about, if it names one.
 #[must_use]

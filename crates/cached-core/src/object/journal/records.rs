@@ -70,7 +70,7 @@ pub(crate) struct Origin<'a> {
 /// A record whose head or payload this program cannot have written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("malformed journal record: {0}")]
-pub(crate) struct Malformed(pub(crate) &'static str);
+pub struct Malformed(pub(crate) &'static str);
 
 /// The subject of a record.
 #[derive(Clone, PartialEq, Eq, Debug)]

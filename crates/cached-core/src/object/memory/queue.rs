@@ -42,8 +42,8 @@ pub(crate) struct Queues {
     /// For each shard, the result of a hit for each of the eight values of a bucket's policy bits,
     /// a byte each. Updated whenever the shard's policy has chosen a victim or reports a change.
     hits: Box<[AtomicU64]>,
-    /// The memory for the history of a share's policies.
-    policy_bytes_each: usize,
+    /// The memory for the history of a share's policies, in bytes.
+    pub(crate) policy_bytes_each: usize,
     pub(crate) insight: Insight,
 }
 
@@ -169,11 +169,6 @@ impl Queues {
         if self.insight.sampler.takes(hash) {
             self.sample(hash, node, Event::Delete);
         }
-    }
-
-    /// Returns the memory for the history of a share's policies, in bytes.
-    pub(crate) fn policy_bytes_each(&self) -> usize {
-        self.policy_bytes_each
     }
 
     #[cfg(all(test, not(shuttle)))]
@@ -535,7 +530,7 @@ mod tests {
         assert_eq!(queues.victim(&pool, Share::COMMON, 5, hash), Some(taken[2]));
         assert_eq!(queues.len(), 2);
         assert!(Queues::new("best", 1).is_none());
-        assert_eq!((queues.policy_name(), queues.policy_bytes_each()), ("lru", 0));
+        assert_eq!((queues.policy_name(), queues.policy_bytes_each), ("lru", 0));
     }
 
     #[test]

@@ -247,7 +247,7 @@ fn memory(config: &ObjectCacheConfig) -> Result<(Pool, Queues), ConfigError> {
     let bytes_max = config.memory_range.map_or(config.memory_bytes_max, |range| range.bytes_max);
     let buckets =
         u32::try_from(bytes_max / BUCKET_BYTES).map_err(|_| wrong("must be below 16 TiB".into()))?;
-    let remembered = queues_for(buckets)?.policy_bytes_each();
+    let remembered = queues_for(buckets)?.policy_bytes_each;
     // Each share of the memory has a history of this size.
     let shares = 1 + config.namespaces.iter().filter(|each| each.has_own_memory()).count();
     let without = |bytes: u64| bytes.saturating_sub((remembered * shares) as u64);
