@@ -48,10 +48,10 @@ fn reads_beyond_the_cut_off_are_served_and_not_kept() {
     env.store.clear_log();
     (0..15).for_each(|at| read(&mut env, &object, at * BUCKET, BUCKET));
     assert_eq!(env.store.count(Op::Read), 0, "what is cached is used");
-    // A single read of that length.
+    // A single read has this length.
     read(&mut env, &object, 20 * BUCKET, CUT_OFF);
     assert_eq!(env.cache.counters().clean_bytes, 15 * BUCKET);
-    // Not sequential, so the data are kept.
+    // This read is not sequential, so its data are cached.
     read(&mut env, &object, 50 * BUCKET, BUCKET);
     assert_eq!(env.cache.counters().clean_bytes, 16 * BUCKET);
     env.agrees(&object);
@@ -98,7 +98,8 @@ fn a_long_read_displaces_nothing_with_and_without_reading_ahead() {
         };
         let mut env = with_object(config, &scanned, 1024);
         env.others_write(&hot, pattern(1, 0, 128 * BUCKET as usize));
-        // Scattered reads: none continues one of the last 64, so there is no progression.
+        // The reads are scattered: none begins where one of the last 64 ended, so they form no
+        // sequential run.
         let hot_reads = |env: &mut CacheEnvironment| {
             (0..128).for_each(|nth| read(env, &hot, nth * 75 % 128 * BUCKET, BUCKET));
         };
@@ -107,7 +108,7 @@ fn a_long_read_displaces_nothing_with_and_without_reading_ahead() {
         let before = env.calls(Op::Read, &hot);
         hot_reads(&mut env);
         let lost = env.calls(Op::Read, &hot) - before;
-        // With LRU an unread window evicts the oldest data.
+        // With LRU, an unread window evicts the oldest data.
         assert!(lost as u64 <= ahead / BUCKET, "{lost} of 128 are gone, read ahead: {ahead}");
         env.validate();
     }
@@ -129,7 +130,7 @@ fn writes_beyond_the_cut_off_go_around_the_cache() {
         }
         assert_eq!(env.cache.counters().clean_bytes, 15 * BUCKET);
         same(&env.stored(&object).unwrap(), &pattern(5, 0, 32 * 4096), "in the store");
-        // Scattered writes do not bypass the cache.
+        // Scattered writes are cached as usual.
         let reply = env.written(&object, 3 * BUCKET, pattern(6, 0, 4096));
         assert_eq!(reply.durability == Durability::Stored, mode == WriteMode::Through);
         env.agrees(&object);
@@ -140,7 +141,7 @@ fn writes_beyond_the_cut_off_go_around_the_cache() {
 fn a_write_around_the_cache_leaves_nothing_older_in_it() {
     let object = id("volume");
     let mut env = with_object(writes(WriteMode::Back), &object, 64);
-    // Clean, dirty, and partly dirty.
+    // The buckets are clean, dirty, and partly dirty.
     env.bytes(&object, 20 * BUCKET, 4 * BUCKET);
     env.written(&object, 24 * BUCKET, pattern(2, 0, 4096));
     env.written(&object, 30 * BUCKET + 100, pattern(2, 0, 700));

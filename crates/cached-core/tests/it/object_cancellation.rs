@@ -1,10 +1,10 @@
 //! Cancellation at every await: an operation of each kind is dropped at its first, second, … poll,
-//! while the store answers one call after the other. Afterwards the cache must work as if the
+//! while the store responds to one call after the other. Afterwards the cache must work as if the
 //! operation had not been requested.
 //!
-//! A call that has begun in the store takes effect later, or before the next request; the content
-//! is the old or the new one; no request that waited behind the operation waits forever; and in the
-//! end no bucket is missing.
+//! A call that has begun in the store arrives later, or before the next request. The content is the
+//! old or the new one, no request that waited for the cancelled one waits forever, and at the end
+//! no bucket is missing.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -171,11 +171,11 @@ fn kinds() -> Vec<Kind> {
 #[derive(Clone, Copy, Debug)]
 struct Case {
     write: WriteMode,
-    /// Whether other requests are made before the call in progress takes effect.
+    /// Whether other requests are made before the call in flight arrives.
     arrives_late: bool,
     /// Whether other requests wait behind the cancelled one.
     has_followers: bool,
-    /// Whether most of the dirty limit and of the index nodes are in use.
+    /// Whether most of the dirty limit and of the nodes is used up.
     is_tight: bool,
 }
 
@@ -198,7 +198,7 @@ fn cut(kind: &Kind, case: Case, polls_max: usize) -> bool {
         cache.validate().unwrap_or_else(|why| panic!("{label}: validate: {why}"));
     };
 
-    // Some data are clean in the cache, some dirty, some absent.
+    // Some buckets are clean, some dirty, and some not cached.
     sim.run(cache.read(ReadRequest::new(a(), 0, 3 * BUCKET))).unwrap();
     let mut old_a = Some(pattern(1, 0, SIZE));
     let mut old_b = Some(pattern(2, 0, 5 * 4096));
@@ -270,7 +270,7 @@ fn cut(kind: &Kind, case: Case, polls_max: usize) -> bool {
         }
     }
 
-    // The content is old or new, and the stored content equals the read content.
+    // The content is old or new, and the stored content equals the one that is read.
     let (mut new_a, mut new_b) = (old_a.clone(), old_b.clone());
     (kind.after)(&mut new_a, &mut new_b);
     for (object, old, new) in [(a(), &old_a, &new_a), (b(), &old_b, &new_b)] {
@@ -289,7 +289,7 @@ fn cut(kind: &Kind, case: Case, polls_max: usize) -> bool {
             allowed.push(old.clone());
         }
         if has_followed && object == a() {
-            // The following request was executed before or after the operation.
+            // The follower came before or after the cancelled operation.
             let mut before = followed(old);
             (kind.after)(&mut before, &mut old_b.clone());
             allowed = allowed.iter().map(followed).chain([before]).collect();
@@ -304,8 +304,7 @@ fn cut(kind: &Kind, case: Case, polls_max: usize) -> bool {
         validate(&cache);
     }
 
-    // All operations are still possible, with all of the memory, the dirty limit, the permits and
-    // the nodes.
+    // All operations still work, and all memory, dirty room, permits and nodes are available.
     for round in 0..3_u64 {
         let object = id(&format!("later-{round}"));
         for at in 0..24 {

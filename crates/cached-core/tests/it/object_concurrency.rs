@@ -1,11 +1,11 @@
-//! Several clients use the same objects: the tests check what each may read, and the store's
-//! content after a loss of the cache.
+//! Several clients of the same objects: the content that each may read, and the content of the
+//! store if the cache is lost.
 //!
-//! Every written sector contains a unique value, so the history of requests and replies determines
-//! the permitted results of a read (`test_kit::history`). The same history, cut at a random moment
-//! by the loss of the cache and of the store's unstored data, determines what must survive: for
-//! each order domain everything whose flush had returned, and nothing that had been overwritten by
-//! then.
+//! Every written sector holds a unique value, so a history of the requests and responses determines
+//! which values a read may find (`test_kit::history`). The history is cut at a random moment by the
+//! loss of the cache and of the data that the store had not stored durably. It then determines
+//! which values must survive: for each order domain, all values whose flush had returned, and none
+//! that was overwritten by then.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,7 +31,7 @@ enum Asked {
     Other,
 }
 
-/// The times of a read's request and reply, its first sector, and the bytes found.
+/// The times at which a read began and ended, its first sector, and the bytes that it found.
 type Seen = (Moment, Moment, usize, Vec<u8>);
 
 enum Answer {
@@ -54,9 +54,9 @@ struct Environment {
     histories: Vec<History>,
     /// The reads of each object.
     reads: Vec<Vec<Seen>>,
-    /// The changes that are copies, with their source objects.
+    /// The copies: the object, the number of the change, and the source object.
     copies: Vec<(usize, usize, usize)>,
-    /// The request time of the last successful flush, by domain and by object.
+    /// The time at which the last successful flush was requested, by domain and by object.
     flushed_domains: Vec<Moment>,
     flushed_objects: Vec<Moment>,
     flights: Vec<(Handle<Result<Answer>>, Asked)>,
@@ -79,8 +79,7 @@ impl Environment {
         plan.error_permille = *rng.pick(&[0, 0, 50]);
         plan.not_stored_permille = *rng.pick(&[0, 100]);
         plan.unknown_permille = *rng.pick(&[0, 0, 50]);
-        // A store that loses data in a crash, which happens together with the loss of the cache at
-        // the end of the run.
+        // The store loses data when it crashes, for the loss of the cache, which ends the run.
         plan.volatile = has_lasting_faults && rng.permille(700);
         let is_volatile = plan.volatile;
         let memory = Arc::new(test_kit::memory(&sim.clock));
@@ -231,7 +230,7 @@ impl Environment {
                 let request = DeleteRequest::new(target).terms(change);
                 self.launch(cache.delete(request), asked, |reply| Answer::Done(reply.durability));
             }
-            // Copies go only to higher numbers, so that histories can be completed one by one.
+            // Copies go only to higher numbers, so that the histories can be completed one by one.
             7 if object > 0 => {
                 let source = self.rng.index(object);
                 // This value is never read, because the content comes from the source.
@@ -449,7 +448,7 @@ impl Environment {
         }
     }
 
-    /// Flushes everything; then the stored content must equal the read content.
+    /// Flushes everything; afterwards the stored content must equal the content that is read.
     fn finish(mut self) {
         self.end_flights();
         self.sim.advance(Duration::from_secs(30));
@@ -479,7 +478,7 @@ impl Environment {
         }
         self.cache().validate().unwrap_or_else(|why| panic!("validate: {why}"));
         self.lose();
-        // The last reads also equal the stored content.
+        // The last reads returned the stored content.
         for object in 0..OBJECTS {
             let (_, _, _, last) = self.reads[object].last().expect("read just now");
             let mut bytes = content(&*self.memory, &self.objects[object]).unwrap_or_default();
@@ -491,7 +490,7 @@ impl Environment {
         self.check_store();
     }
 
-    /// Drops the cache with its unstored data, and cuts the store's power.
+    /// The cache is lost with all data that it had not stored, and the store's power is cut.
     fn lose(&mut self) {
         for (handle, _) in std::mem::take(&mut self.flights) {
             self.sim.cancel(handle);
@@ -500,7 +499,7 @@ impl Environment {
             self.sim.cancel(running);
         }
         drop(self.cache.take());
-        // Calls in progress take effect nevertheless.
+        // Calls in flight arrive nevertheless.
         self.sim.advance(Duration::from_secs(60));
         assert!(!self.store.has_older_than(u64::MAX), "calls of a cache that is gone");
         if self.is_volatile {

@@ -1,6 +1,6 @@
-//! The contract's conformance suite over the object cache: every write mode, tiny and ample memory,
-//! over each store; also with power cuts, which lose the cache and the unstored data of the store
-//! below.
+//! The contract's conformance suite over the object cache: in every write mode, with little and
+//! ample memory, over each store; and with power cuts, which lose the cache and all data that the
+//! store below had not stored durably.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use test_kit::{KIB, small};
 
 const POLICIES: [WriteMode; 3] = [WriteMode::Back, WriteMode::Through, WriteMode::Around];
 
-/// Far less memory than the size of the suite's objects, and fewer nodes than it uses objects.
+/// Much less memory than the suite's objects need, and fewer objects than the suite uses.
 fn tiny(write: WriteMode) -> ObjectCacheConfig {
     let mut config = small(write);
     config.objects_count_max = 4;
@@ -40,10 +40,10 @@ fn ample(write: WriteMode) -> ObjectCacheConfig {
 /// A cache whose power can be cut, with its background task on a thread.
 struct Powered {
     store: Arc<dyn Blocker>,
-    /// The store, with its own volatile cache, which a power cut also loses.
+    /// The store, whose own volatile cache is lost in a power cut as well.
     faulty: Option<Arc<Faulty>>,
     config: ObjectCacheConfig,
-    /// Whether the cache is detached as soon as it runs.
+    /// Whether the cache is detached immediately after its start.
     is_detached: bool,
     running: RefCell<Option<Running>>,
 }
@@ -62,7 +62,7 @@ impl Powered {
         Self { faulty: Some(Arc::clone(&faulty)), ..Self::new(faulty, config) }
     }
 
-    /// Ends the cache like a loss of its host, without a flush.
+    /// Ends the cache without a flush, as the loss of its host would.
     fn cut(&self) {
         if let Some(Running { cache, background }) = self.running.take() {
             drop(cache);
@@ -78,7 +78,7 @@ impl Powered {
         }
         report.cases.iter().for_each(|case| println!("{case}"));
         report.assert_passed();
-        // Most of the suite applies.
+        // Most of the suite's cases apply.
         let (passed, skipped, _) = report.counts();
         let is_part = !options.filter.is_empty();
         assert!(is_part || passed > 3 * skipped, "{passed} passed, {skipped} skipped");
@@ -176,7 +176,7 @@ fn passes_over_a_slow_store() {
 #[test]
 fn passes_over_a_store_that_returns_retryable_errors() {
     for policy in POLICIES {
-        // The suite retries, except where it drops replies before completion.
+        // The suite retries, except where it drops incomplete responses.
         for filter in ["content", "random", "fencing", "conditions", "listing"] {
             let noisy = faulty(Arc::new(Memory::default()), |plan| plan.error_permille = 20);
             let mut options = options(4);

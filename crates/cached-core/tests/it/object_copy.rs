@@ -1,5 +1,5 @@
 //! Copies: the content of the target when source and target share buckets, when the source changes
-//! meanwhile, and when few nodes are free.
+//! during the copy, and when few nodes are free.
 
 use blocker::*;
 use cached_core::object::ObjectCacheConfig;
@@ -10,8 +10,8 @@ use test_kit::{BUCKET, id, pattern, same, small};
 #[test]
 fn a_copy_that_is_written_to_stores_all_of_its_content() {
     let (from, to) = (id("from"), id("to"));
-    // The state of the source's bucket: completely dirty, partly dirty with the rest from the
-    // store, or being loaded.
+    // The state of the source's bucket when the copy begins: completely dirty, partly dirty with
+    // the rest from the store, or in flight to the store.
     for (is_old, is_flushing) in [(false, false), (true, false), (true, true)] {
         // Whether the source still shares the bucket when the copy is written to.
         for shares in [false, true] {
@@ -63,7 +63,7 @@ fn a_copy_that_several_requests_would_store_is_left_to_the_store() {
     env.store.open();
     let copy = env.copy(&from, &to);
     env.at_once(copy).unwrap();
-    // A copy made by the cache would be incomplete in the store until its last request.
+    // If the cache made the copy itself, the store would have half of it until the last request.
     assert_eq!(env.store.count(Op::Copy), 1);
     same(&env.stored(&to).unwrap(), &pattern(1, 0, 3 * 4096), "all of the copy is stored");
     same(&env.bytes(&to, BUCKET, 2 * BUCKET), &pattern(1, BUCKET, 2 * 4096), "and is read");
@@ -76,13 +76,13 @@ fn a_copy_waits_for_a_change_of_its_source_that_is_on_its_way() {
         let store = if is_native { SteeredStore::new() } else { without_copies() };
         let mut env = CacheEnvironment::over(store, small(WriteMode::Back));
         env.written(&from, 0, pattern(1, 0, 4096));
-        // A stamped write goes to the store directly, although the namespace is in write-back mode;
-        // its outcome stays unknown.
+        // The write is stamped, so it goes directly to the store although the namespace is in
+        // write-back mode; its outcome stays unknown.
         env.hold(Op::Write, &from);
         let request = WriteRequest::new(from.clone(), 0, pattern(2, 0, 512)).stamp(Stamp::new(1, 1));
         let write = env.sim.spawn(env.cache.write(request));
         env.sim.run_until_idle();
-        // First the dirty data, then the stamped write itself.
+        // The dirty data come first, then the stamped write itself.
         env.store.answer_first();
         env.sim.run_until_idle();
         assert!(!write.is_done() && env.store.held().len() == 1);
@@ -117,8 +117,8 @@ fn the_source_does_not_change_while_the_store_copies_it() {
         let copy = env.copy(&from, &to);
         env.sim.run_until_idle();
         assert_eq!(env.store.held().len(), 1);
-        // Two consecutive writes: the copy must not have the second without the first, whatever the
-        // order of their flushes.
+        // There are two consecutive writes. The copy must not have the second without the first,
+        // regardless of the order of their flushes.
         let writes = [2 * BUCKET, 0].map(|at| env.write(&from, at, pattern(2, at, 4096)));
         env.sim.run_until_idle();
         assert!(writes.iter().all(|write| !write.is_done()), "{policy:?}");
@@ -200,7 +200,8 @@ fn a_copy_of_a_version_fails_if_another_client_has_changed_the_source() {
 
 #[test]
 fn copies_do_not_wait_for_each_others_nodes() {
-    // Two nodes. Reads of two objects hold both, while copies queue up; each copy needs two.
+    // There are two nodes. Reads of two objects hold both while copies queue up; each copy needs
+    // two.
     let mut env =
         CacheEnvironment::new(ObjectCacheConfig { objects_count_max: 2, ..small(WriteMode::Through) });
     let holders = [id("holder-0"), id("holder-1")];

@@ -1,5 +1,5 @@
-//! The requests of a flush: as few as the store allows, each a single change, sent when the
-//! change's age requires it.
+//! The requests of a flush: as few as the store accepts, each a single change, sent when the age of
+//! the data requires it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -57,7 +57,7 @@ fn back() -> ObjectCacheConfig {
     ObjectCacheConfig { writer: Writer::Cache, ..small(WriteMode::Back) }
 }
 
-/// Writes every other bucket of an object that the store has.
+/// Writes every other bucket of an object that the store already has.
 fn scatter(env: &mut Environment, object: &ObjectId, count: u64) -> Vec<u8> {
     let mut wanted = pattern(1, 0, (2 * count * BUCKET) as usize);
     fill(env.store.memory(), object, wanted.clone());
@@ -140,9 +140,8 @@ fn a_moved_end_is_sent_with_the_bytes() {
     env.end();
 }
 
-/// The age of a change that is acknowledged during a long flush of the same object counts from its
-/// acknowledgement, not from the end of that flush: its own flush begins when the age limit is
-/// reached.
+/// The age of a change that is acknowledged during a long flush of the same object counts from the
+/// change, not from the end of that flush: its own flush begins when it reaches the maximum age.
 #[test]
 fn changes_during_a_long_flush_keep_their_age() {
     let mut config = back();
@@ -173,7 +172,7 @@ fn under_pressure_the_object_that_has_waited_longest_is_flushed_first() {
     config.flush_requests_max = 1;
     let mut env = environment(config, |_| ());
     let objects: Vec<_> = (0..4).map(|n| id(&format!("object-{n}"))).collect();
-    // The first object is written repeatedly; the others have the same amount pending.
+    // The first object is written repeatedly; the others have the same amount of dirty data.
     for round in 0..40 {
         for (n, object) in objects.iter().enumerate() {
             env.sim.advance(Duration::from_millis(1));

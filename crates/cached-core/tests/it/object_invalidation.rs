@@ -1,6 +1,6 @@
-//! Other clients change the store, bypassing the cache: once the cache learns of a change, or could
-//! have learned of it, it drops data that may be stale, keeps newer data, and never writes stale
-//! bytes over the other clients' data.
+//! Other clients change the store without the cache: once the cache learns of a change, or may have
+//! missed one, it drops data that may be old, keeps newer data, and never overwrites the clients'
+//! bytes with old ones.
 
 use std::sync::Arc;
 
@@ -74,8 +74,8 @@ fn an_invalidation_during_a_flush_drops_what_the_flush_does_not_write() {
         let mut wanted = pattern(3, 0, 4096);
         put(&mut wanted, 1024, &pattern(2, 1024, 512));
         if is_rewritten {
-            // A new bucket, which also contains the sector in transit to the store; that sector
-            // must not be dropped.
+            // The change went to a new bucket, which also has the sector that is in flight to the
+            // store; this sector must not be forgotten.
             env.written(&object, 2048, pattern(4, 2048, 512));
             put(&mut wanted, 2048, &pattern(4, 2048, 512));
         }
@@ -121,7 +121,7 @@ fn an_invalidation_that_needs_memory_waits_for_it() {
     env.written(&object, 1024, pattern(2, 1024, 512));
     let read = env.read(&object, 0, BUCKET);
     let pinned = env.at_once(read).unwrap();
-    // All other memory is pinned by readers.
+    // Readers have pinned all other memory.
     env.others_write(&id("other"), pattern(9, 0, 256 * 4096));
     let all = env.read(&id("other"), 0, 256 * BUCKET);
     let all = env.at_once(all).unwrap();
@@ -147,7 +147,7 @@ fn an_invalidation_between_a_write_and_its_answer_counts() {
         for performed_before in [false, true] {
             let config = ObjectCacheConfig { writer, ..small(WriteMode::Through) };
             let mut env = CacheEnvironment::new(config);
-            // The namespace is claimed, if the cache is the writer, and the object is known.
+            // The namespace is known, and claimed if the cache is the writer.
             env.written(&object, 0, pattern(1, 0, 8192));
             env.hold(Op::Write, &object);
             let write = env.write(&object, 0, pattern(2, 0, 4096));
@@ -192,7 +192,8 @@ fn an_invalidation_between_a_copy_and_its_answer_counts() {
     same(&env.bytes(&to, 0, 8192), &pattern(2, 0, 6000), "theirs");
 }
 
-/// A store that accepts one range per request, so that runs are joined where that is allowed.
+/// A store that accepts one range per request, so that a flush bridges the gaps between runs where
+/// possible.
 fn one_range_each() -> std::sync::Arc<SteeredStore> {
     let store = SteeredStore::new();
     store.limit(|capabilities| capabilities.runs_max = 0);
@@ -224,7 +225,7 @@ fn the_writer_of_the_namespace_stores_two_runs_as_one() {
     let mut env = CacheEnvironment::over(one_range_each(), config);
     env.others_write(&object, pattern(1, 0, 3 * 4096));
     env.bytes(&object, 0, 3 * BUCKET);
-    // Before the claim other clients may write to the object.
+    // Other clients may write before the claim.
     env.others_write(&object, pattern(3, 0, 3 * 4096));
     let mut wanted = pattern(3, 0, 3 * 4096);
     for tag in [4, 5, 6] {
@@ -235,7 +236,7 @@ fn the_writer_of_the_namespace_stores_two_runs_as_one() {
         env.flushed(&object);
         same(&env.stored(&object).unwrap(), &wanted, "nothing of before the claim is written");
         if tag == 5 {
-            // Read since the claim.
+            // This was read after the claim.
             same(&env.bytes(&object, 0, 3 * BUCKET), &wanted, "read");
             env.store.clear_log();
         }
@@ -246,8 +247,9 @@ fn the_writer_of_the_namespace_stores_two_runs_as_one() {
     assert!(matches!(theirs, Err(Error::Fenced { .. })), "no other client can write: {theirs:?}");
 }
 
-/// Objects that are flushed and evicted while a listing examines the dirty queue, as during a
-/// takeover, are listed nevertheless.
+/// An object that is stored and forgotten while a listing examines the dirty queue is in the
+/// listing nevertheless; this happens when another owner takes over objects whose changes are still
+/// in flight.
 #[test]
 fn what_is_flushed_and_forgotten_while_it_is_listed_is_listed() {
     const COUNT: usize = 400;

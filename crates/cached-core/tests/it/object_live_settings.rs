@@ -67,7 +67,7 @@ fn only_the_write_modes_that_differ_change() {
         namespaces: vec![own("a", WriteMode::Back), own("b", WriteMode::Back), own("c", WriteMode::Back)],
         ..config()
     });
-    // The setting was changed at run time, and the configuration has no new value for it.
+    // The mode is set while the cache runs; the configuration does not change it.
     let mut policy = Policy::default();
     policy.write = WriteMode::Around;
     block_on(running.cache.control().set_policy(Namespace::new("a").unwrap(), policy)).unwrap();
@@ -102,7 +102,7 @@ fn what_is_dirty_obeys_a_new_age_and_a_new_limit() {
     assert!(dirty(&running) > 0);
     running.change(ObjectCacheConfig { dirty_age_max: Duration::ZERO, ..back.clone() });
     wait_until_clean(&running);
-    // Above half of the limit flushes begin, whatever the age of the data.
+    // Above half of the limit, flushing begins regardless of age.
     running.change(back.clone());
     running.write("new", 64 << 10);
     assert!(dirty(&running) >= 64 << 10);
@@ -122,7 +122,7 @@ fn what_cannot_work_changes_nothing() {
     let journaled = NamespaceConfig { durability: Durability::Journaled, ..own("n", WriteMode::Back) };
     for (wrong, key) in [
         (ObjectCacheConfig { dirty_bytes_max: 7 << 20, ..config() }, "dirty_bytes_max"),
-        // The memory for this limit would need a restart.
+        // Only a restart would provide the memory for this limit.
         (
             ObjectCacheConfig { dirty_bytes_max: 7 << 20, memory_bytes_max: 64 << 20, ..config() },
             "dirty_bytes_max",
@@ -155,12 +155,12 @@ const MODES: [WriteMode; 4] = [WriteMode::Back, WriteMode::Through, WriteMode::A
 /// The settings of one source: the write mode and the values of `KEYS`.
 type Table = (Option<WriteMode>, BTreeMap<NamespaceKey, Option<u64>>);
 
-/// The settings of all sources, as lists of pairs.
+/// The settings of every source, as lists of pairs.
 #[derive(Clone, Default)]
 struct Model {
     default: WriteMode,
     file: BTreeMap<&'static str, Table>,
-    /// With the number of the attachment, if the volume is attached.
+    /// The volume's settings, with the number of the attachment while the volume is attached.
     volume: BTreeMap<&'static str, (Option<u64>, Table)>,
     command: BTreeMap<&'static str, Table>,
 }
@@ -210,7 +210,7 @@ fn settings(table: &Table) -> NamespaceSettings {
     settings
 }
 
-/// Draws the settings of a source; in a file or a volume no value is `none`.
+/// Draws the settings of a source; a file or a volume never sets `none`.
 fn draw(rng: &mut Rng, has_none: bool) -> Table {
     let mut table = Table::default();
     if rng.permille(500) {
@@ -230,9 +230,9 @@ fn draw(rng: &mut Rng, has_none: bool) -> Table {
     table
 }
 
-/// Random sequences of settings by each source and their removals, reloads, removals of namespaces,
-/// and restarts. After every step each value and its source come from the source with the highest
-/// precedence that has a value, and the effective settings agree.
+/// Random sequences of settings and resets by each source, reloads, removals and restarts. After
+/// every step each value comes from the strongest source that has it, and the effective settings
+/// agree.
 #[test]
 fn every_value_is_that_of_its_strongest_source_whatever_others_do() {
     let seed = std::env::var("CACHED_SETTINGS_SEED").ok().and_then(|seed| seed.parse().ok());
@@ -311,7 +311,7 @@ fn settings_by_source(seed: u64) {
                 }
             }
             4 => {
-                // Sometimes a superseded attachment.
+                // Sometimes the attachment is one that a later one has replaced.
                 let attached = model.volume.get(name).and_then(|(attachment, _)| *attachment);
                 let attachment = attached.unwrap_or(0).saturating_sub(rng.below(2));
                 block_on(control.set_volume(namespace, attachment, None)).unwrap();
@@ -354,7 +354,7 @@ fn agrees(cache: &ObjectCache, model: &Model, what: &str) {
     }
 }
 
-/// A refused removal has dropped nothing.
+/// A refused removal drops nothing.
 #[test]
 fn a_namespace_with_an_attached_volume_keeps_what_is_dirty() {
     let running = Running::new(ObjectCacheConfig { write: WriteMode::Back, ..config() });
@@ -382,7 +382,7 @@ fn a_namespace_with_another_mode_than_the_others_is_not_changing_from_the_start_
         block_on(running.cache.remove_namespace(namespace, DirtyData::Refuse, None)).unwrap();
     };
     remove(&running);
-    // A namespace that is created by setting its mode.
+    // This namespace is created with the mode.
     let mut after = running.config.clone();
     after.namespaces.push(own("new", WriteMode::Around));
     running.change(after);

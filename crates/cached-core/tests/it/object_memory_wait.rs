@@ -1,4 +1,4 @@
-//! Waiting for memory: a waiting task continues once the memory becomes free.
+//! Waiting for memory: a waiting task continues when memory becomes free.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ fn a_writer_gets_the_buckets_that_a_load_had_held() {
     let _running = sim.spawn(background);
     sim.run(cache.write(WriteRequest::new(written.clone(), 0, b"known"))).unwrap();
     sim.run(cache.flush(FlushRequest::new(Scope::All))).unwrap();
-    // One object occupies all of the memory, and the store is queried for its size.
+    // One object occupies the whole memory, and the store is asked about the object.
     for at in 0..SMALL_BUCKETS {
         sim.run(cache.read(ReadRequest::new(read.clone(), at * BUCKET, BUCKET))).unwrap();
     }

@@ -1,5 +1,5 @@
-//! Late responses: a response of the store never restores data that were overwritten, truncated,
-//! replaced or removed since the request.
+//! Late responses: a response of the store never restores content that has been overwritten,
+//! truncated, replaced or removed since the request.
 
 use blocker::*;
 use cached_core::object::{ObjectCacheConfig, Writer};
@@ -9,7 +9,7 @@ use test_kit::steered::Op;
 use test_kit::{BUCKET, id, pattern, same, small};
 
 fn back() -> ObjectCacheConfig {
-    // LRU eviction, so that a test knows what is evicted.
+    // The policy is LRU, so that a test knows which buckets are evicted.
     ObjectCacheConfig { eviction_policy: "lru".into(), ..small(WriteMode::Back) }
 }
 
@@ -19,16 +19,16 @@ fn put(base: &mut Vec<u8>, offset: usize, over: &[u8]) {
     base[offset..offset + over.len()].copy_from_slice(over);
 }
 
-/// The event that makes the cache drop, during a load, the newer bytes that it would have laid over
-/// the response.
+/// The event that makes the cache forget, during a load, the newer bytes that would have replaced
+/// those of the response.
 #[derive(Clone, Copy, Debug)]
 enum Forget {
     Evict,
     Invalidate,
 }
 
-/// A sector is newer than the loaded data, is stored, and its bucket is evicted, all before the
-/// response arrives, during the first load or a later one.
+/// During a load, a sector is written and stored, and its bucket is forgotten, all before the
+/// response arrives: during the first load, or during a later one if there is one.
 fn forgotten_during_a_load(forget: Forget, is_writer: bool) {
     let mut counted = Vec::new();
     for later in [0, 1] {
@@ -39,7 +39,7 @@ fn forgotten_during_a_load(forget: Forget, is_writer: bool) {
         env.written(&object, 0, pattern(2, 0, 512));
         put(&mut wanted, 0, &pattern(2, 0, 512));
         env.hold(Op::Read, &object);
-        // From within the bucket with the new sector into the next one.
+        // The range begins inside the bucket with the new sector and ends in the next bucket.
         let (writing, reading): (Option<Handle<_>>, Option<Handle<_>>) = match is_writer {
             true => (Some(env.write(&object, 1000, pattern(3, 1000, 3500))), None),
             false => (None, Some(env.read(&object, 0, 2 * BUCKET))),
@@ -49,7 +49,7 @@ fn forgotten_during_a_load(forget: Forget, is_writer: bool) {
             assert!(env.store.answer_first());
             env.sim.run_until_idle();
         }
-        // The store has read the data from before the flush.
+        // The store has read the content from before the flush.
         let is_loading = env.perform_held().len() == 1;
         assert!(is_loading || later > 0);
         env.flushed(&object);
@@ -67,7 +67,7 @@ fn forgotten_during_a_load(forget: Forget, is_writer: bool) {
         }
         let loads = env.calls(Op::Read, &object);
         same(&env.bytes(&object, 0, 3 * BUCKET), &wanted, "in the cache");
-        // A second flush of the next sectors must not restore it either.
+        // A second flush in the next sectors must not restore the old content either.
         env.written(&object, 2 * BUCKET, pattern(4, 2 * BUCKET, 512));
         put(&mut wanted, 2 * 4096, &pattern(4, 2 * BUCKET, 512));
         env.agrees(&object);
@@ -102,7 +102,7 @@ fn a_bucket_flushed_and_invalidated_while_a_reader_loads_is_not_undone() {
     forgotten_during_a_load(Forget::Invalidate, false);
 }
 
-/// The end of the old content while it is being loaded.
+/// The fate of the old content while a load of it is in flight.
 #[derive(Clone, Copy, Debug)]
 enum End {
     Cut,
@@ -123,7 +123,7 @@ fn bytes_that_were_cut_off_do_not_come_back_with_a_late_load() {
                     let mut env = CacheEnvironment::new(back());
                     let old = pattern(1, 0, 2 * 4096);
                     env.others_write(&object, old.clone());
-                    // This read makes the object known.
+                    // This makes the object known.
                     env.bytes(&object, BUCKET, 10);
                     env.hold(Op::Read, &object);
                     let mut reads = Vec::new();
@@ -187,7 +187,7 @@ fn bytes_behind_a_cut_are_not_the_base_of_a_write() {
         env.at_once(cut).unwrap();
         let mut wanted = pattern(1, 0, 100);
         env.hold(Op::Read, &object);
-        // The bucket's first bytes are the store's, but not the bytes after the truncation.
+        // The bucket's first bytes come from the store; the bytes after the cut do not.
         let write = env.write(&object, 50, pattern(2, 50, 10));
         env.sim.run_until_idle();
         assert_eq!(env.perform_held().len(), 1);
@@ -215,8 +215,8 @@ fn a_reader_that_keeps_nothing_gets_no_byte_behind_a_cut() {
         env.at_once(cut).unwrap();
         let mut wanted = pattern(1, 0, 100);
         if has_newer {
-            // A bucket whose newer part is in the cache, and whose bytes before the truncation are
-            // in the store.
+            // The cache has the newer part of the bucket, and the store has the bytes before the
+            // cut.
             env.written(&object, 1024, pattern(2, 1024, 512));
             put(&mut wanted, 1024, &pattern(2, 1024, 512));
         }
@@ -240,9 +240,8 @@ fn landed(env: &CacheEnvironment, object: &ObjectId, bytes: &[u8]) -> Segments {
     buffer.finish()
 }
 
-/// A bucket shared by two objects is clean in only one of them: the other one drops it once its
-/// flush is stored. A load that the store answered before that flush is older than the dropped
-/// data.
+/// A bucket that two objects share is clean in only one of them: the other forgets the bucket once
+/// its flush is stored. A load whose response preceded the flush is older than the forgotten bytes.
 #[test]
 fn a_shared_bucket_that_is_forgotten_once_it_is_stored_is_not_undone_by_a_late_load() {
     let (first, second) = (id("first"), id("second"));
@@ -250,7 +249,7 @@ fn a_shared_bucket_that_is_forgotten_once_it_is_stored_is_not_undone_by_a_late_l
         let mut env = CacheEnvironment::new(back());
         let mut wanted = pattern(1, 0, 2 * 4096);
         env.others_write(&second, wanted.clone());
-        // This read makes the object known.
+        // This makes the object known.
         env.bytes(&second, BUCKET, 10);
         let newer = pattern(2, 0, 4096);
         let payload = landed(&env, &first, &newer);
@@ -258,10 +257,10 @@ fn a_shared_bucket_that_is_forgotten_once_it_is_stored_is_not_undone_by_a_late_l
         env.at_once(write).unwrap();
         env.flushed(&first);
         env.hold(Op::Read, &second);
-        // A load of only the bucket, or of more.
+        // The load covers the bucket alone, or more.
         let read = env.read(&second, 0, if is_wide { 2 * BUCKET } else { BUCKET });
         env.sim.run_until_idle();
-        // The store has read the data from before the flush.
+        // The store has read the content from before the flush.
         assert_eq!(env.perform_held().len(), 1);
         let write = env.sim.spawn(env.cache.write(WriteRequest::new(second.clone(), 0, payload)));
         env.at_once(write).unwrap();
@@ -343,7 +342,7 @@ fn a_small_write_on_a_miss_asks_the_store_once() {
     env.written(&object, 10, pattern(2, 10, 20));
     put(&mut wanted, 10, &pattern(2, 10, 20));
     assert_eq!(env.calls(Op::Read, &object), 1);
-    // Across the boundary of two buckets.
+    // The range crosses the border between two buckets.
     env.written(&object, 3 * BUCKET - 10, pattern(3, 0, 20));
     put(&mut wanted, 3 * 4096 - 10, &pattern(3, 0, 20));
     assert_eq!(env.calls(Op::Read, &object), 2);

@@ -1,5 +1,5 @@
-//! Sequential reads are read ahead: with fewer requests to the store, never beyond the object's
-//! end, and never with stale bytes.
+//! Sequential reads are read ahead: with fewer requests to the store, never beyond the end of the
+//! object, and never with outdated bytes.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use test_kit::cache_environment::CacheEnvironment;
 use test_kit::steered::{Op, Verdict};
 use test_kit::{BUCKET, KIB, id, namespace, pattern, same, small};
 
-/// Returns the configuration of a cache of 8 MiB that reads ahead whatever the store's speed.
+/// A cache of 8 MiB that reads ahead regardless of the store's speed.
 fn config(write: WriteMode) -> ObjectCacheConfig {
     ObjectCacheConfig { memory_bytes_max: 8 << 20, read_ahead_latency_min: Duration::ZERO, ..small(write) }
 }
@@ -21,7 +21,7 @@ fn with_object(config: ObjectCacheConfig, object: &ObjectId, buckets: u64) -> Ca
     env
 }
 
-/// Reads one bucket, and lets the background task do the resulting work.
+/// Reads one bucket, and lets the background do the resulting work.
 #[track_caller]
 fn read_bucket(env: &mut CacheEnvironment, object: &ObjectId, at: u64) {
     let found = env.bytes(object, at * BUCKET, BUCKET);
@@ -95,7 +95,7 @@ fn a_window_goes_on_over_what_is_in_the_cache() {
     read_bucket(&mut env, &object, 20);
     env.bytes(&object, 36 * BUCKET, 6 * BUCKET);
     (0..64).for_each(|at| read_bucket(&mut env, &object, at));
-    // One cached bucket between missing ones is loaded again; six are not.
+    // A gap of one bucket is read again with its neighbours; a gap of six buckets is not.
     let windows = [(2, 6), (6, 14), (14, 30), (30, 36), (42, 62), (62, 64)];
     assert_eq!(asked(&env, &object), [&[(20, 21), (36, 42), (0, 1), (1, 2)][..], &windows].concat());
     assert_eq!((ahead(&env), env.cache.counters().read_misses), ((55, 55, 0), 4));
@@ -209,7 +209,7 @@ fn a_read_whose_range_is_not_given_ahead_asks_by_itself() {
     env.store.pass();
     env.store.fail(held[0].number, Error::Retryable("busy".into()));
     same(&env.at_once(read).unwrap().data.to_vec(), &pattern(1, 3 * BUCKET, 4096), "asked again");
-    // A read does not wait forever for a store that does not respond.
+    // No read waits forever for a store that does not respond.
     let mut env = with_object(config(WriteMode::Through), &object, 64);
     hold_ahead(&env);
     (0..2).for_each(|at| read_bucket(&mut env, &object, at));
@@ -236,7 +236,7 @@ fn nothing_is_read_ahead_beside_a_change_that_is_on_its_way() {
     env.agrees(&object);
 }
 
-/// The event while the store's response is in transit.
+/// The event while the store's response is in flight.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Meanwhile {
     Write,
@@ -286,7 +286,7 @@ fn an_answer_that_is_out_of_date_is_not_kept() {
                 let label = format!("{mode:?}, {meanwhile:?}");
                 assert!(changes.iter().all(test_kit::sim::Handle::is_done), "{label}");
                 assert!(reading.is_none_or(|reading| reading.is_done()), "{label}");
-                // Compares the whole object with the store, once everything is stored.
+                // Compares the whole object with the store once everything is stored.
                 env.agrees(&object);
             }
         }
@@ -398,7 +398,8 @@ fn over_a_fast_store_nothing_is_read_ahead() {
     assert!(ahead(&env).0 > 0);
 }
 
-/// Returns the number of store requests for scattered pairs of consecutive buckets.
+/// Returns the number of requests that the store gets for pairs of consecutive buckets at scattered
+/// positions.
 fn requests_of_pairs(read_ahead_bytes_max: u64) -> (usize, (u64, u64, u64)) {
     let config =
         ObjectCacheConfig { read_ahead_bytes_max, memory_bytes_max: 1 << 20, ..config(WriteMode::Through) };

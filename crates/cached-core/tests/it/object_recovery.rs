@@ -52,7 +52,8 @@ impl Process {
         let config = ObjectCacheConfig {
             memory_bytes_max: 256 * BUCKET,
             object_bytes_max: 4 * BUCKET,
-            // Less than half of the journal is used, so nothing is stored without a request.
+            // Less than half of the journal is used, so no object is stored before a flush is
+            // requested.
             dirty_bytes_max: 128 * KIB,
             dirty_age_max: std::time::Duration::from_secs(36_000),
             write: WriteMode::Back,
@@ -67,7 +68,7 @@ impl Process {
             .build()
             .unwrap();
         test_kit::sim::forget(sim.spawn(background));
-        // All segments, because the objects of a half-full journal are stored.
+        // Prepares all segments, because the objects of a journal that is half full are stored.
         while journal.step_prepare() {}
         Ok(Self { sim, cache, journal, clock })
     }
@@ -87,7 +88,7 @@ impl Process {
         panic!("no answer");
     }
 
-    /// Runs until nothing makes progress.
+    /// Runs all tasks until none can continue.
     fn go_on(&mut self) {
         loop {
             self.sim.run_until_idle();
@@ -97,7 +98,7 @@ impl Process {
         }
     }
 
-    /// Writes and stores an object, so that only the held part of the log remains.
+    /// Writes and stores an object, so that the log keeps only records with a hold.
     fn move_on(&mut self, object: usize, bytes: Vec<u8>) {
         let cache = self.cache.clone();
         let write = WriteRequest::new(name(object), 0, bytes).durability(Durability::Journaled);
@@ -139,7 +140,8 @@ fn name(object: usize) -> ObjectId {
     id(&format!("o{object}"))
 }
 
-/// Returns a journal with a few unstored changes of each object, and the objects' content.
+/// Returns a journal with a few changes of each object, none of which is stored, and the contents
+/// of the objects.
 fn written() -> (SimulatedDisk, Arc<Memory>, Vec<Option<Vec<u8>>>) {
     let (disk, store) = (SimulatedDisk::new(), Arc::new(test_kit::memory(&ManualClock::new())));
     let mut process = Process::start(&disk, &store, 1).unwrap();
@@ -175,7 +177,7 @@ fn what_was_journaled_is_there_after_a_restart_with_its_version() {
     let (disk, store, contents) = written();
     let mut process = Process::start(&disk, &store, 2).unwrap();
     process.begin().unwrap();
-    // Objects are requested out of turn, in a random order.
+    // Each object is recovered out of turn, in reverse order.
     for object in (0..OBJECTS).rev() {
         assert_eq!(process.read(object).unwrap(), contents[object]);
     }
@@ -285,7 +287,7 @@ fn take_over(store: &Memory, epoch: u64) {
     executor::block_on(store.claim(ClaimRequest::new(scope, Epoch(epoch), WriterId(77)))).unwrap();
 }
 
-/// Asserts that a directory within the journal's keeps the journaled changes.
+/// Asserts that a directory inside the journal's directory contains the journaled changes.
 fn assert_kept(disk: &SimulatedDisk, directory: &str, contents: &[Option<Vec<u8>>]) {
     let mut last = std::collections::BTreeMap::new();
     let kept = disk.directory(directory).unwrap();
@@ -329,7 +331,7 @@ fn a_journal_that_another_writer_has_overtaken_is_kept_aside_and_not_replayed() 
 }
 
 /// Returns the disk of a journal with one change of an object in each of two namespaces, the store,
-/// the object in the second namespace, and the written data.
+/// the object in the second namespace, and the written bytes.
 fn written_in_two() -> (SimulatedDisk, Arc<Memory>, ObjectId, Vec<u8>) {
     let (disk, store) = (SimulatedDisk::new(), Arc::new(test_kit::memory(&ManualClock::new())));
     let mut process = Process::start(&disk, &store, 1).unwrap();
@@ -346,8 +348,8 @@ fn written_in_two() -> (SimulatedDisk, Arc<Memory>, ObjectId, Vec<u8>) {
     (disk, store, other, bytes)
 }
 
-/// The records of a namespace that still belongs to this cache are applied, although another
-/// namespace was taken over.
+/// The records of this cache's own namespace are applied, although another writer has claimed a
+/// different one.
 #[test]
 fn a_namespace_that_was_not_overtaken_is_recovered_beside_one_that_was() {
     let (disk, store, other, bytes) = written_in_two();
@@ -373,8 +375,8 @@ fn a_journal_of_two_overtaken_namespaces_is_kept_once() {
     assert!(!disk.names().unwrap().contains(&"overtaken-2".to_owned()));
 }
 
-/// Whatever a power loss interrupts, a complete copy of the journal exists before its records are
-/// skipped.
+/// At whatever point the power fails, a complete copy of the journal is kept before its records are
+/// voided.
 #[test]
 fn a_power_cut_while_a_journal_is_kept_aside_loses_nothing() {
     let (pristine, store, contents) = written();
@@ -422,7 +424,7 @@ fn no_more_than_three_overtaken_journals_are_kept() {
         let RecoveryError::Overtaken { in_force, .. } = &refused else { panic!("{refused}") };
         assert_eq!(*in_force, Epoch(epoch));
         assert!(refused.to_string().contains("overtaken-1 to overtaken-3"), "{refused}");
-        // One copy is exported, and removed or discarded.
+        // One copy is exported, and then removed or discarded.
         let kept = disk.directory("overtaken-2").unwrap();
         if is_discarded {
             tools::discard(&*kept).unwrap();
@@ -441,7 +443,7 @@ fn no_more_than_three_overtaken_journals_are_kept() {
     }
 }
 
-/// Asserts that all objects have their journaled content, and that it is stored.
+/// Asserts that all objects have the journaled content, and that the store gets this content.
 fn assert_recovered(process: &mut Process, store: &Memory, contents: &[Option<Vec<u8>>]) {
     for (object, content) in contents.iter().enumerate() {
         assert_eq!(process.read(object).unwrap(), *content, "object {object}");
@@ -454,8 +456,8 @@ fn assert_recovered(process: &mut Process, store: &Memory, contents: &[Option<Ve
     }
 }
 
-/// The store accepts a claim, and the response is lost: the next attempt must not mistake it for
-/// the claim that invalidates the journal.
+/// The store accepts a claim, and the response is lost: the next attempt must not mistake this
+/// claim for the claim that voids the journal.
 #[test]
 fn a_claim_whose_answer_is_lost_leaves_nothing_out() {
     for nth in [1, 2] {
@@ -498,8 +500,8 @@ fn a_takeover_between_two_attempts_is_noticed() {
     assert!(process.read(0).unwrap().is_none());
 }
 
-/// A failing disk is not damage: nothing has to be discarded, and the recovery begins once the disk
-/// works.
+/// A failing disk does not count as damage: no journal has to be discarded, and the recovery begins
+/// once the disk works.
 #[test]
 fn a_disk_that_fails_while_the_claims_are_logged_is_tried_again() {
     let (disk, memory, contents) = written();
@@ -564,8 +566,8 @@ fn any_records_are_refused_or_applied_and_never_panic() {
     }
 }
 
-/// An object that cannot be recovered neither keeps the journal in its failed state nor prevents
-/// the storage of others.
+/// An object that cannot be recovered prevents neither the log from becoming void nor other objects
+/// from being stored.
 #[test]
 fn a_damaged_object_does_not_keep_the_log_in_trouble() {
     let (disk, store, contents) = written();
@@ -593,7 +595,7 @@ fn a_damaged_object_does_not_stop_the_log() {
         process.begin().unwrap();
         process.settle();
         assert_eq!(process.cache.recovery().objects_failed, 1, "life {life}");
-        // Several times the journal's capacity.
+        // The writes exceed the journal's capacity several times.
         for round in 0..150 {
             let cache = process.cache.clone();
             let write =
@@ -617,7 +619,7 @@ fn a_damaged_object_does_not_stop_the_log() {
     }
 }
 
-/// An orderly shutdown stores everything else, and the next start finds the damage again.
+/// A shutdown stores all other objects, and the next start finds the damage again.
 #[test]
 fn an_orderly_end_keeps_the_records_of_what_could_not_be_recovered() {
     let (disk, store, contents) = written();
@@ -626,7 +628,7 @@ fn an_orderly_end_keeps_the_records_of_what_could_not_be_recovered() {
     process.begin().unwrap();
     process.settle();
     assert_eq!(process.cache.recovery().objects_failed, 1);
-    // The namespace has no more changes that bypassed the log.
+    // The namespace has no more changes that the store accepted without a record.
     let cache = process.cache.clone();
     let write = WriteRequest::new(name(1), 0, pattern(1, 0, 100)).durability(Durability::Journaled);
     process.run(async move { cache.write(write).await }).unwrap();
@@ -675,7 +677,7 @@ fn state_in_three_segments(content: &[u8], before: usize, between: usize, bytes:
         };
         holds.push(appended.hold);
     };
-    // The object is present and replaced; one run.
+    // The object is present and replaced, with one run.
     let mut state = vec![3_u8];
     [0, 0, 1, 0, content.len() as u64].iter().for_each(|number: &u64| state.extend(number.to_le_bytes()));
     state.extend(content);
@@ -692,11 +694,11 @@ fn state_in_three_segments(content: &[u8], before: usize, between: usize, bytes:
     disk
 }
 
-/// The record kinds of a write and of a part of a state.
+/// The kinds of the records of a write and of a part of a state.
 const WRITE: u8 = 1;
 const STATE: u8 = 8;
 
-/// All parts of a state stay in the log until the state is stored.
+/// All parts of a state stay in the log until the described content is stored.
 #[test]
 fn a_recovered_state_is_kept_from_its_first_part_on() {
     let content = pattern(1, 0, 8000);
@@ -719,7 +721,7 @@ fn a_recovered_state_is_kept_from_its_first_part_on() {
     assert_eq!(test_kit::content(store.memory(), &name(0)), None, "the store has refused it");
 }
 
-/// The recovery pass does not release records needed by an object that is recovered out of turn.
+/// The pass does not release records that an object recovered out of turn still needs.
 #[test]
 fn a_state_that_is_recovered_out_of_turn_is_kept_from_its_first_part_on() {
     // The pass's first window ends before the first part, the second one before the last part.
@@ -757,11 +759,11 @@ fn a_state_that_is_recovered_out_of_turn_is_kept_from_its_first_part_on() {
     assert_eq!(process.read(0).unwrap(), Some(content));
 }
 
-/// A state that cannot be applied stays complete in the log: with only a part of it, the next start
-/// would treat the state as stored.
+/// All parts of a state that cannot be applied stay: with only some of them, the next start would
+/// regard the state as stored.
 #[test]
 fn a_state_that_is_refused_is_kept_from_its_first_part_on() {
-    // Larger than this cache's maximum object size.
+    // The object is larger than this cache's limit.
     let content = pattern(1, 0, 5 * BUCKET as usize);
     let disk = state_in_three_segments(&content, 256, 128, 300);
     let store = Arc::new(test_kit::memory(&ManualClock::new()));

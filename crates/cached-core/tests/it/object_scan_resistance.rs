@@ -1,5 +1,5 @@
-//! A scan passes through the cache without evicting frequently read data: the default policy is the
-//! byte-keyed store's, applied to buckets.
+//! A scan passes through the cache without evicting data that are read repeatedly: the default
+//! policy is the policy of the byte-keyed store, applied to buckets.
 
 use std::sync::Arc;
 
@@ -8,8 +8,8 @@ use cached_core::object::ObjectCacheConfig;
 use test_kit::sim::Sim;
 use test_kit::{BUCKET, SMALL_BUCKETS, cache, fill, id, memory, pattern, small};
 
-/// Reads a quarter of the cache repeatedly during a scan of twenty times the cache; returns the hit
-/// ratio of these reads in the second half.
+/// Reads a quarter of the cache repeatedly while a scan of twenty times the cache passes; returns
+/// the hit ratio of these reads in the second half.
 fn hits_beside_a_scan(policy: &str) -> f64 {
     let mut sim = Sim::new(None);
     let store = memory(&sim.clock);

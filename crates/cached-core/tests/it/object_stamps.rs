@@ -1,4 +1,5 @@
-//! Concurrent forwarded changes of one object: their stamps and versions.
+//! Several forwarded changes of one object that are in flight at the same time: their stamps and
+//! versions.
 
 use blocker::*;
 use cached_core::object::{ObjectCacheConfig, Writer};
@@ -17,7 +18,7 @@ fn parallel_writes_of_one_object_reach_the_store_in_the_order_of_their_stamps() 
         let other = env.write(&id("other"), 0, pattern(9, 0, 4096));
         env.sim.run_until_idle();
         assert_eq!(env.store.held().len(), 2, "one of each object");
-        // The held calls are answered in the worst order, the newest first.
+        // The responses to the held calls arrive in the worst order: the newest first.
         while let Some(last) = env.store.held().last() {
             env.store.answer(last.number);
             env.sim.run_until_idle();
@@ -79,8 +80,8 @@ fn overlapping_writes_give_no_version_to_two_contents() {
             let shown = env.at_once(info).unwrap().version;
             let [first, second] = [seen[0], seen[1]];
             assert_ne!(first, second, "two contents");
-            // The reported version is that of the current content, and differs from the versions of
-            // both writes, unless that write was answered last.
+            // The reported version belongs to the present content. It is not the version of either
+            // write alone, unless the response to that write was the last.
             let last = if newest_first { first } else { second };
             let stale = if newest_first { second } else { first };
             assert_ne!(shown, stale);
@@ -112,7 +113,7 @@ fn the_result_of_overlapping_writes_is_not_taken_for_a_foreign_change() {
     let writes = [BUCKET, 2 * BUCKET].map(|at| env.write(&object, at, pattern(2, at, 4096)));
     env.sim.run_until_idle();
     let held = env.perform_held();
-    // The store's version is that of the second write; the first one is answered last.
+    // The store has the version of the second write; the response to the first arrives last.
     env.store.answer(held[1].number);
     env.store.answer(held[0].number);
     for write in writes {
@@ -122,8 +123,8 @@ fn the_result_of_overlapping_writes_is_not_taken_for_a_foreign_change() {
     env.store.clear_log();
     let info = env.sim.spawn(env.cache.info(InfoRequest::new(object.clone())));
     let shown = env.at_once(info).unwrap().version;
-    // A load that finds the store's version must neither drop the cached data nor change the
-    // reported version.
+    // A load that finds the store's version must neither drop cached data nor change the reported
+    // version.
     env.bytes(&object, 3 * BUCKET, 10);
     let info = env.sim.spawn(env.cache.info(InfoRequest::new(object.clone())));
     assert_eq!(env.at_once(info).unwrap().version, shown);

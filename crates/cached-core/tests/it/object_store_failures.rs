@@ -1,6 +1,6 @@
-//! A store that stalls, fails, fills up, is taken over, or has few capabilities: the tests check
-//! which requests continue or wait, what is reported, and that no acknowledged data are lost while
-//! the process lives.
+//! A store that stalls, fails, is full, is claimed by another writer, or has few capabilities:
+//! which operations continue and which wait, which errors are reported, and that no acknowledged
+//! data are lost while the process lives.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use test_kit::{BUCKET, KIB, cache, content, fill, id, pattern, same, small};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// A cache over the faulty backend, with its background task.
+/// A cache over the faulty backend, with its background.
 struct Environment {
     sim: Sim,
     memory: Arc<Memory>,
@@ -40,7 +40,7 @@ fn faulty_environment(
 }
 
 impl Environment {
-    /// Returns the reply, which must be ready without any time passing.
+    /// Returns the response, which must arrive immediately.
     #[track_caller]
     fn at_once<T: Unpin + 'static>(&mut self, reply: Reply<T>) -> Result<T> {
         let handle = self.sim.spawn(reply);
@@ -74,8 +74,8 @@ impl Environment {
     }
 }
 
-/// Injects `trouble` for some seconds, until `end`: hits must not be delayed, and no data may be
-/// lost.
+/// Makes `trouble` for some seconds, until `end`: the trouble must not delay hits, and no data may
+/// be lost.
 fn continues_during(seconds: u64, trouble: fn(&Faulty), end: fn(&Faulty), is_volatile: bool) {
     let mut config = small(WriteMode::Back);
     config.dirty_age_max = SECOND;
@@ -104,7 +104,7 @@ fn continues_during(seconds: u64, trouble: fn(&Faulty), end: fn(&Faulty), is_vol
     let miss = env.sim.spawn(env.cache.read(ReadRequest::new(id("absent"), 0, 4096)));
     let mut wanted: Vec<Vec<u8>> = (0..4).map(|n| pattern(100 + n, 0, 8192)).collect();
     for second in 0..seconds {
-        // Hits of clean and dirty data, and writes, are immediate, whatever the state of the store.
+        // Hits of clean and dirty data, and writes, complete immediately in any state of the store.
         for n in 0..3 {
             same(&env.read(&id(&format!("clean-{n}")), 0, 65_536), &pattern(n, 0, 65_536), "a clean hit");
         }
@@ -115,7 +115,7 @@ fn continues_during(seconds: u64, trouble: fn(&Faulty), end: fn(&Faulty), is_vol
         let bytes = pattern(1000 + second, offset, 150);
         wanted[n as usize][offset as usize..][..150].copy_from_slice(&bytes);
         env.write(&dirty(n), offset, bytes);
-        // A request is answered by its deadline.
+        // A request with a deadline completes by the deadline.
         let deadline = env.sim.clock.now() + SECOND / 2;
         let late = env.cache.read(ReadRequest::new(id("absent"), 8192, 10).deadline(deadline));
         let late = env.sim.spawn(late);
@@ -130,7 +130,7 @@ fn continues_during(seconds: u64, trouble: fn(&Faulty), end: fn(&Faulty), is_vol
         assert!(matches!(reported, Error::NotStored(_)), "{reported}");
         env.validate();
     }
-    // Flushes are retried with growing delays, so that there is no retry storm.
+    // Flushes are retried with increasing delays, so the store is not overloaded.
     let calls = env.faulty.steps() - calls_before;
     assert!(calls < 12 * seconds + 100, "{calls} calls in {seconds} s");
     end(&env.faulty);
@@ -216,7 +216,7 @@ fn a_stall_of_one_object_does_not_delay_others() {
             &pattern(second, at, 4096),
             "flushed",
         );
-        // So are hits of the slow object itself.
+        // Hits of the slow object itself are served as before, too.
         let hit = sim.run(cache.read(ReadRequest::new(slow.clone(), 100, 200))).unwrap();
         same(&hit.data.to_vec(), &pattern(3, 100, 200), "a hit of the slow one");
         sim.advance(SECOND);
@@ -237,7 +237,7 @@ fn at_the_dirty_limit_writers_wait_and_are_served_in_order() {
     let mut env = faulty_environment(config, |_| (), |_| ());
     env.faulty.stall();
     let object = |n: u64| id(&format!("w-{}", n % 4));
-    // The objects' sizes can be queried only before the stall.
+    // The store can be asked about the objects only before the stall.
     env.faulty.resume();
     for n in 0..4 {
         env.write(&object(n), 0, vec![1; 10]);
@@ -320,7 +320,7 @@ fn a_deposed_cache_reports_the_loss_of_its_dirty_data() {
     let (taken, kept) = (id("taken"), id("kept"));
     env.write(&taken, 0, pattern(1, 0, 8192));
     env.write(&kept, 0, pattern(2, 0, 8192));
-    // Another writer takes one object over, bypassing this cache, and writes it.
+    // Another writer claims one object without this cache, and writes it.
     let claim = ClaimRequest::new(Scope::Object(taken.clone()), Epoch(5), blocker::WriterId(1));
     blocker::executor::block_on(env.memory.claim(claim)).unwrap();
     let theirs = WriteFullRequest::new(taken.clone(), pattern(3, 0, 100)).stamp(Stamp::new(5, 1));
@@ -372,7 +372,7 @@ fn a_flush_merges_what_lies_together() {
     let (mut sim, store) = (Sim::new(None), SteeredStore::new());
     let (cache, background) = cache(Arc::clone(&store) as _, small(WriteMode::Back), &sim.clock);
     let _running = sim.spawn(background);
-    // 512 writes of a sector each, in random order, and a second run far away.
+    // There are 512 writes of one sector each, in random order, and a second run far away.
     for n in 0..512_u64 {
         let at = n * 37 % 512 * 512;
         sim.run(cache.write(WriteRequest::new(id("log"), at, pattern(1, at, 512)))).unwrap();
@@ -401,7 +401,7 @@ fn parallel_misses_on_one_object_reach_the_store_together() {
         .collect();
     sim.run_until_idle();
     assert_eq!(store.held().len(), 16, "sixteen deep");
-    // Answered in any order.
+    // The responses arrive in any order.
     while let Some(last) = store.held().last() {
         store.answer(last.number);
         sim.run_until_idle();
@@ -423,7 +423,7 @@ fn an_event_from_below_drops_clean_data_and_keeps_dirty_data() {
     );
     env.read(&id("object"), 0, 16_384);
     env.write(&id("object"), 4096, pattern(2, 4096, 4096));
-    // Another client writes the whole object, and the store reports this.
+    // Another client writes the whole object, and the store reports the change.
     fill(&env.memory, &id("object"), pattern(3, 0, 16_384));
     let invalidate = InvalidateRequest::new(Scope::Object(id("object")));
     blocker::executor::block_on(env.memory.invalidate(invalidate)).unwrap();

@@ -1,5 +1,5 @@
-//! Changes of a namespace's write mode during operations: each operation completes in the mode in
-//! which it began.
+//! Changes of a namespace's write mode while operations are in flight: each operation ends in the
+//! mode in which it began.
 
 use blocker::*;
 use test_kit::cache_environment::CacheEnvironment;
@@ -10,8 +10,8 @@ fn set(env: &CacheEnvironment, mode: WriteMode) {
     env.cache.set_namespace(&namespace("ns"), &mode.into()).unwrap();
 }
 
-/// A forwarded write keeps its data in the cache and requests the durability of its own mode from
-/// the store, whatever the new mode is.
+/// A forwarded write keeps its data in the cache and asks the store for the durability of the mode
+/// in which the write began, even if the mode changes while the store performs the write.
 #[test]
 fn a_forwarded_write_ends_in_the_mode_in_which_it_began() {
     for (from, to) in [
@@ -38,8 +38,8 @@ fn a_forwarded_write_ends_in_the_mode_in_which_it_began() {
     }
 }
 
-/// A write-back change waits for a change of another range that is being forwarded, because its
-/// flush would set the object's end concurrently.
+/// A write-back change is not applied while a change of another range is in flight to the store: a
+/// flush of the first would set the object's end without regard to the second.
 #[test]
 fn a_write_back_change_waits_for_changes_that_were_forwarded_before_the_mode_changed() {
     let mut env = CacheEnvironment::new(small(WriteMode::Through));
@@ -47,7 +47,7 @@ fn a_write_back_change_waits_for_changes_that_were_forwarded_before_the_mode_cha
     let (first, second) = (pattern(1, 0, BUCKET as usize), pattern(2, 0, BUCKET as usize));
     env.written(&object, 0, first.clone());
     env.hold(Op::Write, &object);
-    // The forwarded change moves the object's end in the store.
+    // The write moves the object's end in the store.
     let forwarded = env.write(&object, 4 * BUCKET, first.clone());
     env.sim.run_until_idle();
     assert_eq!(env.perform_held().len(), 1);
@@ -65,8 +65,8 @@ fn a_write_back_change_waits_for_changes_that_were_forwarded_before_the_mode_cha
     same(&bytes[(4 * BUCKET) as usize..], &first, "forwarded");
 }
 
-/// A change in another mode first stores written-back data, and a copy keeps the durability of its
-/// own mode.
+/// Before a change in another mode, the written-back data are stored, and a copy keeps the
+/// durability of its own mode.
 #[test]
 fn what_was_written_back_is_stored_before_a_forwarded_change() {
     let mut env = CacheEnvironment::new(small(WriteMode::Back));
@@ -79,8 +79,8 @@ fn what_was_written_back_is_stored_before_a_forwarded_change() {
     assert_eq!(env.cache.counters().dirty_bytes, 0);
     same(&env.stored(&object).unwrap()[BUCKET as usize..], &second, "stored");
     env.agrees(&object);
-    // While the store copies for a write-back namespace, the mode changes to one that requests less
-    // durability.
+    // While the store makes a copy for a write-back namespace, the mode changes to one that would
+    // require less durability.
     set(&env, WriteMode::Back);
     let target = id("target");
     let (own, durability) = (target.clone(), std::sync::Arc::new(std::sync::Mutex::new(None)));

@@ -1,5 +1,5 @@
-//! A store that has lost unstored writes of an object, for example by a failed sync, stores nothing
-//! of the object until one request writes all of it: the cache sends that request, and no
+//! Writes lost by the store: after a failed sync, for example, a store accepts no flush of the
+//! object until a single request has written the whole object. The cache makes this request, and no
 //! acknowledged data are lost.
 
 use std::sync::Arc;
@@ -19,7 +19,7 @@ struct Environment {
     store: Arc<SteeredStore>,
     cache: ObjectCache,
     _running: Handle<()>,
-    /// Whether the store has lost data of the object.
+    /// Whether the store has lost writes of the object.
     lost: Arc<AtomicBool>,
 }
 
@@ -33,7 +33,8 @@ fn environment(change: fn(&mut ObjectCacheConfig), limit: fn(&mut Capabilities))
     let _running = sim.spawn(background);
     let lost = Arc::new(AtomicBool::new(false));
     let own = Arc::clone(&lost);
-    // Like the file store: the bytes are written, and the sync reports that some were lost.
+    // This is how the file store behaves: the bytes are written, and the sync reports that some
+    // were lost.
     store.rule(move |call| match call.op {
         Op::WriteFull | Op::Delete | Op::Invalidate => {
             own.store(false, Ordering::SeqCst);
@@ -84,7 +85,7 @@ fn one_failed_sync_loses_nothing_and_is_repaired_by_the_next_flush() {
     env.stored(&wanted);
     assert_eq!(env.store.count(Op::WriteFull), 1);
     assert!(env.cache.counters().flush_failures > 0);
-    // Later changes are sent as usual.
+    // Later changes are flushed as usual.
     env.store.clear_log();
     env.write(0, pattern(3, 0, 10));
     put(&mut wanted, 0, &pattern(3, 0, 10));
@@ -167,7 +168,7 @@ fn an_object_created_anew_is_restored() {
 #[test]
 fn a_store_that_does_not_answer_does_not_block_an_object_for_ever() {
     let mut env = environment(|config| config.flush_timeout = 5 * SECOND, |_| ());
-    // The store gets one request, and does not respond until the deadline.
+    // The store gets one request, and does not respond before the deadline.
     let is_first = Arc::new(AtomicBool::new(true));
     env.store.rule(move |call| match call.op {
         Op::Write | Op::WriteRuns if is_first.swap(false, Ordering::SeqCst) => {

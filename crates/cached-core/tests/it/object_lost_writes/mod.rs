@@ -1,5 +1,5 @@
-//! Losses: every flush that covers a loss reports it until it is repaired, whatever has happened to
-//! the object in the cache; and a superseded writer acknowledges nothing more.
+//! Losses: every flush that covers a loss reports it until the loss is repaired, even if the object
+//! is no longer in the cache. A fenced writer acknowledges no further changes.
 
 mod by_the_store;
 
@@ -69,14 +69,13 @@ impl Environment {
         }
     }
 
-    /// Another writer takes the scope over, bypassing the cache.
+    /// Makes another writer claim the scope without the cache.
     fn taken_over(&self, scope: Scope, epoch: u64) {
         let claim = ClaimRequest::new(scope, Epoch(epoch), WriterId(99));
         blocker::executor::block_on(self.store.memory().claim(claim)).unwrap();
     }
 
-    /// Writes the object in a domain, with an acknowledgement, and lets the age-based flush be
-    /// refused.
+    /// Acknowledges a write of the object in a domain, and lets the store refuse its flush by age.
     fn lose(&mut self, object: &ObjectId, domain: u64) {
         let reply = self.cache.write(in_domain(object, domain, 0, pattern(1, 0, 8192)));
         assert_eq!(self.run(reply).unwrap().durability, Durability::Cached);
@@ -108,7 +107,7 @@ fn every_covering_flush_fails_after_the_background_was_fenced() {
         assert!(env.is_lost(scope.clone()), "{scope:?}");
         assert!(env.is_lost(scope.clone()), "{scope:?}, asked again");
     }
-    // Data that are not lost are stored nevertheless.
+    // All other data are stored nevertheless.
     let reply = env.cache.write(in_domain(&kept, 2, 0, pattern(2, 0, 100)));
     env.run(reply).unwrap();
     env.write(&elsewhere, pattern(3, 0, 100));
@@ -156,12 +155,12 @@ fn a_loss_is_repaired_by_a_full_write_a_delete_or_an_invalidation() {
     let domain = invalidate(|object| Scope::Domain(object.namespace.clone(), OrderDomain(1)));
     let all = invalidate(|_| Scope::All);
     let write = |env: &mut Environment, object: &ObjectId| {
-        // A part of the object does not repair the loss.
+        // A write of a part of the object does not repair the loss.
         let request = WriteRequest::new(object.clone(), 0, pattern(3, 0, 50)).stamp(Stamp::new(5, 1));
         let reply = env.cache.write(request);
         env.run(reply).unwrap();
     };
-    // The name of a repair, the repair, and whether it ends the loss.
+    // The name of a repair, the repair, and whether the repair ends the loss.
     type Repair<'a> = (&'a str, &'a dyn Fn(&mut Environment, &ObjectId), bool);
     let repairs: [Repair<'_>; 6] = [
         ("write_full", &stamped as &dyn Fn(&mut Environment, &ObjectId), true),
@@ -264,7 +263,7 @@ fn a_write_that_must_be_stored_does_not_hide_a_loss() {
 #[test]
 fn a_refused_write_that_was_never_acknowledged_is_no_loss() {
     let store = SteeredStore::new();
-    // The cache learns of the claim only from its flush.
+    // The cache learns of the claim only by its flush.
     store.silence();
     let mut env = over(store, back());
     let object = id("taken");
@@ -290,7 +289,7 @@ fn a_claim_of_a_domain_stops_what_was_changed_in_it_and_nothing_else() {
     let one = env.cache.write(in_domain(&object, 1, 0, pattern(1, 0, 4096)));
     env.run(one).unwrap();
     env.taken_over(Scope::Domain(object.namespace.clone(), OrderDomain(1)), 5);
-    // In another domain, so that its flush must not include the first change.
+    // This change is in another domain: its flush must not include the first change.
     let two = env.cache.write(in_domain(&object, 2, BUCKET, pattern(2, BUCKET, 4096)));
     env.run(two).unwrap();
     env.flush(Scope::Domain(object.namespace.clone(), OrderDomain(2))).unwrap();
