@@ -1,6 +1,6 @@
-//! The cache as the writer of its namespaces: it acknowledges no change before it has claimed them,
-//! never shares an epoch with another cache, and refuses changes once another writer has taken
-//! over.
+//! The cache as the writer of its namespaces: it acknowledges no change before it has claimed the
+//! namespace, shares an epoch with no other cache, and refuses changes once another writer has
+//! claimed the namespace.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -66,7 +66,7 @@ impl Environment {
         self.sim.run(reply).unwrap().data.to_vec()
     }
 
-    /// Another writer takes the scope over, bypassing the caches.
+    /// Makes another writer claim the scope without the caches.
     #[track_caller]
     fn take_over(&self, scope: Scope, epoch: u64) {
         let claim = ClaimRequest::new(scope, Epoch(epoch), WriterId(99));
@@ -124,7 +124,7 @@ fn a_deposed_cache_refuses_changes_after_its_first_flush_is_refused() {
     env.write(0, &elsewhere, pattern(4, 0, 5000)).unwrap();
     env.flush(0, Scope::Namespace(namespace("elsewhere"))).unwrap();
     assert_eq!(env.caches[0].lost().objects.len(), 1, "what was refused is not lost");
-    // After a restart, it claims again.
+    // After a restart, the cache claims again.
     env.start(WriteMode::Back);
     env.write(1, &id("a"), pattern(5, 0, 5000)).unwrap();
     env.flush(1, Scope::All).unwrap();
@@ -217,7 +217,7 @@ fn two_caches_that_start_together_get_epochs_of_their_own() {
         })
         .collect();
     env.sim.run_until_idle();
-    // Both query, and both get the same answer.
+    // Both caches ask, and get the same response.
     assert_eq!(env.store.held().len(), 2);
     env.store.answer_all();
     env.sim.run_until_idle();
@@ -226,7 +226,7 @@ fn two_caches_that_start_together_get_epochs_of_their_own() {
     env.store.open();
     env.sim.run_until_idle();
     let done: Vec<_> = writes.iter().map(|write| write.take().expect("an answer")).collect();
-    // The second cache holds the epoch, and the other one knows this.
+    // The second cache has the epoch, and the first one knows this.
     let flushed = [env.flush(0, Scope::All), env.flush(1, Scope::All)];
     let stored =
         flushed.iter().zip(&done).filter(|(flushed, write)| flushed.is_ok() && write.is_ok()).count();
@@ -305,7 +305,7 @@ fn a_namespace_that_is_released_goes_back_and_forth_between_caches() {
         }
         let bytes = pattern(round as u64 + 1, 0, 5000);
         env.write(cache, &id("a"), bytes.clone()).unwrap();
-        // Unflushed and flushed data: both are stored.
+        // One change is not flushed, and one is: both are stored.
         if round % 3 == 0 {
             env.flush(cache, ns()).unwrap();
         }

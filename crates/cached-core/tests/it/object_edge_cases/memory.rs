@@ -1,12 +1,11 @@
-//! Scarce memory, dirty space or nodes: requests wait for each other without deadlocks, and limits
-//! are observed.
+//! Little memory, dirty room or few nodes: requests wait for each other without a deadlock, and
+//! limits hold.
 
 use super::*;
 
 #[test]
 fn requests_that_need_most_of_the_memory_do_not_block_each_other() {
-    // Twelve requests, each of which needs most of the memory: two that held a part each would wait
-    // forever.
+    // Twelve requests each need most of the memory: two that each held a part would wait forever.
     let most = 180 * BUCKET;
     let mut config = small(WriteMode::Back);
     config.dirty_bytes_max = 760 * KIB;
@@ -47,7 +46,7 @@ fn requests_that_need_most_of_the_memory_do_not_block_each_other() {
         for (number, round, write) in writes {
             write.take().unwrap_or_else(|| panic!("write {number}.{round} waits for ever")).unwrap();
         }
-        // Payloads kept by readers pin memory; a request that needs this memory waits, and then
+        // Payloads that readers keep pin memory; a request that needs this memory waits, and then
         // continues without it.
         env.store.open();
         drop(held_kept);
@@ -69,7 +68,7 @@ fn writes_wait_while_readers_pin_all_memory_and_reads_do_not() {
     let mut env = Environment::with(small(WriteMode::Back), |memory| {
         fill(memory, &object, pattern(1, 0, all as usize));
     });
-    // Two reads, so that the second one is served from buckets if they are available.
+    // The read is repeated, so that the second one is served from buckets if there are any.
     let mut kept = Vec::new();
     for round in 0..2 {
         for bucket in 0..256 {
@@ -101,7 +100,7 @@ fn dirty_data_are_bounded_in_age_size_and_rate() {
     config.dirty_age_max = 10 * SECOND;
     config.dirty_bytes_max = 128 * KIB;
     let mut env = Environment::with(config, |_| ());
-    // By age: one write a second without a flush request, then the host crashes.
+    // Flushes by age: one write per second without a flush request, until the host fails.
     for second in 0..60_u64 {
         env.written(&id(&format!("log-{}", second % 5)), second / 5 * BUCKET, pattern(second, 0, 4096));
         env.sim.advance(SECOND);
@@ -117,8 +116,8 @@ fn dirty_data_are_bounded_in_age_size_and_rate() {
     assert!(dirty <= 12 * BUCKET, "no more than the last ten seconds' writes: {dirty}");
     env.flushed();
 
-    // By size and rate: a writer that is faster than the store is slowed down to the store's pace;
-    // it never fails, and dirty data never exceed the limit.
+    // Flushes by size and rate: a writer that is faster than the store proceeds at the store's
+    // rate, never fails, and never exceeds the dirty limit.
     env.store.rule(|call| if call.op.is_change() { Verdict::Hold } else { Verdict::Pass });
     let writes: Vec<_> = (0..128_u64)
         .map(|n| env.write(&id(&format!("fast-{}", n % 8)), n / 8 * BUCKET, pattern(n, 0, 4096)))

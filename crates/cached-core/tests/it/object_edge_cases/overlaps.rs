@@ -13,8 +13,8 @@ fn a_second_flush_of_an_object_waits_for_the_first() {
     let under_way = env.store.held();
     assert!(!under_way.is_empty(), "the flush has begun");
 
-    // Newer bytes, and every kind of request that can trigger their flush: no request of a second
-    // flush is sent.
+    // There are newer bytes, and every kind of request that can start their flush: no request of a
+    // second flush is sent.
     env.written(&object, 0, pattern(2, 0, 4096));
     let mut waiting = vec![env.flush(object_scope(&object)), env.flush(Scope::All)];
     let request =
@@ -26,7 +26,7 @@ fn a_second_flush_of_an_object_waits_for_the_first() {
     assert_eq!(numbers(&env), under_way.iter().map(|call| call.number).collect::<Vec<_>>());
     assert!(!first.is_done() && waiting.iter().all(|flush| !flush.is_done()) && !stored_write.is_done());
 
-    // Only after the end of the first flush does the second one begin, with the newer bytes.
+    // Only when the first flush has ended does the second begin, which stores the newer bytes.
     let before = env.store.log().len();
     under_way.iter().for_each(|call| env.store.answer(call.number));
     env.sim.run_until_idle();
@@ -64,7 +64,7 @@ fn a_failed_flush_leaves_data_dirty_and_is_retried() {
             true => Verdict::Fail(failing.clone()),
             false => Verdict::Pass,
         });
-        // A shutdown observes its deadline: the data are not stored, and this is reported.
+        // A shutdown keeps its deadline: it reports that the data are not stored.
         let deadline = env.sim.clock.now() + 30 * SECOND;
         let flush = FlushRequest::new(Scope::All).deadline(deadline);
         let flush = env.sim.spawn(env.cache.flush(flush));
@@ -75,14 +75,14 @@ fn a_failed_flush_leaves_data_dirty_and_is_retried() {
         let wanted = [vec![0; 100], pattern(1, 100, 9000)].concat();
         same(&env.read_now(&object, 0, 20_000), &wanted, "still readable");
         env.validate();
-        // Newer bytes are accepted meanwhile, and the next possible flush stores everything.
+        // Newer bytes are accepted in the meantime, and the next possible flush stores everything.
         env.written(&object, 0, pattern(2, 0, 700));
         env.store.pass();
         env.flushed();
         let wanted = [pattern(2, 0, 700), pattern(1, 700, 8400)].concat();
         same(&env.stored(&object).unwrap(), &wanted, "stored at last");
         assert_eq!(env.cache.counters().dirty_bytes, 0);
-        // The background task ends even with dirty data.
+        // The background ends even if data are dirty.
         env.store.rule(|call| if call.op.is_change() { Verdict::Hold } else { Verdict::Pass });
         env.written(&object, 0, pattern(3, 0, 700));
         let last = env.flush(Scope::All);
@@ -107,7 +107,7 @@ fn buckets_replaced_during_a_load_stay_in_their_places() {
             let whole = env.read(&object, 0, 6 * BUCKET);
             env.sim.run_until_idle();
             assert_eq!(env.store.held().len(), 1, "one load for the run");
-            // While they load, two of the six are replaced.
+            // During the load, two of the six buckets are replaced.
             let new = pattern(2, changed * BUCKET, 4096);
             let zeroed = (changed + 3) % 6;
             let write = env.write(&object, changed * BUCKET, new.clone());
@@ -117,7 +117,7 @@ fn buckets_replaced_during_a_load_stay_in_their_places() {
             env.store.open();
             env.sim.wait(write).unwrap();
             env.sim.wait(discard).unwrap();
-            // The read overlapped both writes: each bucket is old or new, and in its place.
+            // The read overlapped both writes: each bucket is old or new, and at its position.
             let found = env.sim.wait(whole).unwrap().data.to_vec();
             let mut wanted = old.clone();
             wanted[(changed * BUCKET) as usize..][..4096].copy_from_slice(&new);
@@ -127,7 +127,7 @@ fn buckets_replaced_during_a_load_stay_in_their_places() {
                 let is_known = *bucket == old[range.clone()] || *bucket == wanted[range];
                 assert!(is_known, "bucket {at} while bucket {changed} was written");
             }
-            // A later read returns the new buckets, whether from memory or from the store.
+            // A later read finds the new bytes, from whatever source.
             same(&env.read_now(&object, 0, 10 * BUCKET), &wanted, "after the load");
             env.agrees(&object);
             same(&env.stored(&object).unwrap(), &wanted, "stored");
@@ -139,7 +139,8 @@ fn buckets_replaced_during_a_load_stay_in_their_places() {
 fn an_unaligned_write_waits_for_the_content_it_needs() {
     let object = id("volume");
     let old = pattern(1, 0, 2 * 4096);
-    // A sector and its parts; across the boundary of two buckets; both ends.
+    // The ranges are a sector and parts of it, a range across two buckets, and both ends of the
+    // object.
     for (offset, len) in [(100, 300), (512, 512), (700, 3000), (4000, 200), (0, 1), (8191, 1), (511, 2)] {
         for fails_first in [false, true] {
             let mut env =
@@ -152,8 +153,8 @@ fn an_unaligned_write_waits_for_the_content_it_needs() {
             let mut wanted = old.clone();
             wanted[offset as usize..offset as usize + len].copy_from_slice(&pattern(2, offset, len));
             if fails_first {
-                // The load for which both wait fails: the write must not treat missing bytes as
-                // content.
+                // The load that both requests wait for fails: the write must not treat missing
+                // bytes as content.
                 let first = env.store.held()[0].number;
                 env.store.fail(first, Error::Retryable("by test".into()));
                 env.sim.run_until_idle();
@@ -189,7 +190,7 @@ fn a_deleted_object_does_not_come_back_with_a_late_flush() {
             if !is_done_late {
                 late.iter().for_each(|call| env.store.perform(call.number));
             }
-            // The object is deleted while its bytes are being loaded.
+            // The object is deleted while its bytes are in flight.
             let delete = env.sim.spawn(env.cache.delete(DeleteRequest::new(object.clone())));
             env.sim.run_until_idle();
             let mut wanted = None;
@@ -227,7 +228,7 @@ fn a_deleted_object_does_not_come_back_with_a_forwarded_write() {
         let write = env.write(&object, 0, pattern(2, 0, 4096));
         let delete = env.sim.spawn(env.cache.delete(DeleteRequest::new(object.clone())));
         env.sim.run_until_idle();
-        // Calls in progress are answered in either order; waiting requests come later.
+        // The calls in flight complete in either order; waiting requests complete later.
         let held = env.store.held();
         for at in order.into_iter().filter(|at| *at < held.len()) {
             env.store.answer(held[at].number);

@@ -31,7 +31,7 @@ fn ranges_at_the_end_of_an_object_are_exact() {
             });
             let whole = pattern(1, 0, size as usize);
             for round in 0..2 {
-                // First a miss, then from the cache.
+                // The object is missing at first, and then comes from the cache.
                 for offset in
                     [0, 1, 4095, 4096, size.saturating_sub(1), size, size + 1, max - 1, max, max + 1]
                 {
@@ -45,7 +45,8 @@ fn ranges_at_the_end_of_an_object_are_exact() {
                 }
                 assert_eq!(env.info(&object).unwrap().size_bytes, size);
             }
-            // Exactly at the end, one byte before it, and beyond a hole after it.
+            // The writes begin exactly at the end, one byte before it, and after it, which leaves a
+            // hole.
             for at in [size, size.saturating_sub(1), (size + 5000).min(max - 1)] {
                 if at >= max {
                     continue;
@@ -59,7 +60,7 @@ fn ranges_at_the_end_of_an_object_are_exact() {
                 env.agrees(&object);
                 same(&env.stored(&object).unwrap(), &wanted, "stored to the byte");
             }
-            // At the limit: the last possible byte, and one byte beyond it.
+            // At the limit itself, the last possible byte is accepted, and no further byte.
             let too_large =
                 |error: Error| matches!(error, Error::TooLarge { limit_bytes } if limit_bytes == max);
             let last = env.written(&object, max - 1, vec![9]);
@@ -72,7 +73,8 @@ fn ranges_at_the_end_of_an_object_are_exact() {
             let truncate = env.sim.spawn(env.cache.truncate(truncate));
             assert!(too_large(env.sim.wait(truncate).unwrap_err()));
             assert_eq!(env.read_now(&object, max - 1, 10), [9]);
-            // Truncated in the middle of a sector and extended again: zeros, not the old bytes.
+            // The object is truncated in the middle of a sector and extended again: it has zeros
+            // there, not the old bytes.
             for cut in [max - 1, size.max(1) - 1] {
                 for to in [cut, max] {
                     let truncate = TruncateRequest::new(object.clone(), to);
@@ -83,7 +85,8 @@ fn ranges_at_the_end_of_an_object_are_exact() {
             }
             env.agrees(&object);
             let beyond = |call: &test_kit::steered::CallInfo| call.op.is_change() && call.end() > max;
-            // The cache refuses the change itself, because the store's limit is higher.
+            // The cache refuses the write itself, because the store, whose limit is higher, would
+            // accept it.
             let refused = env.store.log().into_iter().filter(beyond).count();
             assert_eq!(refused, 0, "nothing beyond the limit reaches the store");
         }
@@ -109,7 +112,7 @@ fn info_and_list_report_exact_sizes_of_existing_objects_only() {
     let delete = env.sim.spawn(env.cache.delete(DeleteRequest::new(id("f-gone"))));
     env.sim.wait(delete).unwrap();
     env.written(&id("z-empty"), 100, Vec::new());
-    // The object was queried or attempted, but never created.
+    // These objects were requested or attempted, but never created.
     let nothing = env.read(&id("c-never"), 0, 100);
     assert_eq!(env.sim.wait(nothing).unwrap_err(), Error::Missing);
     let request = WriteRequest::new(id("e-never"), 0, vec![1; 10]).condition(Condition::Present);
@@ -219,8 +222,8 @@ fn a_copy_replaces_the_target_and_stores_the_source_only_if_needed() {
                             env.store.hold(&[Op::Read, Op::Write, Op::WriteFull, Op::WriteZeroes]);
                             reads.push(env.read(object, 0, 1 << 20));
                             env.sim.run_until_idle();
-                            // The store has read these bytes, and its response is in transit: they
-                            // are about to become stale.
+                            // The store has already read these bytes, which are in flight and will
+                            // soon be outdated.
                             let held = env.store.held();
                             held.iter()
                                 .filter(|call| call.op == Op::Read)
@@ -231,7 +234,7 @@ fn a_copy_replaces_the_target_and_stores_the_source_only_if_needed() {
                 }
                 let copy = env.sim.spawn(env.cache.copy(CopyRequest::new(source.clone(), target.clone())));
                 env.sim.run_until_idle();
-                // Late responses arrive after the copy, unless the copy waited for them.
+                // Late responses arrive after the copy if the copy did not wait for them.
                 env.store.open();
                 env.sim.wait(copy).unwrap();
                 for read in reads {

@@ -1,10 +1,10 @@
-//! A cache that is restarted with its journal after another writer has claimed the namespace.
+//! A cache that restarts with its journal after another writer has claimed the namespace.
 
 use crate::journal_kit::Environment;
 use blocker::*;
 use test_kit::{id, namespace, pattern};
 
-/// Lets another writer claim the namespace, with the next epoch; returns it.
+/// Makes another writer claim the namespace with the next epoch, and returns this epoch.
 fn take_over(env: &mut Environment) -> Epoch {
     let scope = Scope::Namespace(namespace("ns"));
     let asked = env.sim.spawn(env.store.claim(ClaimRequest::ask(scope.clone())));

@@ -1,5 +1,5 @@
-//! A cache with a journal: the logged changes, their acknowledgements, and the truncation of the
-//! log.
+//! A cache with a journal: which changes are logged, when they are acknowledged, and how long the
+//! log is kept.
 
 mod epochs;
 mod trouble;
@@ -52,7 +52,7 @@ fn changes_that_come_together_are_committed_together() {
     assert_eq!(env.journal.metrics().batch_records.count, before + 1);
 }
 
-/// The store must not have a change that the log could lose.
+/// The store must not have changes that the log could lose.
 #[test]
 fn a_flush_asks_the_store_once_the_records_are_durable() {
     let mut env = Environment::new(8);
@@ -71,7 +71,7 @@ fn a_record_is_held_until_its_change_is_stored() {
     env.write(&id("a"), 0, pattern(1, 0, 100), Durability::Cached).get().unwrap();
     env.commit();
     let first = env.oldest();
-    // Another object fills segments, and is stored each time.
+    // Changes of another object fill segments, and are stored each time.
     env.store.rule(|call| match call.op.is_change() && call.object == Some(id("a")) {
         true => test_kit::steered::Verdict::Hold,
         false => test_kit::steered::Verdict::Pass,
@@ -85,7 +85,8 @@ fn a_record_is_held_until_its_change_is_stored() {
         env.flushed(Scope::Object(id("b")));
         assert_eq!(env.oldest(), first, "round {round}");
     }
-    // A change is made during the flush; after the flush, the log is kept from that change on.
+    // A change is made during the flush, and then the flush ends: the log is kept from that change
+    // on.
     let flush = env.flush(Scope::Object(id("a")), Durability::Stored);
     env.write(&id("a"), 0, pattern(2, 0, 100), Durability::Cached).get().unwrap();
     env.commit();
@@ -173,14 +174,14 @@ fn a_namespace_without_journal_stores_what_is_to_be_journaled() {
     assert_eq!(env.records(), []);
 }
 
-/// Before a change that bypasses the log is sent to the store, a durable mark is written.
+/// Before the store gets a change that is not logged, a mark is durable.
 #[test]
 fn a_forwarded_change_is_preceded_by_a_durable_mark() {
     let mut env = Environment::new(8);
     env.write(&id("a"), 0, pattern(1, 0, 100), Durability::Journaled);
     env.commit();
     env.flushed(Scope::Namespace(test_kit::namespace("plain")));
-    // Larger than the maximum logged payload.
+    // The change exceeds the limit for logged changes.
     let large = env.write(&id("a"), 0, pattern(2, 0, 40_000), Durability::Cached);
     env.sim.run_until_idle();
     let before = env.changes();
@@ -236,7 +237,7 @@ fn a_flush_marks_what_it_has_stored() {
     assert_eq!(env.records(), []);
 }
 
-/// The mark does not cover a change that is logged during the mark's flush.
+/// A mark does not cover a change that is logged during the mark's flush.
 #[test]
 fn a_mark_covers_what_was_logged_before_its_flush_and_nothing_else() {
     let mut env = Environment::new(8);
@@ -289,7 +290,7 @@ fn a_namespace_is_claimed_once_the_record_of_the_epoch_is_durable() {
     let mut env = Environment::unclaimed(8, JournalOptions::default());
     let write = env.write(&id("a"), 0, pattern(1, 0, 100), Durability::Cached);
     assert!(!write.is_done());
-    // One claim queries the epoch in force.
+    // The claim asks for the epoch in force once.
     assert_eq!(env.store.count(Op::Claim), 1);
     env.commit();
     assert!(write.is_done());
@@ -358,8 +359,8 @@ fn set_mode(env: &mut Environment, mode: WriteMode) {
     set.get().unwrap();
 }
 
-/// Changes that bypassed the log, and that the store need not have stored, precede the logged
-/// changes: a power loss of the store must not undo the former and leave the latter.
+/// Changes that the store accepted without a record, and may not have stored durably, precede the
+/// logged ones: a power failure of the store must not lose the former and keep the latter.
 #[test]
 fn nothing_is_logged_before_the_store_has_stored_what_was_forwarded() {
     let mut env = Environment::new(8);
@@ -390,7 +391,7 @@ fn nothing_is_logged_before_the_store_has_stored_what_was_forwarded() {
     assert!(!first.is_done() && !second.is_done());
     assert_eq!(env.journal.metrics().counts.appended_records, appended);
     assert_eq!(env.store.held().len(), 1, "one request for all");
-    // If the store fails, the next change repeats the request.
+    // The next change repeats the request that the store cannot perform now.
     let number = env.store.held()[0].number;
     env.store.fail(number, Error::Retryable("busy".into()));
     env.sim.run_until_idle();
@@ -399,7 +400,7 @@ fn nothing_is_logged_before_the_store_has_stored_what_was_forwarded() {
     env.commit();
     second.get().unwrap();
     assert_eq!(env.journal.metrics().counts.appended_records, appended + 1);
-    // One flush suffices.
+    // One request is enough.
     env.write(&id("d"), 0, pattern(3, 0, 100), Durability::Cached).get().unwrap();
     assert_eq!(env.store.count(Op::Flush), 2);
 }
@@ -440,14 +441,14 @@ fn a_journaled_flush_of_everything_stores_only_what_is_not_logged() {
     );
 }
 
-/// A cache of two namespaces, one of them journaled, over a store whose objects other owners change
-/// once the cache has released the namespace; with the expected listing.
+/// A cache of two namespaces, one of them journaled, over a store in which other owners change
+/// objects once the cache has given up the namespace; and the expected listing.
 struct Listed {
     env: Environment,
     rng: Rng,
     /// The sizes of the objects of each namespace, by name.
     sizes: [BTreeMap<String, u64>; 2],
-    /// The number of takeovers of each namespace by other owners.
+    /// The number of times that other owners have had a namespace.
     owners: u64,
 }
 
@@ -467,7 +468,7 @@ impl Listed {
             if reply.is_done() {
                 break;
             }
-            // It waits for a flush that the store holds.
+            // The operation waits for a flush that the store holds.
             self.env.store.open();
             self.env.sim.advance(Duration::from_millis(100));
             self.env.commit();
@@ -490,7 +491,7 @@ impl Listed {
                 (deleted.map(|_| ChangeReply::new(Version(0), 0, Durability::Cached)), None)
             }
             2 => (self.done(cache.truncate(TruncateRequest::new(id, offset))), Some(offset)),
-            // The offset is often beyond the end, where the operation has no effect.
+            // The range is often beyond the end, where the operation changes nothing.
             3 => (self.done(cache.discard(DiscardRequest::new(id, offset, len))), before),
             4 => {
                 let request = WriteRequest::new(id, 0, Vec::new());
@@ -511,13 +512,13 @@ impl Listed {
         }
     }
 
-    /// The cache releases a namespace, and another owner has it for a while.
+    /// The cache gives up a namespace, and another owner has it for a while.
     fn hand_over(&mut self) {
         let (of, name, id) = self.object();
         let released = self.env.cache.control().release(id.namespace.clone());
         match self.done(released) {
             Ok(()) => (),
-            // Data were written meanwhile, or a flush is held.
+            // A change was made in the meantime, or is held.
             Err(Error::Retryable(_)) => return,
             Err(error) => panic!("{error}"),
         }
@@ -526,7 +527,7 @@ impl Listed {
         let scope = Scope::Namespace(id.namespace.clone());
         let in_force = match block_on(memory.claim(ClaimRequest::ask(scope.clone()))) {
             Ok(none) => none.epoch,
-            // It names the epoch in force.
+            // The error contains the epoch in force.
             Err(Error::Fenced { epoch }) => epoch,
             Err(error) => panic!("{error}"),
         };
@@ -546,7 +547,7 @@ impl Listed {
     fn step(&mut self) {
         match self.rng.weighted(&[50, 10, 10, 10, 10, 5, 3]) {
             0 => self.change(),
-            // The cache drops the objects whose changes are all stored.
+            // The cache forgets objects whose changes are all stored.
             1 => {
                 let (_, _, id) = self.object();
                 let scope =
@@ -571,7 +572,7 @@ impl Listed {
         }
     }
 
-    /// Checks the listing, in pages of any size.
+    /// The listing is correct with pages of any size.
     fn check(&mut self, step: usize) {
         for (of, name) in LISTED.into_iter().enumerate() {
             let mut request = ListRequest::new(namespace(name));
@@ -592,7 +593,7 @@ impl Listed {
     }
 }
 
-/// Objects may be queued, known, evicted, or previously another owner's.
+/// Objects may be queued, known, forgotten, or changed by another owner.
 #[test]
 fn a_listing_shows_after_each_step_what_is_there() {
     let owners = AtomicU64::new(0);

@@ -36,11 +36,12 @@ fn a_failed_sync_lets_the_write_be_stored_instead() {
     env.cache.validate().unwrap();
 }
 
-/// Until the log is void, logged changes could be replayed over data that bypassed the log.
+/// Until the log is void, logged changes could be replayed over later changes that were stored
+/// without a record.
 #[test]
 fn stored_is_not_acknowledged_before_the_log_is_void() {
     let mut env = Environment::new(8);
-    // The record is durable, and the store does not have the change.
+    // The change is durable, but held back from the store.
     env.store.rule(|call| match call.op.is_change() && call.object == Some(id("kept")) {
         true => Verdict::Hold,
         false => Verdict::Pass,
@@ -52,7 +53,7 @@ fn stored_is_not_acknowledged_before_the_log_is_void() {
     env.write(&id("a"), 0, pattern(2, 0, 100), Durability::Cached).get().unwrap();
     env.commit();
     assert_eq!(state(&env), JournalState::Draining);
-    // Unlogged changes are acknowledged immediately as cached, and never as journaled.
+    // The change is not logged: it is acknowledged as cached immediately, but not as journaled.
     let cached = env.write(&id("b"), 0, pattern(3, 0, 100), Durability::Cached);
     assert_eq!(cached.get().unwrap().durability, Durability::Cached);
     let journaled = env.write(&id("b"), 0, pattern(4, 0, 100), Durability::Journaled);
@@ -91,7 +92,7 @@ fn a_journal_that_works_again_logs_what_comes_after_all_else_is_stored() {
     restart(&mut env);
     assert!(!env.journal.is_failed());
     assert_eq!(state(&env), JournalState::Void, "what is not logged is not stored either");
-    // Until then, nothing is logged.
+    // Until the mark is durable, nothing is logged.
     let appended = env.journal.metrics().counts.appended_records;
     env.write(&id("c"), 0, pattern(3, 0, 100), Durability::Cached).get().unwrap();
     assert_eq!(env.journal.metrics().counts.appended_records, appended);
@@ -133,8 +134,8 @@ fn changes_wait_while_the_journal_resumes_and_go_on_when_it_takes_too_long() {
     assert_eq!(state(&env), JournalState::Ok);
 }
 
-/// Writers change as much as the store accepts, and storing all dirty data takes longer than the
-/// first limit on waiting changes: later limits are longer, and the journal is used again.
+/// Writers change as much as the store can take, and the store needs longer for all dirty data than
+/// changes wait the first time: changes wait longer, and the journal is used again.
 #[test]
 fn a_journal_resumes_under_a_load_that_the_store_just_bears() {
     const OBJECTS: u64 = 12;
@@ -157,7 +158,7 @@ fn a_journal_resumes_under_a_load_that_the_store_just_bears() {
         if state(&env) == JournalState::Ok {
             break;
         }
-        // The store stores one object per second, and that object is changed again.
+        // The store takes a second for one object, which is then changed again.
         if let Some(call) = env.store.held().first() {
             let object = call.object.clone().unwrap();
             env.store.answer(call.number);
@@ -187,7 +188,7 @@ fn a_flush_that_was_sent_before_the_new_claim_is_sent_again() {
     env.write(&id("b"), 0, pattern(2, 0, 100), Durability::Cached).get().unwrap();
     env.commit();
     assert_eq!(state(&env), JournalState::Draining);
-    // The claim is in transit; a flush under the old epoch arrives after it.
+    // The claim is in flight; a flush under the old epoch follows it.
     let held = env.store.held();
     assert_eq!(held.iter().map(|call| call.op).collect::<Vec<_>>(), [Op::Claim]);
     env.store.perform(held[0].number);
@@ -202,9 +203,9 @@ fn a_flush_that_was_sent_before_the_new_claim_is_sent_again() {
     assert_eq!(state(&env), JournalState::Void);
 }
 
-/// The store has accepted the claim that was to invalidate the log, and the response is lost; then
-/// the journal works again. Later records must not use the epoch that the store refuses, because a
-/// restart would treat them as invalid.
+/// The store has accepted the claim that voids the log, its response is lost, and then the journal
+/// works again. Later changes must not be logged under the epoch that the store refuses: a restart
+/// would regard them as void.
 #[test]
 fn a_claim_whose_answer_is_lost_is_made_once_more_before_changes_are_logged() {
     for is_stored in [false, true] {
@@ -244,7 +245,7 @@ fn a_claim_whose_answer_is_lost_is_made_once_more_before_changes_are_logged() {
     }
 }
 
-/// An object that the store refuses does not prevent the log's truncation.
+/// An object that the store refuses does not keep the log from being released.
 #[test]
 fn an_object_that_the_store_refuses_is_logged_again_and_the_tail_moves_on() {
     let mut env = Environment::new(16);
@@ -280,8 +281,8 @@ fn an_object_that_the_store_refuses_is_logged_again_and_the_tail_moves_on() {
     env.cache.validate().unwrap();
 }
 
-/// A namespace with a low rate limit does not make the writers of others wait until all of its data
-/// are stored: its data are logged again.
+/// A namespace with a low rate limit does not make writers of other namespaces wait until all its
+/// data are stored: its objects are logged again.
 #[test]
 fn the_objects_of_a_limited_namespace_are_logged_again_and_the_tail_moves_on() {
     const OBJECTS: u64 = 12;
@@ -310,7 +311,7 @@ fn the_objects_of_a_limited_namespace_are_logged_again_and_the_tail_moves_on() {
     };
     wait(&mut env, &|| writes.iter().all(|write| write.is_done()));
     let first = env.oldest();
-    // Until the log reaches its limit, and slightly beyond.
+    // The writes continue until slightly after the log has reached its limit.
     let (mut waited, mut rounds_after) = (0, 0);
     for round in 0..200 {
         let write = env.write(&id("other"), 0, pattern(round, 0, 12_000), Durability::Cached);
@@ -322,7 +323,7 @@ fn the_objects_of_a_limited_namespace_are_logged_again_and_the_tail_moves_on() {
     }
     assert!(env.oldest() > first, "the limited namespace holds the log");
     assert!(waited <= 5, "writers have waited for {waited} s: for more than the few flushes that had begun");
-    // Unstored data are in the log.
+    // All data that are not stored are in the log.
     let mut env = env.restarted();
     env.begin_recovery().unwrap();
     for number in 0..OBJECTS {
@@ -333,8 +334,8 @@ fn the_objects_of_a_limited_namespace_are_logged_again_and_the_tail_moves_on() {
     env.cache.validate().unwrap();
 }
 
-/// Once the journal is half full, the objects with the oldest records are stored first, whatever
-/// their age.
+/// When half of the journal is used, the objects with the oldest records are flushed first,
+/// regardless of age.
 #[test]
 fn half_full_the_oldest_records_are_stored_first() {
     let mut env = Environment::new(16);
@@ -364,8 +365,8 @@ fn closed_after_a_flush_the_journal_has_nothing_to_replay() {
     assert_eq!(env.records(), []);
 }
 
-/// A disk that does not respond counts as failed. Its late response is ignored, and then the
-/// journal is used again.
+/// A disk that does not respond counts as failed. Its late response is ignored, and the journal is
+/// used again.
 #[test]
 fn a_disk_that_does_not_answer_keeps_no_writer() {
     let mut env = Environment::new(8);
@@ -407,15 +408,15 @@ fn read(env: &mut Environment, name: &str) -> (Version, Vec<u8>) {
     (reply.version, reply.data.to_vec())
 }
 
-/// While the journal is failing, the store may have changes that the log lacks: a recovery from
-/// both yields other content than the log's last version had.
+/// While the journal is in trouble, the store may get changes that the log lacks: the content that
+/// a recovery derives from both differs from the content of the log's last version.
 #[test]
 fn after_trouble_a_recovery_shows_no_version_for_another_content() {
     for is_removed in [false, true] {
         let mut env = Environment::new(8);
         env.write(&id("a"), 0, pattern(9, 0, 3000), Durability::Cached).get().unwrap();
         env.flushed(Scope::All);
-        // This prevents the log's invalidation.
+        // This keeps the log from becoming void.
         env.store.rule(|call| match call.op.is_change() {
             true => Verdict::Hold,
             false => Verdict::Pass,
@@ -438,7 +439,7 @@ fn after_trouble_a_recovery_shows_no_version_for_another_content() {
         });
         env.sim.run_until_idle();
         changed.get().unwrap();
-        // The store has everything except the change that keeps the log valid.
+        // The store has all changes except the one that keeps the log.
         env.store.rule(|call| match call.op.is_change() && call.object == Some(id("kept")) {
             true => Verdict::Hold,
             false => Verdict::Pass,
@@ -455,7 +456,7 @@ fn after_trouble_a_recovery_shows_no_version_for_another_content() {
             false => same(&stored.unwrap()[1000..1100], &pattern(2, 0, 100), "past the log"),
         }
 
-        // Two recoveries: the first one stores its result.
+        // The recovery runs twice: the first one stores its result.
         let mut versions = vec![logged.version];
         for _ in 0..2 {
             env = env.restarted();
@@ -474,8 +475,8 @@ fn after_trouble_a_recovery_shows_no_version_for_another_content() {
     }
 }
 
-/// While the journal is failing, no mark can exclude its records from replay, so a removal that
-/// discards data does not complete before the log is void.
+/// While the journal is in trouble, no mark can prevent its records from being replayed: a removal
+/// that discards them does not end before the log is void.
 #[test]
 fn what_was_discarded_while_the_journal_is_in_trouble_is_not_replayed() {
     let mut env = Environment::new(8);
@@ -495,7 +496,7 @@ fn what_was_discarded_while_the_journal_is_in_trouble_is_not_replayed() {
     env.sim.advance(10 * SECOND);
     env.commit();
     assert!(!removal.is_done() && state(&env) == JournalState::Draining);
-    // A volume attached now would write back into a namespace that is being discarded.
+    // A volume attached now would write back into a namespace whose data are being discarded.
     let settings = Some(NamespaceSettings::default());
     let attached = env.sim.spawn(env.cache.control().set_volume(namespace("ns"), 1, settings));
     env.sim.run_until_idle();

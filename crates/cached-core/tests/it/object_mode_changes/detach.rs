@@ -1,4 +1,4 @@
-//! Detaching the whole cache from the request path during use, and reattaching it.
+//! Detaching and reattaching the whole cache while it is used.
 
 use cached_core::object::{AttachState, Writer};
 
@@ -33,7 +33,7 @@ fn state(env: &CacheEnvironment) -> AttachState {
     env.cache.attach_status().state
 }
 
-/// Lets every change fail, as if the store were unavailable.
+/// Makes every change fail, as an unreachable store does.
 fn take_store_away(env: &CacheEnvironment) {
     env.store.rule(|call| match call.op.is_change() {
         true => Verdict::Fail(Error::Retryable("the store is away".into())),
@@ -55,7 +55,7 @@ fn a_detached_cache_has_nothing_and_requests_go_to_the_store() {
         (0, 0, 0, held.memory_bytes)
     );
     same(&env.stored(&object).unwrap(), &bytes(1), "stored");
-    // Each read goes to the store, even for data that the cache has just read or written.
+    // Each read asks the store, even for data that the cache has just read or written.
     env.store.silence();
     for tag in 3..6 {
         env.others_write(&other, bytes(tag));
@@ -116,11 +116,11 @@ fn detached_while_the_store_is_away() {
     for part in ["bytes are not stored", "flushes are failing", "still attached", "in the background"] {
         assert!(error.contains(part), "{error}");
     }
-    // No request fails: the cache serves requests as before, in place of the unavailable store.
+    // No request fails for this reason: the cache continues to respond for the unreachable store.
     assert_eq!(state(&env), AttachState::Storing);
     assert_eq!(env.written(&other, 0, bytes(2)).durability, Durability::Cached);
     same(&env.bytes(&object, 0, BUCKET), &bytes(1), "from the cache");
-    // The detaching is undone.
+    // Reattaching undoes the detach.
     let waiting = detach(&mut env, None);
     attached(&mut env);
     let undone = env.at_once(waiting);
@@ -128,7 +128,7 @@ fn detached_while_the_store_is_away() {
     env.store.open();
     env.sim.advance(60 * SECOND);
     assert_eq!(state(&env), AttachState::Attached, "nothing goes on");
-    // The command does not wait, and completes when the store is available again.
+    // The detach has no waiting caller, and completes when the store is reachable again.
     env.written(&object, 0, bytes(3));
     take_store_away(&env);
     let given_up = detach(&mut env, None);
@@ -147,7 +147,7 @@ fn detached_while_the_store_is_away() {
 fn a_store_that_fails_in_transit_leaves_reads_to_the_cache_until_it_is_attached() {
     let mut env = CacheEnvironment::new(small(WriteMode::Back));
     let (object, held) = (id("object"), id("held"));
-    // Data written during the first round of storing are stored in the state `transit`.
+    // Data that are written during the first round of storing remain for the transit.
     env.written(&object, 0, bytes(3));
     env.store.hold_changes();
     let detaching = detach(&mut env, None);
@@ -183,7 +183,7 @@ fn what_is_on_its_way_into_the_cache_is_not_kept() {
     env.store.open();
     same(&env.at_once(read).unwrap().data.to_vec(), &bytes(1), "it is answered");
     assert_eq!(env.cache.counters().clean_bytes, 0, "and not kept");
-    // A request that began while the cache was detached does not delay the reattachment.
+    // A read that began while the cache was detached does not affect later reads.
     env.hold(Op::Read, &object);
     let read = env.read(&object, 0, BUCKET);
     env.sim.run_until_idle();
@@ -295,7 +295,7 @@ fn a_configuration_has_the_cache_detached_from_the_start_on_until_it_changes() {
     };
     assert_eq!(change(&mut env, &back), AttachState::Attached);
     assert_eq!(env.written(&object, 0, bytes(2)).durability, Durability::Cached);
-    // A command's state holds until the configured value changes.
+    // A command stays in force until the configuration has a different value.
     detached(&mut env);
     assert_eq!(change(&mut env, &back), AttachState::Detached);
     assert_eq!(change(&mut env, &out), AttachState::Detached);

@@ -1,5 +1,5 @@
-//! Complete changes of a namespace's write mode: the reply arrives once no effect of the previous
-//! mode remains, whatever the store does meanwhile. Also detaching the whole cache (`detach`).
+//! Completing a change of a namespace's write mode: the response arrives when nothing of the
+//! previous mode is left, in any state of the store. Also, detaching the whole cache (`detach`).
 
 mod detach;
 
@@ -117,7 +117,7 @@ fn mode_changed_while_a_flush_fails() {
     assert_eq!((left.write_mode, left.is_mode_changing), (WriteMode::Through, true));
     assert!(left.dirty_bytes > 0 && env.stored(&object).is_none(), "nothing is lost, and nothing is stored");
     same(&env.bytes(&object, 0, BUCKET), &bytes(1), "it is read from the cache");
-    // Back to the first mode: the dirty data belong to the mode in force.
+    // The previous mode is restored: the dirty data belong to the effective mode.
     let back = change(&mut env, WriteMode::Back, None);
     env.at_once(back).unwrap();
     assert!(!counters(&env).is_mode_changing && counters(&env).dirty_bytes > 0);
@@ -146,8 +146,8 @@ fn what_is_left_is_stored_though_the_command_is_not_waited_for() {
     same(&env.stored(&object).unwrap(), &bytes(1), "long before its age");
 }
 
-/// Data that the store temporarily refuses, for example because of a damaged file, are stored once
-/// it accepts them; then the change of mode has ended.
+/// Data that the store temporarily refuses, for example because of a damaged file, are stored
+/// later; then the mode change ends.
 #[test]
 fn a_change_of_mode_ends_although_the_store_has_refused_a_flush() {
     let mut env = CacheEnvironment::new(small(WriteMode::Back));
@@ -249,8 +249,8 @@ fn namespace_removed_with_dirty_data() {
     env.validate();
 }
 
-/// Dirty data of a removed namespace are dropped only on explicit request, even while the store is
-/// unavailable; later writes are kept, and other namespaces keep their data.
+/// Dirty data of a removed namespace are dropped only if the caller chooses so explicitly, even
+/// while the store is unreachable; later writes and other namespaces keep their data.
 #[test]
 fn namespace_removed_and_its_dirty_data_discarded() {
     let config =
@@ -289,7 +289,7 @@ fn namespace_removed_and_its_dirty_data_discarded() {
     same(&env.bytes(&elsewhere, 0, BUCKET), &bytes(4), "another namespace");
     env.store.open();
     env.agrees(&elsewhere);
-    // After further use, the namespace is like any other.
+    // When it is used again, the namespace behaves like any other.
     let changed = change(&mut env, WriteMode::Back, None);
     env.at_once(changed).unwrap();
     env.written(&object, 0, bytes(5));

@@ -1,5 +1,5 @@
-//! Dirty limits of namespaces: each writer waits only for the space of its own namespace, whatever
-//! the others do, and limits can change while data are dirty and writers wait.
+//! Dirty limits of namespaces: each writer waits only for the room of its own namespace, regardless
+//! of other writers, and limits change while data are dirty and writers wait.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -49,7 +49,7 @@ fn environment(namespaces: Vec<NamespaceConfig>) -> Environment {
     let mut sim = Sim::new(None);
     let store = SteeredStore::new();
     let objects = || NAMES.into_iter().flat_map(|name| (0..40).map(move |number| object(name, number)));
-    // A write to a missing object would also take space for its creation.
+    // A write to a missing object would take room for the creation as well.
     objects().for_each(|id| fill(store.memory(), &id, vec![1; 2 * BUCKET as usize]));
     let config = config(namespaces);
     let (cache, background) = cache(Arc::clone(&store) as _, config.clone(), &sim.clock);
@@ -186,8 +186,8 @@ fn writers_that_wait_go_over_with_their_namespace() {
     let busy = env.write("busy", 0..10);
     let quiet = env.write("quiet", 0..3);
     assert_eq!((done(&other), done(&busy), done(&quiet)), (30, 2, 0));
-    // Its two dirty buckets count towards its own part now, so the others have less than they have
-    // used.
+    // The namespace's two dirty buckets now belong to its own part: the others have less room than
+    // they have taken.
     env.change(vec![own("busy", Some(8))]);
     assert_eq!((done(&busy), done(&quiet)), (8, 0));
     env.change(vec![own("busy", Some(8)), own("quiet", Some(2))]);
@@ -234,7 +234,7 @@ fn parts_that_leave_nothing_for_the_others_are_refused() {
 #[test]
 fn a_namespace_beyond_those_told_apart_cannot_get_limits_later() {
     let mut env = environment(vec![]);
-    // All but the last get a number, besides the namespaces of the environment.
+    // All namespaces but the last get a number; those of the environment already have theirs.
     for number in 0..=4096 {
         let id = object(&format!("n{number}"), 0);
         assert_eq!(env.sim.run(env.cache.info(InfoRequest::new(id))).unwrap_err(), Error::Missing);

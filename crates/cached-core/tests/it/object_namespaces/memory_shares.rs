@@ -1,5 +1,5 @@
-//! Shares of the memory: bounds are observed, unused memory is lent, memory moves to where it saves
-//! most, and shares can change while the cache runs.
+//! Memory shares: bounds hold, unused memory is lent, memory moves to the namespace in which it
+//! saves most, and shares change while the cache runs.
 
 use std::sync::Arc;
 
@@ -98,7 +98,7 @@ impl Environment {
 fn a_namespace_keeps_its_minimum_beside_one_that_reads_everything() {
     for min in [None, Some(MEMORY / 4)] {
         let mut environment = environment(&["hot", "scan"], 256, vec![own("hot", min, None, Some(1))]);
-        // Read only once, so that no policy keeps these data.
+        // Each bucket is read only once, so no policy has a reason to keep it.
         environment.read_all("hot", 0..200);
         environment.read_all("scan", 0..4096);
         let kept = environment.of("hot").cached_bytes / BUCKET;
@@ -116,7 +116,7 @@ fn a_namespace_has_no_more_than_its_maximum_even_if_memory_is_free() {
         environment(&["backup", "other"], 256, vec![own("backup", None, Some(64 * BUCKET), None)]);
     environment.read_all("backup", 0..500);
     let has = environment.of("backup").cached_bytes / BUCKET;
-    // At most one request for a bucket is in flight.
+    // At most one request of one bucket is in flight.
     assert!((32..=65).contains(&has), "{has}");
     environment.read_all("other", 0..500);
     assert_eq!(environment.of("other").cached_bytes / BUCKET, 500, "the rest is free for others");
@@ -149,7 +149,7 @@ fn memory_that_is_not_used_is_lent_and_comes_back() {
     environment.read_all("other", 0..4096);
     let lent = environment.of("other").cached_bytes;
     assert!(lent > MEMORY / 10 * 8, "{lent}");
-    // While it loads data, it takes memory back only from the others.
+    // As the namespace loads, it takes memory back only from the others.
     environment.read_all("mine", 0..500);
     assert_eq!(environment.of("mine").cached_bytes / BUCKET, 500);
     assert_eq!(environment.hits("mine", 0..500), 500);
@@ -164,8 +164,8 @@ fn memory_goes_to_where_it_saves_most() {
     let target = |environment: &Environment, name| environment.of(name).memory_target_bytes.unwrap();
     let first = target(&environment, "gains");
     for at in 0..30_000 {
-        // Reads of 800 buckets, more than the first target; the other namespace reads each bucket
-        // once in 6 400 reads.
+        // This namespace reads 800 buckets at random, more than its first target holds; the other
+        // reads each of 6 400 buckets once.
         environment.read("gains", rng.below(800));
         environment.read("scans", at % 6400);
     }
@@ -182,16 +182,16 @@ fn shares_change_while_the_cache_runs() {
     let mut environment = environment(&["a", "b"], 256, Vec::new());
     environment.read_all("a", 0..300);
     assert_eq!(environment.of("a").memory_target_bytes, None);
-    // Its data move to its share, where the others cannot take the memory.
+    // The namespace's buckets move to its own share, from which the others cannot take them.
     environment.change(vec![own("a", Some(MEMORY / 2), None, None)]);
     environment.read_all("b", 0..4096);
     assert_eq!(environment.of("a").cached_bytes / BUCKET, 300);
-    // Above a new maximum the share releases memory as it is used.
+    // Above its new maximum, the namespace gives memory back as it is used.
     environment.change(vec![own("a", None, Some(100 * BUCKET), None)]);
     environment.read_all("a", 300..700);
     let has = environment.of("a").cached_bytes / BUCKET;
     assert!(has <= 101, "{has}");
-    // Without bounds the namespace competes for the common memory again.
+    // Without bounds, the namespace competes again.
     environment.change(Vec::new());
     environment.read_all("a", 0..2000);
     assert!(environment.of("a").cached_bytes / BUCKET > 200);

@@ -1,5 +1,5 @@
-//! Counters by namespace: their sums equal those of the whole cache, and the number of namespaces
-//! is limited.
+//! Counters by namespace: their sums equal the counters of the whole cache, and the number of
+//! namespaces is bounded.
 
 mod dirty_limits;
 mod memory_shares;
@@ -22,8 +22,8 @@ fn of<'a>(all: &'a [NamespaceCounters], name: &str) -> &'a NamespaceCounters {
     all.iter().find(is).unwrap_or_else(|| panic!("no {name} in {all:?}"))
 }
 
-/// Returns a cache whose namespace `back` is in write-back mode, over a store in memory; its
-/// background task does not run.
+/// A cache over a store in memory, whose namespace `back` is in write-back mode; its background
+/// does not run.
 fn cache(clock: &Arc<ManualClock>) -> ObjectCache {
     let store = test_kit::memory(clock);
     let back = Namespace::new("back").expect("a name");
@@ -75,7 +75,7 @@ fn namespaces_beyond_the_first_are_counted_together() {
         block_on(cache.write(request)).expect("it is written");
     }
     let all = cache.namespaces();
-    // The configured namespace, which has no objects, has its own number, too.
+    // The configured namespace, which is empty, has its own number, too.
     assert_eq!(all.len(), 4097);
     let others = all.iter().find(|one| one.namespace.is_none()).expect("the others");
     assert_eq!(others.objects, 4100 - 4095);

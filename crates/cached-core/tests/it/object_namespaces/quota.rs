@@ -10,7 +10,7 @@ use test_kit::steered::{Op, SteeredStore};
 use test_kit::{BUCKET, cache, fill, namespace, small};
 
 const QUOTA: u64 = 10 * BUCKET;
-/// The initial content of the store: five buckets in two objects.
+/// The content of the store at the start: five buckets in two objects.
 const BEFORE: u64 = 5 * BUCKET;
 
 struct Environment {
@@ -54,7 +54,7 @@ impl Environment {
         all.into_iter().find(|of| of.namespace == Some(namespace("vm"))).expect("it is configured")
     }
 
-    /// Returns the usage, in buckets.
+    /// The usage, in buckets.
     #[track_caller]
     fn used(&self) -> u64 {
         let quota = self.counters().quota.expect("it has a quota");
@@ -227,8 +227,8 @@ fn a_count_waits_for_the_store_and_changes_meanwhile_are_counted_once() {
     let mut changed = 0;
     for turn in 0..40_u64 {
         sim.run_until_idle();
-        // Objects after, at and before the position of the count; new, larger, smaller and removed
-        // ones.
+        // The changed objects are before, at and after the position of the count; some are new,
+        // larger, smaller or removed.
         let name = object(&format!("{:02}", turn * 7 % 31));
         match turn % 4 {
             0 => drop(sim.run(cache.delete(DeleteRequest::new(name)))),
