@@ -1,10 +1,10 @@
-//! The effects of replies on the model's map.
+//! The effect of the responses on the map.
 
 use super::lent::lend;
 use super::*;
 
 impl Environment {
-    /// Handles the replies that have arrived.
+    /// Handles the responses that have arrived.
     pub(super) fn collect(&mut self) {
         let mut at = 0;
         while at < self.flights.len() {
@@ -45,11 +45,11 @@ impl Environment {
         let Flight { asked, has_deadline, number, .. } = flight;
         if let Some(Err(error)) = &answer {
             let is_excused = match error {
-                // The cache was reattached meanwhile.
+                // The cache was reattached in the meantime.
                 Error::Retryable(_) if matches!(asked, Asked::Switch { detaches: true, .. }) => true,
                 Error::Retryable(_) => self.is_noisy || has_deadline,
                 Error::DeadlinePassed => has_deadline,
-                // A quota may have been in force when it began.
+                // A quota may have been in force when the request began.
                 Error::OutOfSpace(_) => self.has_had_quota,
                 Error::OutcomeUnknown(_) | Error::NotStored(_) => self.is_noisy || has_deadline,
                 Error::Missing | Error::Exists | Error::Mismatch { .. } | Error::ConditionFailed { .. } => {
@@ -97,7 +97,7 @@ impl Environment {
                     let name = Some(&self.namespaces[namespace]);
                     let all = cache.namespaces();
                     let of = all.iter().find(|of| of.namespace.as_ref() == name).expect("configured");
-                    // Detaching and reattaching also change the mode in force.
+                    // Detaching and attaching change the effective mode, too.
                     let is_changing = of.is_mode_changing && self.switches.unwrap_or(0) == 0;
                     assert_eq!((of.write_mode, is_changing), (mode, false), "#{number}");
                     assert!(mode == WriteMode::Back || of.dirty_bytes == 0, "#{number}: {of:?}");
@@ -138,7 +138,7 @@ impl Environment {
                 }
                 let source = &self.objects[*source];
                 is_of_uncertain = source.is_uncertain;
-                // A crash may have left a mix of the object's states, and that mix was copied.
+                // A crash may have mixed the source's contents, and the mixture was copied.
                 let more = if is_of_uncertain { source.history.as_slice() } else { &[] };
                 source.candidates.iter().chain(more).cloned().collect()
             }
@@ -169,8 +169,8 @@ impl Environment {
             Some(Ok(_)) | Some(Err(Error::NotStored(_))) => true,
             None | Some(Err(Error::OutcomeUnknown(_))) => {
                 if let Act::CopyFrom(source) = act {
-                    // The store may have copied its own bytes, without the pending ones in the
-                    // cache: see the note at `copy_objects`. The next read decides.
+                    // The store may have copied its own bytes, without the dirty data in the cache:
+                    // see the note at `copy_objects`. The next read decides.
                     let past = self.objects[*source].past.clone();
                     let tracked = &mut self.objects[target];
                     tracked.is_uncertain = true;
@@ -190,7 +190,7 @@ impl Environment {
                     Error::ConditionFailed { .. } => {
                         let asked = matches!(change.condition, Condition::Version(_));
                         assert!(asked, "{label}: {error}");
-                        // The version may have become the store's own, with the same bytes.
+                        // The version may have become the store's own version, with the same bytes.
                         tracked.version = None;
                     }
                     Error::Missing | Error::Exists | Error::Mismatch { .. } if !tracked.is_uncertain => {
@@ -218,7 +218,7 @@ impl Environment {
         }
         assert!(!after.is_empty(), "{label} worked; by the map it fails: {outcomes:?}");
         if let (true, Condition::Version(version)) = (is_stale, change.condition) {
-            // A change without an effect on the bytes may be dropped together with its version.
+            // A change that modified no byte may be forgotten together with its version.
             let was = self.versions.get(&(target, version));
             let is_same = was.is_some_and(|was| before.iter().flatten().any(|bytes| bytes == was));
             assert!(is_same, "{label} worked with a version that stood for other bytes");
@@ -257,7 +257,7 @@ impl Environment {
         }
     }
 
-    /// Checks that each version has one content.
+    /// Each version has a single content.
     pub(super) fn note_version(&mut self, label: &str, object: usize, version: Version) {
         let tracked = &self.objects[object];
         if let (true, Some(Some(bytes))) = (tracked.is_known(), tracked.candidates.first()) {
@@ -287,7 +287,7 @@ impl Environment {
             Err(_) => return,
         };
         if tracked.is_uncertain != tainted {
-            // A crash happened in between, so any content is possible.
+            // A crash intervened: any content is possible.
             return;
         }
         let found = reply.as_ref().map(|reply| reply.data.to_vec());
@@ -299,7 +299,7 @@ impl Environment {
             tracked.candidates = vec![found.map(Rc::new)];
             tracked.past.push(tracked.candidates[0].clone());
             tracked.is_uncertain = false;
-            // Changes since the store's restart may be lost by the next crash.
+            // The next crash may lose changes made after the store's restart.
             tracked.history.push(tracked.candidates[0].clone());
             return;
         }

@@ -54,7 +54,7 @@ impl Environment {
         test_kit::same(&found, &kept.wanted, what);
     }
 
-    /// Asserts that nothing is in progress in the cache or below: cancelled requests have ended.
+    /// Asserts that no work is in flight in the cache or the store: cancelled requests have ended.
     pub(super) fn forget_cancelled(&mut self) {
         if self.sim.is_idle() && !self.store.has_older_than(u64::MAX) {
             self.objects.iter_mut().for_each(|tracked| tracked.has_cancelled_change = false);
@@ -121,7 +121,7 @@ impl Environment {
         self.validate();
     }
 
-    /// Changes one setting of a namespace at run time.
+    /// Sets one key for a namespace by a command.
     fn set_one(&mut self) {
         let Some(cache) = &self.cache else { return };
         let keys: Vec<_> = NamespaceKey::ALL.into_iter().filter(|key| has_no_sum(*key)).collect();
@@ -149,8 +149,8 @@ impl Environment {
         self.validate();
     }
 
-    /// Changes the write mode of a namespace, and sometimes waits until no effect of the previous
-    /// mode remains.
+    /// Changes the write mode of a namespace, and sometimes waits until nothing of the previous
+    /// mode is left.
     fn change_mode(&mut self) {
         if self.flights.len() >= 6 || self.cache.is_none() {
             return;
@@ -174,13 +174,13 @@ impl Environment {
         self.validate();
     }
 
-    /// Detaches or reattaches the cache, and sometimes waits for the completion.
+    /// Detaches or attaches the cache, and sometimes waits for the end of the transition.
     fn switch(&mut self) {
         if self.flights.len() >= 6 || self.cache.is_none() {
             return;
         }
         let is_attached = self.cache().attach_status().state == AttachState::Attached;
-        // Sometimes a command without an effect.
+        // Sometimes the cache is in the requested state already.
         let detaches = if self.rng.permille(100) { !is_attached } else { is_attached };
         let deadline = self.deadline();
         let Some(switches) = &mut self.switches else { return };
@@ -193,8 +193,8 @@ impl Environment {
             true => Reply::pending(cache.detach_cache(deadline)),
             false => Reply::pending(cache.attach_cache(deadline)),
         };
-        // Of two overlapping commands either may take effect last, so the reply does not determine
-        // the final state.
+        // If two commands overlap, either may come last, so the response says nothing about the
+        // final state.
         let overlaps = self.flights.iter().any(|flight| matches!(flight.asked, Asked::Switch { .. }));
         let asked = Asked::Switch { detaches, switches: if overlaps { 0 } else { switches } };
         self.launch(switched, deadline.is_some(), asked, |()| Answer::Switched);
@@ -218,8 +218,7 @@ impl Environment {
         assert!(self.crashed.is_none(), "calls from before the crash are still under way");
     }
 
-    /// After a flush of everything and the end of the cache, checks that the store's content equals
-    /// the map's.
+    /// Asserts that the store equals the map once everything is flushed and the cache is dropped.
     pub(super) fn finish(mut self) {
         self.end_failures();
         while !self.kept.is_empty() {

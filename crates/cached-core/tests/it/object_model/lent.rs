@@ -1,5 +1,5 @@
-//! Payloads whose pages are lent to the kernel: after the payload is dropped, the kernel must still
-//! see the same bytes when the cache has reused the buckets.
+//! Payloads whose pages are lent to the kernel: after the payload is dropped and the cache has
+//! reused the buckets, the kernel must still see the same bytes.
 
 use std::io::{PipeReader, Read, Write};
 use std::os::fd::AsRawFd;
@@ -7,14 +7,14 @@ use std::os::fd::AsRawFd;
 use blocker::Segments;
 use cached_core::object::ObjectCache;
 
-/// The maximum number of runs in a pipe, which has 16 pages by default.
+/// The most runs in a pipe, which has 16 pages by default.
 const RUNS_MAX: usize = 12;
 
-/// Bytes in a pipe.
+/// A lent payload, whose bytes are in a pipe.
 pub(super) struct Lent(PipeReader, usize);
 
-/// Lends a payload, and puts its pages into a pipe; bytes outside of buckets are copied. Returns
-/// `None` if the payload is too long or empty.
+/// Lends a payload, and puts its pages into a pipe; bytes outside of buckets are copied. `None` if
+/// the payload is too long or empty.
 pub(super) fn lend(cache: &ObjectCache, data: &Segments) -> Option<Lent> {
     if !(1..=RUNS_MAX).contains(&data.iter().count()) || data.iter().any(|run| run.len_bytes() > 4096) {
         return None;

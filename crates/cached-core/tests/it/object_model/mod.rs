@@ -1,17 +1,17 @@
-//! Random sequences of operations by several concurrent clients, over a store with every kind of
-//! failure, compared with a plain map. Meanwhile the write modes, limits, rates, shares and quotas
-//! of the namespaces change, and the whole cache is detached and reattached.
+//! Random sequences of operations, by several concurrent clients, over a store with every kind of
+//! failure, compared with a plain map. Meanwhile the write modes of the namespaces, their limits,
+//! rates, shares and quotas change, and the whole cache is detached and reattached.
 //!
-//! Each seed determines a cache (tiny, with few objects and little space for dirty data), a store
-//! (delays, errors, unknown outcomes, stalls, crashes that lose unstored data) and a history: which
-//! client is polled next, what is requested, what is dropped before completion. Only one client at
-//! a time changes an object, so its content is known: one vector of bytes, or a few if an outcome
-//! is unknown, until the next read decides. `validate` checks the cache's invariants after each
-//! reply. At the end everything is flushed, the cache is dropped, the store loses power, and the
-//! store's content is compared with the map.
+//! Each seed draws a cache (tiny, of few objects, with little room for dirty data), a store
+//! (delays, errors, unknown outcomes, stalls, crashes that lose data) and a history: which client
+//! is polled next, which requests it makes, and which of them it drops. One client at a time
+//! changes an object, so the object's content is known: one vector of bytes, or a few if an outcome
+//! is unknown and the next read decides. `validate` checks the cache's invariants after each
+//! response. At the end everything is flushed, the cache is dropped, the power of the store is cut,
+//! and the content of the store is compared with the map.
 //!
-//! `object_concurrency` tests several clients that change the same object. `OBJECT_SEED=n` replays
-//! one seed and prints its steps, `OBJECT_SEEDS=n` runs `n` seeds.
+//! `object_concurrency` tests which values several clients may see of an object that all of them
+//! change. `OBJECT_SEED=n` replays one seed and prints the events, `OBJECT_SEEDS=n` runs `n` seeds.
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -58,7 +58,7 @@ enum Act {
         offset: u64,
         len: u64,
     },
-    /// Runs: offset, length, and whether they are data or zeros.
+    /// The offset, the length, and whether the run has data or zeros.
     Runs {
         runs: Rc<Vec<(u64, u64, bool)>>,
         tag: u64,
@@ -84,7 +84,7 @@ enum Act {
     CopyFrom(usize),
 }
 
-/// Returns the operation's result on `before`, or the kind of its error.
+/// Returns the content after the operation on `before`, or the kind of the error.
 fn effect(
     act: &Act,
     condition: Condition,
@@ -152,32 +152,33 @@ fn effect(
     }
 }
 
-/// One object in the model's map.
+/// One object of the map.
 struct Tracked {
     id: ObjectId,
-    /// Whether the object may have been changed in another mode than write-back, so that a crash of
-    /// the store may lose the change.
+    /// Whether the object may have been changed in a mode other than write-back: a crash of the
+    /// store may lose such changes.
     may_be_forwarded: bool,
     /// The possible contents: one, unless an outcome is unknown.
     candidates: Vec<Content>,
-    /// The contents since the object was last certainly stored: a crash of the store may mix them.
+    /// The contents since the object was last known to be stored: a crash of the store may mix
+    /// them.
     history: Vec<Content>,
-    /// All contents that the object ever had.
+    /// All contents that the object has ever had.
     past: Vec<Content>,
     /// Whether the store has crashed, so that forwarded changes may be lost, until the next read
     /// decides.
     is_uncertain: bool,
-    /// Whether a change is in progress.
+    /// A change is in flight.
     is_written: bool,
-    /// Whether a cancelled change may still take effect: before later changes, but not necessarily
-    /// before later reads.
+    /// The caller of a change has given up, and the change may still be in flight: it arrives
+    /// before later changes, but not before later reads.
     has_cancelled_change: bool,
     readers: usize,
     /// The number of changes that have begun.
     changes: u64,
-    /// The version in the last reply.
+    /// The object's version according to the last response.
     version: Option<Version>,
-    /// Versions that the object no longer has.
+    /// The object's earlier versions.
     old_versions: Vec<Version>,
 }
 
@@ -230,7 +231,7 @@ enum Asked {
     Info {
         object: usize,
     },
-    /// With the number of changes of each object that had begun, and whether one was in progress.
+    /// For each object, the number of changes that had begun, and whether one was in flight.
     List {
         namespace: usize,
         marks: Vec<(u64, bool)>,
@@ -240,13 +241,14 @@ enum Asked {
         marks: Vec<(u64, bool)>,
     },
     Invalidate,
-    /// With the number of mode changes of the namespace, including this one.
+    /// The number of mode changes of the namespace so far, including this one.
     Mode {
         namespace: usize,
         mode: WriteMode,
         changes: u64,
     },
-    /// Whether the cache was to be detached, and the number of such commands, including this one.
+    /// Whether the command detaches the cache, and the number of such commands so far, including
+    /// this one.
     Switch {
         detaches: bool,
         switches: u64,
@@ -285,10 +287,10 @@ struct Environment {
     namespaces: Vec<Namespace>,
     /// The write mode of each namespace, and the number of its changes.
     modes: Vec<(WriteMode, u64)>,
-    /// Whether this history detaches the cache, and the number of times it was detached or
-    /// reattached.
+    /// Whether this history detaches the cache, and the number of detach and attach commands so
+    /// far.
     switches: Option<u64>,
-    /// The number of changes of modes, limits and rates, and of detachments and reattachments.
+    /// The number of changes of modes, limits and rates, and of detach and attach commands.
     policy_changes: u64,
     objects: Vec<Tracked>,
     flights: Vec<Flight>,
@@ -301,7 +303,7 @@ struct Environment {
     is_stalled: bool,
     /// While the store is down: the number of the first call since its crash.
     crashed: Option<u64>,
-    /// Whether the store has restarted and the cache has not yet invalidated its data.
+    /// The store has restarted, and the cache has not yet invalidated its data.
     must_invalidate: bool,
     /// Whether a namespace has, or had, a quota.
     has_had_quota: bool,
@@ -373,7 +375,7 @@ impl Environment {
         let ready_permille = *rng.pick(&[0, 300, 1000]);
         let store =
             DetachedStore::new(Arc::clone(&faulty) as _, sim.spawner(), rng.next_u64(), ready_permille);
-        // Stores with native copies and runs, without them, and with few runs per change.
+        // The store supports copies and runs, or neither, or only few runs per change.
         let limits: [fn(&mut Capabilities); 6] = [
             |_| (),
             |can| can.copy_native = false,
@@ -402,7 +404,7 @@ impl Environment {
         }
         draw_limits(&mut rng, &mut config);
         draw_flow(&mut rng, &mut config);
-        // This test does not cover stores that are too fast for read-ahead.
+        // The test does not apply to a store that is never slow enough.
         config.read_ahead_latency_min = Duration::from_micros(*rng.pick(&[0, 0, 200]));
         let has_had_quota =
             config.namespaces.iter().any(|each| each.settings.number(NamespaceKey::QuotaBytesMax).is_some());
@@ -450,7 +452,7 @@ impl Environment {
     }
 }
 
-/// Asserts that each byte found is one that the object had in some state since it was stored.
+/// Asserts that each byte found belongs to some state of the object since it was last stored.
 fn check_mix(label: &str, history: &[Content], found: Option<&[u8]>) {
     let Some(found) = found else {
         assert!(history.iter().any(Option::is_none), "{label}: it is gone after a crash");
@@ -471,14 +473,14 @@ fn check_mix(label: &str, history: &[Content], found: Option<&[u8]>) {
     }
 }
 
-/// Draws the dirty limits of the cache and of its namespaces, and the shares of the memory.
+/// Draws the dirty limits of the cache and of its namespaces, and the memory shares.
 fn draw_limits(rng: &mut Rng, config: &mut ObjectCacheConfig) {
     config.dirty_bytes_max = *rng.pick(&[4, 64, 300, 768]) * KIB;
     config.dirty_age_max = Duration::from_millis(*rng.pick(&[5, 200, 10_000]));
-    // At most a quarter of the dirty limit each, so that the others have the rest.
+    // Each namespace gets at most a quarter of the room, so that some is left for the others.
     let part_max = config.dirty_bytes_max / 4;
     for namespace in &mut config.namespaces {
-        // Read-ahead and bypass are drawn separately.
+        // The rate limits are drawn separately.
         let mut own = NamespaceConfig { settings: NamespaceSettings::default(), ..namespace.clone() };
         own.settings.write = namespace.settings.write;
         let part = *rng.pick(&[4, 16, 64, 192]) * KIB;
@@ -498,7 +500,7 @@ fn draw_limits(rng: &mut Rng, config: &mut ObjectCacheConfig) {
     }
 }
 
-/// Draws a namespace's limits at the store.
+/// Draws the limits of a namespace at the store.
 fn store_terms(rng: &mut Rng) -> StoreTerms {
     StoreTerms {
         requests_per_second_max: rng.permille(500).then(|| *rng.pick(&[5, 100, 5000])),
@@ -509,7 +511,7 @@ fn store_terms(rng: &mut Rng) -> StoreTerms {
     }
 }
 
-/// Draws the settings of read-ahead and bypass.
+/// Draws the settings of read-ahead and of the bypass.
 fn draw_flow(rng: &mut Rng, config: &mut ObjectCacheConfig) {
     let ahead = [0, 4 * KIB, 16 * KIB, 1024 * KIB];
     let cut_offs = [0, 0, 4 * KIB, 20 * KIB, 200 * KIB];
@@ -527,7 +529,7 @@ fn draw_flow(rng: &mut Rng, config: &mut ObjectCacheConfig) {
     }
 }
 
-/// Returns a payload in one segment or in several.
+/// The data are in one or several segments.
 fn payload(rng: &mut Rng, bytes: Vec<u8>) -> Segments {
     let whole = Segments::from(bytes);
     if whole.len_bytes() < 2 || rng.permille(700) {

@@ -1,9 +1,9 @@
-//! The clients' requests.
+//! The requests of the clients.
 
 use super::*;
 
 impl Environment {
-    /// Returns a range that is typical of disks and files.
+    /// A typical range of a disk or a file.
     pub(super) fn range(&mut self) -> (u64, u64) {
         let rng = &mut self.rng;
         let (align, len_max) =
@@ -13,8 +13,7 @@ impl Environment {
         (offset, len)
     }
 
-    /// Returns a range for a read (0) or a write (1), which may begin where the object's last one
-    /// ended.
+    /// A range for a read (0) or a write (1), which may continue where the object's last one ended.
     pub(super) fn next_range(&mut self, object: usize, kind: usize) -> (u64, u64) {
         let (mut offset, len) = self.range();
         let end = self.ends[object][kind];
@@ -77,7 +76,7 @@ impl Environment {
         let object = self.rng.index(OBJECTS);
         let tracked = &self.objects[object];
         let is_free = !tracked.is_written && !tracked.has_cancelled_change && tracked.readers == 0;
-        // Unknown state is queried first.
+        // Unknown contents are read first.
         (is_free && tracked.candidates.len() < CANDIDATES_MAX && !tracked.is_uncertain).then_some(object)
     }
 

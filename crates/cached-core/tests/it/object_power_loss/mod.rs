@@ -1,6 +1,6 @@
-//! A cache with a journal, on a disk that loses power, over a store that survives: after every
-//! crash, acknowledged changes are present, nothing is torn, and no change survives an earlier lost
-//! one. `README.md` describes the steps and the checks.
+//! A cache with a journal, a disk that loses power and a store that outlives both: after every
+//! crash, all acknowledged changes are present, no write is torn, and no change survives an earlier
+//! one that was lost. `README.md` lists the random choices and the checks.
 //!
 //! `POWER_PROFILE=name POWER_SEED=n` replays one run and prints it. `POWER_SEEDS=n` runs `n` seeds of each
 //! profile, from `POWER_FIRST=n` on; `POWER_SECONDS=n` runs for `n` seconds; `POWER_SURVEY=1` counts what it finds.
@@ -62,7 +62,7 @@ fn fail(profile: &Profile, seed: u64, problem: &str, cut: impl Fn(&mut Rng) -> O
     panic!("POWER_PROFILE={} POWER_SEED={seed}: {problem}", profile.name);
 }
 
-/// Returns a random step; early ones, during the recovery, are more frequent.
+/// Any step, but more often an early one, during the recovery.
 fn any_step(rng: &mut Rng) -> Option<u64> {
     match rng.below(4) {
         0 => Some(1 + rng.below(12)),

@@ -1,36 +1,36 @@
-//! The permitted content of each object after a crash.
+//! The possible contents of each object after a crash.
 //!
-//! Only one client at a time changes an object, so its changes are ordered: the object has its
-//! content after some number of them. This number includes at least the changes that were
-//! acknowledged as *journaled* or *stored*, or covered by such a flush. If a change is present, so
-//! is every change of any object that had been acknowledged before it was requested.
+//! One client at a time changes an object, so its changes have an order: the object holds the
+//! content after some number of them. At least the changes that were acknowledged as *journaled* or
+//! *stored*, or covered by such a flush, must have survived. If a change has survived, all changes
+//! of any object that were acknowledged before it began must have survived, too.
 
 use std::collections::HashMap;
 
-/// The content of an object; `None` if it does not exist.
+/// The content of an object; `None` if the object does not exist.
 pub type Content = Option<Vec<u8>>;
 
 /// One change of an object.
 #[derive(Clone, Debug)]
 pub struct Change {
     pub what: String,
-    /// When the change was requested.
+    /// The time of the request.
     pub asked: u64,
-    /// When the change was acknowledged, if it was.
+    /// The time of the acknowledgement, if there was one.
     pub acknowledged: Option<u64>,
     pub after: Content,
 }
 
-/// The knowledge about one object.
+/// The model of one object.
 #[derive(Clone, Debug, Default)]
 pub struct History {
     pub base: Content,
     pub changes: Vec<Change>,
     /// The number of changes that must survive.
     pub floor: usize,
-    /// Whether the object was examined after the last crash.
+    /// Whether the object has been read since the last crash.
     pub is_seen: bool,
-    /// The crash since which it was not examined.
+    /// The first crash since which the object has not been read.
     crash: usize,
 }
 
@@ -45,18 +45,18 @@ impl History {
 }
 
 impl History {
-    /// Returns whether an interrupted flush can have left this content: each byte from one of the
-    /// states that may survive, and the end within theirs. While the journal is failing, changes
-    /// are not logged, and a flush of several requests may be visible in part, as without a
-    /// journal.
+    /// Returns whether an interrupted flush can have left this content: each byte comes from one of
+    /// the states that may survive, and the size is within theirs. While the journal is in trouble,
+    /// changes are not logged, and a flush of several requests may be visible before its end, as
+    /// without a journal.
     fn is_mixed(&self, found: &Content) -> bool {
         let states: Vec<&Content> =
             (self.floor..=self.changes.len()).map(|count| self.after(count)).collect();
         let Some(bytes) = found else { return states.iter().any(|state| state.is_none()) };
         let byte_of =
             |state: &Content, at: usize| state.as_ref().and_then(|bytes| bytes.get(at).copied()).unwrap_or(0);
-        // An object that was truncated bypassing the log, and rewritten from the log, may end in
-        // between.
+        // If an object was truncated without a record and then rewritten from the log, its size may
+        // be in between.
         let ends = || states.iter().map(|state| state.as_ref().map_or(0, Vec::len));
         let has_end = ends().min() <= Some(bytes.len()) && Some(bytes.len()) <= ends().max();
         has_end
@@ -71,7 +71,7 @@ impl History {
 #[derive(Clone, Debug)]
 struct Survived {
     history: History,
-    /// The minimum and maximum number of changes that yield the content found.
+    /// The minimum and maximum number of changes that lead to the content found.
     fewest: usize,
     most: usize,
 }
@@ -80,13 +80,13 @@ struct Survived {
 #[derive(Default)]
 pub struct Model {
     pub objects: Vec<History>,
-    /// The content after each crash, for examined objects.
+    /// The contents found after each crash.
     crashes: Vec<HashMap<usize, Survived>>,
     /// The content of each version of an object.
     versions: HashMap<(usize, u64), Content>,
     /// Whether only a suffix of the changes of objects with the same key can be lost.
     pub is_prefix: bool,
-    /// Whether each object has its content after one of its changes.
+    /// Whether each object holds the content after one of its changes.
     pub is_exact: bool,
 }
 
@@ -114,7 +114,7 @@ impl Model {
         Self { objects: vec![seen; objects], is_prefix: true, is_exact: true, ..Self::default() }
     }
 
-    /// Records that a change was acknowledged, or may have been made.
+    /// Records that a change has been acknowledged, or may have been made.
     pub fn changed(&mut self, object: usize, change: Change, is_durable: bool) {
         let history = &mut self.objects[object];
         history.changes.push(change);
@@ -123,7 +123,7 @@ impl Model {
         }
     }
 
-    /// Records the version that was reported for an object's current content.
+    /// Records the version that was reported for an object's present content.
     pub fn version(&mut self, object: usize, version: u64, content: &Content) -> Result<(), String> {
         match self.versions.insert((object, version), content.clone()) {
             Some(before) if before != *content => Err(format!(
@@ -135,7 +135,7 @@ impl Model {
         }
     }
 
-    /// Records that everything covered by a flush must survive.
+    /// Records that the changes covered by a flush must survive.
     pub fn flushed(&mut self, counts: &[(usize, usize)]) {
         for (object, count) in counts {
             let history = &mut self.objects[*object];
@@ -143,7 +143,7 @@ impl Model {
         }
     }
 
-    /// Records the end of the process.
+    /// Records that the process has ended.
     pub fn crashed(&mut self) {
         self.crashes.push(HashMap::new());
         let crash = self.crashes.len() - 1;
@@ -152,7 +152,7 @@ impl Model {
         }
     }
 
-    /// Records the content of an examined object.
+    /// Records the content of an object that was read.
     pub fn found(&mut self, object: usize, found: &Content) -> Result<(), String> {
         let history = &mut self.objects[object];
         if history.is_seen {

@@ -1,4 +1,4 @@
-//! The clients' operations, and their effect on an object's content.
+//! The operations of the clients, and their effects on an object's content.
 
 use blocker::*;
 use cached_core::object::ObjectCache;
@@ -18,12 +18,12 @@ pub enum Operation {
     Full(Vec<u8>),
     Truncate(u64),
     Delete,
-    /// From the object with this number.
+    /// A copy from the object with this number.
     Copy(usize),
     Touch,
 }
 
-/// The reply of the store or the cache to a change.
+/// The response of the store and the cache to a change.
 pub struct Answer {
     pub version: Option<u64>,
     pub durability: Durability,
@@ -45,7 +45,7 @@ fn resized(bytes: &mut Vec<u8>, end: u64) {
 }
 
 impl Operation {
-    /// Draws an operation. `value` fills its written bytes.
+    /// Draws an operation. The written bytes are `value`.
     pub fn draw(rng: &mut Rng, current: &Content, value: u8, others: &[usize]) -> Self {
         let (offset, len) = range(rng);
         let data = vec![value; len as usize];

@@ -1,8 +1,8 @@
-//! The operations and faults that are enabled in a run.
+//! The features that are enabled in a run.
 
 use cached_journal::disk::simulated::Faults;
 
-/// See the module.
+/// The enabled features.
 #[derive(Clone, Debug)]
 pub struct Profile {
     pub name: &'static str,
@@ -10,20 +10,21 @@ pub struct Profile {
     pub objects: (u64, u64),
     pub namespaces: usize,
     pub domains: bool,
-    /// Whether the second namespace is written through, but journaled.
+    /// Whether the second namespace is in write-through mode, but journaled.
     pub has_through: bool,
     /// The number of changes of write modes per 900 other operations.
     pub mode_changes: u64,
-    /// The number of detachments and reattachments of the cache per 900 other operations.
+    /// The number of detach and attach commands per 900 other operations.
     pub switches: u64,
     /// The number of the journal's segments.
     pub segments: u64,
     /// The failures of the journal's disk.
     pub faults: Faults,
-    /// Whether the power fails, or only the process is killed.
+    /// Whether the power fails; otherwise only the process is killed.
     pub is_power_lost: bool,
-    /// Whether the surviving changes of all objects are a prefix of the acknowledged ones. Not if
-    /// changes go only to the store, which may lose changes acknowledged as *cached*.
+    /// Whether the surviving changes are a prefix of the acknowledged ones, over all objects. This
+    /// does not hold if changes go only to the store, which may lose changes acknowledged as
+    /// *cached*.
     pub is_prefix: bool,
     /// The number of processes, and the limit of operations in each.
     pub lives: u64,
@@ -86,7 +87,7 @@ pub fn profiles() -> Vec<Profile> {
             is_prefix: false,
             ..base()
         },
-        // Segments are reused repeatedly, and objects are logged again.
+        // Segments are reused often, and objects are logged again.
         Profile { name: "small", segments: 6, operations: 200, lives: 3, ..base() },
         // Most power losses happen during a recovery.
         Profile { name: "crashing", lives: 10, operations: 20, ..base() },

@@ -1,5 +1,5 @@
-//! One run: a disk and a store that outlive the processes, and consecutive processes, each of which
-//! runs until the power fails. A seed determines every step.
+//! One run: a disk and a store that outlive the processes, and one process after the other, each
+//! until the power fails. A seed determines every step.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,19 +21,19 @@ use super::profiles::Profile;
 use super::store::{Stage, Store};
 
 const SEGMENT_BYTES: u64 = 64 * KIB;
-/// The maximum number of steps until a process is at rest; more count as a livelock.
+/// A process that needs more steps than this to become idle never becomes idle.
 const STEPS_MAX: u64 = 30_000;
-/// The maximum time until everything is at rest.
+/// The maximum time until everything is idle.
 const REST_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// An operation for which a client waits.
+/// The operation that a client waits for.
 enum Flight {
     Change {
         object: usize,
         what: String,
         asked: u64,
         durability: Durability,
-        /// The expected content; `None` if the operation must fail.
+        /// `None` if the operation must fail.
         after: Option<Content>,
         source: Option<usize>,
         handle: Handle<Result<Answer>>,
@@ -57,14 +57,14 @@ enum Flight {
     },
     Switch {
         detaches: bool,
-        /// The number of earlier detachments and reattachments in the process.
+        /// The number of earlier detach and attach commands of the process.
         number: u64,
         counts: Vec<(usize, usize)>,
         handle: Handle<Result<()>>,
     },
 }
 
-/// See the module.
+/// The state of a run.
 pub struct World {
     profile: Profile,
     rng: Rng,
@@ -97,7 +97,7 @@ struct Process {
     journal: Arc<Journal>,
     clock: Arc<cached_journal::ManualClock>,
     begun: Option<Handle<Result<(), RecoveryError>>>,
-    /// The number of detachments and reattachments of its cache.
+    /// The number of detach and attach commands so far.
     switches: u64,
     flights: Vec<Flight>,
     /// The objects that a client uses.
@@ -118,7 +118,7 @@ impl World {
                 ObjectId::new(space, Name::copy_from(format!("o{at}").as_bytes()).unwrap())
             })
             .collect();
-        // The store stores the data that it has.
+        // The store stores the changes that it has.
         store.sync_all(&ids);
         let domains = (0..objects)
             .map(|_| (profile.domains && rng.permille(700)).then(|| OrderDomain(rng.below(2))))
@@ -168,7 +168,7 @@ impl World {
             retry_delay_max: Duration::from_secs(1),
             write: WriteMode::Back,
             writer: Writer::Cache,
-            // Versions are derived from this number, and must be new after every start.
+            // Versions are derived from it, and must be new after every start.
             hash_seed: Some(self.rng.next_u64()),
             ..ObjectCacheConfig::default()
         };
@@ -179,7 +179,7 @@ impl World {
         config
     }
 
-    /// Starts a process; returns `None` if the power failed.
+    /// Starts a process; `None` if the power failed.
     fn start(&mut self) -> Result<Option<Process>, String> {
         self.lives += 1;
         let sim = Sim::new(Some(self.rng.next_u64()));
@@ -219,7 +219,8 @@ impl World {
         Ok(Some(process))
     }
 
-    /// Runs one process until the power fails or its operations are done; then it ends abruptly.
+    /// Runs one process until the power fails or its operations are used up; then it ends without a
+    /// shutdown.
     pub fn live(&mut self, cut_in: Option<u64>, operations: u64) -> Result<(), String> {
         self.disk.set_faults(self.rng.next_u64(), Faults::default());
         self.disk.cut_power_in(cut_in);
@@ -236,7 +237,7 @@ impl World {
             }
             Err(error) => return Err(error),
         };
-        // Unwinding must not drop the cache, because its locks are held.
+        // Unwinding must not drop it, because its locks are held.
         let mut process = std::mem::ManuallyDrop::new(process);
         self.disk.set_faults(self.rng.next_u64(), self.profile.faults);
         let (mut left, mut steps) = (operations, 0);
@@ -255,7 +256,7 @@ impl World {
         Ok(())
     }
 
-    /// Performs one random step. Returns whether an operation has begun.
+    /// Makes one random step. Returns whether an operation was begun.
     fn step(&mut self, process: &mut Process, may_begin: bool) -> Result<bool, String> {
         let idle = process.sim.is_idle();
         let waiting = self.store.waiting();
@@ -289,8 +290,8 @@ impl World {
         }
         self.store.sort_out();
         for done in self.store.take_done() {
-            // A late request of an ended process counts as stored, because the model does not cover
-            // a store that shows such a change and loses it later.
+            // Late changes of an ended process count as stored: the model does not cover a store
+            // that shows such a change and loses it later.
             if done.request.cache as u64 != self.lives
                 && let Some(object) = &done.request.object
             {
@@ -453,7 +454,7 @@ impl World {
         process.flights.push(Flight::Mode { handle });
     }
 
-    /// Detaches or reattaches the cache.
+    /// Detaches or attaches the cache.
     fn switch(&mut self, process: &mut Process) {
         let detaches = process.cache.attach_status().state == AttachState::Attached;
         trace!(self, "{}: detach {detaches}", self.tick);
@@ -472,12 +473,12 @@ impl World {
         process.flights.push(Flight::Switch { detaches, number: process.switches, counts, handle });
     }
 
-    /// Handles the replies that have arrived.
+    /// Handles the responses that have arrived.
     fn collect(&mut self, process: &mut Process) -> Result<(), String> {
         if let Some(begun) = process.begun.take_if(|begun| begun.is_done()) {
             match begun.get() {
                 Ok(()) => trace!(self, "recovery has begun"),
-                // The disk failed before the claims were logged, so the recovery is repeated.
+                // The disk failed before the claims were logged, so the recovery begins again.
                 Err(RecoveryError::Disk(why)) if self.profile.has_faults() => {
                     trace!(self, "recovery cannot begin: {why}");
                     process.clock.advance(Duration::from_secs(6));
@@ -620,7 +621,7 @@ impl World {
         Ok(())
     }
 
-    /// Ends the process: the outcome of operations in progress is unknown, and they may reach the
+    /// Ends the process: the outcome of operations in flight is unknown, and they may reach the
     /// store later.
     fn crash(&mut self, process: Option<Process>) {
         if let Some(mut process) = process {
@@ -634,8 +635,8 @@ impl World {
         self.unknown.iter_mut().for_each(|unknown| *unknown = false);
         self.store.sort_out();
         for (number, stage) in self.store.waiting() {
-            // A copy has the source's content at the time of the copy, not the content after the
-            // power loss.
+            // A copy has the content of its source at the time of the copy, not the content after
+            // the power failure.
             let is_copy = self.store.request(number).name == "copy";
             match (stage, self.rng.below(if is_copy { 2 } else { 4 })) {
                 (Stage::Stray, 0) => self.store.forget(number),
@@ -654,11 +655,11 @@ impl World {
         if is_power {
             self.lose_power_of_store();
         }
-        // The surviving data are on the medium.
+        // All surviving changes are on the medium.
         self.store.sync_all(&self.ids.clone());
     }
 
-    /// Loses data that the store was not requested to store.
+    /// Changes that the store was not asked to store durably may be lost.
     fn lose_power_of_store(&mut self) {
         for id in self.ids.clone() {
             let (stable, current) = (self.store.stable(&id), self.store.current(&id));
@@ -673,8 +674,8 @@ impl World {
                     Err(Error::Fenced { epoch }) => epoch,
                     Err(error) => panic!("{error}"),
                 };
-                // Above all stamps of the cache, with the same kind of epoch (of a failing or of a
-                // working journal).
+                // The stamp is above all stamps of the cache of the same kind: those that indicate
+                // trouble of its journal, or the others.
                 let info = executor::block_on(memory.info(InfoRequest::new(id.clone())));
                 let is_unlogged = info.is_ok_and(|it| it.stamp.is_some_and(|it| it.sequence >> 63 == 1));
                 let sequence = if is_unlogged { u64::MAX } else { u64::MAX >> 1 };
@@ -690,7 +691,7 @@ impl World {
                         executor::block_on(memory.delete(request)).map(|_| ())
                     }
                 };
-                // An earlier loss in the same epoch has already used the highest stamp.
+                // An earlier loss in the same epoch already has the highest stamp.
                 assert!(matches!(done, Ok(()) | Err(Error::Superseded { .. })), "{done:?}");
             });
         }
@@ -735,7 +736,7 @@ impl World {
         Ok(())
     }
 
-    /// Runs until no operation is in progress.
+    /// Runs until no operation is in flight.
     fn settle(&mut self, process: &mut Process) -> Result<(), String> {
         let start = process.sim.clock.now();
         for _ in 0..STEPS_MAX {
@@ -762,7 +763,8 @@ impl World {
     }
 }
 
-/// Runs one seed. `cut` determines after how many disk writes the power fails in each process.
+/// Runs one seed. For each process, `cut` draws the number of disk changes after which the power
+/// fails.
 pub fn run(world: &mut World, seed: u64, cut: impl Fn(&mut Rng) -> Option<u64>) -> Result<(), String> {
     let mut cuts = Rng::new(seed ^ 0xc07);
     for _ in 0..world.profile.lives {
