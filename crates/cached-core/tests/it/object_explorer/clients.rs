@@ -1,4 +1,4 @@
-//! The clients' operations, and the interpretation of their replies by the oracle.
+//! The clients' operations, and the effect of the responses on the oracle.
 
 use blocker::*;
 
@@ -15,7 +15,7 @@ pub enum Answer {
     Done(Result<()>),
 }
 
-/// An operation in progress.
+/// An operation in flight.
 pub struct Flight {
     pub what: String,
     cache: usize,
@@ -49,7 +49,7 @@ enum Asked {
     },
 }
 
-/// The random parameters of a change.
+/// The random properties of a change.
 struct Drawn {
     kind: Kind,
     compared: Option<(u32, Vec<u32>)>,
@@ -64,7 +64,7 @@ impl Environment {
         if self.is_left_out(number) {
             return;
         }
-        // Drawn from a separate sequence, so that other operations can be omitted.
+        // Each operation has its own random sequence, so that other operations can be left out.
         let mut rng = Rng::new(self.seed.rotate_left(20) ^ (number + 1));
         let cache = rng.index(self.caches.len());
         let object = rng.index(self.ids.len());
@@ -188,7 +188,7 @@ impl Environment {
                 Kind::Write(vec![(from, to, false)])
             }
             Ask::Runs => {
-                // Each run waits for its own buckets, although two runs may share one.
+                // Each run waits for its own buckets, though runs may share one.
                 if self.caches[0].capabilities().runs_max < 3 || self.free_buckets < 8 {
                     return None;
                 }
@@ -361,7 +361,7 @@ impl Environment {
         }
     }
 
-    /// Handles the replies that have arrived.
+    /// Handles the responses that have arrived.
     pub fn collect(&mut self) -> Result<(), String> {
         let mut at = 0;
         while at < self.flights.len() {
@@ -511,7 +511,7 @@ impl Environment {
             }
             Err(error @ Error::Superseded { .. }) => {
                 self.oracle.blind(look);
-                // After a lost response the newer stamp may be that of this change.
+                // After a lost response, the version may belong to this very change.
                 if self.is_faultless() {
                     Err(format!("error: {error}, where nothing has failed"))
                 } else {
@@ -568,7 +568,7 @@ impl Environment {
         self.oracle.present(look, Some(size))
     }
 
-    // ---- at rest
+    // When everything is idle:
 
     /// Flushes everything; returns false if a loss was reported.
     pub fn flush_to_rest(&mut self, scope: Scope) -> Result<bool, String> {

@@ -1,11 +1,12 @@
-//! Random interleavings of events in an object cache, determined by a seed: which task is polled,
-//! when the store performs and answers a request, what fails, which caller cancels, what other
-//! clients write. A model determines what may be read and what must be stored; `README.md` lists
-//! the defects found.
+//! Random orders of events in an object cache, determined by seeds: the polled task, the moments at
+//! which the store performs a request and responds, the failures, the callers that give up, the
+//! writes of other clients. A model determines which values may be read and which must be stored;
+//! `README.md` lists the defects found.
 //!
-//! `EXPLORE_PROFILE=name` and `EXPLORE_SEED=n` replay one run and print its story. `EXPLORE_SEEDS=n` runs `n`
-//! seeds of each profile, from `EXPLORE_FIRST=n` on; `EXPLORE_SECONDS=n` runs for `n` seconds;
-//! `EXPLORE_SURVEY=1` counts what it finds instead of stopping at the first problem.
+//! `EXPLORE_PROFILE=name` and `EXPLORE_SEED=n` replay one run and print its events.
+//! `EXPLORE_SEEDS=n` runs `n` seeds of each profile, from `EXPLORE_FIRST=n` on; `EXPLORE_SECONDS=n`
+//! runs for `n` seconds; `EXPLORE_SURVEY=1` counts the problems instead of stopping at the first
+//! one.
 
 #![allow(unreachable_pub, missing_docs)]
 
@@ -89,8 +90,8 @@ thread_local! {
     static IS_QUIET: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Prevents this thread's panics from being printed, because the problem is printed once. Panics of
-/// concurrent tests are still printed.
+/// A problem is printed once, not by each panic. Panics of other tests, which run concurrently, are
+/// printed.
 fn print_no_panics_of_this_thread() {
     let print = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {

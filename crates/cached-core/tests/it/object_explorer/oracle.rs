@@ -1,20 +1,20 @@
-//! Determines what may be read and what must be stored: for each object a history of changes, with
-//! the times of their request, reply and storage, and a register for each cell.
+//! The values that may be read and those that must be stored: for each object a history of changes,
+//! with the moments of their requests, responses and storage, and a register for each cell.
 //!
-//! An object is treated as its content followed by infinite zeros; every operation, whatever its
-//! size, sets a cell or leaves it unchanged. A read of a cell may return the value of a change,
-//! unless another change, which was requested after the first one had ended, has itself ended
-//! before the read began. A change that was cancelled or whose outcome is unknown does not end
-//! until everything is at rest. The same rule with *stored* instead of *ended* holds for the store:
-//! its content is never older than what a flush has reported as stored. The size is checked against
-//! all orders in which the changes may have been made.
+//! An object is regarded as its content followed by infinitely many zeros; every operation sets a
+//! cell or leaves it unchanged. A read of a cell may find the value of a change, unless another
+//! change began after the first had ended, and itself ended before the read began. A change that
+//! was cancelled or whose outcome is unknown does not end until everything is idle. The same rule
+//! with *stored* instead of *ended* applies to the store: its content is never older than the
+//! content that a flush has reported as stored. The size is checked against all possible orders of
+//! the changes.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
 
 use blocker::{ObjectId, Scope, Version};
 
-/// The unit of changes: half a sector, so that changes need not fill sectors or buckets.
+/// The unit of writes: half a sector, so that changes fill neither sectors nor buckets.
 pub const CELL: u64 = 256;
 pub const CELLS_PER_BUCKET: u32 = 16;
 /// The time of an event that has not happened.
@@ -25,7 +25,7 @@ pub type Problem = String;
 /// The effect of a change.
 #[derive(Clone, Debug)]
 pub enum Kind {
-    /// Runs of cells: from, to, and whether data or zeros.
+    /// Runs of cells: the first, the end, and whether they get data or zeros.
     Write(Vec<(u32, u32, bool)>),
     Discard(u32, u32),
     Truncate(u32),
@@ -66,13 +66,13 @@ impl Kind {
         }
     }
 
-    /// Returns whether the change fails if the object is missing.
+    /// Returns whether the change fails if the object does not exist.
     pub fn needs_present(&self) -> bool {
         matches!(self, Self::Discard(..) | Self::Truncate(_) | Self::Delete)
     }
 }
 
-/// In cells; `None`: no object.
+/// The size in cells; `None` if the object does not exist.
 pub type Size = Option<u32>;
 
 /// The party that makes a change: a cache, or another client of the store.
@@ -81,26 +81,26 @@ pub const ANOTHER: Writer = 99;
 
 #[derive(Clone, Debug)]
 pub struct Op {
-    /// The change's number, which is the value that it writes.
+    /// The number of the operation, which is also the value that it writes.
     pub id: u32,
     pub writer: Writer,
     pub kind: Kind,
     pub domain: Option<u64>,
     pub asked: u64,
-    /// When the change was answered; for another client's change, when the cache was notified.
+    /// The time of the response; for another client's change, the time of the cache's notification.
     pub answered: u64,
-    /// When the change was made in the store.
+    /// The time of the change in the store.
     pub ended: u64,
     pub stored: u64,
-    /// Whether the change has failed without effect.
+    /// Whether the operation has failed without a change.
     pub is_void: bool,
-    /// Whether the change was acknowledged.
+    /// Whether the operation was acknowledged.
     pub is_acknowledged: bool,
-    /// Whether another writer had taken over before the change was stored.
+    /// Whether another writer had claimed the scope before the change was stored.
     pub may_be_lost: bool,
-    /// Whether the change's loss was reported and accepted.
+    /// Whether the loss of the change was reported and accepted.
     pub is_forgiven: bool,
-    /// The time from which the store must not accept the change.
+    /// The moment after which the store must not accept the change.
     pub fenced: u64,
     /// The values that a copy found, by cell.
     values: Option<Rc<Vec<BTreeSet<u32>>>>,
@@ -108,7 +108,7 @@ pub struct Op {
     bit: u64,
 }
 
-/// A read or info of an object in progress.
+/// A read or info of an object in flight.
 #[derive(Clone, Debug)]
 pub struct Look {
     pub object: usize,
@@ -123,12 +123,12 @@ struct Object {
     sizes: BTreeSet<(Size, u64)>,
     /// The sizes that were possible at any time of a look.
     looks: BTreeMap<u64, BTreeSet<Size>>,
-    /// When a value was first found: `(op, cell)`.
+    /// The time at which a value was first found, by `(op, cell)`.
     found: HashMap<(u32, u32), u64>,
     versions: HashMap<Version, (u32, BTreeMap<u32, u32>)>,
     /// The store's stable content when it was last checked.
     stable: Vec<u32>,
-    /// Whether the size is not checked until everything is at rest.
+    /// Whether the size is unchecked until everything is idle.
     pub is_loose: bool,
 }
 
@@ -139,7 +139,7 @@ pub struct Oracle {
     next_id: u32,
     pub cells: u32,
     pub checks_versions: bool,
-    /// Whether objects can vanish in the store, so that their content is checked only at rest.
+    /// Objects vanish in the store, so their content is checked only when everything is idle.
     pub is_lenient: bool,
 }
 
@@ -182,7 +182,7 @@ impl Oracle {
         self.now
     }
 
-    /// Adds an object in its initial state.
+    /// Adds an object with its initial content.
     pub fn add(&mut self, id: ObjectId, size: Size, value: u32) {
         let kind = size.map_or(Kind::Delete, Kind::Full);
         let op = Op {
@@ -246,7 +246,7 @@ impl Oracle {
             bit,
         });
         if is_copy {
-            // The source may change until the copy ends; sizes of copies are not tracked.
+            // The source may change until the copy ends; the sizes of copies are not tracked.
             it.is_loose = true;
         }
         it.grow();
@@ -283,7 +283,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// Records that an operation has failed without effect.
+    /// Records that the operation has failed without a change.
     pub fn failed(&mut self, object: usize, id: u32) {
         let op = self.op(object, id);
         (op.is_void, op.is_pending) = (true, false);
@@ -295,7 +295,7 @@ impl Oracle {
         }
     }
 
-    /// Stops checking the size until everything is at rest.
+    /// Stops checking the size until everything is idle.
     pub fn loosen(&mut self, object: usize) {
         self.objects[object].is_loose = true;
     }
@@ -313,7 +313,7 @@ impl Oracle {
         self.objects[object].ops.iter().filter(|op| op.is_pending).count()
     }
 
-    /// Records that nothing is in progress, so that unknown outcomes have become final.
+    /// Records that nothing is in flight: unknown outcomes have become final.
     pub fn at_rest(&mut self) {
         let now = self.tick();
         for object in 0..self.objects.len() {
@@ -335,7 +335,7 @@ impl Oracle {
         }
     }
 
-    /// Uses the content of an object at rest as its new base, and drops its earlier history.
+    /// Records the content of an idle object, and forgets its history.
     pub fn rebase(&mut self, object: usize, content: Option<&[u8]>) -> Result<(), Problem> {
         let cells = content.map(|bytes| cells_of(bytes, 0)).transpose()?.unwrap_or_default();
         let now = self.tick();
@@ -358,7 +358,7 @@ impl Oracle {
 }
 
 impl Object {
-    /// Adds the sizes that pending changes make possible, also to all observations in progress.
+    /// Adds the sizes that pending changes make possible, also to all reads in flight.
     fn grow(&mut self) {
         let pending: Vec<(u64, Kind)> = self
             .ops
@@ -383,7 +383,7 @@ impl Object {
 }
 
 impl Op {
-    /// Returns the end of an operation, as seen from a newer operation.
+    /// Returns the time at which the operation had ended from the view of a newer one.
     fn end_for(&self, newer: &Op, in_store: bool) -> u64 {
         let own = if in_store { self.ended } else { self.answered };
         if self.writer == newer.writer || self.asked == 0 { own } else { own.max(self.stored) }

@@ -1,5 +1,5 @@
-//! The operations, faults and sizes that are enabled in a run. A defect that is hidden by others is
-//! found by disabling the causes of the others.
+//! The operations, faults and sizes that are enabled in a run. A defect that hides behind others is
+//! found by leaving out the causes of the others.
 
 use blocker::WriteMode;
 use cached_core::object::Writer;
@@ -30,7 +30,7 @@ pub enum Ask {
     Invalidate,
 }
 
-/// A set of enabled operations, faults and sizes.
+/// A set of enabled features.
 #[derive(Clone, Debug)]
 pub struct Profile {
     pub name: &'static str,
@@ -40,20 +40,20 @@ pub struct Profile {
     pub caches: usize,
     pub objects: (u64, u64),
     pub namespaces: u64,
-    /// The minimum and maximum number of index nodes.
+    /// The minimum and maximum number of nodes of the index.
     pub places: (u64, u64),
     /// The minimum and maximum number of buckets that no slow reader holds.
     pub buckets: (u64, u64),
     /// The longest object, in buckets.
     pub size_buckets: u32,
     pub clients: u64,
-    /// The number of changes per thousand that request *stored*.
+    /// The number of changes in a thousand that require the durability *stored*.
     pub stored: u64,
-    /// The number of changes per thousand that belong to one of two order domains.
+    /// The number of changes in a thousand that belong to one of two order domains.
     pub domains: u64,
     /// The number of events per thousand operations: requests that fail …
     pub retryable: u64,
-    /// … requests whose response is lost …
+    /// … whose response is lost …
     pub unknown: u64,
     /// … requests whose sync fails …
     pub failed_sync: u64,
@@ -61,28 +61,29 @@ pub struct Profile {
     pub cancels: u64,
     /// … changes by another client …
     pub another: u64,
-    /// Whether other clients delete objects, and do nothing else.
+    /// Whether other clients only delete objects.
     pub another_deletes: bool,
     /// … claims by another writer, of objects, domains and namespaces …
     pub claims: u64,
-    /// … events that report a nonexistent change …
+    /// … and events that report a change that did not happen.
     pub rumours: u64,
     /// … and changes of a namespace's write mode.
     pub mode_changes: u64,
     /// The store's maximum request size in buckets (0: no limit), and its maximum number of runs.
     pub request_buckets: &'static [u64],
     pub runs_max: &'static [u32],
-    /// The maximum number of clean bytes between dirty runs that may be written with them.
+    /// The maximum of clean bytes between dirty runs that may be written with the runs.
     pub gap_bytes: &'static [u64],
-    /// Whether the store stores only on request.
+    /// Whether the store stores durably only what a request requires.
     pub is_volatile: bool,
-    /// The number of operations in a run.
+    /// The number of operations of one run.
     pub operations: u64,
-    /// Whether zeros and truncations count towards the limit of possible losses.
+    /// Whether zeros and truncations count towards the limit of losses.
     pub checks_stake: bool,
     /// Whether all objects exist from the beginning, with their maximum size.
     pub is_prefilled: bool,
-    /// Whether objects are flushed one by one before the comparison at rest.
+    /// Whether objects are flushed one by one before the comparison of the idle cache with the
+    /// store.
     pub flushes_objects: bool,
 }
 

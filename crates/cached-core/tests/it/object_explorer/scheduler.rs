@@ -1,6 +1,6 @@
-//! One run: every event is a step, and a seed selects the next one: clients' operations, the
-//! background task, each store request (performing and answering it are separate steps), time,
-//! failures, events, other writers. Nothing else makes progress.
+//! One run: every event is a step, and a seed determines the next one. The steps are the clients'
+//! operations, the background, the execution of and the response to each request of the store,
+//! time, failures, events, and other writers. Nothing else happens.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,15 +17,15 @@ use test_kit::rng::Rng;
 use test_kit::sim::{Handle, Sim};
 use test_kit::{BUCKET, namespace};
 
-/// The maximum number of steps until everything is at rest; a longer run counts as a livelock.
+/// A run that needs more steps than this to become idle never becomes idle.
 const STEPS_MAX: u64 = 30_000;
-/// The maximum time until everything is at rest, once nothing fails any more.
+/// The maximum time until everything is idle, once failures have ended.
 const REST_TIMEOUT: Duration = Duration::from_secs(300);
 const HOG: &str = "hog";
 
 /// The result of a run.
 pub struct Outcome {
-    /// The problem, if any.
+    /// The problem.
     pub problem: Option<String>,
     pub trace: Vec<String>,
     /// The number of operations started.
@@ -33,12 +33,12 @@ pub struct Outcome {
     pub steps: u64,
 }
 
-/// The omitted operations of a run, for finding the relevant ones.
+/// The parts of a run that are left out, to find the relevant ones.
 #[derive(Clone, Debug, Default)]
 pub struct Without {
-    /// Operations by number.
+    /// The operations with these numbers.
     pub operations: Vec<u64>,
-    /// All operations from this one on are omitted.
+    /// All operations from this number on.
     pub from: Option<u64>,
 }
 
@@ -63,19 +63,20 @@ pub struct Environment {
     troubles: u64,
     /// Whether failures have ended.
     pub is_calm: bool,
-    /// Whether changes may be lost, because another writer has taken over a scope, or a sync has
+    /// Whether changes may be lost, because another writer has claimed a scope or a sync has
     /// failed.
     pub may_lose: bool,
-    /// The scopes that another writer has taken over, from the cache with this number.
+    /// The scopes that another writer has claimed, each with the number of the previous writer's
+    /// cache.
     pub fences: Vec<(usize, Scope)>,
-    /// The cache that changes a namespace under an epoch.
+    /// The cache that may change a namespace under an epoch.
     epochs: HashMap<(Namespace, Epoch), usize>,
     /// Objects that another client has changed, for which no event has been sent yet.
     unpublished: Vec<ObjectId>,
     dirty_buckets: u64,
     /// The number of buckets that no slow reader holds.
     pub free_buckets: u64,
-    /// The slowness of each request.
+    /// The delay of each request.
     slowness: HashMap<u64, u64>,
     slow_permille: u64,
     weights: [u64; 5],
@@ -220,7 +221,7 @@ impl Environment {
             if self.asked > asked {
                 (asked, since) = (self.asked, self.steps);
             }
-            // No operation can begin: one of them waits forever, or loops.
+            // No operation is started, so one of those in flight waits forever, or loops.
             let moves = moves && self.steps - since < 4_000;
             if !moves || self.asked >= rest_at || unknown {
                 rest_at = self.asked + self.rng.within(5, 40);
@@ -292,8 +293,7 @@ impl Environment {
             self.validate()?;
         }
         if self.profile.checks_stake && self.steps.is_multiple_of(16) && !self.may_lose {
-            // Bytes truncated from an object may or may not count as a bucket, depending on their
-            // history.
+            // Depending on the kind of truncation, truncated bytes count as a bucket or not.
             let most = self.dirty_buckets + self.ids.len() as u64;
             let at_stake = self.oracle.buckets_at_stake();
             if at_stake > most {
@@ -311,7 +311,7 @@ impl Environment {
         self.sim.step();
     }
 
-    /// Returns the weight of a request's next step, up to 100; with 0 the step happens only if no
+    /// Returns the weight, of 100, of a request's next step; 0 for a step that is made only if no
     /// other is possible.
     fn ease(&mut self, number: u64) -> u64 {
         let (rng, permille) = (&mut self.rng, self.slow_permille);
@@ -319,7 +319,8 @@ impl Environment {
         *self.slowness.entry(number).or_insert_with(drawn)
     }
 
-    /// Advances a request that waits for everything else; returns false if there is none.
+    /// Makes the next step of a request that waits until no other step is possible; returns false
+    /// if there is none.
     fn move_stuck(&mut self) -> bool {
         let waiting = self.store.waiting();
         if waiting.is_empty() {
@@ -336,7 +337,7 @@ impl Environment {
         here.map(|(number, _)| self.ease(number)).sum()
     }
 
-    /// Picks a request of a stage, slow ones rarely.
+    /// Chooses a request of a stage, rarely a slow one.
     fn pick(&mut self, stage: Stage) -> Option<u64> {
         let waiting = self.store.waiting();
         let here: Vec<u64> = waiting.into_iter().filter(|(_, at)| *at == stage).map(|(it, _)| it).collect();
@@ -368,7 +369,7 @@ impl Environment {
         self.store.answer(number, None);
     }
 
-    /// Checks that the requests performed by the store satisfy the guarantees.
+    /// Checks that the events in the store preserve the guarantees.
     fn look_at_store(&mut self) -> Result<(), String> {
         for done in self.store.take_done() {
             let request = &done.request;
@@ -411,8 +412,7 @@ impl Environment {
         }
     }
 
-    /// Runs until `is_over`, in any order and without failures. Time advances only if something has
-    /// failed.
+    /// Runs until `is_over`, in any order and without failures. Time passes only after a failure.
     pub fn drain(&mut self, is_over: impl Fn(&Self) -> bool) -> Result<(), String> {
         let first = self.steps;
         let was_calm = std::mem::replace(&mut self.is_calm, true);
@@ -461,7 +461,7 @@ impl Environment {
         self.flights.iter().map(|flight| flight.what.as_str()).collect()
     }
 
-    /// Brings the run to rest: every operation has ended, and every event has arrived.
+    /// Runs until everything is idle: all operations have ended, and all events have arrived.
     fn rest(&mut self) -> Result<(), String> {
         trace!(self, "to rest");
         self.is_calm = true;
@@ -485,7 +485,7 @@ impl Environment {
         self.is_calm = true;
         trace!(self, "flush, and compare");
         if self.profile.flushes_objects {
-            // A flush of everything could hide a loss that an object's flush reports.
+            // A flush of everything could hide a loss that the flush of an object reports.
             for object in 0..self.ids.len() {
                 let scope = Scope::Object(self.ids[object].clone());
                 if !self.flush_to_rest(scope.clone())? {
@@ -495,7 +495,7 @@ impl Environment {
         }
         let mut losses = 0;
         while !self.flush_to_rest(Scope::All)? {
-            // The loss is reported, and accepted now. Data that are still dirty may be lost
+            // The loss was reported, and is now accepted. Data that are still dirty may be lost
             // afterwards.
             losses += 1;
             if losses > 6 {
@@ -520,7 +520,7 @@ impl Environment {
     }
 }
 
-/// Fills the cache's memory, except `free` buckets, with data held by a slow reader.
+/// Fills the cache's memory, except for `free` buckets, with data that a slow reader holds.
 fn hold_all_but(sim: &mut Sim, cache: &ObjectCache, free: u64) -> Vec<Segments> {
     let id = ObjectId::new(namespace(HOG), Name::copy_from(b"hog").unwrap());
     let total = cache.counters().memory_bytes / BUCKET;
@@ -573,7 +573,7 @@ pub fn run(profile: &Profile, seed: u64, without: Without, is_traced: bool) -> O
     let outcome =
         Outcome { problem, trace: std::mem::take(&mut own.trace), asked: own.asked, steps: own.steps };
     if outcome.problem.as_ref().is_some_and(|why| why.starts_with("panic")) {
-        // Unwound code may still hold locks.
+        // An unwound task may still hold locks.
         std::mem::forget(slot.take());
     }
     outcome

@@ -1,10 +1,10 @@
-//! The store below: every request waits until the scheduler performs it, and again until the
-//! scheduler answers it; the order between requests is arbitrary.
+//! The store below: every request waits until the scheduler performs it, and then until the
+//! scheduler sends the response, in any order of the requests.
 //!
-//! Requests are performed on a [`Memory`], which has the store's content; the content after a power
-//! loss is kept separately. A request whose reply is dropped may still be performed later, like a
-//! request on the network, but no later than the next read of the object: the contract guarantees
-//! this to a caller that reads back.
+//! Requests are performed on a [`Memory`], which has the store's content; the content that a power
+//! failure would leave is kept separately. A request whose response is dropped may still be
+//! performed later, like one on the wire, but no later than the next read of the object: the
+//! contract guarantees this to a caller that reads back.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::poll_fn;
@@ -15,17 +15,18 @@ use blocker::*;
 
 use test_kit::content;
 
-/// More calls than this between two steps of the scheduler are a loop.
+/// More calls than this between two steps of the scheduler indicate a loop.
 const CALLS_MAX: u64 = 2_000;
 
 /// The stage of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Stage {
-    /// The request has not been performed.
+    /// The request is not performed.
     Queued,
-    /// The request has been performed, but not answered.
+    /// The request is performed, but has no response yet.
     Done,
-    /// The request was answered as unknown, or dropped by its caller, and may be performed later.
+    /// The response was an unknown outcome, or the caller has dropped the request, which may be
+    /// performed later.
     Stray,
 }
 
@@ -38,12 +39,12 @@ pub struct Request {
     pub name: &'static str,
     pub object: Option<ObjectId>,
     pub is_change: bool,
-    /// The scope that the request stores; a failed sync makes the request fail.
+    /// The scope that the request makes durable; a failed sync affects this scope.
     pub syncs: Option<Scope>,
     pub stamp: Option<Stamp>,
-    /// The new epoch and its scope; `None` for a query.
+    /// The new epoch and its scope; `None` for a request for the epoch in force.
     pub claim: Option<(Scope, Epoch)>,
-    /// Whether the request writes an object in full or deletes it, which repairs a failed sync.
+    /// Whether the request writes a whole object or deletes it, which repairs a failed sync.
     pub renews: bool,
     /// The scope of an invalidation.
     pub forgets: Option<Scope>,
@@ -77,7 +78,7 @@ struct Slot<T> {
     waker: Option<Waker>,
 }
 
-/// Replies whose stated durability can be lowered.
+/// Responses that contain the durability of a change.
 pub trait Weaken {
     fn weaken(&mut self) {}
 }
@@ -133,11 +134,11 @@ struct State {
     held: BTreeMap<u64, Held>,
     next: u64,
     calls: u64,
-    /// Whether requests are answered immediately.
+    /// Whether requests complete immediately.
     is_open: bool,
-    /// Whether the store stores only on request.
+    /// Whether the store stores durably only what a request requires.
     is_volatile: bool,
-    /// The content of each object after a power loss.
+    /// The content of each object that a power failure would leave.
     stable: BTreeMap<ObjectId, Option<Vec<u8>>>,
     /// Objects with a failed sync.
     failed: BTreeSet<ObjectId>,
@@ -145,7 +146,7 @@ struct State {
     capabilities: Option<Capabilities>,
 }
 
-/// The store, as used by one of the caches.
+/// The store from the view of one of the caches.
 pub struct Store {
     state: Arc<Mutex<State>>,
     hub: Arc<EventHub>,
@@ -174,7 +175,7 @@ impl Store {
         Self { state: Arc::new(Mutex::new(state)), hub: Arc::default(), cache: 0 }
     }
 
-    /// Returns the same store for another cache.
+    /// Returns the same store from the view of another cache.
     pub fn for_cache(&self, cache: usize) -> Self {
         Self { state: Arc::clone(&self.state), hub: Arc::clone(&self.hub), cache }
     }
@@ -190,7 +191,7 @@ impl Store {
         state.capabilities = Some(capabilities);
     }
 
-    /// Lets requests wait from now on.
+    /// Makes requests wait from now on.
     pub fn close(&self, is_volatile: bool) {
         let mut state = self.state();
         (state.is_open, state.is_volatile) = (false, is_volatile);
@@ -218,7 +219,7 @@ impl Store {
         self.state().held[&number].request.clone()
     }
 
-    /// Performs requests still in transit for an object, because their caller reads back.
+    /// Performs the requests that are still in flight for an object, because the caller reads back.
     pub fn deliver(&self, object: &ObjectId) {
         let mut state = self.state();
         state.deliver(object, &self.hub);
@@ -229,7 +230,7 @@ impl Store {
         std::mem::take(&mut self.state().done)
     }
 
-    /// Returns the content after a power loss.
+    /// Returns the content that a power failure would leave.
     pub fn stable(&self, object: &ObjectId) -> Option<Vec<u8>> {
         let state = self.state();
         if state.is_volatile {
@@ -243,7 +244,7 @@ impl Store {
         content(&*self.state().memory, object)
     }
 
-    /// Marks the current content of the objects as stored.
+    /// Marks the present content of the objects as stored.
     pub fn sync_all(&self, objects: &[ObjectId]) {
         let mut state = self.state();
         for object in objects {
@@ -252,7 +253,7 @@ impl Store {
         }
     }
 
-    /// Lets another client change the store immediately.
+    /// Applies a change of another client to the store immediately.
     pub fn by_another<T>(&self, act: impl FnOnce(&Memory) -> T) -> T {
         let memory = self.memory();
         let done = act(&memory);
@@ -260,7 +261,7 @@ impl Store {
         done
     }
 
-    /// Marks another client's changes of an object as stored.
+    /// Marks another client's change of an object as stored.
     pub fn sync_one(&self, object: &ObjectId) {
         self.sync_all(std::slice::from_ref(object));
     }
@@ -270,13 +271,13 @@ impl Store {
         self.state().begin(number, &self.hub);
     }
 
-    /// Answers a performed request, or answers an unperformed one with an error.
+    /// Sends the response to a performed request, or an error to one that is not performed.
     pub fn answer(&self, number: u64, error: Option<Error>) {
         let mut held = self.state().held.remove(&number).expect("waits");
         held.call.answer(error);
     }
 
-    /// Answers an unperformed request as unknown; it may be performed later.
+    /// Responds to an unperformed request with an unknown outcome; it may be performed later.
     pub fn answer_unknown(&self, number: u64, why: &'static str) {
         let mut held = self.state().held.remove(&number).expect("waits");
         held.call.answer(Some(Error::OutcomeUnknown(why.into())));
@@ -286,7 +287,7 @@ impl Store {
         }
     }
 
-    /// Performs a request and lets its sync fail; returns whether it has one.
+    /// Performs a request and makes its sync fail; returns whether the request has one.
     pub fn fail_sync(&self, number: u64) -> bool {
         let mut state = self.state();
         let request = state.held[&number].request.clone();
@@ -304,12 +305,12 @@ impl Store {
         true
     }
 
-    /// Drops an unperformed request, as if it had never been sent.
+    /// Forgets an unperformed request, as if it had never been sent.
     pub fn forget(&self, number: u64) {
         self.state().held.remove(&number);
     }
 
-    /// Turns requests of cancelled callers into strays, and drops the ones that change nothing.
+    /// Turns requests whose callers have given up into strays, and drops those that change nothing.
     pub fn sort_out(&self) {
         let mut state = self.state();
         state.held.retain(|_, held| {
@@ -366,8 +367,8 @@ impl State {
             return;
         }
         if let (Some(object), false) = (&held.request.object, held.request.is_change) {
-            // A read sees the effect of requests that were answered as unknown, so these are
-            // performed now.
+            // A read sees the requests in flight whose outcome was unknown, so they are performed
+            // now.
             let object = object.clone();
             self.deliver(&object, hub);
         }
@@ -403,7 +404,7 @@ impl State {
         strays.into_iter().for_each(|stray| self.begin(stray, hub));
     }
 
-    /// Stores the data for which a change or a flush requests it.
+    /// Stores durably what a change or a flush requires.
     fn sync(&mut self, request: &Request, scope: &Scope) -> Result<()> {
         let covered: Vec<ObjectId> = match &request.object {
             Some(object) => {
@@ -473,7 +474,7 @@ fn change(object: &ObjectId, change: &Change, terms: &ChangeTerms) -> Request {
     };
     Request {
         is_change: true,
-        // A request for *journaled* gets at least that durability, in this store by a sync.
+        // A store must provide at least the required durability *journaled*: this one syncs.
         syncs: (terms.durability >= Durability::Journaled).then(|| Scope::Object(object.clone())),
         stamp: terms.stamp,
         renews: change.replaces_content(),
@@ -523,7 +524,7 @@ impl Blocker for Store {
         self.call(asked, move |memory| memory.claim(it))
     }
     fn invalidate(&self, it: InvalidateRequest) -> Reply<InvalidateReply> {
-        // Its events go to all subscribers, like any client's.
+        // Its events go to all subscribers, like the events of any other request.
         let mut asked = request("invalidate", None, format!("invalidate {:?}", it.scope));
         asked.forgets = Some(it.scope.clone());
         self.call(asked, move |memory| memory.invalidate(it))

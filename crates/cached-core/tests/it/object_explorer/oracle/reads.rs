@@ -1,4 +1,4 @@
-//! Determines the permitted results of a read.
+//! The values that a read may find.
 
 use super::*;
 
@@ -11,7 +11,7 @@ impl Oracle {
     pub(super) fn values_within(&self, op: &Op, cell: u32, until: u64, depth: u32) -> BTreeSet<u32> {
         match (&op.kind, &op.values) {
             (Kind::Copy(_), Some(values)) => values[cell as usize].clone(),
-            // Cyclic copies in progress allow any value.
+            // The copies form a cycle, and all are in flight: any value is possible.
             (Kind::Copy(_), None) if depth > 2 => {
                 let all = self.objects.iter().flat_map(|it| it.ops.iter().map(|op| op.id));
                 all.chain([0]).collect()
@@ -40,8 +40,8 @@ impl Oracle {
                 return false;
             }
             let found = it.found.get(&(op.id, cell)).copied().unwrap_or(NEVER);
-            // A change that was cancelled or has an unknown outcome is not certain to overwrite
-            // anything, unless a read has found it.
+            // A change that was cancelled or whose outcome is unknown may not have happened, unless
+            // it has been found.
             let answered = if op.is_acknowledged { op.answered } else { NEVER };
             answered.min(found) < from
         };
@@ -64,12 +64,12 @@ impl Oracle {
         self.objects[look.object].looks.remove(&look.key).unwrap_or_default()
     }
 
-    /// Ends an observation without a result.
+    /// Ends a read whose result cannot be checked.
     pub fn blind(&mut self, look: &Look) {
         self.seen(look);
     }
 
-    /// Ends an observation whose reply shows nothing.
+    /// Ends a read whose response says nothing about the object.
     pub fn pass(&mut self, look: &Look) -> Result<(), Problem> {
         self.blind(look);
         Ok(())
@@ -136,7 +136,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// Checks that these cells were possible at some time during the observation.
+    /// Checks that the object may have had these cells at some time during the read.
     pub fn can_be(&self, look: &Look, first: u32, cells: &[u32]) -> Result<(), Problem> {
         let found = (first..).zip(cells);
         found.into_iter().try_for_each(|(cell, value)| {
@@ -144,7 +144,7 @@ impl Oracle {
         })
     }
 
-    /// Checks that different or fewer cells were possible.
+    /// Checks that the object may have had other or fewer cells than these.
     pub fn can_differ(&self, look: &Look, first: u32, cells: &[u32]) -> Result<(), Problem> {
         let sizes = self.objects[look.object].looks.get(&look.key);
         let end = first + cells.len() as u32;

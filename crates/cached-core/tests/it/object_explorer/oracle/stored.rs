@@ -1,4 +1,4 @@
-//! Determines the permitted content of the store, and what a power loss may undo.
+//! The possible contents of the store, and the possible losses in a power failure.
 
 use super::*;
 
@@ -71,8 +71,8 @@ impl Oracle {
         }
     }
 
-    /// Records that another writer has taken over the scope from `writer`, whose unstored changes
-    /// must never be stored.
+    /// Records that another writer has claimed the scope of `writer`, whose unstored changes must
+    /// never be stored.
     pub fn fenced(&mut self, writer: Writer, scope: &Scope) {
         let now = self.tick();
         for it in &mut self.objects {
@@ -90,21 +90,21 @@ impl Oracle {
         }
     }
 
-    /// Records that changes requested from now on are fenced as well.
+    /// Records that later changes are fenced as well.
     pub fn fence(&mut self, object: usize, id: u32) {
         let op = self.op(object, id);
         (op.fenced, op.may_be_lost) = (op.asked, true);
         self.objects[object].is_loose = true;
     }
 
-    /// Records that a writer has claimed a scope itself, so that its changes may be stored again.
+    /// Records that a writer has claimed a scope itself: its changes may be stored again.
     pub fn unfenced(&mut self, writer: Writer, scope: &Scope) {
         for it in self.objects.iter_mut().filter(|it| scope.covers(&it.id, None)) {
             it.ops.iter_mut().filter(|op| op.writer == writer).for_each(|op| op.fenced = NEVER);
         }
     }
 
-    /// Records that the writer may lose its unstored changes, and must report this.
+    /// Records that the writer may lose its unstored changes, and must report the loss.
     pub fn may_lose(&mut self, object: usize) {
         for op in self.objects[object].ops.iter_mut().filter(|op| op.stored == NEVER) {
             op.may_be_lost = true;
@@ -144,8 +144,8 @@ impl Oracle {
         it.sizes = it.sizes.iter().map(|(size, applied)| (*size, applied & !bit)).collect();
     }
 
-    /// Returns the number of buckets whose acknowledged content a crash would lose now; a mere
-    /// truncation or removal of an object counts as one.
+    /// Returns the number of buckets whose acknowledged content a crash would lose now; an object
+    /// that was only truncated or removed counts as one.
     pub fn buckets_at_stake(&self) -> u64 {
         let mut buckets = 0;
         for it in &self.objects {
@@ -177,7 +177,7 @@ impl Oracle {
                     Kind::Full(len) => cell >= len,
                     _ => false,
                 };
-                // Zeroing truncated bytes is not a change.
+                // Zeros over truncated bytes change nothing.
                 let is_zero = newest.is_none_or(|op| op.kind.value(op.id, cell) == 0);
                 let mut unsaved = it.ops.iter().filter(certain).filter(|op| op.asked > held_until);
                 if is_zero && unsaved.any(cuts) {

@@ -3,7 +3,7 @@
 use super::*;
 
 impl Environment {
-    /// Injects a failure, an event, another writer, or a cancellation.
+    /// Causes a failure, an event, a claim by another writer, or a caller that gives up.
     pub(super) fn trouble(&mut self) -> Result<(), String> {
         if self.is_calm {
             return Ok(());
@@ -66,7 +66,7 @@ impl Environment {
         Ok(())
     }
 
-    /// Gives a namespace another write mode.
+    /// Changes the write mode of a namespace.
     pub(super) fn change_mode(&mut self) {
         let namespace = self.rng.pick(&self.ids).namespace.clone();
         let mode = *self.rng.pick(&[WriteMode::Back, WriteMode::Through, WriteMode::Around]);
@@ -74,7 +74,7 @@ impl Environment {
         self.caches.iter().for_each(|cache| cache.set_namespace(&namespace, &mode.into()).expect("room"));
     }
 
-    /// Lets the store refuse a request with a retryable error.
+    /// Makes the store refuse a request temporarily.
     pub(super) fn refuse(&mut self, number: u64) {
         let request = self.store.request(number);
         let error = match (request.name, self.rng.below(3)) {
@@ -96,7 +96,7 @@ impl Environment {
         self.store.publish(&event);
     }
 
-    /// Lets another client change an object in the store: whole sectors within it.
+    /// Makes another client change whole sectors of an object in the store.
     pub(super) fn by_another(&mut self) {
         let object = self.rng.index(self.ids.len());
         let id = self.ids[object].clone();
@@ -126,7 +126,7 @@ impl Environment {
         self.store.sync_one(&id);
     }
 
-    /// Lets another writer take over.
+    /// Makes another writer claim a scope.
     pub(super) fn claim_by_another(&mut self) {
         let id = self.rng.pick(&self.ids).clone();
         let domain = OrderDomain(self.rng.below(2));
