@@ -41,13 +41,13 @@ pub(crate) struct Needs {
 /// A consumer of memory, as input to a decision.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Consumer {
-    /// Its memory, and the limits of that.
+    /// The consumer's memory, and the limits of the memory.
     pub(crate) size: u64,
     pub(crate) min: u64,
     pub(crate) max: u64,
     /// Whether its memory is full. If not, it would not use more.
     pub(crate) is_full: bool,
-    /// How much it has filled since the last decision.
+    /// The amount of memory that the consumer has filled since the last decision.
     pub(crate) filled: u64,
     /// Entries stored again soon after their eviction, since the start.
     pub(crate) ghost_hits: u64,

@@ -42,7 +42,7 @@ pub(crate) struct Expiring {
     memory: Memory,
 }
 
-/// How many bytes of a region have expired.
+/// The number of bytes of a region that have expired.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Expired {
     /// The probable number of bytes: the current span counts in proportion to the time that has

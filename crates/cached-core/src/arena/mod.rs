@@ -99,7 +99,7 @@ pub(crate) struct Arena {
     region_bytes: usize,
     region_shift: u32,
     regions: Table<Region>,
-    /// How many bytes of each region expire at which time.
+    /// The numbers of bytes of each region that expire, by time.
     pub(crate) expiring: Expiring,
     /// The free regions. This is a leaf lock: no other lock is taken while it is held.
     free: Mutex<FreeRegions>,

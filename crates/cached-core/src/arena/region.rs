@@ -59,7 +59,7 @@ pub(crate) struct Region {
     /// The region's position in the age order of the queues. It increases with every region taken
     /// or requeued.
     sequence: AtomicU64,
-    /// When the region was opened or requeued, in the clock's seconds.
+    /// The time at which the region was opened or requeued, in the clock's seconds.
     opened_at: AtomicU32,
     /// CRC-32 of the allocated bytes, valid from a clean end to the next start.
     crc: AtomicU32,

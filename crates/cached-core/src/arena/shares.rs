@@ -98,8 +98,8 @@ impl Arena {
         unsafe { self.memory.discard(offset, len) }
     }
 
-    /// Raises an owner's share by one region, unless it has all regions already. Returns whether it
-    /// did.
+    /// Raises an owner's share by one region, unless it has all regions already. Returns whether
+    /// the share has changed.
     pub(crate) fn add_to_share(&self, owner: Owner) -> bool {
         let mut free = lock(&self.free);
         let share = &mut free.share[owner as usize - 1];

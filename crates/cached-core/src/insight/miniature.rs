@@ -38,7 +38,7 @@ pub(super) struct Miniature {
     policy_bytes: usize,
 }
 
-/// How to extrapolate from the sampled entries to all.
+/// The extrapolation from the sampled entries to all entries.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Scale {
     /// The number of names that a sampled one represents.

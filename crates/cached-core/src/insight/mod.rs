@@ -14,7 +14,8 @@
 //! - [`SpaceSaving`] finds the most frequent of many names; an object cache counts its own
 //!   ([`ObjectCache::hot_objects`](crate::object::ObjectCache::hot_objects)).
 //!
-//! It needs 1 to 6 MiB for each cache, depending on the number of names, and nothing if it is off.
+//! The insight needs 1 to 6 MiB for each cache, depending on the number of names, and no memory if
+//! it is off.
 
 mod fates;
 mod hot_names;

@@ -17,21 +17,21 @@ pub(crate) const PREFIX_BYTES_MAX: usize = 26;
 /// An event of a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Event {
-    /// It was read and found.
+    /// The name was read and found.
     Hit,
-    /// It was read, and there was no entry.
+    /// The name was read, and had no entry.
     Absent,
-    /// It was read, and its entry had expired.
+    /// The name was read, and its entry had expired.
     Expired,
-    /// It was read, and its entry had been flushed.
+    /// The name was read, and its entry had been flushed.
     Flushed,
-    /// It was stored.
+    /// An entry of the name was stored.
     Store,
-    /// It was changed, so it exists and can be evicted again. This does not count as a use.
+    /// The entry was changed, so it exists and can be evicted again. This does not count as a use.
     Return,
-    /// Its expiry was changed.
+    /// The entry's expiry was changed.
     Touch,
-    /// It was deleted.
+    /// The entry was deleted.
     Delete,
 }
 

@@ -109,7 +109,7 @@ pub(crate) struct Simulation {
     sweep_from: usize,
     now: u32,
     is_adaptive: bool,
-    /// When the rate of samples was last checked, and the number of samples since.
+    /// The time at which the rate of samples was last checked, and the number of samples since.
     paced_at: u32,
     paced_samples: u64,
     /// The number of entries of the cache itself; 0 if unknown.
@@ -300,7 +300,7 @@ impl Simulation {
         self.names.get_mut(name).bytes = bytes;
     }
 
-    /// Called before samples are applied.
+    /// Prepares the simulation for new samples.
     pub(crate) fn begin(&mut self, present: &Present) {
         (self.now, self.real_entries) = (present.now, present.entries);
         if self.flushes != present.flushes {

@@ -28,11 +28,12 @@ pub struct KvConfig {
     /// The limit for an item, key and value together, in bytes: from [`ITEM_BYTES_MIN`] to
     /// [`ITEM_BYTES_MAX`], and at most half of `arena_bytes` or of the minimum of `memory_range`.
     pub item_bytes_max: usize,
-    /// How many threads may append at the same time without waiting for each other; at least 1.
+    /// The number of threads that can append at the same time without waiting for each other; at
+    /// least 1.
     pub lanes: usize,
     /// Whether every item has a CAS value, which takes 8 bytes.
     pub cas: bool,
-    /// What to do when memory is full: evict (true), or refuse to store (false, memcached's `-M`).
+    /// Whether a full store evicts; otherwise it refuses to store (memcached's `-M`).
     pub evict: bool,
     /// The eviction policy; [`by_name`](crate::policy::by_name) returns one by its name.
     pub policy: Box<dyn Policy>,

@@ -11,7 +11,7 @@ use super::request::{Change, EvictedItem, EvictionHook, Miss};
 use crate::sync::Ordering;
 use crate::{KeyHash, stores};
 
-/// How to find an entry in the index.
+/// The hash bucket and the hash by which an entry is found in the index.
 #[derive(Clone, Copy)]
 pub(super) struct Hint<'a> {
     bucket: BucketRef<'a>,
@@ -26,7 +26,7 @@ pub(super) struct Live<'a> {
     hash: KeyHash,
     /// The location of the entry itself.
     location: u32,
-    /// For a piece: its position in the item's list.
+    /// The position of a piece in the item's list; `None` for an item.
     piece: Option<usize>,
 }
 

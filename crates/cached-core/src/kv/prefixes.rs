@@ -51,7 +51,7 @@ pub(super) struct Table {
     /// The first eight bytes of each prefix, and a mask of the valid ones. A key is compared with
     /// these first.
     heads: Vec<(u64, u64)>,
-    /// How many of the first entries belong to the sweep in progress.
+    /// The number of entries, from the first on, that belong to the sweep in progress.
     sweeping: usize,
 }
 
@@ -126,7 +126,7 @@ pub(super) struct Sweep {
 }
 
 counters! {
-    /// What is known of the flushes of prefixes.
+    /// The state of the prefix flushes.
     #[derive(Debug, Clone, Copy, PartialEq, Default)]
     #[non_exhaustive]
     pub struct PrefixFlushStats {

@@ -28,7 +28,7 @@ pub struct StoreOptions {
     pub mode: StoreMode,
     /// The client's flags, kept with the item.
     pub client_flags: u32,
-    /// When the item expires.
+    /// The expiry of the item.
     pub expiry: Expiry,
     /// Whether the client sent the key in base64 (meta commands); kept for replies.
     pub key_binary: bool,

@@ -102,7 +102,7 @@ impl<'a> ItemView<'a> {
         self.item.cas()
     }
 
-    /// When the item expires.
+    /// Returns the time at which the item expires.
     pub fn expiry(&self) -> Expiry {
         self.item.expiry()
     }

@@ -66,14 +66,15 @@ struct Work {
     events: Subscription,
     flushes: FuturesUnordered<Task>,
     tasks: FuturesUnordered<Task>,
-    /// Tasks that complete changes of write modes, or detach the cache. Not waited for at the end.
+    /// Tasks that complete changes of write modes, or detach the cache; the end does not wait for
+    /// them.
     settling: FuturesUnordered<Task>,
-    /// Read-ahead tasks. Not waited for at the end.
+    /// Read-ahead tasks; the end does not wait for them.
     fetches: FuturesUnordered<Task>,
     timer: Option<(Timestamp, Sleep)>,
-    /// Tasks that maintain the log. Not waited for at the end.
+    /// Tasks that maintain the log; the end does not wait for them.
     log: LogTasks,
-    /// The task that counts the usage of a namespace with a quota. Not waited for at the end.
+    /// The task that counts the usage of a namespace with a quota; the end does not wait for it.
     count: Option<Task>,
 }
 

@@ -235,7 +235,7 @@ impl Default for ObjectCacheConfig {
 pub struct ConfigError {
     /// The field of [`ObjectCacheConfig`] at fault.
     pub key: &'static str,
-    /// What is wrong with the value, and what would be valid.
+    /// The error in the value, and the valid values.
     pub why: String,
 }
 

@@ -68,9 +68,9 @@ counters! {
         /// Changes by the durability with which they are acknowledged, least first: *cached*, *journaled*,
         /// *replicated*, *stored*.
         pub writes: [u64; 4],
-        /// Its requests to the store.
+        /// The namespace's requests to the store.
         pub store: StoreCounters,
-        /// Its quota, if it has one.
+        /// The namespace's quota, if it has one.
         pub quota: Option<QuotaUse>,
         /// Changes refused because the quota was used up, by namespace.
         pub quota_refusals: u64 => "cache_namespace_quota_refusals_total",

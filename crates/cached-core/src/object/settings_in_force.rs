@@ -134,8 +134,8 @@ impl ObjectCache {
         self.settled(namespace, set.map(|()| settings.write.is_some()), deadline)
     }
 
-    /// Sets all that a volume has set for its namespace, or notes that it is detached: see
-    /// [`Control::set_volume`](blocker::Control::set_volume).
+    /// Sets the settings of an attached volume for its namespace, or records that the volume is
+    /// detached: see [`Control::set_volume`](blocker::Control::set_volume).
     pub(crate) fn set_volume(
         &self,
         namespace: &Namespace,
@@ -289,10 +289,11 @@ fn put_in_force(shared: &Arc<Shared>, in_force: &mut Settings, new: Settings) ->
     Ok(())
 }
 
-/// Checks that what can change of `after`, which follows from `new`, works with the rest of the cache's configuration.
+/// Checks that the changeable values of `after`, which results from `new`, are valid together with
+/// the rest of the cache's configuration.
 ///
 /// # Errors
-/// The first key that does not.
+/// The first invalid key.
 fn check(shared: &Shared, new: &Settings, after: &ObjectCacheConfig) -> Result<(), ConfigError> {
     let whole = ObjectCacheConfig {
         dirty_bytes_max: after.dirty_bytes_max,

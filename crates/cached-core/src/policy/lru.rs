@@ -111,8 +111,8 @@ impl Policy for Lru {
     }
 }
 
-// The opposite, most recently used: for loads in which a recently used entry will not be used again
-// soon.
+// The opposite policy, most recently used: for workloads in which a recently used entry will not be
+// used again soon.
 
 /// Evicts entries that were read first, then those that were stored last. This is for swap,
 /// prefetched data and loops longer than the memory, where a second read is far away or never

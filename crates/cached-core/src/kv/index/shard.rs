@@ -20,7 +20,7 @@ use crate::sync::{Arc, AtomicU64, Mutex, Ordering, lock, try_lock};
 /// bytes per item, and a look-up reads 1.25 lines on average (with 12 slots per line, and including
 /// the unevenness of linear hashing).
 const ITEMS_PER_BUCKET: u64 = 10;
-/// How many CAS values are recorded as used at a time.
+/// The number of CAS values that are recorded as used at a time.
 const CAS_VALUES_AHEAD: u64 = 1 << 20;
 /// The number of hash buckets of an empty shard.
 pub(super) const BUCKETS_INITIAL: u32 = 16;

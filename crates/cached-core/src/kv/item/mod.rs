@@ -382,9 +382,9 @@ pub(crate) mod state {
     pub(crate) const STALE: u8 = 1;
     /// A client has won the right to refresh the item.
     pub(crate) const TOKEN_SENT: u8 = 2;
-    /// Read since it was stored.
+    /// The item has been read since it was stored.
     pub(crate) const FETCHED: u8 = 4;
-    /// Where the policy's three bits start.
+    /// The position of the policy's three bits.
     pub(crate) const POLICY_SHIFT: u32 = 3;
     /// The policy's three bits.
     pub(crate) const POLICY: u8 = 7 << POLICY_SHIFT;

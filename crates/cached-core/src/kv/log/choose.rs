@@ -15,7 +15,7 @@ const CHOSEN_MAX: usize = 64;
 /// If no region has enough garbage, one in this many of all regions may be evicted in the same
 /// second before the next pass: a pass each time would cost as much as the walks.
 const LOOK_AGAIN_SHARE: u32 = 32;
-/// How many sweeps may find little before a store that evicts pauses sweeping.
+/// The number of sweeps that may find little before a store that evicts pauses sweeping.
 const BARREN_SWEEPS_MAX: u32 = 4;
 
 /// The chosen regions, and when to choose more.

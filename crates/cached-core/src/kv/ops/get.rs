@@ -374,7 +374,7 @@ impl Kv {
     }
 }
 
-/// What is known about a key before its look-up.
+/// The properties of a key that are known before its look-up.
 #[derive(Clone, Copy)]
 struct Ahead<'a> {
     hash: KeyHash,

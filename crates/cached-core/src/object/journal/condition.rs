@@ -30,7 +30,7 @@ pub enum JournalState {
 pub struct JournalHealth {
     /// The current state of the journal.
     pub state: JournalState,
-    /// When the journal entered this state, by the cache's clock.
+    /// The time at which the journal entered this state, by the cache's clock.
     pub since: Timestamp,
     /// The failure that the journal has not recovered from; `None` while it works.
     pub reason: Option<Reason>,

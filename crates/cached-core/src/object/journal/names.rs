@@ -136,9 +136,9 @@ impl Names {
         self.known.get(namespace).map(|known| Arc::clone(&known))
     }
 
-    /// Adds a namespace with its number in the replay, which has records of it up to `last`.
-    /// Changes of the namespace are logged whatever is configured: the log has older changes, which
-    /// must not be replayed without the later ones.
+    /// Adds a namespace with its number in the replay, which has records of the namespace up to
+    /// `last`. Its changes are logged regardless of the configuration: the log has older changes,
+    /// which must not be replayed without the later ones.
     pub(crate) fn learn(&self, namespace: &Namespace, number: u64, last: Position) {
         self.next.fetch_max(number.saturating_add(1), Ordering::SeqCst);
         let known = self.known.entry(namespace.clone());

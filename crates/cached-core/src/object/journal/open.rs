@@ -97,7 +97,7 @@ impl std::fmt::Debug for Events {
     }
 }
 
-/// What happens to a change when nine tenths of the journal are in use.
+/// The treatment of changes when nine tenths of the journal are in use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum AtLimit {
     /// The change waits for room, which is freed as objects are stored.
@@ -107,10 +107,10 @@ pub enum AtLimit {
     Through,
 }
 
-/// How a cache uses its journal.
+/// The options of a cache's journal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct JournalOptions {
-    /// What happens to a change when nine tenths of the journal are in use.
+    /// The treatment of changes when nine tenths of the journal are in use.
     pub at_limit: AtLimit,
     /// The maximum payload of a logged change, in bytes: a larger change goes to the store at once,
     /// which takes large changes about as fast. Default: 512 KiB.

@@ -202,8 +202,7 @@ pub(super) async fn read(shared: &Shared, place: RecordPlace) -> Result<(Positio
     }
 }
 
-/// Waits before a read is tried again, if the disk has failed it and fewer than [`READS_MAX`]
-/// before.
+/// Waits before a failed read is repeated, unless [`READS_MAX`] reads have failed.
 ///
 /// # Errors
 /// `Corrupt` if the read cannot succeed any more.

@@ -103,7 +103,8 @@ impl Memory {
         self.has_missed_eviction.store(true, Ordering::SeqCst);
     }
 
-    /// Called when an exclusive section, or something else that keeps buckets from being evicted, has ended.
+    /// Records the end of an exclusive section, or of another state that prevents evictions, and
+    /// wakes the tasks that wait for buckets if an eviction was given up.
     #[inline]
     pub(crate) fn section_ended(&self) {
         if self.has_missed_eviction.load(Ordering::SeqCst)

@@ -14,7 +14,7 @@ use crate::sync::{Mutex, lock};
 /// A namespace that has records to apply, or the record of an epoch.
 pub(crate) struct FoundNamespace {
     pub(crate) name: Namespace,
-    /// Its number in the journal.
+    /// The namespace's number in the journal.
     pub(crate) number: u64,
     /// The highest epoch under which the namespace was changed or was about to be changed.
     pub(crate) epoch: u64,
