@@ -179,7 +179,7 @@ impl<T: Atomics> Table<T> {
 }
 
 #[cfg(shuttle)]
-impl<T> std::ops::Deref for Table<T> {
+impl<T: Atomics> std::ops::Deref for Table<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
