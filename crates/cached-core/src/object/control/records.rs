@@ -268,7 +268,7 @@ impl std::ops::AddAssign for StoreCounters {
 }
 
 /// Returns a duration in nanoseconds, of which 64 bits suffice for centuries.
-pub(super) fn nanos(time: Duration) -> u64 {
+pub(crate) fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
