@@ -256,7 +256,7 @@ mod tests {
         let request = Request::get("/b/k").body(()).unwrap().into_parts().0;
         let read = Read::understand(&request, &Addressing::new(&[]).target("localhost", "/b/k")).unwrap();
         let (head, _) = Head::of(&read, false, &answer).unwrap();
-        let absent = crate::memory::heads::Answer::of(answer.headers(), None).unwrap();
+        let absent = crate::memory::tables::Answer::of(answer.headers(), None).unwrap();
         drop(answer);
         assert!(buffer.is_unique(), "something of the connection's buffer is kept");
         for headers in [&head.headers, &absent.headers] {
