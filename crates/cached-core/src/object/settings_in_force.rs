@@ -5,9 +5,7 @@ use std::sync::{Arc, Weak};
 use blocker::{Durability, Error, Namespace, NamespaceSettings, Pending, Result, Timestamp};
 
 use super::cache::ObjectCache;
-use super::config::{
-    ConfigError, MEMORY_SHARES_MAX, NAMESPACES_MAX, NamespaceConfig, ObjectCacheConfig, ensure,
-};
+use super::config::{ConfigError, MEMORY_SHARES_MAX, NamespaceConfig, ObjectCacheConfig, ensure};
 use super::control::namespaces::too_many;
 use super::control::settings::{Settings, SettingsInForce, dirty_limits, quotas, set_limited, store_terms};
 use super::detach;
@@ -176,9 +174,8 @@ impl ObjectCache {
     fn set_by_command(&self, namespace: &Namespace, settings: &NamespaceSettings) -> Result<()> {
         let shared = self.shared();
         let mut in_force = lock(&shared.control.settings);
-        check_number(shared, namespace)?;
         let new = in_force.with_command(namespace, settings);
-        put_in_force(shared, &mut in_force, new).map_err(invalid)
+        put_in_force(shared, &mut in_force, new).map_err(Refused::answer)
     }
 
     fn attach_volume(
@@ -194,9 +191,8 @@ impl ObjectCache {
         if record.is_some_and(|record| record.discards_dirty.load(Ordering::SeqCst)) {
             return Err(Error::Retryable(format!("namespace {namespace} is being removed").into()));
         }
-        check_number(shared, namespace)?;
         let new = in_force.with_volume(namespace, attachment, settings);
-        put_in_force(shared, &mut in_force, new).map_err(invalid)
+        put_in_force(shared, &mut in_force, new).map_err(Refused::answer)
     }
 
     /// Returns the effective settings of a namespace, with their sources.
@@ -224,7 +220,7 @@ pub(crate) fn remove_settings(shared: &Arc<Shared>, namespace: &Namespace) -> Re
 /// it.
 pub(crate) fn check_removal(shared: &Shared, namespace: &Namespace) -> Result<()> {
     let new = removed(&lock(&shared.control.settings), namespace)?;
-    check(shared, &new, &new.in_force()).map_err(|error| not_without(namespace, error))
+    check(shared, &new, &new.in_force()).map_err(|error| not_without(namespace, error.into()))
 }
 
 fn removed(in_force: &Settings, namespace: &Namespace) -> Result<Settings> {
@@ -235,26 +231,40 @@ fn removed(in_force: &Settings, namespace: &Namespace) -> Result<Settings> {
     Ok(in_force.without(namespace))
 }
 
-fn not_without(namespace: &Namespace, error: ConfigError) -> Error {
-    let why = invalid(error);
+fn not_without(namespace: &Namespace, refused: Refused) -> Error {
+    let why = refused.answer();
     Error::Denied(format!("other settings depend on those of namespace {namespace}: {why}").into())
 }
 
-fn invalid(ConfigError { key, why }: ConfigError) -> Error {
-    Error::Invalid(format!("{key}: {why}").into())
+/// The reason why settings cannot be applied.
+enum Refused {
+    Config(ConfigError),
+    /// There is no number for this namespace.
+    TooMany(Namespace),
 }
 
-/// Checks that a namespace has a number, or can get one.
-///
-/// # Errors
-/// `OutOfSpace` if all numbers have been assigned.
-fn check_number(shared: &Shared, namespace: &Namespace) -> Result<()> {
-    let namespaces = &shared.control.namespaces;
-    match namespaces.known(namespace) {
-        None if namespaces.count() as usize > NAMESPACES_MAX => {
-            Err(Error::OutOfSpace(too_many(namespace).into()))
+impl From<ConfigError> for Refused {
+    fn from(error: ConfigError) -> Self {
+        Self::Config(error)
+    }
+}
+
+impl From<Refused> for ConfigError {
+    fn from(refused: Refused) -> Self {
+        match refused {
+            Refused::Config(error) => error,
+            Refused::TooMany(namespace) => Self { key: "namespaces", why: too_many(&namespace) },
         }
-        _ => Ok(()),
+    }
+}
+
+impl Refused {
+    /// Returns the error for the caller.
+    fn answer(self) -> Error {
+        match self {
+            Self::Config(ConfigError { key, why }) => Error::Invalid(format!("{key}: {why}").into()),
+            Self::TooMany(namespace) => Error::OutOfSpace(too_many(&namespace).into()),
+        }
     }
 }
 
@@ -263,11 +273,10 @@ fn check_number(shared: &Shared, namespace: &Namespace) -> Result<()> {
 /// # Errors
 /// The first key that is not valid with the rest of the cache's configuration; in this case nothing
 /// has changed.
-fn put_in_force(shared: &Arc<Shared>, in_force: &mut Settings, new: Settings) -> Result<(), ConfigError> {
+fn put_in_force(shared: &Arc<Shared>, in_force: &mut Settings, new: Settings) -> Result<(), Refused> {
     let after = &new.in_force();
     check(shared, &new, after)?;
-    let too_many = |namespace| ConfigError { key: "namespaces", why: too_many(&namespace) };
-    shared.control.namespaces.set_modes(after, &new.file.namespaces).map_err(too_many)?;
+    shared.control.namespaces.set_modes(after, &new.file.namespaces).map_err(Refused::TooMany)?;
     shared.control.live.set(after, &shared.control.namespaces);
     shared.read_ahead.set(after, &shared.control.namespaces);
     let limits = dirty_limits(after, shared.memory.pool.count_min(), &shared.control.namespaces);
