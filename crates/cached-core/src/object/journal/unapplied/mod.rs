@@ -185,8 +185,9 @@ impl Recovery {
             state.take_wakers()
         };
         self.is_done.store(true, Ordering::Relaxed);
-        // Dropping the last reference ends the thread.
-        drop(std::mem::take(&mut *lock(&self.reading)));
+        // Dropping the last reference ends the thread. The lock is released first.
+        let reading = std::mem::take(&mut *lock(&self.reading));
+        drop(reading);
         wakers.into_iter().for_each(std::task::Waker::wake);
     }
 
