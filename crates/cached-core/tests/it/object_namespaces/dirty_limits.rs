@@ -241,5 +241,11 @@ fn a_namespace_beyond_those_told_apart_cannot_get_limits_later() {
     }
     let error = env.cache.live_settings().change(&config(vec![own("n4096", Some(1))])).unwrap_err();
     assert!(error.key == "namespaces" && error.why.contains("it gets a place at a restart"), "{error}");
+    // A volume without settings needs no number.
+    let attach = |settings| env.cache.control().set_volume(namespace("n4096"), 1, Some(settings));
+    env.sim.run(attach(NamespaceSettings::default())).unwrap();
+    let limited = NamespaceSettings::default().with(NamespaceKey::QuotaBytesMax, 1 << 20);
+    let refused = env.sim.run(attach(limited));
+    assert!(matches!(refused, Err(Error::OutOfSpace(_))), "{refused:?}");
     env.end(vec![]);
 }
