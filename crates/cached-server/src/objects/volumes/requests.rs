@@ -5,6 +5,9 @@ use super::Managed;
 use super::routes::{Failure, Outcome, Progress};
 use blocker::WriteMode;
 use serde::Deserialize;
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{DeserializeSeed, IntoDeserializer, MapAccess};
+use serde_json::de::SliceRead;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 use volumes::{
@@ -96,8 +99,11 @@ pub(super) enum VolumeRequest {
 impl VolumeRequest {
     /// Parses the body of a request to the route whose path ends with `name`.
     pub(super) fn parse(name: &str, body: &[u8]) -> Result<VolumeRequest, serde_json::Error> {
-        let body: Value = serde_json::from_slice(body)?;
-        serde_json::from_value(Value::Object(Map::from_iter([(name.to_owned(), body)])))
+        let mut body = serde_json::Deserializer::from_slice(body);
+        let tagged = Tagged { name: Some(name), body: &mut body };
+        let request = VolumeRequest::deserialize(MapAccessDeserializer::new(tagged))?;
+        body.end()?;
+        Ok(request)
     }
 
     /// Executes the request.
@@ -154,6 +160,26 @@ impl VolumeRequest {
             VolumeRequest::Check { repair } => return Ok(report_json(&volumes.check(repair).await?)),
         }
         Ok(json!({ "done": true }))
+    }
+}
+
+/// A map with one entry, the form in which serde reads an enum: the name of the variant, and its
+/// fields. The fields are read from the text itself, not from a [`Value`], which would keep the last
+/// of two equal keys instead of refusing them, and would not know the place of an error.
+struct Tagged<'a, 'de> {
+    name: Option<&'a str>,
+    body: &'a mut serde_json::Deserializer<SliceRead<'de>>,
+}
+
+impl<'de> MapAccess<'de> for Tagged<'_, 'de> {
+    type Error = serde_json::Error;
+
+    fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> serde_json::Result<Option<K::Value>> {
+        self.name.take().map(|name| seed.deserialize(name.into_deserializer())).transpose()
+    }
+
+    fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> serde_json::Result<V::Value> {
+        seed.deserialize(&mut *self.body)
     }
 }
 
@@ -338,6 +364,24 @@ fn report_json(of: &Report) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_body_is_read_strictly_and_an_error_states_its_place() {
+        for (name, form) in CHANGES {
+            VolumeRequest::parse(name, form.as_bytes()).expect(name);
+        }
+        for (body, why) in [
+            (r#"{"name": "a", "name": "b"}"#, "duplicate field `name` at line 1 column "),
+            (r#"{"name": "a", "other": 1}"#, "unknown field `other`"),
+            (r#"{"name": 1}"#, "expected a string at line 1 column "),
+            ("{}", "missing field `name`"),
+            (r#"{"name": "a"} {}"#, "trailing characters"),
+            ("", "EOF while parsing a value"),
+        ] {
+            let error = VolumeRequest::parse("detach", body.as_bytes()).expect_err(body).to_string();
+            assert!(error.contains(why), "{error}");
+        }
+    }
 
     #[test]
     fn settings_keep_what_a_request_does_not_name() {
