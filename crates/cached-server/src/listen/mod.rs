@@ -105,9 +105,11 @@ pub(crate) struct Handed {
 }
 
 impl Handed {
-    /// Removes and returns the sockets of a kind that have this name.
+    /// Removes and returns the sockets of a kind that have this name. Names are compared like paths,
+    /// because the configuration may now spell the path of the unix socket in another way.
     pub(crate) fn take(&mut self, kind: SocketKind, name: &str) -> Vec<OwnedFd> {
-        let taken = self.sockets.extract_if(.., |own| own.kind == kind && own.name == name);
+        let name = Path::new(name);
+        let taken = self.sockets.extract_if(.., |own| own.kind == kind && Path::new(&own.name) == name);
         taken.map(|own| own.socket).collect()
     }
 
@@ -243,5 +245,20 @@ impl Listeners {
             ListenerAddress::Unix(path) => Some(path.as_path()),
             ListenerAddress::Tcp(_) => None,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_unix_socket_is_found_under_another_spelling_of_its_path() {
+        let socket = std::fs::File::open("/dev/null").expect("a file").into();
+        let socket = HandedSocket { kind: SocketKind::Unix, name: "/run//cached/./socket".into(), socket };
+        let mut handed = Handed { sockets: vec![socket], is_of_process: true };
+        assert!(handed.take(SocketKind::Unix, "/run/socket").is_empty());
+        assert!(handed.take(SocketKind::Tcp, "/run/cached/socket").is_empty());
+        assert_eq!(handed.take(SocketKind::Unix, "/run/cached/socket").len(), 1);
     }
 }
