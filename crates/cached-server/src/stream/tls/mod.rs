@@ -257,7 +257,7 @@ impl TlsSocket<'_> {
         let result = processed.take_in(connection, &mut incoming[..filled], outgoing, outgoing_used);
         let (used, count) = (processed.used, processed.plain_bytes);
         let has_ended = !self.stream.is_established && !connection.is_handshaking();
-        let handshake = connection.handshake_kind();
+        let ended = has_ended.then(|| connection.handshake_kind());
         self.stream.is_ended |= processed.is_ended;
         let rest = &incoming[used..filled];
         if !rest.is_empty() && !self.stream.is_ended {
@@ -272,7 +272,7 @@ impl TlsSocket<'_> {
             let why = "a handshake message is too long";
             return Poll::Ready(Err(self.stream.fail(why, self.counters)));
         }
-        if has_ended {
+        if let Some(handshake) = ended {
             self.stream.is_established = true;
             match handshake {
                 Some(HandshakeKind::Resumed) => self.counters.tls_handshakes_resumed.bump(),
