@@ -6,6 +6,7 @@ use std::time::Duration;
 use cached_http::http::{Request, Response, StatusCode, Uri, request};
 use cached_http::{Blocking, RequestError, Route};
 use clap::Args;
+use named_file::{Kinds, NamedFile};
 use serde_json::Value;
 
 use crate::output::Failure;
@@ -71,7 +72,9 @@ impl Admin {
         };
         let authorization = match &arguments.token_file {
             Some(path) => {
-                let token = std::fs::read_to_string(path).map_err(Failure::io(path.display().to_string()))?;
+                let token = named_file::open(path, Kinds::RegularOrPipe).and_then(NamedFile::text);
+                let token = token.map_err(std::io::Error::other);
+                let token = token.map_err(Failure::io(path.display().to_string()))?;
                 let token = token.trim();
                 if token.is_empty() || !token.bytes().all(|byte| byte.is_ascii_graphic()) {
                     let path = path.display();

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use blocker::faulty::FaultPlan;
 use blocker::{Blocker, Error, Faulty, Reply, Result, SystemClock};
-use cached_config::{BackendTable, OpenError, OpenOptions, Store, SweepCounts, SweepOptions};
+use cached_config::{BackendTable, OpenOptions, StartError, Store, SweepCounts, SweepOptions};
 use synapse::Secret;
 
 /// A backend as written on the command line: a store, optionally with fault injection over it.
@@ -104,8 +104,8 @@ impl Opened {
         let (secret, client_name) = (secret.cloned(), "cachectl".into());
         let options = OpenOptions { secret, timeout, client_name, only_reads, ..OpenOptions::default() };
         let mut store = Store::open(&spec.store, &options).map_err(|error| match error {
-            OpenError::Config(error) => Error::Denied(error.why.into()),
-            OpenError::Store(error) => error,
+            StartError::Config(error) => Error::Denied(error.why.into()),
+            StartError::Store(error) => error,
         })?;
         for plan in spec.faults.iter().rev() {
             let faulty = |below| Arc::new(Faulty::new(below, plan.clone(), Arc::new(SystemClock))) as _;

@@ -2,16 +2,14 @@
 //! its file.
 
 use std::fmt;
-use std::fs::OpenOptions;
-use std::io::Read;
 use std::net::TcpListener;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use cached_config::{ConfigError, TlsTable, config_keys, exposure, invalid, with_defaults};
 use cached_tls::ServerTls;
+use named_file::FileError;
 use parking_lot::RwLock;
 use sha2::{Digest, Sha256};
 
@@ -74,8 +72,8 @@ impl AdminTable {
         if self.token_file.as_os_str().is_empty() {
             return Ok(None);
         }
-        let wrong = |why| ConfigError { key: "admin.token_file".into(), why };
-        Tokens::from_file(&self.token_file).map(Some).map_err(wrong)
+        let tokens = Tokens::from_file(&self.token_file);
+        tokens.map(Some).map_err(|error| ConfigError::of_file("admin.token_file", error))
     }
 
     /// Reads the certificates; `None` without TLS.
@@ -153,7 +151,7 @@ pub const ADDRESS_DEFAULT: &str = "127.0.0.1:9150";
 /// The minimum length of a token, in bytes.
 const TOKEN_BYTES_MIN: usize = 16;
 /// The maximum size of the token file, in bytes.
-const FILE_BYTES_MAX: u64 = 4096;
+const FILE_BYTES_MAX: usize = 4096;
 /// The maximum number of tokens that are accepted at the same time.
 const TOKENS_MAX: usize = 2;
 
@@ -174,7 +172,7 @@ impl Tokens {
     ///
     /// # Errors
     /// One line: the problem with the file, and the remedy.
-    pub fn from_file(path: impl Into<PathBuf>) -> Result<Tokens, String> {
+    pub fn from_file(path: impl Into<PathBuf>) -> Result<Tokens, FileError> {
         let path = path.into();
         let digests = RwLock::new(read(&path)?);
         Ok(Tokens { inner: Arc::new(Inner { path, digests }) })
@@ -185,7 +183,7 @@ impl Tokens {
     ///
     /// # Errors
     /// One line: the problem with the file, and the remedy.
-    pub fn read_again(&self) -> Result<TokensRead, String> {
+    pub fn read_again(&self) -> Result<TokensRead, FileError> {
         Ok(TokensRead { tokens: self.clone(), digests: read(&self.inner.path)? })
     }
 
@@ -238,39 +236,31 @@ fn digest(token: &[u8]) -> [u8; 32] {
     Sha256::digest(token).into()
 }
 
-fn read(path: &Path) -> Result<Vec<[u8; 32]>, String> {
+fn read(path: &Path) -> Result<Vec<[u8; 32]>, FileError> {
     let shown = path.display();
-    let mut text = Vec::new();
-    let failed = |error| format!("cannot read {shown}: {error}");
-    // A FIFO without a writer must not block the process.
-    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(failed)?;
-    if !file.metadata().map_err(failed)?.is_file() {
-        return Err(format!("{shown} is not a file; it must be a file with a line for each token"));
-    }
-    file.take(FILE_BYTES_MAX + 1).read_to_end(&mut text).map_err(failed)?;
-    if text.len() as u64 > FILE_BYTES_MAX {
-        return Err(format!(
-            "{shown} is larger than {FILE_BYTES_MAX} bytes; it must contain only a line for each token"
+    let text = named_file::read(path).map_err(|error| error.unread(path))?;
+    let wrong = |why: String| Err(FileError::mistake(format!("{shown} {why}")));
+    if text.len() > FILE_BYTES_MAX {
+        return wrong(format!(
+            "is larger than {FILE_BYTES_MAX} bytes; it must contain only a line for each token"
         ));
     }
     let lines = text.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii).filter(|line| !line.is_empty());
     let tokens: Vec<&[u8]> = lines.collect();
     if tokens.is_empty() || tokens.len() > TOKENS_MAX {
         let count = tokens.len();
-        return Err(format!("{shown} has {count} lines; it must have one token, or two during a rotation"));
+        return wrong(format!("has {count} lines; it must have one token, or two during a rotation"));
     }
     for token in &tokens {
         // Only characters that an Authorization header can carry.
         if !token.iter().all(u8::is_ascii_graphic) {
-            return Err(format!(
-                "{shown} has a token with characters other than ASCII letters, digits and punctuation"
-            ));
+            return wrong("has a token with characters other than ASCII letters, digits and punctuation".into());
         }
         if token.len() < TOKEN_BYTES_MIN {
             let bytes = token.len();
-            return Err(format!(
-                "{shown} has a token of {bytes} bytes; it must have at least {TOKEN_BYTES_MIN}, for example the \
-                 output of: openssl rand -hex 32"
+            return wrong(format!(
+                "has a token of {bytes} bytes; it must have at least {TOKEN_BYTES_MIN}, for example the output of: \
+                 openssl rand -hex 32"
             ));
         }
     }
@@ -343,12 +333,13 @@ mod tokens_tests {
             ("a".repeat(5000), "larger than"),
         ] {
             std::fs::write(&path, text).unwrap();
-            let error = tokens.read_again().map(drop).unwrap_err();
+            let error = tokens.read_again().map(drop).unwrap_err().to_string();
             assert!(error.contains(problem), "{error}");
             assert!(tokens.accept(FIRST.as_bytes()));
         }
         std::fs::remove_file(&path).unwrap();
-        assert!(tokens.read_again().map(drop).unwrap_err().contains("cannot read"));
+        let missing = tokens.read_again().map(drop).unwrap_err();
+        assert!(missing.to_string().contains("cannot read"), "{missing}");
         assert!(tokens.accept(FIRST.as_bytes()));
     }
 }

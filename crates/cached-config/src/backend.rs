@@ -14,7 +14,7 @@ use blocker_rados::RadosConfig;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::config_keys;
-use crate::error::{ConfigError, can_be_read, require};
+use crate::error::{ConfigError, read, require};
 use crate::keys::Size;
 use crate::s3_table::S3Table;
 use serde::de::Error as _;
@@ -153,10 +153,7 @@ impl RemoteTable {
     /// # Errors
     /// [`ConfigError`] if the address is invalid.
     pub fn client(&self) -> Result<ClientConfig, ConfigError> {
-        let wrong = |error: AddressError| ConfigError {
-            key: "objects.backend.address".into(),
-            why: error.to_string(),
-        };
+        let wrong = |error: AddressError| ConfigError::new("objects.backend.address", error);
         let address = self.address.parse().map_err(wrong)?;
         let mut config = ClientConfig::new(address);
         self.apply(&mut config);
@@ -178,9 +175,7 @@ impl RemoteTable {
         })?;
         self.check_ranges("objects.backend")?;
         // The text begins with the name of the field.
-        self.client()?
-            .check()
-            .map_err(|error| ConfigError { key: "objects.backend".into(), why: error.to_string() })?;
+        self.client()?.check().map_err(|error| ConfigError::new("objects.backend", error))?;
         self.secret().map(drop)
     }
 }
@@ -308,8 +303,9 @@ impl BackendTable {
                     "objects.backend.user",
                     || format!("is \"{}\"; it must be a name without \"client.\"", table.user),
                 )?;
-                can_be_read("objects.backend.conf", &table.conf)?;
-                can_be_read("objects.backend.keyring", &table.keyring)?;
+                // librados reads these files itself.
+                read("objects.backend.conf", &table.conf)?;
+                read("objects.backend.keyring", &table.keyring)?;
                 // In a build without RADOS, the kind itself is invalid.
                 require(cfg!(feature = "rados"), "objects.backend.kind", || {
                     "is \"rados\", which this cached was built without; build it with --features rados".into()

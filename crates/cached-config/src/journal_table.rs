@@ -7,10 +7,11 @@ use std::path::{Path, PathBuf};
 
 use blocker::Durability;
 use cached_core::object::{AtLimit, JournalOptions, OpenJournal};
+use cached_process::Exit;
 use cached_journal::{DiskError, JournalConfig, OpenError, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN};
 use serde::{Deserialize, Serialize};
 
-use crate::error::{ConfigError, invalid, is_mistake, require, within};
+use crate::error::{ConfigError, invalid, require, within};
 use crate::keys::Size;
 use crate::lifecycle::{StartError, Waiting};
 use crate::objects::{ObjectsTable, WriterName};
@@ -143,7 +144,7 @@ impl JournalTable {
             Size(blocker::BUCKET_BYTES)..=longest,
         )?;
         let checked = self.options().check(&self.config(), &objects.cache()?);
-        checked.map_err(|error| ConfigError::from(&error))
+        checked.map_err(ConfigError::from)
     }
 
     /// Checks that the path is a directory or, with `create`, that the directory can be created.
@@ -177,26 +178,28 @@ impl JournalTable {
     pub async fn open(&self, waiting: &mut Waiting<'_>) -> Result<OpenJournal, StartError> {
         let directory = self.directory.display();
         let what = format!("the disk of the journal in {directory}");
-        let wrong = |why| ConfigError { key: key("directory"), why };
+        let wrong = |why: String| StartError::Config(ConfigError::new(key("directory"), why));
+        let refused = |why: String| {
+            let error = ConfigError::new(key("directory"), why);
+            Err(StartError::Config(ConfigError { exit: Exit::Refused, ..error }))
+        };
         waiting.step(format_args!("opening the journal in {directory}"));
         loop {
             let config = self.config();
             let opened = waiting.blocking(&what, move || OpenJournal::open(&config)).await;
             let why = match opened {
                 Some(Ok(journal)) => return Ok(journal),
-                Some(Err(OpenError::Disk(error))) if !is_mistake(&error.error) => {
+                Some(Err(OpenError::Disk(error))) if !named_file::is_mistake(&error.error) => {
                     waiting.pause(&what, trouble(&error)).await;
                     continue;
                 }
                 Some(Err(OpenError::Locked)) => {
-                    return Err(StartError::Refused(wrong(format!(
+                    return refused(format!(
                         "{directory}: another process has this journal open; stop it, or name another directory"
-                    ))));
+                    ));
                 }
                 Some(Err(OpenError::Config(why))) => why,
-                Some(Err(OpenError::Missing)) => {
-                    return Err(StartError::Refused(wrong(missing(&self.directory))));
-                }
+                Some(Err(OpenError::Missing)) => return refused(missing(&self.directory)),
                 Some(Err(error @ OpenError::Foreign { .. })) => format!("{directory}: {error}"),
                 Some(Err(OpenError::Corrupt(corruption))) => format!(
                     "{directory}: {corruption}; cachectl journal verify {directory} lists all damage, export saves \
@@ -205,7 +208,7 @@ impl JournalTable {
                 Some(Err(OpenError::Disk(error))) => disk_mistake(&self.directory, &error),
                 None => format!("{directory}: opening the journal has panicked"),
             };
-            return Err(StartError::Config(wrong(why)));
+            return Err(wrong(why));
         }
     }
 }

@@ -38,11 +38,8 @@ mod tables;
 
 pub use backend::{BackendTable, FileTable, MemoryTable, RadosTable, RemoteTable};
 pub use cached_process::notify;
-pub use config_file::{ConfigFileError, parse_config, read_config};
-pub use error::{
-    ConfigError, eviction_policy, invalid, is_mistake, reading_trouble, require, secret, secret_warning,
-    within,
-};
+pub use config_file::{parse_config, read_config};
+pub use error::{ConfigError, eviction_policy, invalid, require, secret, secret_warning, within};
 pub use journal_table::{AtLimitName, DurabilityName, JournalTable};
 pub use keys::{Size, units};
 pub use lifecycle::{
@@ -53,5 +50,7 @@ pub use listeners::{Listening, SynapseTable, check_addresses, exposure, restrict
 pub use objects::{NamespaceTable, ObjectsTable, WriterName};
 pub use running::{CacheReceiveBuffers, LIVE_KEYS, LiveObjects, Secrets, raise_descriptor_limit};
 pub use s3_table::S3Table;
-pub use store::{OpenError, OpenOptions, Store, SweepCounts, SweepOptions};
-pub use tables::{ClientCertificatesName, DrainTimes, InsightTable, KeyFormatName, MinVersionName, TlsTable};
+pub use store::{OpenOptions, Store, SweepCounts, SweepOptions};
+pub use tables::{
+    ClientCertificatesName, DrainTimes, InsightTable, KeyFormatName, MinVersionName, TlsTable, tls_error,
+};

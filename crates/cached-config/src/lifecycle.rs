@@ -7,11 +7,10 @@ use std::time::{Duration, Instant};
 use blocker::event::{Event, Subscription};
 use blocker::{Blocker, Clock, Durability, Error, FlushRequest, Scope, SystemClock};
 use cached_core::object::{JournalState, ObjectCache, RecoveryError, RecoveryProgress};
-use cached_process::{Exit, notify};
+use cached_process::notify;
 
 use crate::error::ConfigError;
 use crate::objects::ObjectsTable;
-use crate::store::OpenError;
 
 /// The delay between two attempts.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
@@ -22,40 +21,15 @@ const LOG_INTERVAL: Duration = Duration::from_secs(30);
 /// The duration after which an operation in progress is reported.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The reason why a startup cannot continue with its journal and its store, and waiting would not
-/// help.
+/// The reason why a store or a journal cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The configuration is invalid, or something that it names must be repaired first.
+    /// The configuration is invalid, or something that it names cannot be used.
     #[error("{0}")]
-    Config(ConfigError),
-    /// Another process uses what the key names, or it does not exist: its disk may be mounted
-    /// later.
-    #[error("{0}")]
-    Refused(ConfigError),
+    Config(#[from] ConfigError),
     /// The error of the store itself.
     #[error("{0}")]
-    Store(Error),
-}
-
-impl StartError {
-    /// Returns the exit status for this error.
-    #[must_use]
-    pub fn exit(&self) -> Exit {
-        match self {
-            StartError::Config(_) => Exit::Configuration,
-            StartError::Refused(_) | StartError::Store(_) => Exit::Refused,
-        }
-    }
-}
-
-impl From<OpenError> for StartError {
-    fn from(error: OpenError) -> StartError {
-        match error {
-            OpenError::Config(error) => StartError::Config(error),
-            OpenError::Store(error) => StartError::Store(error),
-        }
-    }
+    Store(#[from] Error),
 }
 
 /// Returns whether a later attempt may succeed after this error of a store.
@@ -162,11 +136,10 @@ pub async fn begin_recovery(
             Err(RecoveryError::Disk(why)) => {
                 waiting.pause(&format!("the disk of the journal in {directory}"), why).await;
             }
-            Err(RecoveryError::Store(error)) => return Err(StartError::Store(error)),
+            Err(RecoveryError::Store(error)) => return Err(error.into()),
             Err(error @ (RecoveryError::Overtaken { .. } | RecoveryError::Journal(_))) => {
                 let why = format!("{directory}: {error}");
-                let key = "objects.journal.directory".into();
-                return Err(StartError::Config(ConfigError { key, why }));
+                return Err(ConfigError::new("objects.journal.directory", why).into());
             }
         }
     }

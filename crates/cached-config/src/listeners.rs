@@ -224,8 +224,7 @@ impl SynapseTable {
     /// # Errors
     /// The text that is not an address.
     pub fn addresses(&self) -> Result<Vec<Address>, ConfigError> {
-        let wrong =
-            |error: AddressError| ConfigError { key: "synapse.listen".into(), why: error.to_string() };
+        let wrong = |error: AddressError| ConfigError::new("synapse.listen", error);
         self.listen.iter().map(|text| text.parse().map_err(wrong)).collect()
     }
 
@@ -311,7 +310,7 @@ impl SynapseTable {
             "session_linger" => "session_linger_secs".into(),
             name => name.to_owned(),
         };
-        ConfigError { key: format!("synapse.{key}"), why: error.problem.clone() }
+        ConfigError::new(format!("synapse.{key}"), &*error.problem)
     }
 }
 

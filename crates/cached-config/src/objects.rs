@@ -256,7 +256,7 @@ impl ObjectsTable {
         if let (Some(table), Some(journal)) = (&self.journal, journal) {
             builder = builder.journal(journal, table.options());
         }
-        builder.build().map_err(|error| ConfigError::from(&error))
+        builder.build().map_err(ConfigError::from)
     }
 
     /// Checks the values, as far as that is possible without opening the store.
@@ -290,7 +290,7 @@ impl ObjectsTable {
         eviction_policy("objects.eviction_policy", &self.eviction_policy)?;
         self.cache()?
             .check(&Capabilities::full(OBJECT_BYTES_LIMIT))
-            .map_err(|error| ConfigError::from(&error))?;
+            .map_err(ConfigError::from)?;
         check_durability(self)?;
         self.journal.as_ref().map_or(Ok(()), |journal| journal.check(self))
     }
@@ -325,8 +325,8 @@ const MEMORY_BYTES_MAX: u64 = 4 << 40;
 const TIME_MS_MAX: u64 = 24 * 60 * 60 * 1000;
 
 /// An error of the cache names a field; the keys here end in the unit.
-impl From<&CacheConfigError> for ConfigError {
-    fn from(error: &CacheConfigError) -> ConfigError {
+impl From<CacheConfigError> for ConfigError {
+    fn from(error: CacheConfigError) -> ConfigError {
         let key = match error.key {
             "dirty_age_max" => "dirty_age_ms_max",
             "read_ahead_latency_min" => "read_ahead_latency_us_min",
@@ -334,6 +334,6 @@ impl From<&CacheConfigError> for ConfigError {
             "retry_delay_max" => "retry_delay_ms_max",
             key => key,
         };
-        ConfigError { key: format!("objects.{key}"), why: error.why.clone() }
+        ConfigError::new(format!("objects.{key}"), error.why)
     }
 }

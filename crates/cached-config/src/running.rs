@@ -137,7 +137,7 @@ impl LiveObjects {
                     // These secrets were in force a moment ago.
                     let _ = listener.set_secrets(all.next(), all.next());
                 }
-                return Err((&error).into());
+                return Err(error.into());
             }
             flush_max.set(table.shutdown_flush_secs);
         }

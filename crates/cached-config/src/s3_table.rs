@@ -71,8 +71,8 @@ impl S3Table {
         require(cfg!(feature = "s3"), "objects.backend.kind", || {
             "is \"s3\", which this program was built without; build it with --features s3".into()
         })?;
-        crate::error::can_be_read("objects.backend.credentials_file", &self.credentials_file)?;
-        crate::error::can_be_read("objects.backend.ca_file", &self.ca_file)?;
+        crate::error::read("objects.backend.credentials_file", &self.credentials_file)?;
+        crate::error::read("objects.backend.ca_file", &self.ca_file)?;
         self.check_store()
     }
 
@@ -90,9 +90,10 @@ impl S3Table {
 #[cfg(feature = "s3")]
 mod store {
     use super::S3Table;
-    use crate::error::{ConfigError, invalid};
+    use crate::error::ConfigError;
     use crate::keys::Size;
     use blocker_s3::S3Config;
+    use cached_process::Exit;
     use std::str::FromStr;
 
     impl S3Table {
@@ -120,10 +121,12 @@ mod store {
 
     /// The text of the error begins with the name of the key.
     fn mistake(error: blocker::Error) -> Result<(), ConfigError> {
-        match error {
-            blocker::Error::Invalid(why) => invalid("objects.backend", why),
-            other => invalid("objects.backend", other.to_string()),
-        }
+        let new = |why: &str| ConfigError::new("objects.backend", why);
+        Err(match error {
+            blocker::Error::Invalid(why) => new(&why),
+            blocker::Error::Retryable(why) => ConfigError { exit: Exit::Trouble, ..new(&why) },
+            other => new(&other.to_string()),
+        })
     }
 
     impl FromStr for S3Table {
@@ -187,9 +190,9 @@ mod tests {
             ),
             (
                 "bucket = \"disks\"\ncredentials_file = \"/no/file\"",
-                "objects.backend.credentials_file: is /no/file, which cannot be read",
+                "objects.backend.credentials_file: cannot read /no/file: No such file",
             ),
-            ("bucket = \"disks\"\nca_file = \"/no/file\"", "objects.backend.ca_file: is /no/file"),
+            ("bucket = \"disks\"\nca_file = \"/no/file\"", "objects.backend.ca_file: cannot read /no/file: "),
             ("bucket = \"disks\"\nsweep_age_secs = 60", "objects.backend: sweep_age_secs must be"),
         ] {
             let found = check(keys);

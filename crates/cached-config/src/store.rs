@@ -15,21 +15,12 @@ use synapse::codec::InstanceId;
 use synapse::{NodeRecord, Secret, SecretHandle, SynapseBlocker};
 
 use crate::backend::{BackendTable, FileTable, MemoryTable, RadosTable, RemoteTable};
-use crate::error::{ConfigError, is_mistake};
+use crate::error::ConfigError;
+#[cfg(not(all(feature = "rados", feature = "s3")))]
+use crate::error::invalid;
 use crate::lifecycle::{StartError, Waiting, may_pass};
 use crate::s3_table::S3Table;
 use crate::with_defaults;
-
-/// The reason why a store cannot be opened.
-#[derive(Debug, thiserror::Error)]
-pub enum OpenError {
-    /// The configuration is invalid in a way that only opening reveals.
-    #[error("{0}")]
-    Config(ConfigError),
-    /// The error of the store itself.
-    #[error("{0}")]
-    Store(#[from] blocker::Error),
-}
 
 with_defaults! {
     /// The options for opening a store, in addition to its table.
@@ -79,8 +70,8 @@ impl Store {
     /// Opens the store. Blocks until it is open.
     ///
     /// # Errors
-    /// [`OpenError`].
-    pub fn open(table: &BackendTable, options: &OpenOptions) -> Result<Store, OpenError> {
+    /// [`StartError`].
+    pub fn open(table: &BackendTable, options: &OpenOptions) -> Result<Store, StartError> {
         let store = match table {
             BackendTable::Memory(table) => Ok(memory(table, options)),
             BackendTable::File(table) => file(table, options),
@@ -221,7 +212,7 @@ fn memory(table: &MemoryTable, options: &OpenOptions) -> Store {
     Store::of(memory, table.bytes_max.0, Close::Nothing)
 }
 
-fn file(table: &FileTable, options: &OpenOptions) -> Result<Store, OpenError> {
+fn file(table: &FileTable, options: &OpenOptions) -> Result<Store, StartError> {
     let mut config = FileConfig {
         object_bytes_max: options.object_bytes_max,
         access: match (options.only_reads, table.create) {
@@ -236,9 +227,9 @@ fn file(table: &FileTable, options: &OpenOptions) -> Result<Store, OpenError> {
         // An error here concerns the path, not the content of the directory.
         DirBuilder::new().recursive(true).create(&table.path).map_err(|error| {
             let why = format!("{} is not there, and cannot be made: {error}", table.path.display());
-            match is_mistake(&error) {
-                true => OpenError::Config(ConfigError { key: "objects.backend.path".into(), why }),
-                false => OpenError::Store(Error::Retryable(why.into())),
+            match named_file::is_mistake(&error) {
+                true => ConfigError::new("objects.backend.path", why).into(),
+                false => StartError::Store(Error::Retryable(why.into())),
             }
         })?;
     }
@@ -247,7 +238,7 @@ fn file(table: &FileTable, options: &OpenOptions) -> Result<Store, OpenError> {
 }
 
 #[cfg(feature = "rados")]
-fn rados(table: &RadosTable, options: &OpenOptions) -> Result<Store, OpenError> {
+fn rados(table: &RadosTable, options: &OpenOptions) -> Result<Store, StartError> {
     /// The memory of a cached head, as documented by `blocker-rados`.
     const HEAD_BYTES: u64 = 150;
     let mut config = table.store(options.object_bytes_max);
@@ -265,13 +256,12 @@ fn rados(table: &RadosTable, options: &OpenOptions) -> Result<Store, OpenError> 
 }
 
 #[cfg(not(feature = "rados"))]
-fn rados(_: &RadosTable, _: &OpenOptions) -> Result<Store, OpenError> {
-    let why = "is \"rados\", which this program was built without".into();
-    Err(OpenError::Config(ConfigError { key: "objects.backend.kind".into(), why }))
+fn rados(_: &RadosTable, _: &OpenOptions) -> Result<Store, StartError> {
+    Ok(invalid("objects.backend.kind", "is \"rados\", which this program was built without")?)
 }
 
 #[cfg(feature = "s3")]
-fn s3(table: &S3Table, options: &OpenOptions) -> Result<Store, OpenError> {
+fn s3(table: &S3Table, options: &OpenOptions) -> Result<Store, StartError> {
     let mut config = table.store(options.object_bytes_max);
     if let Some(timeout) = options.timeout {
         // The minimum that the store accepts for one attempt.
@@ -286,13 +276,12 @@ fn s3(table: &S3Table, options: &OpenOptions) -> Result<Store, OpenError> {
 }
 
 #[cfg(not(feature = "s3"))]
-fn s3(_: &S3Table, _: &OpenOptions) -> Result<Store, OpenError> {
-    let why = "is \"s3\", which this program was built without".into();
-    Err(OpenError::Config(ConfigError { key: "objects.backend.kind".into(), why }))
+fn s3(_: &S3Table, _: &OpenOptions) -> Result<Store, StartError> {
+    Ok(invalid("objects.backend.kind", "is \"s3\", which this program was built without")?)
 }
 
-fn remote(table: &RemoteTable, options: &OpenOptions) -> Result<Store, OpenError> {
-    let mut config = table.client().map_err(OpenError::Config)?;
+fn remote(table: &RemoteTable, options: &OpenOptions) -> Result<Store, StartError> {
+    let mut config = table.client()?;
     config.secret.clone_from(&options.secret);
     config.tracer.clone_from(&options.tracer);
     config.is_server = options.is_server;
@@ -410,10 +399,10 @@ impl Store {
         loop {
             let (attempt, options) = (table.clone(), options.clone());
             let opened = waiting.blocking(&what, move || Store::open(&attempt, &options)).await;
-            let panicked = || Err(OpenError::Store(Error::Corrupt("opening the store has panicked".into())));
+            let panicked = || Err(StartError::Store(Error::Corrupt("opening the store has panicked".into())));
             match opened.unwrap_or_else(panicked) {
-                Err(OpenError::Store(error)) if may_pass(&error) => waiting.pause(&what, error).await,
-                opened => return Ok(opened?),
+                Err(StartError::Store(error)) if may_pass(&error) => waiting.pause(&what, error).await,
+                opened => return opened,
             }
         }
     }

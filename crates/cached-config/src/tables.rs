@@ -6,7 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cached_core::insight::{self, Sampling};
-use cached_tls::{ClientCertificates, KeyFormat, MinVersion, ServerTls, TlsSettings, suite_names};
+use cached_process::Exit;
+use cached_tls::{
+    ClientCertificates, KeyFormat, MinVersion, ServerTls, TlsError, TlsSettings, suite_names,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{ConfigError, invalid, require, within};
@@ -176,7 +179,7 @@ impl TlsTable {
     /// The problem with the table, or with a file.
     pub fn load(&self, table: &str) -> Result<Arc<ServerTls>, ConfigError> {
         let loaded = ServerTls::load(self.settings(table)?, &[]).map(Arc::new);
-        loaded.map_err(|error| ConfigError { key: table.into(), why: error.to_string() })
+        loaded.map_err(|error| tls_error(table, &error))
     }
 
     /// Returns the settings of the table called `table`. The files are not read.
@@ -202,6 +205,17 @@ impl TlsTable {
         self.apply(&mut settings);
         Ok(settings)
     }
+}
+
+/// Returns the error for the certificates that the table called `table` names.
+#[must_use]
+pub fn tls_error(table: &str, error: &TlsError) -> ConfigError {
+    let key = match error {
+        TlsError::File { file, .. } => format!("{table}.{}", file.key()),
+        TlsError::Mismatch(_) | TlsError::Settings(_) => table.to_owned(),
+    };
+    let exit = if error.is_mistake() { Exit::Configuration } else { Exit::Trouble };
+    ConfigError { exit, ..ConfigError::new(key, error) }
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use named_file::FileError;
 use rustls::{ClientConfig, RootCertStore};
 
 use crate::files;
@@ -12,7 +13,7 @@ use crate::files;
 ///
 /// # Errors
 /// A one-line message: the file and its problem, or that the system has no authorities.
-pub fn with_authorities(ca_file: Option<&Path>) -> Result<ClientConfig, String> {
+pub fn with_authorities(ca_file: Option<&Path>) -> Result<ClientConfig, FileError> {
     match ca_file {
         Some(path) => Ok(of(of_file(path)?)),
         None => Ok(of(of_system()?)),
@@ -24,7 +25,7 @@ pub fn with_authorities(ca_file: Option<&Path>) -> Result<ClientConfig, String> 
 /// # Errors
 /// As for [`with_authorities`], except that with a file, a system without authorities is not an
 /// error.
-pub fn with_further_authorities(ca_file: Option<&Path>) -> Result<ClientConfig, String> {
+pub fn with_further_authorities(ca_file: Option<&Path>) -> Result<ClientConfig, FileError> {
     let Some(path) = ca_file else { return with_authorities(None) };
     let mut roots = of_file(path)?;
     if let Ok(system) = of_system() {
@@ -46,17 +47,16 @@ fn of(roots: RootCertStore) -> ClientConfig {
     builder.with_root_certificates(roots).with_no_client_auth()
 }
 
-fn of_file(path: &Path) -> Result<RootCertStore, String> {
-    let wrong = |cause: String| format!("{}: {cause}", path.display());
-    let text = files::read_file(path).map_err(wrong)?;
-    files::roots(files::certificates(&text).map_err(wrong)?).map_err(wrong)
+fn of_file(path: &Path) -> Result<RootCertStore, FileError> {
+    let roots = files::certificates_of(path).and_then(files::roots);
+    roots.map_err(|error| error.reworded(|why| format!("{}: {why}", path.display())))
 }
 
-fn of_system() -> Result<RootCertStore, String> {
+fn of_system() -> Result<RootCertStore, FileError> {
     let mut roots = RootCertStore::empty();
     roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
     match roots.is_empty() {
-        true => Err("the system has no CA certificates; name a file with them".into()),
+        true => Err(FileError::mistake("the system has no CA certificates; name a file with them")),
         false => Ok(roots),
     }
 }
@@ -70,7 +70,7 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         let error = |text: &str| {
             std::fs::write(file.path(), text).unwrap();
-            with_authorities(Some(file.path())).unwrap_err()
+            with_authorities(Some(file.path())).unwrap_err().to_string()
         };
         let path = file.path().display();
         let none = format!("{path}: the file contains no certificate; it must be PEM");
@@ -79,6 +79,7 @@ mod tests {
         let damaged = error("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n");
         assert!(damaged.starts_with(&format!("{path}: ")), "{damaged}");
         let missing = with_authorities(Some(Path::new("/nonexistent/ca.pem"))).unwrap_err();
-        assert_eq!(missing, "/nonexistent/ca.pem: No such file or directory");
+        assert!(missing.is_mistake());
+        assert_eq!(missing.to_string(), "/nonexistent/ca.pem: No such file or directory");
     }
 }

@@ -1,52 +1,78 @@
 //! Reads the files of certificates and keys.
 
 use crate::settings::{KeyFormat, TlsSettings};
+use named_file::{FileError, Stamp};
 use rustls::RootCertStore;
-use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use std::fs;
-use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// A problem with the TLS files, in memcached's words, in one line.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TlsError {
-    /// The certificate chain cannot be used.
-    #[error("Error loading the certificate chain: {} : {cause}", path.display())]
-    Chain {
+    /// A file cannot be used.
+    #[error("Error loading {}: {} : {cause}", file.name(), path.display())]
+    File {
+        /// The purpose of the file.
+        file: TlsFile,
         /// The file.
         path: PathBuf,
-        /// The problem, and the valid values.
-        cause: String,
-    },
-    /// The private key cannot be used.
-    #[error("Error loading the key: {} : {cause}", path.display())]
-    Key {
-        /// The file.
-        path: PathBuf,
-        /// The problem, and the valid values.
-        cause: String,
+        /// The problem.
+        cause: FileError,
     },
     /// The key does not belong to the chain.
     #[error("Error validating the certificate: {0}")]
     Mismatch(String),
-    /// The certificates of the authorities cannot be used.
-    #[error("Error loading the CA certificate: {} : {cause}", path.display())]
-    Authorities {
-        /// The file.
-        path: PathBuf,
-        /// The problem, and the valid values.
-        cause: String,
-    },
     /// The settings are inconsistent.
     #[error("{0}")]
     Settings(String),
 }
 
-/// The size limit of files, in bytes. A chain has some thousand, a bundle of all public authorities
-/// some hundred thousand.
-const FILE_BYTES_MAX: u64 = 4 << 20;
+impl TlsError {
+    /// Returns whether the error persists until a person changes the settings or the files.
+    #[must_use]
+    pub fn is_mistake(&self) -> bool {
+        match self {
+            TlsError::File { cause, .. } => cause.is_mistake(),
+            TlsError::Mismatch(_) | TlsError::Settings(_) => true,
+        }
+    }
+}
+
+/// The purpose of a file that [`TlsSettings`] name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TlsFile {
+    /// The certificate chain.
+    Chain,
+    /// The private key.
+    Key,
+    /// The certificates of the authorities.
+    Authorities,
+}
+
+impl TlsFile {
+    fn name(self) -> &'static str {
+        match self {
+            TlsFile::Chain => "the certificate chain",
+            TlsFile::Key => "the key",
+            TlsFile::Authorities => "the CA certificate",
+        }
+    }
+
+    /// Returns the name of the setting that names the file.
+    #[must_use]
+    pub fn key(self) -> &'static str {
+        match self {
+            TlsFile::Chain => "chain_file",
+            TlsFile::Key => "key_file",
+            TlsFile::Authorities => "ca_file",
+        }
+    }
+
+    pub(crate) fn error(self, path: &Path, cause: FileError) -> TlsError {
+        TlsError::File { file: self, path: path.to_owned(), cause }
+    }
+}
 
 /// The contents of the files.
 pub(crate) struct Material {
@@ -59,95 +85,76 @@ pub(crate) struct Material {
 impl Material {
     /// Reads all files that the settings name.
     pub(crate) fn read(settings: &TlsSettings) -> Result<Material, TlsError> {
-        let chain_error = |cause| TlsError::Chain { path: settings.chain_file.clone(), cause };
-        let chain_text = read_file(&settings.chain_file).map_err(chain_error)?;
-        let chain = certificates(&chain_text).map_err(chain_error)?;
+        let chain_file = &settings.chain_file;
+        let chain = certificates_of(chain_file).map_err(|cause| TlsFile::Chain.error(chain_file, cause))?;
         let key_file = match settings.key_file.as_os_str().is_empty() {
-            true => &settings.chain_file,
+            true => chain_file,
             false => &settings.key_file,
         };
-        let key_error = |cause| TlsError::Key { path: key_file.clone(), cause };
-        let key_bytes = read_file(key_file).map_err(key_error)?;
-        let key = match settings.key_format {
-            KeyFormat::Pem => PrivateKeyDer::from_pem_slice(&key_bytes).map_err(|error| key_cause(&error)),
-            KeyFormat::Der => PrivateKeyDer::try_from(key_bytes).map_err(str::to_owned),
+        let key = key(key_file, settings.key_format).map_err(|cause| TlsFile::Key.error(key_file, cause))?;
+        let ca_file = &settings.ca_file;
+        let authorities = match ca_file.as_os_str().is_empty() {
+            true => Vec::new(),
+            false => {
+                certificates_of(ca_file).map_err(|cause| TlsFile::Authorities.error(ca_file, cause))?
+            }
         };
-        let key = key.map_err(key_error)?;
-        let mut authorities = Vec::new();
-        if !settings.ca_file.as_os_str().is_empty() {
-            let wrong = |cause| TlsError::Authorities { path: settings.ca_file.clone(), cause };
-            authorities = certificates(&read_file(&settings.ca_file).map_err(wrong)?).map_err(wrong)?;
-        }
         Ok(Material { chain, key, authorities })
     }
 
     /// Returns the authorities as a store for verifying certificates.
     pub(crate) fn roots(&self, settings: &TlsSettings) -> Result<RootCertStore, TlsError> {
-        let wrong = |cause| TlsError::Authorities { path: settings.ca_file.clone(), cause };
-        roots(self.authorities.iter().cloned()).map_err(wrong)
+        let roots = roots(self.authorities.iter().cloned());
+        roots.map_err(|cause| TlsFile::Authorities.error(&settings.ca_file, cause))
     }
 }
 
 /// Converts authorities to a store for verifying certificates.
 pub(crate) fn roots(
     authorities: impl IntoIterator<Item = CertificateDer<'static>>,
-) -> Result<RootCertStore, String> {
+) -> Result<RootCertStore, FileError> {
     let mut roots = RootCertStore::empty();
     for certificate in authorities {
-        roots.add(certificate).map_err(|error| error.to_string())?;
+        roots.add(certificate).map_err(|error| FileError::mistake(error.to_string()))?;
     }
     Ok(roots)
 }
 
-fn key_cause(error: &rustls::pki_types::pem::Error) -> String {
-    match error {
-        rustls::pki_types::pem::Error::NoItemsFound => {
-            "the file contains no private key; it must be PEM without a passphrase".into()
+fn key(path: &Path, format: KeyFormat) -> Result<PrivateKeyDer<'static>, FileError> {
+    let bytes = read(path)?;
+    let key = match format {
+        KeyFormat::Pem => PrivateKeyDer::from_pem_slice(&bytes).map_err(|error| match error {
+            pem::Error::NoItemsFound => {
+                "the file contains no private key; it must be PEM without a passphrase".to_owned()
+            }
+            other => other.to_string(),
+        }),
+        KeyFormat::Der => PrivateKeyDer::try_from(bytes).map_err(str::to_owned),
+    };
+    key.map_err(FileError::mistake)
+}
+
+/// Reads all certificates of a PEM file, of which there must be at least one.
+pub(crate) fn certificates_of(path: &Path) -> Result<Vec<CertificateDer<'static>>, FileError> {
+    let text = read(path)?;
+    let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
+    match all {
+        Err(error) => Err(FileError::mistake(error.to_string())),
+        Ok(all) if all.is_empty() => {
+            Err(FileError::mistake("the file contains no certificate; it must be PEM"))
         }
-        other => other.to_string(),
+        Ok(all) => Ok(all),
     }
 }
 
-/// Reads all certificates of a PEM text, of which there must be at least one.
-pub(crate) fn certificates(text: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
-    let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(text).collect();
-    let all = all.map_err(|error| error.to_string())?;
-    if all.is_empty() {
-        return Err("the file contains no certificate; it must be PEM".into());
-    }
-    Ok(all)
-}
-
-pub(crate) fn read_file(path: &Path) -> Result<Vec<u8>, String> {
+fn read(path: &Path) -> Result<Vec<u8>, FileError> {
     if path.as_os_str().is_empty() {
-        return Err("no file is named".into());
+        return Err(FileError::mistake("no file is named"));
     }
-    let found = fs::metadata(path).map_err(|error| cause(&error))?;
-    if !found.is_file() {
-        return Err("it must be a file".into());
-    }
-    if found.len() > FILE_BYTES_MAX {
-        return Err(format!("it has {} bytes; it must have at most {FILE_BYTES_MAX}", found.len()));
-    }
-    fs::read(path).map_err(|error| cause(&error))
+    named_file::read(path)
 }
-
-/// Returns the system's error message without the error number.
-fn cause(error: &io::Error) -> String {
-    let text = error.to_string();
-    text.split(" (os error").next().unwrap_or_default().to_owned()
-}
-
-/// Identifies the state of a file: device, inode, length, and times of the last changes.
-pub(crate) type Stamp = Option<(u64, u64, u64, i64, i64, i64, i64)>;
 
 /// Returns the states of all files that the settings name.
-pub(crate) fn stamps(settings: &TlsSettings) -> Vec<Stamp> {
-    let paths = [&settings.chain_file, &settings.key_file, &settings.ca_file];
-    let stamp = |path: &PathBuf| {
-        let found = fs::metadata(path).ok()?;
-        let (modified, changed) = ((found.mtime(), found.mtime_nsec()), (found.ctime(), found.ctime_nsec()));
-        Some((found.dev(), found.ino(), found.len(), modified.0, modified.1, changed.0, changed.1))
-    };
-    paths.into_iter().map(stamp).collect()
+pub(crate) fn stamps(settings: &TlsSettings) -> [Stamp; 3] {
+    [&settings.chain_file, &settings.key_file, &settings.ca_file].map(|path| named_file::stamp(path))
 }

@@ -30,7 +30,7 @@ mod tests;
 #[cfg(feature = "tokio")]
 mod tokio_listener;
 
-pub use files::TlsError;
+pub use files::{TlsError, TlsFile};
 pub use server::ServerTls;
 pub use settings::{ClientCertificates, KeyFormat, MinVersion, TlsSettings, suite_names};
 #[cfg(feature = "tokio")]

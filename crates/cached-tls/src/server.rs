@@ -1,9 +1,10 @@
 //! TLS on the server's side: the configurations for new connections, and their replacement.
 
 use crate::expiry::expiry;
-use crate::files::{Material, Stamp, TlsError, stamps};
+use crate::files::{Material, TlsError, TlsFile, stamps};
 use crate::no_authorities::NoAuthorities;
 use crate::settings::{ClientCertificates, MinVersion, TlsSettings};
+use named_file::{FileError, Stamp};
 use parking_lot::{Mutex, MutexGuard, RwLock};
 use rustls::crypto::{CryptoProvider, ring};
 use rustls::pki_types::CertificateDer;
@@ -26,7 +27,7 @@ pub struct ServerTls {
     in_force: RwLock<InForce>,
     /// The states of the files at the last attempt to read them. Locked while they are read, so
     /// that reloads take effect in order.
-    read: Mutex<Vec<Stamp>>,
+    read: Mutex<[Stamp; 3]>,
 }
 
 /// The configurations for new connections.
@@ -120,8 +121,8 @@ impl ServerTls {
 
     fn reload_as<T, E>(
         &self,
-        mut read: MutexGuard<'_, Vec<Stamp>>,
-        now: Vec<Stamp>,
+        mut read: MutexGuard<'_, [Stamp; 3]>,
+        now: [Stamp; 3],
         others: impl FnOnce() -> Result<T, E>,
     ) -> Result<Result<T, E>, TlsError> {
         // Recorded before the files are read, so that a change meanwhile is noticed the next time.
@@ -219,7 +220,7 @@ fn config(
                 ClientCertificates::Require => verifier,
                 _ => verifier.allow_unauthenticated(),
             };
-            let wrong = |cause| TlsError::Authorities { path: settings.ca_file.clone(), cause };
+            let wrong = |cause| TlsFile::Authorities.error(&settings.ca_file, FileError::mistake(cause));
             builder.with_client_cert_verifier(verifier.build().map_err(|error| wrong(error.to_string()))?)
         }
     };

@@ -8,6 +8,7 @@ use std::time::Duration;
 use cached_core::object::ConfigError;
 use cached_tls::ServerTls;
 use hyper::Uri;
+use named_file::FileError;
 use rustls::ClientConfig;
 
 use crate::access_log::LogTarget;
@@ -207,12 +208,12 @@ impl SidecarConfig {
     ///
     /// # Errors
     /// The key of the first unusable file, and the reason.
-    pub fn check_files(&self) -> Result<(), (&'static str, String)> {
+    pub fn check_files(&self) -> Result<(), (&'static str, FileError)> {
         if let Some(LogTarget::File(path)) = &self.access_log {
             let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
             if path.is_dir() || folder.is_some_and(|folder| !folder.is_dir()) {
                 let why = "is not a file and cannot be created; it must be a file in an existing directory";
-                return Err(("access_log", format!("{}: {why}", path.display())));
+                return Err(("access_log", FileError::mistake(format!("{}: {why}", path.display()))));
             }
         }
         self.upstream_tls().map(drop)
@@ -222,7 +223,7 @@ impl SidecarConfig {
     ///
     /// # Errors
     /// The key, and the reason why the authorities cannot be used.
-    pub(crate) fn upstream_tls(&self) -> Result<ClientConfig, (&'static str, String)> {
+    pub(crate) fn upstream_tls(&self) -> Result<ClientConfig, (&'static str, FileError)> {
         match cached_tls::client::with_authorities(self.upstream_ca_file.as_deref()) {
             // Without TLS to the endpoint, nothing is verified.
             Err(_) if !self.upstream.has_tls && self.upstream_ca_file.is_none() => {

@@ -8,8 +8,6 @@
 //! (RFC 5929, RFC 9266) the proofs have a field.
 
 use std::fmt;
-use std::io;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use connection::Output;
@@ -32,59 +30,29 @@ pub const SECRET_BYTES_MIN: usize = 16;
 #[derive(Clone)]
 pub struct Secret(Arc<[u8]>);
 
-/// The reason why a [`Secret`] cannot be created.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum SecretError {
-    /// The secret is shorter than [`SECRET_BYTES_MIN`].
-    #[error(
-        "a secret of {len_bytes} bytes can be guessed; give at least {SECRET_BYTES_MIN} random ones, for example the \
-         output of: openssl rand -hex 32"
-    )]
-    TooShort {
-        /// Its length.
-        len_bytes: usize,
-    },
-    /// The secret's file cannot be read.
-    #[error("{}: {cause}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The system's error.
-        cause: io::Error,
-    },
-    /// The file's content is not a valid secret.
-    #[error("{}: {error}", path.display())]
-    InFile {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        error: Box<SecretError>,
-    },
+/// The secret is shorter than [`SECRET_BYTES_MIN`].
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "a secret of {len_bytes} bytes can be guessed; give at least {SECRET_BYTES_MIN} random ones, for example the \
+     output of: openssl rand -hex 32"
+)]
+pub struct SecretError {
+    /// The length of the secret.
+    pub len_bytes: usize,
 }
 
 impl Secret {
     /// Returns the secret `bytes`, without one line end (`\n` or `\r\n`) after it.
     ///
     /// # Errors
-    /// [`SecretError::TooShort`] if it is shorter than [`SECRET_BYTES_MIN`].
+    /// [`SecretError`] if it is shorter than [`SECRET_BYTES_MIN`].
     pub fn new(bytes: &[u8]) -> Result<Self, SecretError> {
         let bytes = bytes.strip_suffix(b"\n").unwrap_or(bytes);
         let bytes = bytes.strip_suffix(b"\r").unwrap_or(bytes);
         if bytes.len() < SECRET_BYTES_MIN {
-            return Err(SecretError::TooShort { len_bytes: bytes.len() });
+            return Err(SecretError { len_bytes: bytes.len() });
         }
         Ok(Self(bytes.into()))
-    }
-
-    /// Reads the secret from a file.
-    ///
-    /// # Errors
-    /// [`SecretError::Read`] if the file cannot be read, [`SecretError::InFile`] if its content is
-    /// not a valid secret.
-    pub fn from_file(path: &Path) -> Result<Self, SecretError> {
-        let bytes = std::fs::read(path).map_err(|cause| SecretError::Read { path: path.into(), cause })?;
-        Self::new(&bytes).map_err(|error| SecretError::InFile { path: path.into(), error: Box::new(error) })
     }
 
     /// Returns the proof of this side, over the handshake so far.

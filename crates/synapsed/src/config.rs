@@ -11,7 +11,7 @@ use blocker::memory::MemoryConfig;
 use blocker::{Durability, Memory, NamespaceKey};
 use cached_admin::{AdminTable, Tokens};
 use cached_config::{
-    BackendTable, ConfigError, ConfigFileError, DrainTimes, InsightTable, Listening, ObjectsTable, Secrets,
+    BackendTable, ConfigError, DrainTimes, InsightTable, Listening, ObjectsTable, Secrets,
     SynapseTable, check_addresses, invalid, parse_config, read_config, secret_warning,
 };
 use cached_core::object::ObjectCache;
@@ -92,7 +92,7 @@ impl Config {
     ///
     /// # Errors
     /// One line: the mistake, its position, and the valid values.
-    pub(crate) fn read(path: &Path) -> Result<(Self, String), ConfigFileError> {
+    pub(crate) fn read(path: &Path) -> Result<(Self, String), ConfigError> {
         let text = read_config(path)?;
         Ok((Self::parse(path, &text)?, text))
     }
@@ -101,9 +101,9 @@ impl Config {
     ///
     /// # Errors
     /// As for [`Self::read`].
-    pub(crate) fn parse(path: &Path, text: &str) -> Result<Self, ConfigFileError> {
+    pub(crate) fn parse(path: &Path, text: &str) -> Result<Self, ConfigError> {
         let config: Self = parse_config(path, text)?;
-        config.check().map_err(|error| ConfigFileError::of_key(path, error))?;
+        config.check().map_err(|error| error.in_file(path))?;
         Ok(config)
     }
 
@@ -239,7 +239,7 @@ impl Config {
         let mut cache = table.cache().map_err(in_this_file)?;
         // As small as possible, since nothing is stored in it.
         let capabilities = blocker::Blocker::capabilities(&*memory);
-        cache.check(&capabilities).map_err(|error| in_this_file((&error).into()))?;
+        cache.check(&capabilities).map_err(|error| in_this_file(error.into()))?;
         cache.memory_bytes_max = 1 << 20;
         cache.dirty_bytes_max = cache.dirty_bytes_max.min(1 << 19);
         cache.objects_count_max = cache.objects_count_max.min(64);
@@ -253,19 +253,17 @@ impl Config {
         }
         // Only constructed: its background task does not run.
         let (cache, _background) =
-            ObjectCache::new(memory, cache, clock).map_err(|error| in_this_file((&error).into()))?;
+            ObjectCache::new(memory, cache, clock).map_err(|error| in_this_file(error.into()))?;
         Server::new(Arc::new(cache), server).map(drop).map_err(|error| SynapseTable::error(&error))
     }
 }
 
 /// Converts the error to the keys of this file: `cached` has another name for the store's table.
 pub(crate) fn in_this_file(mistake: ConfigError) -> ConfigError {
-    let ConfigError { key, why } = mistake;
-    let key = match key.strip_prefix("objects.backend") {
-        Some(rest) => format!("backend{rest}"),
-        None => key,
-    };
-    ConfigError { key, why }
+    match mistake.key.strip_prefix("objects.backend") {
+        Some(rest) => ConfigError { key: format!("backend{rest}"), ..mistake },
+        None => mistake,
+    }
 }
 
 #[cfg(test)]
@@ -312,7 +310,7 @@ mod tests {
                 "backend = \"file:/dev/null/store\"",
                 "backend.path: is /dev/null/store; /dev/null is no directory",
             ),
-            ("backend = \"rados:vm,keyring=/no/key\"", "backend.keyring: is /no/key, which cannot be read"),
+            ("backend = \"rados:vm,keyring=/no/key\"", "backend.keyring: cannot read /no/key: No such file"),
             ("backend = \"memory:\"\n[synapse]\nlisten = []", "synapse.listen: is empty"),
             ("backend = \"memory:\"\n[synapse]\nlisten = [\"a:b\"]", "\"a:b\" is not an address"),
             (
@@ -341,7 +339,7 @@ mod tests {
             ("backend = \"memory:\"\n[process]\ndrain_timeout_secs = 0", "process.drain_timeout_secs: is 0"),
             (
                 "backend = \"memory:\"\n[synapse]\nsecret_file = \"/no/such/file\"",
-                "synapse.secret_file: /no/such/file",
+                "synapse.secret_file: cannot read /no/such/file: ",
             ),
             ("backend = 5", "s.toml:1: backend: must be text"),
             (

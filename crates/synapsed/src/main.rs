@@ -13,7 +13,6 @@ mod serve;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use cached_config::ConfigFileError;
 use cached_process::log::Log;
 use cached_process::panics;
 use cached_process::signals::Signals;
@@ -55,14 +54,13 @@ fn main() -> ExitCode {
 
 fn run(arguments: &Arguments) -> Result<(), Failure> {
     let path = &arguments.config;
-    let (config, text) = Config::read(path).map_err(|error| Failure::new(error.exit(), error))?;
+    let (config, text) = Config::read(path)?;
     if arguments.print_config {
         print!("{}", config.effective());
         return Ok(());
     }
     // Reports mistakes before anything is touched.
-    let of_file = |error| Failure::new(Exit::Configuration, ConfigFileError::of_key(path, error));
-    let loaded = config.load().map_err(of_file)?;
+    let loaded = config.load().map_err(|error| error.in_file(path))?;
     if arguments.check_config {
         println!("{}: nothing is wrong with the configuration", path.display());
         return Ok(());

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use blocker::trace::Tracer;
 use cached_admin::insight::slow::SlowLog;
 use cached_admin::{Tokens, TokensRead};
-use cached_config::{ConfigFileError, LIVE_KEYS, LiveObjects, raise_descriptor_limit};
+use cached_config::{ConfigError, LIVE_KEYS, LiveObjects, raise_descriptor_limit};
 use cached_process::log::Log;
 use cached_process::reload::{LiveSecs, Program, Source};
 use toml::Table;
@@ -37,7 +37,7 @@ pub(crate) struct Synapsed {
 pub(crate) fn source(config: &Config, path: &Path, text: &str) -> Result<Source, String> {
     let file: Table = text
         .parse()
-        .map_err(|error: toml::de::Error| ConfigFileError::of_file(path, error.message()).to_string())?;
+        .map_err(|error: toml::de::Error| ConfigError::new("", error.message()).in_file(path).to_string())?;
     let effective = Table::try_from(config).map_err(|error| error.to_string())?;
     Ok(Source { without_flags: effective.clone(), effective, file })
 }
@@ -57,7 +57,7 @@ impl Program for Synapsed {
     }
 
     fn apply(&self, table: &Table) -> Result<Vec<String>, String> {
-        let line = |error| ConfigFileError::of_key(&self.path, error).to_string();
+        let line = |error: ConfigError| error.in_file(&self.path).to_string();
         let text = toml::to_string(table).map_err(|error| error.to_string())?;
         let after = Config::parse(&self.path, &text).map_err(|error| error.to_string())?;
         let (drain, secrets) = (after.drain().map_err(line)?, after.secrets().map_err(line)?);

@@ -15,7 +15,7 @@ use cached_admin::insight::slow::{SlowLog, SlowStore};
 use cached_admin::sources::{ObjectsSource, StoreSource, SynapseSource, measured};
 use cached_admin::{AdminConfig, AdminError, AdminServer, Health, control};
 use cached_config::{
-    ConfigFileError, LiveObjects, ObjectsTable, OpenOptions, Secrets, ShutdownError, StartError, Store,
+    ConfigError, LiveObjects, ObjectsTable, OpenOptions, Secrets, ShutdownError, StartError, Store,
     SynapseTable, Waiting, begin_recovery, log_events, log_recovery, notify, raise_descriptor_limit,
 };
 use cached_core::object::OpenJournal;
@@ -45,7 +45,7 @@ pub(crate) fn run(
     signals: &Signals,
     log: &Log,
 ) -> Result<(), Failure> {
-    let of_file = |error| Failure::new(Exit::Configuration, ConfigFileError::of_key(path, error));
+    let of_file = |error: ConfigError| Failure::from(error.in_file(path));
     let Loaded { server: mut server_config, secrets, tokens, admin_tls } = loaded;
     config.warnings().iter().for_each(|warning| tracing::warn!("{warning}"));
     let (wanted, addresses) = (config.descriptors_max(), config.addresses().map_err(of_file)?);
@@ -72,14 +72,9 @@ pub(crate) fn run(
         admin.registry().register(exporter.metrics(), std::iter::empty::<(&str, &str)>())
     });
     let mut waiting = Waiting::new(|line| health.into_iter().for_each(|health| health.set_starting(line)));
-    let cannot_start = |error: StartError| {
-        let exit = error.exit();
-        match error {
-            StartError::Config(error) | StartError::Refused(error) => {
-                Failure::new(exit, ConfigFileError::of_key(path, in_this_file(error)))
-            }
-            StartError::Store(error) => Failure::new(exit, format_args!("{}: {error}", config.backend)),
-        }
+    let cannot_start = |error: StartError| match error {
+        StartError::Config(error) => of_file(in_this_file(error)),
+        StartError::Store(error) => refused(format_args!("{}: {error}", config.backend)),
     };
     let opened = runtime.block_on(async {
         tokio::select! {

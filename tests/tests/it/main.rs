@@ -24,6 +24,7 @@ mod manual;
 mod memory;
 mod module_circles;
 mod monitoring;
+mod named_files;
 mod nbd_tester;
 mod no_evict;
 mod objects;

@@ -6,6 +6,8 @@ use cached_tests::ending::SetOnDrop;
 use cached_tests::object_client;
 use cached_tests::program::{Flavour, Program};
 use cached_tests::server::{START_STOP_DEADLINE, Server, Start};
+use std::io::Write;
+use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
@@ -258,17 +260,22 @@ fn a_reload_that_hangs_does_not_keep_the_process_from_ending() {
     }
     let file = File::new("");
     let mut server = file.start("");
+    let (reader, mut writer) = std::io::pipe().expect("a pipe");
     std::fs::remove_file(file.path()).expect("the file");
-    let name = std::ffi::CString::new(file.path().into_os_string().into_encoded_bytes()).expect("a path");
-    // SAFETY: the name ends with a zero byte and is only read.
-    assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
+    let pipe = format!("/proc/{}/fd/{}", std::process::id(), reader.as_raw_fd());
+    std::os::unix::fs::symlink(pipe, file.path()).expect("a link");
+    writer.write_all(b"\n").expect("room in the pipe");
     server.signal(libc::SIGHUP);
-    // The open returns once the server has opened the FIFO for reading; the server then waits for
-    // data that never arrive.
-    let pipe = std::fs::OpenOptions::new().write(true).open(file.path()).expect("a pipe");
+    // Then the server waits for the end of the pipe, which never comes.
+    until("the beginning is read", &server, || {
+        let mut unread: libc::c_int = 0;
+        // SAFETY: FIONREAD writes one int.
+        assert_eq!(unsafe { libc::ioctl(reader.as_raw_fd(), libc::FIONREAD, &mut unread) }, 0);
+        unread == 0
+    });
     server.signal(libc::SIGTERM);
     assert!(server.wait_exit().success(), "{}", server.log());
-    drop(pipe);
+    drop(writer);
 }
 
 /// Memcached and object clients work on persistent connections while a hundred reloads succeed and
@@ -305,7 +312,7 @@ fn a_hundred_reloads_under_load_disturb_no_client() {
     let server = file.start("-t 2");
     let connect = || {
         let mut config = object_client::config(Address::Unix(socket.clone()));
-        config.secret = Some(synapse::Secret::from_file(&secret).expect("a secret"));
+        config.secret = synapse::Secret::new(b"0123456789abcdef").ok();
         SynapseBlocker::connect_on_thread(config).expect("a client")
     };
     let (is_over, requests) = (AtomicBool::new(false), AtomicUsize::new(0));

@@ -12,6 +12,7 @@ use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};
 
 use blocker::{Error, Result};
+use named_file::{Kinds, NamedFile};
 use parking_lot::{Condvar, Mutex};
 
 use super::ffi::{Api, Handle, errno};
@@ -268,7 +269,7 @@ pub(crate) fn describe(code: i32) -> String {
 /// Returns a problem with the configured keyring, if it can be detected locally.
 fn wrong_keyring(config: &RadosConfig) -> Option<String> {
     let path = config.keyring.as_ref()?;
-    let text = match std::fs::read_to_string(path) {
+    let text = match named_file::open(path, Kinds::Regular).and_then(NamedFile::text) {
         Ok(text) => text,
         Err(error) => return Some(format!("the keyring {} cannot be read: {error}", path.display())),
     };

@@ -20,7 +20,7 @@ use object_store::signer::{HeaderName, Method, Signer};
 use object_store::{BackoffConfig, ClientOptions, HeaderValue, ObjectMeta, RetryConfig};
 use tokio::runtime::Handle;
 
-use super::credentials::FileCredentials;
+use super::credentials::{FileCredentials, unusable};
 use super::refusal::one_line;
 use crate::config::S3Config;
 
@@ -122,10 +122,10 @@ impl Connector {
             Ok(tls) => tls,
             // A minimal image has no authorities, and plain HTTP needs none.
             Err(_) if config.allow_http && config.ca_file.is_none() => cached_tls::client::no_authorities(),
-            Err(why) if config.ca_file.is_some() => {
-                return Err(Error::Invalid(format!("ca_file {why}").into()));
+            Err(error) if config.ca_file.is_some() => {
+                return Err(unusable(error.reworded(|why| format!("ca_file {why}"))));
             }
-            Err(why) => return Err(Error::Invalid(why.into())),
+            Err(error) => return Err(unusable(error)),
         };
         Ok(Self {
             tls,

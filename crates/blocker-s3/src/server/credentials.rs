@@ -9,21 +9,19 @@
 //! ```
 
 use std::fmt;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use blocker::{Clock, Error, Result, Timestamp};
+use named_file::{FileError, Kinds};
 use object_store::aws::AwsCredential;
 use object_store::client::CredentialProvider;
 use parking_lot::Mutex;
 
 /// The interval at which the file is checked.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
-/// The maximum size of the file.
-const FILE_BYTES_MAX: u64 = 64 * 1024;
 
 /// The credentials of one profile of a file.
 pub(crate) struct FileCredentials {
@@ -52,8 +50,10 @@ impl FileCredentials {
     /// # Errors
     /// [`Error::Invalid`] with one line that names the file and the missing part.
     pub(crate) fn open(path: &Path, profile: &str, clock: Arc<dyn Clock>) -> Result<Self> {
-        let (credential, modified) = read(path, profile)
-            .map_err(|why| Error::Invalid(format!("credentials_file {}: {why}", path.display()).into()))?;
+        let wrong = |error: FileError| {
+            unusable(error.reworded(|why| format!("credentials_file {}: {why}", path.display())))
+        };
+        let (credential, modified) = read(path, profile).map_err(wrong)?;
         let last = Last { at: clock.now(), modified, credential: Arc::new(credential) };
         Ok(Self { path: path.to_owned(), profile: profile.to_owned(), clock, last: Mutex::new(last) })
     }
@@ -82,18 +82,22 @@ impl CredentialProvider for FileCredentials {
     }
 }
 
-/// Returns the credentials of a profile, and the file's modification time.
-fn read(path: &Path, profile: &str) -> std::result::Result<(AwsCredential, Option<SystemTime>), String> {
-    let cannot = |error: std::io::Error| format!("cannot be read: {error}");
-    let file = std::fs::File::open(path).map_err(cannot)?;
-    // The time is read before the content, so that the next check detects a change in between.
-    let modified = file.metadata().and_then(|file| file.modified()).ok();
-    let mut text = String::new();
-    let len = file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text).map_err(cannot)?;
-    if len as u64 > FILE_BYTES_MAX {
-        return Err(format!("is longer than {FILE_BYTES_MAX} bytes"));
+/// Returns the error of a store whose configuration names a file that cannot be used.
+pub(super) fn unusable(error: FileError) -> Error {
+    match error.is_mistake() {
+        true => Error::Invalid(String::from(error).into()),
+        false => Error::Retryable(String::from(error).into()),
     }
-    parse(&text, profile).map(|credential| (credential, modified))
+}
+
+/// Returns the credentials of a profile, and the file's modification time.
+fn read(path: &Path, profile: &str) -> std::result::Result<(AwsCredential, Option<SystemTime>), FileError> {
+    let cannot = |error: FileError| error.reworded(|why| format!("cannot be read: {why}"));
+    let file = named_file::open(path, Kinds::RegularOrPipe).map_err(cannot)?;
+    // Taken before the content is read, so that the next check detects a change in between.
+    let modified = file.metadata.modified().ok();
+    let credential = parse(&file.text().map_err(cannot)?, profile).map_err(FileError::mistake)?;
+    Ok((credential, modified))
 }
 
 fn parse(text: &str, profile: &str) -> std::result::Result<AwsCredential, String> {

@@ -17,6 +17,8 @@ use std::time::Duration;
 
 use blocker::{Name, Namespace, ObjectId};
 use clap::Subcommand;
+use named_file::{Kinds, NamedFile};
+use synapse::Secret;
 
 use crate::admin::{Admin, AdminArguments};
 use crate::backend::{BackendSpec, Opened};
@@ -204,8 +206,7 @@ impl Call<'_> {
         run: impl FnOnce(&Context<'_>) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
         let namespace = Namespace::copy_from(self.namespace.as_bytes())?;
-        let secret = self.secret_file.map(synapse::Secret::from_file).transpose();
-        let secret = secret.map_err(|error| Failure::Usage(error.to_string()))?;
+        let secret = self.secret_file.map(secret).transpose().map_err(Failure::Usage)?;
         let backend = self.backend.ok_or_else(|| {
             Failure::Usage("no backend is given; name one, for example --backend file:DIR".into())
         })?;
@@ -215,6 +216,12 @@ impl Call<'_> {
         let closed = opened.close();
         done.and(closed.map_err(Into::into))
     }
+}
+
+fn secret(path: &Path) -> Result<Secret, String> {
+    let bytes = named_file::open(path, Kinds::RegularOrPipe).and_then(NamedFile::bytes);
+    let bytes = bytes.map_err(|error| error.unread(path))?;
+    Secret::new(&bytes).map_err(|error| format!("{}: {error}", path.display()))
 }
 
 /// An open backend, and what all commands on a backend use.

@@ -85,7 +85,7 @@ fn a_secret_is_taken_from_a_file() {
     let secret = dir.path().join("secret");
     std::fs::write(&secret, "0123456789abcdef\n").unwrap();
     let mut config = ServerConfig::default();
-    config.secret = Some(Secret::from_file(&secret).unwrap());
+    config.secret = Some(Secret::new(&std::fs::read(&secret).unwrap()).unwrap());
     let host = Host::new(config);
     host.fails(&["ls"], 4, "requires a secret");
     assert_eq!(host.ok(&["--secret-file", secret.to_str().unwrap(), "ls"]), "");

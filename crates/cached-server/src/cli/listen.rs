@@ -182,8 +182,7 @@ impl Cli {
                 match texts.is_empty() {
                     true => Ok(Vec::new()),
                     false => addresses(texts, PORT, None, has_tls, false).map_err(|error| {
-                        let key = "memcached.udp_listen".into();
-                        Wrong::Key(ConfigError { key, why: error.to_string() })
+                        Wrong::Key(ConfigError::new("memcached.udp_listen", error))
                     }),
                 }
             }
@@ -223,7 +222,7 @@ impl Cli {
             Some(_) => Wrong::Flag(Failure::new(Exit::Usage, line)),
             None => {
                 let why = "lets clients in without a password; it must be empty with auth_file or sasl_file";
-                Wrong::Key(ConfigError { key: "memcached.udp_listen".into(), why: why.into() })
+                Wrong::Key(ConfigError::new("memcached.udp_listen", why))
             }
         })
     }
@@ -290,7 +289,7 @@ impl Cli {
                 let why = format!(
                     "is not the protocol whose passwords are in {key}; it must be \"auto\", or {other} be set too"
                 );
-                return Err(Wrong::Key(ConfigError { key: "memcached.protocol".into(), why }));
+                return Err(Wrong::Key(ConfigError::new("memcached.protocol", why)));
             }
         }
         settings.protocol = Some(only);

@@ -19,7 +19,7 @@ mod tests;
 
 pub use help::{command, help_text, license_text, version_text};
 
-use crate::config::{Config, ConfigFileError, File};
+use crate::config::{Config, File};
 use cached_config::read_config;
 use cached_process::{Exit, Failure};
 use clap::parser::ValueSource;
@@ -133,11 +133,6 @@ pub struct Cli {
     rest: Vec<String>,
 }
 
-/// Returns the failure of a configuration file.
-fn mistake(error: ConfigFileError) -> Failure {
-    Failure::new(error.exit(), error)
-}
-
 fn wrong<T>(exit: Exit, line: impl fmt::Display) -> Result<T, Failure> {
     Err(Failure::new(exit, line))
 }
@@ -205,9 +200,9 @@ impl Cli {
             Some(path) => {
                 let text = match &mut text {
                     Some(text) => text,
-                    absent => absent.insert(read_config(path).map_err(mistake)?),
+                    absent => absent.insert(read_config(path)?),
                 };
-                Some((path.as_path(), File::parse(path, text).map_err(mistake)?))
+                Some((path.as_path(), File::parse(path, text)?))
             }
             None => None,
         };

@@ -4,9 +4,9 @@
 //! Errors in flags have memcached's messages; errors in the file name its key.
 
 use super::extended::{self, Extended};
-use super::{Cli, listen, mistake, wrong};
+use super::{Cli, listen, wrong};
 use crate::config::settings::{ListenAddress, Settings, SlabClasses};
-use crate::config::{Config, ConfigError, ConfigFileError, File, share};
+use crate::config::{Config, ConfigError, File, share};
 use crate::process::Logging;
 use cached_process::{Exit, Failure};
 use cached_proto::Protocol;
@@ -23,7 +23,7 @@ impl Cli {
     pub(super) fn overlay(self, file: Option<Given<'_>>, bare: bool) -> Result<Config, Failure> {
         let path = file.as_ref().map(|(path, _)| *path);
         let blame = |error: ConfigError| match path {
-            Some(path) => mistake(ConfigFileError::of_key(path, error)),
+            Some(path) => error.in_file(path).into(),
             None => Failure::new(Exit::Usage, error.why),
         };
         let by_flag = self.keys_given();
@@ -53,14 +53,13 @@ impl Cli {
                 return wrong(Exit::Usage, why);
             }
             let why = format!("is more than half of memory_bytes_max, {} bytes", settings.memory_bytes);
-            return Err(blame(ConfigError { key: "memcached.item_bytes_max".into(), why }));
+            return Err(blame(ConfigError::new("memcached.item_bytes_max", why)));
         }
         if let Err(error) = extended.check(&settings) {
             if path.is_none() || sizes_given || !self.extended.is_empty() {
                 return Err(error);
             }
-            let why = error.to_string();
-            return Err(blame(ConfigError { key: "memcached.size_class_bytes_max".into(), why }));
+            return Err(blame(ConfigError::new("memcached.size_class_bytes_max", error)));
         }
         settings.classes.chunk_bytes_max = extended.chunk_bytes_max;
         self.napi_ids(&settings, &mut extended, &mut notes)?;
@@ -69,7 +68,7 @@ impl Cli {
                 if !self.listen.is_empty() {
                     return error;
                 }
-                blame(ConfigError { key: "memcached.listen".into(), why: error.to_string() })
+                blame(ConfigError::new("memcached.listen", error))
             })?,
             None => {
                 let port = port.or(udp_port.filter(|port| *port != 0)).unwrap_or(PORT);

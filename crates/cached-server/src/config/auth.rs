@@ -11,12 +11,10 @@
 //! passwords of its own is not served.
 
 use cached_config::ConfigError;
+use named_file::FileError;
 use parking_lot::RwLock;
 use sha2::{Digest, Sha256};
 use std::fmt;
-use std::fs::OpenOptions;
-use std::io::Read;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -72,8 +70,9 @@ impl Auth {
     /// # Errors
     /// As for [`load`](Self::load).
     pub fn read_again(&self) -> Result<PasswordsRead, ConfigError> {
-        let read =
-            |(one, key): (&Credentials, &str)| one.read().map_err(|why| ConfigError { key: key.into(), why });
+        let read = |(one, key): (&Credentials, &str)| {
+            one.read().map_err(|error| ConfigError::of_file(key, error))
+        };
         self.given().map(read).collect::<Result<_, _>>().map(PasswordsRead)
     }
 
@@ -182,20 +181,12 @@ impl Credentials {
     }
 
     /// Reads and validates the file.
-    fn read(&self) -> Result<Vec<[u8; 32]>, String> {
+    fn read(&self) -> Result<Vec<[u8; 32]>, FileError> {
         let Inner { path, form, .. } = &*self.inner;
-        let failed = |error| format!("cannot read the passwords in {}: {error}", path.display());
-        // A FIFO without a writer must not block the startup.
-        let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(failed)?;
-        if !file.metadata().map_err(failed)?.is_file() {
-            return Err(format!(
-                "{} is not a file; it must have lines of the form user:password",
-                path.display()
-            ));
-        }
-        let mut bytes = Vec::new();
-        file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(failed)?;
-        parse(&bytes, *form).map_err(|why| format!("{}: {why}", path.display()))
+        let shown = path.display();
+        let bytes = named_file::read(path)
+            .map_err(|error| error.reworded(|why| format!("cannot read the passwords in {shown}: {why}")))?;
+        parse(&bytes, *form).map_err(|why| FileError::mistake(format!("{shown}: {why}")))
     }
 
     /// Accepts only these digests from now on. Returns whether they differ from the previous ones.

@@ -8,7 +8,7 @@ use super::settings::Settings;
 use super::volumes::{NbdTable, VolumesTable};
 use cached_admin::AdminTable;
 use cached_config::{
-    BackendTable, ConfigError, ConfigFileError, DrainTimes, InsightTable, ObjectsTable, Secrets, Size,
+    BackendTable, ConfigError, DrainTimes, InsightTable, ObjectsTable, Secrets, Size,
     SynapseTable, config_keys, invalid, parse_config, require, within,
 };
 use cached_core::arbiter::SharedMemory;
@@ -90,18 +90,18 @@ impl File {
     /// Parses and validates a file's text; `path` is for error messages.
     ///
     /// # Errors
-    /// [`ConfigFileError`] for the first error found.
-    pub(crate) fn parse(path: &Path, text: &str) -> Result<File, ConfigFileError> {
+    /// [`ConfigError`] for the first error found.
+    pub(crate) fn parse(path: &Path, text: &str) -> Result<File, ConfigError> {
         let mut file: File = parse_config(path, text)?;
-        file.check().map_err(|error| ConfigFileError::of_key(path, error))?;
+        let settings = file.check().map_err(|error| error.in_file(path))?;
         // Whether memory can be shared is checked later, with the memory that flags set.
-        let settings = file.settings().map_err(|error| ConfigFileError::of_key(path, error))?;
         set_range(file.shared_memory.as_ref(), &settings, file.objects.as_mut());
         Ok(file)
     }
 
-    fn check(&self) -> Result<(), ConfigError> {
-        self.settings()?;
+    /// Checks the tables, and returns the settings.
+    fn check(&self) -> Result<Settings, ConfigError> {
+        let settings = self.settings()?;
         if let Some(objects) = &self.objects {
             objects.check()?;
         }
@@ -123,7 +123,8 @@ impl File {
         if let Some(volumes) = &self.volumes {
             volumes.check(self.objects.as_ref())?;
         }
-        self.nbd.as_ref().map_or(Ok(()), |nbd| nbd.check(self.volumes.as_ref()))
+        self.nbd.as_ref().map_or(Ok(()), |nbd| nbd.check(self.volumes.as_ref()))?;
+        Ok(settings)
     }
 
     /// Reads the files of the secrets.

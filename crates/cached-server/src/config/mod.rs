@@ -33,7 +33,7 @@ mod volumes;
 
 pub use cached_admin::AdminTable;
 pub use cached_config::{
-    BackendTable, ConfigError, ConfigFileError, FileTable, MemoryTable, NamespaceTable, ObjectsTable,
+    BackendTable, ConfigError, FileTable, MemoryTable, NamespaceTable, ObjectsTable,
     RadosTable, RemoteTable, Secrets, Size, SynapseTable, WriterName,
 };
 pub use cached_tracing::TracingTable;
@@ -49,8 +49,8 @@ pub use volumes::{FuaName, NbdTable, VolumesTable};
 
 use crate::process;
 use cached_admin::Tokens;
-use cached_config::{Listening, check_addresses, reading_trouble};
-use cached_core::arena::ArenaFile;
+use cached_config::{Listening, check_addresses, tls_error};
+use cached_core::arena::{ArenaFile, ArenaFileError};
 use cached_process::{Exit, Failure};
 use cached_tls::ServerTls;
 use settings::{ListenAddress, Settings};
@@ -157,32 +157,26 @@ impl Config {
     /// the files.
     ///
     /// # Errors
-    /// The first mistake: for the file, with its path and the key; for a flag, with memcached's
-    /// message and exit status. A failure of a disk or of the system to read a file is not a
-    /// mistake: the file may be read later.
+    /// The first error: for the file, with its path and the key; for a flag, with memcached's
+    /// message and exit status. If a disk or the system fails to read a file, the status is
+    /// [`Exit::Trouble`] in both cases: another start may succeed.
     pub fn load(&self) -> Result<Loaded, Failure> {
         let settings = &self.settings;
         if let Some(user) = settings.user.as_deref().filter(|_| process::is_root()) {
             let found = process::user(user).map(drop);
-            found.map_err(|error| self.mistake(wrong("process.user", error), Exit::NoUser))?;
-        }
-        // The files that the configuration file names have already been read with it.
-        let (auth, tls) = (&settings.auth, settings.tls.iter());
-        let certificates =
-            tls.flat_map(|tls| [&tls.chain_file, &tls.key_file, &tls.ca_file].map(PathBuf::clone));
-        for path in [auth.text_path(), auth.sasl_path()].into_iter().chain(certificates) {
-            if let Some(error) = reading_trouble(&path) {
-                let line = format!("{} cannot be read at present: {error}", path.display());
-                return Err(Failure::new(Exit::Trouble, line));
-            }
+            let mistake = |error| self.mistake(ConfigError::new("process.user", error), Exit::NoUser);
+            found.map_err(mistake)?;
         }
         check_addresses(&self.addresses()).map_err(|error| self.mistake(error, Exit::Usage))?;
         settings.auth.load().map_err(|error| self.mistake(error, Exit::FlagValue))?;
-        let tls = settings.load_tls().map_err(|error| wrong("memcached.tls", error));
+        let tls = settings.load_tls().map_err(|error| tls_error("memcached.tls", &error));
         let tls = tls.map_err(|error| self.mistake(error, Exit::Usage))?;
         if let Some(path) = &settings.memory_file {
-            let checked = ArenaFile::check(path).map_err(|error| wrong("memcached.memory_file", error));
-            checked.map_err(|error| self.mistake(error, Exit::Usage))?;
+            ArenaFile::check(path).map_err(|error| {
+                let exit = exit_of_memory_file(&error);
+                let error = ConfigError { exit, ..ConfigError::new("memcached.memory_file", error) };
+                self.mistake(error, Exit::Usage)
+            })?;
         }
         self.load_others(tls).map_err(|error| self.mistake(error, Exit::Configuration))
     }
@@ -210,14 +204,15 @@ impl Config {
         Ok(loaded)
     }
 
-    /// Returns the failure for an invalid value: with the path of the file and the key or, if a
-    /// flag has set the value, with the line alone and the status `by_flag`.
+    /// Returns the failure for an error: with the path of the file and the key or, if a flag has
+    /// set the value, with the line alone and, for a mistake, the status `by_flag`.
     pub fn mistake(&self, error: ConfigError, by_flag: Exit) -> Failure {
         match &self.path {
-            Some(path) if !self.by_flag.contains(&error.key.as_str()) => {
-                Failure::new(Exit::Configuration, ConfigFileError::of_key(path, error))
+            Some(path) if !self.by_flag.iter().any(|key| error.key.starts_with(key)) => {
+                error.in_file(path).into()
             }
-            _ => Failure::new(by_flag, error.why),
+            _ if error.exit == Exit::Configuration => Failure::new(by_flag, error.why),
+            _ => Failure::new(error.exit, error.why),
         }
     }
 
@@ -244,8 +239,16 @@ impl Config {
     }
 }
 
-fn wrong(key: &str, why: impl std::fmt::Display) -> ConfigError {
-    ConfigError { key: key.into(), why: why.to_string() }
+/// Returns the exit status of a program that cannot use its memory file.
+pub(crate) fn exit_of_memory_file(error: &ArenaFileError) -> Exit {
+    match error {
+        ArenaFileError::Io { cause, .. } if !named_file::is_mistake(cause) => Exit::Trouble,
+        ArenaFileError::InUse(_) | ArenaFileError::NotHandedOver { .. } => Exit::Refused,
+        ArenaFileError::Io { .. }
+        | ArenaFileError::NotAFile(_)
+        | ArenaFileError::NotOwned { .. }
+        | ArenaFileError::Foreign(_) => Exit::Configuration,
+    }
 }
 
 #[cfg(not(feature = "sidecar"))]

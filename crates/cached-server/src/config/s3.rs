@@ -150,8 +150,9 @@ impl S3Table {
         if self.upstream.is_empty() {
             return invalid("s3.upstream", "is missing; it must be the URL of the S3 endpoint");
         }
-        let wrong = |why| ConfigError { key: "s3.upstream".into(), why };
-        let mut config = SidecarConfig::new(self.upstream.parse().map_err(wrong)?);
+        let upstream = self.upstream.parse();
+        let upstream = upstream.map_err(|why: String| ConfigError::new("s3.upstream", why))?;
+        let mut config = SidecarConfig::new(upstream);
         self.apply(&mut config);
         config.tls = tls;
         config.secrets = secrets;
@@ -192,8 +193,8 @@ impl S3Table {
     pub(crate) fn load_secrets(&self) -> Result<Secrets, ConfigError> {
         let keys = match self.auth {
             AuthName::Listener => {
-                let wrong = |why| ConfigError { key: "s3.keys_file".into(), why };
-                Some(Keys::from_file(&self.keys_file).map_err(wrong)?)
+                let keys = Keys::from_file(&self.keys_file);
+                Some(keys.map_err(|error| ConfigError::of_file("s3.keys_file", error))?)
             }
             AuthName::Gateway | AuthName::None => None,
         };
@@ -205,9 +206,10 @@ impl S3Table {
             return Ok(None);
         }
         if !self.upstream_access_key.is_empty() {
-            let wrong = |why| ConfigError { key: "s3.upstream_secret_file".into(), why };
-            let file = &self.upstream_secret_file;
-            return Credentials::from_file(self.upstream_access_key.clone(), file).map(Some).map_err(wrong);
+            let read = Credentials::from_file(self.upstream_access_key.clone(), &self.upstream_secret_file);
+            return read
+                .map(Some)
+                .map_err(|error| ConfigError::of_file("s3.upstream_secret_file", error));
         }
         let variable = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
         match (variable("AWS_ACCESS_KEY_ID"), variable("AWS_SECRET_ACCESS_KEY"), self.auth) {
@@ -316,7 +318,8 @@ impl S3Table {
     /// The first key with an invalid value.
     pub(crate) fn check_loaded(&self, secrets: Secrets) -> Result<(), ConfigError> {
         let config = self.sidecar(None, secrets, Duration::ZERO)?;
-        config.check().and_then(|()| config.check_files()).map_err(S3Table::wrong)
+        config.check().map_err(S3Table::wrong)?;
+        config.check_files().map_err(|(key, error)| ConfigError::of_file(format!("s3.{key}"), error))
     }
 
     /// Converts an error of the sidecar to the corresponding key of the table, in which some
@@ -327,7 +330,7 @@ impl S3Table {
             "absent_max" => "negative_max",
             key => key,
         };
-        ConfigError { key: format!("s3.{key}"), why }
+        ConfigError::new(format!("s3.{key}"), why)
     }
 }
 

@@ -5,7 +5,7 @@ use cached_core::arbiter::SharedMemory;
 use std::path::Path;
 use std::time::Duration;
 
-fn parse(text: &str) -> Result<File, ConfigFileError> {
+fn parse(text: &str) -> Result<File, ConfigError> {
     File::parse(Path::new("cached.toml"), text)
 }
 

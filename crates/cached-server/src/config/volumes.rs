@@ -163,7 +163,7 @@ impl NbdTable {
     /// # Errors
     /// The text that is not an address.
     pub(crate) fn addresses(&self) -> Result<Vec<Address>, ConfigError> {
-        let wrong = |error: AddressError| ConfigError { key: "nbd.listen".into(), why: error.to_string() };
+        let wrong = |error: AddressError| ConfigError::new("nbd.listen", error);
         self.listen.iter().map(|text| text.parse().map_err(wrong)).collect()
     }
 
@@ -268,6 +268,6 @@ impl NbdTable {
             name @ ("negotiation_timeout" | "stall_timeout") => format!("{name}_ms"),
             name => name.to_owned(),
         };
-        ConfigError { key: format!("nbd.{key}"), why: error.problem.clone() }
+        ConfigError::new(format!("nbd.{key}"), &*error.problem)
     }
 }

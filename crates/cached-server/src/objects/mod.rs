@@ -27,7 +27,7 @@ use blocker::metrics::{Collect, render};
 use blocker::trace::Tracer;
 use cached_admin::AdminServer;
 use cached_admin::insight::slow::{SlowLog, SlowReport};
-use cached_config::{ConfigFileError, StartError};
+use cached_config::StartError;
 use cached_core::object::{ObjectCache, WeakObjectCache};
 use cached_process::reload::LiveSecs;
 use cached_process::{Exit, Failure};
@@ -48,12 +48,9 @@ use volumes::{VolumeService, VolumesOpening};
 #[derive(Debug, thiserror::Error)]
 pub enum ObjectsError {
     /// The configuration is invalid in a way that only opening reveals, or something that it names
-    /// must be repaired first.
+    /// cannot be used.
     #[error("{0}")]
-    Config(ConfigError),
-    /// Another process uses the resource that the key names.
-    #[error("{0}")]
-    InUse(ConfigError),
+    Config(#[from] ConfigError),
     /// The store cannot be opened.
     #[error("cannot open the object store: {0}")]
     Store(#[from] blocker::Error),
@@ -71,17 +68,10 @@ pub enum ObjectsError {
     Ended,
 }
 
-impl From<ConfigError> for ObjectsError {
-    fn from(error: ConfigError) -> ObjectsError {
-        ObjectsError::Config(error)
-    }
-}
-
 impl From<StartError> for ObjectsError {
     fn from(error: StartError) -> ObjectsError {
         match error {
             StartError::Config(error) => ObjectsError::Config(error),
-            StartError::Refused(error) => ObjectsError::InUse(error),
             StartError::Store(error) => ObjectsError::Store(error),
         }
     }
@@ -92,19 +82,15 @@ impl ObjectsError {
     /// file `path` if one of its keys is wrong.
     #[must_use]
     pub fn failure(self, path: Option<&Path>) -> Failure {
-        let exit = match &self {
-            ObjectsError::Config(_) => Exit::Configuration,
-            ObjectsError::InUse(_)
-            | ObjectsError::Store(_)
-            | ObjectsError::Listener(_)
-            | ObjectsError::Volumes(_) => Exit::Refused,
-            ObjectsError::Thread(_) | ObjectsError::Ended => Exit::Trouble,
-        };
-        match (self, path) {
-            (ObjectsError::Config(error) | ObjectsError::InUse(error), Some(path)) => {
-                Failure::new(exit, ConfigFileError::of_key(path, error))
+        match self {
+            ObjectsError::Config(error) => match path {
+                Some(path) => error.in_file(path).into(),
+                None => error.into(),
+            },
+            error @ (ObjectsError::Store(_) | ObjectsError::Listener(_) | ObjectsError::Volumes(_)) => {
+                Failure::new(Exit::Refused, error)
             }
-            (error, _) => Failure::new(exit, error),
+            error @ (ObjectsError::Thread(_) | ObjectsError::Ended) => Failure::new(Exit::Trouble, error),
         }
     }
 }

@@ -93,7 +93,7 @@ impl Opening {
     async fn open_in(&self, control: &Handle) -> Result<(Parts, Background), ObjectsError> {
         let Opening { objects, synapse, secrets, sampling, tracer, slow, health, .. } = self;
         let Some(table) = &objects.backend else {
-            return Err(ConfigError { key: "objects.backend".into(), why: "is missing".into() }.into());
+            return Err(ConfigError::new("objects.backend", "is missing").into());
         };
         if matches!(table, BackendTable::Memory(_)) {
             tracing::warn!("objects are kept in memory: all of them are lost when this process ends");
@@ -248,7 +248,7 @@ impl ReloadObjects {
         let InForce { opening, live } = &mut *in_force;
         let Some(live) = live else {
             let why = "cannot change while another process is taking over; reload again afterwards";
-            return Err(ConfigError { key: "objects".into(), why: why.into() });
+            return Err(ConfigError::new("objects", why));
         };
         let changed = live.change(after, listener, secrets.clone(), "objects.backend.secret_file")?;
         if let Some(after) = after {

@@ -14,9 +14,10 @@ pub use memory::{Limits, MemoryFileStart, OnTakingOver, TakingOver};
 pub use server::{Server, Stopper};
 pub use take_over::PreparedServer;
 
+use crate::config::exit_of_memory_file;
 use crate::listen::ListenError;
 use crate::upgrade::TakeOverError;
-use cached_config::{ConfigError, is_mistake};
+use cached_config::ConfigError;
 use cached_core::arena::ArenaFileError;
 use cached_core::kv::KvConfigError;
 use cached_process::{Exit, Failure};
@@ -55,10 +56,12 @@ impl StartError {
     pub fn exit(&self) -> Exit {
         match self {
             StartError::Store(KvConfigError::File(error)) | StartError::MemoryFile(error) => {
-                of_memory_file(error)
+                exit_of_memory_file(error)
             }
             StartError::Store(KvConfigError::Arena(_) | KvConfigError::Index(_)) => Exit::Refused,
-            StartError::Store(_) | StartError::Passwords(_) | StartError::Tls(_) => Exit::Configuration,
+            StartError::Passwords(error) => error.exit,
+            StartError::Tls(error) if !error.is_mistake() => Exit::Trouble,
+            StartError::Store(_) | StartError::Tls(_) => Exit::Configuration,
             StartError::Listen(_) | StartError::TakeOver(_) => Exit::Refused,
             StartError::Thread(_) => Exit::Trouble,
         }
@@ -68,17 +71,6 @@ impl StartError {
 impl From<StartError> for Failure {
     fn from(error: StartError) -> Failure {
         Failure::new(error.exit(), error)
-    }
-}
-
-fn of_memory_file(error: &ArenaFileError) -> Exit {
-    match error {
-        ArenaFileError::Io { cause, .. } if !is_mistake(cause) => Exit::Trouble,
-        ArenaFileError::InUse(_) | ArenaFileError::NotHandedOver { .. } => Exit::Refused,
-        ArenaFileError::Io { .. }
-        | ArenaFileError::NotAFile(_)
-        | ArenaFileError::NotOwned { .. }
-        | ArenaFileError::Foreign(_) => Exit::Configuration,
     }
 }
 

@@ -11,7 +11,7 @@ use crate::shared::Shared;
 use crate::shared::live::SERVER_LIVE_KEYS;
 use blocker::trace::Tracer;
 use cached_admin::{Tokens, TokensRead};
-use cached_config::{ConfigFileError, LIVE_KEYS, read_config};
+use cached_config::{ConfigError, LIVE_KEYS, read_config};
 use cached_process::reload::{LiveSecs, Program, Source};
 use parking_lot::Mutex;
 use std::ffi::OsString;
@@ -147,7 +147,8 @@ pub fn source(arguments: &[OsString], file: Option<(&Path, &str)>) -> Result<Sou
     let file = match file {
         None => Table::new(),
         Some((path, text)) => {
-            let wrong = |error: toml::de::Error| ConfigFileError::of_file(path, error.message()).to_string();
+            let wrong =
+                |error: toml::de::Error| ConfigError::new("", error.message()).in_file(path).to_string();
             text.parse().map_err(wrong)?
         }
     };
@@ -170,7 +171,7 @@ impl Program for Cached {
     }
 
     fn apply(&self, table: &Table) -> Result<Vec<String>, String> {
-        let line = |error| ConfigFileError::of_key(self.name(), error).to_string();
+        let line = |error: ConfigError| error.in_file(self.name()).to_string();
         let text = toml::to_string(table).map_err(|error| error.to_string())?;
         let after = File::parse(self.name(), &text).map_err(|error| error.to_string())?;
         let (settings, secrets) = (after.settings().map_err(line)?, after.secrets().map_err(line)?);

@@ -2,9 +2,7 @@
 //! secrets, which can be replaced while they are in use.
 
 use std::fmt;
-use std::fs::{self, OpenOptions};
-use std::io::{self, Read};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,6 +10,7 @@ use std::time::Duration;
 use hyper::HeaderMap;
 use hyper::header::{AUTHORIZATION, HOST, HeaderName, HeaderValue};
 use hyper::http::request::Parts;
+use named_file::{FileError, Kinds, Stamp, stamp};
 use parking_lot::{Mutex, RwLock};
 
 use super::keys::Keys;
@@ -44,7 +43,7 @@ impl Credentials {
     ///
     /// # Errors
     /// A one-line message that states the mistake in the file and the correct form.
-    pub fn from_file(access_key: String, path: impl Into<PathBuf>) -> Result<Credentials, String> {
+    pub fn from_file(access_key: String, path: impl Into<PathBuf>) -> Result<Credentials, FileError> {
         let secret = Secret::File(Arc::new(SecretFile::open(path.into(), parse)?));
         Ok(Credentials { access_key, session_token: None, secret })
     }
@@ -148,9 +147,6 @@ fn signed_names(headers: &HeaderMap) -> String {
     names.join(";")
 }
 
-/// The state of a file: device, inode, length, and the times of the last changes.
-type Stamp = Option<(u64, u64, u64, i64, i64, i64, i64)>;
-
 /// The content of a file with secrets.
 pub(crate) struct SecretFile<T> {
     path: PathBuf,
@@ -166,7 +162,7 @@ impl<T> SecretFile<T> {
     /// # Errors
     /// A one-line message that states the mistake in the file and the correct form, without any
     /// secret.
-    pub(crate) fn open(path: PathBuf, parse: fn(&str) -> Result<T, String>) -> Result<Self, String> {
+    pub(crate) fn open(path: PathBuf, parse: fn(&str) -> Result<T, String>) -> Result<Self, FileError> {
         let stamp = Mutex::new(stamp(&path));
         let content = RwLock::new(Arc::new(read(&path, parse)?));
         Ok(SecretFile { path, parse, content, stamp })
@@ -190,30 +186,34 @@ pub(crate) trait Reread {
     ///
     /// # Errors
     /// The errors of [`SecretFile::open`]. In that case the current content stays in force.
-    fn read_again(self: Arc<Self>) -> Result<PutInForce, String>;
+    fn read_again(self: Arc<Self>) -> Result<PutInForce, FileError>;
 
     /// Reads the file again and puts its content in force, if the file has changed since the last
     /// check. Returns whether the file has changed.
     ///
     /// # Errors
     /// The errors of [`Reread::read_again`].
-    fn reload_if_changed(self: Arc<Self>) -> Result<bool, String>;
+    fn reload_if_changed(self: Arc<Self>) -> Result<bool, FileError>;
 }
 
 type PutInForce = Box<dyn FnOnce() + Send>;
 
 impl<T: Send + Sync + 'static> Reread for SecretFile<T> {
-    fn read_again(self: Arc<Self>) -> Result<PutInForce, String> {
+    fn read_again(self: Arc<Self>) -> Result<PutInForce, FileError> {
         let stamp = stamp(&self.path);
-        // Each state of the file is reported only once.
-        let content = read(&self.path, self.parse).inspect_err(|_| *self.stamp.lock() = stamp)?;
+        let content = read(&self.path, self.parse).inspect_err(|error| {
+            // A mistake is reported only once; after a failure that may pass, the file is read again.
+            if error.is_mistake() {
+                *self.stamp.lock() = stamp;
+            }
+        })?;
         Ok(Box::new(move || {
             *self.content.write() = Arc::new(content);
             *self.stamp.lock() = stamp;
         }))
     }
 
-    fn reload_if_changed(self: Arc<Self>) -> Result<bool, String> {
+    fn reload_if_changed(self: Arc<Self>) -> Result<bool, FileError> {
         let has_changed = stamp(&self.path) != *self.stamp.lock();
         if has_changed {
             self.read_again()?();
@@ -222,38 +222,20 @@ impl<T: Send + Sync + 'static> Reread for SecretFile<T> {
     }
 }
 
-/// Returns the state of a file, or `None` if the file is missing.
-fn stamp(path: &Path) -> Stamp {
-    let found = fs::metadata(path).ok()?;
-    let (modified, changed) = ((found.mtime(), found.mtime_nsec()), (found.ctime(), found.ctime_nsec()));
-    Some((found.dev(), found.ino(), found.len(), modified.0, modified.1, changed.0, changed.1))
-}
-
-/// The maximum size of a file that is read, in bytes.
-const FILE_BYTES_MAX: u64 = 4 << 20;
-
-fn read<T>(path: &Path, parse: fn(&str) -> Result<T, String>) -> Result<T, String> {
+/// Returns the content of a file that others must not be able to read. No error has any part of
+/// the text.
+fn read<T>(path: &Path, parse: fn(&str) -> Result<T, String>) -> Result<T, FileError> {
+    let file = named_file::open(path, Kinds::Regular).map_err(|error| error.unread(path))?;
     let shown = path.display();
-    let failed = |error: io::Error| format!("cannot read {shown}: {error}");
-    // Non-blocking, because opening a pipe without a writer would block the process.
-    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(failed)?;
-    let found = file.metadata().map_err(failed)?;
-    if !found.is_file() {
-        return Err(format!("{shown} is not a file"));
-    }
-    let mode = found.mode() & 0o777;
+    let mode = file.metadata.mode() & 0o777;
     if mode & 0o027 != 0 {
-        return Err(format!(
+        return Err(FileError::mistake(format!(
             "{shown} is readable by everyone, or writable by others than its owner (mode {mode:03o}); \
              run chmod 600 {shown}"
-        ));
+        )));
     }
-    let mut text = String::new();
-    file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text).map_err(failed)?;
-    if text.len() as u64 > FILE_BYTES_MAX {
-        return Err(format!("{shown} is longer than {FILE_BYTES_MAX} bytes"));
-    }
-    parse(&text).map_err(|why| format!("{shown}: {why}"))
+    let text = file.text().map_err(|error| error.unread(path))?;
+    parse(&text).map_err(|why| FileError::mistake(format!("{shown}: {why}")))
 }
 
 /// The interval at which the files are checked.
@@ -331,7 +313,7 @@ pub(crate) async fn renew(secrets: Secrets) {
                     Ok(true) => tracing::info!("the file of {key} has changed: its content is in force"),
                     Ok(false) => (),
                     Err(cause) => tracing::error!(
-                        cause,
+                        %cause,
                         "the file of {key} cannot be used: its previous content stays in force"
                     ),
                 }

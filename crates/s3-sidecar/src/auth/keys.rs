@@ -6,6 +6,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use named_file::FileError;
 use serde::Deserialize;
 
 use super::credentials::SecretFile;
@@ -40,7 +41,7 @@ impl Keys {
     /// # Errors
     /// A one-line message that states the mistake in the file and the correct form, without any
     /// secret.
-    pub fn from_file(path: impl Into<PathBuf>) -> Result<Keys, String> {
+    pub fn from_file(path: impl Into<PathBuf>) -> Result<Keys, FileError> {
         Ok(Keys(Arc::new(SecretFile::open(path.into(), parse)?)))
     }
 
@@ -187,7 +188,8 @@ mod tests {
             assert_eq!(keys.is_ok(), is_right, "{mode:o}");
             assert!(!format!("{keys:?}").contains("0123456789"), "{keys:?}");
         }
-        assert!(Keys::from_file(directory.path()).unwrap_err().contains("is not a file"));
+        let error = Keys::from_file(directory.path()).unwrap_err().to_string();
+        assert!(error.ends_with("it is a directory, not a regular file"), "{error}");
     }
 
     #[test]

@@ -75,7 +75,7 @@ impl Sidecar {
     pub fn start(config: SidecarConfig) -> Result<Sidecar, SidecarError> {
         let wrong = |(key, why)| SidecarError::Config { key, why };
         config.check().map_err(wrong)?;
-        let upstream_tls = config.upstream_tls().map_err(wrong)?;
+        let upstream_tls = config.upstream_tls().map_err(|(key, error)| wrong((key, error.into())))?;
         let mut sockets = Vec::new();
         for address in &config.listen {
             sockets.extend(open(address)?);

@@ -159,7 +159,7 @@ fn a_client_without_the_secret_is_refused() {
     let mut config = ClientConfig::new(daemon.address.clone());
     let refused = SynapseBlocker::connect_on_thread(config.clone()).err().expect("let in");
     assert!(matches!(refused, Error::Denied(_)), "{refused}");
-    config.secret = Some(Secret::from_file(&secret).unwrap());
+    config.secret = Some(Secret::new(&std::fs::read(&secret).unwrap()).unwrap());
     let client = SynapseBlocker::connect_on_thread(config).unwrap();
     block_on(client.write(WriteRequest::new(object("o"), 0, b"x"))).unwrap();
     let (status, log) = daemon.end();
