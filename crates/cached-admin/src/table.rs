@@ -27,7 +27,6 @@ config_keys! {
     /// The maximum number of connections.
     pub connections_max: u32 = count(connections_max), in 2..=4096;
     /// TLS for the addresses that other machines can reach; without this table, there is no TLS.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub tls: Option<TlsTable> = own(None);
 }
 

@@ -91,7 +91,6 @@ config_keys! {
     /// Whether to receive the claims and invalidations of other clients.
     pub watch: bool = same(watch) or false;
     /// The maximum size of an object, if no other key sets it.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub object_bytes_max: Option<Size> = own(None);
     /// Settings that are passed to librados unchanged.
     pub librados: BTreeMap<String, String> = own(BTreeMap::new());

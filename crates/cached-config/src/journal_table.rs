@@ -41,7 +41,6 @@ config_keys! {
     pub at_limit: AtLimitName = own(JournalOptions::default().at_limit.into());
     /// The maximum payload that is logged; larger ones are stored before they are acknowledged. The
     /// default is 512 KiB, or the maximum payload that segments of this size can hold.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub journaled_bytes_max: Option<Size> = own(None);
 }
 

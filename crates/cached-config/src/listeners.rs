@@ -190,7 +190,6 @@ config_keys! {
     /// The maximum number of connections.
     pub connections_max: u32 = same(connections_max);
     /// The maximum number of connections from one address; `None` for half of `connections_max`.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub peer_connections_max: Option<u32> = same(peer_connections_max);
     /// The maximum number of sessions, connected or not.
     pub sessions_max: u32 = same(sessions_max);

@@ -29,7 +29,6 @@ config_keys! {
     /// The maximum size of an object.
     pub object_bytes_max: Size = size(object_bytes_max);
     /// The maximum amount of dirty data; `None` for half of the minimum memory.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub dirty_bytes_max: Option<Size> = own(None);
     /// The maximum time for which a change may be dirty before its flush begins.
     pub dirty_age_ms_max: u64 = millis(dirty_age_max), in 0..=TIME_MS_MAX;
@@ -66,10 +65,8 @@ config_keys! {
     /// The maximum time for a shutdown to store dirty data.
     pub shutdown_flush_secs: u64 = own(SHUTDOWN_FLUSH_SECS), in 1..=24 * 60 * 60;
     /// The journal, if there is one.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub journal: Option<JournalTable> = own(None);
     /// The store; required.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub backend: Option<BackendTable> = own(None);
     /// The namespaces that have their own settings.
     #[serde(skip_serializing_if = "Vec::is_empty")]

@@ -54,7 +54,6 @@ config_keys! {
     /// The minimum age of a leftover to be removed by a sweep.
     pub sweep_age_secs: u64 = secs(sweep_age) or 60 * 60;
     /// The maximum size of an object, if no other key sets it.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub object_bytes_max: Option<Size> = own(None);
 }
 

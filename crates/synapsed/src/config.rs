@@ -36,16 +36,13 @@ pub(crate) struct Config {
     #[serde(default)]
     pub(crate) synapse: SynapseTable,
     /// The cache in front of the backend, if there is one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) objects: Option<ObjectsTable>,
     /// Statistics about the requests of the cache.
     #[serde(default)]
     pub(crate) insight: InsightTable,
     /// The admin listener, if there is one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) admin: Option<AdminTable>,
     /// The tracing of requests, if it is on.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) tracing: Option<TracingTable>,
 }
 

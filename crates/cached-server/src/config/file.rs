@@ -28,22 +28,14 @@ pub(crate) struct File {
     log: LogTable,
     pub(crate) memcached: MemcachedTable,
     insight: InsightTable,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) objects: Option<ObjectsTable>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) shared_memory: Option<SharedMemoryTable>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) synapse: Option<SynapseTable>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) volumes: Option<VolumesTable>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) nbd: Option<NbdTable>,
     #[cfg(feature = "sidecar")]
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) s3: Option<S3Table>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) admin: Option<AdminTable>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) tracing: Option<TracingTable>,
 }
 
@@ -179,11 +171,9 @@ config_keys! {
 pub struct SharedMemoryTable {
     /// The minimum memory for items; `None` for an eighth of the total, if items have that much at
     /// startup.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub items_bytes_min: Option<Size>,
     /// The minimum memory for objects; `None` for an eighth of the total, if objects have that much
     /// at startup.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub objects_bytes_min: Option<Size>,
     /// The cost of a missed item, in microseconds; 0 for the cost of loading a bucket.
     pub item_miss_us: u64,

@@ -95,7 +95,6 @@ config_keys! {
     /// `-o track_sizes`.
     size_report: bool = same(track_sizes);
     /// `-Z` and `-o ssl_…`; no TLS without this table.
-    #[serde(skip_serializing_if = "Option::is_none")]
     tls: Option<TlsTable> = made(|settings: &Settings| settings.tls.as_ref().map(TlsTable::from));
 }
 

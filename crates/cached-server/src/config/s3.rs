@@ -86,7 +86,6 @@ config_keys! {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub buckets: Vec<BucketTable> = own(Vec::new());
     /// TLS; none without this table.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub tls: Option<TlsTable> = own(None);
 }
 
@@ -362,32 +361,24 @@ pub struct BucketTable {
     #[serde(default)]
     pub prefix: String,
     /// The time for which the known state answers reads.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fresh_secs: Option<FreshSecs>,
     /// The additional time, in seconds, for which the known state answers reads while the endpoint
     /// is unavailable.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stale_if_error_secs: Option<u64>,
     /// The time for which the absence of an object is remembered, in seconds.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub negative_secs: Option<u64>,
     /// Whether anything is cached.
     #[serde(default = "yes")]
     pub caches: bool,
     /// Memory for the bucket's bodies that other buckets cannot take.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes_min: Option<Size>,
     /// The maximum memory for the bucket's bodies.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes_max: Option<Size>,
     /// The weight of the bucket's misses relative to those of other buckets.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_weight: Option<u32>,
     /// The maximum number of requests to the endpoint per second.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub upstream_requests_per_second_max: Option<u64>,
     /// The maximum number of bytes to and from the endpoint per second.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub upstream_bytes_per_second_max: Option<Size>,
 }
 

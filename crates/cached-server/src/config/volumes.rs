@@ -28,12 +28,10 @@ with_defaults! {
         pub owner: String = String::new(),
         /// The durability of a client's flush, and of a write that the client requires to be
         /// durable. `None`: *journaled* if there is a journal, otherwise *stored*.
-        #[serde(skip_serializing_if = "Option::is_none")]
         pub fua: Option<FuaName> = None,
         /// Whether a write is acknowledged only once the volume's map contains its object, so that
         /// the write survives a kill of the process as far as the cache's acknowledgements do.
         /// `None`: if there is a journal, or if writes are not write-back.
-        #[serde(skip_serializing_if = "Option::is_none")]
         pub record_at_once: Option<bool> = None,
     }
 }
@@ -118,7 +116,6 @@ config_keys! {
     /// Permissions of unix sockets, in octal.
     pub unix_mode: String = own("700".into());
     /// The volumes that clients may use; `None` for all volumes.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub exports: Option<Vec<String>> = own(None);
     /// Whether to allow addresses that other machines can reach without client certificates.
     pub allow_exposed: bool = own(false);
@@ -127,7 +124,6 @@ config_keys! {
     /// The maximum number of connections.
     pub connections_max: u32 = same(connections_max);
     /// The maximum number of connections from one address; `None` for half of `connections_max`.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub peer_connections_max: Option<u32> = same(peer_connections_max);
     /// The maximum number of outstanding requests of each connection.
     pub connection_requests_max: u32 = same(connection_requests_max);
@@ -145,7 +141,6 @@ config_keys! {
     /// Whether clients must use TLS.
     pub tls_required: bool = same(tls_required);
     /// TLS; none without this table.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub tls: Option<TlsTable> = own(None);
 }
 
