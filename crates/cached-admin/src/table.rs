@@ -7,8 +7,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use cached_config::{ConfigError, TlsTable, config_keys, exposure, invalid, with_defaults};
-use cached_tls::ServerTls;
+use cached_config::{
+    ConfigError, check_tls, config_keys, exposure, invalid, load_tls, with_defaults,
+};
+use cached_tls::{ServerTls, TlsSettings};
 use named_file::FileError;
 use parking_lot::RwLock;
 use sha2::{Digest, Sha256};
@@ -27,7 +29,7 @@ config_keys! {
     /// The maximum number of connections.
     pub connections_max: u32 = count(connections_max), in 2..=4096;
     /// TLS for the addresses that other machines can reach; without this table, there is no TLS.
-    pub tls: Option<TlsTable> = own(None);
+    pub tls: Option<TlsSettings> = own(None);
 }
 
 impl AdminTable {
@@ -58,7 +60,7 @@ impl AdminTable {
         }
         // The files of the TLS table are read when the listener opens.
         if let Some(tls) = &self.tls {
-            tls.settings("admin.tls")?;
+            check_tls("admin.tls", tls)?;
         }
         self.tokens().map(drop)
     }
@@ -80,7 +82,7 @@ impl AdminTable {
     /// # Errors
     /// The certificates cannot be used.
     pub fn load_tls(&self) -> Result<Option<Arc<ServerTls>>, ConfigError> {
-        self.tls.as_ref().map(|table| table.load("admin.tls")).transpose()
+        load_tls("admin.tls", self.tls.as_ref(), &[])
     }
 
     /// Returns the configuration of the listener with these tokens, which [`Self::tokens`] has

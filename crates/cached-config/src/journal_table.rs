@@ -6,16 +6,16 @@ use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 use blocker::Durability;
-use cached_core::object::{AtLimit, JournalOptions, OpenJournal};
-use cached_process::Exit;
+use cached_core::object::{AtLimit, JournalOptions, OpenJournal, Writer};
 use cached_journal::{DiskError, JournalConfig, OpenError, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN};
+use cached_process::Exit;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{ConfigError, invalid, require, within};
 use crate::keys::Size;
 use crate::lifecycle::{StartError, Waiting};
-use crate::objects::{ObjectsTable, WriterName};
-use crate::{config_keys, config_names};
+use crate::objects::ObjectsTable;
+use crate::config_keys;
 
 config_keys! {
     /// The table `[objects.journal]`.
@@ -38,20 +38,10 @@ config_keys! {
     /// failed.
     pub commit_timeout_secs: u64 = secs(commit_timeout), in 1..=COMMIT_TIMEOUT_SECS_MAX;
     /// The behaviour of writers while the journal is nearly full.
-    pub at_limit: AtLimitName = own(JournalOptions::default().at_limit.into());
+    pub at_limit: AtLimit = own(JournalOptions::default().at_limit);
     /// The maximum payload that is logged; larger ones are stored before they are acknowledged. The
     /// default is 512 KiB, or the maximum payload that segments of this size can hold.
     pub journaled_bytes_max: Option<Size> = own(None);
-}
-
-config_names! {
-    /// The behaviour of writers while the journal is nearly full.
-    pub enum AtLimitName for AtLimit {
-        /// They wait for space.
-        Wait,
-        /// They write to the store.
-        Through,
-    }
 }
 
 /// The minimum durability of an acknowledgement.
@@ -91,7 +81,7 @@ impl JournalTable {
     /// Returns how the cache uses the journal.
     #[must_use]
     pub fn options(&self) -> JournalOptions {
-        JournalOptions { at_limit: self.at_limit.into(), journaled_bytes_max: self.journaled_bytes_max().0 }
+        JournalOptions { at_limit: self.at_limit, journaled_bytes_max: self.journaled_bytes_max().0 }
     }
 
     fn journaled_bytes_max(&self) -> Size {
@@ -112,7 +102,7 @@ impl JournalTable {
         if self.directory.as_os_str().is_empty() {
             return invalid(key("directory"), "is missing; it must name a directory on a local disk");
         }
-        require(objects.writer == WriterName::Cache, "objects.writer", || {
+        require(objects.writer == Writer::Cache, "objects.writer", || {
             "is \"callers\"; a journal needs writer = \"cache\": only with exclusive claims is it certain, after \
              a crash, that no other writer has changed what the journal replays"
                 .into()
@@ -291,7 +281,7 @@ mod tests {
         for (segment_mib, longest_kib) in [(1, 256), (2, 512), (64, 512)] {
             let segment_bytes = Size(segment_mib << 20);
             let table = JournalTable { directory: "j".into(), segment_bytes, ..JournalTable::default() };
-            let objects = ObjectsTable { writer: WriterName::Cache, ..ObjectsTable::default() };
+            let objects = ObjectsTable { writer: Writer::Cache, ..ObjectsTable::default() };
             table.check(&objects).unwrap();
             assert_eq!(table.options().journaled_bytes_max, longest_kib << 10);
             // A setting that an operator asks for explicitly is refused if it is impossible.

@@ -103,38 +103,6 @@ macro_rules! with_defaults {
     };
 }
 
-/// Defines the names of a key's values in a file, each for a variant of the engine's own type.
-#[macro_export]
-macro_rules! config_names {
-    (
-        $(#[$attribute:meta])*
-        $visible:vis enum $Name:ident for $Engine:ident { $($(#[$variant_attribute:meta])* $Variant:ident,)* }
-    ) => {
-        $(#[$attribute])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, ::serde::Serialize, ::serde::Deserialize)]
-        #[serde(rename_all = "lowercase")]
-        $visible enum $Name {
-            $($(#[$variant_attribute])* $Variant,)*
-        }
-
-        impl From<$Engine> for $Name {
-            fn from(value: $Engine) -> Self {
-                match value {
-                    $($Engine::$Variant => $Name::$Variant,)*
-                }
-            }
-        }
-
-        impl From<$Name> for $Engine {
-            fn from(name: $Name) -> Self {
-                match name {
-                    $($Name::$Variant => $Engine::$Variant,)*
-                }
-            }
-        }
-    };
-}
-
 /// Conversions between the value of a key (`of`) and that of a field (`to`).
 pub mod units {
     /// The same value.
@@ -244,7 +212,7 @@ pub mod units {
         }
     }
 
-    /// A [name](crate::config_names) of the field's value.
+    /// A name of the field's value.
     pub mod name {
         /// Returns the key's value.
         pub fn of<T: Copy, Name: From<T>>(field: &T) -> Name {

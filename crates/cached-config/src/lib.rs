@@ -40,17 +40,15 @@ pub use backend::{BackendTable, FileTable, MemoryTable, RadosTable, RemoteTable}
 pub use cached_process::notify;
 pub use config_file::{parse_config, read_config};
 pub use error::{ConfigError, eviction_policy, invalid, require, secret, secret_warning, within};
-pub use journal_table::{AtLimitName, DurabilityName, JournalTable};
+pub use journal_table::{DurabilityName, JournalTable};
 pub use keys::{Size, units};
 pub use lifecycle::{
     ShutdownError, StartError, Waiting, begin_recovery, close_stored_journal, flush_all, log_events,
     log_recovery, store_all,
 };
 pub use listeners::{Listening, SynapseTable, check_addresses, exposure, restrict_socket, unix_mode};
-pub use objects::{NamespaceTable, ObjectsTable, WriterName};
+pub use objects::{NamespaceTable, ObjectsTable};
 pub use running::{CacheReceiveBuffers, LIVE_KEYS, LiveObjects, Secrets, raise_descriptor_limit};
 pub use s3_table::S3Table;
 pub use store::{OpenOptions, Store, SweepCounts, SweepOptions};
-pub use tables::{
-    ClientCertificatesName, DrainTimes, InsightTable, KeyFormatName, MinVersionName, TlsTable, tls_error,
-};
+pub use tables::{DrainTimes, InsightTable, check_tls, load_tls};

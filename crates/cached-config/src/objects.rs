@@ -5,7 +5,7 @@ use crate::error::{ConfigError, eviction_policy, invalid, require};
 use crate::journal_table::{DurabilityName, JournalTable, check_durability};
 use crate::keys::Size;
 use crate::lifecycle::{StartError, Waiting};
-use crate::{config_keys, config_names};
+use crate::config_keys;
 use blocker::{Blocker, Capabilities, NAME_BYTES_MAX, Namespace, NamespaceKey, NamespaceSettings, WriteMode};
 use cached_core::arena::MemoryRange;
 use cached_core::insight::Sampling;
@@ -59,7 +59,7 @@ config_keys! {
     /// The write mode.
     pub write: WriteMode = same(write);
     /// The writer that makes the changes that reach the store.
-    pub writer: WriterName = name(writer);
+    pub writer: Writer = same(writer);
     /// The minimum durability of an acknowledgement in namespaces with a journal.
     pub durability: DurabilityName = own(DurabilityName::Cached);
     /// The maximum time for a shutdown to store dirty data.
@@ -75,16 +75,6 @@ config_keys! {
     /// that shares memory between this cache and another.
     #[serde(skip)]
     pub memory_range: Option<MemoryRange> = same(memory_range);
-}
-
-config_names! {
-    /// The writer that makes the changes that reach the store.
-    pub enum WriterName for Writer {
-        /// The clients, with their own stamps and claims.
-        Callers,
-        /// The cache, which claims what it changes.
-        Cache,
-    }
 }
 
 /// An element of `[[objects.namespaces]]`. In the file, its settings are keys beside the other

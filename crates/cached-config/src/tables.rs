@@ -1,19 +1,16 @@
 //! Small tables that both programs have: the times of a shutdown, the sampling of requests, TLS of
 //! a listener.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use cached_core::insight::{self, Sampling};
 use cached_process::Exit;
-use cached_tls::{
-    ClientCertificates, KeyFormat, MinVersion, ServerTls, TlsError, TlsSettings, suite_names,
-};
+use cached_tls::{ClientCertificates, ServerTls, TlsError, TlsSettings, suite_names};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{ConfigError, invalid, require, within};
-use crate::{config_keys, config_names, with_defaults};
+use crate::with_defaults;
 
 with_defaults! {
     /// The times of an orderly shutdown, before dirty data are stored.
@@ -115,107 +112,49 @@ impl InsightTable {
     }
 }
 
-config_keys! {
-    /// A TLS table for a listener. An empty string means none.
-    #[derive(Eq)]
-    pub struct TlsTable over TlsSettings = TlsSettings::default();
-
-    /// The certificate chain: PEM, with the server's own certificate first.
-    pub chain_file: PathBuf = same(chain_file);
-    /// The private key, if it is not in `chain_file`.
-    pub key_file: PathBuf = same(key_file);
-    /// The form of the private key.
-    pub key_format: KeyFormatName = name(key_format);
-    /// The certificates that clients must present.
-    pub client_certificates: ClientCertificatesName = name(client_certificates);
-    /// The certificates of the authorities that sign the clients' certificates.
-    pub ca_file: PathBuf = same(ca_file);
-    /// The minimum accepted version of TLS.
-    pub min_version: MinVersionName = name(min_version);
-    /// The cipher suites; empty for all.
-    pub cipher_suites: Vec<String> = same(cipher_suites);
-    /// Whether clients may resume sessions.
-    pub session_tickets: bool = same(session_tickets);
-}
-
-config_names! {
-    /// The form of a private key.
-    pub enum KeyFormatName for KeyFormat {
-        /// PEM.
-        Pem,
-        /// DER.
-        Der,
-    }
-}
-
-config_names! {
-    /// The certificates that clients must present.
-    pub enum ClientCertificatesName for ClientCertificates {
-        /// No certificate is requested.
-        None,
-        /// A certificate is requested, and verified if the client presents one.
-        Request,
-        /// A certificate is required.
-        Require,
-    }
-}
-
-config_names! {
-    /// The minimum accepted version of TLS.
-    pub enum MinVersionName for MinVersion {
-        /// TLS 1.2 and 1.3.
-        #[serde(rename = "1.2")]
-        Tls12,
-        /// Only TLS 1.3.
-        #[serde(rename = "1.3")]
-        Tls13,
-    }
-}
-
-impl TlsTable {
-    /// Reads the certificates that the table called `table` names.
-    ///
-    /// # Errors
-    /// The problem with the table, or with a file.
-    pub fn load(&self, table: &str) -> Result<Arc<ServerTls>, ConfigError> {
-        let loaded = ServerTls::load(self.settings(table)?, &[]).map(Arc::new);
-        loaded.map_err(|error| tls_error(table, &error))
-    }
-
-    /// Returns the settings of the table called `table`. The files are not read.
-    ///
-    /// # Errors
-    /// The first key with an invalid value.
-    pub fn settings(&self, table: &str) -> Result<TlsSettings, ConfigError> {
-        let key = |name: &str| format!("{table}.{name}");
-        if self.chain_file.as_os_str().is_empty() {
-            return invalid(key("chain_file"), "is missing; it must name the file of the certificate chain");
-        }
-        if self.client_certificates != ClientCertificatesName::None && self.ca_file.as_os_str().is_empty() {
-            let why =
-                "is missing; it must name the certificates of the authorities that sign those of clients";
-            return invalid(key("ca_file"), why);
-        }
-        let known = suite_names();
-        if let Some(name) = self.cipher_suites.iter().find(|name| !known.contains(name)) {
+/// Checks the TLS table called `table`. The files that it names are not read.
+///
+/// # Errors
+/// The first key with an invalid value.
+pub fn check_tls(table: &str, settings: &TlsSettings) -> Result<(), ConfigError> {
+    let key = |name: &str| format!("{table}.{name}");
+    require(!settings.chain_file.as_os_str().is_empty(), &key("chain_file"), || {
+        "is missing; it must name the file of the certificate chain".into()
+    })?;
+    let needs_authorities = settings.client_certificates != ClientCertificates::None;
+    require(!needs_authorities || !settings.ca_file.as_os_str().is_empty(), &key("ca_file"), || {
+        "is missing; it must name the certificates of the authorities that sign those of clients".into()
+    })?;
+    let known = suite_names();
+    match settings.cipher_suites.iter().find(|name| !known.contains(name)) {
+        Some(name) => {
             let why = format!("has \"{name}\"; there are {}", known.join(", "));
-            return invalid(key("cipher_suites"), why);
+            invalid(key("cipher_suites"), why)
         }
-        let mut settings = TlsSettings::default();
-        self.apply(&mut settings);
-        Ok(settings)
+        None => Ok(()),
     }
 }
 
-/// Returns the error for the certificates that the table called `table` names.
-#[must_use]
-pub fn tls_error(table: &str, error: &TlsError) -> ConfigError {
-    let key = match error {
-        TlsError::File { file, .. } => format!("{table}.{}", file.key()),
-        TlsError::Mismatch(_) | TlsError::Settings(_) => table.to_owned(),
-    };
-    let exit = if error.is_mistake() { Exit::Configuration } else { Exit::Trouble };
-    ConfigError { exit, ..ConfigError::new(key, error) }
+/// Reads the certificates that the TLS table called `table` names; `None` without the table.
+/// `policies` are those of listeners with a policy of their own.
+///
+/// # Errors
+/// The problem with the settings, or with a file.
+pub fn load_tls(
+    table: &str,
+    settings: Option<&TlsSettings>,
+    policies: &[ClientCertificates],
+) -> Result<Option<Arc<ServerTls>>, ConfigError> {
+    let Some(settings) = settings else { return Ok(None) };
+    let loaded = ServerTls::load(settings.clone(), policies);
+    loaded.map(Arc::new).map(Some).map_err(|error| {
+        let key = match &error {
+            TlsError::File { file, .. } => format!("{table}.{}", file.key()),
+            TlsError::Mismatch(_) | TlsError::Settings(_) => table.to_owned(),
+        };
+        let exit = if error.is_mistake() { Exit::Configuration } else { Exit::Trouble };
+        ConfigError { exit, ..ConfigError::new(key, error) }
+    })
 }
 
 #[cfg(test)]
@@ -227,23 +166,25 @@ mod tls_table_tests {
         let settings = TlsSettings {
             chain_file: "/c".into(),
             key_file: "/k".into(),
-            key_format: KeyFormat::Der,
+            key_format: cached_tls::KeyFormat::Der,
             client_certificates: ClientCertificates::Request,
             ca_file: "/a".into(),
-            min_version: MinVersion::Tls13,
+            min_version: cached_tls::MinVersion::Tls13,
             cipher_suites: vec!["TLS13_AES_128_GCM_SHA256".into()],
             session_tickets: false,
         };
-        let text = toml::to_string(&TlsTable::from(&settings)).expect("a table");
-        let table: TlsTable = toml::from_str(&text).expect("the same table");
-        assert_eq!(table.settings("x").expect("it works"), settings);
+        let text = toml::to_string(&settings).expect("a table");
+        assert!(text.contains("min_version = \"1.3\""), "{text}");
+        let table: TlsSettings = toml::from_str(&text).expect("the same table");
+        check_tls("x", &table).expect("it works");
+        assert_eq!(table, settings);
     }
 
     #[test]
     fn mistakes_are_one_line() {
         let error = |text: &str| {
-            let table: TlsTable = toml::from_str(text).expect("a table");
-            table.settings("t").expect_err("it is wrong").to_string()
+            let table: TlsSettings = toml::from_str(text).expect("a table");
+            check_tls("t", &table).expect_err("it is wrong").to_string()
         };
         assert!(error("").starts_with("t.chain_file: is missing;"));
         assert!(

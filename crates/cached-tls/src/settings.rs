@@ -1,10 +1,12 @@
 //! The TLS settings of one or several listeners.
 
 use rustls::crypto::ring;
+use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
-/// The settings of TLS.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// The settings of TLS, also in the form of a table of a configuration file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, expecting = "a table")]
 pub struct TlsSettings {
     /// The certificate chain: PEM, the server's own certificate first.
     pub chain_file: PathBuf,
@@ -40,7 +42,8 @@ impl Default for TlsSettings {
 }
 
 /// The format of a private key.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum KeyFormat {
     /// PEM: PKCS #8, PKCS #1 or SEC 1.
     Pem,
@@ -49,7 +52,8 @@ pub enum KeyFormat {
 }
 
 /// Whether clients must show certificates.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum ClientCertificates {
     /// Certificates are not requested.
     None,
@@ -61,11 +65,13 @@ pub enum ClientCertificates {
 }
 
 /// The oldest accepted version of TLS.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum MinVersion {
     /// TLS 1.2 and 1.3.
+    #[serde(rename = "1.2")]
     Tls12,
     /// Only TLS 1.3.
+    #[serde(rename = "1.3")]
     Tls13,
 }
 

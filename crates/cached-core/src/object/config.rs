@@ -7,6 +7,7 @@ use blocker::{
     BUCKET_BYTES, Capabilities, Durability, Namespace, NamespaceKey, NamespaceSettings,
     OBJECT_BYTES_MAX_DEFAULT, WriteMode,
 };
+use serde::{Deserialize, Serialize};
 
 use super::store::StoreTerms;
 use crate::arena::MemoryRange;
@@ -19,7 +20,8 @@ pub const OBJECT_BYTES_LIMIT: u64 = BUCKET_BYTES << 16;
 
 /// The party that acts as the writer towards the store: the writer claims epochs and stamps
 /// changes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Writer {
     /// The callers: their stamps and claims are forwarded to the store.
     #[default]

@@ -5,8 +5,10 @@
 //! line.
 
 use super::auth::Credentials;
-use super::settings::{ListenAddress, ListenTls, Settings};
-use cached_config::{ConfigError, Size, TlsTable, config_keys, eviction_policy, invalid, require, unix_mode};
+use super::settings::{ListenAddress, ListenTls, Settings, TlsSettings};
+use cached_config::{
+    ConfigError, Size, check_tls, config_keys, eviction_policy, invalid, require, unix_mode,
+};
 use cached_core::kv::{ARENA_BYTES_MIN, ITEM_BYTES_MAX, ITEM_BYTES_MIN};
 use cached_proto::Protocol;
 use cached_proto::udp::{UDP_DATA_LEN_MAX, UDP_REPLY_LEN_MAX};
@@ -95,7 +97,7 @@ config_keys! {
     /// `-o track_sizes`.
     size_report: bool = same(track_sizes);
     /// `-Z` and `-o ssl_…`; no TLS without this table.
-    tls: Option<TlsTable> = made(|settings: &Settings| settings.tls.as_ref().map(TlsTable::from));
+    tls: Option<TlsSettings> = same(tls);
 }
 
 /// The protocol of clients.
@@ -195,8 +197,7 @@ impl MemcachedTable {
         };
         self.check_classes()?;
         settings.classes.sizes = self.size_classes_bytes.iter().map(|size| size.to_usize()).collect();
-        settings.tls = self.tls.as_ref().map(|table| table.settings("memcached.tls")).transpose()?;
-        Ok(())
+        self.tls.as_ref().map_or(Ok(()), |table| check_tls("memcached.tls", table))
     }
 
     fn settle_buffers(&self, settings: &mut Settings) -> Result<(), ConfigError> {

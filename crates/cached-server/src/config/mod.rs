@@ -34,7 +34,7 @@ mod volumes;
 pub use cached_admin::AdminTable;
 pub use cached_config::{
     BackendTable, ConfigError, FileTable, MemoryTable, NamespaceTable, ObjectsTable,
-    RadosTable, RemoteTable, Secrets, Size, SynapseTable, WriterName,
+    RadosTable, RemoteTable, Secrets, Size, SynapseTable,
 };
 pub use cached_tracing::TracingTable;
 pub use file::SharedMemoryTable;
@@ -42,14 +42,14 @@ pub(crate) use file::{File, share};
 #[cfg(not(feature = "sidecar"))]
 pub use none::SidecarSecrets;
 #[cfg(feature = "sidecar")]
-pub use s3::{AuthName, BucketTable, FreshSecs, FreshWord, NamesName, S3Table, UpstreamAuthName};
+pub use s3::{BucketTable, FreshSecs, FreshWord, S3Table, UpstreamAuthName};
 #[cfg(feature = "sidecar")]
 pub use s3_sidecar::Secrets as SidecarSecrets;
 pub use volumes::{FuaName, NbdTable, VolumesTable};
 
 use crate::process;
 use cached_admin::Tokens;
-use cached_config::{Listening, check_addresses, tls_error};
+use cached_config::{Listening, check_addresses, load_tls};
 use cached_core::arena::{ArenaFile, ArenaFileError};
 use cached_process::{Exit, Failure};
 use cached_tls::ServerTls;
@@ -169,8 +169,7 @@ impl Config {
         }
         check_addresses(&self.addresses()).map_err(|error| self.mistake(error, Exit::Usage))?;
         settings.auth.load().map_err(|error| self.mistake(error, Exit::FlagValue))?;
-        let tls = settings.load_tls().map_err(|error| tls_error("memcached.tls", &error));
-        let tls = tls.map_err(|error| self.mistake(error, Exit::Usage))?;
+        let tls = settings.load_tls().map_err(|error| self.mistake(error, Exit::Usage))?;
         if let Some(path) = &settings.memory_file {
             ArenaFile::check(path).map_err(|error| {
                 let exit = exit_of_memory_file(&error);
@@ -189,9 +188,9 @@ impl Config {
             tokens: self.admin.as_ref().map_or(Ok(None), AdminTable::tokens)?,
             tls,
             admin_tls: self.admin.as_ref().map_or(Ok(None), AdminTable::load_tls)?,
-            nbd_tls: self.nbd.as_ref().map_or(Ok(None), NbdTable::load_tls)?,
+            nbd_tls: load_tls("nbd.tls", self.nbd.as_ref().and_then(|table| table.tls.as_ref()), &[])?,
             #[cfg(feature = "sidecar")]
-            s3_tls: self.s3.as_ref().map_or(Ok(None), S3Table::load_tls)?,
+            s3_tls: load_tls("s3.tls", self.s3.as_ref().and_then(|table| table.tls.as_ref()), &[])?,
             #[cfg(not(feature = "sidecar"))]
             s3_tls: None,
             #[cfg(feature = "sidecar")]

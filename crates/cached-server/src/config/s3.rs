@@ -1,8 +1,8 @@
 //! `[s3]`: the sidecar, a caching proxy in front of an S3 endpoint; `[[s3.buckets]]`: settings for
 //! the objects of a bucket. Without `[s3]`, the sidecar is off.
 
-use cached_config::{ConfigError, Size, TlsTable, config_keys, config_names, invalid};
-use cached_tls::ServerTls;
+use cached_config::{ConfigError, Size, check_tls, config_keys, invalid};
+use cached_tls::{ServerTls, TlsSettings};
 use s3_sidecar::{
     Auth, BucketTerms, CachePolicy, Credentials, Endpoint, Fresh, Keys, LogTarget, Names, Rule, Secrets,
     SidecarConfig,
@@ -27,7 +27,7 @@ config_keys! {
     /// The names by which clients address the endpoint.
     pub domains: Vec<String> = same(domains);
     /// The party that authorizes the requests of clients.
-    pub auth: AuthName = name(auth);
+    pub auth: Auth = same(auth);
     /// The file of the clients' keys and their rights, for `auth = "listener"`.
     pub keys_file: PathBuf = own(PathBuf::new());
     /// The region for which clients must sign with `auth = "listener"`; if empty, any region.
@@ -50,7 +50,7 @@ config_keys! {
     /// The maximum number of absent objects that are remembered.
     pub negative_max: usize = same(absent_max);
     /// The names that the endpoint treats as the same.
-    pub names: NamesName = name(names);
+    pub names: Names = same(names);
     /// The destination of the access log: a file, or `-` for standard output; if empty, nothing is
     /// logged.
     pub access_log: PathBuf = own(PathBuf::new());
@@ -86,30 +86,7 @@ config_keys! {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub buckets: Vec<BucketTable> = own(Vec::new());
     /// TLS; none without this table.
-    pub tls: Option<TlsTable> = own(None);
-}
-
-config_names! {
-    /// The party that authorizes the requests of clients.
-    pub enum AuthName for Auth {
-        /// The endpoint authorizes each request.
-        Gateway,
-        /// The listener, which has the clients' keys, authorizes requests.
-        Listener,
-        /// Nobody authorizes requests.
-        None,
-    }
-}
-
-config_names! {
-    /// The keys that the endpoint treats as the same, in addition to those with empty segments or
-    /// dots.
-    pub enum NamesName for Names {
-        /// No keys.
-        Exact,
-        /// Keys that differ in letter case or in Unicode normalization.
-        Folded,
-    }
+    pub tls: Option<TlsSettings> = own(None);
 }
 
 /// Whether the sidecar signs its requests to the endpoint.
@@ -177,31 +154,23 @@ impl S3Table {
         self.buckets.iter().filter_map(BucketTable::terms).collect()
     }
 
-    /// Reads the certificates of the listener; `None` without TLS.
-    ///
-    /// # Errors
-    /// The reason why the certificates cannot be used.
-    pub(crate) fn load_tls(&self) -> Result<Option<Arc<ServerTls>>, ConfigError> {
-        self.tls.as_ref().map(|table| table.load("s3.tls")).transpose()
-    }
-
     /// Reads the clients' keys and the sidecar's own credentials.
     ///
     /// # Errors
     /// The reason why the keys or the credentials cannot be used.
     pub(crate) fn load_secrets(&self) -> Result<Secrets, ConfigError> {
         let keys = match self.auth {
-            AuthName::Listener => {
+            Auth::Listener => {
                 let keys = Keys::from_file(&self.keys_file);
                 Some(keys.map_err(|error| ConfigError::of_file("s3.keys_file", error))?)
             }
-            AuthName::Gateway | AuthName::None => None,
+            Auth::Gateway | Auth::None => None,
         };
         Ok(Secrets { keys, credentials: self.load_credentials()? })
     }
 
     fn load_credentials(&self) -> Result<Option<Credentials>, ConfigError> {
-        if self.auth == AuthName::Gateway || self.upstream_auth == UpstreamAuthName::Anonymous {
+        if self.auth == Auth::Gateway || self.upstream_auth == UpstreamAuthName::Anonymous {
             return Ok(None);
         }
         if !self.upstream_access_key.is_empty() {
@@ -216,7 +185,7 @@ impl S3Table {
                 let token = variable("AWS_SESSION_TOKEN");
                 Ok(Some(Credentials::new(access_key, secret_key, token)))
             }
-            (None, None, AuthName::None) => Ok(None),
+            (None, None, Auth::None) => Ok(None),
             _ => invalid(
                 "s3.upstream_access_key",
                 "is missing, and so is AWS_ACCESS_KEY_ID or AWS_SECRET_ACCESS_KEY of the environment; \
@@ -235,18 +204,18 @@ impl S3Table {
         ];
         let set =
             |keys: &[(&'static str, bool)]| keys.iter().find(|(_, is_set)| *is_set).map(|(key, _)| *key);
-        if self.auth == AuthName::Listener && !is_named(&self.keys_file) {
+        if self.auth == Auth::Listener && !is_named(&self.keys_file) {
             return invalid(
                 "s3.keys_file",
                 "is missing; with auth = \"listener\" it must name a file of keys",
             );
         }
-        if let Some(key) = set(&others).filter(|_| self.auth != AuthName::Listener) {
+        if let Some(key) = set(&others).filter(|_| self.auth != Auth::Listener) {
             return invalid(key, "is set; it needs auth = \"listener\"");
         }
         let is_anonymous = self.upstream_auth == UpstreamAuthName::Anonymous;
         match set(&own) {
-            Some(key) if self.auth == AuthName::Gateway => {
+            Some(key) if self.auth == Auth::Gateway => {
                 invalid(key, "is set; it needs auth = \"listener\" or \"none\"")
             }
             Some(key) if is_anonymous => invalid(key, "is set; it needs upstream_auth = \"signed\""),
@@ -273,8 +242,8 @@ impl S3Table {
         let connection = 4 * self.head_bytes_max.0 + CONNECTION_BYTES;
         let connections = connection.saturating_mul(self.connections_max as u64);
         let more = match self.auth {
-            AuthName::Gateway => 0,
-            AuthName::Listener | AuthName::None => {
+            Auth::Gateway => 0,
+            Auth::Listener | Auth::None => {
                 CHANGES_BYTES.saturating_add((self.negative_max as u64).saturating_mul(NEGATIVE_BYTES_EACH))
             }
         };
@@ -290,7 +259,7 @@ impl S3Table {
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
         self.check_ranges("s3")?;
         if let Some(table) = &self.tls {
-            table.settings("s3.tls")?;
+            check_tls("s3.tls", table)?;
         }
         self.check_auth()?;
         let misplaced = |table: &BucketTable| Some((table.misplaced()?, table.name.clone()));
@@ -528,7 +497,7 @@ mod tests {
             assert_eq!(table(lines).unwrap().check().unwrap_err().key, key, "{lines}");
         }
         let error =
-            S3Table { auth: AuthName::Gateway, ..table("fresh_secs = 1").unwrap() }.check().unwrap_err();
+            S3Table { auth: Auth::Gateway, ..table("fresh_secs = 1").unwrap() }.check().unwrap_err();
         assert_eq!(error.key, "s3.fresh_secs");
         assert!(error.why.contains("auth = \"listener\""), "{}", error.why);
     }

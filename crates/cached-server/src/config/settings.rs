@@ -3,11 +3,11 @@
 pub use cached_tls::{ClientCertificates, KeyFormat, MinVersion, TlsSettings};
 
 use super::auth::Auth;
-use cached_config::{DrainTimes, InsightTable, with_defaults};
+use cached_config::{ConfigError, DrainTimes, InsightTable, load_tls, with_defaults};
 use cached_core::arbiter::SharedMemory;
 use cached_process::log::LogTable;
 use cached_proto::Protocol;
-use cached_tls::{ServerTls, TlsError};
+use cached_tls::ServerTls;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -216,10 +216,9 @@ impl Settings {
     /// process still has permission to read the files.
     ///
     /// # Errors
-    /// [`TlsError`] if the certificates cannot be used.
-    pub fn load_tls(&self) -> Result<Option<Arc<ServerTls>>, TlsError> {
-        let Some(tls) = &self.tls else { return Ok(None) };
-        ServerTls::load(tls.clone(), &self.certificate_policies()).map(Arc::new).map(Some)
+    /// [`ConfigError`] if the certificates cannot be used.
+    pub fn load_tls(&self) -> Result<Option<Arc<ServerTls>>, ConfigError> {
+        load_tls("memcached.tls", self.tls.as_ref(), &self.certificate_policies())
     }
 
     /// Returns which certificates the clients of a TCP listener must present; `None` if they do not

@@ -330,7 +330,7 @@ fn the_sidecar_is_configured_by_a_short_file_and_its_mistakes_are_named() {
     let file = parse(include_str!("../../../../deploy/s3-sidecar.toml")).expect("the deployed file");
     assert_eq!(file.s3.expect("its table").upstream, "http://gateway:7480");
     let file = parse(include_str!("../../../../deploy/s3-sidecar-keys.toml")).expect("the deployed file");
-    assert_eq!(file.s3.expect("its table").auth, AuthName::Listener);
+    assert_eq!(file.s3.expect("its table").auth, s3_sidecar::Auth::Listener);
     for (lines, problem) in [
         ("", "upstream: is missing; it must be the URL of the S3 endpoint"),
         (

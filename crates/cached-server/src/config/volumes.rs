@@ -3,10 +3,10 @@
 
 use blocker::{Durability, NAME_BYTES_MAX, WriteMode};
 use cached_config::{
-    ClientCertificatesName, ConfigError, Listening, ObjectsTable, Size, TlsTable, config_keys, exposure,
-    invalid, require, restrict_socket, unix_mode, with_defaults, within,
+    ConfigError, Listening, ObjectsTable, Size, check_tls, config_keys, exposure, invalid, require,
+    restrict_socket, unix_mode, with_defaults, within,
 };
-use cached_tls::ServerTls;
+use cached_tls::{ClientCertificates, ServerTls, TlsSettings};
 use nbd::{Address, AddressError, PORT_DEFAULT, ServerConfig, SettingError};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -141,7 +141,7 @@ config_keys! {
     /// Whether clients must use TLS.
     pub tls_required: bool = same(tls_required);
     /// TLS; none without this table.
-    pub tls: Option<TlsTable> = own(None);
+    pub tls: Option<TlsSettings> = own(None);
 }
 
 /// The default number of threads.
@@ -179,21 +179,13 @@ impl NbdTable {
         restrict_socket("nbd.unix_mode", &self.unix_mode, path)
     }
 
-    /// Returns the configuration of the server, without runtimes, with certificates that
-    /// [`Self::load_tls`] has read.
+    /// Returns the configuration of the server, without runtimes, with certificates that were read
+    /// before.
     pub(crate) fn server(&self, tls: Option<Arc<ServerTls>>) -> ServerConfig {
         let mut config = ServerConfig::default();
         self.apply(&mut config);
         config.tls = tls;
         config
-    }
-
-    /// Reads the certificates; `None` without TLS.
-    ///
-    /// # Errors
-    /// The reason why the certificates cannot be used.
-    pub(crate) fn load_tls(&self) -> Result<Option<Arc<ServerTls>>, ConfigError> {
-        self.tls.as_ref().map(|table| table.load("nbd.tls")).transpose()
     }
 
     /// Returns the number of file descriptors that the listener may need.
@@ -213,7 +205,7 @@ impl NbdTable {
         unix_mode("nbd.unix_mode", &self.unix_mode)?;
         self.check_ranges("nbd")?;
         if let Some(table) = &self.tls {
-            table.settings("nbd.tls")?;
+            check_tls("nbd.tls", table)?;
         }
         require(self.tls.is_some() || !self.tls_required, "nbd.tls_required", || {
             "is true without certificates; add [nbd.tls] with a chain_file".into()
@@ -241,7 +233,7 @@ impl NbdTable {
             && self
                 .tls
                 .as_ref()
-                .is_some_and(|tls| tls.client_certificates == ClientCertificatesName::Require);
+                .is_some_and(|tls| tls.client_certificates == ClientCertificates::Require);
         if knows_clients || self.allow_exposed {
             return Ok(());
         }

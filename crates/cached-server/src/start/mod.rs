@@ -36,15 +36,12 @@ pub enum StartError {
     /// An address cannot be listened on.
     #[error(transparent)]
     Listen(#[from] ListenError),
-    /// The passwords of clients cannot be read.
+    /// The passwords or the certificates cannot be used.
     #[error("{}", .0.why)]
-    Passwords(ConfigError),
+    Config(#[from] ConfigError),
     /// A thread, its runtime or a descriptor for it cannot be created.
     #[error("cannot start a thread: {0}")]
     Thread(#[from] io::Error),
-    /// The certificates cannot be used.
-    #[error("{0}")]
-    Tls(#[from] TlsError),
     /// The running process cannot be taken over from.
     #[error(transparent)]
     TakeOver(#[from] TakeOverError),
@@ -59,9 +56,8 @@ impl StartError {
                 exit_of_memory_file(error)
             }
             StartError::Store(KvConfigError::Arena(_) | KvConfigError::Index(_)) => Exit::Refused,
-            StartError::Passwords(error) => error.exit,
-            StartError::Tls(error) if !error.is_mistake() => Exit::Trouble,
-            StartError::Store(_) | StartError::Tls(_) => Exit::Configuration,
+            StartError::Config(error) => error.exit,
+            StartError::Store(_) => Exit::Configuration,
             StartError::Listen(_) | StartError::TakeOver(_) => Exit::Refused,
             StartError::Thread(_) => Exit::Trouble,
         }

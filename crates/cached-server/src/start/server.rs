@@ -93,7 +93,7 @@ impl Server {
         tls: Option<Arc<ServerTls>>,
         on_taking_over: &OnTakingOver<'_>,
     ) -> Result<Server, StartError> {
-        settings.auth.load_missing().map_err(StartError::Passwords)?;
+        settings.auth.load_missing()?;
         let file = settings.memory_file.as_ref().map(ArenaFile::open).transpose()?;
         let clock = file.as_ref().map_or_else(ServerClock::new, |file| {
             // Expiry times continue from the clock of the previous process.

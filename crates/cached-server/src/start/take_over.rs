@@ -38,7 +38,7 @@ impl PreparedServer {
         mut take_over: TakeOver,
         tls: Option<Arc<ServerTls>>,
     ) -> Result<PreparedServer, StartError> {
-        settings.auth.load_missing().map_err(StartError::Passwords)?;
+        settings.auth.load_missing()?;
         let mut handed = take_over.take_sockets();
         let inherited = handed.take(SocketKind::Inherited, "");
         let listeners = Listeners::open(&settings, inherited, &mut handed)?;

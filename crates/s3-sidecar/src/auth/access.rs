@@ -7,6 +7,7 @@ use hyper::header::{HOST, HeaderName, HeaderValue};
 use hyper::http::request::Parts;
 use hyper::{HeaderMap, Method, Uri};
 use percent_encoding::percent_encode;
+use serde::{Deserialize, Serialize};
 
 use super::chunked::Chain;
 use super::credentials::Unsigned;
@@ -158,7 +159,8 @@ fn own_uri(uri: &Uri, target: &Target<'_>) -> Result<Uri, Denial> {
 }
 
 /// The party that decides whether a client may do what it requests.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Auth {
     /// The endpoint decides about each request, which is forwarded with the client's own signature.
     #[default]

@@ -16,6 +16,7 @@ use std::borrow::Cow;
 use std::net::IpAddr;
 
 use percent_encoding::percent_decode_str;
+use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 /// An object's identity: a hash of bucket and key.
@@ -127,7 +128,8 @@ fn is_encoded_well(key: &str) -> bool {
 }
 
 /// The keys that an endpoint treats as one, in addition to those with empty or dot segments.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Names {
     /// No further keys: two keys are two objects, as in S3.
     #[default]

@@ -1,6 +1,7 @@
 //! An opened journal before its cache exists, and the options of a cache's journal.
 
 use cached_journal::{Environment, Journal, JournalConfig, OpenError, Replay};
+use serde::{Deserialize, Serialize};
 
 use super::condition::Events;
 use crate::sync::Arc;
@@ -98,7 +99,8 @@ impl std::fmt::Debug for Events {
 }
 
 /// The treatment of changes when nine tenths of the journal are in use.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum AtLimit {
     /// The change waits for room, which is freed as objects are stored.
     #[default]
