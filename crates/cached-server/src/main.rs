@@ -92,15 +92,11 @@ fn serve(
     // Before the user changes, because only root may be able to read the files.
     let loaded = config.load()?;
     let Loaded { secrets, tokens, tls, admin_tls, nbd_tls, s3_tls, s3_secrets } = loaded;
-    let mut secret_warnings = config.secret_warnings();
-    secret_warnings.extend(settings.auth.warnings());
+    let secret_warnings = config.secret_warnings();
     if settings.core_dumps {
         process::allow_core_dumps().map_err(refused)?;
     }
-    let connections = settings.connections_max
-        + config.object_descriptors()
-        + config.admin_descriptors()
-        + config.s3_descriptors();
+    let connections = config.descriptors_max();
     let descriptors = process::raise_descriptor_limit(connections, settings.threads);
     let without_user = process::is_root() && settings.user.is_none();
     if let Some(user) = settings.user.as_deref().filter(|_| process::is_root()) {
@@ -146,10 +142,10 @@ fn serve(
         config.is_held = take_over.is_some();
         open_admin(config)
     };
-    let mut admin = config.admin.as_ref().map(open_admin).transpose()?;
+    let mut admin = config.file.admin.as_ref().map(open_admin).transpose()?;
     let admin_sockets = admin.as_mut().map_or_else(Vec::new, AdminServer::take_sockets);
     let admin = admin.map(Arc::new);
-    let exporter = config.tracing.as_ref().map(|table| start_tracing(table, admin.as_deref())).transpose()?;
+    let exporter = config.file.tracing.as_ref().map(|table| start_tracing(table, admin.as_deref())).transpose()?;
     let tracer = exporter.as_ref().map(|(exporter, _)| exporter.tracer());
     let open_objects = |sockets| {
         let end = pin!(signals.end_requested("while the store is being opened"));
@@ -177,7 +173,7 @@ fn serve(
             (objects, Server::open_with(settings, logging, inherited, tls, &on_taking_over)?)
         }
         Some(mut take_over) => {
-            let sockets = ObjectSockets::open(config.synapse.as_ref(), take_over.take_object_sockets());
+            let sockets = ObjectSockets::open(config.file.synapse.as_ref(), take_over.take_object_sockets());
             let sockets = sockets.map_err(|error| error.failure(config.path.as_deref()))?;
             let server = PreparedServer::new(config.settings.clone(), logging, take_over, tls)?;
             server.wait_for_store()?;

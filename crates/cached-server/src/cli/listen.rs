@@ -170,7 +170,7 @@ impl Cli {
         settings: &mut Settings,
         port: Option<i32>,
         bare: bool,
-    ) -> Result<(), Wrong> {
+    ) -> Result<(), Failure> {
         let has_tls = settings.tls.is_some();
         let own = file.map_or(&[][..], |file| &file.memcached.listen);
         let udp_listen = match port {
@@ -182,20 +182,17 @@ impl Cli {
                 match texts.is_empty() {
                     true => Ok(Vec::new()),
                     false => addresses(texts, PORT, None, has_tls, false).map_err(|error| {
-                        Wrong::Key(ConfigError::new("memcached.udp_listen", error))
+                        self.blame(ConfigError::new("memcached.udp_listen", error))
                     }),
                 }
             }
             Some(port) if self.listen.is_empty() && !own.is_empty() => {
-                let moved = addresses(own, port, None, has_tls, false).map(|mut addresses| {
+                addresses(own, port, None, has_tls, false).map(|mut addresses| {
                     move_to(&mut addresses, u16::try_from(port).unwrap_or(0));
                     addresses
-                });
-                moved.map_err(Wrong::Flag)
+                })
             }
-            Some(port) => {
-                addresses(&self.listen, port, None, has_tls, bare || file.is_some()).map_err(Wrong::Flag)
-            }
+            Some(port) => addresses(&self.listen, port, None, has_tls, bare || file.is_some()),
         }?;
         settings.udp_listen.clear();
         for address in udp_listen {
@@ -219,10 +216,10 @@ impl Cli {
             None => "Cannot use UDP with ascii authentication enabled (-U 0 to disable)",
         };
         Err(match port {
-            Some(_) => Wrong::Flag(Failure::new(Exit::Usage, line)),
+            Some(_) => Failure::new(Exit::Usage, line),
             None => {
                 let why = "lets clients in without a password; it must be empty with auth_file or sasl_file";
-                Wrong::Key(ConfigError::new("memcached.udp_listen", why))
+                self.blame(ConfigError::new("memcached.udp_listen", why))
             }
         })
     }
@@ -234,28 +231,9 @@ impl Cli {
 /// The variable that names memcached's file of SASL passwords.
 const SASL_FILE_VARIABLE: &str = "MEMCACHED_SASL_PWDB";
 
-/// The source of a mistake: a flag, or a key of the file.
-pub(super) enum Wrong {
-    Flag(Failure),
-    Key(ConfigError),
-}
-
-impl Wrong {
-    pub(super) fn blamed(self, blame: &impl Fn(ConfigError) -> Failure) -> Failure {
-        match self {
-            Wrong::Flag(error) => error,
-            Wrong::Key(error) => blame(error),
-        }
-    }
-}
-
-fn flag(line: &str) -> Wrong {
-    Wrong::Flag(Failure::new(Exit::Usage, line))
-}
-
 impl Cli {
     /// Applies `-S` and `-Y`, and the protocol that they leave.
-    pub(super) fn authentication(&self, settings: &mut Settings) -> Result<(), Wrong> {
+    pub(super) fn authentication(&self, settings: &mut Settings) -> Result<(), Failure> {
         if let Some(path) = &self.auth_file {
             settings.auth.text = Some(Credentials::text(path));
         }
@@ -264,10 +242,11 @@ impl Cli {
                 settings.auth.sasl = Some(Credentials::sasl(path));
             }
             if settings.auth.sasl.is_none() {
-                return Err(flag(
+                return wrong(
+                    Exit::Usage,
                     "-S: there are no passwords; the environment variable MEMCACHED_SASL_PWDB, or sasl_file in \
                      the configuration, must name a file with lines of the form user:password",
-                ));
+                );
             }
         }
         let Some(only) = only_protocol(settings) else { return Ok(()) };
@@ -279,7 +258,7 @@ impl Cli {
         };
         if settings.protocol != Some(only) {
             if self.protocol.is_some() {
-                return Err(flag(line));
+                return wrong(Exit::Usage, line);
             }
             if settings.protocol.is_some() {
                 let (key, other) = match only {
@@ -289,7 +268,7 @@ impl Cli {
                 let why = format!(
                     "is not the protocol whose passwords are in {key}; it must be \"auto\", or {other} be set too"
                 );
-                return Err(Wrong::Key(ConfigError::new("memcached.protocol", why)));
+                return Err(self.blame(ConfigError::new("memcached.protocol", why)));
             }
         }
         settings.protocol = Some(only);

@@ -202,7 +202,7 @@ impl Cli {
                     Some(text) => text,
                     absent => absent.insert(read_config(path)?),
                 };
-                Some((path.as_path(), File::parse(path, text)?))
+                Some(File::parse(path, text)?)
             }
             None => None,
         };

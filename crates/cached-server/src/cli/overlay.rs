@@ -10,25 +10,16 @@ use crate::config::{Config, ConfigError, File, share};
 use crate::process::Logging;
 use cached_process::{Exit, Failure};
 use cached_proto::Protocol;
-use std::path::Path;
-
-/// A file that was read, and its path.
-pub(super) type Given<'a> = (&'a Path, File);
 
 /// memcached's port.
 pub(super) const PORT: i32 = 11211;
 
 impl Cli {
     /// Returns all settings. `bare` is set if none of the flags is memcached's.
-    pub(super) fn overlay(self, file: Option<Given<'_>>, bare: bool) -> Result<Config, Failure> {
-        let path = file.as_ref().map(|(path, _)| *path);
-        let blame = |error: ConfigError| match path {
-            Some(path) => error.in_file(path).into(),
-            None => Failure::new(Exit::Usage, error.why),
-        };
+    pub(super) fn overlay(self, file: Option<File>, bare: bool) -> Result<Config, Failure> {
         let by_flag = self.keys_given();
         let mut settings = match &file {
-            Some((_, file)) => file.settings().map_err(blame)?,
+            Some(file) => file.settings().map_err(|error| self.blame(error))?,
             None => Settings::default(),
         };
         let mut extended = Extended::over(&settings);
@@ -41,7 +32,7 @@ impl Cli {
         self.sizes(&mut settings, &mut notes)?;
         self.counts(&mut settings, &mut notes)?;
         self.switches(&mut settings)?;
-        self.authentication(&mut settings).map_err(|error| error.blamed(&blame))?;
+        self.authentication(&mut settings)?;
         if self.tls > 0 || settings.tls.is_some() {
             settings.tls = Some(extended.tls.clone());
         }
@@ -49,26 +40,26 @@ impl Cli {
         let sizes_given = self.memory_limit.is_some() || self.max_item_size.is_some();
         if settings.item_bytes_max > settings.memory_bytes / 2 {
             let why = "Cannot set item size limit higher than 1/2 of memory max.";
-            if path.is_none() || sizes_given {
+            if file.is_none() || sizes_given {
                 return wrong(Exit::Usage, why);
             }
             let why = format!("is more than half of memory_bytes_max, {} bytes", settings.memory_bytes);
-            return Err(blame(ConfigError::new("memcached.item_bytes_max", why)));
+            return Err(self.blame(ConfigError::new("memcached.item_bytes_max", why)));
         }
         if let Err(error) = extended.check(&settings) {
-            if path.is_none() || sizes_given || !self.extended.is_empty() {
+            if file.is_none() || sizes_given || !self.extended.is_empty() {
                 return Err(error);
             }
-            return Err(blame(ConfigError::new("memcached.size_class_bytes_max", error)));
+            return Err(self.blame(ConfigError::new("memcached.size_class_bytes_max", error)));
         }
         settings.classes.chunk_bytes_max = extended.chunk_bytes_max;
         self.napi_ids(&settings, &mut extended, &mut notes)?;
         match &file {
-            Some((_, file)) => self.listen_over(file, &mut settings, port).map_err(|error| {
+            Some(file) => self.listen_over(file, &mut settings, port).map_err(|error| {
                 if !self.listen.is_empty() {
                     return error;
                 }
-                blame(ConfigError::new("memcached.listen", error))
+                self.blame(ConfigError::new("memcached.listen", error))
             })?,
             None => {
                 let port = port.or(udp_port.filter(|port| *port != 0)).unwrap_or(PORT);
@@ -76,8 +67,7 @@ impl Cli {
             }
         }
         listen::check_listeners(&settings)?;
-        let own = file.as_ref().map(|(_, file)| file);
-        self.udp(own, &mut settings, udp_port, bare).map_err(|error| error.blamed(&blame))?;
+        self.udp(file.as_ref(), &mut settings, udp_port, bare)?;
         if settings.tls.is_some() && !settings.udp_listen.is_empty() {
             notes.push("datagrams are not encrypted, unlike connections; -U 0 turns them off".into());
         }
@@ -96,29 +86,22 @@ impl Cli {
         // is.
         settings.memory_file = settings.memory_file.map(|path| std::path::absolute(&path).unwrap_or(path));
         settings.notes = notes;
-        let file = file.map_or_else(File::default, |(_, file)| file);
-        #[cfg(feature = "sidecar")]
-        let s3 = file.s3.clone();
-        let File { mut objects, shared_memory, synapse, volumes, nbd, admin, tracing, .. } = file;
+        let mut file = file.unwrap_or_default();
         // With the memory that flags have set.
-        if let Some(table) = &shared_memory {
-            settings.shared_memory = Some(share(table, &settings, objects.as_mut()).map_err(blame)?);
+        if let Some(table) = &file.shared_memory {
+            let shared = share(table, &settings, file.objects.as_mut());
+            settings.shared_memory = Some(shared.map_err(|error| self.blame(error))?);
         }
-        Ok(Config {
-            settings,
-            objects,
-            shared_memory,
-            synapse,
-            volumes,
-            nbd,
-            #[cfg(feature = "sidecar")]
-            s3,
-            admin,
-            tracing,
-            path: None,
-            text: None,
-            by_flag,
-        })
+        Ok(Config { settings, file, path: None, text: None, by_flag })
+    }
+
+    /// Returns the failure for a mistake that is not in a flag: a key of the file or, without a
+    /// file, a combination of flags.
+    pub(super) fn blame(&self, error: ConfigError) -> Failure {
+        match &self.config {
+            Some(path) => error.in_file(path).into(),
+            None => Failure::new(Exit::Usage, error.why),
+        }
     }
 
     /// Returns the keys of what flags name.

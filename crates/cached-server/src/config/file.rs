@@ -23,20 +23,28 @@ use std::time::Duration;
 /// The content of a configuration file; omitted keys have their defaults.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub(crate) struct File {
+pub struct File {
     process: ProcessTable,
     log: LogTable,
     pub(crate) memcached: MemcachedTable,
     insight: InsightTable,
-    pub(crate) objects: Option<ObjectsTable>,
+    /// The object cache, if one is configured.
+    pub objects: Option<ObjectsTable>,
+    /// The way in which items and objects share their memory, if they do.
     pub(crate) shared_memory: Option<SharedMemoryTable>,
-    pub(crate) synapse: Option<SynapseTable>,
-    pub(crate) volumes: Option<VolumesTable>,
-    pub(crate) nbd: Option<NbdTable>,
+    /// The synapse listener of the object cache, if one is configured.
+    pub synapse: Option<SynapseTable>,
+    /// The volumes in the object cache, if they are configured.
+    pub volumes: Option<VolumesTable>,
+    /// The NBD listener that serves the volumes, if one is configured.
+    pub nbd: Option<NbdTable>,
+    /// The sidecar in front of an S3 endpoint, if one is configured.
     #[cfg(feature = "sidecar")]
     pub(crate) s3: Option<S3Table>,
-    pub(crate) admin: Option<AdminTable>,
-    pub(crate) tracing: Option<TracingTable>,
+    /// The admin listener, if one is configured.
+    pub admin: Option<AdminTable>,
+    /// Tracing, if it is configured.
+    pub tracing: Option<TracingTable>,
 }
 
 /// Returns the file with derived values.
@@ -54,15 +62,7 @@ impl File {
             log: config.settings.log,
             memcached: MemcachedTable::from(&config.settings),
             insight: config.settings.insight.clone(),
-            objects: config.objects.clone(),
-            shared_memory: config.shared_memory.clone(),
-            synapse: config.synapse.clone(),
-            volumes: config.volumes.clone(),
-            nbd: config.nbd.clone(),
-            #[cfg(feature = "sidecar")]
-            s3: config.s3.clone(),
-            admin: config.admin.clone(),
-            tracing: config.tracing.clone(),
+            ..config.file.clone()
         }
     }
 
@@ -76,9 +76,7 @@ impl File {
         let volumes = self.volumes.map(|table| table.filled_in(self.objects.as_ref()));
         File { shared_memory, volumes, objects: self.objects.map(ObjectsTable::filled_in), ..self }
     }
-}
 
-impl File {
     /// Parses and validates a file's text; `path` is for error messages.
     ///
     /// # Errors
@@ -168,15 +166,15 @@ config_keys! {
 /// The table `[shared_memory]`.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, expecting = "a table")]
-pub struct SharedMemoryTable {
+pub(crate) struct SharedMemoryTable {
     /// The minimum memory for items; `None` for an eighth of the total, if items have that much at
     /// startup.
-    pub items_bytes_min: Option<Size>,
+    pub(crate) items_bytes_min: Option<Size>,
     /// The minimum memory for objects; `None` for an eighth of the total, if objects have that much
     /// at startup.
-    pub objects_bytes_min: Option<Size>,
+    pub(crate) objects_bytes_min: Option<Size>,
     /// The cost of a missed item, in microseconds; 0 for the cost of loading a bucket.
-    pub item_miss_us: u64,
+    pub(crate) item_miss_us: u64,
 }
 
 /// A day: a larger value is probably a typing error.

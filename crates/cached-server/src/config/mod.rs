@@ -37,8 +37,8 @@ pub use cached_config::{
     RadosTable, RemoteTable, Secrets, Size, SynapseTable,
 };
 pub use cached_tracing::TracingTable;
-pub use file::SharedMemoryTable;
-pub(crate) use file::{File, share};
+pub use file::File;
+pub(crate) use file::share;
 #[cfg(not(feature = "sidecar"))]
 pub use none::SidecarSecrets;
 #[cfg(feature = "sidecar")]
@@ -49,7 +49,7 @@ pub use volumes::{FuaName, NbdTable, VolumesTable};
 
 use crate::process;
 use cached_admin::Tokens;
-use cached_config::{Listening, check_addresses, load_tls};
+use cached_config::{Listening, check_addresses, load_tls, secret_warning};
 use cached_core::arena::{ArenaFile, ArenaFileError};
 use cached_process::{Exit, Failure};
 use cached_tls::ServerTls;
@@ -62,23 +62,8 @@ use std::sync::Arc;
 pub struct Config {
     /// The process and the memcached listeners.
     pub settings: Settings,
-    /// The object cache, if one is configured.
-    pub objects: Option<ObjectsTable>,
-    /// The way in which items and objects share their memory, if they do.
-    pub shared_memory: Option<SharedMemoryTable>,
-    /// The synapse listener of the object cache, if one is configured.
-    pub synapse: Option<SynapseTable>,
-    /// The volumes in the object cache, if they are configured.
-    pub volumes: Option<VolumesTable>,
-    /// The NBD listener that serves the volumes, if one is configured.
-    pub nbd: Option<NbdTable>,
-    /// The sidecar in front of an S3 endpoint, if one is configured.
-    #[cfg(feature = "sidecar")]
-    pub s3: Option<S3Table>,
-    /// The admin listener, if one is configured.
-    pub admin: Option<AdminTable>,
-    /// Tracing, if it is configured.
-    pub tracing: Option<TracingTable>,
+    /// The tables of the configuration file that flags do not change.
+    pub file: File,
     /// The absolute path of the configuration file, if there is one.
     pub path: Option<PathBuf>,
     /// The file's text, which is read only once, because the file may change later.
@@ -89,37 +74,32 @@ pub struct Config {
 }
 
 impl Config {
-    /// Returns the number of descriptors that the sidecar may need.
-    pub fn s3_descriptors(&self) -> usize {
-        #[cfg(feature = "sidecar")]
-        return self.s3.as_ref().map_or(0, S3Table::descriptors_max);
-        #[cfg(not(feature = "sidecar"))]
-        0
-    }
-
-    /// Returns warnings about the files of the secrets.
+    /// Returns warnings about files of secrets that others can read.
     pub fn secret_warnings(&self) -> Vec<String> {
-        let listener = self.synapse.as_ref().map_or_else(Vec::new, SynapseTable::secret_warnings);
-        let store = self.objects.as_ref().and_then(|objects| objects.backend.as_ref());
-        let store = store.and_then(BackendTable::secret_file).and_then(cached_config::secret_warning);
-        let admin = self.admin.as_ref().and_then(|table| cached_config::secret_warning(&table.token_file));
-        listener.into_iter().chain(store).chain(admin).collect()
+        let listener = self.file.synapse.as_ref().map_or_else(Vec::new, SynapseTable::secret_warnings);
+        let store = self.store().and_then(BackendTable::secret_file).and_then(secret_warning);
+        let admin = self.file.admin.as_ref().and_then(|table| secret_warning(&table.token_file));
+        let passwords = self.settings.auth.warnings();
+        listener.into_iter().chain(store).chain(admin).chain(passwords).collect()
     }
 
-    /// Returns the number of descriptors that the object cache may need, in addition to those of
-    /// memcached's connections.
-    pub fn object_descriptors(&self) -> usize {
-        let listener =
-            self.synapse.as_ref().map_or(0, |table| table.connections_max as usize + 3 * table.threads + 16);
-        let store = self.objects.as_ref().and_then(|objects| objects.backend.as_ref());
-        let store = store.map_or(0, |store| store.descriptors_max() as usize);
-        let nbd = self.nbd.as_ref().map_or(0, NbdTable::descriptors_max);
-        listener + store + nbd
+    /// Returns the number of descriptors that connections and the object cache may need.
+    pub fn descriptors_max(&self) -> usize {
+        let File { synapse, nbd, admin, .. } = &self.file;
+        let objects =
+            synapse.as_ref().map_or(0, |table| table.connections_max as usize + 3 * table.threads + 16);
+        let store = self.store().map_or(0, |store| store.descriptors_max() as usize);
+        let nbd = nbd.as_ref().map_or(0, NbdTable::descriptors_max);
+        let admin = admin.as_ref().map_or(0, |table| table.descriptors_max() as usize);
+        #[cfg(feature = "sidecar")]
+        let s3 = self.file.s3.as_ref().map_or(0, S3Table::descriptors_max);
+        #[cfg(not(feature = "sidecar"))]
+        let s3 = 0;
+        self.settings.connections_max + objects + store + nbd + admin + s3
     }
 
-    /// Returns the number of descriptors that the admin listener may need.
-    pub fn admin_descriptors(&self) -> usize {
-        self.admin.as_ref().map_or(0, |table| table.descriptors_max() as usize)
+    fn store(&self) -> Option<&BackendTable> {
+        self.file.objects.as_ref().and_then(|objects| objects.backend.as_ref())
     }
 
     /// Returns the text of a configuration file with the same meaning, which `--print-config`
@@ -182,24 +162,25 @@ impl Config {
 
     /// Loads the files that no flag can name.
     fn load_others(&self, tls: Option<Arc<ServerTls>>) -> Result<Loaded, ConfigError> {
-        self.objects.as_ref().map_or(Ok(()), ObjectsTable::check_files)?;
+        let File { objects, nbd, admin, .. } = &self.file;
+        objects.as_ref().map_or(Ok(()), ObjectsTable::check_files)?;
         let loaded = Loaded {
-            secrets: File::from(self).secrets()?,
-            tokens: self.admin.as_ref().map_or(Ok(None), AdminTable::tokens)?,
+            secrets: self.file.secrets()?,
+            tokens: admin.as_ref().map_or(Ok(None), AdminTable::tokens)?,
             tls,
-            admin_tls: self.admin.as_ref().map_or(Ok(None), AdminTable::load_tls)?,
-            nbd_tls: load_tls("nbd.tls", self.nbd.as_ref().and_then(|table| table.tls.as_ref()), &[])?,
+            admin_tls: admin.as_ref().map_or(Ok(None), AdminTable::load_tls)?,
+            nbd_tls: load_tls("nbd.tls", nbd.as_ref().and_then(|table| table.tls.as_ref()), &[])?,
             #[cfg(feature = "sidecar")]
-            s3_tls: load_tls("s3.tls", self.s3.as_ref().and_then(|table| table.tls.as_ref()), &[])?,
+            s3_tls: load_tls("s3.tls", self.file.s3.as_ref().and_then(|table| table.tls.as_ref()), &[])?,
             #[cfg(not(feature = "sidecar"))]
             s3_tls: None,
             #[cfg(feature = "sidecar")]
-            s3_secrets: self.s3.as_ref().map_or(Ok(SidecarSecrets::default()), S3Table::load_secrets)?,
+            s3_secrets: self.file.s3.as_ref().map_or(Ok(SidecarSecrets::default()), S3Table::load_secrets)?,
             #[cfg(not(feature = "sidecar"))]
             s3_secrets: SidecarSecrets,
         };
         #[cfg(feature = "sidecar")]
-        self.s3.as_ref().map_or(Ok(()), |table| table.check_loaded(loaded.s3_secrets.clone()))?;
+        self.file.s3.as_ref().map_or(Ok(()), |table| table.check_loaded(loaded.s3_secrets.clone()))?;
         Ok(loaded)
     }
 
@@ -229,11 +210,12 @@ impl Config {
             .map(|address| Listening::udp("memcached.udp_listen", host(address).as_deref(), address.port));
         let unix = settings.unix_path.iter().map(|path| Listening::unix("memcached.unix_path", path));
         let mut all: Vec<Listening> = tcp.chain(udp).chain(unix).collect();
-        all.extend(self.synapse.iter().flat_map(SynapseTable::listening));
-        all.extend(self.nbd.iter().flat_map(NbdTable::listening));
+        let File { synapse, nbd, admin, .. } = &self.file;
+        all.extend(synapse.iter().flat_map(SynapseTable::listening));
+        all.extend(nbd.iter().flat_map(NbdTable::listening));
         #[cfg(feature = "sidecar")]
-        all.extend(self.s3.iter().flat_map(|table| Listening::of("s3.listen", &table.listen)));
-        all.extend(self.admin.iter().flat_map(|table| Listening::of("admin.listen", &table.listen)));
+        all.extend(self.file.s3.iter().flat_map(|table| Listening::of("s3.listen", &table.listen)));
+        all.extend(admin.iter().flat_map(|table| Listening::of("admin.listen", &table.listen)));
         all
     }
 }

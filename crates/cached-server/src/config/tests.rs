@@ -300,24 +300,8 @@ fn uncommented(text: &str, examples: bool) -> String {
 fn filled_in(text: &str) -> toml::Table {
     let file = parse(text).unwrap_or_else(|error| panic!("{error}\n{text}"));
     let settings = file.settings().expect("settings");
-    let (objects, synapse, volumes, nbd) = (file.objects, file.synapse, file.volumes, file.nbd);
-    let (admin, tracing, shared_memory) = (file.admin, file.tracing, file.shared_memory);
-    let memcached = file.memcached;
-    let config = Config {
-        settings,
-        objects,
-        shared_memory,
-        synapse,
-        volumes,
-        nbd,
-        #[cfg(feature = "sidecar")]
-        s3: file.s3,
-        admin,
-        tracing,
-        path: None,
-        text: None,
-        by_flag: Vec::new(),
-    };
+    let memcached = file.memcached.clone();
+    let config = Config { settings, file, ..Config::default() };
     let mut full = File::from(&config);
     // The command line converts them to addresses.
     full.memcached.listen = memcached.listen;
@@ -401,7 +385,7 @@ fn the_deployed_file_shows_every_key_with_its_default() {
         // With shared memory, less data may be dirty than the file shows.
         let (shared, examples) =
             (shown.remove("shared_memory"), examples.replacen("[shared_memory]\n", "", 1));
-        let table = SharedMemoryTable::default().filled_in(64 << 20, &ObjectsTable::default());
+        let table = super::file::SharedMemoryTable::default().filled_in(64 << 20, &ObjectsTable::default());
         assert_eq!(shared, toml::Value::try_from(table).ok());
         assert_eq!(shown, filled_in(&examples), "left: shown in deploy/cached.toml, right: built in");
     }

@@ -122,17 +122,17 @@ impl Objects {
         admin: Option<&Arc<AdminServer>>,
         tracer: Option<&Tracer>,
     ) -> Result<Option<Objects>, ObjectsError> {
-        let Some(objects) = &config.objects else { return Ok(None) };
+        let Some(objects) = &config.file.objects else { return Ok(None) };
         let settings = &config.settings;
         let slow = Arc::new(SlowLog::new(settings.insight.slow_threshold()));
-        let volumes = config.volumes.clone().map(|volumes| VolumesOpening {
+        let volumes = config.file.volumes.clone().map(|volumes| VolumesOpening {
             volumes,
-            nbd: config.nbd.clone(),
+            nbd: config.file.nbd.clone(),
             nbd_tls,
         });
         let opening = Opening {
             objects: objects.clone(),
-            synapse: config.synapse.clone(),
+            synapse: config.file.synapse.clone(),
             volumes,
             secrets,
             sampling: settings.insight.sampling(),
@@ -147,7 +147,7 @@ impl Objects {
         let sockets = match sockets {
             Some(sockets) => sockets,
             // Opened last, so that clients are refused until the store is available.
-            None => ObjectSockets::open(config.synapse.as_ref(), Vec::new())?,
+            None => ObjectSockets::open(config.file.synapse.as_ref(), Vec::new())?,
         };
         let control = ObjectsControl::new(sockets, obstacle);
         if let Some(admin) = admin {

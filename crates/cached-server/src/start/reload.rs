@@ -118,7 +118,8 @@ impl Cached {
     /// Returns the program that was started with `arguments` and runs with `config`.
     pub fn new(arguments: Vec<OsString>, config: &Config, parts: LiveParts) -> Cached {
         let in_force = Mutex::new(File::from(config));
-        let descriptors_at_start = config.synapse.as_ref().map_or(0, |table| table.connections_max as usize);
+        let descriptors_at_start =
+            config.file.synapse.as_ref().map_or(0, |table| table.connections_max as usize);
         Cached { arguments, path: config.path.clone(), in_force, descriptors_at_start, parts }
     }
 

@@ -61,7 +61,7 @@ impl RunningSidecar {
         secrets: SidecarSecrets,
         admin: Option<&AdminServer>,
     ) -> Result<Option<RunningSidecar>, Failure> {
-        let Some(table) = &config.s3 else { return Ok(None) };
+        let Some(table) = &config.file.s3 else { return Ok(None) };
         let drain_timeout = Duration::from_secs(config.settings.drain.timeout_secs);
         let sidecar = table.sidecar(tls, secrets, drain_timeout);
         let sidecar = sidecar.map_err(|error| config.mistake(error, Exit::Configuration))?;
