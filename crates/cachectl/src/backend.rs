@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blocker::faulty::FaultPlan;
-use blocker::{Blocker, Error, Faulty, Reply, Result, SystemClock};
-use cached_config::{BackendTable, OpenOptions, StartError, Store, SweepCounts, SweepOptions};
+use blocker::{Blocker, Error, Faulty, Result, SystemClock};
+use cached_config::{BackendTable, OpenOptions, StartError, Store};
 use synapse::Secret;
 
 /// A backend as written on the command line: a store, optionally with fault injection over it.
@@ -83,7 +83,8 @@ fn plan(keys: &str) -> std::result::Result<FaultPlan, String> {
 /// An open backend, which is closed in order when the command is done.
 pub(crate) struct Opened {
     pub(crate) backend: Arc<dyn Blocker>,
-    store: Store,
+    /// The store below the faults, for what only a store has.
+    pub(crate) store: Store,
 }
 
 /// The maximum time for closing the connection to a cluster.
@@ -112,15 +113,6 @@ impl Opened {
             store = store.with_layer(faulty);
         }
         Ok(Self { backend: store.backend(), store })
-    }
-
-    /// Sweeps the store, like [`Store::sweep`].
-    pub(crate) fn sweep(
-        &self,
-        options: &SweepOptions,
-        watch: impl Fn(SweepCounts) + Send + Sync + 'static,
-    ) -> Option<Reply<SweepCounts>> {
-        self.store.sweep(options, watch)
     }
 
     /// Closes the backend.

@@ -119,42 +119,14 @@ pub mod units {
     pub mod size {
         use crate::Size;
 
-        /// The type of a field.
-        pub trait Bytes: Copy {
-            /// Returns the key's value.
-            fn size(self) -> Size;
-            /// Returns the field's value.
-            fn of(size: Size) -> Self;
-        }
-
-        impl Bytes for u64 {
-            fn size(self) -> Size {
-                Size(self)
-            }
-
-            fn of(size: Size) -> u64 {
-                size.0
-            }
-        }
-
-        impl Bytes for usize {
-            fn size(self) -> Size {
-                self.into()
-            }
-
-            fn of(size: Size) -> usize {
-                size.to_usize()
-            }
-        }
-
         /// Returns the key's value.
-        pub fn of(field: &impl Bytes) -> Size {
-            field.size()
+        pub fn of<T: Copy + Into<Size>>(field: &T) -> Size {
+            (*field).into()
         }
 
         /// Returns the field's value.
-        pub fn to<T: Bytes>(key: &Size) -> T {
-            T::of(*key)
+        pub fn to<T: From<Size>>(key: &Size) -> T {
+            (*key).into()
         }
     }
 
@@ -253,6 +225,24 @@ impl Size {
 impl From<usize> for Size {
     fn from(bytes: usize) -> Size {
         Size(bytes as u64)
+    }
+}
+
+impl From<u64> for Size {
+    fn from(bytes: u64) -> Size {
+        Size(bytes)
+    }
+}
+
+impl From<Size> for u64 {
+    fn from(size: Size) -> u64 {
+        size.0
+    }
+}
+
+impl From<Size> for usize {
+    fn from(size: Size) -> usize {
+        size.to_usize()
     }
 }
 

@@ -50,5 +50,5 @@ pub use listeners::{Listening, SynapseTable, check_addresses, exposure, restrict
 pub use objects::{NamespaceTable, ObjectsTable};
 pub use running::{CacheReceiveBuffers, LIVE_KEYS, LiveObjects, Secrets, raise_descriptor_limit};
 pub use s3_table::S3Table;
-pub use store::{OpenOptions, Store, SweepCounts, SweepOptions};
+pub use store::{OpenOptions, Store, SweepCounts};
 pub use tables::{DrainTimes, InsightTable, check_tls, load_tls};

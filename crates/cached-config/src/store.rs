@@ -126,20 +126,28 @@ impl Store {
         Weak::clone(&self.metrics)
     }
 
-    /// Removes the leftovers of unfinished changes and of deleted objects from the store. `watch`
-    /// is called with the progress from time to time, on the thread that polls the reply. Returns
-    /// `None` for a store that has no sweep: only the kind `s3` has one.
+    /// The minimum age of a leftover that a sweep may remove while programs change the store: no
+    /// writer waits longer between the bytes of a change and the record that names them.
+    pub const SWEEP_AGE_MIN: Duration = Duration::from_secs(15 * 60);
+
+    /// Removes the leftovers of unfinished changes and of deleted objects that are older than `age`,
+    /// by the clock of the store's server; a `dry_run` only counts them. `watch` is called with the
+    /// progress from time to time, on the thread that polls the reply. Returns `None` for a store
+    /// that has no sweep: only the kind `s3` has one.
     #[must_use]
     pub fn sweep(
         &self,
-        options: &SweepOptions,
+        age: Duration,
+        dry_run: bool,
         watch: impl Fn(SweepCounts) + Send + Sync + 'static,
     ) -> Option<Reply<SweepCounts>> {
         #[cfg(feature = "s3")]
         if let Close::S3(s3) = &self.close {
-            return Some(crate::store::sweep(s3, options, watch));
+            let options = blocker_s3::SweepOptions::new(age).dry_run(dry_run);
+            let swept = s3.sweep_with(options, move |swept| watch(counts(swept)));
+            return Some(swept.then(|swept| swept.map(|swept| counts(&swept))));
         }
-        let _ = (options, watch);
+        let _ = (age, dry_run, watch);
         None
     }
 
@@ -300,29 +308,6 @@ fn remote(table: &RemoteTable, options: &OpenOptions) -> Result<Store, StartErro
     Ok(Store { secret, ..Store::of(backend, memory_bytes_max, Close::Nothing) })
 }
 
-/// The leftovers that a sweep removes.
-#[derive(Clone, Copy, Debug)]
-#[non_exhaustive]
-pub struct SweepOptions {
-    /// The minimum age of a leftover to be removed, by the clock of the store's server.
-    pub age: Duration,
-    /// Whether to count the leftovers without removing them.
-    pub dry_run: bool,
-}
-
-impl SweepOptions {
-    /// The minimum age that is safe while programs change the store: no writer waits longer between
-    /// the bytes of a change and the record that names them.
-    pub const AGE_MIN: Duration = Duration::from_secs(15 * 60);
-
-    /// Returns the options of a sweep that removes leftovers older than `age`, or counts them if
-    /// `dry_run` is set.
-    #[must_use]
-    pub fn new(age: Duration, dry_run: bool) -> Self {
-        Self { age, dry_run }
-    }
-}
-
 /// The progress of a sweep: what it has removed or, in a dry run, would have removed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
@@ -345,17 +330,6 @@ pub struct SweepCounts {
     pub ghosts_can_go: bool,
     /// The number of leftovers of probes removed.
     pub probes: u64,
-}
-
-#[cfg(feature = "s3")]
-pub(crate) fn sweep(
-    store: &blocker_s3::S3Store,
-    options: &SweepOptions,
-    watch: impl Fn(SweepCounts) + Send + Sync + 'static,
-) -> blocker::Reply<SweepCounts> {
-    let options = blocker_s3::SweepOptions::new(options.age).dry_run(options.dry_run);
-    let swept = store.sweep_with(options, move |swept| watch(counts(swept)));
-    swept.then(|swept| swept.map(|swept| counts(&swept)))
 }
 
 #[cfg(feature = "s3")]

@@ -13,14 +13,18 @@ use crate::error::{ConfigError, invalid, require, within};
 use crate::with_defaults;
 
 with_defaults! {
-    /// The times of an orderly shutdown, before dirty data are stored.
-    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    /// The times of an orderly shutdown, before dirty data are stored; also the table `[process]`
+    /// of `synapsed`.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+    #[serde(default, deny_unknown_fields, expecting = "a table")]
     pub struct DrainTimes {
         /// The time, in seconds, for which the process reports that it is not ready, but still
         /// serves everything, before its listeners close. Load balancers need this time to notice.
+        #[serde(rename = "drain_delay_secs")]
         pub delay_secs: u64 = 0,
         /// The maximum time, in seconds, for clients to read their replies once the listeners are
         /// closed.
+        #[serde(rename = "drain_timeout_secs")]
         pub timeout_secs: u64 = 5,
     }
 }
@@ -29,14 +33,13 @@ with_defaults! {
 const SECS_MAX: u64 = 60 * 60;
 
 impl DrainTimes {
-    /// Returns the times that the keys of `[process]` set.
+    /// Checks the keys of `[process]` that set the times.
     ///
     /// # Errors
     /// The key that is out of range.
-    pub fn new(delay_secs: u64, timeout_secs: u64) -> Result<DrainTimes, ConfigError> {
-        within("process.drain_delay_secs", delay_secs, 0..=SECS_MAX)?;
-        within("process.drain_timeout_secs", timeout_secs, 1..=SECS_MAX)?;
-        Ok(DrainTimes { delay_secs, timeout_secs })
+    pub fn check(&self) -> Result<(), ConfigError> {
+        within("process.drain_delay_secs", self.delay_secs, 0..=SECS_MAX)?;
+        within("process.drain_timeout_secs", self.timeout_secs, 1..=SECS_MAX).map(drop)
     }
 
     /// Returns how long the process reports that it is not ready before its listeners close.

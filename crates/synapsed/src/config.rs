@@ -29,7 +29,7 @@ pub(crate) struct Config {
     #[serde(deserialize_with = "backend")]
     pub(crate) backend: BackendTable,
     #[serde(default)]
-    pub(crate) process: ProcessTable,
+    pub(crate) process: DrainTimes,
     #[serde(default)]
     pub(crate) log: LogTable,
     /// The listener.
@@ -54,23 +54,6 @@ pub(crate) struct Loaded {
     /// The tokens of the admin listener, and its certificates.
     pub(crate) tokens: Option<Tokens>,
     pub(crate) admin_tls: Option<Arc<ServerTls>>,
-}
-
-/// `[process]`: settings of the whole program.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, Serialize)]
-#[serde(deny_unknown_fields, default, expecting = "a table")]
-pub(crate) struct ProcessTable {
-    /// The time for which the process reports that it is not ready before its listeners close.
-    drain_delay_secs: u64,
-    /// The time that requests in progress may take after that.
-    drain_timeout_secs: u64,
-}
-
-impl Default for ProcessTable {
-    fn default() -> Self {
-        let DrainTimes { delay_secs, timeout_secs } = DrainTimes::default();
-        Self { drain_delay_secs: delay_secs, drain_timeout_secs: timeout_secs }
-    }
 }
 
 fn backend<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BackendTable, D::Error> {
@@ -110,22 +93,6 @@ impl Config {
         let table = toml::Table::try_from(&filled);
         let text = table.and_then(|table| toml::to_string_pretty(&table));
         text.expect("every configuration can be written")
-    }
-
-    /// Returns the addresses to listen on.
-    ///
-    /// # Errors
-    /// The invalid address.
-    pub(crate) fn addresses(&self) -> Result<Vec<Address>, ConfigError> {
-        self.synapse.addresses()
-    }
-
-    /// Returns the time limits of the shutdown.
-    ///
-    /// # Errors
-    /// The key that is out of range.
-    pub(crate) fn drain(&self) -> Result<DrainTimes, ConfigError> {
-        DrainTimes::new(self.process.drain_delay_secs, self.process.drain_timeout_secs)
     }
 
     /// Reads the files that the configuration names, and checks its other references. Opens no
@@ -217,7 +184,7 @@ impl Config {
     /// Checks everything that can be checked without opening the backend or a socket.
     fn check(&self) -> Result<(), ConfigError> {
         self.backend.check().map_err(in_this_file)?;
-        self.drain()?;
+        self.process.check()?;
         self.insight.check()?;
         self.admin.as_ref().map_or(Ok(()), AdminTable::check)?;
         self.tracing.as_ref().map_or(Ok(()), TracingTable::check)?;

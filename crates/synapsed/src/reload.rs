@@ -60,7 +60,7 @@ impl Program for Synapsed {
         let line = |error: ConfigError| error.in_file(&self.path).to_string();
         let text = toml::to_string(table).map_err(|error| error.to_string())?;
         let after = Config::parse(&self.path, &text).map_err(|error| error.to_string())?;
-        let (drain, secrets) = (after.drain().map_err(line)?, after.secrets().map_err(line)?);
+        let secrets = after.secrets().map_err(line)?;
         let mut in_force = self.in_force.lock().unwrap_or_else(PoisonError::into_inner);
         let objects = after.objects.as_ref();
         let listener = Some(&after.synapse);
@@ -88,8 +88,8 @@ impl Program for Synapsed {
         if let (Some(tracer), Some(table)) = (&self.tracer, &after.tracing) {
             tracer.set_ratio(table.sample_ratio);
         }
-        self.drain.0.set(drain.delay_secs);
-        self.drain.1.set(drain.timeout_secs);
+        self.drain.0.set(after.process.delay_secs);
+        self.drain.1.set(after.process.timeout_secs);
         *in_force = after;
         Ok(files)
     }

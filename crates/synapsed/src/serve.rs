@@ -15,7 +15,7 @@ use cached_admin::insight::slow::{SlowLog, SlowStore};
 use cached_admin::sources::{ObjectsSource, StoreSource, SynapseSource, measured};
 use cached_admin::{AdminConfig, AdminError, AdminServer, Health, control};
 use cached_config::{
-    ConfigError, LiveObjects, ObjectsTable, OpenOptions, Secrets, ShutdownError, StartError, Store,
+    ConfigError, DrainTimes, LiveObjects, ObjectsTable, OpenOptions, Secrets, ShutdownError, StartError, Store,
     SynapseTable, Waiting, begin_recovery, log_events, log_recovery, notify, raise_descriptor_limit,
 };
 use cached_core::object::OpenJournal;
@@ -48,14 +48,14 @@ pub(crate) fn run(
     let of_file = |error: ConfigError| Failure::from(error.in_file(path));
     let Loaded { server: mut server_config, secrets, tokens, admin_tls } = loaded;
     config.warnings().iter().for_each(|warning| tracing::warn!("{warning}"));
-    let (wanted, addresses) = (config.descriptors_max(), config.addresses().map_err(of_file)?);
+    let (wanted, addresses) = (config.descriptors_max(), config.synapse.addresses().map_err(of_file)?);
     let descriptors = raise_descriptor_limit(wanted);
     if descriptors < wanted {
         tracing::warn!(descriptors, wanted, "fewer file descriptors than connections and files may need");
     }
     let table = config.cache().map_err(of_file)?;
-    let drain_times = config.drain().map_err(of_file)?;
-    let (delay, timeout) = (LiveSecs::new(drain_times.delay_secs), LiveSecs::new(drain_times.timeout_secs));
+    let DrainTimes { delay_secs, timeout_secs } = config.process;
+    let (delay, timeout) = (LiveSecs::new(delay_secs), LiveSecs::new(timeout_secs));
     // Each thread has a runtime, so a connection stays on its thread, without work stealing.
     let failed =
         |error: io::Error| Failure::new(Exit::Trouble, format_args!("cannot start a runtime: {error}"));

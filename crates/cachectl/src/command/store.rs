@@ -14,7 +14,7 @@ use blocker::executor::{block_on, thread_waker};
 use blocker::file::{Finding, FindingKind, check};
 use blocker::{BlockerExt, DeleteRequest, FileStore, ObjectId, ReadRequest, Segments, WriteRequest};
 use bytes::Bytes;
-use cached_config::{SweepCounts, SweepOptions};
+use cached_config::{Store, SweepCounts};
 use clap::Args;
 use serde_json::json;
 
@@ -134,8 +134,8 @@ pub(crate) struct Sweep {
 impl Sweep {
     pub(crate) fn run(&self, context: &Context<'_>) -> Result<(), Failure> {
         let age = Duration::from_secs(self.age);
-        if age < SweepOptions::AGE_MIN && !self.alone {
-            let least = SweepOptions::AGE_MIN.as_secs();
+        if age < Store::SWEEP_AGE_MIN && !self.alone {
+            let least = Store::SWEEP_AGE_MIN.as_secs();
             return Err(Failure::Usage(format!(
                 "--age takes {least} or more: a younger left-over may be a change under way; with --alone, where no \
                  other program uses the bucket, it takes less"
@@ -149,8 +149,7 @@ impl Sweep {
                 format!("{} blobs and {} heads met, {left} left-overs", counts.blobs, counts.heads)
             });
         };
-        let options = SweepOptions::new(age, self.dry_run);
-        let Some(swept) = context.opened.sweep(&options, watch) else {
+        let Some(swept) = context.opened.store.sweep(age, self.dry_run, watch) else {
             let text = "only a store on S3 has a sweep: name one with --backend s3:BUCKET,...; a file store has fsck";
             return Err(Failure::Usage(text.into()));
         };

@@ -8,7 +8,7 @@ use super::wrong;
 use crate::config::settings::{
     ClientCertificates, InertSettings, KeyFormat, MinVersion, Settings, TlsSettings,
 };
-use cached_core::kv::policy;
+use cached_config::{ConfigError, eviction_policy};
 use cached_process::{Exit, Failure};
 
 /// The size of memcached's page of chunks.
@@ -62,7 +62,11 @@ impl Extended {
             "no_maxconns_fast" => settings.connections_max_fast = false,
             "track_sizes" => settings.track_sizes = true,
             // Not memcached's, nor are the next three.
-            "eviction_policy" => settings.eviction_policy = eviction_policy(value)?,
+            "eviction_policy" => {
+                let known = eviction_policy(name, value.unwrap_or_default());
+                let mistake = |error: ConfigError| wrong(Exit::FlagValue, format!("{name} {}", error.why));
+                settings.eviction_policy = known.or_else(mistake)?;
+            }
             "pin_workers" => settings.pin_workers = true,
             "no_pin_workers" => settings.pin_workers = false,
             "cluster_discovery" => {
@@ -242,21 +246,6 @@ fn unsigned(name: &str, value: Option<&str>) -> Result<usize, Failure> {
     let text = given(value, &format!("Missing {name} argument"))?;
     let number = text.parse::<u32>().map(|number| number as usize);
     number.or_else(|_| wrong(Exit::FlagValue, format!("could not parse argument to {name}")))
-}
-
-/// Returns the name of a known policy.
-fn eviction_policy(value: Option<&str>) -> Result<&'static str, Failure> {
-    let name = value.unwrap_or_default();
-    let known = policy::NAMES.iter().find(|known| **known == name);
-    known.copied().map_or_else(
-        || {
-            wrong(
-                Exit::FlagValue,
-                format!("eviction_policy is \"{name}\"; it must be one of {}", policy::NAMES.join(", ")),
-            )
-        },
-        Ok,
-    )
 }
 
 fn kibibytes(name: &str, value: Option<&str>) -> Result<usize, Failure> {

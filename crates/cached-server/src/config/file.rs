@@ -8,7 +8,7 @@ use super::settings::Settings;
 use super::volumes::{NbdTable, VolumesTable};
 use cached_admin::AdminTable;
 use cached_config::{
-    BackendTable, ConfigError, DrainTimes, InsightTable, ObjectsTable, Secrets, Size,
+    BackendTable, ConfigError, InsightTable, ObjectsTable, Secrets, Size,
     SynapseTable, config_keys, invalid, parse_config, require, within,
 };
 use cached_core::arbiter::SharedMemory;
@@ -131,8 +131,8 @@ impl File {
     pub(crate) fn settings(&self) -> Result<Settings, ConfigError> {
         let mut settings = Settings::default();
         self.process.check_ranges("process")?;
-        DrainTimes::new(self.process.drain_delay_secs, self.process.drain_timeout_secs)?;
         self.process.apply(&mut settings);
+        settings.drain.check()?;
         settings.log = self.log;
         self.memcached.settle(&mut settings)?;
         self.insight.check()?;
