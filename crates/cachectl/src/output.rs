@@ -39,14 +39,14 @@ impl Output {
     /// Writes the reason why the command failed: one line on standard error, or nothing if the only
     /// failure is that the reader of the output has gone.
     pub(crate) fn failure(&self, failure: &Failure) {
-        if failure.is_output_closed() {
+        if failure.is_output_closed {
             return;
         }
         let line = if self.json {
-            let value = serde_json::json!({ "error": failure.kind(), "message": failure.to_string() });
+            let value = serde_json::json!({ "error": failure.kind, "message": failure.line });
             shown_json(&value.to_string())
         } else {
-            format!("cachectl: {}", shown(&failure.to_string()))
+            format!("cachectl: {}", shown(&failure.line))
         };
         // If nobody reads the line, the exit code still reports the failure.
         let _ = writeln!(std::io::stderr(), "{line}");
@@ -240,7 +240,7 @@ impl Interrupt {
                 Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(Failure::io("signals")(error.into())),
                 Ok(_) if all[0].revents().is_empty() => return Ok(()),
-                Ok(_) => return Err(Failure::Interrupted),
+                Ok(_) => return Err(Failure::interrupted()),
             }
         }
     }
@@ -264,110 +264,136 @@ const OUTPUT_CLOSED: u8 = 141;
 
 /// The reason why the command failed.
 #[derive(Debug)]
-pub(crate) enum Failure {
-    /// The error of the backend, and the subject of the request.
-    Backend { what: String, error: Error },
-    /// An error of a local file or of the terminal.
-    Io { what: String, error: std::io::Error },
-    /// The admin listener cannot be reached (no status), or its response is a failure.
-    Admin { what: String, status: Option<u16>, text: String },
-    /// The admin listener refuses a request for a stated reason, for example that there is no such
-    /// volume.
-    Refused { what: String, status: u16, text: String },
-    /// The error of a volume that is accessed directly in the store, and the subject of the
-    /// request.
-    Volume { what: String, error: volumes::Error },
-    /// The number of problems that a check of volumes has found, and whether they cause data loss.
-    Problems { count: u64, is_loss: bool },
-    /// A signal has ended the command.
-    Interrupted,
-    /// Another failure, and the state of the work after it.
-    Ended { by: Box<Self>, left: String },
-    /// The command line is invalid.
-    Usage(String),
-    /// The data to be inspected could not be read.
-    Unread(String),
-    /// The number of rules that the conformance suite found broken.
-    NotConforming(usize),
+pub(crate) struct Failure {
+    /// One word for scripts that read JSON.
+    kind: &'static str,
+    /// The exit code.
+    code: u8,
+    line: String,
+    /// The HTTP status, if the failure is a response.
+    pub(crate) status: Option<u16>,
+    /// Whether the only failure is that the reader of the output has gone, as `head` does once it
+    /// has read enough. Nobody needs to be told.
+    is_output_closed: bool,
 }
 
 impl Failure {
+    fn new(kind: &'static str, code: u8, line: impl Into<String>) -> Self {
+        Self { kind, code, line: line.into(), status: None, is_output_closed: false }
+    }
+
+    /// Returns the failure of an invalid command line.
+    pub(crate) fn usage(line: impl Into<String>) -> Self {
+        Self::new("usage", 2, line)
+    }
+
+    /// Returns the failure of a command that could not read the data that it inspects.
+    pub(crate) fn unread(line: impl Into<String>) -> Self {
+        Self::new("unread", 2, line)
+    }
+
+    /// Returns the failure of a command that a signal has ended.
+    pub(crate) fn interrupted() -> Self {
+        Self::new("interrupted", INTERRUPTED, "interrupted")
+    }
+
+    /// Returns the failure of a conformance suite that found `count` rules broken.
+    pub(crate) fn not_conforming(count: usize) -> Self {
+        Self::new("not_conforming", 1, format!("{count} rules of the contract are broken"))
+    }
+
+    /// Returns the failure of a check of volumes that found `count` problems, which may cause data
+    /// loss.
+    pub(crate) fn problems(count: u64, is_loss: bool) -> Self {
+        let line = match count {
+            1 => "1 problem was found".to_owned(),
+            count => format!("{count} problems were found"),
+        };
+        Self::new("problems", if is_loss { 6 } else { 1 }, line)
+    }
+
+    /// Returns the failure for an error of a local file or of the terminal.
     pub(crate) fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> Self {
         let what = what.into();
-        move |error| Self::Io { what, error }
-    }
-
-    /// Returns whether the reader of the output has gone, as `head` does once it has read enough.
-    /// Nobody needs to be told.
-    pub(crate) fn is_output_closed(&self) -> bool {
-        matches!(self, Self::Io { error, .. } if error.kind() == std::io::ErrorKind::BrokenPipe)
-    }
-
-    /// Adds the state of the work after the failure.
-    pub(crate) fn leaves(self, left: impl Into<String>) -> Self {
-        Self::Ended { by: Box::new(self), left: left.into() }
-    }
-
-    /// Returns one word for the failure, for scripts that read JSON.
-    pub(crate) fn kind(&self) -> &'static str {
-        match self {
-            Self::Backend { error, .. } => error.kind(),
-            Self::Io { .. } => "io",
-            Self::Admin { .. } => "admin",
-            Self::Refused { status, .. } => match status {
-                400 => "invalid",
-                404 => "missing",
-                409 => "refused",
-                507 => "out_of_space",
-                _ => "admin",
-            },
-            Self::Volume { error, .. } => volume_kind(error),
-            Self::Problems { .. } => "problems",
-            Self::Interrupted => "interrupted",
-            Self::Ended { by, .. } => by.kind(),
-            Self::Usage(_) => "usage",
-            Self::Unread(_) => "unread",
-            Self::NotConforming(_) => "not_conforming",
+        move |error| {
+            let is_output_closed = error.kind() == std::io::ErrorKind::BrokenPipe;
+            let code = if is_output_closed { OUTPUT_CLOSED } else { 1 };
+            Self { is_output_closed, ..Self::new("io", code, format!("{what}: {error}")) }
         }
     }
 
+    /// Returns the failure of a request to an admin listener that cannot be reached (no status), or
+    /// whose response is a failure.
+    pub(crate) fn admin(what: impl fmt::Display, status: Option<u16>, text: impl fmt::Display) -> Self {
+        let code = match status {
+            Some(401 | 403 | 409) => 4,
+            None | Some(503) => 5,
+            _ => 1,
+        };
+        Self { status, ..Self::new("admin", code, format!("{what}: {text}")) }
+    }
+
+    /// Returns the failure of a request that an admin listener refuses for a stated reason, for
+    /// example that there is no such volume.
+    pub(crate) fn refused(what: impl fmt::Display, status: u16, text: impl fmt::Display) -> Self {
+        let (kind, code) = match status {
+            400 => ("invalid", 2),
+            404 => ("missing", 3),
+            409 => ("refused", 4),
+            401 | 403 => ("admin", 4),
+            507 => ("out_of_space", 5),
+            503 => ("admin", 5),
+            _ => ("admin", 1),
+        };
+        Self { status: Some(status), ..Self::new(kind, code, format!("{what}: {text}")) }
+    }
+
+    /// Returns the failure for an error of the backend.
+    pub(crate) fn backend(what: impl fmt::Display, error: &Error) -> Self {
+        Self::new(error.kind(), backend_code(error), about(what, error))
+    }
+
+    fn volume(what: impl fmt::Display, error: &volumes::Error) -> Self {
+        use volumes::Error;
+        let (kind, code) = match error {
+            Error::NoSuchVolume(_) | Error::NoSuchSnapshot(_) => ("missing", 3),
+            Error::Exists(_) => ("exists", 4),
+            Error::InUse { .. } => ("in_use", 4),
+            Error::ReadOnly => ("read_only", 4),
+            Error::Fenced { .. } => {
+                let line = format!(
+                    "{what}: the store is claimed by another writer: where a cache is the writer of the store, use it \
+                     (--backend synapse:HOST:PORT); see also --claim"
+                );
+                return Self::new("fenced", 4, line);
+            }
+            Error::NoSpace(_) => ("out_of_space", 5),
+            Error::Damaged(_) => ("corrupt", 6),
+            Error::Io(error) => (error.kind(), backend_code(error)),
+            Error::Unsupported(_) => ("unsupported", 1),
+            Error::Invalid(_) | Error::OutOfRange { .. } | Error::Limit(_) => ("invalid", 2),
+            _ => ("invalid", 1),
+        };
+        Self::new(kind, code, about(what, error))
+    }
+
+    /// Adds the state of the work after the failure.
+    pub(crate) fn leaves(self, left: impl fmt::Display) -> Self {
+        Self { line: format!("{}; {left}", self.line), is_output_closed: false, ..self }
+    }
+
     pub(crate) fn code(&self) -> ExitCode {
-        ExitCode::from(self.number())
+        ExitCode::from(self.code)
     }
 
     /// Like [`code`](Self::code), for a command with its own exit codes: `other`, unless the output
     /// is closed.
     pub(crate) fn code_or(&self, other: u8) -> ExitCode {
-        if self.is_output_closed() { self.code() } else { ExitCode::from(other) }
-    }
-
-    fn number(&self) -> u8 {
-        match self {
-            Self::Io { .. } if self.is_output_closed() => OUTPUT_CLOSED,
-            Self::Io { .. } | Self::NotConforming(_) => 1,
-            Self::Usage(_) | Self::Unread(_) => 2,
-            Self::Admin { status, .. } => match status {
-                Some(401 | 403 | 409) => 4,
-                None | Some(503) => 5,
-                _ => 1,
-            },
-            Self::Refused { status, .. } => match status {
-                400 => 2,
-                404 => 3,
-                401 | 403 | 409 => 4,
-                503 | 507 => 5,
-                _ => 1,
-            },
-            Self::Backend { error, .. } => backend_number(error),
-            Self::Volume { error, .. } => volume_number(error),
-            Self::Problems { is_loss, .. } => 1 + 5 * u8::from(*is_loss),
-            Self::Interrupted => INTERRUPTED,
-            Self::Ended { by, .. } => by.number(),
-        }
+        if self.is_output_closed { self.code() } else { ExitCode::from(other) }
     }
 }
 
-fn backend_number(error: &Error) -> u8 {
+fn backend_code(error: &Error) -> u8 {
     match error {
         Error::Missing => 3,
         Error::Exists
@@ -384,61 +410,23 @@ fn backend_number(error: &Error) -> u8 {
     }
 }
 
-fn volume_number(error: &volumes::Error) -> u8 {
-    use volumes::Error;
-    match error {
-        Error::NoSuchVolume(_) | Error::NoSuchSnapshot(_) => 3,
-        Error::Exists(_) | Error::InUse { .. } | Error::ReadOnly | Error::Fenced { .. } => 4,
-        Error::NoSpace(_) => 5,
-        Error::Damaged(_) => 6,
-        Error::Invalid(_) | Error::OutOfRange { .. } | Error::Limit(_) => 2,
-        Error::Io(error) => backend_number(error),
-        _ => 1,
-    }
-}
-
-fn volume_kind(error: &volumes::Error) -> &'static str {
-    use volumes::Error;
-    match error {
-        Error::NoSuchVolume(_) | Error::NoSuchSnapshot(_) => "missing",
-        Error::Exists(_) => "exists",
-        Error::InUse { .. } => "in_use",
-        Error::ReadOnly => "read_only",
-        Error::Fenced { .. } => "fenced",
-        Error::NoSpace(_) => "out_of_space",
-        Error::Damaged(_) => "corrupt",
-        Error::Unsupported(_) => "unsupported",
-        Error::Io(error) => error.kind(),
-        _ => "invalid",
+/// Returns a line about an error and, if it is not empty, its subject.
+fn about(what: impl fmt::Display, error: impl fmt::Display) -> String {
+    match what.to_string() {
+        what if what.is_empty() => error.to_string(),
+        what => format!("{what}: {error}"),
     }
 }
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Backend { what, error } if what.is_empty() => write!(f, "{error}"),
-            Self::Backend { what, error } => write!(f, "{what}: {error}"),
-            Self::Io { what, error } => write!(f, "{what}: {error}"),
-            Self::Admin { what, text, .. } | Self::Refused { what, text, .. } => write!(f, "{what}: {text}"),
-            Self::Volume { what, error: volumes::Error::Fenced { .. } } => {
-                let remedy = "where a cache is the writer of the store, use it (--backend synapse:HOST:PORT)";
-                write!(f, "{what}: the store is claimed by another writer: {remedy}; see also --claim")
-            }
-            Self::Volume { what, error } if what.is_empty() => write!(f, "{error}"),
-            Self::Volume { what, error } => write!(f, "{what}: {error}"),
-            Self::Problems { count: 1, .. } => f.write_str("1 problem was found"),
-            Self::Problems { count, .. } => write!(f, "{count} problems were found"),
-            Self::Interrupted => f.write_str("interrupted"),
-            Self::Ended { by, left } => write!(f, "{by}; {left}"),
-            Self::Usage(text) | Self::Unread(text) => f.write_str(text),
-            Self::NotConforming(count) => write!(f, "{count} rules of the contract are broken"),
-        }
+        f.write_str(&self.line)
     }
 }
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        Self::Backend { what: String::new(), error }
+        Self::backend("", &error)
     }
 }
 
@@ -449,13 +437,13 @@ pub(crate) trait About<T> {
 
 impl<T> About<T> for blocker::Result<T> {
     fn about(self, what: impl fmt::Display) -> Result<T, Failure> {
-        self.map_err(|error| Failure::Backend { what: what.to_string(), error })
+        self.map_err(|error| Failure::backend(what, &error))
     }
 }
 
 impl<T> About<T> for volumes::Result<T> {
     fn about(self, what: impl fmt::Display) -> Result<T, Failure> {
-        self.map_err(|error| Failure::Volume { what: what.to_string(), error })
+        self.map_err(|error| Failure::volume(what, &error))
     }
 }
 

@@ -98,7 +98,7 @@ fn init(directory: &Path, output: &Output) -> Verdict {
     let disk = RealDisk::open(directory, false).map_err(Failure::io(shown.to_string()))?;
     tools::init(&disk).map_err(|error| match error {
         OpenError::Disk(DiskError { error, .. }) if error.kind() == std::io::ErrorKind::AlreadyExists => {
-            Failure::Usage(format!("{shown} has a journal already"))
+            Failure::usage(format!("{shown} has a journal already"))
         }
         error => failure(directory, error),
     })?;
@@ -117,7 +117,7 @@ pub(super) fn open(directory: &Path) -> Result<RealDisk, Failure> {
 fn check_is_journal(directory: &Path) -> Result<(), Failure> {
     let shown = directory.display();
     if !directory.is_dir() {
-        return Err(Failure::Usage(format!("{shown} is no directory")));
+        return Err(Failure::usage(format!("{shown} is no directory")));
     }
     // Segments without a superblock are the remains of a journal.
     let is_own = |name: &str| ["journal", "discarded"].contains(&name) || name.starts_with("segment-");
@@ -131,7 +131,7 @@ fn check_is_journal(directory: &Path) -> Result<(), Failure> {
         let text = format!(
             "{shown} holds no journal: name the directory under [objects.journal] of the configuration"
         );
-        return Err(Failure::Usage(text));
+        return Err(Failure::usage(text));
     }
     Ok(())
 }
@@ -139,7 +139,7 @@ fn check_is_journal(directory: &Path) -> Result<(), Failure> {
 /// Returns the reason why a tool could not read a journal, as a line that names the directory.
 pub(super) fn failure(directory: &Path, error: OpenError) -> Failure {
     let shown = directory.display();
-    Failure::Unread(match error {
+    Failure::unread(match error {
         OpenError::Locked => format!("{shown} is in use: a process has the journal open; stop it first"),
         OpenError::Corrupt(corruption) => format!("{shown}: {corruption}"),
         OpenError::Disk(error) => format!("{shown} could not be read: {error}"),
@@ -189,7 +189,7 @@ impl Discard {
                 Err(error) => return Err(failure(directory, error)),
             };
             let text = format!("{shown} is kept: {lost}; --yes discards it (export saves it first)");
-            return Err(Failure::Usage(text));
+            return Err(Failure::usage(text));
         }
         // With buffered I/O, so that the tools work on any file system.
         let disk = RealDisk::open(directory, false).map_err(Failure::io(shown.to_string()))?;

@@ -49,8 +49,8 @@ impl Export {
         let disk = open(directory)?;
         // A path denotes a file store.
         let spec: BackendSpec = match self.to.contains(':') {
-            true => self.to.parse().map_err(Failure::Usage)?,
-            false => format!("file:{}", self.to).parse().map_err(Failure::Usage)?,
+            true => self.to.parse().map_err(Failure::usage)?,
+            false => format!("file:{}", self.to).parse().map_err(Failure::usage)?,
         };
         let (mut marks, mut begin) = (Marks::default(), Position(0));
         if !self.all {
@@ -149,13 +149,13 @@ impl Exporting<'_> {
                     let text = format!(
                         "{object} is there already; export into a store that has none of the objects"
                     );
-                    return Err(Failure::Usage(text));
+                    return Err(Failure::usage(text));
                 }
-                Err(error) => return Err(Failure::Backend { what: object.to_string(), error }),
+                Err(error) => return Err(Failure::backend(object, &error)),
             }
         }
         block_on(change.make(self.store))
-            .map_err(|error| Failure::Backend { what: object.to_string(), error })?;
+            .map_err(|error| Failure::backend(object, &error))?;
         let saved = self.saved.entry(object.clone()).or_default();
         saved.records += 1;
         saved.is_whole |= change.is_whole();

@@ -143,14 +143,14 @@ impl Namespaces {
                 output.write(lines.join("\n"), &answer)
             }
             NamespaceCommand::Show(Name { name }) => {
-                let missing = || Failure::Backend { what: name.clone(), error: Error::Missing };
+                let missing = || Failure::backend(name, &Error::Missing);
                 let answer = manager.show(name)?.ok_or_else(missing)?;
                 output.write(shown(&answer), &answer)
             }
             NamespaceCommand::Create(set) => {
                 let name = &set.name.name;
                 if manager.show(name)?.is_some() {
-                    return Err(Failure::Backend { what: name.clone(), error: Error::Exists });
+                    return Err(Failure::backend(name, &Error::Exists));
                 }
                 set.run(manager, output)
             }
@@ -257,7 +257,9 @@ impl Manager for ByAdmin {
     fn show(&self, name: &str) -> Result<Option<Value>, Failure> {
         match self.admin.get(&format!("/namespaces.json?name={}", encoded(name))) {
             // A server without an object cache does not have this route.
-            Err(Failure::Admin { status: Some(404), text, .. }) if text.contains("no namespace") => Ok(None),
+            Err(failure) if failure.status == Some(404) && failure.to_string().contains("no namespace") => {
+                Ok(None)
+            }
             shown => shown.map(Some),
         }
     }

@@ -182,7 +182,7 @@ impl Put {
                 let file = File::open(path).map_err(Failure::io(path.display().to_string()))?;
                 let metadata = file.metadata().map_err(Failure::io(path.display().to_string()))?;
                 if metadata.is_dir() {
-                    return Err(Failure::Usage(format!("{} is a directory", path.display())));
+                    return Err(Failure::usage(format!("{} is a directory", path.display())));
                 }
                 (Box::new(file), metadata.is_file().then_some(metadata.len()))
             }
@@ -267,7 +267,7 @@ impl Put {
 fn too_large(what: &str, limit: u64) -> Failure {
     let text =
         format!("{what} is larger than an object may be ({limit} bytes); --stripe splits it into several");
-    Failure::Usage(text)
+    Failure::usage(text)
 }
 
 /// Reads until the end of the input, or this many bytes.

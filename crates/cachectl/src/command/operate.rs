@@ -164,7 +164,7 @@ impl Health {
         let text: Vec<String> = reasons.iter().map(|reason| format!("{no}: {reason}")).collect();
         call.output.write(text.join("\n"), &value)?;
         let what = format!("{}{path}", admin.url());
-        Err(Failure::Admin { what, status: Some(503), text: no.into() })
+        Err(Failure::admin(what, Some(503), no))
     }
 }
 
@@ -197,7 +197,7 @@ fn invalidation(objects: &str) -> Result<Value, Failure> {
     let (bucket, key) = objects.split_once('/').unwrap_or((objects, ""));
     if bucket.is_empty() || bucket.contains('*') {
         let right = "BUCKET, BUCKET/KEY or BUCKET/PREFIX* is right";
-        return Err(Failure::Usage(format!("{objects:?} names no bucket; {right}")));
+        return Err(Failure::usage(format!("{objects:?} names no bucket; {right}")));
     }
     Ok(match key.strip_suffix('*') {
         Some(prefix) => json!({ "bucket": bucket, "prefix": prefix }),
@@ -230,7 +230,7 @@ pub(super) fn until_done(
         }
         if left.is_some_and(|left| left < Duration::from_millis(500)) {
             let text = answer["why"].as_str().unwrap_or("it is not done yet").to_owned();
-            return Err(Failure::Admin { what: format!("{}{path}", admin.url()), status: None, text });
+            return Err(Failure::admin(format!("{}{path}", admin.url()), None, text));
         }
     }
 }

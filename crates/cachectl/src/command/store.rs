@@ -71,7 +71,7 @@ impl Fsck {
                 self.dir.display(),
                 report.unread
             );
-            return Err(Failure::Unread(text));
+            return Err(Failure::unread(text));
         }
         let (objects, tombstones) = (report.objects, report.tombstones);
         let verdict = match (report.damaged, self.repair) {
@@ -136,7 +136,7 @@ impl Sweep {
         let age = Duration::from_secs(self.age);
         if age < Store::SWEEP_AGE_MIN && !self.alone {
             let least = Store::SWEEP_AGE_MIN.as_secs();
-            return Err(Failure::Usage(format!(
+            return Err(Failure::usage(format!(
                 "--age takes {least} or more: a younger left-over may be a change under way; with --alone, where no \
                  other program uses the bucket, it takes less"
             )));
@@ -151,7 +151,7 @@ impl Sweep {
         };
         let Some(swept) = context.opened.store.sweep(age, self.dry_run, watch) else {
             let text = "only a store on S3 has a sweep: name one with --backend s3:BUCKET,...; a file store has fsck";
-            return Err(Failure::Usage(text.into()));
+            return Err(Failure::usage(text));
         };
         let counts =
             block_on(swept).about("the sweep has not come to its end; what it has removed stays so")?;
@@ -226,7 +226,7 @@ impl Bench {
         let most = limits.object_bytes_max.min(limits.request_bytes_max);
         if self.size > self.object_size || self.object_size > most {
             let text = format!("--size must be at most --object-size, and that at most {most}");
-            return Err(Failure::Usage(text));
+            return Err(Failure::usage(text));
         }
         let objects = (0..self.objects).map(|n| context.object(&format!("cachectl-bench/{n:08}")));
         let objects = objects.collect::<Result<Vec<_>, _>>()?;
@@ -355,7 +355,7 @@ pub(crate) struct Conformance {
 impl Conformance {
     pub(crate) fn run(&self, context: &Context<'_>) -> Result<(), Failure> {
         if !(1..=100).contains(&self.prefix.len()) {
-            return Err(Failure::Usage("--prefix takes 1 to 100 bytes".into()));
+            return Err(Failure::usage("--prefix takes 1 to 100 bytes"));
         }
         let mut options = Options::default();
         options.seed = self.seed;
@@ -377,10 +377,10 @@ impl Conformance {
         context.output.write(text, &value)?;
         match (failed, passed) {
             (0, 0) => {
-                Err(Failure::Usage(format!("no case is called {:?}, or all were skipped", self.filter)))
+                Err(Failure::usage(format!("no case is called {:?}, or all were skipped", self.filter)))
             }
             (0, _) => Ok(()),
-            (failed, _) => Err(Failure::NotConforming(failed)),
+            (failed, _) => Err(Failure::not_conforming(failed)),
         }
     }
 }

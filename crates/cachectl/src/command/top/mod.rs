@@ -46,7 +46,7 @@ impl Top {
         }
         if !std::io::stdout().is_terminal() || call.output.is_json() {
             let text = "top needs a terminal; for scripts: top --once, with or without --json";
-            return Err(Failure::Usage(text.into()));
+            return Err(Failure::usage(text));
         }
         let timeout = call.timeout.map_or(ANSWER_TIMEOUT_MAX, |timeout| timeout.min(ANSWER_TIMEOUT_MAX));
         screen::watch(Admin::new(call.admin, Some(timeout))?, Duration::from_secs(self.every.into()))
@@ -55,11 +55,8 @@ impl Top {
 
 fn parse(document: Value) -> Result<Value, Failure> {
     if !document.get("instance").is_some_and(Value::is_string) {
-        return Err(Failure::Admin {
-            what: "/status.json".into(),
-            status: None,
-            text: "the answer is not a status: it has no instance".into(),
-        });
+        let why = "the answer is not a status: it has no instance";
+        return Err(Failure::admin("/status.json", None, why));
     }
     Ok(document)
 }

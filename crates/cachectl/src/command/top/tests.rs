@@ -196,7 +196,7 @@ fn without_colours_everything_is_still_said() {
 
 #[test]
 fn a_server_away_keeps_its_last_figures_marked_as_old() {
-    let failure = || Failure::Admin { what: "URL".into(), status: None, text: "connection refused".into() };
+    let failure = || Failure::admin("URL", None, "connection refused");
     let mut screen = screen();
     take(&mut screen, Err(failure()), None);
     has(

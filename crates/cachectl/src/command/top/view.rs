@@ -484,7 +484,7 @@ pub(super) fn printable(text: &str, longest: usize) -> String {
     let mut shown = String::new();
     let mut letters = text.chars();
     for letter in letters.by_ref().take(longest) {
-        if is_plain(letter) {
+        if volumes::is_shown(letter) {
             shown.push(letter);
         } else if u32::from(letter) < 256 {
             shown.push_str(&format!("\\x{:02x}", u32::from(letter)));
@@ -496,29 +496,6 @@ pub(super) fn printable(text: &str, longest: usize) -> String {
         shown.push('…');
     }
     shown
-}
-
-fn is_plain(letter: char) -> bool {
-    let invisible = matches!(
-        u32::from(letter),
-        0xad | 0x34f
-            | 0x61c
-            | 0x115f..=0x1160
-            | 0x17b4..=0x17b5
-            | 0x180b..=0x180f
-            | 0x200b..=0x200f
-            | 0x2028..=0x202e
-            | 0x2060..=0x206f
-            | 0x2800
-            | 0x3164
-            | 0xd800..=0xf8ff
-            | 0xfe00..=0xfe0f
-            | 0xfeff
-            | 0xffa0
-            | 0xfff0..=0xfffb
-            | 0xe0000..
-    );
-    !letter.is_control() && !invisible
 }
 
 #[cfg(test)]

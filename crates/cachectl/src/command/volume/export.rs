@@ -314,7 +314,7 @@ impl ImportDiff {
         let interrupt = Interrupt::watch()?;
         let name = self.name.name.as_str();
         let mut input = Input::open_stream(self.file.as_deref())?;
-        Setting::check_writable(&self.settings).map_err(Failure::Usage)?;
+        Setting::check_writable(&self.settings).map_err(Failure::usage)?;
         let (first, header) = begin(&mut input, &interrupt)?;
         let volumes = self.store.volumes(context)?;
         let is_there = match block_on(volumes.info(name)) {
@@ -324,7 +324,7 @@ impl ImportDiff {
         };
         let volume = if is_there {
             if !self.settings.is_empty() {
-                return Err(Failure::Usage(format!("{name} exists, and --set is for a volume that is made")));
+                return Err(Failure::usage(format!("{name} exists, and --set is for a volume that is made")));
             }
             block_on(volumes.open(name, self.take_over.options())).about(name)?
         } else {
@@ -404,7 +404,7 @@ impl Stream<'_> {
         let text = format!(
             "{name} was changed since its snapshot {from}, at which the stream begins: roll it back to that first"
         );
-        Err(Failure::Usage(text))
+        Err(Failure::usage(text))
     }
 
     /// Applies the stream, which begins with `first`. Returns its length in bytes.

@@ -81,14 +81,14 @@ impl Import {
         let volumes = self.store.volumes(context)?;
         let known = self.size.max(input.len);
         if input.len.is_some_and(|len| self.size.is_some_and(|size| size < len)) {
-            return Err(Failure::Usage(format!("{} is larger than --size", input.name)));
+            return Err(Failure::usage(format!("{} is larger than --size", input.name)));
         }
-        Setting::check_writable(&self.settings).map_err(Failure::Usage)?;
+        Setting::check_writable(&self.settings).map_err(Failure::usage)?;
         let volume = if self.existing {
             block_on(volumes.open(name, self.take_over.options())).about(name)?
         } else {
             if known == Some(0) || (known.is_none() && first.is_none()) {
-                return Err(Failure::Usage(format!("{} is empty, and a volume is not", input.name)));
+                return Err(Failure::usage(format!("{} is empty, and a volume is not", input.name)));
             }
             made(&volumes, name, known.unwrap_or(SIZE_BYTES), Setting::settings(&self.settings))?
         };
@@ -190,7 +190,7 @@ impl Target<'_> {
 
     fn too_small(&self, input: &Input) -> Failure {
         let has = shown_size(self.volume.size_bytes());
-        Failure::Usage(format!("{} is larger than {}, which has {has}", input.name, self.name))
+        Failure::usage(format!("{} is larger than {}, which has {has}", input.name, self.name))
     }
 }
 
@@ -207,7 +207,7 @@ fn check_raw(name: &str, first: Option<&Piece>) -> Result<(), Failure> {
     ];
     let begin = first.filter(|piece| piece.offset == 0).map_or(&[][..], |piece| &piece.data);
     match FORMATS.iter().find(|(magic, ..)| begin.starts_with(magic)) {
-        Some((_, format, remedy)) => Err(Failure::Usage(format!(
+        Some((_, format, remedy)) => Err(Failure::usage(format!(
             "{name} looks like {format}: {remedy}; --raw takes the bytes as they are"
         ))),
         None => Ok(()),

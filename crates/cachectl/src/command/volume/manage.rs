@@ -180,7 +180,7 @@ impl<'a> Server<'a> {
         }
         match damaged {
             0 => Ok(()),
-            count => Err(Failure::Problems { count, is_loss: true }),
+            count => Err(Failure::problems(count, true)),
         }
     }
 
@@ -311,7 +311,7 @@ impl<'a> Server<'a> {
         self.output.write(super::report(&answer), &answer)?;
         match super::problems(&answer) {
             (0, false) => Ok(()),
-            (count, is_loss) => Err(Failure::Problems { count, is_loss }),
+            (count, is_loss) => Err(Failure::problems(count, is_loss)),
         }
     }
 
@@ -343,7 +343,7 @@ impl<'a> Server<'a> {
 
 /// Returns the failure of a command that would lose data and was not confirmed.
 fn kept(name: &str, why: &str) -> Failure {
-    Failure::Usage(format!("{name} is kept as it is: {why}"))
+    Failure::usage(format!("{name} is kept as it is: {why}"))
 }
 
 /// The wait between two polls of a job.
@@ -374,11 +374,7 @@ fn followed(admin: &Admin, job: u64) -> Result<Value, Failure> {
             Some("failed") => {
                 let text = line_of(answer["error"].as_str().unwrap_or("the job failed"));
                 let status = answer["status"].as_u64().and_then(|status| u16::try_from(status).ok());
-                return Err(Failure::Refused {
-                    what: admin.url().to_owned(),
-                    status: status.unwrap_or(500),
-                    text,
-                });
+                return Err(Failure::refused(admin.url(), status.unwrap_or(500), text));
             }
             Some("running") => {
                 let [done, total] = ["done", "total"].map(|key| answer[key].as_u64().unwrap_or(0));
@@ -386,7 +382,7 @@ fn followed(admin: &Admin, job: u64) -> Result<Value, Failure> {
             }
             _ => {
                 let text = format!("job {job} has no state that is known here");
-                return Err(Failure::Admin { what: admin.url().to_owned(), status: None, text });
+                return Err(Failure::admin(admin.url(), None, text));
             }
         }
         interrupt.sleep(STEP).map_err(|failure| {

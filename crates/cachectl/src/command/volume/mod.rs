@@ -7,6 +7,8 @@ mod import;
 mod manage;
 mod name;
 
+use std::time::{Duration, UNIX_EPOCH};
+
 use clap::{Args, Subcommand};
 use manage::Server;
 use name::shown_size;
@@ -272,19 +274,11 @@ fn problems(of: &Value) -> (u64, bool) {
 
 /// Returns a time in seconds since 1970 as a date.
 fn date(unix_secs: u64) -> String {
-    let (days, second) = (unix_secs / 86_400, unix_secs % 86_400);
-    // Years begin in March here, so that a leap day is the last day of a year; 400 years have 146
-    // 097 days.
-    let days = days + 719_468;
-    let (era, day) = (days / 146_097, days % 146_097);
-    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
-    let day = day - (365 * year + year / 4 - year / 100);
-    let month = (5 * day + 2) / 153;
-    let day = day - (153 * month + 2) / 5 + 1;
-    let month = if month < 10 { month + 3 } else { month - 9 };
-    let year = era * 400 + year + u64::from(month <= 2);
-    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
-    format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02} UTC")
+    /// The last second of the year 9999, after which there is no such date.
+    const UNIX_SECS_MAX: u64 = 253_402_300_799;
+    let since = Duration::from_secs(unix_secs.min(UNIX_SECS_MAX));
+    let time = humantime::format_rfc3339_seconds(UNIX_EPOCH + since);
+    time.to_string().replace('T', " ").replace('Z', " UTC")
 }
 
 #[cfg(test)]
@@ -301,6 +295,7 @@ mod tests {
             (1_709_251_199, "2024-02-29 23:59:59 UTC"),
             (1_795_437_605, "2026-11-23 12:40:05 UTC"),
             (4_107_542_400, "2100-03-01 00:00:00 UTC"),
+            (u64::MAX, "9999-12-31 23:59:59 UTC"),
         ] {
             assert_eq!(date(unix_secs), wanted);
         }
