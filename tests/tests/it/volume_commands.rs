@@ -84,7 +84,7 @@ fn a_disk_is_imported_used_rolled_back_and_copied_elsewhere() {
     // The client's data, written between two snapshots.
     let mut disk = connect(&daemon, "disk");
     assert_eq!(disk.read(5 * MIB, 4).expect("it is read"), [7; 4]);
-    assert!(done(&daemon, &["snapshot", "disk@clean"]).starts_with("disk@clean is made"));
+    assert!(done(&daemon, &["snapshot", "disk@clean"]).starts_with("disk@clean is created"));
     disk.write(100, b"changed").expect("it is written");
     disk.flush().expect("it is flushed");
     done(&daemon, &["snapshot", "disk@changed"]);
@@ -224,7 +224,7 @@ fn a_damaged_volume_is_named_and_deleted_and_the_others_are_listed() {
     assert_eq!(connect(&daemon, "disk").read(0, 4).expect("it is read"), [0; 4]);
     // It is removed only by its own command.
     refused(&daemon, &["delete", "broken", "--yes"], 1, "set `damaged` to delete the volume anyway");
-    refused(&daemon, &["delete", "broken", "--damaged"], 2, "broken is kept as it is");
+    refused(&daemon, &["delete", "broken", "--damaged"], 2, "broken is unchanged");
     assert!(done(&daemon, &["delete", "broken", "--damaged", "--yes"]).contains("broken is deleted"));
     wait_until_detached(&daemon, "disk");
     let checked = done(&daemon, &["check"]);

@@ -128,12 +128,12 @@ fn each_command_is_one_request_of_the_contract() {
     let body = json!({ "name": "disk", "settings": { "is_read_only": true } });
     asks(&["set", "disk", "is_read_only=true"], "POST /volumes/set", body, done.clone(), "disk is set");
     let body = json!({ "volumes": ["disk", "data", "log"], "snapshot": "monday" });
-    let shown = "disk@monday, data@monday, log@monday are made, of one instant";
+    let shown = "disk@monday, data@monday, log@monday are created, of one instant";
     asks(&["snapshot", "disk@monday", "data", "log"], "POST /volumes/snapshot", body, done.clone(), shown);
     let body = json!({ "name": "disk", "snapshot": "monday" });
     let delete = ["delete-snapshot", "disk@monday", "--yes"];
     asks(&delete, "POST /volumes/delete-snapshot", body.clone(), done.clone(), "disk@monday is deleted");
-    let shown = "disk is what it was: disk@monday";
+    let shown = "disk is restored to disk@monday";
     asks(&["rollback", "disk@monday", "--yes"], "POST /volumes/rollback", body, done.clone(), shown);
     let body = json!({ "name": "disk" });
     let shown = "disk depends on no other volume";
@@ -142,10 +142,10 @@ fn each_command_is_one_request_of_the_contract() {
     let damaged = json!({ "name": "disk", "damaged": true });
     let delete = ["delete", "disk", "--damaged", "--yes"];
     asks(&delete, "POST /volumes/delete", damaged, done.clone(), "disk is deleted");
-    let shown = "disk is stored and given up: another host may take it";
+    let shown = "disk is stored and detached: another host may attach it";
     asks(&["detach", "disk"], "POST /volumes/detach", body, done, shown);
     let (code, output, _, asked) = run(&["take-over", "disk", "--yes"], &[(200, json!({}))]);
-    assert_eq!((code, output.as_str()), (Some(0), "disk is taken over, and has no owner\n"));
+    assert_eq!((code, output.as_str()), (Some(0), "disk is detached from its owner\n"));
     assert_eq!(asked, [("POST /volumes/take-over".to_owned(), json!({ "name": "disk" }))]);
     let report = json!({ "volumes": 2, "objects": 9, "problems": [] });
     let shown = "2 volumes, 9 objects: in order";
@@ -191,10 +191,10 @@ fn what_would_lose_data_is_confirmed_first() {
         (
             &["take-over", "disk"],
             &[(200, json!({ "owner": "node2" }))],
-            "node2 has it; if that is gone, --yes",
+            "its owner is node2; --yes confirms that it is gone",
         ),
-        (&["rollback", "disk@monday"], &[], "what was written since monday would be lost; --yes"),
-        (&["delete-snapshot", "disk@monday"], &[], "disk@monday is kept as it is: what it alone has"),
+        (&["rollback", "disk@monday"], &[], "data written since monday would be lost; --yes"),
+        (&["delete-snapshot", "disk@monday"], &[], "disk@monday is unchanged: data that only it contains would be lost"),
     ] {
         let (code, _, error, asked) = run(arguments, answers);
         assert_eq!((code, error.lines().count()), (Some(2), 1), "{error}");

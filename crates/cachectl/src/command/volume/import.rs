@@ -19,8 +19,7 @@ use rustix::io::Errno;
 use serde_json::json;
 use volumes::{Error, Volume, Volumes};
 
-use crate::command::volume::Context;
-use crate::command::volume::manage::Name;
+use crate::command::volume::{Context, Name};
 use crate::command::volume::name::{
     Setting, StoreArguments, TakeOver, ended, made, removed, shown_size, size,
 };

@@ -2,153 +2,12 @@
 
 use std::time::Duration;
 
-use clap::Args;
 use serde_json::{Value, json};
 
 use crate::admin::{Admin, encoded, line_of, list};
 use crate::command::Call;
-use crate::command::volume::name::{
-    Setting, SnapshotName, Source, shown_size, size, snapshot_name, volume_name,
-};
+use crate::command::volume::name::{SnapshotName, Source, shown_size};
 use crate::output::{Failure, Interrupt, Output, Progress};
-
-#[derive(Args)]
-pub(crate) struct Create {
-    #[command(flatten)]
-    name: Name,
-    /// Its size: bytes, or 512M, 20G, 1T.
-    #[arg(value_parser = size)]
-    size: u64,
-    /// Settings: is_read_only=true, write=back (through, around), quota_bytes_max=40G,
-    /// object_bytes=4M, and those of `volume set`.
-    #[arg(value_name = "KEY=VALUE")]
-    settings: Vec<Setting>,
-}
-
-#[derive(Args)]
-pub(crate) struct Name {
-    /// The name of the volume.
-    #[arg(value_name = "VOLUME", value_parser = volume_name)]
-    pub(super) name: String,
-}
-
-#[derive(Args)]
-pub(crate) struct Clone {
-    /// The snapshot, or the volume as it is now.
-    #[arg(value_name = "VOLUME[@SNAPSHOT]")]
-    source: Source,
-    /// The name of the new volume.
-    #[arg(value_name = "NAME", value_parser = volume_name)]
-    name: String,
-}
-
-#[derive(Args)]
-pub(crate) struct Resize {
-    #[command(flatten)]
-    name: Name,
-    /// The new size: bytes, or 512M, 20G, 1T.
-    #[arg(value_parser = size)]
-    size: u64,
-    /// Yes, make it smaller: what lies beyond the new end is lost.
-    #[arg(long)]
-    yes: bool,
-}
-
-#[derive(Args)]
-pub(crate) struct Set {
-    #[command(flatten)]
-    name: Name,
-    /// Settings: is_read_only=true, write=back (through, around, none), quota_bytes_max=40G (none);
-    /// store_requests_per_second_max=500, store_bytes_per_second_max=50M, store_burst_ms=1000
-    /// (none).
-    #[arg(value_name = "KEY=VALUE", required = true)]
-    settings: Vec<Setting>,
-}
-
-#[derive(Args)]
-pub(crate) struct Snapshot {
-    /// The snapshot to make.
-    #[arg(value_name = "VOLUME@SNAPSHOT")]
-    snapshot: SnapshotName,
-    /// Further volumes that get the snapshot at the same instant.
-    #[arg(value_name = "VOLUME", value_parser = volume_name)]
-    more: Vec<String>,
-}
-
-#[derive(Args)]
-pub(crate) struct DeleteSnapshot {
-    /// The snapshot to delete.
-    #[arg(value_name = "VOLUME@SNAPSHOT")]
-    snapshot: SnapshotName,
-    /// Yes, delete it.
-    #[arg(long)]
-    yes: bool,
-}
-
-#[derive(Args)]
-pub(crate) struct Rollback {
-    /// The snapshot that the volume becomes again.
-    #[arg(value_name = "VOLUME@SNAPSHOT")]
-    snapshot: SnapshotName,
-    /// Yes, drop the data written since.
-    #[arg(long)]
-    yes: bool,
-}
-
-#[derive(Args)]
-pub(crate) struct Delete {
-    #[command(flatten)]
-    name: Name,
-    /// Yes, delete it with its snapshots.
-    #[arg(long)]
-    yes: bool,
-    /// Delete it even if its map is damaged, by listing its objects. No other host may have it.
-    #[arg(long)]
-    damaged: bool,
-}
-
-#[derive(Args)]
-pub(crate) struct HandOver {
-    #[command(flatten)]
-    name: Name,
-    /// The owner that is to have it: `owner` in [volumes] of its configuration, or the name of its
-    /// host.
-    #[arg(value_name = "OWNER")]
-    to: String,
-}
-
-#[derive(Args)]
-pub(crate) struct TakeOver {
-    #[command(flatten)]
-    name: Name,
-    /// Yes, its owner is gone.
-    #[arg(long)]
-    yes: bool,
-}
-
-#[derive(Args)]
-pub(crate) struct Check {
-    /// Remove what operations that were cut short have left.
-    #[arg(long)]
-    repair: bool,
-}
-
-#[derive(Args)]
-pub(crate) struct Diff {
-    /// The volume as it is now, or a snapshot of it.
-    #[arg(value_name = "VOLUME[@SNAPSHOT]")]
-    to: Source,
-    /// The snapshot to compare with; without it, everything that was ever written is listed.
-    #[arg(long, value_name = "SNAPSHOT", value_parser = snapshot_name)]
-    from: Option<String>,
-}
-
-#[derive(Args)]
-pub(crate) struct Job {
-    /// The number of the job, as a command that was interrupted names it.
-    #[arg(value_name = "NUMBER")]
-    number: u64,
-}
 
 /// A server's admin listener, and the destination of the result.
 pub(super) struct Server<'a> {
@@ -161,9 +20,10 @@ impl<'a> Server<'a> {
         Ok(Self { admin: call.admin()?, output: call.output })
     }
 
-    /// Requests a change, and waits for its completion.
-    fn change(&self, path: &str, body: &Value) -> Result<Value, Failure> {
-        finished(&self.admin, self.admin.post(path, body)?)
+    /// Requests a change, waits for its completion, and writes the line `done`.
+    pub(super) fn change(&self, path: &str, body: &Value, done: String) -> Result<(), Failure> {
+        let answer = finished(&self.admin, self.admin.post(path, body)?)?;
+        self.output.write(done, &answer)
     }
 
     /// Returns the description of one volume.
@@ -184,89 +44,56 @@ impl<'a> Server<'a> {
         }
     }
 
-    pub(super) fn show(&self, Name { name }: &Name) -> Result<(), Failure> {
+    pub(super) fn show(&self, name: &str) -> Result<(), Failure> {
         let answer = self.volume(name)?;
         self.output.write(super::volume(&answer), &answer)
     }
 
-    pub(super) fn create(&self, create: &Create) -> Result<(), Failure> {
-        let Create { name: Name { name }, size, settings } = create;
-        let body = json!({ "name": name, "size_bytes": size, "settings": Setting::values(settings) });
-        let answer = self.change("/volumes/create", &body)?;
-        self.output.write(format!("{name} is a volume of {}", shown_size(*size)), &answer)
-    }
-
-    pub(super) fn clone_volume(&self, Clone { source, name }: &Clone) -> Result<(), Failure> {
-        let body = json!({ "source": source.volume, "snapshot": source.snapshot, "name": name });
-        let answer = self.change("/volumes/clone", &body)?;
-        self.output.write(format!("{name} is a clone of {}", source.shown()), &answer)
-    }
-
-    pub(super) fn resize(&self, Resize { name: Name { name }, size, yes }: &Resize) -> Result<(), Failure> {
+    pub(super) fn resize(&self, name: &str, size: u64, yes: bool) -> Result<(), Failure> {
         if !yes {
             let has = self.volume(name)?["size_bytes"].as_u64().unwrap_or(0);
-            if *size < has {
+            if size < has {
                 let (has, lost) = (shown_size(has), shown_size(has - size));
-                return Err(kept(
-                    name,
-                    &format!("it has {has}, and the last {lost} would be lost; --yes cuts it"),
-                ));
+                let why = format!("it has {has}, and the last {lost} would be lost; --yes confirms that");
+                return Err(unchanged(name, &why));
             }
         }
         let body = json!({ "name": name, "size_bytes": size, "shrink": yes });
-        let answer = self.change("/volumes/resize", &body)?;
-        self.output.write(format!("{name} has {}", shown_size(*size)), &answer)
+        self.change("/volumes/resize", &body, format!("{name} has {}", shown_size(size)))
     }
 
-    pub(super) fn set(&self, Set { name: Name { name }, settings }: &Set) -> Result<(), Failure> {
-        let body = json!({ "name": name, "settings": Setting::values(settings) });
-        let answer = self.change("/volumes/set", &body)?;
-        self.output.write(format!("{name} is set"), &answer)
-    }
-
-    pub(super) fn snapshot(&self, Snapshot { snapshot, more }: &Snapshot) -> Result<(), Failure> {
-        let SnapshotName { volume, snapshot } = snapshot;
+    pub(super) fn snapshot(&self, first: &SnapshotName, more: &[String]) -> Result<(), Failure> {
+        let SnapshotName { volume, snapshot } = first;
         let volumes: Vec<&String> = std::iter::once(volume).chain(more).collect();
         let body = json!({ "volumes": volumes, "snapshot": snapshot });
-        let answer = self.change("/volumes/snapshot", &body)?;
         let made: Vec<String> = volumes.iter().map(|volume| format!("{volume}@{snapshot}")).collect();
-        let text = if made.len() == 1 { "is made" } else { "are made, of one instant" };
-        self.output.write(format!("{} {text}", made.join(", ")), &answer)
+        let text = if made.len() == 1 { "is created" } else { "are created, of one instant" };
+        self.change("/volumes/snapshot", &body, format!("{} {text}", made.join(", ")))
     }
 
-    pub(super) fn delete_snapshot(&self, delete: &DeleteSnapshot) -> Result<(), Failure> {
-        let SnapshotName { volume, snapshot } = &delete.snapshot;
-        if !delete.yes {
-            let shown = format!("{volume}@{snapshot}");
-            return Err(kept(&shown, "what it alone has would be lost; --yes deletes it"));
-        }
-        let body = json!({ "name": volume, "snapshot": snapshot });
-        let answer = self.change("/volumes/delete-snapshot", &body)?;
-        self.output.write(format!("{volume}@{snapshot} is deleted"), &answer)
-    }
-
-    pub(super) fn rollback(&self, Rollback { snapshot, yes }: &Rollback) -> Result<(), Failure> {
-        let SnapshotName { volume, snapshot } = snapshot;
+    pub(super) fn delete_snapshot(&self, name: &SnapshotName, yes: bool) -> Result<(), Failure> {
+        let SnapshotName { volume, snapshot } = name;
+        let shown = format!("{volume}@{snapshot}");
         if !yes {
-            let why = format!("what was written since {snapshot} would be lost; --yes rolls it back");
-            return Err(kept(volume, &why));
+            return Err(unchanged(&shown, "data that only it contains would be lost; --yes confirms that"));
         }
         let body = json!({ "name": volume, "snapshot": snapshot });
-        let answer = self.change("/volumes/rollback", &body)?;
-        self.output.write(format!("{volume} is what it was: {volume}@{snapshot}"), &answer)
+        self.change("/volumes/delete-snapshot", &body, format!("{shown} is deleted"))
     }
 
-    pub(super) fn flatten(&self, Name { name }: &Name) -> Result<(), Failure> {
-        let answer = self.change("/volumes/flatten", &json!({ "name": name }))?;
-        self.output.write(format!("{name} depends on no other volume"), &answer)
+    pub(super) fn rollback(&self, name: &SnapshotName, yes: bool) -> Result<(), Failure> {
+        let SnapshotName { volume, snapshot } = name;
+        if !yes {
+            let why = format!("data written since {snapshot} would be lost; --yes confirms that");
+            return Err(unchanged(volume, &why));
+        }
+        let body = json!({ "name": volume, "snapshot": snapshot });
+        self.change("/volumes/rollback", &body, format!("{volume} is restored to {volume}@{snapshot}"))
     }
 
-    pub(super) fn delete(
-        &self,
-        Delete { name: Name { name }, yes, damaged }: &Delete,
-    ) -> Result<(), Failure> {
-        if !yes && *damaged {
-            return Err(kept(name, "all that it has would be lost; --yes deletes it"));
+    pub(super) fn delete(&self, name: &str, yes: bool, damaged: bool) -> Result<(), Failure> {
+        if !yes && damaged {
+            return Err(unchanged(name, "all its data would be lost; --yes confirms that"));
         }
         if !yes {
             let of = self.volume(name)?;
@@ -276,38 +103,29 @@ impl<'a> Server<'a> {
                 1 => " and its snapshot".to_owned(),
                 count => format!(" and its {count} snapshots"),
             };
-            return Err(kept(name, &format!("its {size}{snapshots} would be lost; --yes deletes it")));
+            let why = format!("its {size}{snapshots} would be lost; --yes confirms that");
+            return Err(unchanged(name, &why));
         }
         // A server from before this option existed refuses the key.
-        let body = if *damaged { json!({ "name": name, "damaged": true }) } else { json!({ "name": name }) };
-        let answer = self.change("/volumes/delete", &body)?;
-        self.output.write(format!("{name} is deleted"), &answer)
+        let body = if damaged { json!({ "name": name, "damaged": true }) } else { json!({ "name": name }) };
+        self.change("/volumes/delete", &body, format!("{name} is deleted"))
     }
 
-    pub(super) fn detach(&self, Name { name }: &Name) -> Result<(), Failure> {
-        let answer = self.change("/volumes/detach", &json!({ "name": name }))?;
-        self.output.write(format!("{name} is stored and given up: another host may take it"), &answer)
-    }
-
-    pub(super) fn hand_over(&self, HandOver { name: Name { name }, to }: &HandOver) -> Result<(), Failure> {
-        let answer = self.change("/volumes/hand-over", &json!({ "name": name, "to": to }))?;
-        self.output.write(format!("{name} is stored and handed over to {}", line_of(to)), &answer)
-    }
-
-    pub(super) fn take_over(&self, TakeOver { name: Name { name }, yes }: &TakeOver) -> Result<(), Failure> {
+    pub(super) fn take_over(&self, name: &str, yes: bool) -> Result<(), Failure> {
         if !yes {
             let owner = match self.volume(name)?["owner"].as_str() {
-                Some(owner) => format!("{} has it; if that is gone, --yes takes it over", line_of(owner)),
-                None => "it has no owner; the next server that opens it takes it".to_owned(),
+                Some(owner) => format!("its owner is {}; --yes confirms that it is gone", line_of(owner)),
+                None => "it has no owner; the next server that opens it attaches it".to_owned(),
             };
-            return Err(kept(name, &owner));
+            return Err(unchanged(name, &owner));
         }
-        let answer = self.change("/volumes/take-over", &json!({ "name": name }))?;
-        self.output.write(format!("{name} is taken over, and has no owner"), &answer)
+        let done = format!("{name} is detached from its owner");
+        self.change("/volumes/take-over", &json!({ "name": name }), done)
     }
 
-    pub(super) fn check(&self, Check { repair }: &Check) -> Result<(), Failure> {
-        let answer = self.change("/volumes/check", &json!({ "repair": repair }))?;
+    pub(super) fn check(&self, repair: bool) -> Result<(), Failure> {
+        let answer = self.admin.post("/volumes/check", &json!({ "repair": repair }))?;
+        let answer = finished(&self.admin, answer)?;
         self.output.write(super::report(&answer), &answer)?;
         match super::problems(&answer) {
             (0, false) => Ok(()),
@@ -316,8 +134,8 @@ impl<'a> Server<'a> {
     }
 
     /// Lists a difference, page by page.
-    pub(super) fn diff(&self, Diff { to, from }: &Diff) -> Result<(), Failure> {
-        let [from, snapshot] = [from, &to.snapshot].map(|name| encoded(name.as_deref().unwrap_or_default()));
+    pub(super) fn diff(&self, to: &Source, from: Option<&str>) -> Result<(), Failure> {
+        let [from, snapshot] = [from, to.snapshot.as_deref()].map(|name| encoded(name.unwrap_or_default()));
         let base = format!("/volumes/diff?name={}&from={from}&to={snapshot}", encoded(&to.volume));
         let mut offset = 0;
         loop {
@@ -335,15 +153,15 @@ impl<'a> Server<'a> {
         }
     }
 
-    pub(super) fn job(&self, Job { number }: &Job) -> Result<(), Failure> {
-        let answer = followed(&self.admin, *number)?;
+    pub(super) fn job(&self, number: u64) -> Result<(), Failure> {
+        let answer = followed(&self.admin, number)?;
         self.output.write(format!("job {number} is done"), &answer)
     }
 }
 
 /// Returns the failure of a command that would lose data and was not confirmed.
-fn kept(name: &str, why: &str) -> Failure {
-    Failure::usage(format!("{name} is kept as it is: {why}"))
+fn unchanged(name: &str, why: &str) -> Failure {
+    Failure::usage(format!("{name} is unchanged: {why}"))
 }
 
 /// The wait between two polls of a job.

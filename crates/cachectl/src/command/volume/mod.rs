@@ -11,11 +11,11 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use clap::{Args, Subcommand};
 use manage::Server;
-use name::shown_size;
-use serde_json::Value;
+use name::{Setting, SnapshotName, Source, shown_size, size, snapshot_name, volume_name};
+use serde_json::{Value, json};
 
 use super::{Call, Context};
-use crate::admin::{list, plain};
+use crate::admin::{line_of, list, plain};
 use crate::output::Failure;
 
 #[derive(Args)]
@@ -26,80 +26,177 @@ pub(crate) struct Volume {
 
 #[derive(Subcommand)]
 enum VolumeCommand {
-    /// Make a volume, which reads as zeros and takes no space: volume create disk 20G.
-    Create(manage::Create),
+    /// Create a volume, which reads as zeros and takes no space: volume create disk 20G.
+    Create {
+        #[command(flatten)]
+        name: Name,
+        /// The size: bytes, or 512M, 20G, 1T.
+        #[arg(value_parser = size)]
+        size: u64,
+        /// Settings: is_read_only=true, write=back (through, around), quota_bytes_max=40G,
+        /// object_bytes=4M, and those of `volume set`.
+        #[arg(value_name = "KEY=VALUE")]
+        settings: Vec<Setting>,
+    },
     /// List the volumes.
     List,
-    /// Show one volume with its snapshots, and the space that it uses.
-    Show(manage::Name),
-    /// Make a volume of a snapshot, or of a volume as it is now. No data are copied.
-    Clone(manage::Clone),
-    /// Change the size of a volume. New space reads as zeros; --yes makes it smaller.
+    /// Show one volume with its snapshots and its space usage.
+    Show(Name),
+    /// Create a volume from a snapshot, or from the current content of a volume. No data are copied.
+    Clone {
+        /// The snapshot, or the volume with its current content.
+        #[arg(value_name = "VOLUME[@SNAPSHOT]")]
+        source: Source,
+        /// The name of the new volume.
+        #[arg(value_name = "NAME", value_parser = volume_name)]
+        name: String,
+    },
+    /// Change the size of a volume. New space reads as zeros; a smaller size requires --yes.
     ///
-    /// Clients of the volume see the new size when they connect again.
-    Resize(manage::Resize),
+    /// Clients of the volume see the new size when they reconnect.
+    Resize {
+        #[command(flatten)]
+        name: Name,
+        /// The new size: bytes, or 512M, 20G, 1T.
+        #[arg(value_parser = size)]
+        size: u64,
+        /// Make the volume smaller: the data beyond the new end are lost.
+        #[arg(long)]
+        yes: bool,
+    },
     /// Change the settings of a volume, which are kept with it. Refused while connections use it.
-    Set(manage::Set),
-    /// Make a snapshot of a volume, or of several at one instant: volume snapshot disk@monday data
-    /// log.
-    Snapshot(manage::Snapshot),
-    /// Delete a snapshot. Clones of it, and other snapshots, keep what they have.
-    DeleteSnapshot(manage::DeleteSnapshot),
-    /// Restore a volume to a snapshot of it. Data written since are lost, unless another snapshot
-    /// has them.
+    Set {
+        #[command(flatten)]
+        name: Name,
+        /// Settings: is_read_only=true, write=back (through, around, none), quota_bytes_max=40G
+        /// (none); store_requests_per_second_max=500, store_bytes_per_second_max=50M,
+        /// store_burst_ms=1000 (none).
+        #[arg(value_name = "KEY=VALUE", required = true)]
+        settings: Vec<Setting>,
+    },
+    /// Create a snapshot of a volume, or of several volumes at one instant: volume snapshot
+    /// disk@monday data log.
+    Snapshot {
+        /// The snapshot to create.
+        #[arg(value_name = "VOLUME@SNAPSHOT")]
+        snapshot: SnapshotName,
+        /// Further volumes of which a snapshot is created at the same instant.
+        #[arg(value_name = "VOLUME", value_parser = volume_name)]
+        more: Vec<String>,
+    },
+    /// Delete a snapshot. Clones of it, and other snapshots, keep their data.
+    DeleteSnapshot {
+        /// The snapshot to delete.
+        #[arg(value_name = "VOLUME@SNAPSHOT")]
+        snapshot: SnapshotName,
+        /// Confirm the deletion.
+        #[arg(long)]
+        yes: bool,
+    },
+    /// Restore a volume to one of its snapshots. Data written since are lost, unless another
+    /// snapshot contains them.
     ///
     /// Refused while connections use the volume.
-    Rollback(manage::Rollback),
-    /// Make a clone independent of its origin, by a copy of the data that they share. It may be in
-    /// use meanwhile.
-    Flatten(manage::Name),
-    /// Delete a volume with its snapshots. Refused while connections use it. Clones keep what they
-    /// have.
-    Delete(manage::Delete),
-    /// Check all volumes, and with --repair remove left-overs of operations that were cut short.
+    Rollback {
+        /// The snapshot to which the volume is restored.
+        #[arg(value_name = "VOLUME@SNAPSHOT")]
+        snapshot: SnapshotName,
+        /// Confirm that the data written since are dropped.
+        #[arg(long)]
+        yes: bool,
+    },
+    /// Make a clone independent of its origin by copying the data that they share. The clone may be
+    /// in use meanwhile.
+    Flatten(Name),
+    /// Delete a volume with its snapshots. Refused while connections use it. Clones keep their data.
+    Delete {
+        #[command(flatten)]
+        name: Name,
+        /// Confirm the deletion, including the snapshots.
+        #[arg(long)]
+        yes: bool,
+        /// Delete the volume even if its map is damaged, by listing its objects. No other host may
+        /// have the volume attached.
+        #[arg(long)]
+        damaged: bool,
+    },
+    /// Check all volumes; with --repair, remove leftovers of interrupted operations.
     ///
     /// Exit codes: 0 in order, 1 leftovers that --repair removes, 6 data are missing or damaged.
-    Check(manage::Check),
-    /// List where a volume, or a snapshot, differs from an earlier snapshot: offset, bytes, and
-    /// data or zero.
-    Diff(manage::Diff),
-    /// Store everything of a volume and give it up, so that another host may take it. Refused while
+    Check {
+        /// Remove the leftovers of interrupted operations.
+        #[arg(long)]
+        repair: bool,
+    },
+    /// List the differences between a volume, or a snapshot, and an earlier snapshot: offset, bytes,
+    /// and data or zero.
+    Diff {
+        /// The volume with its current content, or a snapshot of it.
+        #[arg(value_name = "VOLUME[@SNAPSHOT]")]
+        to: Source,
+        /// The snapshot to compare with; without it, everything that was ever written is listed.
+        #[arg(long, value_name = "SNAPSHOT", value_parser = snapshot_name)]
+        from: Option<String>,
+    },
+    /// Store all data of a volume and detach it, so that another host may attach it. Refused while
     /// connections use it.
-    Detach(manage::Name),
-    /// Give a volume to the server of another host, by the name that this has as an owner, also
-    /// while clients use it.
+    Detach(Name),
+    /// Hand a volume over to the server of another host, named by its owner name, even while clients
+    /// use the volume.
     ///
-    /// Everything is stored; the other server has the volume with the next client that connects
-    /// there. Clients of this one get the error ESHUTDOWN from then on, and are refused when they
-    /// connect again.
-    HandOver(manage::HandOver),
-    /// Take a volume from an owner that is gone and has not given it up, and give it up. That owner
-    /// is fenced off.
-    TakeOver(manage::TakeOver),
-    /// Wait for something that the server still does, by the number that an interrupted command
-    /// names.
-    Job(manage::Job),
-    /// Fill a volume with a raw image, on the store itself (--backend): a new one unless
-    /// --existing.
+    /// All data are stored; the other server attaches the volume when the next client connects
+    /// there. From then on, clients of this server get the error ESHUTDOWN, and are refused when
+    /// they reconnect.
+    HandOver {
+        #[command(flatten)]
+        name: Name,
+        /// The new owner: `owner` in [volumes] of its configuration, or the name of its host.
+        #[arg(value_name = "OWNER")]
+        to: String,
+    },
+    /// Detach a volume from an owner that is gone without having detached it. That owner is fenced
+    /// off.
+    TakeOver {
+        #[command(flatten)]
+        name: Name,
+        /// Confirm that the owner is gone.
+        #[arg(long)]
+        yes: bool,
+    },
+    /// Wait for a job that is still running on the server.
+    Job {
+        /// The number of the job, as the interrupted command has printed it.
+        #[arg(value_name = "NUMBER")]
+        number: u64,
+    },
+    /// Fill a volume with a raw image, directly in the store (--backend): a new volume unless
+    /// --existing is given.
     ///
-    /// Holes of a sparse file, and zeros, take no space. If it fails or is interrupted, a new
-    /// volume is removed again.
+    /// Holes of a sparse file, and zeros, take no space. If the import fails or is interrupted, a
+    /// new volume is removed again.
     Import(import::Import),
-    /// Write a volume that is not in use, or a snapshot, as a raw image, from the store itself
+    /// Write a volume that is not in use, or a snapshot, as a raw image, directly from the store
     /// (--backend).
     ///
-    /// A file becomes sparse, and takes its name only when it is complete.
+    /// A file becomes sparse, and gets its name only when it is complete.
     Export(export::Export),
-    /// Apply a stream of export-diff, or of `rbd export-diff`, to a volume, on the store itself
+    /// Apply a stream of export-diff, or of `rbd export-diff`, to a volume, directly in the store
     /// (--backend).
     ///
-    /// The volume must be what the stream begins at: as its snapshot of that name. A stream that
-    /// begins at nothing makes the volume. Then the snapshot is made at which the stream ends. If
-    /// it fails or is interrupted, all is as it was.
+    /// The volume must have the content at which the stream begins: that of its snapshot of this
+    /// name. A stream that begins at nothing creates the volume. At the end, the snapshot at which
+    /// the stream ends is created. If the import fails or is interrupted, the volume is restored.
     ImportDiff(export::ImportDiff),
-    /// Write a snapshot, or what it has changed since another one, as a stream in the format of
-    /// `rbd export-diff`, from the store itself (--backend).
+    /// Write a snapshot, or its changes since another one, as a stream in the format of `rbd
+    /// export-diff`, directly from the store (--backend).
     ExportDiff(export::ExportDiff),
+}
+
+#[derive(Args)]
+struct Name {
+    /// The name of the volume.
+    #[arg(value_name = "VOLUME", value_parser = volume_name)]
+    name: String,
 }
 
 impl Volume {
@@ -107,23 +204,43 @@ impl Volume {
         use VolumeCommand as Of;
         let server = || Server::new(call);
         match &self.command {
-            Of::Create(create) => server()?.create(create),
+            Of::Create { name: Name { name }, size, settings } => {
+                let body = json!({ "name": name, "size_bytes": size, "settings": Setting::values(settings) });
+                let done = format!("{name} is a volume of {}", shown_size(*size));
+                server()?.change("/volumes/create", &body, done)
+            }
             Of::List => server()?.list(),
-            Of::Show(name) => server()?.show(name),
-            Of::Clone(clone) => server()?.clone_volume(clone),
-            Of::Resize(resize) => server()?.resize(resize),
-            Of::Set(set) => server()?.set(set),
-            Of::Snapshot(snapshot) => server()?.snapshot(snapshot),
-            Of::DeleteSnapshot(delete) => server()?.delete_snapshot(delete),
-            Of::Rollback(rollback) => server()?.rollback(rollback),
-            Of::Flatten(name) => server()?.flatten(name),
-            Of::Delete(delete) => server()?.delete(delete),
-            Of::Check(check) => server()?.check(check),
-            Of::Diff(diff) => server()?.diff(diff),
-            Of::Detach(name) => server()?.detach(name),
-            Of::HandOver(hand) => server()?.hand_over(hand),
-            Of::TakeOver(take) => server()?.take_over(take),
-            Of::Job(job) => server()?.job(job),
+            Of::Show(Name { name }) => server()?.show(name),
+            Of::Clone { source, name } => {
+                let body = json!({ "source": source.volume, "snapshot": source.snapshot, "name": name });
+                let done = format!("{name} is a clone of {}", source.shown());
+                server()?.change("/volumes/clone", &body, done)
+            }
+            Of::Resize { name: Name { name }, size, yes } => server()?.resize(name, *size, *yes),
+            Of::Set { name: Name { name }, settings } => {
+                let body = json!({ "name": name, "settings": Setting::values(settings) });
+                server()?.change("/volumes/set", &body, format!("{name} is set"))
+            }
+            Of::Snapshot { snapshot, more } => server()?.snapshot(snapshot, more),
+            Of::DeleteSnapshot { snapshot, yes } => server()?.delete_snapshot(snapshot, *yes),
+            Of::Rollback { snapshot, yes } => server()?.rollback(snapshot, *yes),
+            Of::Flatten(Name { name }) => {
+                let done = format!("{name} depends on no other volume");
+                server()?.change("/volumes/flatten", &json!({ "name": name }), done)
+            }
+            Of::Delete { name: Name { name }, yes, damaged } => server()?.delete(name, *yes, *damaged),
+            Of::Check { repair } => server()?.check(*repair),
+            Of::Diff { to, from } => server()?.diff(to, from.as_deref()),
+            Of::Detach(Name { name }) => {
+                let done = format!("{name} is stored and detached: another host may attach it");
+                server()?.change("/volumes/detach", &json!({ "name": name }), done)
+            }
+            Of::HandOver { name: Name { name }, to } => {
+                let done = format!("{name} is stored and handed over to {}", line_of(to));
+                server()?.change("/volumes/hand-over", &json!({ "name": name, "to": to }), done)
+            }
+            Of::TakeOver { name: Name { name }, yes } => server()?.take_over(name, *yes),
+            Of::Job { number } => server()?.job(*number),
             // Even reading a volume writes to the store: its owner, or that a snapshot is being
             // read.
             Of::Import(import) => call.changes(|context| import.run(context)),
@@ -283,8 +400,6 @@ fn date(unix_secs: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     #[test]
