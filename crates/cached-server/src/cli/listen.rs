@@ -237,7 +237,7 @@ impl Cli {
         if let Some(path) = &self.auth_file {
             settings.auth.text = Some(Credentials::text(path));
         }
-        if self.sasl > 0 {
+        if self.enable_sasl {
             if let Some(path) = std::env::var_os(SASL_FILE_VARIABLE).filter(|path| !path.is_empty()) {
                 settings.auth.sasl = Some(Credentials::sasl(path));
             }

@@ -28,8 +28,9 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 /// A memcached-compatible cache.
-// The text of `-h` is in `help.rs`. As in `getopt_long`, the last of two values of a flag counts,
-// and a long name may be abbreviated.
+// As in `getopt_long`, the last of two values of a flag counts, and a long name may be abbreviated.
+// Tools search the help for words to find out what a server supports, so it names the flags and
+// options that work, and neither those that are refused nor those without effect.
 #[derive(Parser, Debug)]
 #[command(
     name = "cached",
@@ -40,96 +41,190 @@ use std::path::{Path, PathBuf};
 )]
 #[group(skip)]
 pub struct Cli {
-    #[arg(short = 'p', long = "port", allow_hyphen_values = true)]
+    /// TCP port to listen on (default: 11211; 0: none, -1: any free one)
+    #[arg(short, long, value_name = "num", allow_hyphen_values = true)]
     port: Option<String>,
-    #[arg(short = 'U', long = "udp-port", allow_hyphen_values = true)]
+    /// UDP port to listen on (default: 0, off; -1: any free one)
+    #[arg(short = 'U', long, value_name = "num", allow_hyphen_values = true)]
     udp_port: Option<String>,
-    #[arg(short = 's', long = "unix-socket")]
+    /// UNIX socket to listen on (disables network support)
+    #[arg(short = 's', long, value_name = "file")]
     unix_socket: Option<PathBuf>,
-    #[arg(short = 'a', long = "unix-mask")]
+    /// access mask for UNIX socket, in octal (default: 700)
+    #[arg(short = 'a', long, value_name = "mask")]
     unix_mask: Option<String>,
-    #[arg(short = 'A', long = "enable-shutdown", action = ArgAction::Count)]
-    enable_shutdown: u8,
-    #[arg(short = 'l', long = "listen", action = ArgAction::Append)]
+    /// enable ascii "shutdown" command
+    #[arg(short = 'A', long)]
+    enable_shutdown: bool,
+    /// interface to listen on (default: all; without any flag at all: 127.0.0.1); several may be
+    /// given, separated by commas, each with a port and a protocol:
+    /// proto[ascii|binary|negotiating]:host:port, IPv6 as [address]:port; with -Z, notls: before an
+    /// address disables TLS, btls: disables client certificates, and mtls: requires them
+    #[arg(short, long, value_name = "addr", action = ArgAction::Append)]
     listen: Vec<String>,
-    #[arg(short = 'd', long = "daemon", action = ArgAction::Count)]
-    daemon: u8,
-    #[arg(short = 'r', long = "enable-coredumps", action = ArgAction::Count)]
-    core_dumps: u8,
-    #[arg(short = 'u', long = "user")]
+    /// run as a daemon
+    #[arg(short, long)]
+    daemon: bool,
+    /// maximize core file limit
+    #[arg(short = 'r', long)]
+    enable_coredumps: bool,
+    /// assume the identity of this user (only when run as root)
+    #[arg(short, long, value_name = "user")]
     user: Option<String>,
-    #[arg(short = 'm', long = "memory-limit", allow_hyphen_values = true)]
+    /// item memory in megabytes (default: 64)
+    #[arg(short, long, value_name = "num", allow_hyphen_values = true)]
     memory_limit: Option<String>,
-    #[arg(short = 'M', long = "disable-evictions", action = ArgAction::Count)]
-    disable_evictions: u8,
-    #[arg(short = 'c', long = "conn-limit", allow_hyphen_values = true)]
+    /// return error on memory exhausted instead of evicting
+    #[arg(short = 'M', long)]
+    disable_evictions: bool,
+    /// max simultaneous connections (default: 1024)
+    #[arg(short, long, value_name = "num", allow_hyphen_values = true)]
     conn_limit: Option<String>,
-    #[arg(short = 'k', long = "lock-memory", action = ArgAction::Count)]
-    lock_memory: u8,
+    /// lock down all paged memory
+    #[arg(short = 'k', long)]
+    lock_memory: bool,
+    /// verbose (warnings, refused connections, shutdown)
+    ///
+    /// - -vv: very verbose (also connections that are opened and closed)
+    ///
+    /// - -vvv: extremely verbose
     #[arg(short = 'v', action = ArgAction::Count)]
     verbose: u8,
-    /// memcached's long name takes a value, and does nothing with it.
-    #[arg(long = "verbose", num_args = 0..=1, require_equals = true, default_missing_value = "", action = ArgAction::Append)]
+    /// the same as -v; a value is ignored, as in memcached
+    #[arg(long = "verbose", value_name = "ignored", num_args = 0..=1, require_equals = true, default_missing_value = "", action = ArgAction::Append)]
     verbose_long: Vec<String>,
-    #[arg(short = 'h', long = "help", action = ArgAction::Count)]
-    help: u8,
-    #[arg(short = 'i', long = "license", action = ArgAction::Count)]
-    license: u8,
-    #[arg(short = 'V', long = "version", action = ArgAction::Count)]
-    version: u8,
-    #[arg(short = 'P', long = "pidfile")]
-    pid_file: Option<PathBuf>,
-    #[arg(short = 'f', long = "slab-growth-factor", allow_hyphen_values = true)]
-    growth_factor: Option<String>,
-    #[arg(short = 'n', long = "slab-min-size", allow_hyphen_values = true)]
+    /// print this help and exit
+    #[arg(short, long)]
+    help: bool,
+    /// print license and exit
+    #[arg(short = 'i', long)]
+    license: bool,
+    /// print version and exit
+    #[arg(short = 'V', long)]
+    version: bool,
+    /// write the process ID to this file; removed at the end with -d
+    #[arg(short = 'P', long, value_name = "file")]
+    pidfile: Option<PathBuf>,
+    /// growth factor of the size classes in reports (default: 1.25)
+    #[arg(short = 'f', long, value_name = "num", allow_hyphen_values = true)]
+    slab_growth_factor: Option<String>,
+    /// smallest size class in reports: key+value+flags (default: 48)
+    #[arg(short = 'n', long, value_name = "bytes", allow_hyphen_values = true)]
     slab_min_size: Option<String>,
-    #[arg(short = 'L', long = "enable-largepages", action = ArgAction::Count)]
-    large_pages: u8,
-    #[arg(short = 'D', allow_hyphen_values = true)]
-    prefix_delimiter: Option<String>,
-    #[arg(short = 't', long = "threads", allow_hyphen_values = true)]
-    threads: Option<String>,
-    #[arg(short = 'R', long = "max-reqs-per-event", allow_hyphen_values = true)]
-    max_reqs_per_event: Option<String>,
-    #[arg(short = 'C', long = "disable-cas", action = ArgAction::Count)]
-    disable_cas: u8,
-    #[arg(short = 'F', long = "disable-flush-all", action = ArgAction::Count)]
-    disable_flush_all: u8,
-    #[arg(short = 'X', long = "disable-dumping", action = ArgAction::Count)]
-    disable_dumping: u8,
-    #[arg(short = 'W', long = "disable-watch", action = ArgAction::Count)]
-    disable_watch: u8,
-    #[arg(short = 'b', long = "listen-backlog", allow_hyphen_values = true)]
-    listen_backlog: Option<String>,
-    #[arg(short = 'B', long = "protocol")]
-    protocol: Option<String>,
-    #[arg(short = 'I', long = "max-item-size", allow_hyphen_values = true)]
-    max_item_size: Option<String>,
-    #[arg(short = 'o', long = "extended", action = ArgAction::Append)]
-    extended: Vec<String>,
-    #[arg(short = 'N', long = "napi-ids", allow_hyphen_values = true)]
-    napi_ids: Option<String>,
-    #[arg(short = 'S', long = "enable-sasl", action = ArgAction::Count)]
-    sasl: u8,
-    #[arg(short = 'Z', long = "enable-ssl", action = ArgAction::Count)]
-    tls: u8,
-    #[arg(short = 'Y', long = "auth-file")]
-    auth_file: Option<String>,
-    #[arg(short = 'e', long = "memory-file")]
+    /// keep the items in this file, on a tmpfs or a disk: the next process takes them over, also
+    /// after a crash of this one
+    #[arg(short = 'e', long, value_name = "file")]
     memory_file: Option<PathBuf>,
-    /// Not memcached's: a file with settings, which flags override.
-    #[arg(long = "config")]
+    /// try to use large memory pages (if available)
+    #[arg(short = 'L', long)]
+    enable_largepages: bool,
+    /// use this character as the delimiter between key prefixes and IDs in "stats detail", and
+    /// start with it turned on (default: ":", off)
+    #[arg(short = 'D', value_name = "char", allow_hyphen_values = true)]
+    prefix_delimiter: Option<String>,
+    /// number of threads to use (default: 4)
+    #[arg(short, long, value_name = "num", allow_hyphen_values = true)]
+    threads: Option<String>,
+    /// how many requests of one connection are executed before others are served (default: as many
+    /// as 20 reads contain)
+    #[arg(short = 'R', long, value_name = "num", allow_hyphen_values = true)]
+    max_reqs_per_event: Option<String>,
+    /// disable use of CAS
+    #[arg(short = 'C', long)]
+    disable_cas: bool,
+    /// set the backlog queue limit (default: 1024)
+    #[arg(short = 'b', long, value_name = "num", allow_hyphen_values = true)]
+    listen_backlog: Option<String>,
+    /// protocol - one of ascii, binary, or auto (default: auto)
+    #[arg(short = 'B', long, value_name = "name")]
+    protocol: Option<String>,
+    /// adjusts max item size (default: 1m, min: 1k, max: 1024m)
+    #[arg(short = 'I', long, value_name = "num", allow_hyphen_values = true)]
+    max_item_size: Option<String>,
+    /// turn on SASL authentication (PLAIN, binary protocol only); users and passwords are in the
+    /// file that MEMCACHED_SASL_PWDB names, "user:password" in each line
+    #[arg(short = 'S', long)]
+    enable_sasl: bool,
+    /// enable text authentication; users and passwords are in this file, "user:password" in each
+    /// line
+    #[arg(short = 'Y', long, value_name = "file")]
+    auth_file: Option<String>,
+    /// disable flush_all and flush_prefix commands
+    #[arg(short = 'F', long)]
+    disable_flush_all: bool,
+    /// disable stats cachedump, stats detail, and lru_crawler metadump
+    #[arg(short = 'X', long)]
+    disable_dumping: bool,
+    /// disable watch commands (live logging)
+    #[arg(short = 'W', long)]
+    disable_watch: bool,
+    /// enable TLS on TCP listeners (see ssl_chain_cert and ssl_key)
+    #[arg(short = 'Z', long)]
+    enable_ssl: bool,
+    /// comma separated list of extended options
+    ///
+    /// - maxconns_fast: refuse connections above the limit at once (default); no_maxconns_fast lets
+    ///   them wait
+    ///
+    /// - idle_timeout: seconds after which an idle TCP connection is closed (default: 0, never)
+    ///
+    /// - read_buf_mem_limit: megabytes for unfinished requests and unread replies of all
+    ///   connections (default: 64 KiB for each of -c, within 16 and 256 MiB)
+    ///
+    /// - watcher_logbuf_size: size in kilobytes of per-watcher write buffer (default: 256)
+    ///
+    /// - worker_logbuf_size: size in kilobytes, for each thread, of the lines that watchers have
+    ///   not received yet (default: 64)
+    ///
+    /// - eviction_policy: which items stay when memory is full: balanced (default), lru, s3fifo,
+    ///   mru
+    ///
+    /// - pin_workers: tie each thread to one of the cores that the process may run on, if there are
+    ///   enough (default: no_pin_workers)
+    ///
+    /// - cluster_discovery: what "config get cluster" answers: off, reached (the address to which
+    ///   the client is connected) or HOST:PORT (default: off)
+    ///
+    /// - track_sizes: enable reports of the "stats sizes" command
+    ///
+    /// - slab_sizes, slab_chunk_max, no_chunked_items: size classes in reports
+    ///
+    /// - ssl_chain_cert: file of the certificate chain, PEM
+    ///
+    /// - ssl_key: file of the private key, if it is not in the file of the chain
+    ///
+    /// - ssl_keyformat: form of the private key: PEM or DER (default: PEM)
+    ///
+    /// - ssl_verify_mode: client certificates: 0 none (default), 1 verified if there is one, 2 or 3
+    ///   required
+    ///
+    /// - ssl_ca_cert: file of the authorities that sign client certificates, PEM
+    ///
+    /// - ssl_session_cache: sessions can be resumed (always, by tickets)
+    ///
+    /// - ssl_min_version: 2 TLS 1.2 (default), 3 TLS 1.3
+    ///
+    /// Other options of memcached that tune its slabs, LRU and hash table are accepted without
+    /// effect and named once in the log. docs/memcached-support.md lists all.
+    #[arg(short = 'o', long, value_name = "options", action = ArgAction::Append)]
+    extended: Vec<String>,
+    /// accepted without effect
+    #[arg(short = 'N', long, value_name = "num", allow_hyphen_values = true)]
+    napi_ids: Option<String>,
+    /// read settings from a TOML file; flags override it (see deploy/cached.toml)
+    #[arg(long, value_name = "file")]
     config: Option<PathBuf>,
-    /// Not memcached's: check the configuration, and start nothing.
-    #[arg(long = "check-config", action = ArgAction::Count)]
-    check_config: u8,
-    /// Not memcached's: print the resulting configuration, and start nothing.
-    #[arg(long = "print-config", action = ArgAction::Count)]
-    print_config: u8,
+    /// check flags and file, and start nothing
+    #[arg(long)]
+    check_config: bool,
+    /// print the settings of flags and file as such a file, and start nothing
+    #[arg(long)]
+    print_config: bool,
     /// For tests: the `debugtime` command.
-    #[arg(long = "debug-clock", action = ArgAction::Count)]
-    debug_clock: u8,
+    #[arg(long, hide = true)]
+    debug_clock: bool,
     /// Words without a flag, which memcached ignores.
+    #[arg(hide = true)]
     rest: Vec<String>,
 }
 
@@ -185,17 +280,17 @@ impl Cli {
     /// Checks the arguments. `bare` is set if none of them is memcached's; the server then listens
     /// on the loopback interface only. `text` is the file's, read if it is absent.
     fn check(self, bare: bool, mut text: Option<String>) -> Result<Request, Failure> {
-        if self.help > 0 {
+        if self.help {
             return Ok(Request::Print(help_text()));
         }
-        if self.license > 0 {
+        if self.license {
             return Ok(Request::Print(license_text()));
         }
-        if self.version > 0 {
+        if self.version {
             return Ok(Request::Print(version_text()));
         }
         let path = self.config.clone();
-        let (check, print) = (self.check_config > 0, self.print_config > 0);
+        let (check, print) = (self.check_config, self.print_config);
         let file = match &path {
             Some(path) => {
                 let text = match &mut text {

@@ -33,7 +33,7 @@ impl Cli {
         self.counts(&mut settings, &mut notes)?;
         self.switches(&mut settings)?;
         self.authentication(&mut settings)?;
-        if self.tls > 0 || settings.tls.is_some() {
+        if self.enable_ssl || settings.tls.is_some() {
             settings.tls = Some(extended.tls.clone());
         }
         settings.classes = self.classes(&settings, &mut notes, &extended)?;
@@ -106,14 +106,14 @@ impl Cli {
 
     /// Returns the keys of what flags name.
     fn keys_given(&self) -> Vec<&'static str> {
-        let has_tls = self.tls > 0 || self.extended.iter().any(|list| list.contains("ssl_"));
+        let has_tls = self.enable_ssl || self.extended.iter().any(|list| list.contains("ssl_"));
         let given = [
             ("process.user", self.user.is_some()),
             ("memcached.listen", !self.listen.is_empty() || self.port.is_some()),
             ("memcached.udp_listen", self.udp_port.is_some()),
             ("memcached.unix_path", self.unix_socket.is_some()),
             ("memcached.auth_file", self.auth_file.is_some()),
-            ("memcached.sasl_file", self.sasl > 0),
+            ("memcached.sasl_file", self.enable_sasl),
             ("memcached.tls", has_tls),
             ("memcached.memory_file", self.memory_file.is_some()),
         ];
@@ -206,7 +206,7 @@ impl Cli {
         if let Some(user) = &self.user {
             settings.user = Some(user.clone()).filter(|user| !user.is_empty());
         }
-        if let Some(path) = &self.pid_file {
+        if let Some(path) = &self.pidfile {
             settings.pid_file = Some(path.clone());
         }
         if let Some(path) = &self.memory_file {
@@ -220,17 +220,17 @@ impl Cli {
             settings.verbosity = loud.min(3) as u8;
             settings.log.level = Logging::level(settings.log.level, settings.verbosity);
         }
-        settings.huge_pages |= self.large_pages > 0;
-        settings.lock_memory |= self.lock_memory > 0;
-        settings.evict &= self.disable_evictions == 0;
-        settings.cas &= self.disable_cas == 0;
-        settings.flush_enabled &= self.disable_flush_all == 0;
-        settings.dump_enabled &= self.disable_dumping == 0;
-        settings.watch_enabled &= self.disable_watch == 0;
-        settings.shutdown_command |= self.enable_shutdown > 0;
-        settings.debug_clock |= self.debug_clock > 0;
-        settings.daemon |= self.daemon > 0;
-        settings.core_dumps |= self.core_dumps > 0;
+        settings.huge_pages |= self.enable_largepages;
+        settings.lock_memory |= self.lock_memory;
+        settings.evict &= !self.disable_evictions;
+        settings.cas &= !self.disable_cas;
+        settings.flush_enabled &= !self.disable_flush_all;
+        settings.dump_enabled &= !self.disable_dumping;
+        settings.watch_enabled &= !self.disable_watch;
+        settings.shutdown_command |= self.enable_shutdown;
+        settings.debug_clock |= self.debug_clock;
+        settings.daemon |= self.daemon;
+        settings.core_dumps |= self.enable_coredumps;
         Ok(())
     }
 
@@ -242,7 +242,7 @@ impl Cli {
         extended: &Extended,
     ) -> Result<SlabClasses, Failure> {
         let mut classes = settings.classes.clone();
-        if let Some(text) = &self.growth_factor {
+        if let Some(text) = &self.slab_growth_factor {
             classes.factor = extended::leading_f64(text);
             if classes.factor.is_nan() || classes.factor <= 1.0 {
                 return wrong(Exit::FlagValue, "Factor must be greater than 1");
