@@ -1,7 +1,6 @@
 //! `mrc`, `hot`, `misses` and `slow`: reports of a running server about its requests, fetched from
 //! its admin listener.
 
-use clap::Args;
 use serde_json::Value;
 
 use crate::admin::{list, plain};
@@ -11,62 +10,31 @@ use crate::output::Failure;
 /// The maximum number of characters of a name in a table.
 const NAME_LETTERS: usize = 60;
 
-/// Show what other amounts of memory would give.
-#[derive(Args)]
-pub(crate) struct Mrc {
-    /// Only these curves: items, objects, namespace:NAME or objects:NAME.
-    scope: Option<String>,
-}
-
-/// Show the keys and prefixes that are asked for most.
-#[derive(Args)]
-pub(crate) struct Hot {
-    /// How many of each.
-    #[arg(short = 'c', long, default_value_t = 20, value_parser = clap::value_parser!(u16).range(1..=256))]
-    count: u16,
-}
-
-/// Show why keys were missed.
-#[derive(Args)]
-pub(crate) struct Misses;
-
-/// Show the last slow requests.
-#[derive(Args)]
-pub(crate) struct Slow;
-
-impl Mrc {
-    pub(crate) fn run(&self, call: &Call<'_>) -> Result<(), Failure> {
-        let mut document = call.admin()?.get("/mrc.json")?;
-        if let (Some(scope), Some(curves)) = (&self.scope, document["curves"].as_array_mut()) {
-            curves.retain(|curve| curve["scope"] == scope.as_str());
-        }
-        call.output.write(curves(&document), &document)
+pub(super) fn mrc(call: &Call<'_>, scope: Option<&str>) -> Result<(), Failure> {
+    let mut document = call.admin()?.get("/mrc.json")?;
+    if let (Some(scope), Some(curves)) = (scope, document["curves"].as_array_mut()) {
+        curves.retain(|curve| curve["scope"] == scope);
     }
+    call.output.write(curves(&document), &document)
 }
 
-impl Hot {
-    pub(crate) fn run(&self, call: &Call<'_>) -> Result<(), Failure> {
-        let document = call.admin()?.get(&format!("/hot.json?count={}", self.count))?;
-        call.output.write(hot(&document), &document)
-    }
+pub(super) fn hot(call: &Call<'_>, count: u16) -> Result<(), Failure> {
+    let document = call.admin()?.get(&format!("/hot.json?count={count}"))?;
+    call.output.write(hot_text(&document), &document)
 }
 
-impl Misses {
-    pub(crate) fn run(&self, call: &Call<'_>) -> Result<(), Failure> {
-        let document = call.admin()?.get("/hot.json?count=1")?;
-        let mut reasons = document["misses"].clone();
-        if let (Some(reasons), Value::Object(_)) = (reasons.as_object_mut(), &document["objects"]) {
-            reasons.insert("objects".into(), document["objects"]["misses"].clone());
-        }
-        call.output.write(misses(&document), &reasons)
+pub(super) fn misses(call: &Call<'_>) -> Result<(), Failure> {
+    let document = call.admin()?.get("/hot.json?count=1")?;
+    let mut reasons = document["misses"].clone();
+    if let (Some(reasons), Value::Object(_)) = (reasons.as_object_mut(), &document["objects"]) {
+        reasons.insert("objects".into(), document["objects"]["misses"].clone());
     }
+    call.output.write(misses_text(&document), &reasons)
 }
 
-impl Slow {
-    pub(crate) fn run(&self, call: &Call<'_>) -> Result<(), Failure> {
-        let document = call.admin()?.get("/slow.json")?;
-        call.output.write(slow(&document), &document)
-    }
+pub(super) fn slow(call: &Call<'_>) -> Result<(), Failure> {
+    let document = call.admin()?.get("/slow.json")?;
+    call.output.write(slow_text(&document), &document)
 }
 
 /// Returns a text from the server, which originates from clients, without control characters and
@@ -121,7 +89,7 @@ fn with_objects(document: &Value, heading: &str, show: fn(&Value) -> String) -> 
     text
 }
 
-fn hot(document: &Value) -> String {
+fn hot_text(document: &Value) -> String {
     with_objects(document, "\n\nobjects\n", hot_names)
 }
 
@@ -146,7 +114,7 @@ fn hot_names(document: &Value) -> String {
     lines.join("\n")
 }
 
-fn misses(document: &Value) -> String {
+fn misses_text(document: &Value) -> String {
     with_objects(document, "\nobjects\n", reasons)
 }
 
@@ -163,7 +131,7 @@ fn reasons(document: &Value) -> String {
     reasons.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
-fn slow(document: &Value) -> String {
+fn slow_text(document: &Value) -> String {
     let threshold = document["threshold_ms"].as_u64().unwrap_or(0);
     if threshold == 0 {
         return "slow requests are not recorded (insight.slow_request_ms is 0)".into();
@@ -213,7 +181,7 @@ mod tests {
     fn keys_of_clients_cannot_write_to_the_terminal() {
         let document = json!({ "keys": [{ "key": "a\u{1b}[2J", "share": 0.5, "per_sec": 10.0 }],
             "prefixes": [{ "prefix": "p".repeat(100), "share": 1.0, "hit_ratio": 0.5 }] });
-        let shown = hot(&document);
+        let shown = hot_text(&document);
         assert!(
             !shown.contains('\u{1b}') && shown.contains("a\u{fffd}[2J") && shown.contains("10.0/s"),
             "{shown}"
@@ -225,21 +193,21 @@ mod tests {
     fn misses_and_slow_requests_are_listed_or_said_to_be_unknown() {
         let document = json!({ "misses": { "evicted": 3, "never_seen": 1 } });
         assert_eq!(
-            misses(&document),
+            misses_text(&document),
             "             3   75.00 %  evicted\n             1   25.00 %  never seen"
         );
-        assert!(misses(&json!({})).starts_with("not known"));
+        assert!(misses_text(&json!({})).starts_with("not known"));
         let document = json!({ "misses": { "evicted": 1 }, "objects": { "misses": { "deleted": 2 },
             "keys": [{ "key": "vm/a", "share": 1.0 }] } });
         let expected = "             1  100.00 %  evicted\nobjects\n             2  100.00 %  deleted";
-        assert_eq!(misses(&document), expected);
-        let shown = hot(&document);
+        assert_eq!(misses_text(&document), expected);
+        let shown = hot_text(&document);
         assert!(shown.contains("\n\nobjects\n") && shown.contains("vm/a"), "{shown}");
         let document = json!({ "threshold_ms": 100, "count": 1, "requests": [
             { "unix_ms": 1500, "listener": "store", "command": "read", "key": "vm/a", "total_us": 250_000 }] });
         let expected =
             "1 requests took 100 ms or longer since the start\n1.500       250 ms  store  read  key vm/a";
-        assert_eq!(slow(&document), expected);
-        assert!(slow(&json!({ "threshold_ms": 0 })).contains("not recorded"));
+        assert_eq!(slow_text(&document), expected);
+        assert!(slow_text(&json!({ "threshold_ms": 0 })).contains("not recorded"));
     }
 }

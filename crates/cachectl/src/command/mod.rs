@@ -15,7 +15,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use blocker::{Name, Namespace, ObjectId};
+use blocker::{Durability, Name, Namespace, ObjectId, WriteMode};
 use clap::Subcommand;
 use named_file::{Kinds, NamedFile};
 use synapse::Secret;
@@ -26,28 +26,61 @@ use crate::output::{Failure, Output};
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
-    /// Store a file, or standard input, as an object, all or nothing, and durably.
+    /// Store a file, or standard input, as an object, atomically and durably.
     Put(object::Put),
     /// Write an object to a file, or to standard output.
     Get(object::Get),
     /// Copy an object within the backend.
-    Cp(object::Copy),
-    /// Show an object's size, version and stamp.
-    Info(object::Info),
+    Cp {
+        /// The object to copy.
+        from: String,
+        /// The name of the copy.
+        to: String,
+        /// Fail if the destination exists.
+        #[arg(long)]
+        new: bool,
+    },
+    /// Show the size, version and stamp of an object.
+    Info {
+        /// The name of the object.
+        name: String,
+    },
     /// List the objects of the namespace.
-    Ls(object::List),
+    Ls {
+        /// List only names that begin with this prefix.
+        #[arg(default_value = "")]
+        prefix: String,
+        /// List only the names.
+        #[arg(short = '1', long)]
+        names: bool,
+    },
     /// Remove an object.
-    Rm(object::Remove),
-    /// Make everything in the namespace stored, or journaled.
-    Flush(object::Flush),
-    /// Make a file store, which other commands and programs do not do by themselves: cachectl init
-    /// DIR.
+    Rm {
+        /// The name of the object.
+        name: String,
+        /// Remove the stripes of an object that was stored with `put --stripe`.
+        #[arg(long)]
+        stripe: bool,
+    },
+    /// Flush all data in the namespace until they are stored, or journaled.
+    Flush {
+        /// Flush all namespaces.
+        #[arg(long)]
+        all: bool,
+        /// The minimum durability of the data when the command ends: stored, or journaled (the data
+        /// survive a crash of the server and of its host, if the server has a journal). The output
+        /// states the durability reached.
+        #[arg(long, value_name = "DURABILITY", default_value_t = Durability::Stored)]
+        durability: Durability,
+    },
+    /// Create a file store, which other commands and programs do not create by themselves: cachectl
+    /// init DIR.
     Init(store::Init),
     /// Check the directory of a file store that is not open, and repair it: cachectl fsck DIR
     /// [--repair].
     Fsck(store::Fsck),
-    /// Remove the left-overs of unfinished changes and deleted objects from a bucket of S3, or
-    /// count them: cachectl -b s3:… sweep --dry-run.
+    /// Remove the leftovers of unfinished changes and of deleted objects from an S3 bucket, or count
+    /// them: cachectl -b s3:… sweep --dry-run.
     ///
     /// Programs that use the bucket need not stop. They sweep it themselves every
     /// sweep_interval_secs.
@@ -59,73 +92,107 @@ pub(crate) enum Command {
     Journal(journal::Journal),
     /// Test the backend against the storage contract.
     Conformance(store::Conformance),
-    /// Show the metrics of the backend and of the layers before it.
-    Stats(object::Stats),
-    /// Show how writes to the namespace are treated, or change it: cachectl -b synapse://… policy
-    /// back.
+    /// Show the metrics of the backend and of its layers.
+    Stats {
+        /// Show only metrics whose name contains this text.
+        #[arg(default_value = "")]
+        filter: String,
+    },
+    /// Show or change the write mode of the namespace: cachectl -b synapse://… policy back.
     ///
-    /// The command ends when no data of the mode before are left. The change holds until the cache
-    /// restarts.
-    Policy(object::ShowPolicy),
-    /// List acknowledged changes that can never be stored and have not been repaired, of all
-    /// namespaces.
-    Lost(object::Lost),
+    /// The command ends when all data of the previous mode are stored. The change lasts until the
+    /// cache restarts.
+    Policy {
+        /// The write mode to set: back, through, around or read-only.
+        write: Option<WriteMode>,
+    },
+    /// List the acknowledged changes, in all namespaces, that can never be stored and have not been
+    /// repaired.
+    Lost,
     /// Measure reads and writes at random offsets.
     Bench(store::Bench),
-    /// Ask a running cached or synapsed whether it is ready, by its admin listener (--admin): exit
-    /// code 0, or 5 with the reasons.
-    Health(operate::Health),
-    /// Watch a running cached or synapsed, by its admin listener (--admin).
+    /// Query whether a running cached or synapsed is ready, through its admin listener (--admin):
+    /// exit code 0, or 5 with the reasons.
+    Health {
+        /// Query whether the process makes progress; if not, only a restart helps.
+        #[arg(long, conflicts_with = "started")]
+        live: bool,
+        /// Query whether the startup is complete.
+        #[arg(long)]
+        started: bool,
+    },
+    /// Watch a running cached or synapsed, through its admin listener (--admin).
     Top(top::Top),
-    /// Show the configuration in force of a running cached or synapsed, by its admin listener
+    /// Show the configuration in force of a running cached or synapsed, through its admin listener
     /// (--admin).
     ///
-    /// Each key with its value, where that is from (default, file, flag), and whether it can change
-    /// while the server runs (live) or needs a restart.
-    Config(operate::Config),
-    /// Let a running cached or synapsed read its configuration again, by its admin listener
+    /// Each key is shown with its value, the origin of the value (default, file, flag), and whether
+    /// it can change at run time (live) or requires a restart.
+    Config {
+        /// Show only keys that contain this text.
+        key: Option<String>,
+        /// Show only values that the file or flags have set.
+        #[arg(long)]
+        changed: bool,
+    },
+    /// Make a running cached or synapsed reload its configuration, through its admin listener
     /// (--admin).
     ///
-    /// Shows the changes, and which of them need a restart. A wrong configuration changes nothing.
-    Reload(operate::Reload),
-    /// Request the end of a running cached or synapsed, by its admin listener (--admin): it becomes
-    /// not ready, answers the requests that it has received, stores dirty data, and ends.
-    Drain(operate::Drain),
-    /// Remove all items of a running cached whose keys begin with a prefix, by its admin listener
-    /// (--admin).
+    /// Shows the changes, and which of them require a restart. An invalid configuration changes
+    /// nothing.
+    Reload,
+    /// Request the shutdown of a running cached or synapsed, through its admin listener (--admin):
+    /// it becomes not ready, answers the requests that it has received, stores dirty data, and
+    /// exits.
+    Drain,
+    /// Remove all items of a running cached whose keys begin with a prefix, through its admin
+    /// listener (--admin).
     ///
-    /// None of them is served once this is done; their memory becomes free a little later.
-    FlushPrefix(operate::FlushPrefix),
-    /// Ask something of the S3 sidecar of a running cached, by its admin listener (--admin).
+    /// None of these items is served after the command ends; their memory becomes free a little
+    /// later.
+    FlushPrefix {
+        /// The prefix of the keys: 1 to 250 bytes.
+        prefix: String,
+    },
+    /// Control the S3 sidecar of a running cached, through its admin listener (--admin).
+    #[command(subcommand)]
     S3(operate::S3),
     /// List, show, create, change or remove the namespaces of a running cached or synapsed's object
-    /// cache, by its admin listener (--admin), or over synapse if the command line has -b synapse:…
-    /// and no --admin.
+    /// cache, through its admin listener (--admin), or over synapse if the command line has -b
+    /// synapse:… and no --admin.
     ///
-    /// CACHECTL_BACKEND changes nothing about that. Over synapse, changes need
+    /// CACHECTL_BACKEND does not affect this choice. Over synapse, changes require
     /// allow_namespace_changes in the server's configuration.
     Namespace(namespaces::Namespaces),
-    /// Take the object cache of a running cached or synapsed out of the path of requests, or put it
-    /// back, by its admin listener (--admin).
+    /// Detach the object cache of a running cached or synapsed from the request path, or reattach
+    /// it, through its admin listener (--admin).
+    #[command(subcommand)]
     Cache(operate::Cache),
-    /// Disks: make, list, show, change, snapshot, clone and delete the volumes of a running cached,
-    /// by its admin listener (--admin); import and export contents, on the store itself
-    /// (--backend).
+    /// Disks: create, list, show, change, snapshot, clone and delete the volumes of a running
+    /// cached, through its admin listener (--admin); import and export contents, directly in the
+    /// store (--backend).
     Volume(volume::Volume),
-    /// Show the miss ratios that other amounts of memory would give a running cached or synapsed
-    /// (--admin).
-    Mrc(insight::Mrc),
+    /// Show the miss ratios that a running cached or synapsed would have with other amounts of
+    /// memory (--admin).
+    Mrc {
+        /// Show only these curves: items, objects, namespace:NAME or objects:NAME.
+        scope: Option<String>,
+    },
     /// Show the keys and prefixes, or the objects and namespaces, that clients of a running cached
-    /// or synapsed ask for most (--admin).
+    /// or synapsed request most (--admin).
     ///
     /// Whole keys and objects are shown only with the token of the admin listener, otherwise their
     /// first letters.
-    Hot(insight::Hot),
+    Hot {
+        /// The number of keys and of prefixes.
+        #[arg(short = 'c', long, default_value_t = 20, value_parser = clap::value_parser!(u16).range(1..=256))]
+        count: u16,
+    },
     /// Show why clients of a running cached missed keys, or why reads of a running synapsed missed
     /// its cache (--admin).
-    Misses(insight::Misses),
+    Misses,
     /// Show the last slow requests of a running cached or synapsed (--admin).
-    Slow(insight::Slow),
+    Slow,
 }
 
 impl Command {
@@ -139,31 +206,33 @@ impl Command {
             Self::Init(init) => init.run(output),
             Self::Put(put) => call.changes(|context| put.run(context)),
             Self::Get(get) => call.reads(|context| get.run(context)),
-            Self::Cp(copy) => call.changes(|context| copy.run(context)),
-            Self::Info(info) => call.reads(|context| info.run(context)),
-            Self::Ls(list) => call.reads(|context| list.run(context)),
-            Self::Rm(remove) => call.changes(|context| remove.run(context)),
-            Self::Flush(flush) => call.changes(|context| flush.run(context)),
+            Self::Cp { from, to, new } => call.changes(|context| object::copy(context, from, to, *new)),
+            Self::Info { name } => call.reads(|context| object::info(context, name)),
+            Self::Ls { prefix, names } => call.reads(|context| object::list(context, prefix, *names)),
+            Self::Rm { name, stripe } => call.changes(|context| object::remove(context, name, *stripe)),
+            Self::Flush { all, durability } => {
+                call.changes(|context| object::flush(context, *all, *durability))
+            }
             Self::Sweep(sweep) => call.changes(|context| sweep.run(context)),
             Self::Conformance(conformance) => call.changes(|context| conformance.run(context)),
-            Self::Stats(stats) => call.reads(|context| stats.run(context)),
-            Self::Policy(policy) => call.changes(|context| policy.run(context)),
-            Self::Lost(lost) => call.reads(|context| lost.run(context)),
+            Self::Stats { filter } => call.reads(|context| object::stats(context, filter)),
+            Self::Policy { write } => call.changes(|context| object::policy(context, *write)),
+            Self::Lost => call.reads(object::lost),
             Self::Bench(bench) => call.changes(|context| bench.run(context)),
-            Self::Health(health) => health.run(call),
+            Self::Health { live, started } => operate::health(call, *live, *started),
             Self::Top(top) => top.run(call),
-            Self::Config(config) => config.run(call),
-            Self::Reload(reload) => reload.run(call),
-            Self::Drain(drain) => drain.run(call),
-            Self::FlushPrefix(flush) => flush.run(call),
+            Self::Config { key, changed } => operate::config(call, key.as_deref(), *changed),
+            Self::Reload => operate::reload(call),
+            Self::Drain => operate::drain(call),
+            Self::FlushPrefix { prefix } => operate::flush_prefix(call, prefix),
             Self::S3(s3) => s3.run(call),
             Self::Namespace(namespaces) => namespaces.run(call),
             Self::Cache(cache) => cache.run(call),
             Self::Volume(volume) => volume.run(call),
-            Self::Mrc(mrc) => mrc.run(call),
-            Self::Hot(hot) => hot.run(call),
-            Self::Misses(misses) => misses.run(call),
-            Self::Slow(slow) => slow.run(call),
+            Self::Mrc { scope } => insight::mrc(call, scope.as_deref()),
+            Self::Hot { count } => insight::hot(call, *count),
+            Self::Misses => insight::misses(call),
+            Self::Slow => insight::slow(call),
         })
     }
 }

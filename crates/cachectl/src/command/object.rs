@@ -18,78 +18,47 @@ use serde_json::{Map, Value, json};
 use crate::command::Context;
 use crate::output::{About, Failure, Progress};
 
-#[derive(Args)]
-pub(crate) struct Copy {
-    /// What to copy.
-    from: String,
-    /// What to copy it to.
-    to: String,
-    /// Fail if the object exists.
-    #[arg(long)]
-    new: bool,
+pub(super) fn copy(context: &Context<'_>, from: &str, to: &str, new: bool) -> Result<(), Failure> {
+    let (source, target) = (context.object(from)?, context.object(to)?);
+    let condition = if new { Condition::Absent } else { Condition::None };
+    let request = CopyRequest::new(source.clone(), target.clone());
+    let request = request.condition(condition).durability(Durability::Stored);
+    let reply =
+        block_on(context.opened.backend.copy(request)).about(format_args!("{source} to {target}"))?;
+    let (size_bytes, version) = (reply.size_bytes, reply.version);
+    let text = format!("{source} copied to {target}, {size_bytes} bytes, version {version}");
+    let value = json!({ "name": to, "size_bytes": size_bytes, "version": version.0 });
+    context.output.write(text, &value)
 }
 
-impl Copy {
-    pub(crate) fn run(&self, context: &Context<'_>) -> Result<(), Failure> {
-        let (from, to) = (context.object(&self.from)?, context.object(&self.to)?);
-        let condition = if self.new { Condition::Absent } else { Condition::None };
-        let request =
-            CopyRequest::new(from.clone(), to.clone()).condition(condition).durability(Durability::Stored);
-        let reply = block_on(context.opened.backend.copy(request)).about(format!("{from} to {to}"))?;
-        let text = format!("{from} copied to {to}, {} bytes, version {}", reply.size_bytes, reply.version);
-        let value = json!({ "name": self.to, "size_bytes": reply.size_bytes, "version": reply.version.0 });
-        context.output.write(text, &value)
-    }
+pub(super) fn info(context: &Context<'_>, name: &str) -> Result<(), Failure> {
+    let object = context.object(name)?;
+    let info = block_on(context.opened.backend.info(InfoRequest::new(object.clone()))).about(&object)?;
+    let stamp = info.stamp.map_or("none".to_owned(), |stamp| stamp.to_string());
+    let text =
+        format!("{object}\nsize {} bytes\nversion {}\nstamp {stamp}", info.size_bytes, info.version);
+    let stamp = info.stamp.map(|stamp| json!({ "epoch": stamp.epoch.0, "sequence": stamp.sequence }));
+    let value = json!({
+        "name": name, "size_bytes": info.size_bytes, "version": info.version.0, "stamp": stamp,
+    });
+    context.output.write(text, &value)
 }
 
-#[derive(Args)]
-pub(crate) struct Info {
-    /// The object's name.
-    name: String,
-}
-
-impl Info {
-    pub(crate) fn run(&self, context: &Context<'_>) -> Result<(), Failure> {
-        let object = context.object(&self.name)?;
-        let info = block_on(context.opened.backend.info(InfoRequest::new(object.clone()))).about(&object)?;
-        let stamp = info.stamp.map_or("none".to_owned(), |stamp| stamp.to_string());
-        let text =
-            format!("{object}\nsize {} bytes\nversion {}\nstamp {stamp}", info.size_bytes, info.version);
-        let stamp = info.stamp.map(|stamp| json!({ "epoch": stamp.epoch.0, "sequence": stamp.sequence }));
-        let value = json!({
-            "name": self.name, "size_bytes": info.size_bytes, "version": info.version.0, "stamp": stamp,
-        });
-        context.output.write(text, &value)
-    }
-}
-
-#[derive(Args)]
-pub(crate) struct List {
-    /// Only names that begin with this.
-    #[arg(default_value = "")]
-    prefix: String,
-    /// Names only.
-    #[arg(short = '1', long)]
-    names: bool,
-}
-
-impl List {
-    pub(crate) fn run(&self, context: &Context<'_>) -> Result<(), Failure> {
-        let entries_max = context.opened.backend.capabilities().list_entries_max;
-        let mut request = ListRequest::new(context.namespace.clone())
-            .prefix(self.prefix.clone().into_bytes())
-            .entries_max(entries_max);
-        loop {
-            let page = block_on(context.opened.backend.list(request.clone())).about(context.namespace)?;
-            for entry in &page.entries {
-                let name = &entry.name;
-                let text =
-                    if self.names { name.to_string() } else { format!("{:>12}  {name}", entry.size_bytes) };
-                context.output.write(text, &value(entry))?;
-            }
-            let Some(last) = page.entries.last().filter(|_| page.has_more) else { return Ok(()) };
-            request = request.after(last.name.clone());
+pub(super) fn list(context: &Context<'_>, prefix: &str, names: bool) -> Result<(), Failure> {
+    let entries_max = context.opened.backend.capabilities().list_entries_max;
+    let mut request = ListRequest::new(context.namespace.clone())
+        .prefix(prefix.as_bytes().to_vec())
+        .entries_max(entries_max);
+    loop {
+        let page = block_on(context.opened.backend.list(request.clone())).about(context.namespace)?;
+        for entry in &page.entries {
+            let name = &entry.name;
+            let text =
+                if names { name.to_string() } else { format!("{:>12}  {name}", entry.size_bytes) };
+            context.output.write(text, &value(entry))?;
         }
+        let Some(last) = page.entries.last().filter(|_| page.has_more) else { return Ok(()) };
+        request = request.after(last.name.clone());
     }
 }
 
@@ -107,68 +76,43 @@ fn name_value(name: &Name) -> Value {
     }
 }
 
-#[derive(Args)]
-pub(crate) struct Remove {
-    /// The object's name.
-    name: String,
-    /// Remove the stripes of an object that was stored with `put --stripe`.
-    #[arg(long)]
-    stripe: bool,
-}
-
-impl Remove {
-    pub(crate) fn run(&self, context: &Context<'_>) -> Result<(), Failure> {
-        let object = context.object(&self.name)?;
-        if self.stripe {
-            let count = remove_stripes(context, &self.name)?;
-            if count == 0 {
-                return Err(Error::Missing).about(object);
-            }
-            let text = format!("{count} stripes of {object} removed");
-            return context.output.write(text, &json!({ "name": self.name, "stripes": count }));
+pub(super) fn remove(context: &Context<'_>, name: &str, stripe: bool) -> Result<(), Failure> {
+    let object = context.object(name)?;
+    if stripe {
+        let count = remove_stripes(context, name)?;
+        if count == 0 {
+            return Err(Error::Missing).about(object);
         }
-        let request = DeleteRequest::new(object.clone()).durability(Durability::Stored);
-        block_on(context.opened.backend.delete(request)).about(&object)?;
-        context.output.write(format!("{object} removed"), &json!({ "name": self.name }))
+        let text = format!("{count} stripes of {object} removed");
+        return context.output.write(text, &json!({ "name": name, "stripes": count }));
     }
+    let request = DeleteRequest::new(object.clone()).durability(Durability::Stored);
+    block_on(context.opened.backend.delete(request)).about(&object)?;
+    context.output.write(format!("{object} removed"), &json!({ "name": name }))
 }
 
-#[derive(Args)]
-pub(crate) struct Flush {
-    /// Flush all namespaces.
-    #[arg(long)]
-    all: bool,
-    /// What all acknowledged data must survive before the command ends: stored, or journaled (a
-    /// crash of the server and of its host, if the server has a journal). The output states the
-    /// durability reached.
-    #[arg(long, value_name = "DURABILITY", default_value_t = Durability::Stored)]
-    durability: Durability,
-}
-
-impl Flush {
-    pub(crate) fn run(&self, context: &Context<'_>) -> Result<(), Failure> {
-        let scope = if self.all { Scope::All } else { Scope::Namespace(context.namespace.clone()) };
-        let request = FlushRequest::new(scope).durability(self.durability);
-        let reply = block_on(context.opened.backend.flush(request))?;
-        context.output.write(reply.durability, &json!({ "durability": reply.durability.to_string() }))
-    }
+pub(super) fn flush(context: &Context<'_>, all: bool, durability: Durability) -> Result<(), Failure> {
+    let scope = if all { Scope::All } else { Scope::Namespace(context.namespace.clone()) };
+    let request = FlushRequest::new(scope).durability(durability);
+    let reply = block_on(context.opened.backend.flush(request))?;
+    context.output.write(reply.durability, &json!({ "durability": reply.durability.to_string() }))
 }
 
 #[derive(Args)]
 pub(crate) struct Put {
-    /// The object's name.
+    /// The name of the object.
     name: String,
-    /// The file to store; standard input if it is `-` or left out.
+    /// The file to store; standard input if it is `-` or omitted.
     file: Option<PathBuf>,
     /// Fail if the object exists.
     #[arg(long, conflicts_with = "stripe")]
     new: bool,
-    /// Split data that are larger than an object may be into NAME/00000000, NAME/00000001, ...
+    /// Split data larger than the maximum size of an object into NAME/00000000, NAME/00000001, ...
     #[arg(long)]
     stripe: bool,
-    /// What the object must survive before the command ends: stored, journaled (a crash of the
-    /// server and of its host, if the server has a journal) or cached (nothing). The output states
-    /// the durability reached.
+    /// The minimum durability of the object when the command ends: stored, journaled (it survives a
+    /// crash of the server and of its host, if the server has a journal) or cached (it survives
+    /// neither). The output states the durability reached.
     #[arg(long, value_name = "DURABILITY", default_value_t = Durability::Stored)]
     durability: Durability,
 }
@@ -287,9 +231,9 @@ fn read_up_to(input: &mut dyn Read, bytes_max: u64, progress: &mut Progress) -> 
 
 #[derive(Args)]
 pub(crate) struct Get {
-    /// The object's name.
+    /// The name of the object.
     name: String,
-    /// The file to write; standard output if it is `-` or left out.
+    /// The file to write; standard output if it is `-` or omitted.
     file: Option<PathBuf>,
     /// Join the stripes of an object that was stored with `put --stripe`.
     #[arg(long)]
@@ -445,77 +389,55 @@ pub(super) fn remove_stripes(context: &Context<'_>, name: &str) -> Result<u64, F
     Ok(stripes.len() as u64)
 }
 
-#[derive(Args)]
-pub(crate) struct Stats {
-    /// Only metrics whose name contains this.
-    #[arg(default_value = "")]
-    filter: String,
+pub(super) fn stats(context: &Context<'_>, filter: &str) -> Result<(), Failure> {
+    let mut pairs = render::pairs(&block_on(context.opened.backend.control().metrics())?);
+    pairs.retain(|pair| pair.name.contains(filter));
+    let width = pairs.iter().map(|pair| pair.name.len()).max().unwrap_or(0);
+    let lines: Vec<_> =
+        pairs.iter().map(|pair| format!("{:width$}  {}", pair.name, pair.value)).collect();
+    let number = |number| match number {
+        Number::Integer(number) => json!(number),
+        Number::Float(number) => json!(number),
+    };
+    let values: Map<_, _> = pairs.into_iter().map(|pair| (pair.name, number(pair.value))).collect();
+    context.output.write(lines.join("\n"), &Value::Object(values))
 }
 
-impl Stats {
-    pub(crate) fn run(&self, context: &Context<'_>) -> Result<(), Failure> {
-        let mut pairs = render::pairs(&block_on(context.opened.backend.control().metrics())?);
-        pairs.retain(|pair| pair.name.contains(&self.filter));
-        let width = pairs.iter().map(|pair| pair.name.len()).max().unwrap_or(0);
-        let lines: Vec<_> =
-            pairs.iter().map(|pair| format!("{:width$}  {}", pair.name, pair.value)).collect();
-        let number = |number| match number {
-            Number::Integer(number) => json!(number),
-            Number::Float(number) => json!(number),
-        };
-        let values: Map<_, _> = pairs.into_iter().map(|pair| (pair.name, number(pair.value))).collect();
-        context.output.write(lines.join("\n"), &Value::Object(values))
+pub(super) fn policy(context: &Context<'_>, write: Option<WriteMode>) -> Result<(), Failure> {
+    let namespace = context.namespace;
+    if let Some(write) = write {
+        let mut policy = Policy::default();
+        policy.write = write;
+        let control = context.opened.backend.control();
+        block_on(control.set_policy(namespace.clone(), policy)).about(namespace)?;
     }
+    let policy = block_on(context.opened.backend.control().policy(namespace.clone())).about(namespace)?;
+    let mode = policy.write.to_string();
+    context.output.write(format!("write-{mode}"), &json!({ "write": mode }))
 }
 
-#[derive(Args)]
-pub(crate) struct ShowPolicy {
-    /// The write mode to set: back, through, around or read-only.
-    write: Option<WriteMode>,
-}
-
-impl ShowPolicy {
-    pub(crate) fn run(&self, context: &Context<'_>) -> Result<(), Failure> {
-        let namespace = context.namespace;
-        if let Some(write) = self.write {
-            let mut policy = Policy::default();
-            policy.write = write;
-            let control = context.opened.backend.control();
-            block_on(control.set_policy(namespace.clone(), policy)).about(namespace)?;
+pub(super) fn lost(context: &Context<'_>) -> Result<(), Failure> {
+    let mut after = None;
+    loop {
+        let page = block_on(context.opened.backend.control().losses(after.take()))?;
+        for loss in &page.losses {
+            let (changes, bytes) = (loss.changes, loss.bytes);
+            let text = format!("{}: {changes} changes, {bytes} bytes: {}", loss.object, loss.reason);
+            let value = json!({
+                "object": loss.object.to_string(), "changes": changes, "bytes": bytes, "reason": loss.reason,
+            });
+            context.output.write(text, &value)?;
         }
-        let policy = block_on(context.opened.backend.control().policy(namespace.clone())).about(namespace)?;
-        let mode = policy.write.to_string();
-        context.output.write(format!("write-{mode}"), &json!({ "write": mode }))
-    }
-}
-
-#[derive(Args)]
-pub(crate) struct Lost;
-
-impl Lost {
-    pub(crate) fn run(&self, context: &Context<'_>) -> Result<(), Failure> {
-        let mut after = None;
-        loop {
-            let page = block_on(context.opened.backend.control().losses(after.take()))?;
-            for loss in &page.losses {
-                let (changes, bytes) = (loss.changes, loss.bytes);
-                let text = format!("{}: {changes} changes, {bytes} bytes: {}", loss.object, loss.reason);
-                let value = json!({
-                    "object": loss.object.to_string(), "changes": changes, "bytes": bytes, "reason": loss.reason,
-                });
-                context.output.write(text, &value)?;
+        after = page.losses.last().filter(|_| page.has_more).map(|loss| loss.object.clone());
+        if after.is_none() {
+            let (objects, bytes) = (page.unlisted_objects, page.unlisted_bytes);
+            if objects == 0 {
+                return Ok(());
             }
-            after = page.losses.last().filter(|_| page.has_more).map(|loss| loss.object.clone());
-            if after.is_none() {
-                let (objects, bytes) = (page.unlisted_objects, page.unlisted_bytes);
-                if objects == 0 {
-                    return Ok(());
-                }
-                let text = format!("and {objects} objects that are not listed, {bytes} bytes");
-                return context
-                    .output
-                    .write(text, &json!({ "unlisted_objects": objects, "unlisted_bytes": bytes }));
-            }
+            let text = format!("and {objects} objects that are not listed, {bytes} bytes");
+            return context
+                .output
+                .write(text, &json!({ "unlisted_objects": objects, "unlisted_bytes": bytes }));
         }
     }
 }

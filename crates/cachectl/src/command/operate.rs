@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use clap::{Args, Subcommand};
+use clap::Subcommand;
 use serde_json::{Value, json};
 
 use crate::admin::{Admin, list};
@@ -11,97 +11,59 @@ use crate::command::Call;
 use crate::output::Failure;
 use std::fmt::Write as _;
 
-#[derive(Args)]
-pub(crate) struct Config {
-    /// Show only keys that contain this.
-    key: Option<String>,
-
-    /// Show only what the file or flags set.
-    #[arg(long)]
-    changed: bool,
-}
-
-#[derive(Args)]
-pub(crate) struct Reload {}
-
-#[derive(Args)]
-pub(crate) struct Drain {}
-
-#[derive(Args)]
-pub(crate) struct FlushPrefix {
-    /// What the keys begin with: 1 to 250 bytes.
-    prefix: String,
-}
-
 fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_default()
 }
 
-impl Config {
-    pub(crate) fn run(&self, call: &Call<'_>) -> Result<(), Failure> {
-        let mut answer = call.admin()?.get("/config.json")?;
-        if let Some(entries) = answer.get_mut("entries").and_then(Value::as_array_mut) {
-            let wanted = self.key.as_deref().unwrap_or_default();
-            entries.retain(|entry| {
-                text(&entry["key"]).contains(wanted)
-                    && (!self.changed || entry["changed"] == Value::Bool(true))
-            });
-        }
-        let mut shown = String::new();
-        for entry in list(&answer, "entries") {
-            let change = if entry["live"] == Value::Bool(true) { "live" } else { "restart" };
-            let [key, value, origin] = ["key", "value", "origin"].map(|name| text(&entry[name]));
-            // Writing to a String cannot fail.
-            let _ = writeln!(shown, "{key} = {value}  # {origin}, {change}");
-        }
-        call.output.write(shown.trim_end(), &answer)
+/// Shows the configuration in force, as far as its keys contain `key`.
+pub(super) fn config(call: &Call<'_>, key: Option<&str>, changed: bool) -> Result<(), Failure> {
+    let mut answer = call.admin()?.get("/config.json")?;
+    if let Some(entries) = answer.get_mut("entries").and_then(Value::as_array_mut) {
+        let wanted = key.unwrap_or_default();
+        entries.retain(|entry| {
+            text(&entry["key"]).contains(wanted) && (!changed || entry["changed"] == Value::Bool(true))
+        });
     }
+    let mut shown = String::new();
+    for entry in list(&answer, "entries") {
+        let change = if entry["live"] == Value::Bool(true) { "live" } else { "restart" };
+        let [key, value, origin] = ["key", "value", "origin"].map(|name| text(&entry[name]));
+        // Writing to a String cannot fail.
+        let _ = writeln!(shown, "{key} = {value}  # {origin}, {change}");
+    }
+    call.output.write(shown.trim_end(), &answer)
 }
 
-impl Reload {
-    pub(crate) fn run(&self, call: &Call<'_>) -> Result<(), Failure> {
-        let answer = call.admin()?.post("/reload", &json!({}))?;
-        call.output.write(text(&answer["text"]).trim_end(), &answer)
-    }
+pub(super) fn reload(call: &Call<'_>) -> Result<(), Failure> {
+    let answer = call.admin()?.post("/reload", &json!({}))?;
+    call.output.write(text(&answer["text"]).trim_end(), &answer)
 }
 
-impl Drain {
-    pub(crate) fn run(&self, call: &Call<'_>) -> Result<(), Failure> {
-        let answer = call.admin()?.post("/drain", &json!({}))?;
-        call.output.write("the end was requested: the server is no longer ready", &answer)
-    }
+pub(super) fn drain(call: &Call<'_>) -> Result<(), Failure> {
+    let answer = call.admin()?.post("/drain", &json!({}))?;
+    call.output.write("the end was requested: the server is no longer ready", &answer)
 }
 
-impl FlushPrefix {
-    pub(crate) fn run(&self, call: &Call<'_>) -> Result<(), Failure> {
-        let body = json!({ "prefix": self.prefix });
-        let answer = call.admin()?.post("/flush-prefix", &body)?;
-        let line = format!("no item of a key that begins with {:?} is served any more", self.prefix);
-        call.output.write(&line, &answer)
-    }
-}
-
-#[derive(Args)]
-pub(crate) struct Cache {
-    #[command(subcommand)]
-    command: CacheCommand,
+pub(super) fn flush_prefix(call: &Call<'_>, prefix: &str) -> Result<(), Failure> {
+    let answer = call.admin()?.post("/flush-prefix", &json!({ "prefix": prefix }))?;
+    call.output.write(format!("no item whose key begins with {prefix:?} is served any more"), &answer)
 }
 
 #[derive(Subcommand)]
-enum CacheCommand {
-    /// Show whether requests go to the cache (attached), to the store (detached), or on the way
-    /// from one to the other.
+pub(crate) enum Cache {
+    /// Show whether requests go to the cache (attached), to the store (detached), or are in
+    /// transition from one to the other.
     Show,
-    /// Take the cache out of the path of requests: everything is stored, then requests go to the
+    /// Detach the cache from the request path: all dirty data are stored, then requests go to the
     /// store.
     ///
-    /// Requests go on meanwhile, and none fails for it. If --timeout passes before, the exit code
-    /// is not 0, and it goes on in the background: while the store is away, the cache answers as
-    /// before. `cache attach` undoes it at any time. It holds until the server restarts; a server
-    /// with objects.attached = false starts detached.
+    /// Requests continue meanwhile, and none fails because of it. If --timeout passes first, the
+    /// exit code is not 0, and the detachment continues in the background: while the store is
+    /// unavailable, the cache responds as before. `cache attach` reverts it at any time. The
+    /// detachment lasts until the server restarts; a server with objects.attached = false starts
+    /// detached.
     Detach,
-    /// Put the cache back into the path of requests. It begins empty, with the write modes that are
-    /// set.
+    /// Reattach the cache to the request path. It begins empty, with the current write modes.
     Attach,
 }
 
@@ -110,12 +72,11 @@ impl Cache {
         // A single request waits for at most 20 seconds; `timeout` applies to all requests
         // together.
         let admin = call.admin()?;
-        let answer = match &self.command {
-            CacheCommand::Show => admin.get("/cache.json")?,
-            CacheCommand::Detach => until_done(&admin, "/cache/detach", &json!({}), call.timeout)?,
-            CacheCommand::Attach => until_done(&admin, "/cache/attach", &json!({}), call.timeout)?,
+        let (answer, lasts) = match self {
+            Self::Show => (admin.get("/cache.json")?, ""),
+            Self::Detach => (until_done(&admin, "/cache/detach", &json!({}), call.timeout)?, LASTS),
+            Self::Attach => (until_done(&admin, "/cache/attach", &json!({}), call.timeout)?, ""),
         };
-        let lasts = if matches!(self.command, CacheCommand::Detach) { LASTS } else { "" };
         call.output.write(format!("{}{lasts}", attachment(&answer)), &answer)
     }
 }
@@ -128,7 +89,7 @@ const LASTS: &str =
 fn attachment(of: &Value) -> String {
     let state = match of["state"].as_str().unwrap_or_default() {
         "attached" => "attached: requests go to the cache",
-        "storing" => "being detached: what is dirty is stored, requests go to the cache as before",
+        "storing" => "being detached: dirty data are being stored, requests go to the cache as before",
         "transit" => "being detached: changes go to the store, reads to the cache",
         "detached" => "detached: requests go to the store",
         other => other,
@@ -137,48 +98,30 @@ fn attachment(of: &Value) -> String {
     format!("{state}; {} bytes cached, {} dirty{why}", of["cached_bytes"], of["dirty_bytes"])
 }
 
-#[derive(Args)]
-pub(crate) struct Health {
-    /// Ask whether the process makes progress; if not, only a restart helps.
-    #[arg(long, conflicts_with = "started")]
-    live: bool,
-
-    /// Ask whether the start is complete.
-    #[arg(long)]
-    started: bool,
-}
-
-impl Health {
-    pub(crate) fn run(&self, call: &Call<'_>) -> Result<(), Failure> {
-        let (path, yes, no) = match (self.live, self.started) {
-            (true, _) => ("/livez", "live", "not live"),
-            (_, true) => ("/startupz", "started", "not started"),
-            _ => ("/readyz", "ready", "not ready"),
-        };
-        let admin = call.admin()?;
-        let reasons = admin.probe(path)?;
-        let value = json!({ "probe": path, "ok": reasons.is_empty(), "reasons": reasons });
-        if reasons.is_empty() {
-            return call.output.write(yes, &value);
-        }
-        let text: Vec<String> = reasons.iter().map(|reason| format!("{no}: {reason}")).collect();
-        call.output.write(text.join("\n"), &value)?;
-        let what = format!("{}{path}", admin.url());
-        Err(Failure::admin(what, Some(503), no))
+/// Queries a probe, and fails if the answer is negative.
+pub(super) fn health(call: &Call<'_>, live: bool, started: bool) -> Result<(), Failure> {
+    let (path, yes, no) = match (live, started) {
+        (true, _) => ("/livez", "live", "not live"),
+        (_, true) => ("/startupz", "started", "not started"),
+        _ => ("/readyz", "ready", "not ready"),
+    };
+    let admin = call.admin()?;
+    let reasons = admin.probe(path)?;
+    let value = json!({ "probe": path, "ok": reasons.is_empty(), "reasons": reasons });
+    if reasons.is_empty() {
+        return call.output.write(yes, &value);
     }
-}
-
-#[derive(Args)]
-pub(crate) struct S3 {
-    #[command(subcommand)]
-    command: S3Command,
+    let text: Vec<String> = reasons.iter().map(|reason| format!("{no}: {reason}")).collect();
+    call.output.write(text.join("\n"), &value)?;
+    Err(Failure::admin(format_args!("{}{path}", admin.url()), Some(503), no))
 }
 
 #[derive(Subcommand)]
-enum S3Command {
-    /// Drop the cached state of objects from the sidecar: the next read of each asks the endpoint.
+pub(crate) enum S3 {
+    /// Drop the cached state of objects from the sidecar: the next read of each object queries the
+    /// endpoint.
     Invalidate {
-        /// BUCKET, an object as BUCKET/KEY, or all whose keys begin with something as
+        /// BUCKET, an object as BUCKET/KEY, or all objects whose keys begin with a prefix as
         /// BUCKET/PREFIX*.
         objects: String,
     },
@@ -186,9 +129,9 @@ enum S3Command {
 
 impl S3 {
     pub(crate) fn run(&self, call: &Call<'_>) -> Result<(), Failure> {
-        let S3Command::Invalidate { objects } = &self.command;
+        let Self::Invalidate { objects } = self;
         let answer = call.admin()?.post("/s3/invalidate", &invalidation(objects)?)?;
-        call.output.write(format!("the endpoint is asked for {objects} again"), &answer)
+        call.output.write(format!("the endpoint is queried for {objects} again"), &answer)
     }
 }
 
@@ -196,8 +139,8 @@ impl S3 {
 fn invalidation(objects: &str) -> Result<Value, Failure> {
     let (bucket, key) = objects.split_once('/').unwrap_or((objects, ""));
     if bucket.is_empty() || bucket.contains('*') {
-        let right = "BUCKET, BUCKET/KEY or BUCKET/PREFIX* is right";
-        return Err(Failure::usage(format!("{objects:?} names no bucket; {right}")));
+        let forms = "BUCKET, BUCKET/KEY or BUCKET/PREFIX*";
+        return Err(Failure::usage(format!("{objects:?} names no bucket; expected {forms}")));
     }
     Ok(match key.strip_suffix('*') {
         Some(prefix) => json!({ "bucket": bucket, "prefix": prefix }),
@@ -242,8 +185,8 @@ mod cache_tests {
     #[test]
     fn the_state_is_shown_in_words() {
         let of = json!({"state": "storing", "why": "the store is away", "cached_bytes": 8192, "dirty_bytes": 4096});
-        let wanted = "being detached: what is dirty is stored, requests go to the cache as before; 8192 bytes cached, 4096 \
-                      dirty; the store is away";
+        let wanted = "being detached: dirty data are being stored, requests go to the cache as before; 8192 bytes cached, \
+                      4096 dirty; the store is away";
         assert_eq!(attachment(&of), wanted);
     }
 }
