@@ -16,40 +16,40 @@ use serde_json::{Value, json};
 use crate::command::journal_export::Export;
 use crate::output::{Failure, Output};
 
-#[derive(Args)]
-pub(crate) struct Journal {
-    #[command(subcommand)]
-    command: JournalCommand,
-}
-
 #[derive(Subcommand)]
-enum JournalCommand {
-    /// Make an empty journal, which a start does not do by itself unless create = true.
+pub(crate) enum Journal {
+    /// Create an empty journal, which a start does not do by itself unless create = true.
     ///
-    /// The directory is made with its parents if it is missing, and must be empty otherwise. What
-    /// root makes belongs to the directory's owner.
+    /// The directory is created with its parents if it is missing, and must be empty otherwise.
+    /// Files created by root belong to the directory's owner.
     Init(Directory),
     /// Show the segments of a journal, and the records that the next start would replay.
     ///
-    /// Reads the heads of all records, changes nothing. The verdict is the last line: whether the
-    /// next start takes the journal, or why it refuses it.
+    /// Reads the heads of all records, and changes nothing. The last line is the verdict: whether
+    /// the next start accepts the journal, or why it refuses the journal.
     Inspect(Directory),
     /// Read a whole journal, payloads included, and list everything that is damaged.
     ///
-    /// One line for each place, with file and byte. Changes nothing.
+    /// Prints one line for each damaged place, with file and byte. Changes nothing.
     Verify(Directory),
-    /// Save the readable records, also of a damaged journal, as objects of an empty store.
+    /// Save the readable records, even of a damaged journal, as objects in an empty store.
     ///
-    /// Applies the records to the store in their order: each object then has the ranges that the
-    /// journal has, and zeros between. A line for each object lists the ranges that come from the
-    /// journal, so that they can be merged into the object of the cache's own store. Changes
-    /// nothing in the journal.
+    /// Applies the records to the store in order: each object then contains the ranges that the
+    /// journal contains, and zeros in between. One line for each object lists the ranges that come
+    /// from the journal, so that they can be merged into the object in the cache's own store.
+    /// Changes nothing in the journal.
     Export(Export),
     /// Remove a journal with all its records: acknowledged changes that are not stored are lost.
     ///
-    /// An empty journal is left, which the next start uses. Export first what may still be needed.
-    /// Journals that a start has kept aside, as overtaken-1, stay.
-    Discard(Discard),
+    /// Leaves an empty journal, which the next start uses. Export records that may still be needed
+    /// first. Journals that a start has set aside, such as overtaken-1, are kept.
+    Discard {
+        #[command(flatten)]
+        directory: Directory,
+        /// Confirm that the records are discarded.
+        #[arg(long)]
+        yes: bool,
+    },
 }
 
 #[derive(Args)]
@@ -59,27 +59,18 @@ pub(super) struct Directory {
     pub(super) directory: PathBuf,
 }
 
-#[derive(Args)]
-struct Discard {
-    #[command(flatten)]
-    directory: Directory,
-    /// Yes, discard the records.
-    #[arg(long)]
-    yes: bool,
-}
-
 /// Whether everything is in order, or the reason why that could not be determined.
 pub(super) type Verdict = Result<bool, Failure>;
 
 impl Journal {
     /// Exit codes: 0 if in order, 1 if damaged, 2 if the journal could not be read.
     pub(crate) fn run(&self, output: &Output) -> ExitCode {
-        let verdict = match &self.command {
-            JournalCommand::Init(Directory { directory }) => init(directory, output),
-            JournalCommand::Inspect(Directory { directory }) => inspect(directory, output),
-            JournalCommand::Verify(Directory { directory }) => verify(directory, output),
-            JournalCommand::Export(export) => export.run(output),
-            JournalCommand::Discard(discard) => discard.run(output),
+        let verdict = match self {
+            Self::Init(Directory { directory }) => init(directory, output),
+            Self::Inspect(Directory { directory }) => inspect(directory, output),
+            Self::Verify(Directory { directory }) => verify(directory, output),
+            Self::Export(export) => export.run(output),
+            Self::Discard { directory: Directory { directory }, yes } => discard(directory, *yes, output),
         };
         match verdict {
             Ok(true) => ExitCode::SUCCESS,
@@ -170,33 +161,30 @@ fn verify(directory: &Path, output: &Output) -> Verdict {
     Ok(damaged.is_empty())
 }
 
-impl Discard {
-    fn run(&self, output: &Output) -> Verdict {
-        let directory = &self.directory.directory;
-        let disk = open(directory)?;
-        let shown = directory.display();
-        if !self.yes {
-            let lost = match tools::inspect(&disk) {
-                Ok(tools::Inspection { records: Some(0), cut_off: None, .. }) => {
-                    "it has no record to replay".to_owned()
-                }
-                Ok(tools::Inspection { records: Some(records), payload_bytes, .. }) => {
-                    format!("{records} records, {} bytes, would be lost", payload_bytes.unwrap_or(0))
-                }
-                Ok(_) | Err(OpenError::Corrupt(_)) => {
-                    "it is damaged, and what it still has would be lost".to_owned()
-                }
-                Err(error) => return Err(failure(directory, error)),
-            };
-            let text = format!("{shown} is kept: {lost}; --yes discards it (export saves it first)");
-            return Err(Failure::usage(text));
-        }
-        // With buffered I/O, so that the tools work on any file system.
-        let disk = RealDisk::open(directory, false).map_err(Failure::io(shown.to_string()))?;
-        tools::discard(&disk).map_err(|error| failure(directory, error))?;
-        output.write(format!("{shown} is an empty journal now"), &json!({}))?;
-        Ok(true)
+fn discard(directory: &Path, yes: bool, output: &Output) -> Verdict {
+    let disk = open(directory)?;
+    let shown = directory.display();
+    if !yes {
+        let lost = match tools::inspect(&disk) {
+            Ok(tools::Inspection { records: Some(0), cut_off: None, .. }) => {
+                "it has no record to replay".to_owned()
+            }
+            Ok(tools::Inspection { records: Some(records), payload_bytes, .. }) => {
+                format!("{records} records, {} bytes, would be lost", payload_bytes.unwrap_or(0))
+            }
+            Ok(_) | Err(OpenError::Corrupt(_)) => {
+                "it is damaged, and what it still has would be lost".to_owned()
+            }
+            Err(error) => return Err(failure(directory, error)),
+        };
+        let text = format!("{shown} is kept: {lost}; --yes discards it (export saves it first)");
+        return Err(Failure::usage(text));
     }
+    // With buffered I/O, so that the tools work on any file system.
+    let disk = RealDisk::open(directory, false).map_err(Failure::io(shown.to_string()))?;
+    tools::discard(&disk).map_err(|error| failure(directory, error))?;
+    output.write(format!("{shown} is an empty journal now"), &json!({}))?;
+    Ok(true)
 }
 
 /// The records of one namespace that the next start would replay.

@@ -89,6 +89,7 @@ pub(crate) enum Command {
     /// inspect DIR.
     ///
     /// Exit codes: 0 in order, 1 damaged, 2 it could not be read, for example because it is in use.
+    #[command(subcommand)]
     Journal(journal::Journal),
     /// Test the backend against the storage contract.
     Conformance(store::Conformance),
@@ -163,6 +164,7 @@ pub(crate) enum Command {
     ///
     /// CACHECTL_BACKEND does not affect this choice. Over synapse, changes require
     /// allow_namespace_changes in the server's configuration.
+    #[command(subcommand)]
     Namespace(namespaces::Namespaces),
     /// Detach the object cache of a running cached or synapsed from the request path, or reattach
     /// it, through its admin listener (--admin).
@@ -171,6 +173,7 @@ pub(crate) enum Command {
     /// Disks: create, list, show, change, snapshot, clone and delete the volumes of a running
     /// cached, through its admin listener (--admin); import and export contents, directly in the
     /// store (--backend).
+    #[command(subcommand)]
     Volume(volume::Volume),
     /// Show the miss ratios that a running cached or synapsed would have with other amounts of
     /// memory (--admin).

@@ -19,53 +19,55 @@ use crate::command::Call;
 use crate::command::operate::until_done;
 use crate::output::{About, Failure, Output};
 
-#[derive(Args)]
-pub(crate) struct Namespaces {
-    #[command(subcommand)]
-    command: NamespaceCommand,
-}
-
 #[derive(Subcommand)]
-enum NamespaceCommand {
-    /// List the namespaces that are configured or have been used, those with the most dirty data
-    /// first.
+pub(crate) enum Namespaces {
+    /// List the namespaces that are configured or have been used, in descending order of dirty data.
     List,
     /// Show one namespace: its write mode, its data in the cache, and its counters.
     Show(Name),
-    /// As set, for a namespace that is neither configured nor in use. For any other it fails, and
-    /// changes nothing.
+    /// Like `set`, for a namespace that is neither configured nor in use. Fails for any other
+    /// namespace, and then changes nothing.
     Create(Set),
-    /// Set the write mode of a namespace, or other settings; ends when no data of the mode before
-    /// are left.
+    /// Set the write mode or other settings of a namespace. The command ends when all data of the
+    /// previous mode are stored.
     ///
-    /// Settings have the names that they have in the configuration ([[objects.namespaces]]):
-    /// quota_bytes_max=10GiB, store_requests_per_second_max=500, memory_weight=none. Mode and
-    /// settings hold until the server restarts, or until its configuration is read again with
-    /// another mode, or that setting, of the namespace: write them into the file to keep them. They
-    /// are in force at once. If --timeout passes before dirty data are stored, the exit code is not
-    /// 0, and the rest is stored in the background.
+    /// Settings have the names of the configuration keys ([[objects.namespaces]]):
+    /// quota_bytes_max=10GiB, store_requests_per_second_max=500, memory_weight=none. They are in
+    /// force at once, and last until the server restarts, or until it reloads a configuration in
+    /// which this value of the namespace has changed: write them into the file to keep them. If
+    /// --timeout passes before dirty data are stored, the exit code is not 0, and the rest is stored
+    /// in the background.
     Set(Set),
-    /// Drop the data of a namespace from the cache, and the settings that `set` has made. The store
-    /// keeps its objects, and the settings of the configuration file stay in force.
+    /// Drop the data of a namespace from the cache, and the settings that `set` has made. The
+    /// objects stay in the store, and the settings of the configuration file stay in force.
     ///
-    /// Refused while a volume in it is attached, and while data of it are not stored, unless
-    /// --flush stores them first, or --discard-dirty drops them.
-    Remove(Remove),
+    /// Refused while a volume in the namespace is attached, and while some of its data are not
+    /// stored, unless --flush stores them first, or --discard-dirty drops them.
+    Remove {
+        #[command(flatten)]
+        name: Name,
+        /// Store dirty data first.
+        #[arg(long)]
+        flush: bool,
+        /// Drop dirty data: acknowledged writes are lost.
+        #[arg(long, conflicts_with = "flush")]
+        discard_dirty: bool,
+    },
 }
 
 #[derive(Args)]
-struct Name {
+pub(crate) struct Name {
     /// The name of the namespace.
     #[arg(value_name = "NAME")]
     name: String,
 }
 
 #[derive(Args)]
-struct Set {
+pub(crate) struct Set {
     #[command(flatten)]
     name: Name,
 
-    /// How writes are treated: back, through, around or read-only.
+    /// The write mode: back, through, around or read-only.
     #[arg(long, required_unless_present = "settings")]
     write: Option<WriteMode>,
 
@@ -89,20 +91,6 @@ fn setting(text: &str) -> Result<(NamespaceKey, Option<u64>), String> {
     let kind = if key.is_bytes() { "a number of bytes, a size as in 64MiB," } else { "a whole number" };
     let value = number.or_else(size).ok_or_else(|| format!("{key} takes {kind} or none, not {value:?}"))?;
     Ok((key, Some(value)))
-}
-
-#[derive(Args)]
-struct Remove {
-    #[command(flatten)]
-    name: Name,
-
-    /// Store data first that are not stored.
-    #[arg(long)]
-    flush: bool,
-
-    /// Drop data that are not stored: acknowledged writes are lost.
-    #[arg(long, conflicts_with = "flush")]
-    discard_dirty: bool,
 }
 
 /// Access to the namespaces of a running server.
@@ -136,26 +124,26 @@ impl Namespaces {
     }
 
     fn manage(&self, manager: &dyn Manager, output: &Output) -> Result<(), Failure> {
-        match &self.command {
-            NamespaceCommand::List => {
+        match self {
+            Self::List => {
                 let answer = manager.list()?;
                 let lines: Vec<String> = list(&answer, "namespaces").iter().map(line).collect();
                 output.write(lines.join("\n"), &answer)
             }
-            NamespaceCommand::Show(Name { name }) => {
+            Self::Show(Name { name }) => {
                 let missing = || Failure::backend(name, &Error::Missing);
                 let answer = manager.show(name)?.ok_or_else(missing)?;
                 output.write(shown(&answer), &answer)
             }
-            NamespaceCommand::Create(set) => {
+            Self::Create(set) => {
                 let name = &set.name.name;
                 if manager.show(name)?.is_some() {
                     return Err(Failure::backend(name, &Error::Exists));
                 }
                 set.run(manager, output)
             }
-            NamespaceCommand::Set(set) => set.run(manager, output),
-            NamespaceCommand::Remove(Remove { name: Name { name }, flush, discard_dirty }) => {
+            Self::Set(set) => set.run(manager, output),
+            Self::Remove { name: Name { name }, flush, discard_dirty } => {
                 let dirty_data = match (flush, discard_dirty) {
                     (true, _) => DirtyData::Store,
                     (_, true) => DirtyData::Discard,

@@ -1,21 +1,20 @@
 //! A store as a whole: creating, checking and repairing a directory; sweeping a bucket; and testing
 //! how fast a backend is and whether it conforms to the contract.
 
-use std::future::{Future, IntoFuture};
 use std::path::PathBuf;
-use std::pin::Pin;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
-use std::task::{Context as TaskContext, Poll};
 use std::time::{Duration, Instant};
 
 use blocker::conformance::{CaseReport, Options, Plain, Verdict, run_with};
-use blocker::executor::{block_on, thread_waker};
+use blocker::executor::block_on;
 use blocker::file::{Finding, FindingKind, check};
 use blocker::{BlockerExt, DeleteRequest, FileStore, ObjectId, ReadRequest, Segments, WriteRequest};
 use bytes::Bytes;
 use cached_config::{Store, SweepCounts};
 use clap::Args;
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
 use serde_json::json;
 
 use crate::command::Context;
@@ -218,8 +217,6 @@ pub(crate) struct Bench {
     seed: u64,
 }
 
-type Pending = Pin<Box<dyn Future<Output = blocker::Result<()>>>>;
-
 impl Bench {
     pub(crate) fn run(&self, context: &Context<'_>) -> Result<(), Failure> {
         let limits = context.opened.backend.capabilities();
@@ -273,45 +270,33 @@ impl Bench {
     ) -> Result<(Vec<u32>, u64, Duration), Failure> {
         let data = Segments::from(Bytes::from(vec![0xa5; self.size as usize]));
         let mut random = self.seed;
-        let mut slots: Vec<Option<(Instant, Pending)>> = (0..self.depth).map(|_| None).collect();
+        let mut in_flight = FuturesUnordered::new();
         let (mut latencies, mut count) = (Vec::new(), 0);
         let start = Instant::now();
         let end = start + Duration::from_secs(self.seconds);
-        let waker = thread_waker();
-        let mut cx = TaskContext::from_waker(&waker);
         loop {
-            let mut is_moving = false;
-            let mut is_idle = true;
-            for slot in &mut slots {
-                if slot.is_none() && Instant::now() < end {
-                    *slot = Some((Instant::now(), self.request(context, objects, &data, &mut random)));
-                }
-                let Some((since, pending)) = slot else { continue };
-                is_idle = false;
-                if let Poll::Ready(done) = pending.as_mut().poll(&mut cx) {
-                    if latencies.len() < SAMPLES_MAX {
-                        latencies.push(u32::try_from(since.elapsed().as_micros()).unwrap_or(u32::MAX));
-                    }
-                    (*slot, count, is_moving) = (None, count + 1, true);
-                    done?;
-                }
+            while in_flight.len() < self.depth as usize && Instant::now() < end {
+                in_flight.push(self.request(context, objects, &data, &mut random));
             }
-            if is_idle {
+            let Some(latency) = block_on(in_flight.next()) else {
                 return Ok((latencies, count, start.elapsed()));
-            }
-            if !is_moving {
-                std::thread::park();
+            };
+            let latency = latency?;
+            count += 1;
+            if latencies.len() < SAMPLES_MAX {
+                latencies.push(u32::try_from(latency.as_micros()).unwrap_or(u32::MAX));
             }
         }
     }
 
+    /// Sends a request. The result is its latency.
     fn request(
         &self,
         context: &Context<'_>,
         objects: &[ObjectId],
         data: &Segments,
         random: &mut u64,
-    ) -> Pending {
+    ) -> impl Future<Output = blocker::Result<Duration>> + use<> {
         // SplitMix64.
         *random = random.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (*random ^ (*random >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -319,13 +304,15 @@ impl Bench {
         let object = objects[(drawn % self.objects) as usize].clone();
         let places = self.object_size / self.size;
         let offset = drawn / self.objects % places * self.size;
-        let backend = &context.opened.backend;
-        if (drawn >> 40) % 100 < self.writes {
-            let write = backend.write(WriteRequest::new(object, offset, data.clone())).into_future();
-            Box::pin(async move { write.await.map(drop) })
-        } else {
-            let read = backend.read(ReadRequest::new(object, offset, self.size)).into_future();
-            Box::pin(async move { read.await.map(drop) })
+        let is_write = (drawn >> 40) % 100 < self.writes;
+        let (backend, data, size) = (Arc::clone(&context.opened.backend), data.clone(), self.size);
+        async move {
+            let begun = Instant::now();
+            match is_write {
+                true => backend.write(WriteRequest::new(object, offset, data)).await.map(drop)?,
+                false => backend.read(ReadRequest::new(object, offset, size)).await.map(drop)?,
+            }
+            Ok(begun.elapsed())
         }
     }
 }

@@ -74,22 +74,21 @@ impl Export {
     /// Writes the image. Returns its size and the amount of data in it, in bytes.
     fn write(&self, disk: &Disk, shown: &str, interrupt: &Interrupt) -> Result<(u64, u64), Failure> {
         let Some(path) = self.path() else {
-            let mut out = Straight { out: io::stdout().lock(), at: 0 };
-            let written = disk.copy(shown, &mut out, "standard output", interrupt)?;
-            out.out.flush().map_err(Failure::io("standard output"))?;
-            return Ok(written);
+            let mut out = io::stdout().lock();
+            return disk.copy(shown, Target::Stream(&mut out, 0), "standard output", interrupt);
         };
         let mut data = 0;
         let size = write_file(path, |file| {
             let what = path.display().to_string();
             let is_file = file.metadata().is_ok_and(|metadata| metadata.is_file());
-            let written = if is_file {
+            let target = if is_file {
                 file.set_len(disk.size_bytes()).map_err(Failure::io(what.clone()))?;
-                disk.copy(shown, &mut Sparse(file), &what, interrupt)?
+                Target::Sparse(file)
             } else {
                 // Earlier content of a device must be overwritten.
-                disk.copy(shown, &mut Straight { out: file, at: 0 }, &what, interrupt)?
+                Target::Stream(file, 0)
             };
+            let written = disk.copy(shown, target, &what, interrupt)?;
             data = written.1;
             Ok(written.0)
         })?;
@@ -123,7 +122,7 @@ impl Disk {
     fn copy(
         &self,
         shown: &str,
-        out: &mut impl Target,
+        mut out: Target<'_>,
         what: &str,
         interrupt: &Interrupt,
     ) -> Result<(u64, u64), Failure> {
@@ -169,58 +168,51 @@ fn pieces(extent: &Extent) -> impl Iterator<Item = (u64, u64)> + use<> {
 }
 
 /// The destination of an image, written in order.
-trait Target {
-    fn write_at(&mut self, offset: u64, data: &[u8]) -> io::Result<()>;
-
-    /// Writes the rest up to the size of the image; stops on a signal.
-    fn end_at(&mut self, size: u64, interrupt: &Interrupt) -> io::Result<()>;
+enum Target<'a> {
+    /// A file of the size of the image, initially without content.
+    Sparse(&'a File),
+    /// A destination that receives every byte, including zeros, and the number of bytes that it has
+    /// received.
+    Stream(&'a mut dyn Write, u64),
 }
 
-/// A file of the size of the image, initially without content.
-struct Sparse<'a>(&'a File);
-
-impl Target for Sparse<'_> {
+impl Target<'_> {
     fn write_at(&mut self, offset: u64, data: &[u8]) -> io::Result<()> {
-        self.0.write_all_at(data, offset)
+        if let Target::Sparse(file) = self {
+            return file.write_all_at(data, offset);
+        }
+        self.zero(offset)?;
+        let Target::Stream(out, at) = self else { return Ok(()) };
+        *at += data.len() as u64;
+        out.write_all(data)
     }
 
-    fn end_at(&mut self, _: u64, _: &Interrupt) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-/// A destination that receives every byte, including zeros.
-struct Straight<W> {
-    out: W,
-    at: u64,
-}
-
-impl<W: Write> Straight<W> {
-    fn zeros(&mut self, end: u64) -> io::Result<()> {
+    /// Writes zeros up to this offset.
+    fn zero(&mut self, end: u64) -> io::Result<()> {
         static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
-        while self.at < end {
+        let Target::Stream(out, at) = self else { return Ok(()) };
+        while *at < end {
             // At most 64 KiB.
-            let part = (end - self.at).min(ZEROS.len() as u64) as usize;
-            self.out.write_all(&ZEROS[..part])?;
-            self.at += part as u64;
+            let part = (end - *at).min(ZEROS.len() as u64) as usize;
+            out.write_all(&ZEROS[..part])?;
+            *at += part as u64;
         }
         Ok(())
     }
-}
 
-impl<W: Write> Target for Straight<W> {
-    fn write_at(&mut self, offset: u64, data: &[u8]) -> io::Result<()> {
-        self.zeros(offset)?;
-        self.out.write_all(data)?;
-        self.at += data.len() as u64;
-        Ok(())
-    }
-
+    /// Completes an image of this size; stops on a signal.
     fn end_at(&mut self, size: u64, interrupt: &Interrupt) -> io::Result<()> {
-        while self.at < size && interrupt.check().is_ok() {
-            self.zeros(size.min(self.at + PIECE_BYTES))?;
+        while let Target::Stream(_, at) = self
+            && *at < size
+            && interrupt.check().is_ok()
+        {
+            let end = size.min(*at + PIECE_BYTES);
+            self.zero(end)?;
         }
-        Ok(())
+        match self {
+            Target::Sparse(_) => Ok(()),
+            Target::Stream(out, _) => out.flush(),
+        }
     }
 }
 

@@ -18,14 +18,8 @@ use super::{Call, Context};
 use crate::admin::{line_of, list, plain};
 use crate::output::Failure;
 
-#[derive(Args)]
-pub(crate) struct Volume {
-    #[command(subcommand)]
-    command: VolumeCommand,
-}
-
 #[derive(Subcommand)]
-enum VolumeCommand {
+pub(crate) enum Volume {
     /// Create a volume, which reads as zeros and takes no space: volume create disk 20G.
     Create {
         #[command(flatten)]
@@ -193,7 +187,7 @@ enum VolumeCommand {
 }
 
 #[derive(Args)]
-struct Name {
+pub(crate) struct Name {
     /// The name of the volume.
     #[arg(value_name = "VOLUME", value_parser = volume_name)]
     name: String,
@@ -201,52 +195,51 @@ struct Name {
 
 impl Volume {
     pub(crate) fn run(&self, call: &Call<'_>) -> Result<(), Failure> {
-        use VolumeCommand as Of;
         let server = || Server::new(call);
-        match &self.command {
-            Of::Create { name: Name { name }, size, settings } => {
+        match self {
+            Self::Create { name: Name { name }, size, settings } => {
                 let body = json!({ "name": name, "size_bytes": size, "settings": Setting::values(settings) });
                 let done = format!("{name} is a volume of {}", shown_size(*size));
                 server()?.change("/volumes/create", &body, done)
             }
-            Of::List => server()?.list(),
-            Of::Show(Name { name }) => server()?.show(name),
-            Of::Clone { source, name } => {
+            Self::List => server()?.list(),
+            Self::Show(Name { name }) => server()?.show(name),
+            Self::Clone { source, name } => {
                 let body = json!({ "source": source.volume, "snapshot": source.snapshot, "name": name });
                 let done = format!("{name} is a clone of {}", source.shown());
                 server()?.change("/volumes/clone", &body, done)
             }
-            Of::Resize { name: Name { name }, size, yes } => server()?.resize(name, *size, *yes),
-            Of::Set { name: Name { name }, settings } => {
+            Self::Resize { name: Name { name }, size, yes } => server()?.resize(name, *size, *yes),
+            Self::Set { name: Name { name }, settings } => {
                 let body = json!({ "name": name, "settings": Setting::values(settings) });
                 server()?.change("/volumes/set", &body, format!("{name} is set"))
             }
-            Of::Snapshot { snapshot, more } => server()?.snapshot(snapshot, more),
-            Of::DeleteSnapshot { snapshot, yes } => server()?.delete_snapshot(snapshot, *yes),
-            Of::Rollback { snapshot, yes } => server()?.rollback(snapshot, *yes),
-            Of::Flatten(Name { name }) => {
+            Self::Snapshot { snapshot, more } => server()?.snapshot(snapshot, more),
+            Self::DeleteSnapshot { snapshot, yes } => server()?.delete_snapshot(snapshot, *yes),
+            Self::Rollback { snapshot, yes } => server()?.rollback(snapshot, *yes),
+            Self::Flatten(Name { name }) => {
                 let done = format!("{name} depends on no other volume");
                 server()?.change("/volumes/flatten", &json!({ "name": name }), done)
             }
-            Of::Delete { name: Name { name }, yes, damaged } => server()?.delete(name, *yes, *damaged),
-            Of::Check { repair } => server()?.check(*repair),
-            Of::Diff { to, from } => server()?.diff(to, from.as_deref()),
-            Of::Detach(Name { name }) => {
+            Self::Delete { name: Name { name }, yes, damaged } => server()?.delete(name, *yes, *damaged),
+            Self::Check { repair } => server()?.check(*repair),
+            Self::Diff { to, from } => server()?.diff(to, from.as_deref()),
+            Self::Detach(Name { name }) => {
                 let done = format!("{name} is stored and detached: another host may attach it");
                 server()?.change("/volumes/detach", &json!({ "name": name }), done)
             }
-            Of::HandOver { name: Name { name }, to } => {
+            Self::HandOver { name: Name { name }, to } => {
                 let done = format!("{name} is stored and handed over to {}", line_of(to));
                 server()?.change("/volumes/hand-over", &json!({ "name": name, "to": to }), done)
             }
-            Of::TakeOver { name: Name { name }, yes } => server()?.take_over(name, *yes),
-            Of::Job { number } => server()?.job(*number),
+            Self::TakeOver { name: Name { name }, yes } => server()?.take_over(name, *yes),
+            Self::Job { number } => server()?.job(*number),
             // Even reading a volume writes to the store: its owner, or that a snapshot is being
             // read.
-            Of::Import(import) => call.changes(|context| import.run(context)),
-            Of::Export(export) => call.changes(|context| export.run(context)),
-            Of::ImportDiff(import) => call.changes(|context| import.run(context)),
-            Of::ExportDiff(export) => call.changes(|context| export.run(context)),
+            Self::Import(import) => call.changes(|context| import.run(context)),
+            Self::Export(export) => call.changes(|context| export.run(context)),
+            Self::ImportDiff(import) => call.changes(|context| import.run(context)),
+            Self::ExportDiff(export) => call.changes(|context| export.run(context)),
         }
     }
 }
