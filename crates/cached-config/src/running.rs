@@ -11,6 +11,7 @@ use cached_process::reload::LiveSecs;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use synapse::{ReceiveBuffer, Secret, SecretHandle, Server};
 
+use crate::backend::BackendTable;
 use crate::error::ConfigError;
 use crate::listeners::SynapseTable;
 use crate::objects::ObjectsTable;
@@ -72,6 +73,24 @@ pub struct Secrets {
     pub listener: Vec<Secret>,
     /// The secret for the server behind the cache.
     pub store: Option<Secret>,
+}
+
+impl Secrets {
+    /// Reads the secrets from the files that the tables of the listener and of the store name.
+    ///
+    /// # Errors
+    /// The problem with a file.
+    pub fn read(
+        listener: Option<&SynapseTable>,
+        store: Option<&BackendTable>,
+    ) -> Result<Secrets, ConfigError> {
+        let listener = listener.map_or(Ok(Vec::new()), SynapseTable::secrets)?;
+        let store = match store {
+            Some(BackendTable::Synapse(table)) => table.secret()?,
+            _ => None,
+        };
+        Ok(Secrets { listener, store })
+    }
 }
 
 impl LiveObjects {

@@ -19,7 +19,7 @@ use cached_process::log::LogTable;
 use cached_tls::ServerTls;
 use cached_tracing::TracingTable;
 use serde::{Deserialize, Deserializer, Serialize};
-use synapse::{Address, Secret, Server, ServerConfig};
+use synapse::{Server, ServerConfig};
 
 /// The content of the file.
 #[derive(Clone, PartialEq, Debug, Deserialize, Serialize)]
@@ -106,23 +106,13 @@ impl Config {
         check_addresses(&addresses)?;
         self.backend.check_files().map_err(in_this_file)?;
         self.objects.as_ref().map_or(Ok(()), ObjectsTable::check_files)?;
+        let secrets = self.secrets()?;
         Ok(Loaded {
-            server: self.server()?,
-            secrets: self.secrets()?,
+            server: self.server(&secrets),
+            secrets,
             tokens: self.admin.as_ref().map_or(Ok(None), AdminTable::tokens)?,
             admin_tls: self.admin.as_ref().map_or(Ok(None), AdminTable::load_tls)?,
         })
-    }
-
-    /// If the backend is a server, reads its secret from the file, and returns it.
-    ///
-    /// # Errors
-    /// The file's problem.
-    fn backend_secret(&self) -> Result<Option<Secret>, ConfigError> {
-        match &self.backend {
-            BackendTable::Synapse(table) => table.secret().map_err(in_this_file),
-            _ => Ok(None),
-        }
     }
 
     /// Reads the files of all secrets.
@@ -130,7 +120,7 @@ impl Config {
     /// # Errors
     /// The file's problem.
     pub(crate) fn secrets(&self) -> Result<Secrets, ConfigError> {
-        Ok(Secrets { listener: self.synapse.secrets()?, store: self.backend_secret()? })
+        Secrets::read(Some(&self.synapse), Some(&self.backend)).map_err(in_this_file)
     }
 
     /// Returns warnings to log at the start.
@@ -140,16 +130,12 @@ impl Config {
         self.synapse.secret_warnings().into_iter().chain(backend).chain(admin).collect()
     }
 
-    /// Returns the server's settings, after reading the files of its secrets.
-    ///
-    /// # Errors
-    /// The invalid key.
-    pub(crate) fn server(&self) -> Result<ServerConfig, ConfigError> {
-        self.synapse.check()?;
+    /// Returns the server's settings with these secrets.
+    fn server(&self, secrets: &Secrets) -> ServerConfig {
         let mut server = self.synapse.server();
-        let mut secrets = self.synapse.secrets()?.into_iter();
+        let mut secrets = secrets.listener.iter().cloned();
         (server.secret, server.secret_previous) = (secrets.next(), secrets.next());
-        Ok(server)
+        server
     }
 
     /// Returns the table of the cache in front of the backend, if there is one.
@@ -188,7 +174,8 @@ impl Config {
         self.insight.check()?;
         self.admin.as_ref().map_or(Ok(()), AdminTable::check)?;
         self.tracing.as_ref().map_or(Ok(()), TracingTable::check)?;
-        self.try_construction(self.server()?)
+        self.synapse.check()?;
+        self.try_construction(self.server(&self.secrets()?))
     }
 
     /// Constructs the server, and the cache if there is one, over an empty memory backend with the

@@ -6,7 +6,7 @@
 
 use super::overlay::{PORT, move_to, number};
 use super::{Cli, wrong};
-use crate::config::auth::Credentials;
+use crate::config::auth::{Credentials, Form};
 use crate::config::settings::{ListenAddress, ListenTls, Settings};
 use crate::config::{ConfigError, File};
 use cached_process::{Exit, Failure};
@@ -235,11 +235,11 @@ impl Cli {
     /// Applies `-S` and `-Y`, and the protocol that they leave.
     pub(super) fn authentication(&self, settings: &mut Settings) -> Result<(), Failure> {
         if let Some(path) = &self.auth_file {
-            settings.auth.text = Some(Credentials::text(path));
+            settings.auth.text = Some(Credentials::new(path.into(), Form::Text));
         }
         if self.enable_sasl {
             if let Some(path) = std::env::var_os(SASL_FILE_VARIABLE).filter(|path| !path.is_empty()) {
-                settings.auth.sasl = Some(Credentials::sasl(path));
+                settings.auth.sasl = Some(Credentials::new(path.into(), Form::Sasl));
             }
             if settings.auth.sasl.is_none() {
                 return wrong(

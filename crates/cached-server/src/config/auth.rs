@@ -10,7 +10,7 @@
 //! If either file is configured, every connection begins behind a gate, and a protocol without
 //! passwords of its own is not served.
 
-use cached_config::ConfigError;
+use cached_config::{ConfigError, secret_warning};
 use named_file::FileError;
 use parking_lot::RwLock;
 use sha2::{Digest, Sha256};
@@ -55,13 +55,12 @@ impl Auth {
         Ok(())
     }
 
-    /// Reads the files that have not been read yet.
+    /// Reads the files unless they have been read.
     ///
     /// # Errors
     /// As for [`load`](Self::load).
     pub(crate) fn load_missing(&self) -> Result<(), ConfigError> {
-        let all = [&self.text, &self.sasl].into_iter().flatten();
-        if all.clone().all(Credentials::is_loaded) { Ok(()) } else { self.load() }
+        if self.given().all(|(one, _)| one.is_loaded()) { Ok(()) } else { self.load() }
     }
 
     /// Reads the files again. The passwords in force stay the same until the new ones are [put in
@@ -92,19 +91,9 @@ impl Auth {
     /// Returns warnings about files that others can read.
     #[must_use]
     pub fn warnings(&self) -> Vec<String> {
-        let all = [&self.text, &self.sasl].into_iter().flatten();
-        all.filter_map(|one| cached_config::secret_warning(one.path())).collect()
+        self.given().filter_map(|(one, _)| secret_warning(one.path())).collect()
     }
 
-    /// Returns the path of the file for text authentication; empty without one.
-    pub(crate) fn text_path(&self) -> PathBuf {
-        self.text.as_ref().map(|one| one.path().to_owned()).unwrap_or_default()
-    }
-
-    /// Returns the path of the file for SASL; empty without one.
-    pub(crate) fn sasl_path(&self) -> PathBuf {
-        self.sasl.as_ref().map(|one| one.path().to_owned()).unwrap_or_default()
-    }
 }
 
 // A file of users and passwords in memcached's format: a line `user:password` for each user. Only
@@ -141,19 +130,8 @@ struct Inner {
 }
 
 impl Credentials {
-    /// Returns the credentials of a file of `-Y`, which is not read yet.
-    #[must_use]
-    pub fn text(path: impl Into<PathBuf>) -> Credentials {
-        Credentials::of(path.into(), Form::Text)
-    }
-
-    /// Returns the credentials of a file of `-S`, which is not read yet.
-    #[must_use]
-    pub fn sasl(path: impl Into<PathBuf>) -> Credentials {
-        Credentials::of(path.into(), Form::Sasl)
-    }
-
-    fn of(path: PathBuf, form: Form) -> Credentials {
+    /// Returns the credentials of a file, which is not read yet.
+    pub(crate) fn new(path: PathBuf, form: Form) -> Credentials {
         // A daemon changes its directory, and the file is read again later.
         let path = std::path::absolute(&path).unwrap_or(path);
         Credentials { inner: Arc::new(Inner { path, form, digests: RwLock::default() }) }
@@ -257,7 +235,7 @@ mod tests {
     use super::*;
 
     fn accepts(text: &[u8], form: Form, user: &str, password: &str) -> bool {
-        let credentials = Credentials::of("x".into(), form);
+        let credentials = Credentials::new("x".into(), form);
         credentials.put_in_force(parse(text, form).expect("a right file"));
         credentials.accept(user.as_bytes(), password.as_bytes())
     }
@@ -323,8 +301,8 @@ mod tests {
     fn only_a_file_is_read_and_none_is_waited_for() {
         let dir = tempfile::tempdir().expect("a directory");
         let missing = dir.path().join("missing");
-        for path in [dir.path(), missing.as_path(), Path::new("/dev/null")] {
-            let credentials = Credentials::text(path);
+        for path in [dir.path(), missing.as_path(), "/dev/null".as_ref()] {
+            let credentials = Credentials::new(path.to_owned(), Form::Text);
             assert!(credentials.read().is_err(), "{}", path.display());
             assert!(!credentials.accept(b"", b""));
         }

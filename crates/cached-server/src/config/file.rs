@@ -8,7 +8,7 @@ use super::settings::Settings;
 use super::volumes::{NbdTable, VolumesTable};
 use cached_admin::AdminTable;
 use cached_config::{
-    BackendTable, ConfigError, InsightTable, ObjectsTable, Secrets, Size,
+    ConfigError, InsightTable, ObjectsTable, Secrets, Size,
     SynapseTable, config_keys, invalid, parse_config, require, within,
 };
 use cached_core::arbiter::SharedMemory;
@@ -119,12 +119,7 @@ impl File {
 
     /// Reads the files of the secrets.
     pub(crate) fn secrets(&self) -> Result<Secrets, ConfigError> {
-        let listener = self.synapse.as_ref().map_or(Ok(Vec::new()), SynapseTable::secrets)?;
-        let store = match self.objects.as_ref().and_then(|objects| objects.backend.as_ref()) {
-            Some(BackendTable::Synapse(table)) => table.secret()?,
-            _ => None,
-        };
-        Ok(Secrets { listener, store })
+        Secrets::read(self.synapse.as_ref(), self.objects.as_ref().and_then(|table| table.backend.as_ref()))
     }
 
     /// Returns the settings of the process and of memcached's listeners, except for the addresses.

@@ -4,7 +4,7 @@
 //! Flags that have no effect in this engine have no key; they are accepted only on the command
 //! line.
 
-use super::auth::Credentials;
+use super::auth::{Credentials, Form};
 use super::settings::{ListenAddress, ListenTls, Settings, TlsSettings};
 use cached_config::{
     ConfigError, Size, check_tls, config_keys, eviction_policy, invalid, require, unix_mode,
@@ -33,9 +33,9 @@ config_keys! {
     /// `-B`.
     protocol: ListenProtocol = name(protocol);
     /// `-Y`.
-    auth_file: PathBuf = made(|settings: &Settings| settings.auth.text_path());
+    auth_file: PathBuf = made(|settings: &Settings| path_of(settings.auth.text.as_ref()));
     /// `-S`, with the file that MEMCACHED_SASL_PWDB names.
-    sasl_file: PathBuf = made(|settings: &Settings| settings.auth.sasl_path());
+    sasl_file: PathBuf = made(|settings: &Settings| path_of(settings.auth.sasl.as_ref()));
     /// `-m`.
     memory_bytes_max: Size = size(memory_bytes), in Size::from(ARENA_BYTES_MIN)..=Size(MEMORY_BYTES_MAX);
     /// `-e`.
@@ -139,6 +139,10 @@ impl From<ListenProtocol> for Option<Protocol> {
     }
 }
 
+fn path_of(credentials: Option<&Credentials>) -> PathBuf {
+    credentials.map(|credentials| credentials.path().to_owned()).unwrap_or_default()
+}
+
 fn listeners(addresses: &[ListenAddress], protocol: Option<Protocol>) -> Vec<String> {
     addresses.iter().map(|address| listener(address, protocol)).collect()
 }
@@ -180,8 +184,8 @@ impl MemcachedTable {
         self.apply(settings);
         settings.unix_mask = unix_mode("memcached.unix_mode", &self.unix_mode)?;
         let given = |path: &PathBuf| Some(path.clone()).filter(|path| !path.as_os_str().is_empty());
-        settings.auth.text = given(&self.auth_file).map(Credentials::text);
-        settings.auth.sasl = given(&self.sasl_file).map(Credentials::sasl);
+        settings.auth.text = given(&self.auth_file).map(|path| Credentials::new(path, Form::Text));
+        settings.auth.sasl = given(&self.sasl_file).map(|path| Credentials::new(path, Form::Sasl));
         settings.eviction_policy = eviction_policy("memcached.eviction_policy", &self.eviction_policy)?;
         settings.connections_max_fast = self.connections_excess == Excess::Refuse;
         self.settle_buffers(settings)?;

@@ -1,7 +1,7 @@
 //! `[s3]`: the sidecar, a caching proxy in front of an S3 endpoint; `[[s3.buckets]]`: settings for
 //! the objects of a bucket. Without `[s3]`, the sidecar is off.
 
-use cached_config::{ConfigError, Size, check_tls, config_keys, invalid};
+use cached_config::{ConfigError, Size, check_tls, config_keys, invalid, require};
 use cached_tls::{ServerTls, TlsSettings};
 use s3_sidecar::{
     Auth, BucketTerms, CachePolicy, Credentials, Endpoint, Fresh, Keys, LogTarget, Names, Rule, Secrets,
@@ -145,7 +145,12 @@ impl S3Table {
 
     /// Returns the default policy, and the rules.
     pub(crate) fn policies(&self) -> (CachePolicy, Vec<Rule>) {
-        let default = policy(self.fresh_secs, self.stale_if_error_secs, self.negative_secs);
+        let default = CachePolicy {
+            fresh: self.fresh_secs.into(),
+            stale_if_error: Duration::from_secs(self.stale_if_error_secs),
+            negative: Duration::from_secs(self.negative_secs),
+            caches: true,
+        };
         (default, self.buckets.iter().map(|bucket| bucket.rule(&default)).collect())
     }
 
@@ -197,36 +202,31 @@ impl S3Table {
     /// Checks the keys that concern authorization.
     fn check_auth(&self) -> Result<(), ConfigError> {
         let is_named = |path: &PathBuf| !path.as_os_str().is_empty();
-        let others = [("s3.region", !self.region.is_empty()), ("s3.keys_file", is_named(&self.keys_file))];
-        let own = [
-            ("s3.upstream_access_key", !self.upstream_access_key.is_empty()),
-            ("s3.upstream_secret_file", is_named(&self.upstream_secret_file)),
-        ];
-        let set =
-            |keys: &[(&'static str, bool)]| keys.iter().find(|(_, is_set)| *is_set).map(|(key, _)| *key);
-        if self.auth == Auth::Listener && !is_named(&self.keys_file) {
-            return invalid(
-                "s3.keys_file",
-                "is missing; with auth = \"listener\" it must name a file of keys",
-            );
+        let (has_keys, has_secret) = (is_named(&self.keys_file), is_named(&self.upstream_secret_file));
+        let has_access_key = !self.upstream_access_key.is_empty();
+        let is_listener = self.auth == Auth::Listener;
+        let (signs, is_own) = (self.auth != Auth::Gateway, self.upstream_auth == UpstreamAuthName::Signed);
+        let (by_listener, by_others) = ("auth = \"listener\"", "auth = \"listener\" or \"none\"");
+        let by_own = "upstream_auth = \"signed\"";
+        for (key, is_set, is_possible, needed) in [
+            ("s3.region", !self.region.is_empty(), is_listener, by_listener),
+            ("s3.keys_file", has_keys, is_listener, by_listener),
+            ("s3.upstream_access_key", has_access_key, signs, by_others),
+            ("s3.upstream_secret_file", has_secret, signs, by_others),
+            ("s3.upstream_access_key", has_access_key, is_own, by_own),
+            ("s3.upstream_secret_file", has_secret, is_own, by_own),
+        ] {
+            require(!is_set || is_possible, key, || format!("is set; it needs {needed}"))?;
         }
-        if let Some(key) = set(&others).filter(|_| self.auth != Auth::Listener) {
-            return invalid(key, "is set; it needs auth = \"listener\"");
-        }
-        let is_anonymous = self.upstream_auth == UpstreamAuthName::Anonymous;
-        match set(&own) {
-            Some(key) if self.auth == Auth::Gateway => {
-                invalid(key, "is set; it needs auth = \"listener\" or \"none\"")
-            }
-            Some(key) if is_anonymous => invalid(key, "is set; it needs upstream_auth = \"signed\""),
-            Some(_) if self.upstream_access_key.is_empty() => {
-                invalid("s3.upstream_access_key", "is missing; upstream_secret_file has its secret key")
-            }
-            Some(_) if !is_named(&self.upstream_secret_file) => {
-                invalid("s3.upstream_secret_file", "is missing; it must name a file with the secret key")
-            }
-            _ => Ok(()),
-        }
+        require(has_keys || !is_listener, "s3.keys_file", || {
+            "is missing; with auth = \"listener\" it must name a file of keys".into()
+        })?;
+        require(has_access_key || !has_secret, "s3.upstream_access_key", || {
+            "is missing; upstream_secret_file has its secret key".into()
+        })?;
+        require(has_secret || !has_access_key, "s3.upstream_secret_file", || {
+            "is missing; it must name a file with the secret key".into()
+        })
     }
 
     /// Returns the number of file descriptors that the sidecar may need: each client connection may
@@ -362,13 +362,6 @@ impl From<FreshSecs> for Fresh {
             FreshSecs::Word(FreshWord::Immutable) => Fresh::Immutable,
         }
     }
-}
-
-/// Returns the policy that three keys make.
-pub(super) fn policy(fresh: FreshSecs, stale_if_error_secs: u64, negative_secs: u64) -> CachePolicy {
-    let (stale_if_error, negative) =
-        (Duration::from_secs(stale_if_error_secs), Duration::from_secs(negative_secs));
-    CachePolicy { fresh: fresh.into(), stale_if_error, negative, caches: true }
 }
 
 impl BucketTable {
