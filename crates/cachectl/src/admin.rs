@@ -134,8 +134,7 @@ impl Admin {
     }
 
     fn answer(&self, path: &str, request: request::Builder, body: String) -> Result<Value, Failure> {
-        let failed =
-            |status, text: String| Failure::admin(format_args!("{}{path}", self.base), status, text);
+        let failed = |status, text: String| Failure::admin(format_args!("{}{path}", self.base), status, text);
         let request = match &self.authorization {
             Some(authorization) => request.header("authorization", authorization),
             None => request,

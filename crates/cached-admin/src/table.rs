@@ -7,9 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use cached_config::{
-    ConfigError, check_tls, config_keys, exposure, invalid, load_tls, with_defaults,
-};
+use cached_config::{ConfigError, check_tls, config_keys, exposure, invalid, load_tls, with_defaults};
 use cached_tls::{ServerTls, TlsSettings};
 use named_file::FileError;
 use parking_lot::RwLock;

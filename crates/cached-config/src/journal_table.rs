@@ -11,11 +11,11 @@ use cached_journal::{DiskError, JournalConfig, OpenError, SEGMENT_BYTES_MAX, SEG
 use cached_process::Exit;
 use serde::{Deserialize, Serialize};
 
+use crate::config_keys;
 use crate::error::{ConfigError, invalid, require, within};
 use crate::keys::Size;
 use crate::lifecycle::{StartError, Waiting};
 use crate::objects::ObjectsTable;
-use crate::config_keys;
 
 config_keys! {
     /// The table `[objects.journal]`.

@@ -1,11 +1,11 @@
 //! `[objects]`: the object cache, which is off unless this table is present.
 
 use crate::backend::BackendTable;
+use crate::config_keys;
 use crate::error::{ConfigError, eviction_policy, invalid, require};
 use crate::journal_table::{DurabilityName, JournalTable, check_durability};
 use crate::keys::Size;
 use crate::lifecycle::{StartError, Waiting};
-use crate::config_keys;
 use blocker::{Blocker, Capabilities, NAME_BYTES_MAX, Namespace, NamespaceKey, NamespaceSettings, WriteMode};
 use cached_core::arena::MemoryRange;
 use cached_core::insight::Sampling;
@@ -275,9 +275,7 @@ impl ObjectsTable {
     pub fn check_cache(&self) -> Result<(), ConfigError> {
         self.check_ranges("objects")?;
         eviction_policy("objects.eviction_policy", &self.eviction_policy)?;
-        self.cache()?
-            .check(&Capabilities::full(OBJECT_BYTES_LIMIT))
-            .map_err(ConfigError::from)?;
+        self.cache()?.check(&Capabilities::full(OBJECT_BYTES_LIMIT)).map_err(ConfigError::from)?;
         check_durability(self)?;
         self.journal.as_ref().map_or(Ok(()), |journal| journal.check(self))
     }

@@ -145,7 +145,8 @@ fn serve(
     let mut admin = config.file.admin.as_ref().map(open_admin).transpose()?;
     let admin_sockets = admin.as_mut().map_or_else(Vec::new, AdminServer::take_sockets);
     let admin = admin.map(Arc::new);
-    let exporter = config.file.tracing.as_ref().map(|table| start_tracing(table, admin.as_deref())).transpose()?;
+    let exporter =
+        config.file.tracing.as_ref().map(|table| start_tracing(table, admin.as_deref())).transpose()?;
     let tracer = exporter.as_ref().map(|(exporter, _)| exporter.tracer());
     let open_objects = |sockets| {
         let end = pin!(signals.end_requested("while the store is being opened"));

@@ -95,9 +95,7 @@ impl Material {
         let ca_file = &settings.ca_file;
         let authorities = match ca_file.as_os_str().is_empty() {
             true => Vec::new(),
-            false => {
-                certificates_of(ca_file).map_err(|cause| TlsFile::Authorities.error(ca_file, cause))?
-            }
+            false => certificates_of(ca_file).map_err(|cause| TlsFile::Authorities.error(ca_file, cause))?,
         };
         Ok(Material { chain, key, authorities })
     }

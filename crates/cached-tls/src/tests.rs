@@ -47,10 +47,7 @@ fn mistakes_are_one_line() {
         chain("empty"),
         format!("{prefix}{} : the file contains no certificate; it must be PEM", at("empty"))
     );
-    assert_eq!(
-        chain("."),
-        format!("{prefix}{} : it is a directory, not a regular file", at("."))
-    );
+    assert_eq!(chain("."), format!("{prefix}{} : it is a directory, not a regular file", at(".")));
     assert!(chain("noise").starts_with(prefix));
     assert_eq!(error(TlsSettings::default()), format!("{prefix} : no file is named"));
     let key = |name: &str| error(TlsSettings { key_file: path.join(name), ..settings(path) });

@@ -256,7 +256,8 @@ mod tests {
         symlink(path("loop"), path("loop")).unwrap();
         symlink(path("most"), path("link")).unwrap();
         let _socket = std::os::unix::net::UnixListener::bind(path("socket")).unwrap();
-        rustix::fs::mknodat(rustix::fs::CWD, path("fifo"), rustix::fs::FileType::Fifo, Mode::RUSR, 0).unwrap();
+        rustix::fs::mknodat(rustix::fs::CWD, path("fifo"), rustix::fs::FileType::Fifo, Mode::RUSR, 0)
+            .unwrap();
         for name in ["most", "link"] {
             assert_eq!(read(&path(name)).unwrap().len() as u64, BYTES_MAX, "{name}");
         }

@@ -11,8 +11,8 @@ use blocker::memory::MemoryConfig;
 use blocker::{Durability, Memory, NamespaceKey};
 use cached_admin::{AdminTable, Tokens};
 use cached_config::{
-    BackendTable, ConfigError, DrainTimes, InsightTable, Listening, ObjectsTable, Secrets,
-    SynapseTable, check_addresses, invalid, parse_config, read_config, secret_warning,
+    BackendTable, ConfigError, DrainTimes, InsightTable, Listening, ObjectsTable, Secrets, SynapseTable,
+    check_addresses, invalid, parse_config, read_config, secret_warning,
 };
 use cached_core::object::ObjectCache;
 use cached_process::log::LogTable;

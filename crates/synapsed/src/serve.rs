@@ -15,8 +15,8 @@ use cached_admin::insight::slow::{SlowLog, SlowStore};
 use cached_admin::sources::{ObjectsSource, StoreSource, SynapseSource, measured};
 use cached_admin::{AdminConfig, AdminError, AdminServer, Health, control};
 use cached_config::{
-    ConfigError, DrainTimes, LiveObjects, ObjectsTable, OpenOptions, Secrets, ShutdownError, StartError, Store,
-    SynapseTable, Waiting, begin_recovery, log_events, log_recovery, notify, raise_descriptor_limit,
+    ConfigError, DrainTimes, LiveObjects, ObjectsTable, OpenOptions, Secrets, ShutdownError, StartError,
+    Store, SynapseTable, Waiting, begin_recovery, log_events, log_recovery, notify, raise_descriptor_limit,
 };
 use cached_core::object::OpenJournal;
 use cached_process::drain::Drain;

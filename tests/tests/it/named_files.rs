@@ -63,7 +63,10 @@ const OF_CACHED: &[Place] = &[
         "LISTENERkeys_file = KEYS\nupstream_secret_file = SECRET\nupstream_ca_file = FILE",
         "s3.upstream_ca_file",
     ),
-    Key("LISTENERkeys_file = KEYS\nupstream_secret_file = SECRET\n[s3.tls]\nchain_file = FILE", "s3.tls.chain_file"),
+    Key(
+        "LISTENERkeys_file = KEYS\nupstream_secret_file = SECRET\n[s3.tls]\nchain_file = FILE",
+        "s3.tls.chain_file",
+    ),
     Flags("-Y FILE", 1),
     Variable("-S", "MEMCACHED_SASL_PWDB", 1),
     Flags("-Z -o ssl_chain_cert=FILE", 64),

@@ -154,8 +154,7 @@ impl Exporting<'_> {
                 Err(error) => return Err(Failure::backend(object, &error)),
             }
         }
-        block_on(change.make(self.store))
-            .map_err(|error| Failure::backend(object, &error))?;
+        block_on(change.make(self.store)).map_err(|error| Failure::backend(object, &error))?;
         let saved = self.saved.entry(object.clone()).or_default();
         saved.records += 1;
         saved.is_whole |= change.is_whole();

@@ -279,9 +279,9 @@ impl Call<'_> {
     ) -> Result<(), Failure> {
         let namespace = Namespace::copy_from(self.namespace.as_bytes())?;
         let secret = self.secret_file.map(secret).transpose().map_err(Failure::usage)?;
-        let backend = self.backend.ok_or_else(|| {
-            Failure::usage("no backend is given; name one, for example --backend file:DIR")
-        })?;
+        let backend = self
+            .backend
+            .ok_or_else(|| Failure::usage("no backend is given; name one, for example --backend file:DIR"))?;
         let opened = Opened::open(backend, secret.as_ref(), self.timeout, only_reads)?;
         let done = run(&Context { opened: &opened, namespace: &namespace, output: self.output });
         // The backend is closed in order even after a failure; the first failure is reported.

@@ -23,8 +23,7 @@ pub(super) fn copy(context: &Context<'_>, from: &str, to: &str, new: bool) -> Re
     let condition = if new { Condition::Absent } else { Condition::None };
     let request = CopyRequest::new(source.clone(), target.clone());
     let request = request.condition(condition).durability(Durability::Stored);
-    let reply =
-        block_on(context.opened.backend.copy(request)).about(format_args!("{source} to {target}"))?;
+    let reply = block_on(context.opened.backend.copy(request)).about(format_args!("{source} to {target}"))?;
     let (size_bytes, version) = (reply.size_bytes, reply.version);
     let text = format!("{source} copied to {target}, {size_bytes} bytes, version {version}");
     let value = json!({ "name": to, "size_bytes": size_bytes, "version": version.0 });
@@ -35,8 +34,7 @@ pub(super) fn info(context: &Context<'_>, name: &str) -> Result<(), Failure> {
     let object = context.object(name)?;
     let info = block_on(context.opened.backend.info(InfoRequest::new(object.clone()))).about(&object)?;
     let stamp = info.stamp.map_or("none".to_owned(), |stamp| stamp.to_string());
-    let text =
-        format!("{object}\nsize {} bytes\nversion {}\nstamp {stamp}", info.size_bytes, info.version);
+    let text = format!("{object}\nsize {} bytes\nversion {}\nstamp {stamp}", info.size_bytes, info.version);
     let stamp = info.stamp.map(|stamp| json!({ "epoch": stamp.epoch.0, "sequence": stamp.sequence }));
     let value = json!({
         "name": name, "size_bytes": info.size_bytes, "version": info.version.0, "stamp": stamp,
@@ -53,8 +51,7 @@ pub(super) fn list(context: &Context<'_>, prefix: &str, names: bool) -> Result<(
         let page = block_on(context.opened.backend.list(request.clone())).about(context.namespace)?;
         for entry in &page.entries {
             let name = &entry.name;
-            let text =
-                if names { name.to_string() } else { format!("{:>12}  {name}", entry.size_bytes) };
+            let text = if names { name.to_string() } else { format!("{:>12}  {name}", entry.size_bytes) };
             context.output.write(text, &value(entry))?;
         }
         let Some(last) = page.entries.last().filter(|_| page.has_more) else { return Ok(()) };
@@ -393,8 +390,7 @@ pub(super) fn stats(context: &Context<'_>, filter: &str) -> Result<(), Failure> 
     let mut pairs = render::pairs(&block_on(context.opened.backend.control().metrics())?);
     pairs.retain(|pair| pair.name.contains(filter));
     let width = pairs.iter().map(|pair| pair.name.len()).max().unwrap_or(0);
-    let lines: Vec<_> =
-        pairs.iter().map(|pair| format!("{:width$}  {}", pair.name, pair.value)).collect();
+    let lines: Vec<_> = pairs.iter().map(|pair| format!("{:width$}  {}", pair.name, pair.value)).collect();
     let number = |number| match number {
         Number::Integer(number) => json!(number),
         Number::Float(number) => json!(number),

@@ -194,7 +194,11 @@ fn what_would_lose_data_is_confirmed_first() {
             "its owner is node2; --yes confirms that it is gone",
         ),
         (&["rollback", "disk@monday"], &[], "data written since monday would be lost; --yes"),
-        (&["delete-snapshot", "disk@monday"], &[], "disk@monday is unchanged: data that only it contains would be lost"),
+        (
+            &["delete-snapshot", "disk@monday"],
+            &[],
+            "disk@monday is unchanged: data that only it contains would be lost",
+        ),
     ] {
         let (code, _, error, asked) = run(arguments, answers);
         assert_eq!((code, error.lines().count()), (Some(2), 1), "{error}");

@@ -138,15 +138,14 @@ impl Extended {
             }
             "no_slab_automove" => inert.slab_automove = 0,
             "slab_automove_ratio" => {
-                inert.slab_automove_ratio =
-                    leading_f64(given(value, "Missing slab_automove_ratio argument")?);
-                let known = inert.slab_automove_ratio > 0.0 && inert.slab_automove_ratio <= 1.0;
-                require(known, "slab_automove_ratio must be > 0 and < 1")?;
+                let ratio = leading_f64(given(value, "Missing slab_automove_ratio argument")?);
+                require(ratio > 0.0 && ratio <= 1.0, "slab_automove_ratio must be > 0 and < 1")?;
+                inert.slab_automove_ratio = ratio;
             }
             "slab_automove_window" => {
-                inert.slab_automove_window = integer(given(value, "Missing slab_automove_window argument")?);
-                let known = (3..=1800).contains(&inert.slab_automove_window);
-                require(known, "slab_automove_window must be > 2 and < 1800")?;
+                let window = integer(given(value, "Missing slab_automove_window argument")?);
+                require((3..=1800).contains(&window), "slab_automove_window must be > 2 and < 1800")?;
+                inert.slab_automove_window = window;
             }
             "slab_automove_freeratio" => {
                 inert.slab_automove_freeratio =
@@ -158,19 +157,16 @@ impl Extended {
                 inert.tail_repair_time = secs;
             }
             "hash_algorithm" => {
-                let known = ["jenkins", "murmur3", "xxh3"];
-                let asked = given(value, "Missing hash_algorithm argument")?;
-                let found = known.into_iter().find(|name| *name == asked);
-                require(found.is_some(), "Unknown hash_algorithm option (jenkins, murmur3, xxh3)")?;
+                let name = given(value, "Missing hash_algorithm argument")?;
+                let is_known = ["jenkins", "murmur3", "xxh3"].contains(&name);
+                require(is_known, "Unknown hash_algorithm option (jenkins, murmur3, xxh3)")?;
             }
             "lru_crawler" => inert.lru_crawler = true,
             "no_lru_crawler" => inert.lru_crawler = false,
             "lru_crawler_sleep" => {
                 let micros = integer(given(value, "Missing lru_crawler_sleep value")?);
-                require(
-                    (0..=1_000_000).contains(&micros),
-                    "LRU crawler sleep must be between 0 and 1 second",
-                )?;
+                let is_short = (0..=1_000_000).contains(&micros);
+                require(is_short, "LRU crawler sleep must be between 0 and 1 second")?;
                 inert.lru_crawler_sleep = micros as u32;
             }
             "lru_crawler_tocrawl" => {
@@ -203,25 +199,26 @@ impl Extended {
 
     /// Checks options that depend on each other.
     pub(super) fn check(&mut self, settings: &Settings) -> Result<(), Failure> {
-        let item_bytes_max = settings.item_bytes_max;
-        let chunk = self.chunk_bytes_max;
-        if item_bytes_max > PAGE_BYTES && !self.chunk_changed {
+        let (item, chunk) = (settings.item_bytes_max, self.chunk_bytes_max);
+        if item > PAGE_BYTES && !self.chunk_changed {
             self.chunk_bytes_max = CHUNK_BYTES_MAX;
-        } else if self.chunk_changed && chunk > item_bytes_max {
-            let line = format!(
-                "slab_chunk_max (bytes: {chunk}) cannot be larger than -I (item_size_max {item_bytes_max})"
-            );
-            return wrong(Exit::Usage, line);
-        } else if self.chunk_changed && !item_bytes_max.is_multiple_of(chunk) {
-            let line = format!(
-                "-I (item_size_max: {item_bytes_max}) must be evenly divisible by slab_chunk_max (bytes: {chunk})"
-            );
-            return wrong(Exit::Usage, line);
-        } else if self.chunk_changed && !PAGE_BYTES.is_multiple_of(chunk) {
-            let line = format!(
-                "slab_chunk_max (bytes: {chunk}) must divide evenly into {PAGE_BYTES} (slab_page_size)"
-            );
-            return wrong(Exit::Usage, line);
+        }
+        let mistake = match self.chunk_changed {
+            true if chunk > item => {
+                format!("slab_chunk_max (bytes: {chunk}) cannot be larger than -I (item_size_max {item})")
+            }
+            true if !item.is_multiple_of(chunk) => format!(
+                "-I (item_size_max: {item}) must be evenly divisible by slab_chunk_max (bytes: {chunk})"
+            ),
+            true if !PAGE_BYTES.is_multiple_of(chunk) => {
+                format!(
+                    "slab_chunk_max (bytes: {chunk}) must divide evenly into {PAGE_BYTES} (slab_page_size)"
+                )
+            }
+            _ => String::new(),
+        };
+        if !mistake.is_empty() {
+            return wrong(Exit::Usage, mistake);
         }
         let inert = &settings.inert;
         if inert.hot_lru_pct + inert.warm_lru_pct > 80 {

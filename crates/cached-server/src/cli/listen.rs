@@ -4,7 +4,7 @@
 //! `[notls:|tls:|btls:|mtls:][proto[ascii|binary|negotiating]:][tag[name]:]host[:port]`, separated
 //! by commas. Tags are for memcached's proxy; they are checked and ignored.
 
-use super::overlay::{PORT, move_to, number};
+use super::overlay::{PORT, move_to, shown_port};
 use super::{Cli, wrong};
 use crate::config::auth::{Credentials, Form};
 use crate::config::settings::{ListenAddress, ListenTls, Settings};
@@ -150,19 +150,6 @@ fn host_and_port(text: &str) -> Result<(&str, Option<&str>), Failure> {
 // without `-p` the port is TCP's as well.
 
 impl Cli {
-    /// Returns the value of `-U`, if it is given.
-    pub(super) fn udp_port_given(&self, notes: &mut Vec<String>) -> Result<Option<i32>, Failure> {
-        let Some(text) = &self.udp_port else { return Ok(None) };
-        match number("-U", text, notes)? {
-            port @ -1..=65535 => Ok(Some(port as i32)),
-            port => {
-                let line =
-                    format!("-U {port}: the UDP port must be 0 (off) to 65535, or -1 for any free one");
-                wrong(Exit::Usage, line)
-            }
-        }
-    }
-
     /// Sets the addresses, after those of TCP and after authentication.
     pub(super) fn udp(
         &self,
@@ -181,9 +168,8 @@ impl Cli {
                 let texts = file.map_or(&[][..], |file| &file.memcached.udp_listen);
                 match texts.is_empty() {
                     true => Ok(Vec::new()),
-                    false => addresses(texts, PORT, None, has_tls, false).map_err(|error| {
-                        self.blame(ConfigError::new("memcached.udp_listen", error))
-                    }),
+                    false => addresses(texts, PORT, None, has_tls, false)
+                        .map_err(|error| self.blame(ConfigError::new("memcached.udp_listen", error))),
                 }
             }
             Some(port) if self.listen.is_empty() && !own.is_empty() => {
@@ -202,11 +188,7 @@ impl Cli {
                 settings.udp_listen.push(address);
             }
         }
-        settings.udp_port = match settings.udp_listen.first() {
-            None => 0,
-            Some(ListenAddress { port: 0, .. }) => -1,
-            Some(first) => first.port.into(),
-        };
+        settings.udp_port = shown_port(&settings.udp_listen);
         if settings.udp_listen.is_empty() || !settings.auth.is_required() {
             return Ok(());
         }

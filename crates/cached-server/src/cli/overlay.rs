@@ -27,8 +27,7 @@ impl Cli {
             extended.read(&mut settings, list)?;
         }
         let mut notes = Vec::new();
-        let port = self.port_given(&mut notes)?;
-        let udp_port = self.udp_port_given(&mut notes)?;
+        let (port, udp_port) = self.ports_given(&mut notes)?;
         self.sizes(&mut settings, &mut notes)?;
         self.counts(&mut settings, &mut notes)?;
         self.switches(&mut settings)?;
@@ -120,17 +119,22 @@ impl Cli {
         given.into_iter().filter_map(|(key, is_given)| is_given.then_some(key)).collect()
     }
 
-    /// Returns the value of `-p`, if it is given.
-    fn port_given(&self, notes: &mut Vec<String>) -> Result<Option<i32>, Failure> {
-        let Some(text) = &self.port else { return Ok(None) };
-        match number("-p", text, notes)? {
-            port if port > 65535 => wrong(Exit::Usage, format!("ERROR: Invalid port number {port}.")),
-            port if port < -1 => {
-                let line = format!("-p {port}: the TCP port must be 0 to 65535, or -1 for any free one");
-                wrong(Exit::Usage, line)
+    /// Returns the values of `-p` and `-U`, if they are given.
+    fn ports_given(&self, notes: &mut Vec<String>) -> Result<(Option<i32>, Option<i32>), Failure> {
+        let mut port = |flag: &str, text: &Option<String>, what: &str| {
+            let Some(text) = text else { return Ok(None) };
+            match number(flag, text, notes)? {
+                port if flag == "-p" && port > 65535 => {
+                    wrong(Exit::Usage, format!("ERROR: Invalid port number {port}."))
+                }
+                port @ -1..=65535 => Ok(Some(port as i32)),
+                port => wrong(Exit::Usage, format!("{flag} {port}: {what}, or -1 for any free one")),
             }
-            port => Ok(Some(port as i32)),
-        }
+        };
+        Ok((
+            port("-p", &self.port, "the TCP port must be 0 to 65535")?,
+            port("-U", &self.udp_port, "the UDP port must be 0 (off) to 65535")?,
+        ))
     }
 
     /// `-a`, `-m`, `-I`.
@@ -317,12 +321,17 @@ impl Cli {
         if let Some(port) = port.filter(|_| self.listen.is_empty()) {
             move_to(&mut settings.listen, u16::try_from(port).unwrap_or(0));
         }
-        settings.port = match settings.listen.first() {
-            None => 0,
-            Some(ListenAddress { port: 0, .. }) => -1,
-            Some(first) => first.port.into(),
-        };
+        settings.port = shown_port(&settings.listen);
         Ok(())
+    }
+}
+
+/// Returns the port that `stats settings` shows: 0 for none, -1 for any free one.
+pub(super) fn shown_port(listen: &[ListenAddress]) -> i32 {
+    match listen.first() {
+        None => 0,
+        Some(ListenAddress { port: 0, .. }) => -1,
+        Some(first) => first.port.into(),
     }
 }
 

@@ -69,9 +69,8 @@ impl Auth {
     /// # Errors
     /// As for [`load`](Self::load).
     pub fn read_again(&self) -> Result<PasswordsRead, ConfigError> {
-        let read = |(one, key): (&Credentials, &str)| {
-            one.read().map_err(|error| ConfigError::of_file(key, error))
-        };
+        let read =
+            |(one, key): (&Credentials, &str)| one.read().map_err(|error| ConfigError::of_file(key, error));
         self.given().map(read).collect::<Result<_, _>>().map(PasswordsRead)
     }
 
@@ -93,7 +92,6 @@ impl Auth {
     pub fn warnings(&self) -> Vec<String> {
         self.given().filter_map(|(one, _)| secret_warning(one.path())).collect()
     }
-
 }
 
 // A file of users and passwords in memcached's format: a line `user:password` for each user. Only

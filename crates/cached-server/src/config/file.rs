@@ -8,8 +8,8 @@ use super::settings::Settings;
 use super::volumes::{NbdTable, VolumesTable};
 use cached_admin::AdminTable;
 use cached_config::{
-    ConfigError, InsightTable, ObjectsTable, Secrets, Size,
-    SynapseTable, config_keys, invalid, parse_config, require, within,
+    ConfigError, InsightTable, ObjectsTable, Secrets, Size, SynapseTable, config_keys, invalid, parse_config,
+    require, within,
 };
 use cached_core::arbiter::SharedMemory;
 use cached_core::arena::MemoryRange;

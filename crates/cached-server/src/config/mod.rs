@@ -33,8 +33,8 @@ mod volumes;
 
 pub use cached_admin::AdminTable;
 pub use cached_config::{
-    BackendTable, ConfigError, FileTable, MemoryTable, NamespaceTable, ObjectsTable,
-    RadosTable, RemoteTable, Secrets, Size, SynapseTable,
+    BackendTable, ConfigError, FileTable, MemoryTable, NamespaceTable, ObjectsTable, RadosTable, RemoteTable,
+    Secrets, Size, SynapseTable,
 };
 pub use cached_tracing::TracingTable;
 pub use file::File;

@@ -180,9 +180,7 @@ impl S3Table {
         }
         if !self.upstream_access_key.is_empty() {
             let read = Credentials::from_file(self.upstream_access_key.clone(), &self.upstream_secret_file);
-            return read
-                .map(Some)
-                .map_err(|error| ConfigError::of_file("s3.upstream_secret_file", error));
+            return read.map(Some).map_err(|error| ConfigError::of_file("s3.upstream_secret_file", error));
         }
         let variable = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
         match (variable("AWS_ACCESS_KEY_ID"), variable("AWS_SECRET_ACCESS_KEY"), self.auth) {
@@ -489,8 +487,7 @@ mod tests {
         ] {
             assert_eq!(table(lines).unwrap().check().unwrap_err().key, key, "{lines}");
         }
-        let error =
-            S3Table { auth: Auth::Gateway, ..table("fresh_secs = 1").unwrap() }.check().unwrap_err();
+        let error = S3Table { auth: Auth::Gateway, ..table("fresh_secs = 1").unwrap() }.check().unwrap_err();
         assert_eq!(error.key, "s3.fresh_secs");
         assert!(error.why.contains("auth = \"listener\""), "{}", error.why);
     }

@@ -230,10 +230,7 @@ impl NbdTable {
     /// set. The protocol has no other means of identifying a client.
     fn check_exposure(&self, addresses: &[Address]) -> Result<(), ConfigError> {
         let knows_clients = self.tls_required
-            && self
-                .tls
-                .as_ref()
-                .is_some_and(|tls| tls.client_certificates == ClientCertificates::Require);
+            && self.tls.as_ref().is_some_and(|tls| tls.client_certificates == ClientCertificates::Require);
         if knows_clients || self.allow_exposed {
             return Ok(());
         }

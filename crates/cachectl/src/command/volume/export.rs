@@ -13,11 +13,11 @@ use serde_json::json;
 use volumes::{Error, Extent, ExtentKind, Import, StreamHeader, Volume, Volumes};
 
 use crate::command::object::write_file;
-use crate::command::volume::{Context, Name};
 use crate::command::volume::import::{Input, PIECE_BYTES, runs};
 use crate::command::volume::name::{
     Setting, SnapshotName, Source, StoreArguments, TakeOver, ended, made, removed, shown_size, snapshot_name,
 };
+use crate::command::volume::{Context, Name};
 use crate::output::{About, Failure, Interrupt, Progress};
 
 /// The maximum number of reads in flight, each of at most 4 MiB.

@@ -19,10 +19,10 @@ use rustix::io::Errno;
 use serde_json::json;
 use volumes::{Error, Volume, Volumes};
 
-use crate::command::volume::{Context, Name};
 use crate::command::volume::name::{
     Setting, StoreArguments, TakeOver, ended, made, removed, shown_size, size,
 };
+use crate::command::volume::{Context, Name};
 use crate::output::{About, Failure, Interrupt, Progress};
 
 /// The maximum run of zeros that is written as data.
