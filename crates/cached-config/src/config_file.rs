@@ -4,12 +4,12 @@
 use crate::error::ConfigError;
 use named_file::{FileError, Kinds, NamedFile};
 use serde::de::DeserializeOwned;
-use serde_json::{Number, Value};
+use serde_json::Value;
 use serde_path_to_error::Segment;
 use std::ops::Range;
 use std::path::Path;
 use toml::Spanned;
-use toml::de::{DeArray, DeString, DeTable, DeValue};
+use toml::de::{DeArray, DeTable, DeValue};
 
 /// Returns the text of a configuration file, which may also be a pipe.
 ///
@@ -33,43 +33,15 @@ pub fn parse_config<T: DeserializeOwned>(path: &Path, text: &str) -> Result<T, C
         let why = why.lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join("; ");
         ConfigError { line, ..ConfigError::new(key, why).in_file(path) }
     };
-    let root = DeTable::parse(text).map_err(|error| at(error.span(), String::new(), error.message()))?;
     // Parsed from a JSON tree, because TOML's own deserializer generates three copies of the code
     // of each table.
-    serde_path_to_error::deserialize(json_of_table(root.get_ref())).map_err(|error| {
-        let (key, span) = (error.path().to_string(), span_of(&root, error.path()));
-        at(Some(span), if key == "." { String::new() } else { key }, &error.inner().to_string())
+    let values: Value =
+        toml::from_str(text).map_err(|error| at(error.span(), String::new(), error.message()))?;
+    serde_path_to_error::deserialize(values).map_err(|error| {
+        let span = DeTable::parse(text).ok().map(|root| span_of(&root, error.path()));
+        let key = error.path().to_string();
+        at(span, if key == "." { String::new() } else { key }, &error.inner().to_string())
     })
-}
-
-fn json_of_table(table: &DeTable<'_>) -> Value {
-    let of = |(key, value): (&Spanned<DeString<'_>>, &Spanned<DeValue<'_>>)| {
-        (key.get_ref().to_string(), json_of(value.get_ref()))
-    };
-    Value::Object(table.iter().map(of).collect())
-}
-
-fn json_of(value: &DeValue<'_>) -> Value {
-    match value {
-        DeValue::String(text) => text.as_ref().into(),
-        DeValue::Boolean(flag) => (*flag).into(),
-        DeValue::Integer(number) => {
-            let (digits, radix) = (number.as_str(), number.radix());
-            let unsigned = u64::from_str_radix(digits, radix).map(Value::from);
-            unsigned
-                .or_else(|_| i64::from_str_radix(digits, radix).map(Value::from))
-                .unwrap_or_else(|_| digits.into())
-        }
-        // JSON has neither infinities nor NaN: as text, they are refused wherever a number is
-        // expected.
-        DeValue::Float(number) => {
-            let finite = number.as_str().parse().ok().and_then(Number::from_f64);
-            finite.map_or_else(|| number.as_str().into(), Value::Number)
-        }
-        DeValue::Datetime(time) => time.to_string().into(),
-        DeValue::Array(values) => values.iter().map(|value| json_of(value.get_ref())).collect(),
-        DeValue::Table(table) => json_of_table(table),
-    }
 }
 
 /// Returns the location of the value at the end of `path`: the innermost value that exists.

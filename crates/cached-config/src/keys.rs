@@ -2,9 +2,11 @@
 //! the engine's configuration that it sets. Also sizes as values of keys.
 
 use std::fmt;
+use std::str::FromStr;
 
-use serde::de::{self, Visitor};
+use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::Value;
 
 /// Defines a table of a configuration file, with one line for each key.
 ///
@@ -206,19 +208,24 @@ const EXPECTED: &str =
     "a size: a whole number of bytes, or of B, KiB, MiB, GiB or TiB in quotes, as in \"256 MiB\"";
 
 impl Size {
-    /// Parses a size with its unit.
-    fn parse(text: &str) -> Option<Size> {
-        let digits = text.find(|letter: char| !letter.is_ascii_digit())?;
-        let (number, unit) = text.split_at(digits);
-        let unit = unit.trim_start();
-        let (_, shift) = UNITS.iter().find(|(name, _)| *name == unit)?;
-        let bytes = number.parse::<u64>().ok()?.checked_mul(1 << shift)?;
-        Some(Size(bytes))
-    }
-
     /// Returns the number of bytes as a `usize`, saturating.
     pub fn to_usize(self) -> usize {
         usize::try_from(self.0).unwrap_or(usize::MAX)
+    }
+}
+
+/// Parses a size with its unit.
+impl FromStr for Size {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Size, String> {
+        let parsed = || {
+            let digits = text.find(|letter: char| !letter.is_ascii_digit())?;
+            let (number, unit) = text.split_at(digits);
+            let (_, shift) = UNITS.iter().find(|(name, _)| *name == unit.trim_start())?;
+            number.parse::<u64>().ok()?.checked_mul(1 << shift).map(Size)
+        };
+        parsed().ok_or_else(|| format!("{text:?} is not {EXPECTED}"))
     }
 }
 
@@ -274,29 +281,12 @@ impl Serialize for Size {
 
 impl<'de> Deserialize<'de> for Size {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Size, D::Error> {
-        deserializer.deserialize_any(SizeVisitor)
-    }
-}
-
-struct SizeVisitor;
-
-impl Visitor<'_> for SizeVisitor {
-    type Value = Size;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(EXPECTED)
-    }
-
-    fn visit_u64<E: de::Error>(self, bytes: u64) -> Result<Size, E> {
-        Ok(Size(bytes))
-    }
-
-    fn visit_i64<E: de::Error>(self, bytes: i64) -> Result<Size, E> {
-        u64::try_from(bytes).map(Size).map_err(|_| E::invalid_value(de::Unexpected::Signed(bytes), &self))
-    }
-
-    fn visit_str<E: de::Error>(self, text: &str) -> Result<Size, E> {
-        Size::parse(text).ok_or_else(|| E::invalid_value(de::Unexpected::Str(text), &self))
+        let value = Value::deserialize(deserializer)?;
+        let size = match &value {
+            Value::String(text) => text.parse().ok(),
+            other => other.as_u64().map(Size),
+        };
+        size.ok_or_else(|| D::Error::custom(format_args!("invalid value: {value}, expected {EXPECTED}")))
     }
 }
 
@@ -306,7 +296,7 @@ mod tests {
 
     #[test]
     fn sizes_are_exact_or_refused() {
-        let parsed = |text| Size::parse(text).map(|size| size.0);
+        let parsed = |text: &str| text.parse::<Size>().ok().map(|size| size.0);
         assert_eq!(parsed("256 MiB"), Some(256 << 20));
         assert_eq!(parsed("1GiB"), Some(1 << 30));
         assert_eq!(parsed("512 B"), Some(512));
@@ -333,7 +323,7 @@ mod tests {
     fn what_is_printed_is_read_back() {
         for bytes in [1 << 10, 1 << 20, 3 << 30, 1 << 40, (1 << 40) + (1 << 10), 5 << 50] {
             let text = Size(bytes).to_string();
-            assert_eq!(Size::parse(&text), Some(Size(bytes)), "{text}");
+            assert_eq!(text.parse(), Ok(Size(bytes)), "{text}");
         }
         assert_eq!((Size(0).to_string(), Size(1000).to_string()), ("0".into(), "1000".into()));
     }

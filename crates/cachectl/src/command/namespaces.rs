@@ -9,9 +9,6 @@ use blocker::{
 };
 use cached_config::Size;
 use clap::{Args, Subcommand};
-use serde::Deserialize;
-use serde::de::IntoDeserializer;
-use serde::de::value::StrDeserializer;
 use serde_json::{Value, json};
 
 use crate::admin::{Admin, encoded, list};
@@ -84,10 +81,7 @@ fn setting(text: &str) -> Result<(NamespaceKey, Option<u64>), String> {
         return Ok((key, None));
     }
     let number = value.parse::<u64>().ok();
-    let size = || {
-        let deserializer: StrDeserializer<'_, serde::de::value::Error> = value.into_deserializer();
-        Size::deserialize(deserializer).ok().filter(|_| key.is_bytes()).map(|size| size.0)
-    };
+    let size = || value.parse::<Size>().ok().filter(|_| key.is_bytes()).map(|size| size.0);
     let kind = if key.is_bytes() { "a number of bytes, a size as in 64MiB," } else { "a whole number" };
     let value = number.or_else(size).ok_or_else(|| format!("{key} takes {kind} or none, not {value:?}"))?;
     Ok((key, Some(value)))
