@@ -24,7 +24,7 @@ const REASON_BYTES_MAX: usize = 500;
 #[derive(Args, Clone)]
 pub(crate) struct AdminArguments {
     /// The admin listener of a cached or synapsed: http://HOST:PORT or HOST:PORT, or
-    /// https://HOST:PORT with --admin-ca-file. Without it http://127.0.0.1:9150.
+    /// https://HOST:PORT with --admin-ca-file. Default: http://127.0.0.1:9150.
     #[arg(long = "admin", value_name = "URL", env = "CACHECTL_ADMIN", global = true)]
     url: Option<String>,
 
@@ -32,8 +32,8 @@ pub(crate) struct AdminArguments {
     #[arg(long = "admin-token-file", value_name = "FILE", env = "CACHECTL_ADMIN_TOKEN_FILE", global = true)]
     token_file: Option<PathBuf>,
 
-    /// For https: the file (PEM) with the certificates of the authorities that the listener's must
-    /// be signed by.
+    /// For https: the PEM file with the certificates of the authorities that sign the listener's
+    /// certificate.
     #[arg(long = "admin-ca-file", value_name = "FILE", env = "CACHECTL_ADMIN_CA_FILE", global = true)]
     ca_file: Option<PathBuf>,
 }
@@ -63,8 +63,8 @@ impl Admin {
                 .map_err(|why| Failure::usage(format!("--admin-ca-file {why}")))?,
             (true, None) => {
                 return Err(Failure::usage(format!(
-                    "--admin {base}: https needs --admin-ca-file, the certificates of the authorities that the listener's \
-                     must be signed by"
+                    "--admin {base}: https needs --admin-ca-file, the certificates of the authorities that sign the \
+                     listener's certificate"
                 )));
             }
             // The file of authorities may be set in the environment, for all servers.
@@ -79,7 +79,7 @@ impl Admin {
                 if token.is_empty() || !token.bytes().all(|byte| byte.is_ascii_graphic()) {
                     let path = path.display();
                     return Err(Failure::usage(format!(
-                        "{path}: a token is one line of letters, digits and signs without spaces"
+                        "{path}: expected a token: one line of letters, digits and signs without spaces"
                     )));
                 }
                 Some(format!("Bearer {token}"))
@@ -152,7 +152,7 @@ impl Admin {
             return Err(failed(Some(status.as_u16()), reason_of(status, &body)));
         }
         serde_json::from_str(&body)
-            .map_err(|error| failed(Some(status.as_u16()), format!("the answer is not JSON: {error}")))
+            .map_err(|error| failed(Some(status.as_u16()), format!("the response is not JSON: {error}")))
     }
 }
 
@@ -194,7 +194,7 @@ pub(crate) fn line_of(reason: &str) -> String {
 fn reason_of(status: StatusCode, body: &str) -> String {
     let reason = line_of(body);
     let hint = match status.as_u16() {
-        401 | 403 => "; give the token with --admin-token-file",
+        401 | 403 => "; name the file of the token with --admin-token-file",
         // Used if the server does not state more.
         404 if reason.is_empty() || reason.contains("there is nothing here") => {
             "; this server has no such page"
@@ -208,7 +208,7 @@ fn reason_of(status: StatusCode, body: &str) -> String {
 fn base_of(given: &str) -> Result<String, Failure> {
     let wrong = || {
         Failure::usage(format!(
-            "--admin {given}: give http://HOST:PORT or https://HOST:PORT, for example http://127.0.0.1:9150"
+            "--admin {given}: expected http://HOST:PORT or https://HOST:PORT, for example http://127.0.0.1:9150"
         ))
     };
     let (scheme, host) = match given.strip_prefix("https://") {
@@ -284,6 +284,9 @@ mod tests {
     fn a_reason_is_one_printable_line() {
         let status = StatusCode::UNAUTHORIZED;
         let reason = reason_of(status, "no\u{1b}[31m token\nsecond line");
-        assert_eq!(reason, "401 Unauthorized: no[31m token; give the token with --admin-token-file");
+        assert_eq!(
+            reason,
+            "401 Unauthorized: no[31m token; name the file of the token with --admin-token-file"
+        );
     }
 }

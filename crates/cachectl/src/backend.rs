@@ -49,7 +49,8 @@ impl FromStr for BackendSpec {
             }
             return Ok(Self { store, faults: Vec::new() });
         };
-        let example = "faulty: is written faulty:seed=1,error_permille=10:BACKEND";
+        let example =
+            "faulty: expects keys and a backend, for example faulty:seed=1,error_permille=10:BACKEND";
         let (keys, below) = rest.split_once(':').ok_or(example)?;
         let plan = plan(keys)?;
         let mut spec: Self = below.parse()?;
@@ -64,7 +65,7 @@ fn plan(keys: &str) -> std::result::Result<FaultPlan, String> {
         let (key, value) = pair.split_once('=').ok_or(format!("{pair:?} is not KEY=NUMBER"))?;
         let number: u64 = value.parse().map_err(|_| format!("{value:?} is not a number"))?;
         let permille = u32::try_from(number).ok().filter(|permille| *permille <= 1000);
-        let permille = permille.ok_or(format!("{key}={number}: at most 1000"));
+        let permille = permille.ok_or(format!("{key}={number}: must be at most 1000"));
         match key {
             "seed" => plan.seed = number,
             "delay_us" => {
@@ -74,7 +75,7 @@ fn plan(keys: &str) -> std::result::Result<FaultPlan, String> {
             "delay_permille" => plan.delay_permille = permille?,
             "error_permille" => plan.error_permille = permille?,
             "unknown_permille" => plan.unknown_permille = permille?,
-            _ => return Err(format!("{key:?} is no fault")),
+            _ => return Err(format!("{key:?} is not a key of faulty:")),
         }
     }
     Ok(plan)

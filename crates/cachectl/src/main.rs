@@ -25,24 +25,25 @@ use backend::BackendSpec;
 use command::{Call, Command};
 use output::Output;
 
-/// Try a storage backend of cached: put, get, copy, list, flush, or test it against the contract.
+/// Access a storage backend of cached (put, get, copy, list, flush, test it against the contract), or
+/// operate a running cached or synapsed.
 ///
-/// Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no such object, 4 refused (exists, condition,
-/// fenced, denied), 5 try again later (busy, out of space, not stored), 6 corrupt or lost, 7
-/// outcome unknown, 130 interrupted, 141 the reader of the output has gone. fsck and journal have
-/// their own.
+/// Exit codes: 0 success, 1 failure, 2 invalid usage, 3 no such object, 4 refused (exists, condition,
+/// fenced, denied), 5 try again later (busy, out of space, not stored), 6 corrupt or lost, 7 unknown
+/// outcome, 130 interrupted, 141 the reader of the output has closed it. fsck and journal have their
+/// own exit codes.
 #[derive(Parser)]
 #[command(name = "cachectl", version, max_term_width = 100)]
 struct Arguments {
-    /// file:DIR, memory:, rados:POOL[,KEY=VALUE]... (keys: conf, user, keyring, root, prefix,
-    /// op_timeout_secs and more; a wrong one lists them), s3:BUCKET[,KEY=VALUE]... where it is
-    /// built in (keys: endpoint, region, prefix, credentials_file and more) or
-    /// faulty:seed=N,...:BACKEND (keys: delay_us, delay_permille, error_permille,
-    /// unknown_permille), synapse:HOST:PORT or synapse:unix:PATH for a server
+    /// The store: file:DIR; memory:; rados:POOL[,KEY=VALUE]... (keys: conf, user, keyring, root,
+    /// prefix, op_timeout_secs, ...); s3:BUCKET[,KEY=VALUE]... if built with S3 support (keys:
+    /// endpoint, region, prefix, credentials_file, ...); synapse:HOST:PORT or synapse:unix:PATH for a
+    /// server; faulty:seed=N,...:BACKEND for fault injection (keys: delay_us, delay_permille,
+    /// error_permille, unknown_permille). An unknown key prints the full list
     #[arg(short, long, value_name = "BACKEND", env = "CACHECTL_BACKEND")]
     backend: Option<BackendSpec>,
 
-    /// The file with the secret of a synapse: server.
+    /// The file with the secret that a synapse: server requires.
     #[arg(long, value_name = "FILE", env = "CACHECTL_SECRET_FILE")]
     secret_file: Option<std::path::PathBuf>,
 
@@ -50,8 +51,7 @@ struct Arguments {
     #[arg(short, long, default_value = "default")]
     namespace: String,
 
-    /// How long a request may take, in seconds, with the way to the server and back; 0 is as long
-    /// as it takes.
+    /// The maximum duration of a request, in seconds, including the transfer; 0 for no limit.
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     timeout: u64,
 

@@ -169,7 +169,7 @@ impl RemoteTable {
 
     fn check(&self) -> Result<(), ConfigError> {
         require(!self.address.is_empty(), "objects.backend.address", || {
-            "is missing; it must say where the server is, as in \"host:11311\" or \"unix:/path/of/socket\""
+            "is missing; expected the server's address, as in \"host:11311\" or \"unix:/path/of/socket\""
                 .into()
         })?;
         self.check_ranges("objects.backend")?;
@@ -206,7 +206,7 @@ fn is_directory(key: &str, path: &Path) -> Result<(), ConfigError> {
         return Ok(());
     };
     require(there.as_os_str().is_empty() || there.is_dir(), key, || {
-        format!("is {}; {} is no directory", path.display(), there.display())
+        format!("is {}; {} is not a directory", path.display(), there.display())
     })
 }
 
@@ -307,7 +307,7 @@ impl BackendTable {
                 read("objects.backend.keyring", &table.keyring)?;
                 // In a build without RADOS, the kind itself is invalid.
                 require(cfg!(feature = "rados"), "objects.backend.kind", || {
-                    "is \"rados\", which this cached was built without; build it with --features rados".into()
+                    "is \"rados\", but this program was built without it; build with --features rados".into()
                 })
             }
             BackendTable::S3(table) => table.check(),
@@ -322,7 +322,7 @@ impl FromStr for BackendTable {
     fn from_str(text: &str) -> Result<Self, String> {
         match text.split_once(':') {
             Some(("memory", "")) => Ok(Self::Memory(MemoryTable::default())),
-            Some(("memory", _)) => Err("memory: takes nothing after the colon".into()),
+            Some(("memory", _)) => Err("memory: allows nothing after the colon".into()),
             Some(("file", "")) => Err("file: needs a directory".into()),
             Some(("file", dir)) => Ok(Self::File(FileTable { path: dir.into(), ..FileTable::default() })),
             Some(("rados", rest)) => rados(rest).map(Self::Rados),
@@ -332,8 +332,8 @@ impl FromStr for BackendTable {
                 Ok(Self::Synapse(RemoteTable { address: address.into(), ..RemoteTable::default() }))
             }
             _ => Err(format!(
-                "{text:?} is no kind of backend; there are memory:, file:DIR, rados:POOL[,KEY=VALUE]..., \
-                 s3:BUCKET[,KEY=VALUE]... and synapse:HOST:PORT"
+                "{text:?} is not a backend; expected memory:, file:DIR, rados:POOL[,KEY=VALUE]..., \
+                 s3:BUCKET[,KEY=VALUE]... or synapse:HOST:PORT"
             )),
         }
     }

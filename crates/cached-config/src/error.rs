@@ -126,7 +126,9 @@ pub fn secret_warning(path: &Path) -> Option<String> {
     let mode = std::fs::metadata(path).ok()?.permissions().mode() & 0o777;
     (mode & 0o044 != 0).then(|| {
         let path = path.display();
-        format!("the secret in {path} can be read by others (mode {mode:03o}); chmod 600 {path} keeps it")
+        format!(
+            "the secret in {path} can be read by others (mode {mode:03o}); chmod 600 {path} prevents that"
+        )
     })
 }
 

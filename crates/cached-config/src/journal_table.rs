@@ -103,8 +103,8 @@ impl JournalTable {
             return invalid(key("directory"), "is missing; it must name a directory on a local disk");
         }
         require(objects.writer == Writer::Cache, "objects.writer", || {
-            "is \"callers\"; a journal needs writer = \"cache\": only with exclusive claims is it certain, after \
-             a crash, that no other writer has changed what the journal replays"
+            "is \"callers\"; a journal requires writer = \"cache\": only exclusive claims guarantee, after a crash, \
+             that no other writer has changed the data that the journal replays"
                 .into()
         })?;
         self.check_ranges(KEY)?;
@@ -144,7 +144,7 @@ impl JournalTable {
         let (directory, parent) = (&self.directory, self.directory.parent());
         let shown = directory.display();
         if directory.exists() {
-            return require(directory.is_dir(), &key("directory"), || format!("{shown}: is no directory"));
+            return require(directory.is_dir(), &key("directory"), || format!("{shown} is not a directory"));
         }
         if !self.create {
             // As for a store, whether the disk is mounted is known only at startup.
@@ -152,7 +152,7 @@ impl JournalTable {
         }
         let parent = parent.filter(|parent| !parent.as_os_str().is_empty());
         require(parent.is_none_or(Path::is_dir), &key("directory"), || {
-            format!("{shown}: No such file or directory; its parent has to be there")
+            format!("{shown}: No such file or directory; its parent directory must exist")
         })
     }
 
@@ -206,8 +206,8 @@ impl JournalTable {
 fn missing(directory: &Path) -> String {
     let shown = directory.display();
     format!(
-        "{shown}: there is no journal here; `cachectl journal init {shown}` makes one, and so does create = true in \
-         [objects.journal]; if its disk is to be mounted there, mount it"
+        "{shown} contains no journal; `cachectl journal init {shown}` or create = true in [objects.journal] creates \
+         one; if the journal's disk is not mounted, mount it"
     )
 }
 
@@ -222,9 +222,9 @@ fn disk_mistake(directory: &Path, DiskError { file, operation, error }: &DiskErr
     };
     match error.kind() {
         ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => {
-            format!("{place}; the program's user needs to read and write there")
+            format!("{place}; the program's user needs read and write permission")
         }
-        ErrorKind::NotFound => format!("{place}; its parent has to be there"),
+        ErrorKind::NotFound => format!("{place}; its parent directory must exist"),
         _ => place,
     }
 }
@@ -232,7 +232,7 @@ fn disk_mistake(directory: &Path, DiskError { file, operation, error }: &DiskErr
 /// Returns a description of the failure of the journal's disk.
 fn trouble(error: &DiskError) -> String {
     match error.error.kind() {
-        ErrorKind::StorageFull => format!("{error}; two segments need room at the start"),
+        ErrorKind::StorageFull => format!("{error}; the start needs space for two segments"),
         _ => error.to_string(),
     }
 }
@@ -253,7 +253,7 @@ const UNSYNCED_BYTES_MIN: u64 = 1 << 20;
 pub(crate) fn check_durability(objects: &ObjectsTable) -> Result<(), ConfigError> {
     let needs_journal = |is_asked: bool, key: &str, value: &str| {
         require(!is_asked || objects.journal.is_some(), key, || {
-            format!("is {value}, and there is no journal; an [objects.journal] table must name its directory")
+            format!("is {value} without a journal; add [objects.journal] with its directory")
         })
     };
     let is_journaled = |durability| durability == Some(DurabilityName::Journaled);
@@ -264,8 +264,8 @@ pub(crate) fn check_durability(objects: &ObjectsTable) -> Result<(), ConfigError
         needs_journal(is_journaled(table.durability), &key("durability"), "\"journaled\"")?;
         let is_unlogged = table.journal == Some(false);
         require(!(is_unlogged && is_journaled(table.durability)), &key("durability"), || {
-            "is \"journaled\" with journal = false; without a journal it is \"cached\", or \"stored\" as the \
-             request asks for"
+            "is \"journaled\" with journal = false; without a journal it must be \"cached\", or \"stored\" if the \
+             request asks for that"
                 .into()
         })?;
     }

@@ -25,7 +25,7 @@ pub fn exposure(address: &str) -> Option<String> {
     let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
     match Host::of(host) {
         Host::Ip(ip) if ip.is_loopback() => None,
-        Host::Name(_) => Some(format!("{address} has a name that may lead to other machines")),
+        Host::Name(_) => Some(format!("{address} is a name that may refer to another machine")),
         Host::Ip(_) | Host::All => Some(format!("{address} can be reached from other machines")),
     }
 }
@@ -157,9 +157,9 @@ pub fn check_addresses(all: &[Listening]) -> Result<(), ConfigError> {
     for (at, one) in all.iter().enumerate() {
         if let Some(other) = all[..at].iter().find(|other| other.is_of(one)) {
             let why = match one.key == other.key {
-                true => format!("{one} and {other} are one address; each listener needs one of its own"),
+                true => format!("{one} and {other} are the same address; each listener needs a separate one"),
                 false => format!(
-                    "{one} is an address of {} as well ({other}); each listener needs one of its own",
+                    "{one} is also an address of {} ({other}); each listener needs a separate one",
                     other.key
                 ),
             };
@@ -254,7 +254,7 @@ impl SynapseTable {
         let current = secret("synapse.secret_file", &self.secret_file)?;
         let previous = secret("synapse.secret_file_previous", &self.secret_file_previous)?;
         if current.is_none() && previous.is_some() {
-            return invalid("synapse.secret_file_previous", "is set without a secret_file; name both");
+            return invalid("synapse.secret_file_previous", "is set without secret_file; set both");
         }
         Ok(current.into_iter().chain(previous).collect())
     }
@@ -287,7 +287,7 @@ impl SynapseTable {
         let secrets = self.secrets()?;
         let addresses = self.addresses()?;
         if addresses.is_empty() {
-            return invalid("synapse.listen", "is empty; it must say where to listen");
+            return invalid("synapse.listen", "is empty; it must name an address to listen on");
         }
         let exposed = addresses.iter().find_map(|address| exposure(&address.to_string()));
         match exposed.filter(|_| secrets.is_empty() && !self.allow_exposed) {
@@ -320,7 +320,7 @@ impl SynapseTable {
 pub fn unix_mode(key: &str, text: &str) -> Result<u32, ConfigError> {
     match u32::from_str_radix(text, 8) {
         Ok(mode @ 0..=0o777) => Ok(mode),
-        _ => invalid(key, format!("is \"{text}\"; it must be permissions in octal, as in \"660\"")),
+        _ => invalid(key, format!("is \"{text}\"; it must be octal permissions, as in \"660\"")),
     }
 }
 
@@ -362,12 +362,12 @@ mod tests {
         let first =
             || vec![Listening::tcp("a.listen", None, 7), Listening::unix("a.path", Path::new("/run/s"))];
         for (texts, words) in [
-            (&["127.0.0.1:7"][..], "b.listen: 127.0.0.1:7 is an address of a.listen as well (*:7)"),
-            (&["[::1]:7"], "[::1]:7 is an address of a.listen"),
-            (&["node:7"], "node:7 is an address of a.listen"),
-            (&["unix:/run/s"], "/run/s is an address of a.path"),
-            (&["127.0.0.1:8", "localhost:8"], "b.listen: 127.0.0.1:8 and 127.0.0.1:8 are one address"),
-            (&["0:8", "10.0.0.1:8"], "10.0.0.1:8 and 0.0.0.0:8 are one address"),
+            (&["127.0.0.1:7"][..], "b.listen: 127.0.0.1:7 is also an address of a.listen (*:7)"),
+            (&["[::1]:7"], "[::1]:7 is also an address of a.listen"),
+            (&["node:7"], "node:7 is also an address of a.listen"),
+            (&["unix:/run/s"], "/run/s is also an address of a.path"),
+            (&["127.0.0.1:8", "localhost:8"], "b.listen: 127.0.0.1:8 and 127.0.0.1:8 are the same address"),
+            (&["0:8", "10.0.0.1:8"], "10.0.0.1:8 and 0.0.0.0:8 are the same address"),
         ] {
             let all = [first(), listening(texts)].concat();
             let error = check_addresses(&all).expect_err("it is given twice").to_string();

@@ -183,15 +183,16 @@ impl ObjectsTable {
             let key = || format!("objects.namespaces[{index}].name");
             let Ok(namespace) = Namespace::copy_from(table.name.as_bytes()) else {
                 let count = table.name.len();
-                return invalid(key(), format!("has {count} bytes; a namespace has 1 to {NAME_BYTES_MAX}"));
+                return invalid(
+                    key(),
+                    format!("has {count} bytes; a namespace must have 1 to {NAME_BYTES_MAX}"),
+                );
             };
             require(!namespace.is_reserved(), &key(), || {
-                format!(
-                    "\"{namespace}\" is reserved: names that begin with a dot are those of servers' records"
-                )
+                format!("\"{namespace}\" is reserved: names that begin with a dot are for servers' records")
             })?;
             let twice = self.namespaces[..index].iter().any(|other| other.name == table.name);
-            require(!twice, &key(), || format!("\"{}\" is there twice; once is right", table.name))?;
+            require(!twice, &key(), || format!("\"{}\" occurs twice; it must occur once", table.name))?;
             let inherited =
                 if table.journal == Some(false) { DurabilityName::Cached } else { self.durability };
             namespaces.push(NamespaceConfig {
@@ -252,7 +253,7 @@ impl ObjectsTable {
     /// The first key with an invalid value.
     pub fn check(&self) -> Result<(), ConfigError> {
         let Some(backend) = &self.backend else {
-            return invalid("objects.backend", "is missing; its kind must say where the objects are kept");
+            return invalid("objects.backend", "is missing; its kind must name the store of the objects");
         };
         backend.check()?;
         self.check_cache()

@@ -68,7 +68,7 @@ impl S3Table {
         })?;
         // In a build without S3, the kind itself is invalid.
         require(cfg!(feature = "s3"), "objects.backend.kind", || {
-            "is \"s3\", which this program was built without; build it with --features s3".into()
+            "is \"s3\", but this program was built without it; build with --features s3".into()
         })?;
         crate::error::read("objects.backend.credentials_file", &self.credentials_file)?;
         crate::error::read("objects.backend.ca_file", &self.ca_file)?;

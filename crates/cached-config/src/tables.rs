@@ -83,7 +83,7 @@ impl InsightTable {
     /// The key with an invalid value.
     pub fn check(&self) -> Result<(), ConfigError> {
         require((0.0..=1.0).contains(&self.sampled_share), "insight.sampled_share", || {
-            format!("is {}; it must be between 0 and 1, 0 being adaptive", self.sampled_share)
+            format!("is {}; it must be between 0 and 1, where 0 is adaptive", self.sampled_share)
         })?;
         within("insight.slow_request_ms", self.slow_request_ms, 0..=SLOW_MS_MAX)?;
         Ok(())
@@ -126,12 +126,12 @@ pub fn check_tls(table: &str, settings: &TlsSettings) -> Result<(), ConfigError>
     })?;
     let needs_authorities = settings.client_certificates != ClientCertificates::None;
     require(!needs_authorities || !settings.ca_file.as_os_str().is_empty(), &key("ca_file"), || {
-        "is missing; it must name the certificates of the authorities that sign those of clients".into()
+        "is missing; it must name the certificates of the authorities that sign client certificates".into()
     })?;
     let known = suite_names();
     match settings.cipher_suites.iter().find(|name| !known.contains(name)) {
         Some(name) => {
-            let why = format!("has \"{name}\"; there are {}", known.join(", "));
+            let why = format!("contains \"{name}\"; expected some of {}", known.join(", "));
             invalid(key("cipher_suites"), why)
         }
         None => Ok(()),
@@ -195,6 +195,6 @@ mod tls_table_tests {
                 .starts_with("t.ca_file: is missing;")
         );
         let suite = error("chain_file = \"c\"\ncipher_suites = [\"HIGH\"]");
-        assert!(suite.starts_with("t.cipher_suites: has \"HIGH\"; there are TLS13_"), "{suite}");
+        assert!(suite.starts_with("t.cipher_suites: contains \"HIGH\"; expected some of TLS13_"), "{suite}");
     }
 }

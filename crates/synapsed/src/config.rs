@@ -254,12 +254,12 @@ mod tests {
     fn an_error_is_one_line_with_file_and_key() {
         let cases = [
             ("", "s.toml:1: missing field `backend`"),
-            ("backend = \"tape:\"", "s.toml:1: backend: \"tape:\" is no kind of backend"),
+            ("backend = \"tape:\"", "s.toml:1: backend: \"tape:\" is not a backend"),
             ("[backend]\nkind = \"tape\"", "backend: kind: is \"tape\"; it must be one of"),
             ("[backend]\nkind = \"file\"", "s.toml: backend.path: is missing"),
             (
                 "backend = \"file:/dev/null/store\"",
-                "backend.path: is /dev/null/store; /dev/null is no directory",
+                "backend.path: is /dev/null/store; /dev/null is not a directory",
             ),
             ("backend = \"rados:vm,keyring=/no/key\"", "backend.keyring: cannot read /no/key: No such file"),
             ("backend = \"memory:\"\n[synapse]\nlisten = []", "synapse.listen: is empty"),

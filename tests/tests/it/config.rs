@@ -109,7 +109,7 @@ fn mistakes_name_file_and_key() {
         ("[memcached]\nthreads = 0\n", ": memcached.threads: is 0; it must be between 1 and 1024"),
         ("[memcached]\nthreads = \n", ":2: "),
         ("[memcached]\nlisten = [\"127.0.0.1:x\"]\n", ": memcached.listen: Invalid port number: \"x\""),
-        ("[objects]\n", ": objects.backend: is missing; its kind must say where the objects are kept"),
+        ("[objects]\n", ": objects.backend: is missing; its kind must name the store of the objects"),
         (
             "[objects.backend]\nkind = \"file\"\n",
             ": objects.backend.path: is missing; it must name a directory",
@@ -169,11 +169,11 @@ fn the_check_finds_what_the_start_refuses() {
         ),
         (
             "listen = [\"127.0.0.1:7\"]\n[admin]\nlisten = [\"localhost:7\"]\n".into(),
-            "admin.listen: 127.0.0.1:7 is an address of memcached.listen as well",
+            "admin.listen: 127.0.0.1:7 is also an address of memcached.listen",
         ),
         (
             "listen = [\"*:7\", \"127.0.0.1:7\"]".into(),
-            "memcached.listen: 127.0.0.1:7 and *:7 are one address",
+            "memcached.listen: 127.0.0.1:7 and *:7 are the same address",
         ),
         (
             format!("{objects}[synapse]\nlisten = [\"0:7\"]"),
@@ -181,9 +181,9 @@ fn the_check_finds_what_the_start_refuses() {
         ),
         (
             format!("{objects}[synapse]\nlisten = [\"127.0.0.1\"]\n[admin]\nlisten = [\"127.0.0.1:11311\"]"),
-            "admin.listen: 127.0.0.1:11311 is an address of synapse.listen as well",
+            "admin.listen: 127.0.0.1:11311 is also an address of synapse.listen",
         ),
-        (format!("{objects}[synapse]\nlisten = [\"node1:7\"]"), "synapse.listen: node1:7 has a name"),
+        (format!("{objects}[synapse]\nlisten = [\"node1:7\"]"), "synapse.listen: node1:7 is a name"),
         (
             format!("{objects}[synapse]\nlisten = [\"127.0.0.1:7\", \"0:8\"]"),
             "synapse.listen: 0:8 can be reached from other machines",
@@ -194,15 +194,15 @@ fn the_check_finds_what_the_start_refuses() {
         ),
         (
             format!("{objects}[volumes]\n[nbd]\n{twice}"),
-            "admin.listen: 127.0.0.1:7 is an address of nbd.listen as well",
+            "admin.listen: 127.0.0.1:7 is also an address of nbd.listen",
         ),
         (
             format!("[s3]\nupstream = \"http://127.0.0.1:1\"\n{twice}"),
-            "admin.listen: 127.0.0.1:7 is an address of s3.listen as well",
+            "admin.listen: 127.0.0.1:7 is also an address of s3.listen",
         ),
         (
             format!("{objects}[synapse]\nlisten = [\"unix:/run/s\", \"unix:/run/s\"]"),
-            "synapse.listen: /run/s and /run/s are one address",
+            "synapse.listen: /run/s and /run/s are the same address",
         ),
         (
             format!(

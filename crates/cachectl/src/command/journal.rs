@@ -89,7 +89,7 @@ fn init(directory: &Path, output: &Output) -> Verdict {
     let disk = RealDisk::open(directory, false).map_err(Failure::io(shown.to_string()))?;
     tools::init(&disk).map_err(|error| match error {
         OpenError::Disk(DiskError { error, .. }) if error.kind() == std::io::ErrorKind::AlreadyExists => {
-            Failure::usage(format!("{shown} has a journal already"))
+            Failure::usage(format!("{shown} already contains a journal"))
         }
         error => failure(directory, error),
     })?;
@@ -108,7 +108,7 @@ pub(super) fn open(directory: &Path) -> Result<RealDisk, Failure> {
 fn check_is_journal(directory: &Path) -> Result<(), Failure> {
     let shown = directory.display();
     if !directory.is_dir() {
-        return Err(Failure::usage(format!("{shown} is no directory")));
+        return Err(Failure::usage(format!("{shown} is not a directory")));
     }
     // Segments without a superblock are the remains of a journal.
     let is_own = |name: &str| ["journal", "discarded"].contains(&name) || name.starts_with("segment-");
@@ -120,7 +120,7 @@ fn check_is_journal(directory: &Path) -> Result<(), Failure> {
     }
     if !has_journal {
         let text = format!(
-            "{shown} holds no journal: name the directory under [objects.journal] of the configuration"
+            "{shown} contains no journal: name the `directory` in [objects.journal] of the configuration"
         );
         return Err(Failure::usage(text));
     }
@@ -153,7 +153,7 @@ fn verify(directory: &Path, output: &Output) -> Verdict {
         write_damage(output, corruption)?;
     }
     let text = match damaged.len() {
-        0 => "every batch and payload is as it was written".to_owned(),
+        0 => "all batches and payloads are intact".to_owned(),
         1 => "1 place is damaged; export saves what is readable".to_owned(),
         count => format!("{count} places are damaged; export saves what is readable"),
     };
@@ -167,13 +167,13 @@ fn discard(directory: &Path, yes: bool, output: &Output) -> Verdict {
     if !yes {
         let lost = match tools::inspect(&disk) {
             Ok(tools::Inspection { records: Some(0), cut_off: None, .. }) => {
-                "it has no record to replay".to_owned()
+                "it contains no record to replay".to_owned()
             }
             Ok(tools::Inspection { records: Some(records), payload_bytes, .. }) => {
                 format!("{records} records, {} bytes, would be lost", payload_bytes.unwrap_or(0))
             }
             Ok(_) | Err(OpenError::Corrupt(_)) => {
-                "it is damaged, and what it still has would be lost".to_owned()
+                "it is damaged, and its readable records would be lost".to_owned()
             }
             Err(error) => return Err(failure(directory, error)),
         };

@@ -23,11 +23,11 @@ use crate::output::{Failure, Output};
 pub(super) struct Export {
     #[command(flatten)]
     directory: Directory,
-    /// Where to save it: a directory, which becomes a store if it is missing or empty, or any
-    /// backend as --backend takes it. It must have none of the objects.
+    /// The destination: a directory, which becomes a store if it is missing or empty, or any backend
+    /// as for --backend. It must contain none of the objects.
     #[arg(value_name = "TO")]
     to: String,
-    /// Save also records that the log no longer needs: those of changes that are stored.
+    /// Also save records that the log no longer needs because their changes are stored.
     #[arg(long)]
     all: bool,
 }
@@ -147,7 +147,7 @@ impl Exporting<'_> {
                 Err(Error::Missing) => {}
                 Ok(_) => {
                     let text = format!(
-                        "{object} is there already; export into a store that has none of the objects"
+                        "{object} already exists; export into a store that contains none of the objects"
                     );
                     return Err(Failure::usage(text));
                 }

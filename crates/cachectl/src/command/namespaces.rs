@@ -75,7 +75,7 @@ pub(crate) struct Set {
 
 /// Parses a setting of the form `KEY=VALUE`.
 fn setting(text: &str) -> Result<(NamespaceKey, Option<u64>), String> {
-    let (key, value) = text.split_once('=').ok_or("give KEY=VALUE, or KEY=none")?;
+    let (key, value) = text.split_once('=').ok_or("expected KEY=VALUE or KEY=none")?;
     let key: NamespaceKey = key.parse().map_err(|error: blocker::Error| error.to_string())?;
     if value == "none" {
         return Ok((key, None));

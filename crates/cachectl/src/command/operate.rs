@@ -172,7 +172,7 @@ pub(super) fn until_done(
             return Ok(answer);
         }
         if left.is_some_and(|left| left < Duration::from_millis(500)) {
-            let text = answer["why"].as_str().unwrap_or("it is not done yet").to_owned();
+            let text = answer["why"].as_str().unwrap_or("it is not complete yet").to_owned();
             return Err(Failure::admin(format!("{}{path}", admin.url()), None, text));
         }
     }

@@ -20,16 +20,16 @@ use serde_json::json;
 use crate::command::Context;
 use crate::output::{About, Failure, Output, Progress};
 
-/// What the exit code says of a store: 0 in order, 1 damaged (and with --repair repaired as
-/// reported), 2 it could not be checked, or the repair could not go on. Without --repair nothing is
-/// written.
+/// Exit codes: 0 the store is in order, 1 it is damaged (or, with --repair, has been repaired as
+/// reported), 2 it could not be checked, or the repair could not continue. Without --repair nothing
+/// is written.
 #[derive(Args)]
 pub(crate) struct Fsck {
     /// The directory of the store. No process may have it open.
     dir: PathBuf,
 
-    /// Repair what can be repaired, as the check without this option reports. What is replaced is
-    /// kept in DIR/damaged. Nothing is repaired where something cannot be read.
+    /// Repair the damage, as the check without this option reports. Replaced files are kept in
+    /// DIR/damaged. Nothing is repaired if some file cannot be read.
     #[arg(long)]
     repair: bool,
 }
@@ -103,8 +103,8 @@ impl Fsck {
 
 #[derive(Args)]
 pub(crate) struct Init {
-    /// The directory of the store. It is made with its parents if it is missing, and must be empty
-    /// otherwise.
+    /// The directory of the store. It is created with its parents if it is missing, and must be
+    /// empty otherwise.
     dir: PathBuf,
 }
 
@@ -118,14 +118,14 @@ impl Init {
 
 #[derive(Args)]
 pub(crate) struct Sweep {
-    /// Count what would be removed, and leave it.
+    /// Count the leftovers without removing them.
     #[arg(long)]
     dry_run: bool,
-    /// How old a left-over must be to be removed, in seconds, on the server's clock: 900 at least,
-    /// unless --alone is given. All programs on the bucket should use one age.
+    /// The minimum age of a leftover to be removed, in seconds, by the server's clock: at least 900,
+    /// unless --alone is given. All programs that use the bucket should have the same age.
     #[arg(long, value_name = "SECONDS", default_value_t = 3600)]
     age: u64,
-    /// No other program uses the bucket and prefix: allows any --age.
+    /// Allow any --age, because no other program uses the bucket and prefix.
     #[arg(long)]
     alone: bool,
 }
@@ -136,8 +136,8 @@ impl Sweep {
         if age < Store::SWEEP_AGE_MIN && !self.alone {
             let least = Store::SWEEP_AGE_MIN.as_secs();
             return Err(Failure::usage(format!(
-                "--age takes {least} or more: a younger left-over may be a change under way; with --alone, where no \
-                 other program uses the bucket, it takes less"
+                "--age must be at least {least}: a younger leftover may belong to a change in progress; --alone allows \
+                 less if no other program uses the bucket"
             )));
         }
         let progress = Mutex::new(Progress::of_steps());
@@ -145,15 +145,15 @@ impl Sweep {
             let mut progress = progress.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
             progress.write(|| {
                 let left = counts.orphans + counts.ghosts + counts.probes;
-                format!("{} blobs and {} heads met, {left} left-overs", counts.blobs, counts.heads)
+                format!("{} blobs and {} heads found, {left} leftovers", counts.blobs, counts.heads)
             });
         };
         let Some(swept) = context.opened.store.sweep(age, self.dry_run, watch) else {
-            let text = "only a store on S3 has a sweep: name one with --backend s3:BUCKET,...; a file store has fsck";
+            let text = "only a store on S3 can be swept: name one with --backend s3:BUCKET,...; a file store has fsck";
             return Err(Failure::usage(text));
         };
         let counts =
-            block_on(swept).about("the sweep has not come to its end; what it has removed stays so")?;
+            block_on(swept).about("the sweep was not completed; what it has removed stays removed")?;
         context.output.write(self.text(&counts), &self.value(&counts))
     }
 
@@ -162,15 +162,15 @@ impl Sweep {
         let SweepCounts { blobs, orphans, orphans_bytes, heads, ghosts, ghosts_kept, probes, .. } = counts;
         let ghosts = if counts.ghosts_can_go {
             format!(
-                "{ghosts} of {heads} heads {removed}, of deleted objects; {ghosts_kept} such are still needed"
+                "{ghosts} of {heads} heads, of deleted objects, {removed}; {ghosts_kept} more are still needed"
             )
         } else {
-            "heads of deleted objects stay: the server ignores conditions of removals".into()
+            "heads of deleted objects are kept: the server ignores conditions of removals".into()
         };
         format!(
-            "{orphans} of {blobs} blobs {removed}, {orphans_bytes} bytes, which no object has\n\
+            "{orphans} of {blobs} blobs, {orphans_bytes} bytes, which belong to no object, {removed}\n\
              {ghosts}\n\
-             {probes} left-overs of probes {removed}"
+             {probes} leftovers of probes {removed}"
         )
     }
 
@@ -194,25 +194,25 @@ const SAMPLES_MAX: usize = 4 << 20;
 
 #[derive(Args)]
 pub(crate) struct Bench {
-    /// Bytes per request.
+    /// The size of a request, in bytes.
     #[arg(long, default_value_t = 4096, value_parser = clap::value_parser!(u64).range(1..=64 << 20))]
     size: u64,
-    /// Requests under way at a time.
+    /// The number of requests in flight.
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..=1024))]
     depth: u64,
     /// The duration in seconds.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=3600))]
     seconds: u64,
-    /// The number of writes in 100 requests.
+    /// The percentage of writes.
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=100))]
     writes: u64,
-    /// The number of objects; they are made first and removed afterwards.
+    /// The number of objects, which are created first and removed afterwards.
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     objects: u64,
-    /// Bytes per object.
+    /// The size of an object, in bytes.
     #[arg(long, default_value_t = 1 << 20)]
     object_size: u64,
-    /// The seed of the offsets.
+    /// The seed of the random offsets.
     #[arg(long, default_value_t = 1)]
     seed: u64,
 }
@@ -222,7 +222,7 @@ impl Bench {
         let limits = context.opened.backend.capabilities();
         let most = limits.object_bytes_max.min(limits.request_bytes_max);
         if self.size > self.object_size || self.object_size > most {
-            let text = format!("--size must be at most --object-size, and that at most {most}");
+            let text = format!("--size must be at most --object-size, which must be at most {most}");
             return Err(Failure::usage(text));
         }
         let objects = (0..self.objects).map(|n| context.object(&format!("cachectl-bench/{n:08}")));
@@ -328,13 +328,13 @@ pub(crate) struct Conformance {
     /// The amount of random work.
     #[arg(long, default_value_t = 1)]
     effort: u32,
-    /// How long an answer may take, in seconds.
+    /// The maximum time for a response, in seconds.
     #[arg(long, default_value_t = 60)]
     patience_s: u64,
-    /// The suite is the only user of the backend: also claim everything in it, for good.
+    /// Also claim everything in the backend, permanently, because the suite is its only user.
     #[arg(long)]
     exclusive: bool,
-    /// The suite works in namespaces that begin with this, and removes what it finds there.
+    /// The prefix of the suite's namespaces, whose content it removes.
     #[arg(long, default_value = "conformance")]
     prefix: String,
 }
@@ -342,7 +342,7 @@ pub(crate) struct Conformance {
 impl Conformance {
     pub(crate) fn run(&self, context: &Context<'_>) -> Result<(), Failure> {
         if !(1..=100).contains(&self.prefix.len()) {
-            return Err(Failure::usage("--prefix takes 1 to 100 bytes"));
+            return Err(Failure::usage("--prefix must have 1 to 100 bytes"));
         }
         let mut options = Options::default();
         options.seed = self.seed;
@@ -363,9 +363,10 @@ impl Conformance {
         let value = json!({ "passed": passed, "skipped": skipped, "failed": failed, "seed": report.seed });
         context.output.write(text, &value)?;
         match (failed, passed) {
-            (0, 0) => {
-                Err(Failure::usage(format!("no case is called {:?}, or all were skipped", self.filter)))
-            }
+            (0, 0) => Err(Failure::usage(format!(
+                "no case has a name that contains {:?}, or all were skipped",
+                self.filter
+            ))),
             (0, _) => Ok(()),
             (failed, _) => Err(Failure::not_conforming(failed)),
         }

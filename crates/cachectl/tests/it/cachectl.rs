@@ -177,7 +177,7 @@ fn any_backend_can_be_tested_against_the_contract() {
     assert!(output.contains("pass content::holes_read_as_zeros"), "{output}");
     assert!(output.contains("skip crash::"), "{output}");
     assert!(output.lines().last().unwrap().contains(" 0 failed"), "{output}");
-    probe.fails(&["conformance", "no such case"], 2, "no case is called");
+    probe.fails(&["conformance", "no such case"], 2, "no case has a name that contains");
     let faulty = Command::new(env!("CARGO_BIN_EXE_cachectl"))
         .args(["--backend", "faulty:seed=3,unknown_permille=200:memory:", "--json", "conformance", "content"])
         .output()

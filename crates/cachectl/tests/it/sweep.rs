@@ -21,9 +21,9 @@ fn what_cannot_be_swept_is_refused_in_one_line() {
     let dir = tempfile::tempdir().unwrap();
     blocker::FileStore::create(dir.path()).unwrap();
     let store = format!("file:{}", dir.path().display());
-    fails(&store, &["sweep"], 2, "only a store on S3 has a sweep");
-    fails(&store, &["sweep", "--age", "899"], 2, "--age takes 900 or more");
-    fails(&store, &["sweep", "--age", "0", "--alone"], 2, "only a store on S3 has a sweep");
+    fails(&store, &["sweep"], 2, "only a store on S3 can be swept");
+    fails(&store, &["sweep", "--age", "899"], 2, "--age must be at least 900");
+    fails(&store, &["sweep", "--age", "0", "--alone"], 2, "only a store on S3 can be swept");
 }
 
 #[cfg(feature = "s3")]
@@ -97,8 +97,11 @@ mod of_s3 {
         assert_eq!((place.server.keys("d/").len(), place.server.keys("h/").len()), (3, 2), "a dry run");
         place.server.advance(100);
         let text = place.ok(&["sweep", "--dry-run"]);
-        assert!(text.contains("2 of 3 blobs would be removed, 2000 bytes"), "{text}");
-        assert!(text.contains("1 of 2 heads would be removed"), "{text}");
+        assert!(
+            text.contains("2 of 3 blobs, 2000 bytes, which belong to no object, would be removed"),
+            "{text}"
+        );
+        assert!(text.contains("1 of 2 heads, of deleted objects, would be removed"), "{text}");
         place.sweep(&[], [3, 2, 2000, 2, 1, 1]);
         assert_eq!(place.server.keys("d/"), named);
         assert_eq!((place.server.keys("h/").len(), place.server.keys("p/").len()), (1, 0));
@@ -110,11 +113,11 @@ mod of_s3 {
     fn a_young_left_over_goes_only_where_nothing_else_writes() {
         let place = Place::new();
         place.server.put(&format!("d/n.default/n/disk/{:032x}", 1), &[1; 10]);
-        fails(&place.backend, &["sweep", "--age", "0"], 2, "--age takes 900 or more");
+        fails(&place.backend, &["sweep", "--age", "0"], 2, "--age must be at least 900");
         place.sweep(&["--age", "0", "--alone"], [1, 1, 10, 0, 0, 0]);
         place.server.ignore_conditions_of_removals();
         let text = place.ok(&["sweep"]);
-        assert!(text.contains("heads of deleted objects stay: the server ignores conditions"), "{text}");
+        assert!(text.contains("heads of deleted objects are kept: the server ignores conditions"), "{text}");
     }
 
     #[test]
@@ -131,7 +134,7 @@ mod of_s3 {
                 _ => crate::http::Trouble::None,
             }
         });
-        fails(&place.backend, &["sweep", "--age", "0", "--alone"], 4, "what it has removed stays so");
+        fails(&place.backend, &["sweep", "--age", "0", "--alone"], 4, "what it has removed stays removed");
         assert_eq!(place.server.keys("d/").len(), 2);
     }
 }

@@ -294,7 +294,7 @@ fn errors_are_one_line_and_change_nothing() {
     place.sparse("qcow2", MIB, &[(0, b"QFI\xfb")]);
     place.fails("store", &["import", "disk", "FILE:absent"], 1, "absent: No such file");
     place.fails("store", &["import", "disk", "FILE:"], 1, "directory");
-    place.fails("store", &["import", "disk", "FILE:empty"], 2, "is empty, and a volume is not");
+    place.fails("store", &["import", "disk", "FILE:empty"], 2, "is empty, but a volume must not be empty");
     place.fails("store", &["import", "disk"], 2, "standard input is empty");
     place.fails("store", &["import", "disk", "FILE:qcow2"], 2, "looks like qcow2: qemu-img convert");
     place.fails("store", &["import", "--size", "4K", "disk", "FILE:in"], 2, "is larger than --size");

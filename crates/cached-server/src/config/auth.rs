@@ -197,12 +197,12 @@ fn parse(text: &[u8], form: Form) -> Result<Vec<[u8; 32]>, String> {
         if line.is_empty() && form == Form::Sasl {
             continue;
         }
-        let wrong = |why: &str| Err(format!("line {number} {why}; it must be user:password"));
+        let wrong = |why: &str| Err(format!("line {number} {why}; expected user:password"));
         if line.len() > LINE_BYTES_MAX {
             return wrong("is longer than 255 bytes");
         }
         if line.iter().any(|byte| matches!(byte, 0 | b'\r')) {
-            return wrong("has a NUL or a carriage return");
+            return wrong("contains a NUL or a carriage return");
         }
         let Some(at) = line.iter().position(|byte| *byte == b':') else { return wrong("has no colon") };
         let (user, rest) = (&line[..at], &line[at + 1..]);
@@ -217,13 +217,13 @@ fn parse(text: &[u8], form: Form) -> Result<Vec<[u8; 32]>, String> {
             return wrong("has no password");
         }
         if form == Form::Text && user.contains(&b' ') {
-            return wrong("has a blank in the user, which no client can send");
+            return wrong("contains a blank in the user name, which no client can send");
         }
         digests.push(digest(user, password));
     }
     match digests.len() {
-        0 => Err("has no users; each needs a line of the form user:password".into()),
-        count if count > USERS_MAX => Err(format!("has {count} users; {USERS_MAX} at most can be accepted")),
+        0 => Err("contains no users; expected a line user:password for each".into()),
+        count if count > USERS_MAX => Err(format!("contains {count} users; the maximum is {USERS_MAX}")),
         _ => Ok(digests),
     }
 }
@@ -281,11 +281,11 @@ mod tests {
             (b"\xff\xfe\n", "line 1 has no colon"),
             (b":password", "line 1 has no user"),
             (b"user:\n", "line 1 has no password"),
-            (b"a:b\0c\n", "line 1 has a NUL"),
-            (b"a:b\rc:d\n", "line 1 has a NUL or a carriage return"),
-            (b"a b:c\n", "line 1 has a blank"),
+            (b"a:b\0c\n", "line 1 contains a NUL"),
+            (b"a:b\rc:d\n", "line 1 contains a NUL or a carriage return"),
+            (b"a b:c\n", "line 1 contains a blank"),
             (&long, "line 1 is longer than 255 bytes"),
-            (many.as_bytes(), "has 1025 users"),
+            (many.as_bytes(), "contains 1025 users"),
             (&vec![b'\n'; (1 << 20) + 1], "larger than 1048576 bytes"),
         ] {
             let error = parse(text, Form::Text).expect_err("a wrong file");

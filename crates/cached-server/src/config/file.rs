@@ -104,10 +104,7 @@ impl File {
         if let Some(synapse) = &self.synapse {
             synapse.check()?;
             if self.objects.is_none() {
-                return invalid(
-                    "synapse",
-                    "serves the object cache; an [objects] table must say what that is",
-                );
+                return invalid("synapse", "requires the object cache; add an [objects] table");
             }
         }
         if let Some(volumes) = &self.volumes {
@@ -222,26 +219,20 @@ pub(crate) fn share(
     objects: Option<&mut ObjectsTable>,
 ) -> Result<SharedMemory, ConfigError> {
     let Some(objects) = objects else {
-        return invalid(
-            "shared_memory",
-            "is between items and objects; an [objects] table must say what these are",
-        );
+        return invalid("shared_memory", "requires the object cache; add an [objects] table");
     };
     within("shared_memory.item_miss_us", table.item_miss_us, 0..=MISS_US_MAX)?;
     let never = [
         (
             settings.memory_file.is_some(),
-            "the memory of a file (memory_file, -e) cannot move; one of the two must go",
+            "the memory of a file (memory_file, -e) cannot be shared; remove one of the two",
         ),
         (
             settings.huge_pages || objects.huge_pages,
-            "huge pages cannot move; huge_pages (-L) must be false for both",
+            "huge pages cannot be shared; huge_pages (-L) must be false for both",
         ),
-        (
-            settings.lock_memory,
-            "memory that is kept from being paged out (lock_memory, -k) cannot move; one must go",
-        ),
-        (!settings.evict, "items that are not evicted cannot make room; evict must be true (no -M)"),
+        (settings.lock_memory, "locked memory (lock_memory, -k) cannot be shared; remove one of the two"),
+        (!settings.evict, "items must be evictable to release memory; evict must be true (no -M)"),
     ];
     if let Some((_, why)) = never.iter().find(|(is_so, _)| *is_so) {
         return invalid("shared_memory", *why);
@@ -254,7 +245,7 @@ pub(crate) fn share(
         let remembers = policy::by_name(name).is_some_and(|policy| policy.ghost_hits().is_some());
         require(remembers, key, || {
             format!(
-                "is {name}, which cannot tell what more memory would save; with [shared_memory] it must be \
+                "is {name}, which cannot predict the effect of more memory; with [shared_memory] it must be \
                      balanced or s3fifo"
             )
         })?;
@@ -270,7 +261,7 @@ pub(crate) fn share(
         let least = range.bytes_max.div_ceil(MemoryRange::RATIO_MAX);
         require(range.bytes_min >= least, &key, || {
             format!(
-                "is {}; it must be at least {}, a {}nd of the most that {half} can have",
+                "is {}; it must be at least {}, a {}nd of the maximum of {half}",
                 Size(range.bytes_min),
                 Size(least),
                 MemoryRange::RATIO_MAX

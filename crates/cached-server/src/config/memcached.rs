@@ -197,7 +197,7 @@ impl MemcachedTable {
         settings.prefix_delimiter = match self.prefix_delimiter.as_bytes() {
             [] => None,
             [letter] => Some(*letter),
-            _ => return invalid("memcached.prefix_delimiter", "must be one ASCII letter or sign, or empty"),
+            _ => return invalid("memcached.prefix_delimiter", "must be a single ASCII character, or empty"),
         };
         self.check_classes()?;
         settings.classes.sizes = self.size_classes_bytes.iter().map(|size| size.to_usize()).collect();
@@ -229,11 +229,15 @@ impl MemcachedTable {
             let rising = after == 0 || size.0 > after + 8;
             let known = (CLASS_BYTES_MIN..=CLASS_BYTES_MAX).contains(&size.0);
             require(rising && known, "memcached.size_classes_bytes", || {
-                format!("has {size}; sizes must be from 48 to 512 KiB, each more than 8 above the one before")
+                format!(
+                    "contains {size}; sizes must be 48 B to 512 KiB, each more than 8 B above the previous one"
+                )
             })?;
             after = size.0;
         }
         let count = self.size_classes_bytes.len();
-        require(count < 63, "memcached.size_classes_bytes", || format!("has {count} sizes; at most 62 do"))
+        require(count < 63, "memcached.size_classes_bytes", || {
+            format!("has {count} sizes; it must have at most 62")
+        })
     }
 }

@@ -265,7 +265,7 @@ impl S3Table {
             return invalid(
                 "s3.buckets",
                 format!(
-                    "has {key} of bucket {bucket:?} in a table with a prefix; it holds for the bucket, in a table without one"
+                    "sets {key} of bucket {bucket:?} in a table with a prefix; it applies to a whole bucket, in a table without a prefix"
                 ),
             );
         }

@@ -63,11 +63,11 @@ fn an_error_is_one_line_with_file_key_and_what_would_be_right() {
         ),
         (
             "[memcached]\nunix_mode = \"rwx\"",
-            "cached.toml: memcached.unix_mode: is \"rwx\"; it must be permissions in octal, as in \"660\"",
+            "cached.toml: memcached.unix_mode: is \"rwx\"; it must be octal permissions, as in \"660\"",
         ),
         (
             "[objects]",
-            "cached.toml: objects.backend: is missing; its kind must say where the objects are kept",
+            "cached.toml: objects.backend: is missing; its kind must name the store of the objects",
         ),
         (
             "[objects.backend]\npath = \"x\"",
@@ -114,7 +114,7 @@ fn an_error_is_one_line_with_file_key_and_what_would_be_right() {
         ),
         (
             &(objects("") + "[synapse]\nsecret_file = \"/nonexistent/secret\""),
-            "cached.toml: synapse.secret_file: /nonexistent/secret: No such file or directory (os error 2)",
+            "cached.toml: synapse.secret_file: cannot read /nonexistent/secret: No such file or directory",
         ),
         (
             "[objects.backend]\nkind = \"file\"\npath = \"y\"\nthreads = \"x\"",
@@ -124,7 +124,7 @@ fn an_error_is_one_line_with_file_key_and_what_would_be_right() {
             &objects(
                 "namespaces = [{ name = \"a\", write = \"back\" }, { name = \"a\", write = \"around\" }]",
             ),
-            "cached.toml: objects.namespaces[1].name: \"a\" is there twice; once is right",
+            "cached.toml: objects.namespaces[1].name: \"a\" occurs twice; it must occur once",
         ),
         (
             &objects("namespaces = [{ name = \"a\", write = \"back\", store_weight = 0 }]"),
@@ -139,8 +139,8 @@ fn an_error_is_one_line_with_file_key_and_what_would_be_right() {
         ),
         (
             &objects("durability = \"journaled\""),
-            "cached.toml: objects.durability: is \"journaled\", and there is no journal; an [objects.journal] table \
-             must name its directory",
+            "cached.toml: objects.durability: is \"journaled\" without a journal; add [objects.journal] with its \
+             directory",
         ),
         (
             &objects("memory_bytes_max = \"5 TiB\""),
@@ -148,8 +148,8 @@ fn an_error_is_one_line_with_file_key_and_what_would_be_right() {
         ),
         (
             &objects("namespaces = [{ name = \"a\", write = \"back\", journal = true }]"),
-            "cached.toml: objects.namespaces[0].journal: is true, and there is no journal; an [objects.journal] \
-             table must name its directory",
+            "cached.toml: objects.namespaces[0].journal: is true without a journal; add [objects.journal] with its \
+             directory",
         ),
         (
             &objects("writer = \"cache\"\n[objects.journal]"),
@@ -157,8 +157,8 @@ fn an_error_is_one_line_with_file_key_and_what_would_be_right() {
         ),
         (
             &objects("[objects.journal]\ndirectory = \"j\""),
-            "cached.toml: objects.writer: is \"callers\"; a journal needs writer = \"cache\": only with exclusive \
-             claims is it certain, after a crash, that no other writer has changed what the journal replays",
+            "cached.toml: objects.writer: is \"callers\"; a journal requires writer = \"cache\": only exclusive \
+             claims guarantee, after a crash, that no other writer has changed the data that the journal replays",
         ),
         (
             &objects("writer = \"cache\"\n[objects.journal]\ndirectory = \"j\"\nlimit_bytes = \"500 MiB\""),
@@ -179,35 +179,26 @@ fn an_error_is_one_line_with_file_key_and_what_would_be_right() {
                  \"journaled\" }]\n[objects.journal]\ndirectory = \"j\"",
             ),
             "cached.toml: objects.namespaces[0].durability: is \"journaled\" with journal = false; without a journal \
-             it is \"cached\", or \"stored\" as the request asks for",
+             it must be \"cached\", or \"stored\" if the request asks for that",
         ),
-        (
-            "[synapse]",
-            "cached.toml: synapse: serves the object cache; an [objects] table must say what that is",
-        ),
-        (
-            "[volumes]",
-            "cached.toml: volumes: lie in the object cache; an [objects] table must say what that is",
-        ),
-        (
-            &(objects("") + "[nbd]"),
-            "cached.toml: nbd: serves volumes; a [volumes] table must say where they lie",
-        ),
+        ("[synapse]", "cached.toml: synapse: requires the object cache; add an [objects] table"),
+        ("[volumes]", "cached.toml: volumes: requires the object cache; add an [objects] table"),
+        (&(objects("") + "[nbd]"), "cached.toml: nbd: requires volumes; add a [volumes] table"),
         (
             &(objects("") + "[volumes]\nprefix = \"\""),
             "cached.toml: volumes.prefix: has 0 bytes; it must have 1 to 200",
         ),
         (
             &(objects("") + "[volumes]\nprefix = \".v\""),
-            "cached.toml: volumes.prefix: \".v\" is reserved: names that begin with a dot are those of servers' records",
+            "cached.toml: volumes.prefix: \".v\" is reserved: names that begin with a dot are for servers' records",
         ),
         (
             &objects("namespaces = [{ name = \".synapse\", write = \"back\" }]"),
-            "cached.toml: objects.namespaces[0].name: \".synapse\" is reserved: names that begin with a dot are those of servers' records",
+            "cached.toml: objects.namespaces[0].name: \".synapse\" is reserved: names that begin with a dot are for servers' records",
         ),
         (
             &(objects("") + "[volumes]\nfua = \"journaled\""),
-            "cached.toml: volumes.fua: is \"journaled\" without a journal; add [objects.journal], or write \"stored\"",
+            "cached.toml: volumes.fua: is \"journaled\" without a journal; add [objects.journal], or set \"stored\"",
         ),
         (
             &(objects("") + "[volumes]\n[nbd]\nlisten = [\"0.0.0.0\"]"),
@@ -223,7 +214,7 @@ fn an_error_is_one_line_with_file_key_and_what_would_be_right() {
         ),
         (
             &(objects("") + "[volumes]\n[nbd]\nlisten = []"),
-            "cached.toml: nbd.listen: is empty; it must say where to listen",
+            "cached.toml: nbd.listen: is empty; it must name an address to listen on",
         ),
         (
             &(objects("") + "[volumes]\n[nbd]\nlisten = [\"a:b\"]"),
@@ -231,7 +222,7 @@ fn an_error_is_one_line_with_file_key_and_what_would_be_right() {
         ),
         (
             &(objects("") + "[volumes]\n[nbd]\nexports = [\"a\", \"a\"]"),
-            "cached.toml: nbd.exports: has \"a\" twice; once is right",
+            "cached.toml: nbd.exports: contains \"a\" twice; it must occur once",
         ),
         (
             &(objects("") + "[volumes]\n[nbd]\nconnection_bytes_max = \"1 MiB\""),
@@ -431,26 +422,23 @@ fn memory_that_cannot_be_shared_is_refused() {
     for (error, begins) in [
         (
             shared_memory("[shared_memory]").unwrap_err(),
-            "shared_memory: is between items and objects; an [objects] table",
+            "shared_memory: requires the object cache; add an [objects] table",
         ),
         (
             memcached("memory_file = \"/f\""),
-            "shared_memory: the memory of a file (memory_file, -e) cannot move",
+            "shared_memory: the memory of a file (memory_file, -e) cannot be shared",
         ),
-        (memcached("huge_pages = true"), "shared_memory: huge pages cannot move"),
-        (wrong("", "", "huge_pages = true"), "shared_memory: huge pages cannot move"),
-        (
-            wrong("[process]\nlock_memory = true", "", ""),
-            "shared_memory: memory that is kept from being paged out",
-        ),
-        (memcached("evict = false"), "shared_memory: items that are not evicted cannot make room"),
+        (memcached("huge_pages = true"), "shared_memory: huge pages cannot be shared"),
+        (wrong("", "", "huge_pages = true"), "shared_memory: huge pages cannot be shared"),
+        (wrong("[process]\nlock_memory = true", "", ""), "shared_memory: locked memory"),
+        (memcached("evict = false"), "shared_memory: items must be evictable to release memory"),
         (
             memcached("eviction_policy = \"lru\""),
-            "memcached.eviction_policy: is lru, which cannot tell what more",
+            "memcached.eviction_policy: is lru, which cannot predict the effect of more",
         ),
         (
             wrong("", "", "eviction_policy = \"mru\""),
-            "objects.eviction_policy: is mru, which cannot tell what more",
+            "objects.eviction_policy: is mru, which cannot predict the effect of more",
         ),
         (
             wrong("", "items_bytes_min = \"1 MiB\"", ""),
@@ -462,7 +450,7 @@ fn memory_that_cannot_be_shared_is_refused() {
         ),
         (
             wrong("", "items_bytes_min = \"4 MiB\"", ""),
-            "shared_memory.items_bytes_min: is 4 MiB; it must be at least 8960 KiB, a 32nd of the most that items can have",
+            "shared_memory.items_bytes_min: is 4 MiB; it must be at least 8960 KiB, a 32nd of the maximum of items",
         ),
         (
             wrong("[memcached]\nitem_bytes_max = \"30 MiB\"", "", ""),

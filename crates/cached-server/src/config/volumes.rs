@@ -85,23 +85,20 @@ impl VolumesTable {
     /// The first key with an invalid value.
     pub(crate) fn check(&self, objects: Option<&ObjectsTable>) -> Result<(), ConfigError> {
         let Some(objects) = objects else {
-            return invalid("volumes", "lie in the object cache; an [objects] table must say what that is");
+            return invalid("volumes", "requires the object cache; add an [objects] table");
         };
         require((1..=TEXT_BYTES_MAX).contains(&self.prefix.len()), "volumes.prefix", || {
             format!("has {} bytes; it must have 1 to {TEXT_BYTES_MAX}", self.prefix.len())
         })?;
         require(!self.prefix.starts_with('.'), "volumes.prefix", || {
-            format!(
-                "\"{}\" is reserved: names that begin with a dot are those of servers' records",
-                self.prefix
-            )
+            format!("\"{}\" is reserved: names that begin with a dot are for servers' records", self.prefix)
         })?;
         require(self.owner.len() <= TEXT_BYTES_MAX, "volumes.owner", || {
             format!("has {} bytes; it must have at most {TEXT_BYTES_MAX}", self.owner.len())
         })?;
         let is_possible = self.fua != Some(FuaName::Journaled) || objects.journal.is_some();
         require(is_possible, "volumes.fua", || {
-            "is \"journaled\" without a journal; add [objects.journal], or write \"stored\"".into()
+            "is \"journaled\" without a journal; add [objects.journal], or set \"stored\"".into()
         })
     }
 }
@@ -200,7 +197,7 @@ impl NbdTable {
     /// The first key with an invalid value.
     pub(crate) fn check(&self, volumes: Option<&VolumesTable>) -> Result<(), ConfigError> {
         if volumes.is_none() {
-            return invalid("nbd", "serves volumes; a [volumes] table must say where they lie");
+            return invalid("nbd", "requires volumes; add a [volumes] table");
         }
         unix_mode("nbd.unix_mode", &self.unix_mode)?;
         self.check_ranges("nbd")?;
@@ -216,12 +213,12 @@ impl NbdTable {
             within("nbd.exports (number of volumes)", exports.len(), 1..=EXPORTS_MAX)?;
             let twice = exports.iter().enumerate().find(|(at, name)| exports[..*at].contains(name));
             if let Some((_, name)) = twice {
-                return invalid("nbd.exports", format!("has \"{name}\" twice; once is right"));
+                return invalid("nbd.exports", format!("contains \"{name}\" twice; it must occur once"));
             }
         }
         let addresses = self.addresses()?;
         if addresses.is_empty() {
-            return invalid("nbd.listen", "is empty; it must say where to listen");
+            return invalid("nbd.listen", "is empty; it must name an address to listen on");
         }
         self.check_exposure(&addresses)
     }

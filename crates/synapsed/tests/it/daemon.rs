@@ -188,7 +188,7 @@ fn a_wrong_configuration_prevents_the_start_with_one_line_that_names_file_and_ke
         ),
         (
             "[synapse]\nlisten = [\"127.0.0.1:7\"]\n[admin]\nlisten = [\"localhost:7\"]",
-            "synapsed.toml: admin.listen: 127.0.0.1:7 is an address of synapse.listen as well",
+            "synapsed.toml: admin.listen: 127.0.0.1:7 is also an address of synapse.listen",
         ),
         (
             "[objects]\nwriter = \"cache\"\n[objects.journal]\ncreate = true\ndirectory = \"/no/such/journal\"",

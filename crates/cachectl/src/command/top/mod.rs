@@ -29,12 +29,12 @@ const ANSWER_TIMEOUT_MAX: Duration = Duration::from_secs(5);
 
 #[derive(Args)]
 pub(crate) struct Top {
-    /// Write the figures once and end, for scripts: as text, or with --json the server's
-    /// status.json as one line.
+    /// Write the figures once and exit, for scripts: as text or, with --json, the server's status.json
+    /// as one line.
     #[arg(long)]
     once: bool,
 
-    /// The time between two looks, in seconds.
+    /// The interval between two updates, in seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=3600))]
     every: u32,
 }
@@ -45,7 +45,7 @@ impl Top {
             return once(&call.admin()?, call.output);
         }
         if !std::io::stdout().is_terminal() || call.output.is_json() {
-            let text = "top needs a terminal; for scripts: top --once, with or without --json";
+            let text = "top needs a terminal; use top --once, with or without --json, in scripts";
             return Err(Failure::usage(text));
         }
         let timeout = call.timeout.map_or(ANSWER_TIMEOUT_MAX, |timeout| timeout.min(ANSWER_TIMEOUT_MAX));
@@ -55,7 +55,7 @@ impl Top {
 
 fn parse(document: Value) -> Result<Value, Failure> {
     if !document.get("instance").is_some_and(Value::is_string) {
-        let why = "the answer is not a status: it has no instance";
+        let why = "the response is not a status: it has no instance";
         return Err(Failure::admin("/status.json", None, why));
     }
     Ok(document)

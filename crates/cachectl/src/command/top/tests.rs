@@ -210,7 +210,7 @@ fn a_server_away_keeps_its_last_figures_marked_as_old() {
     has(&text(&screen, 80, 24), &["✓ nothing at risk"]);
     // A response that is not a status is a failure, too.
     take(&mut screen, Ok((json!(["no", "status"]), Documents::default())), None);
-    has(&text(&screen, 80, 24), &["the answer is not a status"]);
+    has(&text(&screen, 80, 24), &["the response is not a status"]);
     let delays: Vec<_> = [1, 2, 3, 4, 100].map(|failed| retry_delay(failed).as_millis()).into();
     assert_eq!(delays, [500, 1000, 2000, 4000, FAILED_DELAY_MAX.as_millis()]);
 }

@@ -27,10 +27,10 @@ const GRAIN_BYTES: usize = 4096;
 
 #[derive(Args)]
 pub(crate) struct Export {
-    /// The snapshot, or the volume, which must not be in use.
+    /// The snapshot, or a volume that is not in use.
     #[arg(value_name = "VOLUME[@SNAPSHOT]")]
     source: Source,
-    /// The file to write; standard output if it is `-` or left out.
+    /// The file to write; standard output if it is `-` or omitted.
     file: Option<PathBuf>,
     #[command(flatten)]
     take_over: TakeOver,
@@ -221,7 +221,7 @@ pub(crate) struct ExportDiff {
     /// The snapshot at which the stream ends.
     #[arg(value_name = "VOLUME@SNAPSHOT")]
     snapshot: SnapshotName,
-    /// The file to write; standard output if it is `-` or left out.
+    /// The file to write; standard output if it is `-` or omitted.
     file: Option<PathBuf>,
     /// The snapshot of the volume at which the stream begins; without it, everything is written.
     #[arg(long, value_name = "SNAPSHOT", value_parser = snapshot_name)]
@@ -282,9 +282,9 @@ fn copy(
 pub(crate) struct ImportDiff {
     #[command(flatten)]
     name: Name,
-    /// The stream; standard input if it is `-` or left out.
+    /// The stream; standard input if it is `-` or omitted.
     file: Option<PathBuf>,
-    /// A setting of a volume that the stream makes, as `volume create` takes it.
+    /// A setting of a volume that the stream creates, as for `volume create`.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     settings: Vec<Setting>,
     #[command(flatten)]
@@ -315,7 +315,9 @@ impl ImportDiff {
         };
         let volume = if is_there {
             if !self.settings.is_empty() {
-                return Err(Failure::usage(format!("{name} exists, and --set is for a volume that is made")));
+                return Err(Failure::usage(format!(
+                    "{name} exists; --set applies only to a volume that the stream creates"
+                )));
             }
             block_on(volumes.open(name, self.take_over.options())).about(name)?
         } else {

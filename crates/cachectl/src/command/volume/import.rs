@@ -34,19 +34,19 @@ const SIZE_BYTES: u64 = 64 << 20;
 pub(crate) struct Import {
     #[command(flatten)]
     name: Name,
-    /// The raw image; standard input if it is `-` or left out.
+    /// The raw image; standard input if it is `-` or omitted.
     file: Option<PathBuf>,
-    /// Make the volume larger than the image: bytes, or 512M, 20G, 1T. The rest reads as zeros.
+    /// Create a volume larger than the image: bytes, or 512M, 20G, 1T. The rest reads as zeros.
     #[arg(long, value_parser = size)]
     size: Option<u64>,
-    /// A setting of the new volume, as `volume create` takes it.
+    /// A setting of the new volume, as for `volume create`.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     settings: Vec<Setting>,
-    /// Overwrite an existing volume. Ranges that the image does not have become zeros. After a
-    /// failure the volume is a mixture of both.
+    /// Overwrite an existing volume. Ranges that are missing in the image become zeros. After a
+    /// failure the volume contains a mixture of both.
     #[arg(long, conflicts_with_all = ["size", "settings"])]
     existing: bool,
-    /// Take the bytes as they are, also if they look like another format of images.
+    /// Import the bytes unchanged even if they look like another image format.
     #[arg(long)]
     raw: bool,
     #[command(flatten)]
@@ -87,7 +87,10 @@ impl Import {
             block_on(volumes.open(name, self.take_over.options())).about(name)?
         } else {
             if known == Some(0) || (known.is_none() && first.is_none()) {
-                return Err(Failure::usage(format!("{} is empty, and a volume is not", input.name)));
+                return Err(Failure::usage(format!(
+                    "{} is empty, but a volume must not be empty",
+                    input.name
+                )));
             }
             made(&volumes, name, known.unwrap_or(SIZE_BYTES), Setting::settings(&self.settings))?
         };

@@ -28,7 +28,7 @@ impl FromStr for SnapshotName {
             Some((volume, snapshot)) => {
                 Ok(Self { volume: part(volume, "volume")?, snapshot: part(snapshot, "snapshot")? })
             }
-            None => Err("a snapshot is written VOLUME@SNAPSHOT".into()),
+            None => Err("expected a snapshot: VOLUME@SNAPSHOT".into()),
         }
     }
 }
@@ -62,7 +62,7 @@ impl Source {
 /// Parses the name of a volume.
 pub(super) fn volume_name(text: &str) -> Result<String, String> {
     if text.contains('@') {
-        return Err("a volume is meant, and not a snapshot of it".into());
+        return Err("expected a volume, not a snapshot".into());
     }
     part(text, "volume")
 }
@@ -77,7 +77,7 @@ fn part(text: &str, what: &str) -> Result<String, String> {
     if is_plain && (1..=200).contains(&text.len()) {
         return Ok(text.to_owned());
     }
-    Err(format!("the name of a {what} has 1 to 200 bytes without control characters, \"/\" and \"@\""))
+    Err(format!("the name of a {what} must have 1 to 200 bytes without control characters, \"/\" and \"@\""))
 }
 
 /// Parses a size: a number of bytes, or a number with a unit: `512M`, `20G`, `20GiB`.
@@ -91,10 +91,10 @@ pub(super) fn size(text: &str) -> Result<u64, String> {
         "G" | "GiB" => 30,
         "T" | "TiB" => 40,
         "P" | "PiB" => 50,
-        _ => return Err(format!("{text:?} is no size: write bytes, or 512M, 20G, 1T")),
+        _ => return Err(format!("{text:?} is not a size: expected bytes, or 512M, 20G, 1T")),
     };
     let bytes = number.parse::<u64>().ok().and_then(|number| number.checked_mul(1 << shift));
-    bytes.ok_or_else(|| format!("{text:?} is no size: write bytes, or 512M, 20G, 1T"))
+    bytes.ok_or_else(|| format!("{text:?} is not a size: expected bytes, or 512M, 20G, 1T"))
 }
 
 /// Formats a number of bytes for people, in the largest unit that keeps it short.
@@ -129,17 +129,17 @@ impl FromStr for Setting {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let (key, value) = text.split_once('=').ok_or("give KEY=VALUE")?;
-        let unknown = || format!("there is no setting {key:?}; there are {}", KEYS.join(", "));
+        let (key, value) = text.split_once('=').ok_or("expected KEY=VALUE")?;
+        let unknown = || format!("{key:?} is not a setting; expected one of {}", KEYS.join(", "));
         let key = *KEYS.iter().find(|known| **known == key).ok_or_else(unknown)?;
-        let wrong = |right: &str| format!("{key} is {right}, not {value:?}");
+        let wrong = |right: &str| format!("{key} must be {right}, not {value:?}");
         let value = match (key, value) {
             ("is_read_only", _) => json!(value.parse::<bool>().map_err(|_| wrong("true or false"))?),
             ("object_bytes", _) => json!(size(value)?),
             (_, "none") => Value::Null,
             ("write", _) => {
                 let mode = value.parse().ok().filter(|mode: &WriteMode| *mode != WriteMode::ReadOnly);
-                let right = "back, through, around or none; is_read_only=true for one that takes no changes";
+                let right = "back, through, around or none (is_read_only=true refuses changes)";
                 json!(mode.ok_or_else(|| wrong(right))?.to_string())
             }
             ("quota_bytes_max" | "store_bytes_per_second_max", _) => json!(size(value)?),
@@ -159,7 +159,8 @@ impl Setting {
     pub(super) fn check_writable(all: &[Self]) -> Result<(), String> {
         if all.iter().any(|one| one.key == "is_read_only" && one.value == true) {
             return Err(
-                "a volume that is read-only cannot be filled: `cachectl volume set` it afterwards".into()
+                "a read-only volume cannot be filled: set is_read_only with `cachectl volume set` afterwards"
+                    .into(),
             );
         }
         Ok(())
@@ -184,25 +185,25 @@ impl Setting {
     }
 }
 
-/// Which volumes of the store.
+/// The access to volumes directly in the store.
 #[derive(Args)]
 pub(crate) struct StoreArguments {
-    /// The prefix of the names of the volumes' namespaces: `prefix` of [volumes] in the server's
+    /// The prefix of the names of the volumes' namespaces: `prefix` in [volumes] of the server's
     /// configuration.
     #[arg(long, value_name = "NAME", default_value = "volumes")]
     prefix: String,
 
-    /// Claim each volume with an epoch of its own, as a server with writer = "callers" does over a
-    /// store that it shares.
+    /// Claim each volume with a separate epoch, as a server with writer = "callers" does over a
+    /// shared store.
     #[arg(long)]
     claim: bool,
 }
 
-/// Whose volumes.
+/// The treatment of a volume that has another owner.
 #[derive(Args)]
 pub(crate) struct TakeOver {
-    /// Take the volume from an owner that has not given it up. That one is fenced off: only if it
-    /// is gone.
+    /// Attach the volume even if its owner has not detached it. The owner is fenced off: use this
+    /// only if the owner is gone.
     #[arg(long)]
     take_over: bool,
 }
