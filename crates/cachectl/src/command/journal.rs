@@ -53,7 +53,7 @@ pub(crate) enum Journal {
 }
 
 #[derive(Args)]
-pub(super) struct Directory {
+pub(crate) struct Directory {
     /// The journal's directory. No process may have it open.
     #[arg(value_name = "DIR")]
     pub(super) directory: PathBuf,

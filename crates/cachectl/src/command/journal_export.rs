@@ -20,7 +20,7 @@ use crate::command::journal::{Directory, Verdict, failure, open, write_damage};
 use crate::output::{Failure, Output};
 
 #[derive(Args)]
-pub(super) struct Export {
+pub(crate) struct Export {
     #[command(flatten)]
     directory: Directory,
     /// The destination: a directory, which becomes a store if it is missing or empty, or any backend

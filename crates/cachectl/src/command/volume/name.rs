@@ -15,7 +15,7 @@ use crate::output::{About, Failure};
 
 /// A snapshot: `VOLUME@SNAPSHOT`.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct SnapshotName {
+pub(crate) struct SnapshotName {
     pub(super) volume: String,
     pub(super) snapshot: String,
 }
@@ -35,7 +35,7 @@ impl FromStr for SnapshotName {
 
 /// A volume, or a snapshot of it: `VOLUME` or `VOLUME@SNAPSHOT`.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Source {
+pub(crate) struct Source {
     pub(super) volume: String,
     pub(super) snapshot: Option<String>,
 }
@@ -110,7 +110,7 @@ pub(super) fn shown_size(bytes: u64) -> String {
 
 /// A setting of a volume: its name and its value in the server's form; `null` means none.
 #[derive(Clone, PartialEq, Debug)]
-pub(super) struct Setting {
+pub(crate) struct Setting {
     key: &'static str,
     value: Value,
 }
