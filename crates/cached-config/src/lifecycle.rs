@@ -57,7 +57,10 @@ impl<'a> Waiting<'a> {
 
     /// Reports why `what` fails, and returns when the next attempt is due.
     pub(crate) async fn pause(&mut self, what: &str, cause: impl fmt::Display) {
-        self.name(what, &cause.to_string());
+        let cause = cause.to_string();
+        notify(&format!("STATUS=Waiting for {what}: {cause}\nEXTEND_TIMEOUT_USEC=60000000"));
+        self.step(format_args!("waiting for {what}: {cause}"));
+        self.log(what, &cause);
         tokio::time::sleep(RETRY_DELAY).await;
     }
 
@@ -85,12 +88,6 @@ impl<'a> Waiting<'a> {
                 }
             }
         }
-    }
-
-    fn name(&mut self, what: &str, cause: &str) {
-        notify(&format!("STATUS=Waiting for {what}: {cause}\nEXTEND_TIMEOUT_USEC=60000000"));
-        self.step(format_args!("waiting for {what}: {cause}"));
-        self.log(what, cause);
     }
 
     fn log(&mut self, what: &str, cause: &str) {

@@ -8,11 +8,10 @@ use super::wrong;
 use crate::config::settings::{
     ClientCertificates, InertSettings, KeyFormat, MinVersion, Settings, TlsSettings,
 };
+use crate::config::size_classes::PAGE_BYTES;
 use cached_config::{ConfigError, eviction_policy};
 use cached_process::{Exit, Failure};
 
-/// The size of memcached's page of chunks.
-const PAGE_BYTES: usize = 1 << 20;
 /// The default size of the largest chunk.
 const CHUNK_BYTES_MAX: usize = PAGE_BYTES / 2;
 

@@ -304,7 +304,7 @@ impl ImportDiff {
     pub(crate) fn run(&self, context: &Context<'_>) -> Result<(), Failure> {
         let interrupt = Interrupt::watch()?;
         let name = self.name.name.as_str();
-        let mut input = Input::open_stream(self.file.as_deref())?;
+        let mut input = Input::open(self.file.as_deref(), false)?;
         Setting::check_writable(&self.settings).map_err(Failure::usage)?;
         let (first, header) = begin(&mut input, &interrupt)?;
         let volumes = self.store.volumes(context)?;

@@ -72,7 +72,7 @@ impl Import {
     pub(crate) fn run(&self, context: &Context<'_>) -> Result<(), Failure> {
         let interrupt = Interrupt::watch()?;
         let name = self.name.name.as_str();
-        let mut input = Input::open(self.file.as_deref())?;
+        let mut input = Input::open(self.file.as_deref(), true)?;
         let first = input.next(&interrupt)?;
         if !self.raw {
             check_raw(&input.name, first.as_ref())?;
@@ -229,41 +229,23 @@ pub(super) struct Piece {
 }
 
 pub(super) struct Input {
-    source: Source,
+    file: File,
     /// The name of the input in errors.
     pub(super) name: String,
     /// The length of the input, if it is known in advance.
     pub(super) len: Option<u64>,
-    is_file: bool,
+    /// Whether holes of the file are skipped; otherwise it is read from start to end.
+    skips_holes: bool,
     at: u64,
 }
 
-enum Source {
-    /// A regular file, whose holes are skipped.
-    Sparse(File),
-    /// A file, a device or a pipe, read from start to end.
-    Stream(File),
-}
-
 impl Input {
-    /// Opens a file, whose holes are skipped, or standard input for `-` and `None`.
+    /// Opens a file, or standard input for `-` and `None`. With `skips_holes`, the holes of a regular
+    /// file are skipped; otherwise, as for streams, every byte counts.
     ///
     /// # Errors
     /// The file cannot be read.
-    pub(super) fn open(path: Option<&Path>) -> Result<Self, Failure> {
-        let mut input = Self::open_stream(path)?;
-        input.source = match input.source {
-            Source::Stream(file) if input.is_file => Source::Sparse(file),
-            source => source,
-        };
-        Ok(input)
-    }
-
-    /// Opens a file, every byte of which counts, or standard input for `-` and `None`.
-    ///
-    /// # Errors
-    /// The file cannot be read.
-    pub(super) fn open_stream(path: Option<&Path>) -> Result<Self, Failure> {
+    pub(super) fn open(path: Option<&Path>, skips_holes: bool) -> Result<Self, Failure> {
         let path = path.filter(|path| path.as_os_str() != "-");
         let name = path.map_or("standard input".to_owned(), |path| path.display().to_string());
         let open = || {
@@ -286,7 +268,7 @@ impl Input {
             Ok((file, len, metadata.is_file()))
         };
         let (file, len, is_file) = open().map_err(Failure::io(name.clone()))?;
-        Ok(Self { source: Source::Stream(file), name, len, is_file, at: 0 })
+        Ok(Self { file, name, len, skips_holes: skips_holes && is_file, at: 0 })
     }
 
     /// Returns the next piece that is not a hole; `None` at the end.
@@ -295,20 +277,20 @@ impl Input {
     /// The input cannot be read, or a signal has requested the end.
     pub(super) fn next(&mut self, interrupt: &Interrupt) -> Result<Option<Piece>, Failure> {
         interrupt.check()?;
-        let failed = || Failure::io(self.name.clone());
-        let piece = match &mut self.source {
-            Source::Sparse(file) => next_of_file(file, self.at, self.len.unwrap_or(0)).map_err(failed())?,
-            Source::Stream(file) => {
-                let mut data = Vec::new();
-                while (data.len() as u64) < PIECE_BYTES {
-                    interrupt.wait_for(file.as_fd())?;
-                    let left = PIECE_BYTES - data.len() as u64;
-                    if read_once(file, left, &mut data).map_err(failed())? == 0 {
-                        break;
-                    }
+        let piece = if self.skips_holes {
+            let next = next_of_file(&self.file, self.at, self.len.unwrap_or(0));
+            next.map_err(Failure::io(self.name.clone()))?
+        } else {
+            let mut data = Vec::new();
+            while (data.len() as u64) < PIECE_BYTES {
+                interrupt.wait_for(self.file.as_fd())?;
+                let left = PIECE_BYTES - data.len() as u64;
+                let read = read_once(&mut self.file, left, &mut data);
+                if read.map_err(Failure::io(self.name.clone()))? == 0 {
+                    break;
                 }
-                (!data.is_empty()).then_some(Piece { offset: self.at, data })
             }
+            (!data.is_empty()).then_some(Piece { offset: self.at, data })
         };
         if let Some(piece) = &piece {
             self.at = piece.offset + piece.data.len() as u64;
