@@ -305,12 +305,12 @@ fn copy_all(
 ) -> Result<u64, Failure> {
     let mut size = 0;
     for (object, _) in objects {
-        size += copy(&*context.opened.backend, object, out, what, progress)?;
+        size += copy_out(&*context.opened.backend, object, out, what, progress)?;
     }
     Ok(size)
 }
 
-fn copy(
+fn copy_out(
     backend: &dyn Blocker,
     object: &ObjectId,
     out: &mut dyn Write,
