@@ -1,12 +1,9 @@
 //! The configuration file: its settings, the messages about mistakes, the check without a start,
 //! printing and reading back.
 
-use cached_tests::daemon::DEADLINE;
-use cached_tests::outside::run;
 use cached_tests::program::{Flavour, Program};
 use cached_tests::server::{Server, Start};
 use std::path::PathBuf;
-use std::process::Command;
 
 /// memcached has no such file.
 fn is_cached() -> bool {

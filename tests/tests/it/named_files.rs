@@ -93,7 +93,7 @@ fn problems(dir: &Path) -> Vec<(String, &'static str, bool)> {
     let large = File::create(path("large")).expect("a file");
     large.set_len((16 << 20) + 1).expect("a sparse file");
     std::fs::write(path("secret"), "x").expect("a file");
-    std::fs::set_permissions(path("secret"), Permissions::from_mode(0)).expect("a file of this user");
+    std::fs::set_permissions(path("secret"), Permissions::from_mode(0o000)).expect("a file of this user");
     symlink(path("loop"), path("loop")).expect("a link");
     assert!(run(Command::new("mkfifo").arg(path("fifo")), DEADLINE).status.success());
     std::fs::create_dir(path("directory")).expect("a directory");
@@ -121,7 +121,9 @@ fn ended(mut command: Command) -> (Option<i32>, String) {
             /// CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH.
             const READ_ALL: [libc::c_ulong; 2] = [1, 2];
             // Refused to other users than root, who do not have these capabilities.
-            READ_ALL.map(|capability| libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0));
+            for capability in READ_ALL {
+                libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0);
+            }
             Ok(())
         });
     }
