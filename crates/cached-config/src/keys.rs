@@ -286,7 +286,10 @@ impl<'de> Deserialize<'de> for Size {
             Value::String(text) => text.parse().ok(),
             other => other.as_u64().map(Size),
         };
-        size.ok_or_else(|| D::Error::custom(format_args!("invalid value: {value}, expected {EXPECTED}")))
+        let kind = if value.is_string() { "string " } else { "" };
+        size.ok_or_else(|| {
+            D::Error::custom(format_args!("invalid value: {kind}{value}, expected {EXPECTED}"))
+        })
     }
 }
 

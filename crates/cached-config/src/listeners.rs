@@ -25,7 +25,7 @@ pub fn exposure(address: &str) -> Option<String> {
     let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
     match Host::of(host) {
         Host::Ip(ip) if ip.is_loopback() => None,
-        Host::Name(_) => Some(format!("{address} is a name that may refer to another machine")),
+        Host::Name(_) => Some(format!("{address} is a name that may refer to other machines")),
         Host::Ip(_) | Host::All => Some(format!("{address} can be reached from other machines")),
     }
 }

@@ -118,7 +118,7 @@ fn errors_are_one_clear_line_and_an_exit_code() {
     let usage =
         Command::new(env!("CARGO_BIN_EXE_cachectl")).args(["--backend", "tape:0", "ls"]).output().unwrap();
     assert_eq!(usage.status.code(), Some(2));
-    assert!(String::from_utf8_lossy(&usage.stderr).contains("no kind of backend"));
+    assert!(String::from_utf8_lossy(&usage.stderr).contains("is not a backend"));
 }
 
 #[test]
