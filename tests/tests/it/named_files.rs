@@ -136,7 +136,7 @@ fn check(program: &Path, places: &[Place]) {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let at = |name: &str| dir.path().join(name).display().to_string();
     for (name, text) in [
-        ("keys", "[[keys]]\naccess_key = \"a\"\nsecret_key = \"0123456789abcdef\"\n"),
+        ("keys", "[[keys]]\naccess_key = \"a\"\nsecret_key = \"0123456789abcdef\"\nread = [\"media\"]\n"),
         ("secret-key", "0123456789abcdef\n"),
     ] {
         std::fs::write(at(name), text).expect("a file");
