@@ -253,7 +253,9 @@ fn read(path: &Path) -> Result<Vec<[u8; 32]>, FileError> {
     for token in &tokens {
         // Only characters that an Authorization header can carry.
         if !token.iter().all(u8::is_ascii_graphic) {
-            return wrong("has a token with characters other than ASCII letters, digits and punctuation".into());
+            return wrong(
+                "has a token with characters other than ASCII letters, digits and punctuation".into(),
+            );
         }
         if token.len() < TOKEN_BYTES_MIN {
             let bytes = token.len();

@@ -155,7 +155,10 @@ fn a_wrong_file_is_refused_as_a_whole() {
         until_logged(&server, words);
         let log = server.log();
         let line = log.lines().find(|line| line.contains(words)).expect("a line");
-        assert!(line.contains("ERROR the configuration is refused; the previous one stays in force"), "{line}");
+        assert!(
+            line.contains("ERROR the configuration is refused; the previous one stays in force"),
+            "{line}"
+        );
         assert_eq!(setting(&server, "maxconns"), "100", "after {text}");
     }
     std::fs::remove_file(file.path()).expect("the file");

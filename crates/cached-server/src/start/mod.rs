@@ -21,7 +21,6 @@ use cached_config::ConfigError;
 use cached_core::arena::ArenaFileError;
 use cached_core::kv::KvConfigError;
 use cached_process::{Exit, Failure};
-use cached_tls::TlsError;
 use std::io;
 
 /// The reason why the server cannot start, as a single line.
