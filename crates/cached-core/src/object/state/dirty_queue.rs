@@ -334,12 +334,10 @@ impl DirtyQueue {
     /// Removes an object whose flush has ended and which has nothing left to store. Returns the
     /// holds to be dropped.
     pub(crate) fn remove(&self, number: u64) -> [Option<KeptHold>; 2] {
-        let holds = self.release_all(number);
         let mut lists = lock(&self.lists);
-        if let Some(queued) = lists.objects.remove(&number) {
-            lists.lines[queued.place as usize].remove(number, &queued);
-        }
-        holds
+        let Some(queued) = lists.objects.remove(&number) else { return [None, None] };
+        lists.lines[queued.place as usize].remove(number, &queued);
+        queued.holds.map_or([None, None], |holds| [holds.oldest, holds.newer])
     }
 
     /// Requeues an object whose flush has ended and which has had pending changes since `since`:
