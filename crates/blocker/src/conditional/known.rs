@@ -52,7 +52,9 @@ impl<S: Clone, B: Clone> Known<S, B> {
             return Some(state.clone());
         }
         let state = generations.old.remove(object)?;
-        self.put(&mut generations, object, state.clone());
+        let outdated = self.put(&mut generations, object, state.clone());
+        drop(generations);
+        drop(outdated);
         Some(state)
     }
 
@@ -60,19 +62,26 @@ impl<S: Clone, B: Clone> Known<S, B> {
     pub fn remember(&self, object: &ObjectId, state: S) {
         let mut generations = self.generations.lock();
         generations.old.remove(object);
-        self.put(&mut generations, object, state);
+        let outdated = self.put(&mut generations, object, state);
+        drop(generations);
+        drop(outdated);
     }
 
-    fn put(&self, generations: &mut Generations<S>, object: &ObjectId, state: S) {
+    /// Puts a state into the young generation. Returns the outdated states, which may be many, so
+    /// that the caller drops them after the lock.
+    fn put(&self, generations: &mut Generations<S>, object: &ObjectId, state: S) -> HashMap<ObjectId, S> {
         let weight = (self.weigh)(object, &state);
         let replaced = generations.young.remove(object);
         generations.young_weight -= replaced.map_or(0, |state| (self.weigh)(object, &state));
+        let mut outdated = HashMap::new();
         if generations.young_weight + weight > self.young_weight_max && !generations.young.is_empty() {
-            generations.old = std::mem::take(&mut generations.young);
+            let young = std::mem::take(&mut generations.young);
+            outdated = std::mem::replace(&mut generations.old, young);
             generations.young_weight = 0;
         }
         generations.young.insert(object.clone(), state);
         generations.young_weight += weight;
+        outdated
     }
 
     /// Forgets the state of an object.
@@ -85,7 +94,8 @@ impl<S: Clone, B: Clone> Known<S, B> {
 
     /// Forgets all states.
     pub fn forget_all(&self) {
-        *self.generations.lock() = Generations::default();
+        let forgotten = std::mem::take(&mut *self.generations.lock());
+        drop(forgotten);
     }
 
     /// Records that a change of the object, conditional on `base`, may still be applied.

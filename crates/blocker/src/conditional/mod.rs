@@ -110,31 +110,34 @@ where
 /// The progress of a call, for the code that may stop waiting for the call. Clones share the
 /// progress.
 #[derive(Clone, Default, Debug)]
-pub struct Progress {
-    has_begun: Arc<AtomicBool>,
-    steps: Arc<AtomicU64>,
+pub struct Progress(Arc<Shared>);
+
+#[derive(Default, Debug)]
+struct Shared {
+    has_begun: AtomicBool,
+    steps: AtomicU64,
 }
 
 impl Progress {
     /// Returns whether a request that was sent may have made the change, or may still make it.
     #[must_use]
     pub fn has_begun(&self) -> bool {
-        self.has_begun.load(Ordering::Acquire)
+        self.0.has_begun.load(Ordering::Acquire)
     }
 
     /// Records whether a request that was sent may have made the change, or may still make it.
     pub fn set_begun(&self, has_begun: bool) {
-        self.has_begun.store(has_begun, Ordering::Release);
+        self.0.has_begun.store(has_begun, Ordering::Release);
     }
 
     /// Counts one of many objects as done.
     pub fn step(&self) {
-        self.steps.fetch_add(1, Ordering::Relaxed);
+        self.0.steps.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Returns the number of objects done.
     #[must_use]
     pub fn steps(&self) -> u64 {
-        self.steps.load(Ordering::Relaxed)
+        self.0.steps.load(Ordering::Relaxed)
     }
 }
