@@ -27,6 +27,7 @@ use object_store::path::Path;
 use object_store::{
     GetOptions, GetRange, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions, UpdateVersion,
 };
+use parking_lot::Mutex;
 
 use super::client::{Pages, listed};
 use super::limits::Concurrency;
@@ -49,6 +50,10 @@ const NO_ETAG: &str = "ETag Header missing";
 const TOO_MANY: &str = "the server sends more bytes than were asked for";
 
 type Work<T> = Pin<Box<dyn Future<Output = object_store::Result<T>> + Send>>;
+
+/// A request that keeps its own answer, so that the code that sends requests is compiled once for
+/// all kinds of answers.
+type AnyRequest<'a> = dyn FnMut(Arc<dyn ObjectStore>) -> Work<()> + Send + 'a;
 
 /// The executor of requests.
 #[derive(Clone, Debug)]
@@ -235,8 +240,23 @@ impl Requests {
         retries: u32,
         mut request: impl FnMut(Arc<dyn ObjectStore>) -> Work<T> + Send,
     ) -> Result<T, Failure> {
+        let answer = Arc::new(Mutex::new(None));
+        let place = Arc::clone(&answer);
+        let mut request = move |store: Arc<dyn ObjectStore>| -> Work<()> {
+            let (work, place) = (request(store), Arc::clone(&place));
+            Box::pin(async move {
+                *place.lock() = Some(work.await?);
+                Ok(())
+            })
+        };
+        self.send_any(retries, &mut request).await?;
+        let answer = answer.lock().take();
+        answer.ok_or(Failure::Timeout)
+    }
+
+    async fn send_any(&self, retries: u32, request: &mut AnyRequest<'_>) -> Result<(), Failure> {
         for retry in 0.. {
-            let answer = self.attempt(&mut request).await;
+            let answer = self.attempt(request).await;
             let delay = match &answer {
                 Err(Failure::Answer(error)) if Refusal::is_slow_down(error) => SLOW_DOWN_DELAY,
                 Err(Failure::Timeout | Failure::Answer(object_store::Error::Generic { .. })) => DELAY,
@@ -252,10 +272,7 @@ impl Requests {
         Err(Failure::Timeout)
     }
 
-    async fn attempt<T: Send + 'static>(
-        &self,
-        request: &mut (impl FnMut(Arc<dyn ObjectStore>) -> Work<T> + Send),
-    ) -> Result<T, Failure> {
+    async fn attempt(&self, request: &mut AnyRequest<'_>) -> Result<(), Failure> {
         let permit = self.concurrency.permit().await;
         let work = request(Arc::clone(&self.store));
         let answer = match &self.spawn {
