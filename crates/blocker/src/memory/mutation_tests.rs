@@ -20,7 +20,7 @@ use crate::{
 macro_rules! mutations {
     ($($name:ident,)*) => {
         #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-        enum Mutation { $($name,)* }
+        enum Mutation { Nothing, $($name,)* }
 
         const ALL: &[Mutation] = &[$(Mutation::$name,)*];
     };
@@ -95,12 +95,12 @@ mutations! {
 
 use Mutation::*;
 
-/// A memory backend that breaks one rule.
+/// A memory backend that breaks one rule, or none (`Nothing`).
 struct Mutant {
     memory: Memory,
     broken: Mutation,
-    /// Publishes nothing.
-    silent: EventHub,
+    /// Publishes the events that remain if claims or invalidations are silent.
+    events: EventHub,
 }
 
 /// An object's state before a change.
@@ -115,7 +115,7 @@ impl Mutant {
     fn new(broken: Mutation) -> Self {
         let object_bytes_max = OBJECT_BYTES_MAX_DEFAULT + u64::from(broken == LimitOffByOne);
         let config = MemoryConfig { object_bytes_max, ..MemoryConfig::default() };
-        Self { memory: Memory::new(config, Arc::new(SystemClock)), broken, silent: EventHub::new() }
+        Self { memory: Memory::new(config, Arc::new(SystemClock)), broken, events: EventHub::new() }
     }
 
     fn call(&self, call: Call) -> Call {
@@ -221,7 +221,9 @@ impl Mutant {
             PresentConditionIgnored => error == Error::Missing && terms.condition != Condition::None,
             UnstampedNeverFenced => is_fenced && terms.stamp.is_none(),
             StampEpochIgnored => is_fenced && terms.stamp.is_some() && terms.stamp < before.stamp,
-            DomainClaimIgnored => is_fenced && terms.domain.is_some(),
+            DomainClaimIgnored => {
+                is_fenced && terms.domain.is_some() && terms.stamp.is_some() && terms.stamp >= before.stamp
+            }
             SequenceIgnored => matches!(error, Error::Superseded { .. }),
             RunsUnfenced => is_fenced && matches!(change, Change::WriteRuns { .. }),
             TruncateUnfenced => is_fenced && matches!(change, Change::Truncate { .. }),
@@ -291,7 +293,7 @@ impl Mutant {
         if let Some(record) = model.objects.get_mut(&request.object) {
             match (self.broken, &request.change) {
                 (CopyTakesStamp, Change::Copy { .. }) => record.stamp = source_stamp,
-                (StampNotKept, _) => record.stamp = before.stamp,
+                (StampNotKept, change) if !matches!(change, Change::Delete) => record.stamp = before.stamp,
                 _ => {}
             }
             if let Some(content) = &mut record.content {
@@ -321,7 +323,10 @@ impl Mutant {
                 if let (VersionKept, Some(version)) = (self.broken, before.version) {
                     (content.version, reply.version) = (version, version);
                 }
-                reply.size_bytes = content.data.len() as u64;
+                // Otherwise the reply keeps its size, because another change may have followed.
+                if content.data.len() != len {
+                    reply.size_bytes = content.data.len() as u64;
+                }
             }
         }
         // The counts are adapted, so that only the broken rule is noticed.
@@ -430,6 +435,9 @@ impl Blocker for Mutant {
                 let object = ObjectId::new(request.namespace.clone(), after.clone());
                 if let Ok(info) = block_on(self.memory.info(InfoRequest::new(object))) {
                     reply.entries.insert(0, ListEntry::new(after.clone(), info.size_bytes, info.version));
+                    let entries_max = request.entries_max.max(1) as usize;
+                    reply.has_more |= reply.entries.len() > entries_max;
+                    reply.entries.truncate(entries_max);
                 }
             }
             _ => {}
@@ -446,6 +454,9 @@ impl Blocker for Mutant {
         request.call = self.call(request.call);
         let ClaimRequest { scope, epoch, writer, .. } = request.clone();
         if self.broken == ClaimIgnored {
+            if let Err(error) = request.call.check(&SystemClock) {
+                return Reply::err(error);
+            }
             self.memory.events.publish(&Event::Fenced(scope, epoch));
             return Reply::ok(ClaimReply::new(epoch));
         }
@@ -458,18 +469,27 @@ impl Blocker for Mutant {
                 let recorded = self.memory.model.lock().claims.record(&scope, epoch, Some(writer));
                 recorded.map(|_| ClaimReply::new(epoch)).into()
             }
+            (InvalidateSilent, Ok(reply)) => {
+                self.events.publish(&Event::Fenced(scope, epoch));
+                Reply::ok(reply)
+            }
             (_, answer) => answer.into(),
         }
     }
 
     fn invalidate(&self, mut request: InvalidateRequest) -> Reply<InvalidateReply> {
         request.call = self.call(request.call);
-        self.memory.invalidate(request)
+        let scope = request.scope.clone();
+        let invalidated = block_on(self.memory.invalidate(request));
+        if self.broken == ClaimSilent && invalidated.is_ok() {
+            self.events.publish(&Event::Changed(scope));
+        }
+        invalidated.into()
     }
 
     fn subscribe(&self) -> Subscription {
         match self.broken {
-            ClaimSilent | InvalidateSilent => self.silent.subscribe(),
+            ClaimSilent | InvalidateSilent => self.events.subscribe(),
             _ => self.memory.subscribe(),
         }
     }
@@ -499,4 +519,8 @@ fn the_suite_passes_where_no_rule_is_broken() {
     let memory = Arc::new(Memory::default());
     run(&Plain::new(Arc::clone(&memory) as _), &Options::default()).assert_passed();
     memory.model.lock().validate();
+    // The layer itself must not be the reason why the suite fails.
+    let layer = Arc::new(Mutant::new(Nothing));
+    run(&Plain::new(Arc::clone(&layer) as _), &Options::default()).assert_passed();
+    layer.memory.model.lock().validate();
 }
