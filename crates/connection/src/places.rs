@@ -122,13 +122,16 @@ impl Connections {
         self.listeners.lock().push(listener);
     }
 
-    /// Stops accepting connections. Afterwards the server's addresses are free.
-    pub async fn stop_listening(&self) {
+    /// Stops accepting connections, even if the returned future is never polled. Once it is ready,
+    /// the server's addresses are free.
+    pub fn stop_listening(&self) -> impl Future<Output = ()> + use<> {
         let listeners = std::mem::take(&mut *self.listeners.lock());
         listeners.iter().for_each(JoinHandle::abort);
-        for listener in listeners {
-            // The only possible error is the abort.
-            let _ = listener.await;
+        async move {
+            for listener in listeners {
+                // The only possible error is the abort.
+                let _ = listener.await;
+            }
         }
     }
 

@@ -146,10 +146,13 @@ impl Server {
     /// goodbye to every client. Waits at most for `timeout`, then aborts the rest. Returns whether
     /// every connection ended by itself.
     pub async fn shutdown(&self, timeout: Duration) -> bool {
+        // Called first, so that clients that reconnect wait in the accept queue, perhaps for
+        // another server, and are not turned away.
+        let unbound = self.shared.connections.stop_listening();
         self.shared.sessions.end();
         let clock = Arc::clone(&self.shared.config.clock);
         let all_ended = async {
-            self.shared.connections.stop_listening().await;
+            unbound.await;
             self.shared.connections.wait_for_end().await;
         };
         let in_order = tokio::select! {
