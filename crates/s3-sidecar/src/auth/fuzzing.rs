@@ -63,3 +63,31 @@ pub fn signatures(data: &[u8]) {
         assert_eq!(canonical(&once), once);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_found_or_is_near_what_clients_send_breaks_no_rule() {
+        let texts: [&[u8]; 6] = [
+            b"\x02\x05\x00\x013\r\nhel\r\n2\r\nlo\r\n0\r\nx-amz-checksum-crc32:NhCmhg==\r\n\r\n",
+            b"\x00\x05\x00\x025\r\nhello\r\n0\r\n\r\n",
+            b"AWS4-HMAC-SHA256 Credential=a/20130524/r/s3/aws4_request,SignedHeaders=host,Signature=00",
+            b"X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Date=20130524T000000Z&X-Amz-Signature=0&a+b=%2B",
+            b"<Delete><Object><Key>a&amp;&#65;</Key></Object></Delete>",
+            b"20130524T000000Z",
+        ];
+        let mut seed = 1_u64;
+        for round in 0..20_000 {
+            let mut bytes = texts[round % texts.len()].to_vec();
+            for _ in 0..round % 4 {
+                seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                let at = (seed >> 33) as usize % bytes.len();
+                bytes[at] = (seed >> 56) as u8;
+            }
+            chunks(&bytes);
+            signatures(&bytes);
+        }
+    }
+}
