@@ -310,7 +310,7 @@ fn the_sidecar_is_configured_by_a_short_file_and_its_mistakes_are_named() {
         ("", "upstream: is missing; it must be the URL of the S3 endpoint"),
         (
             "upstream = \"gateway\"",
-            "upstream: \"gateway\" has no scheme that is known; http://HOST[:PORT] or https://HOST[:PORT] is right",
+            "upstream: \"gateway\" has an unknown scheme; expected http://HOST[:PORT] or https://HOST[:PORT]",
         ),
         (
             "upstream = \"http://a\"\nmemory_bytes_max = 1",
