@@ -225,7 +225,8 @@ impl Root {
         }
     }
 
-    /// Returns whether the document is an error.
+    /// Returns whether the document is an error, or may be one: its root element cannot be
+    /// determined if the beginning is malformed or longer than what is kept.
     pub(crate) fn is_error(&self) -> bool {
         let mut reader = Reader::from_reader(&self.0[..]);
         loop {
@@ -235,7 +236,8 @@ impl Root {
                 }
                 Ok(Event::Decl(_) | Event::PI(_) | Event::DocType(_) | Event::Comment(_)) => (),
                 Ok(Event::Text(text)) if text.trim_ascii().is_empty() => (),
-                _ => return false,
+                Ok(_) => return false,
+                Err(_) => return true,
             }
         }
     }
@@ -314,6 +316,8 @@ mod tests {
             (&format!("{declaration}\n\n   <Error xmlns=\"x\">"), true),
             (&format!("\u{feff} {declaration}<!-- a -->\r\n<s3:Error>"), true),
             ("<Error/>", true),
+            ("<Error", true),
+            (&format!("<!-- {} --><Error>", "a".repeat(START_BYTES_MAX)), true),
             ("<CopyObjectResult><Error>x</Error></CopyObjectResult>", false),
             ("<DeleteResult><Error>", false),
             ("<Errors>", false),
