@@ -97,10 +97,9 @@ fn a_daemon_that_cannot_start_says_why() {
     std::fs::create_dir(&store).expect("a directory");
     std::fs::write(store.join("superblock"), "not a store").expect("a file");
     let config = format!("--config={}", file.display());
-    for (args, words) in [
-        (vec!["-l", &address], "in use"),
-        (vec!["-l", "127.0.0.1", "-p", "-1", &config], "the store of objects"),
-    ] {
+    for (args, words) in
+        [(vec!["-l", &address], "in use"), (vec!["-l", "127.0.0.1", "-p", "-1", &config], "the object store")]
+    {
         for verbose in [false, true] {
             let mut daemon = command(&args);
             let output = daemon.args(verbose.then_some("-v")).arg("-d").output().expect("it runs");

@@ -305,7 +305,7 @@ fn a_store_is_made_on_request_only() {
         assert_eq!(init(dir), (Some(0), String::new()));
         let (code, error) = init(dir);
         assert_eq!(code, Some(4), "{error}");
-        assert!(error.contains("there is a store in") && error.contains("already"), "{error}");
+        assert!(error.contains("there is already a store in"), "{error}");
     }
     probe.ok(&["put", "x", &input]);
     // No store is created in a directory with other files.

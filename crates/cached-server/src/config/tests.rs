@@ -100,7 +100,7 @@ fn an_error_is_one_line_with_file_key_and_what_would_be_right() {
         ),
         (
             &objects("retry_delay_ms_min = 9\nretry_delay_ms_max = 8"),
-            "cached.toml: objects.retry_delay_ms_min: must be above 0 and not above retry_delay_max",
+            "cached.toml: objects.retry_delay_ms_min: must be above 0 and at most retry_delay_max",
         ),
         (
             &(objects("") + "[synapse]\nlisten = [\"0.0.0.0\"]"),

@@ -105,17 +105,17 @@ fn an_end_that_is_requested_during_the_hand_over_is_passed_on() {
     assert_eq!(server.wait_exit(), 0);
     let log = server.log();
     if log.contains("the new process serves") {
-        assert!(log.contains("the requested end is passed on"), "{log}");
+        assert!(log.contains("the shutdown request is forwarded"), "{log}");
         // The new process may already have removed its PID file.
-        server.pid = log.lines().rev().find_map(passed_on_to).expect("the number of the new process");
+        server.pid = log.lines().rev().find_map(forwarded_to).expect("the number of the new process");
         assert_eq!(server.wait_exit(), 0);
     }
     server.pid = 0;
 }
 
 /// Returns the PID that a log line names.
-fn passed_on_to(line: &str) -> Option<i32> {
-    let (_, rest) = line.split_once("the requested end is passed on")?;
+fn forwarded_to(line: &str) -> Option<i32> {
+    let (_, rest) = line.split_once("the shutdown request is forwarded")?;
     let (_, number) = rest.split_once("pid=")?;
     number.split_whitespace().next()?.parse().ok()
 }
