@@ -2,4 +2,4 @@
 
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| cached_server::fuzzing::hand_over(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| cached_memcached::fuzzing::hand_over(data));

@@ -3,4 +3,4 @@
 
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| cached_server::fuzzing::transport(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| cached_memcached::fuzzing::transport(data));

@@ -3,6 +3,7 @@
 //! | module | content |
 //! |---|---|
 //! | `allocator` | returns freed memory to the system |
+//! | `files` | files for other programs: written whole, and the file of a unix socket |
 //! | `log` | lines on standard error, as text or JSON; repeated ones are counted, and the last ones kept |
 //! | `memory` | warns if the configured memory exceeds the machine's |
 //! | `signals` | the signals that shut the process down or reload the configuration |
@@ -16,6 +17,7 @@
 pub mod allocator;
 pub mod drain;
 pub mod exit;
+pub mod files;
 pub mod log;
 pub mod memory;
 pub mod panics;

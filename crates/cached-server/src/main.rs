@@ -2,6 +2,10 @@
 
 use blocker::metrics::Registration;
 use cached_admin::{AdminConfig, AdminError, AdminServer, Health, control};
+use cached_memcached::{
+    Logging, MemoryFileStart, ObjectHandOver, PreparedServer, Program, ServeError, Server, TakeOver,
+    TakingOver, Upgrader, raise_descriptor_limit,
+};
 use cached_process::drain::Drain;
 use cached_process::log::Log;
 use cached_process::reload::{LiveSecs, Reloader, Reloads};
@@ -13,10 +17,7 @@ use cached_server::objects::{ObjectSockets, Objects, ObjectsControl, ObjectsErro
 use cached_server::process::Parent;
 use cached_server::reload::{self, Cached, LiveParts};
 use cached_server::sidecar::RunningSidecar;
-use cached_server::{
-    Config, Logging, MemoryFileStart, PreparedServer, Program, ServeError, Server, TakeOver, TakingOver,
-    Upgrader, process,
-};
+use cached_server::{Config, process};
 use cached_tracing::{Exporter, Origin};
 use std::cell::Cell;
 use std::ffi::OsString;
@@ -97,7 +98,7 @@ fn serve(
         process::allow_core_dumps().map_err(refused)?;
     }
     let connections = config.descriptors_max();
-    let descriptors = process::raise_descriptor_limit(connections, settings.threads);
+    let descriptors = raise_descriptor_limit(connections, settings.threads);
     let without_user = process::is_root() && settings.user.is_none();
     if let Some(user) = settings.user.as_deref().filter(|_| process::is_root()) {
         process::become_user(user).map_err(refused)?;
@@ -194,7 +195,8 @@ fn serve(
     } else if std::process::id() == 1 {
         Err("process 1 cannot hand over: its end is the end of the container")
     } else {
-        server.allow_upgrades(program, admin_sockets, objects.as_ref().map(Objects::control));
+        let objects = objects.as_ref().map(|objects| Arc::new(objects.control()) as Arc<dyn ObjectHandOver>);
+        server.allow_upgrades(program, admin_sockets, objects);
         Ok(server.upgrader())
     };
     tracer.iter().for_each(|tracer| server.trace(tracer.clone()));

@@ -1,20 +1,13 @@
-//! The process: descriptors, user, memory, terminal, cores, log level; the files that it writes for
-//! other programs (pid file, ports, unix sockets), and the sockets that a service manager passes to
-//! it.
+//! The process: user, memory, terminal; the file of its ID; and the sockets that a service manager
+//! passes to it.
 
-use cached_process::log::{Level, Log, LogTable};
+use cached_process::files::write_whole;
 use cached_process::{Exit, Failure};
-use parking_lot::Mutex;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
-use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
-use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::path::Path;
 
 /// Requests the end of another process by SIGTERM.
 ///
@@ -24,13 +17,6 @@ pub fn request_end(pid: u32) -> io::Result<()> {
     let pid = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw);
     let pid = pid.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
     Ok(rustix::process::kill_process(pid, rustix::process::Signal::TERM)?)
-}
-
-/// Raises the descriptor limit to what this number of connections and threads and the rest of the
-/// server need. Returns the limit that the system allows.
-pub fn raise_descriptor_limit(connections: usize, threads: usize) -> u64 {
-    // Listeners, log, the acceptor's runtime, and two descriptors for each worker's event loop.
-    cached_config::raise_descriptor_limit((connections + 32 + 2 * threads) as u64)
 }
 
 /// Returns whether the process has root's privileges.
@@ -207,14 +193,6 @@ pub fn write_pid_file(path: &Path, is_taking_over: bool) -> io::Result<()> {
     write_whole(path, ".tmp", &format!("{}\n", std::process::id()))
 }
 
-/// Writes a file under a temporary name first, so that no reader finds an incomplete file.
-fn write_whole(path: &Path, draft_suffix: &str, text: &str) -> io::Result<()> {
-    let mut draft = path.as_os_str().to_owned();
-    draft.push(draft_suffix);
-    fs::write(&draft, text)?;
-    fs::rename(&draft, path)
-}
-
 /// Removes the pid file. Called at shutdown.
 pub fn remove_pid_file(path: &Path) {
     if let Err(error) = fs::remove_file(path) {
@@ -252,204 +230,4 @@ pub fn inherited_sockets() -> Vec<OwnedFd> {
     // SAFETY: the variables state that these descriptors belong to this process, the check above
     // has shown that they are open, and nothing else in this process uses them.
     descriptors.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }).collect()
-}
-
-/// The file of a unix socket on which this process listens. The file is removed when this is
-/// dropped, unless the path leads to another file by then (a new server may have bound a socket
-/// there), or the file still belongs to another process.
-///
-/// Must be dropped while the socket is still open: only then can no other file have the same inode.
-#[derive(Debug)]
-pub(crate) struct SocketFile {
-    path: PathBuf,
-    /// The device and inode of the file.
-    file: Option<(u64, u64)>,
-    /// Whether another process has the socket as well, and may continue to use it. The file then
-    /// stays.
-    is_another: bool,
-}
-
-impl SocketFile {
-    /// Takes ownership of the file at a path.
-    pub(crate) fn new(path: &Path) -> SocketFile {
-        SocketFile { path: path.to_owned(), file: file_at(path), is_another: false }
-    }
-
-    /// Records the file of a socket that another process has handed over, and may continue to use.
-    pub(crate) fn of_another(path: &Path) -> SocketFile {
-        SocketFile { path: path.to_owned(), file: file_at(path), is_another: true }
-    }
-
-    /// Makes the file this process's own, because the other process no longer uses it.
-    pub(crate) fn own(&mut self) {
-        self.is_another = false;
-    }
-}
-
-impl Drop for SocketFile {
-    fn drop(&mut self) {
-        if !self.is_another && self.file.is_some() && file_at(&self.path) == self.file {
-            // Fails if the file has been removed in the meantime.
-            let _ = std::fs::remove_file(&self.path);
-        }
-    }
-}
-
-/// Returns the device and inode of the file at a path.
-fn file_at(path: &Path) -> Option<(u64, u64)> {
-    std::fs::symlink_metadata(path).ok().map(|found| (found.dev(), found.ino()))
-}
-
-/// Writes the opened ports to the file that `MEMCACHED_PORT_FILENAME` names, one line per address,
-/// for test programs that request any free port. Does nothing if the variable is not set.
-///
-/// # Errors
-/// If the file cannot be written.
-pub(crate) fn write_port_file(tcp: &[SocketAddr], udp: &[SocketAddr]) -> io::Result<()> {
-    let Some(path) = std::env::var_os("MEMCACHED_PORT_FILENAME") else { return Ok(()) };
-    let mut text = String::new();
-    let all = tcp.iter().map(|address| ("TCP", address)).chain(udp.iter().map(|address| ("UDP", address)));
-    for (kind, address) in all {
-        let family = if address.is_ipv6() { "INET6" } else { "INET" };
-        // Writing to a String cannot fail.
-        let _ = writeln!(text, "{kind} {family}: {}", address.port());
-    }
-    write_whole(Path::new(&path), ".lck", &text)
-}
-
-/// Pins the calling thread to one of the cores on which it may run, if there are enough cores for
-/// all `threads`. Best effort.
-///
-/// The cores are taken from the process's affinity mask, which the kernel keeps within the cpuset
-/// of its cgroup.
-pub(crate) fn pin_thread(index: usize, threads: usize) {
-    let Ok(allowed) = sched_getaffinity(None) else { return };
-    let Some(core) = core_of(index, threads, |core| allowed.is_set(core)) else {
-        if index == 0 {
-            tracing::warn!(
-                threads,
-                "pin_workers: there are fewer cores than threads, so no thread is pinned"
-            );
-        }
-        return;
-    };
-    let mut set = CpuSet::new();
-    set.set(core);
-    if let Err(error) = sched_setaffinity(None, &set) {
-        // Some sandboxes refuse this; the thread then runs on any core.
-        tracing::warn!(cause = %error, "pin_workers: a worker cannot be pinned to its core");
-    }
-}
-
-/// Returns the core for a worker; `None` if there are fewer cores than workers.
-fn core_of(index: usize, threads: usize, is_allowed: impl Fn(usize) -> bool) -> Option<usize> {
-    let cores: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|core| is_allowed(*core)).collect();
-    if cores.len() < threads.max(2) {
-        return None;
-    }
-    cores.get(index).copied()
-}
-
-/// The level of the log: `[log] level`, raised by `-v` and the `verbosity` command. Cheap to clone.
-///
-/// | verbosity | the level is at least |
-/// |---|---|
-/// | 0 | that of `[log]`, `info` unless set |
-/// | 1 (`-v`) | `info`: start and end, refused clients, the store's absence and return |
-/// | 2 (`-vv`) | `debug`: every connection that is opened or closed |
-/// | 3 (`-vvv`) | `trace`: the logs of libraries |
-///
-/// Requests are never logged one by one.
-#[derive(Clone, Debug)]
-pub struct Logging {
-    log: Option<Log>,
-    state: Arc<Mutex<LoggingState>>,
-}
-
-#[derive(Debug)]
-struct LoggingState {
-    /// The configured level, which no verbosity can lower.
-    base: Level,
-    verbosity: u8,
-}
-
-impl Logging {
-    /// Returns a handle that changes `log`, which already has the configured level `base`.
-    pub fn over(log: Log, base: Level, verbosity: u8) -> Logging {
-        Logging { log: Some(log), ..Logging::new(base, verbosity) }
-    }
-
-    /// Leaves logging to the program that embeds the server.
-    pub fn embedded(verbosity: u8) -> Logging {
-        Logging::new(Level::Info, verbosity)
-    }
-
-    fn new(base: Level, verbosity: u8) -> Logging {
-        Logging { log: None, state: Arc::new(Mutex::new(LoggingState { base, verbosity })) }
-    }
-
-    /// Returns the level for `verbosity` over the configured level `base`.
-    pub(crate) fn level(base: Level, verbosity: u8) -> Level {
-        match verbosity {
-            0 => base,
-            1 => base.max(Level::Info),
-            2 => base.max(Level::Debug),
-            _ => Level::Trace,
-        }
-    }
-
-    /// Returns the verbosity, 0 to 3.
-    pub fn verbosity(&self) -> u8 {
-        self.state.lock().verbosity
-    }
-
-    /// Sets the verbosity.
-    pub fn set(&self, verbosity: u8) {
-        let mut state = self.state.lock();
-        state.verbosity = verbosity;
-        if let Some(log) = &self.log {
-            log.set_level(Logging::level(state.base, verbosity));
-        }
-    }
-
-    /// Sets the configured level and the format of the lines; the verbosity stays the same.
-    pub(crate) fn configure(&self, table: LogTable) {
-        let mut state = self.state.lock();
-        state.base = table.level;
-        if let Some(log) = &self.log {
-            log.set(LogTable { level: Logging::level(table.level, state.verbosity), ..table });
-        }
-    }
-
-    /// Logs how many lines were suppressed; called about once a second.
-    pub(crate) fn report_repeats(&self) {
-        if let Some(log) = &self.log {
-            log.report_repeats();
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn workers_are_pinned_to_allowed_cores() {
-        let allowed = |core: usize| [3, 5, 8, 9].contains(&core);
-        let cores: Vec<_> = (0..4).map(|index| core_of(index, 4, allowed)).collect();
-        assert_eq!(cores, [Some(3), Some(5), Some(8), Some(9)]);
-        assert_eq!(core_of(0, 5, allowed), None, "too few cores: the scheduler decides");
-        assert_eq!(core_of(0, 1, |core| core == 7), None, "one core leaves no choice");
-    }
-
-    #[test]
-    fn the_verbosity_only_adds() {
-        for (base, levels) in [
-            (Level::Error, [Level::Error, Level::Info, Level::Debug, Level::Trace]),
-            (Level::Info, [Level::Info, Level::Info, Level::Debug, Level::Trace]),
-            (Level::Trace, [Level::Trace; 4]),
-        ] {
-            assert_eq!([0, 1, 2, 3].map(|verbosity| Logging::level(base, verbosity)), levels);
-        }
-    }
 }

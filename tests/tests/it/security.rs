@@ -28,7 +28,7 @@
 //! | 96e05b75f | `tls.rs` (a hundred sets in one record) |
 //! | e7793811f, 3bc58f6ea, 3a66ebeb1 | `watch.rs` (watchers under load) |
 //! | CVE-2011-4971, CVE-2013-7239, CVE-2016-8706 of SASL, ced9e1730, CVE-2021-37519, 9981d748f, 57934a1d0, 3791d9eda, af05c9302, e7c7a1089 | `auth.rs` |
-//! | CVE-2026-47783, -47784 | digests, all compared: `cached-server/src/config/auth.rs` |
+//! | CVE-2026-47783, -47784 | digests, all compared: `memcached/src/settings/auth.rs` |
 //! | CVE-2022-48571 | `udp.rs` |
 //! | 93b5e10fd, 152ddb68f | [`long_opaques_leak_nothing`] |
 //! | 17684bfa9, 7d8ef8fcd | [`flags_at_the_end_of_a_read`] |

@@ -5,11 +5,10 @@
 //! messages.
 
 use super::wrong;
-use crate::config::settings::{
-    ClientCertificates, InertSettings, KeyFormat, MinVersion, Settings, TlsSettings,
-};
-use crate::config::size_classes::PAGE_BYTES;
 use cached_config::{ConfigError, eviction_policy};
+use cached_memcached::settings::{
+    ClientCertificates, InertSettings, KeyFormat, MinVersion, PAGE_BYTES, Settings, TlsSettings,
+};
 use cached_process::{Exit, Failure};
 
 /// The default size of the largest chunk.

@@ -1,7 +1,7 @@
 //! The output of `-h`, `-i` and `-V`.
 
 use super::Cli;
-use crate::config::settings::MEMCACHED_VERSION;
+use cached_memcached::settings::MEMCACHED_VERSION;
 use cached_process::Exit;
 use clap::{Arg, Command, CommandFactory};
 

@@ -6,9 +6,8 @@
 
 use super::overlay::{PORT, move_to, shown_port};
 use super::{Cli, wrong};
-use crate::config::auth::{Credentials, Form};
-use crate::config::settings::{ListenAddress, ListenTls, Settings};
 use crate::config::{ConfigError, File};
+use cached_memcached::settings::{Credentials, Form, ListenAddress, ListenTls, Settings};
 use cached_process::{Exit, Failure};
 use cached_proto::Protocol;
 

@@ -5,9 +5,9 @@
 
 use super::extended::{self, Extended};
 use super::{Cli, listen, wrong};
-use crate::config::settings::{ListenAddress, Settings, SlabClasses};
 use crate::config::{Config, ConfigError, File, share};
-use crate::process::Logging;
+use cached_memcached::Logging;
+use cached_memcached::settings::{ListenAddress, Settings, SlabClasses};
 use cached_process::{Exit, Failure};
 use cached_proto::Protocol;
 

@@ -1,7 +1,7 @@
 //! Command lines and the settings that result.
 
 use super::*;
-use crate::config::settings::{ClientCertificates, ListenAddress, ListenTls, MinVersion, Settings};
+use cached_memcached::settings::{ClientCertificates, ListenAddress, ListenTls, MinVersion, Settings};
 use cached_process::log::Level;
 use cached_proto::Protocol;
 

@@ -4,7 +4,6 @@ use super::Config;
 use super::memcached::MemcachedTable;
 #[cfg(feature = "sidecar")]
 use super::s3::S3Table;
-use super::settings::Settings;
 use super::volumes::{NbdTable, VolumesTable};
 use cached_admin::AdminTable;
 use cached_config::{
@@ -14,6 +13,7 @@ use cached_config::{
 use cached_core::arbiter::SharedMemory;
 use cached_core::arena::MemoryRange;
 use cached_core::kv::policy;
+use cached_memcached::settings::Settings;
 use cached_process::log::LogTable;
 use cached_tracing::TracingTable;
 use serde::{Deserialize, Serialize};

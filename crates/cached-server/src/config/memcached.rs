@@ -4,12 +4,11 @@
 //! Flags that have no effect in this engine have no key; they are accepted only on the command
 //! line.
 
-use super::auth::{Credentials, Form};
-use super::settings::{ListenAddress, ListenTls, Settings, TlsSettings};
 use cached_config::{
     ConfigError, Size, check_tls, config_keys, eviction_policy, invalid, require, unix_mode,
 };
 use cached_core::kv::{ARENA_BYTES_MIN, ITEM_BYTES_MAX, ITEM_BYTES_MIN};
+use cached_memcached::settings::{Credentials, Form, ListenAddress, ListenTls, Settings, TlsSettings};
 use cached_proto::Protocol;
 use cached_proto::udp::{UDP_DATA_LEN_MAX, UDP_REPLY_LEN_MAX};
 use serde::{Deserialize, Serialize};

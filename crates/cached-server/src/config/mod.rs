@@ -13,20 +13,15 @@
 //! |---|---|
 //! | `file` | the file as a whole, and its small tables: `[process]`, `[insight]`, `[shared_memory]` |
 //! | `memcached`, `volumes`, `s3` | `[memcached]`; `[volumes]` and `[nbd]`; `[s3]` |
-//! | `settings`, `size_classes` | the settings of a server in plain types; memcached's size classes |
-//! | `auth` | the files of users and passwords |
 //!
 //! [`Config::load`] reads every file that the configuration names, and refuses everything that the
 //! startup would refuse. `--check-config` performs exactly the same checks; neither takes a lock,
 //! or creates a file.
 
-pub mod auth;
 mod file;
 mod memcached;
 #[cfg(feature = "sidecar")]
 mod s3;
-pub mod settings;
-pub(crate) mod size_classes;
 #[cfg(test)]
 mod tests;
 mod volumes;
@@ -50,10 +45,11 @@ pub use volumes::{FuaName, NbdTable, VolumesTable};
 use crate::process;
 use cached_admin::Tokens;
 use cached_config::{Listening, check_addresses, load_tls, secret_warning};
-use cached_core::arena::{ArenaFile, ArenaFileError};
+use cached_core::arena::ArenaFile;
+use cached_memcached::exit_of_memory_file;
+use cached_memcached::settings::{ListenAddress, Settings};
 use cached_process::{Exit, Failure};
 use cached_tls::ServerTls;
-use settings::{ListenAddress, Settings};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -217,18 +213,6 @@ impl Config {
         all.extend(self.file.s3.iter().flat_map(|table| Listening::of("s3.listen", &table.listen)));
         all.extend(admin.iter().flat_map(|table| Listening::of("admin.listen", &table.listen)));
         all
-    }
-}
-
-/// Returns the exit status of a program that cannot use its memory file.
-pub(crate) fn exit_of_memory_file(error: &ArenaFileError) -> Exit {
-    match error {
-        ArenaFileError::Io { cause, .. } if !named_file::is_mistake(cause) => Exit::Trouble,
-        ArenaFileError::InUse(_) | ArenaFileError::NotHandedOver { .. } => Exit::Refused,
-        ArenaFileError::Io { .. }
-        | ArenaFileError::NotAFile(_)
-        | ArenaFileError::NotOwned { .. }
-        | ArenaFileError::Foreign(_) => Exit::Configuration,
     }
 }
 

@@ -23,21 +23,19 @@ pub use open::{ObjectSockets, ReloadObjects};
 pub use thread::{ObjectsControl, ShutdownError};
 
 use crate::config::{BackendTable, Config, ConfigError, Secrets};
-use blocker::metrics::{Collect, render};
 use blocker::trace::Tracer;
 use cached_admin::AdminServer;
-use cached_admin::insight::slow::{SlowLog, SlowReport};
+use cached_admin::insight::slow::SlowLog;
 use cached_config::StartError;
-use cached_core::object::{ObjectCache, WeakObjectCache};
+use cached_memcached::ObjectStatistics;
 use cached_process::reload::LiveSecs;
 use cached_process::{Exit, Failure};
 use cached_tls::ServerTls;
 use open::{ObjectListener, OpenObjects, Opening, Parts};
-use parking_lot::Mutex;
 use std::io;
 use std::path::Path;
 use std::pin::Pin;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 use thread::ObjectThread;
 use tokio::runtime::{Builder, Handle};
@@ -156,8 +154,8 @@ impl Objects {
                 control.is_released().then(|| "another process is taking over the object cache".into())
             });
         }
-        let statistics = ObjectStatistics { present: Arc::default(), slow };
-        statistics.set(&open.parts.cache, open.parts.listener.as_ref());
+        let statistics = ObjectStatistics::new(slow);
+        statistics.set(&open.parts.cache, open.parts.listener.as_ref().map(ObjectListener::metrics));
         let memory_bytes_max = objects.cache_bytes_max() + open.parts.store.memory_bytes_max();
         let thread = ObjectThread {
             control,
@@ -289,79 +287,5 @@ impl ListenerThreads {
             std::thread::Builder::new().name(format!("{name}-{index}")).spawn(body)?;
         }
         Ok(threads)
-    }
-}
-
-/// The open cache and listener, if there are any. Keeps neither of them open.
-#[derive(Default)]
-struct Present {
-    cache: Option<WeakObjectCache>,
-    server: Option<Weak<synapse::Server>>,
-}
-
-/// The statistics of an object cache, its store and its listener.
-///
-/// The statistics keep none of these alive, so whatever shows the statistics does not keep the
-/// store from being closed. A cache that no longer exists has no statistics.
-#[derive(Clone)]
-pub struct ObjectStatistics {
-    present: Arc<Mutex<Present>>,
-    slow: Arc<SlowLog>,
-}
-
-impl ObjectStatistics {
-    /// Shows the statistics of this cache from now on.
-    fn set(&self, cache: &ObjectCache, listener: Option<&ObjectListener>) {
-        let server = listener.map(|listener| Arc::downgrade(&listener.server));
-        *self.present.lock() = Present { cache: Some(cache.downgrade()), server };
-    }
-
-    /// Sets the duration from which a request to the store counts as slow; 0 for none.
-    pub(crate) fn set_slow_threshold(&self, threshold: Duration) {
-        self.slow.set_threshold(threshold);
-    }
-
-    /// Returns all metrics as names and values.
-    pub fn metrics(&self) -> Vec<render::Pair> {
-        let Some(cache) = self.cache() else { return Vec::new() };
-        let mut families = cache.families();
-        let server = self.present.lock().server.as_ref().and_then(Weak::upgrade);
-        server.iter().for_each(|server| server.collect(&mut families));
-        render::pairs(&families)
-    }
-
-    /// Evaluates the samples taken so far, simulating other amounts of memory. Returns the number
-    /// of samples.
-    pub(crate) fn take_samples(&self) -> usize {
-        self.cache().map_or(0, |cache| cache.take_samples())
-    }
-
-    /// Returns a handle of the cache for brief use: the handle keeps the store from being closed.
-    pub(crate) fn cache(&self) -> Option<ObjectCache> {
-        self.present.lock().cache.as_ref().and_then(WeakObjectCache::upgrade)
-    }
-
-    /// Returns the last slow requests to the store.
-    pub fn slow_requests(&self) -> SlowReport {
-        self.slow.report()
-    }
-
-    /// Returns the objects with acknowledged changes that are lost and not repaired: the name of
-    /// each, with the amount lost and the reason. If there are more objects than the cache lists,
-    /// the last entry states their number.
-    pub fn lost(&self) -> Vec<(String, String)> {
-        let Some(cache) = self.cache() else { return Vec::new() };
-        let lost = cache.lost();
-        let listed = lost.objects.iter().map(|object| {
-            let text = format!("{} bytes in {} changes: {}", object.bytes, object.changes, object.why);
-            (object.object.to_string(), text)
-        });
-        let unlisted = (lost.unlisted_objects > 0).then(|| {
-            (
-                "others".to_owned(),
-                format!("{} bytes in {} objects", lost.unlisted_bytes, lost.unlisted_objects),
-            )
-        });
-        listed.chain(unlisted).collect()
     }
 }

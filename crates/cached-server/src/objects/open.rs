@@ -8,7 +8,7 @@
 use super::volumes::{Kept, VolumeService, VolumesOpening};
 use super::{ListenerThreads, ObjectsError};
 use crate::config::{BackendTable, ConfigError, ObjectsTable, Secrets, SynapseTable};
-use crate::process::SocketFile;
+use blocker::metrics::Collect;
 use blocker::trace::Tracer;
 use blocker::{Blocker, Measurements, Traced};
 use cached_admin::Health;
@@ -19,12 +19,13 @@ use cached_config::{
 };
 use cached_core::insight::Sampling;
 use cached_core::object::{Background, ObjectCache};
+use cached_process::files::SocketFile;
 use cached_process::reload::LiveSecs;
 use parking_lot::Mutex;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 use synapse::codec::InstanceId;
 use synapse::{Address, ListeningSocket, NodeRecord, Server, host_name};
@@ -271,6 +272,11 @@ impl ObjectListener {
     /// Accepts connections, in the current runtime.
     pub(super) fn listen(&self, sockets: &ObjectSockets) -> Result<(), ObjectsError> {
         sockets.listen(&self.server).map_err(ObjectsError::Listener)
+    }
+
+    /// Returns the metrics of the server, without keeping the server open.
+    pub(super) fn metrics(&self) -> Weak<dyn Collect> {
+        Arc::<Server>::downgrade(&self.server)
     }
 
     /// Answers the requests in flight, and ends. Connections whose clients do not read their

@@ -4,16 +4,18 @@
 
 pub use cached_config::ShutdownError;
 
+use super::ObjectsError;
 use super::open::{ObjectListener, ObjectSockets, OpenObjects, Parts, ReloadObjects};
 use super::volumes::VolumeService;
-use super::{ObjectStatistics, ObjectsError};
 use blocker::executor::block_on;
 use blocker::metrics::Collect;
 use cached_admin::AdminServer;
 use cached_admin::sources::{ObjectsSource, Shown, StoreSource, SynapseSource};
 use cached_config::{Store, close_stored_journal, flush_all, store_all};
 use cached_core::object::WeakObjectCache;
+use cached_memcached::{ObjectHandOver, ObjectStatistics};
 use cached_process::reload::LiveSecs;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::pin::pin;
 use std::sync::{Arc, Weak};
@@ -113,7 +115,7 @@ impl ObjectThread {
     /// Shows the open cache in statistics and, until the result is dropped, on the admin listener.
     pub(super) fn show(&self, parts: &Parts) -> Vec<Shown> {
         let Parts { cache, store, listener, volumes, name, measurements, .. } = parts;
-        self.statistics.set(cache, listener.as_ref());
+        self.statistics.set(cache, listener.as_ref().map(ObjectListener::metrics));
         let live = self.reload.opening().live(cache, store, listener.as_ref(), &self.flush_max);
         self.reload.set(Some(live));
         let Some(admin) = self.admin.as_ref().and_then(Weak::upgrade) else { return Vec::new() };
@@ -385,51 +387,10 @@ impl ObjectsControl {
         self.want(Wanted::Serve);
     }
 
-    /// Makes the cache store everything and release the store. Blocks until that is done; clients
-    /// wait meanwhile, and are served again when [`serve`](Self::serve) is called.
-    ///
-    /// # Errors
-    /// The reason why the cache continues to serve instead, as a part of a line.
-    pub(crate) fn release(&self) -> Result<(), String> {
-        let Shared { wanted, released, .. } = &*self.shared;
-        released.send_replace(Released::NotYet);
-        self.want(Wanted::Release);
-        let (mut wanted, mut released) = (wanted.subscribe(), released.subscribe());
-        let result = block_on(async {
-            tokio::select! {
-                biased;
-                result = released.wait_for(|released| *released != Released::NotYet) => {
-                    result.map_or(Released::NotYet, |released| released.clone())
-                }
-                _ = wanted.wait_for(|wanted| *wanted != Wanted::Release) => Released::NotYet,
-            }
-        });
-        match result {
-            Released::Done => Ok(()),
-            Released::Refused(why) => Err(why),
-            Released::NotYet => Err("this process ends".into()),
-        }
-    }
-
-    /// Ends the thread, because another process has the store and the sockets.
-    pub(crate) fn hand_over(&self) {
-        self.shared.sockets.forget();
-        self.want(Wanted::HandedOver);
-    }
-
     /// Requests the end: the cache stops listening, answers the requests it has received, and
     /// stores dirty data. Calls after the first have no effect.
     pub fn end(&self) {
         self.want(Wanted::End);
-    }
-
-    /// Returns copies of the listener's sockets for another process, each with its configured
-    /// address.
-    ///
-    /// # Errors
-    /// If the system has no descriptor.
-    pub(crate) fn sockets(&self) -> std::io::Result<Vec<(String, OwnedFd)>> {
-        self.shared.sockets.copies()
     }
 
     pub(super) fn listening(&self) -> &ObjectSockets {
@@ -458,6 +419,42 @@ impl ObjectsControl {
             }
             is_changed
         });
+    }
+}
+
+impl ObjectHandOver for ObjectsControl {
+    fn sockets(&self) -> io::Result<Vec<(String, OwnedFd)>> {
+        self.shared.sockets.copies()
+    }
+
+    fn release(&self) -> Result<(), String> {
+        let Shared { wanted, released, .. } = &*self.shared;
+        released.send_replace(Released::NotYet);
+        self.want(Wanted::Release);
+        let (mut wanted, mut released) = (wanted.subscribe(), released.subscribe());
+        let result = block_on(async {
+            tokio::select! {
+                biased;
+                result = released.wait_for(|released| *released != Released::NotYet) => {
+                    result.map_or(Released::NotYet, |released| released.clone())
+                }
+                _ = wanted.wait_for(|wanted| *wanted != Wanted::Release) => Released::NotYet,
+            }
+        });
+        match result {
+            Released::Done => Ok(()),
+            Released::Refused(why) => Err(why),
+            Released::NotYet => Err("this process ends".into()),
+        }
+    }
+
+    fn hand_over(&self) {
+        self.shared.sockets.forget();
+        self.want(Wanted::HandedOver);
+    }
+
+    fn serve(&self) {
+        ObjectsControl::serve(self);
     }
 }
 

@@ -1,0 +1,3 @@
+//! The tests of the memcached listener: a server in this process.
+
+mod connection;
