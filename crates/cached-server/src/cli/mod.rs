@@ -6,9 +6,9 @@
 //! the log. A flag that protects or persists data in a way that is not implemented stops the start:
 //! an operator must not rely on a lock that is missing.
 //!
-//! To add a setting: a field in [`Settings`](cached_memcached::Settings), a key in `config/memcached.rs`, a
-//! line in `deploy/cached.toml`, and, if memcached has a flag for it, the flag here and in
-//! `overlay`.
+//! To add a setting: a field in [`Settings`](cached_memcached::Settings), a key in
+//! `config/memcached.rs`, a line in `deploy/cached.toml`, and, if memcached has a flag for it, the
+//! flag here and in `overlay`.
 
 mod extended;
 mod help;

@@ -22,11 +22,12 @@
 //! items in the memory file.
 //!
 //! An object store, its claims and its journal can be open in only one process at a time. The old
-//! process therefore releases them before the new one opens them (`objects/thread.rs`), and reopens
-//! them if the new one fails: before `Go` the new process serves no object, so no acknowledged data
-//! can be lost with it. Whatever can be checked without the store is checked before `Prepared`.
-//! Requests for items are served all the time. Requests for objects wait from the moment at which
-//! the old process's listener ends: the sockets stay open, and clients wait in their queues.
+//! process therefore releases them before the new one opens them
+//! ([`ObjectHandOver`](crate::ObjectHandOver)), and reopens them if the new one fails: before `Go`
+//! the new process serves no object, so no acknowledged data can be lost with it. Whatever can be
+//! checked without the store is checked before `Prepared`. Requests for items are served all the
+//! time. Requests for objects wait from the moment at which the old process's listener ends: the
+//! sockets stay open, and clients wait in their queues.
 //!
 //! | module | content |
 //! |---|---|
