@@ -1,7 +1,6 @@
 //! The life cycle of a server: sockets and store are opened, or taken over from a running process;
-//! threads are started; the configuration is reloaded; and everything ends in order. Guarantees of
-//! the process as a whole, such as the sum of its memory, are here; the handling of requests is
-//! not.
+//! threads are started; settings change; and everything ends in order. Guarantees of the server as
+//! a whole, such as the sum of its memory, are here; the handling of requests is not.
 
 mod live;
 pub(crate) mod memory;
