@@ -15,14 +15,14 @@ use std::sync::Arc;
 use cached_metrics::{Collect, Families};
 use parking_lot::Mutex;
 
-#[cfg(feature = "faulty")]
-use crate::order::Stamp;
 use crate::{
     Attachment, Blocker, Capabilities, ChangeReply, ChangeRequest, ClaimReply, ClaimRequest, Clock, Control,
     Durability, Error, Event, EventHub, FlushReply, FlushRequest, Info, InfoRequest, InvalidateReply,
     InvalidateRequest, ListReply, ListRequest, Namespace, OBJECT_BYTES_MAX_DEFAULT, ObjectId, Quota,
-    ReadReply, ReadRequest, Reply, Subscription, SystemClock, Version,
+    ReadReply, ReadRequest, Reply, Subscription, SystemClock,
 };
+#[cfg(feature = "faulty")]
+use crate::{Version, order::Stamp};
 
 use model::Model;
 
