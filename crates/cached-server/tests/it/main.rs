@@ -1,4 +1,4 @@
-//! The tests of the program before an S3 server.
+//! The tests of the program with an S3 server.
 
 #[cfg(feature = "s3")]
 #[path = "../../../blocker-s3/tests/it/support/http.rs"]

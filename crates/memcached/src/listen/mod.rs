@@ -11,7 +11,7 @@
 //! [`ListenerAddress`] a variant, and call the function in [`Listeners::open`]. Each listener has a
 //! `protocol`; a new protocol is added in `conn/requests.rs`.
 //!
-//! Clients of the object cache do not connect here: `objects/` runs a synapse server with its own
+//! Clients of the object cache do not connect here: the program runs a synapse server with its own
 //! sockets and threads.
 
 pub(crate) mod acceptor;
