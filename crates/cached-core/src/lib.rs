@@ -3,9 +3,9 @@
 //!
 //! - [`kv`]: a **byte-keyed store** with memcached's semantics. Items are packed into regions of one arena,
 //!   an index finds them, and an eviction [policy] decides which stay.
-//! - [`arbiter`]: lets both share one amount of memory.
 //! - [`object`]: an **object cache**, a [`Blocker`](blocker::Blocker) in front of another one: a file store,
 //!   a RADOS pool, a server. It keeps 4 KiB buckets of objects, and writes back or through.
+//! - [`arbiter`]: lets both share one amount of memory.
 //!
 //! There are no sockets, no storage I/O and no runtime here.
 //!
@@ -19,8 +19,8 @@
 //! ```
 //!
 //! The front pages of [`kv`] and [`object`] have examples, limits and the way through the source. Common to
-//! both are [`arena`] (the memory, cut into regions), [`policy`], [`clock`], and [`insight`]: what more memory
-//! would give, and why requests miss.
+//! both are [`arena`] (the memory, cut into regions), [`policy`], [`clock`], [`insight`] (what more memory would
+//! give, and why requests miss), and [`sync`] with [`lock_order`]: atomics, and locks that must be taken in order.
 
 pub mod arbiter;
 pub mod arena;

@@ -7,7 +7,7 @@
 //! [PREFIX/]c/<namespace>/scope                 the record of a namespace
 //! [PREFIX/]c/<namespace>/domain.<16 hex>       the record of an order domain
 //! [PREFIX/]s/last                              when the last sweep began
-//! [PREFIX/]s/layout                            the edition of the layout (`edition.rs`)
+//! [PREFIX/]s/layout                            the edition of the layout (`start.rs`)
 //! [PREFIX/]p/...                               what the probe at the start writes, and removes
 //!
 //! namespace = n.<text> | x.<hex> | s.<SHA-256 in hex>
