@@ -50,29 +50,29 @@ impl Zipf {
     }
 }
 
-/// `x^-exponent`.
+/// Returns `x^-exponent`.
 fn density(x: f64, exponent: f64) -> f64 {
     (-exponent * x.ln()).exp()
 }
 
-/// The integral of the density from 1 to `x`; at exponent 1 it is `ln x`.
+/// Returns the integral of the density from 1 to `x`; at exponent 1 it is `ln x`.
 fn integral(x: f64, exponent: f64) -> f64 {
     let log = x.ln();
     expm1_over_x((1.0 - exponent) * log) * log
 }
 
-/// The inverse of [`integral`].
+/// Returns the inverse of [`integral`].
 fn integral_inverse(area: f64, exponent: f64) -> f64 {
     let t = (area * (1.0 - exponent)).max(-1.0);
     (ln1p_over_x(t) * area).exp()
 }
 
-/// `(e^x - 1) / x`, also for x close to 0.
+/// Returns `(e^x - 1) / x`, also for x close to 0.
 fn expm1_over_x(x: f64) -> f64 {
     if x.abs() > 1e-8 { x.exp_m1() / x } else { 1.0 + x * 0.5 * (1.0 + x / 3.0) }
 }
 
-/// `ln(1 + x) / x`, also for x close to 0.
+/// Returns `ln(1 + x) / x`, also for x close to 0.
 fn ln1p_over_x(x: f64) -> f64 {
     if x.abs() > 1e-8 { x.ln_1p() / x } else { 1.0 - x * (0.5 - x / 3.0) }
 }
@@ -83,7 +83,7 @@ mod tests {
     use rand::SeedableRng;
     use rand::rngs::SmallRng;
 
-    /// Chi-squared of the observed counts against the exact probabilities.
+    /// Returns the chi-squared statistic of the observed counts against the exact probabilities.
     fn chi_squared(count: u64, exponent: f64, draws: u64) -> f64 {
         let zipf = Zipf::new(count, exponent);
         let mut random = SmallRng::seed_from_u64(42);

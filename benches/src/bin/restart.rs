@@ -101,7 +101,7 @@ fn open(path: &Path, items: u64) -> Result<Kv> {
     })?)
 }
 
-/// The work of the child.
+/// Fills the store, in the child process.
 fn fill(path: &Path, items: u64, abort: bool) -> Result<()> {
     let kv = open(path, items)?;
     (0..items).try_for_each(|n| kv.set(&key(n), &VALUE))?;

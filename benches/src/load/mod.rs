@@ -103,7 +103,7 @@ pub enum Limit {
 /// Expiry times of the sets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Expiry {
-    /// Seconds to live; 0 is forever.
+    /// Seconds to live; 0 means that items do not expire.
     pub seconds: u32,
     /// Only keys of odd index expire.
     pub odd_only: bool,
@@ -315,7 +315,7 @@ pub fn read_all(spec: &LoadSpec) -> Result<LoadReport> {
     run(&sweep(spec, false))
 }
 
-/// One pass over all keys in order, in batches of up to 256 KiB.
+/// Returns a load that makes one pass over all keys in order, in batches of up to 256 KiB.
 fn sweep(spec: &LoadSpec, is_set: bool) -> LoadSpec {
     const BATCH_BYTES: usize = 256 << 10;
     let item_bytes = spec.keys.key_bytes() + spec.keys.value_bytes_bounds().max + 64;

@@ -303,7 +303,8 @@ mod tests {
         value
     }
 
-    /// The replies to: get 1 (hit), get 2 3 4 (3 missing), get 5 (miss), set 6, set 7 (refused).
+    /// Returns the replies to: get 1 (hit), get 2 3 4 (3 missing), get 5 (miss), set 6, set 7
+    /// (refused).
     fn stream(protocol: Protocol) -> Vec<u8> {
         let mut out = Vec::new();
         let text = |out: &mut Vec<u8>, index: u64| {

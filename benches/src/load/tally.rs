@@ -10,7 +10,7 @@ const LATENCY_NS_MAX: u64 = 600_000_000_000;
 /// Significant decimal digits of a latency.
 const LATENCY_DIGITS: u8 = 3;
 
-/// An empty latency histogram, from 1 ns to ten minutes in steps below 0.1 %.
+/// Returns an empty latency histogram, from 1 ns to ten minutes in steps below 0.1 %.
 pub(super) fn latency_histogram() -> Result<Histogram<u64>> {
     Ok(Histogram::new_with_bounds(1, LATENCY_NS_MAX, LATENCY_DIGITS)?)
 }

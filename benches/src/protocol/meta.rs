@@ -41,7 +41,7 @@ pub(super) fn parse_head(bytes: &[u8]) -> Result<Option<(Head<'_>, usize)>, Head
     Ok(Some((head, used)))
 }
 
-/// `VA length`, with ` kKEY` when it was asked for.
+/// Parses `VA length`, followed by ` kKEY` if the request asked for the key.
 fn value(line: &[u8]) -> Option<Head<'_>> {
     let rest = &line[b"VA ".len()..];
     let (digits, flags) = rest.split_at(memchr::memchr(b' ', rest).unwrap_or(rest.len()));

@@ -36,7 +36,7 @@ pub(super) fn parse_head(bytes: &[u8]) -> Result<Option<(Head<'_>, usize)>, Head
     Ok(Some((head, used)))
 }
 
-/// `VALUE key flags length`, flags being 0 as we set them.
+/// Parses `VALUE key flags length`. The flags are 0, because the load sets no others.
 fn value(line: &[u8]) -> Option<Head<'_>> {
     let rest = &line[b"VALUE ".len()..];
     let (key, rest) = rest.split_at(memchr::memchr(b' ', rest)?);

@@ -130,7 +130,7 @@ pub(crate) fn replay_into(
     Ok(misses)
 }
 
-/// A hash of the same quality as the engine's, for policies outside the engine.
+/// Returns a hash of the same quality as the engine's, for policies outside the engine.
 pub(crate) fn hash(object: u32) -> u64 {
     let mixed = (u64::from(object) + 1).wrapping_mul(0xd6e8_feb8_6659_fd93).rotate_left(32);
     let mixed = (mixed ^ mixed >> 29).wrapping_mul(0xa076_1d64_78bd_642f);

@@ -66,8 +66,8 @@ fn popularity(exponent: f64, mut name: impl FnMut(u64, u64) -> u64) -> Vec<u64> 
     (0..REQUESTS as u64).map(|at| name(zipf.sample(&mut random), at)).collect()
 }
 
-/// Four of five requests repeat the object requested a number of requests ago; small numbers are
-/// more likely (Pareto).
+/// Returns requests, four of five of which repeat the object requested a number of requests ago;
+/// small numbers are more likely (Pareto).
 fn recency(exponent: f64) -> Vec<u64> {
     let mut random = random(2);
     let mut requests: Vec<u64> = Vec::with_capacity(REQUESTS);
@@ -85,7 +85,7 @@ fn recency(exponent: f64) -> Vec<u64> {
     requests
 }
 
-/// Every object twice, with a given number of others between.
+/// Returns requests for every object twice, with `distance` others between the two.
 fn twice(distance: usize) -> Vec<u64> {
     let mut waiting = VecDeque::new();
     (0..)
@@ -98,7 +98,8 @@ fn twice(distance: usize) -> Vec<u64> {
         .collect()
 }
 
-/// Each requested object is requested again immediately with a probability of one half.
+/// Returns requests in which each object is requested again immediately with a probability of one
+/// half.
 fn bursts() -> Vec<u64> {
     let (zipf, mut random) = (Zipf::new(OBJECTS, 0.9), random(3));
     let mut object = 0;
@@ -112,7 +113,8 @@ fn bursts() -> Vec<u64> {
         .collect()
 }
 
-/// Three thousand objects are in use at a time, each up to twenty times, in any order.
+/// Returns requests for three thousand objects at a time, each of them up to twenty times, in any
+/// order.
 fn sessions() -> Vec<u64> {
     let mut random = random(4);
     let (mut open, mut objects): (Vec<(u64, u32)>, u64) = (Vec::new(), 0);

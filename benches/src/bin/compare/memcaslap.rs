@@ -28,7 +28,8 @@ pub(crate) fn compare(bench: &Bench, program: &Path) -> Result<Comparison> {
     Comparison::of("memcaslap 90/10", "ns", pairs)
 }
 
-/// CPU nanoseconds of the server per operation.
+/// Runs the program against the server, and returns the server's CPU time per operation, in
+/// nanoseconds.
 fn run(bench: &Bench, program: &Path, server: &Server) -> Result<f64> {
     let seconds = bench.measured.as_secs_f64().ceil() as u64;
     let mut command = Command::new(program);
@@ -48,7 +49,7 @@ fn run(bench: &Bench, program: &Path, server: &Server) -> Result<f64> {
     Ok(cpu_ns as f64 / operations as f64)
 }
 
-/// The number after the last `Ops:`.
+/// Returns the number after the last `Ops:`.
 fn operation_count(text: &str) -> Option<u64> {
     text.rsplit_once("Ops:")?.1.split_whitespace().next()?.parse().ok()
 }

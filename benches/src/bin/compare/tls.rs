@@ -19,7 +19,7 @@ fn start(spec: &ServerSpec) -> Result<Server> {
     spec.with_tls()?.start()
 }
 
-/// CPU time of a connection with a full handshake and one request.
+/// Compares the CPU time of a connection with a full handshake and one request.
 pub(crate) fn compare_handshakes(bench: &Bench) -> Result<Comparison> {
     let (cached, memcached) = (start(&bench.cached)?, start(&bench.memcached)?);
     let cost = |server: &Server| -> Result<f64> {
@@ -45,7 +45,7 @@ pub(crate) fn compare_handshakes(bench: &Bench) -> Result<Comparison> {
     Ok(Comparison { bar: Some(HANDSHAKE_BAR), ..comparison })
 }
 
-/// Resident memory of an idle connection, after a handshake and one request.
+/// Compares the resident memory of an idle connection, after a handshake and one request.
 pub(crate) fn compare_idle(bench: &Bench) -> Result<Comparison> {
     let mut pairs = Vec::new();
     for pair in 0..bench.pairs.min(3) {

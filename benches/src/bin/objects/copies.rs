@@ -54,7 +54,7 @@ fn write(cache: &ObjectCache, ids: &[ObjectId], places: &mut Places, data: &Byte
     block_on(cache.write(request)).expect("a hit");
 }
 
-/// Random 4 KiB hits over 256 MiB. The plain copies are made from the cache's own buckets.
+/// Measures random 4 KiB hits over 256 MiB. The plain copies are made from the cache's own buckets.
 pub(crate) fn hits(rounds: u32) -> anyhow::Result<()> {
     let (cache, ids) = full()?;
     let data = Bytes::from(vec![9u8; BLOCK as usize]);
@@ -134,8 +134,8 @@ pub(crate) fn hits(rounds: u32) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// 64 KiB after the buckets have been shuffled by random 4 KiB rewrites, compared with sixteen
-/// random 4 KiB copies.
+/// Measures requests of 64 KiB after the buckets have been shuffled by random 4 KiB rewrites,
+/// compared with sixteen random 4 KiB copies.
 pub(crate) fn churn(rounds: u32) -> anyhow::Result<()> {
     const LEN: u64 = 64 << 10;
     let (cache, ids) = full()?;

@@ -25,7 +25,7 @@ const STORE_RATE: f64 = AT_ONCE as f64 / 0.002;
 /// Objects of each namespace.
 const OBJECTS: u64 = 4;
 
-/// The duration of a part: ten seconds, or as many as there are rounds if that is less.
+/// Returns the duration of a part: ten seconds, or as many as there are rounds if that is less.
 fn seconds(rounds: u32) -> u64 {
     if rounds < 7 { u64::from(rounds) } else { 10 }
 }

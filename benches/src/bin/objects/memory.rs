@@ -1,4 +1,4 @@
-//! The cache's memory beside the data: per object of one bucket, and per bucket of full objects.
+//! The cache's memory besides the data: per object of one bucket, and per bucket of full objects.
 //! Each is the resident memory of a separate process, so that no freed memory is reused unnoticed.
 
 use std::process::Command;
@@ -55,7 +55,8 @@ pub(crate) fn clean(_rounds: u32) -> anyhow::Result<()> {
     small(WriteMode::Through)
 }
 
-/// Enough space that nothing has to be flushed, because the store's copy would count as ours.
+/// Returns a configuration with so much space that nothing has to be flushed, because the store's
+/// copy would count as ours.
 fn roomy(bytes: u64, objects: u32, write: WriteMode) -> ObjectCacheConfig {
     let mut config = ample(bytes * 2, objects, write);
     config.huge_pages = false;

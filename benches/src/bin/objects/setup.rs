@@ -126,12 +126,12 @@ impl Target {
     }
 }
 
-/// The bytes of a block that is [`held`].
+/// Returns the bytes of a block that is [`held`].
 pub(crate) fn bytes_of(block: &Segments) -> &[u8] {
     block.as_slice()[0].as_slice()
 }
 
-/// Time per call.
+/// Returns the time per call.
 pub(crate) fn timed(calls: u64, mut call: impl FnMut()) -> f64 {
     let start = Instant::now();
     for _ in 0..calls {

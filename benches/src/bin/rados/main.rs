@@ -152,7 +152,7 @@ impl Bench {
         Ok(())
     }
 
-    /// The duration of a run; shorter with `--quick`.
+    /// Returns the duration of a run; shorter with `--quick`.
     fn time(&self, seconds: u64) -> Duration {
         Duration::from_secs(if self.arguments.quick { seconds.div_ceil(5).max(2) } else { seconds })
     }
@@ -234,7 +234,7 @@ impl Bench {
         over(Arc::clone(&self.store), config)
     }
 
-    /// Everything fits into the cache and, for writes, into the dirty limit.
+    /// Measures while everything fits into the cache and, for writes, into the dirty limit.
     fn within(&mut self) -> Result<()> {
         for write in [true, false] {
             for (block_kib, depth) in [(4, 16), (4, 4), (16, 16), (64, 16)] {
@@ -266,7 +266,8 @@ impl Bench {
         Ok(())
     }
 
-    /// The dirty limit is below the working set, so writers are limited by the flushes.
+    /// Measures with a dirty limit below the working set, so that writers are limited by the
+    /// flushes.
     fn throttled(&mut self) -> Result<()> {
         let load = self.load(true, 4, 16, 60);
         let alone = self.alone_like(&load, 10)?;
@@ -301,7 +302,7 @@ impl Bench {
         Ok(())
     }
 
-    /// The working set is twice the cache.
+    /// Measures with a working set twice as large as the cache.
     fn twice(&mut self) -> Result<()> {
         let modes =
             [("through", WriteMode::Through), ("back", WriteMode::Back), ("around", WriteMode::Around)];
@@ -360,8 +361,8 @@ impl Bench {
         Ok(())
     }
 
-    /// The costs of an index of up to a million objects with one bucket each, over memory, since
-    /// only the index matters. Cold: each object's first access; warm: reads in random order.
+    /// Measures the costs of an index of up to a million objects with one bucket each, over memory,
+    /// since only the index matters. Cold: each object's first access; warm: reads in random order.
     fn index(&mut self) -> Result<()> {
         let steps: &[u32] = if self.arguments.quick { &[128, 256] } else { &[128, 256, 512, 1024] };
         for thousands in steps {
@@ -405,7 +406,8 @@ impl Bench {
     }
 }
 
-/// A cache with space for the working set, clean and dirty, that does not flush soon.
+/// Returns the configuration of a cache with space for the working set, clean and dirty, that does
+/// not flush soon.
 fn roomy() -> ObjectCacheConfig {
     ObjectCacheConfig {
         memory_bytes_max: 768 << 20,

@@ -36,7 +36,7 @@ pub(crate) struct ServeOptions {
     cpu: Option<usize>,
 }
 
-/// The child's side: prints its address, and serves until it is ended.
+/// Runs the server in the child process: prints its address, and serves until it is ended.
 ///
 /// # Errors
 /// If it cannot listen, or its service is not built in.
@@ -60,7 +60,7 @@ pub(crate) fn serve(options: &ServeOptions) -> Result<()> {
     })
 }
 
-/// One thread for everything, as in the raw service.
+/// Returns a runtime with one thread for everything, as in the raw service.
 fn runtime() -> Result<tokio::runtime::Runtime> {
     Ok(tokio::runtime::Builder::new_current_thread().enable_all().build()?)
 }

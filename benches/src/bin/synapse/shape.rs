@@ -83,7 +83,7 @@ pub(crate) struct Shape {
 }
 
 impl Shape {
-    /// How many slots the working set has.
+    /// Returns the number of slots in the working set.
     pub(crate) fn slots(&self) -> usize {
         (self.working_set_bytes / self.bytes).max(1)
     }

@@ -23,7 +23,7 @@ pub(crate) fn place(slot: usize, bytes: usize) -> (usize, usize) {
     (at / OBJECT_BYTES, at % OBJECT_BYTES)
 }
 
-/// The object with this number.
+/// Returns the object with this number.
 ///
 /// # Panics
 /// Never: the names are short.
@@ -46,7 +46,7 @@ impl Slots {
         Arc::new(Self { slot_bytes, slots: (0..count).map(slot).collect(), events: EventHub::default() })
     }
 
-    /// The bytes of a slot.
+    /// Returns the bytes of a slot.
     ///
     /// # Errors
     /// `Missing` if there is no such slot.
@@ -70,7 +70,7 @@ impl Slots {
         Ok(())
     }
 
-    /// The slot at `offset` of `object`.
+    /// Returns the slot at `offset` of `object`.
     ///
     /// # Errors
     /// `Missing` if it is not one of the objects.

@@ -19,7 +19,7 @@ const WRITERS: u64 = 4;
 /// The start and the end of an operation.
 type Span = (Instant, Instant);
 
-/// Measures over a store, without a journal and with one.
+/// Measures with `store` below the cache, without a journal and with one.
 pub(crate) fn run(arguments: &Arguments, directory: &Path, store: &str, backend: &str) -> Result<()> {
     for has_journal in [false, true] {
         let with = if has_journal { "with" } else { "without" };
