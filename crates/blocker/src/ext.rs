@@ -40,7 +40,7 @@ macro_rules! changes {
 /// The operations of [`Blocker::change`] by name, whole objects, ranges and listings of any
 /// blocker. Implemented for every [`Blocker`].
 ///
-/// Shorter forms have names of their own (`remove` beside [`Self::delete`], `entries` beside
+/// Shorter forms have names of their own (`remove` for [`Self::delete`], `entries` for
 /// [`Blocker::list`]).
 ///
 /// ```
@@ -177,7 +177,7 @@ pub trait BlockerExt: Blocker {
         Entries { blocker: self, next: Some(next), page: VecDeque::new(), fetching: None }
     }
 
-    /// The strongest durability that one request can ask for.
+    /// Returns the strongest durability that one request can ask for.
     #[doc(hidden)]
     fn strongest(&self) -> Durability {
         self.capabilities().durability_max

@@ -178,7 +178,7 @@ pub(crate) fn split_path(text: &str) -> Result<(Namespace, &str)> {
     }
 }
 
-/// The inverse of `escape_ascii`.
+/// Reverses `escape_ascii`.
 fn unescape(text: &str) -> Result<Vec<u8>> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();

@@ -25,7 +25,7 @@ impl Hints {
     pub const NO_CACHE: Self = Self(1);
     /// The request is part of a sequential run.
     pub const SEQUENTIAL: Self = Self(2);
-    /// The requests are random, so reading ahead is useless.
+    /// The requests are random, so read-ahead is useless.
     pub const RANDOM: Self = Self(4);
 
     /// Returns these hints together with `other`.

@@ -9,7 +9,7 @@ use crate::{
     WriteRunsRequest, WriteZeroesRequest,
 };
 
-/// Every operation that changes an existing object.
+/// Returns every operation that changes an existing object.
 pub(super) fn changes(cx: &Cx<'_>) -> Vec<(&'static str, ChangeOf)> {
     let mut all: Vec<(&'static str, ChangeOf)> = vec![
         ("write", |o| WriteRequest::new(o, 1, b"new").into()),
@@ -36,7 +36,7 @@ pub(super) fn changes(cx: &Cx<'_>) -> Vec<(&'static str, ChangeOf)> {
 /// Returns a change of an object.
 type ChangeOf = fn(ObjectId) -> ChangeRequest;
 
-/// The source of the copy in [`changes`]; a case that uses it creates the object first.
+/// Returns the source of the copy in [`changes`]; a case that uses it creates the object first.
 pub(super) fn source_of(object: &ObjectId) -> ObjectId {
     let name = crate::name::Name::new("source").expect("a proper name");
     ObjectId::new(object.namespace.clone(), name)

@@ -81,7 +81,7 @@ impl<'a> Cx<'a> {
         self.namespace.clone()
     }
 
-    /// A second namespace, next to the first.
+    /// Returns a second namespace, next to the first.
     pub(super) fn other_namespace(&self) -> Namespace {
         let mut name = self.namespace.as_bytes().to_vec();
         name.push(b'b');

@@ -30,8 +30,8 @@ fn write(store: &FileStore, name: &str, data: Vec<u8>, stamp: Option<Stamp>) {
     block_on(store.write(WriteRequest::new(object(name), 0, data).terms(change))).unwrap();
 }
 
-/// A small, closed store: a packed object that was changed, a large one, a deleted one, and a
-/// claim.
+/// Returns a small, closed store: a packed object that was changed, a large one, a deleted one, and
+/// a claim.
 fn built() -> SimulatedDisk {
     let disk = new_disk();
     let store = open(&disk).unwrap();

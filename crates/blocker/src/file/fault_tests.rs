@@ -304,7 +304,8 @@ impl Model {
     }
 }
 
-/// One round: a store is opened several times, and each time is killed, loses power or is closed.
+/// Runs one round: a store is opened several times, and each time is killed, loses power or is
+/// closed.
 fn round(seed: u64, totals: &mut BTreeMap<Fault, u64>) -> (u64, u64) {
     let mut rng = Rng::new(seed);
     let disk = new_disk();

@@ -199,7 +199,7 @@ pub(super) fn size_mismatch(slot: &Slot, len: u64, version_floor: u64) -> Option
         .then(|| format!("has {} bytes of data, but its header states {stated}", size.unwrap_or_default()))
 }
 
-/// The error for an object whose path is not a regular file.
+/// Returns the error for an object whose path is not a regular file.
 pub(super) fn foreign(path: &Path, kind: Kind) -> Error {
     let path = path.display();
     Error::Corrupt(format!("{path} is {kind}, not a regular file; `cachectl fsck` sets it aside").into())

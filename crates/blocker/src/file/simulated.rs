@@ -282,7 +282,7 @@ fn split(path: &Path) -> (PathBuf, OsString) {
 }
 
 impl SimulatedDisk {
-    /// An empty disk with one directory.
+    /// Returns an empty disk with one directory.
     pub(super) fn new(root: &Path) -> Self {
         let disk = Self::default();
         disk.media.lock().dirs.insert(root.to_path_buf(), Dir::default());

@@ -33,7 +33,7 @@ fn write(store: &FileStore, name: &str, data: Vec<u8>, stamp: Option<Stamp>) -> 
     block_on(store.write(WriteRequest::new(object(name), 0, data).terms(change))).map(drop)
 }
 
-/// A closed store with two objects, a remembered deletion, and a claim.
+/// Returns a closed store with two objects, a remembered deletion, and a claim.
 fn built() -> SimulatedDisk {
     let disk = new_disk();
     let store = open(&disk).unwrap();

@@ -23,7 +23,7 @@ pub enum SpanKind {
 /// The value of an attribute.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum AttributeValue {
-    /// The value is a text.
+    /// The value is a string.
     Text(Cow<'static, str>),
     /// The value is a number.
     Number(u64),

@@ -24,7 +24,7 @@ fn object(key: u64) -> ObjectId {
     ObjectId::new(Namespace::new("kill").unwrap(), Name::new(format!("object-{key}")).unwrap())
 }
 
-/// The content after round `round`: every sector contains the round that wrote it.
+/// Returns the content after round `round`: every sector contains the round that wrote it.
 fn content(round: u64) -> Vec<u8> {
     round.to_le_bytes().repeat(OBJECT_BYTES / 8)
 }

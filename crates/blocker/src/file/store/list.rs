@@ -208,7 +208,7 @@ impl Store {
 
 /// The largest window, in bytes.
 const WINDOW_BYTES_MAX: usize = 16 << 20;
-/// The approximate memory of a name in addition to its bytes.
+/// The approximate memory use of a name in addition to its bytes.
 const NAME_COST_BYTES: usize = 48;
 /// The number of windows that are kept.
 const WINDOWS_MAX: usize = 4;
