@@ -216,7 +216,7 @@ fn require(is_met: bool, text: &str) -> Result<()> {
 }
 
 impl S3Config {
-    /// Returns the maximum memory of a store for payloads and remembered heads.
+    /// Returns the maximum memory use of a store for payloads and remembered heads.
     #[must_use]
     pub fn memory_bytes_max(&self) -> u64 {
         let compactions = (2 * COMPACTIONS_MAX as u64).saturating_mul(self.object_bytes_max);

@@ -62,8 +62,8 @@ fn record(body: &Bytes) {
     assert_eq!(Record::decode(&record.encode()), Some(record));
 }
 
-/// Two texts separated by a zero: a segment that may stand for a namespace, and the part of a key
-/// behind the prefix.
+/// Parses two strings separated by a zero byte: a segment that may stand for a namespace, and the
+/// part of a key after the prefix.
 fn key(bytes: &[u8], cuts: bool) {
     let _ = Edition::decode(bytes);
     let Ok(text) = std::str::from_utf8(bytes) else { return };
@@ -86,7 +86,7 @@ fn key(bytes: &[u8], cuts: bool) {
     let _ = Layout::domain_of(&path);
 }
 
-/// The text of an error, as the client reports a server's response.
+/// Parses the text of an error, as the client reports a server's response.
 fn answer(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes).into_owned();
     let error = object_store::Error::Generic { store: "S3", source: text.into() };
@@ -102,7 +102,7 @@ mod tests {
 
     use super::*;
 
-    /// One input of each kind, as this program or a server writes it.
+    /// Returns one input of each kind, as this program or a server writes it.
     fn seeds() -> Vec<Vec<u8>> {
         let mut head = Head::ghost();
         head.is_there = true;

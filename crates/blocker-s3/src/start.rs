@@ -168,7 +168,7 @@ pub(crate) enum Edition {
 }
 
 impl Edition {
-    /// Returns the body of the object that states the edition: a word, a number, and a text for
+    /// Returns the body of the object that states the edition: a word, a number, and a sentence for
     /// users.
     fn body(self) -> &'static str {
         match self {
@@ -194,8 +194,8 @@ impl Core {
     ///
     /// # Errors
     /// Each error has a one-line message: `Unsupported` if the edition is from a later program and
-    /// unknown here, `Corrupt` if the object states no edition; also the errors of reads and
-    /// changes.
+    /// unknown here, `Corrupt` if the object states no edition; also the errors of the reads and
+    /// changes that this needs.
     pub(crate) async fn resolve_edition(&self, progress: &Progress) -> Result<()> {
         let path = self.layout.edition();
         let mut last = Error::Retryable("too many concurrent changes to the layout's edition".into());

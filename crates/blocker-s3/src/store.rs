@@ -157,8 +157,8 @@ impl S3Store {
     /// Removes blobs that no head names and that are older than `age` (remains of writers that died
     /// in the middle of a change), and the heads of objects deleted that long ago, if nothing
     /// depends on them and the server supports conditional removals. An hour is a good age, and 15
-    /// minutes the minimum beside other writers. Returns the counts. A store over HTTP sweeps from
-    /// time to time by itself ([`S3Config::sweep_interval`]).
+    /// minutes the minimum while there are other writers. Returns the counts. A store over HTTP
+    /// sweeps from time to time by itself ([`S3Config::sweep_interval`]).
     ///
     /// # Errors
     /// `Retryable`, `Denied`, `Corrupt`. Objects removed until then stay removed.

@@ -16,7 +16,7 @@
 //! A name of `A-Z a-z 0-9 . _ -` that does not begin with a dot stays readable (`n`), any other is
 //! written in hex (`x`). Each kind sorts bytewise, so a page of a listing merges two of the
 //! server's. A namespace with a long text is named by its hash; its original name is in its record.
-//! The longest key has 756 bytes beside the prefix; S3 allows 1 024.
+//! The longest key has 756 bytes besides the prefix; S3 allows 1 024.
 //!
 //! **Long names are cut.** A server that keeps objects as files has a limit for each segment of a
 //! key, of 255 bytes or less. So a name whose text is longer than 200 bytes is cut into segments of

@@ -100,7 +100,7 @@ impl Core {
     /// Returns the record at a path, and its ETag, or an empty record if there is none.
     ///
     /// # Errors
-    /// The errors of reads, except `Missing`.
+    /// If the request fails, and `Corrupt` if the content is not a record.
     pub(crate) async fn record_at(&self, path: &Path) -> Result<(Record, Option<String>)> {
         match self.requests.get(path, None, RECORD_BYTES_MAX).await? {
             Got::Missing => Ok((Record::default(), None)),

@@ -193,7 +193,7 @@ impl Walk<'_> {
     /// Returns the next objects (possibly an empty page), or `None` at the end.
     ///
     /// # Errors
-    /// The errors of reads.
+    /// If the listing fails.
     pub(crate) async fn next(&mut self) -> Result<Option<Vec<ObjectId>>> {
         for listing in &mut self.listings {
             if let Some(found) = listing.next().await? {

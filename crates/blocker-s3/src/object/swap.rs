@@ -46,7 +46,7 @@ impl Core {
     /// applied to the object are shut out.
     ///
     /// # Errors
-    /// The errors of reads, except `Missing`.
+    /// Any error of a read except `Missing`.
     pub(crate) async fn look(&self, object: &ObjectId) -> Result<Option<Seen>> {
         let path = self.layout.head(object);
         for _ in 0..SETTLES {
@@ -164,8 +164,8 @@ impl Core {
 
 // ---- remembered heads
 
-/// The approximate memory of a remembered head, in addition to its names and its content. The head
-/// is in a map, whose capacity may be twice the number of its entries.
+/// The approximate memory use of a remembered head, in addition to its names and its content. The
+/// head is in a map, whose capacity may be twice the number of its entries.
 const HEAD_BYTES: usize = 600;
 /// The maximum number of objects remembered as unsettled.
 const UNSETTLED_MAX: usize = 16 * 1024;
@@ -178,7 +178,8 @@ pub(crate) struct Seen {
 }
 
 impl Seen {
-    /// Returns the approximate memory of this head, when it is remembered under its object's name.
+    /// Returns the approximate memory use of this head, when it is remembered under its object's
+    /// name.
     fn bytes(&self, object: &ObjectId) -> usize {
         let content = &self.head.content;
         let names = object.namespace.as_bytes().len() + object.name.as_bytes().len();

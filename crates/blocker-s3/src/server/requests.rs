@@ -151,7 +151,7 @@ impl Listing<'_> {
     /// Returns the next page (the last one may be empty), or `None` at the end.
     ///
     /// # Errors
-    /// The errors of reads.
+    /// If the listing fails: see [`Requests::error`].
     pub(crate) async fn next(&mut self) -> Result<Option<Vec<ObjectMeta>>> {
         if self.is_done {
             return Ok(None);
@@ -179,7 +179,7 @@ impl Put {
     /// Returns the put if its outcome is known: [`Put::Done`] or [`Put::Lost`].
     ///
     /// # Errors
-    /// The errors of the other outcomes.
+    /// The error of [`Put::Refused`] or [`Put::Unknown`].
     pub(crate) fn known(self) -> Result<Self> {
         match self {
             Self::Done(_) | Self::Lost => Ok(self),
@@ -341,7 +341,8 @@ impl Requests {
     /// Returns a small object, unless its ETag is `known`.
     ///
     /// # Errors
-    /// The errors of reads, except `Missing`; `Corrupt` if the object is larger than `bytes_max`.
+    /// If the request fails: see [`Self::error`]. `Corrupt` if the object is larger than
+    /// `bytes_max`.
     pub(crate) async fn get(&self, path: &Path, known: Option<&str>, bytes_max: u64) -> Result<Got> {
         let request = |store: Arc<dyn ObjectStore>| -> Work<Got> {
             self.stats.gets.increment();
@@ -372,7 +373,7 @@ impl Requests {
     /// Returns a range of a blob, or `None` if the blob is missing.
     ///
     /// # Errors
-    /// The errors of reads; `Corrupt` if the blob is too short.
+    /// If the request fails: see [`Self::error`]. `Corrupt` if the blob is too short.
     pub(crate) async fn get_range(&self, path: &Path, range: std::ops::Range<u64>) -> Result<Option<Bytes>> {
         let len = range.end - range.start;
         let request = |store: Arc<dyn ObjectStore>| -> Work<Bytes> {
@@ -398,7 +399,7 @@ impl Requests {
     /// Puts a blob with a new key.
     ///
     /// # Errors
-    /// The errors of changes that have not begun.
+    /// If the request fails: see [`Self::error`]. The change that needs the blob has not begun.
     pub(crate) async fn put_blob(&self, path: &Path, body: Bytes) -> Result<()> {
         let put = self.repeat(|store| self.put(store, path, &body, PutMode::Overwrite)).await;
         put.map(drop).map_err(|failure| self.error(path, failure))
@@ -482,7 +483,7 @@ impl Requests {
     /// Removes an object. A missing object is not an error.
     ///
     /// # Errors
-    /// The errors of reads.
+    /// If the request fails: see [`Self::error`].
     pub(crate) async fn delete(&self, path: &Path) -> Result<()> {
         let request = |store: Arc<dyn ObjectStore>| -> Work<()> {
             self.stats.deletes.increment();
@@ -498,7 +499,7 @@ impl Requests {
     /// Returns at most `count` objects below `under`, in order, after the key `after`.
     ///
     /// # Errors
-    /// The errors of reads.
+    /// If the request fails: see [`Self::error`].
     pub(crate) async fn list(
         &self,
         under: &Path,
@@ -535,7 +536,7 @@ impl Requests {
     /// Returns the directories directly below `under`.
     ///
     /// # Errors
-    /// The errors of reads.
+    /// If the request fails: see [`Self::error`].
     pub(crate) async fn directories(&self, under: &Path) -> Result<Vec<Path>> {
         let request = |store: Arc<dyn ObjectStore>| -> Work<Vec<Path>> {
             self.stats.lists.increment();
@@ -548,7 +549,7 @@ impl Requests {
     /// Returns an object's metadata.
     ///
     /// # Errors
-    /// The errors of reads.
+    /// If the request fails: see [`Self::error`].
     pub(crate) async fn meta(&self, path: &Path) -> Result<ObjectMeta> {
         self.head(path).await.map_err(|failure| self.error(path, failure))
     }
@@ -556,7 +557,7 @@ impl Requests {
     /// Returns an object's metadata, or `None` if the object does not exist.
     ///
     /// # Errors
-    /// The errors of reads.
+    /// If the request fails: see [`Self::error`].
     pub(crate) async fn meta_if_there(&self, path: &Path) -> Result<Option<ObjectMeta>> {
         match self.head(path).await {
             Ok(meta) => Ok(Some(meta)),
@@ -574,7 +575,7 @@ impl Requests {
         self.repeat(request).await
     }
 
-    /// Returns the error of a request that has changed nothing, or nothing of importance.
+    /// Returns the error of a request that has changed nothing, or nothing that matters.
     fn error(&self, path: &Path, failure: Failure) -> Error {
         use object_store::Error as E;
         let answer = match failure {

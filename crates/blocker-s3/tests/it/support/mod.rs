@@ -167,7 +167,7 @@ impl Server {
         std::mem::take(&mut self.plan.lock().met)
     }
 
-    /// The number of requests met since the last [`Self::met`].
+    /// Returns the number of requests met since the last [`Self::met`].
     pub(crate) fn met_count(&self) -> usize {
         self.plan.lock().met.len()
     }

@@ -64,7 +64,7 @@ fn tests_dir() -> PathBuf {
     PathBuf::from(env!("CARGO_TARGET_TMPDIR"))
 }
 
-/// A new directory for one server.
+/// Returns a new directory for one server.
 fn directory(name: &str) -> PathBuf {
     let number = SERVERS.fetch_add(1, Ordering::Relaxed);
     let dir = tests_dir().join(format!("s3-{name}-{}-{number}", std::process::id()));
@@ -142,7 +142,7 @@ fn listens(process: u32, port: u16) -> bool {
 }
 
 impl Outside {
-    /// moto, which keeps everything in memory and does not check signatures.
+    /// Starts moto, which keeps everything in memory and does not check signatures.
     pub(crate) fn moto() -> Option<Self> {
         let programs = match install_moto() {
             Ok(programs) => programs,
@@ -161,7 +161,7 @@ impl Outside {
         Some(Self::up("moto", Process::Child(child), format!("http://127.0.0.1:{port}"), directory("moto")))
     }
 
-    /// versitygw over a directory.
+    /// Starts versitygw with a new directory as its storage.
     pub(crate) fn versitygw() -> Option<Self> {
         let tool = tests_dir().join("tools/versitygw");
         let Some(program) = Some(tool).filter(|tool| tool.is_file()).or_else(|| in_path("versitygw")) else {
@@ -203,7 +203,7 @@ impl Outside {
         panic!("versitygw does not come up: {log}");
     }
 
-    /// radosgw with a Ceph of one monitor and one OSD.
+    /// Starts radosgw with a Ceph of one monitor and one OSD.
     pub(crate) fn radosgw() -> Option<Self> {
         let needed = ["ceph-mon", "ceph-osd", "ceph", "rados", "radosgw", "radosgw-admin"];
         if let Some(missing) = needed.into_iter().find(|name| in_path(name).is_none()) {
