@@ -127,8 +127,8 @@ impl RadosConfig {
         Ok(())
     }
 
-    /// The time that an operation waits for an OSD before the monitors are asked for the OSD's new
-    /// address.
+    /// Returns the time that an operation waits for an OSD before the monitors are asked for the
+    /// OSD's new address.
     fn map_timeout(&self) -> Duration {
         const LONGEST: Duration = Duration::from_secs(3);
         // Timeouts are in whole seconds, the smallest unit of librados.

@@ -25,7 +25,7 @@ fn stamped(epoch: u64, sequence: u64, domain: Option<OrderDomain>) -> ChangeTerm
     change
 }
 
-/// The name, content and stamp of every object in the namespace.
+/// Returns the name, content and stamp of every object in the namespace.
 fn snapshot(store: &RadosStore) -> Vec<(ObjectId, Vec<u8>, Option<Stamp>)> {
     let page = block_on(store.list(ListRequest::new(object("x").namespace).entries_max(10_000))).unwrap();
     let of = |name| {
