@@ -32,7 +32,7 @@ mod imp {
         mutex.lock()
     }
 
-    /// One step of waiting for a hash bucket's lock: `spins` counts the steps so far.
+    /// Waits for one step for a hash bucket's lock; `spins` counts the steps so far.
     ///
     /// Critical sections are far shorter than a time slice, so the thread spins at first, and yields
     /// the core only when the holder has probably been preempted.

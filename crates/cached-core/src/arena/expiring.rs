@@ -77,7 +77,7 @@ impl Expiring {
         Ok(Expiring { memory: Memory::map(regions as usize * size_of::<Histogram>(), false)? })
     }
 
-    /// Returns the memory of the histograms if something expires in every region, in bytes.
+    /// Returns the memory use of the histograms if something expires in every region, in bytes.
     pub(super) fn bytes(&self) -> usize {
         self.memory.len()
     }

@@ -232,8 +232,8 @@ impl Arena {
         self.regions.len() * self.region_bytes
     }
 
-    /// Returns the memory of the table of regions and the expiry histograms beside the arena, in
-    /// bytes.
+    /// Returns the memory use of the table of regions and the expiry histograms beside the arena,
+    /// in bytes.
     pub(crate) fn table_bytes(&self) -> usize {
         self.regions.len() * size_of::<Region>() + self.expiring.bytes()
     }

@@ -1,5 +1,5 @@
 //! The first page of an arena in a file: the identity of the memory, and the other facts that a
-//! restart needs beside the regions.
+//! restart needs besides the regions.
 //!
 //! ```text
 //!  0          8         12            16        20         24    28      32        48          56

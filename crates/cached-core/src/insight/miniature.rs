@@ -143,7 +143,7 @@ impl Miniature {
         (self.ring_bytes, self.entries) = ([0; QUEUES_MAX], 0);
     }
 
-    /// Returns the memory of the rings and of the policy, in bytes.
+    /// Returns the memory use of the rings and of the policy, in bytes.
     pub(super) fn bytes(&self) -> usize {
         self.policy_bytes + self.rings.iter().map(|ring| ring.capacity() * size_of::<u32>()).sum::<usize>()
     }

@@ -209,7 +209,7 @@ impl Insight {
         })
     }
 
-    /// Memory in bytes.
+    /// Returns the memory use, in bytes.
     pub(crate) fn bytes(&self) -> usize {
         let Some(state) = &self.state else { return 0 };
         let state = lock(state);

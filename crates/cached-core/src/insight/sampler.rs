@@ -160,7 +160,7 @@ impl Sampler {
         }
     }
 
-    /// Returns the memory of the queues in bytes.
+    /// Returns the memory use of the queues in bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.queues.len() * Self::QUEUE_BYTES
     }

@@ -76,8 +76,8 @@ impl std::fmt::Debug for KvConfig {
 }
 
 impl Default for KvConfig {
-    /// 64 MiB, items up to 1 MiB, four lanes, with CAS values, evicting: memcached's defaults except for the
-    /// policy.
+    /// Returns the default configuration: 64 MiB, items up to 1 MiB, four lanes, with CAS values,
+    /// evicting: memcached's defaults except for the policy.
     fn default() -> Self {
         KvConfig {
             arena_bytes: 64 << 20,

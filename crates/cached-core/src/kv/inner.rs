@@ -100,7 +100,7 @@ impl Inner {
         each(location, self.log.padded(item.shape().entry_bytes()));
     }
 
-    /// Returns the memory of an item, including its pieces.
+    /// Returns the memory use of an item, including its pieces.
     pub(super) fn item_bytes(&self, item: ItemPtr) -> u64 {
         let mut sum = 0;
         self.each_entry(item, 0, |_, bytes| sum += u64::from(bytes));

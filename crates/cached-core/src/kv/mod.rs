@@ -6,7 +6,7 @@
 //! store without a lock around it.
 //!
 //! Choose it if values are bytes and the memory of the cache must be known: keys, values and
-//! headers are in the arena, with 16 bytes per item beside key and value and 8 bytes of index, and
+//! headers are in the arena, with 16 bytes per item besides key and value and 8 bytes of index, and
 //! without size classes. Choose a cache of objects (such as `moka` or `quick_cache`) if values are
 //! Rust types that are expensive to encode. Nothing is persistent, except that a store may have its
 //! memory in [a file](crate::arena::ArenaFile), which the next process takes over.
@@ -34,7 +34,7 @@
 //!
 //! # Where to look
 //!
-//! - Configuration: [`Kv::with_capacity_bytes`], [`KvConfig`]. The maximum memory of a store:
+//! - Configuration: [`Kv::with_capacity_bytes`], [`KvConfig`]. The maximum memory use of a store:
 //!   [`Kv::limits`].
 //! - Owned values and ordinary errors: [`Kv::get`], [`Kv::set`], [`Kv::add`],
 //!   [`Kv::compare_and_set`], [`Kv::increment`], [`Kv::remove`], [`Kv::iter`].
@@ -228,13 +228,13 @@ impl Kv {
         self.inner.hasher.hash(key)
     }
 
-    /// The current second of the store's clock.
+    /// Returns the current second of the store's clock.
     #[must_use]
     pub fn now_secs(&self) -> u32 {
         self.inner.clock.now_secs()
     }
 
-    /// The limit for an item, key and value together, in bytes.
+    /// Returns the size limit of an item (key and value together), in bytes.
     #[must_use]
     pub fn item_bytes_max(&self) -> usize {
         self.inner.item_bytes_max

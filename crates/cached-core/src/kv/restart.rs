@@ -50,7 +50,7 @@ pub(super) struct StoreFile {
     pub(super) identity: Identity,
     pub(super) superblock: Arc<Superblock>,
     pub(super) restart: Restart,
-    /// Whether this process owns the memory: it has not handed it over, and at its end it writes
+    /// Whether this process owns the memory: it has not handed it over, and when it exits it writes
     /// what the next process needs.
     pub(super) is_owned: AtomicBool,
     /// Whether the end simulates a killed process.

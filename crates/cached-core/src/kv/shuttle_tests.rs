@@ -22,8 +22,8 @@ fn uniform(value: &[u8]) -> bool {
     value.iter().all(|byte| *byte == value[0])
 }
 
-/// Whether a value was written by one writer, or is empty, followed by pairs of bytes appended by
-/// any writers.
+/// Returns whether a value was written by one writer, or is empty, followed by pairs of bytes
+/// appended by any writers.
 fn is_whole(value: &[u8]) -> bool {
     let set = [9_000, 40, 0].into_iter().find(|bytes| value.len() >= *bytes).unwrap_or(0);
     uniform(&value[..set])

@@ -53,7 +53,7 @@ counters! {
     }
 }
 
-/// The maximum memory of a store.
+/// The maximum memory use of a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvLimits {
     /// Bytes for keys, values and their headers. If an [`arbiter`](crate::arbiter) changes them,
@@ -124,7 +124,7 @@ impl Kv {
         self.inner.log.reserved.bytes()
     }
 
-    /// Returns the maximum memory of the store.
+    /// Returns the maximum memory use of the store.
     ///
     /// ```
     /// # use cached_core::kv::Kv;
@@ -247,7 +247,7 @@ impl Kv {
         self.inner.insight.misses_by_reason()
     }
 
-    /// Returns the memory of samples and simulation in bytes; 0 without
+    /// Returns the memory use of samples and simulation in bytes; 0 without
     /// [`KvConfig::insight`](super::KvConfig::insight).
     pub fn insight_bytes(&self) -> usize {
         self.inner.insight.bytes()

@@ -99,7 +99,7 @@ fn a_copy_waits_for_a_change_of_its_source_that_is_on_its_way() {
     }
 }
 
-/// A store without native copies.
+/// Returns a store without native copies.
 fn without_copies() -> std::sync::Arc<SteeredStore> {
     let store = SteeredStore::new();
     store.limit(|capabilities| capabilities.copy_native = false);

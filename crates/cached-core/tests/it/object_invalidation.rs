@@ -192,8 +192,8 @@ fn an_invalidation_between_a_copy_and_its_answer_counts() {
     same(&env.bytes(&to, 0, 8192), &pattern(2, 0, 6000), "theirs");
 }
 
-/// A store that accepts one range per request, so that a flush bridges the gaps between runs where
-/// possible.
+/// Returns a store that accepts one range per request, so that a flush bridges the gaps between
+/// runs where possible.
 fn one_range_each() -> std::sync::Arc<SteeredStore> {
     let store = SteeredStore::new();
     store.limit(|capabilities| capabilities.runs_max = 0);

@@ -9,7 +9,7 @@ use test_kit::cache_environment::CacheEnvironment;
 use test_kit::steered::{Op, Verdict};
 use test_kit::{BUCKET, KIB, id, namespace, pattern, same, small};
 
-/// A cache of 8 MiB that reads ahead regardless of the store's speed.
+/// Returns the configuration of a cache of 8 MiB that reads ahead regardless of the store's speed.
 fn config(write: WriteMode) -> ObjectCacheConfig {
     ObjectCacheConfig { memory_bytes_max: 8 << 20, read_ahead_latency_min: Duration::ZERO, ..small(write) }
 }

@@ -54,7 +54,7 @@ impl Index {
         self.shards.iter_mut().for_each(|shard| shard.persist_cas(superblock));
     }
 
-    /// A number above every CAS value used so far; the lowest such number.
+    /// Returns the lowest number above every CAS value used so far.
     pub(crate) fn cas_ahead(&self) -> u64 {
         self.shards.iter().map(Shard::cas_ahead).max().unwrap_or(0)
     }
@@ -72,7 +72,7 @@ impl Index {
         unsafe { self.shards.get_unchecked(hash.shard_bits() & self.shard_mask) }
     }
 
-    /// The number of the shard to which a hash belongs.
+    /// Returns the number of the shard to which a hash belongs.
     pub(crate) fn shard_number(&self, hash: KeyHash) -> usize {
         hash.shard_bits() & self.shard_mask
     }
@@ -81,19 +81,19 @@ impl Index {
         &self.shards
     }
 
-    /// The number of items ever stored, and the present number of items.
+    /// Returns the number of items ever stored, and the present number of items.
     pub(crate) fn stored_and_items(&self) -> (u64, u64) {
         self.shards
             .iter()
             .fold((0, 0), |(stored, items), shard| (stored + shard.stored(), items + shard.items()))
     }
 
-    /// The most bytes that the index can occupy.
+    /// Returns the maximum size of the index, in bytes.
     pub(crate) fn bytes_max(&self) -> usize {
         self.bytes_max
     }
 
-    /// The bytes in use.
+    /// Returns the number of bytes in use.
     pub(crate) fn bytes(&self) -> usize {
         self.shards.iter().map(Shard::bytes).sum()
     }

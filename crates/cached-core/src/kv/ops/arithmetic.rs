@@ -166,7 +166,7 @@ pub(super) fn parse(text: &[u8]) -> Option<u64> {
     Some(number.wrapping_neg()).filter(|number| *number <= i64::MAX as u64)
 }
 
-/// C's `isspace`.
+/// Returns whether C's `isspace` holds for a byte.
 fn is_space(byte: u8) -> bool {
     matches!(byte, b' ' | b'\t'..=b'\r')
 }

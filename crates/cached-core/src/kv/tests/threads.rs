@@ -5,7 +5,7 @@ use super::{store, value_of};
 use crate::kv::*;
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 
-/// A value that contains its key, its length and a checksum.
+/// Returns a value that contains its key, its length and a checksum.
 fn sealed(key: u32, bytes: usize, seed: u64) -> Vec<u8> {
     let mut value = [&key.to_le_bytes()[..], &(bytes as u32).to_le_bytes(), &value_of(seed, bytes)].concat();
     value.extend(crc32fast::hash(&value).to_le_bytes());

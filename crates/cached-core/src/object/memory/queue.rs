@@ -23,7 +23,7 @@ const SHARD_BUCKETS_MIN: u32 = 8192;
 const SHARDS_MAX: u32 = 16;
 /// The number of sample queues; threads share them if there are more threads.
 const SAMPLE_QUEUES: usize = 8;
-/// A flag in `Meta::bits`, beside the policy's bits, for clean buckets only: the bucket was read
+/// A flag in `Meta::bits`, next to the policy's bits, for clean buckets only: the bucket was read
 /// ahead and has not been read.
 pub(crate) const UNREAD: u8 = 1 << 3;
 /// The first read of the bucket triggers the next read-ahead.

@@ -2,7 +2,7 @@
 //! and long sequential runs are not kept in the cache.
 //!
 //! This module decides; [`super::read::fetch_ahead`] asks the store. A miss is looked up in a table
-//! of [progressions](progressions). A bucket that is read ahead has its own flags beside the
+//! of [progressions](progressions). A bucket that is read ahead has its own flags next to the
 //! policy's bits, which its first read finds: so a hit on any other bucket costs nothing.
 
 mod accuracy;

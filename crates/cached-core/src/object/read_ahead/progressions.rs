@@ -412,7 +412,7 @@ mod tests {
         assert_eq!(table.reach_mark(&access(1, END - 1, 1), TERMS).plan, None, "not twice");
         let found = table.reach_mark(&access(2, 4, 1), TERMS);
         assert_eq!((found.buckets, ranges(found.plan)), (11, vec![8..24]));
-        // Without reading ahead as well, however long it goes on.
+        // With read-ahead off there is no plan either, however long the progression continues.
         let off = Terms { window_max: 0, ..TERMS };
         let mut table = Progressions::default();
         (0..4).for_each(|nth| assert_eq!(table.observe(&access(9, END - 8 + 2 * nth, 2), off).plan, None));

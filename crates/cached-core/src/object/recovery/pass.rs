@@ -279,10 +279,10 @@ async fn yield_now() {
     .await;
 }
 
-// Objects that cannot be recovered must not fill the log: their records stay until the log is half
-// full. From then on the log has a note of each object instead: a state that cannot be read. The
-// next recovery fails the object because of the note. The notes move along with the head of the
-// log.
+// The records of objects that cannot be recovered must not fill the log. They stay until the log is
+// half full; then a note replaces the records of each such object. A note is a record with an
+// unreadable state, so the next recovery reports the object as failed. When the notes reach the
+// oldest part of the log, and space is needed there, they are appended anew.
 
 /// The delay before notes are retried for which there was no room.
 const RETRY_AFTER: Duration = Duration::from_secs(1);

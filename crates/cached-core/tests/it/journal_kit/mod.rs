@@ -166,7 +166,7 @@ impl Environment {
         self.commit();
     }
 
-    /// The number of changes requested from the store.
+    /// Returns the number of changes requested from the store.
     pub(crate) fn changes(&self) -> usize {
         self.store.log().iter().filter(|call| call.op.is_change()).count()
     }
@@ -185,13 +185,13 @@ impl Environment {
         changes.map(each).collect()
     }
 
-    /// The object names of all records that would be replayed after a crash, each with its record
-    /// kind.
+    /// Returns the object names of all records that would be replayed after a crash, each with its
+    /// record kind.
     pub(crate) fn records(&self) -> Vec<(String, u8)> {
         self.replay(|record| (name(&record), record.head.kind.0))
     }
 
-    /// The payloads of an object's records.
+    /// Returns the payloads of an object's records.
     pub(crate) fn payloads(&self, object: &str) -> Vec<Vec<u8>> {
         let all = self.replay(|record| (name(&record), record.payload().unwrap()));
         all.into_iter().filter(|(name, _)| name == object).map(|(_, payload)| payload).collect()

@@ -2,12 +2,12 @@
 
 use blocker::{ClaimRequest, Epoch, Scope, WriterId};
 
-/// A claim by another writer, which is a new one each time.
+/// Returns a claim by another writer, a new one at each call.
 pub fn claim(scope: Scope, epoch: Epoch) -> ClaimRequest {
     ClaimRequest::new(scope, epoch, WriterId(u128::from(epoch.0) << 64 | 77))
 }
 
-/// A request for the epoch in force.
+/// Returns a request for the epoch in force.
 pub fn ask(scope: Scope) -> ClaimRequest {
     ClaimRequest::ask(scope)
 }

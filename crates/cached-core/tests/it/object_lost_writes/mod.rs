@@ -86,7 +86,7 @@ impl Environment {
     }
 }
 
-/// The scopes that cover `object`, changed in `domain`.
+/// Returns the scopes that cover `object`, changed in `domain`.
 fn scopes(object: &ObjectId, domain: u64) -> [Scope; 4] {
     [
         Scope::Object(object.clone()),

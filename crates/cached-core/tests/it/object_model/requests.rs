@@ -3,7 +3,7 @@
 use super::*;
 
 impl Environment {
-    /// A typical range of a disk or a file.
+    /// Returns a typical range of a disk or a file.
     pub(super) fn range(&mut self) -> (u64, u64) {
         let rng = &mut self.rng;
         let (align, len_max) =
@@ -13,7 +13,8 @@ impl Environment {
         (offset, len)
     }
 
-    /// A range for a read (0) or a write (1), which may continue where the object's last one ended.
+    /// Returns a range for a read (0) or a write (1), which may continue where the object's last
+    /// one ended.
     pub(super) fn next_range(&mut self, object: usize, kind: usize) -> (u64, u64) {
         let (mut offset, len) = self.range();
         let end = self.ends[object][kind];

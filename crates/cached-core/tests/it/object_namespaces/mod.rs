@@ -22,8 +22,8 @@ fn of<'a>(all: &'a [NamespaceCounters], name: &str) -> &'a NamespaceCounters {
     all.iter().find(is).unwrap_or_else(|| panic!("no {name} in {all:?}"))
 }
 
-/// A cache over a store in memory, whose namespace `back` is in write-back mode; its background
-/// does not run.
+/// Returns a cache over a store in memory, whose namespace `back` is in write-back mode; its
+/// background does not run.
 fn cache(clock: &Arc<ManualClock>) -> ObjectCache {
     let store = test_kit::memory(clock);
     let back = Namespace::new("back").expect("a name");

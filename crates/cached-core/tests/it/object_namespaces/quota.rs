@@ -54,7 +54,7 @@ impl Environment {
         all.into_iter().find(|of| of.namespace == Some(namespace("vm"))).expect("it is configured")
     }
 
-    /// The usage, in buckets.
+    /// Returns the usage, in buckets.
     #[track_caller]
     fn used(&self) -> u64 {
         let quota = self.counters().quota.expect("it has a quota");

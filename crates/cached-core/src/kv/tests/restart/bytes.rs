@@ -27,8 +27,8 @@ fn damage() -> impl Strategy<Value = Damage> {
     ]
 }
 
-/// The file of a killed store: its bytes, the start of the arena, the locations of entries, and the
-/// items.
+/// Returns the file of a killed store: its bytes, the start of the arena, the locations of entries,
+/// and the items.
 fn killed_store() -> (Vec<u8>, usize, Vec<usize>, State) {
     let lab = Lab::new();
     let (kv, _) = open(&lab.path());

@@ -5,7 +5,7 @@ use crate::arena::ArenaFileError;
 use crate::kv::tests::value_of;
 use crate::kv::{HandedOver, KvConfigError, StoreOptions};
 
-/// A store with items of every size, some of which expire at second `soon`.
+/// Returns a store with items of every size, some of which expire at second `soon`.
 fn filled(lab: &Lab, soon: u32) -> (Kv, Arc<TickClock>) {
     let (kv, clock) = open_with(&lab.path(), small());
     for n in 0..400u32 {
@@ -21,7 +21,7 @@ fn filled(lab: &Lab, soon: u32) -> (Kv, Arc<TickClock>) {
     (kv, clock)
 }
 
-/// The store of another process on the file.
+/// Opens the store on the file as another process would.
 fn take(handed: &HandedOver, clock: &Arc<TickClock>, config: KvConfig) -> Result<Kv, KvConfigError> {
     let descriptor = handed.file().try_clone().unwrap();
     let file = ArenaFile::handed_over(handed.path(), descriptor, clock.now_secs()).unwrap();

@@ -29,7 +29,7 @@ impl Lab {
         Lab { directory: tempfile::tempdir().unwrap(), files: Cell::new(0) }
     }
 
-    /// The path of a file that does not exist yet.
+    /// Returns the path of a file that does not exist yet.
     pub(in crate::kv::tests) fn path(&self) -> PathBuf {
         self.files.set(self.files.get() + 1);
         self.directory.path().join(self.files.get().to_string())
@@ -61,7 +61,7 @@ pub(in crate::kv::tests) fn set_wall_clock(clock: &TickClock) {
     test_time::set(ZERO_UNIX_SECS + u64::from(clock.now_secs()));
 }
 
-/// A small store: 16 regions of 64 KiB.
+/// Returns a small store: 16 regions of 64 KiB.
 fn small() -> KvConfig {
     KvConfig {
         arena_bytes: 1 << 20,

@@ -48,7 +48,7 @@ fn remove_and_add(kv: &Kv, key: &[u8], n: u32) {
     assert!(kv.add(key, &value_of(n.into(), 30)).unwrap());
 }
 
-/// The visible properties of a key's item.
+/// Returns the visible properties of a key's item.
 fn seen(kv: &Kv, key: &[u8]) -> Option<Seen> {
     let see = |item: &ItemView<'_>| Seen {
         value: item.to_vec(),

@@ -65,7 +65,7 @@ impl Meta {
     pub(crate) fn set_dirty(&self, mask: u8) {
         self.dirty.store(mask, Ordering::Relaxed);
     }
-    /// Returns whether the bucket has flags beside the policy's bits.
+    /// Returns whether the bucket has flags besides the policy's bits.
     pub(crate) fn is_flagged(&self) -> bool {
         self.bits.load(Ordering::Relaxed) > 7
     }
