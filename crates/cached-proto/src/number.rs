@@ -96,7 +96,7 @@ fn digit(byte: u8) -> Option<u8> {
     (value < 10).then_some(value)
 }
 
-/// C's `isspace`.
+/// Returns whether C's `isspace` holds for a byte.
 fn is_space(byte: u8) -> bool {
     matches!(byte, b' ' | b'\t'..=b'\r')
 }

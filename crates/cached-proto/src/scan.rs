@@ -180,7 +180,7 @@ fn blanks(chunk: &[u8; 16]) -> u32 {
     }
 }
 
-/// Sixteen bytes in a register.
+/// Loads sixteen bytes into a register.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[inline]
 fn vector(chunk: &[u8; 16]) -> std::arch::x86_64::__m128i {

@@ -24,7 +24,7 @@ pub enum Address<const PORT: u16> {
     Unix(PathBuf),
 }
 
-/// The error for a text that is not an [`Address`].
+/// The error for a string that is not an [`Address`].
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{text:?} is not an address; write HOST, HOST:PORT, [V6]:PORT or unix:PATH")]
 pub struct AddressError {

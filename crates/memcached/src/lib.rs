@@ -7,7 +7,7 @@
 //!  start         the life of a server: open, take over, run, change settings, end
 //!  upgrade       a new process takes over from this one
 //!  listen        sockets, and the acceptor that assigns connections to workers
-//!  worker        threads: the event loops, and those beside them
+//!  worker        threads: the event loops, and the background threads
 //!  conn          one connection: bytes in, replies out
 //!  exec          one request: store, counters, reply
 //!  stats         reports: `stats`, metrics, documents of the admin listener

@@ -42,7 +42,8 @@ pub enum Command<'a> {
     Arithmetic(Arithmetic<'a>),
     /// FLUSH.
     Flush {
-        /// Seconds (or Unix time, above 30 days) until all present items expire; 0 is now.
+        /// Seconds until all present items expire, or a Unix time if above 30 days; 0 means
+        /// immediately.
         exptime: u32,
     },
     /// NOOP: respond, and send all responses.

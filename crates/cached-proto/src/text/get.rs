@@ -159,13 +159,13 @@ pub(super) fn decode_plain(input: &[u8]) -> Option<Decoded<'_>> {
     Some(Decoded::Request { request: Request::Get(get), consumed })
 }
 
-/// `get k…`, `gets k…`; the verb is `at` bytes long.
+/// Decodes `get k…` and `gets k…`; the verb is `at` bytes long.
 #[inline]
 pub(super) fn decode_get<'a>(text: &'a [u8], at: usize, with_cas: bool, line_len: usize) -> Decoded<'a> {
     keys(text, at, with_cas, None, line_len)
 }
 
-/// `gat exptime k…`, `gats exptime k…`; the verb is `at` bytes long.
+/// Decodes `gat exptime k…` and `gats exptime k…`; the verb is `at` bytes long.
 pub(super) fn decode_gat<'a>(text: &'a [u8], at: usize, with_cas: bool, line_len: usize) -> Decoded<'a> {
     let Some((start, end)) = scan::next_word(text, at) else {
         return Decoded::refused(reply::BAD_FORMAT, line_len);

@@ -19,13 +19,13 @@ const WATCH_NOT_ALLOWED: &[u8] = b"CLIENT_ERROR watch commands not allowed\r\n";
 const BAD_CLASS: &[u8] = b"BADCLASS invalid class id\r\n";
 const DUMP_NOT_ALLOWED: &[u8] = b"ERROR metadump not allowed\r\n";
 
-/// `verbosity`.
+/// Executes `verbosity`.
 pub(super) fn verbosity(executor: &mut Executor<'_>, command: &Verbosity) {
     executor.shared.logging.set(u8::try_from(command.level).unwrap_or(u8::MAX).min(2));
     executor.reply_unless(command.noreply, reply::OK);
 }
 
-/// All other administrative commands.
+/// Executes all other administrative commands.
 pub(super) fn execute(executor: &mut Executor<'_>, command: &Admin<'_>) -> Next {
     let tokens = &command.tokens;
     let words: &[u8] = match command.verb {
@@ -109,7 +109,7 @@ fn shutdown(executor: &Executor<'_>, tokens: &Tokens<'_>) -> Result<(), &'static
     Err(reply::INVALID_SHUTDOWN_MODE)
 }
 
-/// `slabs`: there are no slabs, so no class ever has a spare page.
+/// Executes `slabs`: there are no slabs, so no class ever has a spare page.
 fn slabs(executor: &Executor<'_>, tokens: &Tokens<'_>) -> &'static [u8] {
     if tokens.len() == 4 && tokens.is_prefix_of(1, "reassign") {
         let class = |index| tokens.get(index).and_then(number::token_i32);
@@ -147,7 +147,7 @@ fn slabs(executor: &Executor<'_>, tokens: &Tokens<'_>) -> &'static [u8] {
     }
 }
 
-/// `lru`: settings of memcached's LRU, stored for `stats settings`.
+/// Executes `lru`, which changes settings of memcached's LRU; only `stats settings` shows them.
 fn lru(executor: &Executor<'_>, tokens: &Tokens<'_>) -> &'static [u8] {
     let mut inert = executor.shared.inert.lock();
     if tokens.is_prefix_of(1, "tune") && tokens.len() >= 6 {
@@ -189,8 +189,8 @@ fn lru(executor: &Executor<'_>, tokens: &Tokens<'_>) -> &'static [u8] {
     reply::ERROR
 }
 
-/// `lru_crawler`: the engine finds expired items without a crawler, and dumps do not need one
-/// either. Returns the dump to begin, or a reply.
+/// Executes `lru_crawler`: the engine finds expired items without a crawler, and dumps do not need
+/// one either. Returns the dump to begin, or a reply.
 fn lru_crawler(executor: &Executor<'_>, tokens: &Tokens<'_>) -> Result<DumpKind, &'static [u8]> {
     // The order matters: a word may be a prefix of several names.
     if tokens.len() == 3
@@ -263,7 +263,7 @@ fn crawler_setting(executor: &Executor<'_>, tokens: &Tokens<'_>) -> &'static [u8
     reply::ERROR
 }
 
-/// `watch`: returns the kinds of events to which the client subscribes.
+/// Executes `watch`: returns the kinds of events to which the client subscribes.
 fn watch(executor: &Executor<'_>, tokens: &Tokens<'_>) -> Result<u32, &'static [u8]> {
     if !executor.shared.live.watch_command() {
         return Err(WATCH_NOT_ALLOWED);
@@ -301,8 +301,8 @@ impl Executor<'_> {
     }
 }
 
-/// `debugtime`: pauses the clock, resumes it, or moves it by a number of seconds; in debug builds
-/// it also injects faults. For tests, and only with `--debug-clock`.
+/// Executes `debugtime`: pauses the clock, resumes it, or moves it by a number of seconds; in debug
+/// builds it also injects faults. For tests, and only with `--debug-clock`.
 fn debug_time(executor: &Executor<'_>, tokens: &Tokens<'_>) -> &'static [u8] {
     let shared = executor.shared;
     if !shared.settings.debug_clock || tokens.len() < 2 {

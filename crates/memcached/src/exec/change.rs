@@ -25,7 +25,7 @@ impl Executor<'_> {
     }
 }
 
-/// `delete`.
+/// Executes `delete`.
 pub(super) fn delete(executor: &mut Executor<'_>, command: &text::Delete<'_>) {
     let words = match executor.delete(command.key, &DeleteOptions::default(), "delete") {
         DeleteOutcome::Done => {
@@ -40,7 +40,7 @@ pub(super) fn delete(executor: &mut Executor<'_>, command: &text::Delete<'_>) {
     executor.reply_unless(command.noreply, words);
 }
 
-/// `md`.
+/// Executes `md`.
 pub(super) fn meta_delete(executor: &mut Executor<'_>, command: &meta::Delete<'_>) {
     let (key, flags) = (&command.key, &command.flags);
     let mut buffer = KeyBuffer::new();
@@ -80,7 +80,7 @@ pub(super) fn meta_delete(executor: &mut Executor<'_>, command: &meta::Delete<'_
     encode_status(&mut executor.out.bytes, status, flags, key);
 }
 
-/// DELETE.
+/// Executes a binary DELETE.
 pub(super) fn binary_delete(executor: &mut Executor<'_>, head: &Head, key: &[u8]) {
     let compare = (head.cas != 0).then_some(head.cas);
     let outcome = executor.delete(key, &DeleteOptions { compare, ..DeleteOptions::default() }, "delete");
@@ -121,7 +121,7 @@ impl Executor<'_> {
     }
 }
 
-/// `incr`, `decr`.
+/// Executes `incr` or `decr`.
 pub(super) fn arithmetic(executor: &mut Executor<'_>, command: &text::Arithmetic<'_>) {
     let options = ArithmeticOptions {
         decrement: command.decrement,
@@ -140,7 +140,7 @@ pub(super) fn arithmetic(executor: &mut Executor<'_>, command: &text::Arithmetic
     }
 }
 
-/// `ma`.
+/// Executes `ma`.
 pub(super) fn meta_arithmetic(executor: &mut Executor<'_>, command: &meta::Arithmetic<'_>) {
     let (key, flags) = (&command.key, &command.flags);
     let clock = &executor.shared.clock;
@@ -186,7 +186,7 @@ pub(super) fn meta_arithmetic(executor: &mut Executor<'_>, command: &meta::Arith
     encode_status(out, status, flags, key);
 }
 
-/// INCREMENT, DECREMENT.
+/// Executes a binary INCREMENT or DECREMENT.
 pub(super) fn binary_arithmetic(executor: &mut Executor<'_>, head: &Head, command: &binary::Arithmetic<'_>) {
     let vivify =
         command.exptime.map(|exptime| (command.initial, executor.shared.clock.expiry_unsigned(exptime)));
@@ -227,7 +227,7 @@ impl Executor<'_> {
     }
 }
 
-/// `flush_all`.
+/// Executes `flush_all`.
 pub(super) fn flush_all(executor: &mut Executor<'_>, command: &text::FlushAll) {
     executor.counters.flushes.bump();
     if !executor.shared.live.flush_command() {
@@ -242,7 +242,7 @@ pub(super) fn flush_all(executor: &mut Executor<'_>, command: &text::FlushAll) {
     }
 }
 
-/// FLUSH.
+/// Executes a binary FLUSH.
 pub(super) fn binary_flush(executor: &mut Executor<'_>, head: &Head, exptime: u32) {
     if !executor.shared.live.flush_command() {
         return encode_error(&mut executor.out.bytes, head, binary::Status::AuthError);
@@ -260,7 +260,7 @@ fn end_prefix(executor: &mut Executor<'_>, prefix: &[u8]) -> Result<(), PrefixEr
     executor.shared.flush_prefix(prefix)
 }
 
-/// `flush_prefix`.
+/// Executes `flush_prefix`.
 pub(super) fn flush_prefix(executor: &mut Executor<'_>, command: &text::FlushPrefix<'_>) {
     let words = match executor.shared.live.flush_command() {
         false => reply::FLUSH_PREFIX_NOT_ALLOWED,

@@ -95,7 +95,7 @@ fn count_gets(executor: &Executor<'_>, keys: &[&[u8]], hits: u64) {
     executor.counters.get_misses.add(keys.len() as u64 - hits);
 }
 
-/// `get` of one key: the shortest path.
+/// Executes `get` of one key: the shortest path.
 #[inline]
 fn plain(executor: &mut Executor<'_>, key: &[u8]) {
     let counters = executor.counters;
@@ -117,7 +117,7 @@ pub(crate) fn many(executor: &mut Executor<'_>, get: &mut Get<'_>) -> Next {
     if get.with_cas { many_of::<true>(executor, get) } else { many_of::<false>(executor, get) }
 }
 
-/// `get` or `gets` of several keys.
+/// Executes `get` or `gets` of several keys.
 #[inline(never)]
 fn many_of<const WITH_CAS: bool>(executor: &mut Executor<'_>, get: &mut Get<'_>) -> Next {
     let mut keys: [&[u8]; READ_BATCH] = [b""; READ_BATCH];
@@ -135,7 +135,7 @@ fn many_of<const WITH_CAS: bool>(executor: &mut Executor<'_>, get: &mut Get<'_>)
     Next::Continue
 }
 
-/// `gat` or `gats` of any number of keys.
+/// Executes `gat` or `gats` of any number of keys.
 fn touch_many(executor: &mut Executor<'_>, get: &mut Get<'_>, exptime: i32) -> Next {
     let expiry = executor.shared.clock.expiry(exptime);
     while let Some(key) = get.next_key() {
@@ -238,7 +238,7 @@ fn encode_large<const LAST: bool>(out: &mut Output, key: &[u8], item: &ItemView<
     out.bytes.extend_from_slice(if LAST { b"\r\nEND\r\n" } else { b"\r\n" });
 }
 
-/// `touch`.
+/// Executes `touch`.
 pub(super) fn touch(executor: &mut Executor<'_>, command: &Touch<'_>) {
     let expiry = executor.shared.clock.expiry(command.exptime);
     let kv = executor.kv();

@@ -50,7 +50,7 @@ pub(super) fn ttl_left(expiry: Expiry, now: u32) -> Option<u32> {
     (expiry != Expiry::NEVER).then(|| expiry.as_secs().wrapping_sub(now))
 }
 
-/// `mg`.
+/// Executes `mg`.
 pub(super) fn get(executor: &mut Executor<'_>, command: &Get<'_>) {
     let (key, flags) = (&command.key, &command.flags);
     let clock = &executor.shared.clock;
@@ -124,7 +124,7 @@ pub(super) fn get(executor: &mut Executor<'_>, command: &Get<'_>) {
     }
 }
 
-/// `me`. It does not count as a use of the item.
+/// Executes `me`, which does not count as a use of the item.
 pub(super) fn debug(executor: &mut Executor<'_>, command: &Debug<'_>) {
     let mut buffer = KeyBuffer::new();
     let key = command.key.bytes(&mut buffer);

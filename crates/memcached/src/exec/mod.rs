@@ -204,7 +204,7 @@ pub(crate) fn binary(executor: &mut Executor<'_>, request: &binary::Request<'_>)
     Next::Continue
 }
 
-/// GET, GETK.
+/// Executes a binary GET or GETK.
 fn binary_get(executor: &mut Executor<'_>, head: &Head, key: &[u8], with_key: bool) {
     let (kv, counters) = (executor.kv(), executor.counters);
     executor.count_gets(&[key]);
@@ -224,7 +224,7 @@ fn binary_get(executor: &mut Executor<'_>, head: &Head, key: &[u8], with_key: bo
     }
 }
 
-/// TOUCH, GAT, GATK.
+/// Executes a binary TOUCH, GAT or GATK.
 fn binary_touch(
     executor: &mut Executor<'_>,
     head: &Head,

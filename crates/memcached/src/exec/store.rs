@@ -163,7 +163,7 @@ fn text_options(executor: &Executor<'_>, header: &StoreHeader<'_>) -> StoreOptio
     }
 }
 
-/// `set`, `add`, `replace`, `append`, `prepend`, `cas` with a complete value.
+/// Executes `set`, `add`, `replace`, `append`, `prepend` or `cas` with a complete value.
 pub(super) fn text(executor: &mut Executor<'_>, command: &text::Store<'_>) {
     let header = &command.header;
     // The size is checked before the terminator.
@@ -256,7 +256,7 @@ fn meta_options(executor: &Executor<'_>, header: &SetHeader<'_>) -> StoreOptions
     }
 }
 
-/// `ms` with a complete value.
+/// Executes `ms` with a complete value.
 pub(super) fn meta(executor: &mut Executor<'_>, command: &meta::Set<'_>) {
     let header = &command.header;
     let mut buffer = KeyBuffer::new();
@@ -329,7 +329,7 @@ fn binary_options(executor: &Executor<'_>, header: &binary::StoreHeader<'_>) -> 
     }
 }
 
-/// SET and similar commands with a complete value.
+/// Executes a binary SET or a similar command with a complete value.
 pub(super) fn binary(executor: &mut Executor<'_>, command: &binary::Store<'_>) {
     let header = &command.header;
     if !executor.fits(header.key, header.value_len, header.flags) {

@@ -187,8 +187,8 @@ fn place(now: &TakingOver) -> u32 {
     }
 }
 
-/// The memory of a connection without buffers: its state, its entry in the table, and its socket in
-/// the kernel.
+/// The memory use of a connection without buffers: its state, its entry in the table, and its
+/// socket in the kernel.
 const CONNECTION_BYTES: usize = 2048;
 
 /// The additional memory of a TLS connection without buffers: keys, and the state of rustls.
@@ -196,7 +196,7 @@ const TLS_CONNECTION_BYTES: usize = 6 << 10;
 
 const _: () = assert!(size_of::<ConnInfo>() + size_of::<ConnectionSlot>() < CONNECTION_BYTES);
 
-/// The maximum memory of each part, in bytes.
+/// The maximum memory use of each part, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// The memory of `-m`: keys, values and their headers, and the eviction policy's ghosts.

@@ -436,7 +436,7 @@ fn start_workers(
     Ok(ended)
 }
 
-/// The body of a worker's thread: runs the worker and records a panic.
+/// The main function of a worker's thread: runs the worker and records a panic.
 fn run_worker(index: usize, worker: Worker, shared: &Shared) {
     // After a panic, nothing of the worker is used again, not even to drop it.
     let mut worker = ManuallyDrop::new(worker);

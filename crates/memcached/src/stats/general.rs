@@ -343,7 +343,7 @@ impl Sample {
     }
 }
 
-/// `stats items`.
+/// Writes `stats items`.
 pub(super) fn write_items(shared: &Shared, sink: &mut Sink<'_>) {
     let sample = Sample::take(shared, sink.work);
     let kv = shared.engine_stats();
@@ -390,7 +390,7 @@ pub(super) fn write_items(shared: &Shared, sink: &mut Sink<'_>) {
     }
 }
 
-/// `stats slabs`. The number of pages is calculated from the bytes of the class.
+/// Writes `stats slabs`. The number of pages is calculated from the bytes of the class.
 pub(super) fn write_slabs(shared: &Shared, sink: &mut Sink<'_>) {
     let sample = Sample::take(shared, sink.work);
     let kv = shared.engine_stats();
@@ -424,7 +424,7 @@ pub(super) fn write_slabs(shared: &Shared, sink: &mut Sink<'_>) {
     sink.put("total_malloced", u64::from(kv.regions - kv.regions_free) * region_bytes);
 }
 
-/// `stats sizes`: the number of items of each size, in steps of 32 bytes.
+/// Writes `stats sizes`: the number of items of each size, in steps of 32 bytes.
 pub(super) fn write_sizes(shared: &Shared, sink: &mut Sink<'_>) {
     if !shared.settings.track_sizes {
         return sink.put("sizes_status", "disabled");

@@ -18,7 +18,7 @@ const HOT_SHOWN: usize = 20;
 /// The number of slow requests that `stats slow` shows.
 const SLOW_SHOWN: usize = 50;
 
-/// `stats mrc`: predicted miss ratios for other amounts of memory.
+/// Writes `stats mrc`: predicted miss ratios for other amounts of memory.
 pub(super) fn write_mrc(shared: &Shared, sink: &mut Sink<'_>) {
     curves(shared).for_each(|(scope, curve)| write_curve(sink, scope, &curve));
 }
@@ -59,7 +59,7 @@ fn write_points(sink: &mut Sink<'_>, scope: &str, points: &[CurvePoint]) {
     }
 }
 
-/// `stats hot`: the hottest keys and prefixes.
+/// Writes `stats hot`: the hottest keys and prefixes.
 pub(super) fn write_hot(shared: &Shared, sink: &mut Sink<'_>) {
     shared.take_samples();
     let report = hot_report(shared, HOT_SHOWN);
@@ -108,7 +108,7 @@ fn name<'a>(text: &'a str, hex: Option<&str>) -> Cow<'a, str> {
     name.into()
 }
 
-/// `stats misses`: the reasons for which keys were missed.
+/// Writes `stats misses`: the reasons for which keys were missed.
 pub(super) fn write_misses(shared: &Shared, sink: &mut Sink<'_>) {
     if let Some(misses) = shared.misses_by_reason() {
         sink.put("never_seen", misses.never_seen);
@@ -120,7 +120,7 @@ pub(super) fn write_misses(shared: &Shared, sink: &mut Sink<'_>) {
     }
 }
 
-/// `stats shape`: sizes, idle times, ages and lifetimes of a sample of the items.
+/// Writes `stats shape`: sizes, idle times, ages and lifetimes of a sample of the items.
 pub(super) fn write_shape(shared: &Shared, sink: &mut Sink<'_>) {
     let shape = shared.kv.item_shape(ITEMS_LOOKED_AT);
     sink.put("sampled", shape.sampled);
@@ -139,7 +139,7 @@ pub(super) fn write_shape(shared: &Shared, sink: &mut Sink<'_>) {
     }
 }
 
-/// `stats slow`: the last slow requests, the latest first.
+/// Writes `stats slow`: the last slow requests, the latest first.
 pub(super) fn write_slow(shared: &Shared, sink: &mut Sink<'_>) {
     let report = shared.slow_requests();
     sink.put("threshold_ms", report.threshold_ms);

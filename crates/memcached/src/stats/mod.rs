@@ -121,7 +121,7 @@ pub(crate) fn pairs(shared: &Shared, name: &[u8]) -> Vec<(String, String)> {
     String::from_utf8_lossy(&text).lines().filter_map(line).collect()
 }
 
-/// `stats …` from the connection `client`, except for `cachedump`, which is a dump.
+/// Executes `stats …` for the connection `client`, except `cachedump`, which is a dump.
 pub(crate) fn text(shared: &Shared, client: RawFd, out: &mut Vec<u8>, work: &mut Work, tokens: &Tokens<'_>) {
     work.take(SUMS_UNITS);
     if tokens.len() > 1 {
@@ -148,7 +148,7 @@ pub(crate) fn text(shared: &Shared, client: RawFd, out: &mut Vec<u8>, work: &mut
     }
 }
 
-/// STAT.
+/// Executes a binary STAT.
 pub(crate) fn binary(
     shared: &Shared,
     client: RawFd,
@@ -320,22 +320,22 @@ fn write_conns(shared: &Shared, sink: &mut Sink<'_>, client: RawFd) {
 
 // The metrics of the object cache have the same names in every output.
 
-/// `stats objects`.
+/// Writes `stats objects`.
 fn write_objects(statistics: &ObjectStatistics, sink: &mut Sink<'_>) {
     for pair in statistics.metrics() {
         sink.put(&pair.name, pair.value);
     }
 }
 
-/// `stats objects_lost`: each object with acknowledged changes that are lost, the amount lost, and
-/// the reason.
+/// Writes `stats objects_lost`: each object with acknowledged changes that are lost, the amount
+/// lost, and the reason.
 fn write_lost(statistics: &ObjectStatistics, sink: &mut Sink<'_>) {
     for (name, text) in statistics.lost() {
         sink.put(&name, text);
     }
 }
 
-/// `stats journal`: the state of the journal, the progress of its recovery, and its metrics.
+/// Writes `stats journal`: the state of the journal, the progress of its recovery, and its metrics.
 /// Returns false if there is no journal.
 fn write_journal(statistics: &ObjectStatistics, sink: &mut Sink<'_>) -> bool {
     let Some(cache) = statistics.cache() else { return false };

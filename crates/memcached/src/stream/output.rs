@@ -76,7 +76,7 @@ impl Output {
         self.bytes.len() + self.pinned_bytes >= FULL_BYTES
     }
 
-    /// Returns the memory of the buffer itself, in bytes.
+    /// Returns the memory use of the buffer itself, in bytes.
     pub(crate) fn capacity(&self) -> usize {
         self.bytes.capacity()
     }

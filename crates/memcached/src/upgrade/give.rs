@@ -312,7 +312,7 @@ impl Upgradable {
         admin: Vec<(String, OwnedFd)>,
         objects: Option<Arc<dyn ObjectHandOver>>,
     ) -> io::Result<Upgradable> {
-        // The name of a socket is a text in the messages.
+        // The name of a socket is a string in the messages.
         let unix_path = listeners.unix_path().filter(|_| listeners.unix_file.is_some());
         if unix_path.is_some_and(|path| path.to_str().is_none()) {
             let wrong = "the path of the unix socket is not UTF-8";

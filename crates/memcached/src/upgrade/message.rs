@@ -4,9 +4,9 @@
 //!  old ► new:  Offer, Socket …, ......... StoreFree, ......... Memory, Connections …, ...... Go
 //!  new ► old:  ............... Prepared, .......... StoreOpen, ..................... Ready, ... Serving
 //! ```
-//! Each is one packet: a byte that names it, and its fields, little-endian; text and bytes follow
-//! their length. Descriptors travel beside it. The packet's length is bounded
-//! ([`MESSAGE_BYTES_MAX`]), and so is all that it names.
+//! Each is one packet: a byte that names it, and its fields, little-endian; strings and bytes
+//! follow their length. Descriptors are passed along with the packet. The packet's length is
+//! bounded ([`MESSAGE_BYTES_MAX`]), and so is all that it names.
 
 use crate::connections::{HANDED_INPUT_BYTES_MAX, HandedConnection, HandedPhase};
 use crate::listen::SocketKind;
@@ -18,7 +18,7 @@ pub(crate) const VERSION: u16 = 2;
 /// The maximum size of a packet.
 pub(crate) const MESSAGE_BYTES_MAX: usize = 128 << 10;
 
-/// The maximum number of descriptors beside a packet.
+/// The maximum number of descriptors passed with a packet.
 pub(crate) const DESCRIPTORS_MAX: usize = 64;
 
 /// A packet of connections is sent once the connections in it take this many bytes.
@@ -29,7 +29,7 @@ const _: () = assert!(BATCH_BYTES + HANDED_INPUT_BYTES_MAX + 1024 <= MESSAGE_BYT
 /// The maximum number of sockets that are handed over besides those of connections.
 const SOCKETS_MAX: u16 = 256;
 
-/// The maximum length of a text in a message, in bytes.
+/// The maximum length of a string in a message, in bytes.
 const TEXT_BYTES_MAX: usize = 4096;
 
 /// "cHO", and the type of the first message.

@@ -171,8 +171,8 @@ impl Debug<'_> {
     }
 }
 
-/// `me key [b anything]`: as in memcached, `b` marks the key as base64 only if another word follows
-/// it.
+/// Decodes `me key [b anything]`. As in memcached, `b` marks the key as base64 only if another word
+/// follows it.
 pub(super) fn decode_debug<'a>(text: &'a [u8], line_len: usize) -> Decoded<'a> {
     let refused = Decoded::refused(reply::BAD_FORMAT, line_len);
     let Some(line) = Line::read(text, false) else { return refused };

@@ -357,7 +357,7 @@ pub(crate) const BUFFERS_BYTES: usize = PARTIAL_BYTES_MAX + READ_BYTES + OUTGOIN
 
 /// Buffers that the TLS connections of a worker use in turn.
 pub(crate) struct TlsBuffers {
-    /// Records as they arrive.
+    /// Encrypted records, as received from the socket.
     incoming: Box<[u8]>,
     /// Records to be sent, up to `outgoing_used`. Grows for the certificates of a long chain.
     outgoing: Vec<u8>,
