@@ -1,7 +1,7 @@
 //! The access log: one line of JSON for each request, written by a thread of its own.
 //!
 //! Requests and reloads never wait for the log: lines that do not fit into its queue are dropped
-//! and counted. At its end the sidecar waits for queued lines, but not for long.
+//! and counted. On exit the sidecar waits for queued lines, but not for long.
 
 use std::cell::Cell;
 use std::fs::{File, OpenOptions};
@@ -232,7 +232,7 @@ struct Line {
     key_id: Option<String>,
 }
 
-/// The maximum length of a path, host or key in the log, in bytes; longer texts are truncated.
+/// The maximum length of a path, host or key in the log, in bytes; longer values are truncated.
 const TEXT_BYTES_MAX: usize = 1024;
 
 impl Entry {

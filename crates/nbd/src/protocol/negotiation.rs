@@ -361,7 +361,7 @@ fn reply(out: &mut Vec<u8>, option: u32, kind: u32, data: &[&[u8]]) {
     out.extend_from_slice(&OPTION_REPLY_MAGIC.to_be_bytes());
     out.extend_from_slice(&option.to_be_bytes());
     out.extend_from_slice(&kind.to_be_bytes());
-    // The data are a few texts of limited length.
+    // The data are a few strings of limited length.
     out.extend_from_slice(&(len_bytes as u32).to_be_bytes());
     data.iter().for_each(|piece| out.extend_from_slice(piece));
 }

@@ -288,7 +288,7 @@ impl<'a> Fields<'a> {
         Ok(u32::from_be_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
     }
 
-    /// Takes a text that is preceded by its length.
+    /// Takes a string that is preceded by its length.
     pub(super) fn text(&mut self) -> Result<&'a str, Bad> {
         let length = self.word()? as usize;
         text(self.take(length)?)
@@ -300,7 +300,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// Returns bytes as a text: UTF-8 without NUL, of a valid length.
+/// Returns bytes as a string: UTF-8 without NUL, of a valid length.
 pub(super) fn text(bytes: &[u8]) -> Result<&str, Bad> {
     if bytes.len() > TEXT_BYTES_MAX {
         return Err(Bad::TooBig);

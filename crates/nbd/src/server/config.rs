@@ -132,9 +132,9 @@ impl ServerConfig {
     }
 }
 
-/// The memory of a connection apart from its requests, in bytes: buffers and TLS.
+/// The memory use of a connection apart from its requests, in bytes: buffers and TLS.
 const FIXED_BYTES: u64 = BUFFER_BYTES as u64 + 192 * 1024;
-/// The memory of a request in flight apart from its payload, in bytes.
+/// The memory use of a request in flight apart from its payload, in bytes.
 const REQUEST_BYTES: u64 = 1024;
 
 impl fmt::Debug for ServerConfig {

@@ -56,7 +56,7 @@ impl Credentials {
             && self.session_token.as_deref().is_none_or(is_valid)
     }
 
-    /// Returns the signature of a text with the key of a scope.
+    /// Returns the signature of a string with the key of a scope.
     fn sign(&self, scope: &str, text: &[u8]) -> [u8; 32] {
         let secret = match &self.secret {
             Secret::Fixed(secret) => Arc::clone(secret),

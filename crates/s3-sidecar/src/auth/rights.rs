@@ -19,7 +19,7 @@ pub(crate) fn is_reserved(bucket: &str) -> bool {
     RESERVED.contains(&bucket)
 }
 
-/// Returns whether a text is a valid bucket name.
+/// Returns whether a string is a valid bucket name.
 pub(crate) fn is_bucket(name: &str) -> bool {
     let is_letter = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
     let ends = |end: Option<u8>| end.is_some_and(|byte| byte.is_ascii_alphanumeric());
@@ -34,7 +34,7 @@ impl Place {
     /// Parses a scope: `*`, `BUCKET` or `BUCKET/PREFIX`.
     ///
     /// # Errors
-    /// The mistake in the text.
+    /// The mistake in the string.
     pub(crate) fn parse(text: &str) -> Result<Place, String> {
         if text == "*" {
             return Ok(Place::Everywhere);

@@ -199,7 +199,7 @@ impl SigningKey {
         SigningKey(Hmac::new_from_slice(key).expect("HMAC takes keys of any length"))
     }
 
-    /// Returns the signature of a text.
+    /// Returns the signature of a string.
     pub(crate) fn sign(&self, text: &[u8]) -> [u8; 32] {
         self.0.clone().chain_update(text).finalize().into_bytes().into()
     }

@@ -104,7 +104,7 @@ impl Head {
             && headers.get(LAST_MODIFIED).is_none_or(|time| Some(time) == self.last_modified.as_ref())
     }
 
-    /// Returns the approximate memory of the head in bytes.
+    /// Returns the approximate memory use of the head in bytes.
     pub(crate) fn bytes(&self) -> usize {
         let headers = self.headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 64);
         size_of::<Head>() + 256 + headers.sum::<usize>()

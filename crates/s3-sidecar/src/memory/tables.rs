@@ -15,7 +15,7 @@ use crate::http::target::ObjectKey;
 use crate::memory::changes::Moment;
 use crate::memory::generation::{GenerationId, Head, is_kept_apart, repeated_with_ids};
 
-/// The average memory of an entry about a missing object, in bytes. Longer entries leave less
+/// The average memory use of an entry about a missing object, in bytes. Longer entries leave less
 /// memory for others.
 pub(crate) const ABSENT_BYTES_EACH: usize = 1024;
 

@@ -8,8 +8,8 @@ use s3_sidecar::{Auth, CachePolicy, Fresh, Sidecar};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// An endpoint, and a sidecar that knows one of its objects. Nothing is ever fresh, and everything
-/// is served while the endpoint is unavailable.
+/// Returns an endpoint, and a sidecar that knows one of its objects. Nothing is ever fresh, and
+/// everything is served while the endpoint is unavailable.
 fn warm() -> (Endpoint, Sidecar) {
     let endpoint = Endpoint::start();
     endpoint.put("/bkt/k", object("one", "one"));

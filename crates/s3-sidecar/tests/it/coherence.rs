@@ -6,8 +6,8 @@ use std::time::Duration;
 use crate::support::{Act, Away, Client, Endpoint, Gate, Seen, ask, object, request};
 use s3_sidecar::{ControlError, Fresh, Invalidation, Names, Sidecar, SidecarConfig, SidecarControl};
 
-/// An endpoint with an object, and a sidecar that considers everything fresh forever and knows the
-/// object.
+/// Returns an endpoint with an object, and a sidecar that considers everything fresh forever and
+/// knows the object.
 fn warm() -> (Endpoint, Sidecar) {
     warm_with(|_| ())
 }
@@ -312,8 +312,8 @@ fn a_change_whose_answer_is_lost_may_come_about_later() {
     }
 }
 
-/// An endpoint that prepares answers to requests without `Cache-Control` when they arrive, and
-/// sends them once the gate is open.
+/// Returns an endpoint that prepares answers to requests without `Cache-Control` when they arrive,
+/// and sends them once the gate is open.
 fn holding_back() -> (Endpoint, Sidecar, std::sync::Arc<Gate>) {
     let (endpoint, sidecar) = warm();
     let gate = Gate::new();

@@ -14,7 +14,7 @@ fn whole() -> Vec<u8> {
     pattern(SIZE, 0)
 }
 
-/// An endpoint with one large object, and a sidecar in front of it.
+/// Returns an endpoint with one large object, and a sidecar in front of it.
 fn with_object() -> (Endpoint, Sidecar) {
     let endpoint = Endpoint::start();
     let mut large = object("large", whole());
