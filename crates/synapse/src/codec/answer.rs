@@ -1,4 +1,4 @@
-//! An answer of the contract as a frame: [`Outcome::encode`] beside [`Outcome::decode`].
+//! An answer of the contract as a frame: [`Outcome::encode`] and [`Outcome::decode`].
 
 use blocker::metrics::Families;
 use blocker::*;

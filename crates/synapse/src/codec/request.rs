@@ -1,4 +1,4 @@
-//! A request of the contract as a frame: [`Request::encode`] beside [`Request::decode`], an arm for
+//! A request of the contract as a frame: [`Request::encode`] and [`Request::decode`], an arm for
 //! each operation in both.
 //!
 //! A well-formed but meaningless request is answered with [`Error::Invalid`], and the connection

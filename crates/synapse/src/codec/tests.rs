@@ -16,7 +16,7 @@ fn object(name: &'static str) -> ObjectId {
     ObjectId::new(Namespace::new("vm").unwrap(), Name::new(name).unwrap())
 }
 
-/// A write with every field set.
+/// Returns a write with every field set.
 fn sample() -> Request {
     let write = WriteRequest::new(object("disk"), 8192, b"payload")
         .durability(Durability::Replicated(2))

@@ -57,7 +57,7 @@ pub struct ServerConfig {
     /// GiB.
     pub bytes_max: u64,
     /// The largest payload of a request or an answer in bytes, 4 096 to 1 GiB; the backend's own
-    /// limit counts as well. Default: 8 MiB.
+    /// limit also applies. Default: 8 MiB.
     pub request_bytes_max: u64,
     /// The maximum number of entries of a page of a listing, 1 to 100 000. Default: 1 000.
     pub list_entries_max: u32,
@@ -159,7 +159,7 @@ impl ServerConfig {
         check(self.handshake_timeout.is_zero(), "handshake_timeout", "must be above 0")
     }
 
-    /// Returns the maximum memory that a server with these settings takes beside its backend, in
+    /// Returns the maximum memory that a server with these settings takes besides its backend, in
     /// bytes.
     #[must_use]
     pub fn memory_bytes_max(&self) -> u64 {

@@ -28,7 +28,7 @@ use crate::input::{Frame, Input, Timer};
 /// A connection's minimum share of the bytes that may be outstanding: a few requests without a
 /// payload.
 pub(super) const SHARE_BYTES_MIN: u64 = 16 * 1024;
-/// The memory of a connection beside its requests, in bytes: buffers and names.
+/// The memory use of a connection besides its requests, in bytes: buffers and names.
 pub(super) const FIXED_BYTES: u64 = 512 * 1024;
 /// The number of bytes to be sent above which the connection stops reading.
 const OUTPUT_HIGH_BYTES: usize = 1 << 20;

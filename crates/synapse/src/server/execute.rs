@@ -125,7 +125,8 @@ impl Shared {
                     let expected = over(expected.len_bytes() as u64, limits.compare_bytes_max);
                     expected.or_else(|| over(data.len_bytes() as u64, limits.request_bytes_max))
                 }
-                // Zeros count as well, although they are not sent: the contract demands it.
+                // Runs of zeros count towards the limit although they are not sent, as the contract
+                // requires.
                 Change::WriteRuns { runs } => {
                     let bytes = runs.iter().fold(0_u64, |sum, run| sum.saturating_add(run.len_bytes()));
                     over(bytes, limits.request_bytes_max)

@@ -23,7 +23,7 @@ use blocker::Error;
 
 use crate::codec::{Kind, Op, Outcome, RequestId};
 
-/// The memory of a slot, in bytes.
+/// The memory use of a slot, in bytes.
 pub(super) const SLOT_BYTES: u64 = size_of::<Slot>() as u64;
 const _: () = assert!(SLOT_BYTES <= 192);
 

@@ -30,7 +30,7 @@ struct Environment {
 }
 
 impl Environment {
-    /// The faults of `plan` happen on the first connection.
+    /// Returns an environment in which the faults of `plan` happen on the first connection.
     async fn new(plan: Plan) -> Self {
         Self::with(plan, |_| {}).await
     }
@@ -83,7 +83,8 @@ async fn read_value(client: &dyn Blocker) -> Value {
     Value::from_bytes(&read.data.to_vec()).expect("a whole value")
 }
 
-/// Every byte of the handshake and of both ends, and many positions in the payloads between.
+/// Returns the positions of faults: every byte of the handshake and of both ends, and many
+/// positions in the payloads between.
 fn positions(total: u64) -> impl Iterator<Item = u64> {
     (0..=total).filter(move |at| *at < 700 || at + 300 > total || at % 61 == 0)
 }
@@ -247,8 +248,8 @@ fn a_session_that_was_forgotten_leaves_the_outcome_unknown() {
     });
 }
 
-/// The connections with numbers in `vain` break before their welcome is complete. The first
-/// connection loses its first answer by the fault `lost`.
+/// Returns plans by which the connections with numbers in `vain` break before their welcome is
+/// complete. The first connection loses its first answer by the fault `lost`.
 fn handshakes_in_vain(
     [_, welcome]: [u64; 2],
     lost: Fault,

@@ -59,12 +59,12 @@ impl Raw {
         let _ = self.stream.write_all(&out).await;
     }
 
-    /// The next frame.
+    /// Returns the next frame.
     async fn frame(&mut self) -> Vec<u8> {
         self.try_frame().await.expect("a frame, not the end")
     }
 
-    /// The next frame; `None` at the end.
+    /// Returns the next frame; `None` at the end.
     async fn try_frame(&mut self) -> Option<Vec<u8>> {
         loop {
             if let Some(measured) = measure(&self.buffer, 64 << 20).unwrap() {

@@ -206,8 +206,8 @@ fn the_verdict_is_that_of_trying_every_order() {
     assert!(good > 2_000 && bad > 2_000, "{good} good, {bad} bad");
 }
 
-/// An exhaustive search: every arrangement of every subset of operations that includes all known
-/// ones.
+/// Searches exhaustively: tries every arrangement of every subset of operations that includes all
+/// known ones.
 fn some_order_explains(history: &[Operation], order: &mut Vec<usize>) -> bool {
     if is_an_order_of(history, order) {
         return true;

@@ -14,7 +14,7 @@ use crate::support::net::tcp::TcpRelay;
 
 const LONG: Duration = Duration::from_secs(3600);
 
-/// A client and a server with `plan` between them.
+/// Returns a client and a server with `plan` between them.
 fn joined(plan: Plan) -> (DuplexStream, DuplexStream, Arc<Hits>) {
     let (client, client_far) = duplex(1 << 20);
     let (server_far, server) = duplex(1 << 20);

@@ -225,7 +225,7 @@ fn framed(op: Op, name: &str, encode: impl FnOnce(&mut Vec<u8>)) -> Vector {
     Vector { op, name: name.into(), bytes }
 }
 
-/// The handshake, and frames that do not belong to a request.
+/// Returns the handshake, and frames that do not belong to a request.
 fn greeting() -> Vec<Vector> {
     let session = SessionId { client: *b"0123456789abcdef", lane: 1 };
     let credits = Credits { slots: 64, bytes: 32 << 20 };
