@@ -343,7 +343,7 @@ fn info(op: Op, object: Option<&ObjectId>, offset: u64, len: u64) -> CallInfo {
     CallInfo { number: 0, op, object, offset, len, durability: None, stamp: None, deadline: None }
 }
 
-/// The operation of a change, and its range.
+/// Returns the operation of a change, and its range.
 fn range(change: &Change) -> (Op, u64, u64) {
     match change {
         Change::Write { offset, data } => (Op::Write, *offset, data.len_bytes() as u64),

@@ -39,7 +39,7 @@ pub(crate) fn check_new_name(name: &str) -> Result<()> {
     Err(Error::Invalid(format!("the name {name:?} {why}: a name has none")))
 }
 
-/// Returns whether a text displays a character unambiguously. Control characters, invisible
+/// Returns whether a character is displayed unambiguously. Control characters, invisible
 /// characters, and characters that change the direction of the text, such as U+202E, are not
 /// displayed unambiguously.
 #[must_use]

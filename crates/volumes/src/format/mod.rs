@@ -47,7 +47,7 @@ fn sealed(mut bytes: Vec<u8>) -> Vec<u8> {
     bytes
 }
 
-/// Appends a text, preceded by its length.
+/// Appends a string, preceded by its length.
 fn put_text(into: &mut Vec<u8>, text: &str) {
     let len = u16::try_from(text.len()).expect("names have at most 200 bytes");
     into.extend_from_slice(&len.to_le_bytes());
@@ -109,7 +109,7 @@ impl<'a> Reader<'a> {
         self.take().map(u128::from_le_bytes)
     }
 
-    /// Returns a text of at most `NAME_BYTES_MAX` bytes.
+    /// Returns a string of at most `NAME_BYTES_MAX` bytes.
     fn text(&mut self) -> Result<String, String> {
         let len = usize::from(u16::from_le_bytes(self.take()?));
         if len > NAME_BYTES_MAX || len > self.rest.len() {

@@ -31,7 +31,7 @@ use crate::format::entry::Entry;
 use crate::format::{OverlayLog, OverlayRecord};
 use crate::space::OverlayMemory;
 
-/// The approximate memory of one object's overlay, in addition to its runs.
+/// The approximate memory use of one object's overlay, in addition to its runs.
 const OBJECT_BYTES: u64 = 512;
 
 /// The overlays of a volume.

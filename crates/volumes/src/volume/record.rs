@@ -153,7 +153,7 @@ impl Inner {
                 self.write_page(recorder, number, at.allocation(), entries, old).await?;
                 let mut state = self.state.lock();
                 state.recorded.pages[page] = Some(entries.clone());
-                // Done at once: beside a snapshot, the copy may get an overlay from now on, and be
+                // Done at once: during a snapshot, the copy may get an overlay from now on, and be
                 // replaced itself.
                 state.forget_recorded();
             } else {

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use blocker::Segments;
 
-/// The approximate memory of a run in addition to its bytes. It is counted so that many runs of one
-/// byte are limited as well.
+/// The approximate memory use of a run in addition to its bytes. It is counted so that many runs of
+/// one byte are limited as well.
 const RUN_BYTES: u64 = 256;
 
 /// A part of one change's data.
@@ -62,7 +62,7 @@ impl Runs {
         2 * RUN_BYTES + if is_data { length } else { 0 }
     }
 
-    /// Returns the memory of the runs.
+    /// Returns the memory use of the runs.
     pub(super) fn held_bytes(&self) -> u64 {
         self.held_bytes
     }

@@ -49,7 +49,8 @@ pub(crate) async fn snapshot_all(volumes: &[&Inner], name: &str, made_unix_secon
             return Err(Error::Limit(format!("a volume has at most {NODES_MAX} snapshots: delete some")));
         }
     }
-    // Snapshots have no overlays: all objects are merged first, most of them beside client writes.
+    // Snapshots have no overlays: all objects are merged first, most of them concurrently with
+    // client writes.
     let mut kept_out = Vec::new();
     for (volume, recorder) in volumes.iter().zip(&mut recorders) {
         kept_out.push(volume.merged_for_snapshot(recorder).await?);

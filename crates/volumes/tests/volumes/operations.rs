@@ -401,7 +401,8 @@ fn a_flush_that_is_given_up_leaves_the_volume_usable() {
     }
 }
 
-/// The first call stores the page, the second the head.
+/// Returns whether a call is the first (`nth` is 0), which stores the page, or the second, which
+/// stores the head.
 fn is_nth(call: &CallInfo, nth: usize) -> bool {
     let name = call.object.as_ref().map(|object| object.name.as_bytes().to_vec()).unwrap_or_default();
     if nth == 0 { name.starts_with(b"m/") } else { name == b"head" }

@@ -38,7 +38,8 @@ fn snapshotted(records_at_once: bool) -> World {
 }
 
 impl World {
-    /// The process ends without a shutdown; the store keeps its content.
+    /// Ends the process without a shutdown, and opens the volume again; the store keeps its
+    /// content.
     fn anew(self) -> Self {
         let Self { records_at_once, store, volumes, disk } = self;
         drop((volumes, disk));

@@ -39,7 +39,7 @@ fn byte(disk: &Volume, object: u64) -> u8 {
     block_on(disk.read(object * OBJECT, 1)).unwrap().to_vec()[0]
 }
 
-/// Creates a volume with space for `objects` objects beside its head, and opens it.
+/// Creates a volume with space for `objects` objects besides its head, and opens it.
 fn limited(store: &Arc<Memory>, objects: u64) -> (Volumes, Volume) {
     let volumes = volumes_of(store, false);
     let settings = Settings { object_bytes: Some(OBJECT), ..Settings::default() };

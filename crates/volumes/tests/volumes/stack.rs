@@ -51,14 +51,14 @@ impl Stack {
         Self::of(Arc::new(S3Store::open_over(&config, server, Arc::new(SystemClock)).unwrap()))
     }
 
-    /// RADOS, with a separate root in the pool of a cluster.
+    /// Returns a stack over RADOS, with a separate root in the pool of a cluster.
     pub(crate) fn rados(cluster: &Cluster, root: &str) -> Self {
         let mut config = RadosConfig::new("cached");
         (config.conf_file, config.root) = (Some(cluster.conf()), root.to_owned());
         Self::of(Arc::new(RadosStore::open(config).unwrap()))
     }
 
-    /// A synapse server over this stack, and a client of it.
+    /// Adds a synapse server in front of this stack, and a client of it.
     pub(crate) fn over_synapse(self) -> Self {
         let (None, directory) = self._kept else { panic!("one server is enough") };
         let runtime =
@@ -73,7 +73,7 @@ impl Stack {
         Self { store, _kept: (Some(Host { _server: server, _runtime: runtime }), Some(place)) }
     }
 
-    /// A small cache over this stack.
+    /// Adds a small cache in front of this stack.
     pub(crate) fn cached(self, write: WriteMode, writer: Writer) -> Self {
         let store = cache(self.store, write, writer);
         Self { store, _kept: self._kept }
