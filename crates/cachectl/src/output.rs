@@ -60,7 +60,7 @@ impl Output {
     }
 }
 
-/// Returns a text in which characters that a terminal would interpret, or not show, are escaped:
+/// Returns a string in which characters that a terminal would interpret, or not show, are escaped:
 /// names may contain any bytes.
 fn shown(text: &str) -> String {
     escaped(text, |letter| letter.escape_unicode().to_string())

@@ -192,7 +192,7 @@ impl AdminServer {
         &self.addresses
     }
 
-    /// Returns the maximum memory of the listener, in bytes.
+    /// Returns the maximum memory use of the listener, in bytes.
     #[must_use]
     pub fn memory_bytes_max(&self) -> u64 {
         self.memory_bytes_max

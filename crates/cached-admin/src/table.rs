@@ -131,7 +131,7 @@ with_defaults! {
 }
 
 impl AdminConfig {
-    /// Returns the maximum memory of a listener with these settings, in bytes.
+    /// Returns the maximum memory use of a listener with these settings, in bytes.
     #[must_use]
     pub fn memory_bytes_max(&self) -> u64 {
         let connection_bytes = CONNECTION_BYTES + self.body_bytes_max as u64 + SMALL_RESPONSE_BYTES as u64;
@@ -139,8 +139,8 @@ impl AdminConfig {
     }
 }
 
-/// The memory of a connection in addition to bodies, in bytes: buffers for the heads of requests
-/// and responses, and TLS.
+/// The memory use of a connection in addition to bodies, in bytes: buffers for the heads of
+/// requests and responses, and TLS.
 const CONNECTION_BYTES: u64 = 2 * HEAD_BYTES_MAX as u64 + 64 * 1024;
 
 /// The default address to listen on: the port that memcached's exporter uses, so that scrape

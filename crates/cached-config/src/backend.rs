@@ -39,7 +39,7 @@ config_keys! {
     /// The keys of `kind = "memory"`.
     pub struct MemoryTable over MemoryConfig = MemoryConfig::default();
 
-    /// The maximum memory of all objects together.
+    /// The maximum memory use of all objects together.
     pub bytes_max: Size = size(bytes_max), in Size(1 << 20)..=Size(1 << 50);
 }
 

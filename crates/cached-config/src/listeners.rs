@@ -105,7 +105,7 @@ impl Listening {
         Listening { key, place: Place::Unix(path.to_owned()) }
     }
 
-    /// Returns the addresses in a table: `host:port`, or `unix:` and a path. Other texts are left
+    /// Returns the addresses in a table: `host:port`, or `unix:` and a path. Other strings are left
     /// out.
     pub fn of<'a>(key: &'static str, texts: &'a [String]) -> impl Iterator<Item = Listening> + 'a {
         texts.iter().filter_map(move |text| match text.strip_prefix("unix:") {
@@ -221,7 +221,7 @@ impl SynapseTable {
     /// Returns the addresses to listen on.
     ///
     /// # Errors
-    /// The text that is not an address.
+    /// The string that is not an address.
     pub fn addresses(&self) -> Result<Vec<Address>, ConfigError> {
         let wrong = |error: AddressError| ConfigError::new("synapse.listen", error);
         self.listen.iter().map(|text| text.parse().map_err(wrong)).collect()

@@ -281,7 +281,7 @@ impl ObjectsTable {
         self.journal.as_ref().map_or(Ok(()), |journal| journal.check(self))
     }
 
-    /// Returns the maximum memory of the cache, in bytes: content, and bookkeeping as if every
+    /// Returns the maximum memory use of the cache, in bytes: content, and bookkeeping as if every
     /// object had the maximum size and all of its slots were known, which copies and discards can
     /// cause without content.
     #[must_use]
@@ -295,10 +295,10 @@ impl ObjectsTable {
     }
 }
 
-/// The memory of a bucket in addition to its content: its masks and count, and its share of the
+/// The memory use of a bucket in addition to its content: its masks and count, and its share of the
 /// policy's queues.
 const BUCKET_OVERHEAD_BYTES: u64 = 24;
-/// The memory of an object in the index, with a name of typical length.
+/// The memory use of an object in the index, with a name of typical length.
 const OBJECT_BYTES: u64 = 350;
 /// The number of slots in a chunk, the unit in which an object's slots are allocated, and the
 /// memory of a chunk.

@@ -118,7 +118,7 @@ mod store {
         }
     }
 
-    /// The text of the error begins with the name of the key.
+    /// Converts an error of the store, whose message begins with the name of the key.
     fn mistake(error: blocker::Error) -> Result<(), ConfigError> {
         let new = |why: &str| ConfigError::new("objects.backend", why);
         Err(match error {

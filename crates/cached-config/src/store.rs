@@ -247,7 +247,7 @@ fn file(table: &FileTable, options: &OpenOptions) -> Result<Store, StartError> {
 
 #[cfg(feature = "rados")]
 fn rados(table: &RadosTable, options: &OpenOptions) -> Result<Store, StartError> {
-    /// The memory of a cached head, as documented by `blocker-rados`.
+    /// The memory use of a cached head, as documented by `blocker-rados`.
     const HEAD_BYTES: u64 = 150;
     let mut config = table.store(options.object_bytes_max);
     if let Some(timeout) = options.timeout {

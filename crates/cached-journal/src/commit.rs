@@ -293,7 +293,7 @@ impl Shared {
         }
     }
 
-    /// The thread that watches the commits. It abandons commits that take too long, until the
+    /// Watches the commits, on a thread of its own: abandons commits that take too long, until the
     /// journal has closed.
     pub(crate) fn run_watch(&self) {
         loop {
@@ -345,7 +345,7 @@ impl Shared {
         committer.gather.waited(wanted, records);
     }
 
-    /// The commit thread: commits until the journal closes.
+    /// Commits, on the commit thread, until the journal closes.
     pub(crate) fn run_commits(&self) {
         loop {
             while self.commit_next() {

@@ -129,7 +129,7 @@ pub struct Record<'a> {
 }
 
 impl Record<'_> {
-    /// The number of bytes in the payload.
+    /// Returns the number of bytes in the payload.
     pub fn payload_bytes(&self) -> u64 {
         self.payload.iter().map(|slice| slice.len() as u64).sum()
     }

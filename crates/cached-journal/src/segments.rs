@@ -324,7 +324,7 @@ impl Shared {
         true
     }
 
-    /// The preparing thread: creates segments until the journal closes.
+    /// Creates segments, on a thread of its own, until the journal closes.
     pub(crate) fn run_prepares(&self) {
         loop {
             while self.prepare_next() {}

@@ -150,7 +150,8 @@ impl Shared {
     }
 }
 
-/// The collector is on this host or near it, so no proxy from the environment applies.
+/// Returns an HTTP client for the collector. The collector is on this host or near it, so no proxy
+/// from the environment applies.
 fn client(origin: &Origin) -> io::Result<Blocking> {
     let connector = Route::new(REQUEST_TIMEOUT).with_tls(cached_tls::client::no_authorities(), true);
     Blocking::new(connector, &format!("{}/{}", origin.program, origin.version), Some(REQUEST_TIMEOUT))

@@ -64,8 +64,8 @@ fn value(entry: &ListEntry) -> Value {
     json!({ "name": name, "size_bytes": entry.size_bytes, "version": entry.version.0 })
 }
 
-/// JSON has no byte strings: a name that is text is shown as text, any other name as a list of its
-/// bytes.
+/// Returns a name as JSON, which has no byte strings: a name that is text is shown as text, any
+/// other name as a list of its bytes.
 fn name_value(name: &Name) -> Value {
     match std::str::from_utf8(name.as_bytes()) {
         Ok(text) => json!(text),

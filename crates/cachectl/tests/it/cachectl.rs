@@ -331,7 +331,7 @@ fn is_root(what: &str) -> bool {
 /// Owner, inode, length and modification time, in seconds and nanoseconds.
 type State = (u32, u64, u64, i64, i64);
 
-/// The state of everything below a directory.
+/// Returns the state of everything below a directory.
 fn snapshot(dir: &Path) -> Vec<(std::path::PathBuf, State)> {
     let (mut left, mut found) = (vec![dir.to_path_buf()], Vec::new());
     while let Some(path) = left.pop() {

@@ -20,7 +20,7 @@ const KEPT_MAX: usize = 512;
 /// The maximum number of lines that are logged per second.
 const LINES_PER_SECOND: u32 = 10;
 
-/// A duration in whole microseconds.
+/// Returns a duration in whole microseconds.
 #[must_use]
 pub fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)

@@ -35,7 +35,8 @@ fn content(disk: &SimulatedDisk) -> Option<Content> {
     Some(content)
 }
 
-/// A journal in which every segment has been reused several times, and whose log spans several.
+/// Returns a journal in which every segment has been reused several times, and whose log spans
+/// several.
 fn journal() -> (SimulatedDisk, Content) {
     let kit = Kit::new(SEGMENTS);
     let journal = kit.open_ready();

@@ -7,7 +7,7 @@ use super::kit::{Kit, Model};
 use crate::disk::simulated::{Faults, Random};
 use crate::{AppendError, Journal};
 
-/// One step of a history.
+/// Makes one step of a history.
 fn step(journal: &Journal, model: &mut Model, random: &mut Random) {
     match random.below(10) {
         0..5 => match model.append(journal, random) {

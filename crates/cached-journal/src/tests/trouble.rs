@@ -48,7 +48,7 @@ fn a_failed_sync_fails_its_records_and_appends_until_a_new_segment_works() {
     }
 }
 
-/// A commit thread that a test steps.
+/// Starts a commit thread that a test steps.
 fn commit_beside(journal: &Arc<Journal>) -> std::thread::JoinHandle<bool> {
     let journal = Arc::clone(journal);
     std::thread::spawn(move || journal.step_commit())

@@ -145,7 +145,7 @@ impl Repeats {
 
 /// The maximum number of lines kept in memory.
 pub const TAIL_LINES: usize = 512;
-/// The maximum size of the texts kept in memory, in bytes.
+/// The maximum size of the strings kept in memory, in bytes.
 pub const TAIL_BYTES_MAX: usize = 256 << 10;
 
 /// The last lines.

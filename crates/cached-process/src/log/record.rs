@@ -8,7 +8,7 @@ use tracing::field::{Field, Visit};
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 
-/// The maximum length of the text of a message or field, in bytes; longer texts are truncated.
+/// The maximum length of the text of a message or field, in bytes; longer strings are truncated.
 const TEXT_BYTES_MAX: usize = 4096;
 
 /// One line of the log.
@@ -122,7 +122,7 @@ impl Record {
         line.push('\n');
     }
 
-    /// Returns the number of bytes of its texts.
+    /// Returns the number of bytes of its strings.
     pub(super) fn text_bytes(&self) -> usize {
         let fields = self.fields.iter().map(|(_, value)| match value {
             Value::Text(text) => text.len(),
@@ -156,8 +156,8 @@ impl Serialize for Record {
     }
 }
 
-/// Appends a text without its control characters. The text may come from a peer, and must not end
-/// the line or send commands to a terminal. `is_quoted` adds quotes.
+/// Appends a string without its control characters. The string may come from a peer, and must not
+/// end the line or send commands to a terminal. `is_quoted` adds quotes.
 fn push_escaped(line: &mut String, text: &str, is_quoted: bool) {
     let quote = if is_quoted { "\"" } else { "" };
     line.push_str(quote);
@@ -210,13 +210,13 @@ impl Visit for Record {
 
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
         let mut text = Bounded::default();
-        // This fails if the text is too long, which is then truncated.
+        // This fails if the string is too long, which is then truncated.
         let _ = write!(text, "{value:?}");
         self.push(field, Value::Text(text.0));
     }
 }
 
-/// A text that is truncated at its maximum length.
+/// A string that is truncated at its maximum length.
 #[derive(Default)]
 struct Bounded(String);
 

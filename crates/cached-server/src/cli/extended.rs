@@ -296,7 +296,7 @@ fn slab_sizes(value: Option<&str>) -> Result<Vec<usize>, Failure> {
     Ok(sizes)
 }
 
-/// Returns the number at the start of a text, and the rest of the text.
+/// Returns the number at the start of a string, and the rest of the string.
 pub(super) fn leading_number(text: &str) -> Option<(i64, &str)> {
     let text = text.trim_start();
     let digits_from = usize::from(text.starts_with(['-', '+']));

@@ -49,7 +49,7 @@ fn names(arg: &Arg) -> String {
     }
 }
 
-/// Appends names and, in a column beside them, a text.
+/// Appends names and, in a column next to them, a description.
 fn push_entry(text: &mut String, names: &str, help: &str) {
     const COLUMN: usize = 26;
     const WIDTH: usize = 110;

@@ -137,7 +137,7 @@ impl Cli {
         ))
     }
 
-    /// `-a`, `-m`, `-I`.
+    /// Applies `-a`, `-m` and `-I`.
     fn sizes(&self, settings: &mut Settings, notes: &mut Vec<String>) -> Result<(), Failure> {
         if let Some(text) = &self.unix_mask {
             let Ok(mask) = u32::from_str_radix(text.trim(), 8) else {
@@ -161,7 +161,7 @@ impl Cli {
         Ok(())
     }
 
-    /// `-c`, `-t`, `-R`, `-b`.
+    /// Applies `-c`, `-t`, `-R` and `-b`.
     fn counts(&self, settings: &mut Settings, notes: &mut Vec<String>) -> Result<(), Failure> {
         if let Some(text) = &self.conn_limit {
             settings.connections_max = positive("-c", text, "Maximum connections", notes)? as usize;
@@ -238,7 +238,8 @@ impl Cli {
         Ok(())
     }
 
-    /// `-f`, `-n`, and the chunk options of `-o`: they define the size classes of reports only.
+    /// Reads `-f`, `-n`, and the chunk options of `-o`, which define the size classes of reports
+    /// only.
     fn classes(
         &self,
         settings: &Settings,
@@ -260,7 +261,7 @@ impl Cli {
         Ok(classes)
     }
 
-    /// `-N`.
+    /// Applies `-N`.
     fn napi_ids(
         &self,
         settings: &Settings,

@@ -238,7 +238,7 @@ fn version_help_and_license_are_printed() {
     }
 }
 
-/// A configuration file, and `--config` with its path.
+/// Returns a configuration file, and `--config` with its path.
 fn file(text: &str) -> (tempfile::NamedTempFile, String) {
     let file = tempfile::NamedTempFile::new().expect("a file");
     std::fs::write(file.path(), text).expect("its text");

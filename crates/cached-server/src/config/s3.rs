@@ -108,7 +108,7 @@ const NEGATIVE_BYTES_EACH: u64 = 1 << 10;
 const CHANGES_BYTES: u64 = 32 << 20;
 /// The maximum size of access log lines that are waiting to be written.
 const LOG_BYTES: u64 = 16 << 20;
-/// The memory of a connection besides its buffers.
+/// The memory use of a connection besides its buffers.
 const CONNECTION_BYTES: u64 = 16 << 10;
 
 impl S3Table {
@@ -234,7 +234,7 @@ impl S3Table {
         2 * self.connections_max + self.listen.len() * (1 + self.threads) + threads + 9
     }
 
-    /// Returns the maximum memory of the sidecar, in bytes: bodies, headers, and the buffers of
+    /// Returns the maximum memory use of the sidecar, in bytes: bodies, headers, and the buffers of
     /// connections on both sides.
     pub fn bytes_max(&self) -> u64 {
         let connection = 4 * self.head_bytes_max.0 + CONNECTION_BYTES;

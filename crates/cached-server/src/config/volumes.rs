@@ -153,13 +153,13 @@ impl NbdTable {
     /// Returns the addresses to listen on.
     ///
     /// # Errors
-    /// The text that is not an address.
+    /// The string that is not an address.
     pub(crate) fn addresses(&self) -> Result<Vec<Address>, ConfigError> {
         let wrong = |error: AddressError| ConfigError::new("nbd.listen", error);
         self.listen.iter().map(|text| text.parse().map_err(wrong)).collect()
     }
 
-    /// Returns the addresses for a check of all listeners; texts that are not addresses are left
+    /// Returns the addresses for a check of all listeners; strings that are not addresses are left
     /// out.
     pub(crate) fn listening(&self) -> Vec<Listening> {
         let addresses = self.listen.iter().filter_map(|text| text.parse::<Address>().ok());

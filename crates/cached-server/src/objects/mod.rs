@@ -168,12 +168,12 @@ impl Objects {
         Ok(Some(Objects { open, memory_bytes_max, thread }))
     }
 
-    /// Returns the maximum memory of cache and store, in bytes.
+    /// Returns the maximum memory use of cache and store, in bytes.
     pub fn memory_bytes_max(&self) -> u64 {
         self.memory_bytes_max
     }
 
-    /// Returns the maximum memory of the listeners, including that of volumes, in bytes.
+    /// Returns the maximum memory use of the listeners, including that of volumes, in bytes.
     pub fn listener_bytes_max(&self) -> u64 {
         let Parts { listener, volumes, .. } = &self.open.parts;
         let volumes = volumes.as_ref().map_or(0, VolumeService::memory_bytes_max);

@@ -44,7 +44,7 @@ pub(super) struct Screen {
     pub(super) colors: bool,
 }
 
-/// The kind of a text, which decides its style.
+/// The kind of a string, which decides its style.
 #[derive(Clone, Copy)]
 enum Kind {
     Quiet,
@@ -259,7 +259,7 @@ fn pad(text: &str, to: usize) -> String {
     format!("{text}{}", " ".repeat(to.saturating_sub(width(text))))
 }
 
-/// Returns as much of a text as fits.
+/// Returns as much of a string as fits.
 fn cut(text: &str, room: usize) -> String {
     if width(text) <= room {
         return text.to_owned();
@@ -278,7 +278,7 @@ fn cut(text: &str, room: usize) -> String {
     kept
 }
 
-/// Returns a text as lines of at most `room` columns, split between words.
+/// Splits a string between words into lines of at most `room` columns.
 fn wrapped(text: &str, room: u16) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in text.split(' ') {

@@ -66,7 +66,7 @@ fn text(screen: &Screen, width: u16, height: u16) -> String {
     drawn(screen, width, height).0.join("\n")
 }
 
-/// Asserts that a text contains these parts, whatever the number of spaces between words.
+/// Asserts that a string contains these parts, whatever the number of spaces between words.
 fn has(text: &str, parts: &[&str]) {
     let squeezed = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
     for part in parts {

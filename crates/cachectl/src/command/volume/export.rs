@@ -66,7 +66,7 @@ impl Export {
         context.output.write(text, &json!({ "name": shown, "size_bytes": size, "data_bytes": data }))
     }
 
-    /// The file, unless it is standard output.
+    /// Returns the file, unless it is standard output.
     fn path(&self) -> Option<&std::path::Path> {
         self.file.as_deref().filter(|path| path.as_os_str() != "-")
     }

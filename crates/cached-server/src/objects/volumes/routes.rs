@@ -223,8 +223,8 @@ impl Jobs {
         self.run_for(WAIT_MAX, Arc::clone(&progress), Box::pin(job(progress))).await
     }
 
-    /// The job is boxed, so that the code that follows is compiled once, not for each kind of
-    /// request.
+    /// Runs a job, and waits for it for a limited time. The job is boxed, so that the code that
+    /// follows is compiled once, not for each kind of request.
     async fn run_for(&self, wait_max: Duration, progress: Arc<Progress>, work: Work) -> Answer {
         let (number, ended) = match self.start(progress, work) {
             Ok(started) => started,
