@@ -259,7 +259,7 @@ impl Browser {
         }
     }
 
-    /// Types a text into the focused element.
+    /// Types text into the focused element.
     pub fn write(&mut self, text: &str) {
         self.call("Input.insertText", json!({ "text": text }));
     }

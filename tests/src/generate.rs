@@ -79,7 +79,7 @@ const WORD_KEYS: &[&str] = &["a", "b", "key", "a_rather_long_key_with_a_number_0
 const COUNTER_KEYS: &[&str] = &["n1", "n2", "n3"];
 const EXPTIMES: &[&str] = &["0", "0", "0", "1000", "100000", "2592000", "2147483647", "-1"];
 
-/// Every generated key, and the decoded form of the one in base64.
+/// Returns every generated key, and the decoded form of the one in base64.
 pub fn all_keys() -> impl Iterator<Item = &'static str> {
     WORD_KEYS.iter().chain(COUNTER_KEYS).copied().chain(["foo"])
 }
@@ -113,7 +113,7 @@ fn noreply(random: &mut SmallRng) -> &'static str {
     if random.random_bool(0.1) { " noreply" } else { "" }
 }
 
-/// A classic text request.
+/// Returns a classic text request.
 pub fn text(random: &mut SmallRng, dialect: Dialect) -> Generated {
     let ((k, is_counter), exptime) = (key(random), *EXPTIMES.choose(random).expect("times"));
     let flags: u32 = *[0, 1, 5, 65_535, u32::MAX].choose(random).expect("flags");
@@ -257,7 +257,7 @@ const MA_FLAGS_WORDS: usize = 9;
 const MS_FLAGS_DEBIAN: usize = 12;
 const MD_FLAGS_DEBIAN: usize = 5;
 
-/// A meta request.
+/// Returns a meta request.
 pub fn meta(random: &mut SmallRng, dialect: Dialect) -> Generated {
     let (k, is_counter) = key(random);
     let mut flags = String::new();
@@ -307,7 +307,7 @@ pub fn meta(random: &mut SmallRng, dialect: Dialect) -> Generated {
     }
 }
 
-/// A binary request; its opaque is its number in the batch.
+/// Returns a binary request; its opaque is its number in the batch.
 pub fn binary(random: &mut SmallRng, number: u32) -> Generated {
     let (k, is_counter) = key(random);
     let quiet = |name: &str, random: &mut SmallRng| -> u8 {
@@ -394,7 +394,7 @@ pub fn normalize_text(reply: &[u8], returned: &mut CasValues) -> Vec<u8> {
     out
 }
 
-/// `c123` stands for any CAS value, `t123` and `l5` for any time.
+/// Replaces the digits of `c123` (any CAS value), and of `t123` and `l5` (any time), by `#`.
 fn even_word(word: &str) -> String {
     let digits = word.len() > 1 && word[1..].bytes().all(|byte| byte.is_ascii_digit());
     match word.as_bytes().first() {

@@ -104,7 +104,7 @@ pub struct Fields {
 /// Reads all cases of a script.
 ///
 /// # Errors
-/// A text that names file and line.
+/// A message that names file and line.
 pub fn parse(file: &str, text: &str) -> Result<Vec<Case>, String> {
     let mut cases: Vec<Case> = Vec::new();
     for (number, line) in text.lines().enumerate() {

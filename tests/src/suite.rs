@@ -79,7 +79,7 @@ impl Pass {
     pub const ALL: [Pass; 2] = [Pass::Plain, Pass::Tls];
 }
 
-/// The committed list.
+/// Returns the committed list.
 ///
 /// # Panics
 /// If the list cannot be read.

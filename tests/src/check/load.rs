@@ -23,7 +23,7 @@ const DELAY_MOVE_SECS: u32 = 102;
 /// The number of values between two fences of a flood.
 const FLOOD: usize = 300;
 
-/// A client that changes its own keys and reads all keys, with one request at a time.
+/// Runs a client that changes its own keys and reads all keys, with one request at a time.
 pub fn usual(shared: &Shared<'_>, owner: usize, speaks: Speaks, seed: u64) {
     let mut random = SmallRng::seed_from_u64(seed);
     let mut client = Client::new(shared.server.connect(), speaks);

@@ -9,7 +9,7 @@
 //! | [`beside`] | the same random requests to an endpoint and through the sidecar |
 //! | [`mode`] | the ways of authentication that are judged |
 //! | [`judge`] | s3-tests: one pass over the suite, and what became of each test |
-//! | [`compare`] | two passes beside each other, and the differences that are expected |
+//! | [`compare`] | two passes side by side, and the differences that are expected |
 
 pub mod beside;
 pub mod compare;

@@ -39,8 +39,9 @@ impl fmt::Display for Report {
     }
 }
 
-/// The configuration from README, with little memory, so that data do not stay in the journal
-/// alone. Every acknowledged write survives a kill, as required if the guest continues after one.
+/// Returns the configuration from README, with little memory, so that data do not stay in the
+/// journal alone. Every acknowledged write survives a kill, as required if the guest continues
+/// after one.
 fn configuration(place: &str) -> String {
     format!(
         "[objects]\nwrite = \"back\"\nwriter = \"cache\"\ndurability = \"journaled\"\nmemory_bytes_max = \"64 MiB\"\n\

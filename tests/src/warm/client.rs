@@ -141,7 +141,7 @@ impl Client {
         }
     }
 
-    /// The keys of a client.
+    /// Returns the keys of a client.
     pub fn keys(number: usize) -> impl Iterator<Item = String> {
         (0..KEYS).map(move |n| format!("client-{number}-key-{n}"))
     }

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 /// The time limit for a condition. Generous, because the machine may be busy.
 const DEADLINE: Duration = Duration::from_secs(180);
 
-/// Whether the server under test has an admin listener: memcached has none.
+/// Returns whether the server under test has an admin listener: memcached has none.
 fn is_cached() -> bool {
     Program::under_test().flavour == Flavour::Cached
 }

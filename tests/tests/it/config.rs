@@ -5,7 +5,7 @@ use cached_tests::program::{Flavour, Program};
 use cached_tests::server::{Server, Start};
 use std::path::PathBuf;
 
-/// memcached has no such file.
+/// Returns whether the program under test is `cached`: memcached has no configuration file.
 fn is_cached() -> bool {
     Program::under_test().flavour == Flavour::Cached
 }

@@ -104,7 +104,7 @@ fn flip(path: &Path, offset: u64) {
 }
 
 /// Asserts that a start is refused with one line that names file and key, and contains all of these
-/// texts.
+/// strings.
 #[track_caller]
 fn assert_refused(site: &Site, contains: &[&str]) {
     assert_refused_with(CONFIGURATION, site, contains);
@@ -339,7 +339,7 @@ fn a_directory_of_other_files_is_refused_and_left_alone() {
         );
         std::fs::remove_file(foreign).expect("the file");
         site.start().end();
-        // Beside a journal these files do no harm.
+        // In the directory of a journal, these files do no harm.
         std::fs::write(site.journal.join("notes"), b"mine").expect("a file");
         site.start().end();
         assert_eq!(std::fs::read(site.journal.join("notes")).expect("the file"), b"mine");

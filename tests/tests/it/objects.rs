@@ -212,7 +212,8 @@ fn kill_loses_only_unflushed_data() {
     assert_there(&place.connect(), 10);
 }
 
-/// A cache over another server, which no longer responds.
+/// Starts a server, and a cache in front of it that has unflushed data; then stops the server from
+/// responding.
 fn cut_off(store: &Place, cache: &Place, flush_secs: u64) -> (Server, Server) {
     let behind = store.start("", &store.file_backend());
     let backend = format!("kind = \"synapse\"\naddress = \"unix:{}\"", store.socket().display());

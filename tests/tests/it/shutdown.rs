@@ -11,7 +11,8 @@ use std::time::Instant;
 
 const VALUE_LEN: usize = 10_000;
 
-/// memcached drops requests in progress; `cached` guarantees more.
+/// Returns whether the server finishes requests in progress before it exits: `cached` does,
+/// memcached drops them.
 fn finishes_what_it_accepted(server: &Server) -> bool {
     server.flavour == Flavour::Cached
 }

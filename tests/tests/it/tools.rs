@@ -70,7 +70,8 @@ fn memcaslap_multiget() {
     memcaslap("memcaslap_multiget", "0.1", "0.9", &["-d", "20"]);
 }
 
-/// 60 000 requests, every value verified; no error, no failed verification.
+/// Runs 60 000 requests and verifies every value: there must be no error and no failed
+/// verification.
 fn memcaslap(test: &str, sets: &str, gets: &str, more: &[&str]) {
     let Some(mut command) = tool(test, "memcaslap") else { return };
     let mut server = Server::start("");

@@ -117,8 +117,8 @@ fn text(attributes: &[Value], name: &str) -> Option<String> {
     found["value"]["stringValue"].as_str().map(str::to_owned)
 }
 
-/// The configuration of a cache over a store, with a listener on the socket `synapse` in its
-/// directory.
+/// Returns the configuration of a cache over a store, with a listener on the socket `synapse` in
+/// its directory.
 fn objects(place: &str, backend: &str, tracing: &str) -> String {
     format!(
         "[objects]\n[objects.backend]\n{backend}\n[synapse]\nlisten = [\"unix:{place}/synapse\"]\n{tracing}"

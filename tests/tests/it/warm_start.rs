@@ -162,7 +162,8 @@ fn arguments_that_change() {
     assert!(server.log().contains("its eviction policy is balanced, not none"), "{}", server.log());
 }
 
-/// A service manager that does not read, so that a start that notifies it blocks.
+/// Returns the socket of a service manager that does not read, so that a start that notifies it
+/// blocks.
 fn busy_manager(path: &Path) -> UnixDatagram {
     let manager = UnixDatagram::bind(path).expect("a socket");
     manager.set_read_timeout(Some(DEADLINE)).expect("a timeout");

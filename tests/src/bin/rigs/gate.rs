@@ -225,7 +225,7 @@ fn memory_per_item(server: &Path) -> f64 {
     (growth * 1024) as f64 / (ITEMS - KEYS) as f64
 }
 
-/// The version that `rustc` reports.
+/// Returns the version that `rustc` reports.
 fn compiler() -> String {
     let output = Command::new("rustc").arg("--version").output();
     output.map_or_else(

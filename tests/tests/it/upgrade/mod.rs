@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// The number of upgrades during each client's work; the rig `upgrade` performs any number.
 const UPGRADES: u64 = 3;
 
-/// memcached has no upgrades.
+/// Returns whether the program under test is memcached, which has no upgrades.
 fn is_memcached() -> bool {
     Program::under_test().flavour != Flavour::Cached
 }
