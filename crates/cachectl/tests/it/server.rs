@@ -111,7 +111,7 @@ fn a_directory_that_cannot_be_made_is_not_called_corrupt() {
         Command::new(env!("CARGO_BIN_EXE_cachectl")).args(["init", "/proc/no/such"]).output().unwrap();
     let error = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(4), "{error}");
-    assert!(error.contains("/proc/no/such cannot be made: No such file"), "{error}");
+    assert!(error.contains("/proc/no/such cannot be created: No such file"), "{error}");
 }
 
 #[test]
