@@ -167,7 +167,7 @@ fn a_listener_for_certificates_that_nothing_can_verify_serves_no_client() {
         }
     }
     if is_cached() {
-        assert!(server.log().contains("it serves no client"), "{}", server.log());
+        assert!(server.log().contains("the listener serves no client"), "{}", server.log());
         // If no certificate can be verified for any listener, the start fails.
         let args = format!("{} -o ssl_verify_mode=2", certificates.server_args());
         let (status, text) = Start::new().args(&args).run_to_exit();
