@@ -7,7 +7,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
 use crate::config::SidecarConfig;
-use crate::endpoint::upstream::Failure;
+use crate::endpoint::Failure;
 use crate::http::read::{Asked, Place, Read};
 use crate::memory::tables::{Guard, InProgress};
 

@@ -18,7 +18,7 @@ use crate::access_log::{Entry, measured};
 use crate::auth::denial::Denial;
 use crate::auth::{Access, Decision, payload};
 use crate::endpoint::upload::Upload;
-use crate::endpoint::upstream::{Failure, Upstream};
+use crate::endpoint::{Failure, Upstream};
 use crate::http::body::{self, Body};
 use crate::http::framing::{self, host, refusal};
 use crate::http::read::Read;

@@ -15,7 +15,7 @@ use crate::http::body::{DELETION_BYTES_MAX, keys_to_delete};
 use crate::http::headers::reaches_further;
 use crate::http::read::parameters;
 use crate::http::target::{Class, Names, Target};
-use crate::memory::knowledge::{Knowledge, Scope};
+use crate::memory::{Knowledge, Scope};
 use crate::memory::wide::{Area, End};
 
 /// Parameters of requests that change only the object that they name.

@@ -10,7 +10,7 @@ use hyper::{HeaderMap, Response};
 use crate::Shared;
 use crate::endpoint::asking::{self, Ended, First};
 use crate::endpoint::upload::Upload;
-use crate::endpoint::upstream::{Failure, Upstream};
+use crate::endpoint::{Failure, Upstream};
 use crate::http::body::{Body, full};
 use crate::http::read::Read;
 use crate::memory::changes::Moment;

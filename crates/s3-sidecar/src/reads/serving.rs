@@ -21,7 +21,7 @@ use tokio::time::timeout;
 use crate::Shared;
 use crate::endpoint::lane::Lane;
 use crate::endpoint::upload::Upload;
-use crate::endpoint::upstream::{Failure, Upstream};
+use crate::endpoint::{Failure, Upstream};
 use crate::http::body::{Body, BodyError, Data, cached, full, streamed};
 use crate::http::framing;
 use crate::http::read::{Read, parse_content_range};
