@@ -17,9 +17,9 @@ use crate::config::{COMPACTIONS_MAX, S3Config};
 use crate::format::layout::Layout;
 use crate::object::swap::{ObjectLocks, heads};
 use crate::object::{Core, bounded};
-use crate::server::client::{Connector, Pages, Remover};
 use crate::server::limits::Credits;
 use crate::server::requests::{Limits, Requests, Spawn};
+use crate::server::{Connector, Pages, Remover};
 use crate::sweep;
 use crate::sweep::{SweepOptions, Swept};
 

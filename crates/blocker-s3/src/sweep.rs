@@ -50,7 +50,7 @@ use crate::format::layout::Spelling;
 use crate::object::Core;
 use crate::object::swap::{Seen, Swap};
 use crate::random;
-use crate::server::client::Remover;
+use crate::server::Remover;
 use crate::server::requests::Put;
 
 /// The options of a sweep.

@@ -17,7 +17,7 @@ use blocker::metrics::{Counter, counters};
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::cluster::IoCtx;
+use super::IoCtx;
 use super::ffi::{Api, COMPARE_GT, CREATE_EXCLUSIVE, FULL_TRY, Handle, ORDER_READS_WRITES, errno};
 
 /// How an operation ended.

@@ -12,7 +12,7 @@ use blocker::event::{Event, EventHub};
 use blocker::{Epoch, Error, Name, Namespace, ObjectId, OrderDomain, Result, Scope};
 use parking_lot::Mutex;
 
-use super::cluster::{IoCtx, describe};
+use super::{IoCtx, describe};
 use crate::format;
 
 /// The time without a sign of life after which the cluster considers a watcher dead, in seconds.

@@ -20,9 +20,9 @@ use parking_lot::RwLock;
 use crate::config::RadosConfig;
 use crate::format::{EVENTS, Layout};
 use crate::librados::aio::{Limits, Outcome, ReadOp, WriteOp};
-use crate::librados::cluster::{Cluster, IoCtx, Worker, describe};
 use crate::librados::ffi::errno;
 use crate::librados::watch::{NOTIFY_TIMEOUT_MS, Watch, encode};
+use crate::librados::{Cluster, IoCtx, Worker, describe};
 use view::{Objects, View, objects};
 
 /// The number of namespace handles at which all handles are dropped. Threads that open handles at

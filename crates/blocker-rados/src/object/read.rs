@@ -26,8 +26,8 @@ use super::change::clip;
 use super::{Core, Pool, Space};
 use crate::format::{BELOW_GHOSTS, HEAD, NAMESPACE, SCOPE};
 use crate::librados::aio::ReadOp;
-use crate::librados::cluster::{IoCtx, each_name};
 use crate::librados::ffi::errno;
+use crate::librados::{IoCtx, each_name};
 
 /// The maximum number of attempts of a read while the object keeps changing.
 const TRIES: u32 = 20;

@@ -20,7 +20,7 @@ use blocker::{Call, Clock, Error, ObjectId, Reply, Result};
 use tokio::sync::Semaphore;
 
 use crate::format::layout::Layout;
-use crate::server::client::Remover;
+use crate::server::Remover;
 use crate::server::limits::Credits;
 use crate::server::requests::Requests;
 use swap::{Heads, ObjectLocks};

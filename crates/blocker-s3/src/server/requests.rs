@@ -29,9 +29,9 @@ use object_store::{
 };
 use parking_lot::Mutex;
 
-use super::client::{Pages, listed};
 use super::limits::Concurrency;
 use super::refusal::{Refusal, one_line};
+use super::{Pages, listed};
 use crate::random;
 
 /// The first delay before a retry.
