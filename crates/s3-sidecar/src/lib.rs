@@ -46,12 +46,12 @@ use parking_lot::RwLock;
 
 use access_log::AccessLog;
 use auth::Access;
+use endpoint::Breaker;
 use endpoint::asking::Asking;
 use endpoint::lane::Lanes;
-use endpoint::Breaker;
 use http::target::Addressing;
-use memory::filling::Fills;
 use memory::Knowledge;
+use memory::filling::Fills;
 use memory::pieces::Pieces;
 use memory::writes::Held;
 use policy::Policies;
@@ -61,8 +61,8 @@ pub use auth::{Auth, Credentials, Keys, Secrets};
 pub use config::{Endpoint, SidecarConfig};
 pub use http::target::Names;
 pub use listener::control::{ControlError, Invalidation, SidecarControl};
-pub use listener::{Sidecar, SidecarError};
 pub use listener::socket::PIPE_DESCRIPTORS_MAX;
+pub use listener::{Sidecar, SidecarError};
 pub use metrics::Counts;
 pub use policy::{BucketTerms, CachePolicy, Fresh, Rule};
 

@@ -1,12 +1,12 @@
 //! The negotiation as a state machine: it takes options and produces replies until an export is
 //! selected.
 
-use super::description::{Context, Description};
 use super::wire::{
     Bad, CONTEXTS_MAX, Fields, GREETING_MAGIC, LIST_BYTES_MAX, OPTION_BYTES_MAX, OPTION_HEAD_BYTES,
     OPTION_MAGIC, OPTION_REPLY_MAGIC, OPTIONS_MAX, TEXT_BYTES_MAX, Violation, handshake, info, option,
     option_reply, option_reply as kind, text,
 };
+use super::{Context, Description};
 
 /// Whether a server offers TLS.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

@@ -2,7 +2,7 @@
 
 use blocker::{Segment, Segments};
 
-use super::description::Description;
+use super::Description;
 use super::negotiation::{Session, truncated};
 use super::wire::{
     CHUNK_HEAD_BYTES, EXTENTS_MAX, Errno, REQUEST_BYTES, REQUEST_MAGIC, SIMPLE_REPLY_BYTES,

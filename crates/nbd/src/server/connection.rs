@@ -20,9 +20,9 @@ use futures_util::stream::FuturesUnordered;
 use tokio::task::unconstrained;
 use tokio::time::{Instant, Sleep, sleep, timeout};
 
+use super::End;
 use super::execute::{InFlight, Step, cost_bytes};
 use super::input::Input;
-use super::listen::End;
 use super::negotiate::Negotiating;
 use super::{Counts, Shared};
 use crate::export::Export;

@@ -11,22 +11,27 @@ mod config;
 mod connection;
 mod execute;
 mod input;
-mod listen;
 mod negotiate;
 #[cfg(test)]
 mod tests;
 
+use std::future::Future;
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ::connection::{Budget, Connections, LogLimit, PayloadPool, Peer, SettingError};
+use ::connection::{
+    Accepted, Budget, Connections, ListeningSocket, LogLimit, PayloadPool, Peer, Place, Refusal, Service,
+    SettingError, serve_all,
+};
 use blocker::{Error, Timestamp};
 use cached_metrics::{Collect, Counter, Families, Number, counters};
+use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::export::Exports;
-use crate::protocol::Request;
+use crate::protocol::{NoExport, Request, Violation};
 
 pub use ::connection::AddressError;
 pub use config::{Address, ListenError, PORT_DEFAULT, ServerConfig};
@@ -90,6 +95,21 @@ impl Server {
             config,
         };
         Ok(Self { shared: Arc::new(shared) })
+    }
+
+    /// Listens on `address`, and returns the bound address: for TCP port 0, it has the port that
+    /// the system has chosen. A unix socket file without a listener is replaced.
+    ///
+    /// # Errors
+    /// [`ListenError`].
+    ///
+    /// # Panics
+    /// Outside of a tokio runtime.
+    pub async fn listen(&self, address: &Address) -> Result<Address, ListenError> {
+        let socket = ListeningSocket::bind(address).await?;
+        serve_all(&self.shared, &socket, address.path().map(Into::into))?;
+        tracing::info!(address = %socket.address(), "listening for NBD");
+        Ok(socket.address().clone())
     }
 
     /// Returns the value of the server's own metric `name`, or 0. [`Collect`] collects all metrics.
@@ -194,4 +214,97 @@ counters! {
         /// Bytes that arrived in writes.
         written_bytes => "nbd_written_bytes_total",
     }
+}
+
+impl Service for Shared {
+    fn connections(&self) -> &Connections {
+        &self.connections
+    }
+
+    fn take_place(&self, peer: &Peer) -> Result<Place, Refusal> {
+        let place = self.connections.take(peer, self.config.limits());
+        match &place {
+            Ok(_) => self.count(|counts| counts.connections += 1),
+            Err(refusal) => {
+                self.count(|counts| counts.refused += 1);
+                if let Some(suppressed) = self.admit_log(refusal.limit()) {
+                    tracing::warn!(%peer, cause = %refusal, suppressed, "NBD connection refused");
+                }
+            }
+        }
+        place
+    }
+
+    fn workers(&self) -> &[Handle] {
+        &self.config.workers
+    }
+
+    fn log_accept_error(&self, error: &io::Error) {
+        if let Some(suppressed) = self.admit_log("accept") {
+            tracing::warn!(cause = %error, suppressed, "cannot accept an NBD connection");
+        }
+    }
+
+    fn sleep(&self, time: Duration) -> impl Future<Output = ()> + Send {
+        tokio::time::sleep(time)
+    }
+
+    async fn serve(self: Arc<Self>, peer: Peer, accepted: Accepted) {
+        let end = match accepted.into_stream() {
+            Ok(stream) => connection::run(&self, stream, peer).await,
+            Err(error) => End::Failed(error),
+        };
+        let reason = match end {
+            End::Broken(_) => "broken",
+            End::NoExport(..) => "no export",
+            End::Tls(_) => "tls",
+            End::Slow | End::Stalled => "stalled",
+            End::Slowest => "slowest",
+            End::Failed(_) | End::Closed | End::Ended | End::ShuttingDown => {
+                return tracing::debug!(%peer, cause = %end, "NBD connection ended");
+            }
+        };
+        let is_slow = matches!(end, End::Slow | End::Stalled | End::Slowest);
+        self.count(|counts| {
+            counts.broken += u64::from(matches!(end, End::Broken(_)));
+            counts.stalled += u64::from(is_slow);
+        });
+        match self.admit_log(reason) {
+            Some(suppressed) if is_slow => {
+                tracing::info!(%peer, cause = %end, suppressed, "NBD connection closed");
+            }
+            Some(suppressed) => tracing::warn!(%peer, cause = %end, suppressed, "NBD connection closed"),
+            None => {}
+        }
+    }
+}
+
+/// The reason why a connection ends.
+#[derive(Debug, thiserror::Error)]
+enum End {
+    /// The connection has failed.
+    #[error("{0}")]
+    Failed(#[from] io::Error),
+    /// The client has closed the connection without a request to do so.
+    #[error("the client closed the connection")]
+    Closed,
+    /// The client has asked to end the connection.
+    #[error("the client ended the connection")]
+    Ended,
+    #[error("the client broke the protocol: {0}")]
+    Broken(#[from] Violation),
+    /// The client asked for an export that it cannot have, with an option whose reply cannot carry
+    /// an error.
+    #[error("the client cannot have the export {0:?}: {1}")]
+    NoExport(String, NoExport),
+    #[error("TLS could not be established: {0}")]
+    Tls(io::Error),
+    #[error("the client did not finish its negotiation in time")]
+    Slow,
+    #[error("the client made no progress")]
+    Stalled,
+    #[error("others need the connection's memory, and its client is the slowest")]
+    Slowest,
+    #[error("the server is shutting down")]
+    ShuttingDown,
 }

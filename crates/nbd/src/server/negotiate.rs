@@ -8,9 +8,9 @@ use connection::{Duplex, Output, Stream};
 use rustls::ServerConfig;
 use tokio_rustls::TlsAcceptor;
 
+use super::End;
 use super::Shared;
 use super::input::Input;
-use super::listen::End;
 use crate::export::Export;
 use crate::protocol::{Action, Answered, Description, Negotiation, NoExport, Session};
 

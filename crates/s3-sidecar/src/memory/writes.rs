@@ -15,8 +15,8 @@ use crate::http::body::{DELETION_BYTES_MAX, keys_to_delete};
 use crate::http::headers::reaches_further;
 use crate::http::read::parameters;
 use crate::http::target::{Class, Names, Target};
-use crate::memory::{Knowledge, Scope};
 use crate::memory::wide::{Area, End};
+use crate::memory::{Knowledge, Scope};
 
 /// Parameters of requests that change only the object that they name.
 const OF_ONE_OBJECT: [&str; 17] = [
