@@ -76,7 +76,6 @@ mod namespace_settings;
 mod order;
 mod reply;
 mod request;
-mod response;
 mod rng;
 mod segment;
 pub mod trace;
@@ -103,13 +102,13 @@ pub use crate::namespace_settings::WriteMode;
 pub use crate::namespace_settings::{DirtyData, NamespacePage, NamespaceState, RemovedNamespace};
 pub use crate::namespace_settings::{NamespaceKey, NamespaceSettings};
 pub use crate::order::{Durability, Epoch, OrderDomain, Stamp, Version, WriterId};
-pub use crate::reply::{Pending, Reply, ReplyFuture};
+pub use crate::reply::{
+    ChangeReply, ClaimReply, FlushReply, Info, InvalidateReply, ListEntry, ListReply, Pending, ReadReply,
+    Reply, ReplyFuture,
+};
 pub use crate::request::{
     Call, ClaimRequest, Condition, FlushRequest, Hints, InfoRequest, InvalidateRequest, ListRequest,
     Priority, ReadRequest, Scope,
-};
-pub use crate::response::{
-    ChangeReply, ClaimReply, FlushReply, Info, InvalidateReply, ListEntry, ListReply, ReadReply,
 };
 pub use crate::segment::{Segment, SegmentOwner, Segments};
 /// The metrics that [`Control::metrics`] returns.

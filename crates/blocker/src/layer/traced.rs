@@ -122,7 +122,7 @@ mod tests {
     use crate::ext::BlockerExt;
     use crate::memory::Memory;
     use crate::trace::AttributeValue;
-    use crate::trace::tests::kept;
+    use crate::trace::span_tests::kept;
 
     #[test]
     fn traced_operations_are_spans_within_each_other_and_others_pass_through() {

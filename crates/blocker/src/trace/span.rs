@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
-use super::context::{TraceContext, random};
+use super::{TraceContext, random};
 
 /// The role of a part in a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
