@@ -23,13 +23,14 @@
 //! # Ok::<_, blocker::Error>(())
 //! ```
 
-mod gate;
 mod plan;
 mod volatile;
 
 use std::collections::HashMap;
 use std::fmt;
+use std::future::{Future, poll_fn};
 use std::sync::Arc;
+use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use cached_metrics::{Collect, Families};
@@ -44,7 +45,6 @@ use crate::{
     ListReply, ListRequest, ObjectId, ReadReply, ReadRequest, Reply, Result, Subscription, metrics_above,
 };
 
-use gate::Gate;
 pub use plan::FaultPlan;
 use plan::{Failure, Fate, Kind};
 use volatile::Volatile;
@@ -330,5 +330,72 @@ impl Control for Faulty {
 
     fn metrics(&self) -> Reply<Families> {
         metrics_above(self.families(), self.shared.below.control())
+    }
+}
+
+// ---- A gate that can stop all tasks, and a lock that can be held across awaits, for any executor.
+
+/// A gate, which is open, or closed with the wakers of the waiting tasks.
+#[derive(Default)]
+struct Gate {
+    state: Mutex<(bool, Vec<Waker>)>,
+}
+
+impl Gate {
+    fn close(&self) {
+        self.state.lock().0 = true;
+    }
+
+    fn open(&self) {
+        let waiting = {
+            let mut state = self.state.lock();
+            state.0 = false;
+            std::mem::take(&mut state.1)
+        };
+        waiting.into_iter().for_each(Waker::wake);
+    }
+
+    fn is_closed(&self) -> bool {
+        self.state.lock().0
+    }
+
+    /// Waits until the gate is open.
+    fn pass(&self) -> impl Future<Output = ()> + Send + '_ {
+        poll_fn(|cx| {
+            let mut state = self.state.lock();
+            if !state.0 {
+                return Poll::Ready(());
+            }
+            state.1.push(cx.waker().clone());
+            Poll::Pending
+        })
+    }
+}
+
+/// A lock whose guard can be held across awaits. The lock is not fair: all waiting tasks are woken
+/// and retry.
+#[derive(Default)]
+struct AsyncLock {
+    held: Gate,
+}
+
+impl AsyncLock {
+    async fn lock(&self) -> Guard<'_> {
+        loop {
+            self.held.pass().await;
+            let mut state = self.held.state.lock();
+            if !state.0 {
+                state.0 = true;
+                return Guard(self);
+            }
+        }
+    }
+}
+
+struct Guard<'a>(&'a AsyncLock);
+
+impl Drop for Guard<'_> {
+    fn drop(&mut self) {
+        self.0.held.open();
     }
 }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::gate::AsyncLock;
+use super::AsyncLock;
 use crate::executor::block_on;
 use crate::memory::MemoryConfig;
 use crate::rng::Rng;
