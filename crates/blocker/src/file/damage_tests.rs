@@ -434,7 +434,7 @@ fn what_a_crash_leaves_behind_is_tidied_up_and_no_damage() {
     // A change interrupted before its rename, and a deletion interrupted before its data are freed.
     let store = open(&disk).unwrap();
     let steps = disk.steps();
-    disk.cut_at(steps + 3);
+    disk.media.lock().cut_at = Some(steps + 3);
     let _ = block_on(store.write_full(WriteFullRequest::new(object("large"), vec![9; 9_000]))).unwrap_err();
     disk.restart();
     let mut tombstone = disk.contents()[&path_of("gone")].clone();

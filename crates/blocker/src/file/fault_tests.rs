@@ -310,7 +310,7 @@ fn round(seed: u64, totals: &mut BTreeMap<Fault, u64>) -> (u64, u64) {
     let mut rng = Rng::new(seed);
     let disk = new_disk();
     if seed % 3 == 2 {
-        disk.without_sync_all();
+        disk.media.lock().no_sync_all = true;
     }
     open(&disk).unwrap().close().unwrap();
     let mut model = Model::default();
@@ -318,7 +318,8 @@ fn round(seed: u64, totals: &mut BTreeMap<Fault, u64>) -> (u64, u64) {
         let chances = FAULTS.map(|fault| (fault, if rng.below(3) == 0 { rng.below(120) as u32 } else { 0 }));
         disk.fail(rng.next(), chances.to_vec());
         if rng.below(2) == 0 {
-            disk.cut_at(disk.steps() + 1 + rng.below(600));
+            let cut = disk.steps() + 1 + rng.below(600);
+            disk.media.lock().cut_at = Some(cut);
         }
         let mut in_order = false;
         if let Ok(store) = open(&disk) {
@@ -335,7 +336,7 @@ fn round(seed: u64, totals: &mut BTreeMap<Fault, u64>) -> (u64, u64) {
         if in_order {
             (0..OBJECTS).for_each(|key| stored(model.history(key)));
         }
-        disk.heal();
+        disk.media.lock().faults = None;
         if power {
             disk.power_cycle(rng.next());
         } else {

@@ -177,7 +177,7 @@ fn making_room_does_not_sync_each_file() {
     for together in [true, false] {
         let disk = new_disk();
         if !together {
-            disk.without_sync_all();
+            disk.media.lock().no_sync_all = true;
         }
         let store = open(&disk).unwrap();
         let before = disk.syncs();
@@ -268,7 +268,7 @@ fn a_failed_sync_of_many_is_laid_to_the_object_that_lost_something() {
     // One write-back fails unnoticed by the store.
     disk.fail(1, vec![(Fault::WriteBack, 1000)]);
     write(&store, &object("o7"), b"lost?", Durability::Cached);
-    disk.heal();
+    disk.media.lock().faults = None;
     let kind = |scope: Scope| block_on(store.flush(FlushRequest::new(scope))).map_err(|error| error.kind());
     assert_eq!(kind(Scope::All).unwrap_err(), "writes_lost");
     assert_eq!(kind(Scope::Object(object("o7"))).unwrap_err(), "writes_lost");
@@ -346,7 +346,7 @@ fn a_claim_that_could_not_be_stored_is_stored_by_its_repetition() {
         // The claim is already in force in memory.
         let old = WriteRequest::new(object("a"), 0, b"old").stamp(Stamp::new(4, 1));
         assert_eq!(block_on(store.write(old.clone())).unwrap_err(), Error::Fenced { epoch: Epoch(5) });
-        disk.heal();
+        disk.media.lock().faults = None;
         claim(&store, 5).unwrap();
         drop(store);
         disk.power_cycle(9);
@@ -361,10 +361,10 @@ fn a_stamped_delete_whose_sync_fails_is_not_forgotten() {
     let store = open(&disk).unwrap();
     write(&store, &object("a"), b"kept", Durability::Stored);
     block_on(store.write(WriteRequest::new(object("a"), 0, b"cached").stamp(Stamp::new(1, 1)))).unwrap();
-    disk.fail_syncs(true);
+    disk.media.lock().sync_fails = true;
     let delete = DeleteRequest::new(object("a")).stamp(Stamp::new(1, 2));
     assert!(block_on(store.delete(delete)).unwrap_err().is_ambiguous());
-    disk.fail_syncs(false);
+    disk.media.lock().sync_fails = false;
     let flushed = block_on(store.flush(FlushRequest::new(Scope::All)));
     assert_eq!(flushed.unwrap_err().kind(), "writes_lost");
 }
@@ -386,7 +386,7 @@ fn a_write_that_fails_half_way_leaves_nothing_behind_the_end() {
             let across = WriteRequest::new(id.clone(), 5_000, vec![2; 8_192]);
             let failed = block_on(store.write(across)).unwrap_err();
             half_done += u32::from(failed.is_ambiguous());
-            disk.heal();
+            disk.media.lock().faults = None;
             block_on(store.truncate(TruncateRequest::new(id.clone(), 20_000))).unwrap();
             let found = content(&store, &id);
             assert_eq!(found.len(), 20_000);
@@ -396,7 +396,7 @@ fn a_write_that_fails_half_way_leaves_nothing_behind_the_end() {
             disk.fail(seed, vec![(fault, 1000)]);
             let before = content(&store, &id);
             let _ = block_on(store.write(WriteRequest::new(id.clone(), 20_000, vec![3; 8_192]))).unwrap_err();
-            disk.heal();
+            disk.media.lock().faults = None;
             store.close().unwrap();
             assert_eq!(content(&open(&disk).unwrap(), &id), before);
         }
@@ -421,7 +421,7 @@ fn an_object_is_stored_without_what_a_failed_write_has_left_behind_its_end() {
             let before = file_bytes();
             disk.fail(seed, vec![(Fault::Write, 1000), (Fault::SetLen, 1000)]);
             block_on(store.write(WriteRequest::new(id.clone(), 5_000, vec![2; 8_192]))).unwrap_err();
-            disk.heal();
+            disk.media.lock().faults = None;
             left_behind += u32::from(file_bytes() > before);
             let scope = if others == 0 { Scope::Object(id.clone()) } else { Scope::All };
             block_on(store.flush(FlushRequest::new(scope))).unwrap();
@@ -453,7 +453,7 @@ fn a_creation_that_fails_leaves_no_object() {
                 let stamp = Stamp::new(1, 3);
                 let request = WriteRequest::new(id.clone(), 100, vec![2; 8_192]).stamp(stamp);
                 let done = block_on(store.write(request));
-                disk.heal();
+                disk.media.lock().faults = None;
                 drop(store);
                 disk.restart();
                 let store = open(&disk).unwrap();
@@ -505,7 +505,7 @@ fn an_object_outgrows_its_first_block_without_loss() {
     for cut in 1..=steps + 1 {
         for seed in 0..4 {
             let disk = new_disk();
-            disk.cut_at(cut);
+            disk.media.lock().cut_at = Some(cut);
             let mut history = History::default();
             if let Ok(store) = open(&disk) {
                 grow(&store, &mut history);
@@ -530,7 +530,7 @@ fn what_a_killed_process_left_behind_is_stored_by_the_next() {
         let new_disk = || {
             let disk = new_disk();
             if !together {
-                disk.without_sync_all();
+                disk.media.lock().no_sync_all = true;
             }
             open(&disk).unwrap().close().unwrap();
             disk
@@ -542,7 +542,7 @@ fn what_a_killed_process_left_behind_is_stored_by_the_next() {
             for seed in 0..4 {
                 kills += 1;
                 let disk = new_disk();
-                disk.cut_at(kill);
+                disk.media.lock().cut_at = Some(kill);
                 if let Ok(store) = open(&disk) {
                     cached(&store);
                 }
@@ -574,9 +574,9 @@ fn a_lost_object_is_not_copied() {
     let disk = new_disk();
     let store = open(&disk).unwrap();
     write(&store, &object("a"), b"lost?", Durability::Cached);
-    disk.fail_syncs(true);
+    disk.media.lock().sync_fails = true;
     block_on(store.flush(FlushRequest::new(Scope::All))).unwrap_err();
-    disk.fail_syncs(false);
+    disk.media.lock().sync_fails = false;
     let copied = block_on(store.copy(CopyRequest::new(object("a"), object("b"))));
     assert_eq!(copied.unwrap_err().kind(), "writes_lost");
     assert_eq!(block_on(store.info(InfoRequest::new(object("b")))).unwrap_err(), Error::Missing);

@@ -205,7 +205,7 @@ fn the_power_may_go_at_every_step() {
             cuts += 1;
             println!("seed {seed}, power cut at step {cut} of {steps}");
             let disk = new_disk();
-            disk.cut_at(cut);
+            disk.media.lock().cut_at = Some(cut);
             let mut model = Model::default();
             if let Ok(store) = open(&disk) {
                 let ended = work(&store, seed, &mut model);
@@ -236,7 +236,7 @@ fn the_power_may_go_while_starting_again() {
     block_on(store.write(WriteRequest::new(object(0), 0, b"kept").durability(Durability::Stored))).unwrap();
     drop(store);
     for cut in 1..10 {
-        disk.cut_at(cut);
+        disk.media.lock().cut_at = Some(cut);
         let _ = open(&disk);
         disk.power_cycle(cut);
         let store = open(&disk).unwrap();
@@ -275,9 +275,9 @@ fn a_failed_sync_is_not_forgotten() {
     let kind = |result: Result<Durability>| result.unwrap_err().kind();
     for heal in ["write_full", "delete", "invalidate"] {
         block_on(store.write(WriteRequest::new(object(0), 0, b"perhaps lost"))).unwrap();
-        disk.fail_syncs(true);
+        disk.media.lock().sync_fails = true;
         assert_eq!(kind(flush()), "writes_lost");
-        disk.fail_syncs(false);
+        disk.media.lock().sync_fails = false;
         // The disk reports success from now on, although data are lost.
         assert_eq!(kind(flush()), "writes_lost");
         let request = WriteRequest::new(object(0), 0, b"more").durability(Durability::Stored);
@@ -298,7 +298,7 @@ fn a_full_disk_changes_nothing_and_is_told_once() {
     let store = open(&disk).unwrap();
     let mut events = store.subscribe();
     let before = block_on(store.write(WriteRequest::new(object(0), 0, b"before"))).unwrap();
-    disk.fill(true);
+    disk.media.lock().is_full = true;
     for _ in 0..2 {
         let failed = block_on(store.write(WriteRequest::new(object(0), 0, b"after, and longer")));
         assert_eq!(failed.unwrap_err().kind(), "out_of_space");
@@ -310,7 +310,7 @@ fn a_full_disk_changes_nothing_and_is_told_once() {
     let read = block_on(store.read(ReadRequest::new(object(0), 0, 100))).unwrap();
     assert_eq!((read.data.to_vec(), read.version), (b"before".to_vec(), before.version));
     assert_eq!(block_on(store.info(InfoRequest::new(object(1)))).unwrap_err(), Error::Missing);
-    disk.fill(false);
+    disk.media.lock().is_full = false;
     block_on(store.write(WriteRequest::new(object(1), 0, b"new"))).unwrap();
     assert_eq!((events.try_next(), events.try_next()), (Some(Event::Full), Some(Event::Recovered)));
     assert_eq!(events.try_next(), None);

@@ -29,7 +29,7 @@ pub(super) const SECTOR_BYTES: usize = 512;
 
 #[derive(Clone, Default)]
 pub(super) struct SimulatedDisk {
-    media: Arc<Mutex<Media>>,
+    pub(super) media: Arc<Mutex<Media>>,
     gate: Arc<Gate>,
 }
 
@@ -63,12 +63,14 @@ struct Place {
     is_reached: bool,
 }
 
+/// The disk's state. Tests set its public fields.
 #[derive(Default)]
-struct Media {
+pub(super) struct Media {
     step: u64,
-    cut_at: Option<u64>,
-    /// The generator, and how many times in 1 000 each operation fails.
-    faults: Option<(Rng, Vec<(Fault, u32)>)>,
+    /// The step at which the power is cut.
+    pub(super) cut_at: Option<u64>,
+    /// The generator, and how many times in 1 000 each operation fails; `None` if none does.
+    pub(super) faults: Option<(Rng, Vec<(Fault, u32)>)>,
     /// The number of failures of each operation.
     failed: BTreeMap<Fault, u64>,
     /// The number of syncs of a file, a directory or everything.
@@ -76,10 +78,12 @@ struct Media {
     /// A write-back has failed that no sync of everything has reported yet.
     error_unseen: bool,
     /// A sync of everything reports that it cannot be trusted.
-    no_sync_all: bool,
+    pub(super) no_sync_all: bool,
     dead: bool,
-    sync_fails: bool,
-    is_full: bool,
+    /// Every sync of a file fails.
+    pub(super) sync_fails: bool,
+    /// Only overwriting succeeds, which needs no space.
+    pub(super) is_full: bool,
     /// Paths that cannot be opened or listed, with the system's error codes.
     refused: BTreeMap<PathBuf, i32>,
     /// The number of power cycles; files opened in an earlier one are unusable.
@@ -289,11 +293,6 @@ impl SimulatedDisk {
         disk
     }
 
-    /// Makes every sync of a file fail from now on, or none.
-    pub(super) fn fail_syncs(&self, fails: bool) {
-        self.media.lock().sync_fails = fails;
-    }
-
     /// Makes opening or listing `path` fail from now on with the system's error `code`; `None` ends
     /// that.
     pub(super) fn refuse(&self, path: &Path, code: Option<i32>) {
@@ -330,19 +329,9 @@ impl SimulatedDisk {
         }
     }
 
-    /// Sets whether the disk is full: then only overwriting succeeds, which needs no space.
-    pub(super) fn fill(&self, is_full: bool) {
-        self.media.lock().is_full = is_full;
-    }
-
     /// Makes operations fail from now on: `chances` in 1 000 of each kind, drawn from the seed.
     pub(super) fn fail(&self, seed: u64, chances: Vec<(Fault, u32)>) {
         self.media.lock().faults = Some((Rng::new(seed), chances));
-    }
-
-    /// Ends all random failures.
-    pub(super) fn heal(&self) {
-        self.media.lock().faults = None;
     }
 
     /// Returns the number of syncs.
@@ -358,11 +347,6 @@ impl SimulatedDisk {
     /// Returns the number of random failures of each operation.
     pub(super) fn failed(&self) -> BTreeMap<Fault, u64> {
         self.media.lock().failed.clone()
-    }
-
-    /// Makes a sync of everything report from now on that it cannot be trusted.
-    pub(super) fn without_sync_all(&self) {
-        self.media.lock().no_sync_all = true;
     }
 
     /// Makes the next such operation on this path (`/` for a sync of everything) wait for
@@ -440,11 +424,6 @@ impl SimulatedDisk {
     /// Returns the number of steps since the last power cycle.
     pub(super) fn steps(&self) -> u64 {
         self.media.lock().step
-    }
-
-    /// Cuts the power at this step.
-    pub(super) fn cut_at(&self, step: u64) {
-        self.media.lock().cut_at = Some(step);
     }
 
     /// Loses unsynced operations, drawn from the seed, and turns the power on again.

@@ -218,7 +218,7 @@ fn a_store_is_made_on_request_only() {
     }
     // The remains of an interrupted first start are not a store yet.
     let disk = new_disk();
-    disk.cut_at(4);
+    disk.media.lock().cut_at = Some(4);
     assert!(open_for(&disk, Access::Create).is_err());
     disk.restart();
     assert!(open_for(&disk, Access::Write).is_err());
@@ -239,7 +239,7 @@ fn a_full_disk_opens_so_that_objects_can_be_deleted() {
     store.close().unwrap();
     in_between.tamper(&in_root("claims.copy"), Some(old));
     for (what, disk) in [("in order", built()), ("crashed", crashed), ("in between", in_between)] {
-        disk.fill(true);
+        disk.media.lock().is_full = true;
         let store = open(&disk).unwrap_or_else(|error| panic!("{what}: {error}"));
         is_whole(&store, what);
         let full = write(&store, "new", vec![5; 5_000], Some(Stamp::new(9, 1))).unwrap_err();
@@ -255,7 +255,7 @@ fn a_full_disk_opens_so_that_objects_can_be_deleted() {
             "{what}"
         );
         drop(store);
-        disk.fill(false);
+        disk.media.lock().is_full = false;
         disk.power_cycle(1);
         let store = open(&disk).unwrap();
         assert_eq!(
@@ -285,7 +285,7 @@ fn claims_of_more_than_a_sector_are_not_written_over_on_a_full_disk() {
     }
     let before = disk.contents()[&in_root("claims")].clone();
     assert!(before.len() > 512);
-    disk.fill(true);
+    disk.media.lock().is_full = true;
     claim(0, 2).unwrap_err();
     assert_eq!(disk.contents()[&in_root("claims")], before);
 }
