@@ -13,6 +13,7 @@ use blocker::conditional::Progress;
 use blocker::{Error, Result};
 use bytes::Bytes;
 
+use crate::format::layout::{EDITION, HEADS, PROBES};
 use crate::object::Core;
 use crate::random;
 use crate::server::requests::{Got, Put};
@@ -134,7 +135,7 @@ impl Core {
             Err(error) => return Err(error),
         }
         let before = self.layout.probe(nonce - 1);
-        let listed = self.requests.list(&self.layout.all_probes(), Some(&before), 1).await?;
+        let listed = self.requests.list(&self.layout.path(PROBES), Some(&before), 1).await?;
         if listed.first().is_none_or(|first| first.location != path) {
             return Err(unfit(
                 "does not list an object that it has stored",
@@ -197,7 +198,7 @@ impl Core {
     /// unknown here, `Corrupt` if the object states no edition; also the errors of the reads and
     /// changes that this needs.
     pub(crate) async fn resolve_edition(&self, progress: &Progress) -> Result<()> {
-        let path = self.layout.edition();
+        let path = self.layout.path(EDITION);
         let mut last = Error::Retryable("too many concurrent changes to the layout's edition".into());
         for retry in 0..TRIES {
             match self.requests.get(&path, None, BYTES_MAX).await? {
@@ -236,7 +237,7 @@ impl Core {
     /// Returns the edition that the keys of heads follow. A cut key shows the edition even if the
     /// object that states it was removed.
     async fn edition_of_heads(&self, progress: &Progress) -> Result<Edition> {
-        let (mut listing, mut is_used) = (self.requests.pages(self.layout.all_heads()), false);
+        let (mut listing, mut is_used) = (self.requests.pages(self.layout.path(HEADS)), false);
         while let Some(page) = listing.next().await? {
             if page.iter().any(|meta| self.layout.is_cut(&meta.location)) {
                 return Ok(Edition::Cut);

@@ -46,7 +46,7 @@ use futures_util::StreamExt;
 use object_store::ObjectMeta;
 
 use crate::format::head::Head;
-use crate::format::layout::Spelling;
+use crate::format::layout::{BLOBS, HEADS, LAST_SWEEP, PROBES, Spelling};
 use crate::object::Core;
 use crate::object::swap::{Seen, Swap};
 use crate::random;
@@ -153,7 +153,7 @@ impl Sweep<'_> {
 
     async fn blobs(&mut self) -> Result<()> {
         let core = self.core;
-        for directory in core.requests.directories(&core.layout.all_blobs()).await? {
+        for directory in core.requests.directories(&core.layout.path(BLOBS)).await? {
             let Some(namespace) = core.namespace_at(&directory).await? else { continue };
             let mut listing = core.requests.pages(directory);
             while let Some(page) = listing.next().await? {
@@ -210,7 +210,7 @@ impl Sweep<'_> {
     /// Removes objects of programs that ended in the middle of a probe.
     async fn probes(&mut self) -> Result<()> {
         let core = self.core;
-        let mut listing = core.requests.pages(core.layout.all_probes());
+        let mut listing = core.requests.pages(core.layout.path(PROBES));
         while let Some(page) = listing.next().await? {
             for meta in page.into_iter().filter(|meta| meta.last_modified.timestamp() <= self.oldest) {
                 if !self.dry_run {
@@ -243,7 +243,7 @@ impl Sweep<'_> {
         if !self.swept.can_forget {
             return Ok(());
         }
-        for directory in core.requests.directories(&core.layout.all_heads()).await? {
+        for directory in core.requests.directories(&core.layout.path(HEADS)).await? {
             let Some(namespace) = core.namespace_at(&directory).await? else { continue };
             for spelling in Spelling::ALL {
                 let mut listing = core.requests.pages(core.layout.heads(&namespace, spelling));
@@ -365,7 +365,7 @@ pub(crate) async fn run(core: Weak<Core>, interval: Duration, age: Duration) {
 impl Core {
     /// Returns whether a sweep is due and this program is the one to run it.
     pub(crate) async fn begin_sweep(&self, interval: Duration) -> Result<bool> {
-        let path = self.layout.last_sweep();
+        let path = self.layout.path(LAST_SWEEP);
         let body = Bytes::from(format!("a sweep began {:032x}", random::unique()));
         let put = match self.requests.meta_if_there(&path).await? {
             None => self.requests.create(&path, &body).await,

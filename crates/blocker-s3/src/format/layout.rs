@@ -44,6 +44,20 @@ const HEX_NAMESPACE_BYTES_MAX: usize = 64;
 const SEGMENT_BYTES_MAX: usize = 200;
 /// The mark on both sides of a cut.
 const CUT: &str = "_";
+/// The directory of all heads.
+pub(crate) const HEADS: &str = "h";
+/// The directory of all blobs.
+pub(crate) const BLOBS: &str = "d";
+/// The directory of all records.
+pub(crate) const RECORDS: &str = "c";
+/// The key of the record of everything.
+pub(crate) const RECORD_OF_ALL: &str = "c/all";
+/// The directory of the probes' small objects.
+pub(crate) const PROBES: &str = "p";
+/// The key of the object whose age shows the time of the last sweep.
+pub(crate) const LAST_SWEEP: &str = "s/last";
+/// The key of the object that states the layout's edition.
+pub(crate) const EDITION: &str = "s/layout";
 /// The maximum length of the prefix in bytes.
 pub(crate) const PREFIX_BYTES_MAX: usize = 128;
 
@@ -112,7 +126,8 @@ impl Layout {
         self.cuts.load(Ordering::Relaxed)
     }
 
-    fn path(&self, rest: &str) -> Path {
+    /// Returns a key, for example [`EDITION`], with the prefix.
+    pub(crate) fn path(&self, rest: &str) -> Path {
         Path::from(format!("{}{rest}", self.prefix))
     }
 
@@ -144,30 +159,6 @@ impl Layout {
         Some(self.path(&format!("h/{}/{}/{text}", self.namespace_segment(namespace), spelling.directory())))
     }
 
-    /// Returns the directory of all heads.
-    pub(crate) fn all_heads(&self) -> Path {
-        self.path("h")
-    }
-
-    /// Returns the directory of all blobs.
-    pub(crate) fn all_blobs(&self) -> Path {
-        self.path("d")
-    }
-
-    /// Returns the directory of the probes' small objects.
-    pub(crate) fn all_probes(&self) -> Path {
-        self.path("p")
-    }
-
-    pub(crate) fn record_of_all(&self) -> Path {
-        self.path("c/all")
-    }
-
-    /// Returns the directory of all records.
-    pub(crate) fn all_records(&self) -> Path {
-        self.path("c")
-    }
-
     pub(crate) fn records(&self, namespace: &Namespace) -> Path {
         self.path(&format!("c/{}", self.namespace_segment(namespace)))
     }
@@ -183,16 +174,6 @@ impl Layout {
     /// Returns whether a namespace's keys contain its name.
     pub(crate) fn has_name(&self, namespace: &Namespace) -> bool {
         !self.namespace_segment(namespace).starts_with("s.")
-    }
-
-    /// Returns the key of the object whose age shows the time of the last sweep.
-    pub(crate) fn last_sweep(&self) -> Path {
-        self.path("s/last")
-    }
-
-    /// Returns the key of the object that states the layout's edition.
-    pub(crate) fn edition(&self) -> Path {
-        self.path("s/layout")
     }
 
     /// Returns a key for the probe.

@@ -23,7 +23,7 @@ use object_store::path::Path;
 use super::swap::{Seen, Swap};
 use super::{CONCURRENT, Core, TRIES};
 use crate::format::head::{RECORD_BYTES_MAX, Record};
-use crate::format::layout::Layout;
+use crate::format::layout::{Layout, RECORD_OF_ALL};
 use crate::server::requests::{Got, Put};
 
 /// The maximum number of attempts to change a record that others change at the same time.
@@ -86,7 +86,7 @@ impl Core {
 
     fn record_path(&self, place: Place<'_>) -> Path {
         match place {
-            Place::All => self.layout.record_of_all(),
+            Place::All => self.layout.path(RECORD_OF_ALL),
             Place::Namespace(namespace) => self.layout.record(namespace),
             Place::Domain(namespace, domain) => self.layout.domain(namespace, domain),
         }

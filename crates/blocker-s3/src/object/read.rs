@@ -25,7 +25,7 @@ use object_store::path::Path;
 use super::swap::Seen;
 use super::{CONCURRENT, Core, TRIES};
 use crate::format::content::{Content, Extent, Source};
-use crate::format::layout::Spelling;
+use crate::format::layout::{HEADS, RECORDS, Spelling};
 use crate::server::requests::Listing;
 
 /// Pieces of one blob are requested together if the gap between them is at most this long.
@@ -343,7 +343,7 @@ impl Core {
     /// Returns the namespaces with heads or records, in order.
     pub(crate) async fn namespaces(&self) -> Result<Vec<Namespace>> {
         let mut namespaces = std::collections::BTreeSet::new();
-        for under in [self.layout.all_heads(), self.layout.all_records()] {
+        for under in [self.layout.path(HEADS), self.layout.path(RECORDS)] {
             for directory in self.requests.directories(&under).await? {
                 if let Some(namespace) = self.namespace_at(&directory).await? {
                     namespaces.insert(namespace);
