@@ -324,7 +324,7 @@ impl ObjectSockets {
                     Some(socket) => {
                         let socket = ListeningSocket::adopt(&address, socket);
                         let socket = socket.map_err(|error| failed(format!("{address}: {error}")))?;
-                        (socket, path(&address).map(SocketFile::of_another))
+                        (socket, address.path().map(SocketFile::of_another))
                     }
                     None => bind(table, &address, &runtime).map_err(failed)?,
                 };
@@ -394,14 +394,7 @@ fn bind(
     runtime: &Runtime,
 ) -> Result<(ListeningSocket, Option<SocketFile>), String> {
     let socket = runtime.block_on(ListeningSocket::bind(address)).map_err(|error| error.to_string())?;
-    let file = path(address).map(SocketFile::new);
+    let file = address.path().map(SocketFile::new);
     table.restrict(address)?;
     Ok((socket, file))
-}
-
-fn path(address: &Address) -> Option<&std::path::Path> {
-    match address {
-        Address::Unix(path) => Some(path),
-        Address::Tcp(_) => None,
-    }
 }
