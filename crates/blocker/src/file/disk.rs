@@ -50,16 +50,9 @@ impl fmt::Display for Kind {
     }
 }
 
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("it is {0}, not a regular file")]
 struct NotRegular(Kind);
-
-impl fmt::Display for NotRegular {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "it is {}, not a regular file", self.0)
-    }
-}
-
-impl std::error::Error for NotRegular {}
 
 /// The result of looking up a name. After a system error it is unknown whether anything exists
 /// under the name.
