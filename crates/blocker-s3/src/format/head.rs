@@ -25,7 +25,7 @@
 //! *recent* earlier nonces, a writer whose answer was lost finds out whether its body was stored.
 
 use blocker::conditional::claims::Claim;
-use blocker::{Epoch, OrderDomain, Stamp, Version, WriterId};
+use blocker::{Epoch, OrderDomain, Stamp, WriterId};
 use bytes::{BufMut, Bytes, BytesMut};
 
 use super::content::{BLOBS_MAX, Blob, Content, EXTENTS_MAX, Extent, INLINE_BYTES_MAX, Source};
@@ -102,10 +102,6 @@ impl Head {
         // A head that was removed and created again has an unrelated count. In that case the body
         // is refused.
         (age <= RECENT as u64 || age > 1 << 32).then_some(false)
-    }
-
-    pub(crate) fn contract_version(&self) -> Option<Version> {
-        self.is_there.then_some(Version(self.version))
     }
 
     pub(crate) fn domain_fence(&self, domain: OrderDomain) -> Option<u64> {

@@ -158,7 +158,7 @@ impl Core {
             }
         };
         let decided_on = conditional::Seen {
-            version: head.contract_version(),
+            version: head.is_there.then_some(Version(head.version)),
             stamp: head.stamp,
             fence: head.fence,
             domain_fence: terms.domain.and_then(|domain| head.domain_fence(domain)),

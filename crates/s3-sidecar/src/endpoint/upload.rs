@@ -45,7 +45,7 @@ pub(crate) struct Progress {
 pub(crate) struct Upload {
     source: Source,
     /// Verifies bytes before they are forwarded.
-    check: Option<Check>,
+    pub(crate) check: Option<Check>,
     /// The number of bytes of an incorrect body that are still to be read before the body is
     /// aborted.
     refused: Option<usize>,
@@ -56,7 +56,7 @@ pub(crate) struct Upload {
     /// Closes the connection of an unsent body once the response has arrived.
     unwanted: Option<Pin<Box<Sleep>>>,
     /// An observer of the forwarded bytes.
-    passing: Option<Passing>,
+    pub(crate) passing: Option<Passing>,
     /// The rate limiter of the request's bucket.
     lane: Option<Arc<Lane>>,
     /// Delays the next bytes as the limiter requires.
@@ -173,11 +173,6 @@ impl Upload {
         Self::new(Source::Whole(Some(bytes)), Duration::MAX)
     }
 
-    /// Returns this body, but forwards only bytes that pass the check, if there is one.
-    pub(crate) fn with_check(self, check: Option<Check>) -> Self {
-        Self { check, ..self }
-    }
-
     /// Returns the verdict of a verified body: the error for which the body was aborted, if any.
     pub(crate) fn verdict(&self) -> Option<Verdict> {
         self.check.as_ref().map(Check::verdict)
@@ -250,11 +245,6 @@ impl Upload {
                 self.refused = Some(DRAIN_BYTES_MAX);
             }
         }
-    }
-
-    /// Returns the body with `passing` as an observer of its bytes.
-    pub(crate) fn seen_by(self, passing: Option<Passing>) -> Self {
-        Self { passing, ..self }
     }
 
     /// Returns the body paced by its bucket's limiter.

@@ -195,17 +195,13 @@ impl Class {
     }
 }
 
-fn is_folded_segment(segment: &[u8]) -> bool {
-    matches!(segment, b"" | b"." | b"..")
-}
-
 fn segments(key: &[u8]) -> impl Iterator<Item = &[u8]> {
     key.split(|byte| *byte == b'/')
 }
 
 /// Returns whether no endpoint can take the key for another one.
 pub(crate) fn is_plain(key: &[u8]) -> bool {
-    !segments(key).any(is_folded_segment)
+    !segments(key).any(|segment| matches!(segment, b"" | b"." | b".."))
 }
 
 /// Returns whether a key has a dot segment, which leads elsewhere if the key is a path.

@@ -59,7 +59,7 @@ async fn route(
     }
     let body = Upload::of(body, &head.headers, shared.config.stall_max);
     let has_body = !body.is_none();
-    let upload = match shared.access.admit(&shared.addressing, &mut head, body).await {
+    let mut upload = match shared.access.admit(&shared.addressing, &mut head, body).await {
         Ok(upload) => upload,
         Err(denial) => return refuse(shared, &denial, has_body),
     };
@@ -89,8 +89,8 @@ async fn route(
         }
     }
     let change = if is_here { begin_change(shared, &head, &target) } else { None };
-    let passing = change.as_ref().and_then(Change::body);
-    match (Box::pin(upstream.send(head, upload.seen_by(passing))).await, change) {
+    upload.passing = change.as_ref().and_then(Change::body);
+    match (Box::pin(upstream.send(head, upload)).await, change) {
         (Ok(answer), None) => (pass(shared, answer, None), Outcome::Passed),
         (Ok(answer), Some(change)) => (pass_change(shared, answer, change), Outcome::Passed),
         (Err(failure), change) => {
@@ -137,7 +137,7 @@ impl Access {
         &self,
         addressing: &Addressing,
         head: &mut Parts,
-        body: Upload,
+        mut body: Upload,
     ) -> Result<Upload, Denial> {
         let decided = self.decide(addressing, head).and_then(|decision| {
             let Some(Decision { payload, chain, deletion }) = decision else { return Ok(None) };
@@ -153,7 +153,7 @@ impl Access {
             }
         };
         let is_checked = check.is_some();
-        let body = body.with_check(check);
+        body.check = check;
         if let Some(deletion) = deletion {
             let bytes = Box::pin(timeout(BODY_TIME_MAX, collect_one_of_few(body))).await;
             let bytes = bytes.map_err(|_| Denial::Stalled)??;

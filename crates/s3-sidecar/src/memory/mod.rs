@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use crate::http::read::Read;
 use crate::http::target::{Class, Names, ObjectKey};
-use crate::memory::changes::{Changes, Moment, Question};
+use crate::memory::changes::{Changes, Question};
 use crate::memory::generation::Head;
 use crate::memory::tables::{Absent, Answer, Known, Table};
 use crate::memory::wide::{Area, End, Standing};
@@ -96,11 +96,6 @@ impl Knowledge {
     /// Records that an object exists, but its response must not be kept.
     pub(crate) fn enter_unkept(&self, read: &Read, question: &Question) {
         question.enter(None, |_| self.forget_all(read.kept_as));
-    }
-
-    /// Enters a response that is verified at each use.
-    pub(crate) fn enter_unverified(&self, read: &Read, head: Head, asked: Moment) -> Arc<Head> {
-        self.heads.enter(read.place(), Arc::new(head), asked)
     }
 
     /// Records that an object is missing. `answer` is the endpoint's response, if it is to be kept.

@@ -118,7 +118,8 @@ fn take(
     let Some((head, bytes)) = Head::of(read, false, &answer) else {
         return (pass(shared, answer, None), Outcome::Passed);
     };
-    let head = shared.knowledge.enter_unverified(read, head, asked);
+    // The object is verified at each use.
+    let head = shared.knowledge.heads.enter(read.place(), Arc::new(head), asked);
     let filling = Filling::begin(&shared.pieces, &shared.fills, &head, bytes);
     (pass(shared, answer, Some(filling)), Outcome::Miss)
 }
