@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, ready};
 
-use blocker::admission::runs_end;
 use blocker::metrics::{Collect, Families, Label};
 use blocker::trace::{Span, SpanKind};
 use blocker::*;
@@ -34,31 +33,7 @@ macro_rules! send {
 
 impl SynapseBlocker {
     fn check_deadline(&self, call: &blocker::Call) -> Result<()> {
-        match call.deadline {
-            Some(deadline) if self.core.shared.config.clock.now() >= deadline => Err(Error::DeadlinePassed),
-            _ => Ok(()),
-        }
-    }
-
-    fn check_bytes(&self, bytes: u64, limit_bytes: u64) -> Result<()> {
-        if bytes > limit_bytes { Err(Error::TooLarge { limit_bytes }) } else { Ok(()) }
-    }
-
-    fn check_limits(&self, change: &Change) -> Result<()> {
-        let can = self.capabilities();
-        match change {
-            Change::Write { data, .. } | Change::WriteFull { data } => {
-                self.check_bytes(data.len_bytes() as u64, can.request_bytes_max)
-            }
-            Change::WriteRuns { runs } => runs_end(runs, &can).map(drop),
-            Change::CompareAndWrite { expected, data, .. } => {
-                self.check_bytes(data.len_bytes() as u64, can.request_bytes_max)?;
-                // A server without it answers so itself.
-                let limit_bytes = if can.compare_bytes_max > 0 { can.compare_bytes_max } else { u64::MAX };
-                self.check_bytes(expected.len_bytes() as u64, limit_bytes)
-            }
-            _ => Ok(()),
-        }
+        call.check(&*self.core.shared.config.clock)
     }
 }
 
@@ -78,14 +53,20 @@ impl Blocker for SynapseBlocker {
 
     fn read(&self, request: ReadRequest) -> Reply<ReadReply> {
         check!(self.check_deadline(&request.call));
-        check!(self.check_bytes(request.len_bytes, self.capabilities().request_bytes_max));
+        let limit_bytes = self.capabilities().request_bytes_max;
+        if request.len_bytes > limit_bytes {
+            return Reply::err(Error::TooLarge { limit_bytes });
+        }
         send!(self, Request::Read(request), Read)
     }
 
     fn change(&self, request: ChangeRequest) -> Reply<ChangeReply> {
         check!(self.check_deadline(&request.call));
-        check!(self.check_limits(&request.change));
-        send!(self, Request::Change(request), Change)
+        let can = self.capabilities();
+        check!(request.change.check_runs(|| can));
+        let mut request = Request::Change(request);
+        check!(request.fit(&can, Features::default()));
+        send!(self, request, Change)
     }
 
     fn info(&self, request: InfoRequest) -> Reply<Info> {

@@ -227,11 +227,12 @@ impl Request {
             Self::Change(ChangeRequest {
                 change: Change::CompareAndWrite { expected, data, .. }, ..
             }) => {
+                over(data.len_bytes(), limits.request_bytes_max)?;
                 // A server without compare-and-write answers so itself.
-                if limits.compare_bytes_max > 0 {
-                    over(expected.len_bytes(), limits.compare_bytes_max)?;
+                match limits.compare_bytes_max {
+                    0 => Ok(()),
+                    limit_bytes => over(expected.len_bytes(), limit_bytes),
                 }
-                over(data.len_bytes(), limits.request_bytes_max)
             }
             Self::Change(ChangeRequest { change: Change::WriteRuns { runs }, .. }) => {
                 if runs.len() > limits.runs_max as usize {
