@@ -109,7 +109,8 @@ const CHUNK_BYTES: u64 = 64 * 1024;
 /// ```
 #[derive(Debug)]
 pub struct MemoryExport {
-    description: Description,
+    /// The description, which may be changed before the disk is exported.
+    pub description: Description,
     chunks: Vec<RwLock<Chunk>>,
     /// The generation that was current when the snapshot was created, by snapshot name.
     snapshots: BTreeMap<String, u64>,
@@ -134,11 +135,6 @@ impl MemoryExport {
             snapshots: BTreeMap::new(),
             generation: AtomicU64::new(1),
         }
-    }
-
-    /// Returns the description, to be changed before the disk is exported.
-    pub fn description_mut(&mut self) -> &mut Description {
-        &mut self.description
     }
 
     /// Creates a snapshot. Later changes are shown in the context `qemu:dirty-bitmap:NAME`.

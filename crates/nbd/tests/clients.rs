@@ -38,7 +38,7 @@ impl Site {
 
     fn with(disk: MemoryExport, config: ServerConfig) -> Self {
         let mut read_only = MemoryExport::new(SIZE_BYTES);
-        read_only.description_mut().read_only = true;
+        read_only.description.read_only = true;
         let exports = NamedExports::one("disk", Arc::new(disk));
         exports.insert("read-only", Arc::new(read_only));
         let exports = Arc::new(exports);

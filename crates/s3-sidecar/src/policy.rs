@@ -17,13 +17,6 @@ pub enum Fresh {
     Immutable,
 }
 
-impl Fresh {
-    /// Returns whether an object can be fresh at all.
-    pub(crate) fn is_ever(self) -> bool {
-        self != Fresh::For(Duration::ZERO)
-    }
-}
-
 /// The policy by which reads of some objects are answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CachePolicy {

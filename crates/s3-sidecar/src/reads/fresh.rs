@@ -24,7 +24,7 @@ use crate::memory::filling::Filling;
 use crate::memory::generation::{Head, of_this_answer};
 use crate::memory::tables::{Answer, Known};
 use crate::metrics::Outcome;
-use crate::policy::CachePolicy;
+use crate::policy::{CachePolicy, Fresh};
 use crate::reads::conditions::{Demand, Verdict, decide};
 use crate::reads::ready::{self, Origin, Ready};
 use crate::reads::serving::{Serving, collect, pass};
@@ -175,7 +175,7 @@ impl Reader<'_> {
     /// readers, or what the reader has to wait for.
     fn turn(&self, is_verification: bool) -> Result<Option<First>, Waiting> {
         // Another reader's response would not be fresh.
-        if self.demand.asks() || (is_verification && !self.policy.fresh.is_ever()) {
+        if self.demand.asks() || (is_verification && self.policy.fresh == Fresh::For(Duration::ZERO)) {
             return Ok(None);
         }
         self.shared.asking.turn(&self.read, is_verification).map(Some)

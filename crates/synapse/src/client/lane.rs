@@ -547,11 +547,6 @@ pub(super) fn deadline_error(op: Op) -> Error {
     }
 }
 
-/// Returns the error of a request that was sent and whose answer cannot arrive any more.
-pub(super) fn lost_error(op: Op) -> Error {
-    unanswered_error(op, "the server was gone before it answered")
-}
-
 /// Returns the error of a request that was not sent for lack of a connection.
 pub(super) fn unreachable_error(why: &Error) -> Error {
     match why {

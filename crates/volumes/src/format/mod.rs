@@ -25,14 +25,10 @@ pub(crate) const LOGS_MAX: usize = 8;
 /// The maximum length of the name of a volume, a snapshot or an owner, in bytes.
 pub(crate) const NAME_BYTES_MAX: usize = 200;
 
-/// Returns the number of objects of a volume.
-pub(crate) fn objects_of(size_bytes: u64, object_bytes: u64) -> u64 {
-    size_bytes.div_ceil(object_bytes)
-}
-
 /// Returns the number of pages of a volume's map.
 pub(crate) fn pages_of(size_bytes: u64, object_bytes: u64) -> usize {
-    usize::try_from(objects_of(size_bytes, object_bytes).div_ceil(PAGE_ENTRIES as u64)).unwrap_or(usize::MAX)
+    let objects = size_bytes.div_ceil(object_bytes);
+    usize::try_from(objects.div_ceil(PAGE_ENTRIES as u64)).unwrap_or(usize::MAX)
 }
 
 /// The part of checksummed bytes that has not been read yet.

@@ -15,7 +15,7 @@ use futures_util::StreamExt;
 use super::runs::{Run, Source};
 use super::state::{ALLOCATIONS_MIN, NewId, State};
 use super::write::Attempt;
-use super::{Inner, Recorder, Volume};
+use super::{Inner, LOCKS, Recorder, Volume};
 use crate::error::{Error, Result};
 use crate::format::OverlayLog;
 use crate::format::entry::{Entry, Kind};
@@ -178,7 +178,7 @@ impl Inner {
     }
 
     async fn merge(&self, index: u32) -> Result<()> {
-        let _one = self.merging_of(index).lock().await;
+        let _one = self.merging[(index % LOCKS) as usize].lock().await;
         let _beside = self.merges.read().await;
         let found = {
             let state = self.state.lock();

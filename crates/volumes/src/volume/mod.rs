@@ -214,10 +214,6 @@ impl Inner {
         has_log(&self.space, &self.settings, self.promises)
     }
 
-    fn merging_of(&self, index: u32) -> &AsyncMutex<()> {
-        &self.merging[(index % LOCKS) as usize]
-    }
-
     /// Returns whether the volume shares objects with a snapshot or another volume.
     pub(crate) fn has_shared(&self) -> bool {
         let state = self.state.lock();

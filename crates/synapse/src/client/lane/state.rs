@@ -7,7 +7,7 @@ use std::task::Waker;
 use blocker::{Capabilities, Error, Timestamp};
 
 use super::super::config::ClientConfig;
-use super::{NEVER, Resent, lost_error, unreachable_error};
+use super::{NEVER, Resent, unanswered_error, unreachable_error};
 use crate::codec::{Credits, Features, Kind, Op, Outcome, Request, RequestId};
 
 pub(super) struct State {
@@ -263,6 +263,6 @@ impl Slot {
     /// Fails a request that was sent and will not be answered.
     pub(super) fn fail_lost(&mut self, wakers: &mut Vec<Waker>) {
         let op = self.request.as_ref().map_or(Op::Ping, |request| request.op());
-        self.fail(lost_error(op), wakers);
+        self.fail(unanswered_error(op, "the server was gone before it answered"), wakers);
     }
 }
