@@ -342,13 +342,6 @@ impl<K> ChangeRequest<K> {
         self.terms = terms;
         self
     }
-
-    /// Sets all terms of the call.
-    #[must_use]
-    pub fn call(mut self, call: Call) -> Self {
-        self.call = call;
-        self
-    }
 }
 
 macro_rules! requests {

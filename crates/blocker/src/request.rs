@@ -210,6 +210,13 @@ macro_rules! with_call {
                 self.call.priority = priority;
                 self
             }
+
+            /// Sets all terms of the call.
+            #[must_use]
+            pub fn call(mut self, call: Call) -> Self {
+                self.call = call;
+                self
+            }
         }
     )*};
 }

@@ -396,9 +396,8 @@ impl Request {
         }
         let request = match header.op {
             Op::Read => {
-                let mut r = ReadRequest::new(object(head, names)?, header.offset, header.length);
+                let mut r = ReadRequest::new(object(head, names)?, header.offset, header.length).call(call);
                 r.condition = condition_of(header.condition, header.version)?;
-                r.call = call;
                 Self::Read(r)
             }
             Op::Write
@@ -410,41 +409,29 @@ impl Request {
             | Op::Truncate
             | Op::Delete
             | Op::Copy => Self::Change(decode_change(head, payload, names)?.call(call)),
-            Op::Info => {
-                let mut r = InfoRequest::new(object(head, names)?);
-                r.call = call;
-                Self::Info(r)
-            }
+            Op::Info => Self::Info(InfoRequest::new(object(head, names)?).call(call)),
             Op::List => {
                 let mut r = ListRequest::new(names.namespace(head.namespace)?).prefix(payload.to_bytes());
                 if !head.name.is_empty() {
                     r = r.after(Name::copy_from(head.name)?);
                 }
                 r.entries_max = u32::try_from(header.length).unwrap_or(u32::MAX);
-                r.call = call;
-                Self::List(r)
+                Self::List(r.call(call))
             }
             Op::Flush => {
                 let durability = flush_durability_of(header.durability, header.replicas);
                 let durability = durability.ok_or_else(|| invalid("no such durability"))?;
-                let mut r = FlushRequest::new(take_scope(head, names)?).durability(durability);
-                r.call = call;
-                Self::Flush(r)
+                Self::Flush(FlushRequest::new(take_scope(head, names)?).durability(durability).call(call))
             }
             Op::Claim => {
                 let writer = WriterId(u128::from(header.length) << 64 | u128::from(header.offset));
                 if header.epoch > 0 && writer == WriterId(0) {
                     return Err(invalid("a claim of an epoch needs the identity of its writer"));
                 }
-                let mut r = ClaimRequest::new(take_scope(head, names)?, Epoch(header.epoch), writer);
-                r.call = call;
-                Self::Claim(r)
+                let scope = take_scope(head, names)?;
+                Self::Claim(ClaimRequest::new(scope, Epoch(header.epoch), writer).call(call))
             }
-            Op::Invalidate => {
-                let mut r = InvalidateRequest::new(take_scope(head, names)?);
-                r.call = call;
-                Self::Invalidate(r)
-            }
+            Op::Invalidate => Self::Invalidate(InvalidateRequest::new(take_scope(head, names)?).call(call)),
             Op::Attach => Self::Attach(names.namespace(head.namespace)?),
             Op::Detach => Self::Detach(names.namespace(head.namespace)?),
             Op::Policy => Self::Policy(names.namespace(head.namespace)?),
