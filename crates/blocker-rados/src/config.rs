@@ -65,22 +65,10 @@ impl Default for RadosConfig {
 }
 
 impl RadosConfig {
-    /// The keys of the text form.
-    pub const KEYS: &[&str] = &[
-        "conf",
-        "user",
-        "keyring",
-        "root",
-        "prefix",
-        "object_bytes_max",
-        "connect_timeout_secs",
-        "op_timeout_secs",
-        "ops_in_flight_max",
-        "bytes_in_flight_max",
-        "heads_remembered_max",
-        "watch",
-        "librados.KEY",
-    ];
+    /// The keys of the text form, separated by commas.
+    pub const KEYS: &str = "conf, user, keyring, root, prefix, object_bytes_max, connect_timeout_secs, \
+        op_timeout_secs, ops_in_flight_max, bytes_in_flight_max, heads_remembered_max, watch, \
+        librados.KEY";
 
     /// Returns a configuration for `pool`, with default values.
     #[must_use]
@@ -204,8 +192,7 @@ impl RadosConfig {
             "heads_remembered_max" => self.heads_remembered_max = number(key, value)?,
             "watch" => self.watch = flag()?,
             _ => {
-                let unknown =
-                    || format!("{key:?} is not a key of rados:; expected {}", Self::KEYS.join(", "));
+                let unknown = || format!("{key:?} is not a key of rados:; expected {}", Self::KEYS);
                 let name = key.strip_prefix("librados.").ok_or_else(unknown)?;
                 self.librados.push((name.to_owned(), value.to_owned()));
             }
