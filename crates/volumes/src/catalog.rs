@@ -208,9 +208,8 @@ impl Pool {
                 Ok(volume) => names.push((name, volume)),
                 // Deleted meanwhile.
                 Err(Error::NoSuchVolume(_)) => {}
-                Err(Error::Damaged(why)) => damaged.push(DamagedVolume { name, why }),
-                // A name that no volume can have.
-                Err(Error::Invalid(why)) => damaged.push(DamagedVolume { name, why }),
+                // Invalid is a name that no volume can have.
+                Err(Error::Damaged(why) | Error::Invalid(why)) => damaged.push(DamagedVolume { name, why }),
                 Err(error) => return Err(error),
             }
         }
@@ -240,8 +239,7 @@ impl Pool {
     /// Returns whether any clone depends on a snapshot.
     pub(crate) async fn has_clones(&self, origin: Origin) -> Result<bool> {
         let prefix = format!("c/{}/{:09x}/", origin.volume, origin.node);
-        let mut request = ListRequest::new(self.catalog()).prefix(prefix);
-        request = request.entries_max(1);
+        let request = ListRequest::new(self.catalog()).prefix(prefix).entries_max(1);
         Ok(!self.store.list(request).await?.entries.is_empty())
     }
 

@@ -170,8 +170,7 @@ impl Negotiation {
             option::EXPORT_NAME if needs_tls => return Action::End,
             _ if needs_tls => {
                 let why = "this server demands TLS: begin with STARTTLS";
-                reply_error(out, number, kind::ERR_TLS_REQD, why);
-                return Action::Continue;
+                return reply_error(out, number, kind::ERR_TLS_REQD, why);
             }
             option::EXPORT_NAME => match text(data) {
                 Ok(name) => Ok((Action::Open(name.into()), Waiting::ExportName { name: name.into() })),
@@ -188,8 +187,7 @@ impl Negotiation {
             option::INFO | option::GO => decode_info(number, data),
             option::LIST_META_CONTEXT | option::SET_META_CONTEXT if !self.is_structured => {
                 let why = "contexts need structured replies: request those first";
-                reply_error(out, number, kind::ERR_INVALID, why);
-                return Action::Continue;
+                return reply_error(out, number, kind::ERR_INVALID, why);
             }
             option::LIST_META_CONTEXT | option::SET_META_CONTEXT => {
                 if number == option::SET_META_CONTEXT {
@@ -198,10 +196,7 @@ impl Negotiation {
                 }
                 decode_contexts(number, data)
             }
-            _ => {
-                reply_error(out, number, kind::ERR_UNSUP, "the option is not known");
-                return Action::Continue;
-            }
+            _ => return reply_error(out, number, kind::ERR_UNSUP, "the option is not known"),
         };
         match decoded {
             Ok((action, waiting)) => {
@@ -209,12 +204,10 @@ impl Negotiation {
                 action
             }
             Err(Bad::Form) => {
-                reply_error(out, number, kind::ERR_INVALID, "the data of the option are not in its form");
-                Action::Continue
+                reply_error(out, number, kind::ERR_INVALID, "the data of the option are not in its form")
             }
             Err(Bad::TooBig) => {
-                reply_error(out, number, kind::ERR_TOO_BIG, "a text is longer than 4096 bytes, or too many");
-                Action::Continue
+                reply_error(out, number, kind::ERR_TOO_BIG, "a text is longer than 4096 bytes, or too many")
             }
         }
     }
@@ -230,8 +223,7 @@ impl Negotiation {
             reply_ack(out, option::STARTTLS);
             return Action::StartTls;
         };
-        reply_error(out, option::STARTTLS, kind, why);
-        Action::Continue
+        reply_error(out, option::STARTTLS, kind, why)
     }
 
     /// Continues under TLS. Everything negotiated before is discarded, because it was not
@@ -370,9 +362,10 @@ fn reply_ack(out: &mut Vec<u8>, option: u32) {
     reply(out, option, option_reply::ACK, &[]);
 }
 
-/// Appends an error with its reason.
-fn reply_error(out: &mut Vec<u8>, option: u32, kind: u32, why: &str) {
+/// Appends an error with its reason. The client may go on with another option.
+fn reply_error(out: &mut Vec<u8>, option: u32, kind: u32, why: &str) -> Action {
     reply(out, option, kind, &[truncated(why).as_bytes()]);
+    Action::Continue
 }
 
 /// Appends the names of all exports, or an error if they do not fit into a reply.
