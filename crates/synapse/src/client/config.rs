@@ -1,16 +1,25 @@
 //! The settings of a client.
 
 use std::fmt;
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use blocker::trace::Tracer;
 use blocker::{Clock, SystemClock};
 
-use crate::address::{Address, Connector};
+use crate::Address;
 use crate::auth::Secret;
 use crate::codec::{HANDSHAKE_NAME_BYTES_MAX, KEY_BYTES_MAX};
-use connection::SettingError;
+use connection::{Duplex, SettingError};
+
+/// A stream that is being opened.
+pub type Opening = Pin<Box<dyn Future<Output = io::Result<Box<dyn Duplex>>> + Send>>;
+
+/// Opens streams to a server that has no [`Address`].
+pub type Connector = Arc<dyn Fn() -> Opening + Send + Sync>;
 
 /// The settings of a [`SynapseBlocker`](crate::SynapseBlocker).
 ///

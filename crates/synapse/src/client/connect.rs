@@ -1,16 +1,19 @@
 //! A new connection: the handshake, and the decision whether the server may replace the last one.
 
 use std::future::poll_fn;
+use std::io;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::task::{Poll, ready};
 
 use blocker::{Capabilities, Change, Durability, Error, Event, Scope, Survives};
 use connection::{Output, PayloadPool, Stream};
+use tokio::net::{TcpStream, UnixStream};
 
 use super::config::ClientConfig;
 use super::lane::Lane;
 use super::{Core, Shared};
+use crate::Address;
 use crate::auth::{Role, Transcript, random};
 use crate::codec::{
     self, Answer, Challenge, Credits, Features, Flags, Head, Hello, InstanceId, Op, Outcome, Request,
@@ -42,6 +45,14 @@ pub(super) async fn connect(
     })
 }
 
+/// Opens a stream to `address`.
+async fn open(address: &Address) -> io::Result<Stream> {
+    match address {
+        Address::Tcp(address) => Stream::tcp(TcpStream::connect(address.as_str()).await?),
+        Address::Unix(path) => UnixStream::connect(path).await.map(Stream::Unix),
+    }
+}
+
 async fn handshake(
     config: &ClientConfig,
     session: SessionId,
@@ -50,7 +61,7 @@ async fn handshake(
     let address = &config.address;
     let stream = match &config.connector {
         Some(connector) => connector().await.map(Stream::Other),
-        None => crate::address::connect(address).await,
+        None => open(address).await,
     };
     let mut stream = stream.map_err(|error| Error::Retryable(format!("{address}: {error}").into()))?;
     let mut input = Input::new(Arc::clone(pool), config.clock.now());

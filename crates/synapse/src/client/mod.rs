@@ -24,7 +24,7 @@ use crate::auth::{Secret, random};
 use crate::codec::{InstanceId, SessionId, StoreId};
 use ::connection::PayloadPool;
 
-pub use config::ClientConfig;
+pub use config::{ClientConfig, Connector, Opening};
 use lane::Lane;
 use unflushed::Unflushed;
 

@@ -32,12 +32,12 @@ use blocker::{Blocker, Capabilities, Error, Reply, metrics_above};
 use parking_lot::RwLock;
 use tokio::runtime::Handle;
 
-use crate::address::{Address, ListeningSocket, PORT_DEFAULT};
 use crate::auth::random;
 use crate::codec::{
     CONTROL_BYTES_MAX, HEAD_BYTES_MAX, Head, InstanceId, LIST_ENTRY_BYTES_MAX, Names, Op, Outcome, RUN_BYTES,
     RUNS_MAX,
 };
+use crate::{Address, ListeningSocket, PORT_DEFAULT};
 
 use self::connection::{Connection, End};
 pub use config::{ReceiveBuffers, ServerConfig, host_name};

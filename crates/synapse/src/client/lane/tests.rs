@@ -4,7 +4,7 @@ use blocker::{Name, Namespace, ObjectId, WriteRequest};
 
 use super::state::SlotState;
 use super::*;
-use crate::address::Address;
+use crate::Address;
 
 fn lane(slots: u32) -> Lane {
     let mut config = ClientConfig::new(Address::Unix("nowhere".into()));
