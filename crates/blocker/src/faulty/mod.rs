@@ -23,12 +23,12 @@
 //! # Ok::<_, blocker::Error>(())
 //! ```
 
-mod plan;
 mod volatile;
 
 use std::collections::HashMap;
 use std::fmt;
 use std::future::{Future, poll_fn};
+use std::ops::Range;
 use std::sync::Arc;
 use std::task::{Poll, Waker};
 use std::time::Duration;
@@ -45,8 +45,6 @@ use crate::{
     ListReply, ListRequest, ObjectId, ReadReply, ReadRequest, Reply, Result, Subscription, metrics_above,
 };
 
-pub use plan::FaultPlan;
-use plan::{Failure, Fate, Kind};
 use volatile::Volatile;
 
 /// A layer that injects faults.
@@ -331,6 +329,90 @@ impl Control for Faulty {
     fn metrics(&self) -> Reply<Families> {
         metrics_above(self.families(), self.shared.below.control())
     }
+}
+
+// ---- The plan of faults, and the seeded draw of the faults of each call.
+
+/// The kinds of faults and their frequencies. Every fault is drawn from the seed, in the order of
+/// the calls, so that a run with one caller can be replayed.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct FaultPlan {
+    /// The seed of every draw.
+    pub seed: u64,
+    /// The number of calls in 1 000 that are delayed, before or after their execution.
+    pub delay_permille: u32,
+    /// The delay, on the clock of the layer.
+    pub delay: Range<Duration>,
+    /// The number of calls in 1 000 that fail with `Retryable` and without effect.
+    pub error_permille: u32,
+    /// The number of changes in 1 000 that fail with `OutcomeUnknown`, executed or not.
+    pub unknown_permille: u32,
+    /// The number of flushes in 1 000 that fail with `NotStored`.
+    pub not_stored_permille: u32,
+    /// Changes stay in a volatile cache until they are flushed; a crash loses, tears and reorders
+    /// them.
+    pub volatile: bool,
+    /// A flush answers *stored* without storing, like a broken disk that crash tests must detect.
+    pub flush_lies: bool,
+    /// The number of the call that crashes the backend, counted from 1.
+    pub crash_at_step: Option<u64>,
+    /// The store's capacity in bytes, counting data written through this layer.
+    pub space_bytes_max: Option<u64>,
+}
+
+impl FaultPlan {
+    /// Returns a plan without faults.
+    #[must_use]
+    pub fn benign(seed: u64) -> Self {
+        Self { seed, ..Self::default() }
+    }
+
+    fn draw(&self, rng: &mut Rng, step: u64, kind: Kind) -> Fate {
+        let mut fate = Fate::default();
+        if rng.permille(self.delay_permille) {
+            let spread = self.delay.end.saturating_sub(self.delay.start).as_nanos() as u64;
+            let delay = self.delay.start + Duration::from_nanos(rng.below(spread));
+            *(if rng.below(2) == 0 { &mut fate.delay_before } else { &mut fate.delay_after }) = Some(delay);
+        }
+        let done = rng.below(2) == 0;
+        fate.failure = if self.crash_at_step == Some(step) {
+            Some(Failure::Crash { done })
+        } else if rng.permille(self.error_permille) {
+            Some(Failure::Retryable)
+        } else if kind == Kind::Change && rng.permille(self.unknown_permille) {
+            Some(Failure::Unknown { done })
+        } else if kind == Kind::Flush && rng.permille(self.not_stored_permille) {
+            Some(Failure::NotStored)
+        } else {
+            None
+        };
+        fate
+    }
+}
+
+/// The kind of a call, which decides its possible faults and the meaning of a late reply.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    Read,
+    Change,
+    Flush,
+}
+
+/// The faults of one call.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+struct Fate {
+    delay_before: Option<Duration>,
+    delay_after: Option<Duration>,
+    failure: Option<Failure>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Failure {
+    Retryable,
+    NotStored,
+    Unknown { done: bool },
+    Crash { done: bool },
 }
 
 // ---- A gate that can stop all tasks, and a lock that can be held across awaits, for any executor.
