@@ -159,13 +159,13 @@ impl Shared {
         match self.inner.info(InfoRequest::new(object.clone())).await {
             Ok(info) => {
                 let data = self.read_below(object, info.size_bytes).await?;
-                let version = self.front.fresh_version();
-                self.front.adopt(object.clone(), Some((data, version)), info.stamp);
+                let version = self.front.model.lock().fresh_version();
+                self.front.model.lock().adopt(object.clone(), Some((data, version)), info.stamp);
             }
             Err(Error::Missing) => {
                 let tombstone = self.records.lock().tombstones.get(object).copied();
                 if tombstone.is_some() {
-                    self.front.adopt(object.clone(), None, tombstone);
+                    self.front.model.lock().adopt(object.clone(), None, tombstone);
                 }
             }
             Err(error) => return Err(error),
@@ -300,7 +300,7 @@ impl Shared {
             }
         }
         self.inner.flush(FlushRequest::new(Scope::All)).await?;
-        self.front.forget_all();
+        self.front.model.lock().forget_all();
         let claims = {
             let mut records = self.records.lock();
             records.taken_over.clear();

@@ -21,8 +21,6 @@ use crate::{
     InvalidateRequest, ListReply, ListRequest, Namespace, OBJECT_BYTES_MAX_DEFAULT, ObjectId, Quota,
     ReadReply, ReadRequest, Reply, Subscription, SystemClock,
 };
-#[cfg(feature = "faulty")]
-use crate::{Version, order::Stamp};
 
 use model::Model;
 
@@ -62,7 +60,8 @@ impl Default for MemoryConfig {
 pub struct Memory {
     config: MemoryConfig,
     clock: Arc<dyn Clock>,
-    model: Mutex<Model>,
+    /// The objects. A layer may keep its live state here.
+    pub(crate) model: Mutex<Model>,
     events: EventHub,
 }
 
@@ -77,25 +76,6 @@ impl Memory {
     #[must_use]
     pub fn new(config: MemoryConfig, clock: Arc<dyn Clock>) -> Self {
         Self { config, clock, model: Mutex::new(Model::new(config)), events: EventHub::new() }
-    }
-
-    /// Adds an object, or a remembered deletion, without any check, for layers that keep their live
-    /// state in a memory backend.
-    #[cfg(feature = "faulty")]
-    pub(crate) fn adopt(&self, object: ObjectId, content: Option<(Vec<u8>, Version)>, stamp: Option<Stamp>) {
-        self.model.lock().adopt(object, content, stamp);
-    }
-
-    /// Removes everything except the record of used versions.
-    #[cfg(feature = "faulty")]
-    pub(crate) fn forget_all(&self) {
-        self.model.lock().forget_all();
-    }
-
-    /// Returns a version that was never used before.
-    #[cfg(feature = "faulty")]
-    pub(crate) fn fresh_version(&self) -> Version {
-        self.model.lock().fresh_version()
     }
 }
 

@@ -18,7 +18,7 @@ use crate::{
 /// The maximum number of namespaces with a quota.
 const QUOTAS_COUNT_MAX: usize = 4096;
 
-pub(super) struct Model {
+pub(crate) struct Model {
     config: MemoryConfig,
     pub(super) objects: BTreeMap<ObjectId, Record>,
     pub(super) claims: Claims,
@@ -225,13 +225,14 @@ impl Model {
         *used = *used - old_size + new_size.unwrap_or(0);
     }
 
-    pub(super) fn fresh_version(&mut self) -> Version {
+    /// Returns a version that was never used before.
+    pub(crate) fn fresh_version(&mut self) -> Version {
         self.version_last += 1;
         Version(self.version_last)
     }
 
     /// Adds an object, or a remembered deletion, without any check.
-    pub(super) fn adopt(
+    pub(crate) fn adopt(
         &mut self,
         object: ObjectId,
         content: Option<(Vec<u8>, Version)>,
@@ -242,8 +243,9 @@ impl Model {
         self.objects.insert(object, Record { content, stamp });
     }
 
+    /// Removes everything except the record of used versions.
     #[cfg(feature = "faulty")]
-    pub(super) fn forget_all(&mut self) {
+    pub(crate) fn forget_all(&mut self) {
         self.objects.clear();
         self.used_by.clear();
         self.used_bytes = 0;
