@@ -51,6 +51,6 @@ mod sweep;
 
 pub use crate::config::S3Config;
 pub use crate::store::S3Store;
-pub use crate::sweep::{SweepOptions, Swept};
+pub use crate::sweep::Swept;
 /// The crate whose stores an [`S3Store`] may be opened over.
 pub use object_store;

@@ -21,7 +21,7 @@ use crate::server::limits::Credits;
 use crate::server::requests::{Limits, Requests, Spawn};
 use crate::server::{Connector, Pages, Remover};
 use crate::sweep;
-use crate::sweep::{SweepOptions, Swept};
+use crate::sweep::Swept;
 
 /// The maximum length of a page of a listing.
 const LIST_ENTRIES_MAX: u32 = 10_000;
@@ -163,21 +163,23 @@ impl S3Store {
     /// # Errors
     /// `Retryable`, `Denied`, `Corrupt`. Objects removed until then stay removed.
     pub fn sweep(&self, age: Duration) -> Reply<Swept> {
-        self.sweep_with(SweepOptions::new(age), |_| {})
+        self.sweep_with(age, false, |_| {})
     }
 
-    /// Sweeps as [`Self::sweep`] does, with options. `watch` is called with the counts so far,
-    /// after each page of a listing and each object.
+    /// Sweeps as [`Self::sweep`] does; a dry run counts objects without removing them, but puts and
+    /// removes a small object that shows the server's time even then. `watch` is called with the
+    /// counts so far, after each page of a listing and each object.
     ///
     /// # Errors
     /// The errors of [`Self::sweep`].
     pub fn sweep_with(
         &self,
-        options: SweepOptions,
+        age: Duration,
+        dry_run: bool,
         watch: impl Fn(&Swept) + Send + Sync + 'static,
     ) -> Reply<Swept> {
         self.run(Call::default(), None, |core, progress| async move {
-            core.sweep(options, &progress, &watch).await
+            core.sweep(age, dry_run, &progress, &watch).await
         })
     }
 

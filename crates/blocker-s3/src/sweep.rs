@@ -53,33 +53,6 @@ use crate::random;
 use crate::server::Remover;
 use crate::server::requests::Put;
 
-/// The options of a sweep.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub struct SweepOptions {
-    /// The minimum age of objects to be removed, by the server's clock. If there are other writers,
-    /// the age must be at least 15 minutes.
-    pub age: Duration,
-    /// Whether to count objects without removing them. A small object that shows the server's time
-    /// is put and removed even then.
-    pub dry_run: bool,
-}
-
-impl SweepOptions {
-    /// Returns the options of a sweep that removes objects older than `age`.
-    #[must_use]
-    pub fn new(age: Duration) -> Self {
-        Self { age, dry_run: false }
-    }
-
-    /// Sets whether to count objects without removing them.
-    #[must_use]
-    pub fn dry_run(mut self, dry_run: bool) -> Self {
-        self.dry_run = dry_run;
-        self
-    }
-}
-
 /// The counts of a sweep, or of a dry run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
@@ -120,13 +93,13 @@ impl Core {
     /// with the counts so far.
     pub(crate) async fn sweep(
         &self,
-        options: SweepOptions,
+        age: Duration,
+        dry_run: bool,
         progress: &Progress,
         watch: &(dyn Fn(&Swept) + Send + Sync),
     ) -> Result<Swept> {
-        let age = i64::try_from(options.age.as_secs()).unwrap_or(i64::MAX);
+        let age = i64::try_from(age.as_secs()).unwrap_or(i64::MAX);
         let oldest = self.server_time().await?.saturating_sub(age);
-        let dry_run = options.dry_run;
         let mut sweep = Sweep { core: self, dry_run, oldest, swept: Swept::default(), progress, watch };
         sweep.blobs().await?;
         sweep.ghosts().await?;
@@ -351,7 +324,7 @@ pub(crate) async fn run(core: Weak<Core>, interval: Duration, age: Duration) {
         let stats = Arc::clone(&core.requests.stats);
         let swept = match core.begin_sweep(interval).await {
             Ok(false) => continue,
-            Ok(true) => core.sweep(SweepOptions::new(age), &Progress::default(), &|_| {}).await,
+            Ok(true) => core.sweep(age, false, &Progress::default(), &|_| {}).await,
             Err(error) => Err(error),
         };
         match swept {

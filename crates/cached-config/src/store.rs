@@ -143,8 +143,7 @@ impl Store {
     ) -> Option<Reply<SweepCounts>> {
         #[cfg(feature = "s3")]
         if let Close::S3(s3) = &self.close {
-            let options = blocker_s3::SweepOptions::new(age).dry_run(dry_run);
-            let swept = s3.sweep_with(options, move |swept| watch(counts(swept)));
+            let swept = s3.sweep_with(age, dry_run, move |swept| watch(counts(swept)));
             return Some(swept.then(|swept| swept.map(|swept| counts(&swept))));
         }
         let _ = (age, dry_run, watch);
