@@ -89,8 +89,8 @@ pub(crate) struct Sweep<'a> {
 }
 
 impl Core {
-    /// Removes objects that no head names and that have the age in the options. `watch` is called
-    /// with the counts so far.
+    /// Removes objects older than `age` that no head names, or only counts them if `dry_run`. `watch`
+    /// is called with the counts so far.
     pub(crate) async fn sweep(
         &self,
         age: Duration,
