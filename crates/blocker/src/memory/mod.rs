@@ -18,8 +18,8 @@ use parking_lot::Mutex;
 use crate::{
     Attachment, Blocker, Capabilities, ChangeReply, ChangeRequest, ClaimReply, ClaimRequest, Clock, Control,
     Durability, Error, Event, EventHub, FlushReply, FlushRequest, Info, InfoRequest, InvalidateReply,
-    InvalidateRequest, ListReply, ListRequest, Namespace, OBJECT_BYTES_MAX_DEFAULT, ObjectId, Quota,
-    ReadReply, ReadRequest, Reply, Subscription, SystemClock,
+    InvalidateRequest, ListReply, ListRequest, Namespace, OBJECT_BYTES_MAX_DEFAULT, Quota, ReadReply,
+    ReadRequest, Reply, Subscription, SystemClock,
 };
 
 use model::Model;
