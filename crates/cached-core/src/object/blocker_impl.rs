@@ -12,7 +12,7 @@ use blocker::{
 };
 
 use super::cache::ObjectCache;
-use super::memory::geometry::buckets_of;
+use super::memory::buckets_of;
 use super::read;
 use super::shared::Shared;
 use super::shared::handle::Handle;

@@ -3,7 +3,7 @@
 use blocker::{Change, Run, RunContent, Segments};
 
 use super::control::metrics::Metrics;
-use super::memory::geometry::{BUCKET_U64, Buckets, SECTORS, WHOLE, buckets_of};
+use super::memory::{BUCKET_U64, Buckets, SECTORS, WHOLE, buckets_of};
 use super::memory::pool::{BUCKET, Pool};
 use super::memory::slots::{SECTOR_BYTES, Slot};
 use crate::sync::{Arc, Mutex, lock};

@@ -9,7 +9,7 @@ use blocker::{
 use futures_util::future::join_all;
 
 use crate::object::control::records::nanos;
-use crate::object::memory::geometry::{Buckets, WHOLE};
+use crate::object::memory::{Buckets, WHOLE};
 use crate::object::memory::pool::BUCKET;
 use crate::object::shared::Shared;
 use crate::object::shared::calls::begin;

@@ -10,7 +10,7 @@ use blocker::admission::check_condition;
 use blocker::{Condition, Error, Hints, Info, InfoRequest, ReadReply, ReadRequest, Result, Version};
 use load::{ask_info, begin_load, complete, load_head, run_max};
 
-use super::memory::geometry::{BUCKET_U64, Buckets, buckets_of};
+use super::memory::{BUCKET_U64, Buckets, buckets_of};
 use super::shared::Shared;
 use super::shared::calls::begin;
 use super::shared::handle::{Handle, RangeGuard};

@@ -10,7 +10,7 @@ use blocker::{Error, ObjectId, Result};
 
 use super::resources::flushed_meanwhile;
 use super::{Shared, log_waits};
-use crate::object::memory::geometry::Buckets;
+use crate::object::memory::Buckets;
 use crate::object::state::index::{Entered, InUse};
 use crate::object::state::ranges::{Kind, Ticket};
 use crate::object::state::{Env, Object};

@@ -12,7 +12,7 @@
 use blocker::{Run, RunContent, Segment, Segments};
 
 use super::head::{Head, Known, Pending};
-use crate::object::memory::geometry::SECTORS;
+use crate::object::memory::SECTORS;
 use crate::object::memory::slots::{SECTOR_BYTES, State};
 use crate::sync::Arc;
 

@@ -16,7 +16,7 @@
 //! - Bytes that were written are the store's content, unless other clients are reported to have
 //!   changed it in the meantime.
 
-use crate::object::memory::geometry::Buckets;
+use crate::object::memory::Buckets;
 use std::task::Waker;
 
 /// The maximum number of entries of an object.
@@ -244,7 +244,7 @@ impl Ranges {
 #[cfg(all(test, not(shuttle)))]
 mod tests {
     use super::*;
-    use crate::object::memory::geometry::WHOLE;
+    use crate::object::memory::WHOLE;
 
     #[test]
     fn loads_share_and_changes_do_not() {

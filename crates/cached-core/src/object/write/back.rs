@@ -12,7 +12,7 @@ use super::apply::{Again, Applied, Asked, Blocked, Holds, LogTerms, apply};
 use super::modes::TakenMode;
 use crate::object::journal::Room;
 use crate::object::journal::records::payload_bytes;
-use crate::object::memory::geometry::WHOLE;
+use crate::object::memory::WHOLE;
 use crate::object::mutation::{CopiedContent, Mutation};
 use crate::object::read::load::{load, load_head, with_durability};
 use crate::object::read::{LOADS_MAX, changes_too_fast};

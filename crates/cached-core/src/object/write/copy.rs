@@ -10,7 +10,7 @@ use blocker::{Change, ChangeReply, ChangeRequest, Condition, Error, ObjectId, Re
 use super::back as write_back;
 use super::modes::TakenMode;
 use super::through::{forget_head_if_direct, send, store_if_journaled};
-use crate::object::memory::geometry::WHOLE;
+use crate::object::memory::WHOLE;
 use crate::object::memory::pool::BUCKET;
 use crate::object::mutation::{Content, CopiedContent};
 use crate::object::read::list::Resize;

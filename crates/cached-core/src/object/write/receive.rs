@@ -17,7 +17,7 @@ use std::io::{self, IoSliceMut};
 use blocker::{ObjectId, Segments, WriteMode};
 use bytes::Bytes;
 
-use crate::object::memory::geometry::parts;
+use crate::object::memory::parts;
 use crate::object::memory::pool::BUCKET;
 use crate::object::shared::Shared;
 use crate::object::shared::resources::reserve;

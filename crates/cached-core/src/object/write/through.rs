@@ -13,7 +13,7 @@ use blocker::{
 use super::modes::TakenMode;
 use crate::object::config::Writer;
 use crate::object::control::namespaces::rank;
-use crate::object::memory::geometry::WHOLE;
+use crate::object::memory::WHOLE;
 use crate::object::mutation::Mutation;
 use crate::object::read::list::Resize;
 use crate::object::read::load::{forwarded_durability, sizes, store_condition, with_durability};
