@@ -20,7 +20,7 @@ use super::shared::calls::{abandon, count_limited_flush};
 use super::shared::claim::{check_epochs, drop_clean, log_failure, note_claim_event};
 use super::shared::handle::Handle;
 use super::state::dirty_queue::Taken;
-use super::tasks::background_queue::Task;
+use super::tasks::Task;
 use super::write::flush::flush_object;
 use super::write::log_space::{crowded_before, lead_out, log_again};
 use super::write::modes::settling_tasks;

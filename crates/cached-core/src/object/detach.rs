@@ -14,7 +14,7 @@ use super::control::attach_state::AttachState;
 use super::shared::Shared;
 use super::shared::claim::drop_clean;
 use super::shared::resources::flushed_meanwhile;
-use super::tasks::background_queue::Task;
+use super::tasks::Task;
 use super::tasks::deadline::until;
 use super::write::modes::{settle, settle_in_background};
 use super::write::scope_ops;

@@ -12,8 +12,7 @@ use super::Shared;
 use super::handle::Handle;
 use crate::object::control::records::StoreMetrics;
 use crate::object::store::{Ask, Class, Lane, Number, Pass, enter};
-use crate::object::tasks::background_queue;
-use crate::object::tasks::background_queue::Task;
+use crate::object::tasks::{Task, has_ended};
 use crate::object::tasks::deadline::{FlushTicket, Stored};
 use crate::sync::{Arc, Ordering};
 
@@ -170,6 +169,6 @@ pub(crate) fn abandon(handle: &Handle) {
         let Some(activity) = object.activity_mut() else { return };
         let waiters = std::mem::take(&mut activity.flush_waiters);
         object.drop_if_idle();
-        waiters.into_iter().for_each(|(_, ticket)| ticket.complete(Err(background_queue::has_ended())));
+        waiters.into_iter().for_each(|(_, ticket)| ticket.complete(Err(has_ended())));
     });
 }

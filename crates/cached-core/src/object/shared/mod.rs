@@ -25,7 +25,7 @@ use super::read_ahead::ReadAhead;
 use super::state::index::{InUse, Index};
 use super::state::{Env, Object};
 use super::store::epochs::Epochs;
-use super::tasks::background_queue::BackgroundQueue;
+use super::tasks::BackgroundQueue;
 use crate::arena::MemoryRange;
 use crate::insight::{HotSketch, Sampling};
 use crate::sync::Arc;

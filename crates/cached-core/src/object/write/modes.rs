@@ -13,7 +13,7 @@ use crate::object::control::records::NamespaceRecord;
 use crate::object::journal::ChangeLog;
 use crate::object::shared::handle::Handle;
 use crate::object::shared::{Shared, log_waits};
-use crate::object::tasks::background_queue::Task;
+use crate::object::tasks::Task;
 use crate::object::tasks::deadline::until;
 use crate::object::tasks::wait_queue::wait;
 use crate::sync::{Arc, Ordering};

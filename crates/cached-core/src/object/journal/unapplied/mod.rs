@@ -18,7 +18,7 @@ pub(crate) use progress::State;
 
 use super::{ChangeLog, Logged};
 use crate::object::lock_ranks;
-use crate::object::tasks::background_queue::Task;
+use crate::object::tasks::Task;
 use crate::sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, lock};
 
 /// Creates the task that recovers an object out of turn.
