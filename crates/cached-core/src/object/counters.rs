@@ -7,7 +7,7 @@ use blocker::{BUCKET_BYTES, Namespace, Timestamp, WriteMode};
 
 use super::cache::ObjectCache;
 use super::control::attach_state::AttachState;
-use super::control::metrics::Counters;
+use super::control::Counters;
 use super::control::quotas::QuotaUse;
 use super::control::records::{NamespaceMetrics, NamespaceRecord, StoreCounters};
 use super::memory::slots::State;

@@ -99,7 +99,7 @@ pub use config::{
     ObjectCacheConfig, Writer,
 };
 pub use control::attach_state::{AttachState, AttachStatus};
-pub use control::metrics::Counters;
+pub use control::Counters;
 pub use control::quotas::QuotaUse;
 pub use control::records::StoreCounters;
 pub use control::settings::{SettingSource, SettingsInForce};

@@ -2,7 +2,7 @@
 
 use blocker::{Change, Run, RunContent, Segments};
 
-use super::control::metrics::Metrics;
+use super::control::Metrics;
 use super::memory::{BUCKET_U64, Buckets, SECTORS, WHOLE, buckets_of};
 use super::memory::pool::{BUCKET, Pool};
 use super::memory::slots::{SECTOR_BYTES, Slot};

@@ -13,7 +13,7 @@ use blocker::{BUCKET_BYTES, Blocker, Clock, EventHub, ObjectId, Timestamp};
 use parts::{Control, JournalSide, Memory, Objects, StoreSide};
 
 use super::config::{ConfigError, ObjectCacheConfig, Writer};
-use super::control::metrics::Metrics;
+use super::control::Metrics;
 use super::control::namespaces::Namespaces;
 use super::control::settings::dirty_limits;
 use super::journal::unapplied::Recovery;

@@ -38,7 +38,7 @@ pub(crate) use flush_plan::{FlushPlan, RunLimits};
 pub(crate) use head::{Head, Known, ReportedHead, Versions};
 pub(crate) use read::{Keep, LINES_READ, LINES_WRITTEN};
 
-use super::control::metrics::Metrics;
+use super::control::Metrics;
 use super::memory::{BUCKET_U64, Buckets};
 use super::memory::pool::{BUCKET, Meta, Pool};
 use super::memory::queue::{Queues, bucket_hash};
