@@ -23,7 +23,7 @@ use super::state::dirty_queue::Taken;
 use super::tasks::Task;
 use super::write::flush::flush_object;
 use super::write::log_space::{crowded_before, lead_out, log_again};
-use super::write::modes::settling_tasks;
+use super::write::settling_tasks;
 use crate::sync::{Arc, Ordering};
 
 /// The background work of an [`ObjectCache`](super::ObjectCache), as a future to be spawned on any

@@ -19,8 +19,7 @@ use super::shared::handle::Handle;
 use super::state::{Env, LINES_READ, Object};
 use super::tasks::deadline::is_late;
 use super::write::apply::{apply_at_once, is_too_large};
-use super::write::modes::{TakenMode, read_only};
-use super::write::{back as write_back, copy, scope_ops, through as write_through};
+use super::write::{TakenMode, back as write_back, copy, read_only, scope_ops, through as write_through};
 
 impl ObjectCache {
     /// Makes a change that is within the limits.

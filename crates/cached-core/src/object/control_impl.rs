@@ -19,7 +19,7 @@ use super::shared::{Shared, log_waits};
 use super::state::losses::LostWrites;
 use super::tasks::deadline::until;
 use super::tasks::wait_queue::Permits;
-use super::write::modes::{Settling, discard_left, settle_in_background, store_and_mark};
+use super::write::{Settling, discard_left, settle_in_background, store_and_mark};
 use crate::sync::{Arc, Ordering};
 
 /// The maximum number of losses on a page.

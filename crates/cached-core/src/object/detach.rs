@@ -16,7 +16,7 @@ use super::shared::claim::drop_clean;
 use super::shared::resources::flushed_meanwhile;
 use super::tasks::Task;
 use super::tasks::deadline::until;
-use super::write::modes::{settle, settle_in_background};
+use super::write::{settle, settle_in_background};
 use super::write::scope_ops;
 use crate::sync::{Arc, Ordering};
 

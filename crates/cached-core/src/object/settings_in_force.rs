@@ -11,7 +11,7 @@ use super::control::settings::{Settings, SettingsInForce, dirty_limits, quotas, 
 use super::detach;
 use super::shared::Shared;
 use super::shared::resources::move_buckets;
-use super::write::modes::{Settling, settle_in_background};
+use super::write::{Settling, settle_in_background};
 use crate::sync::{Ordering, lock};
 
 /// Changes the configuration of a running cache. This handle keeps neither the cache nor its store

@@ -9,7 +9,7 @@
 use blocker::{ChangeReply, ChangeRequest, Durability, Error, Result, Scope, Timestamp};
 
 use super::apply::{Again, Applied, Asked, Blocked, Holds, LogTerms, apply};
-use super::modes::TakenMode;
+use super::TakenMode;
 use crate::object::journal::Room;
 use crate::object::journal::records::payload_bytes;
 use crate::object::memory::WHOLE;

@@ -10,7 +10,7 @@ use blocker::{
     Change, ChangeReply, ChangeRequest, ChangeTerms, Condition, Durability, Result, Stamp, Version, WriteMode,
 };
 
-use super::modes::TakenMode;
+use super::TakenMode;
 use crate::object::config::Writer;
 use crate::object::control::namespaces::rank;
 use crate::object::memory::WHOLE;
