@@ -306,7 +306,7 @@ impl ObjectCache {
     /// # Errors
     /// The first invariant that does not hold.
     pub fn validate(&self) -> Result<(), String> {
-        validate::validate(self.shared())
+        validate(self.shared())
     }
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {
