@@ -6,7 +6,7 @@ use super::inner::{Found, Inner};
 use super::item::extent::{self, List};
 use super::item::{ItemPtr, Shape, state};
 use super::log::Entry;
-use super::log::owner::{EntryOwner, LiveEntry, Scanned};
+use super::log::{EntryOwner, LiveEntry, Scanned};
 use super::request::{Change, EvictedItem, EvictionHook, Miss};
 use crate::sync::Ordering;
 use crate::{KeyHash, stores};

@@ -57,7 +57,7 @@
 //!
 //! In the source, read on in `ops/get.rs` and `ops/store.rs` (the operations), `inner.rs` (what
 //! they share), `item/` (the bytes of an item), `index/` (look-up), `log/` (allocation and
-//! reclaiming; `log/owner.rs` is its interface to the store), and `prefixes.rs` (flushes of a
+//! reclaiming; `log/mod.rs` has its interface to the store), and `prefixes.rs` (flushes of a
 //! prefix).
 
 mod config;

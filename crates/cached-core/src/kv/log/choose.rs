@@ -2,7 +2,7 @@
 //! evicted.
 
 use super::Log;
-use super::owner::{EntryOwner, LiveEntry};
+use super::{EntryOwner, LiveEntry};
 use super::queues::{LARGE, Queues};
 use super::reclaim::{Effort, GARBAGE_SHARE, Purpose, Reclaimer};
 use super::walk::{Job, Survivors};

@@ -24,7 +24,7 @@
 //! admits one thread at a time.
 
 use super::choose::Choice;
-use super::owner::{EntryOwner, LiveEntry};
+use super::{EntryOwner, LiveEntry};
 use super::queues::LARGE;
 use super::walk::{Job, NoSpace, Survivors, Walked};
 use super::{Log, choose};

@@ -4,7 +4,7 @@
 //! and are padded to whole granules.
 
 use super::lanes::Entry;
-use super::owner::EntryOwner;
+use super::EntryOwner;
 use super::queues::QUEUES;
 use super::{Effort, Log};
 use crate::arena::{Owner, REGION_HEADER_BYTES, RegionId, RegionState};

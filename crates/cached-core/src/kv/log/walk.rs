@@ -2,7 +2,7 @@
 
 use super::Log;
 use super::lanes::{Entry, Place, Stream};
-use super::owner::{EntryOwner, Scanned};
+use super::{EntryOwner, Scanned};
 use super::queues::QUEUES;
 use super::reclaim::{BATCH, Purpose};
 use crate::arena::{Owner, REGION_HEADER_BYTES, RegionId};
