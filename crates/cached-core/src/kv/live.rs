@@ -1,12 +1,11 @@
-//! The store's implementation of the [log's owner traits](super::log::owner): it tells which
+//! The store's implementation of the [log's owner traits](super::log::EntryOwner): it tells which
 //! entries are in use.
 
 use super::index::{BucketGuard, BucketRef};
 use super::inner::{Found, Inner};
 use super::item::extent::{self, List};
 use super::item::{ItemPtr, Shape, state};
-use super::log::Entry;
-use super::log::{EntryOwner, LiveEntry, Scanned};
+use super::log::{Entry, EntryOwner, LiveEntry, Scanned};
 use super::request::{Change, EvictedItem, EvictionHook, Miss};
 use crate::sync::Ordering;
 use crate::{KeyHash, stores};

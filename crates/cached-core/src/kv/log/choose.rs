@@ -1,11 +1,10 @@
 //! The choice of regions for compactions and sweeps, and of the entries kept when a region is
 //! evicted.
 
-use super::Log;
-use super::{EntryOwner, LiveEntry};
 use super::queues::{LARGE, Queues};
 use super::reclaim::{Effort, GARBAGE_SHARE, Purpose, Reclaimer};
 use super::walk::{Job, Survivors};
+use super::{EntryOwner, LiveEntry, Log};
 use crate::arena::{RegionId, RegionState};
 use crate::policy::{Candidate, QUEUES_MAX, QueueId, Verdict};
 use crate::sync::lock;

@@ -24,10 +24,9 @@
 //! admits one thread at a time.
 
 use super::choose::Choice;
-use super::{EntryOwner, LiveEntry};
 use super::queues::LARGE;
 use super::walk::{Job, NoSpace, Survivors, Walked};
-use super::{Log, choose};
+use super::{EntryOwner, LiveEntry, Log, choose};
 use crate::arena::{RegionId, RegionState};
 use crate::policy::QueueId;
 use crate::sync::{Ordering, lock};

@@ -4,9 +4,8 @@
 //! and are padded to whole granules.
 
 use super::lanes::Entry;
-use super::EntryOwner;
 use super::queues::QUEUES;
-use super::{Effort, Log};
+use super::{Effort, EntryOwner, Log};
 use crate::arena::{Owner, REGION_HEADER_BYTES, RegionId, RegionState};
 use crate::clock::Expiry;
 use crate::kv::item;

@@ -1,10 +1,9 @@
 //! A walk over the entries of one region, and the regions to which it copies the survivors.
 
-use super::Log;
 use super::lanes::{Entry, Place, Stream};
-use super::{EntryOwner, Scanned};
 use super::queues::QUEUES;
 use super::reclaim::{BATCH, Purpose};
+use super::{EntryOwner, Log, Scanned};
 use crate::arena::{Owner, REGION_HEADER_BYTES, RegionId};
 
 /// A region being walked.
