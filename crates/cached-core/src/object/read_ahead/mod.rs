@@ -1,18 +1,18 @@
 //! Read-ahead and bypass: data that are read sequentially are fetched before they are requested,
 //! and long sequential runs are not kept in the cache.
 //!
-//! This module decides; [`super::read::fetch_ahead`] asks the store. A miss is looked up in a table
+//! This module decides; [`super::read::load`] asks the store. A miss is looked up in a table
 //! of [progressions](progressions). A bucket that is read ahead has its own flags next to the
 //! policy's bits, which its first read finds: so a hit on any other bucket costs nothing.
 
 mod accuracy;
 mod object_numbers;
 mod progressions;
-mod requests;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::OnceLock;
+use std::task::Waker;
 use std::time::Duration;
 
 use accuracy::{Accuracy, StoreSpeed};
@@ -20,10 +20,8 @@ use blocker::metrics::{Counter, counters};
 use blocker::{BUCKET_BYTES, Call, Hints, Name, NamespaceKey, ObjectId};
 use object_numbers::ObjectNumber;
 use progressions::{Access, Found, Plan, Progressions, Terms};
-use requests::Requests;
 
 pub(crate) use progressions::Pattern;
-pub(crate) use requests::{Fetch, Marked, Request};
 
 use super::config::{NAMESPACES_MAX, NamespaceConfig, OTHERS, ObjectCacheConfig};
 use super::control::namespaces::Namespaces;
@@ -390,4 +388,92 @@ struct Flow {
     own: Settings,
     counters: FlowCounters<Counter>,
     accuracy: Accuracy,
+}
+
+/// The maximum number of waiting read-ahead requests.
+const REQUESTS_MAX: usize = 256;
+
+/// A request to the background.
+#[derive(Clone, Debug)]
+pub(crate) enum Request {
+    /// Read ahead.
+    Fetch(Fetch),
+    /// Continue after a marked bucket that has been read.
+    Marked(Marked),
+}
+
+/// The data to be read ahead, and their object.
+#[derive(Clone, Debug)]
+pub(crate) struct Fetch {
+    pub(crate) id: ObjectId,
+    pub(crate) plan: Plan,
+    /// Whether the data bypass the cache: they are kept only until they have been read.
+    pub(crate) is_passing: bool,
+}
+
+/// A bucket of the object in a node. The object with this hash may have left the node.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Marked {
+    pub(crate) node: u32,
+    pub(crate) hash: u64,
+    pub(crate) bucket: u32,
+}
+
+/// The bounded queue of read-ahead requests for the background. A request that finds the queue full
+/// is dropped: the reads will load the data themselves.
+pub(crate) struct Requests(Mutex<Queue>);
+
+#[derive(Default)]
+struct Queue {
+    queue: VecDeque<Request>,
+    waker: Option<Waker>,
+}
+
+impl Default for Requests {
+    fn default() -> Self {
+        Self(Mutex::ranked(Queue::default(), &lock_ranks::READ_AHEAD))
+    }
+}
+
+impl Requests {
+    pub(crate) fn push(&self, request: Request) {
+        let mut state = lock(&self.0);
+        if state.queue.len() >= REQUESTS_MAX {
+            return;
+        }
+        state.queue.push_back(request);
+        let waker = state.waker.take();
+        drop(state);
+        waker.into_iter().for_each(Waker::wake);
+    }
+
+    /// Takes the oldest request; if there is none, `waker` is woken when there is.
+    pub(crate) fn take(&self, waker: &Waker) -> Option<Request> {
+        let mut state = lock(&self.0);
+        let request = state.queue.pop_front();
+        if request.is_none() {
+            state.waker = Some(waker.clone());
+        }
+        request
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_come_in_order_and_no_more_than_there_is_room_for() {
+        let requests = Requests::default();
+        let marked = |bucket| Request::Marked(Marked { node: 1, hash: 2, bucket });
+        (0..REQUESTS_MAX as u32 + 3).for_each(|bucket| requests.push(marked(bucket)));
+        let taken = std::iter::from_fn(|| requests.take(Waker::noop()));
+        let buckets: Vec<u32> = taken
+            .map(|request| match request {
+                Request::Marked(marked) => marked.bucket,
+                Request::Fetch(_) => unreachable!(),
+            })
+            .collect();
+        assert_eq!(buckets, (0..REQUESTS_MAX as u32).collect::<Vec<_>>());
+    }
 }
