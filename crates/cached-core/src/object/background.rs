@@ -13,7 +13,7 @@ use futures_util::stream::{FuturesUnordered, Stream};
 
 use super::detach::detaching_task;
 use super::journal::{ChangeLog, JournalState};
-use super::read::fetch_ahead::{FETCHES_MAX, serve};
+use super::read::load::{FETCHES_MAX, serve_read_ahead};
 use super::read::list::count;
 use super::shared::Shared;
 use super::shared::calls::{abandon, count_limited_flush};
@@ -189,7 +189,7 @@ impl Work {
         while self.fetches.len() < FETCHES_MAX
             && let Some(request) = self.shared.read_ahead.requests.take(cx.waker())
         {
-            self.fetches.push(Box::pin(serve(Arc::clone(&self.shared), request)));
+            self.fetches.push(Box::pin(serve_read_ahead(Arc::clone(&self.shared), request)));
         }
     }
 

@@ -2,7 +2,6 @@
 //! readers of a range; loads, read-ahead, lists, and reads while the cache is detached. Reads of
 //! cached data are in `state/read.rs` and do not come here.
 
-pub(crate) mod fetch_ahead;
 pub(crate) mod list;
 pub(crate) mod load;
 
