@@ -6,13 +6,18 @@
 //! is written as a whole or not at all. Without a sync anything may be lost, in any order. After a
 //! failed sync or write the file's content is unknown.
 
-use std::io;
-use std::sync::Arc;
-
-pub(crate) mod real;
 pub mod simulated;
 
-pub use real::RealDisk;
+use std::fs::{self, File};
+use std::io::{self, IoSlice};
+use std::num::NonZeroU64;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use blocker::file::directory::{Owner, open_regular};
+use rustix::fs::{Advice, FlockOperation, OFlags};
+use rustix::io::Errno;
 
 /// The identity of a file, whatever names lead to it: its device and inode number.
 pub type FileId = (u64, u64);
@@ -67,4 +72,293 @@ pub trait DiskFile: Send + Sync {
     fn write_at(&self, offset: u64, parts: &[&[u8]]) -> io::Result<()>;
     /// Makes the file's bytes and length durable.
     fn sync(&self) -> io::Result<()>;
+}
+
+const LOCK_NAME: &str = "lock";
+
+/// A directory of the operating system's file system: the disk of every journal but those of tests.
+#[derive(Debug)]
+pub struct RealDisk {
+    root: PathBuf,
+    is_direct: bool,
+    is_read_only: bool,
+    /// The user who becomes the owner of files that root creates, or `None`; always `None` for a
+    /// read-only directory.
+    owner: Option<Owner>,
+}
+
+impl RealDisk {
+    /// Opens a directory. With `is_direct`, writes bypass the page cache.
+    ///
+    /// # Errors
+    /// The operating system's errors.
+    pub fn open(root: &Path, is_direct: bool) -> io::Result<Self> {
+        // This fails unless the path is a directory.
+        fs::read_dir(root)?;
+        let owner = Some(Owner::of(&fs::metadata(root)?));
+        Ok(Self { root: root.to_path_buf(), is_direct, is_read_only: false, owner })
+    }
+
+    /// Opens a directory as [`open`](Self::open) does, but creates it if it is missing and its
+    /// parent exists.
+    ///
+    /// # Errors
+    /// The operating system's errors.
+    pub fn create(root: &Path, is_direct: bool) -> io::Result<Self> {
+        match fs::create_dir(root) {
+            Ok(()) => File::open(
+                root.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new(".")),
+            )?
+            .sync_all()?,
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && root.is_dir() => {}
+            Err(error) => return Err(error),
+        }
+        Self::open(root, is_direct)
+    }
+
+    /// Returns the directory for reading only. Nothing in it is created or changed, so this works
+    /// on a read-only file system.
+    #[must_use]
+    pub fn read_only(root: &Path) -> Self {
+        Self { root: root.to_path_buf(), is_direct: false, is_read_only: true, owner: None }
+    }
+
+    fn give(&self, made: &File) -> io::Result<()> {
+        self.owner.map_or(Ok(()), |owner| owner.give(made))
+    }
+
+    fn check_writable(&self) -> io::Result<()> {
+        if self.is_read_only { Err(Errno::ROFS.into()) } else { Ok(()) }
+    }
+
+    fn file(&self, name: &str, flags: OFlags) -> io::Result<Arc<dyn DiskFile>> {
+        let path = self.root.join(name);
+        let buffered = open_regular(&path, flags)?;
+        if flags.contains(OFlags::CREATE) {
+            self.give(&buffered)?;
+        }
+        let direct = if self.is_direct {
+            let opened = open_regular(&path, OFlags::WRONLY | OFlags::DIRECT);
+            let hint = |error: io::Error| match Errno::from_io_error(&error) {
+                Some(Errno::INVAL) => io::Error::new(
+                    error.kind(),
+                    "this file system cannot bypass the page cache (O_DIRECT); set direct = false",
+                ),
+                _ => error,
+            };
+            Some(opened.map_err(hint)?)
+        } else {
+            None
+        };
+        let metadata = buffered.metadata()?;
+        Ok(Arc::new(RealFile { buffered, direct, id: (metadata.dev(), metadata.ino()) }))
+    }
+}
+
+impl Disk for RealDisk {
+    fn lock(&self) -> io::Result<Box<dyn Send + Sync>> {
+        let path = self.root.join(LOCK_NAME);
+        if !self.is_read_only {
+            let lock = Lock::take(&path)?;
+            self.give(&lock.0)?;
+            return Ok(Box::new(lock));
+        }
+        match Lock::share(&path) {
+            // A process that has the journal open would have created the file.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Box::new(())),
+            lock => Ok(Box::new(lock?)),
+        }
+    }
+
+    fn names(&self) -> io::Result<Vec<String>> {
+        let names =
+            fs::read_dir(&self.root)?.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
+        names.filter(|name| !matches!(name, Ok(name) if name == LOCK_NAME)).collect()
+    }
+
+    fn create(&self, name: &str) -> io::Result<Arc<dyn DiskFile>> {
+        self.check_writable()?;
+        self.file(name, OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC)
+    }
+
+    fn open(&self, name: &str) -> io::Result<Arc<dyn DiskFile>> {
+        self.file(name, if self.is_read_only { OFlags::RDONLY } else { OFlags::RDWR })
+    }
+
+    fn id(&self, name: &str) -> io::Result<FileId> {
+        fs::metadata(self.root.join(name)).map(|found| (found.dev(), found.ino()))
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        self.check_writable()?;
+        fs::rename(self.root.join(from), self.root.join(to))
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        self.check_writable()?;
+        fs::remove_file(self.root.join(name))
+    }
+
+    fn sync_names(&self) -> io::Result<()> {
+        File::open(&self.root)?.sync_all()
+    }
+
+    fn directory(&self, name: &str) -> io::Result<Box<dyn Disk>> {
+        self.check_writable()?;
+        let root = self.root.join(name);
+        let disk = Self::create(&root, false)?;
+        self.give(&File::open(&root)?)?;
+        Ok(Box::new(Self { owner: self.owner, ..disk }))
+    }
+
+    fn random(&self) -> io::Result<u64> {
+        getrandom::u64().map_err(|error| io::Error::other(error.to_string()))
+    }
+}
+
+/// A lock that is released when it is dropped.
+///
+/// Closing the file would not release the lock in every case: the lock belongs to the open file
+/// description, which is also held by a child process that another thread has just forked, until
+/// the child executes its program.
+struct Lock(File);
+
+impl Lock {
+    fn take(path: &Path) -> io::Result<Self> {
+        let file = open_regular(path, OFlags::WRONLY | OFlags::CREATE)?;
+        rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+        Ok(Self(file))
+    }
+
+    /// Takes a shared lock, for readers.
+    fn share(path: &Path) -> io::Result<Self> {
+        let file = open_regular(path, OFlags::RDONLY)?;
+        rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared)?;
+        Ok(Self(file))
+    }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // In all other cases closing the file releases the lock.
+        let _ = rustix::fs::flock(&self.0, FlockOperation::Unlock);
+    }
+}
+
+struct RealFile {
+    /// Used for reads, which benefit from the page cache's read-ahead, and for writes without
+    /// `O_DIRECT`.
+    buffered: File,
+    direct: Option<File>,
+    id: FileId,
+}
+
+impl DiskFile for RealFile {
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.buffered.metadata()?.len())
+    }
+
+    fn id(&self) -> io::Result<FileId> {
+        Ok(self.id)
+    }
+
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
+        let mut done = 0;
+        while done < buffer.len() {
+            match self.buffered.read_at(&mut buffer[done..], offset + done as u64) {
+                Ok(0) => break,
+                Ok(read) => done += read,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(done)
+    }
+
+    fn read_ahead(&self, offset: u64, len: u64) {
+        // A hint: a file system without support reads later.
+        let _ = rustix::fs::fadvise(&self.buffered, offset, NonZeroU64::new(len), Advice::WillNeed);
+    }
+
+    fn write_at(&self, mut offset: u64, parts: &[&[u8]]) -> io::Result<()> {
+        let file = self.direct.as_ref().unwrap_or(&self.buffered);
+        let mut slices: Vec<_> = parts.iter().map(|part| IoSlice::new(part)).collect();
+        let mut left = &mut slices[..];
+        while left.iter().any(|slice| !slice.is_empty()) {
+            match rustix::io::pwritev(file, left, offset) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(written) => {
+                    offset += written as u64;
+                    IoSlice::advance_slices(&mut left, written);
+                }
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+        Ok(())
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.buffered.sync_data()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::fs::{FileType, Mode};
+
+    use super::{Disk, Lock, RealDisk};
+
+    #[test]
+    fn a_lock_ends_although_a_child_still_has_the_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("lock");
+        let lock = Lock::take(&path).unwrap();
+        let of_the_child = lock.0.try_clone().unwrap();
+        assert!(Lock::take(&path).is_err());
+        drop(lock);
+        Lock::take(&path).unwrap();
+        drop(of_the_child);
+    }
+
+    #[test]
+    fn readers_share_a_lock_and_keep_writers_out() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("lock");
+        drop(Lock::take(&path).unwrap());
+        let readers = [(); 2].map(|()| Lock::share(&path).unwrap());
+        assert!(Lock::take(&path).is_err());
+        drop(readers);
+        let _writer = Lock::take(&path).unwrap();
+        assert!(Lock::share(&path).is_err());
+    }
+
+    #[test]
+    fn what_is_read_only_is_not_changed_and_what_is_no_file_is_not_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let disk = RealDisk::open(dir.path(), false).unwrap();
+        disk.create("file").unwrap();
+        let reading = RealDisk::read_only(dir.path());
+        drop(reading.lock().unwrap());
+        reading.open("file").unwrap();
+        let errors = [
+            reading.create("new").map(drop),
+            reading.rename("file", "other"),
+            reading.remove("file"),
+            reading.open("file").unwrap().write_at(0, &[&[0; 4096]]),
+        ];
+        assert!(errors.iter().all(Result::is_err), "{errors:?}");
+        assert_eq!(disk.names().unwrap(), ["file"], "no lock either");
+        rustix::fs::mknodat(rustix::fs::CWD, dir.path().join("fifo"), FileType::Fifo, Mode::RWXU, 0).unwrap();
+        std::os::unix::fs::symlink("file", dir.path().join("link")).unwrap();
+        std::fs::create_dir(dir.path().join("dir")).unwrap();
+        for disk in [&disk, &reading] {
+            for name in ["fifo", "link", "dir"] {
+                let error = disk.open(name).map(drop).unwrap_err();
+                assert!(error.to_string().ends_with("not a regular file"), "{name}: {error}");
+            }
+        }
+        std::fs::rename(dir.path().join("fifo"), dir.path().join("lock")).unwrap();
+        assert!(disk.lock().is_err() && reading.lock().is_err());
+    }
 }
