@@ -37,3 +37,8 @@ pub mod sync;
 
 pub use arena::prefetch;
 pub use hash::KeyHash;
+
+/// Returns the error `what` unless a condition holds.
+fn ensure(holds: bool, what: impl FnOnce() -> String) -> Result<(), String> {
+    if holds { Ok(()) } else { Err(what()) }
+}

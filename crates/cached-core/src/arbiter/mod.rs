@@ -62,6 +62,7 @@ pub use halves::Half;
 
 use crate::arena::MemoryRange;
 use crate::balance::Needs;
+use crate::ensure;
 use crate::kv::{Kv, Released};
 use crate::object::{ObjectCache, WeakObjectCache};
 use crate::sync::Arc;
@@ -276,16 +277,13 @@ impl Arbiter {
         let Some(objects) = self.objects.upgrade() else { return Ok(()) };
         let (items, buckets) = (self.kv.item_memory(), objects.bytes());
         let sum = items + buckets + self.in_hand;
-        if sum != self.bytes {
-            return Err(format!("items, objects and what moves have {sum} bytes of {}", self.bytes));
-        }
-        if items < self.items_bytes_min || buckets < objects.bytes_min() {
-            return Err(format!("items have {items}, objects {buckets} bytes: less than their least"));
-        }
-        match &self.pending {
-            None if self.in_hand > 0 => Err(format!("{} bytes are in hand, and nothing moves", self.in_hand)),
-            _ => Ok(()),
-        }
+        let (all, in_hand) = (self.bytes, self.in_hand);
+        ensure(sum == all, || format!("items, objects and what moves have {sum} bytes of {all}"))?;
+        ensure(items >= self.items_bytes_min && buckets >= objects.bytes_min(), || {
+            format!("items have {items}, objects {buckets} bytes: less than their least")
+        })?;
+        let is_moving = self.pending.is_some();
+        ensure(is_moving || in_hand == 0, || format!("{in_hand} bytes are in hand, and nothing moves"))
     }
 
     /// Starts a move of `bytes` from one half as if it had been decided, replacing a move in

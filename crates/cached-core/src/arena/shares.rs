@@ -1,6 +1,7 @@
 //! The free regions, and the number that each owner may hold. A share can change at run time.
 
 use super::{Arena, Owner, RegionId};
+use crate::ensure;
 use crate::sync::lock;
 use std::collections::VecDeque;
 
@@ -24,16 +25,12 @@ impl MemoryRange {
     /// # Errors
     /// The rule that is violated.
     pub(crate) fn check(&self, key: &str, bytes: u64, bytes_min: u64) -> Result<(), String> {
-        if self.bytes_min < bytes_min {
-            return Err(format!("its minimum must be at least {bytes_min}"));
-        }
-        if !(self.bytes_min..=self.bytes_max).contains(&bytes) {
-            return Err(format!("{key} must be within it"));
-        }
-        if self.bytes_max / Self::RATIO_MAX > self.bytes_min {
-            return Err(format!("its maximum must be at most {} times its minimum", Self::RATIO_MAX));
-        }
-        Ok(())
+        let Self { bytes_min: least, bytes_max: most } = *self;
+        ensure(least >= bytes_min, || format!("its minimum must be at least {bytes_min}"))?;
+        ensure((least..=most).contains(&bytes), || format!("{key} must be within it"))?;
+        ensure(most / Self::RATIO_MAX <= least, || {
+            format!("its maximum must be at most {} times its minimum", Self::RATIO_MAX)
+        })
     }
 }
 

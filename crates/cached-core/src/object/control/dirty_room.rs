@@ -17,6 +17,7 @@
 use std::collections::HashMap;
 
 use super::records::NamespaceTable;
+use crate::ensure;
 use crate::object::config::OTHERS;
 use crate::object::lock_ranks;
 use crate::object::tasks::wait_queue::WaitQueue;
@@ -220,33 +221,23 @@ impl DirtyRoom {
             own.iter().chain([&OTHERS]).map(|number| (*number, 0)).collect();
         for record in self.namespaces.records() {
             let (pool, taken) = (self.pool_of(record.number), record.dirty_taken.load(Ordering::SeqCst));
-            match of_pools.get_mut(&pool) {
-                Some(sum) => *sum += taken,
-                None => {
-                    return Err(format!(
-                        "namespace {} takes room from {pool}, which is not a pool",
-                        record.number
-                    ));
-                }
-            }
+            let why = || format!("namespace {} takes room from {pool}, which is not a pool", record.number);
+            *of_pools.get_mut(&pool).ok_or_else(why)? += taken;
         }
         let mut above_half = 0;
         for (number, taken) in &of_pools {
             let counted = self.pool(*number).dirty();
-            if counted != *taken {
-                return Err(format!("pool {number} of the dirty room has {counted}, its namespaces {taken}"));
-            }
+            ensure(counted == *taken, || {
+                format!("pool {number} of the dirty room has {counted}, its namespaces {taken}")
+            })?;
             above_half += u64::from(self.pool(*number).is_above_half(counted));
         }
         let (counted, sum) = (self.dirty(), of_pools.values().sum::<u64>());
-        if counted != sum {
-            return Err(format!("the dirty room counts {counted} buckets, its namespaces {sum}"));
-        }
+        ensure(counted == sum, || format!("the dirty room counts {counted} buckets, its namespaces {sum}"))?;
         let counted = self.above_half.load(Ordering::SeqCst);
-        if counted != above_half {
-            return Err(format!("{above_half} pools are more than half dirty, but {counted} are counted"));
-        }
-        Ok(())
+        ensure(counted == above_half, || {
+            format!("{above_half} pools are more than half dirty, but {counted} are counted")
+        })
     }
 }
 

@@ -11,6 +11,7 @@ use dashmap::DashMap;
 
 use super::records::{NamespaceRecord, NamespaceTable};
 use super::write_phases::WritePhases;
+use crate::ensure;
 use crate::hash::{KeyHasher, SeededState};
 use crate::object::config::{NAMESPACES_MAX, NamespaceConfig, OTHERS, ObjectCacheConfig};
 use crate::object::lock_ranks;
@@ -181,19 +182,13 @@ impl Namespaces {
             let set = record.name.as_ref().map_or(config.write, |name| config.write_mode(name));
             let mode = self.in_force(set, record.discards_dirty.load(Ordering::SeqCst));
             let found = (record.write_phases.set_mode(), record.write_phases.mode());
-            if found != (set, mode) {
-                return Err(format!(
-                    "namespace {} has modes {found:?}, not {:?}",
-                    record.number,
-                    (set, mode)
-                ));
-            }
-            if mode == WriteMode::Back && !self.has_back() {
-                return Err(format!(
-                    "namespace {} is written back, but no namespace is recorded as such",
-                    record.number
-                ));
-            }
+            let number = record.number;
+            ensure(found == (set, mode), || {
+                format!("namespace {number} has modes {found:?}, not {:?}", (set, mode))
+            })?;
+            ensure(mode != WriteMode::Back || self.has_back(), || {
+                format!("namespace {number} is written back, but no namespace is recorded as such")
+            })?;
         }
         Ok(())
     }

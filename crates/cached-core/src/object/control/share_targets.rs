@@ -33,7 +33,7 @@ struct Entry {
 /// The targets of the shares in use; they add up to the whole memory.
 #[derive(Debug)]
 pub(crate) struct Targets {
-    total: u64,
+    pub(super) total: u64,
     entries: [Option<Entry>; SHARES],
     balance: Balance<SHARES>,
 }
@@ -136,11 +136,6 @@ impl Targets {
             entry.target -= if share == from { size } else { 0 };
         }
         true
-    }
-
-    /// Returns the total memory, in buckets.
-    pub(crate) fn total(&self) -> u64 {
-        self.total
     }
 
     /// Returns the target of a share, in buckets; `None` if the share is not in use.

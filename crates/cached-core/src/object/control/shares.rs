@@ -23,6 +23,7 @@ use super::namespaces::Namespaces;
 use super::records::NamespaceTable;
 use super::share_targets::{Bounds, Targets};
 use crate::balance::Needs;
+use crate::ensure;
 use crate::object::config::{NamespaceConfig, OTHERS, ObjectCacheConfig, SHARES, Share};
 use crate::object::lock_ranks;
 use crate::object::memory::pool::Pool;
@@ -304,12 +305,10 @@ impl MemoryShares {
     /// Checks that the targets add up to `buckets`, and are within their bounds.
     pub(crate) fn validate(&self, buckets: u32) -> Result<(), String> {
         let balance = lock(&self.balance);
-        if balance.total() != u64::from(buckets) {
-            return Err(format!(
-                "the targets add up to {} buckets, and there are {buckets}",
-                balance.total()
-            ));
-        }
+        let total = balance.total;
+        ensure(total == u64::from(buckets), || {
+            format!("the targets add up to {total} buckets, and there are {buckets}")
+        })?;
         balance.validate()
     }
 }

@@ -11,6 +11,7 @@
 //! (`control/shares.rs` decides which share gives up a bucket).
 
 use super::pool::{Meta, Pool};
+use crate::ensure;
 use crate::insight::{Event, Insight, Sample, Sampling};
 use crate::object::config::{NAMESPACES_MAX, SHARES, Share};
 use crate::object::lock_ranks;
@@ -336,18 +337,15 @@ impl Queues {
                 for _ in 0..list.len {
                     let bucket = at.checked_sub(1).ok_or("a queue is shorter than its length")?;
                     let meta = pool.meta(bucket);
-                    if meta.prev.load(Ordering::Relaxed) != before {
-                        return Err(format!("bucket {bucket} does not know its neighbour"));
-                    }
-                    if share_of(meta.place.load(Ordering::Relaxed)) != shard.share {
-                        return Err(format!("bucket {bucket} is in a queue of another share"));
-                    }
+                    let is_next = meta.prev.load(Ordering::Relaxed) == before;
+                    ensure(is_next, || format!("bucket {bucket} does not know its neighbour"))?;
+                    let is_own = share_of(meta.place.load(Ordering::Relaxed)) == shard.share;
+                    ensure(is_own, || format!("bucket {bucket} is in a queue of another share"))?;
                     all.push(bucket);
                     (before, at) = (at, meta.next.load(Ordering::Relaxed));
                 }
-                if at != 0 || list.tail != before {
-                    return Err("a queue does not end where it should".into());
-                }
+                let is_end = at == 0 && list.tail == before;
+                ensure(is_end, || "a queue does not end where it should".into())?;
             }
         }
         Ok(all)

@@ -29,6 +29,7 @@ use super::state::{Env, Object};
 use super::store::epochs::Epochs;
 use super::tasks::BackgroundQueue;
 use crate::arena::MemoryRange;
+use crate::ensure;
 use crate::insight::{HotSketch, Sampling};
 use crate::sync::{Arc, Ordering, lock};
 
@@ -369,10 +370,6 @@ pub(crate) fn validate(shared: &Shared) -> Result<(), String> {
     queued.sort_unstable();
     clean.sort_unstable();
     ensure(queued == clean, || format!("{} buckets are clean, {} are in queues", clean.len(), queued.len()))
-}
-
-fn ensure(holds: bool, what: impl FnOnce() -> String) -> Result<(), String> {
-    if holds { Ok(()) } else { Err(what()) }
 }
 
 /// Checks that there is no such bucket.

@@ -45,6 +45,7 @@ use super::memory::queue::{Queues, bucket_hash};
 use super::memory::slots::{STATES, Slots, State};
 use super::read_ahead::ReadAhead;
 use super::tasks::deadline::FlushTicket;
+use crate::ensure;
 use crate::sync::Arc;
 
 /// The context of a step, apart from the object itself.
@@ -188,23 +189,19 @@ impl Object {
         let end = self.head.size.div_ceil(BUCKET_U64);
         for (at, slot) in self.slots.known_from(0) {
             counts[slot.state() as usize] += 1;
-            if self.head.known == Known::Present && u64::from(at) >= end {
-                return Err(format!("slot {at} is {:?} beyond the end {}", slot.state(), self.head.size));
-            }
+            ensure(self.head.known != Known::Present || u64::from(at) < end, || {
+                format!("slot {at} is {:?} beyond the end {}", slot.state(), self.head.size)
+            })?;
             if slot.state().has_bucket() {
                 let meta = env.meta(slot.bucket());
-                if meta.refs() == 0 {
-                    return Err(format!("slot {at} points at a free bucket"));
-                }
+                ensure(meta.refs() > 0, || format!("slot {at} points at a free bucket"))?;
                 let is_own = meta.owner() == Some((env.node, at));
-                if slot.state() == State::Clean && !is_own {
-                    return Err(format!("clean slot {at} does not own its bucket"));
-                }
+                let may_be_clean = slot.state() != State::Clean || is_own;
+                ensure(may_be_clean, || format!("clean slot {at} does not own its bucket"))?;
                 // A dirty slot may have no dirty sector: a truncation may have removed them.
                 let (dirty, valid) = (meta.dirty(), meta.valid());
-                if slot.state() == State::Dirty && (!is_own || dirty & !valid != 0) {
-                    return Err(format!("dirty slot {at}: dirty {dirty:08b} valid {valid:08b}"));
-                }
+                let may_be_dirty = slot.state() != State::Dirty || is_own && dirty & !valid == 0;
+                ensure(may_be_dirty, || format!("dirty slot {at}: dirty {dirty:08b} valid {valid:08b}"))?;
             }
         }
         let count = |is_meant: fn(State) -> bool| -> u64 {
@@ -212,19 +209,15 @@ impl Object {
         };
         let found = (count(State::is_dirty), count(State::has_bucket));
         let counted = (u64::from(self.slots.dirty_count()), u64::from(self.slots.held_count()));
-        if found != counted {
-            return Err(format!(
-                "slots that are dirty, and that have a bucket: {found:?}, counted {counted:?}"
-            ));
-        }
-        if self.has_pending() != (self.pending.change_seq > self.pending.stored_seq)
-            && self.flushing.is_none()
-        {
-            return Err(format!("pending {:?} with {} dirty slots", self.pending, self.slots.dirty_count()));
-        }
-        if self.has_pending() && self.pending.queue_number == 0 {
-            return Err("something is pending and not in the dirty queue".into());
-        }
+        ensure(found == counted, || {
+            format!("slots that are dirty, and that have a bucket: {found:?}, counted {counted:?}")
+        })?;
+        let is_newer = self.pending.change_seq > self.pending.stored_seq;
+        ensure(self.has_pending() == is_newer || self.flushing.is_some(), || {
+            format!("pending {:?} with {} dirty slots", self.pending, self.slots.dirty_count())
+        })?;
+        let is_queued = !self.has_pending() || self.pending.queue_number != 0;
+        ensure(is_queued, || "something is pending and not in the dirty queue".into())?;
         Ok(counts)
     }
 }

@@ -43,6 +43,7 @@ use scheduler::{Granted, Scheduler};
 pub use terms::StoreTerms;
 
 use super::lock_ranks;
+use crate::ensure;
 use crate::sync::{Arc, AtomicBool, AtomicU32, Mutex, Ordering, lock};
 
 /// The maximum number of waiting requests.
@@ -195,20 +196,15 @@ impl Gate {
         let inner = lock(&self.inner);
         inner.scheduler.validate()?;
         let (counted, waiting) = (self.waiting(), inner.scheduler.waiting());
-        if counted as usize != waiting {
-            return Err(format!("{waiting} requests wait at the gate, counted {counted}"));
-        }
-        if inner.wakers.len() != waiting || inner.wakers.keys().any(|id| !inner.scheduler.is_waiting(*id)) {
-            return Err(format!(
-                "{waiting} requests wait at the gate, and {} can be woken",
-                inner.wakers.len()
-            ));
-        }
-        let granted = inner.granted.len() as u64;
-        if granted > u64::from(self.lanes.under_way()) {
-            return Err(format!("{granted} admitted requests have no place"));
-        }
-        Ok(())
+        ensure(counted as usize == waiting, || {
+            format!("{waiting} requests wait at the gate, counted {counted}")
+        })?;
+        let (woken, are_waiting) = (inner.wakers.len(), |id: &u64| inner.scheduler.is_waiting(*id));
+        ensure(woken == waiting && inner.wakers.keys().all(are_waiting), || {
+            format!("{waiting} requests wait at the gate, and {woken} can be woken")
+        })?;
+        let (granted, taken) = (inner.granted.len() as u64, u64::from(self.lanes.under_way()));
+        ensure(granted <= taken, || format!("{granted} admitted requests have no place"))
     }
 }
 

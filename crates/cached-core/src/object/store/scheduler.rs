@@ -17,6 +17,7 @@ use blocker::Timestamp;
 use super::classes::{CLASSES, Class, LANES, Lane, Lanes, Shares};
 use super::terms::{By, Cost, StoreTerms, Tags};
 use super::width::Width;
+use crate::ensure;
 
 /// The number of a namespace.
 pub(crate) type Number = u32;
@@ -338,22 +339,20 @@ impl Scheduler {
         for (id, ask) in &self.waiting {
             let is_queued =
                 |client: &Client| client.queues[ask.class as usize][ask.lane as usize].contains(id);
-            if !self.clients.get(&ask.namespace).is_some_and(is_queued) {
-                return Err(format!("request {id} waits, and is not in its queue"));
-            }
+            ensure(self.clients.get(&ask.namespace).is_some_and(is_queued), || {
+                format!("request {id} waits, and is not in its queue")
+            })?;
         }
         let mut queued = 0;
         for (number, client) in &self.clients {
             let own: usize = client.queues.iter().flatten().map(BTreeSet::len).sum();
-            if own != client.waiting as usize || self.active.contains(number) != (own > 0) {
-                let counted = client.waiting;
-                return Err(format!("{own} requests of namespace {number} are queued, {counted} counted"));
-            }
+            let counted = client.waiting;
+            ensure(own == counted as usize && self.active.contains(number) == (own > 0), || {
+                format!("{own} requests of namespace {number} are queued, {counted} counted")
+            })?;
             queued += own;
         }
-        if queued != self.waiting.len() {
-            return Err(format!("{} requests wait at the gate, {queued} are queued", self.waiting.len()));
-        }
-        Ok(())
+        let waiting = self.waiting.len();
+        ensure(queued == waiting, || format!("{waiting} requests wait at the gate, {queued} are queued"))
     }
 }

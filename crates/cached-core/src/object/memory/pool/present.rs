@@ -11,6 +11,7 @@
 
 use super::{BUCKET, Core, Pool, Reserved, Stack};
 use crate::arena::MemoryRange;
+use crate::ensure;
 use crate::sync::{Ordering, lock};
 
 /// The memory of a pool.
@@ -164,12 +165,11 @@ impl Pool {
             at = self.meta(bucket).next.load(Ordering::Relaxed);
         }
         let (present, count) = (self.count(), fresh.absent.count);
-        if present + count != fresh.end || present < self.core.count_min || fresh.end > self.core.count_max {
-            return Err(format!(
-                "{present} buckets are there, {count} are absent of the first {}",
-                fresh.end
-            ));
-        }
+        let end = fresh.end;
+        let is_within = present >= self.core.count_min && end <= self.core.count_max;
+        ensure(is_within && present + count == end, || {
+            format!("{present} buckets are there, {count} are absent of the first {end}")
+        })?;
         Ok(absent)
     }
 }

@@ -33,8 +33,8 @@ use blocker::ObjectId;
 
 use self::node::PackedName;
 use super::Object;
-use crate::arena::Memory;
-use crate::arena::prefetch;
+use crate::arena::{Memory, prefetch};
+use crate::ensure;
 use crate::object::control::records::NamespaceTable;
 use crate::object::lock_ranks;
 use crate::sync::{Mutex, Ordering, lock};
@@ -422,17 +422,14 @@ impl Index {
                 let any = chain | u64::from(shard.own) << 58;
                 for at in self.chain(any, &shard) {
                     let is_placed = self.name(at, &shard).is_some();
-                    if !is_placed || self.head_of(self.node(at).hash()) != self.head_of(any) {
-                        return Err(format!("node {at} is in a chain that is not its own"));
-                    }
+                    let is_own = is_placed && self.head_of(self.node(at).hash()) == self.head_of(any);
+                    ensure(is_own, || format!("node {at} is in a chain that is not its own"))?;
                     found += 1;
-                    if found > count {
-                        return Err("a chain is a cycle".into());
-                    }
+                    ensure(found <= count, || "a chain is a cycle".into())?;
                 }
             }
         }
-        if found != count { Err(format!("{found} objects found, {count} counted")) } else { Ok(()) }
+        ensure(found == count, || format!("{found} objects found, {count} counted"))
     }
 }
 
