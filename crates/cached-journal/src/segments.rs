@@ -338,9 +338,7 @@ impl Shared {
             }
         }
     }
-}
 
-impl Shared {
     /// Checks that a name still leads to the file that was opened under this name.
     ///
     /// Called after a sync, before the synced data count as durable.

@@ -186,9 +186,7 @@ impl Kv {
     pub fn remove(&self, key: &[u8]) -> bool {
         self.delete(key, self.hash(key), &DeleteOptions::default()) == DeleteOutcome::Done
     }
-}
 
-impl Kv {
     /// Returns an iterator over copies of all keys and values, in no particular order.
     ///
     /// The store may change during the iteration: an item that exists throughout is returned at

@@ -243,9 +243,7 @@ impl Kv {
     pub fn item_bytes_max(&self) -> usize {
         self.inner.item_bytes_max
     }
-}
 
-impl Kv {
     /// Checks that index, items, regions, queues and counters agree. No other thread may use the
     /// store during the call.
     ///

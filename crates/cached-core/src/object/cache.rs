@@ -346,16 +346,14 @@ impl ObjectCache {
     pub fn has_lent(&self, bytes: &[u8]) -> bool {
         self.shared().memory.pool.has_lent(bytes)
     }
-}
 
-// The cache as a part of memory shared with a byte-keyed store: the arbiter's view of it, and how
-// buckets are given up and taken back.
-//
-// The cache gives up the buckets that the eviction policy would evict next. Dirty or pinned buckets
-// are in no queue, so they stay: the minimum memory of a cache has room for all data that may be
-// dirty.
+    // The cache as a part of memory shared with a byte-keyed store: the arbiter's view of it, and how
+    // buckets are given up and taken back.
+    //
+    // The cache gives up the buckets that the eviction policy would evict next. Dirty or pinned buckets
+    // are in no queue, so they stay: the minimum memory of a cache has room for all data that may be
+    // dirty.
 
-impl ObjectCache {
     /// Returns the cache's needs in the shared memory.
     pub(crate) fn needs(&self) -> Needs {
         let shared = self.shared();

@@ -357,10 +357,9 @@ impl Shard {
         }
         lock(&self.overflow_pool).free.push(link);
     }
-}
 
-/// Checks by tests.
-impl Shard {
+    // Checks by tests.
+
     /// Checks counters and chains, and calls `each` with the hash bucket and the location of every
     /// item. No other thread may use the shard.
     pub(crate) fn validate(&self, mut each: impl FnMut(u64, u32)) {

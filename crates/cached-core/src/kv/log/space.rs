@@ -305,11 +305,9 @@ impl Log {
         let has_walked = reclaimer.step(self, owner, now, STEP_ENTRIES, Effort::Pace);
         Ok(if has_walked { Released::Working } else { Released::Stuck })
     }
-}
 
-// Checks, for tests.
+    // Checks, for tests.
 
-impl Log {
     /// Checks regions, queues and counters against the entries to which the index refers: the bytes
     /// in use in each region, and how many of them are recorded in each expiry span of a region. No
     /// other thread may use the store.

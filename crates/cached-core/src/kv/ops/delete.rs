@@ -99,9 +99,7 @@ impl Kv {
             _ => DeleteOutcome::OutOfMemory,
         })
     }
-}
 
-impl Kv {
     /// Removes every item that was stored before this call. They are gone when it returns. Memory
     /// is reclaimed afterwards.
     ///

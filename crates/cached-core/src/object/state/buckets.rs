@@ -344,11 +344,9 @@ impl Object {
             env.metrics.return_bucketless(env.namespace, std::mem::take(&mut self.pending.bucketless));
         }
     }
-}
 
-// Taking over the buckets of a received payload, instead of copying it.
+    // Taking over the buckets of a received payload, instead of copying it.
 
-impl Object {
     /// Returns the slots that can take over their buckets from these bytes.
     pub(super) fn adopting(&self, env: &Env<'_>, offset: u64, data: &Segments) -> impl Iterator<Item = u32> {
         let mut from = Cursor::new(data);

@@ -308,11 +308,9 @@ impl Object {
         self.drop_if_idle();
         done.into_iter().map(|(_, ticket)| (ticket, Ok(()))).collect()
     }
-}
 
-// The pending changes of an object, to be logged again.
+    // The pending changes of an object, to be logged again.
 
-impl Object {
     /// Returns the pending changes of the object. No flush of the object may be in flight.
     pub(crate) fn pending_state(&self, env: &Env<'_>) -> PendingState {
         let (head, pending) = (self.head, self.pending);

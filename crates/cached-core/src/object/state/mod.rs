@@ -179,9 +179,7 @@ impl Object {
             activity.kept_buckets = true;
         }
     }
-}
 
-impl Object {
     /// Checks every invariant that depends only on the object; returns the number of slots in each
     /// state.
     pub(crate) fn validate(&self, env: &Env<'_>) -> Result<[u64; STATES], String> {

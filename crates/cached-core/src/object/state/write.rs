@@ -215,12 +215,10 @@ impl Object {
         self.head.known = known;
         self.head.size = 0;
     }
-}
 
-// A change of any kind, applied in the cache first: the resources that it lacks, and how it is
-// applied.
+    // A change of any kind, applied in the cache first: the resources that it lacks, and how it is
+    // applied.
 
-impl Object {
     /// Returns the resources that a change lacks.
     ///
     /// # Errors
@@ -280,11 +278,9 @@ impl Object {
             }
         }
     }
-}
 
-// Sharing an object's buckets with the target of a copy.
+    // Sharing an object's buckets with the target of a copy.
 
-impl Object {
     /// Returns whether every byte of the object is cached.
     pub(crate) fn is_whole(&self, env: &Env<'_>) -> bool {
         let buckets = self.head.size.div_ceil(BUCKET_U64) as u32;
