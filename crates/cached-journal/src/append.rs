@@ -188,7 +188,7 @@ pub(crate) struct Buffers {
 /// A batch: records that will become durable together.
 #[derive(Debug)]
 pub(crate) struct Batch {
-    buffers: Buffers,
+    pub(crate) buffers: Buffers,
     /// The number of the segment's file.
     pub(crate) segment: u32,
     pub(crate) first_position: u64,
@@ -273,10 +273,6 @@ impl Batch {
     /// [`finish`](Self::finish).
     pub(crate) fn parts(&self) -> [&[u8]; 2] {
         [self.buffers.heads.as_slice(), self.buffers.payload.as_slice()]
-    }
-
-    pub(crate) fn into_buffers(self) -> Buffers {
-        self.buffers
     }
 }
 

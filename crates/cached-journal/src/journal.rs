@@ -77,9 +77,7 @@ impl Journal {
     /// # Errors
     /// The errors of [`open`](Self::open).
     pub fn open_in(config: &JournalConfig, environment: Environment) -> Result<(Self, Replay), OpenError> {
-        config.validate_ratios().map_err(OpenError::Config)?;
-        let (shared, replay) = recovery::open(config, environment)?;
-        let journal = Self { shared, threads: Mutex::default(), watcher: Mutex::default() };
+        let (journal, replay) = Self::open_stepped(config, environment)?;
         let spawn = |name: &str, run: fn(&Shared)| {
             let shared = Arc::clone(&journal.shared);
             let thread = std::thread::Builder::new().name(name.into()).spawn(move || run(&shared));
@@ -102,7 +100,7 @@ impl Journal {
         Ok((journal, replay))
     }
 
-    /// Opens a journal without threads: the test calls `step_commit` and `step_prepare` instead.
+    /// Opens a journal without threads: a test calls `step_commit` and `step_prepare` instead.
     #[doc(hidden)]
     pub fn open_stepped(
         config: &JournalConfig,
@@ -170,16 +168,7 @@ impl Journal {
     /// section, and wait for `Event::Room` outside the section.
     ///
     /// # Errors
-    /// The errors of [`append`](Self::append).
-    pub fn reserve(&self, records: u64, payload_bytes: u64) -> Result<Reservation, AppendError> {
-        self.shared.reserve(records, payload_bytes, 0)
-    }
-
-    /// Reserves space as [`reserve`](Self::reserve) does, but fails with `Full` unless `leave`
-    /// bytes remain free.
-    ///
-    /// # Errors
-    /// The errors of [`append`](Self::append).
+    /// The errors of [`append`](Self::append); `Full` also unless `leave` bytes remain free.
     pub fn reserve_leaving(
         &self,
         records: u64,

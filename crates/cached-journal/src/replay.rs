@@ -7,7 +7,7 @@ use crate::append::{AlignedBuffer, Hold};
 use crate::disk::Disk;
 use crate::error::{Corruption, DiskError, OpenError, ReadError};
 use crate::format::{BLOCK_BYTES, BatchHeader, PayloadSum, batch_bytes_max, checksum, decode_heads};
-use crate::record::{Epochs, Head, Kind, Marks, Position};
+use crate::record::{Epochs, Head, Kind, Position};
 use crate::scan::{Chain, OpenSegment, PayloadPlace, Scanner};
 use crate::shared::Shared;
 use crate::survey::{KEPT_ASIDE_MAX, SUPERBLOCK_NAME, Survey, aside_name, put_superblock, segment_index};
@@ -98,11 +98,6 @@ impl Replay {
     /// superseded epoch must not be applied.
     pub fn epochs(&self) -> &Epochs {
         &self.survey.epochs
-    }
-
-    /// Returns the marks.
-    pub fn marks(&self) -> &Marks {
-        &self.survey.marks
     }
 
     /// Returns the position after the last recovered record.

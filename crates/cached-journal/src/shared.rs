@@ -139,7 +139,7 @@ impl State {
 
     pub(crate) fn keep_buffers(&mut self, batch: Batch) {
         if self.buffers.len() < BUFFERS_MAX {
-            self.buffers.push(batch.into_buffers());
+            self.buffers.push(batch.buffers);
         }
     }
 

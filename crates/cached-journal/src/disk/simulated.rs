@@ -377,11 +377,7 @@ impl Disk for SimulatedDisk {
     fn id(&self, name: &str) -> io::Result<FileId> {
         let medium = self.medium.lock();
         medium.check(medium.power)?;
-        medium
-            .names
-            .get(&self.full(name))
-            .map(|file| (0, *file))
-            .ok_or_else(|| io::ErrorKind::NotFound.into())
+        Ok((0, *medium.names.get(&self.full(name)).ok_or(io::ErrorKind::NotFound)?))
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {

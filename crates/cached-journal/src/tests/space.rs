@@ -56,7 +56,7 @@ fn an_append_within_a_reservation_is_never_refused() {
         for _ in 0..200 {
             let bytes = random.below(SEGMENT_BYTES / 4 + 1);
             match random.below(5) {
-                0 => reservations.extend(journal.reserve(1, bytes).map(|reservation| (reservation, bytes))),
+                0 => reservations.extend(journal.reserve_leaving(1, bytes, 0).map(|reservation| (reservation, bytes))),
                 1 => {
                     if let Ok((_, hold)) = append(&journal, seed, bytes as usize) {
                         holds.push(hold);
@@ -90,7 +90,7 @@ fn a_record_over_the_limits_is_refused() {
     let limit = journal.payload_bytes_max() as usize;
     append(&journal, 1, limit).unwrap();
     assert_eq!(append(&journal, 1, limit + 1).unwrap_err(), AppendError::TooLarge);
-    let mut reservation = journal.reserve(1, 10).unwrap();
+    let mut reservation = journal.reserve_leaving(1, 10, 0).unwrap();
     let record = Record { head: head(1), payload: &[&[0; 11]] };
     assert_eq!(reservation.append(&record).unwrap_err(), AppendError::TooLarge);
     let name = vec![0; crate::NAME_BYTES_MAX + 1];
