@@ -139,7 +139,7 @@ impl Insight {
             return Insight::off();
         };
         let sampler = Sampler::new(threads.max(1));
-        sampler.set_threshold(simulation.threshold());
+        sampler.set_threshold(simulation.threshold);
         let state = State {
             simulation,
             fates: Fates::new(),
@@ -169,7 +169,7 @@ impl Insight {
         self.sampler.drain(|sample| {
             count += 1;
             if let Some(reason) = state.fates.learn(sample, present.now) {
-                state.reasons[reason as usize] += state.simulation.weight();
+                state.reasons[reason as usize] += state.simulation.scale.weight;
                 state.sampled_misses += 1;
             }
             state.simulation.apply(sample, namespace_of(sample).as_ref());

@@ -94,8 +94,9 @@ impl Window {
 pub(crate) struct Simulation {
     names: Names,
     sizes: Vec<Miniature>,
-    scale: Scale,
-    threshold: u64,
+    pub(super) scale: Scale,
+    /// The threshold below which names are sampled.
+    pub(super) threshold: u64,
     namespaces: Namespaces,
     window: Window,
     before: Option<Window>,
@@ -136,16 +137,6 @@ impl Simulation {
             is_adaptive: sampling == Sampling::Adaptive,
             ..Simulation::default()
         })
-    }
-
-    /// Returns the threshold below which names are sampled.
-    pub(crate) fn threshold(&self) -> u64 {
-        self.threshold
-    }
-
-    /// Returns the number of names that a sampled one represents.
-    pub(crate) fn weight(&self) -> f64 {
-        self.scale.weight
     }
 
     /// Applies one sample.

@@ -193,7 +193,7 @@ fn the_threshold_falls_with_the_number_of_entries_and_misses_stay_weighted() {
     assert!((0.05..0.1).contains(&curve.sampled_share), "{curve:?}");
     let requests = curve.requests as f64;
     assert!((190_000.0..210_000.0).contains(&requests), "{requests} of 200000");
-    assert!((simulation.threshold() as f64 / u64::MAX as f64 - curve.sampled_share).abs() < 1e-9);
+    assert!((simulation.threshold as f64 / u64::MAX as f64 - curve.sampled_share).abs() < 1e-9);
     assert!(simulation.bytes() < 5 << 20, "{}", simulation.bytes());
 }
 
@@ -202,7 +202,7 @@ fn drops_in_a_row_lower_the_threshold_and_too_few_entries_raise_it() {
     let mut simulation = Simulation::new("lru", 4 << 20, Sampling::Share(1.0)).unwrap();
     (0..3000).for_each(|n| sample(&mut simulation, n, Event::Store, 0));
     for drain in 1..=3 {
-        let before = simulation.threshold();
+        let before = simulation.threshold;
         simulation.begin(&present(10, 0));
         assert_eq!(simulation.end(None, drain) < before, drain == 3);
     }
@@ -210,7 +210,7 @@ fn drops_in_a_row_lower_the_threshold_and_too_few_entries_raise_it() {
     for n in 0..1000 {
         simulation.apply(&Sample::new(n, Event::Store).entry(64 << 10, 0), b"");
     }
-    let before = simulation.threshold();
+    let before = simulation.threshold;
     assert!(simulation.end(None, 3) > before);
     assert!(!simulation.curve().is_warm);
     for n in 0..1000 {
