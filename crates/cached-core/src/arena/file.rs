@@ -178,9 +178,10 @@ pub(crate) struct MappedFile {
 
 /// A mapped and locked file. Dropping it releases the lock.
 pub(crate) struct HeldFile {
-    path: PathBuf,
+    pub(crate) path: PathBuf,
     map: Arc<MmapRaw>,
-    file: File,
+    /// The open file. Every copy of its descriptor keeps the lock.
+    pub(crate) file: File,
 }
 
 /// Returns a function that turns the system's error in the operation `what` on a file into an
@@ -426,15 +427,6 @@ impl Opened {
 }
 
 impl HeldFile {
-    pub(crate) fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// Returns the file. Every copy of its descriptor keeps the lock.
-    pub(crate) fn file(&self) -> &File {
-        &self.file
-    }
-
     /// Returns a copy of the superblock and of the table of regions. No other thread may change them.
     pub(crate) fn head(&self, identity: &Identity) -> Vec<u64> {
         self.head_words(identity).iter().map(|word| word.load(Ordering::Relaxed)).collect()

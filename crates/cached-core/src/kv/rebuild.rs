@@ -148,7 +148,7 @@ fn scan_region(inner: &Inner, region: RegionId, now: u32, check: bool, part: &mu
     if !scan.is_complete() {
         part.damaged_regions += 1;
         // The walk does not continue after this point.
-        inner.log.arena.region(region).set_used_bytes(scan.cursor());
+        inner.log.arena.region(region).set_used_bytes(scan.cursor);
     }
     if has_items {
         part.with_items.push(region);
@@ -282,11 +282,6 @@ impl<'a> Scan<'a> {
         // Regions are at most 1 MiB.
         let end = log.arena.region(region).used_bytes().min(log.arena.region_bytes() as u32);
         Scan { log, region, cursor: log.first_entry(), end }
-    }
-
-    /// Returns the position of the walk. After its end, this is where the invalid part starts.
-    pub(super) fn cursor(&self) -> u32 {
-        self.cursor
     }
 
     /// Returns whether the whole allocated part consisted of valid entries.

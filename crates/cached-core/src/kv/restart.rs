@@ -69,7 +69,7 @@ impl Kv {
     /// Returns the file that holds the memory.
     #[must_use]
     pub fn memory_file(&self) -> Option<&Path> {
-        self.inner.store_file.as_ref().map(|store_file| store_file.held.path())
+        self.inner.store_file.as_ref().map(|store_file| store_file.held.path.as_path())
     }
 }
 
@@ -142,7 +142,7 @@ impl Drop for Inner {
         self.note_time(self.clock.now_secs());
         superblock.notes().set_cas_bound(self.index.cas_ahead());
         self.log.note_crcs();
-        let path = held.path().display();
+        let path = held.path.display();
         match held.end(identity, superblock, self.log.arena.table()) {
             Ok(()) => {
                 let took_ms = begun.elapsed().as_millis();
@@ -213,7 +213,7 @@ impl HandedOver {
     /// Never: only a store in a file is handed over.
     #[must_use]
     pub fn file(&self) -> &File {
-        self.store_file().held.file()
+        &self.store_file().held.file
     }
 
     /// Returns the path of the file.
@@ -222,7 +222,7 @@ impl HandedOver {
     /// Never: only a store in a file is handed over.
     #[must_use]
     pub fn path(&self) -> &Path {
-        self.store_file().held.path()
+        &self.store_file().held.path
     }
 
     /// Resumes using the memory. The other process must have ended without confirming, or never
