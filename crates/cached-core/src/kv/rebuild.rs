@@ -273,6 +273,7 @@ pub(super) enum Kind {
 pub(super) struct Scan<'a> {
     log: &'a Log,
     region: RegionId,
+    /// The position of the walk. After its end, this is where the invalid part starts.
     cursor: u32,
     end: u32,
 }

@@ -121,10 +121,9 @@ impl Control for ObjectCache {
     }
 
     fn namespace_state(&self, namespace: Namespace) -> Reply<NamespaceState> {
-        match state(self, &namespace) {
-            Ok(state) => Reply::ok(state),
-            Err(error) => Reply::err(error),
-        }
+        let all = self.namespaces();
+        let of = all.iter().find(|of| of.namespace.as_ref() == Some(&namespace));
+        Reply::Ready(of.map(|of| state_of(self, &namespace, of)).ok_or(Error::Missing))
     }
 
     fn namespace_states(&self, after: Option<Namespace>) -> Reply<NamespacePage> {
@@ -179,16 +178,6 @@ fn page(lost: LostWrites, after: Option<&ObjectId>) -> LossPage {
     page.losses = losses.map(|lost| Loss::new(lost.object, lost.changes, lost.bytes, lost.why)).collect();
     page.has_more = objects.next().is_some();
     page
-}
-
-/// Returns the state of a namespace that is configured or has been used.
-///
-/// # Errors
-/// `Missing` if the namespace is neither configured nor used.
-fn state(cache: &ObjectCache, namespace: &Namespace) -> Result<NamespaceState> {
-    let all = cache.namespaces();
-    let of = all.iter().find(|of| of.namespace.as_ref() == Some(namespace)).ok_or(Error::Missing)?;
-    Ok(state_of(cache, namespace, of))
 }
 
 /// Returns the page of the namespaces after `after`.
