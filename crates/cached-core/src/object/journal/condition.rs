@@ -219,12 +219,7 @@ impl Events {
     }
 
     pub(super) fn set_level(&self, level: Level) {
-        let number = match level {
-            Level::Low => 0,
-            Level::Half => 1,
-            Level::NineTenths => 2,
-        };
-        self.level.store(number, Ordering::SeqCst);
+        self.level.store(level as u32, Ordering::SeqCst);
     }
 
     pub(super) fn note_full(&self, is_full: bool) {
