@@ -241,10 +241,8 @@ impl Kv {
     /// # Panics
     /// If `make` does.
     pub fn get_or_insert_with<V: Into<NewValue>>(&self, key: &[u8], make: impl FnOnce() -> V) -> Vec<u8> {
-        match self.try_get_or_insert_with(key, || Ok::<V, Infallible>(make())) {
-            Ok(value) => value,
-            Err(never) => match never {},
-        }
+        let Ok(value) = self.try_get_or_insert_with(key, || Ok::<V, Infallible>(make()));
+        value
     }
 
     /// Does the same as [`get_or_insert_with`](Kv::get_or_insert_with), with a `make` that may
@@ -297,10 +295,9 @@ impl Kv {
         key: &[u8],
         make: impl Future<Output = V>,
     ) -> Vec<u8> {
-        match self.try_get_or_insert_async(key, async { Ok::<V, Infallible>(make.await) }).await {
-            Ok(value) => value,
-            Err(never) => match never {},
-        }
+        let make = async { Ok::<V, Infallible>(make.await) };
+        let Ok(value) = self.try_get_or_insert_async(key, make).await;
+        value
     }
 
     /// Does the same as [`get_or_insert_async`](Kv::get_or_insert_async), with a future that may
