@@ -66,7 +66,8 @@ impl OwnedResources {
 
     /// Returns whether `missing` exceeds the held resources.
     pub(crate) fn lacks(&self, missing: &Missing) -> bool {
-        missing.buckets > self.reserved.as_ref().map_or(0, Detached::count) || missing.credits > self.credits
+        let reserved = self.reserved.as_ref().map_or(0, |reserved| reserved.count);
+        missing.buckets > reserved || missing.credits > self.credits
     }
 
     /// Calls `job` with the resources, and keeps the rest.

@@ -19,6 +19,10 @@ impl<'a> Reserved<'a> {
         Self { pool, top: 0, count: 0 }
     }
 
+    pub(crate) fn attach(pool: &'a Pool, detached: Detached) -> Self {
+        Self { pool, top: detached.top, count: detached.count }
+    }
+
     pub(crate) fn count(&self) -> u32 {
         self.count
     }
@@ -96,19 +100,7 @@ impl<'a> Reserved<'a> {
 #[must_use]
 pub(crate) struct Detached {
     top: u32,
-    count: u32,
-}
-
-impl Detached {
-    pub(crate) fn count(&self) -> u32 {
-        self.count
-    }
-}
-
-impl<'a> Reserved<'a> {
-    pub(crate) fn attach(pool: &'a Pool, detached: Detached) -> Self {
-        Self { pool, top: detached.top, count: detached.count }
-    }
+    pub(crate) count: u32,
 }
 
 impl Reserved<'_> {
