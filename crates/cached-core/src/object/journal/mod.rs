@@ -34,7 +34,7 @@ use crate::sync::Arc;
 
 /// The log of a cache's changes.
 pub(crate) struct ChangeLog {
-    journal: Arc<Journal>,
+    pub(crate) journal: Arc<Journal>,
     pub(crate) events: Arc<Events>,
     pub(crate) options: JournalOptions,
     pub(crate) names: Names,
@@ -105,10 +105,6 @@ impl ChangeLog {
     /// Keeps the log from the position of `hold` on.
     pub(crate) fn keep(&self, hold: Hold) -> KeptHold {
         KeptHold::new(hold, self.count_logged())
-    }
-
-    pub(crate) fn journal(&self) -> &Arc<Journal> {
-        &self.journal
     }
 
     /// Returns the writer ID of the cache's claims: a cache that is restarted with the same journal

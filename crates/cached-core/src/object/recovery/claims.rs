@@ -216,11 +216,11 @@ async fn log(
     let Some(log) = &shared.journal.log else {
         return Err(RecoveryError::Journal(why(&"the cache has no journal")));
     };
-    let appended = append(log.journal()).map_err(|error| match error {
+    let appended = append(&log.journal).map_err(|error| match error {
         AppendError::Full | AppendError::Busy | AppendError::Failed => RecoveryError::Disk(why(&error)),
         AppendError::TooLarge | AppendError::Closed => RecoveryError::Journal(why(&error)),
     })?;
-    log.journal().wait(appended.position).await.map_err(|error| RecoveryError::Disk(why(&error)))
+    log.journal.wait(appended.position).await.map_err(|error| RecoveryError::Disk(why(&error)))
 }
 
 /// Claims a namespace as the writer that may have claimed it before. The inner `Err` is the epoch

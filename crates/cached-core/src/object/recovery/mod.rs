@@ -94,7 +94,7 @@ fn keep_part(shared: &Shared, object: u32, number: u32, position: Position) {
     if shared.journal.recovery.has_failed(object) {
         return;
     }
-    if let Some(hold) = shared.journal.log.as_ref().and_then(|log| log.journal().hold(position)) {
+    if let Some(hold) = shared.journal.log.as_ref().and_then(|log| log.journal.hold(position)) {
         shared.journal.recovery.parts.keep(object, number, hold);
     }
 }

@@ -350,7 +350,7 @@ async fn note(log: &ChangeLog, objects: &BTreeSet<ObjectId>) -> Option<Hold> {
     if log.events.condition.state() != JournalState::Ok {
         return None;
     }
-    let mut room = log.journal().reserve_leaving(objects.len() as u64, 0, log.leave.privileged).ok()?;
+    let mut room = log.journal.reserve_leaving(objects.len() as u64, 0, log.leave.privileged).ok()?;
     let (mut first, mut last) = (None, None);
     for id in objects {
         let known = log.names.number(&id.namespace);
@@ -361,6 +361,6 @@ async fn note(log: &ChangeLog, objects: &BTreeSet<ObjectId>) -> Option<Hold> {
         last = Some(appended.position);
         first.get_or_insert(appended.hold);
     }
-    log.journal().wait(last?).await.ok()?;
+    log.journal.wait(last?).await.ok()?;
     first
 }

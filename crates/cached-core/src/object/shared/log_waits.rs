@@ -48,8 +48,8 @@ pub(crate) async fn durable(
 /// observed. If the log still counted as working at that moment, *stored* could be acknowledged
 /// while older records can still be replayed over the stored data.
 pub(crate) async fn committed(log: &ChangeLog, position: Position) -> bool {
-    let is_durable = log.journal().wait(position).await.is_ok();
-    if !is_durable && log.journal().is_failed() {
+    let is_durable = log.journal.wait(position).await.is_ok();
+    if !is_durable && log.journal.is_failed() {
         log.events.fail("its disk failed before a record was synced");
     }
     is_durable
@@ -177,7 +177,7 @@ pub(crate) async fn mark_namespace(
     };
     privileged(shared, log, append).await?;
     if let Some(position) = marked
-        && log.journal().is_durable(position)
+        && log.journal.is_durable(position)
     {
         known.note_mark(up_to);
     }
@@ -199,7 +199,7 @@ pub(crate) async fn note_epoch(shared: &Arc<Shared>, namespace: &Namespace, epoc
         Ok(appended)
     };
     privileged(shared, log, append).await?;
-    let is_durable = appended.is_some_and(|position| log.journal().is_durable(position));
+    let is_durable = appended.is_some_and(|position| log.journal.is_durable(position));
     if !is_durable && log.names.number(namespace).has_unmarked() {
         let why = "the journal's disk has failed: a namespace that has records in it cannot be claimed";
         return Err(Error::Retryable(why.into()));
@@ -244,9 +244,9 @@ pub(crate) async fn close(journal: &JournalSide) -> Result<()> {
         && let Ok(position) = log.mark_all(up_to)
     {
         // Without the mark, the changes are replayed again.
-        let _ = log.journal().wait(position).await;
+        let _ = log.journal.wait(position).await;
     }
-    log.journal()
+    log.journal
         .shut_down()
         .map_err(|error| Error::NotStored(format!("the journal is closed, but {error}").into()))
 }

@@ -128,7 +128,7 @@ fn log_change(
         LogTerms::Unclaimed => return Err(Blocked::Owner),
         LogTerms::Again(log, again) => {
             let released = || Error::Corrupt("the record's segment has been reused".into());
-            let hold = log.journal().hold(again.position).ok_or_else(|| Blocked::Failed(released()))?;
+            let hold = log.journal.hold(again.position).ok_or_else(|| Blocked::Failed(released()))?;
             queue(shared, object, env, now);
             return Ok(Entry::Record(again.position, log.keep(hold)));
         }

@@ -18,10 +18,10 @@ use crate::sync::Arc;
 /// Returns the end of the oldest segment, if half of the log is in use: objects with older records
 /// are stored first, whatever their age.
 pub(crate) fn crowded_before(log: &ChangeLog) -> Option<Position> {
-    if log.journal().level() < Level::Half {
+    if log.journal.level() < Level::Half {
         return None;
     }
-    Some(log.journal().oldest()?.end)
+    Some(log.journal.oldest()?.end)
 }
 
 /// Logs all pending changes of an object again, because it cannot be stored for the time being, and
@@ -29,7 +29,7 @@ pub(crate) fn crowded_before(log: &ChangeLog) -> Option<Position> {
 pub(crate) async fn log_again(shared: Arc<Shared>, number: u64, node: u32) {
     let Some(log) = &shared.journal.log else { return };
     let Some(handle) = Handle::of_node(&shared, node) else { return };
-    let part_max = log.journal().payload_bytes_max();
+    let part_max = log.journal.payload_bytes_max();
     let bytes = handle.enter(|object, env| object.pending_state(env).encoded_bytes()).await;
     let parts = bytes.div_ceil(part_max);
     let reserve = || {
@@ -37,7 +37,7 @@ pub(crate) async fn log_again(shared: Arc<Shared>, number: u64, node: u32) {
         if log.events.condition.state() != JournalState::Ok {
             return Some(None);
         }
-        match log.journal().reserve_leaving(parts, bytes, log.leave.privileged) {
+        match log.journal.reserve_leaving(parts, bytes, log.leave.privileged) {
             Err(AppendError::Full | AppendError::Busy) => None,
             reserved => Some(reserved.ok()),
         }
@@ -68,7 +68,7 @@ pub(crate) async fn log_again(shared: Arc<Shared>, number: u64, node: u32) {
         })
         .await;
     let Some((last, hold)) = appended else { return };
-    if log.journal().wait(last).await.is_err() {
+    if log.journal.wait(last).await.is_err() {
         return;
     }
     let released = shared.objects.dirty_queue.hold_instead(number, hold);
@@ -205,7 +205,7 @@ async fn resume(shared: &Arc<Shared>, log: &ChangeLog, pause: &mut Duration) -> 
 /// Makes a mark of everything durable; returns whether it succeeded.
 async fn mark_all(log: &ChangeLog) -> bool {
     match log.mark_all(log.last_position()) {
-        Ok(position) => log.journal().wait(position).await.is_ok(),
+        Ok(position) => log.journal.wait(position).await.is_ok(),
         Err(_) => false,
     }
 }
