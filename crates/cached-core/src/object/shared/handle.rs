@@ -21,7 +21,7 @@ use crate::sync::{Arc, Mutex, lock};
 /// An object in use: the handle keeps the object's node in the index.
 pub(crate) struct Handle {
     pub(crate) shared: Arc<Shared>,
-    at: u32,
+    pub(crate) at: u32,
     /// The object's name, once it has been requested.
     id: OnceLock<ObjectId>,
 }
@@ -79,10 +79,6 @@ impl Handle {
             enter_index(shared, hash, id).map(|in_use| Self::of(shared, in_use))
         });
         flushed_meanwhile(shared, entering).await
-    }
-
-    pub(crate) fn at(&self) -> u32 {
-        self.at
     }
 
     /// Returns the number of the object's namespace.

@@ -70,7 +70,7 @@ async fn copy_below(
     let (source, target) = acquire_both(shared, (&copied.id, copied.hash), (&to, hash)).await?;
     forget_head_if_direct(&source).await;
     forget_head_if_direct(&target).await;
-    let is_source_first = source.at() < target.at();
+    let is_source_first = source.at < target.at;
     let (first, second) = if is_source_first { (&source, &target) } else { (&target, &source) };
     let mut guards =
         (first.lock_range(WHOLE, Kind::Change).await?, second.lock_range(WHOLE, Kind::Change).await?);

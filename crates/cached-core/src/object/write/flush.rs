@@ -126,7 +126,7 @@ pub(crate) async fn flush_object(shared: Arc<Shared>, number: u64, node: u32) {
         let handle = handle.clone();
         shared.background.add(Box::pin(async move { log_failure(narrow_rest(handle, left).await) }));
     }
-    let node = handle.at();
+    let node = handle.at;
     drop(handle);
     shared.finalize(node);
     // The buckets are clean now, and can be evicted.
