@@ -36,7 +36,7 @@ pub(super) const VERSION_WITHOUT_CHECKSUMS: u32 = 1;
 const POLICY_BYTES: usize = 16;
 
 /// The identity of the memory. A process with another identity cannot use it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Identity {
     pub(crate) region_bytes: u32,
     pub(crate) regions: u32,
@@ -74,12 +74,7 @@ impl Identity {
             has_cas,
             has_checksums: true,
             policy: name,
-            hash_seed: 0,
-            shared_seed: 0,
-            hash_check: 0,
-            table_at: 0,
-            arena_at: 0,
-            bytes: 0,
+            ..Identity::default()
         }
     }
 
