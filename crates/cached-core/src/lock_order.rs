@@ -140,11 +140,10 @@ mod imp {
     }
 
     fn describe(held: &[Entry]) -> String {
-        let lines: Vec<_> = held
-            .iter()
-            .map(|entry| format!("  \"{}\" ({}), taken at {}", entry.rank.name, entry.rank.level, entry.at))
-            .collect();
-        lines.join("\n")
+        let line = |Entry { rank, at, .. }: &Entry| {
+            format!("  \"{}\" ({}), taken at {at}", rank.name, rank.level)
+        };
+        held.iter().map(line).collect::<Vec<_>>().join("\n")
     }
 
     #[track_caller]

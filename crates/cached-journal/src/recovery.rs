@@ -90,10 +90,8 @@ fn make_durable(survey: &Survey) -> Result<(), OpenError> {
         if (read as u64) < bytes {
             return Err(Corruption::new(&segment.name, offset + read as u64, "the file ends here").into());
         }
-        segment
-            .file
-            .write_at(offset, &[buffer.as_slice()])
-            .map_err(DiskError::in_file(&segment.name, "write"))?;
+        let written = segment.file.write_at(offset, &[buffer.as_slice()]);
+        written.map_err(DiskError::in_file(&segment.name, "write"))?;
     }
     segment.file.sync().map_err(DiskError::in_file(&segment.name, "sync"))?;
     Ok(())

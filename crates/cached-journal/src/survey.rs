@@ -288,12 +288,9 @@ impl Survey {
     }
 
     fn missing(&self, next_name: &str, next: &SegmentHeader) -> Corruption {
-        let damaged: Vec<_> = self
-            .found
-            .iter()
-            .filter(|found| found.blocks.iter().any(|block| matches!(block, HeaderBlock::Invalid(_))))
-            .map(|found| found.name.as_str())
-            .collect();
+        let is_invalid = |block: &HeaderBlock| matches!(block, HeaderBlock::Invalid(_));
+        let damaged = self.found.iter().filter(|found| found.blocks.iter().any(is_invalid));
+        let damaged: Vec<_> = damaged.map(|found| found.name.as_str()).collect();
         let suspects = if damaged.is_empty() {
             "a file is missing".to_owned()
         } else {

@@ -467,11 +467,9 @@ impl Simulation {
         let namespaces = (0..=NAMESPACES_MAX).filter_map(|number| {
             let before = self.before.as_ref().map(|before| &before.namespaces[number]);
             let counts = add(window.namespaces[number], before);
+            let name = self.namespaces.name_of(number as u8);
             (counts.requests > 0.0).then(|| NamespaceShare {
-                namespace: self
-                    .namespaces
-                    .name_of(number as u8)
-                    .map(|name| String::from_utf8_lossy(name).into_owned()),
+                namespace: name.map(|name| String::from_utf8_lossy(name).into_owned()),
                 requests: counts.requests as u64,
                 misses: counts.missed as u64,
                 entry_bytes: (resident[number] as f64 * self.scale.weight) as u64,

@@ -183,13 +183,8 @@ impl ObjectCache {
                 || one.read_hits > 0
                 || one.writes.iter().any(|count| *count > 0)
         };
-        shared
-            .control
-            .namespaces
-            .records()
-            .map(of)
-            .filter(|one| one.namespace.is_some() || is_used(one))
-            .collect()
+        let all = shared.control.namespaces.records().map(of);
+        all.filter(|one| one.namespace.is_some() || is_used(one)).collect()
     }
 
     /// Simulates other memory sizes with the samples taken since the last call, and returns the

@@ -104,13 +104,9 @@ pub(crate) async fn attach(shared: &Arc<Shared>, deadline: Option<Timestamp>) ->
 /// Waits until nothing of an earlier write mode of any namespace is left. Data that the store
 /// refuses permanently are recorded as lost, and count as settled.
 async fn settle_all(shared: &Arc<Shared>, deadline: Option<Timestamp>) -> Result<()> {
-    let changing: Vec<u16> = shared
-        .control
-        .namespaces
-        .records()
-        .filter(|record| record.write_phases.is_changing())
-        .map(|record| record.number)
-        .collect();
+    let records = shared.control.namespaces.records();
+    let changing = records.filter(|record| record.write_phases.is_changing());
+    let changing: Vec<u16> = changing.map(|record| record.number).collect();
     for number in changing {
         match settle(shared, number, deadline).await {
             Ok(()) => (),
