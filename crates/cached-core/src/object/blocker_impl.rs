@@ -114,9 +114,8 @@ impl ObjectCache {
             Change::CompareAndWrite { offset, expected, data } => {
                 let limit_bytes = shared.store.can.compare_bytes_max;
                 if limit_bytes == 0 {
-                    return Err(Error::Unsupported(
-                        "the store below does not support compare-and-write".into(),
-                    ));
+                    let why = "the store below does not support compare-and-write";
+                    return Err(Error::Unsupported(why.into()));
                 }
                 if expected.len_bytes() as u64 > limit_bytes {
                     return Err(Error::TooLarge { limit_bytes });
@@ -191,11 +190,10 @@ fn check_change(shared: &Shared, terms: &ChangeTerms, call: Call) -> Result<()> 
     if !matches!(terms.condition, Condition::None) && !shared.store.can.conditions {
         return Err(Error::Unsupported("the store below does not support conditions".into()));
     }
-    if terms.durability > shared.store.can.durability_max {
-        return Err(Error::Unsupported(
-            format!("the highest durability of the store below is {}", shared.store.can.durability_max)
-                .into(),
-        ));
+    let highest = shared.store.can.durability_max;
+    if terms.durability > highest {
+        let why = format!("the highest durability of the store below is {highest}");
+        return Err(Error::Unsupported(why.into()));
     }
     if is_late(&*shared.clock, call) {
         return Err(Error::DeadlinePassed);
@@ -259,9 +257,8 @@ impl Blocker for ObjectCache {
                     (condition, Condition::None | Condition::Present) => condition,
                     (condition, other) if condition == other => condition,
                     _ => {
-                        return Reply::err(Error::Invalid(
-                            "a copy of an object to itself can have only one condition".into(),
-                        ));
+                        let why = "a copy of an object to itself can have only one condition";
+                        return Reply::err(Error::Invalid(why.into()));
                     }
                 };
             }

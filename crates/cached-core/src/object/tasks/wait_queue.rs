@@ -116,9 +116,8 @@ where
                 }
                 let mut queue = lock(&this.queue.queue);
                 if queue.waiters.len() >= WAITERS_MAX {
-                    return Poll::Ready(Err(Error::Retryable(
-                        "too many requests are waiting for memory".into(),
-                    )));
+                    let why = "too many requests are waiting for memory";
+                    return Poll::Ready(Err(Error::Retryable(why.into())));
                 }
                 let id = queue.next_id;
                 queue.next_id += 1;

@@ -416,9 +416,8 @@ async fn restore(terms: &Terms<'_>, plan: &FlushPlan, limits: RunLimits) -> Resu
     let version = match terms.change(Lane::Change, change, condition).await {
         Ok(reply) => reply.version.0,
         Err(error @ (Error::ConditionFailed { .. } | Error::Exists | Error::Missing)) => {
-            return Err(Error::Retryable(
-                format!("the object changed while it was read back: {error}").into(),
-            ));
+            let why = format!("the object changed while it was read back: {error}");
+            return Err(Error::Retryable(why.into()));
         }
         Err(error) => return Err(error),
     };

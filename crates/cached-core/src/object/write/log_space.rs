@@ -204,10 +204,8 @@ async fn resume(shared: &Arc<Shared>, log: &ChangeLog, pause: &mut Duration) -> 
 
 /// Makes a mark of everything durable; returns whether it succeeded.
 async fn mark_all(log: &ChangeLog) -> bool {
-    match log.mark_all(log.last_position()) {
-        Ok(position) => log.journal.wait(position).await.is_ok(),
-        Err(_) => false,
-    }
+    let Ok(position) = log.mark_all(log.last_position()) else { return false };
+    log.journal.wait(position).await.is_ok()
 }
 
 /// Stores most dirty data while changes continue: in repeated passes, as long as each leaves much
