@@ -100,7 +100,7 @@ pub(super) struct PrefixFlushes {
     /// unit.
     position: AtomicU64,
     /// The sweep in progress, which works in slices under this lock.
-    sweep: Mutex<Option<Sweep>>,
+    pub(super) sweep: Mutex<Option<Sweep>>,
     marks: Marks,
     counts: Counts,
 }
@@ -169,7 +169,7 @@ impl PrefixFlushes {
     /// Returns the most bytes of the marks and of the table.
     pub(super) fn bytes_max(&self) -> usize {
         // The table itself, the one of a sweep, and one that is being replaced.
-        self.marks.max() as usize * MARK_BYTES_MAX + 3 * PENDING_MAX * 512
+        self.marks.max as usize * MARK_BYTES_MAX + 3 * PENDING_MAX * 512
     }
 
     /// Adds a prefix, which replaces waiting ones that begin with it. Calls `entered` once all
@@ -236,11 +236,6 @@ impl PrefixFlushes {
         let (at, shard) = (index.shard_number(hash) as u64, position >> SHARD_SHIFT);
         let units = 1u64 << (position >> UNITS_SHIFT & 0xff);
         at < shard || at == shard && u64::from(hash.low()) & (units - 1) < position & UNIT_MASK
-    }
-
-    /// Returns the sweep in progress, `None` if there is none; locked by the thread that sweeps.
-    pub(super) fn sweep(&self) -> &Mutex<Option<Sweep>> {
-        &self.sweep
     }
 
     /// Returns whether a prefix waits to be swept or is being swept.
@@ -327,7 +322,7 @@ impl PrefixFlushes {
             items_removed: self.counts.items.load(Ordering::Relaxed),
             bytes_removed: self.counts.bytes.load(Ordering::Relaxed),
             marks: self.marks.len(),
-            marks_max: self.marks.max(),
+            marks_max: self.marks.max,
         }
     }
 }
@@ -404,11 +399,6 @@ impl Marks {
     /// Returns the number of marks.
     pub(crate) fn len(&self) -> u64 {
         self.len.load(Ordering::Relaxed)
-    }
-
-    /// Returns the most marks.
-    pub(crate) fn max(&self) -> u64 {
-        self.max
     }
 }
 

@@ -100,16 +100,9 @@ impl Lanes {
         f();
     }
 
-    /// Returns whether the first lane is unlocked.
     #[cfg(all(test, not(shuttle)))]
-    pub(super) fn is_first_free(&self) -> bool {
-        self.lanes[0].try_lock().is_some()
-    }
-
-    /// Locks the first lane.
-    #[cfg(all(test, not(shuttle)))]
-    pub(super) fn lock_first(&self) -> impl Sized + '_ {
-        self.lanes[0].lock()
+    pub(super) fn first(&self) -> &Lane {
+        &self.lanes[0]
     }
 }
 

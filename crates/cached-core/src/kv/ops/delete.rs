@@ -222,7 +222,7 @@ impl Kv {
     pub(in crate::kv) fn sweep_buckets(&self, buckets: u64) -> bool {
         let inner = &*self.inner;
         inner.now();
-        let Some(mut place) = try_lock(inner.prefixes.sweep()) else { return false };
+        let Some(mut place) = try_lock(&inner.prefixes.sweep) else { return false };
         let Some(mut sweep) = place.take().or_else(|| inner.begin_sweep()) else { return false };
         if inner.sweep_slice(&mut sweep, buckets) {
             *place = Some(sweep);
