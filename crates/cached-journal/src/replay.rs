@@ -43,12 +43,8 @@ impl Recovered {
 }
 
 impl std::fmt::Debug for Recovered {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter
-            .debug_struct("Recovered")
-            .field("position", &self.position)
-            .field("head", &self.head)
-            .finish()
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Recovered").field("position", &self.position).field("head", &self.head).finish()
     }
 }
 
@@ -171,12 +167,8 @@ impl Replay {
 }
 
 impl std::fmt::Debug for Replay {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter
-            .debug_struct("Replay")
-            .field("records", &self.len())
-            .field("applied", &self.applied)
-            .finish()
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Replay").field("records", &self.len()).field("applied", &self.applied).finish()
     }
 }
 

@@ -199,12 +199,6 @@ impl Arena {
         self.publish_free_count(&free);
     }
 
-    /// Marks a region that an earlier process used as free. Called before
-    /// [`restore_free`](Arena::restore_free).
-    pub(crate) fn restore_as_free(&self, id: RegionId) {
-        self.region(id).close();
-    }
-
     /// Returns the records of all regions.
     pub(crate) fn table(&self) -> &[Region] {
         &self.regions

@@ -30,7 +30,7 @@ impl Log {
                 with_entries.push(id);
             } else {
                 damaged += u64::from(has_entries);
-                self.arena.restore_as_free(id);
+                self.arena.region(id).close();
             }
         }
         (with_entries, damaged)
@@ -73,7 +73,7 @@ impl Log {
         scanned.retain(|id| {
             let is_used = self.arena.region(*id).live_bytes() != 0;
             if !is_used {
-                self.arena.restore_as_free(*id);
+                self.arena.region(*id).close();
             }
             is_used
         });

@@ -127,18 +127,17 @@ impl<T> Drop for Shield<T> {
 pub(crate) async fn expedite(handle: &Handle, ticket: &Arc<FlushTicket>, queue_number: u64) -> Result<()> {
     let own = Arc::clone(ticket);
     let shared = Arc::clone(&handle.shared);
-    let waits = handle
-        .enter(move |object, _| {
-            if object.flushing.is_none() && !object.has_pending() {
-                return false;
-            }
-            own.add();
-            let seq = object.pending.change_seq;
-            object.activity().flush_waiters.push((seq, own));
-            shared.objects.dirty_queue.expedite(object.pending.queue_number);
-            true
-        })
-        .await;
+    let entered = handle.enter(move |object, _| {
+        if object.flushing.is_none() && !object.has_pending() {
+            return false;
+        }
+        own.add();
+        let seq = object.pending.change_seq;
+        object.activity().flush_waiters.push((seq, own));
+        shared.objects.dirty_queue.expedite(object.pending.queue_number);
+        true
+    });
+    let waits = entered.await;
     handle.shared.objects.dirty_queue.expedite(queue_number);
     if !waits {
         handle.shared.background.wake();

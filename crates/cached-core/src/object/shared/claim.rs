@@ -296,12 +296,10 @@ pub(crate) async fn narrow_rest(handle: Handle, mut left: u32) -> Result<()> {
     while left > 0 {
         let count = left.min(handle.shared.memory.pool.count_min() / SHARE).max(1);
         let mut resources = OwnedResources::acquire(&handle.shared, OTHERS, count, 0).await?;
-        let narrowed = handle
-            .enter(move |object, env| {
-                resources.with(None, |resources| object.invalidate(env, &mut resources.reserved))
-            })
-            .await;
-        left = narrowed.left;
+        let entered = handle.enter(move |object, env| {
+            resources.with(None, |resources| object.invalidate(env, &mut resources.reserved))
+        });
+        left = entered.await.left;
     }
     Ok(())
 }

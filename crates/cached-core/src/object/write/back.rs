@@ -167,23 +167,22 @@ async fn apply_when_possible(
             (handle.clone(), Arc::clone(&request), loaded.take(), Arc::clone(&decision));
         let ticket = guard.as_ref().map(|(guard, _)| guard.ticket());
         let holds = guard.as_ref().map_or(Holds::Nothing, |(_, holds)| *holds);
-        let (applied, back, bytes) = handle
-            .enter(move |object, env| {
-                let is_void = ticket.is_some_and(|ticket| object.take_stale(ticket));
-                let bytes = bytes.filter(|_| !is_void);
-                let applied = lent.with(bytes.as_ref(), |resources| {
-                    let log = match (again, own.shared.journal.log.as_ref()) {
-                        (Some(again), Some(log)) => LogTerms::Again(log, again),
-                        (_, log) => LogTerms::new(log, &own.id().namespace, known.as_deref()),
-                    };
-                    let (request, copied) = &*asked;
-                    let mutation = Mutation { change: &request.change, copied: copied.as_ref() };
-                    let asked = Asked { id: own.id(), mutation, terms: &request.terms, holds, log };
-                    decision.make(|| apply(&own.shared, object, env, &asked, resources, own_room.as_mut()))
-                });
-                (applied, lent, bytes)
-            })
-            .await;
+        let entered = handle.enter(move |object, env| {
+            let is_void = ticket.is_some_and(|ticket| object.take_stale(ticket));
+            let bytes = bytes.filter(|_| !is_void);
+            let applied = lent.with(bytes.as_ref(), |resources| {
+                let log = match (again, own.shared.journal.log.as_ref()) {
+                    (Some(again), Some(log)) => LogTerms::Again(log, again),
+                    (_, log) => LogTerms::new(log, &own.id().namespace, known.as_deref()),
+                };
+                let (request, copied) = &*asked;
+                let mutation = Mutation { change: &request.change, copied: copied.as_ref() };
+                let asked = Asked { id: own.id(), mutation, terms: &request.terms, holds, log };
+                decision.make(|| apply(&own.shared, object, env, &asked, resources, own_room.as_mut()))
+            });
+            (applied, lent, bytes)
+        });
+        let (applied, back, bytes) = entered.await;
         match applied {
             Ok((applied, _released)) => return Ok(applied),
             Err(Blocked::Failed(error)) => return Err(error),

@@ -51,71 +51,70 @@ pub(crate) async fn flush_object(shared: Arc<Shared>, number: u64, node: u32) {
         }
     };
     let (own, id) = (Arc::clone(&shared), handle.id().clone());
-    let (loss, done, left, released) = handle
-        .enter(move |object, env| {
-            let (mut done, mut left, mut failure, mut loss) = (Vec::new(), 0, None, None);
-            let mut released = Vec::new();
-            let dirty_queue = &own.objects.dirty_queue;
-            // Once the removal has ended or was given up, new changes are kept.
-            let record = own.control.namespaces.record(env.namespace);
-            let is_discarded = is_discarded && record.discards_dirty.load(Ordering::SeqCst);
-            if let Some((plan, result)) = result {
-                let result = object.outcome(&plan, result);
-                let refusal = match result {
-                    _ if is_discarded => Some(Error::NotStored(DISCARDED.into())),
-                    Err(Error::Fenced { .. }) => {
-                        Some(Error::WritesLost("another writer has taken over".into()))
-                    }
-                    _ => None,
-                };
-                if let Some(refusal) = refusal {
-                    let (lost, waiters) = object.lose(env, &plan);
-                    let lost_bytes = lost.map_or(0, |lost| lost.bytes);
-                    if is_discarded {
-                        record.discarded_bytes.fetch_add(lost_bytes, Ordering::Relaxed);
-                    } else {
-                        own.metrics.counts.lost_bytes.add(lost_bytes);
-                        // This is in the exclusive section, so that every later look-up of the
-                        // object finds that its changes are lost.
-                        let list = |(lost, why)| (own.objects.losses.record(&id, lost, &why), lost, why);
-                        loss = lost.zip(result.err()).map(list);
-                    }
-                    done.extend(waiters.into_iter().map(|ticket| (ticket, Err(refusal.clone()))));
-                    mark_lost(&own, &id);
-                    object.pending.is_held = false;
-                    released.extend(dirty_queue.release_all(number));
+    let ended = handle.enter(move |object, env| {
+        let (mut done, mut left, mut failure, mut loss) = (Vec::new(), 0, None, None);
+        let mut released = Vec::new();
+        let dirty_queue = &own.objects.dirty_queue;
+        // Once the removal has ended or was given up, new changes are kept.
+        let record = own.control.namespaces.record(env.namespace);
+        let is_discarded = is_discarded && record.discards_dirty.load(Ordering::SeqCst);
+        if let Some((plan, result)) = result {
+            let result = object.outcome(&plan, result);
+            let refusal = match result {
+                _ if is_discarded => Some(Error::NotStored(DISCARDED.into())),
+                Err(Error::Fenced { .. }) => {
+                    Some(Error::WritesLost("another writer has taken over".into()))
+                }
+                _ => None,
+            };
+            if let Some(refusal) = refusal {
+                let (lost, waiters) = object.lose(env, &plan);
+                let lost_bytes = lost.map_or(0, |lost| lost.bytes);
+                if is_discarded {
+                    record.discarded_bytes.fetch_add(lost_bytes, Ordering::Relaxed);
                 } else {
-                    left = object.end_flush(env, &plan, &result);
-                    failure = result.err();
-                    let (old, is_held) = dirty_queue.release(number, failure.is_none());
-                    released.push(old);
-                    object.pending.is_held = is_held;
-                    object.pending.lost_below = matches!(failure, Some(Error::WritesLost(_)))
-                        || failure.is_some() && object.pending.lost_below;
-                    let counts = &own.metrics.counts;
-                    let counter = if failure.is_some() { &counts.flush_failures } else { &counts.flushes };
-                    counter.increment();
+                    own.metrics.counts.lost_bytes.add(lost_bytes);
+                    // This is in the exclusive section, so that every later look-up of the
+                    // object finds that its changes are lost.
+                    let list = |(lost, why)| (own.objects.losses.record(&id, lost, &why), lost, why);
+                    loss = lost.zip(result.err()).map(list);
                 }
-            }
-            done.extend(object.take_stored_waiters());
-            if let Some(error) = failure {
-                let waiters = &mut object.activity().flush_waiters;
-                waiters.iter().for_each(|(_, ticket)| ticket.note(&error));
-                if is_hopeless(&error) {
-                    let not_stored = || Err(Error::NotStored(error.to_string().into()));
-                    done.extend(waiters.drain(..).map(|(_, ticket)| (ticket, not_stored())));
-                }
-                object.drop_if_idle();
-                dirty_queue.retry_at(number, env.clock.now() + retry_delay(&own, object.pending.failures));
-            } else if object.has_pending() {
-                dirty_queue.requeue(number, object.pending.dirty_since, object.has_flush_waiters());
+                done.extend(waiters.into_iter().map(|ticket| (ticket, Err(refusal.clone()))));
+                mark_lost(&own, &id);
+                object.pending.is_held = false;
+                released.extend(dirty_queue.release_all(number));
             } else {
-                (object.pending.queue_number, object.pending.is_held) = (0, false);
-                released.extend(dirty_queue.remove(number));
+                left = object.end_flush(env, &plan, &result);
+                failure = result.err();
+                let (old, is_held) = dirty_queue.release(number, failure.is_none());
+                released.push(old);
+                object.pending.is_held = is_held;
+                object.pending.lost_below = matches!(failure, Some(Error::WritesLost(_)))
+                    || failure.is_some() && object.pending.lost_below;
+                let counts = &own.metrics.counts;
+                let counter = if failure.is_some() { &counts.flush_failures } else { &counts.flushes };
+                counter.increment();
             }
-            (loss, done, left, released)
-        })
-        .await;
+        }
+        done.extend(object.take_stored_waiters());
+        if let Some(error) = failure {
+            let waiters = &mut object.activity().flush_waiters;
+            waiters.iter().for_each(|(_, ticket)| ticket.note(&error));
+            if is_hopeless(&error) {
+                let not_stored = || Err(Error::NotStored(error.to_string().into()));
+                done.extend(waiters.drain(..).map(|(_, ticket)| (ticket, not_stored())));
+            }
+            object.drop_if_idle();
+            dirty_queue.retry_at(number, env.clock.now() + retry_delay(&own, object.pending.failures));
+        } else if object.has_pending() {
+            dirty_queue.requeue(number, object.pending.dirty_since, object.has_flush_waiters());
+        } else {
+            (object.pending.queue_number, object.pending.is_held) = (0, false);
+            released.extend(dirty_queue.remove(number));
+        }
+        (loss, done, left, released)
+    });
+    let (loss, done, left, released) = ended.await;
     drop(released);
     done.into_iter().for_each(|(ticket, result)| ticket.complete(result));
     if let Some((is_first, lost, why)) = loss {

@@ -45,29 +45,27 @@ pub(crate) async fn log_again(shared: Arc<Shared>, number: u64, node: u32) {
     let Ok(Some(reservation)) = wait(&log.events.space, reserve).await else { return };
     let own = Arc::clone(&shared);
     let id = handle.id().clone();
-    let appended = handle
-        .enter(move |object, env| {
-            let log = own.journal.log.as_ref()?;
-            let is_waiting = object.flushing.is_none() && object.pending.queue_number == number;
-            if !is_waiting || !object.has_pending() {
-                return None;
-            }
-            let known = log.names.get(&id.namespace)?;
-            let origin = Origin {
-                namespace: known.number,
-                id: &id,
-                domain: object.pending.domain,
-                version: object.head.version,
-                epoch: known.epoch(),
-                was_present: object.head.store_exists,
-            };
-            let state = object.pending_state(env).encode();
-            let (last, hold) = append(log, &origin, &state, part_max, reservation)?;
-            object.pending.logged_to = object.pending.logged_to.max(last.0);
-            Some((last, hold))
-        })
-        .await;
-    let Some((last, hold)) = appended else { return };
+    let appended = handle.enter(move |object, env| {
+        let log = own.journal.log.as_ref()?;
+        let is_waiting = object.flushing.is_none() && object.pending.queue_number == number;
+        if !is_waiting || !object.has_pending() {
+            return None;
+        }
+        let known = log.names.get(&id.namespace)?;
+        let origin = Origin {
+            namespace: known.number,
+            id: &id,
+            domain: object.pending.domain,
+            version: object.head.version,
+            epoch: known.epoch(),
+            was_present: object.head.store_exists,
+        };
+        let state = object.pending_state(env).encode();
+        let (last, hold) = append(log, &origin, &state, part_max, reservation)?;
+        object.pending.logged_to = object.pending.logged_to.max(last.0);
+        Some((last, hold))
+    });
+    let Some((last, hold)) = appended.await else { return };
     if log.journal.wait(last).await.is_err() {
         return;
     }

@@ -28,8 +28,6 @@ mod held;
 mod meta;
 mod present;
 
-use std::cell::Cell;
-
 use blocker::{BUCKET_BYTES, Segment, SegmentOwner};
 
 use super::slots::BUCKETS_MAX;
@@ -38,7 +36,7 @@ use crate::arena::{
 };
 use crate::object::lock_ranks;
 use crate::object::tasks::wait_queue::WaitQueue;
-use crate::sync::{Arc, AtomicU32, Mutex, Ordering, lock};
+use crate::sync::{Arc, AtomicU32, Mutex, Ordering, lock, thread_number};
 
 use held::Lent;
 pub(crate) use held::{Detached, Reserved};
@@ -137,6 +135,7 @@ impl Pool {
             arena.keep_pages_small();
         }
         let lent = if memory.lends { Lent::new(&arena, numbers) } else { None };
+        let stripe = |_| Stripe(Mutex::ranked(Stack::default(), &lock_ranks::FREE_STACK));
         let core = Arc::new(Core {
             arena,
             metas: Table::new(numbers as usize, true).map_err(|source| ArenaError::Map { bytes, source })?,
@@ -145,9 +144,7 @@ impl Pool {
             count_min,
             present: AtomicU32::new(present),
             region_shift,
-            stripes: std::array::from_fn(|_| {
-                Stripe(Mutex::ranked(Stack::default(), &lock_ranks::FREE_STACK))
-            }),
+            stripes: std::array::from_fn(stripe),
             fresh: Mutex::ranked(Fresh::new(present), &lock_ranks::FRESH),
             free: AtomicU32::new(present),
             receiving: AtomicU32::new(0),
@@ -198,7 +195,7 @@ impl Pool {
     /// Takes up to `count` free buckets.
     pub(crate) fn reserve_up_to(&self, count: u32) -> Reserved<'_> {
         let mut reserved = Reserved::none(self);
-        let own = stripe();
+        let own = thread_number() % STRIPES;
         for each in 0..STRIPES {
             if reserved.count() == count {
                 break;
@@ -424,7 +421,7 @@ impl Core {
 
     /// Frees `count` buckets: those from `first` to `last`, linked through `Meta::next`.
     fn put_free(&self, first: u32, last: u32, count: u32) {
-        let mut stack = lock(&self.stripes[stripe()].0);
+        let mut stack = lock(&self.stripes[thread_number() % STRIPES].0);
         self.metas[last as usize].next.store(stack.top, Ordering::Relaxed);
         stack.top = first + 1;
         stack.count += count;
@@ -444,22 +441,6 @@ impl SegmentOwner for RegionOwner {
     fn release(&self, token: u64) {
         self.0.release(token as u32);
     }
-}
-
-/// Returns the number of the thread's stripe.
-fn stripe() -> usize {
-    static NEXT: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
-    thread_local! {
-        static STRIPE: Cell<usize> = const { Cell::new(usize::MAX) };
-    }
-    // A thread that is ending no longer has a stripe.
-    let own = STRIPE.try_with(|stripe| {
-        if stripe.get() == usize::MAX {
-            stripe.set(NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed) % STRIPES);
-        }
-        stripe.get()
-    });
-    own.unwrap_or(0)
 }
 
 #[cfg(all(test, shuttle))]
