@@ -140,9 +140,8 @@ mod imp {
     }
 
     fn describe(held: &[Entry]) -> String {
-        let line = |Entry { rank, at, .. }: &Entry| {
-            format!("  \"{}\" ({}), taken at {at}", rank.name, rank.level)
-        };
+        let line =
+            |Entry { rank, at, .. }: &Entry| format!("  \"{}\" ({}), taken at {at}", rank.name, rank.level);
         held.iter().map(line).collect::<Vec<_>>().join("\n")
     }
 

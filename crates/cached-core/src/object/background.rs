@@ -13,8 +13,8 @@ use futures_util::stream::{FuturesUnordered, Stream};
 
 use super::detach::detaching_task;
 use super::journal::{ChangeLog, JournalState};
-use super::read::load::{FETCHES_MAX, serve_read_ahead};
 use super::read::list::count;
+use super::read::load::{FETCHES_MAX, serve_read_ahead};
 use super::shared::Shared;
 use super::shared::calls::{abandon, count_limited_flush};
 use super::shared::claim::{check_epochs, drop_clean, log_failure, note_claim_event};

@@ -6,8 +6,8 @@ use blocker::metrics::{Counter, counters};
 use blocker::{BUCKET_BYTES, Namespace, Timestamp, WriteMode};
 
 use super::cache::ObjectCache;
-use super::control::attach_state::AttachState;
 use super::control::Counters;
+use super::control::attach_state::AttachState;
 use super::control::quotas::QuotaUse;
 use super::control::records::{NamespaceMetrics, NamespaceRecord, StoreCounters};
 use super::memory::slots::State;

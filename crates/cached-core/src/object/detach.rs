@@ -16,8 +16,8 @@ use super::shared::claim::drop_clean;
 use super::shared::resources::flushed_meanwhile;
 use super::tasks::Task;
 use super::tasks::deadline::until;
-use super::write::{settle, settle_in_background};
 use super::write::scope_ops;
+use super::write::{settle, settle_in_background};
 use crate::sync::{Arc, Ordering};
 
 /// Begins to detach the cache, if it is attached; returns the turn, to be passed to [`finish`].

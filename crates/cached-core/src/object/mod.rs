@@ -98,8 +98,8 @@ pub use config::{
     ConfigError, MEMORY_BYTES_MIN, MEMORY_SHARES_MAX, MEMORY_WEIGHT_MAX, NamespaceConfig, OBJECT_BYTES_LIMIT,
     ObjectCacheConfig, Writer,
 };
-pub use control::attach_state::{AttachState, AttachStatus};
 pub use control::Counters;
+pub use control::attach_state::{AttachState, AttachStatus};
 pub use control::quotas::QuotaUse;
 pub use control::records::StoreCounters;
 pub use control::settings::{SettingSource, SettingsInForce};

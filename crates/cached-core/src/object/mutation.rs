@@ -3,9 +3,9 @@
 use blocker::{Change, Run, RunContent, Segments};
 
 use super::control::Metrics;
-use super::memory::{BUCKET_U64, Buckets, SECTORS, WHOLE, buckets_of};
 use super::memory::pool::{BUCKET, Pool};
 use super::memory::slots::{SECTOR_BYTES, Slot};
+use super::memory::{BUCKET_U64, Buckets, SECTORS, WHOLE, buckets_of};
 use crate::sync::{Arc, Mutex, lock};
 
 /// A change of an object, as the cache makes it: the requested change and, for a copy, the content

@@ -56,7 +56,8 @@ fn an_append_within_a_reservation_is_never_refused() {
         for _ in 0..200 {
             let bytes = random.below(SEGMENT_BYTES / 4 + 1);
             match random.below(5) {
-                0 => reservations.extend(journal.reserve_leaving(1, bytes, 0).map(|reservation| (reservation, bytes))),
+                0 => reservations
+                    .extend(journal.reserve_leaving(1, bytes, 0).map(|reservation| (reservation, bytes))),
                 1 => {
                     if let Ok((_, hold)) = append(&journal, seed, bytes as usize) {
                         holds.push(hold);

@@ -26,8 +26,8 @@ pub(crate) use space::Released;
 
 use crate::arena::{Arena, Owner, RegionId, RegionState, Superblock};
 use crate::clock::Expiry;
-use crate::kv::item::{CHECKSUM_BYTES, ItemPtr};
 use crate::kv::item::extent::PIECE_HEADER_BYTES;
+use crate::kv::item::{CHECKSUM_BYTES, ItemPtr};
 use crate::kv::lock_ranks;
 use crate::policy::Policy;
 use crate::sync::{Arc, AtomicU64, Mutex, Ordering, lock, try_lock};

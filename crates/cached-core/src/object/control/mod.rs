@@ -16,10 +16,10 @@ pub(crate) mod write_phases;
 use blocker::metrics::{Counter, Histogram, counters};
 use serde::Serialize;
 
-use dirty_room::{DirtyLimits, DirtyRoom};
-use records::{NamespaceMetrics, NamespaceTable};
 use crate::object::memory::slots::Slot;
 use crate::sync::{AtomicU64, Ordering};
+use dirty_room::{DirtyLimits, DirtyRoom};
+use records::{NamespaceMetrics, NamespaceTable};
 
 counters! {
     /// The state and the counters of a cache. Sizes are in bytes; the rest counts since the start.

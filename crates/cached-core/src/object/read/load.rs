@@ -12,8 +12,8 @@ use blocker::{
 use futures_util::future::join_all;
 
 use crate::object::control::records::nanos;
-use crate::object::memory::{Buckets, WHOLE};
 use crate::object::memory::pool::BUCKET;
+use crate::object::memory::{Buckets, WHOLE};
 use crate::object::read_ahead::{Fetch, Marked, Request};
 use crate::object::shared::Shared;
 use crate::object::shared::calls::begin;

@@ -12,8 +12,8 @@ use super::Shared;
 use super::handle::Handle;
 use crate::object::control::records::StoreMetrics;
 use crate::object::store::{Ask, Class, Lane, Number, Pass, enter};
-use crate::object::tasks::{Task, has_ended};
 use crate::object::tasks::deadline::{FlushTicket, Stored};
+use crate::object::tasks::{Task, has_ended};
 use crate::sync::{Arc, Ordering};
 
 /// A request that the gate has admitted. If it is dropped, it ends without a response.

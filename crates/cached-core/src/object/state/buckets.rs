@@ -4,10 +4,10 @@
 use blocker::{BUCKET_BYTES, Change, Segments};
 
 use super::{Env, Known, Object, ReportedHead};
-use crate::object::memory::{BUCKET_U64, Buckets, Cursor, SECTORS, WHOLE, parts, touched};
 use crate::object::memory::pool::{BUCKET, Reserved};
 use crate::object::memory::queue::{MARKED, PASSING, UNREAD};
 use crate::object::memory::slots::{SECTOR_BYTES, Slot, State};
+use crate::object::memory::{BUCKET_U64, Buckets, Cursor, SECTORS, WHOLE, parts, touched};
 use crate::object::mutation::{Mutation, Piece};
 
 impl Object {

@@ -6,9 +6,9 @@ use super::flush_plan::{FlushPlan, RunLimits, Sent, fill_gaps, push, spans};
 use super::head::Pending;
 use super::losses::Lost;
 use super::{Env, Known, Object};
-use crate::object::memory::{BUCKET_U64, WHOLE, parts, touched};
 use crate::object::memory::pool::Reserved;
 use crate::object::memory::slots::{Slot, State};
+use crate::object::memory::{BUCKET_U64, WHOLE, parts, touched};
 use crate::object::tasks::deadline::FlushTicket;
 use crate::sync::Arc;
 

@@ -39,10 +39,10 @@ pub(crate) use head::{Head, Known, ReportedHead, Versions};
 pub(crate) use read::{Keep, LINES_READ, LINES_WRITTEN};
 
 use super::control::Metrics;
-use super::memory::{BUCKET_U64, Buckets};
 use super::memory::pool::{BUCKET, Meta, Pool};
 use super::memory::queue::{Queues, bucket_hash};
 use super::memory::slots::{STATES, Slots, State};
+use super::memory::{BUCKET_U64, Buckets};
 use super::read_ahead::ReadAhead;
 use super::tasks::deadline::FlushTicket;
 use crate::ensure;

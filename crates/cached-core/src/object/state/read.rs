@@ -8,10 +8,10 @@ use super::flush::pinned;
 use super::ranges::Ticket;
 use super::{Env, Known, Load, Loaded, Missing, Object, Resources};
 use crate::arena::prefetch;
-use crate::object::memory::{BUCKET_U64, Buckets, SECTORS, buckets_of, parts, push_zeros, touched};
 use crate::object::memory::pool::BUCKET;
 use crate::object::memory::queue::{MARKED, PASSING, UNREAD};
 use crate::object::memory::slots::{SECTOR_BYTES, Slot, State};
+use crate::object::memory::{BUCKET_U64, Buckets, SECTORS, buckets_of, parts, push_zeros, touched};
 use crate::object::read_ahead::{Marked, Pattern, Request};
 
 /// The number of cache lines of a bucket to prefetch: the processor prefetches the rest once it

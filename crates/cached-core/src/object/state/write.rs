@@ -3,9 +3,9 @@
 use blocker::{Change, Error, Result, Segments};
 
 use super::{Env, Known, Loaded, Missing, Object, Resources};
-use crate::object::memory::{BUCKET_U64, Cursor, WHOLE, edges, parts, touched};
 use crate::object::memory::pool::BUCKET;
 use crate::object::memory::slots::{Slot, State};
+use crate::object::memory::{BUCKET_U64, Cursor, WHOLE, edges, parts, touched};
 use crate::object::mutation::{CopiedContent, Mutation, Piece};
 
 impl Object {

@@ -5,9 +5,9 @@ use blocker::{Change, ChangeReply, ChangeTerms, Error, Segments, WriteMode};
 
 use super::ranges::Ticket;
 use super::{Env, Known, Object, Resources};
-use crate::object::memory::{BUCKET_U64, Buckets, Cursor, WHOLE, edges, parts, touched};
 use crate::object::memory::pool::{BUCKET, Reserved};
 use crate::object::memory::slots::{Slot, State};
+use crate::object::memory::{BUCKET_U64, Buckets, Cursor, WHOLE, edges, parts, touched};
 use crate::object::mutation::{Mutation, Piece};
 
 /// A change that has been sent to the store, to detect changes that overlap this one.

@@ -8,8 +8,8 @@
 
 use blocker::{ChangeReply, ChangeRequest, Durability, Error, Result, Scope, Timestamp};
 
-use super::apply::{Again, Applied, Asked, Blocked, Holds, LogTerms, apply};
 use super::TakenMode;
+use super::apply::{Again, Applied, Asked, Blocked, Holds, LogTerms, apply};
 use crate::object::journal::Room;
 use crate::object::journal::records::payload_bytes;
 use crate::object::memory::WHOLE;

@@ -7,8 +7,8 @@
 use blocker::admission::check_condition;
 use blocker::{Change, ChangeReply, ChangeRequest, Condition, Error, ObjectId, Result, Version, WriteMode};
 
-use super::back as write_back;
 use super::TakenMode;
+use super::back as write_back;
 use super::through::{forget_head_if_direct, send, store_if_journaled};
 use crate::object::memory::WHOLE;
 use crate::object::memory::pool::BUCKET;

@@ -62,9 +62,7 @@ pub(crate) async fn flush_object(shared: Arc<Shared>, number: u64, node: u32) {
             let result = object.outcome(&plan, result);
             let refusal = match result {
                 _ if is_discarded => Some(Error::NotStored(DISCARDED.into())),
-                Err(Error::Fenced { .. }) => {
-                    Some(Error::WritesLost("another writer has taken over".into()))
-                }
+                Err(Error::Fenced { .. }) => Some(Error::WritesLost("another writer has taken over".into())),
                 _ => None,
             };
             if let Some(refusal) = refusal {
