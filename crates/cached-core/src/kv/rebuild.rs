@@ -60,9 +60,10 @@ pub(super) fn rebuild(inner: &Inner, now: u32, check: Check, progress: &RestartP
     let parts = on_all_cores(regions.len(), || {
         let mut part = Part::default();
         while let Some(region) = regions.get(next.fetch_add(1, Ordering::Relaxed) as usize) {
-            if check == Check::Regions && !inner.log.matches_crc(*region) {
+            let arena = &inner.log.arena;
+            if check == Check::Regions && arena.crc_of(*region) != arena.region(*region).crc() {
                 part.damaged_regions += 1;
-                inner.log.arena.region(*region).set_used_bytes(inner.log.first_entry());
+                arena.region(*region).set_used_bytes(inner.log.first_entry());
             } else {
                 scan_region(inner, *region, now, check_entries, &mut part);
             }
@@ -98,7 +99,7 @@ pub(super) fn rebuild(inner: &Inner, now: u32, check: Check, progress: &RestartP
 
 /// Links the live items of a region, except those with pieces.
 fn scan_region(inner: &Inner, region: RegionId, now: u32, check: bool, part: &mut Part) {
-    let is_flushed = inner.log.was_flushed(region);
+    let is_flushed = inner.log.arena.region(region).sequence() < inner.log.superblock.notes().boundary();
     let mut scan = Scan::new(&inner.log, region);
     let mut batch: Vec<(Entry, ItemPtr, KeyHash)> = Vec::with_capacity(BATCH);
     let mut has_items = false;

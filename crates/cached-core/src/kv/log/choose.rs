@@ -203,11 +203,6 @@ impl Reclaimer {
         self.keep_credit = (self.keep_credit + survivors_share(region_bytes)).min(credit_max(region_bytes));
     }
 
-    /// From now on each region may keep only its own share: a thread has waited long enough.
-    pub(super) fn spend_credit(&mut self) {
-        self.keep_credit = 0;
-    }
-
     /// Returns whether evictions may keep `bytes` more, and deducts them from the credit if so.
     fn may_keep(&mut self, bytes: u32) -> bool {
         let left = self.keep_credit.checked_sub(bytes);

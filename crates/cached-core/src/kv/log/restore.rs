@@ -36,11 +36,6 @@ impl Log {
         (with_entries, damaged)
     }
 
-    /// Returns whether a flush by an earlier process has ended the items in this region.
-    pub(in crate::kv) fn was_flushed(&self, region: RegionId) -> bool {
-        self.arena.region(region).sequence() < self.superblock.notes().boundary()
-    }
-
     /// Returns whether a piece found in a walk matches its checksum.
     pub(in crate::kv) fn matches_piece_checksum(&self, location: u32, data: u32, bytes: u32) -> bool {
         // SAFETY: the walk has found an entry of this size in its region, and no other thread uses the store.
@@ -111,10 +106,5 @@ impl Log {
             }
         };
         on_all_cores(regions as usize, work);
-    }
-
-    /// Returns whether a region's bytes match the recorded CRC.
-    pub(in crate::kv) fn matches_crc(&self, region: RegionId) -> bool {
-        self.arena.crc_of(region) == self.arena.region(region).crc()
     }
 }

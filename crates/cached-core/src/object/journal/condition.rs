@@ -205,10 +205,6 @@ impl Events {
         self.space.notify();
         self.trouble.notify();
         self.stuck.notify();
-        self.wake_background();
-    }
-
-    pub(crate) fn wake_background(&self) {
         let waker = lock(&self.background).take();
         waker.into_iter().for_each(Waker::wake);
     }

@@ -266,7 +266,8 @@ impl Queues {
         if is_linked(meta.place.load(Ordering::Relaxed)) {
             shard.remove(pool, bucket);
             set_policy_bits(meta, 0);
-            shard.push_last(pool, bucket);
+            let tail = shard.lists[usize::from(QueueId::ENTRY.0)].tail;
+            shard.insert(pool, bucket, QueueId::ENTRY, (0, tail));
         }
     }
 
@@ -425,12 +426,6 @@ impl Shard {
     fn push(&mut self, pool: &Pool, bucket: u32, queue: QueueId) {
         let head = self.lists[usize::from(queue.0)].head;
         self.insert(pool, bucket, queue, (head, 0));
-    }
-
-    /// Adds a bucket at the end of the entry queue from which the next victim is taken.
-    fn push_last(&mut self, pool: &Pool, bucket: u32) {
-        let tail = self.lists[usize::from(QueueId::ENTRY.0)].tail;
-        self.insert(pool, bucket, QueueId::ENTRY, (0, tail));
     }
 
     /// Adds a bucket between two neighbours; 0 for the end of the list.

@@ -37,7 +37,8 @@ pub(crate) async fn begin(shared: &Arc<Shared>) -> Result<(), RecoveryError> {
     let end = Position(unapplied.replay.end().0.saturating_sub(1));
     // If only an epoch was recorded, there is nothing to apply, whichever party is the writer by
     // now.
-    let changed: Vec<usize> = (0..found.namespaces.len()).filter(|at| found.has_changes(*at)).collect();
+    let has_changes = |at: &usize| found.namespaces[*at].left > 0;
+    let changed: Vec<usize> = (0..found.namespaces.len()).filter(has_changes).collect();
     for each in changed.iter().map(|at| &found.namespaces[*at]) {
         if let Some(log) = &shared.journal.log {
             log.names.learn(&each.name, each.number, end);

@@ -217,11 +217,6 @@ impl Shared {
         self.memory.section_ended();
     }
 
-    /// Returns whether some flush should begin regardless of age.
-    pub(crate) fn is_under_pressure(&self) -> bool {
-        self.metrics.dirty_room.is_any_pressed() || self.is_memory_short()
-    }
-
     /// Returns whether tasks wait for resources that any flush frees. In this case flushes of all
     /// namespaces should begin, regardless of age.
     pub(crate) fn is_memory_short(&self) -> bool {

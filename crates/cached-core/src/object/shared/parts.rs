@@ -72,7 +72,7 @@ pub(crate) struct Memory {
     /// The namespaces' shares of the buckets.
     pub(crate) shares: MemoryShares,
     /// The shard of the eviction queues from which the next victim is taken.
-    next_shard: AtomicU32,
+    pub(crate) next_shard: AtomicU32,
     /// Whether an eviction was given up because a thread was inside the object; read at the end of
     /// every exclusive section.
     has_missed_eviction: AtomicBool,
@@ -112,11 +112,6 @@ impl Memory {
         {
             self.pool.waiters().notify();
         }
-    }
-
-    /// Returns the shard of the eviction queues to begin with, a different one each time.
-    pub(crate) fn next_queue_shard(&self) -> usize {
-        self.next_shard.fetch_add(1, Ordering::Relaxed) as usize
     }
 }
 

@@ -12,7 +12,7 @@ use crate::object::memory::pool::{Detached, Reserved};
 use crate::object::memory::queue::bucket_hash;
 use crate::object::state::{Loaded, Missing, Object, Resources};
 use crate::object::tasks::wait_queue::wait;
-use crate::sync::Arc;
+use crate::sync::{Arc, Ordering};
 
 /// The resources of a change, held across waits: buckets, and room for dirty data. When dropped,
 /// the unused rest is returned.
@@ -210,7 +210,7 @@ fn evict_from(shared: &Shared, mut shares: impl Iterator<Item = Share>) -> bool 
         let owner = shared.memory.pool.meta(bucket).owner();
         owner.map_or(0, |(node, at)| bucket_hash(shared.objects.index.node(node).hash(), at))
     };
-    let first_shard = shared.memory.next_queue_shard();
+    let first_shard = shared.memory.next_shard.fetch_add(1, Ordering::Relaxed) as usize;
     let victim =
         |share| Some((share, shared.memory.queues.victim(&shared.memory.pool, share, first_shard, hash_of)?));
     let Some((share, bucket)) = shares.find_map(victim) else { return false };

@@ -19,7 +19,7 @@ pub(crate) struct FoundNamespace {
     /// The highest epoch under which the namespace was changed or was about to be changed.
     pub(crate) epoch: u64,
     /// The number of objects that still have records to apply.
-    left: u32,
+    pub(crate) left: u32,
     /// The reason why one of the namespace's objects cannot be recovered.
     failure: Option<Error>,
 }
@@ -59,8 +59,9 @@ pub(crate) struct Found {
     pub(crate) namespaces: Vec<FoundNamespace>,
     /// The reasons why objects cannot be recovered, by object.
     failures: HashMap<u32, Error>,
-    /// Whether a namespace has been recovered, or has failed, since the last call of `take_news`.
-    has_news: bool,
+    /// Whether a namespace has been recovered, or has failed, since tasks that wait for it were last
+    /// woken.
+    pub(super) has_news: bool,
 }
 
 /// Collects the records.
@@ -137,11 +138,6 @@ impl Found {
     pub(crate) fn failure(&self, object: u32) -> Error {
         let why = self.failures.get(&object).cloned();
         why.unwrap_or_else(|| Error::Corrupt("not recovered".into()))
-    }
-
-    /// Returns whether a namespace has unapplied records that change objects.
-    pub(crate) fn has_changes(&self, namespace: usize) -> bool {
-        self.namespaces[namespace].left > 0
     }
 
     /// Drops the records of a namespace that has been voided. Returns their number.
@@ -258,12 +254,6 @@ impl Found {
             self.fail(object, why.clone());
         }
         (self.failures.len() - before) as u64
-    }
-
-    /// Returns whether a namespace has been recovered completely, or has failed, since the last
-    /// call.
-    pub(crate) fn take_news(&mut self) -> bool {
-        std::mem::take(&mut self.has_news)
     }
 
     /// Returns the number of objects that cannot be recovered.

@@ -40,7 +40,7 @@ impl State {
     /// object if there is news for them.
     fn take_wakers_of(&mut self, object: u32) -> Vec<Waker> {
         let mut wakers = self.waiters.remove(&object).unwrap_or_default();
-        if self.found.take_news() {
+        if std::mem::take(&mut self.found.has_news) {
             wakers.append(&mut self.wide_waiters);
         }
         wakers
