@@ -2,10 +2,9 @@
 //!
 //! | module | content |
 //! |---|---|
-//! | `allocator` | returns freed memory to the system |
 //! | `files` | files for other programs: written whole, and the file of a unix socket |
 //! | `log` | lines on standard error, as text or JSON; repeated ones are counted, and the last ones kept |
-//! | `memory` | warns if the configured memory exceeds the machine's |
+//! | `memory` | warns if the configured memory exceeds the machine's; returns freed memory to the system |
 //! | `signals` | the signals that shut the process down or reload the configuration |
 //! | `panics` | records the first panic of any thread |
 //! | `exit` | the exit statuses, and failures with one |
@@ -14,7 +13,6 @@
 //! | `drain` | the shutdown request, and the state that readiness reports |
 #![warn(missing_debug_implementations)]
 
-pub mod allocator;
 pub mod drain;
 pub mod exit;
 pub mod files;

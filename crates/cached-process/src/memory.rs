@@ -1,4 +1,8 @@
-//! Compares the machine's memory with a program's maximum.
+//! Memory: compares the machine's memory with a program's maximum, and configures the allocator to
+//! return freed memory to the system.
+
+#[cfg(target_env = "gnu")]
+use libc::{M_ARENA_MAX, M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, c_int};
 
 /// Returns this machine's memory in bytes; 0 if unknown.
 fn machine_bytes() -> u64 {
@@ -17,6 +21,42 @@ pub fn warn_beyond_machine(bytes: u64) {
             "the configuration allows more memory than this machine has: when it is used, the system swaps, or ends the \
              process; lower memory_bytes_max (-m)"
         );
+    }
+}
+
+// glibc keeps freed memory for later allocations. Buffers that grow and are freed in any order
+// leave gaps that nothing else fits into, and each large buffer that is freed raises glibc's
+// threshold for mapping memory directly. So after a burst of large requests, several times the
+// memory in use stays resident.
+
+/// Buffers of at least this size, in bytes, get their own mappings, which return to the system when
+/// freed and grow without a copy.
+#[cfg(target_env = "gnu")]
+const MAPPED_BYTES_MIN: c_int = 64 << 10;
+/// The maximum number of free bytes that are kept at the end of a heap.
+#[cfg(target_env = "gnu")]
+const KEPT_BYTES_MAX: c_int = 2 << 20;
+
+/// Configures the allocator to return freed memory to the system. Call it before any other thread
+/// exists.
+pub fn configure_allocator() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: `mallopt` takes two plain numbers and is called before any other thread exists.
+    unsafe {
+        // Few heaps, so that memory freed by one thread is reused by all.
+        libc::mallopt(M_ARENA_MAX, 2);
+        libc::mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES_MIN);
+        libc::mallopt(M_TRIM_THRESHOLD, KEPT_BYTES_MAX);
+    }
+}
+
+/// Returns free pages within the heaps to the system. Allocations wait meanwhile, for some
+/// milliseconds if much is free.
+pub fn trim() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: `malloc_trim` may be called at any time, by any thread.
+    unsafe {
+        libc::malloc_trim(0);
     }
 }
 

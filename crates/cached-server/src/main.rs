@@ -38,7 +38,7 @@ fn main() -> ExitCode {
     if let Some(code) = cached_manual::written_on_request(cli::command) {
         return code;
     }
-    cached_process::allocator::configure();
+    memory::configure_allocator();
     let parent = Cell::new(None);
     match run(&parent) {
         Ok(()) => ExitCode::SUCCESS,

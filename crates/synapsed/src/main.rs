@@ -42,7 +42,7 @@ fn main() -> ExitCode {
     if let Some(code) = cached_manual::written_on_request(Arguments::command) {
         return code;
     }
-    cached_process::allocator::configure();
+    cached_process::memory::configure_allocator();
     match run(&Arguments::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {

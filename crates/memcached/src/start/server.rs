@@ -480,7 +480,7 @@ async fn tick(shared: Arc<Shared>) {
         shared.logging.report_repeats();
         if shared.connections.has_freed_much() {
             // Not on this thread, which accepts connections. The task returns nothing.
-            drop(tokio::task::spawn_blocking(cached_process::allocator::trim));
+            drop(tokio::task::spawn_blocking(cached_process::memory::trim));
         }
         for _ in 0..UPKEEP_STEPS {
             if !shared.kv.maintain() {
