@@ -11,7 +11,7 @@
 use std::sync::Arc;
 
 use cached_metrics::{Collect, Families, Registration, Registry, render};
-use cached_process::drain::Drain;
+use cached_process::Drain;
 use cached_process::log::{self, Log, Record};
 use cached_process::reload::{Change, Effective, Origin, ReloadReport, Reloader};
 use serde_json::{Value, json};

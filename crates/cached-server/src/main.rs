@@ -6,11 +6,10 @@ use cached_memcached::{
     Logging, MemoryFileStart, ObjectHandOver, PreparedServer, Program, ServeError, Server, TakeOver,
     TakingOver, Upgrader, raise_descriptor_limit,
 };
-use cached_process::drain::Drain;
 use cached_process::log::Log;
 use cached_process::reload::{LiveSecs, Reloader, Reloads};
 use cached_process::signals::{Requested, Signals};
-use cached_process::{Exit, Failure, memory, panics};
+use cached_process::{Drain, Exit, Failure, first_panic, memory, panicked, watch_panics};
 use cached_server::cli::{self, Request};
 use cached_server::config::{AdminTable, Loaded, TracingTable};
 use cached_server::objects::{ObjectSockets, Objects, ObjectsControl, ObjectsError, RunningObjects};
@@ -111,7 +110,7 @@ fn serve(
     }
     let log = Log::install(settings.log);
     let logging = Logging::over(log.clone(), settings.log.level, settings.verbosity);
-    panics::watch();
+    watch_panics();
     settings.notes.iter().for_each(|note| tracing::warn!("{note}"));
     secret_warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
     if tls.as_ref().is_some_and(|tls| settings.refuses_all_clients(tls)) {
@@ -306,7 +305,7 @@ fn until_served(
         draining();
         let time_max = shutdown.as_ref().map_or(Duration::ZERO, |(_, time_max)| *time_max);
         request_time(delay.get() + time_max + memory_file_end);
-        if panics::first().is_none() {
+        if first_panic().is_none() {
             serve_on(signals, &delay).await;
         }
         sidecar.iter().for_each(RunningSidecar::request_end);
@@ -331,7 +330,7 @@ fn until_served(
         // There is no object cache, it has acknowledged nothing, or another process has its store.
         _ => Ok(()),
     };
-    let defect = match (served, panics::first()) {
+    let defect = match (served, first_panic()) {
         (_, Some(first)) => first.to_owned(),
         (Ok(Ok(())), None) => return stored,
         (Ok(Err(error @ ServeError::Thread(_))), None) => return stored.and(Err(trouble(error))),
@@ -364,7 +363,7 @@ async fn until_end(requests: &Requests<'_>, drain: &Drain) {
             requested = requests.signals.requested() => requested,
             () = drain.requested() => return,
             never = reloads.run() => never,
-            () = panics::happened() => {
+            () = panicked() => {
                 tracing::error!("a thread has panicked: the server ends");
                 Requested::End
             }

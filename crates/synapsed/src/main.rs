@@ -14,9 +14,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use cached_process::log::Log;
-use cached_process::panics;
 use cached_process::signals::Signals;
-use cached_process::{Exit, Failure};
+use cached_process::{Exit, Failure, memory, watch_panics};
 use clap::{CommandFactory, Parser};
 
 use config::Config;
@@ -42,7 +41,7 @@ fn main() -> ExitCode {
     if let Some(code) = cached_manual::written_on_request(Arguments::command) {
         return code;
     }
-    cached_process::memory::configure_allocator();
+    memory::configure_allocator();
     match run(&Arguments::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
@@ -67,6 +66,6 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     let signals = Signals::take_over().map_err(|error| Failure::new(Exit::Trouble, error))?;
     let log = Log::install(config.log);
-    panics::watch();
+    watch_panics();
     serve::run((&config, &text), loaded, path, &signals, &log)
 }

@@ -19,11 +19,10 @@ use cached_config::{
     Store, SynapseTable, Waiting, begin_recovery, log_events, log_recovery, notify, raise_descriptor_limit,
 };
 use cached_core::object::OpenJournal;
-use cached_process::drain::Drain;
 use cached_process::log::Log;
 use cached_process::reload::{LiveSecs, Reloader, Reloads};
 use cached_process::signals::{Requested, Signals};
-use cached_process::{Exit, Failure, memory, panics};
+use cached_process::{Drain, Exit, Failure, first_panic, memory, panicked};
 use cached_tracing::{Exporter, Origin};
 use synapse::{Address, Server, host_name};
 use tokio::runtime::{Builder, Handle, Runtime};
@@ -180,7 +179,7 @@ pub(crate) fn run(
         tracing::info!(delay_secs = delay.get().as_secs(), "ending");
         // Clients are still served while load balancers may send them here, or until a second
         // signal.
-        if panics::first().is_none() && !delay.get().is_zero() {
+        if first_panic().is_none() && !delay.get().is_zero() {
             tokio::select! {
                 () = tokio::time::sleep(delay.get()) => {}
                 () = signals.end_requested("while the process ends") => {}
@@ -233,7 +232,7 @@ pub(crate) fn run(
     });
     drop(workers);
     runtime.shutdown_timeout(timeout.get());
-    match (panics::first(), ended) {
+    match (first_panic(), ended) {
         (Some(defect), ended) => {
             let line = format!("a defect of synapsed has ended it: {defect}");
             Err(ended.map_or_else(|lost| lost.after(&line), |()| Failure::new(Exit::Defect, &line)))
@@ -250,7 +249,7 @@ async fn until_end(signals: &Signals, drain: &Drain, reloader: &Arc<Reloader>) {
             requested = signals.requested() => requested,
             () = drain.requested() => return,
             never = reloads.run() => never,
-            () = panics::happened() => {
+            () = panicked() => {
                 tracing::error!("a thread has panicked: the server ends");
                 Requested::End
             }

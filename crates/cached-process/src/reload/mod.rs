@@ -17,7 +17,7 @@ mod report;
 pub use live::{LiveSecs, Reloads};
 pub use report::{Change, Effective, EffectiveKey, Origin, ReloadReport, difference, keys};
 
-use crate::service_manager::{notify, reloading};
+use crate::lifecycle::{notify, reloading};
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::fmt;

@@ -24,7 +24,7 @@ use cached_admin::insight::slow::{SlowLog, SlowReport};
 use cached_core::arbiter::ArbiterMetrics;
 use cached_core::insight;
 use cached_core::kv::{ItemView, Kv, KvStats, PrefixError};
-use cached_process::drain::Drain;
+use cached_process::Drain;
 use cached_tls::ServerTls;
 use clock::ServerClock;
 use faults::InjectedFaults;

@@ -21,7 +21,7 @@ use cached_admin::AdminServer;
 use cached_admin::sources::Shown;
 use cached_core::arena::ArenaFile;
 use cached_core::kv::{ITEM_BYTES_MIN, Kv, KvConfig, policy};
-use cached_process::drain::Drain;
+use cached_process::Drain;
 use cached_process::files::SocketFile;
 use cached_tls::ServerTls;
 use std::mem::ManuallyDrop;
