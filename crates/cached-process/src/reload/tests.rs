@@ -1,7 +1,6 @@
 //! A program with three keys, and its reactions to new configurations.
 
 use super::*;
-use std::sync::Arc;
 
 /// `limits.a` and `limits.b` are live, `size` is not; `limits.a` must not be above `size`.
 #[derive(Clone)]
