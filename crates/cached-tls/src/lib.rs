@@ -13,16 +13,12 @@
 //! |---|---|
 //! | `settings` | [`TlsSettings`] and its parts |
 //! | [`client`] | the client's side: the trusted authorities |
-//! | `expiry` | the expiry of certificates |
 //! | `files` | reads PEM and DER; [`TlsError`] |
-//! | `no_authorities` | listeners that require certificates without an authority to verify them |
 //! | `server` | [`ServerTls`] |
 //! | `tokio_listener` | handshakes and replacement for listeners on tokio; feature `tokio` |
 
 pub mod client;
-mod expiry;
 mod files;
-mod no_authorities;
 mod server;
 mod settings;
 #[cfg(test)]

@@ -1,15 +1,19 @@
 //! TLS on the server's side: the configurations for new connections, and their replacement.
 
-use crate::expiry::expiry;
 use crate::files::{Material, TlsError, TlsFile, stamps};
-use crate::no_authorities::NoAuthorities;
 use crate::settings::{ClientCertificates, MinVersion, TlsSettings};
 use named_file::{FileError, Stamp};
 use parking_lot::{Mutex, MutexGuard, RwLock};
+use rustls::client::danger::HandshakeSignatureValid;
+use rustls::client::verify_server_cert_signed_by_trust_anchor;
 use rustls::crypto::{CryptoProvider, ring};
-use rustls::pki_types::CertificateDer;
-use rustls::server::{NoServerSessionStorage, ProducesTickets, WebPkiClientVerifier};
-use rustls::{ServerConfig, SupportedCipherSuite, SupportedProtocolVersion};
+use rustls::pki_types::{CertificateDer, UnixTime};
+use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use rustls::server::{NoServerSessionStorage, ParsedCertificate, ProducesTickets, WebPkiClientVerifier};
+use rustls::{
+    CertificateError, DigitallySignedStruct, DistinguishedName, Error, RootCertStore, ServerConfig,
+    SignatureScheme, SupportedCipherSuite, SupportedProtocolVersion,
+};
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::fmt;
@@ -226,7 +230,7 @@ fn config(
     };
     let single = builder.with_single_cert(material.chain.clone(), material.key.clone_key());
     let mut config = single.map_err(|error| match error {
-        rustls::Error::InconsistentKeys(_) => {
+        Error::InconsistentKeys(_) => {
             TlsError::Mismatch("the key does not belong to the first certificate of the chain".into())
         }
         error => TlsError::Mismatch(error.to_string()),
@@ -250,4 +254,69 @@ fn config(
 fn tickets() -> Result<Arc<dyn ProducesTickets>, TlsError> {
     ring::Ticketer::new()
         .map_err(|error| TlsError::Settings(format!("cannot create keys for session tickets: {error}")))
+}
+
+/// Requires a certificate and refuses every one, for a listener that requires client certificates
+/// while no authority is configured: no client can be verified, so none is served.
+#[derive(Debug)]
+struct NoAuthorities(Arc<CryptoProvider>);
+
+impl ClientCertVerifier for NoAuthorities {
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        &[]
+    }
+
+    fn verify_client_cert(
+        &self,
+        _end_entity: &CertificateDer<'_>,
+        _intermediates: &[CertificateDer<'_>],
+        _now: UnixTime,
+    ) -> Result<ClientCertVerified, Error> {
+        Err(CertificateError::UnknownIssuer.into())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _message: &[u8],
+        _certificate: &CertificateDer<'_>,
+        _signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        Err(CertificateError::UnknownIssuer.into())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        _message: &[u8],
+        _certificate: &CertificateDer<'_>,
+        _signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        Err(CertificateError::UnknownIssuer.into())
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+/// A time by which every certificate has expired, since dates have four digits for the year.
+const AFTER_ALL_SECS: u64 = 1 << 40;
+
+/// Returns the earliest expiry of these certificates, in seconds since 1970; `None` if no date can
+/// be read.
+fn expiry(chain: &[CertificateDer<'_>], provider: &CryptoProvider) -> Option<u64> {
+    chain.iter().filter_map(|certificate| not_after(certificate, provider)).min()
+}
+
+/// Determines the expiry by verifying the certificate: verification checks the date first, and
+/// reports it if it has passed. rustls has no other way to read it.
+fn not_after(certificate: &CertificateDer<'_>, provider: &CryptoProvider) -> Option<u64> {
+    let parsed = ParsedCertificate::try_from(certificate).ok()?;
+    let late = UnixTime::since_unix_epoch(Duration::from_secs(AFTER_ALL_SECS));
+    let algorithms = provider.signature_verification_algorithms.all;
+    match verify_server_cert_signed_by_trust_anchor(&parsed, &RootCertStore::empty(), &[], late, algorithms) {
+        Err(Error::InvalidCertificate(CertificateError::ExpiredContext { not_after, .. })) => {
+            Some(not_after.as_secs())
+        }
+        _ => None,
+    }
 }
