@@ -3,27 +3,21 @@
 //!
 //! | module | content |
 //! |---|---|
-//! | `client` | [`Client`]: asynchronous requests over kept connections |
-//! | `connector` | [`Connector`]: TCP, TLS, and the environment's proxies |
-//! | `patient` | [`Patient`]: connections that can read the response to an unfinished upload |
-//! | `blocking` | [`Blocking`]: one request at a time, for a blocking thread |
+//! | `client` | [`Client`]: asynchronous requests over kept connections; [`Blocking`]: one request at a time, for a blocking thread |
+//! | `connector` | [`Connector`]: TCP, TLS, and the environment's proxies; [`Patient`]: connections that can read the response to an unfinished upload |
 //! | `server` | [`serve`]: the requests of one client connection |
 //!
 //! Retries, signatures and the interpretation of statuses are up to the caller.
 
-mod blocking;
 mod client;
 mod connector;
-mod patient;
 mod server;
 
 use std::error::Error;
 
-pub use blocking::{Blocking, RequestError};
-pub use client::{Client, builder};
-pub use connector::{Connector, Route};
+pub use client::{Blocking, Client, RequestError, builder};
+pub use connector::{Connector, Patient, Route};
 pub use hyper::http;
-pub use patient::Patient;
 pub use server::{Answer, BodyError, Data, ResponseBody, ServerLimits, Socket, serve};
 
 /// Returns an error with its causes as one line.
