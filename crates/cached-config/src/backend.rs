@@ -14,7 +14,7 @@ use blocker_rados::RadosConfig;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::config_keys;
-use crate::error::{ConfigError, read, require};
+use crate::config_file::{ConfigError, read, require};
 use crate::keys::Size;
 use crate::s3_table::S3Table;
 use serde::de::Error as _;
@@ -164,7 +164,7 @@ impl RemoteTable {
     /// # Errors
     /// [`ConfigError`] with the problem of the file.
     pub fn secret(&self) -> Result<Option<Secret>, ConfigError> {
-        crate::error::secret("objects.backend.secret_file", &self.secret_file)
+        crate::config_file::secret("objects.backend.secret_file", &self.secret_file)
     }
 
     fn check(&self) -> Result<(), ConfigError> {

@@ -12,7 +12,7 @@ use cached_process::Exit;
 use serde::{Deserialize, Serialize};
 
 use crate::config_keys;
-use crate::error::{ConfigError, invalid, require, within};
+use crate::config_file::{ConfigError, invalid, require, within};
 use crate::keys::Size;
 use crate::lifecycle::{StartError, Waiting};
 use crate::objects::ObjectsTable;

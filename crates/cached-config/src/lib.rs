@@ -25,7 +25,6 @@
 
 mod backend;
 mod config_file;
-mod error;
 mod journal_table;
 mod keys;
 mod lifecycle;
@@ -38,8 +37,9 @@ mod tables;
 
 pub use backend::{BackendTable, FileTable, MemoryTable, RadosTable, RemoteTable};
 pub use cached_process::notify;
-pub use config_file::{parse_config, read_config};
-pub use error::{ConfigError, eviction_policy, invalid, require, secret, secret_warning, within};
+pub use config_file::{
+    ConfigError, eviction_policy, invalid, parse_config, read_config, require, secret, secret_warning, within,
+};
 pub use journal_table::{DurabilityName, JournalTable};
 pub use keys::{Size, units};
 pub use lifecycle::{

@@ -9,7 +9,7 @@ use blocker::{Blocker, Clock, Durability, Error, FlushRequest, Scope, SystemCloc
 use cached_core::object::{JournalState, ObjectCache, RecoveryError, RecoveryProgress};
 use cached_process::notify;
 
-use crate::error::ConfigError;
+use crate::config_file::ConfigError;
 use crate::objects::ObjectsTable;
 
 /// The delay between two attempts.

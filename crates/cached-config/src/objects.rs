@@ -2,7 +2,7 @@
 
 use crate::backend::BackendTable;
 use crate::config_keys;
-use crate::error::{ConfigError, eviction_policy, invalid, require};
+use crate::config_file::{ConfigError, eviction_policy, invalid, require};
 use crate::journal_table::{DurabilityName, JournalTable, check_durability};
 use crate::keys::Size;
 use crate::lifecycle::{StartError, Waiting};

@@ -12,7 +12,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use synapse::{ReceiveBuffer, Secret, SecretHandle, Server};
 
 use crate::backend::BackendTable;
-use crate::error::ConfigError;
+use crate::config_file::ConfigError;
 use crate::listeners::SynapseTable;
 use crate::objects::ObjectsTable;
 

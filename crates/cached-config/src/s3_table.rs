@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use blocker_s3::S3Config;
 
 use crate::config_keys;
-use crate::error::{ConfigError, require};
+use crate::config_file::{ConfigError, require};
 use crate::keys::Size;
 
 config_keys! {
@@ -70,8 +70,8 @@ impl S3Table {
         require(cfg!(feature = "s3"), "objects.backend.kind", || {
             "is \"s3\", but this program was built without it; build with --features s3".into()
         })?;
-        crate::error::read("objects.backend.credentials_file", &self.credentials_file)?;
-        crate::error::read("objects.backend.ca_file", &self.ca_file)?;
+        crate::config_file::read("objects.backend.credentials_file", &self.credentials_file)?;
+        crate::config_file::read("objects.backend.ca_file", &self.ca_file)?;
         self.check_store()
     }
 
@@ -89,7 +89,7 @@ impl S3Table {
 #[cfg(feature = "s3")]
 mod store {
     use super::S3Table;
-    use crate::error::ConfigError;
+    use crate::config_file::ConfigError;
     use crate::keys::Size;
     use blocker_s3::S3Config;
     use cached_process::Exit;

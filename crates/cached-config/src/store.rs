@@ -15,9 +15,9 @@ use synapse::codec::InstanceId;
 use synapse::{NodeRecord, Secret, SecretHandle, SynapseBlocker};
 
 use crate::backend::{BackendTable, FileTable, MemoryTable, RadosTable, RemoteTable};
-use crate::error::ConfigError;
+use crate::config_file::ConfigError;
 #[cfg(not(all(feature = "rados", feature = "s3")))]
-use crate::error::invalid;
+use crate::config_file::invalid;
 use crate::lifecycle::{StartError, Waiting, may_pass};
 use crate::s3_table::S3Table;
 use crate::with_defaults;

@@ -9,7 +9,7 @@ use cached_process::Exit;
 use cached_tls::{ClientCertificates, ServerTls, TlsError, TlsSettings, suite_names};
 use serde::{Deserialize, Serialize};
 
-use crate::error::{ConfigError, invalid, require, within};
+use crate::config_file::{ConfigError, invalid, require, within};
 use crate::with_defaults;
 
 with_defaults! {
