@@ -5,7 +5,6 @@
 //! synapsed --config /etc/synapsed/synapsed.toml
 //! ```
 
-mod cache;
 mod config;
 mod reload;
 mod serve;

@@ -1,7 +1,6 @@
 //! The daemon from start to shutdown: threads, listening, and the orderly end.
 
-use std::cell::Cell;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::io::{self, Write};
 use std::path::Path;
@@ -15,10 +14,12 @@ use cached_admin::insight::slow::{SlowLog, SlowStore};
 use cached_admin::sources::{ObjectsSource, StoreSource, SynapseSource, measured};
 use cached_admin::{AdminConfig, AdminError, AdminServer, Health, control};
 use cached_config::{
-    ConfigError, DrainTimes, LiveObjects, ObjectsTable, OpenOptions, Secrets, ShutdownError, StartError,
-    Store, SynapseTable, Waiting, begin_recovery, log_events, log_recovery, notify, raise_descriptor_limit,
+    CacheReceiveBuffers, ConfigError, DrainTimes, LiveObjects, ObjectsTable, OpenOptions, Secrets,
+    ShutdownError, StartError, Store, SynapseTable, Waiting, begin_recovery, log_events, log_recovery, notify,
+    raise_descriptor_limit, store_all,
 };
-use cached_core::object::OpenJournal;
+use cached_core::insight::Sampling;
+use cached_core::object::{ObjectCache, OpenJournal};
 use cached_process::log::Log;
 use cached_process::reload::{LiveSecs, Reloader, Reloads};
 use cached_process::signals::{Requested, Signals};
@@ -26,8 +27,8 @@ use cached_process::{Drain, Exit, Failure, first_panic, memory, panicked};
 use cached_tracing::{Exporter, Origin};
 use synapse::{Address, Server, host_name};
 use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::task::JoinHandle;
 
-use crate::cache::Cache;
 use crate::config::{Config, Loaded, in_this_file};
 use crate::reload::{self, Synapsed};
 
@@ -350,6 +351,57 @@ fn announce(bound: &[Address], config: &Config, memory_bytes_max: u64, admin: Op
         threads = config.synapse.threads,
         "serving; at most {mib} MiB beside the backend"
     );
+}
+
+/// A running cache in front of the backend, as configured by `[objects]`.
+struct Cache {
+    cache: ObjectCache,
+    background: JoinHandle<()>,
+    /// The time limit for storing the cache's dirty data, which can change at run time.
+    flush_max: LiveSecs,
+    memory_bytes_max: u64,
+}
+
+impl Cache {
+    /// Starts a cache over `below`, with requests sampled according to `insight`. Its background
+    /// task runs on the current runtime.
+    ///
+    /// # Errors
+    /// The invalid setting.
+    ///
+    /// # Panics
+    /// Outside of a tokio runtime.
+    fn over(
+        below: Arc<dyn Blocker>,
+        table: &ObjectsTable,
+        insight: Sampling,
+        journal: Option<OpenJournal>,
+    ) -> Result<Self, ConfigError> {
+        let (cache, background) = table.open_cache(below, journal, insight).map_err(in_this_file)?;
+        Ok(Self {
+            background: tokio::spawn(background),
+            flush_max: LiveSecs::new(table.shutdown_flush_secs),
+            memory_bytes_max: table.cache_bytes_max(),
+            cache,
+        })
+    }
+
+    /// Returns the cache's buckets, for use as receive buffers for large payloads.
+    fn receive_buffers(&self) -> Arc<dyn synapse::ReceiveBuffers> {
+        Arc::new(CacheReceiveBuffers::new(self.cache.clone()))
+    }
+
+    /// Stores its dirty data, and stops the background task. Nothing may change the cache any more.
+    ///
+    /// # Errors
+    /// The acknowledged data that could not be stored.
+    async fn shut_down(self) -> Result<(), ShutdownError> {
+        let stored = store_all(&self.cache, self.flush_max.get()).await;
+        self.background.abort();
+        // When the task ends, it releases the store.
+        let _ = self.background.await;
+        stored
+    }
 }
 
 /// A thread with its own runtime. Dropping this ends the thread.
