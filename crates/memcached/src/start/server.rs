@@ -1,8 +1,7 @@
 //! The server as a whole: opening sockets, starting threads, stopping in order.
 
-use super::live::LiveServer;
 use super::memory::{self, Limits, OnTakingOver};
-use super::{ServeError, StartError};
+use super::{LiveServer, ServeError, StartError};
 use crate::connections::{Command, CommandQueue};
 use crate::listen::{Handed, Listeners, acceptor};
 use crate::objects::{ObjectHandOver, ObjectStatistics};
