@@ -10,6 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use cached_http::{Answer, Data, ResponseBody, ServerLimits, Socket};
 use cached_metrics::{Counter, Registration, Registry, counters};
+use cached_process::{Exit, Failure};
 use cached_tls::ServerTls;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
@@ -49,6 +50,17 @@ pub enum AdminError {
     /// A thread or its runtime cannot be created.
     #[error("cannot start the thread of the admin listener: {0}")]
     Thread(#[source] io::Error),
+}
+
+impl From<AdminError> for Failure {
+    fn from(error: AdminError) -> Failure {
+        let exit = match &error {
+            AdminError::Listen { .. } => Exit::Refused,
+            AdminError::Exposed { .. } => Exit::Configuration,
+            AdminError::Thread(_) => Exit::Trouble,
+        };
+        Failure::new(exit, error)
+    }
 }
 
 /// The running listener and what it serves. It ends when this is dropped.

@@ -1,7 +1,7 @@
 //! `cached`: reads the command line, prints what it serves, and serves it.
 
 use blocker::metrics::Registration;
-use cached_admin::{AdminConfig, AdminError, AdminServer, Health, control};
+use cached_admin::{AdminServer, Health, control};
 use cached_memcached::{
     Logging, MemoryFileStart, ObjectHandOver, PreparedServer, Program, ServeError, Server, TakeOver,
     TakingOver, Upgrader, raise_descriptor_limit,
@@ -140,7 +140,7 @@ fn serve(
             admin_sockets.into_iter().map(|(name, socket)| (name, Arc::new(socket.into()))).collect();
         // The running process responds until this one serves.
         config.is_held = take_over.is_some();
-        open_admin(config)
+        AdminServer::start(config, "cached", env!("CARGO_PKG_VERSION"))
     };
     let mut admin = config.file.admin.as_ref().map(open_admin).transpose()?;
     let admin_sockets = admin.as_mut().map_or_else(Vec::new, AdminServer::take_sockets);
@@ -252,16 +252,6 @@ fn start_tracing(
     let none = std::iter::empty::<(&str, &str)>;
     let shown = admin.map(|admin| admin.registry().register(exporter.metrics(), none()));
     Ok((exporter, shown))
-}
-
-/// Opens the admin listener.
-fn open_admin(config: AdminConfig) -> Result<AdminServer, Failure> {
-    let opened = AdminServer::start(config, "cached", env!("CARGO_PKG_VERSION"));
-    opened.map_err(|error| match error {
-        AdminError::Exposed { .. } => Failure::new(Exit::Configuration, error),
-        AdminError::Thread(_) => trouble(error),
-        error => refused(error),
-    })
 }
 
 /// Serves on all listeners until the end is requested, then ends in order: first, requests are no

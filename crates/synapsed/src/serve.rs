@@ -12,7 +12,7 @@ use blocker::{Blocker, Traced};
 use cached_admin::insight::ObjectsInsight;
 use cached_admin::insight::slow::{SlowLog, SlowStore};
 use cached_admin::sources::{ObjectsSource, StoreSource, SynapseSource, measured};
-use cached_admin::{AdminConfig, AdminError, AdminServer, Health, control};
+use cached_admin::{AdminServer, Health, control};
 use cached_config::{
     CacheReceiveBuffers, ConfigError, DrainTimes, LiveObjects, ObjectsTable, OpenOptions, Secrets,
     ShutdownError, StartError, Store, SynapseTable, Waiting, begin_recovery, log_events, log_recovery, notify,
@@ -61,7 +61,9 @@ pub(crate) fn run(
         |error: io::Error| Failure::new(Exit::Trouble, format_args!("cannot start a runtime: {error}"));
     let runtime = Builder::new_current_thread().enable_all().build().map_err(failed)?;
     // The admin listener starts first, so that it answers while the start waits for the store.
-    let admin = config.admin.as_ref().map(|table| open_admin(table.config(tokens.clone(), admin_tls)));
+    let admin = config.admin.as_ref().map(|table| {
+        AdminServer::start(table.config(tokens.clone(), admin_tls), "synapsed", env!("CARGO_PKG_VERSION"))
+    });
     let admin = admin.transpose()?;
     let health = admin.as_ref().map(AdminServer::health);
     let origin = Origin { program: "synapsed", version: env!("CARGO_PKG_VERSION") };
@@ -317,16 +319,6 @@ fn backend(store: &Store, cache: Option<&Cache>, tracer: Option<&Tracer>) -> Arc
         None => cache,
         Some(tracer) => Arc::new(Traced::cache(cache, tracer.clone())),
     }
-}
-
-/// Opens the admin listener.
-fn open_admin(config: AdminConfig) -> Result<AdminServer, Failure> {
-    let opened = AdminServer::start(config, "synapsed", env!("CARGO_PKG_VERSION"));
-    opened.map_err(|error| match error {
-        AdminError::Exposed { .. } => Failure::new(Exit::Configuration, error),
-        AdminError::Thread(_) => Failure::new(Exit::Trouble, error),
-        error => refused(error),
-    })
 }
 
 /// The time requested from a service manager beyond the longest possible shutdown.
