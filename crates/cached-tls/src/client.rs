@@ -6,7 +6,7 @@ use std::sync::Arc;
 use named_file::FileError;
 use rustls::{ClientConfig, RootCertStore};
 
-use crate::files;
+use crate::settings::{certificates_of, roots};
 
 /// Returns a configuration that trusts the authorities in a PEM file or, without a file, those of
 /// the system.
@@ -48,7 +48,7 @@ fn of(roots: RootCertStore) -> ClientConfig {
 }
 
 fn of_file(path: &Path) -> Result<RootCertStore, FileError> {
-    let roots = files::certificates_of(path).and_then(files::roots);
+    let roots = certificates_of(path).and_then(roots);
     roots.map_err(|error| error.reworded(|why| format!("{}: {why}", path.display())))
 }
 

@@ -11,14 +11,12 @@
 //!
 //! | module | content |
 //! |---|---|
-//! | `settings` | [`TlsSettings`] and its parts |
+//! | `settings` | [`TlsSettings`] and its parts; reads the files that they name; [`TlsError`] |
 //! | [`client`] | the client's side: the trusted authorities |
-//! | `files` | reads PEM and DER; [`TlsError`] |
 //! | `server` | [`ServerTls`] |
 //! | `tokio_listener` | handshakes and replacement for listeners on tokio; feature `tokio` |
 
 pub mod client;
-mod files;
 mod server;
 mod settings;
 #[cfg(test)]
@@ -26,9 +24,10 @@ mod tests;
 #[cfg(feature = "tokio")]
 mod tokio_listener;
 
-pub use files::{TlsError, TlsFile};
 pub use server::ServerTls;
-pub use settings::{ClientCertificates, KeyFormat, MinVersion, TlsSettings, suite_names};
+pub use settings::{
+    ClientCertificates, KeyFormat, MinVersion, TlsError, TlsFile, TlsSettings, suite_names,
+};
 #[cfg(feature = "tokio")]
 pub use tokio_listener::{BUSY, TlsStream, accept, renew};
 

@@ -1,7 +1,6 @@
 //! TLS on the server's side: the configurations for new connections, and their replacement.
 
-use crate::files::{Material, TlsError, TlsFile, stamps};
-use crate::settings::{ClientCertificates, MinVersion, TlsSettings};
+use crate::settings::{ClientCertificates, Material, MinVersion, TlsError, TlsFile, TlsSettings, stamps};
 use named_file::{FileError, Stamp};
 use parking_lot::{Mutex, MutexGuard, RwLock};
 use rustls::client::danger::HandshakeSignatureValid;
