@@ -2,10 +2,9 @@
 //! namespaces.
 
 use std::cmp::Reverse;
-use std::future::Future;
 use std::time::Duration;
 
-use blocker::{Error, Namespace, NamespaceSettings, Result, WriteMode};
+use blocker::{Error, Namespace, NamespaceSettings, WriteMode};
 use cached_core::object::{
     DirtyData, NamespaceCounters, ObjectCache, SettingSource, SettingsInForce, WeakObjectCache,
 };
@@ -40,10 +39,12 @@ pub(crate) fn add_attach_routes(routes: &Routes, cache: &ObjectCache) {
     routes.get_now("/cache.json", Access::Read, move |_| {
         shown.upgrade().map_or_else(ended, |cache| Response::json(&status(&cache)))
     });
-    let detached = cache.downgrade();
-    routes.post("/cache/detach", move |request| detach(detached.clone(), request));
-    let attached = cache.downgrade();
-    routes.post("/cache/attach", move |request| attach(attached.clone(), request));
+    for (path, verb, is_attached) in
+        [("/cache/detach", "detaches", false), ("/cache/attach", "attaches", true)]
+    {
+        let switched = cache.downgrade();
+        routes.post(path, move |request| switch(switched.clone(), request, verb, is_attached));
+    }
 }
 
 fn status(cache: &ObjectCache) -> Value {
@@ -56,23 +57,15 @@ fn status(cache: &ObjectCache) -> Value {
     })
 }
 
-async fn detach(cache: WeakObjectCache, request: Request) -> Response {
-    let Some(cache) = cache.upgrade() else { return ended() };
-    tracing::info!(peer = %request.peer, "the admin listener detaches the object cache");
-    switch(&cache, &request, cache.detach_cache(None)).await
-}
-
-async fn attach(cache: WeakObjectCache, request: Request) -> Response {
-    let Some(cache) = cache.upgrade() else { return ended() };
-    tracing::info!(peer = %request.peer, "the admin listener attaches the object cache");
-    switch(&cache, &request, cache.attach_cache(None)).await
-}
-
 async fn switch(
-    cache: &ObjectCache,
-    request: &Request,
-    switched: impl Future<Output = Result<()>>,
+    cache: WeakObjectCache,
+    request: Request,
+    verb: &'static str,
+    is_attached: bool,
 ) -> Response {
+    let Some(cache) = cache.upgrade() else { return ended() };
+    tracing::info!(peer = %request.peer, "the admin listener {verb} the object cache");
+    let switched = if is_attached { cache.attach_cache(None) } else { cache.detach_cache(None) };
     let body = match &request.body[..] {
         [] => Ok(Switch::default()),
         body => serde_json::from_slice(body),
@@ -86,7 +79,7 @@ async fn switch(
         Ok(Err(error)) => (false, Some(error.to_string())),
         Err(_) => (false, None),
     };
-    let mut answer = status(cache);
+    let mut answer = status(&cache);
     answer["done"] = json!(is_done);
     if let Some(why) = why {
         answer["why"] = json!(why);

@@ -48,7 +48,7 @@ mod table;
 mod tls_tests;
 
 pub use health::Health;
-pub use listener::{AdminError, AdminServer};
+pub use listener::AdminServer;
 pub use routes::{Access, Request, Response, Routes};
 pub use status::Status;
-pub use table::{ADDRESS_DEFAULT, AdminConfig, AdminTable, Tokens, TokensRead};
+pub use table::{ADDRESS_DEFAULT, AdminConfig, AdminError, AdminTable, Tokens, TokensRead};

@@ -10,7 +10,6 @@ use std::time::Duration;
 use bytes::Bytes;
 use cached_http::{Answer, Data, ResponseBody, ServerLimits, Socket};
 use cached_metrics::{Counter, Registration, Registry, counters};
-use cached_process::{Exit, Failure};
 use cached_tls::ServerTls;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
@@ -23,45 +22,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use crate::health::Health;
 use crate::routes::{Found, Gate, Request, Response, Routes, absent};
 use crate::status::Status;
-use crate::table::AdminConfig;
-
-/// The reason why the listener cannot be opened, as a single line.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum AdminError {
-    /// An address cannot be listened on.
-    #[error("admin.listen: cannot listen on {address}: {cause}")]
-    Listen {
-        /// The address.
-        address: String,
-        /// The system's error.
-        #[source]
-        cause: io::Error,
-    },
-    /// An address can be reached from other machines, and there is no token.
-    #[error(
-        "admin.listen: {address} can be reached from other machines, and there is no token: name a \
-         token_file, or listen on 127.0.0.1"
-    )]
-    Exposed {
-        /// The address.
-        address: SocketAddr,
-    },
-    /// A thread or its runtime cannot be created.
-    #[error("cannot start the thread of the admin listener: {0}")]
-    Thread(#[source] io::Error),
-}
-
-impl From<AdminError> for Failure {
-    fn from(error: AdminError) -> Failure {
-        let exit = match &error {
-            AdminError::Listen { .. } => Exit::Refused,
-            AdminError::Exposed { .. } => Exit::Configuration,
-            AdminError::Thread(_) => Exit::Trouble,
-        };
-        Failure::new(exit, error)
-    }
-}
+use crate::table::{AdminConfig, AdminError};
 
 /// The running listener and what it serves. It ends when this is dropped.
 #[derive(Debug)]

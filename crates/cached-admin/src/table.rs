@@ -1,13 +1,14 @@
-//! The table `[admin]`, the configuration of the listener that results from it, and the tokens in
-//! its file.
+//! The table `[admin]`, the configuration of the listener that results from it and the errors in it,
+//! and the tokens in its file.
 
-use std::fmt;
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
+use std::{fmt, io};
 
 use cached_config::{ConfigError, check_tls, config_keys, exposure, invalid, load_tls, with_defaults};
+use cached_process::{Exit, Failure};
 use cached_tls::{ServerTls, TlsSettings};
 use named_file::FileError;
 use parking_lot::RwLock;
@@ -146,6 +147,44 @@ const CONNECTION_BYTES: u64 = 2 * HEAD_BYTES_MAX as u64 + 64 * 1024;
 /// The default address to listen on: the port that memcached's exporter uses, so that scrape
 /// configurations need not change.
 pub const ADDRESS_DEFAULT: &str = "127.0.0.1:9150";
+
+/// The reason why the listener cannot be opened, as a single line.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AdminError {
+    /// An address cannot be listened on.
+    #[error("admin.listen: cannot listen on {address}: {cause}")]
+    Listen {
+        /// The address.
+        address: String,
+        /// The system's error.
+        #[source]
+        cause: io::Error,
+    },
+    /// An address can be reached from other machines, and there is no token.
+    #[error(
+        "admin.listen: {address} can be reached from other machines, and there is no token: name a \
+         token_file, or listen on 127.0.0.1"
+    )]
+    Exposed {
+        /// The address.
+        address: SocketAddr,
+    },
+    /// A thread or its runtime cannot be created.
+    #[error("cannot start the thread of the admin listener: {0}")]
+    Thread(#[source] io::Error),
+}
+
+impl From<AdminError> for Failure {
+    fn from(error: AdminError) -> Failure {
+        let exit = match &error {
+            AdminError::Listen { .. } => Exit::Refused,
+            AdminError::Exposed { .. } => Exit::Configuration,
+            AdminError::Thread(_) => Exit::Trouble,
+        };
+        Failure::new(exit, error)
+    }
+}
 
 /// The minimum length of a token, in bytes.
 const TOKEN_BYTES_MIN: usize = 16;
