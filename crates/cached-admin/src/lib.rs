@@ -44,8 +44,6 @@ pub mod routes;
 pub mod sources;
 pub mod status;
 mod table;
-#[cfg(test)]
-mod tls_tests;
 
 pub use health::Health;
 pub use listener::AdminServer;

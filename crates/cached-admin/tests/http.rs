@@ -1,11 +1,14 @@
 //! The listener through its socket, as seen by a client.
 
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
 use cached_admin::{Access, AdminConfig, AdminError, AdminServer, Response, Tokens};
+use cached_tls::{ServerTls, TlsSettings};
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 
 const TOKEN: &str = "0123456789abcdef0123456789abcdef";
 
@@ -306,4 +309,50 @@ fn sockets_are_passed_on_and_held() {
     config.listen = vec!["127.0.0.1:0".into()];
     config.inherited = vec![("127.0.0.1:0".into(), Arc::new(open))];
     assert!(matches!(AdminServer::start(config, "test", "1.2.3"), Err(AdminError::Exposed { .. })));
+}
+
+/// Beyond loopback, requests must use TLS; on loopback, they do not use it.
+#[test]
+fn addresses_beyond_loopback_have_tls() {
+    const REQUEST: &[u8] = b"GET /livez HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = |name: &str| dir.path().join(name);
+    let key = rcgen::KeyPair::generate().expect("a key");
+    let params = rcgen::CertificateParams::new(vec!["localhost".to_owned()]).expect("a name");
+    let own = params.self_signed(&key).expect("a certificate");
+    std::fs::write(path("chain"), own.pem()).expect("a file");
+    std::fs::write(path("key"), key.serialize_pem()).expect("a file");
+    let settings = TlsSettings { chain_file: path("chain"), key_file: path("key"), ..TlsSettings::default() };
+    let server = start(|config| {
+        config.listen = vec!["0.0.0.0:0".into(), "127.0.0.1:0".into()];
+        config.tokens = Some(with_token(&dir));
+        config.tls = Some(Arc::new(ServerTls::load(settings, &[]).expect("a pair")));
+    });
+    let schemes: Vec<bool> = server.urls().iter().map(|url| url.starts_with("https://")).collect();
+    assert_eq!(schemes, [true, false]);
+    let ports: Vec<u16> = server.addresses().iter().map(SocketAddr::port).collect();
+    let connect = |port| TcpStream::connect((Ipv4Addr::LOCALHOST, port)).expect("a connection");
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from(own)).expect("a root");
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let client = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .expect("versions")
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let name = ServerName::try_from("localhost").expect("a name");
+    let tls = ClientConnection::new(Arc::new(client), name).expect("a client");
+    let mut stream = StreamOwned::new(tls, connect(ports[0]));
+    stream.write_all(REQUEST).expect("the server reads");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("an end in order");
+    assert!(answer.starts_with("HTTP/1.1 200 OK"), "{answer}");
+    for (port, is_served) in [(ports[0], false), (ports[1], true)] {
+        let mut plain = connect(port);
+        plain.write_all(REQUEST).expect("room in the socket");
+        let mut answer = Vec::new();
+        // The connection may be reset, because the data sent is not read.
+        let _ = plain.read_to_end(&mut answer);
+        assert_eq!(answer.starts_with(b"HTTP/1.1 200 OK"), is_served, "port {port}");
+    }
 }
