@@ -57,7 +57,7 @@ fn run(parent: &Cell<Option<Parent>>) -> Result<(), Failure> {
     let take_over = TakeOver::from_environment().map_err(refused)?;
     let inherited = process::inherited_sockets();
     let arguments: Vec<OsString> = std::env::args_os().collect();
-    match cli::read(&arguments)? {
+    match cli::read(&arguments, None)? {
         Request::Print(text) => {
             // Fails if the reader has closed the pipe, as `head` does.
             let _ = std::io::stdout().write_all(text.as_bytes());

@@ -242,18 +242,13 @@ pub enum Request {
 }
 
 /// Reads the command line; `arguments` has the program's name first. Reads the file that `--config`
-/// names, too.
+/// names, too. If `file`, the path and text of that file, is given, reads nothing: the process may
+/// have left the directory in which it was started.
 ///
 /// # Errors
 /// [`Failure`] for a flag that is unknown or a value that cannot work, with memcached's exit status
 /// where it has one.
-pub fn read(arguments: &[std::ffi::OsString]) -> Result<Request, Failure> {
-    read_with(arguments, None)
-}
-
-/// Does the same with the file's path and text, if they are given, in place of the file that
-/// `--config` names: the process may have left the directory in which it was started.
-pub(crate) fn read_with(
+pub fn read(
     arguments: &[std::ffi::OsString],
     file: Option<(&Path, &str)>,
 ) -> Result<Request, Failure> {

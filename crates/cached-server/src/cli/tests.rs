@@ -7,7 +7,7 @@ use cached_proto::Protocol;
 
 fn check(arguments: &[&str]) -> Result<Request, Failure> {
     let all: Vec<_> = std::iter::once("cached").chain(arguments.iter().copied()).map(Into::into).collect();
-    read(&all)
+    read(&all, None)
 }
 
 fn settings(arguments: &[&str]) -> Settings {

@@ -94,7 +94,7 @@ impl ObjectsError {
 }
 
 /// An open object cache. Clients can connect, and are served once [`serve`](Objects::serve) and
-/// then [`ObjectsControl::serve`] have been called.
+/// then [`ObjectHandOver::serve`](cached_memcached::ObjectHandOver::serve) have been called.
 pub struct Objects {
     open: OpenObjects,
     memory_bytes_max: u64,
@@ -206,8 +206,9 @@ impl Objects {
         self.thread.control.clone()
     }
 
-    /// Starts the threads. From [`ObjectsControl::serve`] on, they serve until the end is
-    /// requested; clients then have `drain_timeout` to read their replies.
+    /// Starts the threads. From [`ObjectHandOver::serve`](cached_memcached::ObjectHandOver::serve)
+    /// on, they serve until the end is requested; clients then have `drain_timeout` to read their
+    /// replies.
     ///
     /// # Errors
     /// If a thread cannot be created.

@@ -381,12 +381,6 @@ impl ObjectsControl {
         self.shared.obstacle
     }
 
-    /// Makes the cache serve, for the first time or again. If the store was released, the cache
-    /// reopens it.
-    pub fn serve(&self) {
-        self.want(Wanted::Serve);
-    }
-
     /// Requests the end: the cache stops listening, answers the requests it has received, and
     /// stores dirty data. Calls after the first have no effect.
     pub fn end(&self) {
@@ -454,7 +448,7 @@ impl ObjectHandOver for ObjectsControl {
     }
 
     fn serve(&self) {
-        ObjectsControl::serve(self);
+        self.want(Wanted::Serve);
     }
 }
 

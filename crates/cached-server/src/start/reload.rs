@@ -81,7 +81,7 @@ impl Cached {
 /// # Errors
 /// A one-line message with the location of the mistake, the mistake and the remedy.
 pub fn source(arguments: &[OsString], file: Option<(&Path, &str)>) -> Result<Source, String> {
-    let table = |arguments: &[OsString]| match cli::read_with(arguments, file) {
+    let table = |arguments: &[OsString]| match cli::read(arguments, file) {
         Ok(Request::Serve(config)) => {
             Table::try_from(File::with_derived_values_absent(&config)).map_err(|error| error.to_string())
         }

@@ -289,16 +289,10 @@ struct VolumesSource {
     addresses: Vec<String>,
 }
 
-impl VolumesSource {
-    fn sums(&self) -> Vec<(String, Sums)> {
-        self.managed.served.counts.sums()
-    }
-}
-
 impl Collect for VolumesSource {
     fn collect(&self, into: &mut Families) {
         self.server.iter().for_each(|server| server.collect(into));
-        let sums = self.sums();
+        let sums = self.managed.served.counts.sums();
         let connected = sums.iter().filter(|(_, sums)| sums.connections > 0).count();
         into.gauge("volumes_connected", "Volumes that NBD clients have selected.", connected as u64);
         let help = "Requests of the admin listener for volumes that are under way.";
@@ -324,7 +318,7 @@ impl cached_admin::status::Source for VolumesSource {
                 refused: server.metric("nbd_connections_refused_total"),
             });
         }
-        let mut sums = self.sums();
+        let mut sums = self.managed.served.counts.sums();
         sums.sort_by_key(|(_, sums)| Reverse((sums.connections, sums.written_bytes + sums.read_bytes)));
         let part = |(name, sums): &(String, Sums)| VolumePart {
             volume: name.clone(),
