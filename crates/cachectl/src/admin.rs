@@ -74,7 +74,7 @@ impl Admin {
             Some(path) => {
                 let token = named_file::open(path, Kinds::RegularOrPipe).and_then(NamedFile::text);
                 let token = token.map_err(std::io::Error::other);
-                let token = token.map_err(Failure::io(path.display().to_string()))?;
+                let token = token.map_err(Failure::io(path.display()))?;
                 let token = token.trim();
                 if token.is_empty() || !token.bytes().all(|byte| byte.is_ascii_graphic()) {
                     let path = path.display();

@@ -52,6 +52,18 @@ impl Output {
         let _ = writeln!(std::io::stderr(), "{line}");
     }
 
+    /// Returns the exit code of a check: 0 if everything is in order, 1 if not. For data that could
+    /// not be read, writes the failure and returns 2, unless the output is closed.
+    pub(crate) fn verdict(&self, verdict: Result<bool, Failure>) -> ExitCode {
+        match verdict {
+            Ok(is_in_order) => ExitCode::from(u8::from(!is_in_order)),
+            Err(failure) => {
+                self.failure(&failure);
+                if failure.is_output_closed { failure.code() } else { ExitCode::from(2) }
+            }
+        }
+    }
+
     /// Writes the failure, if there is one. Returns the exit code of the process.
     pub(crate) fn end(&self, done: Result<(), Failure>) -> ExitCode {
         let Err(failure) = done else { return ExitCode::SUCCESS };
@@ -99,18 +111,10 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    pub(crate) fn new(total_bytes: Option<u64>) -> Self {
-        let now = Instant::now();
-        let is_shown = std::io::stderr().is_terminal();
-        Self {
-            start: now,
-            last: now,
-            done: 0,
-            total: total_bytes,
-            are_bytes: true,
-            is_shown,
-            has_shown: false,
-        }
+    /// Returns the progress, in bytes, of work with this total, if it is known.
+    pub(crate) fn new(total: Option<u64>) -> Self {
+        let (now, is_shown) = (Instant::now(), std::io::stderr().is_terminal());
+        Self { start: now, last: now, done: 0, total, are_bytes: true, is_shown, has_shown: false }
     }
 
     /// Returns the progress, in steps, of work that another process performs.
@@ -240,7 +244,7 @@ impl Interrupt {
                 Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(Failure::io("signals")(error.into())),
                 Ok(_) if all[0].revents().is_empty() => return Ok(()),
-                Ok(_) => return Err(Failure::interrupted()),
+                Ok(_) => return Err(Failure::new("interrupted", INTERRUPTED, "interrupted")),
             }
         }
     }
@@ -292,11 +296,6 @@ impl Failure {
         Self::new("unread", 2, line)
     }
 
-    /// Returns the failure of a command that a signal has ended.
-    pub(crate) fn interrupted() -> Self {
-        Self::new("interrupted", INTERRUPTED, "interrupted")
-    }
-
     /// Returns the failure of a conformance suite that found `count` rules broken.
     pub(crate) fn not_conforming(count: usize) -> Self {
         Self::new("not_conforming", 1, format!("{count} rules of the contract are broken"))
@@ -313,8 +312,8 @@ impl Failure {
     }
 
     /// Returns the failure for an error of a local file or of the terminal.
-    pub(crate) fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> Self {
-        let what = what.into();
+    pub(crate) fn io(what: impl fmt::Display) -> impl FnOnce(std::io::Error) -> Self {
+        let what = what.to_string();
         move |error| {
             let is_output_closed = error.kind() == std::io::ErrorKind::BrokenPipe;
             let code = if is_output_closed { OUTPUT_CLOSED } else { 1 };
@@ -384,12 +383,6 @@ impl Failure {
 
     pub(crate) fn code(&self) -> ExitCode {
         ExitCode::from(self.code)
-    }
-
-    /// Like [`code`](Self::code), for a command with its own exit codes: `other`, unless the output
-    /// is closed.
-    pub(crate) fn code_or(&self, other: u8) -> ExitCode {
-        if self.is_output_closed { self.code() } else { ExitCode::from(other) }
     }
 }
 

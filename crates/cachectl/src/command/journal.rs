@@ -65,28 +65,20 @@ pub(super) type Verdict = Result<bool, Failure>;
 impl Journal {
     /// Exit codes: 0 if in order, 1 if damaged, 2 if the journal could not be read.
     pub(crate) fn run(&self, output: &Output) -> ExitCode {
-        let verdict = match self {
+        output.verdict(match self {
             Self::Init(Directory { directory }) => init(directory, output),
             Self::Inspect(Directory { directory }) => inspect(directory, output),
             Self::Verify(Directory { directory }) => verify(directory, output),
             Self::Export(export) => export.run(output),
             Self::Discard { directory: Directory { directory }, yes } => discard(directory, *yes, output),
-        };
-        match verdict {
-            Ok(true) => ExitCode::SUCCESS,
-            Ok(false) => ExitCode::from(1),
-            Err(failure) => {
-                output.failure(&failure);
-                failure.code_or(2)
-            }
-        }
+        })
     }
 }
 
 fn init(directory: &Path, output: &Output) -> Verdict {
     let shown = directory.display();
-    std::fs::create_dir_all(directory).map_err(Failure::io(shown.to_string()))?;
-    let disk = RealDisk::open(directory, false).map_err(Failure::io(shown.to_string()))?;
+    std::fs::create_dir_all(directory).map_err(Failure::io(&shown))?;
+    let disk = RealDisk::open(directory, false).map_err(Failure::io(&shown))?;
     tools::init(&disk).map_err(|error| match error {
         OpenError::Disk(DiskError { error, .. }) if error.kind() == std::io::ErrorKind::AlreadyExists => {
             Failure::usage(format!("{shown} already contains a journal"))
@@ -112,10 +104,10 @@ fn check_is_journal(directory: &Path) -> Result<(), Failure> {
     }
     // Segments without a superblock are the remains of a journal.
     let is_own = |name: &str| ["journal", "discarded"].contains(&name) || name.starts_with("segment-");
-    let entries = std::fs::read_dir(directory).map_err(Failure::io(shown.to_string()))?;
+    let entries = std::fs::read_dir(directory).map_err(Failure::io(&shown))?;
     let mut has_journal = false;
     for entry in entries {
-        let name = entry.map_err(Failure::io(shown.to_string()))?.file_name();
+        let name = entry.map_err(Failure::io(&shown))?.file_name();
         has_journal |= is_own(&name.to_string_lossy());
     }
     if !has_journal {
@@ -181,7 +173,7 @@ fn discard(directory: &Path, yes: bool, output: &Output) -> Verdict {
         return Err(Failure::usage(text));
     }
     // With buffered I/O, so that the tools work on any file system.
-    let disk = RealDisk::open(directory, false).map_err(Failure::io(shown.to_string()))?;
+    let disk = RealDisk::open(directory, false).map_err(Failure::io(&shown))?;
     tools::discard(&disk).map_err(|error| failure(directory, error))?;
     output.write(format!("{shown} is an empty journal now"), &json!({}))?;
     Ok(true)

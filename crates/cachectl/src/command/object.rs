@@ -116,12 +116,12 @@ pub(crate) struct Put {
 
 impl Put {
     pub(crate) fn run(&self, context: &Context<'_>) -> Result<(), Failure> {
-        let file = self.file.as_deref().filter(|file| file.as_os_str() != "-");
+        let file = named(self.file.as_deref());
         let (mut input, len): (Box<dyn Read>, _) = match file {
             None => (Box::new(io::stdin().lock()), None),
             Some(path) => {
-                let file = File::open(path).map_err(Failure::io(path.display().to_string()))?;
-                let metadata = file.metadata().map_err(Failure::io(path.display().to_string()))?;
+                let file = File::open(path).map_err(Failure::io(path.display()))?;
+                let metadata = file.metadata().map_err(Failure::io(path.display()))?;
                 if metadata.is_dir() {
                     return Err(Failure::usage(format!("{} is a directory", path.display())));
                 }
@@ -139,7 +139,7 @@ impl Put {
         // The progress line is removed before the result is written.
         let data = {
             let mut progress = Progress::new(len);
-            read_up_to(&mut *input, limit + 1, &mut progress).map_err(Failure::io(what.clone()))?
+            read_up_to(&mut *input, limit + 1, &mut progress).map_err(Failure::io(&what))?
         };
         if data.len() as u64 > limit {
             return Err(too_large(&what, limit));
@@ -252,7 +252,7 @@ impl Get {
         }
         let total = objects.iter().map(|(_, size)| size).sum();
         let mut progress = Progress::new(Some(total));
-        match self.file.as_deref().filter(|file| file.as_os_str() != "-") {
+        match named(self.file.as_deref()) {
             None => {
                 let mut out = io::stdout().lock();
                 copy_all(context, &objects, &mut out, "standard output", &mut progress)?;
@@ -270,6 +270,11 @@ impl Get {
     }
 }
 
+/// Returns the file that an argument names, unless it stands for a standard stream.
+pub(super) fn named(file: Option<&Path>) -> Option<&Path> {
+    file.filter(|file| file.as_os_str() != "-")
+}
+
 /// Gives `fill` a file that gets its final name only if everything succeeds.
 pub(super) fn write_file(
     path: &Path,
@@ -277,17 +282,16 @@ pub(super) fn write_file(
 ) -> Result<u64, Failure> {
     // A device or a pipe cannot be replaced.
     if path.exists() && !path.is_file() {
-        let mut file =
-            File::options().write(true).open(path).map_err(Failure::io(path.display().to_string()))?;
+        let mut file = File::options().write(true).open(path).map_err(Failure::io(path.display()))?;
         return fill(&mut file);
     }
     let mut name = path.file_name().unwrap_or_default().to_os_string();
     name.push(format!(".cachectl-{}", std::process::id()));
     let partial = path.with_file_name(name);
     let done = (|| {
-        let mut file = File::create(&partial).map_err(Failure::io(partial.display().to_string()))?;
+        let mut file = File::create(&partial).map_err(Failure::io(partial.display()))?;
         let size = fill(&mut file)?;
-        std::fs::rename(&partial, path).map_err(Failure::io(path.display().to_string()))?;
+        std::fs::rename(&partial, path).map_err(Failure::io(path.display()))?;
         Ok(size)
     })();
     if done.is_err() {

@@ -36,14 +36,7 @@ pub(crate) struct Fsck {
 
 impl Fsck {
     pub(crate) fn run(&self, output: &Output) -> ExitCode {
-        match self.check(output) {
-            Ok(true) => ExitCode::SUCCESS,
-            Ok(false) => ExitCode::from(1),
-            Err(failure) => {
-                output.failure(&failure);
-                failure.code_or(2)
-            }
-        }
+        output.verdict(self.check(output))
     }
 
     /// Checks the store. Returns whether it is in order.

@@ -12,7 +12,7 @@ use futures_util::StreamExt;
 use serde_json::json;
 use volumes::{Error, Extent, ExtentKind, Import, StreamHeader, Volume, Volumes};
 
-use crate::command::object::write_file;
+use crate::command::object::{named, write_file};
 use crate::command::volume::import::{Input, PIECE_BYTES, runs};
 use crate::command::volume::name::{
     Setting, SnapshotName, Source, StoreArguments, TakeOver, ended, made, removed, shown_size, snapshot_name,
@@ -60,20 +60,15 @@ impl Export {
         };
         let (size, data) = exported?;
         closed?;
-        let Some(path) = self.path() else { return Ok(()) };
+        let Some(path) = named(self.file.as_deref()) else { return Ok(()) };
         let (has, of) = (shown_size(size), shown_size(data));
         let text = format!("{shown} is written to {}: {has}, {of} of it data", path.display());
         context.output.write(text, &json!({ "name": shown, "size_bytes": size, "data_bytes": data }))
     }
 
-    /// Returns the file, unless it is standard output.
-    fn path(&self) -> Option<&std::path::Path> {
-        self.file.as_deref().filter(|path| path.as_os_str() != "-")
-    }
-
     /// Writes the image. Returns its size and the amount of data in it, in bytes.
     fn write(&self, disk: &Disk, shown: &str, interrupt: &Interrupt) -> Result<(u64, u64), Failure> {
-        let Some(path) = self.path() else {
+        let Some(path) = named(self.file.as_deref()) else {
             let mut out = io::stdout().lock();
             return disk.copy(shown, Target::Stream(&mut out, 0), "standard output", interrupt);
         };
@@ -82,7 +77,7 @@ impl Export {
             let what = path.display().to_string();
             let is_file = file.metadata().is_ok_and(|metadata| metadata.is_file());
             let target = if is_file {
-                file.set_len(disk.size_bytes()).map_err(Failure::io(what.clone()))?;
+                file.set_len(disk.size_bytes()).map_err(Failure::io(&what))?;
                 Target::Sparse(file)
             } else {
                 // Earlier content of a device must be overwritten.
@@ -241,7 +236,7 @@ impl ExportDiff {
         let from = from.as_ref().map(|(name, found)| (*name, found));
         let stream = volumes::Export::new(from, (snapshot, &to));
         let copy = |out: &mut dyn Write, what: &str| copy(stream, volume, out, what, &interrupt);
-        let Some(path) = self.file.as_deref().filter(|path| path.as_os_str() != "-") else {
+        let Some(path) = named(self.file.as_deref()) else {
             return copy(&mut io::stdout().lock(), "standard output").map(drop);
         };
         let bytes = write_file(path, |file| copy(file, &path.display().to_string()))?;

@@ -19,6 +19,7 @@ use rustix::io::Errno;
 use serde_json::json;
 use volumes::{Error, Volume, Volumes};
 
+use crate::command::object::named;
 use crate::command::volume::name::{
     Setting, StoreArguments, TakeOver, ended, made, removed, shown_size, size,
 };
@@ -246,7 +247,7 @@ impl Input {
     /// # Errors
     /// The file cannot be read.
     pub(super) fn open(path: Option<&Path>, skips_holes: bool) -> Result<Self, Failure> {
-        let path = path.filter(|path| path.as_os_str() != "-");
+        let path = named(path);
         let name = path.map_or("standard input".to_owned(), |path| path.display().to_string());
         let open = || {
             let Some(path) = path else {
@@ -267,7 +268,7 @@ impl Input {
             file.rewind()?;
             Ok((file, len, metadata.is_file()))
         };
-        let (file, len, is_file) = open().map_err(Failure::io(name.clone()))?;
+        let (file, len, is_file) = open().map_err(Failure::io(&name))?;
         Ok(Self { file, name, len, skips_holes: skips_holes && is_file, at: 0 })
     }
 
@@ -279,14 +280,14 @@ impl Input {
         interrupt.check()?;
         let piece = if self.skips_holes {
             let next = next_of_file(&self.file, self.at, self.len.unwrap_or(0));
-            next.map_err(Failure::io(self.name.clone()))?
+            next.map_err(Failure::io(&self.name))?
         } else {
             let mut data = Vec::new();
             while (data.len() as u64) < PIECE_BYTES {
                 interrupt.wait_for(self.file.as_fd())?;
                 let left = PIECE_BYTES - data.len() as u64;
                 let read = read_once(&mut self.file, left, &mut data);
-                if read.map_err(Failure::io(self.name.clone()))? == 0 {
+                if read.map_err(Failure::io(&self.name))? == 0 {
                     break;
                 }
             }
