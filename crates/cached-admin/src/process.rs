@@ -91,7 +91,9 @@ fn age_secs() -> Option<f64> {
     (ticks > 0).then(|| (uptime - started / ticks as f64).max(0.0))
 }
 
-fn cpu_times() -> (f64, f64) {
+/// Returns the processor time used in user mode and in the system, in seconds.
+#[must_use]
+pub fn cpu_times() -> (f64, f64) {
     // SAFETY: an all-zero `rusage` is a valid value of that plain C struct.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
     // SAFETY: the pointer leads to a local `rusage` that the call fills in.

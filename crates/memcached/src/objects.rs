@@ -2,14 +2,13 @@
 //! steps of a hand-over to another process, which takes the objects together with the items.
 
 use blocker::metrics::{Collect, render};
-use cached_admin::insight::slow::{SlowLog, SlowReport};
+use cached_admin::insight::slow::SlowLog;
 use cached_core::object::{ObjectCache, WeakObjectCache};
 use parking_lot::Mutex;
 use std::fmt::Debug;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
 
 /// An object cache whose store and sockets another process can take over.
 pub trait ObjectHandOver: Debug + Send + Sync {
@@ -49,7 +48,8 @@ struct Present {
 #[derive(Clone)]
 pub struct ObjectStatistics {
     present: Arc<Mutex<Present>>,
-    slow: Arc<SlowLog>,
+    /// The slow requests to the store.
+    pub(crate) slow: Arc<SlowLog>,
 }
 
 impl ObjectStatistics {
@@ -61,11 +61,6 @@ impl ObjectStatistics {
     /// Shows the statistics of this cache, and the metrics of its listener, from now on.
     pub fn set(&self, cache: &ObjectCache, listener: Option<Weak<dyn Collect>>) {
         *self.present.lock() = Present { cache: Some(cache.downgrade()), listener };
-    }
-
-    /// Sets the duration from which a request to the store counts as slow; 0 for none.
-    pub(crate) fn set_slow_threshold(&self, threshold: Duration) {
-        self.slow.set_threshold(threshold);
     }
 
     /// Returns all metrics as names and values.
@@ -86,11 +81,6 @@ impl ObjectStatistics {
     /// Returns a handle of the cache for brief use: the handle keeps the store from being closed.
     pub fn cache(&self) -> Option<ObjectCache> {
         self.present.lock().cache.as_ref().and_then(WeakObjectCache::upgrade)
-    }
-
-    /// Returns the last slow requests to the store.
-    pub(crate) fn slow_requests(&self) -> SlowReport {
-        self.slow.report()
     }
 
     /// Returns the objects with acknowledged changes that are lost and not repaired: the name of

@@ -103,7 +103,7 @@ pub(crate) struct ConnInfo {
     /// The counts of the listener that accepted the connection.
     pub(super) listener: Arc<ListenerCounts>,
     /// The index of the worker that serves the connection.
-    pub(super) worker: usize,
+    pub(crate) worker: usize,
     /// The connection's slot in that worker.
     slot: AtomicUsize,
     state: AtomicU8,
@@ -181,11 +181,6 @@ impl ConnInfo {
     /// Records the slot in which the worker keeps the connection.
     pub(crate) fn set_slot(&self, slot: usize) {
         self.slot.store(slot, Ordering::Relaxed);
-    }
-
-    /// Returns the index of the worker that serves the connection.
-    pub(crate) fn worker(&self) -> usize {
-        self.worker
     }
 
     /// Returns the slot in which the worker keeps the connection.

@@ -86,11 +86,6 @@ async fn pause(shared: &Shared, reason: &str, must_wait: impl Fn() -> bool) {
     shared.accepting.store(true, Ordering::Relaxed);
 }
 
-/// Returns the name of a client for the log.
-fn peer_name(peer: Option<SocketAddr>) -> String {
-    peer.map_or_else(|| "unix".to_owned(), |peer| peer.to_string())
-}
-
 /// The common attributes of a listener's connections.
 struct Origin {
     address: ListenerAddress,
@@ -116,7 +111,7 @@ fn admit(
     };
     if shared.is_full() || is_peer_full() {
         shared.connections.rejected.fetch_add(1, Ordering::Relaxed);
-        let peer = peer_name(peer);
+        let peer = peer.map_or_else(|| "unix".to_owned(), |peer| peer.to_string());
         if shared.is_full() {
             let connections_max = shared.live.connections_max();
             tracing::warn!(peer, connections_max, "connection refused: too many are open");

@@ -4,13 +4,10 @@
 //! according to its calculation of an item's size, its growth factor (`-f`), its smallest chunk
 //! (`-n`) and its largest chunk.
 
-use super::SlabClasses;
+use super::{ITEM_ENDS_BYTES, ITEM_HEADER_BYTES, SlabClasses};
 
 /// The highest class number in memcached.
 pub(crate) const CLASS_MAX: u32 = 63;
-
-/// The bytes that memcached adds to key, flags, value and CAS value.
-const ITEM_HEADER_BYTES: usize = 48;
 
 /// The size of one page of chunks in memcached.
 pub const PAGE_BYTES: usize = 1 << 20;
@@ -69,7 +66,7 @@ impl SizeClasses {
 pub(crate) fn item_bytes(key: usize, value: usize, client_flags: u32, cas: bool) -> usize {
     let flags_bytes = if client_flags == 0 { 0 } else { 4 };
     let cas_bytes = if cas { 8 } else { 0 };
-    ITEM_HEADER_BYTES + key + 1 + flags_bytes + value + 2 + cas_bytes
+    ITEM_HEADER_BYTES + ITEM_ENDS_BYTES + key + flags_bytes + value + cas_bytes
 }
 
 /// Returns whether a word names classes for the crawler: `all`, `hash`, or numbers separated by

@@ -78,7 +78,7 @@ pub(crate) struct Shared {
     /// The addresses that have sent wrong passwords.
     pub(crate) attempts: Attempts,
     /// The number of connections closed because they were idle.
-    idle_kicks: AtomicU64,
+    pub(crate) idle_kicks: AtomicU64,
     /// The listening sockets, set once they are open.
     pub(crate) listeners: OnceLock<Vec<ListenerInfo>>,
     /// The UDP sockets, set once they are open.
@@ -260,7 +260,7 @@ impl Shared {
     pub(crate) fn slow_requests(&self) -> SlowReport {
         let mut report = self.insight.slow.report();
         if let Some(objects) = self.objects.get() {
-            report.append(objects.slow_requests());
+            report.append(objects.slow.report());
         }
         report
     }
@@ -297,11 +297,6 @@ impl Shared {
         };
         let known = self.listeners.get().and_then(|all| all.iter().find(is_of));
         known.map(|listener| listener.counts.clone()).unwrap_or_default()
-    }
-
-    /// Returns the number of worker threads.
-    pub(crate) fn workers(&self) -> usize {
-        self.counters.len()
     }
 
     /// Returns whether the maximum number of connections is reached.
@@ -342,11 +337,6 @@ impl Shared {
     /// Returns the number of connections accepted since the last reset.
     pub(crate) fn connections_total(&self) -> u64 {
         self.connections.total.load(Ordering::Relaxed) - self.baseline().connections
-    }
-
-    /// Returns the number of connections closed because they were idle.
-    pub(crate) fn idle_kicks(&self) -> u64 {
-        self.idle_kicks.load(Ordering::Relaxed)
     }
 
     /// Closes TCP connections that have been idle for too long. Called once a second.

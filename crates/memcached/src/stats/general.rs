@@ -30,9 +30,9 @@ pub(super) fn write_general(shared: &Shared, sink: &mut Sink<'_>) {
     // The name is kept for programs that read it.
     sink.put("libevent", "none");
     sink.put("pointer_size", usize::BITS);
-    let (user, system) = cpu_times();
-    sink.put("rusage_user", user);
-    sink.put("rusage_system", system);
+    let (user_secs, system_secs) = cached_admin::process::cpu_times();
+    sink.put("rusage_user", format_args!("{user_secs:.6}"));
+    sink.put("rusage_system", format_args!("{system_secs:.6}"));
     sink.put("max_connections", shared.live.connections_max());
     sink.put("curr_connections", connections.count());
     sink.put("total_connections", shared.connections_total());
@@ -71,7 +71,7 @@ pub(super) fn write_general(shared: &Shared, sink: &mut Sink<'_>) {
     sink.put("auth_cmds", totals.auth_cmds);
     sink.put("auth_errors", totals.auth_errors);
     if shared.live.idle_timeout_secs() > 0 {
-        sink.put("idle_kicks", shared.idle_kicks());
+        sink.put("idle_kicks", logged(&shared.idle_kicks));
     }
     sink.put("bytes_read", totals.received_bytes);
     sink.put("bytes_written", totals.sent_bytes);
@@ -141,16 +141,6 @@ pub(super) fn write_general(shared: &Shared, sink: &mut Sink<'_>) {
             "lru_bumps_dropped",
         ]);
     }
-}
-
-/// Returns the processor time used in user and in system mode, as seconds with six decimals.
-fn cpu_times() -> (String, String) {
-    // SAFETY: an all-zero `rusage` is a valid value of that plain C struct.
-    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
-    // SAFETY: the pointer leads to a local `rusage` that the call fills in.
-    unsafe { libc::getrusage(libc::RUSAGE_SELF, &mut usage) };
-    let text = |time: libc::timeval| format!("{}.{:06}", time.tv_sec, time.tv_usec);
-    (text(usage.ru_utime), text(usage.ru_stime))
 }
 
 pub(super) fn write_settings(shared: &Shared, sink: &mut Sink<'_>) {

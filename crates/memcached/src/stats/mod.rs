@@ -85,8 +85,9 @@ fn report(shared: &Shared, sink: &mut Sink<'_>, name: &[u8], client: RawFd) -> b
         b"objects" | b"objects_lost" | b"journal" => {
             let Some(statistics) = shared.objects.get() else { return false };
             match name {
-                b"objects" => write_objects(statistics, sink),
-                b"objects_lost" => write_lost(statistics, sink),
+                // The metrics of the object cache have the same names in every output.
+                b"objects" => statistics.metrics().iter().for_each(|pair| sink.put(&pair.name, pair.value)),
+                b"objects_lost" => statistics.lost().iter().for_each(|(name, text)| sink.put(name, text)),
                 _ => return write_journal(statistics, sink),
             }
         }
@@ -315,23 +316,6 @@ fn write_conns(shared: &Shared, sink: &mut Sink<'_>, client: RawFd) {
         let state = if fd == client { "conn_parse_cmd" } else { conn.state_text() };
         sink.put(&format!("{fd}:state"), state);
         sink.put(&format!("{fd}:secs_since_last_cmd"), now.saturating_sub(conn.last_active()));
-    }
-}
-
-// The metrics of the object cache have the same names in every output.
-
-/// Writes `stats objects`.
-fn write_objects(statistics: &ObjectStatistics, sink: &mut Sink<'_>) {
-    for pair in statistics.metrics() {
-        sink.put(&pair.name, pair.value);
-    }
-}
-
-/// Writes `stats objects_lost`: each object with acknowledged changes that are lost, the amount
-/// lost, and the reason.
-fn write_lost(statistics: &ObjectStatistics, sink: &mut Sink<'_>) {
-    for (name, text) in statistics.lost() {
-        sink.put(&name, text);
     }
 }
 

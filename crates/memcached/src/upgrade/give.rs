@@ -48,7 +48,7 @@ impl Successor {
         let mut command = program.command();
         command.stdin(Stdio::from(other)).env(VARIABLE, "1");
         let child = command.spawn();
-        let child = child.map_err(|error| format!("{}: {error}", program.path().display()))?;
+        let child = child.map_err(|error| format!("{}: {error}", program.path.display()))?;
         // Dropping the command closes its copy of the other end.
         drop(command);
         let mut successor = Successor { child, channel, is_serving: false };
@@ -336,7 +336,7 @@ impl Upgradable {
     /// Starts the new process on a separate thread, and lets it open the object store; meanwhile,
     /// this process serves items. The outcome is sent on the channel.
     pub(crate) fn start(&self, shared: &Shared) -> oneshot::Receiver<Prepared> {
-        tracing::info!(program = %self.program.path().display(), "starting a new process that takes over");
+        tracing::info!(program = %self.program.path.display(), "starting a new process that takes over");
         let (sender, prepared) = oneshot::channel();
         let (program, sockets, limit) = (self.program.clone(), self.sockets.clone(), self.limit);
         let (memory_file, objects) = (memory_file(shared), self.objects.clone());

@@ -55,7 +55,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -78,11 +78,6 @@ impl Program {
         // The path as given, not the target of its links: an upgrade may change a link.
         let path = found(name).or_else(|| env::current_exe().ok()).unwrap_or_else(|| name.into());
         Program { path, arguments: arguments.to_vec() }
-    }
-
-    /// Returns the path of the program.
-    pub(crate) fn path(&self) -> &Path {
-        &self.path
     }
 
     /// Returns a command that starts the program with the same arguments.
@@ -255,10 +250,11 @@ impl Channel {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::path::Path;
 
     #[test]
     fn the_program_is_found_as_a_shell_finds_it() {
-        let path = |name: &str| Program::of_this_process(&[name.into(), "-v".into()]).path().to_owned();
+        let path = |name: &str| Program::of_this_process(&[name.into(), "-v".into()]).path;
         assert_eq!(path("/no/such/cached"), Path::new("/no/such/cached"), "as it was given");
         assert_eq!(path("bin/cached"), env::current_dir().expect("a directory").join("bin/cached"));
         assert!(path("sh").is_absolute() && path("sh").ends_with("sh"));

@@ -58,7 +58,7 @@ fn not_live(shared: &Shared) -> Option<String> {
     let stalled = shared.stalled_secs.iter().map(|secs| secs.load(Ordering::Relaxed)).enumerate();
     let (index, secs) =
         stalled.max_by_key(|(_, secs)| *secs).filter(|(_, secs)| *secs >= STALLED_SECS_MAX)?;
-    let thread = if index < shared.workers() { format!("worker {index}") } else { "the acceptor".into() };
+    let thread = if index < shared.settings.threads { format!("worker {index}") } else { "the acceptor".into() };
     Some(format!("{thread} has made no progress for {secs} s"))
 }
 
@@ -176,7 +176,7 @@ fn collect(shared: &Shared, into: &mut Families) {
 fn latencies(shared: &Shared) -> impl Iterator<Item = (&'static str, LatencySnapshot)> {
     KINDS.into_iter().enumerate().map(|(kind, name)| {
         let mut sum = LatencySnapshot::default();
-        for worker in 0..shared.workers() {
+        for worker in 0..shared.settings.threads {
             sum.add(&shared.counters(worker).latency.snapshot(kind));
         }
         (name, sum)
@@ -191,7 +191,7 @@ fn latency(shared: &Shared, into: &mut Families) {
         let labels = vec![("command", kind).into()];
         into.sample("cached_request_duration_seconds", help, labels, sum.value(first, last));
     }
-    for worker in 0..shared.workers() {
+    for worker in 0..shared.settings.threads {
         let help = "The same time by worker, of all commands together.";
         let value = shared.counters(worker).latency.sum().value(first, last);
         into.sample("cached_worker_request_duration_seconds", help, of_worker(worker), value);
@@ -203,7 +203,7 @@ fn of_worker(worker: usize) -> Vec<Label> {
 }
 
 fn workers(shared: &Shared, into: &mut Families) {
-    for worker in 0..shared.workers() {
+    for worker in 0..shared.settings.threads {
         let (totals, mut own) = (shared.counters(worker).totals(), Families::new());
         own.measure(WORKER_COMMANDS.of(["get"]), "", &totals.gets);
         own.measure(WORKER_COMMANDS.of(["set"]), "", &totals.sets);
@@ -279,7 +279,7 @@ fn connections(shared: &Shared, into: &mut Families) {
     }
     let help = "The largest number of connections of all listeners of memcached's protocols together.";
     into.gauge("cached_connections_limit", help, shared.settings.connections_max as u64);
-    into.measure(CLOSED.of(["idle"]), "", &shared.idle_kicks());
+    into.measure(CLOSED.of(["idle"]), "", &shared.idle_kicks);
     into.measure(CLOSED.of(["memory"]), "", &shared.connections.closed_for_memory);
     let help = "Pauses in accepting, for lack of descriptors or of room.";
     into.measure("cached_accept_pauses_total", help, &shared.listen_disabled);
@@ -309,7 +309,7 @@ fn fill(shared: &Shared, document: &mut Document) {
     for (command, sum) in latencies(shared).filter(|(_, sum)| sum.count() > 0) {
         document.latency.push(CommandLatency { command, distribution: Distribution(sum) });
     }
-    document.workers = (0..shared.workers()).map(|index| worker_part(shared, index)).collect();
+    document.workers = (0..shared.settings.threads).map(|index| worker_part(shared, index)).collect();
     let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
     for listener in shared.listeners.get().into_iter().flatten() {
         document.listeners.push(ListenerPart {
@@ -325,7 +325,7 @@ fn fill(shared: &Shared, document: &mut Document) {
         limit: shared.settings.connections_max as u64,
         accepted: read(&shared.connections.total),
         refused: read(&shared.connections.rejected),
-        idle_closed: shared.idle_kicks(),
+        idle_closed: read(&shared.idle_kicks),
         memory_closed: read(&shared.connections.closed_for_memory),
         accepting: shared.accepting.load(Ordering::Relaxed),
     });

@@ -130,7 +130,7 @@ impl Relay {
         }
         waiting.extend_from_slice(lines);
         drop(waiting);
-        self.queues[self.info.worker()].send(Command::Relay(self.info.slot()));
+        self.queues[self.info.worker].send(Command::Relay(self.info.slot()));
         true
     }
 
