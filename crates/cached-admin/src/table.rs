@@ -225,12 +225,6 @@ impl Tokens {
         Ok(TokensRead { tokens: self.clone(), digests: read(&self.inner.path)? })
     }
 
-    /// Returns the path of the file.
-    #[must_use]
-    pub fn path(&self) -> &Path {
-        &self.inner.path
-    }
-
     /// Returns whether `token` is accepted. Takes the same time for all tokens of the same length.
     #[must_use]
     pub fn accept(&self, token: &[u8]) -> bool {

@@ -118,7 +118,7 @@ fn a_change_needs_a_token() {
     assert_eq!(status(&post("Authorization: Bearer 0123\r\n")), 401);
     let done = post(&format!("Authorization: Bearer {TOKEN}\r\n"));
     assert_eq!((status(&done), body(&done)), (200, "true hi"));
-    std::fs::write(tokens.path(), "another-token-of-some-length").expect("the file");
+    std::fs::write(dir.path().join("token"), "another-token-of-some-length").expect("the file");
     assert!(tokens.read_again().expect("the file is right").put_in_force());
     assert_eq!(status(&post(&format!("Authorization: Bearer {TOKEN}\r\n"))), 401, "it has been replaced");
     let metrics = get(&admin, "/metrics", "");

@@ -41,18 +41,6 @@ impl DrainTimes {
         within("process.drain_delay_secs", self.delay_secs, 0..=SECS_MAX)?;
         within("process.drain_timeout_secs", self.timeout_secs, 1..=SECS_MAX).map(drop)
     }
-
-    /// Returns how long the process reports that it is not ready before its listeners close.
-    #[must_use]
-    pub fn delay(&self) -> Duration {
-        Duration::from_secs(self.delay_secs)
-    }
-
-    /// Returns how long clients may take to read their replies.
-    #[must_use]
-    pub fn timeout(&self) -> Duration {
-        Duration::from_secs(self.timeout_secs)
-    }
 }
 
 /// A day: a larger value is probably a typing error.

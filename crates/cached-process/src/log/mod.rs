@@ -64,18 +64,6 @@ impl Level {
             tracing::Level::TRACE => Level::Trace,
         }
     }
-
-    /// Returns the level's name in the configuration.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Level::Error => "error",
-            Level::Warn => "warn",
-            Level::Info => "info",
-            Level::Debug => "debug",
-            Level::Trace => "trace",
-        }
-    }
 }
 
 /// The format of a line.

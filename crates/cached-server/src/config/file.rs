@@ -92,12 +92,8 @@ impl File {
     /// Checks the tables, and returns the settings.
     fn check(&self) -> Result<Settings, ConfigError> {
         let settings = self.settings()?;
-        if let Some(objects) = &self.objects {
-            objects.check()?;
-        }
-        if let Some(admin) = &self.admin {
-            admin.check()?;
-        }
+        self.objects.as_ref().map_or(Ok(()), ObjectsTable::check)?;
+        self.admin.as_ref().map_or(Ok(()), AdminTable::check)?;
         self.tracing.as_ref().map_or(Ok(()), TracingTable::check)?;
         #[cfg(feature = "sidecar")]
         self.s3.as_ref().map_or(Ok(()), S3Table::check)?;
