@@ -28,7 +28,7 @@ use tracing_subscriber::prelude::*;
 use tracing_subscriber::reload;
 
 /// The log level: events of this level and of more severe ones are logged.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Level {
     /// Something has failed, and will not recover by itself.
@@ -37,6 +37,7 @@ pub enum Level {
     Warn,
     /// Events that an operator may want to look up later: start, shutdown, reload, loss and return
     /// of the store, refused clients.
+    #[default]
     Info,
     /// Every connection.
     Debug,
@@ -67,29 +68,24 @@ impl Level {
 }
 
 /// The format of a line.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Format {
     /// For people: time, level, message, `key=value`.
+    #[default]
     Text,
     /// A JSON object: `id`, `time`, `level`, `target`, `message`, and the event's own fields.
     Json,
 }
 
 /// The table `[log]` of a configuration file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, expecting = "a table")]
 pub struct LogTable {
     /// The log level.
     pub level: Level,
     /// The format of the lines.
     pub format: Format,
-}
-
-impl Default for LogTable {
-    fn default() -> Self {
-        LogTable { level: Level::Info, format: Format::Text }
-    }
 }
 
 /// The process's log. Clones share it.

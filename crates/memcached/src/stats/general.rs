@@ -7,7 +7,9 @@
 
 use super::{Sink, Work};
 use crate::settings::size_classes::{PAGE_BYTES, item_bytes};
-use crate::settings::{ClientCertificates, KeyFormat, MEMCACHED_VERSION, MinVersion, TlsSettings};
+use crate::settings::{
+    ClientCertificates, Credentials, KeyFormat, MEMCACHED_VERSION, MinVersion, TlsSettings,
+};
 use crate::shared::Shared;
 use cached_core::kv::ScanCursor;
 use cached_proto::Protocol;
@@ -163,10 +165,7 @@ pub(super) fn write_settings(shared: &Shared, sink: &mut Sink<'_>) {
     sink.put("verbosity", shared.logging.verbosity());
     sink.put("oldest", 0);
     sink.put("evictions", if settings.evict { "on" } else { "off" });
-    match &settings.unix_path {
-        Some(path) => sink.put("domain_socket", path.display()),
-        None => sink.put("domain_socket", "NULL"),
-    }
+    sink.put("domain_socket", shown(settings.unix_path.as_deref(), "NULL"));
     sink.put("umask", format_args!("{:o}", settings.unix_mask));
     sink.put("shutdown_command", yes_no(live.shutdown_command()));
     sink.put("growth_factor", format_args!("{:.2}", settings.classes.factor));
@@ -181,10 +180,7 @@ pub(super) fn write_settings(shared: &Shared, sink: &mut Sink<'_>) {
     sink.put("binding_protocol", protocol);
     sink.put("auth_enabled_sasl", yes_no(settings.auth.sasl.is_some()));
     // memcached shows the name of the file.
-    match &settings.auth.text {
-        Some(text) => sink.put("auth_enabled_ascii", text.path().display()),
-        None => sink.put("auth_enabled_ascii", "no"),
-    }
+    sink.put("auth_enabled_ascii", shown(settings.auth.text.as_ref().map(Credentials::path), "no"));
     sink.put("item_size_max", settings.item_bytes_max);
     sink.put("maxconns_fast", yes_no(live.refuses_excess()));
     sink.put("hashpower_init", initial.hashpower_init);
@@ -227,11 +223,13 @@ pub(super) fn write_settings(shared: &Shared, sink: &mut Sink<'_>) {
     sink.put("ext_drop_unread", "no");
     write_tls(shared, sink);
     sink.put("num_napi_ids", 0);
-    match &settings.memory_file {
-        Some(path) => sink.put("memory_file", path.display()),
-        None => sink.put("memory_file", "(null)"),
-    }
+    sink.put("memory_file", shown(settings.memory_file.as_deref(), "(null)"));
     sink.put("client_flags_size", 4);
+}
+
+/// Returns a path as text, or `none` if there is none.
+fn shown(path: Option<&Path>, none: &str) -> String {
+    path.map_or_else(|| none.to_owned(), |path| path.display().to_string())
 }
 
 /// Writes the settings of TLS, with memcached's defaults if TLS is off.
@@ -239,10 +237,7 @@ fn write_tls(shared: &Shared, sink: &mut Sink<'_>) {
     let settings = &shared.settings;
     let default = TlsSettings { session_tickets: false, ..TlsSettings::default() };
     let tls = settings.tls.as_ref().unwrap_or(&default);
-    let path = |path: &Path| match path.as_os_str().is_empty() {
-        true => "NULL".to_owned(),
-        false => path.display().to_string(),
-    };
+    let path = |path: &Path| shown(Some(path).filter(|path| !path.as_os_str().is_empty()), "NULL");
     let yes_no = |yes: bool| if yes { "yes" } else { "no" };
     sink.put("ssl_enabled", yes_no(settings.tls.is_some()));
     sink.put("ssl_chain_cert", path(&tls.chain_file));
