@@ -225,7 +225,8 @@ pub(crate) struct WorkerContext<'a> {
 impl WorkerContext<'_> {
     #[inline]
     fn executor(&mut self) -> Executor<'_> {
-        Executor::new(self.shared, self.counters, self.output, self.work, self.client.as_raw_fd())
+        let WorkerContext { shared, counters, output, work, client, .. } = self;
+        Executor { shared, counters, out: output, work, client: client.as_raw_fd() }
     }
 }
 

@@ -72,17 +72,6 @@ pub(crate) enum Next {
 
 impl<'a> Executor<'a> {
     #[inline]
-    pub(crate) fn new(
-        shared: &'a Shared,
-        counters: &'a Counters,
-        out: &'a mut Output,
-        work: &'a mut Work,
-        client: RawFd,
-    ) -> Executor<'a> {
-        Executor { shared, counters, out, work, client }
-    }
-
-    #[inline]
     fn kv(&self) -> &'a Kv {
         &self.shared.kv
     }

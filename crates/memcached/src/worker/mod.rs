@@ -28,8 +28,6 @@
 
 mod background;
 mod pause;
-use timing::record_iteration;
-
 mod timing;
 mod tls;
 mod udp;
@@ -54,7 +52,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use timing::Timing;
+use timing::{Timing, record_iteration};
 use tls::WorkerTls;
 use udp::{UDP_FIRST, WorkerUdp};
 
