@@ -57,12 +57,7 @@ fn status(cache: &ObjectCache) -> Value {
     })
 }
 
-async fn switch(
-    cache: WeakObjectCache,
-    request: Request,
-    verb: &'static str,
-    is_attached: bool,
-) -> Response {
+async fn switch(cache: WeakObjectCache, request: Request, verb: &'static str, is_attached: bool) -> Response {
     let Some(cache) = cache.upgrade() else { return ended() };
     tracing::info!(peer = %request.peer, "the admin listener {verb} the object cache");
     let switched = if is_attached { cache.attach_cache(None) } else { cache.detach_cache(None) };

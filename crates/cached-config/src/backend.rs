@@ -13,8 +13,8 @@ use blocker::memory::MemoryConfig;
 use blocker_rados::RadosConfig;
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::config_keys;
 use crate::config_file::{ConfigError, read, require};
+use crate::config_keys;
 use crate::keys::Size;
 use crate::s3_table::S3Table;
 use serde::de::Error as _;

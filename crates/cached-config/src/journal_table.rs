@@ -11,8 +11,8 @@ use cached_journal::{DiskError, JournalConfig, OpenError, SEGMENT_BYTES_MAX, SEG
 use cached_process::Exit;
 use serde::{Deserialize, Serialize};
 
-use crate::config_keys;
 use crate::config_file::{ConfigError, invalid, require, within};
+use crate::config_keys;
 use crate::keys::Size;
 use crate::lifecycle::{StartError, Waiting};
 use crate::objects::ObjectsTable;

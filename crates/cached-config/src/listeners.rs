@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 
 use synapse::{Address, AddressError, PORT_DEFAULT, Secret, ServerConfig, SettingError};
 
-use crate::config_keys;
 use crate::config_file::{ConfigError, invalid, secret, secret_warning};
+use crate::config_keys;
 use crate::keys::Size;
 
 /// Returns the beginning of a line that states that other machines can reach an address, if they

@@ -1,8 +1,8 @@
 //! `[objects]`: the object cache, which is off unless this table is present.
 
 use crate::backend::BackendTable;
-use crate::config_keys;
 use crate::config_file::{ConfigError, eviction_policy, invalid, require};
+use crate::config_keys;
 use crate::journal_table::{DurabilityName, JournalTable, check_durability};
 use crate::keys::Size;
 use crate::lifecycle::{StartError, Waiting};

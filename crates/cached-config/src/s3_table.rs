@@ -6,8 +6,8 @@ use std::path::PathBuf;
 #[cfg(feature = "s3")]
 use blocker_s3::S3Config;
 
-use crate::config_keys;
 use crate::config_file::{ConfigError, require};
+use crate::config_keys;
 use crate::keys::Size;
 
 config_keys! {

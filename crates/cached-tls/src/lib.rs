@@ -25,9 +25,7 @@ mod tests;
 mod tokio_listener;
 
 pub use server::ServerTls;
-pub use settings::{
-    ClientCertificates, KeyFormat, MinVersion, TlsError, TlsFile, TlsSettings, suite_names,
-};
+pub use settings::{ClientCertificates, KeyFormat, MinVersion, TlsError, TlsFile, TlsSettings, suite_names};
 #[cfg(feature = "tokio")]
 pub use tokio_listener::{BUSY, TlsStream, accept, renew};
 

@@ -15,8 +15,8 @@ use cached_admin::sources::{ObjectsSource, StoreSource, SynapseSource, measured}
 use cached_admin::{AdminServer, Health, control};
 use cached_config::{
     CacheReceiveBuffers, ConfigError, DrainTimes, LiveObjects, ObjectsTable, OpenOptions, Secrets,
-    ShutdownError, StartError, Store, SynapseTable, Waiting, begin_recovery, log_events, log_recovery, notify,
-    raise_descriptor_limit, store_all,
+    ShutdownError, StartError, Store, SynapseTable, Waiting, begin_recovery, log_events, log_recovery,
+    notify, raise_descriptor_limit, store_all,
 };
 use cached_core::insight::Sampling;
 use cached_core::object::{ObjectCache, OpenJournal};

@@ -248,10 +248,7 @@ pub enum Request {
 /// # Errors
 /// [`Failure`] for a flag that is unknown or a value that cannot work, with memcached's exit status
 /// where it has one.
-pub fn read(
-    arguments: &[std::ffi::OsString],
-    file: Option<(&Path, &str)>,
-) -> Result<Request, Failure> {
+pub fn read(arguments: &[std::ffi::OsString], file: Option<(&Path, &str)>) -> Result<Request, Failure> {
     let illegal = |error: clap::Error| {
         let text = error.to_string();
         let line = text.lines().next().unwrap_or_default();

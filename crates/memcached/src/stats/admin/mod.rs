@@ -58,7 +58,8 @@ fn not_live(shared: &Shared) -> Option<String> {
     let stalled = shared.stalled_secs.iter().map(|secs| secs.load(Ordering::Relaxed)).enumerate();
     let (index, secs) =
         stalled.max_by_key(|(_, secs)| *secs).filter(|(_, secs)| *secs >= STALLED_SECS_MAX)?;
-    let thread = if index < shared.settings.threads { format!("worker {index}") } else { "the acceptor".into() };
+    let thread =
+        if index < shared.settings.threads { format!("worker {index}") } else { "the acceptor".into() };
     Some(format!("{thread} has made no progress for {secs} s"))
 }
 
