@@ -61,23 +61,22 @@ fn write_points(sink: &mut Sink<'_>, scope: &str, points: &[CurvePoint]) {
 
 /// Writes `stats hot`: the hottest keys and prefixes.
 pub(super) fn write_hot(shared: &Shared, sink: &mut Sink<'_>) {
-    shared.take_samples();
     let report = hot_report(shared, HOT_SHOWN);
     sink.put("sampled", report.sampled);
     sink.put("dropped", report.dropped);
-    for (rank, hot) in report.keys.iter().enumerate() {
-        let rank = rank + 1;
-        sink.put(&format!("key:{rank}:name"), name(&hot.key, hot.bytes.as_deref()));
-        sink.put(&format!("key:{rank}:share"), format_args!("{:.6}", hot.share));
-        sink.put(&format!("key:{rank}:error"), format_args!("{:.6}", hot.error_share));
-        sink.put(&format!("key:{rank}:per_sec"), format_args!("{:.1}", hot.per_sec));
+    let put = |sink: &mut Sink<'_>, what: &str, name, (share, error_share, per_sec): (f64, f64, f64)| {
+        sink.put(&format!("{what}:name"), name);
+        sink.put(&format!("{what}:share"), format_args!("{share:.6}"));
+        sink.put(&format!("{what}:error"), format_args!("{error_share:.6}"));
+        sink.put(&format!("{what}:per_sec"), format_args!("{per_sec:.1}"));
+    };
+    for (rank, hot) in (1..).zip(&report.keys) {
+        let name = name(&hot.key, hot.bytes.as_deref());
+        put(sink, &format!("key:{rank}"), name, (hot.share, hot.error_share, hot.per_sec));
     }
-    for (rank, hot) in report.prefixes.iter().enumerate() {
-        let rank = rank + 1;
-        sink.put(&format!("prefix:{rank}:name"), name(&hot.prefix, hot.bytes.as_deref()));
-        sink.put(&format!("prefix:{rank}:share"), format_args!("{:.6}", hot.share));
-        sink.put(&format!("prefix:{rank}:error"), format_args!("{:.6}", hot.error_share));
-        sink.put(&format!("prefix:{rank}:per_sec"), format_args!("{:.1}", hot.per_sec));
+    for (rank, hot) in (1..).zip(&report.prefixes) {
+        let name = name(&hot.prefix, hot.bytes.as_deref());
+        put(sink, &format!("prefix:{rank}"), name, (hot.share, hot.error_share, hot.per_sec));
         if let Some(hit_ratio) = hot.hit_ratio {
             sink.put(&format!("prefix:{rank}:hit_ratio"), format_args!("{hit_ratio:.4}"));
         }
@@ -144,8 +143,7 @@ pub(super) fn write_slow(shared: &Shared, sink: &mut Sink<'_>) {
     let report = shared.slow_requests();
     sink.put("threshold_ms", report.threshold_ms);
     sink.put("count", report.count);
-    for (number, slow) in report.requests.iter().take(SLOW_SHOWN).enumerate() {
-        let number = number + 1;
+    for (number, slow) in (1..).zip(report.requests.iter().take(SLOW_SHOWN)) {
         sink.put(&format!("{number}:unix_ms"), slow.unix_ms);
         sink.put(&format!("{number}:listener"), slow.listener);
         sink.put(&format!("{number}:command"), slow.command);
