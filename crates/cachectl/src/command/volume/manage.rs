@@ -36,7 +36,7 @@ impl<'a> Server<'a> {
         let answer = finished(&self.admin, self.admin.get("/volumes")?)?;
         let damaged = list(&answer, "damaged").len() as u64;
         if damaged > 0 || !list(&answer, "volumes").is_empty() || self.output.is_json() {
-            self.output.write(super::volumes(&answer), &answer)?;
+            self.output.write(super::lines_of(&answer), &answer)?;
         }
         match damaged {
             0 => Ok(()),

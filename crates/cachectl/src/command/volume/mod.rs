@@ -254,7 +254,7 @@ fn bytes(value: &Value) -> String {
 }
 
 /// Returns the volumes of a list, one line each.
-fn volumes(answer: &Value) -> String {
+fn lines_of(answer: &Value) -> String {
     let all = list(answer, "volumes");
     let names: Vec<String> = all.iter().map(|of| text(&of["name"])).collect();
     let width = names.iter().map(|name| name.chars().count()).max().unwrap_or(0);
@@ -422,7 +422,7 @@ mod tests {
             "usage": { "referenced_bytes": 8 << 20, "exclusive_bytes": 65536 },
             "snapshots": [{ "name": "monday", "size_bytes": 512 << 20, "created_unix_secs": 1_795_437_605 }],
         });
-        let listed = volumes(&json!({ "volumes": [base, clone] }));
+        let listed = lines_of(&json!({ "volumes": [base, clone] }));
         let wanted = "base      20 GiB, not in use, read-only, 3 snapshots\n\
                       a\u{fffd}[2J    512 MiB, 2 connections, clone of base@gold, not exported";
         assert_eq!(listed, wanted);
