@@ -16,11 +16,15 @@ use crate::object::lock_ranks;
 use crate::object::tasks::wait_queue::WaitQueue;
 use crate::sync::{AtomicU8, Mutex, Ordering, lock};
 
-/// The write modes, each at the number by which an atomic stores it.
-const MODES: [WriteMode; 4] = [WriteMode::Back, WriteMode::Through, WriteMode::Around, WriteMode::ReadOnly];
-
+/// Returns the mode that an atomic stores as a number.
+#[inline]
 fn load(mode: &AtomicU8) -> WriteMode {
-    MODES[usize::from(mode.load(Ordering::Acquire)) % MODES.len()]
+    match mode.load(Ordering::Acquire) {
+        number if number == WriteMode::Back as u8 => WriteMode::Back,
+        number if number == WriteMode::Through as u8 => WriteMode::Through,
+        number if number == WriteMode::Around as u8 => WriteMode::Around,
+        _ => WriteMode::ReadOnly,
+    }
 }
 
 /// The write mode of a namespace, and its changes in flight.
