@@ -141,7 +141,7 @@ impl ChangeLog {
 
     /// Returns whether nine tenths of the journal are in use, or the last record found no room.
     pub(crate) fn is_at_limit(&self) -> bool {
-        self.events.level() == Level::NineTenths || self.events.is_full()
+        self.events.is_nearly_full() || self.events.is_full()
     }
 
     /// Returns whether a change must go to the store at once, with a mark, instead of being logged:

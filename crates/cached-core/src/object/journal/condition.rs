@@ -131,7 +131,8 @@ impl Condition {
 /// The events that the journal reports from any of its threads: they are recorded here, and passed
 /// on to the waiting tasks and to the background.
 pub(crate) struct Events {
-    level: AtomicU32,
+    /// Whether nine tenths of the journal are in use.
+    is_nearly_full: AtomicBool,
     /// Whether a record has found no room since there last was some.
     is_full: AtomicBool,
     /// Whether the journal has failed and not restarted since.
@@ -153,7 +154,7 @@ pub(crate) struct Events {
 impl Default for Events {
     fn default() -> Self {
         Self {
-            level: AtomicU32::new(0),
+            is_nearly_full: AtomicBool::new(false),
             is_full: AtomicBool::new(false),
             has_failed: AtomicBool::new(false),
             condition: Condition::default(),
@@ -215,7 +216,7 @@ impl Events {
     }
 
     pub(super) fn set_level(&self, level: Level) {
-        self.level.store(level as u32, Ordering::SeqCst);
+        self.is_nearly_full.store(level == Level::NineTenths, Ordering::SeqCst);
     }
 
     pub(super) fn note_full(&self, is_full: bool) {
@@ -226,12 +227,8 @@ impl Events {
         self.is_full.load(Ordering::SeqCst)
     }
 
-    pub(crate) fn level(&self) -> Level {
-        match self.level.load(Ordering::SeqCst) {
-            0 => Level::Low,
-            1 => Level::Half,
-            _ => Level::NineTenths,
-        }
+    pub(super) fn is_nearly_full(&self) -> bool {
+        self.is_nearly_full.load(Ordering::SeqCst)
     }
 
     pub(crate) fn has_failed(&self) -> bool {
