@@ -241,7 +241,7 @@ pub struct ConfigError {
     pub why: String,
 }
 
-/// Returns an error about `key` if its value is not valid; `why` says what would be.
+/// Returns an error about `key` if its value is not valid; `why` names the valid values.
 pub(crate) fn ensure(
     is_valid: bool,
     key: &'static str,

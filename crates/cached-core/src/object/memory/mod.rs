@@ -44,7 +44,8 @@ pub(crate) fn parts(offset: u64, len: u64) -> impl Iterator<Item = (u32, usize, 
     })
 }
 
-/// Returns the buckets that a range touches. Of a range beyond all objects they say nothing.
+/// Returns the buckets that a range touches. The result is meaningless for a range beyond the
+/// maximum object size.
 pub(crate) fn buckets_of(offset: u64, len: u64) -> Buckets {
     let first = (offset / BUCKET_U64) as u32;
     first..(offset.saturating_add(len).div_ceil(BUCKET_U64) as u32).max(first.saturating_add(1))

@@ -241,7 +241,7 @@ impl Queues {
     }
 
     /// Adds a clean bucket of an object in `namespace` that was read ahead, with these flags. No
-    /// read has asked for the bucket, so its policy is not told of it, and the bucket is among the
+    /// client has read the bucket yet, so the bucket is not reported to the policy, and is among the
     /// first to be evicted.
     pub(crate) fn link_ahead(&self, pool: &Pool, bucket: u32, hash: u64, flags: u8, namespace: u16) {
         let at = self.shard_of(self.share_of(namespace), hash);

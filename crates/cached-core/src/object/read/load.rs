@@ -400,7 +400,7 @@ async fn read_range(
             let load = object.begin_load(env, guard.ticket(), &run, run_max, Some(pattern));
             Some(((guard, load), run.end, marked))
         });
-        // Everything is cached or in flight, or something is in the way.
+        // Everything is cached or in flight, or a change of the range is in flight.
         let Some((registered, end, marked)) = registering.await else { break };
         if marked.is_some() {
             *mark = None;

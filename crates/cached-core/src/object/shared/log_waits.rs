@@ -55,8 +55,8 @@ pub(crate) async fn committed(log: &ChangeLog, position: Position) -> bool {
     is_durable
 }
 
-/// Waits while records of a namespace in the log, or of any with `None`, could be replayed over data
-/// that were stored past it.
+/// Waits while the log has records of a namespace (of any namespace, if `None`) that could be
+/// replayed over newer data, which were stored without a record.
 ///
 /// # Errors
 /// `Retryable` if too many tasks are waiting.

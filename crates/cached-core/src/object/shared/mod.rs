@@ -367,7 +367,8 @@ pub(crate) fn validate(shared: &Shared) -> Result<(), String> {
     ensure(queued == clean, || format!("{} buckets are clean, {} are in queues", clean.len(), queued.len()))
 }
 
-/// Checks that there is no such bucket.
+/// Returns an error if there is a `bucket`: the first one for which `what` holds, which is a
+/// contradiction.
 fn none(bucket: Option<&u32>, what: &str) -> Result<(), String> {
     bucket.map_or(Ok(()), |bucket| Err(format!("bucket {bucket} {what}")))
 }

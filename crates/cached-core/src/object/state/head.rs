@@ -71,7 +71,7 @@ impl Head {
         (self.known == Known::Present).then_some(Version(self.version))
     }
 
-    /// Returns the entry in a listing of an object that exists.
+    /// Returns the entry of the object, which exists, in a listing.
     pub(crate) fn list_entry(&self, name: Name) -> ListEntry {
         ListEntry::new(name, self.size, Version(self.version))
     }

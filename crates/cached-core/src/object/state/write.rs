@@ -24,8 +24,9 @@ impl Object {
         missing
     }
 
-    /// Returns the resources that a write of these bytes lacks; buckets that can be taken over need
-    /// none.
+    /// Returns the resources that a write of these bytes lacks. A slot that can take over its bucket
+    /// needs none, provided that no other piece of the change writes to the slot: `runs_end` admits
+    /// only disjoint runs.
     fn missing_for_data(
         &self,
         env: &Env<'_>,

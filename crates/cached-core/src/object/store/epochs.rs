@@ -40,11 +40,13 @@ pub(crate) enum Own {
 pub(crate) struct Epochs {
     pub(crate) writer: WriterId,
     /// Read by every flush and every forwarded change, written at claims. An entry for each
-    /// namespace that this cache changes, at most [`NAMESPACES_MAX`]. A leaf in the lock order: no
-    /// other lock is taken while one of its shards is locked.
+    /// namespace that this cache changes, at most [`NAMESPACES_MAX`]. While one of
+    /// the shards is locked, the only other lock taken is that of a shard of `renewed`, a leaf in
+    /// the lock order.
     namespaces: DashMap<Namespace, Own, SeededState>,
     /// Epochs with which this cache reclaims namespaces that it holds: if one is found to be in
-    /// force, it is the cache's own.
+    /// force, it is the cache's own. Kept apart from the roles, because an epoch stays here while
+    /// the role changes.
     renewed: DashMap<Namespace, Epoch, SeededState>,
     /// Incremented whenever a held epoch becomes unconfirmed. An object remembers the generation in
     /// which its namespace was last looked up.

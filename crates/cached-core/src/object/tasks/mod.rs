@@ -35,7 +35,7 @@ struct State {
     waker: Option<Waker>,
     /// Whether the background has been polled.
     has_started: bool,
-    /// Whether a caller has been found to wait for a background that has not started.
+    /// Whether the log has a warning that a caller waits for a background that has not started.
     has_warned: bool,
     /// Whether the last handle of the cache has been dropped.
     is_closed: bool,

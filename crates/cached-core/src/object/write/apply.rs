@@ -187,8 +187,9 @@ fn keep_hold(shared: &Shared, object: &mut Object, hold: KeptHold) -> Option<Kep
     released
 }
 
-/// Applies a change in the object's exclusive section, or returns what is missing. Also returns an
-/// unneeded hold, to be dropped outside of the section and before any wait.
+/// Applies a change in the object's exclusive section, or returns the reason why it cannot be
+/// applied now. A hold that is not needed is returned too: the caller drops it outside the section,
+/// before any wait.
 pub(super) fn apply(
     shared: &Shared,
     object: &mut Object,

@@ -83,7 +83,7 @@ pub(crate) async fn change(
 }
 
 /// Waits until an applied change has the requested durability. Without a `handle`, the object has
-/// no node: everything of it is stored.
+/// left the index, so all of its changes are stored.
 pub(crate) async fn acknowledge(
     shared: Arc<Shared>,
     handle: Option<Handle>,
@@ -302,7 +302,7 @@ mod tests {
     }
 
     /// If the exclusive section begins between the poll of the change and the poll of the timer,
-    /// the change is made, and its caller is told so. If the section begins later, nothing is
+    /// the change is made, and its caller gets the reply. If the section begins later, nothing is
     /// changed.
     #[test]
     fn at_its_deadline_a_change_is_made_or_given_up_and_not_both() {

@@ -274,8 +274,8 @@ impl Terms<'_> {
         answer
     }
 
-    /// Returns a call with the deadline of a flush request: a store that does not respond in time
-    /// is asked again, and cannot keep the object from being flushed.
+    /// Returns a call with the deadline of a flush request: if the store does not respond in time,
+    /// the flush fails and is retried, so a lost response does not block the object forever.
     fn call(&self) -> Call {
         let mut call = Call::default();
         let shared = &self.handle.shared;

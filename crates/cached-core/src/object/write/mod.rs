@@ -79,7 +79,7 @@ impl Settling {
         Self { shared: Arc::clone(shared), number, deadline, has_ended: false }
     }
 
-    /// Waits; see [`settle`].
+    /// Waits until the earlier mode is settled; see [`settle`].
     pub(crate) async fn end(mut self) -> Result<()> {
         let settled = settle(&self.shared, self.number, self.deadline).await;
         self.has_ended = settled.is_ok();
@@ -165,7 +165,7 @@ async fn settle_all_of(shared: &Arc<Shared>, number: u16) -> Result<()> {
         Some(namespace) => store_and_mark(shared, namespace).await,
         None => scope_ops::flush(Arc::clone(shared), FlushRequest::new(Scope::All)).await.map(|_| ()),
     };
-    // Losses are recorded, and nothing of them is left to be stored.
+    // Lost writes are recorded as losses, and are no longer dirty.
     if matches!(stored, Ok(()) | Err(Error::WritesLost(_))) {
         phases.note_stored(phase);
     }
