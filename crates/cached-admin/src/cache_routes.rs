@@ -120,6 +120,12 @@ pub(crate) fn add_namespace_routes(routes: &Routes, cache: &ObjectCache) {
     routes.post("/namespaces/remove", move |request| remove(removed.clone(), request));
 }
 
+/// Returns the response for a namespace that is neither configured nor in use. `cachectl` recognizes
+/// it by the words "no namespace".
+fn no_such_namespace(name: &str) -> Response {
+    Response::failure(404, format_args!("no namespace {name:?} is configured or in use"))
+}
+
 fn list(cache: &ObjectCache, name: Option<String>) -> Response {
     let mut all = cache.namespaces();
     if let Some(name) = name {
@@ -132,10 +138,7 @@ fn list(cache: &ObjectCache, name: Option<String>) -> Response {
                 }
                 Response::json(&value)
             }
-            None => Response::failure(
-                404,
-                format_args!("the namespace {name:?} is neither configured nor in use"),
-            ),
+            None => no_such_namespace(&name),
         };
     }
     all.sort_by_key(|of| Reverse((of.dirty_bytes, of.cached_bytes)));
@@ -244,10 +247,7 @@ async fn remove(cache: WeakObjectCache, request: Request) -> Response {
             "dropped_bytes": removed.dropped_bytes,
             "discarded_bytes": removed.discarded_bytes,
         })),
-        Ok(Err(Error::Missing)) => Response::failure(
-            404,
-            format_args!("the namespace {namespace:?} is neither configured nor in use"),
-        ),
+        Ok(Err(Error::Missing)) => no_such_namespace(&namespace),
         Ok(Err(error @ Error::Denied(_))) => Response::failure(409, error),
         Ok(Err(error)) => Response::json(&json!({ "done": false, "why": error.to_string() })),
         Err(_) => Response::json(&json!({ "done": false, "why": "its dirty data are not stored yet" })),

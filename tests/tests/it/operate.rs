@@ -218,6 +218,9 @@ fn namespaces_are_managed_over_synapse() {
         let (code, removed) = namespace(&["remove", "vm", "--flush"]);
         assert_eq!((code, removed.contains("8192 bytes were dropped")), (0, true), "{removed}");
         assert_eq!(namespace(&["show", "none"]).0, 3);
+        assert_eq!(daemon.cachectl(&["namespace", "show", "none"]).0, 3);
+        let (code, set) = daemon.cachectl(&["namespace", "create", "other", "store_weight=2"]);
+        assert_eq!((code, set.contains("store_weight=2")), (0, true), "{set}");
     }
 }
 
