@@ -124,11 +124,11 @@ impl Connection {
         if self.is_datagram() {
             return Err(Refused::NotAllowed);
         }
-        let sink = match self.info.is_encrypted {
-            false => Sink::Socket(client.try_clone_to_owned().map_err(|_| Refused::Failed)?),
+        let sink = || match self.info.is_encrypted {
+            false => client.try_clone_to_owned().map(Sink::Socket),
             true => {
                 let queues = shared.connections.queues().clone();
-                Sink::Relay(Arc::new(Relay::new(self.info.clone(), queues)))
+                Ok(Sink::Relay(Arc::new(Relay::new(self.info.clone(), queues))))
             }
         };
         shared.watch.subscribe(sink, events)

@@ -170,13 +170,19 @@ impl Watch {
         self.observed.load(Ordering::Relaxed) & kind != 0
     }
 
-    /// Makes a connection a watcher of events of these kinds. The connection first receives `OK`.
-    pub(crate) fn subscribe(self: &Arc<Self>, sink: Sink, kinds: u32) -> Result<Subscription, Refused> {
+    /// Makes a connection a watcher of events of these kinds, unless there are too many watchers; only
+    /// then is `sink` called. The connection first receives `OK`.
+    pub(crate) fn subscribe(
+        self: &Arc<Self>,
+        sink: impl FnOnce() -> io::Result<Sink>,
+        kinds: u32,
+    ) -> Result<Subscription, Refused> {
         let gone = Arc::new(AtomicBool::new(false));
         let mut pending = self.pending();
         if pending.watchers >= WATCHERS_MAX {
             return Err(Refused::TooMany);
         }
+        let sink = sink().map_err(|_| Refused::Failed)?;
         let relay = match &sink {
             Sink::Socket(_) => None,
             Sink::Relay(relay) => Some(relay.clone()),
@@ -336,8 +342,8 @@ mod tests {
         Arc::new(Watch::new(pending_bytes_max, watcher_bytes_max).expect("a descriptor"))
     }
 
-    fn socket(ours: &UnixStream) -> Sink {
-        Sink::Socket(ours.try_clone().expect("a descriptor").into())
+    fn socket(ours: &UnixStream) -> impl FnOnce() -> io::Result<Sink> {
+        move || Ok(Sink::Socket(ours.try_clone()?.into()))
     }
 
     fn read_until(client: &mut UnixStream, end: &str) -> String {
