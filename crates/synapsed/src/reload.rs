@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use blocker::trace::Tracer;
 use cached_admin::insight::slow::SlowLog;
 use cached_admin::{Tokens, TokensRead};
-use cached_config::{ConfigError, LIVE_KEYS, LiveObjects, raise_descriptor_limit};
+use cached_config::{ConfigError, LIVE_KEYS, LiveObjects, parse_config, raise_descriptor_limit};
 use cached_process::log::Log;
 use cached_process::reload::{LiveSecs, Program, Source};
 use toml::Table;
@@ -35,9 +35,7 @@ pub(crate) struct Synapsed {
 /// # Errors
 /// One line, if `config` was not parsed from this text.
 pub(crate) fn source(config: &Config, path: &Path, text: &str) -> Result<Source, String> {
-    let file: Table = text
-        .parse()
-        .map_err(|error: toml::de::Error| ConfigError::new("", error.message()).in_file(path).to_string())?;
+    let file: Table = parse_config(path, text).map_err(|error| error.to_string())?;
     let effective = Table::try_from(config).map_err(|error| error.to_string())?;
     Ok(Source { without_flags: effective.clone(), effective, file })
 }

@@ -7,7 +7,7 @@ use crate::config::{Config, File, SidecarSecrets};
 use crate::objects::ReloadObjects;
 use blocker::trace::Tracer;
 use cached_admin::{Tokens, TokensRead};
-use cached_config::{ConfigError, LIVE_KEYS, read_config};
+use cached_config::{ConfigError, LIVE_KEYS, parse_config, read_config};
 use cached_memcached::LiveServer;
 use cached_process::reload::{Program, Source};
 use parking_lot::Mutex;
@@ -93,11 +93,7 @@ pub fn source(arguments: &[OsString], file: Option<(&Path, &str)>) -> Result<Sou
     let (effective, without_flags) = (table(arguments)?, table(&program)?);
     let file = match file {
         None => Table::new(),
-        Some((path, text)) => {
-            let wrong =
-                |error: toml::de::Error| ConfigError::new("", error.message()).in_file(path).to_string();
-            text.parse().map_err(wrong)?
-        }
+        Some((path, text)) => parse_config(path, text).map_err(|error| error.to_string())?,
     };
     Ok(Source { effective, without_flags, file })
 }
