@@ -7,6 +7,7 @@ use std::fs::Permissions;
 use std::net::{IpAddr, Ipv4Addr, ToSocketAddrs};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
 use synapse::{Address, AddressError, PORT_DEFAULT, Secret, ServerConfig, SettingError};
 
@@ -115,6 +116,15 @@ impl Listening {
                 Some(Listening::tcp(key, Some(host), port.parse().ok()?))
             }
         })
+    }
+
+    /// Returns the addresses in a table whose strings are parsed as `A`, which adds the default port.
+    /// Strings that are not addresses are left out.
+    #[must_use]
+    pub fn parsed<A: FromStr + fmt::Display>(key: &'static str, texts: &[String]) -> Vec<Listening> {
+        let addresses = texts.iter().filter_map(|text| text.parse::<A>().ok());
+        let texts: Vec<String> = addresses.map(|address| address.to_string()).collect();
+        Listening::of(key, &texts).collect()
     }
 
     fn is_of(&self, other: &Listening) -> bool {
@@ -231,9 +241,7 @@ impl SynapseTable {
     /// are left out.
     #[must_use]
     pub fn listening(&self) -> Vec<Listening> {
-        let addresses = self.listen.iter().filter_map(|text| text.parse::<Address>().ok());
-        let texts: Vec<String> = addresses.map(|address| address.to_string()).collect();
-        Listening::of("synapse.listen", &texts).collect()
+        Listening::parsed::<Address>("synapse.listen", &self.listen)
     }
 
     /// Sets the permissions of a unix socket on which a server listens.

@@ -162,9 +162,7 @@ impl NbdTable {
     /// Returns the addresses for a check of all listeners; strings that are not addresses are left
     /// out.
     pub(crate) fn listening(&self) -> Vec<Listening> {
-        let addresses = self.listen.iter().filter_map(|text| text.parse::<Address>().ok());
-        let texts: Vec<String> = addresses.map(|address| address.to_string()).collect();
-        Listening::of("nbd.listen", &texts).collect()
+        Listening::parsed::<Address>("nbd.listen", &self.listen)
     }
 
     /// Sets the permissions of a unix socket on which a server listens.
