@@ -202,20 +202,18 @@ impl Extended {
             self.chunk_bytes_max = CHUNK_BYTES_MAX;
         }
         let mistake = match self.chunk_changed {
-            true if chunk > item => {
-                format!("slab_chunk_max (bytes: {chunk}) cannot be larger than -I (item_size_max {item})")
-            }
-            true if !item.is_multiple_of(chunk) => format!(
+            true if chunk > item => Some(format!(
+                "slab_chunk_max (bytes: {chunk}) cannot be larger than -I (item_size_max {item})"
+            )),
+            true if !item.is_multiple_of(chunk) => Some(format!(
                 "-I (item_size_max: {item}) must be evenly divisible by slab_chunk_max (bytes: {chunk})"
-            ),
-            true if !PAGE_BYTES.is_multiple_of(chunk) => {
-                format!(
-                    "slab_chunk_max (bytes: {chunk}) must divide evenly into {PAGE_BYTES} (slab_page_size)"
-                )
-            }
-            _ => String::new(),
+            )),
+            true if !PAGE_BYTES.is_multiple_of(chunk) => Some(format!(
+                "slab_chunk_max (bytes: {chunk}) must divide evenly into {PAGE_BYTES} (slab_page_size)"
+            )),
+            _ => None,
         };
-        if !mistake.is_empty() {
+        if let Some(mistake) = mistake {
             return wrong(Exit::Usage, mistake);
         }
         let inert = &settings.inert;
