@@ -1,4 +1,4 @@
-//! `cachectl`: a command-line tool for any backend.
+//! `cachectl`: a command-line tool for any backend, and for running servers.
 //!
 //! ```text
 //! cachectl --backend file:DIR put NAME FILE

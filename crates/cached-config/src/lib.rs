@@ -1,4 +1,4 @@
-//! The configuration of an object cache and its store, and opening what it names.
+//! Checks the configuration of an object cache and its store, and opens the journal and the store.
 //!
 //! `cached`, `synapsed` and `cachectl` share this crate. A store is one of five kinds
 //! ([`BackendTable`]), written as a table of a configuration file or as a single line
