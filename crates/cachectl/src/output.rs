@@ -276,8 +276,8 @@ pub(crate) struct Failure {
     line: String,
     /// The HTTP status, if the failure is a response.
     pub(crate) status: Option<u16>,
-    /// Whether the only failure is that the reader of the output has gone, as `head` does once it
-    /// has read enough. Nobody needs to be told.
+    /// Whether the reader of the output has closed the pipe, as `head` does once it has read
+    /// enough. This failure is not reported.
     is_output_closed: bool,
 }
 

@@ -11,8 +11,8 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Raises the descriptor limit to what this number of connections and threads and the rest of the
-/// server need. Returns the limit that the system allows.
+/// Raises the descriptor limit to the number that these connections and threads, and the rest of the
+/// server, need. Returns the limit that the system allows.
 pub fn raise_descriptor_limit(connections: usize, threads: usize) -> u64 {
     // Listeners, log, the acceptor's runtime, and two descriptors for each worker's event loop.
     cached_config::raise_descriptor_limit((connections + 32 + 2 * threads) as u64)

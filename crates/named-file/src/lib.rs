@@ -3,9 +3,9 @@
 //!
 //! Every program reads these files by the same rule: a regular file of at most [`BYTES_MAX`] bytes
 //! or, where a command line may name one, a pipe. Anything else is refused without being read: a
-//! device may have no end, and a FIFO would wait for a writer. A [`FileError`] tells a mistake,
-//! which stays until a person mends it, from a failure of a disk or the system, after which
-//! another attempt may succeed.
+//! device may have no end, and a FIFO would wait for a writer. A [`FileError`] distinguishes a
+//! mistake, which persists until a person corrects it, from a failure of a disk or the system,
+//! after which another attempt may succeed.
 //!
 //! ```
 //! let error = named_file::read("/no/such/file".as_ref()).unwrap_err();

@@ -383,7 +383,7 @@ impl Cache {
         Arc::new(CacheReceiveBuffers::new(self.cache.clone()))
     }
 
-    /// Stores its dirty data, and stops the background task. Nothing may change the cache any more.
+    /// Stores dirty data, and stops the background task. The cache must no longer be changed.
     ///
     /// # Errors
     /// The acknowledged data that could not be stored.

@@ -182,7 +182,7 @@ struct Shared {
 struct Table {
     /// The number of the last job.
     last: u64,
-    /// The running jobs, and those whose outcomes clients may ask for, by number in ascending
+    /// The running jobs, and those whose outcomes clients may request, by number in ascending
     /// order.
     jobs: Vec<(u64, Job)>,
     is_closed: bool,

@@ -217,7 +217,7 @@ fn by_class(pairs: Vec<Pair>) -> (Vec<(u32, Vec<Pair>)>, Vec<Pair>) {
         let rest = name.strip_prefix("items:").unwrap_or(&name);
         match rest.split_once(':').map(|(class, name)| (class.parse(), name)) {
             Some((Ok(class), name)) => {
-                // A report has all numbers of a class one after the other.
+                // In a report, the numbers of a class are adjacent.
                 if classes.last().is_none_or(|(last, _)| *last != class) {
                     classes.push((class, Vec::new()));
                 }
