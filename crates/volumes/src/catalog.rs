@@ -113,9 +113,9 @@ impl Pool {
         for _ in 0..TRIES {
             let (volume, condition) = match self.get(object.clone()).await {
                 Ok((bytes, version)) => {
-                    let volume = decode_number(&bytes.to_vec());
-                    let damaged = |why: String| damaged(&format!("the catalog's record {object}"), &why);
-                    (volume.map_err(damaged)?, Condition::Version(version))
+                    let what = || format!("the catalog's record {object}");
+                    let volume = decode_number(&bytes.to_vec()).map_err(|why| damaged(&what(), &why))?;
+                    (volume, Condition::Version(version))
                 }
                 Err(Store::Missing) => (VolumeId(1), Condition::Absent),
                 Err(error) => return Err(error.into()),
@@ -143,11 +143,11 @@ impl Pool {
     /// Returns the number of the volume with this name.
     pub(crate) async fn find(&self, name: &str) -> Result<VolumeId> {
         check_name(name)?;
-        let what = format!("the catalog's record of volume {name:?}");
+        let what = || format!("the catalog's record of volume {name:?}");
         match self.get(self.name_object(name)).await {
-            Ok((bytes, _)) => decode_number(&bytes.to_vec()).map_err(|why| damaged(&what, &why)),
+            Ok((bytes, _)) => decode_number(&bytes.to_vec()).map_err(|why| damaged(&what(), &why)),
             Err(Store::Missing) => Err(Error::NoSuchVolume(name.to_owned())),
-            Err(error) => Err(unreadable(error, &what)),
+            Err(error) => Err(unreadable(error, &what())),
         }
     }
 
@@ -282,17 +282,17 @@ impl Pool {
     /// Returns a volume's head and the head's version, or `None` if the volume has no head.
     pub(crate) async fn head_if_any(&self, volume: VolumeId) -> Result<Option<(Head, Version)>> {
         let object = self.object(volume, Kind::Head);
-        let what = format!("head {object} of a volume");
-        match self.get(object).await {
+        let what = || format!("head {object} of a volume");
+        match self.get(object.clone()).await {
             Ok((bytes, version)) => {
-                let head = Head::decode(&bytes.to_vec()).map_err(|why| damaged(&what, &why))?;
+                let head = Head::decode(&bytes.to_vec()).map_err(|why| damaged(&what(), &why))?;
                 if head.volume != volume {
-                    return Err(damaged(&what, "it belongs to another volume"));
+                    return Err(damaged(&what(), "it belongs to another volume"));
                 }
                 Ok(Some((head, version)))
             }
             Err(Store::Missing) => Ok(None),
-            Err(error) => Err(unreadable(error, &what)),
+            Err(error) => Err(unreadable(error, &what())),
         }
     }
 }

@@ -146,11 +146,11 @@ async fn load_page(pool: Pool, page: usize, at: Entry) -> Result<(usize, Arc<Pag
     // A map has at most 65 536 pages.
     let number = page as u32;
     let object = pool.object(at.volume(), Kind::Page(at.allocation(), number));
-    let what = format!("page {object} of a map");
-    let request = ReadRequest::new(object, 0, PAGE_BYTES as u64);
-    let reply = pool.store.read(request).await.map_err(|error| unreadable(error, &what))?;
+    let what = || format!("page {object} of a map");
+    let request = ReadRequest::new(object.clone(), 0, PAGE_BYTES as u64);
+    let reply = pool.store.read(request).await.map_err(|error| unreadable(error, &what()))?;
     let name = PageName { volume: at.volume(), allocation: at.allocation(), page: number };
-    let entries = decode_page(name, &reply.data.to_bytes()).map_err(|why| damaged(&what, &why))?;
+    let entries = decode_page(name, &reply.data.to_bytes()).map_err(|why| damaged(&what(), &why))?;
     Ok((page, Arc::from(entries)))
 }
 
@@ -169,9 +169,9 @@ pub(crate) async fn load_node(
 /// Reads a snapshot's root, without the pages of its map.
 pub(crate) async fn load_root(pool: &Pool, volume: VolumeId, node: u64) -> Result<Vec<Entry>> {
     let object = pool.object(volume, Kind::Root(node));
-    let what = format!("root {object} of a snapshot");
-    let (bytes, _) = pool.get(object).await.map_err(|error| unreadable(error, &what))?;
-    decode_root(&bytes.to_vec()).map_err(|why| damaged(&what, &why))
+    let what = || format!("root {object} of a snapshot");
+    let (bytes, _) = pool.get(object.clone()).await.map_err(|error| unreadable(error, &what()))?;
+    decode_root(&bytes.to_vec()).map_err(|why| damaged(&what(), &why))
 }
 
 /// The namespace of one volume, for its owner.
