@@ -7,7 +7,9 @@ use std::time::Duration;
 use blocker::executor::{block_on, poll_times};
 use blocker::{Blocker, Control, Durability};
 use test_kit::steered::{CallInfo, Op, SteeredStore, Verdict};
-use volumes::{Error, OpenOptions, Options, ProblemKind, Settings, Volume, Volumes};
+use volumes::{Error, OpenOptions, Options, ProblemKind, Volume, Volumes};
+
+use super::objects_of;
 
 const OBJECT: u64 = 4096;
 
@@ -28,12 +30,7 @@ fn volumes_of(store: &Arc<SteeredStore>, owner: &str) -> Volumes {
 }
 
 fn create(volumes: &Volumes, name: &str) {
-    block_on(volumes.create(
-        name,
-        8 * OBJECT,
-        Settings { object_bytes: Some(OBJECT), ..Settings::default() },
-    ))
-    .unwrap();
+    block_on(volumes.create(name, 8 * OBJECT, objects_of(OBJECT))).unwrap();
 }
 
 fn opened(volumes: &Volumes, name: &str) -> Volume {
@@ -114,7 +111,7 @@ fn a_volume_that_a_check_took_for_one_that_was_never_made_is_not_made() {
         let (one, two) = (volumes_of(&store, "one"), volumes_of(&store, "two"));
         with_snapshot(&one);
         store.rule(|call| if is_change_of(call, "vol", "v/c") { Verdict::Hold } else { Verdict::Pass });
-        let settings = Settings { object_bytes: Some(OBJECT), ..Settings::default() };
+        let settings = objects_of(OBJECT);
         let mut made: std::pin::Pin<Box<dyn Future<Output = volumes::Result<()>>>> = match is_clone {
             false => Box::pin(one.create("c", 8 * OBJECT, settings)),
             true => Box::pin(one.clone_volume("a", Some("s"), "c")),
@@ -152,8 +149,7 @@ fn a_volume_whose_head_a_check_is_removing_is_not_made() {
         };
         store.answer(held.iter().find(is_it).unwrap_or_else(|| panic!("{what}: {held:?}")).number);
     };
-    let mut made =
-        Box::pin(one.create("c", 8 * OBJECT, Settings { object_bytes: Some(OBJECT), ..Settings::default() }));
+    let mut made = Box::pin(one.create("c", 8 * OBJECT, objects_of(OBJECT)));
     assert!(poll_times(made.as_mut(), 1, Duration::ZERO).is_none());
     let mut check = Box::pin(two.check(true));
     assert!(poll_times(check.as_mut(), 1, Duration::ZERO).is_none());

@@ -8,6 +8,8 @@ use blocker::{Blocker, Durability};
 use test_kit::steered::{Op, SteeredStore, Verdict};
 use volumes::{OpenOptions, Options, Settings, Volumes};
 
+use super::objects_of;
+
 const OBJECTS: u64 = 64;
 const OBJECT_BYTES: u64 = 64 << 10;
 
@@ -20,8 +22,7 @@ fn a_random_write_in_steady_state_is_one_call_and_a_flush_another() {
     let store = SteeredStore::new();
     let volumes = Volumes::new(Arc::clone(&store) as Arc<dyn Blocker>, Options::new("vol")).unwrap();
     let size = OBJECTS * OBJECT_BYTES;
-    block_on(volumes.create("a", size, Settings { object_bytes: Some(OBJECT_BYTES), ..Settings::default() }))
-        .unwrap();
+    block_on(volumes.create("a", size, objects_of(OBJECT_BYTES))).unwrap();
     let disk = block_on(volumes.open("a", OpenOptions::default())).unwrap();
     let all = vec![1; size as usize];
     block_on(disk.write(0, all.into(), Durability::Cached)).unwrap();
@@ -108,12 +109,7 @@ fn a_check_without_repair_writes_nothing() {
     };
     let volumes = new("one");
     for name in ["a", "b"] {
-        block_on(volumes.create(
-            name,
-            OBJECTS * OBJECT_BYTES,
-            Settings { object_bytes: Some(OBJECT_BYTES), ..Settings::default() },
-        ))
-        .unwrap();
+        block_on(volumes.create(name, OBJECTS * OBJECT_BYTES, objects_of(OBJECT_BYTES))).unwrap();
         let disk = block_on(volumes.open(name, OpenOptions::default())).unwrap();
         block_on(disk.write(5, b"something".into(), Durability::Stored)).unwrap();
         block_on(volumes.snapshot(name, "s")).unwrap();

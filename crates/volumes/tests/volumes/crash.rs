@@ -9,9 +9,10 @@ use blocker::executor::block_on;
 use blocker::faulty::FaultPlan;
 use blocker::{Blocker, Durability, Faulty, Memory, SystemClock};
 use test_kit::rng::Rng;
-use volumes::{Error, Fencing, OpenOptions, Options, ProblemKind, Result, Settings, Volume, Volumes};
+use volumes::{Error, Fencing, OpenOptions, Options, ProblemKind, Result, Volume, Volumes};
 
 use super::disk::{OBJECT, PAGE};
+use super::objects_of;
 
 const SECTOR: u64 = 512;
 const SIZE: u64 = (PAGE + 3) * OBJECT;
@@ -156,9 +157,7 @@ impl Run<'_> {
         let name = format!("v{}", self.next_tag());
         self.model.unsure.push((name.clone(), None));
         self.model.volumes.insert(name.clone(), Sectors::default());
-        self.volumes
-            .create(&name, SIZE, Settings { object_bytes: Some(OBJECT), ..Settings::default() })
-            .await?;
+        self.volumes.create(&name, SIZE, objects_of(OBJECT)).await?;
         self.model.unsure.pop();
         Ok(())
     }

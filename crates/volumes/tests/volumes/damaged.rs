@@ -7,9 +7,10 @@ use std::time::Duration;
 use blocker::executor::{block_on, poll_times};
 use blocker::{Blocker, Durability, Error as Store, ListRequest};
 use test_kit::steered::{CallInfo, Op, SteeredStore, Verdict};
-use volumes::{Error, Fencing, OpenOptions, Options, ProblemKind, Settings, Volumes};
+use volumes::{Error, Fencing, OpenOptions, Options, ProblemKind, Volumes};
 
 use super::beside::Listed;
+use super::objects_of;
 
 const OBJECT: u64 = 4096;
 /// The namespace of "a", the damaged volume.
@@ -29,10 +30,7 @@ fn owned(store: &Arc<SteeredStore>, fencing: Fencing, owner: &str) -> Volumes {
 /// Creates a volume with data, and a snapshot before its last write.
 fn make(volumes: &Volumes, name: &str) {
     block_on(async {
-        volumes
-            .create(name, 8 * OBJECT, Settings { object_bytes: Some(OBJECT), ..Settings::default() })
-            .await
-            .unwrap();
+        volumes.create(name, 8 * OBJECT, objects_of(OBJECT)).await.unwrap();
         for (bytes, snapshot) in [(b"old", Some("s")), (b"new", None)] {
             let disk = volumes.open(name, OpenOptions::default()).await.unwrap();
             disk.write(0, bytes.into(), Durability::Cached).await.unwrap();

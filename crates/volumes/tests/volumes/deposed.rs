@@ -11,9 +11,10 @@ use blocker::{Blocker, Durability, Memory, WriteMode};
 use cached_core::object::Writer;
 use test_kit::rng::Rng;
 use test_kit::steered::{SteeredStore, Verdict};
-use volumes::{Error, Fencing, OpenOptions, Options, ProblemKind, Settings, Volume, Volumes};
+use volumes::{Error, Fencing, OpenOptions, Options, ProblemKind, Volume, Volumes};
 
 use super::disk::{Disk, OBJECT};
+use super::objects_of;
 use super::stack::{cache, until};
 
 const OBJECTS: u64 = 8;
@@ -32,7 +33,7 @@ fn taken(volumes: &Volumes) -> Volume {
 
 /// Creates the volume "a" and fills it.
 fn filled(volumes: &Volumes) -> Volume {
-    let settings = Settings { object_bytes: Some(OBJECT), ..Settings::default() };
+    let settings = objects_of(OBJECT);
     block_on(volumes.create("a", OBJECTS * OBJECT, settings)).unwrap();
     let disk = block_on(volumes.open("a", OpenOptions::default())).unwrap();
     write(&disk, 0, &test_kit::pattern(1, 0, (OBJECTS * OBJECT) as usize));

@@ -8,9 +8,10 @@ use blocker::executor::{block_on, poll_times};
 use blocker::{Blocker, Durability, WriteMode};
 use cached_core::object::Writer;
 use test_kit::steered::{CallInfo, Op, SteeredStore, Verdict};
-use volumes::{Error, Export, Fencing, OpenOptions, Options, Settings, Volume, Volumes};
+use volumes::{Error, Export, Fencing, OpenOptions, Options, Volume, Volumes};
 
 use super::beside::Listed;
+use super::objects_of;
 use super::stack::{cache, eventually};
 
 const OBJECT: u64 = 4096;
@@ -26,12 +27,7 @@ fn hosts(store: &Arc<SteeredStore>, (writer, fencing): (Writer, Fencing)) -> [Vo
 }
 
 fn create(volumes: &Volumes, name: &str) {
-    block_on(volumes.create(
-        name,
-        8 * OBJECT,
-        Settings { object_bytes: Some(OBJECT), ..Settings::default() },
-    ))
-    .unwrap();
+    block_on(volumes.create(name, 8 * OBJECT, objects_of(OBJECT))).unwrap();
 }
 
 fn opened(volumes: &Volumes, name: &str) -> Volume {
@@ -247,8 +243,7 @@ fn a_name_is_found_that_the_other_host_has_given_meanwhile() {
         create(&one, "a");
         assert_eq!(block_on(two.info("a")).unwrap().size_bytes, 8 * OBJECT);
         block_on(one.delete("a")).unwrap();
-        block_on(one.create("a", 2 * OBJECT, Settings { object_bytes: Some(OBJECT), ..Settings::default() }))
-            .unwrap();
+        block_on(one.create("a", 2 * OBJECT, objects_of(OBJECT))).unwrap();
         let all = block_on(two.list()).unwrap();
         assert_eq!((all.volumes[0].size_bytes, all.damaged.len()), (2 * OBJECT, 0));
         assert_eq!(opened(&two, "a").size_bytes(), 2 * OBJECT);

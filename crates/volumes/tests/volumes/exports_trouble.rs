@@ -11,6 +11,8 @@ use test_kit::steered::{Op, SteeredStore, Verdict};
 use volumes::exports::VolumeExports;
 use volumes::{Options, Settings, Volumes};
 
+use super::objects_of;
+
 const SIZE_BYTES: u64 = 64 << 20;
 /// The names of the volumes.
 const NAMES: [&str; 2] = ["disk", "other"];
@@ -223,7 +225,7 @@ async fn the_maps_of_snapshots_are_in_memory_one_at_a_time() {
 #[tokio::test]
 async fn extents_of_very_many_objects_are_answered_in_part() {
     let site = Site::new().await;
-    let settings = Settings { object_bytes: Some(4096), ..Settings::default() };
+    let settings = objects_of(4096);
     site.volumes.create("fine", 1 << 30, settings).await.unwrap();
     let disk = site.open("fine").await;
     let extents = disk.block_status(&Context::Allocation, 1 << 20, 1 << 29, false).await.unwrap();

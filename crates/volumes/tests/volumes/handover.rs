@@ -6,8 +6,9 @@ use blocker::executor::block_on;
 use blocker::{Blocker, Durability, Memory, WriteMode};
 use cached_core::object::Writer;
 use test_kit::steered::SteeredStore;
-use volumes::{Error, Fencing, OpenOptions, Options, Settings, Volume, Volumes};
+use volumes::{Error, Fencing, OpenOptions, Options, Volume, Volumes};
 
+use super::objects_of;
 use super::stack::cache;
 
 const OBJECT: u64 = 4096;
@@ -21,12 +22,7 @@ fn owner_of(store: &Arc<dyn Blocker>, name: &str, fencing: Fencing) -> Volumes {
 }
 
 fn made(volumes: &Volumes) -> Volume {
-    block_on(volumes.create(
-        "a",
-        64 * OBJECT,
-        Settings { object_bytes: Some(OBJECT), ..Settings::default() },
-    ))
-    .unwrap();
+    block_on(volumes.create("a", 64 * OBJECT, objects_of(OBJECT))).unwrap();
     opened(volumes)
 }
 

@@ -8,15 +8,15 @@ use std::time::Duration;
 use blocker::executor::{block_on, poll_times};
 use blocker::{Blocker, BlockerExt, DeleteRequest, Durability, Error as Store, ObjectId};
 use test_kit::steered::{Op, SteeredStore, Verdict};
-use volumes::{Change, Error, OpenOptions, Options, Settings, Volume, Volumes};
+use volumes::{Change, Error, OpenOptions, Options, Volume, Volumes};
 
 use super::disk::{OBJECT, PAGE};
+use super::objects_of;
 
 fn with_volume(size_bytes: u64) -> (Arc<SteeredStore>, Volumes, Volume) {
     let store = SteeredStore::new();
     let volumes = Volumes::new(Arc::clone(&store) as Arc<dyn Blocker>, Options::new("vol")).unwrap();
-    block_on(volumes.create("a", size_bytes, Settings { object_bytes: Some(OBJECT), ..Settings::default() }))
-        .unwrap();
+    block_on(volumes.create("a", size_bytes, objects_of(OBJECT))).unwrap();
     let disk = block_on(volumes.open("a", OpenOptions::default())).unwrap();
     (store, volumes, disk)
 }

@@ -7,7 +7,9 @@ use std::time::Duration;
 use blocker::executor::{block_on, poll_times};
 use blocker::{Blocker, Durability, Error as Store};
 use test_kit::steered::{CallInfo, Op, SteeredStore, Verdict};
-use volumes::{Error, OpenOptions, Options, Settings, Volume, Volumes};
+use volumes::{Error, OpenOptions, Options, Volume, Volumes};
+
+use super::objects_of;
 
 const OBJECT: u64 = 4096;
 
@@ -16,12 +18,7 @@ fn volumes_of(store: &Arc<SteeredStore>) -> Volumes {
 }
 
 fn made(volumes: &Volumes, name: &str) -> Volume {
-    block_on(volumes.create(
-        name,
-        8 * OBJECT,
-        Settings { object_bytes: Some(OBJECT), ..Settings::default() },
-    ))
-    .unwrap();
+    block_on(volumes.create(name, 8 * OBJECT, objects_of(OBJECT))).unwrap();
     opened(volumes, name)
 }
 

@@ -24,3 +24,10 @@ mod settings;
 mod stack;
 mod streams;
 mod trouble;
+
+use volumes::Settings;
+
+/// Returns settings for a volume with objects of `object_bytes`.
+fn objects_of(object_bytes: u64) -> Settings {
+    Settings { object_bytes: Some(object_bytes), ..Settings::default() }
+}

@@ -9,9 +9,10 @@ use blocker::executor::block_on;
 use blocker::{Blocker, Durability, WriteMode};
 use cached_core::object::Writer;
 use test_kit::rng::Rng;
-use volumes::{Error, ExtentKind, Fencing, OpenOptions, Options, Settings, Volume, Volumes};
+use volumes::{Error, ExtentKind, Fencing, OpenOptions, Options, Volume, Volumes};
 
 use super::disk::{Disk, OBJECT, PAGE};
+use super::objects_of;
 use super::stack::{self, Stack};
 
 const VOLUMES_MAX: usize = 4;
@@ -118,12 +119,7 @@ impl World {
         }
         let (name, size_bytes) = (self.name("v"), self.any_size());
         self.tell(|| format!("create {name} {size_bytes}"));
-        block_on(self.volumes.create(
-            &name,
-            size_bytes,
-            Settings { object_bytes: Some(OBJECT), ..Settings::default() },
-        ))
-        .unwrap();
+        block_on(self.volumes.create(&name, size_bytes, objects_of(OBJECT))).unwrap();
         let modelled = Modelled { live: Disk::new(size_bytes), snapshots: BTreeMap::new(), open: None };
         self.model.insert(name, modelled);
     }

@@ -8,6 +8,8 @@ use blocker::{Blocker, BlockerExt, CopyRequest, DeleteRequest, Durability, Memor
 use test_kit::steered::{CallInfo, Op, SteeredStore, Verdict};
 use volumes::{Answer, Error, ExtentKind, Fencing, OpenOptions, Options, Settings, Volume, Volumes};
 
+use super::objects_of;
+
 const OBJECT: u64 = 4096;
 
 fn volumes() -> Volumes {
@@ -19,7 +21,7 @@ fn stamped(owner: &str) -> Options {
 }
 
 fn small() -> Settings {
-    Settings { object_bytes: Some(OBJECT), ..Settings::default() }
+    objects_of(OBJECT)
 }
 
 fn opened(volumes: &Volumes, name: &str) -> Volume {
@@ -240,8 +242,8 @@ fn mistakes_are_named() {
         ("a/b", OBJECT, small()),
         ("a", 0, small()),
         ("a", u64::MAX, small()),
-        ("a", OBJECT, Settings { object_bytes: Some(5000), ..Settings::default() }),
-        ("a", OBJECT, Settings { object_bytes: Some(8 << 20), ..Settings::default() }),
+        ("a", OBJECT, objects_of(5000)),
+        ("a", OBJECT, objects_of(8 << 20)),
     ] {
         assert!(
             matches!(block_on(volumes.create(name, size, settings)), Err(Error::Invalid(_))),

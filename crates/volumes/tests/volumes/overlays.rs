@@ -8,7 +8,9 @@ use std::time::Duration;
 use blocker::executor::{block_on, poll_times};
 use blocker::{Blocker, Durability, Error as Store};
 use test_kit::steered::{CallInfo, Op, SteeredStore, Verdict};
-use volumes::{Change, Error, OpenOptions, Options, Settings, Volume, Volumes};
+use volumes::{Change, Error, OpenOptions, Options, Volume, Volumes};
+
+use super::objects_of;
 
 const OBJECT: u64 = 64 << 10;
 const OBJECTS: u64 = 8;
@@ -28,7 +30,7 @@ fn options(records_at_once: bool) -> Options {
 fn snapshotted(records_at_once: bool) -> World {
     let store = SteeredStore::new();
     let volumes = Volumes::new(Arc::clone(&store) as Arc<dyn Blocker>, options(records_at_once)).unwrap();
-    let settings = Settings { object_bytes: Some(OBJECT), ..Settings::default() };
+    let settings = objects_of(OBJECT);
     block_on(volumes.create("a", OBJECTS * OBJECT, settings)).unwrap();
     let disk = block_on(volumes.open("a", OpenOptions::default())).unwrap();
     write(&disk, 0, &[1; (OBJECTS * OBJECT) as usize]);

@@ -9,6 +9,7 @@ use test_kit::rng::Rng;
 use volumes::{Error, OpenOptions, Options, Result, Settings, Volume, Volumes};
 
 use super::disk::OBJECT;
+use super::objects_of;
 
 const OBJECTS: u64 = 24;
 const CELL: u64 = 512;
@@ -42,7 +43,7 @@ fn byte(disk: &Volume, object: u64) -> u8 {
 /// Creates a volume with space for `objects` objects besides its head, and opens it.
 fn limited(store: &Arc<Memory>, objects: u64) -> (Volumes, Volume) {
     let volumes = volumes_of(store, false);
-    let settings = Settings { object_bytes: Some(OBJECT), ..Settings::default() };
+    let settings = objects_of(OBJECT);
     block_on(volumes.create("a", OBJECTS * OBJECT, settings)).unwrap();
     let bytes_max = used_bytes(store) + objects * OBJECT;
     block_on(volumes.set("a", Settings { quota_bytes_max: Some(bytes_max), ..settings })).unwrap();

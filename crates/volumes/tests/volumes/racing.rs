@@ -14,9 +14,10 @@ use blocker::executor::block_on;
 use blocker::{Blocker, Durability, Error as Store};
 use test_kit::rng::Rng;
 use test_kit::steered::{CallInfo, Op, SteeredStore, Verdict};
-use volumes::{Error, OpenOptions, Options, ProblemKind, Result, Settings, Snapshot, Volume, Volumes};
+use volumes::{Error, OpenOptions, Options, ProblemKind, Result, Snapshot, Volume, Volumes};
 
 use super::disk::OBJECT;
+use super::objects_of;
 
 const CELL: u64 = 512;
 const CELLS_OF_OBJECT: u64 = OBJECT / CELL;
@@ -160,7 +161,7 @@ impl World {
         }
         let overlay_bytes_max = *rng.pick(&[0, 4 << 10, 1 << 20, 1 << 20, 1 << 20]);
         let volumes = volumes_of(&store, records_at_once, overlay_bytes_max);
-        let settings = Settings { object_bytes: Some(OBJECT), ..Settings::default() };
+        let settings = objects_of(OBJECT);
         block_on(volumes.create("a", OBJECTS * OBJECT, settings)).unwrap();
         let disk = block_on(volumes.open("a", OpenOptions::default())).unwrap();
         let mut world = Self {

@@ -6,9 +6,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use blocker::executor::block_on;
 use blocker::{Blocker, Control, Durability, Error as Store, Memory, Namespace, Reply};
-use volumes::{Error, OpenOptions, Options, Settings, Volumes};
+use volumes::{Error, OpenOptions, Options, Volumes};
 
 use super::disk::OBJECT;
+use super::objects_of;
 
 /// A store that sometimes fails to release a namespace's writer.
 struct Forgetful {
@@ -48,8 +49,7 @@ fn a_hand_over_that_failed_after_the_volume_was_given_up_is_ended_by_another_cal
         let options = Options { owner: name.to_owned(), ..Options::new("vol") };
         Volumes::new(Arc::clone(&store) as Arc<dyn Blocker>, options).unwrap()
     });
-    block_on(one.create("a", OBJECT, Settings { object_bytes: Some(OBJECT), ..Settings::default() }))
-        .unwrap();
+    block_on(one.create("a", OBJECT, objects_of(OBJECT))).unwrap();
     let disk = block_on(one.open("a", OpenOptions::default())).unwrap();
     block_on(disk.write(0, b"one".into(), Durability::Cached)).unwrap();
     let before = store.released.load(Ordering::Relaxed);

@@ -11,9 +11,10 @@ use blocker::{
 };
 use futures_util::TryStreamExt;
 use test_kit::steered::{Op, SteeredStore, Verdict};
-use volumes::{Fencing, OpenOptions, Options, Settings, Volume, Volumes};
+use volumes::{Fencing, OpenOptions, Options, Volume, Volumes};
 
 use super::beside::Listed;
+use super::objects_of;
 
 const OBJECT: u64 = 4096;
 
@@ -23,8 +24,7 @@ fn volumes_of(store: &Arc<SteeredStore>, fencing: Fencing) -> Volumes {
 }
 
 fn made(volumes: &Volumes) -> Volume {
-    block_on(volumes.create("a", 8 * OBJECT, Settings { object_bytes: Some(OBJECT), ..Settings::default() }))
-        .unwrap();
+    block_on(volumes.create("a", 8 * OBJECT, objects_of(OBJECT))).unwrap();
     block_on(volumes.open("a", OpenOptions::default())).unwrap()
 }
 
@@ -114,12 +114,7 @@ fn what_is_written_and_discarded_without_a_flush_does_not_fill_the_store() {
 fn the_objects_of_a_large_discard_are_removed_some_at_a_time() {
     let store = SteeredStore::new();
     let volumes = volumes_of(&store, Fencing::Below);
-    block_on(volumes.create(
-        "a",
-        2000 * OBJECT,
-        Settings { object_bytes: Some(OBJECT), ..Settings::default() },
-    ))
-    .unwrap();
+    block_on(volumes.create("a", 2000 * OBJECT, objects_of(OBJECT))).unwrap();
     let disk = block_on(volumes.open("a", OpenOptions::default())).unwrap();
     written(&disk, 0, &[1; 2000 * OBJECT as usize]);
     block_on(disk.flush()).unwrap();

@@ -7,6 +7,8 @@ use blocker::{Blocker, Memory, Name, Namespace, ObjectId, WriteMode};
 use test_kit::steered::SteeredStore;
 use volumes::{Error, OpenOptions, Options, Settings, Volumes};
 
+use super::objects_of;
+
 const OBJECT: u64 = 4096;
 
 fn owner_of(store: &Arc<Memory>, name: &str) -> Volumes {
@@ -18,7 +20,7 @@ fn owner_of(store: &Arc<Memory>, name: &str) -> Volumes {
 }
 
 fn small() -> Settings {
-    Settings { object_bytes: Some(OBJECT), ..Settings::default() }
+    objects_of(OBJECT)
 }
 
 #[test]

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use blocker::executor::block_on;
 use blocker::{Durability, Memory};
-use volumes::{
-    Error, Export, Import, OpenOptions, Options, Settings, Snapshot, StreamHeader, Volume, Volumes,
-};
+use volumes::{Error, Export, Import, OpenOptions, Options, Snapshot, StreamHeader, Volume, Volumes};
+
+use super::objects_of;
 
 const OBJECT: u64 = 4096;
 
@@ -15,12 +15,7 @@ fn volumes() -> Volumes {
 }
 
 fn made(volumes: &Volumes, name: &str, size_bytes: u64) -> Volume {
-    block_on(volumes.create(
-        name,
-        size_bytes,
-        Settings { object_bytes: Some(OBJECT), ..Settings::default() },
-    ))
-    .unwrap();
+    block_on(volumes.create(name, size_bytes, objects_of(OBJECT))).unwrap();
     block_on(volumes.open(name, OpenOptions::default())).unwrap()
 }
 

@@ -16,6 +16,7 @@ use cached_core::object::Writer;
 use test_kit::steered::{CallInfo, Op, SteeredStore, Verdict};
 use volumes::{Change, Error, OpenOptions, Options, ProblemKind, Rates, Settings, Volume, Volumes};
 
+use super::objects_of;
 use super::stack::Stack;
 
 const OBJECT: u64 = 4096;
@@ -25,12 +26,7 @@ fn volumes_of(store: &Arc<SteeredStore>) -> Volumes {
 }
 
 fn made(volumes: &Volumes, objects: u64) -> Volume {
-    block_on(volumes.create(
-        "a",
-        objects * OBJECT,
-        Settings { object_bytes: Some(OBJECT), ..Settings::default() },
-    ))
-    .unwrap();
+    block_on(volumes.create("a", objects * OBJECT, objects_of(OBJECT))).unwrap();
     opened(volumes, "a")
 }
 
@@ -320,12 +316,7 @@ fn a_damaged_volume_is_named_and_the_others_are_listed() {
     let store = SteeredStore::new();
     let volumes = volumes_of(&store);
     for name in ["a", "b", "c"] {
-        block_on(volumes.create(
-            name,
-            8 * OBJECT,
-            Settings { object_bytes: Some(OBJECT), ..Settings::default() },
-        ))
-        .unwrap();
+        block_on(volumes.create(name, 8 * OBJECT, objects_of(OBJECT))).unwrap();
     }
     block_on(volumes.snapshot("a", "s")).unwrap();
     block_on(volumes.clone_volume("a", Some("s"), "clone")).unwrap();
