@@ -125,8 +125,8 @@ impl<const PORT: u16> ListeningSocket<PORT> {
         }
     }
 
-    /// Binds as [`Self::bind`] does: the first of `resolved`, the host's addresses, that the system
-    /// allows.
+    /// Binds as [`Self::bind`] does, but without resolving the host: to the first of its addresses,
+    /// `resolved`, that the system allows.
     ///
     /// # Errors
     /// [`ListenError`].
@@ -179,8 +179,8 @@ impl<const PORT: u16> AsFd for ListeningSocket<PORT> {
     }
 }
 
-/// Binds the first of `addresses` that the system allows. Returns the error for the last one if
-/// there is none.
+/// Binds the first of `addresses` that the system allows. If it allows none, returns the error for
+/// the last one.
 fn bind_tcp(addresses: &[SocketAddr]) -> io::Result<Bound> {
     let mut failure = io::Error::new(io::ErrorKind::InvalidInput, "the name has no address");
     for address in addresses {

@@ -208,7 +208,7 @@ impl Pool {
                 Ok(volume) => names.push((name, volume)),
                 // Deleted meanwhile.
                 Err(Error::NoSuchVolume(_)) => {}
-                // Invalid is a name that no volume can have.
+                // `Invalid`: no volume can have this name.
                 Err(Error::Damaged(why) | Error::Invalid(why)) => damaged.push(DamagedVolume { name, why }),
                 Err(error) => return Err(error),
             }

@@ -1,6 +1,6 @@
-//! Every file that a configuration, a flag or a variable names, as it should not be: each is refused by `cached` and
-//! by `synapsed`, by the check and by the start alike, with one line and the exit status that the kind of the problem
-//! has.
+//! Unusable files, in every place where a configuration, a flag or an environment variable names a file: `cached` and
+//! `synapsed` refuse each of them, in the check and at the start, with one line and the exit status for the kind of
+//! problem.
 
 use cached_tests::daemon::DEADLINE;
 use cached_tests::outside::run;
@@ -14,11 +14,11 @@ use std::process::{Command, Stdio};
 
 /// A place that names a file: `FILE` stands for it.
 enum Place {
-    /// A text of the configuration file, and the key.
+    /// The text of a configuration file, and the key that names the file.
     Key(&'static str, &'static str),
     /// Flags, and the exit status for a mistake.
     Flags(&'static str, i32),
-    /// A variable, with flags, and the exit status for a mistake.
+    /// Flags, the environment variable that names the file, and the exit status for a mistake.
     Variable(&'static str, &'static str, i32),
     /// The configuration file itself.
     Configuration,
@@ -26,11 +26,12 @@ enum Place {
 
 use Place::{Configuration, Flags, Key, Variable};
 
-/// A mistake in the configuration, and trouble that may pass.
+/// The exit status for a mistake in the configuration.
 const MISTAKE: i32 = 78;
+/// The exit status for a failure that may be temporary.
 const TROUBLE: i32 = 75;
 
-/// Stands for `[s3]` with a listener that authorizes; the key of the file follows.
+/// Replaces `LISTENER`: `[s3]` with a listener that authorises requests. The key that names the file follows.
 const LISTENER: &str = "[s3]\nlisten = [\"127.0.0.1:0\"]\nupstream = \"http://127.0.0.1:1\"\nauth = \"listener\"\n\
                         upstream_access_key = \"A\"\n";
 
@@ -87,7 +88,7 @@ const OF_SYNAPSED: &[Place] = &[
     Key("[backend]\nkind = \"rados\"\npool = \"p\"\nkeyring = FILE", "backend.keyring"),
 ];
 
-/// Returns files as they should not be: the path, the end of the line, and whether the problem is a mistake.
+/// Returns unusable files: the path, the end of the error line, and whether the problem is a mistake.
 fn problems(dir: &Path) -> Vec<(String, &'static str, bool)> {
     let path = |name: &str| dir.join(name).display().to_string();
     let large = File::create(path("large")).expect("a file");
@@ -112,7 +113,7 @@ fn problems(dir: &Path) -> Vec<(String, &'static str, bool)> {
     ]
 }
 
-/// Runs a program without the right to read every file, which root has. Returns the exit status and what it wrote.
+/// Runs a program without root's right to read every file. Returns its exit status and standard error.
 fn ended(mut command: Command) -> (Option<i32>, String) {
     command.stdin(Stdio::null());
     // SAFETY: prctl is async-signal-safe and touches no memory of ours.
@@ -120,7 +121,7 @@ fn ended(mut command: Command) -> (Option<i32>, String) {
         command.pre_exec(|| {
             /// CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH.
             const READ_ALL: [libc::c_ulong; 2] = [1, 2];
-            // Refused to other users than root, who do not have these capabilities.
+            // Fails for users other than root, who do not have these capabilities.
             for capability in READ_ALL {
                 libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0);
             }

@@ -203,7 +203,7 @@ impl Server {
         self.shared.limits.read().clone()
     }
 
-    /// Changes the limits on connections, sessions, bytes and times to those of `new`. Its other
+    /// Changes the limits on connections, sessions, bytes and times to those of `new`, whose other
     /// settings have no effect. No client is disconnected: connections and sessions above a lowered
     /// limit end by themselves. Timeouts apply to new connections, `session_slots_max` to new
     /// sessions. The bytes are redistributed at once, but count until clients have accepted their

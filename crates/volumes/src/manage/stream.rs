@@ -210,8 +210,8 @@ impl Import {
     /// Processes the next bytes of the stream.
     ///
     /// # Errors
-    /// `Invalid` if the bytes are not a stream, or the stream is of a larger volume; the errors of
-    /// [`Volume::write`].
+    /// `Invalid` if the bytes are not a stream, or the stream is from a volume of another size; the
+    /// errors of [`Volume::write`].
     pub async fn take(&mut self, mut bytes: &[u8]) -> Result<()> {
         while !bytes.is_empty() {
             if let Expect::Data { offset, left } = self.expect {

@@ -502,7 +502,7 @@ fn a_check_asks_for_what_a_listing_lacks_before_it_is_missing() {
 }
 
 /// A layer with stale knowledge of objects that another owner has created: they are missing until
-/// the layer is told to drop it.
+/// an invalidation drops that knowledge.
 struct Behind(Listless, Mutex<HashSet<ObjectId>>);
 
 impl Blocker for Behind {
