@@ -316,7 +316,7 @@ pub(crate) fn decode_number(bytes: &[u8]) -> Result<VolumeId, String> {
     let volume = VolumeId(reader.u32()?);
     reader.end()?;
     if volume.0 == 0 || volume.0 > VOLUME_MAX {
-        return Err("it has an impossible number of a volume".into());
+        return Err("its volume number is impossible".into());
     }
     Ok(volume)
 }

@@ -226,7 +226,7 @@ pub(crate) async fn put_head(space: &Space, head: &Head, version: Version) -> Re
     };
     if !matches!(error, Store::OutcomeUnknown(_) | Store::NotStored(_)) {
         return Err(match error {
-            Store::ConditionFailed { .. } => Error::InUse { owner: "another owner, since a moment".into() },
+            Store::ConditionFailed { .. } => Error::InUse { owner: "a more recent owner".into() },
             other => other.into(),
         });
     }
@@ -281,7 +281,7 @@ async fn renew(space: &Space, page: Kind) -> Result<()> {
             Err(error) => return Err(error.into()),
         }
     }
-    Err(Error::Io(Store::Retryable("the owner before writes the map at the same time".into())))
+    Err(Error::Io(Store::Retryable("the previous owner is writing the map at the same time".into())))
 }
 
 #[cfg(test)]

@@ -136,7 +136,7 @@ impl StreamHeader {
         match rest.split_off(..MAGIC.len()) {
             None => return Ok(None),
             Some(magic) if magic == MAGIC => {}
-            Some(_) => return invalid("this is no stream of rbd export-diff, format 1"),
+            Some(_) => return invalid("this is not a stream of rbd export-diff, format 1"),
         }
         let (mut from, mut to) = (None, None);
         while let Some(tag) = rest.split_off_first() {
