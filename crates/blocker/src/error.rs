@@ -1,5 +1,5 @@
-//! Errors, by the action that is left to the caller: each variant tells what has happened to the
-//! data, and what to do next.
+//! Errors, grouped by how the caller should react: the documentation of each variant states what
+//! has happened to the data, and what the caller should do next.
 //!
 //! Nothing was changed, except with [`Error::OutcomeUnknown`] (perhaps), [`Error::NotStored`]
 //! (changed, but not stored) and [`Error::WritesLost`] (changed, and unstored data may be lost).

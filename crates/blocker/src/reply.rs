@@ -1,4 +1,4 @@
-//! The answer of an operation, ready or pending, and the answers of those that succeed.
+//! The answer to an operation, ready or pending, and the results of successful operations.
 //!
 //! A hit must not box a future on its way up through the layers, so an operation returns a plain
 //! value: either the answer or a boxed future. Only a pending answer costs an allocation. A pending

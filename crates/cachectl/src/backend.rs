@@ -84,7 +84,7 @@ fn plan(keys: &str) -> std::result::Result<FaultPlan, String> {
 /// An open backend, which is closed in order when the command is done.
 pub(crate) struct Opened {
     pub(crate) backend: Arc<dyn Blocker>,
-    /// The store below the faults, for what only a store has.
+    /// The store below the fault injection, for operations that only a store supports.
     pub(crate) store: Store,
 }
 

@@ -1,5 +1,5 @@
-//! Files that tell other programs where a process is: they appear whole, and those of its sockets
-//! disappear with it.
+//! Files from which other programs learn how to reach a process: a reader never sees an incomplete
+//! file, and the process removes its socket files when it ends.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};

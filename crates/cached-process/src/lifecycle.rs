@@ -8,8 +8,8 @@ use std::sync::{Arc, OnceLock};
 use std::{io, panic};
 use tokio::sync::{Notify, SetOnce};
 
-/// Requests the shutdown of the process, on behalf of a signal, an administrator or a client, and
-/// tells whether it has been requested. Clones share one request.
+/// The request to shut the process down, made by a signal, an administrator or a client. Clones
+/// share one request.
 #[derive(Clone, Debug, Default)]
 pub struct Drain(Arc<SetOnce<()>>);
 

@@ -103,7 +103,7 @@ impl ServerTls {
     /// succeeds. Returns the outcome of `others`. Waits for the disk.
     ///
     /// # Errors
-    /// The problem of the files; `others` has not been run then.
+    /// If the files cannot be used; `others` is not run in this case.
     pub fn reload_with<T, E>(&self, others: impl FnOnce() -> Result<T, E>) -> Result<Result<T, E>, TlsError> {
         self.reload_as(self.read.lock(), stamps(&self.settings), others)
     }

@@ -1,4 +1,4 @@
-//! What the memcached listener knows of the object cache: the statistics that it shows, and the
+//! The memcached listener's view of the object cache: the statistics that it shows, and the
 //! steps of a hand-over to another process, which takes the objects together with the items.
 
 use blocker::metrics::{Collect, render};

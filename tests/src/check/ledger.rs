@@ -38,8 +38,8 @@ impl Account {
         self.sent.load(SeqCst)
     }
 
-    /// Records that a version has been acknowledged as stored: earlier versions must not be read
-    /// any more.
+    /// Records that a version has been acknowledged as stored: from now on, reads must not return
+    /// earlier versions.
     pub fn stored(&self, version: u64) {
         self.floor.fetch_max(2 * version, SeqCst);
     }

@@ -12,7 +12,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// A place that names a file: `FILE` stands for it.
+/// A place that names a file, with `FILE` as a placeholder for the path.
 enum Place {
     /// The text of a configuration file, and the key that names the file.
     Key(&'static str, &'static str),

@@ -276,9 +276,10 @@ impl Flight {
         let api = ioctx.api();
         let landing = self.landing.get();
         let flags = if op.ordered { ORDER_READS_WRITES } else { 0 };
-        // SAFETY: the steps' places lie in the landing, which librados's count of the flight keeps
-        // alive at its address until the operation has ended; no other thread reads it until then.
-        // The buffer has room for what is asked. Names and values are copied.
+        // SAFETY: librados writes the steps' results into the landing. The reference that librados
+        // holds to the flight keeps the landing alive and at its address until the operation has
+        // ended; no other thread reads the landing until then. The buffer has room for the
+        // requested range. librados copies names and values.
         unsafe {
             let raw = (api.create_read_op)();
             assert!(!raw.is_null(), "librados has no memory left");

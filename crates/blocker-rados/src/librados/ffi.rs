@@ -65,7 +65,7 @@ macro_rules! functions {
                 Ok(Self {
                     $($name: {
                         // SAFETY: the type is the function's C signature (librados.h); the pointer
-                        // is kept beside the library, and goes with it.
+                        // is stored next to the library, and dropped together with it.
                         *unsafe { library.get::<unsafe extern "C" fn($($arg),*) $(-> $result)?>(
                             concat!("rados_", stringify!($name), "\0").as_bytes(),
                         ) }

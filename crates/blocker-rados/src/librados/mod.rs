@@ -93,8 +93,8 @@ impl Cluster {
     /// Connects. Blocks at most for the configured time.
     ///
     /// # Errors
-    /// A one-line message about what is missing: the library, the configuration file, the keyring
-    /// or the monitor.
+    /// If the library, the configuration file, the keyring or the monitor is missing; the error is
+    /// one line that names the missing one.
     pub(crate) fn connect(config: &RadosConfig) -> Result<Arc<Self>> {
         let api = Arc::new(Api::load()?);
         wait_at_exit();
@@ -228,7 +228,7 @@ impl Drop for Cluster {
                 unsafe { (api.ioctx_destroy)(each.0) };
             }
             // SAFETY: every operation holds a reference to the cluster, so no operation is in
-            // flight and no thread has the handle any more.
+            // flight and no thread uses the handle.
             unsafe { (api.shutdown)(handle.0) };
             *closed.done.lock() = true;
             closed.changed.notify_all();

@@ -1,9 +1,9 @@
 //! Events of other clients, through RADOS's watch and notify on one internal object of the store.
 //!
-//! Each claim and each invalidation is sent as one small message. Changes are not sent, because
-//! that would cost a message per write. A broken watch is re-established, and subscribers are told
-//! that they may have missed events. Messages come from the network, so they may be invalid: an
-//! invalid message only counts as a *missed* event.
+//! The store sends each claim and each invalidation as one small message. It does not send changes,
+//! because every write would then send a message. If the watch breaks, the store re-establishes it
+//! and notifies subscribers that they may have missed events. Messages arrive from the network, so
+//! they may be invalid: an invalid message only counts as a *missed* event.
 
 use std::ffi::{CString, c_int, c_void};
 use std::sync::Arc;
@@ -30,7 +30,7 @@ struct Registered {
     ioctx: Arc<IoCtx>,
     cookie: u64,
     /// The argument of the callbacks, owned by the registration and freed when no further callback
-    /// can come.
+    /// can run.
     listener: *mut Listener,
 }
 
@@ -96,7 +96,7 @@ impl Watch {
     pub(crate) fn end(&self) {
         let Some(Registered { ioctx, cookie, listener }) = self.registered.lock().take() else { return };
         // SAFETY: the watch was begun with this cookie and is ended once. The flush waits for
-        // callbacks that are running, so that the listener can go.
+        // running callbacks, so that the listener can be freed afterwards.
         unsafe {
             (ioctx.api().unwatch2)(ioctx.raw(), cookie);
             (ioctx.api().watch_flush)(ioctx.cluster.raw());

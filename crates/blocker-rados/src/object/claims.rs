@@ -248,7 +248,7 @@ impl Core {
     }
 }
 
-/// Creates the object of a scope's record, and names the namespace beside it.
+/// Creates the object that holds a scope's record, and stores the namespace's name in an attribute.
 fn create(op: WriteOp, namespace: Option<&Namespace>) -> WriteOp {
     let op = op.create();
     match namespace {

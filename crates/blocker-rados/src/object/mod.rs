@@ -65,7 +65,7 @@ pub(crate) struct Pool {
 /// A RADOS namespace.
 pub(crate) struct Space {
     pub(crate) ioctx: Arc<IoCtx>,
-    /// Whether its `%scope` is known to exist and to have the namespace's name.
+    /// Whether the namespace's `%scope` object is known to exist and to have the namespace's name.
     pub(crate) is_named: AtomicBool,
 }
 
@@ -187,8 +187,9 @@ impl Core {
         Ok(Arc::new(Space { ioctx, is_named: is_named.into() }))
     }
 
-    /// Converts a RADOS version to one of the contract. The versions of a pool that was created
-    /// again restart, so the pool's number is included: no version stands for two contents.
+    /// Converts a RADOS version to one of the contract. A pool that is deleted and created again
+    /// numbers its versions from the beginning, so the result includes the pool's number: no
+    /// version identifies two contents.
     pub(crate) fn version(&self, space: &Space, version: u64) -> Version {
         Version((space.ioctx.pool as u64) << VERSION_BITS | version & ((1 << VERSION_BITS) - 1))
     }
@@ -260,7 +261,7 @@ impl Core {
     pub(crate) fn failed_read(self: &Arc<Self>, space: &Space, code: i32) -> Error {
         let text = || describe(code).into();
         match code {
-            // librados also returns this error when the pool is gone.
+            // librados also returns this error after the pool has been deleted.
             errno::NOENT if !space.ioctx.cluster.has_pool(space.ioctx.pool) => self.pool_is_gone(),
             errno::NOENT => Error::Missing,
             errno::TIMEDOUT => {

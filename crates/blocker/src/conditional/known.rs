@@ -120,7 +120,7 @@ impl<S: Clone, B: Clone> Known<S, B> {
         self.unsettled.lock().contains_key(object)
     }
 
-    /// Records that no late change can be applied to the object any more.
+    /// Records that the store can no longer apply a late change to the object.
     pub fn settled(&self, object: &ObjectId) {
         self.unsettled.lock().remove(object);
     }

@@ -22,8 +22,8 @@ pub(super) fn any_sequence_matches_a_plain_map(cx: &Cx<'_>) -> Check {
         let (offset, len) = (offset / align * align, len / align * align);
         let (from, to) = (offset as usize, (offset + len) as usize);
         let durability = if cx.below(8) == 0 { Durability::Stored } else { Durability::Cached };
-        // Each operation is applied to the map first. The flag tells whether the store must do it
-        // as well, or report a missing object.
+        // The test applies each operation to the map first. `is_done` is true if the store must
+        // execute the operation as well, and false if the store must report a missing object.
         let (request, is_done): (ChangeRequest, bool) =
             match cx.below(if cx.caps.runs_max > 2 { 10 } else { 9 }) {
                 0..=2 => {

@@ -391,9 +391,9 @@ impl Object {
     }
 
     fn lose(&self, file: &dyn DiskFile, header: &mut Header, error: &io::Error) -> Error {
-        // The kernel reports a failed write-back once and then forgets the failure: a second sync
-        // would report success. So the object remembers the failure, and its header tells the next
-        // process.
+        // The kernel reports a failed write-back only once: a second sync would report success. So
+        // this process records the failure in memory, and marks the loss in the file's header for
+        // the next process that opens the store.
         self.lost.store(true, Ordering::Release);
         let slot = header.slot;
         // Several attempts, because a failing disk is likely to fail here too.

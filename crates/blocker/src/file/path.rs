@@ -93,7 +93,7 @@ pub(super) fn decode(escaped: &str) -> Option<Vec<u8>> {
         name.push(u8::from_str_radix(digits, 16).ok()?);
         name.extend_from_slice(rest.as_bytes());
     }
-    // Only the canonical form is accepted, so that no two paths stand for the same name.
+    // Only the canonical form is accepted, so that no two paths denote the same name.
     ((1..=255).contains(&name.len()) && escape(&name) == escaped).then_some(name)
 }
 

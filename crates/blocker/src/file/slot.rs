@@ -15,8 +15,8 @@
 //!
 //! Earlier programs write zeros to the last 20 bytes, and ignore them when reading. The checksum of
 //! the name (see [`name_sum`]) detects a file that was moved to another path; the size, in bytes,
-//! one that was truncated or extended. The size is that of the last header written; the version
-//! tells whether bytes have changed since (see `Object::load`).
+//! one that was truncated or extended. The size is the file's size when the header was last
+//! written; the version shows whether a later change has modified the data (see `Object::load`).
 //!
 //! A small object's data lie behind its header, so that it takes one block of 4 096 bytes; a larger
 //! object's data begin at the next block, where they are aligned for the page cache and for
@@ -203,7 +203,7 @@ impl Slot {
             return Found::Damaged;
         }
         if number(8) == u64::MAX {
-            // No store reaches this count, which could not be raised any more.
+            // No store reaches this count, which could not be incremented.
             return Found::Damaged;
         }
         let mut size_bytes = None;

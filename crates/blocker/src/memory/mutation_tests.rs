@@ -276,7 +276,7 @@ impl Mutant {
         done.map(|(version, size_bytes)| ChangeReply::new(version, size_bytes, Durability::Stored))
     }
 
-    /// Changes what a change has left.
+    /// Modifies the stored state or the reply after a change, as the broken rule requires.
     fn tamper(&self, request: &ChangeRequest, before: Before, mut reply: ChangeReply) -> ChangeReply {
         let mut model = self.memory.model.lock();
         let old = before.data.unwrap_or_default();

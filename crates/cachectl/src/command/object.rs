@@ -270,7 +270,7 @@ impl Get {
     }
 }
 
-/// Returns the file that an argument names, unless it stands for a standard stream.
+/// Returns the file that an argument names, unless it denotes a standard stream.
 pub(super) fn named(file: Option<&Path>) -> Option<&Path> {
     file.filter(|file| file.as_os_str() != "-")
 }

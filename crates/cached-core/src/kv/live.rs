@@ -1,5 +1,5 @@
-//! The store's implementation of the [log's owner traits](super::log::EntryOwner): it tells which
-//! entries are in use.
+//! The store's implementation of the [log's owner traits](super::log::EntryOwner), through which
+//! the log finds out which entries are in use.
 
 use super::index::{BucketGuard, BucketRef};
 use super::inner::{Found, Inner};

@@ -123,7 +123,8 @@ pub use write::receive::ReceiveBuffer;
 ///                                                           or a leaf
 /// ```
 /// An exclusive section is not a lock: the thread inside may take any lock that ranks after it, but
-/// never an index shard. The leaves protect only what they cover, and no lock is taken under them.
+/// never an index shard. A leaf protects only its own data, and a thread that holds a leaf takes no
+/// lock.
 mod lock_ranks {
     use crate::lock_order::Rank;
 

@@ -100,7 +100,7 @@ impl ObjectCache {
     }
 
     /// Does the same as [`set_namespace`](Self::set_namespace), and returns a future that completes
-    /// when nothing of an earlier mode is left: every change that began in that mode has ended, and
+    /// once the earlier mode has no effect: every change that began in that mode has ended, and
     /// all written-back data are stored.
     ///
     /// If the future fails or is dropped, the settings stay in force; the background retries the

@@ -27,7 +27,8 @@ pub(crate) enum WrongPassword {
 
 #[derive(Debug)]
 struct Entry {
-    /// The clients that count together, see [`Peer::network`](connection::Peer::network).
+    /// The network whose clients share this count, see
+    /// [`Peer::network`](connection::Peer::network).
     network: Option<IpAddr>,
     /// The number of wrong passwords, reduced by one for each second since.
     level: u32,

@@ -264,7 +264,7 @@ impl Settings {
         by_count.max(item_bytes_max.saturating_add(64 << 10))
     }
 
-    /// Sets [`connection_bytes_max`](Settings::connection_bytes_max); 0 stands for its default.
+    /// Sets [`connection_bytes_max`](Settings::connection_bytes_max); 0 selects the default.
     pub fn set_connection_bytes(&mut self, bytes: usize) {
         self.connection_bytes_max = match bytes {
             0 => Self::connection_bytes_for(self.connections_max, self.item_bytes_max),

@@ -6,7 +6,7 @@
 //! ```
 //! Each is one packet: a byte that names it, and its fields, little-endian; strings and bytes
 //! follow their length. Descriptors are passed along with the packet. The packet's length is
-//! bounded ([`MESSAGE_BYTES_MAX`]), and so is all that it names.
+//! bounded ([`MESSAGE_BYTES_MAX`]), and so are the counts and lengths in it.
 
 use crate::connections::{HANDED_INPUT_BYTES_MAX, HandedConnection, HandedPhase};
 use crate::listen::SocketKind;

@@ -54,7 +54,7 @@ struct Body {
     reserved: Box<dyn ReceiveBuffer>,
     /// The bytes missing in `reserved`.
     left_bytes: usize,
-    /// The number of bytes of the payload after these.
+    /// The number of payload bytes that follow the bytes of `reserved`.
     rest_bytes: usize,
     /// Whether the whole payload is counted.
     is_admitted: bool,

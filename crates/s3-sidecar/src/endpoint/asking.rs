@@ -86,7 +86,8 @@ pub(crate) fn failed(failure: Failure, first: Option<First>) -> Failure {
 
 impl Asking {
     /// Enters a reader of an object, which then has to send its request to the endpoint.
-    /// `is_verification` means that the reader knows the object, and asks whether it is unchanged.
+    /// `is_verification` means that the reader knows the object, and only verifies that it is
+    /// current.
     ///
     /// # Errors
     /// A wait, if another reader is requesting the same bytes.

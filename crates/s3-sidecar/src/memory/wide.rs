@@ -1,5 +1,5 @@
-//! Changes of a bucket, of a prefix, or of everything, with their numbers in the sequence of
-//! questions and changes.
+//! Changes of a bucket, of a prefix, or of everything. Look-ups and changes are numbered in their
+//! common order.
 //!
 //! Recording a change takes constant time, however many objects are remembered. Instead, each read
 //! compares the number of its entry with the newest wide change, and only older entries are
@@ -62,7 +62,7 @@ pub(crate) struct Wide {
 
 #[derive(Debug, Default)]
 struct Table {
-    /// The sequence of questions and changes.
+    /// The counter that numbers look-ups and changes in their order.
     sequence: Arc<AtomicU64>,
     all: Region,
     buckets: HashMap<String, Bucket>,

@@ -226,7 +226,7 @@ impl Root {
     }
 
     /// Returns whether the document is an error, or may be one: its root element cannot be
-    /// determined if the beginning is malformed or longer than what is kept.
+    /// determined if the beginning is malformed or longer than the kept part.
     pub(crate) fn is_error(&self) -> bool {
         let mut reader = Reader::from_reader(&self.0[..]);
         loop {

@@ -46,12 +46,13 @@ pub(crate) enum Stated {
     Answered,
 }
 
-/// Adds the question whether the object is unchanged. Returns whether the request is narrowed to the
-/// first byte.
+/// Makes the request conditional on a change of the object. Returns whether the request is narrowed
+/// to the first byte.
 ///
-/// For a whole long object the question requests only the first byte, because radosgw otherwise
-/// reads the beginning of the object before it checks the condition. A changed object is then
-/// requested again, since headers of a part are not those of the whole: AWS leaves out checksums.
+/// For a whole long object the conditional request is for only the first byte, because radosgw
+/// otherwise reads the beginning of the object before it checks the condition. A changed object is
+/// then requested again, since headers of a part are not those of the whole: AWS leaves out
+/// checksums.
 pub(crate) fn ask_for_change(request: &mut Parts, read: &Read, head: &Head) -> bool {
     let headers = &mut request.headers;
     headers.insert(IF_NONE_MATCH, head.etag.clone());
@@ -65,7 +66,7 @@ pub(crate) fn ask_for_change(request: &mut Parts, read: &Read, head: &Head) -> b
     is_narrowed
 }
 
-/// Returns the meaning of the response to a question.
+/// Interprets the response to a conditional request.
 pub(crate) fn stated<T>(is_narrowed: bool, answer: &Response<T>, read: &Read, head: &Head) -> Stated {
     match answer.status() {
         StatusCode::NOT_MODIFIED if head.agrees(answer.headers()) => Stated::Same,

@@ -436,7 +436,7 @@ fn conditions_that_were_not_asked_are_decided_on_every_answer() {
         assert_eq!(get(&sidecar, &[(name, value)]).status, status, "{name}: {value}");
         assert_eq!(endpoint.take_seen().len(), 2, "{name}: {value}");
     }
-    // The same holds for a response that does not tell what has changed.
+    // The same holds for a response from which the sidecar cannot see what has changed.
     endpoint.on_request(|_| Act::Serve);
     endpoint.put("/bkt/k", object("short", "short"));
     get(&sidecar, &[]);

@@ -147,11 +147,11 @@ impl Unflushed {
         if self.is_any.load(Ordering::Acquire) { self.state.lock().tick } else { 0 }
     }
 
-    /// Called when a flush that began at `begun` was answered with *stored*; removes what it
-    /// covers.
+    /// Called when the server has answered a flush that began at `begun` with *stored*: removes the
+    /// changes that the flush covers.
     ///
     /// # Errors
-    /// `WritesLost`, if it covers lost changes.
+    /// `WritesLost`, if the flush covers lost changes.
     pub(super) fn flushed(&self, scope: &Scope, begun: u64) -> Result<(), Error> {
         if !self.is_any.load(Ordering::Acquire) {
             return Ok(());

@@ -1,6 +1,6 @@
 //! A frame's head: header, names, extensions. Read and written in one step each.
 //!
-//! Incomplete input is a result, not an error. An error means that the stream is damaged, or has
+//! Incomplete input is a result, not an error. An error means that the stream is damaged, or uses
 //! another protocol; the connection is then closed. A well-formed but meaningless request is
 //! answered: see [`Request::decode`](super::Request::decode).
 

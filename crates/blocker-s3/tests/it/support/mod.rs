@@ -29,7 +29,7 @@ type Outcome<T> = blocker_s3::object_store::Result<T>;
 /// What happens to one request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Fault {
-    /// The request is not executed, and answered with an error that does not tell this.
+    /// The request is not executed; the error in the response does not show this to the client.
     Error,
     /// The request is executed, and its response is lost.
     LostAnswer,

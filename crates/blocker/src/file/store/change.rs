@@ -190,7 +190,7 @@ impl Store {
         let packed = size <= PACKED_BYTES_MAX;
         let slot = Slot { count: 1, ..Slot::first(version, terms.stamp.or(state.stamp), packed, size) };
         self.put_file(object, state, slot, true, fill)?;
-        // The old file's loss no longer matters, because nothing of it is left.
+        // The old file's loss no longer matters, because the new file has replaced all of its data.
         object.lost.store(false, Ordering::Release);
         Ok(())
     }
@@ -328,7 +328,7 @@ impl Store {
     }
 }
 
-/// Rewrites a header that a failed change has left in doubt.
+/// Rewrites a header whose content on disk is uncertain after a failed change.
 fn mend_header(object: &Object, state: &mut State) -> Result<()> {
     if !state.header_unsure {
         return Ok(());

@@ -75,7 +75,7 @@ impl Choice {
         }
     }
 
-    /// Returns whether another pass may find what the last one did not.
+    /// Returns whether another pass may find regions to reclaim that the last pass did not find.
     fn may_look<O: EntryOwner>(&self, log: &Log, owner: &O, jobs: u64, now: u32, effort: Effort) -> bool {
         let Some((second, jobs_then)) = self.exhausted_at else { return true };
         if second != now || log.boundary() != 0 {

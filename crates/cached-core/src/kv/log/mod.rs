@@ -271,8 +271,8 @@ impl Log {
         self.boundary.fetch_update(Ordering::AcqRel, Ordering::Acquire, change).is_ok()
     }
 
-    /// Returns whether an entry may have ended otherwise than by its expiry: it may be flushed, or
-    /// the owner has to be asked.
+    /// Returns whether an entry may have ended for another reason than its expiry: a flush, or a
+    /// rule of the owner, which the caller must then query.
     #[inline]
     pub(super) fn may_have_ended(&self) -> bool {
         self.boundary.load(Ordering::Acquire) != 0
@@ -284,8 +284,8 @@ impl Log {
         self.boundary.load(Ordering::Acquire) & OWNER_ENDED != 0
     }
 
-    /// Sets whether the owner has ended entries by a rule of its own, so that it has to be asked
-    /// about entries.
+    /// Sets whether the owner has ended entries by a rule of its own, so that the log must query
+    /// the owner about each entry.
     pub(super) fn set_owner_ended(&self, ended: bool) {
         let bit = if ended { OWNER_ENDED } else { 0 };
         self.change_boundary(|word| Some(word & !OWNER_ENDED | bit));
@@ -360,7 +360,7 @@ impl Log {
 //
 // Everything that moves or removes entries by region has to use this interface. The reclaimer is
 // its only user in this crate; an arbiter that removes regions, a restart that finds regions of an
-// earlier process, and a second tier on flash need the same questions and no others. The traits
+// earlier process, and a second tier on flash need the same operations and no others. The traits
 // are monomorphised: no call through them is dynamic.
 
 /// A store that keeps its entries in a log.

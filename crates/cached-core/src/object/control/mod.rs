@@ -24,7 +24,7 @@ use records::{NamespaceMetrics, NamespaceTable};
 counters! {
     /// The state and the counters of a cache. Sizes are in bytes; the rest counts since the start.
     ///
-    /// A cache counts in a `Counters<Counter>`, except what it can read elsewhere.
+    /// A cache counts in a `Counters<Counter>`, except for values that it obtains from other parts.
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
     #[non_exhaustive]
     pub struct Counters<C = u64> {

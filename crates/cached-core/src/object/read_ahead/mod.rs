@@ -1,9 +1,10 @@
 //! Read-ahead and bypass: data that are read sequentially are fetched before they are requested,
 //! and long sequential runs are not kept in the cache.
 //!
-//! This module decides; [`super::read::load`] asks the store. A miss is looked up in a table
-//! of [progressions](progressions). A bucket that is read ahead has its own flags next to the
-//! policy's bits, which its first read finds: so a hit on any other bucket costs nothing.
+//! This module decides which data to load; [`super::read::load`] requests them from the store. A
+//! miss is looked up in a table of [progressions](progressions). A bucket that is read ahead has
+//! its own flags next to the policy's bits, which its first read finds: so a hit on any other
+//! bucket costs nothing.
 
 mod accuracy;
 mod object_numbers;

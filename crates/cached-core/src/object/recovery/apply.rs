@@ -205,7 +205,7 @@ pub(super) async fn read(shared: &Shared, place: RecordPlace) -> Result<(Positio
 /// Waits before a failed read is repeated, unless [`READS_MAX`] reads have failed.
 ///
 /// # Errors
-/// `Corrupt` if the read cannot succeed any more.
+/// `Corrupt` if no further read can succeed.
 pub(super) async fn wait_to_read_again(shared: &Shared, failed: &mut u32, error: ReadError) -> Result<()> {
     match error {
         ReadError::Disk(error) if *failed < READS_MAX => {

@@ -135,7 +135,7 @@ impl Lists {
         &self.lines[place as usize]
     }
 
-    /// Changes an object, and keeps the lines in step.
+    /// Changes an object, and updates its place in the lines.
     fn update<R>(&mut self, number: u64, change: impl FnOnce(&mut Queued) -> R) -> Option<R> {
         let queued = self.objects.get_mut(&number)?;
         self.lines[queued.place as usize].remove(number, queued);
@@ -144,7 +144,7 @@ impl Lists {
         Some(result)
     }
 
-    /// Changes the holds of an object, and keeps its line in step.
+    /// Changes the holds of an object, and updates its line.
     fn change_holds<R>(
         &mut self,
         number: u64,

@@ -265,8 +265,8 @@ impl Enter {
         (gate.waiting.load(Ordering::SeqCst) == 0 && gate.lanes.try_take(lane)).then(|| pass(Some(lane)))
     }
 
-    /// Returns a pass if the request is admitted. Otherwise the task will be woken, and the keeper
-    /// must also look again after `self.sleep`.
+    /// Returns a pass if the request is admitted. Otherwise the gate wakes the task later; if
+    /// `self.sleep` is set, the task must also call this again when the sleep ends.
     fn look(&mut self, cx: &Context<'_>) -> Result<Option<Pass>> {
         let gate = &*self.gate;
         let mut inner = lock(&gate.inner);

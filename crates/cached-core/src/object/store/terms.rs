@@ -103,8 +103,8 @@ pub(super) struct Tags {
     requests: u64,
     /// The same for the limit of bytes.
     bytes: u64,
-    /// The weighted service that the namespace has received, in virtual time: the namespace with
-    /// the least comes next.
+    /// The weighted service that the namespace has received, in virtual time: the scheduler
+    /// serves the namespace with the least next.
     pub(super) share: f64,
 }
 

@@ -314,7 +314,7 @@ fn queue(shared: &Shared, object: &mut Object, env: &Env<'_>, since: Timestamp) 
     }
     let dirty_queue = &shared.objects.dirty_queue;
     object.pending.queue_number = dirty_queue.insert(env.node, env.namespace, since);
-    // If other objects of the namespace wait, the background already looks when they will be due.
+    // If other objects of the namespace wait, the background already waits until they are due.
     let is_under_pressure = shared.metrics.dirty_room.is_any_pressed() || shared.is_memory_short();
     if is_under_pressure || dirty_queue.has_one_of(env.namespace) {
         shared.background.wake();

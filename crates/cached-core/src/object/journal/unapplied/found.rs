@@ -181,7 +181,7 @@ impl Found {
         }
     }
 
-    /// Marks a waiting object as busy. Returns its stage before.
+    /// Marks a waiting object as busy. Returns the object's previous stage.
     pub(crate) fn begin(&mut self, object: u32) -> Stage {
         let before = self.stage(object);
         if before == Stage::Waiting {

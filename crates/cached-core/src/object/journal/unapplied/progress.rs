@@ -99,7 +99,7 @@ impl Recovery {
     }
 
     /// Marks a waiting object as busy, so that only the caller applies its records. Returns the
-    /// object's stage before.
+    /// object's previous stage.
     pub(crate) fn begin_object(&self, object: u32) -> Stage {
         lock(&self.state).found.begin(object)
     }
