@@ -204,7 +204,7 @@ fn open_disk(socket: &Path, export: &str) -> Result<UnixStream> {
     request.extend(export.as_bytes());
     stream.write_all(&request)?;
     // The disk's size and flags.
-    stream.read_exact(&mut [0; 10]).context("the disk is refused")?;
+    stream.read_exact(&mut [0; 10]).context("the server refused the export")?;
     Ok(stream)
 }
 

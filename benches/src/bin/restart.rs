@@ -132,7 +132,7 @@ fn in_process(args: &Args, directory: &Path, is_killed: bool) -> Result<()> {
         let before = cpu_secs();
         let kv = open(&path, args.items)?;
         let used = cpu_secs() - before;
-        let restart = kv.restart().context("a store in a file")?;
+        let restart = kv.restart().context("the store has no memory file")?;
         ensure!(restart.cold.is_none(), "nothing was taken over: {:?}", restart.cold);
         ensure!(restart.items == args.items, "{} items of {}", restart.items, args.items);
         rates.push(args.items as f64 / used / 1e6);

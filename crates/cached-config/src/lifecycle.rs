@@ -128,7 +128,7 @@ pub async fn begin_recovery(
         match cache.begin_recovery().await {
             Ok(()) => return Ok(()),
             Err(RecoveryError::Store(error)) if may_pass(&error) => {
-                waiting.pause("the store before the journal is recovered", error).await;
+                waiting.pause("the store, which the journal recovery needs", error).await;
             }
             Err(RecoveryError::Disk(why)) => {
                 waiting.pause(&format!("the disk of the journal in {directory}"), why).await;

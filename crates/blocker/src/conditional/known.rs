@@ -185,7 +185,7 @@ mod tests {
         known.unsettle(&object(1), 7);
         assert!(known.is_unsettled(&object(1)) && !known.is_unsettled(&object(2)));
         assert_eq!((known.unsettled(&object(1)), known.unsettled_count()), (Some(7), 1));
-        assert!(known.recall(&object(1)).is_none(), "what was seen before is of no use any more");
+        assert!(known.recall(&object(1)).is_none(), "recall returned an unsettled object's state");
         known.settled(&object(1));
         assert!(!known.is_unsettled(&object(1)));
     }

@@ -119,7 +119,7 @@ fn admit(
             tracing::warn!(
                 peer,
                 peer_connections_max,
-                "connection refused: too many connections from its address are open"
+                "connection refused: too many open connections from this address"
             );
         }
         origin.counts.refused.fetch_add(1, Ordering::Relaxed);

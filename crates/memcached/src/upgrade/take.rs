@@ -32,7 +32,7 @@ pub enum TakeOverError {
     )]
     Stranger,
     /// The other process is not the parent of this one.
-    #[error("the process that hands over is not the parent; a script must start the program with exec")]
+    #[error("the running process is not the parent of this one; a script must start the program with exec")]
     NoChild,
     /// The other process has another version of the messages.
     #[error(
