@@ -72,7 +72,7 @@ counters! {
         pub(crate) gets: Counter => "s3_gets_total",
         /// Puts sent to the server, of heads and of bytes.
         pub(crate) puts: Counter => "s3_puts_total",
-        /// Listings asked of the server.
+        /// Listings requested from the server.
         pub(crate) lists: Counter => "s3_lists_total",
         /// Removals sent to the server.
         pub(crate) deletes: Counter => "s3_deletes_total",
@@ -80,19 +80,19 @@ counters! {
         pub(crate) bytes_sent: Counter => "s3_sent_bytes_total",
         /// Bytes of bodies received from the server.
         pub(crate) bytes_received: Counter => "s3_received_bytes_total",
-        /// Requests that failed, or that no answer came to in time.
+        /// Requests that failed or were not answered in time.
         pub(crate) failed: Counter => "s3_requests_failed_total",
         /// Requests sent again after a failure.
         pub(crate) repeated: Counter => "s3_requests_repeated_total",
-        /// Answers that asked for fewer requests.
+        /// Responses in which the server requested a lower rate.
         pub(crate) slow_downs: Counter => "s3_slow_downs_total",
         /// Puts refused because the object had changed meanwhile.
         pub(crate) conflicts: Counter => "s3_conflicts_total",
-        /// Objects given a head, which they had not.
+        /// Objects that had no head and were given one.
         pub(crate) introduced: Counter => "s3_objects_introduced_total",
         /// Objects compacted because they were fragmented.
         pub(crate) compacted: Counter => "s3_objects_compacted_total",
-        /// Blobs that are of no use any more and were left to a sweep.
+        /// Unreferenced blobs whose removal was left to a sweep.
         pub(crate) left_behind: Counter => "s3_blobs_left_total",
         /// Sweeps that this program has made.
         pub(crate) sweeps: Counter => "s3_sweeps_total",

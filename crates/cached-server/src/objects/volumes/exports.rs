@@ -180,7 +180,7 @@ counters! {
         pub(super) connections: u64 => "volume_connections",
         /// Requests, by [`COMMANDS`].
         pub(super) requests: [u64; COMMANDS.len()],
-        /// Bytes that NBD clients have asked to read of a volume.
+        /// Bytes that NBD clients have requested from a volume.
         pub(super) read_bytes: u64 => "volume_read_bytes_total",
         /// Bytes that NBD clients have sent to a volume.
         pub(super) written_bytes: u64 => "volume_written_bytes_total",
