@@ -37,7 +37,7 @@ use crate::{
 /// **Fencing.** A change is refused with `Fenced` if its epoch is below the epoch claimed for its
 /// object, domain, namespace or everything, or below that of the object's own stamp; a change
 /// without a stamp has epoch 0. It is refused with `Superseded` if its stamp is not above the
-/// object's. When `claim` has returned, no older change can be applied any more; the claim itself
+/// object's. When `claim` has returned, older changes can no longer be applied; the claim itself
 /// is stored. Epochs are exclusive: if an epoch is in force anywhere in a claim's scope, only the
 /// writer that claimed it can claim it again; others get `Fenced`. (A domain may contain any object
 /// of its namespace, so the two overlap.) An epoch rises by at most

@@ -22,8 +22,8 @@ type AnyBody = UnsyncBoxBody<Bytes, Box<dyn Error + Send + Sync>>;
 
 /// A client that keeps its connections.
 ///
-/// Neither the bodies' type nor hyper's client is a part of its type: their code takes long to
-/// compile, and each crate with a client would have its own copy.
+/// This type hides the bodies' type and hyper's client behind a boxed closure: their code takes
+/// long to compile, and each crate with a client would otherwise compile a copy.
 pub struct Client(Box<dyn Fn(Request<AnyBody>) -> ResponseFuture + Send + Sync>);
 
 impl Client {

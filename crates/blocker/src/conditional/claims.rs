@@ -321,8 +321,8 @@ async fn claim_scope<S: Claims>(
     hold(store, scope, (epoch, writer), above.is_held).await.map_err(after_raise(raised))?;
     let held = Claim { is_held: true, ..asked };
     record_claim(store, place, above, held, writer).await.map_err(after_raise(raised))?;
-    // This is needed even if the record already had the epoch: the claim that raised it may not
-    // have finished.
+    // `meet_all` runs even if the record already had the epoch: the claim that raised the record
+    // may not have finished.
     store.meet_all(place, epoch).await.map_err(after_raise(raised))?;
     Ok(raised)
 }

@@ -4,9 +4,10 @@
 //!  old ► new:  Offer, Socket …, ......... StoreFree, ......... Memory, Connections …, ...... Go
 //!  new ► old:  ............... Prepared, .......... StoreOpen, ..................... Ready, ... Serving
 //! ```
-//! Each is one packet: a byte that names it, and its fields, little-endian; strings and bytes
-//! follow their length. Descriptors are passed along with the packet. The packet's length is
-//! bounded ([`MESSAGE_BYTES_MAX`]), and so are the counts and lengths in it.
+//! Each message is one packet: a byte that identifies the message, and the message's fields,
+//! little-endian; strings and bytes follow their length. Descriptors are passed along with the
+//! packet. The packet's length is bounded ([`MESSAGE_BYTES_MAX`]), and so are the counts and
+//! lengths in the packet.
 
 use crate::connections::{HANDED_INPUT_BYTES_MAX, HandedConnection, HandedPhase};
 use crate::listen::SocketKind;

@@ -170,7 +170,7 @@ impl Choice {
     }
 }
 
-/// Returns the bytes of a region that are garbage, as far as that is known without a walk.
+/// Returns the number of garbage bytes in a region, as far as it is known without a walk.
 fn garbage(log: &Log, region: RegionId, now: u32) -> u32 {
     let record = log.arena.region(region);
     if record.sequence() < log.boundary() {

@@ -6,9 +6,9 @@
 //!                                    entries kept or compacted <───────────┘
 //! ```
 //! The log owns the arena with its regions, the lanes that append to them, the queues of full
-//! regions, the eviction policy and the reclaimer. It stores *entries*: bytes at a location. For
-//! the meaning of an entry, and whether it is in use, it asks the store through the trait
-//! [`EntryOwner`].
+//! regions, the eviction policy and the reclaimer. The log stores *entries*: bytes at a location.
+//! The store, which the log queries through the trait [`EntryOwner`], knows the meaning of an entry
+//! and whether the entry is in use.
 //!
 //! Read on in `lanes.rs` (allocation), `space.rs` (addresses and accounting) and `reclaim.rs`
 //! (making room).

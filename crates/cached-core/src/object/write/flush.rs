@@ -72,8 +72,8 @@ pub(crate) async fn flush_object(shared: Arc<Shared>, number: u64, node: u32) {
                     record.discarded_bytes.fetch_add(lost_bytes, Ordering::Relaxed);
                 } else {
                     own.metrics.counts.lost_bytes.add(lost_bytes);
-                    // This is in the exclusive section, so that every later look-up of the
-                    // object finds that its changes are lost.
+                    // The loss is recorded in the exclusive section, so that every later look-up
+                    // of the object finds it.
                     let list = |(lost, why)| (own.objects.losses.record(&id, lost, &why), lost, why);
                     loss = lost.zip(result.err()).map(list);
                 }
