@@ -110,8 +110,7 @@ impl Model {
         check(change, self.config.object_bytes_max)?;
         let can = Capabilities { runs_max: RUNS_MAX, ..Capabilities::full(self.config.object_bytes_max) };
         change.check_runs(|| can)?;
-        let head = self.objects.get(object).map_or(Head::ABSENT, Record::head);
-        admit(head, self.claims.in_force(object, terms.domain), terms)?;
+        self.admit(object, terms)?;
         match change {
             Change::Copy { from, from_condition } => {
                 let source = self.content(from)?;
@@ -165,6 +164,12 @@ impl Model {
     }
 
     // ---- what the operations share
+
+    /// Checks whether a change of the object may be made on these terms.
+    pub(super) fn admit(&self, object: &ObjectId, terms: &ChangeTerms) -> Result<()> {
+        let head = self.objects.get(object).map_or(Head::ABSENT, Record::head);
+        admit(head, self.claims.in_force(object, terms.domain), terms)
+    }
 
     fn content(&self, object: &ObjectId) -> Result<&Content> {
         self.objects.get(object).and_then(|record| record.content.as_ref()).ok_or(Error::Missing)

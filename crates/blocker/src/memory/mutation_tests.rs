@@ -6,7 +6,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Memory, MemoryConfig};
+use super::{Memory, MemoryConfig, RUNS_MAX};
+use crate::admission::range_end;
 use crate::conformance::{Options, Plain, run};
 use crate::executor::block_on;
 use crate::{
@@ -137,23 +138,37 @@ impl Mutant {
         request.call = self.call(request.call);
         let before = self.before(&request.object);
         let size = before.data.as_ref().map_or(0, Vec::len) as u64;
+        // Malformed runs stay as they are, so that they are refused as usual.
+        let has_valid_runs = request.change.check_runs(|| self.memory.capabilities()).is_ok();
         match (self.broken, &mut request.change) {
-            (EmptyWriteIgnored, Change::Write { data, .. }) if data.is_empty() => {
+            (EmptyWriteIgnored, Change::Write { offset, data }) if data.is_empty() => {
+                // As for any other change.
+                request.call.check(&SystemClock)?;
+                range_end(*offset, 0, OBJECT_BYTES_MAX_DEFAULT)?;
+                self.memory.model.lock().admit(&request.object, &request.terms)?;
                 return Ok(ChangeReply::removed(Durability::Stored));
             }
-            (RunsLastIgnored, Change::WriteRuns { runs }) if runs.len() > 1 => drop(runs.pop()),
-            (RunsZeroesIgnored, Change::WriteRuns { runs }) => {
+            (RunsLastIgnored, Change::WriteRuns { runs }) if has_valid_runs && runs.len() > 1 => {
+                runs.pop();
+            }
+            (RunsZeroesIgnored, Change::WriteRuns { runs }) if has_valid_runs => {
                 let is_data = |run: &Run| matches!(run.content, RunContent::Data(_));
                 if runs.iter().any(is_data) {
                     runs.retain(is_data);
                 }
             }
-            (RunsGapsZeroed, Change::WriteRuns { runs }) => *runs = without_gaps(std::mem::take(runs)),
+            (RunsGapsZeroed, Change::WriteRuns { runs }) if has_valid_runs => {
+                let filled = without_gaps(runs.clone());
+                // With more runs the change would be refused.
+                if filled.len() <= RUNS_MAX as usize {
+                    *runs = filled;
+                }
+            }
             (TruncateNeverShrinks, Change::Truncate { size_bytes }) => *size_bytes = size.max(*size_bytes),
-            (TruncateCreates, Change::Truncate { .. }) if before.data.is_none() => {
-                let empty = WriteRequest::new(request.object.clone(), 0, Segments::new());
-                block_on(self.memory.change(empty.terms(request.terms).into()))?;
-                request.terms = ChangeTerms::default();
+            (TruncateCreates, Change::Truncate { size_bytes }) if before.data.is_none() => {
+                // This change has the same effect, and creates its object.
+                let len_bytes = *size_bytes;
+                request.change = Change::WriteZeroes { offset: 0, len_bytes };
             }
             _ => {}
         }
@@ -237,6 +252,8 @@ impl Mutant {
         match (self.broken, &error, change) {
             (RunsUnchecked, Error::Invalid(_), Change::WriteRuns { .. })
             | (DeleteOfMissingWorks, Error::Missing, Change::Delete) => {
+                // Admission is another rule, and may be the reason for the refusal.
+                self.memory.model.lock().admit(&request.object, terms)?;
                 return Ok(ChangeReply::removed(Durability::Stored));
             }
             (
