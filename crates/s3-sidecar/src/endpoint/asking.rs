@@ -96,7 +96,7 @@ impl Asking {
         // object.
         let place = (read.key, read.has_checksums);
         let brings = Brings { range: read.range, is_head: read.is_head, is_verification };
-        let reader = Reader { brings, ended: watch::Sender::new(Ended::LookAgain) };
+        let reader = || Reader { brings, ended: watch::Sender::new(Ended::LookAgain) };
         let wait =
             |first: &Arc<Reader>| first.brings.suffices(brings).then(|| Waiting(first.ended.subscribe()));
         self.enter_unless(place, reader, wait).map(First)

@@ -289,20 +289,20 @@ impl<K: Clone + Eq + Hash, V> InProgress<K, V> {
 
     /// Enters an activity.
     pub(crate) fn enter(self: &Arc<Self>, key: K, value: V) -> Guard<K, V> {
-        match self.enter_unless(key, value, |_| None::<Infallible>) {
+        match self.enter_unless(key, || value, |_| None::<Infallible>) {
             Ok(guard) => guard,
             Err(never) => match never {},
         }
     }
 
-    /// Enters an activity, unless `find` finds another one with this key.
+    /// Enters the activity that `begin` returns, unless `find` finds another one with this key.
     ///
     /// # Errors
     /// The result of `find`.
     pub(crate) fn enter_unless<T>(
         self: &Arc<Self>,
         key: K,
-        value: V,
+        begin: impl FnOnce() -> V,
         find: impl FnMut(&Arc<V>) -> Option<T>,
     ) -> Result<Guard<K, V>, T> {
         let mut table = self.0.lock();
@@ -310,7 +310,7 @@ impl<K: Clone + Eq + Hash, V> InProgress<K, V> {
         if let Some(found) = list.iter().find_map(find) {
             return Err(found);
         }
-        let value = Arc::new(value);
+        let value = Arc::new(begin());
         list.push(Arc::clone(&value));
         Ok(Guard { table: Arc::clone(self), key, value })
     }
