@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::sync::{Arc, Weak};
 
 use percent_encoding::percent_decode_str;
-use serde_json::Value;
+use serde::Deserialize;
 
 use crate::Shared;
 use crate::policy::{BucketTerms, CachePolicy, Rule};
@@ -162,33 +162,62 @@ pub(crate) struct Named {
     pub(crate) keys: Vec<Vec<u8>>,
 }
 
+/// A notification. Its fields may not occur twice, because only one of two objects would be
+/// invalidated.
+#[derive(Deserialize)]
+struct Notification {
+    #[serde(rename = "Records")]
+    records: Option<Vec<Record>>,
+    #[serde(rename = "Event")]
+    event: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Record {
+    s3: Entity,
+}
+
+#[derive(Deserialize)]
+struct Entity {
+    bucket: Bucket,
+    object: Object,
+}
+
+#[derive(Deserialize)]
+struct Bucket {
+    name: String,
+}
+
+#[derive(Deserialize)]
+struct Object {
+    key: String,
+}
+
 /// Returns the objects named in a notification.
 ///
 /// # Errors
 /// A one-line message that states why the body is not a notification.
 pub(crate) fn parse_notification(body: &[u8]) -> Result<Vec<Named>, String> {
     let form = "expected an event record of S3, with Records[].s3.bucket.name and .object.key";
-    let notification: Value = serde_json::from_slice(body).map_err(|error| format!("{error}; {form}"))?;
-    let records = match &notification["Records"] {
-        Value::Array(records) => records.as_slice(),
+    let notification: Notification =
+        serde_json::from_slice(body).map_err(|error| format!("{error}; {form}"))?;
+    let records = match (notification.records, notification.event.as_deref()) {
+        (Some(records), _) => records,
         // S3 sends this event when notifications are configured.
-        Value::Null if notification["Event"] == "s3:TestEvent" => &[],
-        _ => return Err(format!("it has no list of Records; {form}")),
+        (None, Some("s3:TestEvent")) => Vec::new(),
+        (None, _) => return Err(format!("it has no list of Records; {form}")),
     };
     if records.len() > RECORDS_MAX {
         return Err(format!("it has {} records; at most {RECORDS_MAX} are allowed", records.len()));
     }
-    let named = |(number, record): (usize, &Value)| {
-        let text = |pointer| record.pointer(pointer).and_then(Value::as_str);
-        let (Some(bucket), Some(key)) = (text("/s3/bucket/name"), text("/s3/object/key")) else {
-            return Err(format!("record {number} lacks a bucket or a key; {form}"));
-        };
+    let named = |(number, Record { s3 }): (usize, Record)| {
+        let (bucket, key) = (s3.bucket.name, s3.object.key);
         if bucket.is_empty() || bucket.len() > 255 || key.is_empty() || key.len() > KEY_BYTES_MAX {
             return Err(format!("record {number} has a bucket or a key that is empty or too long"));
         }
-        Ok(Named { bucket: bucket.to_owned(), keys: forms(key) })
+        Ok(Named { bucket, keys: forms(&key) })
     };
-    records.iter().enumerate().map(named).collect()
+    records.into_iter().enumerate().map(named).collect()
 }
 
 /// Returns the keys that a key in a record may denote. S3 and MinIO form-encode the key; radosgw
@@ -247,6 +276,7 @@ mod tests {
             r#"{"Records":[{"s3":{"bucket":{"name":"b"},"object":{}}}]}"#,
             r#"{"Records":[{"s3":{"bucket":{"name":""},"object":{"key":"k"}}}]}"#,
             r#"{"Records":[{"s3":{"bucket":{"name":"b"},"object":{"key":"k"}}}"#,
+            r#"{"Records":[{"s3":{"bucket":{"name":"b"},"object":{"key":"k","key":"l"}}}]}"#,
             &long,
             &many,
         ] {
