@@ -236,6 +236,8 @@ impl Root {
                 }
                 Ok(Event::Decl(_) | Event::PI(_) | Event::DocType(_) | Event::Comment(_)) => (),
                 Ok(Event::Text(text)) if text.trim_ascii().is_empty() => (),
+                // The root element may follow the part that is kept.
+                Ok(Event::Eof) => return self.0.len() == START_BYTES_MAX,
                 Ok(_) => return false,
                 Err(_) => return true,
             }
@@ -318,6 +320,8 @@ mod tests {
             ("<Error/>", true),
             ("<Error", true),
             (&format!("<!-- {} --><Error>", "a".repeat(START_BYTES_MAX)), true),
+            // The kept part ends with the comment.
+            (&format!("<!-- {} --><Error>", "a".repeat(START_BYTES_MAX - "<!--  -->".len())), true),
             ("<CopyObjectResult><Error>x</Error></CopyObjectResult>", false),
             ("<DeleteResult><Error>", false),
             ("<Errors>", false),
