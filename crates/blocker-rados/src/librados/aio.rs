@@ -80,7 +80,7 @@ impl Drop for Flight {
     fn drop(&mut self) {
         if let Some(iterator) = self.landing.get_mut().iterator {
             // SAFETY: librados created the iterator for this read, and it has not been ended;
-            // `attributes` sets an ended iterator to null.
+            // `attributes` takes an iterator out before it ends the iterator.
             unsafe { (self.ioctx.api().getxattrs_end)(iterator.as_ptr()) };
         }
     }

@@ -109,8 +109,9 @@ fn unreadable(name: &[u8]) -> Error {
     )
 }
 
-/// Remembered views, and the unsettled objects, none of which may be forgotten. The changes in
-/// flight limit the number of unsettled objects, until each object is used again.
+/// Remembered views, and the unsettled objects. No unsettled object may be forgotten, so their
+/// number has no fixed limit: a change that times out adds its object until the object is used
+/// again.
 pub(crate) type Objects = Known<View, ()>;
 
 /// Returns a memory of at most `remembered_max` views.

@@ -246,8 +246,8 @@ impl Shared {
     }
 }
 
-/// Returns how far a change needs its object to reach, or to have reached: a write of no bytes as
-/// one of bytes. Nothing is needed for what is copied.
+/// Returns the size to which a change extends a smaller object, for the check of the capacity. An
+/// empty write counts with its offset; copies count as 0.
 fn end_needed(change: &Change) -> u64 {
     match change {
         Change::WriteRuns { .. } => change.end(),

@@ -190,7 +190,8 @@ pub(super) fn check_len(path: &Path, slot: &Slot, len: u64, version_floor: u64) 
     }
 }
 
-/// Describes what is wrong with a file of `len` bytes, see [`check_len`].
+/// Describes the mismatch between a header and a file of `len` bytes, if there is one; see
+/// [`check_len`].
 pub(super) fn size_mismatch(slot: &Slot, len: u64, version_floor: u64) -> Option<String> {
     let stated =
         slot.size_bytes.filter(|_| !slot.tombstone && !slot.lost && slot.version.0 >= version_floor)?;

@@ -263,7 +263,8 @@ impl Pipe {
         debug_assert_eq!(self.filled, 0, "the pipe is not empty");
         let Some(ends) = &self.ends else { return 0 };
         let runs: Vec<_> = runs.iter().take(PIPE_PAGES).map(|run| IoSliceRaw::from_slice(run)).collect();
-        // SAFETY: the kernel only reads the bytes, whose pages it holds; and they never change, as the caller states.
+        // SAFETY: the kernel only reads the bytes, and keeps references to their pages; and the
+        // bytes never change, as the caller states.
         match unsafe { vmsplice(&ends.write, &runs, SpliceFlags::NONBLOCK) } {
             Ok(taken) => self.filled = taken,
             Err(Errno::AGAIN | Errno::INTR | Errno::NOMEM) => (),
