@@ -26,6 +26,7 @@ use std::marker::PhantomData;
 
 /// The name of a lock, or of a group of similar locks, and its level in the order.
 #[derive(Debug)]
+#[cfg_attr(not(debug_assertions), expect(dead_code, reason = "only the checks read the fields"))]
 pub struct Rank {
     name: &'static str,
     level: u32,
