@@ -48,7 +48,7 @@ mod worker;
 /// The functions that the fuzz targets call.
 #[cfg(fuzzing)]
 pub mod fuzzing {
-    pub use crate::stream::tls::harness::transport;
+    pub use crate::stream::tls::tests::harness::transport;
 
     /// Decodes a message of a process that hands over. A valid message must be the same when it is
     /// encoded again.

@@ -31,29 +31,17 @@
 //! files changed by others.
 
 mod check;
-#[cfg(test)]
-mod damage_tests;
 pub mod directory;
 mod disk;
-#[cfg(test)]
-mod fault_tests;
 mod object;
-#[cfg(test)]
-mod order_tests;
 mod path;
 mod pool;
-#[cfg(test)]
-mod power_loss_tests;
 mod ranked;
 mod real;
-#[cfg(test)]
-mod simulated;
 mod slot;
 mod store;
 #[cfg(test)]
-mod testing;
-#[cfg(test)]
-mod trouble_tests;
+mod tests;
 mod twice;
 
 use std::fmt;

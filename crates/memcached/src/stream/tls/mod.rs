@@ -14,14 +14,12 @@
 //! has accepted the last of its records; until then [`TlsSocket::write`] returns `Pending`, and the
 //! caller offers the same bytes again, which are not encrypted a second time.
 //!
-//! `records` contains the calls to rustls: decrypting, encrypting, alerts; `harness` contains a
-//! client for the other end, for tests and fuzzing.
+//! `records` contains the calls to rustls: decrypting, encrypting, alerts; `tests::harness` contains
+//! a client for the other end, for tests and fuzzing.
 
-#[cfg(any(test, fuzzing))]
-#[cfg_attr(not(test), allow(dead_code, reason = "the tests use more of it than the fuzz target"))]
-#[cfg_attr(not(fuzzing), allow(unreachable_pub, reason = "the fuzz target calls it"))]
-pub(crate) mod harness;
 mod records;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod tests;
 
 use super::{Socket, Transport};
 use crate::telemetry::counters::Counters;

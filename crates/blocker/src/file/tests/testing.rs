@@ -5,8 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::simulated::SimulatedDisk;
-use super::{Access, FileConfig, FileStore};
 use crate::executor::block_on;
+use crate::file::{Access, FileConfig, FileStore};
 use crate::{
     Blocker, Error, InfoRequest, Name, Namespace, ObjectId, ReadRequest, Result, Stamp, SystemClock, Version,
 };

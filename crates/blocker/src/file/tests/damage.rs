@@ -5,13 +5,13 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use super::FileStore;
-use super::check::{CheckReport, check_on};
 use super::simulated::SimulatedDisk;
-use super::slot::{HEADER_BYTES, SLOT_BYTES};
 use super::testing::{ROOT, new_disk, object_in, open};
-use super::twice::Superblock;
 use crate::executor::block_on;
+use crate::file::FileStore;
+use crate::file::check::{CheckReport, check_on};
+use crate::file::slot::{HEADER_BYTES, SLOT_BYTES};
+use crate::file::twice::Superblock;
 use crate::{
     Blocker, BlockerExt, ChangeTerms, ClaimRequest, DeleteRequest, Durability, Epoch, Error, InfoRequest,
     ListRequest, ObjectId, ReadRequest, Scope, Stamp, Version, WriteFullRequest, WriteRequest, WriterId,

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread;
 
-use super::FileStore;
 use super::simulated::Fault;
 use super::testing::{History, ROOT, Seen, new_disk, object_in, open, open_with};
 use crate::executor::block_on;
+use crate::file::FileStore;
 use crate::{
     Blocker, BlockerExt, ClaimRequest, CopyRequest, DeleteRequest, Durability, Epoch, Error, FlushRequest,
     InfoRequest, ListRequest, ObjectId, ReadRequest, Scope, Stamp, TruncateRequest, WriteFullRequest,

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use parking_lot::{Condvar, Mutex};
 
-use super::disk::{Disk, DiskFile, Kind, Open, WriteFailed, copy_by_hand, zero_by_hand};
+use crate::file::disk::{Disk, DiskFile, Kind, Open, WriteFailed, copy_by_hand, zero_by_hand};
 use crate::rng::Rng;
 use crate::{Segment, Segments};
 

@@ -3,13 +3,13 @@
 
 use std::path::{Path, PathBuf};
 
-use super::check::{CheckReport, FindingKind, check_on};
-use super::directory::open_regular;
-use super::disk::Kind;
 use super::simulated::SimulatedDisk;
 use super::testing::{ROOT, new_disk, object_in, open};
-use super::{Access, FileConfig, FileStore};
 use crate::executor::block_on;
+use crate::file::check::{CheckReport, FindingKind, check_on};
+use crate::file::directory::open_regular;
+use crate::file::disk::Kind;
+use crate::file::{Access, FileConfig, FileStore};
 use crate::{
     Blocker, BlockerExt, ChangeTerms, ClaimRequest, CopyRequest, DeleteRequest, Durability, Epoch, Error,
     FlushRequest, InfoRequest, InvalidateRequest, ListRequest, ObjectId, ReadRequest, Result, Scope, Stamp,

@@ -12,12 +12,12 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::FileStore;
-use super::check::{Finding, FindingKind, check_on};
 use super::simulated::SimulatedDisk;
 use super::testing::{History, ROOT, Seen, new_disk, open};
 use crate::conformance::{Harness, Options, Verdict, run};
 use crate::executor::block_on;
+use crate::file::FileStore;
+use crate::file::check::{Finding, FindingKind, check_on};
 use crate::rng::Rng;
 use crate::{
     Blocker, BlockerExt, ChangeReply, ChangeTerms, ClaimRequest, CopyRequest, DeleteRequest, DiscardRequest,

@@ -1,7 +1,7 @@
 //! The server's side of a connection over a pair of sockets, with rustls's client at the other end:
 //! for tests and for fuzzing.
 
-use super::*;
+use super::super::*;
 use crate::stream::Readiness;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore};

@@ -2,17 +2,17 @@
 //! fail at random, the process is killed or the power cut in between, and the surviving state must
 //! be explained by the history.
 //!
-//! `FILE_FAULT_ROUNDS=500 cargo test -p cached-blocker --lib fault_tests` runs that number of
+//! `FILE_FAULT_ROUNDS=500 cargo test -p cached-blocker --lib file::tests::fault` runs that number of
 //! rounds, each with one seed; `FILE_FAULT_SEED` is the first.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
 
-use super::FileStore;
-use super::check::{FindingKind, check_on};
 use super::simulated::{Fault, SimulatedDisk};
 use super::testing::{History, ROOT, Seen, new_disk, object_in, open};
 use crate::executor::block_on;
+use crate::file::FileStore;
+use crate::file::check::{FindingKind, check_on};
 use crate::rng::Rng;
 use crate::{
     Blocker, BlockerExt, ChangeReply, ChangeTerms, ClaimRequest, CopyRequest, DeleteRequest, DiscardRequest,
