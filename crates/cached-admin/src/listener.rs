@@ -5,7 +5,6 @@ use std::net::{SocketAddr, TcpListener as StdListener, ToSocketAddrs};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
 
 use bytes::Bytes;
 use cached_http::{Answer, Data, ResponseBody, ServerLimits, Socket};
@@ -14,7 +13,6 @@ use cached_tls::ServerTls;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
 use hyper::header::{ALLOW, HeaderValue};
-use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Builder;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
@@ -101,8 +99,9 @@ impl AdminServer {
                 for (listener, is_loopback) in listeners {
                     // Probes and tools on this host do not use TLS.
                     let tls = tls.clone().filter(|_| !is_loopback);
-                    let origin = Origin { is_loopback, tls };
-                    tokio::spawn(accept(listener, origin, Arc::clone(&service), Arc::clone(&permits)));
+                    let (service, permits) = (Arc::clone(&service), Arc::clone(&permits));
+                    let listening = Listening { is_loopback, tls, service, permits };
+                    tokio::spawn(cached_http::accept(listening, listener, std::future::pending()));
                 }
                 if let Some(tls) = tls {
                     tokio::spawn(cached_tls::renew(tls, "admin.tls"));
@@ -199,18 +198,14 @@ fn open(address: &str, config: &AdminConfig) -> Result<Vec<(StdListener, SocketA
         None if !address.ip().is_loopback() => Err(AdminError::Exposed { address }),
         _ => Ok(()),
     };
-    let mut sockets = Vec::new();
-    for (_, socket) in config.inherited.iter().filter(|(name, _)| name == address) {
-        sockets.push(socket.try_clone().map_err(failed)?);
-    }
+    let inherited = config.inherited.iter().filter(|(name, _)| name == address);
+    let inherited = inherited.map(|(_, socket)| socket.try_clone()).collect::<io::Result<Vec<_>>>();
+    let mut sockets = inherited.map_err(failed)?;
     if sockets.is_empty() {
-        for candidate in address.to_socket_addrs().map_err(failed)? {
-            check(candidate)?;
-            sockets.push(StdListener::bind(candidate).map_err(failed)?);
-        }
-    }
-    if sockets.is_empty() {
-        return Err(failed(io::Error::new(io::ErrorKind::NotFound, "the name has no address")));
+        let candidates: Vec<_> = address.to_socket_addrs().map_err(failed)?.collect();
+        // Checked before a socket exists.
+        candidates.iter().copied().try_for_each(check)?;
+        sockets = cached_http::bind(&*candidates).map_err(failed)?;
     }
     let mut bound = Vec::new();
     for socket in sockets {
@@ -222,70 +217,40 @@ fn open(address: &str, config: &AdminConfig) -> Result<Vec<(StdListener, SocketA
     Ok(bound)
 }
 
-/// The pause in accepting when the system has no descriptor or memory for a connection.
-const PAUSE: Duration = Duration::from_millis(100);
-
-/// The common attributes of a listener's connections.
+/// One socket of the listener.
 #[derive(Clone)]
-struct Origin {
+struct Listening {
     is_loopback: bool,
     tls: Option<Arc<ServerTls>>,
+    service: Arc<Service>,
+    permits: Arc<Semaphore>,
 }
 
-async fn accept(listener: TcpListener, origin: Origin, service: Arc<Service>, permits: Arc<Semaphore>) {
-    loop {
-        let (socket, peer) = match listener.accept().await {
-            Ok(accepted) => accepted,
-            Err(error) => {
-                tracing::debug!(cause = %error, "the admin listener cannot accept");
-                tokio::time::sleep(PAUSE).await;
-                continue;
-            }
-        };
-        match Arc::clone(&permits).try_acquire_owned() {
-            Ok(permit) => {
-                service.counts.connections.increment();
-                tokio::spawn(serve(socket, peer, origin.clone(), Arc::clone(&service), permit));
-            }
-            Err(_) => {
-                service.counts.refused.increment();
-                refuse(socket, origin.tls.is_some());
+impl cached_http::Server for Listening {
+    const NAME: &str = "the admin listener";
+
+    fn permits(&self) -> &Arc<Semaphore> {
+        &self.permits
+    }
+
+    fn refuse(&self) -> &'static [u8] {
+        const BUSY: &[u8] =
+            b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\ncontent-type: text/plain\r\n\
+            content-length: 38\r\n\r\nthe admin listener has no place free.\n";
+        self.service.counts.refused.increment();
+        if self.tls.is_some() { cached_tls::BUSY } else { BUSY }
+    }
+
+    async fn serve(self, socket: TcpStream, peer: SocketAddr) -> Result<(), String> {
+        self.service.counts.connections.increment();
+        match &self.tls {
+            None => self.service.serve(Box::new(socket), peer, self.is_loopback).await,
+            Some(tls) => {
+                let socket = cached_tls::accept(tls, socket).await?;
+                self.service.serve(Box::new(socket), peer, self.is_loopback).await
             }
         }
     }
-}
-
-async fn serve(
-    socket: TcpStream,
-    peer: SocketAddr,
-    origin: Origin,
-    service: Arc<Service>,
-    _permit: OwnedSemaphorePermit,
-) {
-    let served = match &origin.tls {
-        None => service.serve(Box::new(socket), peer, origin.is_loopback).await,
-        Some(tls) => match cached_tls::accept(tls, socket).await {
-            Ok(socket) => service.serve(Box::new(socket), peer, origin.is_loopback).await,
-            Err(error) => Err(error),
-        },
-    };
-    if let Err(error) = served {
-        tracing::debug!(%peer, cause = error, "a connection of the admin listener has ended");
-    }
-}
-
-/// Refuses a connection beyond the limit with a response, as far as that can be sent without
-/// waiting.
-fn refuse(mut socket: TcpStream, has_tls: bool) {
-    const BUSY: &[u8] =
-        b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\ncontent-type: text/plain\r\n\
-        content-length: 38\r\n\r\nthe admin listener has no place free.\n";
-    let words = if has_tls { cached_tls::BUSY } else { BUSY };
-    let mut attempt = Box::pin(async move { socket.write_all(words).await });
-    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
-    // A small response fits into the socket's buffer. If the client has already gone, the failure
-    // does not matter.
-    let _ = attempt.as_mut().poll(&mut context);
 }
 
 /// The maximum size of the head of a request, in bytes.

@@ -6,10 +6,9 @@ pub(crate) mod control;
 pub(crate) mod service;
 pub(crate) mod socket;
 
-use std::net::{SocketAddr, TcpListener as StdListener, ToSocketAddrs};
+use std::net::{SocketAddr, TcpListener as StdListener};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
 use std::{fmt, io};
 
 use blocker::Namespace;
@@ -18,8 +17,7 @@ use cached_metrics::{Collect, Families};
 use parking_lot::{Mutex, RwLock};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::{Builder, Runtime};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
-use tokio::task::JoinSet;
+use tokio::sync::{Semaphore, watch};
 
 use crate::Shared;
 use crate::access_log::AccessLog;
@@ -68,9 +66,6 @@ pub struct Sidecar {
     threads: Vec<JoinHandle<()>>,
 }
 
-/// The time for which accepting pauses if the system has no descriptors or memory for a connection.
-const PAUSE: Duration = Duration::from_millis(100);
-
 impl Sidecar {
     /// Opens the sockets and serves clients.
     ///
@@ -82,7 +77,8 @@ impl Sidecar {
         let upstream_tls = config.upstream_tls().map_err(|(key, error)| wrong((key, error.into())))?;
         let mut sockets = Vec::new();
         for address in &config.listen {
-            sockets.extend(open(address)?);
+            let failed = |cause| SidecarError::Listen { address: address.clone(), cause };
+            sockets.extend(cached_http::bind(address.as_str()).map_err(failed)?);
         }
         let local = |socket: &StdListener| socket.local_addr().map_err(SidecarError::Thread);
         let addresses = sockets.iter().map(local).collect::<Result<_, _>>()?;
@@ -229,21 +225,6 @@ impl fmt::Debug for Sidecar {
     }
 }
 
-/// Opens the sockets of one address, which may be a name with several addresses.
-fn open(address: &str) -> Result<Vec<StdListener>, SidecarError> {
-    let failed = |cause| SidecarError::Listen { address: address.to_owned(), cause };
-    let mut sockets = Vec::new();
-    for candidate in address.to_socket_addrs().map_err(failed)? {
-        let socket = StdListener::bind(candidate).map_err(failed)?;
-        socket.set_nonblocking(true).map_err(failed)?;
-        sockets.push(socket);
-    }
-    if sockets.is_empty() {
-        return Err(failed(io::Error::new(io::ErrorKind::NotFound, "the name has no address")));
-    }
-    Ok(sockets)
-}
-
 fn listeners(runtime: &Runtime, sockets: Vec<StdListener>) -> Result<Vec<TcpListener>, SidecarError> {
     let _inside = runtime.enter();
     sockets.into_iter().map(TcpListener::from_std).collect::<Result<_, _>>().map_err(SidecarError::Thread)
@@ -271,7 +252,8 @@ impl Worker {
                 tokio::spawn(cached_tls::renew(tls, "s3.tls"));
             }
         }
-        let accepting = listeners.into_iter().map(|listener| self.clone().accept(listener));
+        let accept = |listener| cached_http::accept(self.clone(), listener, self.ended());
+        let accepting = listeners.into_iter().map(accept);
         let left = futures_util::future::join_all(accepting).await;
         let waiting = async {
             for mut connections in left {
@@ -283,34 +265,44 @@ impl Worker {
         }
     }
 
-    async fn accept(mut self, listener: TcpListener) -> JoinSet<()> {
-        let mut connections = JoinSet::new();
-        loop {
-            let accepted = tokio::select! {
-                accepted = listener.accept() => accepted,
-                _ = self.end.changed() => return connections,
-                Some(_) = connections.join_next() => continue,
-            };
-            let (socket, peer) = match accepted {
-                Ok(accepted) => accepted,
-                Err(error) => {
-                    tracing::debug!(cause = %error, "the S3 sidecar cannot accept");
-                    tokio::time::sleep(PAUSE).await;
-                    continue;
-                }
-            };
-            self.shared.counts.connections.increment();
-            match Arc::clone(&self.permits).try_acquire_owned() {
-                Ok(permit) => drop(connections.spawn(self.clone().serve(socket, peer, permit))),
-                Err(_) => {
-                    self.shared.counts.connections_refused.increment();
-                    refuse(&socket, self.shared.config.tls.is_some());
-                }
-            }
-        }
+    async fn serve_on(&self, socket: Box<dyn Socket>, peer: SocketAddr) -> Result<(), String> {
+        let config = &self.shared.config;
+        let limits = ServerLimits {
+            headers_max: config.headers_max,
+            head_bytes_max: config.head_bytes_max,
+            head_time_max: config.client_idle_max,
+        };
+        let (shared, upstream) = (Arc::clone(&self.shared), Arc::clone(&self.upstream));
+        let answer = Box::new(move |request| -> cached_http::Answer {
+            Box::pin(service::answer(Arc::clone(&shared), Arc::clone(&upstream), peer, request))
+        });
+        cached_http::serve(socket, limits, answer, Box::pin(self.ended())).await
     }
 
-    async fn serve(self, socket: TcpStream, peer: SocketAddr, _permit: OwnedSemaphorePermit) {
+    /// Waits until the sidecar ends.
+    fn ended(&self) -> impl Future<Output = ()> + Send + use<> {
+        let mut end = self.end.clone();
+        async move { drop(end.changed().await) }
+    }
+}
+
+impl cached_http::Server for Worker {
+    const NAME: &str = "the S3 sidecar";
+
+    fn permits(&self) -> &Arc<Semaphore> {
+        &self.permits
+    }
+
+    fn refuse(&self) -> &'static [u8] {
+        const BUSY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\ncontent-type: application/xml\r\n\
+            content-length: 86\r\n\r\n<Error><Code>SlowDown</Code><Message>cached has no connection free.</Message></Error>\n";
+        self.shared.counts.connections.increment();
+        self.shared.counts.connections_refused.increment();
+        if self.shared.config.tls.is_some() { cached_tls::BUSY } else { BUSY }
+    }
+
+    async fn serve(self, socket: TcpStream, peer: SocketAddr) -> Result<(), String> {
+        self.shared.counts.connections.increment();
         let now = &self.shared.counts.connections_now;
         now.add(1.0);
         // A failure only affects speed.
@@ -327,35 +319,8 @@ impl Worker {
             },
         };
         now.add(-1.0);
-        if let Err(error) = served {
-            tracing::debug!(%peer, cause = error, "a connection of an S3 client has ended");
-        }
+        served
     }
-
-    async fn serve_on(&self, socket: Box<dyn Socket>, peer: SocketAddr) -> Result<(), String> {
-        let config = &self.shared.config;
-        let limits = ServerLimits {
-            headers_max: config.headers_max,
-            head_bytes_max: config.head_bytes_max,
-            head_time_max: config.client_idle_max,
-        };
-        let (shared, upstream) = (Arc::clone(&self.shared), Arc::clone(&self.upstream));
-        let answer = Box::new(move |request| -> cached_http::Answer {
-            Box::pin(service::answer(Arc::clone(&shared), Arc::clone(&upstream), peer, request))
-        });
-        let mut end = self.end.clone();
-        let end = Box::pin(async move { drop(end.changed().await) });
-        cached_http::serve(socket, limits, answer, end).await
-    }
-}
-
-/// Responds to a connection beyond the limit, if this is possible without waiting.
-fn refuse(socket: &TcpStream, has_tls: bool) {
-    const BUSY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\ncontent-type: application/xml\r\n\
-        content-length: 86\r\n\r\n<Error><Code>SlowDown</Code><Message>cached has no connection free.</Message></Error>\n";
-    // A short response fits into the socket's buffer. If the client has gone, the failure does not
-    // matter.
-    let _ = socket.try_write(if has_tls { cached_tls::BUSY } else { BUSY });
 }
 
 /// Adds the metrics of buckets.
