@@ -48,7 +48,7 @@ pub use lifecycle::{
 };
 pub use listeners::{Listening, SynapseTable, check_addresses, exposure, restrict_socket, unix_mode};
 pub use objects::{NamespaceTable, ObjectsTable};
-pub use running::{CacheReceiveBuffers, LIVE_KEYS, LiveObjects, Secrets, raise_descriptor_limit};
+pub use running::{LIVE_KEYS, LiveObjects, Secrets, raise_descriptor_limit};
 pub use s3_table::S3Table;
 pub use store::{OpenOptions, Store, SweepCounts};
 pub use tables::{DrainTimes, InsightTable, check_tls, load_tls};

@@ -1,15 +1,11 @@
-//! A running program: the keys whose values can change, the memory in which a cache receives
-//! payloads, and file descriptors.
+//! A running program: the keys whose values can change, and file descriptors.
 
-use std::fmt;
-use std::io::{self, IoSliceMut};
 use std::sync::{Mutex, PoisonError, Weak};
 
-use blocker::{ObjectId, Segments};
-use cached_core::object::{self, LiveSettings, ObjectCache};
+use cached_core::object::LiveSettings;
 use cached_process::reload::LiveSecs;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use synapse::{ReceiveBuffer, Secret, SecretHandle, Server};
+use synapse::{Secret, SecretHandle, Server};
 
 use crate::backend::BackendTable;
 use crate::config_file::ConfigError;
@@ -168,45 +164,6 @@ impl LiveObjects {
         }
         *in_force = secrets;
         Ok(changed)
-    }
-}
-
-/// Receives large payloads from the socket into the buckets of a cache, without a copy.
-pub struct CacheReceiveBuffers(ObjectCache);
-
-impl CacheReceiveBuffers {
-    /// Returns the receive buffers for the payloads of writes to `cache`.
-    #[must_use]
-    pub fn new(cache: ObjectCache) -> CacheReceiveBuffers {
-        CacheReceiveBuffers(cache)
-    }
-}
-
-impl fmt::Debug for CacheReceiveBuffers {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CacheReceiveBuffers").finish_non_exhaustive()
-    }
-}
-
-impl synapse::ReceiveBuffers for CacheReceiveBuffers {
-    fn reserve(&self, object: &ObjectId, offset: u64, len_bytes: usize) -> Option<Box<dyn ReceiveBuffer>> {
-        let buffer = self.0.receive_buffer(object, offset, len_bytes)?;
-        Some(Box::new(Buckets(buffer)))
-    }
-}
-
-struct Buckets(object::ReceiveBuffer);
-
-impl ReceiveBuffer for Buckets {
-    fn fill(
-        &mut self,
-        read: &mut dyn FnMut(&mut [IoSliceMut<'_>]) -> io::Result<usize>,
-    ) -> io::Result<usize> {
-        self.0.fill(read)
-    }
-
-    fn finish(self: Box<Self>) -> Segments {
-        self.0.finish()
     }
 }
 

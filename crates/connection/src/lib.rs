@@ -44,6 +44,6 @@ pub use budget::{Budget, Grant, Turn};
 pub use listen::{Accepted, Service, serve_all};
 pub use output::Output;
 pub use places::{Connections, Limits, Peer, Place, Refusal};
-pub use receive::{Filled, LARGE_BYTES, PayloadPool, ReceiveBuffer, copy_into, poll_fill};
+pub use receive::{Filled, LARGE_BYTES, PayloadPool, copy_into, poll_fill};
 pub use report::{LogLimit, SettingError};
 pub use stream::{Duplex, Stream};

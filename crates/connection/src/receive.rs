@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 
-use blocker::Segments;
+use blocker::{ReceiveBuffer, Segments};
 use bytes::Bytes;
 use parking_lot::Mutex;
 
@@ -16,22 +16,6 @@ use crate::stream::Stream;
 pub const LARGE_BYTES: usize = 32 * 1024;
 /// The maximum number of slices of one read, including the one for the next head.
 const PLACES_MAX: usize = 72;
-
-/// Memory for one payload, visible only to its holder until it is finished. Dropping it earlier
-/// frees it.
-pub trait ReceiveBuffer: Send {
-    /// Calls `read` once with slices for the next bytes, in order, and counts the bytes read as
-    /// filled. The slices never add up to more than the missing bytes. Returns the number of bytes
-    /// read.
-    ///
-    /// # Errors
-    /// The error of `read`.
-    fn fill(&mut self, read: &mut dyn FnMut(&mut [IoSliceMut<'_>]) -> io::Result<usize>)
-    -> io::Result<usize>;
-
-    /// Returns the payload after all of it has been read.
-    fn finish(self: Box<Self>) -> Segments;
-}
 
 /// The result of one read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -6,8 +6,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use blocker::{Error, Reply, Segment, Segments};
-use connection::ReceiveBuffer;
+use blocker::{Error, ReceiveBuffer, Reply, Segment, Segments};
 use parking_lot::{Mutex, RwLock};
 
 use crate::protocol::wire::state;

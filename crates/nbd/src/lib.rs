@@ -30,6 +30,6 @@ mod export;
 pub mod protocol;
 mod server;
 
-pub use connection::{ReceiveBuffer, SettingError};
+pub use connection::SettingError;
 pub use export::{Export, Exports, Lookup, MemoryExport, NamedExports, READ_AHEAD_BYTES};
 pub use server::{Address, AddressError, ListenError, PORT_DEFAULT, Server, ServerConfig};

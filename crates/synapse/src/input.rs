@@ -10,9 +10,9 @@ use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use blocker::clock::Sleep;
-use blocker::{Clock, Segment, Segments, Timestamp};
+use blocker::{Clock, ReceiveBuffer, Segment, Segments, Timestamp};
 use bytes::Bytes;
-use connection::{LARGE_BYTES, PayloadPool, ReceiveBuffer, Stream, copy_into, poll_fill};
+use connection::{LARGE_BYTES, PayloadPool, Stream, copy_into, poll_fill};
 
 use crate::codec::{self, FrameError, HEAD_BYTES_MAX, Head, payload_crc};
 

@@ -48,8 +48,8 @@ mod server;
 
 pub use auth::{SECRET_BYTES_MIN, Secret, SecretError};
 pub use client::{ClientConfig, ClientCounters, Connector, Opening, SecretHandle, SynapseBlocker};
-pub use connection::{AddressError, Duplex, LARGE_BYTES, ReceiveBuffer, SettingError};
-pub use server::{ListenError, NodeRecord, ReceiveBuffers, Server, ServerConfig, host_name};
+pub use connection::{AddressError, Duplex, LARGE_BYTES, SettingError};
+pub use server::{ListenError, NodeRecord, Server, ServerConfig, host_name};
 
 /// The TCP port of synapse unless another one is given.
 pub const PORT_DEFAULT: u16 = 11311;

@@ -14,9 +14,9 @@ use cached_admin::insight::slow::{SlowLog, SlowStore};
 use cached_admin::sources::{ObjectsSource, StoreSource, SynapseSource, measured};
 use cached_admin::{AdminServer, Health, control};
 use cached_config::{
-    CacheReceiveBuffers, ConfigError, DrainTimes, LiveObjects, ObjectsTable, OpenOptions, Secrets,
-    ShutdownError, StartError, Store, SynapseTable, Waiting, begin_recovery, log_events, log_recovery,
-    notify, raise_descriptor_limit, store_all,
+    ConfigError, DrainTimes, LiveObjects, ObjectsTable, OpenOptions, Secrets, ShutdownError, StartError,
+    Store, SynapseTable, Waiting, begin_recovery, log_events, log_recovery, notify, raise_descriptor_limit,
+    store_all,
 };
 use cached_core::insight::Sampling;
 use cached_core::object::{ObjectCache, OpenJournal};
@@ -121,7 +121,7 @@ pub(crate) fn run(
         let backend = backend(&store, cache.as_ref(), tracer.as_ref());
         server_config.tracer = tracer.clone();
         server_config.name = host_name();
-        server_config.receive_buffers = cache.as_ref().map(Cache::receive_buffers);
+        server_config.receive_buffers = cache.as_ref().map(|cache| cache.cache.receive_buffers());
         record.apply(&mut server_config);
         let cache_bytes_max = cache
             .as_ref()
@@ -376,11 +376,6 @@ impl Cache {
             memory_bytes_max: table.cache_bytes_max(),
             cache,
         })
-    }
-
-    /// Returns the cache's buckets, for use as receive buffers for large payloads.
-    fn receive_buffers(&self) -> Arc<dyn synapse::ReceiveBuffers> {
-        Arc::new(CacheReceiveBuffers::new(self.cache.clone()))
     }
 
     /// Stores dirty data, and stops the background task. The cache must no longer be changed.

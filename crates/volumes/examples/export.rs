@@ -11,31 +11,15 @@
 //! Acknowledged flushes also survive a kill.
 
 use std::error::Error;
-use std::io::{self, BufRead, IoSliceMut};
+use std::io::BufRead;
 use std::sync::Arc;
 use std::time::Duration;
 
-use blocker::{FileStore, Segments};
-use cached_core::object::{self, ObjectCache};
-use nbd::{Address, ReceiveBuffer, Server, ServerConfig};
+use blocker::FileStore;
+use cached_core::object::ObjectCache;
+use nbd::{Address, Server, ServerConfig};
 use volumes::exports::VolumeExports;
 use volumes::{Options, Settings, Volumes};
-
-/// Memory of the cache, for the payload of a write that is about to arrive.
-struct Buckets(object::ReceiveBuffer);
-
-impl ReceiveBuffer for Buckets {
-    fn fill(
-        &mut self,
-        read: &mut dyn FnMut(&mut [IoSliceMut<'_>]) -> io::Result<usize>,
-    ) -> io::Result<usize> {
-        self.0.fill(read)
-    }
-
-    fn finish(self: Box<Self>) -> Segments {
-        self.0.finish()
-    }
-}
 
 const USAGE: &str = "the arguments are a directory, an address and any number of NAME=MEBIBYTES";
 
@@ -60,10 +44,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             }
         }
         let mut exports = VolumeExports::new(Arc::clone(&volumes));
-        exports.receive_buffers = Some(Arc::new(move |object, offset, len_bytes| {
-            let buffer = cache.receive_buffer(object, offset, len_bytes)?;
-            Some(Box::new(Buckets(buffer)) as _)
-        }));
+        exports.receive_buffers = Some(cache.receive_buffers());
         let server = Server::new(Arc::new(exports.clone()), ServerConfig::default())?;
         println!("listening on {}", server.listen(&address).await?);
         while let Some(line) = tokio::task::spawn_blocking(|| std::io::stdin().lock().lines().next()).await? {

@@ -8,12 +8,15 @@
 pub(crate) mod buffer;
 
 use std::fmt;
+use std::io::{self, IoSliceMut};
 use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
 
 use buffer::{BUFFER_BYTES, Buffer};
+
+use crate::ObjectId;
 
 /// The longest single segment of zeros, in bytes.
 const ZEROS_BYTES: usize = 64 * 1024;
@@ -33,6 +36,30 @@ pub trait SegmentOwner: Send + Sync {
     /// Removes a reference to `token`, for one segment less.
     fn release(&self, token: u64);
 }
+
+/// Memory for one payload that is being received, visible only to its holder until it is finished.
+/// Dropping it earlier frees it.
+pub trait ReceiveBuffer: Send {
+    /// Calls `read` once with slices for the next bytes, in order, and counts the bytes read as
+    /// filled. The slices never add up to more than the missing bytes. Returns the number of bytes
+    /// read.
+    ///
+    /// # Errors
+    /// The error of `read`.
+    fn fill(&mut self, read: &mut dyn FnMut(&mut [IoSliceMut<'_>]) -> io::Result<usize>)
+    -> io::Result<usize>;
+
+    /// Returns the payload after all of it has been read.
+    fn finish(self: Box<Self>) -> Segments;
+}
+
+/// A source of memory for arriving payloads: a cache that keeps payloads in its own buckets, so that
+/// bytes go from a server's socket directly into their bucket.
+///
+/// Returns memory for a payload of this length that is to be written at this offset of an object,
+/// or `None` if none is free; then the server receives the payload into other memory. Does not
+/// block. The write itself may still be refused later.
+pub type ReceiveBuffers = Arc<dyn Fn(&ObjectId, u64, usize) -> Option<Box<dyn ReceiveBuffer>> + Send + Sync>;
 
 /// One contiguous sequence of bytes, owned and reference-counted.
 #[derive(Clone)]

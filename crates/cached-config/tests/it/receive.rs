@@ -9,7 +9,6 @@ use blocker::{
     Blocker, BlockerExt, FlushRequest, Memory, Name, Namespace, ObjectId, ReadRequest, Scope, SystemClock,
     WriteFullRequest, WriteMode, WriteRequest,
 };
-use cached_config::CacheReceiveBuffers;
 use cached_core::object::{ObjectCache, ObjectCacheConfig};
 use synapse::{Address, ClientConfig, Server, ServerConfig, SynapseBlocker};
 
@@ -34,7 +33,7 @@ impl Environment {
             ObjectCache::new(Arc::new(Memory::default()), config, Arc::new(SystemClock)).unwrap();
         runtime.spawn(background);
         let mut config = ServerConfig::default();
-        config.receive_buffers = Some(Arc::new(CacheReceiveBuffers::new(cache.clone())));
+        config.receive_buffers = Some(cache.receive_buffers());
         let server = Server::new(Arc::new(cache.clone()), config).unwrap();
         let address = runtime.block_on(server.listen(&"127.0.0.1:0".parse().unwrap())).unwrap();
         Environment { runtime, cache, server, address }

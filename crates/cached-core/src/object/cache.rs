@@ -4,7 +4,7 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use blocker::{BUCKET_BYTES, Blocker, Clock, ObjectId, Pending, Result, Timestamp};
+use blocker::{BUCKET_BYTES, Blocker, Clock, ObjectId, Pending, ReceiveBuffers, Result, Timestamp};
 
 use super::background::Background;
 use super::config::{ConfigError, ObjectCacheConfig};
@@ -257,6 +257,16 @@ impl ObjectCache {
     #[must_use]
     pub fn receive_buffer(&self, object: &ObjectId, offset: u64, len_bytes: usize) -> Option<ReceiveBuffer> {
         ReceiveBuffer::new(self.shared(), object, offset, len_bytes)
+    }
+
+    /// Returns the source of such memory for a server in front of the cache.
+    #[must_use]
+    pub fn receive_buffers(&self) -> ReceiveBuffers {
+        let cache = self.clone();
+        Arc::new(move |object, offset, len_bytes| {
+            let buffer = cache.receive_buffer(object, offset, len_bytes)?;
+            Some(Box::new(buffer) as _)
+        })
     }
 
     /// Closes the cache's journal, if it has one: call it at the end, after a

@@ -14,9 +14,7 @@ use blocker::{Blocker, Measurements, Traced};
 use cached_admin::Health;
 use cached_admin::insight::slow::{SlowLog, SlowStore};
 use cached_admin::sources::{StoreSource, measured};
-use cached_config::{
-    CacheReceiveBuffers, LiveObjects, OpenOptions, Store, Waiting, begin_recovery, log_events, log_recovery,
-};
+use cached_config::{LiveObjects, OpenOptions, Store, Waiting, begin_recovery, log_events, log_recovery};
 use cached_core::insight::Sampling;
 use cached_core::object::{Background, ObjectCache};
 use cached_process::files::SocketFile;
@@ -144,7 +142,7 @@ impl Opening {
         config.name = host_name();
         config.continues = continues;
         record.apply(&mut config);
-        config.receive_buffers = Some(Arc::new(CacheReceiveBuffers::new(cache.clone())));
+        config.receive_buffers = Some(cache.receive_buffers());
         let threads = ListenerThreads::start("cached-synapse", table.threads)?;
         config.workers = threads.runtimes.clone();
         let memory_bytes_max = config.memory_bytes_max();

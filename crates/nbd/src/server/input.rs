@@ -9,9 +9,9 @@ use std::io::{self, IoSliceMut};
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use blocker::{Segment, Segments};
+use blocker::{ReceiveBuffer, Segment, Segments};
 use bytes::Bytes;
-use connection::{LARGE_BYTES, PayloadPool, ReceiveBuffer, Stream, copy_into, poll_fill};
+use connection::{LARGE_BYTES, PayloadPool, Stream, copy_into, poll_fill};
 
 use crate::protocol::wire::{PAYLOAD_BYTES_MAX, REQUEST_BYTES};
 use crate::protocol::{Request, Violation};

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blocker::trace::Tracer;
-use blocker::{Clock, ObjectId, SystemClock};
-use connection::{Limits, ReceiveBuffer, SettingError};
+use blocker::{Clock, ReceiveBuffers, SystemClock};
+use connection::{Limits, SettingError};
 use tokio::runtime::Handle;
 
 use super::Server;
@@ -75,8 +75,9 @@ pub struct ServerConfig {
     pub tracer: Option<Tracer>,
     /// The clock of deadlines and timeouts.
     pub clock: Arc<dyn Clock>,
-    /// The backend's receive buffers for large payloads. If `None`, a pool of buffers is used.
-    pub receive_buffers: Option<Arc<dyn ReceiveBuffers>>,
+    /// The backend's receive buffers for large payloads. If `None`, a pool of buffers is used; fresh
+    /// memory would cost a page fault per 4 KiB, which is more than the saved copy.
+    pub receive_buffers: Option<ReceiveBuffers>,
     /// The runtimes to which connections are assigned in turn. If empty, connections run on the
     /// runtime that listens.
     pub workers: Vec<Handle>,
@@ -248,22 +249,4 @@ pub(super) fn too_few_bytes(needed: u64, connections: u32) -> SettingError {
         "must be at least {needed}: two of the largest requests, and a share for each of {connections} connections"
     );
     SettingError::new("bytes_max", problem)
-}
-
-// ---- Receive buffers: memory into which a large payload is read from the socket, and which then
-// becomes the payload.
-//
-// A backend that keeps payloads in its own buckets provides them through [`ReceiveBuffers`], so
-// that bytes go from the socket directly into their bucket. Other payloads go into reused buffers,
-// because fresh memory costs a page fault per 4 KiB, which is more than the saved copy.
-
-/// A backend's receive buffers for arriving payloads.
-///
-/// The methods must not block. A buffer that is dropped before [`ReceiveBuffer::finish`] is free
-/// again.
-pub trait ReceiveBuffers: Send + Sync {
-    /// Returns memory for `len_bytes` to be written at `offset` of `object`, or `None` if none is
-    /// free; then the server receives the payload into its own buffer. The write itself may still
-    /// be refused later.
-    fn reserve(&self, object: &ObjectId, offset: u64, len_bytes: usize) -> Option<Box<dyn ReceiveBuffer>>;
 }

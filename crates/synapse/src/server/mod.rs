@@ -24,11 +24,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use ::connection::{
-    Accepted, Budget, Connections, Duplex, LogLimit, PayloadPool, Peer, Place, ReceiveBuffer, Refusal,
-    Service, SettingError, serve_all,
+    Accepted, Budget, Connections, Duplex, LogLimit, PayloadPool, Peer, Place, Refusal, Service,
+    SettingError, serve_all,
 };
 use blocker::metrics::{Collect, Counter, Families, Number, counters};
-use blocker::{Blocker, Capabilities, Error, Reply, metrics_above};
+use blocker::{Blocker, Capabilities, Error, ReceiveBuffer, Reply, metrics_above};
 use parking_lot::RwLock;
 use tokio::runtime::Handle;
 
@@ -40,7 +40,7 @@ use crate::codec::{
 use crate::{Address, ListeningSocket, PORT_DEFAULT};
 
 use self::connection::{Connection, End};
-pub use config::{ReceiveBuffers, ServerConfig, host_name};
+pub use config::{ServerConfig, host_name};
 use handshake::Secrets;
 pub use record::NodeRecord;
 use session::Sessions;
@@ -204,7 +204,7 @@ impl Shared {
         }
         let namespace = names.namespace(head.namespace).ok()?;
         let object = blocker::ObjectId::new(namespace, names.name(head.name).ok()?);
-        buffers.reserve(&object, head.header.offset, head.payload_bytes)
+        buffers(&object, head.header.offset, head.payload_bytes)
     }
 
     /// Returns the metrics of the backend and of the server itself.

@@ -5,12 +5,11 @@ use std::sync::Arc;
 use crate::error::Result;
 use crate::settings::{Change, ExtentKind};
 use crate::volume::{Answer, Volume};
-use blocker::{Durability, ObjectId, Reply, Segments};
+use blocker::{Durability, ObjectId, ReceiveBuffer, ReceiveBuffers, Reply, Segments};
 use nbd::protocol::wire::{PAYLOAD_BYTES_MAX, state};
 use nbd::protocol::{Context, Description, Extent, Zeroes};
-use nbd::{Export, READ_AHEAD_BYTES, ReceiveBuffer};
+use nbd::{Export, READ_AHEAD_BYTES};
 
-use super::ReceiveBuffers;
 use super::attached::Attached;
 use super::of_request;
 

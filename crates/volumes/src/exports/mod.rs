@@ -32,10 +32,10 @@ use std::fmt;
 use std::sync::Arc;
 
 use attached::{Table, VolumeLock};
-use blocker::{Durability, Epoch, Error as StoreError, Name, ObjectId};
+use blocker::{Durability, Epoch, Error as StoreError, Name, ObjectId, ReceiveBuffers};
 use export::VolumeExport;
 use nbd::protocol::{Context, Description, NoExport};
-use nbd::{Export, Exports, Lookup, ReceiveBuffer};
+use nbd::{Export, Exports, Lookup};
 
 use crate::error::{Error, Result};
 use crate::manage::Volumes;
@@ -43,11 +43,6 @@ use crate::settings::{OpenOptions, SnapshotInfo};
 
 /// The maximum number of snapshots that are contexts; a volume with more shows the latest ones.
 const CONTEXTS_MAX: usize = 1024;
-
-/// Returns cache memory for a payload of this length that is to be written at this offset of an
-/// object, or `None` if no memory is free immediately. Of the object's name, only the namespace is
-/// certain to be that of the write.
-pub type ReceiveBuffers = Arc<dyn Fn(&ObjectId, u64, usize) -> Option<Box<dyn ReceiveBuffer>> + Send + Sync>;
 
 /// The volumes of a store, as exports.
 #[derive(Clone)]
@@ -58,7 +53,8 @@ pub struct VolumeExports {
     /// Default: *stored*.
     pub fua_durability: Durability,
     /// A source of memory for the payloads of large writes: memory of a cache below, which then need
-    /// not copy the payload.
+    /// not copy the payload. Of the object's name, only the namespace is certain to be that of the
+    /// write.
     pub receive_buffers: Option<ReceiveBuffers>,
 }
 

@@ -1,35 +1,19 @@
 //! Counts large writes that go from the socket into the memory of a cache below the volume without
 //! a copy.
 
-use std::io::{self, IoSliceMut};
 use std::sync::Arc;
 use std::time::Duration;
 
-use blocker::{Memory, Segments};
-use cached_core::object::{self, ObjectCache};
+use blocker::Memory;
+use cached_core::object::ObjectCache;
 use nbd::protocol::Request;
 use nbd::protocol::wire::{OPTION_MAGIC, command, option};
-use nbd::{Address, ReceiveBuffer, Server, ServerConfig};
+use nbd::{Address, Server, ServerConfig};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use volumes::exports::VolumeExports;
 use volumes::{Options, Settings, Volumes};
-
-struct Buckets(object::ReceiveBuffer);
-
-impl ReceiveBuffer for Buckets {
-    fn fill(
-        &mut self,
-        read: &mut dyn FnMut(&mut [IoSliceMut<'_>]) -> io::Result<usize>,
-    ) -> io::Result<usize> {
-        self.0.fill(read)
-    }
-
-    fn finish(self: Box<Self>) -> Segments {
-        self.0.finish()
-    }
-}
 
 /// Sends a request, and receives its simple reply.
 async fn ask(stream: &mut UnixStream, command: u16, offset: u64, payload: &[u8], len_bytes: usize) {
@@ -47,12 +31,8 @@ async fn a_large_write_goes_from_the_socket_into_the_buckets_of_the_cache() {
     let cache = ObjectCache::builder(Arc::new(Memory::default())).memory_bytes(64 << 20).start().unwrap();
     let volumes = Arc::new(Volumes::new(Arc::new(cache.clone()), Options::new("volumes")).unwrap());
     volumes.create("disk", 64 << 20, Settings::default()).await.unwrap();
-    let buckets = cache.clone();
     let mut exports = VolumeExports::new(volumes);
-    exports.receive_buffers = Some(Arc::new(move |object, offset, len_bytes| {
-        let buffer = buckets.receive_buffer(object, offset, len_bytes)?;
-        Some(Box::new(Buckets(buffer)) as _)
-    }));
+    exports.receive_buffers = Some(cache.receive_buffers());
     let server = Server::new(Arc::new(exports.clone()), ServerConfig::default()).unwrap();
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("nbd.sock");

@@ -144,6 +144,19 @@ impl ReceiveBuffer {
     }
 }
 
+impl blocker::ReceiveBuffer for ReceiveBuffer {
+    fn fill(
+        &mut self,
+        read: &mut dyn FnMut(&mut [IoSliceMut<'_>]) -> io::Result<usize>,
+    ) -> io::Result<usize> {
+        self.fill(read)
+    }
+
+    fn finish(self: Box<Self>) -> Segments {
+        (*self).finish()
+    }
+}
+
 impl Drop for ReceiveBuffer {
     fn drop(&mut self) {
         self.buckets.drain(..).for_each(|bucket| self.shared.memory.pool.release(bucket));

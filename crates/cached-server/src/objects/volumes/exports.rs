@@ -4,10 +4,10 @@
 //! Each connection has its own counts, so that connections to one volume on several threads share
 //! no cache line. When the connection ends, its counts are added to those of the volume.
 
-use blocker::{Reply, Segments};
+use blocker::{ReceiveBuffer, Reply, Segments};
 use cached_metrics::counters;
 use nbd::protocol::{Context, Description, Extent, NoExport, Zeroes};
-use nbd::{Export, Exports, Lookup, ReceiveBuffer};
+use nbd::{Export, Exports, Lookup};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -21,25 +21,24 @@ mod routes;
 
 use super::{ListenerThreads, ObjectsError};
 use crate::config::{BackendTable, NbdTable, ObjectsTable, VolumesTable};
-use blocker::{Blocker, Segments, WriteMode};
+use blocker::{Blocker, WriteMode};
 use cached_admin::AdminServer;
 use cached_admin::sources::Shown;
 use cached_admin::status::Document;
 use cached_admin::status::document::{ListenerPart, VolumePart, VolumesPart};
-use cached_core::object::{self, ObjectCache};
+use cached_core::object::ObjectCache;
 use cached_metrics::{Collect, Families, LabelledMetric};
 use cached_tls::ServerTls;
 use exports::{COMMANDS, Command, Counts, Served, Sums};
-use nbd::{ReceiveBuffer, Server};
+use nbd::Server;
 use routes::Jobs;
 use std::cmp::Reverse;
-use std::io::{self, IoSliceMut};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
-use volumes::exports::{ReceiveBuffers, VolumeExports};
+use volumes::exports::VolumeExports;
 use volumes::{Fencing, Options, Volumes};
 
 /// The delay between two attempts to release volumes.
@@ -141,7 +140,7 @@ impl VolumesOpening {
         let volumes = Volumes::new(Arc::new(cache.clone()), options);
         let volumes = Arc::new(volumes.map_err(|error| ObjectsError::Volumes(error.to_string()))?);
         let mut exports = VolumeExports::new(Arc::clone(&volumes));
-        (exports.fua_durability, exports.receive_buffers) = (fua, Some(buffers_of(cache)));
+        (exports.fua_durability, exports.receive_buffers) = (fua, Some(cache.receive_buffers()));
         Ok(Kept { volumes, exports, counts: Arc::default() })
     }
 }
@@ -335,30 +334,5 @@ impl cached_admin::status::Source for VolumesSource {
             volumes: sums.iter().take(SHOWN_MAX).map(part).collect(),
             volumes_other: sums.len().saturating_sub(SHOWN_MAX) as u64,
         });
-    }
-}
-
-/// Returns buffers in the memory of `cache` for receiving payloads, which the cache can then keep
-/// without a copy.
-fn buffers_of(cache: &ObjectCache) -> ReceiveBuffers {
-    let cache = cache.clone();
-    Arc::new(move |object, offset, len_bytes| {
-        let buffer = cache.receive_buffer(object, offset, len_bytes)?;
-        Some(Box::new(Buckets(buffer)) as _)
-    })
-}
-
-struct Buckets(object::ReceiveBuffer);
-
-impl ReceiveBuffer for Buckets {
-    fn fill(
-        &mut self,
-        read: &mut dyn FnMut(&mut [IoSliceMut<'_>]) -> io::Result<usize>,
-    ) -> io::Result<usize> {
-        self.0.fill(read)
-    }
-
-    fn finish(self: Box<Self>) -> Segments {
-        self.0.finish()
     }
 }
