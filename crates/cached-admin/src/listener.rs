@@ -3,7 +3,7 @@
 use std::io;
 use std::net::{SocketAddr, TcpListener as StdListener, ToSocketAddrs};
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
 use bytes::Bytes;
@@ -13,6 +13,7 @@ use cached_tls::ServerTls;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
 use hyper::header::{ALLOW, HeaderValue};
+use parking_lot::Mutex;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Builder;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
@@ -149,7 +150,7 @@ impl AdminServer {
     /// Starts to accept connections, if accepting was [held](AdminConfig::is_held).
     pub fn accept(&self) {
         // Dropping this lets the thread begin.
-        drop(self.begin.lock().unwrap_or_else(PoisonError::into_inner).take());
+        drop(self.begin.lock().take());
     }
 
     /// Removes and returns copies of the listener's sockets for another process, each with its

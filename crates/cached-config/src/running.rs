@@ -1,9 +1,10 @@
 //! A running program: the keys whose values can change, and file descriptors.
 
-use std::sync::{Mutex, PoisonError, Weak};
+use std::sync::Weak;
 
 use cached_core::object::LiveSettings;
 use cached_process::reload::LiveSecs;
+use parking_lot::Mutex;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use synapse::{Secret, SecretHandle, Server};
 
@@ -113,7 +114,7 @@ impl LiveObjects {
         secrets: Secrets,
         store_key: &str,
     ) -> Result<Vec<String>, ConfigError> {
-        let mut in_force = self.secrets.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut in_force = self.secrets.lock();
         let change = after.map(|after| Ok::<_, ConfigError>((after.cache()?, after))).transpose()?;
         let mut changed = Vec::new();
         let server = self.listener.as_ref().and_then(Weak::upgrade);

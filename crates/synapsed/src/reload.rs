@@ -1,7 +1,7 @@
 //! Reloading the configuration while `synapsed` runs.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use blocker::trace::Tracer;
 use cached_admin::insight::slow::SlowLog;
@@ -9,6 +9,7 @@ use cached_admin::{Tokens, TokensRead};
 use cached_config::{ConfigError, LIVE_KEYS, LiveObjects, parse_config, raise_descriptor_limit};
 use cached_process::log::Log;
 use cached_process::reload::{LiveSecs, Program, Source};
+use parking_lot::Mutex;
 use toml::Table;
 
 use crate::config::{Config, in_this_file};
@@ -59,7 +60,7 @@ impl Program for Synapsed {
         let text = toml::to_string(table).map_err(|error| error.to_string())?;
         let after = Config::parse(&self.path, &text).map_err(|error| error.to_string())?;
         let secrets = after.secrets().map_err(line)?;
-        let mut in_force = self.in_force.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut in_force = self.in_force.lock();
         let objects = after.objects.as_ref();
         let listener = Some(&after.synapse);
         // Everything that can be refused comes first: the files are read, then the object cache

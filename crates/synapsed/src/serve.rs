@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::io::{self, Write};
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use blocker::trace::Tracer;
@@ -25,6 +25,7 @@ use cached_process::reload::{LiveSecs, Reloader, Reloads};
 use cached_process::signals::{Requested, Signals};
 use cached_process::{Drain, Exit, Failure, first_panic, memory, panicked};
 use cached_tracing::{Exporter, Origin};
+use parking_lot::Mutex;
 use synapse::{Address, Server, host_name};
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::task::JoinHandle;

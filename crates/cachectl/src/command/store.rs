@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use blocker::conformance::{CaseReport, Options, Plain, Verdict, run_with};
@@ -15,6 +15,7 @@ use cached_config::{Store, SweepCounts};
 use clap::Args;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
+use parking_lot::Mutex;
 use serde_json::json;
 
 use crate::command::Context;
@@ -135,7 +136,7 @@ impl Sweep {
         }
         let progress = Mutex::new(Progress::of_steps());
         let watch = move |counts: SweepCounts| {
-            let mut progress = progress.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            let mut progress = progress.lock();
             progress.write(|| {
                 let left = counts.orphans + counts.ghosts + counts.probes;
                 format!("{} blobs and {} heads found, {left} leftovers", counts.blobs, counts.heads)
