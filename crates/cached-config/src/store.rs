@@ -11,6 +11,7 @@ use blocker::metrics::Collect;
 use blocker::trace::Tracer;
 use blocker::{Blocker, Error, FileStore, Memory, OBJECT_BYTES_MAX_DEFAULT, Reply, SystemClock, Traced};
 use cached_core::object::ObjectCache;
+use serde::Serialize;
 use synapse::codec::InstanceId;
 use synapse::{NodeRecord, Secret, SecretHandle, SynapseBlocker};
 
@@ -308,7 +309,7 @@ fn remote(table: &RemoteTable, options: &OpenOptions) -> Result<Store, StartErro
 }
 
 /// The progress of a sweep: what it has removed or, in a dry run, would have removed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 #[non_exhaustive]
 pub struct SweepCounts {
     /// The number of blobs encountered.

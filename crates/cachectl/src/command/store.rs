@@ -148,7 +148,9 @@ impl Sweep {
         };
         let counts =
             block_on(swept).about("the sweep was not completed; what it has removed stays removed")?;
-        context.output.write(self.text(&counts), &self.value(&counts))
+        let mut value = json!(counts);
+        value["dry_run"] = self.dry_run.into();
+        context.output.write(self.text(&counts), &value)
     }
 
     fn text(&self, counts: &SweepCounts) -> String {
@@ -166,20 +168,6 @@ impl Sweep {
              {ghosts}\n\
              {probes} leftovers of probes {removed}"
         )
-    }
-
-    fn value(&self, counts: &SweepCounts) -> serde_json::Value {
-        json!({
-            "dry_run": self.dry_run,
-            "blobs": counts.blobs,
-            "orphans": counts.orphans,
-            "orphans_bytes": counts.orphans_bytes,
-            "heads": counts.heads,
-            "ghosts": counts.ghosts,
-            "ghosts_kept": counts.ghosts_kept,
-            "ghosts_can_go": counts.ghosts_can_go,
-            "probes": counts.probes,
-        })
     }
 }
 
