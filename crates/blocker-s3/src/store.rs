@@ -281,7 +281,7 @@ impl Blocker for S3Store {
 impl Collect for S3Store {
     fn collect(&self, into: &mut Families) {
         self.core.requests.stats.collect(into);
-        let help = "How many requests may be under way at once: fewer after the server has asked for that.";
+        let help = "The maximum number of requests in flight; lower after the server has asked for fewer.";
         into.gauge("s3_requests_in_flight_max", help, self.core.requests.concurrency.now() as u64);
         let help = "Objects with a change of unknown outcome that has not been read back yet.";
         into.gauge("s3_objects_unsettled", help, self.core.heads.unsettled_count() as u64);

@@ -112,7 +112,7 @@ impl Namespace {
     pub fn check_unreserved(&self) -> Result<()> {
         if self.is_reserved() {
             let why =
-                format!("namespace {self} is reserved: those that begin with a dot have records of servers");
+                format!("namespace {self} is reserved: names that begin with a dot are for servers' records");
             return Err(Error::Denied(why.into()));
         }
         Ok(())

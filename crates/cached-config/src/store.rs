@@ -234,7 +234,7 @@ fn file(table: &FileTable, options: &OpenOptions) -> Result<Store, StartError> {
     if config.access == Access::Create {
         // An error here concerns the path, not the content of the directory.
         DirBuilder::new().recursive(true).create(&table.path).map_err(|error| {
-            let why = format!("{} is not there, and cannot be made: {error}", table.path.display());
+            let why = format!("{} does not exist and cannot be created: {error}", table.path.display());
             match named_file::is_mistake(&error) {
                 true => ConfigError::new("objects.backend.path", why).into(),
                 false => StartError::Store(Error::Retryable(why.into())),
@@ -411,7 +411,7 @@ impl Store {
         if let Err(error) = NodeRecord::close(&*self.backend(), instance, &SystemClock, timeout).await {
             tracing::warn!(
                 cause = %error,
-                "cannot record in the store that everything is stored: clients count as lost what they have not flushed"
+                "cannot record in the store that everything is stored: clients will count their unflushed writes as lost"
             );
         }
     }

@@ -80,9 +80,7 @@ impl JournalConfig {
             ));
         }
         if self.commit_timeout.is_zero() {
-            return Err(
-                "commit_timeout is 0: the time that a disk may take, 30 s for example, is needed".into()
-            );
+            return Err("commit_timeout is 0; it must exceed the time of the slowest disk operation".into());
         }
         self.validate_ratios().map_err(|reason| format!("limit_bytes is {limit_bytes}: {reason}"))
     }

@@ -137,7 +137,7 @@ impl Superblock {
             return Err(format!("the superblock has {} bytes, not 4096", block.len()));
         }
         if !block.starts_with(SUPERBLOCK_MAGIC) {
-            return Err("this is no superblock of a journal: other first bytes".into());
+            return Err("this is not the superblock of a journal: its first bytes differ".into());
         }
         let mut fields = Fields(&block[SUPERBLOCK_MAGIC.len()..]);
         let (version, journal, segment_bytes, check) =
@@ -149,7 +149,7 @@ impl Superblock {
             return Err(format!("format version {version}; this program reads version {VERSION}"));
         }
         if !Self::is_possible(segment_bytes) {
-            return Err(format!("segments of {segment_bytes} bytes are impossible"));
+            return Err(format!("the segment size is invalid: {segment_bytes} bytes"));
         }
         Ok(Self { journal, segment_bytes })
     }
@@ -204,7 +204,7 @@ impl HeaderBlock {
             return Self::Unused;
         }
         if block.len() != BLOCK_BYTES || !block.starts_with(HEADER_MAGIC) {
-            return Self::Invalid("this is no header of a segment: other first bytes".into());
+            return Self::Invalid("this is not the header of a segment: its first bytes differ".into());
         }
         let mut fields = Fields(&block[HEADER_MAGIC.len()..]);
         let version = fields.u32();

@@ -98,7 +98,7 @@ impl Chain {
             return Err("the batch does not follow the batch before it");
         }
         if header.first_position < self.next_position {
-            return Err("the batch's positions have been used");
+            return Err("the batch's positions are already taken");
         }
         self.offset += header.layout().total;
         self.next_number += 1;

@@ -57,7 +57,7 @@ impl Exit {
                 "the value of a flag, or a file of passwords that a flag names, cannot be used"
             }
             Exit::Usage => "the flags cannot work",
-            Exit::NoUser => "there is no such user as -u names",
+            Exit::NoUser => "the user that -u names does not exist",
             Exit::Defect => "a defect has ended the process; all acknowledged data are stored",
             Exit::Refused => {
                 "an address, a lock or memory that the start needs is in use or refused, a store or a journal is not \

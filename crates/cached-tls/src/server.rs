@@ -180,7 +180,7 @@ fn provider(settings: &TlsSettings) -> Result<CryptoProvider, TlsError> {
         let named = |suite: &&SupportedCipherSuite| format!("{:?}", suite.suite()) == *name;
         ring::ALL_CIPHER_SUITES.iter().find(named).copied().ok_or_else(|| {
             let known = crate::suite_names().join(", ");
-            TlsError::Settings(format!("there is no cipher suite {name}; there are {known}"))
+            TlsError::Settings(format!("{name} is not a cipher suite; expected one of {known}"))
         })
     };
     provider.cipher_suites = settings.cipher_suites.iter().map(find).collect::<Result<_, _>>()?;
@@ -200,7 +200,7 @@ fn config(
     };
     let builder = ServerConfig::builder_with_provider(provider.clone()).with_protocol_versions(versions);
     let builder = builder.map_err(|_| {
-        TlsError::Settings("none of the cipher suites fits an accepted version of TLS".into())
+        TlsError::Settings("none of the cipher suites belongs to an accepted version of TLS".into())
     })?;
     let builder = match policy {
         ClientCertificates::None => builder.with_no_client_auth(),

@@ -68,7 +68,7 @@ fn mistakes_are_one_line() {
         min_version: MinVersion::Tls13,
         ..settings(path)
     };
-    assert!(error(old).contains("fits an accepted version"));
+    assert!(error(old).contains("belongs to an accepted version"));
     assert!(!error(TlsSettings { cipher_suites: vec!["x\ny".into()], ..settings(path) }).is_empty());
 }
 

@@ -60,7 +60,7 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
     // Reports mistakes before anything is touched.
     let loaded = config.load().map_err(|error| error.in_file(path))?;
     if arguments.check_config {
-        println!("{}: nothing is wrong with the configuration", path.display());
+        println!("{}: the configuration is valid", path.display());
         return Ok(());
     }
     let signals = Signals::take_over().map_err(|error| Failure::new(Exit::Trouble, error))?;

@@ -121,7 +121,7 @@ impl Pool {
                 Err(error) => return Err(error.into()),
             };
             if volume.0 == VOLUME_MAX {
-                return Err(Error::Limit("the catalog has no numbers left for further volumes".into()));
+                return Err(Error::Limit("the catalog has no volume numbers left".into()));
             }
             let next = encode_number(VolumeId(volume.0 + 1));
             match self.put_record(object.clone(), next, condition).await {
@@ -137,7 +137,7 @@ impl Pool {
                 Err(error) => return Err(error.into()),
             }
         }
-        Err(Error::Io(Store::Retryable("too many volumes are made at the same time".into())))
+        Err(Error::Io(Store::Retryable("too many volumes are being created at the same time".into())))
     }
 
     /// Returns the number of the volume with this name.

@@ -27,7 +27,7 @@ impl Settings {
     pub(crate) fn check(&self) -> Result<()> {
         if self.write == Some(WriteMode::ReadOnly) {
             let why = "the volume could not be released, set or deleted: set is_read_only for that";
-            return Err(Error::Invalid(format!("the write mode \"read-only\" is none of a volume: {why}")));
+            return Err(Error::Invalid(format!("a volume cannot have the write mode \"read-only\": {why}")));
         }
         self.rates.check()
     }

@@ -85,7 +85,7 @@ pub fn run(system: &System, kills: u32) -> Report {
         guest.sync_more(1);
         // By now fio has written data that were not flushed.
         guest.wait_for("PAUSED");
-        // The guest's requests wait until the server is back.
+        // The guest's requests wait until the server is reachable again.
         server = server.restart("cached", libc::SIGKILL);
     }
     step("the server was killed and started again");

@@ -297,7 +297,7 @@ fn checking_starts_nothing() {
     ));
     let (status, said) = Start::new().args(&format!("{} --check-config", file.flag())).run_to_exit();
     assert!(status.success(), "{said}");
-    assert_eq!(said, format!("{}: nothing is wrong with the configuration\n", file.path.display()));
+    assert_eq!(said, format!("{}: the configuration is valid\n", file.path.display()));
     assert!(!store.exists() && !socket.exists(), "something was started");
     // Flags are also checked.
     let (status, _) = Start::new().args("--check-config -t 0").run_to_exit();

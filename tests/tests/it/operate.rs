@@ -314,7 +314,7 @@ fn namespaces_are_asked_for_by_the_admin_listener_whatever_backend_the_environme
     assert_eq!(code, 0, "not over synapse, where changes are refused: {set}");
     let backend = format!("synapse:unix:{}", daemon.path("synapse").display());
     let (code, refused) = cachectl(&["-b", &backend, "namespace", "set", "vm", "store_weight=4"]);
-    assert_eq!((code, refused.contains("asked over synapse, as -b says")), (4, true), "{refused}");
+    assert_eq!((code, refused.contains("sent over synapse because of -b")), (4, true), "{refused}");
 }
 
 /// With TLS on the admin listener, `cachectl` needs https, and a certificate from a known
@@ -481,11 +481,11 @@ fn the_absence_and_the_return_of_a_server_below_are_logged() {
         format!("[objects]\n[objects.backend]\nkind = \"synapse\"\naddress = \"unix:{below}\"\n")
     });
     let logged = |words: &str| cache.log().lines().filter(|line| line.contains(words)).count();
-    assert_eq!(logged("the server is away"), 0);
+    assert_eq!(logged("the server is unreachable"), 0);
     let store = store.restart("synapsed", libc::SIGKILL);
-    wait_for("the line about its return", || (logged("the server is back") == 1).then_some(()));
+    wait_for("the line about its return", || (logged("the server is reachable again") == 1).then_some(()));
     let log = cache.log();
-    let away = log.lines().find(|line| line.contains("the server is away"));
+    let away = log.lines().find(|line| line.contains("the server is unreachable"));
     assert!(away.is_some_and(|line| line.contains(&below) && line.contains("cause=")), "{log}");
     drop(store);
 }

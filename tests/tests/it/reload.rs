@@ -398,7 +398,7 @@ fn every_line_of_a_json_log_is_an_object() {
     let mut server = file.start("");
     // The harness also connects, to find out whether the server listens.
     let conns: Vec<_> = (0..3).map(|_| server.connect()).collect();
-    until_logged(&server, "connection refused: too many are open");
+    until_logged(&server, "connection refused: too many open connections");
     drop(conns);
     file.reload(
         &server,

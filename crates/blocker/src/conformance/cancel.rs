@@ -25,7 +25,10 @@ pub(super) fn a_cancelled_change_is_all_or_nothing(cx: &Cx<'_>) -> Check {
             let request = WriteRequest::new(object.clone(), 0, new.clone());
             let finished = poll_times(cx.backend().write(request), polls, WAKE).is_some_and(|r| r.is_ok());
             let found = cx.read(&object)?;
-            ensure!(found == *new || (found == old && !finished), "cut after {polls} polls, it is half done");
+            ensure!(
+                found == *new || (found == old && !finished),
+                "after {polls} polls, the change is half done"
+            );
 
             // A cancelled creation creates the whole object or nothing.
             let created = cx.object(format!("new-{polls}-{round}"));
@@ -59,8 +62,8 @@ pub(super) fn a_cancelled_call_blocks_no_other(cx: &Cx<'_>) -> Check {
         // The object's other bucket is still accessible: it can be read, written and flushed.
         cx.write(&object, 4096, &[2; 4096])?;
         let found = cx.read(&object)?;
-        ensure!(found[4096..] == [2; 4096], "a write after cancelled calls is not there");
-        ensure!(found[1024..4096] == [1; 3072], "cancelled calls touched bytes that were not theirs");
+        ensure!(found[4096..] == [2; 4096], "a write after cancelled calls is missing");
+        ensure!(found[1024..4096] == [1; 3072], "cancelled calls changed bytes outside of their ranges");
         cx.flush(scope)?;
         cx.delete(&object)?;
         cx.is_missing(&object)?;

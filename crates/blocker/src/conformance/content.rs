@@ -47,8 +47,8 @@ pub(super) fn a_read_stops_at_the_end(cx: &Cx<'_>) -> Check {
         ensure!(read.size_bytes == 10, "a read past the end gives size {}", read.size_bytes);
     }
     let far = ReadRequest::new(object, u64::MAX, 1);
-    let read = cx.ok("read at the end of all numbers", |b| b.read(far.clone()))?;
-    ensure!(read.data.is_empty(), "there are bytes at the end of all numbers");
+    let read = cx.ok("read at the highest offset", |b| b.read(far.clone()))?;
+    ensure!(read.data.is_empty(), "there are bytes at the highest offset");
     Ok(())
 }
 
@@ -69,7 +69,7 @@ pub(super) fn an_empty_write_creates_but_never_extends(cx: &Cx<'_>) -> Check {
     cx.expect(&object, b"")?;
     let again = cx.write(&object, 4096, b"")?;
     ensure!(again.version != created.version, "an empty write left the version as it was");
-    ensure!(cx.info(&object)?.size_bytes == 0, "an empty write moved the end");
+    ensure!(cx.info(&object)?.size_bytes == 0, "an empty write changed the size");
     cx.write(&object, 0, b"abc")?;
     cx.write(&object, 2, b"")?;
     cx.expect(&object, b"abc")
@@ -165,7 +165,7 @@ pub(super) fn discard_zeroes_and_keeps_the_size(cx: &Cx<'_>) -> Check {
         let reply = cx.done(DiscardRequest::new(object.clone(), offset as u64, len as u64))?;
         let size = wanted.len();
         wanted[offset.min(size)..(offset + len).min(size)].fill(0);
-        ensure!(reply.size_bytes == size as u64, "discard moved the end to {}", reply.size_bytes);
+        ensure!(reply.size_bytes == size as u64, "discard changed the size to {}", reply.size_bytes);
         cx.expect(&object, &wanted)?;
     }
     cx.done(DiscardRequest::new(object.clone(), 0, u64::MAX))?;

@@ -221,7 +221,7 @@ impl<'a> Cx<'a> {
     pub(super) fn delete(&self, object: &ObjectId) -> Check {
         let reply = self.done(DeleteRequest::new(object.clone()))?;
         let answer = (reply.version, reply.size_bytes);
-        ensure!(answer == (crate::Version(0), 0), "a delete answered version and size {answer:?}");
+        ensure!(answer == (crate::Version(0), 0), "the reply to a delete has version and size {answer:?}");
         Ok(())
     }
 

@@ -125,7 +125,7 @@ pub(super) fn generations_are_kept_in_order(cx: &Cx<'_>) -> Check {
             let number = u64::from_le_bytes(bytes[..8].try_into().expect("8 bytes"));
             ensure!(bytes == number.to_le_bytes().repeat(64), "a sector is torn");
             let range = last_flushed..=generation;
-            ensure!(range.contains(&number), "generation {number} is left, where {range:?} may be");
+            ensure!(range.contains(&number), "generation {number} is present, expected one of {range:?}");
         }
     }
     Ok(())
@@ -162,9 +162,12 @@ pub(super) fn removals_that_are_stored_stay(cx: &Cx<'_>) -> Check {
     cx.is_missing(&gone)?;
     cx.expect(&cut, &[7; 100])?;
     let found = cx.read(&holed)?;
-    ensure!(found.len() == 10_000, "a discard moved the end");
-    ensure!(found[10..9_010].iter().all(|byte| *byte == 0), "what was discarded is back");
-    ensure!(found[..10] == [7; 10] && found[9_010..] == [7; 990], "a discard took too much");
+    ensure!(found.len() == 10_000, "a discard changed the size");
+    ensure!(found[10..9_010].iter().all(|byte| *byte == 0), "discarded bytes are back");
+    ensure!(
+        found[..10] == [7; 10] && found[9_010..] == [7; 990],
+        "a discard removed bytes outside its range"
+    );
     Ok(())
 }
 
@@ -236,7 +239,7 @@ pub(super) fn versions_are_not_reused_after_a_crash(cx: &Cx<'_>) -> Check {
             }
             let version = cx.write(&object, 0, &data)?.version;
             let before = seen.insert(version, data.to_vec());
-            ensure!(before.is_none(), "round {round}: version {version} is given to a second content");
+            ensure!(before.is_none(), "round {round}: version {version} denotes two different contents");
         }
         cx.power_cycle()?;
         let read = ReadRequest::new(object.clone(), 0, 600);
@@ -246,7 +249,7 @@ pub(super) fn versions_are_not_reused_after_a_crash(cx: &Cx<'_>) -> Check {
             Ok(reply) => {
                 let found = reply.data.to_vec();
                 let known = seen.entry(reply.version).or_insert_with(|| found.clone());
-                ensure!(*known == found, "round {round}: a version stands for other bytes after a crash");
+                ensure!(*known == found, "round {round}: a version denotes other bytes after a crash");
             }
         }
     }

@@ -45,7 +45,7 @@ pub(super) fn a_deadline_far_away_changes_nothing(cx: &Cx<'_>) -> Check {
     let hints = Hints::NO_CACHE.and(Hints::SEQUENTIAL).and(Hints::from_bits(1 << 31));
     let read = ReadRequest::new(object.clone(), 0, 7).deadline(later).hints(hints);
     let reply = cx.ok("read", |b| b.read(read.clone()))?;
-    ensure!(reply.data == *b"in time".as_slice(), "hints changed what is read");
+    ensure!(reply.data == *b"in time".as_slice(), "hints changed the bytes that are read");
     for (_, change) in changes(cx).into_iter().filter(|(what, _)| *what != "delete") {
         cx.done(change(object.clone()))?;
     }

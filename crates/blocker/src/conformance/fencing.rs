@@ -195,7 +195,7 @@ pub(super) fn a_deleted_object_is_not_brought_back_by_a_late_change(cx: &Cx<'_>)
     refused(cx, &object, with(Some(Stamp::new(3, 2))), &buried)?;
     refused(cx, &object, with(None), &Error::Fenced { epoch: Epoch(3) })?;
     cx.is_missing(&object)?;
-    ensure!(cx.names(&ListRequest::new(cx.namespace()))?.is_empty(), "the memory of a deletion is listed");
+    ensure!(cx.names(&ListRequest::new(cx.namespace()))?.is_empty(), "a remembered deletion is listed");
     stamped(cx, &object, Stamp::new(3, 4), b"reborn")?;
     cx.expect(&object, b"reborn")?;
     cx.done(DeleteRequest::new(object.clone()).stamp(Stamp::new(3, 5)))?;

@@ -122,13 +122,13 @@ pub(super) fn invalid_runs_are_refused(cx: &Cx<'_>) -> Check {
         ("runs in another order", vec![Run::data(4, b"x"), Run::data(0, b"y")], is_invalid),
         ("a run past the limit", vec![Run::data(0, b"x"), Run::data(limit, b"y")], is_too_large),
         ("a run past all limits", vec![Run::data(0, b"x"), Run::zeroes(u64::MAX, 2)], is_too_large),
-        ("more zeros than there can be", vec![Run::zeroes(0, u64::MAX)], is_too_large),
+        ("zeros beyond the maximum size", vec![Run::zeroes(0, u64::MAX)], is_too_large),
     ];
     for (what, runs, is_right) in refused {
         let request = WriteRunsRequest::new(object.clone(), runs);
         cx.refused(request, is_right)?;
         cx.expect(&object, b"intact")?;
-        ensure!(cx.info(&object)?.version == before, "{what}: refused, and changed all the same");
+        ensure!(cx.info(&object)?.version == before, "{what}: refused, but the object changed");
     }
     Ok(())
 }

@@ -23,7 +23,7 @@ pub(super) fn list_all(cx: &Cx<'_>, prefix: &[u8], entries_max: u32) -> Check<Ve
         }
         let last = page.entries.last();
         let last = last.ok_or_else(|| Stop::Fail("a page promises more but has no entry".into()))?;
-        ensure!(request.after.as_ref() < Some(&last.name), "a page does not go on from the one before");
+        ensure!(request.after.as_ref() < Some(&last.name), "a page does not continue the previous one");
         request = request.after(last.name.clone());
     }
 }
@@ -48,7 +48,7 @@ fn fill(cx: &Cx<'_>, count: u32) -> Check<Vec<Vec<u8>>> {
 
 pub(super) fn a_listing_is_in_order_and_complete(cx: &Cx<'_>) -> Check {
     let names = fill(cx, 60)?;
-    ensure!(list_all(cx, b"", 1000)? == names, "the listing is not what was written, in order");
+    ensure!(list_all(cx, b"", 1000)? == names, "the listing differs from the names written, in order");
     Ok(())
 }
 
@@ -66,7 +66,7 @@ pub(super) fn pages_join_without_gap_or_repeat(cx: &Cx<'_>) -> Check {
     let is_right = !page.is_empty() && wanted.starts_with(&page);
     ensure!(is_right, "a page after an absent name is wrong");
     let request = ListRequest::new(cx.namespace()).after(cx.object(names.last().expect("some")).name);
-    ensure!(cx.names(&request)?.is_empty(), "there is something after the last");
+    ensure!(cx.names(&request)?.is_empty(), "there is an entry after the last name");
     Ok(())
 }
 
@@ -115,7 +115,7 @@ pub(super) fn objects_that_stay_are_listed_once_under_change(cx: &Cx<'_>) -> Che
         });
         let listed = (0..5 * cx.options.effort).try_for_each(|_| {
             let mut listed = list_all(cx, b"", 3)?;
-            ensure!(listed.is_sorted(), "a listing under change is out of order");
+            ensure!(listed.is_sorted(), "a listing during changes is out of order");
             listed.retain(|name| !name.ends_with(b"-passing"));
             ensure!(listed == stay, "of {} objects that stay {} are listed", stay.len(), listed.len());
             Ok(())

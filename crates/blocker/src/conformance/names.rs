@@ -88,7 +88,7 @@ pub(super) fn namespaces_are_apart(cx: &Cx<'_>) -> Check {
         cx.write(&object, 0, &bytes)?;
         cx.expect(&object, &bytes)?;
         let listed = cx.names(&ListRequest::new(namespace))?;
-        ensure!(listed == [b"x".to_vec()], "an odd namespace lists {} objects", listed.len());
+        ensure!(listed == [b"x".to_vec()], "a namespace with an unusual name lists {} objects", listed.len());
         cx.delete(&object)?;
     }
     Ok(())

@@ -90,7 +90,7 @@ pub(super) fn any_sequence_matches_a_plain_map(cx: &Cx<'_>) -> Check {
         check(cx, &model, key, 0, SIZE_MAX)?;
     }
     let names: Vec<Vec<u8>> = model.keys().map(|key| format!("object-{key}").into_bytes()).collect();
-    ensure!(cx.names(&ListRequest::new(cx.namespace()))? == names, "the listing is not the map's");
+    ensure!(cx.names(&ListRequest::new(cx.namespace()))? == names, "the listing differs from the model");
     Ok(())
 }
 

@@ -320,7 +320,7 @@ impl<'a> Check<'a> {
             Found::Slot { slot, one_damaged } => (slot, one_damaged),
             Found::Blank if len <= HEADER_BYTES => {
                 self.repair(path, |check| check.disk.unlink(path))?;
-                self.found(path, FindingKind::Note, "is a creation that was never stored", "removed");
+                self.found(path, FindingKind::Note, "was created, but never stored", "removed");
                 return Ok(());
             }
             Found::Blank => {

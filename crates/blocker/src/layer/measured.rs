@@ -153,18 +153,17 @@ impl Collect for Measurements {
             vec![("backend", self.backend).into(), ("operation", name).into()]
         };
         for operation in self.operations() {
-            let help = "How long operations of the store took, in seconds.";
+            let help = "The duration of operations of the store, in seconds.";
             // From 16 µs, which no store operation undercuts, to 67 s.
             let value = operation.latency.value(4, 26);
             into.sample("store_request_duration_seconds", help, labels(operation.name), value);
         }
         for operation in self.operations() {
-            let help =
-                "Operations of the store that failed; that something is missing or differs is no failure.";
+            let help = "Operations of the store that failed; a missing object or an unmet condition is not a failure.";
             let value = Value::Counter(operation.failures);
             into.sample("store_request_failures_total", help, labels(operation.name), value);
         }
-        let help = "For how long operations of the store have been asked and none was answered; 0 if it serves, 5 ends \
+        let help = "The time for which operations of the store have waited and none was answered; 0 if it serves, 5 ends \
                     /readyz.";
         let value = Value::Gauge(self.silence().as_secs_f64());
         into.sample("store_silence_seconds", help, vec![("backend", self.backend).into()], value);

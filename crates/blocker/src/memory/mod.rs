@@ -150,7 +150,7 @@ impl Collect for Memory {
     fn collect(&self, into: &mut Families) {
         let model = self.model.lock();
         into.gauge("memory_objects", "Objects in the memory backend.", model.object_count() as u64);
-        let help = "What the objects and remembered deletions of the memory backend count against its limit.";
+        let help = "The bytes that the objects and remembered deletions of the memory backend count against its limit.";
         into.gauge("memory_used_bytes", help, model.used_bytes);
         into.counter("memory_changes_total", "Changes made in the memory backend.", model.change_count);
     }

@@ -253,7 +253,7 @@ fn inspection_text(
         let is_in_log = if *is_in_log { "yes" } else { "no" };
         lines.push(format!("{file:15} {life:>8} {is_in_log:>4} {batches:>9} {records:>10} {used_bytes:>12}"));
         if let Some(problem) = header_problem {
-            lines.push(format!("  a header of it is damaged: {problem}"));
+            lines.push(format!("  its header is damaged: {problem}"));
         }
     }
     lines.push(match (problem, records) {
@@ -262,7 +262,7 @@ fn inspection_text(
              what is readable, discard starts anew"
         ),
         (None, _) if cut_off.is_some() => format!(
-            "verdict      the next start replays it but for a last batch: {}",
+            "verdict      the next start replays it except for the last batch: {}",
             cut_off.as_ref().map(ToString::to_string).unwrap_or_default()
         ),
         (None, Some(0)) => "verdict      intact, nothing to replay".to_owned(),

@@ -136,7 +136,7 @@ impl Exporting<'_> {
         };
         self.make(&change).map_err(|failure| {
             self.refused = Some(failure);
-            std::io::Error::other("the store does not take it")
+            std::io::Error::other("the store refuses it")
         })
     }
 

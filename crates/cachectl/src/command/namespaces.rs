@@ -113,7 +113,7 @@ impl Namespaces {
     fn run_on(&self, backend: &dyn Blocker, output: &Output) -> Result<(), Failure> {
         let done = self.manage(&ByBackend(backend.control()), output);
         done.map_err(|failure| {
-            failure.leaves("asked over synapse, as -b says; --admin asks an admin listener")
+            failure.leaves("sent over synapse because of -b; --admin sends it to an admin listener")
         })
     }
 

@@ -106,7 +106,7 @@ impl Init {
     pub(crate) fn run(&self, output: &Output) -> Result<(), Failure> {
         let shown = self.dir.display();
         FileStore::create(&self.dir).about(&shown)?;
-        output.write(format!("{shown} is a store now"), &json!({ "dir": self.dir.to_string_lossy() }))
+        output.write(format!("created a store in {shown}"), &json!({ "dir": self.dir.to_string_lossy() }))
     }
 }
 

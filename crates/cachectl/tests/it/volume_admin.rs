@@ -128,7 +128,7 @@ fn each_command_is_one_request_of_the_contract() {
     let body = json!({ "name": "disk", "settings": { "is_read_only": true } });
     asks(&["set", "disk", "is_read_only=true"], "POST /volumes/set", body, done.clone(), "disk is set");
     let body = json!({ "volumes": ["disk", "data", "log"], "snapshot": "monday" });
-    let shown = "disk@monday, data@monday, log@monday are created, of one instant";
+    let shown = "disk@monday, data@monday, log@monday are created at one instant";
     asks(&["snapshot", "disk@monday", "data", "log"], "POST /volumes/snapshot", body, done.clone(), shown);
     let body = json!({ "name": "disk", "snapshot": "monday" });
     let delete = ["delete-snapshot", "disk@monday", "--yes"];
@@ -288,5 +288,5 @@ fn what_takes_long_is_followed_to_its_end() {
     let output = child.wait_with_output().unwrap();
     let error = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(130), "{error}");
-    assert!(error.contains("interrupted; the server goes on: `cachectl volume job 7`"), "{error}");
+    assert!(error.contains("interrupted; the server continues: `cachectl volume job 7`"), "{error}");
 }

@@ -303,7 +303,7 @@ fn errors_are_one_line_and_change_nothing() {
     place.fails("store", &["import", "--set", "is_read_only=true", "disk", "FILE:in"], 2, "cannot be filled");
     place.fails("store", &["export", "disk", "FILE:out"], 3, "there is no volume \"disk\"");
     place.fails("store", &["import-diff", "disk", "FILE:in"], 2, "not a stream of rbd export-diff");
-    place.fails("store", &["import-diff", "disk", "FILE:empty"], 2, "ends before its header does");
+    place.fails("store", &["import-diff", "disk", "FILE:empty"], 2, "ends within its header");
     assert!(!place.is_there("store", "disk"));
     place.ok("store", &["import", "--raw", "disk", "FILE:qcow2"]);
     place.fails("store", &["export", "disk@monday"], 3, "there is no snapshot \"monday\"");

@@ -1,4 +1,4 @@
-// The loop: ask, take, draw. While the server is away the last figures stay, marked as old.
+// The loop: ask, take, draw. While the server is unreachable the last figures stay, marked as old.
 
 import { h, show } from "./dom.js";
 import { age, clock } from "./format.js";

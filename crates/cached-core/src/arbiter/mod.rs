@@ -278,12 +278,12 @@ impl Arbiter {
         let (items, buckets) = (self.kv.item_memory(), objects.bytes());
         let sum = items + buckets + self.in_hand;
         let (all, in_hand) = (self.bytes, self.in_hand);
-        ensure(sum == all, || format!("items, objects and what moves have {sum} bytes of {all}"))?;
+        ensure(sum == all, || format!("items, objects and memory in transit have {sum} bytes of {all}"))?;
         ensure(items >= self.items_bytes_min && buckets >= objects.bytes_min(), || {
-            format!("items have {items}, objects {buckets} bytes: less than their least")
+            format!("items have {items}, objects {buckets} bytes: less than their minimum")
         })?;
         let is_moving = self.pending.is_some();
-        ensure(is_moving || in_hand == 0, || format!("{in_hand} bytes are in hand, and nothing moves"))
+        ensure(is_moving || in_hand == 0, || format!("{in_hand} bytes are in transit, but nothing moves"))
     }
 
     /// Starts a move of `bytes` from one half as if it had been decided, replacing a move in

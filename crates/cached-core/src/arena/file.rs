@@ -106,7 +106,7 @@ pub(crate) enum Cold {
     #[error("the system has rebooted since, and the previous process had not ended cleanly")]
     UncleanBoot,
     /// The process that created the file ended before it was ready.
-    #[error("the process that created the file had not finished")]
+    #[error("the process that created the file did not complete it")]
     Unfinished,
 }
 

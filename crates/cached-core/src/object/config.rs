@@ -337,13 +337,13 @@ impl ObjectCacheConfig {
         }
         let (sum, most) = (sum_of(NamespaceKey::StoreRequestsPerSecondMin), StoreTerms::RATE_MAX);
         ensure(sum <= most, "namespaces", || {
-            format!("their store_requests_per_second_min add up to {sum}; {most} can be reserved in all")
+            format!("their store_requests_per_second_min add up to {sum}; {most} can be reserved in total")
         })?;
         let (sum, most) = (sum_of(NamespaceKey::DirtyBytesMax), self.dirty_bytes_max - BUCKET_BYTES);
         ensure(sum <= most, "namespaces", || {
             format!(
-                "their own dirty_bytes_max add up to {sum}; they can have {most} of the {} of all, so that something \
-                 is left for the others",
+                "their own dirty_bytes_max add up to {sum}; at most {most} of the {} in total are allowed, so that the \
+                 other namespaces keep a share",
                 self.dirty_bytes_max
             )
         })

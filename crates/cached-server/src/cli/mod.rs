@@ -304,7 +304,7 @@ impl Cli {
         if check {
             config.load()?;
             let what = path.as_deref().map_or("the command line".into(), Path::to_string_lossy);
-            return Ok(Request::Print(format!("{what}: nothing is wrong with the configuration\n")));
+            return Ok(Request::Print(format!("{what}: the configuration is valid\n")));
         }
         Ok(Request::Serve(Box::new(config)))
     }

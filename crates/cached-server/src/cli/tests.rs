@@ -383,7 +383,7 @@ fn the_printed_configuration_reads_back_to_the_same_settings() {
         };
         assert_eq!(meaning(settings(&[&config])), meaning(settings(arguments)), "{arguments:?}");
         let check = printed(&[&config, "--check-config"]);
-        assert!(check.ends_with(": nothing is wrong with the configuration\n"), "{check}");
+        assert!(check.ends_with(": the configuration is valid\n"), "{check}");
     }
 }
 

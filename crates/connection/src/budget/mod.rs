@@ -351,7 +351,7 @@ impl Budget {
         let shares = state.division.share_bytes * state.members.len() as u64;
         let taken = reserved + state.retired_bytes;
         let left = (state.division.pool_bytes + shares).cast_signed() - taken.cast_signed();
-        assert_eq!(state.left_bytes, left, "bytes are lost or made");
+        assert_eq!(state.left_bytes, left, "bytes were lost or created");
         taken
     }
 }

@@ -114,7 +114,7 @@ fn admit(
         let peer = peer.map_or_else(|| "unix".to_owned(), |peer| peer.to_string());
         if shared.is_full() {
             let connections_max = shared.live.connections_max();
-            tracing::warn!(peer, connections_max, "connection refused: too many are open");
+            tracing::warn!(peer, connections_max, "connection refused: too many open connections");
         } else {
             tracing::warn!(
                 peer,

@@ -218,7 +218,7 @@ fn parse(text: &[u8], form: Form) -> Result<Vec<[u8; 32]>, String> {
             return wrong("has no password");
         }
         if form == Form::Text && user.contains(&b' ') {
-            return wrong("contains a blank in the user name, which no client can send");
+            return wrong("contains a space in the user name, which no client can send");
         }
         digests.push(digest(user, password));
     }

@@ -70,7 +70,7 @@ impl Collect for TakingOver {
     fn collect(&self, into: &mut Families) {
         let (regions, regions_max) = self.regions();
         into.measure("cached_restart_regions", "Regions of the memory file that have been read.", &regions);
-        let help = "Regions of the memory file that are to be read.";
+        let help = "Regions of the memory file to be read.";
         into.measure("cached_restart_regions_max", help, &regions_max);
     }
 }

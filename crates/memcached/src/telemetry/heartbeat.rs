@@ -52,7 +52,7 @@ impl Activity {
         "a retrieval, receiving or sending",
         "commands from other threads",
         "draining connections at shutdown",
-        "the upkeep of every second",
+        "the maintenance of every second",
         "a storage command",
         "mg",
         "ms",

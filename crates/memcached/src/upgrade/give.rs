@@ -379,7 +379,7 @@ impl Upgradable {
                 false
             }
             Err(NotGiven::Lost(cause)) => {
-                shared.fail(format!("the new process has the memory, and does not serve: {cause}"));
+                shared.fail(format!("the new process owns the memory, but does not serve: {cause}"));
                 false
             }
         }

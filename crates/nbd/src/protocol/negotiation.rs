@@ -204,19 +204,19 @@ impl Negotiation {
                 action
             }
             Err(Bad::Form) => {
-                reply_error(out, number, kind::ERR_INVALID, "the data of the option are not in its form")
+                reply_error(out, number, kind::ERR_INVALID, "the data of the option are malformed")
             }
             Err(Bad::TooBig) => {
-                reply_error(out, number, kind::ERR_TOO_BIG, "a text is longer than 4096 bytes, or too many")
+                reply_error(out, number, kind::ERR_TOO_BIG, "too many strings, or one longer than 4096 bytes")
             }
         }
     }
 
     fn handle_tls(&mut self, data: &[u8], out: &mut Vec<u8>) -> Action {
         let (kind, why) = if !data.is_empty() {
-            (kind::ERR_INVALID, "STARTTLS has no data")
+            (kind::ERR_INVALID, "STARTTLS must have no data")
         } else if self.is_encrypted {
-            (kind::ERR_INVALID, "TLS has begun already")
+            (kind::ERR_INVALID, "TLS is already in use")
         } else if self.tls == TlsMode::Off {
             (kind::ERR_POLICY, "this server has no certificate")
         } else {

@@ -169,7 +169,7 @@ impl Request {
         }
         if command == Command::Flush {
             let is_whole = self.offset == 0 && self.len_bytes == 0;
-            return if is_whole { Ok(()) } else { refuse(Errno::Einval, "a flush has no range") };
+            return if is_whole { Ok(()) } else { refuse(Errno::Einval, "a flush must have no range") };
         }
         let end = self.offset.checked_add(u64::from(self.len_bytes));
         if end.is_none_or(|end| end > export.size_bytes) {
@@ -186,9 +186,7 @@ impl Request {
                 let errno = if is_unfragmented { Errno::Eoverflow } else { Errno::Einval };
                 refuse(errno, "the read is longer than the longest payload")
             }
-            Command::BlockStatus { .. } if self.len_bytes == 0 => {
-                refuse(Errno::Einval, "the range has no bytes")
-            }
+            Command::BlockStatus { .. } if self.len_bytes == 0 => refuse(Errno::Einval, "the range is empty"),
             _ => Ok(()),
         }
     }

@@ -236,7 +236,7 @@ pub enum Violation {
     #[error("the client's flags {0:#x} are not known")]
     ClientFlags(u32),
     /// An option does not begin with its magic number.
-    #[error("an option begins with {0:#x}")]
+    #[error("an option has the wrong magic number {0:#x}")]
     OptionMagic(u64),
     /// The data of an option are longer than the limit.
     #[error("an option has {0} bytes of data; {OPTION_BYTES_MAX} are accepted")]

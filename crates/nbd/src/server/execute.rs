@@ -161,7 +161,7 @@ impl Transmission<'_> {
             Ok(Outcome::Read(data, _)) if data.len_bytes() != request.len_bytes as usize => {
                 // Sending it would break the stream's framing.
                 tracing::error!(peer = %self.peer, ?request, "a read returned {} bytes", data.len_bytes());
-                self.refuse(&request, Errno::Eio, "the export returned another number of bytes");
+                self.refuse(&request, Errno::Eio, "the export returned the wrong number of bytes");
             }
             Ok(Outcome::Read(data, is_unfragmented)) => {
                 self.counts.read_bytes += data.len_bytes() as u64;

@@ -99,7 +99,7 @@ async fn accept_tls(stream: Stream, config: Arc<ServerConfig>) -> io::Result<Str
     let encrypted: Box<dyn Duplex> = match stream {
         Stream::Tcp(stream) => Box::new(acceptor.accept(stream).await?),
         Stream::Unix(stream) => Box::new(acceptor.accept(stream).await?),
-        Stream::Other(_) => return Err(io::Error::other("TLS has begun already")),
+        Stream::Other(_) => return Err(io::Error::other("TLS is already in use")),
     };
     Ok(Stream::Other(encrypted))
 }

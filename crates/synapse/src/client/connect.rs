@@ -88,7 +88,7 @@ async fn handshake(
         match reply.map_err(|error| with_address(config, error))? {
             HandshakeReply::Challenge(received) => {
                 let (Some(secret), None) = (&config.secret, &challenge) else {
-                    let text = format!("{address}: the server requires a secret, and none is configured");
+                    let text = format!("{address}: the server requires a secret, but none is configured");
                     return Err(Error::Denied(text.into()));
                 };
                 let proof = secret.proof(Role::Client, &transcript);
@@ -212,14 +212,14 @@ impl Shared {
     pub(super) fn lane_up(&self) {
         self.lanes_up.fetch_add(1, Ordering::AcqRel);
         if self.is_away.swap(false, Ordering::AcqRel) {
-            tracing::info!(server = %self.config.address, "the server is back");
+            tracing::info!(server = %self.config.address, "the server is reachable again");
         }
     }
 
     /// Notes that a lane has lost its connection.
     pub(super) fn lane_down(&self, why: &Error) {
         if self.lanes_up.fetch_sub(1, Ordering::AcqRel) == 1 && !self.is_away.swap(true, Ordering::AcqRel) {
-            tracing::warn!(server = %self.config.address, cause = %why, "the server is away, and is tried again");
+            tracing::warn!(server = %self.config.address, cause = %why, "the server is unreachable; retrying");
         }
     }
 

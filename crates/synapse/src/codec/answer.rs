@@ -200,7 +200,7 @@ impl Answer {
                 | Op::NamespaceStates
         );
         if !has_payload && !payload.is_empty() {
-            return Err(invalid("this answer has no payload"));
+            return Err(invalid("this answer must have no payload"));
         }
         Ok(match header.op {
             Op::Read => Self::Read(ReadReply::new(payload, header.length, Version(header.version))),
@@ -345,15 +345,15 @@ pub(super) fn put_name(bytes: &mut Vec<u8>, name: &[u8]) {
 }
 
 pub(super) fn take_name(bytes: &mut Bytes) -> Result<Bytes, Error> {
-    let length = bytes.try_get_u8().map(usize::from).map_err(|_| invalid("a name is cut off"))?;
+    let length = bytes.try_get_u8().map(usize::from).map_err(|_| invalid("a name is truncated"))?;
     if bytes.len() < length {
-        return Err(invalid("a name is cut off"));
+        return Err(invalid("a name is truncated"));
     }
     Ok(bytes.split_to(length))
 }
 
 pub(super) fn take_u64(bytes: &mut Bytes) -> Result<u64, Error> {
-    bytes.try_get_u64_le().map_err(|_| invalid("a number is cut off"))
+    bytes.try_get_u64_le().map_err(|_| invalid("a number is truncated"))
 }
 
 // ---- A backend's capabilities as bytes, in the welcome and in the answer to an attach.

@@ -125,7 +125,7 @@ pub(super) fn decode_metrics(mut bytes: Bytes) -> Result<Families, Error> {
             Ok(0) => Kind::Counter,
             Ok(1) => Kind::Gauge,
             Ok(2) => Kind::Histogram,
-            _ => return Err(invalid("no such kind of metric")),
+            _ => return Err(invalid("unknown kind of metric")),
         };
         let count = take_u16(&mut bytes)?;
         let samples = (0..count).map(|_| take_sample(&mut bytes, kind)).collect::<Result<Vec<_>, _>>()?;
@@ -135,7 +135,7 @@ pub(super) fn decode_metrics(mut bytes: Bytes) -> Result<Families, Error> {
 }
 
 fn take_sample(bytes: &mut Bytes, kind: Kind) -> Result<Sample, Error> {
-    let label_count = bytes.try_get_u8().map(usize::from).map_err(|_| invalid("a sample is cut off"))?;
+    let label_count = bytes.try_get_u8().map(usize::from).map_err(|_| invalid("a sample is truncated"))?;
     if label_count > LABELS_MAX {
         return Err(invalid("a sample has too many labels"));
     }
@@ -198,7 +198,7 @@ pub(super) fn decode_losses(mut bytes: Bytes) -> Result<Vec<Loss>, Error> {
         let (changes, lost_bytes) = (take_u64(&mut bytes)?, take_u64(&mut bytes)?);
         let length = usize::from(take_u16(&mut bytes)?);
         if bytes.len() < length {
-            return Err(invalid("a reason is cut off"));
+            return Err(invalid("a reason is truncated"));
         }
         let reason = read_reason(&bytes.split_to(length));
         losses.push(Loss::new(ObjectId::new(namespace, name), changes, lost_bytes, reason));
@@ -215,21 +215,21 @@ fn put_text(bytes: &mut Vec<u8>, text: &str) {
 fn take_text(bytes: &mut Bytes) -> Result<String, Error> {
     let length = usize::from(take_u16(bytes)?);
     if length > TEXT_BYTES_MAX || bytes.len() < length {
-        return Err(invalid("a text is too long or cut off"));
+        return Err(invalid("a string is too long or truncated"));
     }
     text(bytes.split_to(length).into())
 }
 
 fn text(bytes: Vec<u8>) -> Result<String, Error> {
-    String::from_utf8(bytes).map_err(|_| invalid("a text of a metric is not UTF-8"))
+    String::from_utf8(bytes).map_err(|_| invalid("a string of a metric is not UTF-8"))
 }
 
 fn take_u16(bytes: &mut Bytes) -> Result<u16, Error> {
-    bytes.try_get_u16_le().map_err(|_| invalid("a number is cut off"))
+    bytes.try_get_u16_le().map_err(|_| invalid("a number is truncated"))
 }
 
 fn take_f64(bytes: &mut Bytes) -> Result<f64, Error> {
-    bytes.try_get_f64_le().map_err(|_| invalid("a number is cut off"))
+    bytes.try_get_f64_le().map_err(|_| invalid("a number is truncated"))
 }
 
 // ---- What a cache has of its namespaces, and settings to be changed, as payloads.
@@ -341,7 +341,7 @@ pub(super) fn decode_states(mut bytes: Bytes) -> Result<Vec<NamespaceState>, Err
         let mut state = NamespaceState::new(namespace, write_of(take_u8(&mut bytes)?.into())?);
         let bits = take_u8(&mut bytes)?;
         if bits & !(CHANGING | CONFIGURED) != 0 {
-            return Err(invalid("a namespace has bits that mean nothing"));
+            return Err(invalid("a namespace has unknown bits"));
         }
         (state.is_changing, state.is_configured) = (bits & CHANGING != 0, bits & CONFIGURED != 0);
         for _ in 0..take_count(&mut bytes)? {
@@ -373,7 +373,7 @@ fn take_key(bytes: &mut Bytes) -> Result<String, Error> {
 }
 
 fn take_u8(bytes: &mut Bytes) -> Result<u8, Error> {
-    bytes.try_get_u8().map_err(|_| invalid("a namespace is cut off"))
+    bytes.try_get_u8().map_err(|_| invalid("a namespace is truncated"))
 }
 
 #[cfg(test)]

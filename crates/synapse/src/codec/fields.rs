@@ -174,7 +174,7 @@ pub(super) fn dirty_data_of(code: u64) -> Result<DirtyData, Error> {
         0 => DirtyData::Refuse,
         1 => DirtyData::Store,
         2 => DirtyData::Discard,
-        _ => return Err(invalid("no such way with dirty data")),
+        _ => return Err(invalid("unknown handling of dirty data")),
     })
 }
 

@@ -67,7 +67,7 @@ impl<'a> Reader<'a> {
         let (content, sum) = bytes.split_last_chunk::<4>().ok_or("it is too short")?;
         let (found, rest) = content.split_first_chunk::<8>().ok_or("it is too short")?;
         if found != magic {
-            return Err("it begins with other bytes".into());
+            return Err("its first bytes are wrong".into());
         }
         let mut reader = Self { rest };
         let found = reader.u32()?;
@@ -113,7 +113,7 @@ impl<'a> Reader<'a> {
         }
         let (text, rest) = self.rest.split_at(len);
         self.rest = rest;
-        String::from_utf8(text.to_vec()).map_err(|_| "a name in it is no UTF-8".into())
+        String::from_utf8(text.to_vec()).map_err(|_| "a name in it is not UTF-8".into())
     }
 
     /// Reads a count. The count is at most `max`, and each counted element takes at least
@@ -121,7 +121,7 @@ impl<'a> Reader<'a> {
     fn count(&mut self, max: usize, bytes_min: usize) -> Result<usize, String> {
         let count = self.u32()? as usize;
         if count > max || count.saturating_mul(bytes_min) > self.rest.len() {
-            return Err("it has a count beyond its length".into());
+            return Err("a count in it exceeds its length".into());
         }
         Ok(count)
     }

@@ -294,7 +294,7 @@ impl Volumes {
             return Ok(());
         }
         self.pool.unpublish(name).await?;
-        Err(Error::Io(blocker::Error::Retryable("a check has removed the volume while it was made".into())))
+        Err(Error::Io(blocker::Error::Retryable("a check has removed the volume during its creation".into())))
     }
 
     /// Returns whether a newly named volume still exists. A check assumes that a volume without a
@@ -497,7 +497,7 @@ impl Volumes {
         let (name, more) = (name.unwrap_or_else(|| format!("number {clone}")), clones.count());
         let and = if more == 0 { String::new() } else { format!(" and {more} more") };
         Err(Error::Invalid(format!(
-            "the volume is damaged, and clones may need what cannot be found: flatten or delete them first ({name}{and})"
+            "the volume is damaged, and clones may need data that cannot be found: flatten or delete them first ({name}{and})"
         )))
     }
 }

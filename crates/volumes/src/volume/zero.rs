@@ -134,7 +134,7 @@ impl Inner {
     pub(crate) async fn set(&self, settings: Settings) -> Result<()> {
         let object_bytes = Some(self.object_bytes);
         if settings.object_bytes.is_some() && settings.object_bytes != object_bytes {
-            let why = format!("object_bytes is {}, and stays as long as the volume does", self.object_bytes);
+            let why = format!("object_bytes is {}, which can no longer change", self.object_bytes);
             return Err(Error::Invalid(why));
         }
         let mut recorder = self.recorder().await?;

@@ -155,7 +155,7 @@ impl Model {
             );
         }
         for (text, path) in [
-            ("flushes fail; they are repeated", "/objects/flush_failures"),
+            ("flushes fail and are retried", "/objects/flush_failures"),
             ("connections are refused", "/connections/refused"),
             ("items are refused: memory is full", "/items/refused_no_memory"),
         ] {

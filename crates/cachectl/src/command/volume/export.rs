@@ -354,7 +354,7 @@ fn begin(input: &mut Input, interrupt: &Interrupt) -> Result<(Vec<u8>, StreamHea
     let first = input.next(interrupt)?.map(|piece| piece.data).unwrap_or_default();
     match StreamHeader::decode(&first).about(&input.name)? {
         Some(header) => Ok((first, header)),
-        None => Err(Error::Invalid("the stream ends before its header does".into())).about(&input.name),
+        None => Err(Error::Invalid("the stream ends within its header".into())).about(&input.name),
     }
 }
 
@@ -382,7 +382,7 @@ impl Stream<'_> {
                 return Ok(Before::Empty { size_bytes });
             }
             let text =
-                format!("{name} has content, and the stream begins at nothing: import it into a new volume");
+                format!("{name} has content, but the stream needs an empty volume: import it into a new one");
             return Err(Error::Exists(text)).about("");
         };
         let is_same_size = snapshots.iter().any(|found| found.name == from && found.size_bytes == size_bytes);
@@ -442,7 +442,7 @@ impl Stream<'_> {
         block_on(undone).about(name)?;
         match before {
             Before::Absent => removed(volumes, volume, name),
-            _ => Ok(format!("{name} is what it was")),
+            _ => Ok(format!("{name} is unchanged")),
         }
     }
 }

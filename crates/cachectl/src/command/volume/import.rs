@@ -109,8 +109,8 @@ impl Import {
             if self.existing {
                 block_on(volume.close()).about(name)?;
                 return Ok(match target.is_touched.get() {
-                    true => format!("{name} is a mixture of what it was and the image"),
-                    false => format!("{name} is what it was"),
+                    true => format!("{name} is a mixture of its old content and the image"),
+                    false => format!("{name} is unchanged"),
                 });
             }
             removed(&volumes, &volume, name)

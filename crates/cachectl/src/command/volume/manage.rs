@@ -67,7 +67,7 @@ impl<'a> Server<'a> {
         let volumes: Vec<&String> = std::iter::once(volume).chain(more).collect();
         let body = json!({ "volumes": volumes, "snapshot": snapshot });
         let made: Vec<String> = volumes.iter().map(|volume| format!("{volume}@{snapshot}")).collect();
-        let text = if made.len() == 1 { "is created" } else { "are created, of one instant" };
+        let text = if made.len() == 1 { "is created" } else { "are created at one instant" };
         self.change("/volumes/snapshot", &body, format!("{} {text}", made.join(", ")))
     }
 
@@ -199,12 +199,12 @@ fn followed(admin: &Admin, job: u64) -> Result<Value, Failure> {
                 progress.reach(done, total);
             }
             _ => {
-                let text = format!("job {job} has no state that is known here");
+                let text = format!("job {job} has a state that this program does not know");
                 return Err(Failure::admin(admin.url(), None, text));
             }
         }
         interrupt.sleep(STEP).map_err(|failure| {
-            failure.leaves(format!("the server goes on: `cachectl volume job {job}` waits for it again"))
+            failure.leaves(format!("the server continues: `cachectl volume job {job}` waits for it again"))
         })?;
     }
 }

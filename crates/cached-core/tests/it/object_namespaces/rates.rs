@@ -264,6 +264,6 @@ fn terms_that_cannot_work_are_refused_with_the_reason() {
     let why = env.change(both).unwrap_err().to_string();
     assert_eq!(
         why,
-        "namespaces: their store_requests_per_second_min add up to 20000000; 10000000 can be reserved in all"
+        "namespaces: their store_requests_per_second_min add up to 20000000; 10000000 can be reserved in total"
     );
 }

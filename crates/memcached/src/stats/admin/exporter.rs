@@ -65,7 +65,7 @@ lines! { GENERAL:
 
 // Numbers of `stats settings`; those of the LRU are shown only while the crawler is on.
 lines! { SETTINGS:
-    "maxconns" => "max_connections", Gauge, "The largest number of connections.";
+    "maxconns" => "max_connections", Gauge, "The maximum number of connections.";
 }
 lines! { LRU_SETTINGS:
     "lru_crawler" => "lru_crawler_enabled", Flag, "The setting of that name; without effect.";
@@ -105,12 +105,12 @@ lines! { ITEMS:
 
 // Numbers of `stats slabs`, for each size class.
 lines! { SLABS:
-    "chunk_size" => "slab_chunk_size_bytes", Gauge, "The size that memcached's chunks of the class have.";
-    "chunks_per_page" => "slab_chunks_per_page", Gauge, "The number of those in a page of 1 MiB.";
-    "total_pages" => "slab_current_pages", Gauge, "The pages that the class would take.";
-    "total_chunks" => "slab_current_chunks", Gauge, "The chunks in them.";
+    "chunk_size" => "slab_chunk_size_bytes", Gauge, "The size of memcached's chunks of the class.";
+    "chunks_per_page" => "slab_chunks_per_page", Gauge, "The number of such chunks in a page of 1 MiB.";
+    "total_pages" => "slab_current_pages", Gauge, "The number of pages that the class would take.";
+    "total_chunks" => "slab_current_chunks", Gauge, "The number of chunks in these pages.";
     "used_chunks" => "slab_chunks_used", Gauge, "Items of the size class.";
-    "free_chunks" => "slab_chunks_free", Gauge, "The rest of the chunks.";
+    "free_chunks" => "slab_chunks_free", Gauge, "The number of unused chunks.";
     "free_chunks_end" => "slab_chunks_free_end", Gauge, "Always 0.";
 }
 

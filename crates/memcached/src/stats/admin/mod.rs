@@ -213,7 +213,7 @@ fn workers(shared: &Shared, into: &mut Families) {
         let help = "Bytes sent to clients, by worker.";
         own.measure("cached_worker_sent_bytes_total", help, &totals.sent_bytes);
         let secs = shared.stalled_secs.get(worker).map_or(0, |secs| secs.load(Ordering::Relaxed));
-        let help = "For how long a worker has made no progress within one step; 0 is normal, 30 ends /livez.";
+        let help = "The time without progress of a worker within one step; 0 is normal, 30 ends /livez.";
         own.measure("cached_worker_stalled_seconds", help, &secs);
         into.append_labelled(&of_worker(worker), own);
     }
@@ -226,7 +226,7 @@ fn items(shared: &Shared, into: &mut Families) {
         Some(_) => limits.arena_bytes + limits.policy_bytes,
         None => shared.settings.memory_bytes,
     };
-    into.gauge("cached_item_limit_bytes", "The memory that items may take.", limit as u64);
+    into.gauge("cached_item_limit_bytes", "The maximum memory of items.", limit as u64);
 }
 
 /// Returns the used bytes and the limit for each use of memory.
@@ -247,7 +247,7 @@ fn memory(shared: &Shared, into: &mut Families) {
         let labels = || vec![("owner", owner).into()];
         let help = "Memory in use, by owner: items, index, connections.";
         into.sample("cached_memory_used_bytes", help, labels(), Value::Gauge(used as f64));
-        let help = "The most memory that an owner may use.";
+        let help = "The maximum memory of an owner.";
         into.sample("cached_memory_limit_bytes", help, labels(), Value::Gauge(limit as f64));
     }
 }
@@ -270,7 +270,7 @@ fn restart(shared: &Shared, into: &mut Families) {
     into.measure("cached_restart_items", help, &restart.items);
     let help = "Items and regions of the memory file that were left out because they are damaged.";
     into.measure("cached_restart_damaged_items", help, &(restart.damaged_items + restart.damaged_regions));
-    into.measure("cached_restart_seconds", "How long taking over the memory file took.", &restart.took);
+    into.measure("cached_restart_seconds", "The duration of taking over the memory file.", &restart.took);
 }
 
 fn connections(shared: &Shared, into: &mut Families) {
@@ -278,20 +278,20 @@ fn connections(shared: &Shared, into: &mut Families) {
         let name = listener_name(listener);
         into.append_labelled(&[("listener", name).into()], listener.counts.families());
     }
-    let help = "The largest number of connections of all listeners of memcached's protocols together.";
+    let help = "The maximum number of connections of all listeners of memcached's protocols together.";
     into.gauge("cached_connections_limit", help, shared.settings.connections_max as u64);
     into.measure(CLOSED.of(["idle"]), "", &shared.idle_kicks);
     into.measure(CLOSED.of(["memory"]), "", &shared.connections.closed_for_memory);
-    let help = "Pauses in accepting, for lack of descriptors or of room.";
+    let help = "Pauses in accepting connections, because no descriptor or no connection was free.";
     into.measure("cached_accept_pauses_total", help, &shared.listen_disabled);
     let paused = Duration::from_micros(shared.listen_disabled_micros.load(Ordering::Relaxed));
-    let help = "The length of those pauses together.";
+    let help = "The total duration of these pauses.";
     into.measure("cached_accept_paused_seconds_total", help, &paused);
 }
 
 fn tls(shared: &Shared, into: &mut Families) {
     let Some(tls) = &shared.tls else { return };
-    let help = "For how long the certificates have been in use.";
+    let help = "The time since the certificates came into use.";
     into.measure("cached_tls_certificates_age_seconds", help, &tls.age());
     let help = "When the first certificate of the chain expires, in seconds since 1970.";
     into.measure("cached_tls_certificates_expiry_timestamp_seconds", help, &tls.expiry());

@@ -170,7 +170,7 @@ fn files_that_are_no_memory_start_cold() {
     assert_eq!(cold(&bytes), None);
     let some = |text: &str| Some(text.to_owned());
     assert_eq!(cold(b""), some("the file is new"));
-    assert_eq!(cold(&vec![0; 1 << 20]), some("the process that created the file had not finished"));
+    assert_eq!(cold(&vec![0; 1 << 20]), some("the process that created the file did not complete it"));
     assert_eq!(cold(&bytes[..bytes.len() - 4096]), some("the file is shorter than it was"));
     assert_eq!(
         changed(8, &[9, 0]),
@@ -180,7 +180,7 @@ fn files_that_are_no_memory_start_cold() {
     // A recorded field, and a record of the table.
     assert_eq!(changed(1024 + 8, &[9]), some("the file does not match its checksum"));
     assert_eq!(changed(4096 + 16, &[9]), some("the file does not match its checksum"));
-    assert_eq!(changed(1024, &[0]), some("the process that created the file had not finished"));
+    assert_eq!(changed(1024, &[0]), some("the process that created the file did not complete it"));
     // Marked as running, in another boot of the machine.
     let other_boot = |state: u8| {
         let mut bytes = bytes.clone();

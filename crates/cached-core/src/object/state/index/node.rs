@@ -143,8 +143,8 @@ impl PackedName {
         let (namespace, name) = self.parts();
         let whole = Bytes::from([namespace, name].concat());
         let at = namespace.len();
-        let namespace = Namespace::new(whole.slice(..at)).expect("it was a name before");
-        ObjectId::new(namespace, Name::new(whole.slice(at..)).expect("it was a name before"))
+        let namespace = Namespace::new(whole.slice(..at)).expect("it was a valid name");
+        ObjectId::new(namespace, Name::new(whole.slice(at..)).expect("it was a valid name"))
     }
 }
 
