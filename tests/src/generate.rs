@@ -98,7 +98,7 @@ fn keys(random: &mut SmallRng, count: usize) -> String {
 
 fn value(random: &mut SmallRng, is_counter: bool) -> String {
     if is_counter {
-        // Its length stays the same after any addition or subtraction.
+        // The number keeps its length after any addition or subtraction.
         return format!("{}", random.random_range(500_000_000_000u64..600_000_000_000));
     }
     let len = *[0, 1, 2, 10, 100, 1000, 3000].choose(random).expect("lengths");

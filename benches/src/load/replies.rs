@@ -32,7 +32,7 @@ pub(super) struct Done {
 /// The reason why a reply is wrong.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub(super) enum ReplyError {
-    /// It is not a valid reply.
+    /// The bytes are not a valid reply.
     #[error(transparent)]
     Head(#[from] HeadError),
     /// A reply arrived without a request.

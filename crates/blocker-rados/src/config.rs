@@ -141,7 +141,7 @@ impl RadosConfig {
             // fails.
             ("objecter_tick_interval", "1".into()),
             ("objecter_timeout", seconds(self.map_timeout())),
-            // The caller reports an error, once.
+            // librados must not print errors, because the caller reports them.
             ("log_to_stderr", "false".into()),
             ("err_to_stderr", "false".into()),
         ]

@@ -72,7 +72,7 @@ pub(crate) const HEAD_BYTES: usize = 17;
 /// The kind of RADOS object behind a name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Head {
-    /// No RADOS object.
+    /// There is no RADOS object.
     Absent,
     /// A RADOS object that callers do not see as an object.
     Ghost { gate: u64 },

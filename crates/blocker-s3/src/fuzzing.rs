@@ -43,7 +43,7 @@ fn head(body: &Bytes) {
     assert_eq!(next.has_been(head.nonce, head.serial), Some(true));
     let Content { size_bytes, ref blobs, .. } = head.content;
     let mut content = head.content.clone();
-    // Large ones would only take time.
+    // Large contents would only take time.
     if blobs.is_empty() && size_bytes < 1 << 20 {
         assert_eq!(content.inline_bytes().len() as u64, size_bytes);
     }

@@ -8,7 +8,7 @@
 //! standard output, as text or with `--json` as one JSON value per line; progress and errors go to
 //! standard error, an error as one line. The exit code is the kind of the error, see [`output`].
 
-// They panic when the reader of the output has gone: see `Output`.
+// The print macros panic when the reader of the output has gone: see `Output`.
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
 mod admin;

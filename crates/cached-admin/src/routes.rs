@@ -269,7 +269,7 @@ impl Gate<'_> {
         let forbidden = |line: &str| Err(Box::new(Response::failure(StatusCode::FORBIDDEN.as_u16(), line)));
         match access {
             Access::Public => Ok(false),
-            // A wrong token is a mistake even where none is required.
+            // A wrong token is refused even where no token is required.
             _ if given.is_some() => refused("the token is not valid"),
             Access::Read if self.is_loopback && is_of_this_host(uri, headers) => Ok(false),
             Access::Read if self.is_loopback => {

@@ -53,7 +53,7 @@ mod observed {
     }
 
     pub(crate) fn done() {
-        // Taken out during the call, so that the hook may write.
+        // The hook is taken out during the call, so that it may write.
         let Some(mut hook) = HOOK.with(|slot| slot.borrow_mut().take()) else { return };
         hook();
         HOOK.with(|slot| *slot.borrow_mut() = Some(hook));

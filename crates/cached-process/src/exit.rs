@@ -161,7 +161,7 @@ mod tests {
             for line in [
                 format!("RestartPreventExitStatus={}", never.join(" ")),
                 "Restart=on-failure".into(),
-                // Otherwise, five starts that meet the same problem would be the last ones.
+                // Otherwise, systemd would give up after five failed starts.
                 "StartLimitIntervalSec=0".into(),
             ] {
                 assert!(text.lines().any(|found| found == line), "{unit} lacks {line}");

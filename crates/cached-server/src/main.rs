@@ -307,8 +307,8 @@ fn until_served(
     let served = panic::catch_unwind(AssertUnwindSafe(|| server.run_with(end, serving)));
     // Also needed if a client has requested the end.
     draining();
-    // Its sources hold handles of the object cache, and the store closes only after the last
-    // handle.
+    // The sources of the admin listener hold handles of the object cache, and the store closes only
+    // after the last handle.
     drop(shown);
     // Dropping the sidecar waits for its clients, for as long as the drain may take.
     drop(sidecar);

@@ -86,7 +86,7 @@ impl Stream {
                     ready!(stream.poll_read_ready(cx))?;
                     transfer!(stream, Interest::READABLE, room, stream.try_read_vectored(places))
                 }
-                // Has no vectored read.
+                // Such a stream has no vectored read.
                 Self::Other(_) => {
                     let first = places.iter_mut().find(|place| !place.is_empty());
                     return first.map_or(Poll::Ready(Ok(0)), |place| self.poll_read(cx, place));

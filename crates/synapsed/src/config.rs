@@ -195,7 +195,7 @@ impl Config {
         cache.dirty_bytes_max = cache.dirty_bytes_max.min(1 << 19);
         cache.objects_count_max = cache.objects_count_max.min(64);
         cache.huge_pages = false;
-        // Its keys have been checked; it is opened only at the start.
+        // The keys of the journal have been checked; the journal is opened only at the start.
         (cache.journal, cache.durability) = (None, Durability::Cached);
         for namespace in &mut cache.namespaces {
             (namespace.journal, namespace.durability) = (None, Durability::Cached);

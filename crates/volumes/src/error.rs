@@ -30,7 +30,7 @@ pub enum Error {
     OutOfRange {
         /// The offset at which the range begins, in bytes.
         offset: u64,
-        /// Its length in bytes.
+        /// The length of the range in bytes.
         length: u64,
         /// The size of the volume in bytes.
         size_bytes: u64,

@@ -146,7 +146,7 @@ pub struct Listing {
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct DamagedVolume {
-    /// Its name.
+    /// The name of the volume.
     pub name: String,
     /// A description of the damage, for users.
     pub why: String,
@@ -156,11 +156,11 @@ pub struct DamagedVolume {
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct VolumeInfo {
-    /// Its name.
+    /// The name of the volume.
     pub name: String,
-    /// Its size in bytes.
+    /// The size of the volume in bytes.
     pub size_bytes: u64,
-    /// The size of its objects in bytes.
+    /// The size of the volume's objects in bytes.
     pub object_bytes: u64,
     /// The owner that has attached the volume, or `None`.
     pub owner: Option<String>,
@@ -188,7 +188,7 @@ pub struct OriginInfo {
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct SnapshotInfo {
-    /// Its name.
+    /// The name of the snapshot.
     pub name: String,
     /// The size of the volume in bytes at the time of the snapshot.
     pub size_bytes: u64,

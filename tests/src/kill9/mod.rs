@@ -222,7 +222,7 @@ impl<'a> Run<'a> {
                 })
                 .collect();
             let is_running = || writers.iter().any(|writer| !writer.is_finished());
-            // Their number depends on the disk.
+            // The number of acknowledged changes per second depends on the disk.
             let (mut before, mut progress) = (0, Instant::now());
             while before < wanted && is_running() && progress.elapsed() < PROGRESS_DEADLINE {
                 std::thread::sleep(Duration::from_micros(200));

@@ -272,8 +272,8 @@ impl Ends<'_> {
 }
 
 impl Excuse {
-    /// Returns whether the reason allows these responses: the sidecar refuses the request, whatever
-    /// the endpoint does.
+    /// Returns whether the reason allows this difference: the sidecar must have refused the request
+    /// with one of the reason's statuses. The endpoint's response does not matter.
     fn allows(self, _direct: &Answer, through: &Answer) -> bool {
         let statuses: &[u16] = match self {
             Excuse::Coding => &[501, 400],

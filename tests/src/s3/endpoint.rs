@@ -230,7 +230,8 @@ impl Drop for Process {
     }
 }
 
-/// Waits until a program listens on a loopback port; returns whether `lives` was true throughout.
+/// Waits until a program listens on a loopback port, or until `lives` returns false. Returns
+/// whether the program listens.
 fn is_up(port: u16, mut lives: impl FnMut() -> bool) -> bool {
     let deadline = Instant::now() + DEADLINE;
     while lives() {

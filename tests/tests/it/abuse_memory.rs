@@ -20,8 +20,8 @@ use std::time::{Duration, Instant};
 use synapse::codec::{Credits, Features, Hello, Request as ObjectRequest, RequestId, SessionId};
 use synapse::{Address, SynapseBlocker};
 
-/// The time limit for a reply to a well-behaved client: a server that blocks until clients time out
-/// takes longer, and a busy machine does not.
+/// The time limit for a reply to a well-behaved client. A busy machine stays below it; a server
+/// that blocks until other clients time out does not.
 const ANSWER: Duration = Duration::from_secs(15);
 /// The time limit for freeing the attackers' memory: 5 s, plus an allowance for a busy machine.
 const GIVEN_BACK: Duration = Duration::from_secs(15);
@@ -31,7 +31,7 @@ const KEPT_KIB: u64 = 16 << 10;
 const ROUND: usize = 40;
 const MIB: usize = 1 << 20;
 
-/// A request of a well-behaved client, on a persistent connection.
+/// Sends one request of a well-behaved client, on a persistent connection.
 type Ask<'a> = Box<dyn FnMut() -> io::Result<()> + 'a>;
 
 /// A program under attack.

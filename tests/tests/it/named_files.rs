@@ -108,7 +108,7 @@ fn problems(dir: &Path) -> Vec<(String, &'static str, bool)> {
         (path("fifo"), "it is a FIFO, not a regular file", true),
         (path("large"), "it is larger than 16777216 bytes", true),
         ("/dev/zero".into(), "it is a device, not a regular file", true),
-        // Its first page is not mapped.
+        // The first page of this file is not mapped.
         ("/proc/self/mem".into(), "Input/output error", false),
     ]
 }

@@ -222,7 +222,7 @@ fn a_damaged_volume_is_named_and_deleted_and_the_others_are_listed() {
     assert_eq!(all["volumes"][0]["name"], "disk", "{all}");
     assert_eq!(all["damaged"][0]["name"], "broken", "{all}");
     assert_eq!(connect(&daemon, "disk").read(0, 4).expect("it is read"), [0; 4]);
-    // It is removed only by its own command.
+    // A damaged volume is removed only by a command that says so.
     refused(&daemon, &["delete", "broken", "--yes"], 1, "set `damaged` to delete the volume anyway");
     refused(&daemon, &["delete", "broken", "--damaged"], 2, "broken is unchanged");
     assert!(done(&daemon, &["delete", "broken", "--damaged", "--yes"]).contains("broken is deleted"));

@@ -58,7 +58,7 @@ impl Blocker for Counted {
     fn read(&self, request: ReadRequest) -> Reply<ReadReply> {
         self.requests.fetch_add(1, Ordering::Relaxed);
         self.bytes.fetch_add(request.len_bytes, Ordering::Relaxed);
-        // The numbers have equal widths, so their order is that of the names.
+        // All numbers have the same width, so the names sort in numeric order.
         if request.object.name >= self.first_missing.name {
             return Reply::err(Error::Missing);
         }

@@ -27,7 +27,8 @@ pub(crate) fn bandwidth(
         .stdout(Stdio::null())
         .spawn()?;
     let figure = client(&port, bytes, duration, affinity(cpus.map(|(_, client)| client)));
-    // It ends by itself after one client; without one it would wait forever.
+    // The server ends by itself after one client; if the client has failed, the server would wait
+    // forever.
     let _ = server.kill();
     let _ = server.wait();
     figure.map(Some)

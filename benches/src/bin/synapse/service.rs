@@ -190,7 +190,7 @@ async fn grpc_load(_: SocketAddr, _: &Shape, _: &mut Meter) -> Result<()> {
 
 impl Drop for Service {
     fn drop(&mut self) {
-        // It has nothing to lose. An error means that it has ended already.
+        // The service has no data to lose. An error means that it has already ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -137,7 +137,7 @@ impl Cached {
             command.args(["-u", "root"]);
         }
         let cached = Self { server: Server::start("cached", command, socket)?, admin };
-        // It listens for NBD before its store is available.
+        // The server listens for NBD before its store is available.
         let begun = Instant::now();
         while !cached.ask("GET /startupz HTTP/1.1\r\n", "")?.starts_with("HTTP/1.1 200") {
             ensure!(begun.elapsed() < LIMIT, "cached does not start: {}", cached.server.words());
@@ -161,7 +161,7 @@ impl Cached {
         );
         let answer = self.ask(&begin, body)?;
         if answer.starts_with("HTTP/1.1 202") {
-            // It continues as a job.
+            // The operation continues as a job.
             let job = format!("/volumes/job?id={}", json(&answer)?["job"]);
             while self.get(&job)?["state"] == "running" {
                 ensure!(begun.elapsed() < LIMIT, "{path} {body} takes too long");

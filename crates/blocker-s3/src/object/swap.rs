@@ -149,8 +149,7 @@ impl Core {
             }
             // The base is gone, so a late put will be refused.
             Ok(None) => return Swap::Lost,
-            // It could not be determined whether this body is the reason why the condition is
-            // false.
+            // Whether the condition failed because of this very body could not be determined.
             Err(error) => {
                 unknown.get_or_insert(error);
             }

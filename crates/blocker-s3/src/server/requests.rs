@@ -469,7 +469,7 @@ impl Requests {
                 self.stats.conflicts.increment();
                 Put::Lost
             }
-            // The put was made.
+            // The put was applied, although its response has no ETag.
             Err(Failure::Answer(answer @ E::Generic { .. })) if answer.to_string().contains(NO_ETAG) => {
                 Put::Done(None)
             }

@@ -144,7 +144,7 @@ fn a_server_that_never_answers_is_not_waited_for_without_end_when_a_store_is_ope
     server.stall(|_| true);
     let config: S3Config =
         "bucket,request_timeout_secs=1,retries=20,call_timeout_secs=2,sweep_age_secs=36000".parse().unwrap();
-    // It blocks, so the system's time applies.
+    // Opening blocks the thread, so the test uses the system's clock.
     let error = S3Store::open_over(&config, server as Arc<dyn ObjectStore>, Arc::new(SystemClock));
     let error = error.map(drop).unwrap_err();
     assert_eq!(error.kind(), "retryable", "{error}");

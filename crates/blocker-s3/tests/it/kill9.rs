@@ -89,7 +89,7 @@ fn after(before: &Content, step: &Step) -> Content {
         Step::Write(at, data) => laid(&[(*at, data)]),
         Step::Runs(runs) => laid(&runs.iter().map(|(at, data)| (*at, &data[..])).collect::<Vec<_>>()),
         Step::Full(data) => Some(data.clone()),
-        // It is refused for a missing object.
+        // A truncation of a missing object is refused.
         Step::Truncate(size) => before.clone().map(|mut bytes| {
             bytes.resize(*size, 0);
             bytes

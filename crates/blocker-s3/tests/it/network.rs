@@ -128,7 +128,7 @@ fn a_flush_is_two_requests_little_larger_than_what_is_dirty() {
 fn a_page_is_as_long_as_what_is_asked_for() {
     const NAMES: usize = 1_010;
     let server = Double::new();
-    // Each head is read, which takes long on a busy machine.
+    // The listing reads each head, which takes long on a busy machine.
     let mut config = config(&server);
     config.call_timeout = Duration::from_secs(600);
     let store = S3Store::open(&config).unwrap();
@@ -249,12 +249,12 @@ fn a_server_that_does_not_answer_is_an_error_and_no_wait_without_end() {
     let (store, disk) = (S3Store::open(&config).unwrap(), object("disk"));
     block_on(store.write(WriteRequest::new(disk.clone(), 0, vec![1; 50_000]))).unwrap();
     server.trouble(|_| Trouble::HeldBefore);
-    // Its blob gets no answer: nothing was changed.
+    // The put of the blob gets no response: nothing was changed.
     let error = block_on(store.write(WriteRequest::new(disk.clone(), 0, vec![2; 50_000]))).unwrap_err();
     assert_eq!(error.kind(), "retryable", "{error}");
     let error = read(&store, &disk).unwrap_err();
     assert_eq!(error.kind(), "retryable", "{error}");
-    // Its head gets no answer: the object may have changed.
+    // The put of the head gets no response: the object may have changed.
     server.trouble(|asked| if asked.key.starts_with("d/") { Trouble::None } else { Trouble::HeldBefore });
     let error = block_on(store.write(WriteRequest::new(disk.clone(), 0, vec![3; 50_000]))).unwrap_err();
     assert_eq!(error.kind(), "outcome_unknown", "{error}");

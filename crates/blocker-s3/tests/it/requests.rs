@@ -113,7 +113,7 @@ fn small_objects_are_one_put_and_one_get() {
     let met = server.met();
     assert_eq!((count(&met, "get"), met.len()), (1, 1), "{met:?}");
     assert_eq!(server.keys("d/").len(), 0);
-    // It becomes too large for its head.
+    // The object becomes too large to be stored in its head.
     write(100_000, 10);
     assert_eq!(server.keys("d/").len(), 1);
     assert_eq!(read(&other, &clock, &object("small")).unwrap()[8191..8193], [0, 1]);

@@ -24,9 +24,9 @@ use crate::{
 /// The observed state of an object, which decides whether a change may be applied.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Seen {
-    /// Its version; `None` if there is no object.
+    /// The version of the object; `None` if there is no object.
     pub version: Option<Version>,
-    /// The stamp of its last stamped change.
+    /// The stamp of the object's last stamped change.
     pub stamp: Option<Stamp>,
     /// The epoch below which no change is applied; `None` if not yet known.
     pub fence: Option<u64>,

@@ -94,7 +94,7 @@ fn a_secret_is_taken_from_a_file() {
 
 #[test]
 fn a_server_that_never_answers_is_not_waited_for_longer_than_said() {
-    // It only accepts connections.
+    // This server only accepts connections.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let backend = format!("synapse:{}", silent.local_addr().unwrap());
     let output = Command::new(env!("CARGO_BIN_EXE_cachectl"))

@@ -236,10 +236,10 @@ impl ArenaFile {
             Err(TryLockError::Error(cause)) => return Err(failed("cannot lock it")(cause)),
         }
         let metadata = file.metadata().map_err(failed("cannot read its owner"))?;
-        // SAFETY: reads a number of the process.
+        // SAFETY: the call only returns a number.
         let user = unsafe { libc::geteuid() };
         if metadata.uid() != user {
-            // Its owner can read and change what clients store.
+            // The owner of the file can read and change the clients' data.
             return Err(ArenaFileError::NotOwned { path, owner: metadata.uid(), user });
         }
         let opened = ArenaFile::read(path.clone(), file)?;

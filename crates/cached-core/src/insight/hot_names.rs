@@ -188,7 +188,7 @@ impl SpaceSaving {
     /// Halves all counts, so that the past counts less and less.
     pub fn halve(&mut self) {
         self.total /= 2;
-        // The order remains that of a heap.
+        // The entries remain in heap order.
         for hot in &mut self.heap {
             (hot.count, hot.error) = (hot.count / 2, hot.error / 2);
         }

@@ -191,7 +191,7 @@ impl Insight {
         let all: f64 = state.reasons.iter().sum();
         // Without counters, all of them are estimated.
         let totals = state.totals.unwrap_or(Totals { misses: all as u64, ..Totals::default() });
-        // The engine knows the reasons of the others.
+        // For expired and flushed entries the engine has counted the misses itself.
         let unknown = totals.misses.saturating_sub(totals.expired + totals.flushed);
         let share = |reason: Reason| match all > 0.0 {
             true => (state.reasons[reason as usize] * unknown as f64 / all) as u64,

@@ -25,7 +25,7 @@ pub(crate) enum Event {
     Expired,
     /// The name was read, and its entry had been flushed.
     Flushed,
-    /// An entry of the name was stored.
+    /// An entry was stored under the name.
     Store,
     /// The entry was changed, so it exists and can be evicted again. This does not count as a use.
     Return,

@@ -141,7 +141,7 @@ impl Simulation {
 
     /// Applies one sample.
     pub(crate) fn apply(&mut self, sample: &Sample, namespace: &[u8]) {
-        // It was queued before the threshold was lowered.
+        // The sample was queued before the threshold was lowered.
         if sample.hash >= self.threshold {
             return;
         }

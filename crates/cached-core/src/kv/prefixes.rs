@@ -168,7 +168,7 @@ impl PrefixFlushes {
 
     /// Returns the most bytes of the marks and of the table.
     pub(super) fn bytes_max(&self) -> usize {
-        // The table itself, the one of a sweep, and one that is being replaced.
+        // Three tables: the current one, the copy of a sweep, and one that is being replaced.
         self.marks.max as usize * MARK_BYTES_MAX + 3 * PENDING_MAX * 512
     }
 

@@ -240,7 +240,8 @@ impl HandedOver {
     /// Leaves the memory to the other process, which has confirmed. This process neither reads nor
     /// writes it any more.
     pub fn forget(self) {
-        // Nor do other parts of the program that still hold references to the store.
+        // Leaks a reference, so that the memory stays untouched even when other parts of the
+        // program drop theirs.
         std::mem::forget(self.kv.clone());
     }
 

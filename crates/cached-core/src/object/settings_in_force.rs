@@ -140,7 +140,7 @@ impl ObjectCache {
         attachment: u64,
         settings: Option<NamespaceSettings>,
     ) -> Pending<()> {
-        // Without a mode it may have had one before.
+        // The volume's settings may set a mode, or remove the mode of earlier settings.
         let may_have_changed_mode = settings.is_some();
         let set = match settings {
             Some(settings) => self.attach_volume(namespace, attachment, settings),

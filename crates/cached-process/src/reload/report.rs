@@ -78,7 +78,7 @@ pub enum Origin {
 pub struct EffectiveKey {
     /// The key, with its tables, separated by dots.
     pub key: String,
-    /// Its value as TOML.
+    /// The value of the key, as TOML.
     pub value: Value,
     /// The origin of the value.
     pub origin: Origin,
@@ -118,9 +118,9 @@ impl fmt::Display for Effective {
 pub struct Change {
     /// The key.
     pub key: String,
-    /// Its old value as TOML; `None` if it had none.
+    /// The old value, as TOML; `None` if the key had none.
     pub before: Option<Value>,
-    /// Its new value; `None` if it has none.
+    /// The new value; `None` if the key has none.
     pub after: Option<Value>,
 }
 

@@ -59,7 +59,7 @@ impl Extended {
             "maxconns_fast" => settings.connections_max_fast = true,
             "no_maxconns_fast" => settings.connections_max_fast = false,
             "track_sizes" => settings.track_sizes = true,
-            // Not memcached's, nor are the next three.
+            // memcached does not have this option and the next three.
             "eviction_policy" => {
                 let known = eviction_policy(name, value.unwrap_or_default());
                 let mistake = |error: ConfigError| wrong(Exit::FlagValue, format!("{name} {}", error.why));
@@ -348,7 +348,8 @@ fn read_ssl(
             tls.client_certificates = match number()? {
                 0 => ClientCertificates::None,
                 1 => ClientCertificates::Request,
-                // 3 asks once for each session, which is all that TLS does without renegotiation.
+                // 3 requests a certificate once per session; without renegotiation, 2 does the
+                // same.
                 2 | 3 => ClientCertificates::Require,
                 _ => return invalid(),
             };

@@ -181,7 +181,7 @@ impl Cli {
         }?;
         settings.udp_listen.clear();
         for address in udp_listen {
-            // Neither applies to datagrams.
+            // Protocols and TLS do not apply to datagrams.
             let address = ListenAddress { protocol: None, tls: ListenTls::AsSet, ..address };
             if !settings.udp_listen.contains(&address) {
                 settings.udp_listen.push(address);

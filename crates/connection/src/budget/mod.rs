@@ -166,7 +166,7 @@ impl Budget {
                 below.push(*key);
             }
         }
-        // Their guaranteed share has grown: they get it before others get more.
+        // The guaranteed share of these connections has grown: they get it before others get more.
         for key in below {
             self.demand(&mut state, key, division.share_bytes);
         }

@@ -148,7 +148,7 @@ impl Credentials {
     pub fn accept(&self, user: &[u8], password: &[u8]) -> bool {
         let digest = digest(user, password);
         let differs = |known: &[u8; 32]| known.iter().zip(&digest).fold(0, |all, (a, b)| all | (a ^ b)) != 0;
-        // Compares with all digests.
+        // Compares with all digests, so that the time does not depend on the password.
         self.inner.digests.read().iter().filter(|known| !differs(known)).count() > 0
     }
 

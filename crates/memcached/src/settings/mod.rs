@@ -162,14 +162,15 @@ pub struct ListenAddress {
 /// Whether the clients of a listener use TLS.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub enum ListenTls {
-    /// They do if TLS is configured, with the client certificates that the TLS settings require.
+    /// Clients use TLS if it is configured, with the client certificates that the TLS settings
+    /// require.
     #[default]
     AsSet,
-    /// They do not use TLS (`notls:`).
+    /// Clients do not use TLS (`notls:`).
     Off,
-    /// They use TLS, and present no certificates (`btls:`).
+    /// Clients use TLS, and present no certificates (`btls:`).
     WithoutCertificates,
-    /// They use TLS, and must present a certificate (`mtls:`).
+    /// Clients use TLS, and must present a certificate (`mtls:`).
     WithCertificates,
 }
 

@@ -98,7 +98,7 @@ pub(crate) struct Shared {
     /// Held by threads other than workers while they change the store; true once another process
     /// has the store.
     pub(crate) is_handed_over: Lock<bool>,
-    /// The request for an upgrade: another process is to take over.
+    /// The requested upgrade, in which another process takes over.
     pub(crate) upgrade: Upgrader,
 }
 

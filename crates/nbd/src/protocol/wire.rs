@@ -102,13 +102,13 @@ pub mod option_reply {
 
 /// Types of information about an export.
 pub mod info {
-    /// Its size and its transmission flags.
+    /// The size and the transmission flags of the export.
     pub const EXPORT: u16 = 0;
-    /// Its name.
+    /// The name of the export.
     pub const NAME: u16 = 1;
-    /// Its description for people.
+    /// The description of the export for people.
     pub const DESCRIPTION: u16 = 2;
-    /// Its block sizes.
+    /// The block sizes of the export.
     pub const BLOCK_SIZE: u16 = 3;
 }
 

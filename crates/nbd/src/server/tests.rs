@@ -562,7 +562,7 @@ async fn clients_that_take_no_replies_hold_up_no_request_within_a_floor_and_othe
     assert_eq!(other.reply().await, (1, 0));
     other.bytes(4096).await;
     assert!(begun_at.elapsed() < Duration::from_secs(1), "it has waited for a timeout");
-    // It is served after the earlier ones, two of which fit at a time.
+    // The read is served after the earlier ones, two of which fit into the memory at a time.
     other.send(command::READ, 2, 0, 32 << 20, b"").await;
     assert_eq!(other.reply().await, (2, 0));
     other.bytes(32 << 20).await;
@@ -588,7 +588,7 @@ async fn a_request_waits_as_its_own_size_makes_it_and_not_as_that_of_half_sent_w
     let mut other = site.client(false).await;
     other.send(command::READ, 1, 0, 2 << 20, b"").await;
     assert_eq!(other.reply().await, (1, 0));
-    // It waited for the two that were being served when it arrived.
+    // The read waited for the two that were being served when it arrived.
     assert!(begun_at.elapsed() < Duration::from_secs(10), "it has waited {:?}", begun_at.elapsed());
 }
 

@@ -17,7 +17,7 @@ use crate::http::target::Target;
 pub(crate) enum Allowed {
     /// Nothing remains open: the request is allowed.
     Yes,
-    /// It remains to be decided whether the keys in the body may be deleted.
+    /// The request is allowed if all keys in its body may be deleted.
     DeletionOf,
 }
 

@@ -168,7 +168,7 @@ mod tests {
                 panic!("it is under way")
             };
             assert_eq!(one.end(Instant::now()).await, Ended::Apart);
-            // Its client has disconnected.
+            // The client of the first reader has disconnected.
             drop(first);
             assert_eq!(other.end(later).await, Ended::LookAgain);
         });

@@ -127,7 +127,7 @@ pub(crate) fn keys_to_delete(body: &[u8]) -> Option<Vec<String>> {
     let (mut is_begun, mut is_declared) = (false, false);
     loop {
         match reader.read_event().ok()? {
-            // With another encoding an endpoint could read other keys.
+            // If the encoding were not UTF-8, the endpoint could read other keys than this parser.
             Event::Decl(declaration) if !is_begun && !is_declared => {
                 is_declared = true;
                 let encoding = declaration.encoding().transpose().ok()?;

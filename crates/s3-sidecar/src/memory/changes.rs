@@ -255,7 +255,7 @@ mod tests {
         };
         assert!(believed(&second, Some(2)) && !believed(&first, Some(1)) && !believed(&first, None));
         assert!(believed(&first, Some(2)) && believed(&third, None));
-        // Nothing is known to which it could be added.
+        // The response is not believed, because no known state exists to which it could be added.
         assert!(!believed(&second, None) && !believed(&first, Some(2)));
         assert!(believed(&changes.question(key), Some(1)));
         drop((first, second, third));
@@ -287,7 +287,7 @@ mod tests {
         assert_eq!(shard.unsettled.len(), 1);
         shard.settle(Instant::now() + Duration::from_secs(3601), &changes.sequence);
         drop(shard);
-        // It was asked when the change might still have been executed.
+        // The question was asked when the change might still have been executed.
         assert!(!enters(&question) && enters(&changes.question(key)));
         drop(question);
         assert_eq!(changes.under_way(), 0);

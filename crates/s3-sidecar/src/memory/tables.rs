@@ -378,7 +378,7 @@ mod tests {
         }
         table.remove_if(&place(0), |_| true);
         table.insert(place(0), 0, 1, |_, _| false);
-        // Its old position in the queue no longer counts.
+        // The old queue position of the entry no longer counts.
         table.insert(place(5), 5, 1, |_, _| false);
         assert_eq!((table.get(&place(0)), table.get(&place(1))), (Some(0), None));
     }
@@ -422,7 +422,7 @@ mod tests {
         let heads = Table::<Known>::new(100, 1 << 20);
         heads.enter(PLACE, head(1, true), asked(1));
         assert!(heads.enter(PLACE, head(1, false), asked(2)).is_of_whole);
-        // It is nevertheless as new as the response.
+        // The kept head is nevertheless as new as the response.
         assert_eq!(heads.get(&PLACE).unwrap().asked.sequence, 2);
         assert!(!heads.enter(PLACE, head(2, false), asked(3)).is_of_whole);
         assert_eq!(heads.get(&PLACE).unwrap().head.generation[0], 2);

@@ -136,7 +136,7 @@ fn pass_with(
                     watched.root.see(bytes);
                 }
                 if arriving.body.is_end_stream() {
-                    // It is possible that nothing polls the body again.
+                    // The body may never be polled again.
                     watched.take().into_iter().for_each(Watched::settle);
                 }
                 Some((Ok(frame.map_data(|bytes| Box::new(bytes) as Data)), Some((arriving, watched))))
@@ -357,7 +357,7 @@ pub(crate) async fn from_cache(pieces: &Pieces, head: &Head, bytes: Range<u64>) 
     if let Some(segments) = pieces.read(head, at, len.min(step)).await {
         return Some(segments);
     }
-    // Some of it is missing, perhaps only at the end.
+    // A part of the range is missing, perhaps only at its end.
     let bucket = BUCKET_BYTES - at % BUCKET_BYTES;
     if len.min(step) <= bucket { None } else { pieces.read(head, at, bucket).await }
 }
@@ -380,7 +380,7 @@ pub(crate) async fn here_or_coming(shared: &Shared, head: &Head, bytes: Range<u6
     if let Some(coming) = shared.fills.coming(&head.generation, bytes.start) {
         return Whereabouts::Coming(coming);
     }
-    // A stream may have brought them and ended in between.
+    // A stream may have cached the bytes and ended in between.
     from_cache(&shared.pieces, head, bytes).await.map_or(Whereabouts::Missing, Whereabouts::Here)
 }
 

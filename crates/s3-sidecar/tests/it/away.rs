@@ -51,7 +51,7 @@ fn what_is_known_whole_answers_while_the_endpoint_is_away() {
             assert!(ask(&sidecar, line, headers).status >= 500, "{line}");
         }
     }
-    // So do requests that the client demands to be forwarded.
+    // Requests that the client demands to be forwarded fail too.
     assert!(ask(&sidecar, "GET /bkt/k", &[("Cache-Control", "no-cache")]).status >= 500);
     endpoint.on_request(|_| Act::Serve);
     let answer = ask(&sidecar, "GET /bkt/k", &[]);

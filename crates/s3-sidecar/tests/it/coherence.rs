@@ -108,7 +108,8 @@ fn a_change_by_any_name_of_an_object_is_seen_by_every_name() {
         for name in names() {
             assert_eq!(client.ask(&format!("GET {name}"), &[]).status, 404, "{name} after {changed}");
         }
-        // Its absence is known only for its plain name; a change of any of the names ends it.
+        // The absence of the object is known only under its plain name; a change under any of its
+        // names ends that.
         put(&mut client, &format!("/bkt/{changed}"), "back");
         assert_eq!(client.answer().status, 200);
         for name in names() {

@@ -128,7 +128,7 @@ fn an_answer_before_the_end_of_an_upload_reaches_the_client() {
                     client.send(request("PUT /bkt/k", &[(framing, &value)]));
                     let begin =
                         if framing == "Content-Length" { String::new() } else { format!("{len:x}\r\n") };
-                    // It may or may not be accepted.
+                    // The sidecar may or may not accept the body.
                     let _sent = client.try_send(&[begin.into_bytes(), pattern(len, 0)].concat());
                     let answer = client.answer();
                     assert_eq!((answer.status, &answer.body[..]), (status, &b"early"[..]), "{len} {framing}");
@@ -175,7 +175,7 @@ fn heads_beyond_their_limit_are_refused_in_both_directions() {
     assert_eq!(ask(&sidecar, "GET /bkt/k", &[("x-amz-meta-m", &short)]).status, 200);
     assert_eq!(endpoint.take_seen()[0].header("x-amz-meta-m"), Some(&*short));
     let mut client = Client::of(&sidecar);
-    // It is answered before it has been sent completely.
+    // The request is answered before it has been sent completely.
     let _ = client.try_send(request("GET /bkt/k", &[("x-amz-meta-m", &long)]).as_bytes());
     assert_eq!(client.answer().status, 431);
     assert!(client.is_closed() && endpoint.take_seen().is_empty());
@@ -317,7 +317,7 @@ fn what_two_readers_could_understand_differently_is_refused_and_ends_the_connect
     ] {
         let mut client = Client::of(&sidecar);
         client.send(head);
-        // It may have been closed already.
+        // The sidecar may have closed the connection already.
         let _ = client.try_send(smuggled.as_bytes());
         let answer = client.head();
         let is_one =

@@ -49,7 +49,7 @@ fn open() -> Guarded {
 impl Guarded {
     fn send(&self, bytes: impl AsRef<[u8]>) -> Answer {
         let mut client = Client::of(&self.sidecar);
-        // It may be refused before it has been sent completely.
+        // The request may be refused before it has been sent completely.
         let _ = client.try_send(bytes.as_ref());
         client.answer()
     }

@@ -559,7 +559,7 @@ fn a_reader_whose_leader_leaves_goes_on_by_itself() {
     thread::scope(|scope| {
         let other = scope.spawn(|| get(&sidecar, &[]));
         endpoint.wait_for_requests(2);
-        // It disconnects in the middle of its body.
+        // The first reader disconnects in the middle of the body.
         first.head().unwrap();
         drop(first.bytes(1_000_000));
         drop(first);

@@ -375,7 +375,7 @@ impl Lane {
     pub(super) fn granted(&self, bytes: u64) {
         let mut state = self.state.lock();
         state.credits.bytes = bytes;
-        // If that is not enough, another request follows.
+        // If the granted bytes are too few, another request for credits follows.
         state.requested_bytes = 0;
     }
 

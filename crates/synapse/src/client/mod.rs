@@ -174,7 +174,7 @@ impl SynapseBlocker {
             .map(|index| Arc::new(Lane::new(index, &config, capabilities, features, now)))
             .collect();
         let core = Arc::new(Core { lanes, shared: Arc::clone(&shared) });
-        // It is set once, here.
+        // `core` is set only here, so this cannot fail.
         let _ = shared.core.set(Arc::downgrade(&core));
         let mut first = Some(first);
         for lane in &core.lanes {

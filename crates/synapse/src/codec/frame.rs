@@ -145,7 +145,7 @@ pub struct Attached<'a> {
     pub extension: &'a [u8],
     /// The length of the payload that follows.
     pub payload_bytes: u32,
-    /// Its CRC-32, if the flag is set.
+    /// The payload's CRC-32, if the flag is set.
     pub payload_crc: u32,
 }
 

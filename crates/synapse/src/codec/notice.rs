@@ -35,7 +35,8 @@ pub fn encode_event(out: &mut Vec<u8>, event: &Event, features: Features) {
             put_scope(&mut header, &mut names, scope);
             7
         }
-        // Missed, and what the peer has no code for: it treats everything as changed.
+        // `Missed`, and events for which the peer has no code: the peer treats everything as
+        // changed.
         _ => 6,
     };
     let attached = Attached { names, payload_bytes: reason.len() as u32, ..Attached::default() };

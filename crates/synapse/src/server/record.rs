@@ -226,7 +226,7 @@ mod tests {
 
     const TIMEOUT: Duration = Duration::from_secs(60);
 
-    // On the clock of the store, as everywhere.
+    // Uses the clock of the store, as all code does.
     fn open(store: &Memory) -> NodeRecord {
         block_on(NodeRecord::open(store, &SystemClock, TIMEOUT)).unwrap()
     }

@@ -47,7 +47,7 @@ pub(super) enum Cancel {
     Abort(AbortHandle),
     /// The request never began, or its answer was lost: answer this outcome, with this operation.
     Answer(Op, Outcome),
-    /// Its answer is on its way.
+    /// The answer to the request is on its way.
     Ignore,
     /// The client breaks the protocol.
     Refuse(&'static str),

@@ -107,7 +107,7 @@ fn a_client_detects_that_its_server_is_silent_and_connects_again() {
     let runtime = crate::support::host::runtime();
     let client = runtime.block_on(SynapseBlocker::connect(config)).unwrap();
     until("it has connected", || client.counters().connects == 1);
-    // It sends a ping, before any more time passes.
+    // The client sends a ping before any more time passes.
     clock.advance(keep_alive);
     let mut first = first.join().unwrap();
     let (mut received, mut byte) = (Vec::<u8>::new(), [0]);
@@ -167,7 +167,7 @@ fn every_call_returns_at_its_deadline() {
     assert_eq!(host.runtime.block_on(waits).unwrap().unwrap_err(), Error::DeadlinePassed);
     assert!(!other.is_finished());
     backend.open();
-    // Either of the two may have come first.
+    // The backend may have executed the read before or after the write.
     let other = host.runtime.block_on(other).unwrap();
     assert!(matches!(other, Ok(_) | Err(Error::Missing)), "{other:?}");
     assert_eq!(backend.writes.load(Ordering::SeqCst), 1);

@@ -155,7 +155,8 @@ impl Inner {
     /// Adopts a head of this owner whose write had an unknown outcome.
     async fn adopt(&self, recorder: &mut Recorder, head: Head) -> Result<()> {
         let old = &recorder.head;
-        // The volume was frozen for it: its changes in memory come after the snapshot.
+        // The volume was frozen for this snapshot, so its changes in memory come after the
+        // snapshot.
         let is_snapshot = recorder.frozen.as_ref().is_some_and(|frozen| is_made(frozen.id, old, &head));
         let has_same_tree =
             is_snapshot || head.parent == old.parent && have_same_tree(&head.nodes, &old.nodes);

@@ -30,7 +30,7 @@ pub(super) enum NewId {
 pub(super) enum Status {
     Open,
     Closed,
-    /// Closed for another owner.
+    /// The volume was closed and handed over to another owner.
     HandedOver,
     Fenced(Epoch),
     Interrupted,

@@ -68,7 +68,7 @@ async fn a_volume_is_attached_while_it_has_connections() {
     while volumes.info("disk").await.unwrap().owner.is_some() {
         tokio::task::yield_now().await;
     }
-    // It can be opened again, with all of its data.
+    // The volume can be opened again, with all of its data.
     let again = exports.open("disk").await.unwrap();
     assert_eq!(again.read(4999, 3).await.unwrap().to_vec(), [0, 0, 7]);
     assert!(exports.close().await.is_empty());

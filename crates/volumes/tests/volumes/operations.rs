@@ -388,7 +388,7 @@ fn a_flush_that_is_given_up_leaves_the_volume_usable() {
             written(&disk, OBJECT, b"two");
             block_on(disk.flush()).unwrap();
             if !is_done {
-                // It arrives late, and changes nothing.
+                // The held request arrives late, and changes nothing.
                 store.perform(held[0].number);
             }
             written(&disk, 2 * OBJECT, b"three");

@@ -146,7 +146,7 @@ fn writes_go_on_while_an_object_is_copied_and_recorded() {
             assert!(poll_times(merge.as_mut(), 9, Duration::ZERO).is_none());
             assert_eq!(world.store.held().len(), 1);
             if held == "entry" {
-                // It is also written to the copy.
+                // The write is also applied to the copy.
                 world.store.rule(|_| Verdict::Pass);
             }
             let mut write_beside = Box::pin(world.disk.write(1, b"wo".to_vec().into(), durability));

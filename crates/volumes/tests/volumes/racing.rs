@@ -119,15 +119,15 @@ struct Task {
 }
 
 struct Taken {
-    /// The times between which it may have been taken.
+    /// The times between which the snapshot may have been taken.
     span: (u64, u64),
-    /// Whether it certainly exists.
+    /// Whether the snapshot certainly exists.
     is_made: bool,
     is_being_deleted: bool,
-    /// Whether the volume was reopened for it as after a kill, because an interruption had made it
-    /// unusable.
+    /// Whether the volume was reopened for the snapshot as after a kill, because an interruption
+    /// had made the volume unusable.
     is_anew: bool,
-    /// Its content, once it has been read.
+    /// The content of the snapshot, once it has been read.
     tags: Option<Vec<Tag>>,
 }
 

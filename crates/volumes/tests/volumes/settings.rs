@@ -37,7 +37,7 @@ fn no_volume_has_a_namespace_that_refuses_its_own_head() {
 
 #[test]
 fn a_volume_whose_limits_nothing_keeps_can_be_set_otherwise_and_deleted() {
-    // Its control does nothing.
+    // The control of this store does nothing.
     let store = SteeredStore::new() as Arc<dyn Blocker>;
     let volumes = Volumes::new(store, Options::new("vol")).unwrap();
     let limited = Settings { quota_bytes_max: Some(1 << 20), ..small() };

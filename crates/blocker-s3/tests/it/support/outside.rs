@@ -184,7 +184,7 @@ impl Outside {
                 .spawn()
                 .unwrap();
             let since = std::time::Instant::now();
-            // It exits if another program has taken the port.
+            // versitygw exits if another program has taken the port.
             while child.try_wait().unwrap().is_none() && since.elapsed() < PATIENCE {
                 if listens(child.id(), port) {
                     return Some(Self::up(

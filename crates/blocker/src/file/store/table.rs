@@ -76,7 +76,7 @@ impl Store {
         }
         {
             let _turn = self.turn.lock();
-            // The previous holder of the turn may have stored these files as well.
+            // The previous holder of the lock may have stored these files as well.
             if !self.close_settled(shard, shard_max) {
                 let unsettled = self.unsettled();
                 // An object that cannot be synced stays, and its flush reports the error.

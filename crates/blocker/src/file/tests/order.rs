@@ -392,7 +392,7 @@ fn a_write_that_fails_half_way_leaves_nothing_behind_the_end() {
             assert_eq!(found.len(), 20_000);
             assert!(found[..5_000].iter().all(|byte| *byte == 1));
             assert!(found[6_000..].iter().all(|byte| *byte == 0), "seed {seed}, {fault:?}, {trims}");
-            // Nor at the next start.
+            // The next start does not expose old bytes either.
             disk.fail(seed, vec![(fault, 1000)]);
             let before = content(&store, &id);
             let _ = block_on(store.write(WriteRequest::new(id.clone(), 20_000, vec![3; 8_192]))).unwrap_err();

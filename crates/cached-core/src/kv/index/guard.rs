@@ -92,7 +92,7 @@ impl<'a> BucketHint<'a> {
 /// refers.
 pub(crate) struct BucketLock<'a> {
     bucket: &'a Bucket,
-    /// Its position in the lock order; dropped after the lock has been released.
+    /// The lock's entry in the thread's lock order; dropped after the lock has been released.
     _order: crate::lock_order::Held,
 }
 

@@ -123,7 +123,7 @@ impl HitTable {
     pub(super) fn new(policy: &dyn Policy) -> HitTable {
         let table = HitTable {
             states: std::array::from_fn(|_| AtomicU8::new(0)),
-            // The policy never returns this, since its bits are below 8.
+            // The policy never returns this value, since its bits are below 8.
             bits: AtomicU64::new(u64::MAX),
         };
         table.refresh(policy);

@@ -21,9 +21,9 @@ use crate::{KeyHash, stores};
 pub(super) struct Replaces {
     /// The location of the item.
     pub(super) location: u32,
-    /// Its CAS value, which every change of the item's value changes (0 without CAS).
+    /// The item's CAS value, which every change of the value changes (0 without CAS).
     pub(super) cas: u64,
-    /// Its number, for arithmetic without CAS.
+    /// The item's number, for arithmetic without CAS.
     pub(super) number: Option<u64>,
     /// Marks for the new item's state.
     pub(super) marks: u8,

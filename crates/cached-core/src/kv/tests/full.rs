@@ -227,7 +227,8 @@ fn a_touch_needs_no_memory() {
             assert!(kv.touch_for(&key.to_le_bytes(), secs(1_000)));
             assert!(kv.touch_for(&key.to_le_bytes(), secs(5_000)));
         }
-        // Nor does a value of the same size need space, with the same expiry or another.
+        // Storing a value of the same size needs no space either, whether or not its expiry
+        // changes.
         for key in &model.keys {
             if bytes < 4_000 {
                 kv.set_for(&key.to_le_bytes(), &value_of(*key, bytes), secs(100)).unwrap();

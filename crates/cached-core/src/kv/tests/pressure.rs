@@ -196,7 +196,7 @@ fn a_store_takes_new_items_whatever_the_policy_would_keep() {
     let items = 100_000;
     fill(&kv, 1, items, 50);
     let (walked, fresh) = (kv.stats().regions_reclaimed, u64::from(items) * 80 / (64 << 10));
-    // It starts with the credit of 32 regions.
+    // The store starts with a credit of 32 regions.
     assert!(walked < 4 * fresh + 32, "{walked} regions were walked for {fresh}");
     assert!(count(&kv, 1, items) > 30_000);
     kv.validate();

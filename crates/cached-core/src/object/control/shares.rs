@@ -97,7 +97,7 @@ impl MemoryShares {
 
     /// Returns the shares in use.
     fn in_use(&self) -> impl Iterator<Item = Share> + use<> {
-        // There are at most 16.
+        // There are at most 16 shares.
         (0..self.count.load(Ordering::SeqCst) as u8).map(Share)
     }
 

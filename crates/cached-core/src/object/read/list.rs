@@ -167,7 +167,7 @@ pub(crate) fn change_size(
 /// If it is dropped before [`Self::end`], the change counts as not made.
 pub(crate) struct Resize {
     handle: Handle,
-    /// Before and after.
+    /// The sizes before and after the change.
     sizes: (u64, u64),
     outcome: Result<()>,
 }

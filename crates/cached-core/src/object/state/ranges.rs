@@ -19,7 +19,7 @@
 use crate::object::memory::Buckets;
 use std::task::Waker;
 
-/// The maximum number of entries of an object.
+/// The maximum number of entries for one object.
 const ENTRIES_MAX: usize = 16 * 1024;
 
 /// The purpose of an entry.

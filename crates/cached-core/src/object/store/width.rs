@@ -42,7 +42,7 @@ pub(super) struct Width {
     answers: u32,
     window_began: Timestamp,
     epoch_began: Timestamp,
-    /// The maximum number of requests in flight at once in this window.
+    /// The highest number of requests in flight in this window.
     peak: u32,
     /// Whether requests have waited because of the width in this window.
     has_queued: bool,

@@ -338,7 +338,7 @@ async fn send(terms: &Terms<'_>, plan: &FlushPlan, limits: RunLimits) -> Result<
         match sent.into_iter().collect::<Result<Vec<u64>>>()?[..] {
             [] => (),
             [only] => version = Some(only),
-            // It is not known which request was the last.
+            // The order of the requests is unknown, so the resulting version is unknown too.
             _ => version = None,
         }
     }

@@ -341,7 +341,7 @@ fn serve(socket: &TcpStream, state: &State) -> Option<()> {
                 writer.write_all(&body[..at]).ok()?;
                 return socket.shutdown(Shutdown::Both).ok();
             }
-            // It has been answered already.
+            // The request has been answered already.
             Act::Raw(_) | Act::RefuseAndClose(_) => (),
             Act::Refuse { bytes, is_late } => {
                 if is_late {

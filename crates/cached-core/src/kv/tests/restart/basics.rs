@@ -279,7 +279,7 @@ fn time_passes_while_no_process_runs() {
     test_time::set(ZERO_UNIX_SECS - 1_000_000);
     let (kv, clock) = open(&lab.copy(&kv));
     assert_eq!((clock.now_secs(), kv.get(b"twenty").as_deref()), (now + 15, Some(&b"v"[..])));
-    // A clock that would let items live longer is refused.
+    // A clock behind the file's clock is refused, because items would live longer.
     let file = ArenaFile::open(lab.copy(&kv)).unwrap();
     let behind = Kv::new(KvConfig { clock: Arc::new(TickClock::new()), file: Some(file), ..small() });
     assert!(matches!(behind, Err(KvConfigError::ClockBehind { clock: 2, .. })), "{behind:?}");

@@ -68,7 +68,7 @@ fn a_store_goes_on_when_the_other_process_has_ended_without_it() {
         if round % 2 == 0 {
             // The other store frees regions, and clears the marks of ended items.
             let later = Arc::new(TickClock::starting_at(soon + 10));
-            // Nor does it keep large items.
+            // The other store does not accept large items.
             let config = KvConfig { item_bytes_max: 10_000, ..small() };
             let new = take(&handed, &later, config).unwrap();
             let restart = new.restart().unwrap();

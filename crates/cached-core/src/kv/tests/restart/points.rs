@@ -14,9 +14,9 @@ use std::rc::Rc;
 pub(super) enum Between {
     /// Nothing else.
     Neither,
-    /// It may be missing, because it is changed in place.
+    /// The item may be missing, because it is changed in place.
     Missing,
-    /// Several of its attributes change one after the other.
+    /// Several attributes of the item change one after the other.
     Attributes,
 }
 

@@ -36,10 +36,10 @@ const POINTS_MAX: usize = 4_000_000;
 /// The reason why a history is not accepted.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Refusal {
-    /// It exceeds a limit, or is not a valid history; with the reason.
+    /// The history exceeds a limit, or is invalid; with the reason.
     Unfit(String),
-    /// No order explains it. Shows the longest order found, and the operations that could not
-    /// follow.
+    /// No order of the operations explains the history. Shows the longest order found, and the
+    /// operations that could not follow.
     NotLinearizable { order: Vec<Operation>, stuck: Vec<Operation>, held: Value },
     /// The search ended without a verdict.
     Undecided,
@@ -202,8 +202,8 @@ impl<'a> Search<'a> {
         if let Some(&at) = choices.iter().find(|&&at| self.history[at].action.is_observation()) {
             return vec![at];
         }
-        // They are tried from the end: known ones before unknown ones, and the earliest answer
-        // first.
+        // Choices are tried from the end: known outcomes before unknown ones, and the earliest
+        // answer first.
         choices.sort_by_key(|&at| std::cmp::Reverse(self.history[at].answered));
         choices
     }
