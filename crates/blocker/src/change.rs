@@ -16,14 +16,14 @@ pub enum Change {
     /// Writes a range, and extends the object if the range ends beyond its end. An empty write is
     /// checked, creates a missing object, and gives the object a new version, but never extends it.
     Write {
-        /// Where the range begins, in bytes.
+        /// The offset of the range, in bytes.
         offset: u64,
         /// The bytes to write.
         data: Segments,
     },
     /// Writes zeros over a range, exactly as a write of zero bytes does, without sending the zeros.
     WriteZeroes {
-        /// Where the range begins, in bytes.
+        /// The offset of the range, in bytes.
         offset: u64,
         /// The length of the range in bytes.
         len_bytes: u64,
@@ -39,7 +39,7 @@ pub enum Change {
     /// Zeroes the part of a range that lies within the object, and frees its space where possible.
     /// The size stays.
     Discard {
-        /// Where the range begins, in bytes.
+        /// The offset of the range, in bytes.
         offset: u64,
         /// The length of the range in bytes; bytes beyond the object's end are ignored.
         len_bytes: u64,
@@ -48,7 +48,7 @@ pub enum Change {
     /// in one step. Fails with `Mismatch` if a byte differs or lies beyond the object's end, and
     /// with `Unsupported` if [`compare_bytes_max`](crate::Capabilities::compare_bytes_max) is 0.
     CompareAndWrite {
-        /// Where both ranges begin, in bytes.
+        /// The offset of both ranges, in bytes.
         offset: u64,
         /// The expected bytes. A byte beyond the object's end differs from any expected byte.
         expected: Segments,
@@ -196,7 +196,7 @@ impl Change {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Run {
-    /// Where the range begins, in bytes.
+    /// The offset of the range, in bytes.
     pub offset: u64,
     /// The new content; at least one byte.
     pub content: RunContent,

@@ -227,7 +227,7 @@ macro_rules! with_call {
 pub struct ReadRequest {
     /// The object.
     pub object: ObjectId,
-    /// Where the range begins, in bytes.
+    /// The offset of the range, in bytes.
     pub offset: u64,
     /// The length of the range in bytes. The returned bytes end at the object's end.
     pub len_bytes: u64,

@@ -20,7 +20,7 @@ use crate::format::{BLOCK_BYTES, BatchHeader, SEGMENT_DATA_AT, SegmentHeader, sa
 use crate::segments::segment_name;
 use crate::shared::{Committing, Phase, RETRY_AFTER, Shared, State};
 
-/// The place where a header is to be written.
+/// The place for the next header.
 struct Place {
     index: u32,
     file: Arc<dyn DiskFile>,

@@ -12,8 +12,8 @@ use parking_lot::{Mutex, RwLock};
 use crate::protocol::wire::state;
 use crate::protocol::{Context, Description, Extent, NoExport, Zeroes};
 
-/// The maximum memory, in bytes, that an export uses to read ahead for one request. It counts
-/// against what a connection may have outstanding.
+/// The maximum memory, in bytes, that an export uses to read ahead for one request. This memory
+/// counts against the connection's limit of outstanding bytes.
 pub const READ_AHEAD_BYTES: u32 = 1 << 20;
 
 /// The future of a lookup among the exports.

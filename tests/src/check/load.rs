@@ -275,7 +275,7 @@ pub fn half_sent(shared: &Shared<'_>, seed: u64) {
         }
         shared.counts.operations.fetch_add(1, Ordering::Relaxed);
         idle.push(half.key);
-        // The other clients are to do most of the work.
+        // The other clients should do most of the work.
         std::thread::sleep(std::time::Duration::from_millis(1));
     }
 }

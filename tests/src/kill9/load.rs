@@ -17,7 +17,7 @@ use super::model::{Model, OBJECT_BYTES};
 pub struct Round {
     /// Whether the server is about to be killed, so that an error means its end.
     pub is_ending: AtomicBool,
-    /// Whether the writers are to stop, between two changes.
+    /// Whether the writers must stop after their current change.
     pub is_over: AtomicBool,
     /// The number of acknowledgements so far.
     pub acknowledged: AtomicU64,

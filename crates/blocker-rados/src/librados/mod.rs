@@ -38,7 +38,7 @@ unsafe impl Sync for Shared {}
 pub(crate) struct Cluster {
     pub(crate) api: Arc<Api>,
     handle: Shared,
-    /// Unused handles, which are to be destroyed.
+    /// Unused handles that wait to be destroyed.
     retired: Mutex<Vec<Shared>>,
     /// Set when the connection has been closed.
     closed: Arc<Closed>,

@@ -225,7 +225,7 @@ impl Core {
                 // Either there is no object, or no change can be applied to it until it is
                 // introduced, which reads the raised epoch.
                 (None, None, None) => return Ok(()),
-                // Rule 3: a ghost that remembers nothing beyond its scopes.
+                // Rule 3: the object is a ghost whose fence adds nothing to its scopes' fences.
                 (Some(head), Some(fence), None) if is_needless(&view, domain, fence, epoch) => op
                     .compare(HEAD, COMPARE_EQ, &head)
                     .compare(FENCE, COMPARE_EQ, &fence.to_be_bytes())

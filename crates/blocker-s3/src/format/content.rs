@@ -38,9 +38,9 @@ pub(crate) struct Blob {
 /// The location of a piece's bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Source {
-    /// In the head.
+    /// The bytes are in the head.
     Inline,
-    /// In a blob.
+    /// The bytes are in a blob.
     Blob(u128),
 }
 

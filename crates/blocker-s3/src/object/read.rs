@@ -175,7 +175,7 @@ impl Core {
 
 // ---- listings
 
-/// The maximum number of names requested at once.
+/// The maximum number of names in one request.
 const NAMES_AT_ONCE: usize = 1000;
 
 /// A listed name, and the ETag of its head.

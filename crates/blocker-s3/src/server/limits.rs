@@ -25,7 +25,7 @@ pub(crate) struct Concurrency {
 struct State {
     /// The current limit.
     now: usize,
-    /// The number of permits in use that are to be destroyed when they are returned.
+    /// The number of permits in use that are destroyed when they are returned.
     owed: usize,
     /// The number of requests answered since the limit last changed.
     answered: usize,

@@ -71,8 +71,8 @@ impl AsRef<[u8]> for Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // A sole owner cannot gain a second one meanwhile. If two owners drop the buffer at once,
-        // each sees two owners, and the buffer is freed instead of being kept.
+        // A sole owner cannot gain a second one meanwhile. If two owners drop the buffer
+        // simultaneously, each sees two owners, and the buffer is freed instead of being kept.
         let Some(memory) = self.memory.take_if(|memory| Arc::strong_count(memory) == 1) else { return };
         // A thread that is ending keeps no buffers.
         let _ = KEPT.try_with(|kept| {

@@ -49,7 +49,7 @@ pub struct NamespaceConfig {
     /// updated by every size change that goes through this cache. Size changes by other writers are
     /// found at the next count. A count begins at the start, after a change of the quota, and after
     /// a refusal, at most once a minute. Until the first count has ended, the quota is compared
-    /// with what has been counted so far.
+    /// with the bytes counted so far.
     pub settings: NamespaceSettings,
 }
 

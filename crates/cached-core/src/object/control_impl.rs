@@ -48,7 +48,7 @@ impl Control for ObjectCache {
             let stamp = own_stamp(&shared, &namespace).await?;
             let is_logged = shared.journal.log.as_ref().is_some_and(|log| log.names.is_journaled(&namespace));
             if is_logged && shared.control.namespaces.write_mode(&namespace) == WriteMode::Back {
-                // The first change need not wait for it.
+                // Done here, so that the first change need not wait for this.
                 log_waits::store_forwarded(&shared, &namespace).await?;
             }
             let epoch = match stamp {

@@ -87,7 +87,8 @@ pub(crate) async fn attach(shared: &Arc<Shared>, deadline: Option<Timestamp>) ->
             break;
         }
         if is_direct {
-            // Other clients may have changed what the cache knows of objects as a whole.
+            // Other clients may have changed the objects' sizes, versions and stamps, which the
+            // cache may still hold.
             drop_clean(shared, &Scope::All).await?;
         }
         if shared.control.attaching.put_back(turn, is_direct, &shared.control.namespaces) {

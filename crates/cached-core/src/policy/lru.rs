@@ -25,7 +25,7 @@ const EPOCHS: u64 = 7;
 const EPOCHS_PER_MEMORY: u64 = 5;
 /// A hit fewer epochs ago than this is recent.
 const RECENT: u64 = 3;
-/// A hit this many epochs ago no longer counts.
+/// A hit that is this many epochs old no longer counts.
 const OLD: u64 = 5;
 /// The length of ENTRY in units of MAIN's length, in time.
 const MAIN_LENGTHS: u64 = 2;

@@ -1,4 +1,4 @@
-//! A small journal on a simulated disk, and a model of what it must return.
+//! A small journal on a simulated disk, and a model of the records that the journal must return.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -23,7 +23,7 @@ pub struct Grant {
     pub(super) announced_bytes: u64,
     /// The last grant that the client has accepted.
     pub(super) accepted_bytes: u64,
-    /// Whether the grant has shrunk below what is outstanding, so that bytes which the client may
+    /// Whether the grant has shrunk below the outstanding bytes, so that bytes which the client may
     /// no longer use are still reserved.
     pub(super) is_draining: bool,
     /// Whether the budget has been told that the client is slow.
@@ -136,8 +136,8 @@ impl Grant {
         self.budget.redistribute(state);
     }
 
-    /// Returns to the budget what the connection no longer needs, now that `cost_bytes` are
-    /// outstanding.
+    /// Returns the bytes that the connection no longer needs to the budget, now that `cost_bytes`
+    /// are outstanding.
     pub fn release_unused(&mut self, cost_bytes: u64) {
         if !self.is_draining {
             return;

@@ -254,8 +254,8 @@ impl Budget {
         share_bytes + pool_bytes.saturating_sub(fixed_bytes) / (state.members.len() as u64).max(1)
     }
 
-    /// Distributes the unreserved bytes, and takes back what is needed elsewhere. Returns the
-    /// wakers to wake.
+    /// Distributes the unreserved bytes, and takes back bytes that are needed elsewhere. Returns
+    /// the wakers to wake.
     fn distribute(&self, state: &mut State) -> Vec<Waker> {
         let mut wakers = Vec::new();
         while let Some(&(rank, key)) = state.demanding.front() {
@@ -310,8 +310,8 @@ impl Budget {
         wakers
     }
 
-    /// Shrinks grants of other connections by `missing` bytes in all, less what is already being
-    /// returned.
+    /// Shrinks grants of other connections by `missing` bytes in all, less the bytes that are
+    /// already being returned.
     fn take_back(&self, state: &mut State, demanding: Option<u64>, missing: u64, wakers: &mut Vec<Waker>) {
         let (equal, share) = (self.equal_bytes(state), state.division.share_bytes);
         let others =

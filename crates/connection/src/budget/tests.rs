@@ -127,7 +127,7 @@ fn too_few_bytes_for_two_requests_and_a_share_for_each_are_refused() {
     assert!(Budget::new(needed, SHARE_BYTES_MIN, 4 * MIB, 64 * MIB, 1024).is_ok());
 }
 
-/// Clients join, leave, demand, use what they have and accept late, in any order. No more is ever
+/// Clients join, leave, demand, use their grants and accept late, in any order. No more is ever
 /// granted than exists, and every demand is met.
 #[test]
 fn in_any_order_nothing_is_lost_and_every_demand_is_met() {
@@ -195,8 +195,8 @@ fn in_any_order_nothing_is_lost_and_every_demand_is_met() {
             assert!(used <= reserved && reserved <= most, "seed {seed}: {used} of {reserved} of {most}");
             before = reserved;
         }
-        // Every client finishes its outstanding requests and accepts what is announced. Then every
-        // demand is met.
+        // Every client finishes its outstanding requests and accepts the announced grant. Then
+        // every demand is met.
         for _ in 0..200 {
             for (grant, _) in &mut clients {
                 if grant.is_unaccepted() {
@@ -290,7 +290,7 @@ fn only_the_slowest_that_keeps_what_others_need_ends() {
     assert!(!is_slowest(1, 503, 3 * MIB), "what the first gives back is enough");
 }
 
-/// Accepts what is granted, with `cost_bytes` outstanding.
+/// Accepts the granted bytes, with `cost_bytes` outstanding.
 fn accept_all_holding(grant: &mut Grant, cost_bytes: u64) {
     grant.follow(Waker::noop(), cost_bytes);
 }
@@ -298,7 +298,7 @@ fn accept_all_holding(grant: &mut Grant, cost_bytes: u64) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Some clients never release what they hold, others do. The latter are all served soon, and no
+    /// Some clients never release their bytes, others do. The latter are all served soon, and no
     /// connection that holds at most its share is closed.
     #[test]
     fn one_client_never_stops_another(

@@ -20,7 +20,7 @@ pub(crate) enum DriveResult {
     Wait,
     /// The connection has more work, to be done once other connections have been served.
     Yield,
-    /// The connection is to be closed.
+    /// The connection must be closed.
     Close,
 }
 

@@ -56,7 +56,7 @@ use timing::{Timing, record_iteration};
 use tls::WorkerTls;
 use udp::{UDP_FIRST, WorkerUdp};
 
-/// The maximum number of events taken at once.
+/// The maximum number of events processed per wake-up.
 const EVENTS_MAX: usize = 256;
 
 /// The event number of the command queue's waker, which has no slot.

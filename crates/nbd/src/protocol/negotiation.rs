@@ -112,8 +112,8 @@ impl Negotiation {
         Self { tls, ..Self::default() }
     }
 
-    /// Processes at most one option of what the client has sent. Returns the number of bytes
-    /// consumed and the next step, and appends replies to `out`.
+    /// Processes at most one option from the received bytes. Returns the number of bytes consumed
+    /// and the next step, and appends replies to `out`.
     ///
     /// # Errors
     /// [`Violation`]: the connection cannot continue.

@@ -37,8 +37,8 @@ const ROUNDS_MAX: u32 = 16;
 /// pin others' memory for at most this time, and it may be the slowest client while others need
 /// memory.
 const LOOK_TIME: Duration = Duration::from_secs(1);
-/// The longest time for closing a connection: sending what is queued, and receiving what still
-/// arrives.
+/// The longest time for closing a connection: sending the queued bytes, and receiving bytes that
+/// still arrive.
 const LINGER: Duration = Duration::from_secs(1);
 
 /// Serves a connection until its end.

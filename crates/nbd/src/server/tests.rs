@@ -254,7 +254,7 @@ async fn payloads_of_every_size_arrive_and_return() {
     for (cookie, size) in sizes.into_iter().enumerate() {
         let cookie = cookie as u64;
         let payload: Vec<u8> = (0..size).map(|at| (at % 251) as u8 + 1).collect();
-        // Two requests at once: the end of a large one and the next one arrive together.
+        // Two requests in one read: the end of a large one and the next one arrive together.
         let mut both = Vec::new();
         for (cookie, offset) in [(cookie, 0), (100 + cookie, 64 << 20)] {
             let len_bytes = size as u32;

@@ -82,7 +82,7 @@ impl Decoder {
     /// Decodes the next bytes, and appends the body's bytes to `into`.
     ///
     /// # Errors
-    /// [`Denial`] if the body cannot be decoded, or differs from what was signed. Nothing more can
+    /// [`Denial`] if the body cannot be decoded, or differs from the signed body. Nothing more can
     /// be decoded afterwards.
     pub(crate) fn push(&mut self, mut bytes: Bytes, into: &mut VecDeque<Bytes>) -> Result<(), Denial> {
         while !bytes.is_empty() {

@@ -117,8 +117,8 @@ struct Gate {
 }
 
 impl Gate {
-    /// Waits for the end of the wait. Returns whether the body is to be sent; if not, the endpoint
-    /// has already responded.
+    /// Waits until the endpoint asks for the body, has responded, or has been silent for too long.
+    /// Returns whether to send the body; if not, the endpoint has already responded.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<bool> {
         let is_wanted = match Pin::new(&mut self.asked).poll(cx) {
             Poll::Ready(Ok(())) => return Poll::Ready(true),

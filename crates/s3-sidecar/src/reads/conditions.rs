@@ -104,7 +104,7 @@ pub(crate) fn ask_for_rest(request: &mut Parts, read: &Read, head: &Head, bytes:
 /// The result of a read's conditions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// The object is to be sent.
+    /// The object must be sent.
     Send,
     /// The client already has the object, so the response is 304.
     NotModified,

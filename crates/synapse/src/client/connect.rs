@@ -123,7 +123,7 @@ enum HandshakeReply {
     Proof([u8; 32]),
 }
 
-/// Sends what is queued, then waits for one frame of the handshake.
+/// Sends the queued bytes, then waits for one frame of the handshake.
 async fn receive(
     stream: &mut Stream,
     input: &mut Input,

@@ -222,7 +222,7 @@ impl Sessions {
         owners.into_iter().for_each(Waker::wake);
     }
 
-    /// Returns whether connections are to end.
+    /// Returns whether connections must end.
     pub(super) fn is_ending(&self) -> bool {
         self.ending.load(Ordering::Acquire)
     }

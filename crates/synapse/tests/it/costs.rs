@@ -156,7 +156,7 @@ fn a_hit_on_a_cache_allocates_nothing() {
     beside_a_counting_server(Arc::new(cache), background, |address, count, _| {
         let (mut raw, _) = Raw::welcomed(address, &hello(0));
         let mut round = |sequence: u32| {
-            // Four requests at once, for 128 buckets of the object.
+            // Four concurrent requests, for 128 buckets of the object.
             let requests = (0..4).map(|slot| {
                 let offset = u64::from(sequence * 4 + slot) % 128 * 4096;
                 let disk = object("disk/0001");

@@ -362,7 +362,7 @@ impl Volumes {
         self.destroy(lease, volume).await
     }
 
-    /// Removes what is left of a volume without a name, and of origins that were kept only for it.
+    /// Removes the remains of a volume without a name, and of origins that were kept only for it.
     pub(crate) async fn destroy(&self, lease: Lease, volume: VolumeId) -> Result<()> {
         match self.destroy_one(lease, volume).await? {
             Some(origin) => self.release(origin, volume).await,
@@ -370,7 +370,7 @@ impl Volumes {
         }
     }
 
-    /// Removes what is left of one volume. Returns the volume's origin if nothing remains.
+    /// Removes the remains of one volume. Returns the volume's origin if nothing remains.
     async fn destroy_one(&self, lease: Lease, volume: VolumeId) -> Result<Option<Origin>> {
         let is_gone = match lease.inner.destroy().await {
             Ok(is_gone) => is_gone,

@@ -67,8 +67,8 @@ impl Inner {
             }
             self.merge_if_scarce().await;
             self.ensure_allocations().await?;
-            // The barrier is not held for all pieces at once, because a snapshot waits for the
-            // barrier, and other changes wait for the snapshot.
+            // The barrier is not held across all pieces, because a snapshot waits for the barrier,
+            // and other changes wait for the snapshot.
             let _barrier = self.barrier.read().await;
             self.state.lock().check_range(offset, length)?;
             for piece in pieces.by_ref().take(PIECES_MAX) {

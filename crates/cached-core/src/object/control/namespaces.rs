@@ -22,7 +22,7 @@ pub(crate) struct Namespaces {
     table: NamespaceTable,
     /// A leaf in the lock order: no other lock is taken while one of its shards is locked.
     numbers: DashMap<Namespace, u16, SeededState>,
-    /// Whether the background must settle what is left of earlier write modes.
+    /// Whether the background must complete changes that were made in earlier write modes.
     pub(crate) asks_to_settle: AtomicBool,
     /// Whether any namespace is in write-back mode. If none is, a change need not check its own
     /// namespace.

@@ -22,7 +22,7 @@ const AHEAD_MAX: usize = 64 * 1024;
 /// A refusal starts a count if the previous count ended longer ago than this.
 const RECOUNT_AFTER: Duration = Duration::from_secs(60);
 counters! {
-    /// The quota of a namespace and what it uses, in bytes.
+    /// The quota of a namespace and its used part, in bytes.
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     #[non_exhaustive]
     pub struct QuotaUse {

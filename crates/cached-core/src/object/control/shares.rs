@@ -237,8 +237,8 @@ impl MemoryShares {
         let own = &self.load_nanos[usize::from(queues.share_of(namespace).0)];
         for place in [own, &self.all_load_nanos] {
             let (before, new) = (place.load(Ordering::Relaxed), nanos / buckets);
-            // If two threads update the average at once, one measurement may be lost, which is
-            // harmless.
+            // If two threads update the average simultaneously, one measurement may be lost, which
+            // is harmless.
             let after = if before == 0 { new } else { before - (before >> LOAD_SHIFT) + (new >> LOAD_SHIFT) };
             place.store(after, Ordering::Relaxed);
         }

@@ -251,7 +251,7 @@ fn head_of(info: Option<&Info>) -> Option<(u64, u64)> {
     info.map(|info| (info.size_bytes, info.version.0))
 }
 
-// Functions that write-through changes and copies share when they ask the store.
+// Requests to the store that write-through changes and copies share.
 
 /// Returns the durability to request from the store. In write-back mode the cache keeps
 /// acknowledged data until they are stored, but no copy of forwarded changes: these must be stored,

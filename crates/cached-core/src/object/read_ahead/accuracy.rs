@@ -111,7 +111,7 @@ impl StoreSpeed {
     pub(crate) fn note(&self, took: Duration, slow_from: Duration) {
         let is_slow = u64::from(took >= slow_from);
         let before = self.0.load(Ordering::Relaxed);
-        // If two threads update this at once, one response may be lost.
+        // If two threads record a response simultaneously, one may be lost.
         self.0.store(before << 1 | is_slow | before & LAST, Ordering::Relaxed);
     }
 

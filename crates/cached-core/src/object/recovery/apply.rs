@@ -138,7 +138,7 @@ impl Redo {
         Some(or_nothing_to_do(answer))
     }
 
-    /// Applies the change, and retries what the store refuses temporarily.
+    /// Applies the change, and retries requests that the store refuses temporarily.
     ///
     /// # Errors
     /// Permanent errors.

@@ -232,7 +232,7 @@ async fn privileged(
 /// `NotStored` if the journal's disk has failed.
 pub(crate) async fn close(journal: &JournalSide) -> Result<()> {
     let Some(log) = &journal.log else { return Ok(()) };
-    // The position must be read before checking what is not stored.
+    // The position must be read before the check for unstored changes.
     let up_to = log.last_position();
     let recovered = journal.recovery.progress();
     // A mark of everything would cover the records of objects that could not be recovered.

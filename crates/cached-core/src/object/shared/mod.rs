@@ -38,8 +38,8 @@ pub(crate) struct Shared {
     pub(crate) store: StoreSide,
     pub(crate) memory: Memory,
     pub(crate) control: Control,
-    /// Dropped before the objects: what they hold of the journal, for changes that are not stored,
-    /// is released only once the journal has ended.
+    /// Dropped before the objects, so that their holds on records of unstored changes are released
+    /// only once the journal has ended.
     pub(crate) journal: JournalSide,
     pub(crate) objects: Objects,
     pub(crate) clock: Arc<dyn Clock>,

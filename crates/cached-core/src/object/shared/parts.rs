@@ -86,7 +86,7 @@ impl Memory {
         namespaces: &Namespaces,
     ) -> Self {
         let shares = MemoryShares::new(pool.count());
-        // No bucket is in a queue yet, so none is to be moved.
+        // No bucket is in a queue yet, so no bucket has to be moved.
         shares.set(config, namespaces, &queues, pool.count_max());
         Self {
             pool,

@@ -107,7 +107,7 @@ impl Object {
         }
     }
 
-    /// Sets the head to what the store reported.
+    /// Sets the head to the state that the store reported.
     pub(crate) fn set_head(&mut self, found: Option<(u64, u64)>) {
         let head = &mut self.head;
         head.known = if found.is_some() { Known::Present } else { Known::Absent };

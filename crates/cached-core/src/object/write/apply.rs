@@ -180,7 +180,7 @@ fn keep_hold(shared: &Shared, object: &mut Object, hold: KeptHold) -> Option<Kep
         _ => return Some(hold),
     };
     if shared.journal.log.as_ref().is_some_and(|log| log.events.condition.state() != JournalState::Ok) {
-        // The log is waiting until nothing holds it.
+        // The log waits until no change holds its records.
         shared.objects.dirty_queue.expedite(number);
         shared.background.wake();
     }

@@ -15,7 +15,7 @@ use crate::object::shared::{Shared, log_waits};
 use crate::object::tasks::deadline::{FlushTicket, Stored, until};
 use crate::sync::Arc;
 
-/// Returns the size, version and stamp, and asks the store for what is unknown.
+/// Returns the size, version and stamp, and asks the store for those that are unknown.
 pub(crate) async fn info(shared: Arc<Shared>, request: InfoRequest, hash: u64) -> Result<Info> {
     let call = request.call;
     let work = async {

@@ -154,7 +154,7 @@ impl Transport for TlsSocket<'_> {
             if self.stream.failure.is_some() {
                 return Poll::Ready(Err(io::ErrorKind::InvalidData.into()));
             }
-            // Nothing more is read from a peer that does not accept what it is sent.
+            // Nothing more is read from a peer that does not accept the bytes sent to it.
             ready!(self.flush())?;
             if self.stream.is_ended {
                 return Poll::Ready(Ok(0));

@@ -148,7 +148,7 @@ impl Recovery {
         self.out_of_turn.get().map(|recover| recover(object))
     }
 
-    /// Starts the thread that reads the journal, if there is to be one.
+    /// Starts the thread that reads the journal, if the recovery reads on a separate thread.
     ///
     /// # Errors
     /// Errors of the operating system.

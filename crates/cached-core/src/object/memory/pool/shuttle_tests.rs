@@ -30,7 +30,7 @@ fn no_bucket_has_two_holders() {
                     shuttle::thread::spawn(move || {
                         for _ in 0..2 {
                             let mut reserved = pool.reserve_up_to(4 * wanted);
-                            // One goes back unused.
+                            // One bucket is returned unused.
                             let taken: Vec<u32> = (1..reserved.count())
                                 .filter_map(|_| reserved.take(|bytes| bytes[0] = wanted as u8))
                                 .collect();

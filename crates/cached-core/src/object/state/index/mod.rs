@@ -184,7 +184,7 @@ impl Index {
     }
 
     /// Begins an exclusive section with the object of this hash, if there is one and no thread is
-    /// inside. The caller compares the name, so that it can first prefetch what it needs of the
+    /// inside. The caller compares the name, so that it can first prefetch the needed parts of the
     /// object.
     #[inline]
     pub(crate) fn enter_section(&self, hash: u64) -> Option<Found<'_>> {

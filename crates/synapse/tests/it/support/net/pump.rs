@@ -7,7 +7,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use super::plan::{Direction, Fault, Hits};
 
-/// The most bytes forwarded at once.
+/// The maximum number of bytes forwarded in one step.
 const CHUNK_BYTES: usize = 16 * 1024;
 
 /// The way in which a direction ended.
