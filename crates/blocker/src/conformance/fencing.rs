@@ -138,7 +138,7 @@ pub(super) fn an_epoch_in_force_is_refused_to_another_writer(cx: &Cx<'_>) -> Che
     let refuses = |scope: &Scope, epoch, writer| {
         let fenced = Error::Fenced { epoch: Epoch(epoch) };
         let request = ClaimRequest::new(scope.clone(), Epoch(epoch), writer);
-        cx.fails("claim of another writer", |b| b.claim(request.clone()), |error| *error == fenced)
+        cx.fails("claiming as another writer", |b| b.claim(request.clone()), |error| *error == fenced)
     };
     for (epoch, scope) in [(10, &one), (20, &domain), (30, &whole)] {
         claim(cx, scope.clone(), epoch)?;
@@ -155,7 +155,7 @@ pub(super) fn an_epoch_in_force_is_refused_to_another_writer(cx: &Cx<'_>) -> Che
     refuses(&one, 40, OTHER_WRITER)?;
     stamped(cx, &object, Stamp::new(40, 1), b"held")?;
     let next = ClaimRequest::new(whole.clone(), Epoch(41), OTHER_WRITER);
-    cx.ok("claim of the next epoch", |b| b.claim(next.clone()))?;
+    cx.ok("claiming the next epoch", |b| b.claim(next.clone()))?;
     refuses(&whole, 41, WRITER)?;
     refused(cx, &object, with(Some(Stamp::new(40, 2))), &Error::Fenced { epoch: Epoch(41) })?;
     cx.expect(&object, b"held")
@@ -168,7 +168,7 @@ pub(super) fn an_epoch_rises_by_limited_steps(cx: &Cx<'_>) -> Check {
     let invalid = |error: &Error| matches!(error, Error::Invalid(_));
     for epoch in [u64::MAX, EPOCH_STEP_MAX + 1] {
         let far = ClaimRequest::new(scope.clone(), Epoch(epoch), WRITER);
-        cx.fails("claim of an epoch far above", |b| b.claim(far.clone()), invalid)?;
+        cx.fails("claiming an epoch beyond the allowed step", |b| b.claim(far.clone()), invalid)?;
         cx.refused(WriteRequest::new(object.clone(), 0, b"far").stamp(Stamp::new(epoch, 1)), invalid)?;
     }
     cx.is_missing(&object)?;
@@ -179,7 +179,7 @@ pub(super) fn an_epoch_rises_by_limited_steps(cx: &Cx<'_>) -> Check {
 
 pub(super) fn a_claim_of_everything_binds_everything(cx: &Cx<'_>) -> Check {
     cx.skip_unless(cx.caps.fencing, "fencing")?;
-    cx.skip_unless(cx.options.exclusive, "leave to claim what is not the suite's own")?;
+    cx.skip_unless(cx.options.exclusive, "exclusive use by the suite")?;
     claim(cx, Scope::All, 1)?;
     let fenced = Error::Fenced { epoch: Epoch(1) };
     refused(cx, &cx.object("any"), with(None), &fenced)?;
