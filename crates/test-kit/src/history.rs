@@ -22,7 +22,7 @@ pub struct Moment(pub u64);
 
 #[derive(Clone, Debug)]
 struct Change {
-    /// 0 for zeros.
+    /// The number that fills the sectors; 0 for zeros.
     value: u64,
     sectors: Range<usize>,
     asked: u64,

@@ -367,7 +367,7 @@ fn difference(request: &Request, direct: &Answer, through: &Answer, way: Way) ->
 /// A random request.
 struct Drawn {
     request: Request,
-    /// Whether it bypasses the sidecar.
+    /// Whether the request bypasses the sidecar.
     is_past: bool,
     excuses: Vec<Excuse>,
 }

@@ -522,7 +522,7 @@ impl Mount {
         mounted.is_ok_and(|output| output.status.success()).then_some(Self(path))
     }
 
-    /// Fills it to its last block.
+    /// Fills the file system to its last block.
     fn fill(&self) {
         let mut ballast = std::fs::File::create(self.0.join("ballast")).expect("a file");
         while ballast.write_all(&[1; 4096]).is_ok() {}

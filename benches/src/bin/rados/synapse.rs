@@ -60,7 +60,7 @@ struct Synapsed {
 }
 
 impl Synapsed {
-    /// Starts it with a cache that has space for everything, clean and dirty.
+    /// Starts `synapsed` with a cache that has space for everything, clean and dirty.
     fn start(program: &Path, directory: &Path, conf: &Path) -> Result<Self> {
         let config: PathBuf = directory.join("synapsed.toml");
         let text = format!(

@@ -56,7 +56,7 @@ impl Server {
         format!("nbd+unix:///{export}?socket={}", self.socket.display())
     }
 
-    /// Ends it properly, and waits.
+    /// Ends the server in order, and waits for its end.
     pub(crate) fn end(mut self) -> Result<()> {
         kill_process(Pid::from_child(&self.child), Signal::TERM)?;
         let begun = Instant::now();

@@ -26,8 +26,8 @@ const INTERVAL: Duration = Duration::from_millis(50);
 /// The maximum interval, used when there are no requests.
 const INTERVAL_IDLE: Duration = Duration::from_secs(1);
 
-/// Returns the objects and namespaces that are read most, and the reasons for which buckets were
-/// missed; `None` if the cache samples nothing.
+/// Returns the objects and namespaces that are read most, and the reasons of bucket misses; `None`
+/// if the cache samples nothing.
 #[must_use]
 pub fn hot_document(cache: &ObjectCache, count: usize) -> Option<HotDocument> {
     cache.take_samples();

@@ -231,7 +231,7 @@ impl Simulation {
         for (at, is_present) in present.into_iter().enumerate() {
             let bits = self.names.place(name, at).bits();
             if is_present && is_fill {
-                // This size had the entry, so the store does not happen there.
+                // At this size the entry was present, so the client would not have stored it.
                 continue;
             }
             if is_present && is_same {

@@ -268,7 +268,7 @@ impl Kv {
         let mut shape = ItemShape::default();
         let inner = &self.inner;
         let buckets: u64 = inner.index.shards().iter().map(|shard| shard.bucket_count()).sum();
-        // One hash bucket in every `step`, so that the whole index is covered.
+        // Samples one hash bucket in every `step`, so that the whole index is covered.
         let items_max = items_max.max(1);
         // The index does not shrink. In one that was larger before, the number of hash buckets
         // visited stays the same.

@@ -65,7 +65,7 @@ struct Shard {
 struct Activity {
     questions: u32,
     changes: u32,
-    /// The number of entries that the object has among the unsettled ones.
+    /// The number of the object's entries among the unsettled changes.
     unsettled: u32,
     /// The number of the last beginning or end of a change.
     changed: u64,

@@ -179,7 +179,7 @@ fn heads_beyond_their_limit_are_refused_in_both_directions() {
     let _ = client.try_send(request("GET /bkt/k", &[("x-amz-meta-m", &long)]).as_bytes());
     assert_eq!(client.answer().status, 431);
     assert!(client.is_closed() && endpoint.take_seen().is_empty());
-    // Each is another object, so that its head is sent.
+    // Each object has a new ETag, so that the endpoint sends its headers.
     for (etag, value, status) in [("b", short, 200), ("c", longest, 502)] {
         endpoint
             .put("/bkt/k", Object { headers: vec![("x-amz-meta-m".into(), value)], ..object(etag, "body") });

@@ -219,7 +219,7 @@ impl Hello {
         frame(out, &Header::new(Op::Hello, RequestId::default()), &writer);
     }
 
-    /// Reads it from a head.
+    /// Reads the hello from a head.
     ///
     /// # Errors
     /// [`Error::Invalid`] if a part is missing or has a wrong length.
@@ -258,7 +258,7 @@ impl Challenge {
         frame(out, &header, &writer);
     }
 
-    /// Reads it from a head.
+    /// Reads the challenge from a head.
     ///
     /// # Errors
     /// [`Error::Invalid`] if a part is missing.
@@ -330,7 +330,7 @@ impl Welcome {
         frame(out, &header, &writer);
     }
 
-    /// Reads it from a head.
+    /// Reads the welcome from a head.
     ///
     /// # Errors
     /// [`Error::Invalid`] if a part is missing or makes no sense.

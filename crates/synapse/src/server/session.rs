@@ -269,7 +269,8 @@ impl Sessions {
         if all.len() < count_max {
             return Ok(());
         }
-        // Not while a request is being executed, because its outcome may be needed.
+        // A session is kept while one of its requests is being executed, because the outcome may be
+        // needed.
         let mut left: Vec<_> = all
             .iter()
             .filter_map(|(id, session)| {

@@ -284,7 +284,7 @@ async fn yield_now() {
 // unreadable state, so the next recovery reports the object as failed. When the notes reach the
 // oldest part of the log, and space is needed there, they are appended anew.
 
-/// The delay before notes are retried for which there was no room.
+/// The delay before a retry of notes for which there was no room.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// The holds that keep the objects from being forgotten.

@@ -47,7 +47,7 @@ impl Deref for Handle {
 }
 
 impl Handle {
-    /// Takes over a use of an object.
+    /// Turns a use of an object into a handle.
     pub(crate) fn of(shared: &Arc<Shared>, in_use: InUse<'_>) -> Self {
         Self { shared: Arc::clone(shared), at: in_use.at, id: OnceLock::new() }
     }
