@@ -152,7 +152,7 @@ impl ObjectCache {
         self.settled(namespace, set.map(|()| may_have_changed_mode), None)
     }
 
-    /// Waits until nothing of an earlier mode is left, if a mode has been set.
+    /// If a mode has been set, waits until all changes made in earlier modes are complete.
     fn settled(
         &self,
         namespace: &Namespace,

@@ -355,7 +355,7 @@ fn a_snapshot_that_cannot_be_stored_leaves_nothing_behind() {
 }
 
 /// Drops flushes at the moment in which they store a page or the head of the volume. The store may
-/// have done it by then, or may do it later.
+/// have executed such a flush by then, or may execute it later.
 #[test]
 fn a_flush_that_is_given_up_leaves_the_volume_usable() {
     for (op, is_done) in

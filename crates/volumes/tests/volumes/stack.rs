@@ -19,7 +19,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(60);
 /// A stack of stores, and the resources that must live as long.
 pub(crate) struct Stack {
     pub(crate) store: Arc<dyn Blocker>,
-    /// In the order in which they are dropped.
+    /// The fields are declared in the order in which they are dropped.
     _kept: (Option<Host>, Option<tempfile::TempDir>),
 }
 

@@ -175,7 +175,7 @@ impl Survivors {
         }
         if !evicts {
             // The age order concerns the items, which are as old as the region they come from. But
-            // what survives a flush (a piece older than its item) must not look flushed.
+            // an entry that survives a flush (a piece older than its item) must not look flushed.
             let inherited = log.arena.region(job.region).sequence();
             log.arena.region(region).set_sequence(inherited.max(log.boundary()));
         }

@@ -13,9 +13,9 @@ const CHUNK_BYTES: usize = 16 * 1024;
 /// The way in which a direction ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum End {
-    /// The sender closed it, and the receiver has seen that.
+    /// The sender has closed the direction, and the receiver has seen that.
     Closed,
-    /// The sender closed it, and the receiver has not seen that: half-open.
+    /// The sender has closed the direction, and the receiver has not noticed: half-open.
     Swallowed,
     /// The whole connection has to end now.
     Cut,
