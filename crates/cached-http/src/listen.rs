@@ -1,7 +1,7 @@
 //! The sockets of a server, and the loop that accepts their connections.
 
 use std::future::Future;
-use std::io;
+use std::io::{self, Write};
 use std::net::{SocketAddr, TcpListener as StdListener, ToSocketAddrs};
 use std::pin::pin;
 use std::sync::Arc;
@@ -93,9 +93,11 @@ pub async fn accept<S: Server>(
                 });
             }
             Err(_) => {
-                // The response fits into the socket's buffer. If the client has already gone, the
-                // failure does not matter.
-                let _ = socket.try_write(server.refuse());
+                // tokio does not know yet whether the socket can be written to, so the system is
+                // asked. The response fits into the socket's buffer; if the client has already gone,
+                // the failure does not matter.
+                let response = server.refuse();
+                let _ = socket.into_std().and_then(|mut socket| socket.write(response));
             }
         }
     }
