@@ -69,7 +69,7 @@ impl Core {
         let first = match requests.create(path, &body("first".into())).await.known()? {
             Put::Done(Some(etag)) => etag,
             Put::Done(None) => return Err(refuse("returns no ETag in its response to a put")),
-            _ => return Err(refuse("refuses to create an object that does not exist")),
+            _ => return Err(refuse("refuses a put with If-None-Match: * of an object that does not exist")),
         };
         if let Put::Done(_) = requests.create(path, &body("second".into())).await.known()? {
             return Err(refuse("ignores If-None-Match: * in a put"));

@@ -149,7 +149,8 @@ fn two_of_three_copies_are_enough(cluster: &Cluster) {
     });
 }
 
-/// Requests that wait at it are meanwhile sent to others. It returns with the state that it had.
+/// Requests that wait for the paused OSD are sent to other OSDs. The OSD returns with its old
+/// state.
 fn an_osd_that_hangs_is_done_without(cluster: &Cluster) {
     through(cluster, &cluster.config(), |progress| {
         progress(5);

@@ -113,7 +113,7 @@ fn given_up(core: &Core, is_late: bool, has_begun: bool, changed: Option<&Object
         "the deadline passed before the server answered".to_owned()
     } else {
         let secs = core.call_timeout.as_secs();
-        format!("the server has not done what the call needs within call_timeout_secs = {secs}")
+        format!("the server has not completed the call within call_timeout_secs = {secs}")
     };
     if !has_begun {
         return Error::Retryable(format!("{why}; nothing was changed").into());

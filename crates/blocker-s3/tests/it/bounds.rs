@@ -43,7 +43,7 @@ fn a_call_ends_in_its_time_however_often_its_requests_are_repeated() {
         assert_eq!(error.kind(), kind, "{text}");
         assert!(text.contains("call_timeout_secs = 100") && text.contains(part), "{text}");
     };
-    // Nothing is answered: a read, a listing, and a change before its head.
+    // The server answers none of these: a read, a listing, and the put of a change's blob.
     server.stall(|met| met.kind == "get");
     let start = clock.now();
     named(read(&store, &clock, &object("disk")).unwrap_err(), "retryable", "nothing was changed");

@@ -291,7 +291,7 @@ impl Model {
         all
     }
 
-    /// Checks that the counts equal the sums.
+    /// Checks that the counts of used bytes equal the sums over the objects.
     #[cfg(test)]
     pub(super) fn validate(&self) {
         let charge: u64 = self.objects.keys().map(|object| self.charge(object)).sum();

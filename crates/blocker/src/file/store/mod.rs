@@ -97,8 +97,8 @@ impl Store {
         Version((self.boot << BOOT_SHIFT) + 1 + self.version_count.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// A change checks this while it holds the claims, and closing holds them exclusively: after
-    /// that no change is in progress.
+    /// Checks that the store has not been closed. A change makes this check while it holds the
+    /// claims, and closing takes the claims exclusively, so no change is in progress afterwards.
     pub(super) fn check_open(&self) -> Result<()> {
         if self.closed.load(Ordering::Relaxed) {
             return Err(Error::Denied("the store has been closed".into()));

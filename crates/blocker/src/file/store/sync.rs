@@ -27,8 +27,8 @@ impl Store {
         Ok(())
     }
 
-    /// Removes the object from the unsynced ones, unless it has changed meanwhile: then the change
-    /// has added it again, or will.
+    /// Removes the object from the unsynced objects, unless a concurrent change has made it
+    /// unsynced again: that change has added it, or will add it.
     fn forget_synced(&self, object: &Object) {
         let mut unsynced = self.unsynced.lock();
         if !object.unsynced.load(Ordering::Acquire) {

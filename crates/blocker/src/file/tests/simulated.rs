@@ -82,7 +82,7 @@ pub(super) struct Media {
     dead: bool,
     /// Every sync of a file fails.
     pub(super) sync_fails: bool,
-    /// Only overwriting succeeds, which needs no space.
+    /// The disk is full: only overwriting succeeds, because it needs no space.
     pub(super) is_full: bool,
     /// Paths that cannot be opened or listed, with the system's error codes.
     refused: BTreeMap<PathBuf, i32>,
