@@ -388,8 +388,8 @@ impl FlushSchedule {
         self.due.store(secs, Ordering::Relaxed);
     }
 
-    /// Runs a due flush for the operation that found it. Other operations that start meanwhile wait
-    /// for it, because none may still see what the flush ends.
+    /// Runs a due flush for the operation that found it. Operations that start during the flush
+    /// wait for its end, because none may still see an item that the flush removes.
     #[cold]
     pub(super) fn run_due(&self, due: u32, log: &Log, index: &Index) {
         let _running = lock(&self.running);

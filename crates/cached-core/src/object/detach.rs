@@ -69,8 +69,8 @@ fn still_attached(shared: &Shared) -> String {
     };
     let why = status.why.map_or_else(String::new, |why| format!("; the last attempt failed: {why}"));
     format!(
-        "the cache is not detached yet: {dirty} bytes are not stored{failing}{why}; {state}, and it goes on in the \
-         background until the cache is attached again"
+        "the cache is not detached yet: {dirty} bytes are not stored{failing}{why}; {state}, and detaching \
+         continues in the background until the cache is attached again"
     )
 }
 

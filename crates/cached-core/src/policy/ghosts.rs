@@ -48,8 +48,8 @@ const STAMP_MASK: u64 = 31;
 /// The number of stamps in which the whole memory is evicted, and during which a ghost is valid.
 const STAMPS_PER_MEMORY: u64 = 4;
 const STAMPS_YOUNG: u64 = 4;
-/// The hand advances by this many sets at a time, and passes the whole table in this many stamps.
-/// With more, a stamp could repeat before the hand comes back.
+/// The number of sets by which the hand advances at a time, and the number of stamps in which it
+/// passes the whole table. With more stamps, one could repeat before the hand comes back.
 const SWEEP_SETS: usize = 16;
 const SWEEP_STAMPS: usize = 26;
 const _: () = assert!(STAMPS_YOUNG + (SWEEP_STAMPS as u64) < STAMP_MASK);
@@ -90,7 +90,7 @@ pub(super) struct Ghosts {
 /// Returns `count` sets, or `None` if there is no memory for them.
 fn zeroed(count: usize) -> Option<Box<[Set]>> {
     let layout = Layout::array::<Set>(count).ok().filter(|layout| layout.size() > 0)?;
-    // Zeroed by the system when first touched, which a loop over atomics would do at once.
+    // The system zeroes each page at its first use; a loop over atomics would touch all pages now.
     // SAFETY: the layout's size is not zero.
     let sets = NonNull::new(unsafe { alloc_zeroed(layout) }.cast::<Set>())?;
     // SAFETY: the memory is allocated by the global allocator with the layout of such a slice, and zeros are valid atomics.

@@ -268,8 +268,8 @@ impl Shard {
         if self.items() <= count * ITEMS_PER_BUCKET || count >= u64::from(self.buckets_max) {
             return;
         }
-        // Another thread is already splitting one. The target is only a mean, so this thread need
-        // not wait.
+        // If another thread is already splitting a hash bucket, this thread need not wait for it,
+        // because the target is only a mean.
         let Some(_growing) = try_lock(&self.growing) else { return };
         let extent = self.extent.load(Ordering::Acquire);
         let count = bucket_count(extent);

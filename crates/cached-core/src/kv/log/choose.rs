@@ -11,8 +11,8 @@ use crate::sync::lock;
 
 /// The most regions chosen in one pass over all of them.
 const CHOSEN_MAX: usize = 64;
-/// If no region has enough garbage, one in this many of all regions may be evicted in the same
-/// second before the next pass: a pass each time would cost as much as the walks.
+/// If no region has enough garbage, the next pass in the same second comes only after one in this
+/// many of all regions has been evicted: a pass for each eviction would cost as much as the walks.
 const LOOK_AGAIN_SHARE: u32 = 32;
 /// The number of sweeps that may find little before a store that evicts pauses sweeping.
 const BARREN_SWEEPS_MAX: u32 = 4;
@@ -181,8 +181,8 @@ fn garbage(log: &Log, region: RegionId, now: u32) -> u32 {
 
 // Eviction: which items of a queue's oldest region are kept, and which are removed.
 
-/// At most this share of the walked regions survives evictions: 3/4, averaged over this many
-/// regions.
+/// The maximum share of the walked regions that survives evictions, 3/4, and the number of regions
+/// over which it is averaged.
 const SURVIVORS: (u32, u32) = (3, 4);
 const SURVIVORS_AVERAGED_REGIONS: u32 = 32;
 

@@ -81,7 +81,7 @@ fn with_cas(cas: bool) -> impl Fn() -> KvConfig {
 
 #[test]
 fn an_append_loses_no_concurrent_store() {
-    // One of the same size, and one longer than the value it replaces.
+    // The concurrent stores: a value of the same size, a longer value, and an append.
     let stores: [(Operation, &[u8]); 3] = [
         (|kv| kv.set(b"k", b"new").unwrap(), b"new"),
         (|kv| kv.set(b"k", b"longer than before").unwrap(), b"longer than before"),
@@ -109,7 +109,8 @@ fn an_append_loses_no_concurrent_store() {
 
 #[test]
 fn an_increment_loses_no_concurrent_store() {
-    // Longer than the number that was looked up, or stored in place.
+    // Each concurrent store is followed by the result of the increment. The first store makes the
+    // number longer than the one that was looked up; the others change the number in place.
     let stores: [(Operation, u64); 4] = [
         (|kv| kv.set(b"k", b"20").unwrap(), 21),
         (|kv| kv.set(b"k", b"8").unwrap(), 9),

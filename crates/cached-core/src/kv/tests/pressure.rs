@@ -213,7 +213,7 @@ fn a_cache_in_which_every_item_is_hit_accepts_new_ones() {
     kv.set(b"new", &[0; 100]).unwrap();
     let walked = kv.stats().regions_reclaimed - before;
     assert!(walked <= 8, "{walked} regions were walked for one item");
-    // Less than the smallest share of new items.
+    // These items need less memory than the smallest share of new items.
     fill(&kv, 2, 4_000, 50);
     assert!(count(&kv, 2, 4_000) > 3_600);
     kv.validate();

@@ -35,8 +35,8 @@ pub(crate) const STATES: usize = 8;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub(crate) enum State {
-    /// Nothing is known: the store must be asked within its content; beyond the content there are
-    /// zeros.
+    /// The bytes are unknown: within the store's content they must be read from the store; beyond
+    /// the content they are zeros.
     Absent = 0,
     /// Zeros, both in the cache and in the store.
     ZeroClean = 1,

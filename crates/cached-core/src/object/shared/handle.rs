@@ -344,7 +344,7 @@ mod shuttle_tests {
         shuttle::check_random(
             || {
                 let shared = shared();
-                // One of the two places is taken throughout.
+                // One of the two nodes is in use throughout.
                 let _other = acquire(&shared, &id("c"));
                 let first = acquire(&shared, &id("a"));
                 let other = Arc::clone(&shared);

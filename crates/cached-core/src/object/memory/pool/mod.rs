@@ -76,7 +76,7 @@ struct Core {
     count_min: u32,
     /// The number of buckets that are not absent.
     present: AtomicU32,
-    /// A region has 2 to this power places, including its header's.
+    /// The binary logarithm of the number of places in a region, including the header's place.
     region_shift: u32,
     stripes: [Stripe; STRIPES],
     /// The buckets that were never used, and those that are absent.
