@@ -559,7 +559,7 @@ pub(super) fn unreachable_error(why: &Error) -> Error {
 /// Returns the error of a request whose answer has a damaged payload: only its head is valid.
 pub(super) fn damaged_error(op: Op) -> Error {
     match op.kind() {
-        Kind::Change => Error::OutcomeUnknown("the answer was damaged on the way".into()),
-        _ => Error::Retryable("the answer was damaged on the way".into()),
+        Kind::Change => Error::OutcomeUnknown("the answer was damaged in transit".into()),
+        _ => Error::Retryable("the answer was damaged in transit".into()),
     }
 }

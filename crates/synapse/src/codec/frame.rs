@@ -360,7 +360,7 @@ pub enum FrameError {
     /// The peer sends this version instead.
     #[error("version {0} of the protocol, this side has version 1")]
     Version(u8),
-    /// The head was damaged on the way.
+    /// The head was damaged in transit.
     #[error("the head fails its checksum")]
     HeadChecksum,
     /// No operation has this code.

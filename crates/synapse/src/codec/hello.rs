@@ -270,7 +270,7 @@ impl Challenge {
     }
 }
 
-/// Appends a proof: a client's, or as a reply the server's.
+/// Appends a proof: the client's proof, or the server's proof in reply.
 pub fn encode_proof(out: &mut Vec<u8>, proof: &[u8; 32], is_reply: bool) {
     let mut writer = Writer::default();
     writer.put(kind::PROOF, proof);

@@ -237,7 +237,7 @@ impl Request {
             Self::Change(ChangeRequest { change: Change::WriteRuns { runs }, .. }) => {
                 if runs.len() > limits.runs_max as usize {
                     let (count, most) = (runs.len(), limits.runs_max);
-                    let text = format!("{count} runs in one change, where the server now takes {most}");
+                    let text = format!("{count} runs in one change; the server now accepts {most}");
                     return Err(match most {
                         0 => Error::Unsupported(text.into()),
                         _ => Error::Invalid(text.into()),
@@ -494,7 +494,7 @@ fn decode_change(head: &Head<'_>, payload: Segments, names: &mut Names) -> Resul
         Op::CompareAndWrite => {
             let all = payload.len_bytes();
             let expected = usize::try_from(header.length).ok().filter(|expected| *expected <= all);
-            let expected = expected.ok_or_else(|| invalid("more is expected than was sent"))?;
+            let expected = expected.ok_or_else(|| invalid("the expected bytes exceed the payload"))?;
             let (expected, data) = (payload.slice(0..expected), payload.slice(expected..all));
             Change::CompareAndWrite { offset, expected, data }
         }
@@ -514,7 +514,7 @@ fn decode_change(head: &Head<'_>, payload: Segments, names: &mut Names) -> Resul
 
 fn from_condition_of(head: &Head<'_>) -> Result<Condition, Error> {
     let Some(value) = head.extensions.get(kind::FROM_CONDITION) else { return Ok(Condition::None) };
-    let wrong = || invalid("a source's condition has 9 bytes");
+    let wrong = || invalid("the condition on a source must have 9 bytes");
     let (condition, version) = value.split_first().ok_or_else(wrong)?;
     let version = version.try_into().map(u64::from_le_bytes).map_err(|_| wrong())?;
     condition_of(*condition, version)

@@ -476,7 +476,7 @@ fn handle_request(
         return Err(End::Broken("more is outstanding than was granted".into()));
     }
     let decoded = if frame.is_damaged() {
-        Err(Error::Retryable("the payload was damaged on the way".into()))
+        Err(Error::Retryable("the payload was damaged in transit".into()))
     } else {
         Request::decode(&frame.head, frame.payload.into_segments(), names, now)
     };

@@ -52,7 +52,7 @@ impl Connection {
             let proof = self.expect(Op::Prove, &mut transcript, codec::decode_proof).await?;
             secret = secrets.iter().find(|secret| secret.is_proof(&proof, Role::Client, &before));
             if secret.is_none() {
-                return Err(End::Refused(Error::Denied("the secret is not the server's".into())));
+                return Err(End::Refused(Error::Denied("the secret differs from the server's".into())));
             }
         }
         if shared.sessions.is_ending() {
