@@ -166,7 +166,7 @@ pub(crate) fn repeated_with_ids(headers: &HeaderMap) -> HeaderMap {
     copied_without(headers, &OF_ONE_ANSWER)
 }
 
-/// Returns headers without the connection's and some others.
+/// Returns headers without those that concern the connection, and without `others`.
 ///
 /// The values are copied. The originals are parts of a connection's buffer, and each would keep all
 /// of it: 64 KiB for one object's headers.

@@ -320,7 +320,8 @@ mod tests {
         rig.wide.begin(&bucket("a"));
         rig.wide.end(&bucket("a"), End::Unsettled);
         let asked = rig.ask();
-        // The change expires at once; answers to questions from before this was noticed are void.
+        // The change expires immediately; answers to requests sent before the expiry was noticed
+        // are void.
         assert!(!rig.holds(asked, "a", "k") && rig.holds(rig.ask(), "a", "k"));
         let rig = Rig::new(Duration::from_secs(3600));
         for number in 0..=UNSETTLED_MAX {

@@ -232,7 +232,7 @@ impl Reader<'_> {
         let upstreams = (self.shared, self.upstream);
         let mut serving = Serving::new(upstreams, request, read, head, ready.bytes.clone(), segments);
         if let Err(cause) = Box::pin(serving.prepare()).await {
-            tracing::debug!(%cause, "an object in memory cannot be completed");
+            tracing::debug!(%cause, "the missing bytes of a cached object are not available");
             return None;
         }
         Some((ready, serving.into_body()))

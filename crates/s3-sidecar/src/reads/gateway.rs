@@ -75,7 +75,7 @@ async fn try_answer(
     let (whole, own) = (bytes.clone(), Arc::clone(&head));
     let mut body = Serving::new((shared, upstream), request.clone(), Arc::clone(read), own, whole, segments);
     if let Err(cause) = body.prepare().await {
-        tracing::debug!(%cause, "an object in memory cannot be completed");
+        tracing::debug!(%cause, "the missing bytes of a cached object are not available");
         return ask(shared, upstream, request, read, None).await;
     }
     let body = if bytes.is_empty() { full("") } else { body.into_body() };

@@ -142,7 +142,7 @@ fn pass_with(
                 Some((Ok(frame.map_data(|bytes| Box::new(bytes) as Data)), Some((arriving, watched))))
             }
             Err(error) => {
-                tracing::debug!(cause = %error, "the endpoint has broken off a body");
+                tracing::debug!(cause = %error, "the endpoint has aborted the body of a response");
                 Some((Err(error), None))
             }
         }
