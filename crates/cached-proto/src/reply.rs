@@ -43,9 +43,10 @@ replies! {
     NON_NUMERIC = "CLIENT_ERROR cannot increment or decrement non-numeric value";
     /// `flush_all` under `-F`.
     FLUSH_NOT_ALLOWED = "CLIENT_ERROR flush_all not allowed";
-    /// `flush_prefix` under `-F`. Not memcached's.
+    /// `flush_prefix` under `-F`. memcached does not have this reply.
     FLUSH_PREFIX_NOT_ALLOWED = "CLIENT_ERROR flush_prefix not allowed";
-    /// `flush_prefix` while as many prefixes as possible are being removed. Not memcached's.
+    /// `flush_prefix` while as many prefixes as possible are being removed. memcached does not have
+    /// this reply.
     TOO_MANY_PREFIXES = "SERVER_ERROR too many flushes of prefixes are pending";
     /// `shutdown` with an unknown argument.
     INVALID_SHUTDOWN_MODE = "CLIENT_ERROR invalid shutdown mode";

@@ -47,7 +47,7 @@ pub async fn renew(tls: Arc<ServerTls>, table: &'static str) {
         let tls = Arc::clone(&tls);
         // Reading files may block.
         match tokio::task::spawn_blocking(move || tls.reload_if_changed()).await {
-            Ok(Ok(true)) => tracing::info!("the files of {table} have changed: they are in use"),
+            Ok(Ok(true)) => tracing::info!("the files of {table} have changed: the new ones are in use"),
             Ok(Ok(false)) => {}
             Ok(Err(error)) => {
                 tracing::error!(cause = %error, "{table} cannot be replaced: the old certificates stay in use");

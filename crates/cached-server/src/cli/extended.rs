@@ -14,7 +14,8 @@ use cached_process::{Exit, Failure};
 /// The default size of the largest chunk.
 const CHUNK_BYTES_MAX: usize = PAGE_BYTES / 2;
 
-/// What all `-o` together leave for the end. Their other options are in the settings at once.
+/// The `-o` options that are applied after all flags have been read. The other options change the
+/// settings immediately.
 #[derive(Debug, Clone)]
 pub(super) struct Extended {
     pub(super) chunk_bytes_max: usize,

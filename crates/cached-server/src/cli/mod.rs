@@ -269,8 +269,9 @@ pub fn read(arguments: &[std::ffi::OsString], file: Option<(&Path, &str)>) -> Re
 }
 
 impl Cli {
-    /// Checks the arguments. `bare` is set if none of them is memcached's; the server then listens
-    /// on the loopback interface only. `text` is the file's, read if it is absent.
+    /// Checks the arguments. `bare` is set if none of them is a flag of memcached; the server then
+    /// listens on the loopback interface only. `text` is the content of the configuration file;
+    /// `None` to read the file.
     fn check(self, bare: bool, mut text: Option<String>) -> Result<Request, Failure> {
         if self.help {
             return Ok(Request::Print(help_text()));

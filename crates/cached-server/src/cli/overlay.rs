@@ -15,7 +15,7 @@ use cached_proto::Protocol;
 pub(super) const PORT: i32 = 11211;
 
 impl Cli {
-    /// Returns all settings. `bare` is set if none of the flags is memcached's.
+    /// Returns all settings. `bare` is set if none of the flags is a flag of memcached.
     pub(super) fn overlay(self, file: Option<File>, bare: bool) -> Result<Config, Failure> {
         let by_flag = self.keys_given();
         let mut settings = match &file {
