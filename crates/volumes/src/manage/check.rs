@@ -365,8 +365,8 @@ impl Volumes {
         Ok(volumes.filter(|volume| !named.contains(volume) && !deleted.contains(volume)).collect())
     }
 
-    /// Prevents volumes without a name from being created, by recording their deletion: see
-    /// [`Self::make`]. Returns the volumes that still have no name.
+    /// Records the deletion of volumes without a name, so that a creation in progress cannot
+    /// complete; see [`Self::make`]. Returns the volumes that still have no name.
     async fn keep_unmade(&self, volumes: HashSet<VolumeId>) -> Result<HashSet<VolumeId>> {
         let mut kept = HashSet::new();
         for volume in volumes {

@@ -153,8 +153,8 @@ impl Inner {
                 self.write_page(recorder, number, at.allocation(), entries, old).await?;
                 let mut state = self.state.lock();
                 state.recorded.pages[page] = Some(entries.clone());
-                // Done at once: during a snapshot, the copy may get an overlay from now on, and be
-                // replaced itself.
+                // Forgotten immediately: during a snapshot, from now on the copy itself may get an
+                // overlay and be replaced.
                 state.forget_recorded();
             } else {
                 new_pages.has_lost_names = true;

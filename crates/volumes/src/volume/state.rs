@@ -299,7 +299,7 @@ struct Batch<'a> {
 
 impl Drop for Batch<'_> {
     fn drop(&mut self) {
-        // At most as many as were taken.
+        // The queue gets back at most as many objects as were taken from it.
         self.inner.state.lock().drops.queue.extend(self.kinds.drain(..));
     }
 }

@@ -416,7 +416,7 @@ fn what_was_cut_off_is_zeros_when_the_volume_grows_again() {
     block_on(volumes.create("a", 4 * OBJECT, small())).unwrap();
     let disk = opened(&volumes, "a");
     written(&disk, 0, &[7; 4 * OBJECT as usize]);
-    // The object at the new end: in one case the volume's own, in the other a snapshot's.
+    // The object at the new end belongs to the volume in one case, and to a snapshot in the other.
     for snapshot in [None, Some("s")] {
         if let Some(snapshot) = snapshot {
             block_on(volumes.snapshot("a", snapshot)).unwrap();

@@ -559,7 +559,7 @@ impl Control for Looked {
     }
 }
 
-/// Neither after a snapshot, nor in a volume that has been opened with one, nor in a clone.
+/// This holds after a snapshot, in a volume that was opened with a snapshot, and in a clone.
 #[test]
 fn no_write_beside_a_snapshot_waits_to_learn_that_there_is_no_quota() {
     let store = Arc::new(Looked(Memory::default(), AtomicU32::new(0)));
