@@ -58,7 +58,7 @@ impl Disk {
     /// Sets the time limit for replies.
     ///
     /// # Errors
-    /// The system's.
+    /// If the system refuses the limit.
     pub fn set_deadline(&self, time: Duration) -> io::Result<()> {
         self.socket.set_read_timeout(Some(time))
     }
@@ -102,7 +102,7 @@ impl Disk {
     /// Reads a range.
     ///
     /// # Errors
-    /// The server's, or the connection's.
+    /// If the server reports an error, or the connection fails.
     pub fn read(&mut self, offset: u64, len_bytes: usize) -> io::Result<Vec<u8>> {
         let mut data = vec![0; len_bytes];
         self.ask((0, 0), offset, len_bytes, &[], &mut data)?;

@@ -100,8 +100,8 @@ impl VirtualMachine {
         }
     }
 
-    /// Waits until the guest has synced this many more files than reported until now; returns the
-    /// number of the last one.
+    /// Waits until the guest has reported `files` more synced files than before the call; returns
+    /// the number of the last file.
     ///
     /// # Panics
     /// As [`Self::wait_for`].
@@ -114,8 +114,8 @@ impl VirtualMachine {
         self.synced
     }
 
-    /// Waits until fio has verified all of its data in this many more passes than reported until
-    /// now; returns the number of the last one.
+    /// Waits until fio has reported `passes` more verifications of all its data than before the
+    /// call; returns the number of the last pass.
     ///
     /// # Panics
     /// As [`Self::wait_for`].

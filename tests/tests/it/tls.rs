@@ -465,7 +465,7 @@ fn a_flood_of_handshakes_leaves_others_alone_and_ends() {
     for _ in 0..100 {
         conn.ask(b"mn\r\n", b"MN\r\n");
     }
-    // Each has received the server's part of the handshake, however many there are.
+    // Each connection has received the server's part of the handshake, despite their number.
     for socket in flood.iter_mut().skip(2).step_by(6) {
         let mut first = [0];
         socket.read_exact(&mut first).expect("the server's part of the handshake");

@@ -103,8 +103,8 @@ pub(crate) fn hits(rounds: u32) -> anyhow::Result<()> {
             },
         ));
     }
-    // In the same direction as a write, for comparison, but into separate memory, because a cache's
-    // must not be written.
+    // A copy in the same direction as a write, for comparison. Its target is separate memory,
+    // because the cache's memory must not be written.
     let mut memory = bare();
     for round in 0..u64::from(rounds) {
         let mut at = Places::new(round * 77 + 5);

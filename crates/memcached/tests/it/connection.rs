@@ -293,7 +293,8 @@ fn replies_wait_for_a_slow_reader() {
     }
     reply.extend_from_slice(b"END\r\n");
     let mut narrow = server.connect_narrow();
-    // Two of them, with requests after them, all unread for a while.
+    // The client sends the long request twice, with a short request after each, and for a while
+    // reads no reply.
     narrow.send([line.as_bytes(), b"\r\nversion\r\n", line.as_bytes(), b"\r\nget key0\r\n"].concat());
     thread::sleep(Duration::from_millis(300));
     client.ask("get nobody\r\n", "END\r\n");
