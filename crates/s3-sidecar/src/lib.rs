@@ -54,13 +54,16 @@ use memory::Knowledge;
 use memory::filling::Fills;
 use memory::pieces::Pieces;
 use memory::writes::Held;
+use metrics::Buckets;
 use policy::Policies;
 
 pub use access_log::LogTarget;
 pub use auth::{Auth, Credentials, Keys, Secrets};
 pub use config::{Endpoint, SidecarConfig};
 pub use http::target::Names;
-pub use listener::control::{ControlError, Invalidation, SidecarControl};
+pub use listener::control::{
+    BucketStatus, ControlError, EndpointState, Invalidation, SidecarControl, SidecarStatus,
+};
 pub use listener::socket::PIPE_DESCRIPTORS_MAX;
 pub use listener::{Sidecar, SidecarError};
 pub use metrics::Counts;
@@ -78,6 +81,7 @@ pub(crate) struct Shared {
     pub(crate) fills: Arc<Fills>,
     pub(crate) asking: Arc<Asking>,
     pub(crate) counts: Arc<Counts>,
+    pub(crate) buckets: Buckets,
     /// Opens when the endpoint is unreachable.
     pub(crate) breaker: Arc<Breaker>,
     /// Opens when the endpoint does not respond to requests that memory can answer.

@@ -204,6 +204,8 @@ pub(crate) struct Breaker {
     failures: AtomicU32,
     /// The time of the next attempt, while the breaker is open.
     next_try: Mutex<Option<Instant>>,
+    /// The time when the breaker opened last.
+    opened_at: Mutex<Option<Instant>>,
 }
 
 impl Breaker {
@@ -236,7 +238,17 @@ impl Breaker {
         // The count stays at the limit.
         self.failures.store(FAILURES_MAX, Ordering::Relaxed);
         *self.next_try.lock() = Some(now + PAUSE);
-        before + 1 == FAILURES_MAX
+        let opens = before + 1 == FAILURES_MAX;
+        if opens {
+            *self.opened_at.lock() = Some(now);
+        }
+        opens
+    }
+
+    /// Returns for how long the breaker has been open, if it is.
+    pub(crate) fn open_for(&self, now: Instant) -> Option<Duration> {
+        let opened_at = self.opened_at.lock().filter(|_| self.is_open())?;
+        Some(now.saturating_duration_since(opened_at))
     }
 
     /// Returns whether the breaker is open.
@@ -263,7 +275,9 @@ mod tests {
         assert!(
             !breaker.failed(later) && !breaker.admits(later + PAUSE / 2) && breaker.admits(later + PAUSE)
         );
+        assert_eq!(breaker.open_for(later + PAUSE), Some(2 * PAUSE), "since it opened");
         breaker.succeeded();
         assert!(breaker.admits(later) && breaker.admits(later) && !breaker.is_open());
+        assert_eq!(breaker.open_for(later), None);
     }
 }

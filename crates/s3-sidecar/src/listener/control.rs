@@ -1,12 +1,15 @@
-//! Commands of operators and other programs to a running sidecar.
+//! Commands of operators and other programs to a running sidecar, and its status.
 
 use std::borrow::Cow;
 use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
+use blocker::Namespace;
 use percent_encoding::percent_decode_str;
 use serde::Deserialize;
 
 use crate::Shared;
+use crate::metrics::BucketCounts;
 use crate::policy::{BucketTerms, CachePolicy, Rule};
 
 /// A handle to a running sidecar. It does not keep the sidecar alive: after the sidecar has ended,
@@ -54,6 +57,50 @@ pub enum ControlError {
     Wrong(String),
 }
 
+/// The endpoint as the last requests to it have shown it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EndpointState {
+    /// It responds.
+    Serving,
+    /// It does not respond in time to requests that memory can answer.
+    Slow,
+    /// It has not been reachable for this long, and is retried by at most one request per second.
+    Away(Duration),
+}
+
+/// The status of a sidecar, besides its [`Counts`](crate::Counts).
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct SidecarStatus {
+    /// The state of the endpoint.
+    pub endpoint: EndpointState,
+    /// The number of objects whose headers are cached.
+    pub objects: u64,
+    /// The memory in use for headers and bodies, in bytes.
+    pub memory_bytes: u64,
+    /// The maximum memory for headers and bodies, in bytes.
+    pub memory_bytes_max: u64,
+    /// The buckets that were used, ordered by name: at most 256, and one named `/others` for the
+    /// requests for all others.
+    pub buckets: Vec<BucketStatus>,
+}
+
+/// The requests for a bucket since the start.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct BucketStatus {
+    /// The name of the bucket.
+    pub bucket: String,
+    /// Requests answered from memory.
+    pub hits: u64,
+    /// Reads served by the endpoint, and cached.
+    pub misses: u64,
+    /// All other requests.
+    pub others: u64,
+    /// The memory in use for the bodies of the bucket's objects, in bytes.
+    pub cached_bytes: u64,
+}
+
 impl SidecarControl {
     pub(crate) fn new(shared: &Arc<Shared>) -> Self {
         Self { shared: Arc::downgrade(shared) }
@@ -66,6 +113,41 @@ impl SidecarControl {
     fn remembering(&self) -> Result<Arc<Shared>, ControlError> {
         let shared = self.shared()?;
         if shared.config.auth.is_here() { Ok(shared) } else { Err(ControlError::AlwaysAsks) }
+    }
+
+    /// Returns the status.
+    ///
+    /// # Errors
+    /// [`ControlError::Ended`].
+    pub fn status(&self) -> Result<SidecarStatus, ControlError> {
+        let shared = self.shared()?;
+        let now = Instant::now();
+        let endpoint = match shared.breaker.open_for(now) {
+            Some(time) => EndpointState::Away(time),
+            None if shared.slow.is_open() => EndpointState::Slow,
+            None => EndpointState::Serving,
+        };
+        let (objects, heads_bytes) = shared.knowledge.heads.sizes();
+        let spaces = shared.pieces.by_bucket();
+        let bytes_of = |bucket: &str| {
+            let named = |name: &Namespace| name.as_bytes() == bucket.as_bytes();
+            let space = spaces.iter().find(|space| space.namespace.as_ref().is_some_and(named));
+            space.map_or(0, |space| space.cached_bytes)
+        };
+        let status = |(bucket, counts): (String, Arc<BucketCounts>)| BucketStatus {
+            cached_bytes: bytes_of(&bucket),
+            hits: counts.hits.get(),
+            misses: counts.misses.get(),
+            others: counts.others.get(),
+            bucket,
+        };
+        Ok(SidecarStatus {
+            endpoint,
+            objects: objects as u64,
+            memory_bytes: heads_bytes as u64 + shared.pieces.used_bytes(),
+            memory_bytes_max: shared.config.heads_bytes_max as u64 + shared.config.memory_bytes,
+            buckets: shared.buckets.all().into_iter().map(status).collect(),
+        })
     }
 
     /// Invalidates cached objects, in constant time. Every read that begins after this returns is

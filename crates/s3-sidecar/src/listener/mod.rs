@@ -31,7 +31,7 @@ use crate::listener::socket::{Pipes, Splicing, Stall};
 use crate::memory::Knowledge;
 use crate::memory::pieces::Pieces;
 use crate::memory::tables::{ABSENT_BYTES_EACH, Table};
-use crate::metrics::Counts;
+use crate::metrics::{Buckets, Counts};
 
 /// The reason why a sidecar cannot start, as one line.
 #[derive(Debug, thiserror::Error)]
@@ -109,6 +109,7 @@ impl Sidecar {
             fills: Arc::default(),
             asking: Arc::default(),
             counts: Arc::default(),
+            buckets: Buckets::default(),
             breaker: Arc::default(),
             slow: Breaker::default(),
             held: Arc::default(),
@@ -325,6 +326,9 @@ impl cached_http::Server for Worker {
 
 /// Adds the metrics of buckets.
 pub(crate) fn collect_of_buckets(shared: &Shared, into: &mut Families) {
+    for (bucket, counts) in shared.buckets.all() {
+        into.append_labelled(&[("bucket", bucket).into()], counts.families());
+    }
     let lanes = shared.lanes.all();
     if lanes.is_empty() {
         return;

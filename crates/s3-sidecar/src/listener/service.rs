@@ -9,7 +9,7 @@ use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::Incoming;
 use hyper::header::{CONTENT_LENGTH, HeaderValue};
 use hyper::http::request::Parts;
-use hyper::{HeaderMap, Request, Response};
+use hyper::{HeaderMap, Request, Response, StatusCode};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
@@ -24,7 +24,7 @@ use crate::http::framing::{self, host, refusal};
 use crate::http::read::Read;
 use crate::http::target::{Addressing, Class, Target};
 use crate::memory::writes::{self, Change, Passing};
-use crate::metrics::Outcome;
+use crate::metrics::{NamedBucket, Outcome};
 use crate::reads::serving::{pass, pass_change};
 use crate::reads::{fresh, gateway};
 
@@ -35,23 +35,34 @@ pub(crate) async fn answer(
     peer: SocketAddr,
     request: Request<Incoming>,
 ) -> Response<Body> {
+    let mut bucket = NamedBucket::default();
     let Some(log) = &shared.access_log else {
-        let (response, outcome) = route(&shared, &upstream, request).await;
-        shared.counts.of(outcome).increment();
+        let (response, outcome) = route(&shared, &upstream, request, &mut bucket).await;
+        count(&shared, bucket, &response, outcome);
         return response;
     };
     let (head, body) = request.into_parts();
     let entry = Entry::of(&head, host(&head.headers).unwrap_or_default(), peer);
     let request = Request::from_parts(head, body);
-    let ((response, outcome), waited) = Box::pin(measured(route(&shared, &upstream, request))).await;
-    shared.counts.of(outcome).increment();
+    let routed = measured(route(&shared, &upstream, request, &mut bucket));
+    let ((response, outcome), waited) = Box::pin(routed).await;
+    count(&shared, bucket, &response, outcome);
     entry.follow(log, response, outcome, waited)
 }
 
+fn count(shared: &Shared, bucket: NamedBucket, response: &Response<Body>, outcome: Outcome) {
+    shared.counts.of(outcome).increment();
+    let status = response.status();
+    shared.buckets.count(bucket, outcome, status.is_success() || status == StatusCode::NOT_MODIFIED);
+}
+
+/// Returns the response to a request, and its outcome. Sets `bucket` to the bucket that the request
+/// names, once it is clear that the request is not refused.
 async fn route(
     shared: &Arc<Shared>,
     upstream: &Arc<Upstream>,
     request: Request<Incoming>,
+    bucket: &mut NamedBucket,
 ) -> (Response<Body>, Outcome) {
     let (mut head, body) = request.into_parts();
     if let Some((status, why)) = refusal(&head) {
@@ -68,9 +79,12 @@ async fn route(
     let host = host(&head.headers).unwrap_or_default();
     let target = shared.addressing.target(host, head.uri.path());
     let is_here = shared.config.auth.is_here();
-    if let Some(lane) = target.bucket().and_then(|bucket| shared.lanes.of(bucket)) {
-        // The limiter accompanies the request to the place where it is sent.
-        head.extensions.insert(lane);
+    if let Some(name) = target.bucket() {
+        *bucket = shared.buckets.find(name);
+        if let Some(lane) = shared.lanes.of(name) {
+            // The limiter accompanies the request to the place where it is sent.
+            head.extensions.insert(lane);
+        }
     }
     if upload.is_none()
         && let Some(mut read) = Read::understand(&head, &target)

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use crate::support::{Act, Away, Client, Endpoint, Gate, ask, object, pattern, request};
-use s3_sidecar::{Auth, CachePolicy, Fresh, Sidecar};
+use s3_sidecar::{Auth, CachePolicy, EndpointState, Fresh, Sidecar};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
@@ -70,6 +70,7 @@ fn an_endpoint_that_does_not_answer_is_not_waited_for_each_time() {
     }
     // Further requests are forwarded only once a second.
     endpoint.take_seen();
+    assert_eq!(sidecar.control().status().unwrap().endpoint, EndpointState::Slow);
     for _ in 0..200 {
         assert_eq!(ask(&sidecar, "GET /bkt/k", &[]).body, b"one");
         if endpoint.take_seen().is_empty() {
@@ -170,6 +171,8 @@ fn an_endpoint_that_cannot_be_reached_is_tried_once_a_second_until_it_returns() 
         }
         assert!(number < 10_000, "each of them was tried");
     }
+    let state = || sidecar.control().status().unwrap().endpoint;
+    assert!(matches!(state(), EndpointState::Away(_)), "{:?}", state());
     let endpoint = away.come_back();
     endpoint.put("/bkt/k", object("one", "one"));
     loop {
@@ -180,4 +183,5 @@ fn an_endpoint_that_cannot_be_reached_is_tried_once_a_second_until_it_returns() 
         assert_eq!(answer.status, 502);
         std::thread::sleep(Duration::from_millis(5));
     }
+    assert_eq!(state(), EndpointState::Serving);
 }
