@@ -401,6 +401,7 @@ fn finished(response: Response) -> hyper::Response<ResponseBody> {
         ("content-security-policy", "default-src 'none'; frame-ancestors 'none'"),
         ("x-content-type-options", "nosniff"),
         ("referrer-policy", "no-referrer"),
+        ("cross-origin-resource-policy", "same-origin"),
     ] {
         out.headers_mut().entry(name).or_insert(HeaderValue::from_static(value));
     }
@@ -417,7 +418,7 @@ counters! {
         pub(crate) refused: Counter => "cached_admin_connections_refused_total",
         /// Requests that the admin listener received.
         pub(crate) requests: Counter => "cached_admin_requests_total",
-        /// Requests that the admin listener refused for want of a valid token or Host.
+        /// Requests that the admin listener refused: without a valid token or Host, or from a page of another site.
         pub(crate) unauthorized: Counter => "cached_admin_requests_unauthorized_total",
     }
 }

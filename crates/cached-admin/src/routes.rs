@@ -8,7 +8,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use hyper::header::{AUTHORIZATION, HOST, HeaderMap, HeaderName, HeaderValue};
+use hyper::header::{AUTHORIZATION, HOST, HeaderMap, HeaderName, HeaderValue, ORIGIN, ToStrError};
 use hyper::{Method, StatusCode, Uri};
 use parking_lot::RwLock;
 use percent_encoding::percent_decode_str;
@@ -256,6 +256,13 @@ impl Gate<'_> {
         uri: &Uri,
         headers: &HeaderMap,
     ) -> Result<bool, Box<Response>> {
+        let forbidden = |line: &str| Err(Box::new(Response::failure(StatusCode::FORBIDDEN.as_u16(), line)));
+        // A page of another site does not know the token, and reads no response. It may not act even
+        // with a token, and may not set this program to work either. Links lead here from anywhere.
+        let is_link = || access == Access::Read && is_navigation(headers);
+        if access != Access::Public && is_of_other_site(uri, headers) && !is_link() {
+            return forbidden("a browser sent this request for a page of another site");
+        }
         let given = headers.get(AUTHORIZATION);
         let token = given.and_then(|value| bearer(value.as_bytes()));
         let has_token = matches!((token, self.tokens), (Some(token), Some(tokens)) if tokens.accept(token));
@@ -266,7 +273,6 @@ impl Gate<'_> {
             let response = Response::failure(StatusCode::UNAUTHORIZED.as_u16(), line);
             Err(Box::new(response.header("www-authenticate", "Bearer")))
         };
-        let forbidden = |line: &str| Err(Box::new(Response::failure(StatusCode::FORBIDDEN.as_u16(), line)));
         match access {
             Access::Public => Ok(false),
             // A wrong token is refused even where no token is required.
@@ -289,20 +295,44 @@ fn bearer(value: &[u8]) -> Option<&[u8]> {
     scheme.eq_ignore_ascii_case(b"bearer ").then(|| token.trim_ascii())
 }
 
+/// Returns whether a page of another site made a browser send this request. Only browsers send
+/// these headers, and no page can change them.
+fn is_of_other_site(uri: &Uri, headers: &HeaderMap) -> bool {
+    if let Some(site) = headers.get("sec-fetch-site") {
+        return site != "same-origin" && site != "none";
+    }
+    // Over HTTP beyond loopback, a browser sends only this header, and only with a POST.
+    headers.get(ORIGIN).is_some_and(|origin| {
+        let own = origin.to_str().ok().and_then(|origin| origin.split_once("://"));
+        let host = authority(uri, headers).ok().flatten();
+        !matches!((own, host), (Some((_, own)), Some(host)) if own.eq_ignore_ascii_case(host))
+    })
+}
+
+/// Returns whether the user of a browser has followed a link, or has sent a form.
+fn is_navigation(headers: &HeaderMap) -> bool {
+    let is = |name: &str, value: &str| headers.get(name).is_some_and(|own| own == value);
+    is("sec-fetch-mode", "navigate") && is("sec-fetch-dest", "document")
+}
+
+/// Returns the host and the port that the request names, if it names any.
+///
+/// # Errors
+/// The name is not text.
+fn authority<'a>(uri: &'a Uri, headers: &'a HeaderMap) -> Result<Option<&'a str>, ToStrError> {
+    match uri.authority() {
+        Some(authority) => Ok(Some(authority.as_str())),
+        None => headers.get(HOST).map(HeaderValue::to_str).transpose(),
+    }
+}
+
 /// Returns whether the request names this host by an address or as `localhost`, or does not name
 /// any host.
 ///
 /// A web page that makes its own name resolve to this host, so that a browser lets it read the
 /// responses, uses that name.
 fn is_of_this_host(uri: &Uri, headers: &HeaderMap) -> bool {
-    let named = match uri.authority() {
-        Some(authority) => Some(authority.as_str()),
-        None => match headers.get(HOST).map(|host| host.to_str()) {
-            None => None,
-            Some(Ok(host)) => Some(host),
-            Some(Err(_)) => return false,
-        },
-    };
+    let Ok(named) = authority(uri, headers) else { return false };
     let Some(named) = named.filter(|named| !named.is_empty()) else { return true };
     let host = match named.strip_prefix('[') {
         Some(rest) => rest.split_once(']').map_or(rest, |(host, _)| host),
@@ -440,6 +470,47 @@ mod access_tests {
                 assert_eq!(status(gate, access, &basic), (401, false));
             }
         }
+    }
+
+    #[test]
+    fn a_page_of_another_site_can_neither_act_nor_ask() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("t"), TOKEN).unwrap();
+        let tokens = Tokens::from_file(dir.path().join("t")).unwrap();
+        let gate = Gate { is_loopback: true, tokens: Some(&tokens) };
+        let host = ("host", "127.0.0.1:9150");
+        let token = ("authorization", "Bearer 0123456789abcdef");
+        let of = |access, more: &[(&'static str, &str)]| {
+            status(gate, access, &[&[host, token][..], more].concat()).0
+        };
+        for own in [
+            &[][..],
+            &[("sec-fetch-site", "same-origin"), ("origin", "http://127.0.0.1:9150")],
+            // Behind a proxy, the name differs.
+            &[("sec-fetch-site", "same-origin"), ("origin", "https://cached.example")],
+            &[("sec-fetch-site", "none")],
+            &[("origin", "http://127.0.0.1:9150")],
+        ] {
+            assert_eq!((of(Access::Token, own), of(Access::Read, own)), (200, 200), "{own:?}");
+        }
+        for other in [
+            &[("sec-fetch-site", "cross-site")][..],
+            // Another port is the same site.
+            &[("sec-fetch-site", "same-site"), ("sec-fetch-mode", "cors")],
+            &[("sec-fetch-site", "cross-site"), ("sec-fetch-mode", "navigate"), ("sec-fetch-dest", "iframe")],
+            &[("origin", "http://127.0.0.1:8080")],
+            &[("origin", "http://evil.example")],
+            &[("origin", "null")],
+        ] {
+            assert_eq!((of(Access::Token, other), of(Access::Read, other)), (403, 403), "{other:?}");
+            assert_eq!(of(Access::Public, other), 200, "{other:?}");
+        }
+        let link = [
+            ("sec-fetch-site", "cross-site"),
+            ("sec-fetch-mode", "navigate"),
+            ("sec-fetch-dest", "document"),
+        ];
+        assert_eq!((of(Access::Token, &link), of(Access::Read, &link)), (403, 200));
     }
 
     #[test]
