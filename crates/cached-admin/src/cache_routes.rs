@@ -4,7 +4,7 @@
 use std::cmp::Reverse;
 use std::time::Duration;
 
-use blocker::{Error, Namespace, NamespaceSettings, WriteMode};
+use blocker::{Blocker, Error, FlushRequest, Namespace, NamespaceSettings, Scope, WriteMode};
 use cached_core::object::{
     DirtyData, NamespaceCounters, ObjectCache, SettingSource, SettingsInForce, WeakObjectCache,
 };
@@ -108,6 +108,13 @@ struct Remove {
     wait_ms: Option<u64>,
 }
 
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Flush {
+    namespace: String,
+    wait_ms: Option<u64>,
+}
+
 /// Adds the routes, which do not keep the cache open.
 pub(crate) fn add_namespace_routes(routes: &Routes, cache: &ObjectCache) {
     let listed = cache.downgrade();
@@ -116,6 +123,8 @@ pub(crate) fn add_namespace_routes(routes: &Routes, cache: &ObjectCache) {
     });
     let changed = cache.downgrade();
     routes.post("/namespaces/set", move |request| set(changed.clone(), request));
+    let flushed = cache.downgrade();
+    routes.post("/namespaces/flush", move |request| flush(flushed.clone(), request));
     let removed = cache.downgrade();
     routes.post("/namespaces/remove", move |request| remove(removed.clone(), request));
 }
@@ -217,6 +226,32 @@ async fn set(cache: WeakObjectCache, request: Request) -> Response {
 fn name_of(text: &str) -> blocker::Result<Namespace> {
     let name = Namespace::copy_from(text.as_bytes())?;
     name.check_unreserved().map(|()| name)
+}
+
+/// Stores everything that is acknowledged in a namespace.
+async fn flush(cache: WeakObjectCache, request: Request) -> Response {
+    let Some(cache) = cache.upgrade() else { return ended() };
+    let Flush { namespace, wait_ms } = match serde_json::from_slice(&request.body) {
+        Ok(body) => body,
+        Err(error) => {
+            return Response::failure(400, format_args!("give {{\"namespace\": \"NAME\"}}: {error}"));
+        }
+    };
+    let name = match name_of(&namespace) {
+        Ok(name) => name,
+        Err(error) => return Response::failure(400, error),
+    };
+    // Without a name, several are counted together.
+    if cache.namespaces().iter().all(|of| of.namespace.as_ref().is_some_and(|own| *own != name)) {
+        return no_such_namespace(&namespace);
+    }
+    tracing::info!(peer = %request.peer, %namespace, "the admin listener flushes a namespace");
+    let flushed = cache.flush(FlushRequest::new(Scope::Namespace(name)));
+    match tokio::time::timeout(wait_of(wait_ms), flushed).await {
+        Ok(Ok(_)) => Response::json(&json!({ "done": true })),
+        Ok(Err(error)) => Response::json(&json!({ "done": false, "why": error.to_string() })),
+        Err(_) => Response::json(&json!({ "done": false, "why": "its dirty data are not stored yet" })),
+    }
 }
 
 async fn remove(cache: WeakObjectCache, request: Request) -> Response {
@@ -369,6 +404,11 @@ mod namespaces_tests {
             (listed["namespaces"].as_array().map(Vec::len), &listed["namespaces"][0]["namespace"]),
             (Some(1), &json!("vm"))
         );
+        assert_eq!(post("/namespaces/flush", json!({"namespace": "none"})).0, 404);
+        assert_eq!(post("/namespaces/flush", json!({"namespace": "vm"})), (200, json!({"done": true})));
+        assert_eq!(show("name=vm").1["dirty_bytes"], 0);
+        let write = WriteRequest::new("vm/o".parse().expect("a name"), 0, vec![1; 4096]);
+        block_on(cache.write(write)).expect("it is written");
         let (status, why) = post("/namespaces/remove", json!({"namespace": "vm"}));
         assert_eq!(status, 409);
         assert!(why.to_string().contains("bytes that are not stored"), "{why}");

@@ -136,10 +136,13 @@ pub struct OpenOptions {
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Listing {
-    /// The readable volumes, in the order of their names.
+    /// The readable volumes, in the order of their names; if some are left out, those that were
+    /// asked for first precede others.
     pub volumes: Vec<VolumeInfo>,
     /// The volumes with a damaged record or head, in the order of their names.
     pub damaged: Vec<DamagedVolume>,
+    /// The number of volumes left out.
+    pub others: usize,
 }
 
 /// A volume whose record or head is damaged.

@@ -57,7 +57,7 @@ fn wait_until_detached(daemon: &Daemon, name: &str) {
 #[test]
 fn volumes_are_managed_through_the_admin_listener() {
     let daemon = start(true);
-    assert_eq!(daemon.json("/volumes"), json!({ "volumes": [], "damaged": [] }));
+    assert_eq!(daemon.json("/volumes"), json!({ "volumes": [], "damaged": [], "volumes_other": 0 }));
     create(&daemon, "disk");
     let settings = json!({ "write": "through", "object_bytes": 32768 });
     done(&daemon, "/volumes/create", json!({ "name": "b", "size_bytes": MIB, "settings": settings }));
@@ -68,7 +68,7 @@ fn volumes_are_managed_through_the_admin_listener() {
         listed["volumes"][1],
         json!({
             "name": "disk", "size_bytes": 8 * MIB, "object_bytes": 65536, "attached": false, "owner": null,
-            "connections": 0, "exported": true, "snapshot_count": 0, "origin": null,
+            "connections": 0, "exported": true, "snapshot_count": 0, "origin": null, "usage": null,
             "settings": {
                 "is_read_only": false, "write": null, "quota_bytes_max": null, "object_bytes": 65536,
                 "store_requests_per_second_max": null, "store_bytes_per_second_max": null, "store_burst_ms": null,
@@ -85,6 +85,15 @@ fn volumes_are_managed_through_the_admin_listener() {
     assert_eq!((&shown["connections"], &shown["attached"]), (&json!(1), &json!(true)));
     assert_eq!(shown["snapshots"][0]["name"], "monday", "{shown}");
     assert_eq!(shown["usage"]["referenced_bytes"], 65536, "{shown}");
+    // Of a part of the volumes, those with clients are the first, and have their usage.
+    let listed = daemon.json("/volumes?limit=1");
+    let disk_listed = &listed["volumes"][0];
+    assert_eq!((&disk_listed["name"], &listed["volumes_other"]), (&json!("disk"), &json!(1)), "{listed}");
+    assert_eq!(
+        (&disk_listed["usage"], &disk_listed["snapshot_count"]),
+        (&shown["usage"], &json!(1)),
+        "{listed}"
+    );
     let changed = daemon.json("/volumes/diff?name=disk&from=monday&to=");
     assert_eq!(
         changed,
@@ -340,6 +349,29 @@ fn an_upgrade_gives_volumes_up_and_goes_on_with_them() {
     assert_eq!(disk.read(0, 100_000).expect("it is read"), vec![9; 100_000]);
     disk.write(0, &[8; 100]).expect("it is written");
     disk.flush().expect("it is flushed");
+}
+
+#[test]
+fn a_flush_stores_what_clients_have_written() {
+    let daemon = start(true);
+    create(&daemon, "disk");
+    let mut disk = connect(&daemon, "disk");
+    let dirty = || daemon.json("/status.json")["objects"]["dirty_bytes"].as_u64();
+    for (path, body) in [
+        ("/volumes/flush", json!({ "name": "disk" })),
+        // That of the volume is the one with the most dirty data.
+        ("/namespaces/flush", Value::Null),
+    ] {
+        disk.write(0, &[7; 100_000]).expect("it is written");
+        assert!(dirty() >= Some(100_000));
+        let most = daemon.json("/namespaces.json")["namespaces"][0]["namespace"].clone();
+        done(&daemon, path, if body.is_null() { json!({ "namespace": most }) } else { body });
+        assert_eq!(dirty(), Some(0), "{path}");
+    }
+    drop(disk);
+    wait_until_detached(&daemon, "disk");
+    done(&daemon, "/volumes/flush", json!({ "name": "disk" }));
+    assert_eq!(daemon.post("/volumes/flush", &json!({ "name": "none" })).0, 404);
 }
 
 #[test]

@@ -85,6 +85,24 @@ impl VolumeExports {
         }
     }
 
+    /// Stores everything that is acknowledged in a volume. A volume that is not attached here has
+    /// nothing to store.
+    ///
+    /// # Errors
+    /// See [`crate::Volume`]; `NoSuchVolume`. An error loses nothing.
+    pub async fn store(&self, name: &str) -> Result<()> {
+        // Not under the lock, because storing may take long.
+        let attached = self.table.lock(name).await.volume().cloned();
+        match attached {
+            Some(volume) => match volume.store().await {
+                // It was released meanwhile, with everything stored.
+                Err(Error::Closed) => Ok(()),
+                stored => stored,
+            },
+            None => self.volumes.info(name).await.map(drop),
+        }
+    }
+
     /// Stores everything and releases a volume for another owner, even while connections use it.
     /// Pending and later requests of these connections fail, because another server has the export.
     /// Afterwards only the owner named `to` can attach the volume, and can do so at once.

@@ -158,11 +158,26 @@ impl Volumes {
     /// # Errors
     /// See [`Volumes`], without `Damaged`: damaged volumes are listed separately.
     pub async fn list(&self) -> Result<Listing> {
+        self.list_some(usize::MAX, |_| false).await
+    }
+
+    /// Returns at most `volumes_max` readable and as many damaged volumes, and the number of the
+    /// others. Volumes for which `is_first` returns true precede others.
+    ///
+    /// # Errors
+    /// The errors of [`Self::list`].
+    pub async fn list_some(&self, volumes_max: usize, is_first: impl Fn(&str) -> bool) -> Result<Listing> {
         // Another owner may have renamed volumes.
         self.pool.refresh_catalog().await?;
         let (names, damaged) = self.pool.names_and_damaged().await?;
-        let mut all = Listing { volumes: Vec::new(), damaged };
-        for (name, volume) in &names {
+        let mut all = Listing { volumes: Vec::new(), damaged, others: 0 };
+        let mut shown: Vec<&(String, VolumeId)> = names.iter().collect();
+        if shown.len() > volumes_max {
+            shown.sort_by_key(|(name, _)| !is_first(name));
+            all.others = shown.len() - volumes_max;
+            shown.truncate(volumes_max);
+        }
+        for (name, volume) in shown {
             let head = match self.pool.head_if_any(*volume).await {
                 Ok(Some((head, _))) => head,
                 // Deleted meanwhile.
@@ -180,6 +195,8 @@ impl Volumes {
             all.volumes.push(info);
         }
         all.damaged.sort_unstable_by(|one, other| one.name.cmp(&other.name));
+        all.others += all.damaged.len().saturating_sub(volumes_max);
+        all.damaged.truncate(volumes_max);
         Ok(all)
     }
 

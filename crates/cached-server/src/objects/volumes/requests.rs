@@ -19,12 +19,13 @@ const EXTENTS_MAX: usize = 10_000;
 
 /// The routes that change volumes: for each, the last part of its path, which is also the name of
 /// its [`VolumeRequest`], and an example of the body.
-pub(super) const CHANGES: [(&str, &str); 13] = [
+pub(super) const CHANGES: [(&str, &str); 14] = [
     ("create", r#"{"name": "NAME", "size_bytes": 1073741824}"#),
     ("clone", r#"{"source": "NAME", "snapshot": "SNAPSHOT", "name": "NEW"}"#),
     ("resize", r#"{"name": "NAME", "size_bytes": 2147483648}"#),
     ("set", r#"{"name": "NAME", "settings": {"write": "back"}}"#),
     ("delete", r#"{"name": "NAME", "damaged": false}"#),
+    ("flush", r#"{"name": "NAME"}"#),
     ("detach", r#"{"name": "NAME"}"#),
     ("hand-over", r#"{"name": "NAME", "to": "OWNER"}"#),
     ("take-over", r#"{"name": "NAME"}"#),
@@ -64,6 +65,9 @@ pub(super) enum VolumeRequest {
         name: String,
         #[serde(default)]
         damaged: bool,
+    },
+    Flush {
+        name: String,
     },
     Detach {
         name: String,
@@ -128,6 +132,7 @@ impl VolumeRequest {
                 exports.while_unused(&name, delete(&managed, &name, damaged)).await?;
                 managed.served.counts.forget(&name);
             }
+            VolumeRequest::Flush { name } => exports.store(&name).await?,
             VolumeRequest::Detach { name } => {
                 // Running the operation detaches the volume; the operation checks that it exists.
                 exports.while_unused(&name, volumes.info(&name)).await?;
@@ -251,12 +256,22 @@ fn changed(mut settings: Settings, values: &Map<String, Value>) -> Result<Settin
     Ok(settings)
 }
 
-/// Lists all volumes.
-pub(super) async fn list(managed: Arc<Managed>) -> Outcome {
-    let all = managed.volumes.list().await?;
-    let volumes: Vec<Value> = all.volumes.iter().map(|info| volume_json(&managed, info)).collect();
+/// Lists at most `volumes_max` volumes, those with connections first. The usage is given of those
+/// with connections: their maps are in memory.
+pub(super) async fn list(managed: Arc<Managed>, volumes_max: usize) -> Outcome {
+    let connections = |name: &str| managed.served.counts.connections(name);
+    let all = managed.volumes.list_some(volumes_max, |name| connections(name) > 0).await?;
+    let mut volumes: Vec<Value> = all.volumes.iter().map(|info| volume_json(&managed, info)).collect();
+    for (info, value) in all.volumes.iter().zip(&mut volumes) {
+        // A volume that was deleted or fenced off meanwhile has no usage.
+        if connections(&info.name) > 0
+            && let Ok(usage) = managed.volumes.usage(&info.name).await
+        {
+            value["usage"] = usage_json(&usage);
+        }
+    }
     let damaged: Vec<Value> = all.damaged.iter().map(damaged_json).collect();
-    Ok(json!({ "volumes": volumes, "damaged": damaged }))
+    Ok(json!({ "volumes": volumes, "damaged": damaged, "volumes_other": all.others }))
 }
 
 /// Shows one volume.
@@ -297,6 +312,7 @@ fn volume_json(managed: &Managed, info: &VolumeInfo) -> Value {
         "exported": managed.has_listener && managed.served.allows(&info.name),
         "snapshot_count": info.snapshots,
         "settings": settings_json(&info.settings),
+        "usage": null,
         "origin": origin.map(|origin| json!({ "volume": origin.volume, "snapshot": origin.snapshot })),
     })
 }

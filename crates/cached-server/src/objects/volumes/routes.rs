@@ -3,11 +3,11 @@
 //!
 //! | route | |
 //! |---|---|
-//! | `GET /volumes` | all volumes |
+//! | `GET /volumes?limit=` | all volumes, or as many, those with connections first; their usage if they have connections |
 //! | `GET /volumes/show?name=` | one volume, with its snapshots and its usage |
 //! | `GET /volumes/diff?name=&from=&to=&offset=` | the differences between two snapshots; without `to`, between a snapshot and the stored volume |
 //! | `GET /volumes/job?id=` | the state or the outcome of a request that took long |
-//! | `POST /volumes/create`, `clone`, `resize`, `set`, `delete`, `detach`, `hand-over`, `take-over`, `flatten` | |
+//! | `POST /volumes/create`, `clone`, `resize`, `set`, `delete`, `flush`, `detach`, `hand-over`, `take-over`, `flatten` | |
 //! | `POST /volumes/snapshot`, `delete-snapshot`, `rollback` | |
 //! | `POST /volumes/check` | checks the volumes |
 //!
@@ -32,15 +32,21 @@ use volumes::exports::Refused;
 
 /// Adds the routes, which keep nothing open.
 pub(super) fn add(routes: &Routes, managed: &Arc<Managed>) {
-    get(routes, "/volumes", managed, |managed, _| Box::pin(list(managed)));
+    get(routes, "/volumes", managed, |managed, request| {
+        Box::pin(async move {
+            let limit = given(&request, "limit").map(|text| number(&text, "limit")).transpose()?;
+            list(managed, limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX)))
+                .await
+        })
+    });
     get(routes, "/volumes/show", managed, |managed, request| {
         Box::pin(async move { show(managed, needed(&request, "name")?).await })
     });
     get(routes, "/volumes/diff", managed, |managed, request| {
         Box::pin(async move {
-            let given = |name: &str| request.query(name).filter(|value| !value.is_empty());
-            let offset = given("offset").map_or(Ok(0), |text| number(&text, "offset"))?;
-            diff(managed, needed(&request, "name")?, given("from"), given("to"), offset).await
+            let [from, to, offset] = ["from", "to", "offset"].map(|name| given(&request, name));
+            let offset = offset.map_or(Ok(0), |text| number(&text, "offset"))?;
+            diff(managed, needed(&request, "name")?, from, to, offset).await
         })
     });
     let jobs = Arc::downgrade(managed);
@@ -107,12 +113,14 @@ fn job(managed: &Weak<Managed>, request: &Request) -> Response {
     }
 }
 
+/// Returns a parameter, unless it is absent or empty.
+fn given(request: &Request, name: &str) -> Option<String> {
+    request.query(name).filter(|value| !value.is_empty())
+}
+
 /// Returns a parameter that is required.
 fn needed(request: &Request, name: &str) -> Result<String, Failure> {
-    match request.query(name).filter(|value| !value.is_empty()) {
-        Some(value) => Ok(value),
-        None => Err(Failure::new(400, format!("the parameter {name} is missing"))),
-    }
+    given(request, name).ok_or_else(|| Failure::new(400, format!("the parameter {name} is missing")))
 }
 
 fn number(text: &str, name: &str) -> Result<u64, Failure> {
