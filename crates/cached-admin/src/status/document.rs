@@ -74,6 +74,9 @@ pub struct Document {
     /// The volumes in the object cache.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub volumes: Option<VolumesPart>,
+    /// The S3 sidecar.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub s3: Option<S3Part>,
     /// The journal of the object cache.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub journal: Option<JournalPart>,
@@ -240,7 +243,7 @@ impl WorkerPart {
 pub struct ListenerPart {
     /// The address.
     pub listener: String,
-    /// `memcached`, `synapse` or `nbd`.
+    /// `memcached`, `synapse`, `nbd` or `s3`.
     pub protocol: &'static str,
     /// Open connections.
     pub connections: u64,
@@ -348,6 +351,75 @@ pub struct VolumePart {
     pub read_bytes: u64,
     /// The bytes of writes.
     pub written_bytes: u64,
+}
+
+/// The S3 sidecar. Its memory is that of the owner `s3`.
+#[derive(Clone, Debug, Serialize)]
+pub struct S3Part {
+    /// The host and the port of the endpoint.
+    pub endpoint: String,
+    /// The endpoint as the last requests to it have shown it: `serving`, `slow` if it does not
+    /// respond in time, or `away` if it cannot be reached.
+    pub state: &'static str,
+    /// The time since which the endpoint has not been reachable, in milliseconds; 0 unless it is
+    /// `away`.
+    pub away_ms: u64,
+    /// Objects whose headers are cached.
+    pub objects: u64,
+    /// Reads served from memory: allowed by the endpoint, or here while the object is fresh.
+    pub hits: u64,
+    /// Reads served from memory after the endpoint has confirmed the object.
+    pub revalidated: u64,
+    /// Reads served from memory because the endpoint did not respond.
+    pub stale: u64,
+    /// Reads of objects that are known to be missing.
+    pub absent: u64,
+    /// Reads served by the endpoint, and cached.
+    pub misses: u64,
+    /// Requests that were only forwarded.
+    pub passed: u64,
+    /// Requests that the sidecar refused.
+    pub refused: u64,
+    /// Requests to which the endpoint did not respond.
+    pub failed: u64,
+    /// Bytes of bodies that came from memory.
+    pub memory_bytes: u64,
+    /// Bytes of bodies that came from the endpoint.
+    pub endpoint_bytes: u64,
+    /// The buckets with the most requests. The bucket `/others` is all those that are not counted
+    /// individually.
+    pub buckets: Vec<BucketPart>,
+    /// The number of other buckets that are counted individually.
+    pub buckets_other: u64,
+}
+
+impl S3Part {
+    /// Returns the number of requests that were answered from memory.
+    #[must_use]
+    pub fn all_hits(&self) -> u64 {
+        self.hits + self.revalidated + self.stale + self.absent
+    }
+
+    /// Returns the number of all requests.
+    #[must_use]
+    pub fn requests(&self) -> u64 {
+        self.all_hits() + self.misses + self.passed + self.refused + self.failed
+    }
+}
+
+/// One bucket of S3.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct BucketPart {
+    /// The name of the bucket.
+    pub bucket: String,
+    /// Requests answered from memory.
+    pub hits: u64,
+    /// Reads served by the endpoint, and cached.
+    pub misses: u64,
+    /// All other requests.
+    pub others: u64,
+    /// The memory for the bodies of the bucket's objects.
+    pub cached_bytes: u64,
 }
 
 /// The journal.

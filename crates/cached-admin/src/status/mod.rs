@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cached_metrics::LatencySnapshot;
-use document::{HealthPart, Objects, Store, micros};
+use document::{HealthPart, Objects, S3Part, Store, micros};
 use parking_lot::Mutex;
 use serde::Serialize;
 
@@ -246,6 +246,14 @@ fn step(before: &Document, now: &Document) -> Vec<(&'static str, Cell)> {
             ("store_errors", count(errors(store), before.store.as_ref().map(errors))),
             ("store_read_p99_us", quantile(&reads, 0.99)),
             ("store_write_p99_us", quantile(&writes, 0.99)),
+        ]);
+    }
+    if let Some(s3) = &now.s3 {
+        let was = before.s3.as_ref();
+        cells.extend([
+            ("s3_requests", count(s3.requests(), was.map(S3Part::requests))),
+            ("s3_hits", count(s3.all_hits(), was.map(S3Part::all_hits))),
+            ("s3_misses", count(s3.misses, was.map(|was| was.misses))),
         ]);
     }
     if let Some(synapse) = &now.synapse {

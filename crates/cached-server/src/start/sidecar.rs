@@ -7,13 +7,19 @@
 //! | `POST /s3/events` | event records of S3 | the same for the objects that they name |
 
 use crate::config::{Config, File, S3Table, SidecarSecrets};
+use cached_admin::sources::Shown;
+use cached_admin::status::document::{BucketPart, ListenerPart, Memory, S3Part};
+use cached_admin::status::{Document, Source};
 use cached_admin::{AdminServer, Request, Response, Routes};
-use cached_metrics::Registration;
+use cached_metrics::{Collect, Families};
 use cached_process::{Exit, Failure};
 use cached_tls::ServerTls;
-use s3_sidecar::{ControlError, Invalidation, Sidecar, SidecarControl, SidecarError};
+use s3_sidecar::{
+    BucketStatus, ControlError, Counts, EndpointState, Invalidation, Sidecar, SidecarControl, SidecarError,
+};
 use serde::Deserialize;
 use serde_json::json;
+use std::cmp::Reverse;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -46,12 +52,12 @@ impl LiveSidecar {
 pub struct RunningSidecar {
     sidecar: Sidecar,
     table: S3Table,
-    _shown: Option<Registration>,
+    _shown: Option<Shown>,
 }
 
 impl RunningSidecar {
-    /// Starts the sidecar that `[s3]` describes, if there is one, and shows its metrics on the
-    /// admin listener.
+    /// Starts the sidecar that `[s3]` describes, if there is one, and shows its metrics and its
+    /// status on the admin listener.
     ///
     /// # Errors
     /// If the configuration is invalid, or the system refuses a thread or a socket.
@@ -72,11 +78,10 @@ impl RunningSidecar {
             error @ SidecarError::Thread(_) => Failure::new(Exit::Trouble, error),
             error => Failure::new(Exit::Refused, error),
         })?;
-        if let Some(admin) = admin {
+        let shown = admin.map(|admin| {
             add_routes(admin.routes(), &sidecar.control());
-        }
-        let none = std::iter::empty::<(&str, &str)>;
-        let shown = admin.map(|admin| admin.registry().register(sidecar.metrics(), none()));
+            Shown::new(admin, &Arc::new(SidecarSource::new(&sidecar, table)))
+        });
         Ok(Some(RunningSidecar { sidecar, table: table.clone(), _shown: shown }))
     }
 
@@ -84,7 +89,7 @@ impl RunningSidecar {
     /// in bytes.
     pub fn announcement(&self) -> (String, u64) {
         let addresses: Vec<String> = self.sidecar.addresses().iter().map(ToString::to_string).collect();
-        let endpoint = self.table.upstream.split("://").last().unwrap_or_default();
+        let endpoint = endpoint(&self.table);
         (format!("S3 on {} before {endpoint}", addresses.join(", ")), self.table.bytes_max())
     }
 
@@ -96,6 +101,95 @@ impl RunningSidecar {
     /// Closes the sidecar's listeners; requests in flight continue.
     pub fn request_end(&self) {
         self.sidecar.request_end();
+    }
+}
+
+/// Returns the host and the port of the endpoint.
+fn endpoint(table: &S3Table) -> &str {
+    table.upstream.split("://").last().unwrap_or_default()
+}
+
+/// The maximum number of buckets that the status document shows.
+const SHOWN_MAX: usize = 50;
+
+/// The sidecar, as the admin listener shows it.
+struct SidecarSource {
+    control: SidecarControl,
+    counts: Arc<Counts>,
+    metrics: Arc<dyn Collect>,
+    addresses: String,
+    endpoint: String,
+}
+
+impl SidecarSource {
+    fn new(sidecar: &Sidecar, table: &S3Table) -> SidecarSource {
+        let addresses: Vec<String> = sidecar.addresses().iter().map(ToString::to_string).collect();
+        SidecarSource {
+            control: sidecar.control(),
+            counts: Arc::clone(sidecar.counts()),
+            metrics: sidecar.metrics(),
+            addresses: addresses.join(", "),
+            endpoint: endpoint(table).to_owned(),
+        }
+    }
+}
+
+impl Collect for SidecarSource {
+    fn collect(&self, into: &mut Families) {
+        self.metrics.collect(into);
+    }
+}
+
+impl Source for SidecarSource {
+    fn fill(&self, document: &mut Document) {
+        let Ok(status) = self.control.status() else { return };
+        let counts = &*self.counts;
+        document.listeners.push(ListenerPart {
+            listener: self.addresses.clone(),
+            protocol: "s3",
+            connections: counts.connections_now.get() as u64,
+            accepted: counts.connections.get(),
+            refused: counts.connections_refused.get(),
+        });
+        document.memory.push(Memory {
+            owner: "s3",
+            used_bytes: status.memory_bytes,
+            limit_bytes: status.memory_bytes_max,
+        });
+        let (state, away) = match status.endpoint {
+            EndpointState::Serving => ("serving", Duration::ZERO),
+            EndpointState::Slow => ("slow", Duration::ZERO),
+            EndpointState::Away(time) => ("away", time),
+        };
+        let mut buckets = status.buckets;
+        buckets.sort_by_key(|of| Reverse(of.hits + of.misses + of.others));
+        let buckets_other = buckets.len().saturating_sub(SHOWN_MAX) as u64;
+        buckets.truncate(SHOWN_MAX);
+        let part = |of: BucketStatus| BucketPart {
+            hits: of.hits,
+            misses: of.misses,
+            others: of.others,
+            cached_bytes: of.cached_bytes,
+            bucket: of.bucket,
+        };
+        document.s3 = Some(S3Part {
+            endpoint: self.endpoint.clone(),
+            state,
+            away_ms: u64::try_from(away.as_millis()).unwrap_or(u64::MAX),
+            objects: status.objects,
+            hits: counts.hits.get(),
+            revalidated: counts.revalidated.get(),
+            stale: counts.stale.get(),
+            absent: counts.absent.get(),
+            misses: counts.misses.get(),
+            passed: counts.passed.get(),
+            refused: counts.refused.get(),
+            failed: counts.failed.get(),
+            memory_bytes: counts.bytes_from_memory.get(),
+            endpoint_bytes: counts.bytes_from_upstream.get(),
+            buckets: buckets.into_iter().map(part).collect(),
+            buckets_other,
+        });
     }
 }
 
