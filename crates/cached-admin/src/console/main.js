@@ -1,8 +1,9 @@
 // The loop: ask, take, draw. While the server is unreachable the last figures stay, marked as old.
 
+import { confirmation } from "./actions.js";
 import { h, show } from "./dom.js";
 import { age, clock } from "./format.js";
-import { ask, setToken, token } from "./feed.js";
+import { ask, post, setToken, token } from "./feed.js";
 import { Model } from "./model.js";
 import { header, sections } from "./panels.js";
 
@@ -11,12 +12,13 @@ const OTHERS_EVERY = 5;
 const RETRY_MS_MAX = 10000;
 const LINES_MAX = 300;
 
-const OTHERS = { mrc: "mrc.json", hot: "hot.json", slow: "slow.json", config: "config.json" };
+const OTHERS = { mrc: "mrc.json", hot: "hot.json", slow: "slow.json", config: "config.json", volumes: "volumes?limit=50" };
 
 const model = new Model();
 // The other documents: {ok}, {refused} or {absent}; absent until the first answer.
-const documents = { mrc: {}, hot: {}, slow: {}, config: {}, log: {} };
-const ui = { cursor: null, scope: null, level: "info", filter: "", changed: false, wantsToken: false, theme: localStorage.getItem("cached-theme") || "auto" };
+const documents = { mrc: {}, hot: {}, slow: {}, config: {}, log: {}, volumes: {}, volume: {} };
+// `volume` is the name of the volume whose details are shown, `action` the change in the dialog, `done` the last one made.
+const ui = { cursor: null, scope: null, level: "info", filter: "", changed: false, wantsToken: false, volume: null, action: null, done: null, theme: localStorage.getItem("cached-theme") || "auto" };
 const feed = { lastMs: null, away: null, refused: false, tries: 0, nextMs: 0, round: 0, restarted: null };
 let lines = [];
 let timer = 0;
@@ -30,7 +32,7 @@ function change(changes) {
 async function others() {
   await Promise.all(
     Object.entries(OTHERS).map(async ([name, path]) => {
-      if (documents[name].absent) return;
+      if (documents[name].absent || (name === "volumes" && !model.now.volumes)) return;
       const answer = await ask(path);
       // An answer that fails once leaves what there is.
       if (!answer.away) documents[name] = answer;
@@ -64,6 +66,7 @@ async function poll() {
       lines = [];
       feed.round = 0;
       for (const name of Object.keys(documents)) documents[name] = {};
+      ui.volume = null;
     }
     Object.assign(feed, { lastMs: Date.now(), away: null, tries: 0 });
     if (feed.round % OTHERS_EVERY === 0) await others();
@@ -95,6 +98,39 @@ function useToken(event) {
   poll();
 }
 
+// Shows the details of a volume, or no longer.
+function choose(name) {
+  change({ volume: name === ui.volume ? null : name });
+  documents.volume = {};
+  return askForVolume();
+}
+
+async function askForVolume() {
+  const name = ui.volume;
+  if (name === null) return;
+  const answer = await ask(`volumes/show?name=${encodeURIComponent(name)}`);
+  if (name !== ui.volume) return;
+  documents.volume = answer;
+  draw();
+}
+
+const begin = (action) => change({ action: { ...action, state: "asked" }, done: null });
+
+const cancel = () => change({ action: null });
+
+async function submit(event) {
+  event.preventDefault();
+  const action = ui.action;
+  if (action.state === "running") return;
+  const values = Object.fromEntries(new FormData(event.currentTarget));
+  change({ action: { ...action, state: "running" } });
+  const why = await post(action.path, action.body(values));
+  if (why === null) change({ action: null, done: action.done(values) });
+  else change({ action: { ...action, state: "failed", why } });
+  await Promise.all([others(), askForVolume()]);
+  draw();
+}
+
 function forget() {
   setToken(null);
   location.reload();
@@ -115,6 +151,9 @@ function notice() {
       feed.lastMs ? `The figures are those of ${clock(feed.lastMs / 1000)}. ` : "",
       h("span", { "aria-hidden": "true" }, feed.lastMs ? `${age((Date.now() - feed.lastMs) / 1000)} old. ` : "", `Next attempt in ${wait} s. `),
       h("button", { type: "button", onclick: poll }, "Try again"));
+  }
+  if (ui.done) {
+    return h("p.notice", {}, "✓ ", ui.done, " ", h("button", { type: "button", onclick: () => change({ done: null }) }, "Dismiss"));
   }
   if (feed.restarted) {
     return h("p.notice", {}, `The server was restarted at ${clock(feed.restarted)}. `,
@@ -141,6 +180,10 @@ function draw() {
   const asked = document.getElementById("token");
   show(document.getElementById("notice"), notice());
   if (!asked) document.getElementById("token")?.focus();
+  const dialog = document.getElementById("dialog");
+  show(dialog, ui.action && confirmation({ action: ui.action, submit, cancel }));
+  if (!ui.action) dialog.close();
+  else if (!dialog.open) dialog.showModal();
   if (!status) {
     const text = feed.refused || feed.away ? "No figures yet." : "Asking the server …";
     show(document.getElementById("main"), h("p.quiet.wait", {}, text));
@@ -149,7 +192,7 @@ function draw() {
   }
   const log = document.getElementById("log");
   const atEnd = !log || log.scrollHeight - log.scrollTop - log.clientHeight < 8;
-  show(document.getElementById("main"), sections({ model, documents, ui, change }));
+  show(document.getElementById("main"), sections({ model, documents, ui, change, choose, begin }));
   if (atEnd) document.getElementById("log")?.scrollTo(0, 1e9);
   const mark = feed.away || feed.refused ? "✕ " : status.health?.ready === false ? "▲ " : "";
   document.title = `${mark}${status.host} – ${status.program}`;
@@ -157,6 +200,9 @@ function draw() {
   document.documentElement.dataset.drawn = status.now_unix_ms;
 }
 
+// The Escape key closes the dialog, unless a change is under way.
+document.getElementById("dialog").oncancel = (event) => ui.action?.state === "running" && event.preventDefault();
+document.getElementById("dialog").onclose = () => ui.action && cancel();
 addEventListener("resize", draw);
 document.addEventListener("visibilitychange", pollIfSeen);
 setInterval(() => feed.away && draw(), 1000);

@@ -62,6 +62,7 @@ export class Model {
     return part && part.map((value, i) => (value === null ? null : ratio(value, whole(i))));
   }
 
+  s3Hits = () => this.ratioColumn("s3_hits", (columns) => (i) => columns.s3_hits[i] + columns.s3_misses[i]);
   itemHits = () => this.ratioColumn("get_hits", (columns) => (i) => columns.gets[i]);
   objectHits = () => this.ratioColumn("object_read_hits", (columns) => (i) => columns.object_read_hits[i] + columns.object_read_misses[i]);
 
@@ -71,18 +72,26 @@ export class Model {
     return ratio(sum(hits), sum(hits) + sum(misses));
   }
 
+  s3HitsHour() {
+    const { s3_hits: hits, s3_misses: misses } = this.columns();
+    return ratio(sum(hits), sum(hits) + sum(misses));
+  }
+
   lastOf = (name) => (this.columns()[name] || []).findLast((value) => value !== null) ?? null;
 }
 
 // All commands on items that were executed.
 export const itemRequests = ({ items: of }) => of && of.gets + of.sets + of.touches + of.deletes + of.incrs + of.decrs;
-export const requests = (status) => (itemRequests(status) || 0) + (status.synapse?.requests || 0);
+export const s3Hits = ({ s3: of }) => of && of.hits + of.revalidated + of.stale + of.absent;
+export const s3Reads = (status) => s3Hits(status) + status.s3?.misses;
+const s3Requests = (status) => s3Reads(status) + status.s3?.passed + status.s3?.refused + status.s3?.failed;
+export const requests = (status) => (itemRequests(status) || 0) + (status.synapse?.requests || 0) + (s3Requests(status) || 0);
 export const objectReads = ({ objects: of }) => of && of.read_hits + of.read_misses;
 export { ratio };
 
 // What an operator should look at, the worst first: [{bad, text}].
 export function risks(model, write) {
-  const { health, objects, store, connections, journal, items, state } = model.now;
+  const { health, objects, store, connections, journal, items, s3, state } = model.now;
   const found = [];
   const add = (when, text, bad = false) => when && found.push({ bad, text });
   add(objects?.lost_bytes > 0 || objects?.lost_objects > 0,
@@ -90,6 +99,8 @@ export function risks(model, write) {
   add(journal?.failed, () => "The journal has failed: changes are not journaled.", true);
   for (const reason of health?.reasons || []) add(true, () => `Not ready: ${write.printable(reason)}`, true);
   add(store?.state === "away" && !health?.reasons?.length, () => `The store has not answered for ${write.age(store.away_ms / 1000)}.`, true);
+  add(s3?.state === "away", () => `The S3 endpoint has not been reachable for ${write.age(s3.away_ms / 1000)}.`, true);
+  add(s3?.state === "slow", () => "The S3 endpoint does not respond in time; what memory has is served without it.");
   add(objects?.attach_state === "detached", () => "The object cache is detached: requests go to the store. cachectl cache attach puts it back.");
   add(["storing", "transit"].includes(objects?.attach_state), () => "The object cache is being detached.");
   add(state === "draining", () => "The server is draining: it takes no new connections and stores what is dirty.");

@@ -4,8 +4,10 @@ import { missRatioChart, swatch, timeChart } from "./chart.js";
 import { h } from "./dom.js";
 import { token } from "./feed.js";
 import { age, bytes, clock, count, day, NONE, percent, printable, rate, seconds } from "./format.js";
-import { curvePoints, objectReads, ratio, requests, risks } from "./model.js";
+import { flushOfNamespace } from "./actions.js";
+import { curvePoints, objectReads, ratio, requests, risks, s3Hits, s3Reads } from "./model.js";
 import { bar, barred, enter, exact, facts, figure, foreign, ms, panel, per, quiet, soft, stack, table, unspoken, us, without } from "./parts.js";
+import { volumes } from "./volumes.js";
 
 export function header({ status, ui, feed, nextTheme, forget }) {
   const names = { auto: "Automatic", dark: "Dark", light: "Light" };
@@ -43,13 +45,14 @@ export function sections(context) {
       stack("c6", memory(context), sharedMemory(context), ...misses(context), ...prefixes(context), listeners(context), workers(context))),
     h("div.grid", { key: "objects" },
       stack("c4", objects(context)), stack("c8", namespaces(context), store(context), journal(context))),
+    h("div.grid", { key: "storage" }, s3(context), volumes(context)),
     h("div.grid", { key: "lists" }, slow(context), log(context), config(context)),
     unused(context),
   ];
 }
 
 function tiles(model) {
-  const { items, objects: cache, process, connections, synapse } = model.now;
+  const { items, objects: cache, process, connections, synapse, s3: sidecar } = model.now;
   const tile = (title, value, ...below) => h("section.tile", { key: title }, h("h2", {}, title), h("p.value", {}, value), quiet(below));
   const minutes = Math.round(model.historySecs() / 60);
   const span = minutes >= 60 ? "last hour" : minutes > 0 ? `last ${minutes} min` : "last hour";
@@ -63,6 +66,8 @@ function tiles(model) {
   return [
     (items || cache) && tile(`${items ? "Hit ratio" : "Read hit ratio"}, ${span}`, exact("hit-ratio-hour", percent, hour),
       "now ", percent(model.ratioNow(hits, reads)), " · since start ", figure("hit-ratio", percent(ratio(hits(model.now), reads(model.now))))),
+    sidecar && tile(`S3 hit ratio, ${span}`, exact("s3-hit-ratio-hour", percent, model.s3HitsHour()),
+      "now ", percent(model.ratioNow(s3Hits, s3Reads)), " · since start ", figure("s3-hit-ratio", percent(ratio(s3Hits(model.now), s3Reads(model.now))))),
     tile("Requests", per(model.perSec(requests)),
       items || cache ? [items ? "gets " : "reads ", per(fetched), items ? " · sets " : " · writes ", per(stored)] : [count(synapse?.requests), " since start"]),
     items && tile("Latency of gets, p99", us(model.lastOf("get_p99_us")), "p50 ", us(model.lastOf("get_p50_us")), " · last 10 s with gets"),
@@ -78,7 +83,7 @@ function tiles(model) {
 }
 
 function timeCharts({ model, ui, change }) {
-  const { history, items, objects: cache, store: behind, synapse } = model.now;
+  const { history, items, objects: cache, store: behind, synapse, s3: sidecar } = model.now;
   if (!history) return null;
   // A young process has a shorter axis.
   const have = model.historySecs();
@@ -91,10 +96,10 @@ function timeCharts({ model, ui, change }) {
     series.some(Boolean) && { id, title, format, series: series.filter(Boolean), length, end: history.end_unix_ms / 1000, step: history.step_secs, cursor: ui.cursor, onCursor, ...more };
   const latency = (name) => model.column(name, (value) => value / 1e6);
   const charts = [
-    (items || cache) && chart("chart-hits", "Hit ratio", percent,
-      [items && one("items", "one", model.itemHits()), cache && one("objects", items ? "two" : "one", model.objectHits())], { top: 1, area: true }),
+    (items || cache || sidecar) && chart("chart-hits", "Hit ratio", percent,
+      [items && one("items", "one", model.itemHits()), cache && one("objects", items ? "two" : "one", model.objectHits()), sidecar && one("S3", "three", model.s3Hits())], { top: 1, area: true }),
     chart("chart-rate", "Requests per second", rate,
-      [one("gets", "one", model.perSecColumn("gets")), one("sets", "two", model.perSecColumn("sets")), synapse && one("objects", "three", model.perSecColumn("synapse_requests"))]),
+      [one("gets", "one", model.perSecColumn("gets")), one("sets", "two", model.perSecColumn("sets")), synapse ? one("objects", "three", model.perSecColumn("synapse_requests")) : sidecar && one("S3", "three", model.perSecColumn("s3_requests"))]),
     chart("chart-latency", "Latency", seconds,
       [one("gets p99", "one", latency("get_p99_us")), one("p50", "two", latency("get_p50_us")), one("sets p99", "three", latency("set_p99_us"))], { log: true }),
     behind && chart("chart-store", "Latency of the store, p99", seconds,
@@ -136,7 +141,7 @@ function moreMemory({ documents: { mrc }, ui, change }) {
       label: `Predicted miss ratio over memory. ${points.map((point) => `${factorText(point.factor)} ${bytes(point.bytes)}: ${percent(point.ratio)}`).join("; ")}` }));
 }
 
-const OWNERS = { items: "Items", index: "Index of items", connections: "Connections", objects: "Objects", object_index: "Index of objects", store: "Store", listener: "Object listener", journal: "Journal" };
+const OWNERS = { items: "Items", index: "Index of items", connections: "Connections", objects: "Objects", object_index: "Index of objects", store: "Store", listener: "Object listener", journal: "Journal", s3: "S3 objects" };
 
 function memory({ model }) {
   const rows = model.now.memory || [];
@@ -222,13 +227,14 @@ function objects({ model }) {
   ]));
 }
 
-function namespaces({ model }) {
+function namespaces({ model, begin }) {
   const of = model.now.objects;
   if (!of) return null;
+  const flusher = ({ namespace }) => h("button", { type: "button", "aria-label": `Flush ${printable(namespace, 60)} …`, onclick: () => begin(flushOfNamespace(namespace)) }, "Flush …");
   return panel("namespaces", "Namespaces", "",
-    table("Namespaces", [["namespace"], ["write"], ["objects", "n", "w"], ["cached", "n"], ["dirty", "n"], ["oldest", "n"]],
+    table("Namespaces", [["namespace"], ["write"], ["objects", "n", "w"], ["cached", "n"], ["dirty", "n"], ["oldest", "n"], token() && [""]].filter(Boolean),
       (of.namespaces || []).map((one) => [foreign(one.namespace), printable(one.write), count(one.objects), bytes(one.cached_bytes),
-        exact(`dirty-${one.namespace}`, bytes, one.dirty_bytes), one.dirty_bytes ? ms(one.dirty_age_ms) : NONE]), "No namespace has been used."),
+        exact(`dirty-${one.namespace}`, bytes, one.dirty_bytes), one.dirty_bytes ? ms(one.dirty_age_ms) : NONE, token() && flusher(one)].filter((cell) => cell !== null)), "No namespace has been used."),
     of.namespaces_other > 0 && quiet(`and ${count(of.namespaces_other)} more.`));
 }
 
@@ -240,6 +246,33 @@ function store({ model }) {
     h("p", {}, h("span.state", { class: away ? "bad" : "good" }, away ? `▲ away for ${age(of.away_ms / 1000)}` : "✓ serving"), " ", foreign(of.backend)),
     table("Operations of the store since start", [["operation"], ["count", "n"], ["errors", "n"], ["p50", "n"], ["p99", "n"], ["p99.9", "n", "w"]],
       (of.operations || []).map((one) => [printable(one.operation), exact(`store-${one.operation}`, count, one.count), one.errors ? h("b.bad", {}, count(one.errors)) : "0", us(one.p50_us), us(one.p99_us), us(one.p999_us)]), "None yet."));
+}
+
+const S3_STATES = { serving: ["good", "✓ serving"], slow: ["warn", "● slow"] };
+
+function s3({ model }) {
+  const of = model.now.s3;
+  if (!of) return null;
+  const [kind, word] = S3_STATES[of.state] || ["bad", `▲ away for ${age(of.away_ms / 1000)}`];
+  const counts = (at, name) => at.s3?.buckets?.find((one) => one.bucket === name);
+  const reads = (one) => one && one.hits + one.misses;
+  return panel("s3", "S3 sidecar", "c12 wide-facts",
+    h("p", {}, h("span.state", { class: kind }, word), " ", foreign(of.endpoint)),
+    facts([
+      ["Hit ratio", percent(ratio(s3Hits(model.now), s3Reads(model.now))), soft(" since start")],
+      ["Objects known", exact("s3-objects", count, of.objects)],
+      ["From memory", exact("s3-memory-bytes", bytes, of.memory_bytes), soft(" of ", bytes(of.memory_bytes + of.endpoint_bytes))],
+      ["Confirmed by the endpoint", exact("s3-revalidated", count, of.revalidated)],
+      ["Without the endpoint", exact("s3-stale", count, of.stale)],
+      ["Forwarded", exact("s3-passed", count, of.passed)],
+      ["Refused", exact("s3-refused", count, of.refused)],
+      ["Failed", of.failed ? h("b.bad", {}, exact("s3-failed", count, of.failed)) : "0"],
+    ]),
+    table("Buckets", [["bucket"], ["hit ratio", "n"], ["now", "n", "w"], ["hits", "n"], ["misses", "n"], ["others", "n", "w"], ["cached", "n"]],
+      (of.buckets || []).map((one) => [one.bucket === "/others" ? soft("all others") : foreign(one.bucket), percent(ratio(one.hits, reads(one))),
+        percent(model.ratioNow((at) => counts(at, one.bucket)?.hits, (at) => reads(counts(at, one.bucket)))),
+        exact(`hits-${one.bucket}`, count, one.hits), count(one.misses), count(one.others), bytes(one.cached_bytes)]), "No bucket has been used."),
+    of.buckets_other > 0 && quiet(`and ${count(of.buckets_other)} more.`));
 }
 
 function journal({ model }) {
@@ -317,8 +350,8 @@ function config({ documents: { config: answer }, ui, change }) {
 const DOCUMENTS = { mrc: "predictions", hot: "hot keys", slow: "slow requests", log: "log lines", config: "settings" };
 
 function unused({ model, documents }) {
-  const { items, objects: cache, synapse, journal: log } = model.now;
-  const parts = [!items && "items", !cache && "object cache", !synapse && "object listener", !log && "journal"].filter(Boolean);
+  const { items, objects: cache, synapse, journal: log, volumes: disks, s3: sidecar } = model.now;
+  const parts = [!items && "items", !cache && "object cache", !synapse && "object listener", !log && "journal", !disks && "volumes", !sidecar && "S3 sidecar"].filter(Boolean);
   const silent = Object.keys(DOCUMENTS).filter((name) => documents[name].absent).map((name) => DOCUMENTS[name]);
   return h("p.quiet.unused", { key: "unused" },
     parts.length > 0 && `Not configured: ${parts.join(", ")}. `, silent.length > 0 && `This server does not report ${silent.join(", ")}.`);
