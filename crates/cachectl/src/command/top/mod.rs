@@ -4,10 +4,12 @@
 //! |---|---|
 //! | `model` | rates, ratios, risks; the parts of `/status.json` |
 //! | `view` | figures and tables as text |
+//! | `storage` | the tables of volumes and of S3 |
 //! | `screen` | draws them; the terminal, its keys, and the thread that asks |
 
 mod model;
 mod screen;
+mod storage;
 #[cfg(test)]
 mod tests;
 mod view;
@@ -80,7 +82,7 @@ fn once_text(model: &model::Model) -> String {
             format!("{:<15}  {:<12}  {}", figure.name, figure.value, figure.detail).trim_end().to_owned(),
         );
     }
-    for page in [view::Page::Overview, view::Page::Requests] {
+    for page in [view::Page::Overview, view::Page::Requests, view::Page::S3] {
         for table in view::tables(page, model, &view::Documents::default()) {
             if !table.rows.is_empty() {
                 lines.push(String::new());

@@ -79,7 +79,8 @@ impl Model {
         self.column(name)?.into_iter().rev().flatten().next()
     }
 
-    fn sum(&self, name: &str) -> Option<f64> {
+    /// Returns the sum of a column.
+    pub(super) fn sum(&self, name: &str) -> Option<f64> {
         Some(self.column(name)?.into_iter().flatten().sum())
     }
 
@@ -133,6 +134,17 @@ impl Model {
         if let Some(store) = now.part("store").filter(|of| of.text("state") == "away" && is_ready) {
             add(true, format!("the store has not answered for {}", age(store.u64("away_ms") as f64 / 1e3)));
         }
+        match now.part("s3").map(|of| (of.text("state"), of.u64("away_ms"))) {
+            Some(("away", ms)) => {
+                let time = age(ms as f64 / 1e3);
+                add(true, format!("the S3 endpoint has not been reachable for {time}"));
+            }
+            Some(("slow", _)) => add(
+                false,
+                "the S3 endpoint does not respond in time; what memory has is served without it".into(),
+            ),
+            _ => {}
+        }
         if now.0["connections"]["accepting"] == false {
             add(true, "no connections are accepted: the limit is reached, or no descriptors are left".into());
         }
@@ -181,7 +193,18 @@ pub(super) fn requests(status: Part<'_>) -> Option<f64> {
     let commands = ["gets", "sets", "touches", "deletes", "incrs", "decrs"];
     let items = status.part("items").map(|of| commands.iter().map(|name| of.u64(name)).sum::<u64>() as f64);
     let synapse = status.at("/synapse/requests");
-    items.into_iter().chain(synapse).reduce(|all, one| all + one)
+    let s3 = s3_hits(status).map(|(_, reads)| {
+        let others = ["passed", "refused", "failed"].map(|name| status.0["s3"][name].as_u64().unwrap_or(0));
+        reads + others.iter().sum::<u64>() as f64
+    });
+    items.into_iter().chain(synapse).chain(s3).reduce(|all, one| all + one)
+}
+
+/// Returns the S3 requests that were answered from memory, and these and the misses.
+pub(super) fn s3_hits(status: Part<'_>) -> Option<(f64, f64)> {
+    let s3 = status.part("s3")?;
+    let hits = ["hits", "revalidated", "stale", "absent"].map(|name| s3.u64(name)).iter().sum::<u64>();
+    Some((hits as f64, (hits + s3.u64("misses")) as f64))
 }
 
 /// A response, or a part of one. A missing value reads as 0, as an empty text, or as no rows.
@@ -195,6 +218,11 @@ impl<'a> Part<'a> {
 
     pub(super) fn rows(self, key: &str) -> impl Iterator<Item = Part<'a>> {
         self.0[key].as_array().into_iter().flatten().map(Part)
+    }
+
+    /// Returns the row in which `key` has this value.
+    pub(super) fn row(self, rows: &str, key: &str, value: &str) -> Option<Part<'a>> {
+        self.rows(rows).find(|row| row.text(key) == value)
     }
 
     pub(super) fn text(self, key: &str) -> &'a str {

@@ -243,10 +243,10 @@ impl Screen {
             spans.push(Span::styled(text, style));
             spans.push(Span::raw("  "));
         }
-        spans.push(self.span(Kind::Quiet, "↑↓ scroll  p pause"));
         if self.link.is_paused {
-            spans.push(self.span(Kind::Warn, "  PAUSED"));
+            spans.push(self.span(Kind::Warn, "PAUSED  "));
         }
+        spans.push(self.span(Kind::Quiet, "↑↓  p pause"));
         Line::from(spans)
     }
 }
@@ -415,8 +415,10 @@ pub(super) fn take(screen: &mut Screen, answer: Answer, since: Option<Duration>)
                 screen.documents = Documents::default();
             }
             let new = documents;
-            let Documents { hot, mrc, slow, log } = &mut screen.documents;
-            for (place, new) in [(hot, new.hot), (mrc, new.mrc), (slow, new.slow), (log, new.log)] {
+            let Documents { hot, mrc, slow, log, volumes } = &mut screen.documents;
+            for (place, new) in
+                [(hot, new.hot), (mrc, new.mrc), (slow, new.slow), (log, new.log), (volumes, new.volumes)]
+            {
                 if new.is_some() {
                     *place = new;
                 }
@@ -450,7 +452,7 @@ pub(super) fn press(screen: &mut Screen, key: KeyEvent) -> bool {
             screen.link.is_paused = !screen.link.is_paused;
             return true;
         }
-        KeyCode::Char(digit @ '1'..='4') => Page::ALL[digit as usize - '1' as usize],
+        KeyCode::Char(digit @ '1'..='6') => Page::ALL[digit as usize - '1' as usize],
         KeyCode::Tab | KeyCode::Right => page(screen, 1),
         KeyCode::BackTab | KeyCode::Left => page(screen, Page::ALL.len() - 1),
         _ => return true,
@@ -495,7 +497,8 @@ pub(super) fn retry_delay(failed: u32) -> Duration {
 fn documents(admin: &Admin, page: Page) -> Documents {
     let get = |path| Some(admin.get(path).map_err(|failure| failure.to_string()));
     match page {
-        Page::Overview => Documents::default(),
+        Page::Overview | Page::S3 => Documents::default(),
+        Page::Volumes => Documents { volumes: get("/volumes?limit=50"), ..Documents::default() },
         Page::Keys => Documents { hot: get("/hot.json"), mrc: get("/mrc.json"), ..Documents::default() },
         Page::Requests => Documents { slow: get("/slow.json"), ..Documents::default() },
         Page::Log => Documents { log: get("/log.json"), ..Documents::default() },

@@ -3,12 +3,13 @@
 use serde_json::Value;
 
 use crate::admin::list;
-use crate::command::top::model::{Model, Part, ratio, requests};
+use crate::command::top::model::{Model, Part, ratio, requests, s3_hits};
+use crate::command::top::storage;
 
 /// The maximum length of a key, name or address that is shown, in characters.
-const NAME_MAX: usize = 60;
+pub(super) const NAME_MAX: usize = 60;
 /// The maximum number of rows in a table.
-const ROWS_MAX: usize = 50;
+pub(super) const ROWS_MAX: usize = 50;
 
 /// A figure: its name, its value, and additional information.
 #[derive(Debug)]
@@ -35,6 +36,7 @@ pub(super) struct Documents {
     pub(super) mrc: Option<Result<Value, String>>,
     pub(super) slow: Option<Result<Value, String>>,
     pub(super) log: Option<Result<Value, String>>,
+    pub(super) volumes: Option<Result<Value, String>>,
 }
 
 /// The pages of the screen.
@@ -44,10 +46,13 @@ pub(super) enum Page {
     Keys,
     Requests,
     Log,
+    Volumes,
+    S3,
 }
 
 impl Page {
-    pub(super) const ALL: [Page; 4] = [Page::Overview, Page::Keys, Page::Requests, Page::Log];
+    pub(super) const ALL: [Page; 6] =
+        [Page::Overview, Page::Keys, Page::Requests, Page::Log, Page::Volumes, Page::S3];
 
     pub(super) fn name(self) -> &'static str {
         match self {
@@ -55,6 +60,8 @@ impl Page {
             Page::Keys => "keys",
             Page::Requests => "requests",
             Page::Log => "log",
+            Page::Volumes => "volumes",
+            Page::S3 => "S3",
         }
     }
 }
@@ -92,7 +99,7 @@ pub(super) fn figures(model: &Model) -> Vec<Figure> {
     }
     let total = model.rise(requests).or_else(|| {
         let step = |column| model.rate(|_| None, column);
-        let columns = ["gets", "sets", "synapse_requests"];
+        let columns = ["gets", "sets", "synapse_requests", "s3_requests"];
         columns.into_iter().filter_map(step).reduce(|all, one| all + one)
     });
     let mut detail = Vec::new();
@@ -138,6 +145,15 @@ pub(super) fn figures(model: &Model) -> Vec<Figure> {
     let [resident, threads] =
         ["resident_bytes", "threads"].map(|key| process.map_or(0, |process| process.u64(key)));
     add("Processor", cores(busy), format!("{} resident, {threads} threads", bytes(resident)));
+    if let Some((hits, all)) = s3_hits(now) {
+        let sums = [model.sum("s3_hits"), model.sum("s3_misses")];
+        let hour = sums[0].zip(sums[1]).and_then(|(hits, misses)| ratio(hits, hits + misses));
+        let recent = model
+            .rise(|at| s3_hits(at).map(|(hits, _)| hits))
+            .and_then(|hits| ratio(hits, model.rise(|at| s3_hits(at).map(|(_, all)| all))?));
+        let detail = format!("now {}, since start {}", percent(recent), percent(ratio(hits, all)));
+        add("S3 hits, 1 h", percent(hour), detail);
+    }
     figures
 }
 
@@ -168,6 +184,8 @@ pub(super) fn tables(page: Page, model: &Model, documents: &Documents) -> Vec<Ta
         }
         Page::Requests => vec![commands(now), slow(&documents.slow)],
         Page::Log => vec![log(&documents.log)],
+        Page::Volumes => storage::volumes(model, &documents.volumes),
+        Page::S3 => storage::s3(model),
     }
 }
 
@@ -272,7 +290,7 @@ fn commands(now: Part<'_>) -> Table {
 }
 
 /// Returns a table of the rows that `document` contains, or an empty one with the reason.
-fn table_of(
+pub(super) fn table_of(
     title: &'static str,
     columns: &'static [&'static str],
     document: &Option<Result<Value, String>>,
@@ -290,7 +308,7 @@ fn table_of(
     Table { title, columns, rows, note }
 }
 
-fn text(value: &Value, longest: usize) -> String {
+pub(super) fn text(value: &Value, longest: usize) -> String {
     value.as_str().map_or_else(|| NONE.to_owned(), |text| printable(text, longest))
 }
 
