@@ -15,8 +15,16 @@ use cached_tests::program::{Flavour, Program};
 use cached_tests::server::{Server, free_port};
 use serde_json::{Value, json};
 
-const DOCUMENTS: [&str; 6] =
-    ["/status.json", "/mrc.json", "/hot.json", "/slow.json", "/log.json", "/config.json"];
+const DOCUMENTS: [&str; 8] = [
+    "/status.json",
+    "/mrc.json",
+    "/hot.json",
+    "/slow.json",
+    "/log.json",
+    "/config.json",
+    "/volumes",
+    "/volumes/show",
+];
 const TOKEN: &str = "correct-horse-battery-staple";
 
 fn example() -> Value {
@@ -74,7 +82,7 @@ impl Fixture {
 }
 
 /// Opens the page and waits until it shows figures.
-fn open(browser: &mut Browser, url: &str, viewport: Viewport) {
+pub(crate) fn open(browser: &mut Browser, url: &str, viewport: Viewport) {
     browser.open(url, viewport);
     browser.wait_for("document.documentElement.dataset.drawn");
 }
@@ -88,6 +96,14 @@ fn all_documents() -> Vec<(&'static str, Value)> {
     let keys: Vec<_> = (1..=20)
         .map(|n| json!({ "key": format!("user:{n}:profile"), "share": 0.1 / f64::from(n), "per_sec": 27.0 / f64::from(n) }))
         .collect();
+    let volume = json!({
+        "name": "disk", "size_bytes": 1_u64 << 40, "object_bytes": 4 << 20, "attached": true, "owner": "node1",
+        "connections": 2, "exported": true, "snapshot_count": 1, "origin": null,
+        "usage": { "size_bytes": 1_u64 << 40, "referenced_bytes": 8 << 20, "exclusive_bytes": 4 << 20 },
+        "settings": { "is_read_only": false, "write": "back" },
+    });
+    let mut shown = volume.clone();
+    shown["snapshots"] = json!([{ "name": "monday", "size_bytes": 1_u64 << 40, "created_unix_secs": 1_795_300_000, "parent": null }]);
     vec![
         ("/status.json", example()),
         ("/mrc.json", json!({ "curves": [curve("items"), curve("objects")] })),
@@ -121,6 +137,8 @@ fn all_documents() -> Vec<(&'static str, Value)> {
                 { "key": "objects.dirty_bytes_max", "value": "\"128 MiB\"", "origin": "file", "changed": true, "live": true },
             ] }),
         ),
+        ("/volumes", json!({ "volumes": [volume], "damaged": [], "volumes_other": 0 })),
+        ("/volumes/show", shown),
     ]
 }
 
@@ -165,6 +183,11 @@ fn figures_are_those_of_the_documents() {
         ("p99-set", "/latency/1/p99_us"),
         ("open-127.0.0.1:11211", "/listeners/0/connections"),
         ("journal-fill", "/journal/fill_bytes"),
+        ("clients-disk", "/volumes/volumes/0/connections"),
+        ("s3-objects", "/s3/objects"),
+        ("s3-memory-bytes", "/s3/memory_bytes"),
+        ("s3-passed", "/s3/passed"),
+        ("hits-media", "/s3/buckets/0/hits"),
     ] {
         let title = browser.evaluate(&format!("document.querySelector('[data-figure=\"{figure}\"]')?.title"));
         let wanted = status.pointer(pointer).unwrap_or_else(|| panic!("{pointer} is not in the example"));
@@ -201,6 +224,12 @@ fn figures_are_those_of_the_documents() {
         ("[aria-labelledby=slow-title]", "synapse read vm/disk-1 10.0.0.7:50312 64.0 KiB 180 ms 179 ms"),
         ("[aria-labelledby=logs-title]", "warn store file:/var/lib/objects: 3 requests took longer than 1 s"),
         (".risks", "✓ Nothing at risk"),
+        // 170 hits of 200 reads in the history.
+        (".tiles", "85.0 % now – · since start 90.0 %"),
+        ("[aria-labelledby=s3-title]", "✓ serving s3.example.com:443"),
+        ("[aria-labelledby=s3-title]", "media 95.6 % – 8,600 400 2,900 200 MiB"),
+        ("[aria-labelledby=s3-title]", "and 3 more."),
+        ("[aria-labelledby=volumes-title]", "disk 1.00 TiB 8.00 MiB 1 2 – – node1"),
     ] {
         browser.wait_for(&format!("document.querySelector({})", json!(selector)));
         let text = browser.text(selector);
@@ -218,6 +247,9 @@ fn figures_are_those_of_the_documents() {
     later["now_unix_ms"] = json!(status["now_unix_ms"].as_u64().expect("a time") + 2000);
     later["items"]["gets"] = json!(1_000_400);
     later["items"]["get_hits"] = json!(930_100);
+    later["volumes"]["volumes"][0]["reads"] = json!(7100);
+    later["s3"]["state"] = json!("away");
+    later["s3"]["away_ms"] = json!(65_000);
     later["health"] = json!({ "ready": false, "reasons": ["the store has not answered for 12 s"] });
     later["objects"]["lost_bytes"] = json!(4096);
     later["objects"]["lost_objects"] = json!(1);
@@ -228,7 +260,10 @@ fn figures_are_those_of_the_documents() {
     let risks = browser.text(".risks");
     assert!(risks.contains("▲ Acknowledged data are lost: 4.00 KiB of 1 objects"), "{risks}");
     assert!(risks.contains("▲ Not ready: the store has not answered for 12 s"), "{risks}");
+    assert!(risks.contains("▲ The S3 endpoint has not been reachable for 1 min 5 s"), "{risks}");
     assert!(browser.text("header").contains("▲ Not ready"));
+    let volumes = browser.text("[aria-labelledby=volumes-title]");
+    assert!(volumes.contains("50.0/s 0/s"), "{volumes}");
     assert_eq!(browser.take_reports(), Vec::<String>::new());
 }
 
@@ -263,6 +298,9 @@ fn hostile_bytes_stay_text() {
     status["memory"][0]["owner"] = json!(name(0));
     status["objects"]["namespaces"][0]["namespace"] = json!(name(2));
     status["objects"]["namespaces"][0]["write"] = json!(name(0));
+    status["s3"]["endpoint"] = json!(name(0));
+    status["s3"]["buckets"][0]["bucket"] = json!(name(1));
+    status["volumes"]["volumes"][0]["volume"] = json!(name(2));
     documents[0].1 = status;
     documents[1].1["curves"][1]["scope"] = json!(name(0));
     let long = "k".repeat(200_000);
@@ -281,10 +319,17 @@ fn hostile_bytes_stay_text() {
     documents[5].1["file"] = json!(name(0));
     documents[5].1["entries"][0] =
         json!({ "key": name(0), "value": name(1), "origin": name(2), "changed": true, "live": true });
+    documents[6].1["volumes"][0]["name"] = json!(name(2));
+    documents[6].1["volumes"][0]["owner"] = json!(name(1));
+    documents[6].1["damaged"] = json!([{ "name": name(0), "error": name(1) }]);
+    documents[7].1["snapshots"][0]["name"] = json!(name(0));
+    documents[7].1["origin"] = json!({ "volume": name(1), "snapshot": name(2) });
     let fixture = Fixture::start("127.0.0.1:0", &documents, &[]);
     open(&mut browser, &fixture.url(), Viewport::LAPTOP);
     browser.wait_for("document.querySelector('#log')");
     browser.evaluate("document.querySelector('details').open = true");
+    browser.evaluate("document.querySelector('[aria-labelledby=volumes-title] button').click()");
+    browser.wait_for("document.querySelector('.details table')?.innerText.includes('onerror')");
     let hot = browser.text("[aria-labelledby=hot-title]");
     for shown in [
         "<img src=x onerror=\"window.hacked=1\">",
@@ -323,17 +368,21 @@ fn what_is_absent_is_left_out() {
     let Some(mut browser) = Browser::start("what_is_absent_is_left_out") else { return };
     // A server of items only, without any of the other documents.
     let mut status = example();
-    for name in ["objects", "store", "synapse", "journal"] {
+    for name in ["objects", "store", "synapse", "journal", "volumes", "s3"] {
         status.as_object_mut().expect("an object").remove(name);
     }
     let columns = status["history"]["columns"].as_object_mut().expect("columns");
-    columns
-        .retain(|name, _| !["object", "store", "synapse", "dirty"].iter().any(|part| name.starts_with(part)));
+    columns.retain(|name, _| {
+        !["object", "store", "synapse", "dirty", "s3"].iter().any(|part| name.starts_with(part))
+    });
     let fixture = Fixture::start("127.0.0.1:0", &[("/status.json", status)], &[]);
     open(&mut browser, &fixture.url(), Viewport::LAPTOP);
     browser.wait_for("document.querySelector('.unused').innerText.includes('does not report')");
     let text = browser.text("main");
-    assert!(text.contains("Not configured: object cache, object listener, journal."), "{text}");
+    assert!(
+        text.contains("Not configured: object cache, object listener, journal, volumes, S3 sidecar."),
+        "{text}"
+    );
     assert!(
         text.contains(
             "This server does not report predictions, hot keys, slow requests, log lines, settings."
@@ -564,7 +613,7 @@ fn a_server_under_load_shows_what_its_clients_do() {
 }
 
 /// Returns the texts whose contrast with their background is below 4.5 to 1.
-const PALE_TEXTS: &str = r#"(() => {
+pub(crate) const PALE_TEXTS: &str = r#"(() => {
   const parts = (color) => color.match(/[\d.]+/g).map(Number);
   const light = (color) => {
     const [r, g, b] = parts(color).map((part) => { const c = part / 255; return c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4; });
@@ -592,7 +641,7 @@ const PALE_TEXTS: &str = r#"(() => {
 })()"#;
 
 /// Returns the elements that are inaccessible without sight or without a mouse.
-const UNUSABLE: &str = r#"(() => {
+pub(crate) const UNUSABLE: &str = r#"(() => {
   const wrong = [];
   const name = (one) => one.getAttribute("aria-label") || one.innerText || one.labels?.[0]?.innerText;
   for (const one of document.querySelectorAll("button, input, select, svg[role=img], [role=region], [role=log]"))
@@ -643,6 +692,8 @@ fn it_is_readable_on_a_laptop_and_a_phone_dark_and_light() {
         );
         browser.evaluate("document.querySelector('details').open = true");
         browser.wait_for("document.querySelector('details table')");
+        browser.evaluate("document.querySelector('[aria-labelledby=volumes-title] button').click()");
+        browser.wait_for("document.querySelector('.details table')");
         assert_eq!(browser.evaluate(PALE_TEXTS), json!([]), "{name}");
         assert_eq!(browser.evaluate(UNUSABLE), json!([]), "{name}");
         let wide = browser.evaluate("document.documentElement.scrollWidth - innerWidth");

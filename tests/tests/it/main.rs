@@ -12,6 +12,7 @@ mod clients_wide;
 mod command_line;
 mod config;
 mod console;
+mod console_storage;
 mod differential;
 mod failure;
 mod insight;
