@@ -91,6 +91,7 @@ fn a_disk_is_imported_used_rolled_back_and_copied_elsewhere() {
     let changed = done(&daemon, &["diff", "disk@changed", "--from", "clean"]);
     assert_eq!(changed.split_whitespace().collect::<Vec<_>>(), ["0", "65536", "data"]);
     assert!(done(&daemon, &["show", "disk"]).contains("1 connection"));
+    assert_eq!(done(&daemon, &["flush", "disk"]).trim_end(), "everything written to disk is stored");
     for command in
         [&["rollback", "disk@clean", "--yes"][..], &["delete", "disk", "--yes"], &["detach", "disk"]]
     {

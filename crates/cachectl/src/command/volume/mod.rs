@@ -132,6 +132,8 @@ pub(crate) enum Volume {
         #[arg(long, value_name = "SNAPSHOT", value_parser = snapshot_name)]
         from: Option<String>,
     },
+    /// Store everything that clients have written to a volume. They continue meanwhile.
+    Flush(Name),
     /// Store all data of a volume and detach it, so that another host may attach it. Refused while
     /// connections use it.
     Detach(Name),
@@ -224,6 +226,10 @@ impl Volume {
             Self::Delete { name: Name { name }, yes, damaged } => server()?.delete(name, *yes, *damaged),
             Self::Check { repair } => server()?.check(*repair),
             Self::Diff { to, from } => server()?.diff(to, from.as_deref()),
+            Self::Flush(Name { name }) => {
+                let done = format!("everything written to {name} is stored");
+                server()?.change("/volumes/flush", &json!({ "name": name }), done)
+            }
             Self::Detach(Name { name }) => {
                 let done = format!("{name} is stored and detached: another host may attach it");
                 server()?.change("/volumes/detach", &json!({ "name": name }), done)
