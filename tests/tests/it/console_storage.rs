@@ -239,7 +239,7 @@ fn changes_are_made_once_they_are_confirmed() {
         click(&mut browser, "[aria-labelledby=volumes-title]", "disk");
         browser.wait_for("document.querySelector('.details table')");
         let details = browser.text(".details");
-        for part in ["tuesday", "monday", "128 KiB", "1 clients here", "need the admin token"] {
+        for part in ["tuesday", "monday", "128 KiB", "1 client here", "need the admin token"] {
             assert!(details.contains(part), "{part} is not in: {details}");
         }
         assert!(!details.contains("Snapshot …"), "{details}");

@@ -14,6 +14,7 @@ const LINES_MAX = 300;
 
 const OTHERS = { mrc: "mrc.json", hot: "hot.json", slow: "slow.json", config: "config.json", volumes: "volumes?limit=50" };
 
+const dialog = document.getElementById("dialog");
 const model = new Model();
 // The other documents: {ok}, {refused} or {absent}; absent until the first answer.
 const documents = { mrc: {}, hot: {}, slow: {}, config: {}, log: {}, volumes: {}, volume: {} };
@@ -180,7 +181,6 @@ function draw() {
   const asked = document.getElementById("token");
   show(document.getElementById("notice"), notice());
   if (!asked) document.getElementById("token")?.focus();
-  const dialog = document.getElementById("dialog");
   show(dialog, ui.action && confirmation({ action: ui.action, submit, cancel }));
   if (!ui.action) dialog.close();
   else if (!dialog.open) dialog.showModal();
@@ -201,8 +201,8 @@ function draw() {
 }
 
 // The Escape key closes the dialog, unless a change is under way.
-document.getElementById("dialog").oncancel = (event) => ui.action?.state === "running" && event.preventDefault();
-document.getElementById("dialog").onclose = () => ui.action && cancel();
+dialog.addEventListener("cancel", (event) => ui.action?.state === "running" && event.preventDefault());
+dialog.addEventListener("close", () => ui.action && cancel());
 addEventListener("resize", draw);
 document.addEventListener("visibilitychange", pollIfSeen);
 setInterval(() => feed.away && draw(), 1000);

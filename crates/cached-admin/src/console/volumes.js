@@ -32,13 +32,13 @@ export function volumes(context) {
 function details({ documents: { volume: answer }, ui, change, begin }) {
   const missing = answer.away ? quiet(`Not known: ${answer.away}.`) : answer.absent ? quiet("The volume does not exist.") : without(answer, "Volumes", change);
   const of = answer.ok;
-  return h("section.details", { key: `volume-${ui.volume}`, "aria-labelledby": "volume-title" },
+  return h("section.details.wide-facts", { key: `volume-${ui.volume}`, "aria-labelledby": "volume-title" },
     h("h3", { id: "volume-title" }, foreign(ui.volume)),
     missing || [
       facts([
         ["Size", exact("volume-size", bytes, of.size_bytes), ", objects of ", bytes(of.object_bytes)],
         of.usage && ["Used", exact("volume-used", bytes, of.usage.referenced_bytes), ", changed since the last snapshot ", bytes(of.usage.exclusive_bytes)],
-        ["Attached by", of.owner ? foreign(of.owner) : "nobody", `, ${count(of.connections)} clients here`],
+        ["Attached by", of.owner ? foreign(of.owner) : "nobody", `, ${count(of.connections)} ${of.connections === 1 ? "client" : "clients"} here`],
         of.origin && ["Clone of", foreign(of.origin.volume ?? "a deleted volume"), of.origin.snapshot && [" at ", foreign(of.origin.snapshot)]],
         ["Settings", of.settings?.is_read_only ? "read-only" : printable(of.settings?.write ?? "write mode of the cache")],
       ]),
