@@ -110,6 +110,6 @@ pub use crate::request::{
     Call, ClaimRequest, Condition, FlushRequest, Hints, InfoRequest, InvalidateRequest, ListRequest,
     Priority, ReadRequest, Scope,
 };
-pub use crate::segment::{ReceiveBuffer, ReceiveBuffers, Segment, SegmentOwner, Segments};
+pub use crate::segment::{ReceiveBuffer, ReceiveBuffers, Segment, SegmentOwner, Segments, SegmentsBuf};
 /// The metrics that [`Control::metrics`] returns.
 pub use cached_metrics as metrics;

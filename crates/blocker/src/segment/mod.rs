@@ -6,6 +6,7 @@
 //! A segment of zeros takes no memory. The bytes of a segment never change while it lives.
 
 pub(crate) mod buffer;
+mod cursor;
 
 use std::fmt;
 use std::io::{self, IoSliceMut};
@@ -13,6 +14,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
+
+pub use cursor::SegmentsBuf;
 
 use buffer::{BUFFER_BYTES, Buffer};
 

@@ -1,10 +1,8 @@
 //! Bodies: those of responses, which are streams from the endpoint or cached buckets that are sent
 //! without a copy; and those of multi-object deletions.
 
-use std::io::IoSlice;
-
-use blocker::Segments;
-use bytes::{Buf, Bytes};
+use blocker::{Segments, SegmentsBuf};
+use bytes::Bytes;
 pub(crate) use cached_http::{BodyError, Data, ResponseBody as Body};
 use futures_util::stream::Stream;
 use http_body_util::{BodyExt, Full, StreamBody};
@@ -15,54 +13,9 @@ use quick_xml::Reader;
 use quick_xml::escape::resolve_predefined_entity;
 use quick_xml::events::Event;
 
-/// Bytes in the cache, which stay there until this is dropped.
-struct Cursor {
-    segments: Segments,
-    /// The index of the first unfinished segment, and the number of its bytes that are done.
-    at: (usize, usize),
-    left: usize,
-}
-
 /// Returns a part of a body with bytes in the cache.
 pub(crate) fn cached(segments: Segments) -> Data {
-    let left = segments.len_bytes();
-    Box::new(Cursor { segments, at: (0, 0), left })
-}
-
-impl Buf for Cursor {
-    fn remaining(&self) -> usize {
-        self.left
-    }
-
-    fn chunk(&self) -> &[u8] {
-        self.segments.as_slice().get(self.at.0).map_or(&[], |segment| &segment.as_slice()[self.at.1..])
-    }
-
-    fn chunks_vectored<'a>(&'a self, into: &mut [IoSlice<'a>]) -> usize {
-        let (first, done) = self.at;
-        let segments = self.segments.as_slice().iter().skip(first);
-        let mut count = 0;
-        for (place, segment) in into.iter_mut().zip(segments) {
-            let from = if count == 0 { done } else { 0 };
-            *place = IoSlice::new(&segment.as_slice()[from..]);
-            count += 1;
-        }
-        count
-    }
-
-    fn advance(&mut self, mut count: usize) {
-        assert!(count <= self.left, "advanced past the end");
-        self.left -= count;
-        while count > 0 {
-            let here = self.segments.as_slice()[self.at.0].len_bytes() - self.at.1;
-            if count < here {
-                self.at.1 += count;
-                return;
-            }
-            count -= here;
-            self.at = (self.at.0 + 1, 0);
-        }
-    }
+    Box::new(SegmentsBuf::from(segments))
 }
 
 /// Returns a body that consists of one part.
@@ -208,29 +161,6 @@ fn may_begin(path: &[Vec<u8>], name: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use blocker::Segment;
-
-    #[test]
-    fn a_cursor_gives_every_byte_once_in_any_steps() {
-        let mut segments = Segments::from(b"abc");
-        segments.push(Segment::copied(b"defg"));
-        segments.push(Segment::copied(b"h"));
-        for step in 1..=8 {
-            let mut data = cached(segments.clone());
-            let mut read = Vec::new();
-            while data.has_remaining() {
-                let mut places = [IoSlice::new(&[]); 4];
-                let count = data.chunks_vectored(&mut places);
-                let total: usize = places[..count].iter().map(|place| place.len()).sum();
-                assert_eq!(total, data.remaining());
-                assert_eq!(&*places[0], data.chunk());
-                let take = step.min(data.chunk().len());
-                read.extend_from_slice(&data.chunk()[..take]);
-                data.advance(take);
-            }
-            assert_eq!(read, b"abcdefgh");
-        }
-    }
 
     #[test]
     fn keys_are_read_as_clients_write_them() {
