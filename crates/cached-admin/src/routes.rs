@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::future::Future;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use cached_http::values::is_local_host;
 use hyper::header::{AUTHORIZATION, HOST, HeaderMap, HeaderName, HeaderValue, ORIGIN, ToStrError};
 use hyper::{Method, StatusCode, Uri};
 use parking_lot::RwLock;
@@ -329,16 +330,10 @@ fn authority<'a>(uri: &'a Uri, headers: &'a HeaderMap) -> Result<Option<&'a str>
 /// Returns whether the request names this host by an address or as `localhost`, or does not name
 /// any host.
 ///
-/// A web page that makes its own name resolve to this host, so that a browser lets it read the
-/// responses, uses that name.
+/// See [`is_local_host`] for the reason.
 fn is_of_this_host(uri: &Uri, headers: &HeaderMap) -> bool {
-    let Ok(named) = authority(uri, headers) else { return false };
-    let Some(named) = named.filter(|named| !named.is_empty()) else { return true };
-    let host = match named.strip_prefix('[') {
-        Some(rest) => rest.split_once(']').map_or(rest, |(host, _)| host),
-        None => named.rsplit_once(':').map_or(named, |(host, _)| host),
-    };
-    host.eq_ignore_ascii_case("localhost") || host.parse::<IpAddr>().is_ok()
+    authority(uri, headers)
+        .is_ok_and(|named| named.is_none_or(|named| named.is_empty() || is_local_host(named)))
 }
 
 /// The path prefixes of parts, each with the table that configures the part; empty for parts that

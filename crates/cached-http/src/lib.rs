@@ -1,27 +1,36 @@
-//! The HTTP client of `cached`, which is hyper's HTTP/1.1 client over TCP and TLS, and the
-//! connections of its HTTP servers.
+//! The HTTP client of `cached`, which is hyper's HTTP/1.1 client over TCP and TLS, and what its HTTP
+//! servers share.
 //!
 //! | module | content |
 //! |---|---|
 //! | `client` | [`Client`]: asynchronous requests over kept connections; [`Blocking`]: one request at a time, for a blocking thread |
 //! | `connector` | [`Connector`]: TCP, TLS, and the environment's proxies; [`Patient`]: connections that can read the response to an unfinished upload |
 //! | `listen` | [`bind`]: a server's sockets; [`accept`]: the loop that accepts their connections |
-//! | `server` | [`serve`]: the requests of one client connection |
+//! | `server` | [`serve`]: the requests of one client connection; [`drain`] |
+//! | [`framing`], [`values`] | the checks of a request's framing; ranges, entity tags and encoded names |
+//! | `keys` | the file of clients' keys |
+//! | `stall` | [`Stall`]: a time limit for clients that do not read |
 //!
 //! Retries, signatures and the interpretation of statuses are up to the caller.
 
 mod client;
 mod connector;
+pub mod framing;
+mod keys;
 mod listen;
 mod server;
+mod stall;
+pub mod values;
 
 use std::error::Error;
 
 pub use client::{Blocking, Client, RequestError, builder};
 pub use connector::{Connector, Patient, Route};
 pub use hyper::http;
+pub use keys::{KeyEntry, KeyTable, parse_keys, renew_files};
 pub use listen::{Server, accept, bind};
-pub use server::{Answer, BodyError, Data, ResponseBody, ServerLimits, Socket, serve};
+pub use server::{Answer, BodyError, DRAIN_TIME_MAX, Data, ResponseBody, ServerLimits, Socket, drain, serve};
+pub use stall::Stall;
 
 /// Returns an error with its causes as one line.
 #[must_use]

@@ -6,7 +6,8 @@ use std::future::Future;
 use std::pin::{Pin, pin};
 use std::time::Duration;
 
-use bytes::Buf;
+use bytes::{Buf, Bytes};
+use http_body_util::BodyExt;
 use http_body_util::combinators::UnsyncBoxBody;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -14,6 +15,7 @@ use hyper::service::service_fn;
 use hyper::{Request, Response};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::time::timeout;
 
 /// A part of a response body.
 pub type Data = Box<dyn Buf + Send + Sync>;
@@ -79,4 +81,23 @@ pub fn serve(
         }
         connection.await.map_err(|error| error.to_string())
     })
+}
+
+/// The maximum time for reading a refused body.
+pub const DRAIN_TIME_MAX: Duration = Duration::from_secs(10);
+
+/// Reads the rest of a refused body, within limits: a client that is still sending could miss the
+/// response if its connection were closed. Stops after `bytes_max`, after [`DRAIN_TIME_MAX`], and if
+/// the client pauses for `stall_max`.
+pub async fn drain(mut body: Incoming, bytes_max: usize, stall_max: Duration) {
+    let draining = async {
+        let mut left = bytes_max;
+        while let Ok(Some(Ok(frame))) = timeout(stall_max, body.frame()).await {
+            let len = frame.data_ref().map_or(0, Bytes::len);
+            let Some(rest) = left.checked_sub(len) else { return };
+            left = rest;
+        }
+    };
+    // The response is sent in any case.
+    let _ = timeout(DRAIN_TIME_MAX, draining).await;
 }

@@ -14,6 +14,10 @@
 //! ```
 #![warn(missing_debug_implementations)]
 
+mod secret;
+
+pub use secret::{PutInForce, Reread, SecretFile};
+
 use rustix::fs::{FsWord, Mode, OFlags};
 use std::fmt;
 use std::fs::{File, Metadata};

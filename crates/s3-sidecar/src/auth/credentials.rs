@@ -1,17 +1,14 @@
-//! The sidecar's own credentials at the endpoint, the requests that they sign, and the files with
-//! secrets, which can be replaced while they are in use.
+//! The sidecar's own credentials at the endpoint, and the requests that they sign; and all secrets of
+//! a sidecar, whose files can be replaced while they are in use.
 
 use std::fmt;
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use hyper::HeaderMap;
 use hyper::header::{AUTHORIZATION, HOST, HeaderName, HeaderValue};
 use hyper::http::request::Parts;
-use named_file::{FileError, Kinds, Stamp, stamp};
-use parking_lot::{Mutex, RwLock};
+use named_file::{FileError, PutInForce, Reread, SecretFile};
 
 use super::keys::Keys;
 use super::signature::{EMPTY_SHA256, SecretKey, canonical_request, format_time, push_hex, string_to_sign};
@@ -147,100 +144,6 @@ fn signed_names(headers: &HeaderMap) -> String {
     names.join(";")
 }
 
-/// The content of a file with secrets.
-pub(crate) struct SecretFile<T> {
-    path: PathBuf,
-    parse: fn(&str) -> Result<T, String>,
-    content: RwLock<Arc<T>>,
-    /// The state of the file at the last check.
-    stamp: Mutex<Stamp>,
-}
-
-impl<T> SecretFile<T> {
-    /// Reads a file.
-    ///
-    /// # Errors
-    /// A one-line message that states the mistake in the file and the correct form, without any
-    /// secret.
-    pub(crate) fn open(path: PathBuf, parse: fn(&str) -> Result<T, String>) -> Result<Self, FileError> {
-        let stamp = Mutex::new(stamp(&path));
-        let content = RwLock::new(Arc::new(read(&path, parse)?));
-        Ok(SecretFile { path, parse, content, stamp })
-    }
-
-    /// Returns the content in force.
-    pub(crate) fn current(&self) -> Arc<T> {
-        Arc::clone(&self.content.read())
-    }
-}
-
-impl<T> fmt::Debug for SecretFile<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SecretFile").field("path", &self.path).finish_non_exhaustive()
-    }
-}
-
-/// A file that can be read again.
-pub(crate) trait Reread {
-    /// Reads the file again. Its content applies once the returned function is called.
-    ///
-    /// # Errors
-    /// The errors of [`SecretFile::open`]. In that case the current content stays in force.
-    fn read_again(self: Arc<Self>) -> Result<PutInForce, FileError>;
-
-    /// Reads the file again and puts its content in force, if the file has changed since the last
-    /// check. Returns whether the file has changed.
-    ///
-    /// # Errors
-    /// The errors of [`Reread::read_again`].
-    fn reload_if_changed(self: Arc<Self>) -> Result<bool, FileError>;
-}
-
-type PutInForce = Box<dyn FnOnce() + Send>;
-
-impl<T: Send + Sync + 'static> Reread for SecretFile<T> {
-    fn read_again(self: Arc<Self>) -> Result<PutInForce, FileError> {
-        let stamp = stamp(&self.path);
-        let content = read(&self.path, self.parse).inspect_err(|error| {
-            // A mistake is reported only once; after a failure that may pass, the file is read again.
-            if error.is_mistake() {
-                *self.stamp.lock() = stamp;
-            }
-        })?;
-        Ok(Box::new(move || {
-            *self.content.write() = Arc::new(content);
-            *self.stamp.lock() = stamp;
-        }))
-    }
-
-    fn reload_if_changed(self: Arc<Self>) -> Result<bool, FileError> {
-        let has_changed = stamp(&self.path) != *self.stamp.lock();
-        if has_changed {
-            self.read_again()?();
-        }
-        Ok(has_changed)
-    }
-}
-
-/// Returns the content of a file that others must not be able to read. No error has any part of
-/// the text.
-fn read<T>(path: &Path, parse: fn(&str) -> Result<T, String>) -> Result<T, FileError> {
-    let file = named_file::open(path, Kinds::Regular).map_err(|error| error.unread(path))?;
-    let shown = path.display();
-    let mode = file.metadata.mode() & 0o777;
-    if mode & 0o027 != 0 {
-        return Err(FileError::mistake(format!(
-            "{shown} is readable by everyone, or writable by others than its owner (mode {mode:03o}); \
-             run chmod 600 {shown}"
-        )));
-    }
-    let text = file.text().map_err(|error| error.unread(path))?;
-    parse(&text).map_err(|why| FileError::mistake(format!("{shown}: {why}")))
-}
-
-/// The interval at which the files are checked.
-const INTERVAL: Duration = Duration::from_secs(60);
-
 /// The secrets of a sidecar. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct Secrets {
@@ -257,8 +160,8 @@ pub struct SecretsRead(Vec<(&'static str, PutInForce)>);
 
 impl Secrets {
     /// Returns the files, each with the configuration key that names it.
-    fn files(&self) -> Vec<(&'static str, Arc<dyn Reread + Send + Sync>)> {
-        let mut files: Vec<(_, Arc<dyn Reread + Send + Sync>)> = Vec::new();
+    pub(crate) fn files(&self) -> Vec<(&'static str, Arc<dyn Reread>)> {
+        let mut files: Vec<(_, Arc<dyn Reread>)> = Vec::new();
         if let Some(Keys(file)) = &self.keys {
             files.push(("s3.keys_file", Arc::clone(file) as _));
         }
@@ -298,30 +201,6 @@ impl SecretsRead {
 impl fmt::Debug for SecretsRead {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list().entries(self.0.iter().map(|(key, _)| key)).finish()
-    }
-}
-
-/// Puts the files' content in force whenever they change, until the future is dropped.
-pub(crate) async fn renew(secrets: Secrets) {
-    loop {
-        tokio::time::sleep(INTERVAL).await;
-        let files = secrets.files();
-        // Reading files may block.
-        let checked = tokio::task::spawn_blocking(move || {
-            for (key, file) in files {
-                match file.reload_if_changed() {
-                    Ok(true) => tracing::info!("the file of {key} has changed: its content is in force"),
-                    Ok(false) => (),
-                    Err(cause) => tracing::error!(
-                        %cause,
-                        "the file of {key} cannot be used: its previous content stays in force"
-                    ),
-                }
-            }
-        });
-        if checked.await.is_err() {
-            tracing::error!("reading the secrets of [s3] has panicked");
-        }
     }
 }
 

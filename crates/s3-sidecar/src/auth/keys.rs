@@ -6,15 +6,11 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use named_file::FileError;
-use serde::Deserialize;
+use cached_http::{KeyEntry, parse_keys};
+use named_file::{FileError, SecretFile};
 
-use super::credentials::SecretFile;
 use super::rights::{Place, Rights};
 use super::signature::SecretKey;
-
-/// The minimum length of a secret in bytes. A shorter secret could be guessed from a signature.
-const SECRET_BYTES_MIN: usize = 16;
 
 /// The keys in a file. Clones share them.
 #[derive(Clone, Debug)]
@@ -56,87 +52,22 @@ impl fmt::Debug for Key {
     }
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct FileTable {
-    #[serde(default)]
-    keys: Vec<KeyTable>,
-    #[serde(default)]
-    anonymous: AnonymousTable,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct KeyTable {
-    access_key: String,
-    secret_key: String,
-    #[serde(default)]
-    read: Vec<String>,
-    #[serde(default)]
-    write: Vec<String>,
-}
-
-#[derive(Deserialize, Default)]
-#[serde(deny_unknown_fields)]
-struct AnonymousTable {
-    #[serde(default)]
-    read: Vec<String>,
-}
-
 pub(crate) fn parse(text: &str) -> Result<Ring, String> {
-    let table: FileTable = toml::from_str(text).map_err(|error| without_values(text, &error))?;
-    let places = |of: &str, texts: Vec<String>| {
-        let each = texts.into_iter().map(|text| Place::parse(&text).map_err(|why| format!("{of}: {why}")));
-        each.collect::<Result<Vec<_>, _>>()
-    };
+    let table = parse_keys(text, "BUCKET/PREFIX", Place::parse)?;
     let mut ring = Ring::default();
-    ring.anonymous.read = places("anonymous", table.anonymous.read)?;
-    for (number, key) in (1..).zip(table.keys) {
-        let is_valid = |byte: u8| byte.is_ascii_graphic() && !b",;\"'".contains(&byte);
-        let name = key.access_key;
-        if name.is_empty() || name.len() > 128 || !name.bytes().all(is_valid) {
-            return Err(format!(
-                "the access_key of entry {number} must have 1 to 128 visible ASCII characters"
-            ));
-        }
-        if key.secret_key.len() < SECRET_BYTES_MIN {
-            return Err(format!("the secret_key of {name} must have at least {SECRET_BYTES_MIN} bytes"));
-        }
-        let rights = Rights { read: places(&name, key.read)?, write: places(&name, key.write)? };
-        if rights == Rights::default() {
-            return Err(format!("{name} has no rights; name buckets in read or write, or remove the key"));
-        }
-        let key = Key { secret: SecretKey::new(key.secret_key), rights };
-        if ring.keys.insert(name.clone(), Arc::new(key)).is_some() {
-            return Err(format!("{name} occurs twice"));
-        }
-    }
-    if ring.keys.is_empty() && ring.anonymous.read.is_empty() {
-        return Err("has no key; expected [[keys]] with access_key, secret_key, read and write".into());
+    ring.anonymous.read = table.anonymous_read;
+    for KeyEntry { name, secret, read, write } in table.keys {
+        let key = Key { secret: SecretKey::new(secret), rights: Rights { read, write } };
+        ring.keys.insert(name, Arc::new(key));
     }
     Ok(ring)
-}
-
-/// Returns an error message without values from the file, which could be secrets.
-fn without_values(text: &str, error: &toml::de::Error) -> String {
-    let line =
-        error.span().and_then(|span| text.get(..span.start)).map_or(1, |before| before.split('\n').count());
-    let names_a_key = ["unknown field", "missing field", "duplicate key"];
-    let message = error.message();
-    let what = match names_a_key.iter().any(|start| message.starts_with(start)) {
-        true => message.lines().next().unwrap_or_default(),
-        false => {
-            "is malformed; expected [[keys]] with access_key, secret_key, read = [\"BUCKET/PREFIX\"] and write"
-        }
-    };
-    format!("line {line}: {what}")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::auth::Secrets;
-    use crate::auth::credentials::Reread;
+    use named_file::Reread;
     use std::os::unix::fs::PermissionsExt;
     use std::path::Path;
 

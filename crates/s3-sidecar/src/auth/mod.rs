@@ -40,9 +40,9 @@ use percent_encoding::percent_encode;
 use serde::{Deserialize, Serialize};
 
 use crate::http::body::keys_to_delete;
-use crate::http::framing::host;
 use crate::http::headers::{self, Known, Rule};
 use crate::http::target::{Addressing, Target};
+use cached_http::framing::host;
 use chunked::Chain;
 use credentials::Unsigned;
 use denial::Denial;
@@ -52,8 +52,8 @@ use payload::Payload;
 use signature::{PATH, QUERY, decoded, now, parameters};
 use verify::{Verified, is_auth_parameter, verify};
 
+pub(crate) use credentials::Signer;
 pub use credentials::{Credentials, Secrets, SecretsRead};
-pub(crate) use credentials::{Signer, renew};
 pub use denial::Refusals;
 pub use keys::Keys;
 pub(crate) use payload::{Check, Verdict};

@@ -3,12 +3,13 @@
 
 use std::sync::Arc;
 
+use cached_http::values::ByteRange;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
 use crate::config::SidecarConfig;
 use crate::endpoint::Failure;
-use crate::http::read::{Asked, Place, Read};
+use crate::http::read::{Place, Read};
 use crate::memory::tables::{Guard, InProgress};
 
 /// The reads in progress.
@@ -24,7 +25,7 @@ pub(crate) struct Reader {
 /// The content of the response to a reader.
 #[derive(Clone, Copy, Debug)]
 struct Brings {
-    range: Option<Asked>,
+    range: Option<ByteRange>,
     is_head: bool,
     /// Whether the request only checks for a change.
     is_verification: bool,
@@ -117,11 +118,13 @@ impl Brings {
 }
 
 /// Returns whether a read of `first` contains the first byte of `then`, whatever the object's size.
-fn covers(first: Option<Asked>, then: Option<Asked>) -> bool {
+fn covers(first: Option<ByteRange>, then: Option<ByteRange>) -> bool {
     match (first, then) {
         (None, _) => true,
-        (Some(Asked::From(0, None)), None) => true,
-        (Some(Asked::From(from, to)), Some(Asked::From(at, _))) => from <= at && to.is_none_or(|to| at <= to),
+        (Some(ByteRange::From(0, None)), None) => true,
+        (Some(ByteRange::From(from, to)), Some(ByteRange::From(at, _))) => {
+            from <= at && to.is_none_or(|to| at <= to)
+        }
         (first, then) => first == then,
     }
 }
@@ -132,7 +135,7 @@ mod tests {
 
     #[test]
     fn a_read_waits_for_one_that_brings_its_first_byte() {
-        let from = |first, last| Some(Asked::From(first, last));
+        let from = |first, last| Some(ByteRange::From(first, last));
         for (first, then, is_covered) in [
             (None, None, true),
             (None, from(5, None), true),
@@ -141,8 +144,8 @@ mod tests {
             (from(5, Some(9)), from(9, Some(20)), true),
             (from(5, Some(9)), from(10, Some(20)), false),
             (from(5, Some(9)), from(4, Some(9)), false),
-            (Some(Asked::Last(5)), Some(Asked::Last(5)), true),
-            (Some(Asked::Last(5)), Some(Asked::Last(4)), false),
+            (Some(ByteRange::Last(5)), Some(ByteRange::Last(5)), true),
+            (Some(ByteRange::Last(5)), Some(ByteRange::Last(4)), false),
         ] {
             assert_eq!(covers(first, then), is_covered, "{first:?} {then:?}");
         }

@@ -8,15 +8,15 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http_body_util::BodyExt;
+use cached_http::framing::expects_continue;
+use cached_http::{DRAIN_TIME_MAX, drain};
 use hyper::body::{Body, Frame, Incoming, SizeHint};
-use hyper::header::EXPECT;
 use hyper::{HeaderMap, Request};
 use hyper_util::client::legacy::connect::{CaptureConnection, capture_connection};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
-use tokio::time::{Instant, Sleep, sleep, timeout};
+use tokio::time::{Instant, Sleep, sleep};
 
 use crate::auth::{Check, Verdict};
 use crate::endpoint::lane::Lane;
@@ -28,9 +28,6 @@ const CONTINUE_WAIT_MAX: Duration = Duration::from_secs(1);
 
 /// The maximum number of bytes of a refused body that are read.
 const DRAIN_BYTES_MAX: usize = 1 << 20;
-
-/// The maximum time for reading a refused body.
-const DRAIN_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// The progress of a body, for the task that waits for the response.
 #[derive(Debug)]
@@ -86,23 +83,9 @@ impl Drop for Client {
     fn drop(&mut self) {
         let body = self.body.take().filter(|body| self.is_sending && !body.is_end_stream());
         if let (Some(body), Ok(runtime)) = (body, Handle::try_current()) {
-            drop(runtime.spawn(drain(body, DRAIN_TIME_MAX)));
+            drop(runtime.spawn(drain(body, DRAIN_BYTES_MAX, DRAIN_TIME_MAX)));
         }
     }
-}
-
-/// Reads the rest of a body, within limits. Stops if the client pauses for `stall_max`.
-async fn drain(mut body: Incoming, stall_max: Duration) {
-    let draining = async {
-        let mut left = DRAIN_BYTES_MAX;
-        while let Ok(Some(Ok(frame))) = timeout(stall_max, body.frame()).await {
-            let len = frame.data_ref().map_or(0, Bytes::len);
-            let Some(rest) = left.checked_sub(len) else { return };
-            left = rest;
-        }
-    };
-    // The response is sent in any case.
-    let _ = timeout(DRAIN_TIME_MAX, draining).await;
 }
 
 /// Withholds the body until the endpoint has asked for it.
@@ -188,7 +171,7 @@ impl Upload {
         if let Source::Client(client) = &mut self.source
             && let Some(body) = client.body.take()
         {
-            drain(body, self.stall_max).await;
+            drain(body, DRAIN_BYTES_MAX, self.stall_max).await;
         }
     }
 
@@ -280,10 +263,6 @@ pub(crate) fn keep_expectation(request: &mut Request<Upload>) {
     });
     let connection = capture_connection(request);
     request.body_mut().gate = Some(Gate { asked, patience: Box::pin(sleep(CONTINUE_WAIT_MAX)), connection });
-}
-
-fn expects_continue(headers: &HeaderMap) -> bool {
-    headers.get(EXPECT).is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"))
 }
 
 impl Body for Upload {

@@ -15,7 +15,7 @@
 use std::borrow::Cow;
 use std::net::IpAddr;
 
-use percent_encoding::percent_decode_str;
+use cached_http::values::percent_decoded;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -54,8 +54,10 @@ impl Addressing {
                 Target::Unknown
             }
             () if key.is_empty() => Target::Bucket(bucket),
-            () if !is_encoded_well(key) => Target::IllEncoded(bucket),
-            () => Target::Object(bucket, percent_decode_str(key).into()),
+            () => match percent_decoded(key) {
+                Some(key) => Target::Object(bucket, key),
+                None => Target::IllEncoded(bucket),
+            },
         }
     }
 
@@ -119,12 +121,6 @@ fn without_port(host: &str) -> &str {
         Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
         _ => host,
     }
-}
-
-/// Returns whether each `%` is followed by two hexadecimal digits.
-fn is_encoded_well(key: &str) -> bool {
-    let is_hex = |text: &str| text.len() >= 2 && text.bytes().take(2).all(|byte| byte.is_ascii_hexdigit());
-    key.split('%').skip(1).all(is_hex)
 }
 
 /// The keys that an endpoint treats as one, in addition to those with empty or dot segments.

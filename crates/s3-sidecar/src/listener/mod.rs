@@ -12,7 +12,7 @@ use std::thread::{self, JoinHandle};
 use std::{fmt, io};
 
 use blocker::Namespace;
-use cached_http::{ServerLimits, Socket};
+use cached_http::{ServerLimits, Socket, Stall};
 use cached_metrics::{Collect, Families};
 use parking_lot::{Mutex, RwLock};
 use tokio::net::{TcpListener, TcpStream};
@@ -21,13 +21,13 @@ use tokio::sync::{Semaphore, watch};
 
 use crate::Shared;
 use crate::access_log::AccessLog;
-use crate::auth::{self, Access, Secrets};
+use crate::auth::{Access, Secrets};
 use crate::config::SidecarConfig;
 use crate::endpoint::lane::Lanes;
 use crate::endpoint::{Breaker, Upstream};
 use crate::http::target::Addressing;
 use crate::listener::control::SidecarControl;
-use crate::listener::socket::{Pipes, Splicing, Stall};
+use crate::listener::socket::{Pipes, Splicing};
 use crate::memory::Knowledge;
 use crate::memory::pieces::Pieces;
 use crate::memory::tables::{ABSENT_BYTES_EACH, Table};
@@ -248,7 +248,7 @@ impl Worker {
         let config = &self.shared.config;
         // These tasks end with the thread's runtime.
         if renews {
-            tokio::spawn(auth::renew(config.secrets.clone()));
+            tokio::spawn(cached_http::renew_files(config.secrets.files()));
             if let Some(tls) = config.tls.clone() {
                 tokio::spawn(cached_tls::renew(tls, "s3.tls"));
             }
@@ -312,7 +312,8 @@ impl cached_http::Server for Worker {
         let served = match &self.shared.config.tls {
             None => {
                 let socket = Splicing::new(socket, Arc::clone(&self.shared), Arc::clone(&self.pipes));
-                self.serve_on(Box::new(Stall::new(socket, stall_max)), peer).await
+                let socket = Stall::with_progress(socket, stall_max, Splicing::sent);
+                self.serve_on(Box::new(socket), peer).await
             }
             Some(tls) => match cached_tls::accept(tls, socket).await {
                 Ok(socket) => self.serve_on(Box::new(Stall::new(socket, stall_max)), peer).await,

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use cached_http::framing::host;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::Incoming;
 use hyper::header::{CONTENT_LENGTH, HeaderValue};
@@ -20,7 +21,7 @@ use crate::auth::{Access, Decision, payload};
 use crate::endpoint::upload::Upload;
 use crate::endpoint::{Failure, Upstream};
 use crate::http::body::{self, Body};
-use crate::http::framing::{self, host, refusal};
+use crate::http::framing::{self, refusal};
 use crate::http::read::Read;
 use crate::http::target::{Addressing, Class, Target};
 use crate::memory::writes::{self, Change, Passing};

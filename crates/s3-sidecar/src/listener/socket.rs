@@ -1,5 +1,4 @@
-//! The sockets of clients: a time limit for writes without progress, and, without TLS, cached pages
-//! that are sent without a copy.
+//! The sockets of clients without TLS, which send cached pages without a copy.
 //!
 //! Runs of lent bytes go through a pipe; everything else, and short runs, are copied into the
 //! socket. Bytes in the pipe count as written, and a flush waits for them.
@@ -10,7 +9,6 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
 
 use parking_lot::Mutex;
 use rustix::io::Errno;
@@ -18,7 +16,6 @@ use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 use rustix::pipe::{IoSliceRaw, PipeFlags, SpliceFlags, fcntl_setpipe_size, pipe_with, splice, vmsplice};
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::TcpStream;
-use tokio::time::{Sleep, sleep};
 
 use crate::Shared;
 use crate::memory::pieces::LENT_BYTES_MIN;
@@ -41,6 +38,11 @@ pub(crate) struct Splicing {
 impl Splicing {
     pub(crate) fn new(socket: TcpStream, shared: Arc<Shared>, pipes: Arc<Pipes>) -> Self {
         Self { socket, shared, pipes, pipe: None, sent: 0 }
+    }
+
+    /// Returns the number of bytes sent while a write waited.
+    pub(crate) fn sent(&self) -> u64 {
+        self.sent
     }
 
     /// Ensures that there is a pipe. Returns whether a pipe was available.
@@ -155,12 +157,6 @@ impl AsyncWrite for Splicing {
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         ready!(self.poll_drain(cx))?;
         Pin::new(&mut self.socket).poll_shutdown(cx)
-    }
-}
-
-impl Progress for Splicing {
-    fn sent(&self) -> u64 {
-        self.sent
     }
 }
 
@@ -299,87 +295,5 @@ impl Drop for Pipe {
             // The pipe's content belongs to a connection that has ended.
             idle.count -= 1;
         }
-    }
-}
-
-/// A stream that can send earlier bytes while a write waits.
-pub(crate) trait Progress {
-    /// Returns the number of bytes sent.
-    fn sent(&self) -> u64 {
-        0
-    }
-}
-
-impl<S> Progress for cached_tls::TlsStream<S> {}
-
-/// A socket with a time limit for writes without progress.
-pub(crate) struct Stall<S> {
-    socket: S,
-    time_max: Duration,
-    /// The number of bytes sent at the time when the timer was started.
-    sent: u64,
-    /// The timer, which runs while a write waits.
-    timer: Option<Pin<Box<Sleep>>>,
-}
-
-impl<S: Progress> Stall<S> {
-    pub(crate) fn new(socket: S, time_max: Duration) -> Self {
-        Self { socket, time_max, sent: 0, timer: None }
-    }
-
-    fn limit<T>(&mut self, cx: &mut Context<'_>, outcome: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
-        if outcome.is_ready() {
-            self.timer = None;
-            return outcome;
-        }
-        let sent = self.socket.sent();
-        if std::mem::replace(&mut self.sent, sent) != sent {
-            self.timer = None;
-        }
-        let timer = self.timer.get_or_insert_with(|| Box::pin(sleep(self.time_max)));
-        match timer.as_mut().poll(cx) {
-            Poll::Pending => Poll::Pending,
-            Poll::Ready(()) => Poll::Ready(Err(io::ErrorKind::TimedOut.into())),
-        }
-    }
-}
-
-impl<S: AsyncRead + Unpin> AsyncRead for Stall<S> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        into: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.socket).poll_read(cx, into)
-    }
-}
-
-impl<S: AsyncWrite + Progress + Unpin> AsyncWrite for Stall<S> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        let outcome = Pin::new(&mut self.socket).poll_write(cx, bytes);
-        self.limit(cx, outcome)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        runs: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        let outcome = Pin::new(&mut self.socket).poll_write_vectored(cx, runs);
-        self.limit(cx, outcome)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.socket.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let outcome = Pin::new(&mut self.socket).poll_flush(cx);
-        self.limit(cx, outcome)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let outcome = Pin::new(&mut self.socket).poll_shutdown(cx);
-        self.limit(cx, outcome)
     }
 }

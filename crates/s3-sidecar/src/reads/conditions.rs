@@ -5,6 +5,7 @@
 use std::ops::Range;
 use std::time::{Duration, SystemTime};
 
+use cached_http::values::contains_tag;
 use hyper::header::{
     CACHE_CONTROL, HeaderName, HeaderValue, IF_MATCH, IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_RANGE,
     IF_UNMODIFIED_SINCE, PRAGMA, RANGE,
@@ -117,7 +118,7 @@ pub(crate) enum Verdict {
 pub(crate) fn decide(headers: &HeaderMap, head: &Head) -> Option<Verdict> {
     let has = |name: HeaderName| headers.contains_key(name);
     let is_other = if has(IF_MATCH) {
-        !matches(headers, &IF_MATCH, head, true)?
+        !contains_tag(headers, &IF_MATCH, head.etag.to_str().ok()?, true)?
     } else {
         has(IF_UNMODIFIED_SINCE) && is_modified_since(headers, &IF_UNMODIFIED_SINCE, head)?
     };
@@ -125,49 +126,11 @@ pub(crate) fn decide(headers: &HeaderMap, head: &Head) -> Option<Verdict> {
         return Some(Verdict::Failed);
     }
     let is_same = if has(IF_NONE_MATCH) {
-        matches(headers, &IF_NONE_MATCH, head, false)?
+        contains_tag(headers, &IF_NONE_MATCH, head.etag.to_str().ok()?, false)?
     } else {
         has(IF_MODIFIED_SINCE) && !is_modified_since(headers, &IF_MODIFIED_SINCE, head)?
     };
     Some(if is_same { Verdict::NotModified } else { Verdict::Send })
-}
-
-/// Returns whether a list of tags contains the object's tag, or `None` if the header is not a list
-/// of tags.
-fn matches(headers: &HeaderMap, name: &HeaderName, head: &Head, is_strong: bool) -> Option<bool> {
-    let own = opaque(head.etag.to_str().ok()?);
-    let mut has_own = false;
-    for value in headers.get_all(name) {
-        let mut rest = value.to_str().ok()?.trim();
-        if rest == "*" {
-            has_own = true;
-            continue;
-        }
-        while !rest.is_empty() {
-            let (is_weak, tag) = rest.strip_prefix("W/").map_or((false, rest), |tag| (true, tag));
-            let (tag, after) = match tag.strip_prefix('"') {
-                Some(quoted) => quoted.split_once('"')?,
-                // S3 accepts tags without quotes.
-                None => {
-                    let end = tag.find(',').unwrap_or(tag.len());
-                    (tag[..end].trim(), &tag[end..])
-                }
-            };
-            if tag.is_empty() || tag.contains('"') {
-                return None;
-            }
-            has_own |= tag == own && !(is_strong && is_weak);
-            rest = match after.trim_start() {
-                "" => "",
-                after => after.strip_prefix(',')?.trim_start(),
-            };
-        }
-    }
-    Some(has_own)
-}
-
-fn opaque(etag: &str) -> &str {
-    etag.strip_prefix('"').and_then(|etag| etag.strip_suffix('"')).unwrap_or(etag)
 }
 
 /// Returns whether the object has changed since a time, or `None` if the endpoint must decide.
