@@ -115,7 +115,7 @@ impl Daemon {
         daemon.admin = wait_for("the admin listener", || {
             let ended = daemon.child.try_wait().expect("a child").is_some();
             let log = std::fs::read_to_string(&path).unwrap_or_default();
-            let address = log.lines().find_map(|line| line.split_once("http://127.0.0.1:"));
+            let address = log.lines().find_map(|line| line.split_once("admin on http://127.0.0.1:"));
             let address = address.map(|(_, port)| format!("127.0.0.1:{}", port.trim()));
             assert!(address.is_some() || !ended, "{program} has ended:\n{log}");
             address

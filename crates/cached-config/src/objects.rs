@@ -3,6 +3,7 @@
 use crate::backend::BackendTable;
 use crate::config_file::{ConfigError, eviction_policy, invalid, require};
 use crate::config_keys;
+use crate::http_table::HttpTable;
 use crate::journal_table::{DurabilityName, JournalTable, check_durability};
 use crate::keys::Size;
 use crate::lifecycle::{StartError, Waiting};
@@ -66,6 +67,8 @@ config_keys! {
     pub shutdown_flush_secs: u64 = own(SHUTDOWN_FLUSH_SECS), in 1..=24 * 60 * 60;
     /// The journal, if there is one.
     pub journal: Option<JournalTable> = own(None);
+    /// The listener for HTTP requests, if there is one.
+    pub http: Option<HttpTable> = own(None);
     /// The store; required.
     pub backend: Option<BackendTable> = own(None);
     /// The namespaces that have their own settings.
@@ -278,6 +281,7 @@ impl ObjectsTable {
         eviction_policy("objects.eviction_policy", &self.eviction_policy)?;
         self.cache()?.check(&Capabilities::full(OBJECT_BYTES_LIMIT)).map_err(ConfigError::from)?;
         check_durability(self)?;
+        self.http.as_ref().map_or(Ok(()), |http| http.check(self.object_bytes_max.0))?;
         self.journal.as_ref().map_or(Ok(()), |journal| journal.check(self))
     }
 

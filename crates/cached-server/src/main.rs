@@ -91,7 +91,8 @@ fn serve(
     let settings = &config.settings;
     // Before the user changes, because only root may be able to read the files.
     let loaded = config.load()?;
-    let Loaded { secrets, tokens, tls, admin_tls, nbd_tls, s3_tls, s3_secrets } = loaded;
+    let Loaded { secrets, tokens, tls, admin_tls, listeners, s3_tls, s3_secrets } = loaded;
+    let http_keys = listeners.http_keys.clone();
     let secret_warnings = config.secret_warnings();
     if settings.core_dumps {
         process::allow_core_dumps().map_err(refused)?;
@@ -150,7 +151,7 @@ fn serve(
     let tracer = exporter.as_ref().map(|(exporter, _)| exporter.tracer());
     let open_objects = |sockets| {
         let end = pin!(signals.end_requested("while the store is being opened"));
-        match Objects::open(&config, nbd_tls, secrets, sockets, end, admin.as_ref(), tracer.as_ref()) {
+        match Objects::open(&config, listeners, secrets, sockets, end, admin.as_ref(), tracer.as_ref()) {
             Err(ObjectsError::Ended) => Ok(None),
             objects => objects.map(Some).map_err(|error| error.failure(config.path.as_deref())),
         }
@@ -204,6 +205,7 @@ fn serve(
     let parts = LiveParts {
         server: server.live(),
         objects: objects.as_ref().map(Objects::live),
+        http_keys,
         tokens,
         tracer,
         sidecar_secrets: s3_secrets,
@@ -442,12 +444,15 @@ fn announce(
     if let Some(objects) = objects {
         limits.objects = objects.memory_bytes_max() as usize;
         limits.object_listener = objects.listener_bytes_max() as usize;
-        let listeners = objects.addresses();
-        let listeners = match listeners.is_empty() {
-            true => "nowhere: there is no [synapse]".into(),
-            false => listeners.join(", "),
-        };
-        let _ = writeln!(text, "objects on {listeners}");
+        let (listeners, http) = (objects.addresses(), objects.http_addresses());
+        if listeners.is_empty() && http.is_empty() {
+            let _ = writeln!(text, "objects on nowhere: there is neither [synapse] nor [objects.http]");
+        }
+        for (how, listeners) in [("", listeners), (" over HTTP", http)] {
+            if !listeners.is_empty() {
+                let _ = writeln!(text, "objects{how} on {}", listeners.join(", "));
+            }
+        }
         if !objects.volume_addresses().is_empty() {
             let _ = writeln!(text, "volumes on {} (NBD)", objects.volume_addresses().join(", "));
         }

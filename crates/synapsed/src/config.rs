@@ -11,13 +11,14 @@ use blocker::memory::MemoryConfig;
 use blocker::{Durability, Memory, NamespaceKey};
 use cached_admin::{AdminTable, Tokens};
 use cached_config::{
-    BackendTable, ConfigError, DrainTimes, InsightTable, Listening, ObjectsTable, Secrets, SynapseTable,
-    check_addresses, invalid, parse_config, read_config, secret_warning,
+    BackendTable, ConfigError, DrainTimes, HttpTable, InsightTable, Listening, ObjectsTable, Secrets,
+    SynapseTable, check_addresses, invalid, parse_config, read_config, secret_warning,
 };
 use cached_core::object::ObjectCache;
 use cached_process::log::LogTable;
 use cached_tls::ServerTls;
 use cached_tracing::TracingTable;
+use object_http::Keys;
 use serde::{Deserialize, Deserializer, Serialize};
 use synapse::{Server, ServerConfig};
 
@@ -54,6 +55,9 @@ pub(crate) struct Loaded {
     /// The tokens of the admin listener, and its certificates.
     pub(crate) tokens: Option<Tokens>,
     pub(crate) admin_tls: Option<Arc<ServerTls>>,
+    /// The keys and certificates of the HTTP listener for objects.
+    pub(crate) http_keys: Option<Keys>,
+    pub(crate) http_tls: Option<Arc<ServerTls>>,
 }
 
 fn backend<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BackendTable, D::Error> {
@@ -103,6 +107,7 @@ impl Config {
     pub(crate) fn load(&self) -> Result<Loaded, ConfigError> {
         let mut addresses = self.synapse.listening();
         addresses.extend(self.admin.iter().flat_map(|table| Listening::of("admin.listen", &table.listen)));
+        addresses.extend(self.http().iter().flat_map(|table| table.listening()));
         check_addresses(&addresses)?;
         self.backend.check_files().map_err(in_this_file)?;
         self.objects.as_ref().map_or(Ok(()), ObjectsTable::check_files)?;
@@ -112,6 +117,8 @@ impl Config {
             secrets,
             tokens: self.admin.as_ref().map_or(Ok(None), AdminTable::tokens)?,
             admin_tls: self.admin.as_ref().map_or(Ok(None), AdminTable::load_tls)?,
+            http_keys: self.http().map_or(Ok(None), HttpTable::keys)?,
+            http_tls: self.http().map_or(Ok(None), HttpTable::load_tls)?,
         })
     }
 
@@ -154,6 +161,11 @@ impl Config {
         Ok(Some(table))
     }
 
+    /// Returns the table of the HTTP listener for objects, if there is one.
+    pub(crate) fn http(&self) -> Option<&HttpTable> {
+        self.objects.as_ref()?.http.as_ref()
+    }
+
     /// Returns the limit on the size of objects with which the backend is opened, in bytes.
     pub(crate) fn object_bytes_max(&self) -> u64 {
         let default = blocker::OBJECT_BYTES_MAX_DEFAULT;
@@ -164,7 +176,8 @@ impl Config {
     pub(crate) fn descriptors_max(&self) -> u64 {
         let admin = self.admin.as_ref().map_or(0, AdminTable::descriptors_max);
         let listener = u64::from(self.synapse.connections_max) + 3 * self.synapse.threads as u64;
-        listener + admin + self.backend.descriptors_max() + 32
+        let http = self.http().map_or(0, HttpTable::descriptors_max);
+        listener + admin + http + self.backend.descriptors_max() + 32
     }
 
     /// Checks everything that can be checked without opening the backend or a socket.
@@ -323,7 +336,7 @@ mod tests {
         let text = include_str!("../../../deploy/synapsed.toml");
         let lines = text.lines().map(|line| line.strip_prefix('#').unwrap_or(line));
         // Off unless the table exists; cached.toml shows all of its keys.
-        let is_optional = |line: &str| line == "[objects.journal]";
+        let is_optional = |line: &str| ["[objects.journal]", "[objects.http]"].contains(&line);
         let is_setting = |line: &str| {
             let key = line.split('=').next().unwrap_or_default().trim_end();
             let named =

@@ -6,6 +6,7 @@
 //! ```
 
 mod config;
+mod http;
 mod reload;
 mod serve;
 

@@ -14,6 +14,9 @@ use toml::Table;
 
 use crate::config::{Config, in_this_file};
 
+/// The configuration key that names the file of keys.
+const HTTP_KEYS: &str = "objects.http.keys_file";
+
 /// The parts of the daemon that its configuration can change.
 pub(crate) struct Synapsed {
     pub(crate) path: PathBuf,
@@ -21,6 +24,8 @@ pub(crate) struct Synapsed {
     /// The delay of the shutdown, and the time limit for requests in progress.
     pub(crate) drain: (LiveSecs, LiveSecs),
     pub(crate) objects: LiveObjects,
+    /// The keys of the HTTP listener for objects.
+    pub(crate) http_keys: Option<object_http::Keys>,
     /// The tokens of the admin listener.
     pub(crate) tokens: Option<Tokens>,
     /// Creates spans if requests are traced.
@@ -66,10 +71,16 @@ impl Program for Synapsed {
         // Everything that can be refused comes first: the files are read, then the object cache
         // changes, or nothing does.
         let tokens = self.tokens.as_ref().map(Tokens::read_again).transpose()?;
+        let http_keys = self.http_keys.as_ref().map(object_http::Keys::read_again).transpose();
+        let http_keys = http_keys.map_err(|error| format!("{HTTP_KEYS}: {error}"))?;
         let files = self.objects.change(objects, listener, secrets, "backend.secret_file");
         let mut files = files.map_err(|error| line(in_this_file(error)))?;
         if tokens.is_some_and(TokensRead::put_in_force) {
             files.push("admin.token_file".into());
+        }
+        if let Some(put_in_force) = http_keys {
+            put_in_force();
+            files.push(HTTP_KEYS.into());
         }
         let descriptors = after.descriptors_max();
         if descriptors > in_force.descriptors_max() {

@@ -11,7 +11,7 @@ use blocker::trace::Tracer;
 use blocker::{Blocker, Traced};
 use cached_admin::insight::ObjectsInsight;
 use cached_admin::insight::slow::{SlowLog, SlowStore};
-use cached_admin::sources::{ObjectsSource, StoreSource, SynapseSource, measured};
+use cached_admin::sources::{ObjectHttpSource, ObjectsSource, StoreSource, SynapseSource, measured};
 use cached_admin::{AdminServer, Health, control};
 use cached_config::{
     ConfigError, DrainTimes, LiveObjects, ObjectsTable, OpenOptions, Secrets, ShutdownError, StartError,
@@ -31,6 +31,7 @@ use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::task::JoinHandle;
 
 use crate::config::{Config, Loaded, in_this_file};
+use crate::http::HttpListener;
 use crate::reload::{self, Synapsed};
 
 /// Serves a configuration parsed from `text` until a signal requests the shutdown. Then the
@@ -47,7 +48,7 @@ pub(crate) fn run(
     log: &Log,
 ) -> Result<(), Failure> {
     let of_file = |error: ConfigError| Failure::from(error.in_file(path));
-    let Loaded { server: mut server_config, secrets, tokens, admin_tls } = loaded;
+    let Loaded { server: mut server_config, secrets, tokens, admin_tls, http_keys, http_tls } = loaded;
     config.warnings().iter().for_each(|warning| tracing::warn!("{warning}"));
     let (wanted, addresses) = (config.descriptors_max(), config.synapse.addresses().map_err(of_file)?);
     let descriptors = raise_descriptor_limit(wanted);
@@ -95,8 +96,10 @@ pub(crate) fn run(
         Some(_) => measured(store, config.backend.kind()),
         None => (store, None),
     };
-    let workers: Vec<Worker> =
-        (1..config.synapse.threads).map(Worker::start).collect::<io::Result<_>>().map_err(failed)?;
+    let workers: Vec<Worker> = (1..config.synapse.threads)
+        .map(|index| Worker::start("synapse", index))
+        .collect::<io::Result<_>>()
+        .map_err(failed)?;
     server_config.workers = std::iter::once(runtime.handle().clone())
         .chain(workers.iter().map(|worker| worker.handle.clone()))
         .collect();
@@ -132,8 +135,19 @@ pub(crate) fn run(
         });
         let insight = insight.transpose().map_err(failed)?;
         let admin_bytes_max = admin.as_ref().map_or(0, AdminServer::memory_bytes_max);
-        let memory_bytes_max =
-            server_config.memory_bytes_max() + cache_bytes_max + store.memory_bytes_max() + admin_bytes_max;
+        let http = match config.http() {
+            Some(table) => {
+                let files = (http_keys.clone(), http_tls);
+                Some(HttpListener::open(table, files, Arc::clone(&backend), of_file, failed).await?)
+            }
+            None => None,
+        };
+        let http_bytes_max = http.as_ref().map_or(0, |http| http.server.memory_bytes_max());
+        let memory_bytes_max = server_config.memory_bytes_max()
+            + http_bytes_max
+            + cache_bytes_max
+            + store.memory_bytes_max()
+            + admin_bytes_max;
         let server = Server::new(backend, server_config);
         let server = Arc::new(server.map_err(|error| of_file(SynapseTable::error(&error)))?);
         let mut bound = Vec::new();
@@ -151,6 +165,7 @@ pub(crate) fn run(
             log: log.clone(),
             drain: (delay.clone(), timeout.clone()),
             objects: LiveObjects::new(live_cache, listener, store.secret(), secrets),
+            http_keys,
             tokens,
             tracer,
             slow,
@@ -158,12 +173,13 @@ pub(crate) fn run(
         };
         let source = reload::source(config, path, text).map_err(refused)?;
         let (reloader, drain) = (Arc::new(Reloader::new(program, source)), Drain::default());
-        announce(&bound, config, memory_bytes_max, admin.as_ref());
+        announce(&bound, config, memory_bytes_max, http.as_ref(), admin.as_ref());
         let mut shown = Vec::new();
         if let Some(admin) = &admin {
             control::add_routes(admin.routes(), &reloader, &drain, log);
             let addresses = bound.iter().map(ToString::to_string).collect();
             shown.push(SynapseSource::show(admin, &server, addresses));
+            shown.extend(http.iter().map(|http| ObjectHttpSource::show(admin, &http.server)));
             shown.extend(cache.iter().map(|cache| ObjectsSource::show(admin, &cache.cache)));
             let measured = measurements.as_ref();
             let name = || config.backend.to_string();
@@ -197,13 +213,20 @@ pub(crate) fn run(
         let stage = Cell::new("answering requests that have begun");
         let end = async {
             let timeout = timeout.get();
-            if !server.shutdown(timeout).await {
+            let http_ended = async {
+                match &http {
+                    Some(http) => http.server.shutdown(timeout).await,
+                    None => true,
+                }
+            };
+            let (synapse_ended, http_ended) = tokio::join!(server.shutdown(timeout), http_ended);
+            if !(synapse_ended && http_ended) {
                 tracing::warn!(timeout_secs = timeout.as_secs(), "some requests were aborted");
             }
             stage.set("storing dirty data");
             let instance = server.instance();
             // The admin listener's data hold handles of the server and the cache.
-            drop((server, shown, insight));
+            drop((server, http, shown, insight));
             let stored = match cache {
                 Some(cache) => cache.shut_down().await.map_err(not_stored),
                 None => Ok(()),
@@ -304,7 +327,7 @@ async fn open(
     Ok((Store::open_when_available(&config.backend, &options, waiting).await?, journal))
 }
 
-fn refused(cause: impl fmt::Display) -> Failure {
+pub(crate) fn refused(cause: impl fmt::Display) -> Failure {
     Failure::new(Exit::Refused, cause)
 }
 
@@ -327,12 +350,21 @@ const END_MARGIN: Duration = Duration::from_secs(10);
 
 /// Writes the first lines to standard output, for people and for a parent process that has
 /// configured port 0.
-fn announce(bound: &[Address], config: &Config, memory_bytes_max: u64, admin: Option<&AdminServer>) {
+fn announce(
+    bound: &[Address],
+    config: &Config,
+    memory_bytes_max: u64,
+    http: Option<&HttpListener>,
+    admin: Option<&AdminServer>,
+) {
     let mut out = io::stdout().lock();
     for address in bound {
         // The daemon also serves if standard output is closed.
         let cache = if config.objects.is_some() { "a cache over " } else { "" };
         let _ = writeln!(out, "synapsed: {cache}{} at {address}", config.backend);
+    }
+    for url in http.map(|http| http.server.urls()).unwrap_or_default() {
+        let _ = writeln!(out, "synapsed: objects over HTTP on {url}");
     }
     for url in admin.map(AdminServer::urls).unwrap_or_default() {
         let _ = writeln!(out, "synapsed: admin on {url}");
@@ -393,14 +425,15 @@ impl Cache {
 }
 
 /// A thread with its own runtime. Dropping this ends the thread.
-struct Worker {
-    handle: Handle,
+pub(crate) struct Worker {
+    pub(crate) handle: Handle,
     stop: Option<tokio::sync::oneshot::Sender<()>>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
 impl Worker {
-    fn start(index: usize) -> io::Result<Self> {
+    /// Starts a thread whose name consists of `name` and `index`.
+    pub(crate) fn start(name: &str, index: usize) -> io::Result<Self> {
         let runtime: Runtime = Builder::new_current_thread().enable_all().build()?;
         let handle = runtime.handle().clone();
         let (stop, stopped) = tokio::sync::oneshot::channel();
@@ -408,7 +441,7 @@ impl Worker {
             // Dropping the sender also ends the thread.
             let _ = runtime.block_on(stopped);
         };
-        let thread = std::thread::Builder::new().name(format!("synapse-{index}")).spawn(serve)?;
+        let thread = std::thread::Builder::new().name(format!("{name}-{index}")).spawn(serve)?;
         Ok(Self { handle, stop: Some(stop), thread: Some(thread) })
     }
 }

@@ -6,6 +6,7 @@
 //! - [`steered`]: a controlled store, whose calls pass, fail or are held as a test decides.
 //! - [`detached`]: a layer whose calls outlive their replies, as calls over a network do.
 //! - [`history`]: a record of concurrent reads and writes, which checks what each read returns.
+//! - [`framing`]: requests that two readers of HTTP could understand differently.
 //! - [`cache_environment`]: an object cache over a controlled store in a simulator.
 //!
 //! Nothing here sleeps, starts a thread or reads the system's clock: a run is determined by its
@@ -14,6 +15,7 @@
 
 pub mod cache_environment;
 pub mod detached;
+pub mod framing;
 pub mod history;
 pub mod rng;
 pub mod sim;

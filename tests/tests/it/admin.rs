@@ -419,8 +419,10 @@ impl Stack {
     fn start_cache(&self) -> (Process, String) {
         let text = format!(
             "[[objects.namespaces]]\nname = \"vm\"\nwrite = \"through\"\ndirty_bytes_max = \"64 KiB\"\nmemory_weight = 1\nquota_bytes_max = \"1 GiB\"\n[objects.backend]\nkind = \"synapse\"\n\
-             address = \"unix:{}\"\n[memcached]\nlisten = []\nunix_path = \"{}\"\n[tracing]\nsample_ratio = 0.0\n[shared_memory]\n",
+             address = \"unix:{}\"\n[objects.http]\nlisten = [\"unix:{}\"]\n[memcached]\nlisten = []\nunix_path = \"{}\"\n\
+             [tracing]\nsample_ratio = 0.0\n[shared_memory]\n",
             self.socket().display(),
+            self.dir.path().join("http").display(),
             self.dir.path().join("memcached").display()
         );
         let flag = configure(self.dir.path(), &text);

@@ -151,9 +151,13 @@ fn one_address_leaves_places_for_others_with_objects_and_volumes() {
         let limits = format!("listen = [\"127.0.0.1:0\"]\nconnections_max = 6\n{own}");
         let daemon = Daemon::start("cached", |_| {
             let backend = "[objects]\n[objects.backend]\nkind = \"memory\"\n";
-            format!("{backend}[volumes]\n[nbd]\n{limits}[synapse]\n{limits}")
+            format!("{backend}[objects.http]\n{limits}[volumes]\n[nbd]\n{limits}[synapse]\n{limits}")
         });
-        for (line, listener) in [("volumes on 127.0.0.1:", "nbd"), ("objects on 127.0.0.1:", "synapse")] {
+        for (line, listener) in [
+            ("volumes on 127.0.0.1:", "nbd"),
+            ("objects on 127.0.0.1:", "synapse"),
+            ("objects over HTTP on http://127.0.0.1:", "object_http"),
+        ] {
             let log = daemon.log();
             let port = log.lines().find_map(|found| found.strip_prefix(line)).expect("its address");
             let port = port.split(' ').next().expect("a port").parse().expect("a port");

@@ -28,6 +28,7 @@ mod monitoring;
 mod named_files;
 mod nbd_tester;
 mod no_evict;
+mod object_http;
 mod objects;
 mod objects_rados;
 mod operate;

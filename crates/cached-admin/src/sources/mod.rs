@@ -217,6 +217,35 @@ impl Source for SynapseSource {
     }
 }
 
+/// Shows a server of HTTP requests for objects.
+#[derive(Debug)]
+pub struct ObjectHttpSource(Arc<object_http::Server>);
+
+impl ObjectHttpSource {
+    /// Shows the metrics of a server and its part of the document.
+    pub fn show(admin: &AdminServer, server: &Arc<object_http::Server>) -> Shown {
+        Shown::new(admin, &Arc::new(ObjectHttpSource(Arc::clone(server))))
+    }
+}
+
+impl Collect for ObjectHttpSource {
+    fn collect(&self, into: &mut Families) {
+        self.0.collect(into);
+    }
+}
+
+impl Source for ObjectHttpSource {
+    fn fill(&self, document: &mut Document) {
+        document.listeners.push(ListenerPart {
+            listener: self.0.urls().join(", "),
+            protocol: "http",
+            connections: self.0.metric("object_http_connections_open"),
+            accepted: self.0.metric("object_http_connections_total"),
+            refused: self.0.metric("object_http_connections_refused_total"),
+        });
+    }
+}
+
 /// Returns the part of the document about a cache's journal; `None` if there is no journal.
 pub(super) fn journal_part(cache: &ObjectCache) -> Option<JournalPart> {
     let health = cache.journal_health()?;

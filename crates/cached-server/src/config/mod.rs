@@ -28,8 +28,8 @@ mod volumes;
 
 pub use cached_admin::AdminTable;
 pub use cached_config::{
-    BackendTable, ConfigError, FileTable, MemoryTable, NamespaceTable, ObjectsTable, RadosTable, RemoteTable,
-    Secrets, Size, SynapseTable,
+    BackendTable, ConfigError, FileTable, HttpTable, MemoryTable, NamespaceTable, ObjectsTable, RadosTable,
+    RemoteTable, Secrets, Size, SynapseTable,
 };
 pub use cached_tracing::TracingTable;
 pub use file::File;
@@ -42,6 +42,7 @@ pub use s3::{BucketTable, FreshSecs, FreshWord, S3Table, UpstreamAuthName};
 pub use s3_sidecar::Secrets as SidecarSecrets;
 pub use volumes::{FuaName, NbdTable, VolumesTable};
 
+use crate::objects::ListenerFiles;
 use crate::process;
 use cached_admin::Tokens;
 use cached_config::{Listening, check_addresses, load_tls, secret_warning};
@@ -91,7 +92,12 @@ impl Config {
         let s3 = self.file.s3.as_ref().map_or(0, S3Table::descriptors_max);
         #[cfg(not(feature = "sidecar"))]
         let s3 = 0;
-        self.settings.connections_max + objects + store + nbd + admin + s3
+        let http = self.http().map_or(0, |table| table.descriptors_max() as usize);
+        self.settings.connections_max + objects + store + nbd + http + admin + s3
+    }
+
+    fn http(&self) -> Option<&HttpTable> {
+        self.file.objects.as_ref()?.http.as_ref()
     }
 
     fn store(&self) -> Option<&BackendTable> {
@@ -119,8 +125,8 @@ pub struct Loaded {
     pub tls: Option<Arc<ServerTls>>,
     /// The certificates of the admin listener.
     pub admin_tls: Option<Arc<ServerTls>>,
-    /// The certificates of the NBD listener.
-    pub nbd_tls: Option<Arc<ServerTls>>,
+    /// The files of the listeners for HTTP and NBD.
+    pub listeners: ListenerFiles,
     /// The certificates of the S3 listener.
     pub s3_tls: Option<Arc<ServerTls>>,
     /// The keys of the S3 listener, and its own credentials.
@@ -160,12 +166,18 @@ impl Config {
     fn load_others(&self, tls: Option<Arc<ServerTls>>) -> Result<Loaded, ConfigError> {
         let File { objects, nbd, admin, .. } = &self.file;
         objects.as_ref().map_or(Ok(()), ObjectsTable::check_files)?;
+        let http = self.http();
+        let listeners = ListenerFiles {
+            nbd_tls: load_tls("nbd.tls", nbd.as_ref().and_then(|table| table.tls.as_ref()), &[])?,
+            http_keys: http.map_or(Ok(None), HttpTable::keys)?,
+            http_tls: http.map_or(Ok(None), HttpTable::load_tls)?,
+        };
         let loaded = Loaded {
+            listeners,
             secrets: self.file.secrets()?,
             tokens: admin.as_ref().map_or(Ok(None), AdminTable::tokens)?,
             tls,
             admin_tls: admin.as_ref().map_or(Ok(None), AdminTable::load_tls)?,
-            nbd_tls: load_tls("nbd.tls", nbd.as_ref().and_then(|table| table.tls.as_ref()), &[])?,
             #[cfg(feature = "sidecar")]
             s3_tls: load_tls("s3.tls", self.file.s3.as_ref().and_then(|table| table.tls.as_ref()), &[])?,
             #[cfg(not(feature = "sidecar"))]
@@ -209,6 +221,7 @@ impl Config {
         let File { synapse, nbd, admin, .. } = &self.file;
         all.extend(synapse.iter().flat_map(SynapseTable::listening));
         all.extend(nbd.iter().flat_map(NbdTable::listening));
+        all.extend(self.http().iter().flat_map(|table| table.listening()));
         #[cfg(feature = "sidecar")]
         all.extend(self.file.s3.iter().flat_map(|table| Listening::of("s3.listen", &table.listen)));
         all.extend(admin.iter().flat_map(|table| Listening::of("admin.listen", &table.listen)));

@@ -4,6 +4,7 @@
 //!
 //! ```text
 //! synapse clients ──► listener (threads of its own) ──► ObjectCache ──► store (memory, file, …)
+//! HTTP clients ──► listener (threads of its own) ──────────┤
 //! NBD clients ──► volumes (threads of their own) ──────────┘
 //!                                                           ▲
 //!                                    control thread: flushing by age, accepting, the end
@@ -12,9 +13,11 @@
 //! | module | content |
 //! |---|---|
 //! | `open` | opens a cache, at the start and again after a failed upgrade; changes its settings while it runs; the sockets of its listener, which stay, and the server that accepts from them, which ends with its cache |
+//! | `http` | the listener for HTTP requests |
 //! | `thread` | the control thread, which also releases the store for another process, and the requests to it |
 //! | `volumes` | volumes in the cache, served over NBD |
 
+mod http;
 mod open;
 mod thread;
 mod volumes;
@@ -31,6 +34,7 @@ use cached_memcached::ObjectStatistics;
 use cached_process::reload::LiveSecs;
 use cached_process::{Exit, Failure};
 use cached_tls::ServerTls;
+use object_http::Keys;
 use open::{ObjectListener, OpenObjects, Opening, Parts};
 use std::io;
 use std::path::Path;
@@ -93,6 +97,17 @@ impl ObjectsError {
     }
 }
 
+/// The contents of the files that the listeners for HTTP and NBD name.
+#[derive(Debug, Clone, Default)]
+pub struct ListenerFiles {
+    /// The certificates of the NBD listener.
+    pub nbd_tls: Option<Arc<ServerTls>>,
+    /// The keys of clients of the HTTP listener.
+    pub http_keys: Option<Keys>,
+    /// The certificates of the HTTP listener.
+    pub http_tls: Option<Arc<ServerTls>>,
+}
+
 /// An open object cache. Clients can connect, and are served once [`serve`](Objects::serve) and
 /// then [`ObjectHandOver::serve`](cached_memcached::ObjectHandOver::serve) have been called.
 pub struct Objects {
@@ -113,7 +128,7 @@ impl Objects {
     /// [`ObjectsError`] for the first failure.
     pub fn open(
         config: &Config,
-        nbd_tls: Option<Arc<ServerTls>>,
+        files: ListenerFiles,
         secrets: Secrets,
         sockets: Option<ObjectSockets>,
         end: Pin<&mut dyn Future<Output = ()>>,
@@ -126,12 +141,13 @@ impl Objects {
         let volumes = config.file.volumes.clone().map(|volumes| VolumesOpening {
             volumes,
             nbd: config.file.nbd.clone(),
-            nbd_tls,
+            nbd_tls: files.nbd_tls.clone(),
         });
         let opening = Opening {
             objects: objects.clone(),
             synapse: config.file.synapse.clone(),
             volumes,
+            files,
             secrets,
             sampling: settings.insight.sampling(),
             tracer: tracer.cloned(),
@@ -175,14 +191,20 @@ impl Objects {
 
     /// Returns the maximum memory use of the listeners, including that of volumes, in bytes.
     pub fn listener_bytes_max(&self) -> u64 {
-        let Parts { listener, volumes, .. } = &self.open.parts;
+        let Parts { listener, http, volumes, .. } = &self.open.parts;
         let volumes = volumes.as_ref().map_or(0, VolumeService::memory_bytes_max);
-        listener.as_ref().map_or(0, |listener| listener.memory_bytes_max) + volumes
+        let http = http.as_ref().map_or(0, |http| http.server.memory_bytes_max());
+        listener.as_ref().map_or(0, |listener| listener.memory_bytes_max) + http + volumes
     }
 
     /// Returns the addresses at which volumes are served.
     pub fn volume_addresses(&self) -> &[String] {
         self.open.parts.volumes.as_ref().map_or(&[], VolumeService::addresses)
+    }
+
+    /// Returns the addresses of the HTTP listener.
+    pub fn http_addresses(&self) -> Vec<String> {
+        self.open.parts.http.as_ref().map_or_else(Vec::new, |http| http.server.urls())
     }
 
     /// Returns the addresses of the synapse listener.

@@ -5,8 +5,9 @@
 //! over by another process, and stay open while one cache ends and the next begins: clients that
 //! connect meanwhile wait instead of being refused.
 
+use super::http::HttpService;
 use super::volumes::{Kept, VolumeService, VolumesOpening};
-use super::{ListenerThreads, ObjectsError};
+use super::{ListenerFiles, ListenerThreads, ObjectsError};
 use crate::config::{BackendTable, ConfigError, ObjectsTable, Secrets, SynapseTable};
 use blocker::metrics::Collect;
 use blocker::trace::Tracer;
@@ -36,6 +37,7 @@ pub(super) struct Opening {
     pub(super) objects: ObjectsTable,
     pub(super) synapse: Option<SynapseTable>,
     pub(super) volumes: Option<VolumesOpening>,
+    pub(super) files: ListenerFiles,
     pub(super) secrets: Secrets,
     pub(super) sampling: Sampling,
     pub(super) tracer: Option<Tracer>,
@@ -58,6 +60,7 @@ pub(super) struct Parts {
     /// The store's name, for the log.
     pub(super) name: String,
     pub(super) listener: Option<ObjectListener>,
+    pub(super) http: Option<HttpService>,
     pub(super) volumes: Option<VolumeService>,
     /// The record of servers in the store, if there is a listener.
     pub(super) record: Option<NodeRecord>,
@@ -121,9 +124,10 @@ impl Opening {
             None => None,
         };
         let listener = self.listener(record.as_ref(), &cache, None)?;
+        let http = self.http(&cache).await?;
         let volumes = self.volumes(&cache, control, None).await?;
         let name = table.to_string();
-        let parts = Parts { cache, store, name, listener, volumes, record, measurements };
+        let parts = Parts { cache, store, name, listener, http, volumes, record, measurements };
         Ok((parts, background))
     }
 
@@ -146,14 +150,27 @@ impl Opening {
         let threads = ListenerThreads::start("cached-synapse", table.threads)?;
         config.workers = threads.runtimes.clone();
         let memory_bytes_max = config.memory_bytes_max();
-        let mut backend: Arc<dyn Blocker> = Arc::new(cache.clone());
-        if let Some(tracer) = &self.tracer {
-            backend = Arc::new(Traced::cache(backend, tracer.clone()));
-        }
         config.tracer = self.tracer.clone();
-        let server = Server::new(backend, config);
+        let server = Server::new(self.served(cache), config);
         let server = Arc::new(server.map_err(|error| ObjectsError::Listener(error.to_string()))?);
         Ok(Some(ObjectListener { server, memory_bytes_max, _threads: threads }))
+    }
+
+    /// Returns the cache as clients use it.
+    fn served(&self, cache: &ObjectCache) -> Arc<dyn Blocker> {
+        let cache: Arc<dyn Blocker> = Arc::new(cache.clone());
+        match &self.tracer {
+            Some(tracer) => Arc::new(Traced::cache(cache, tracer.clone())),
+            None => cache,
+        }
+    }
+
+    /// Returns the HTTP listener, if one is configured; it accepts no connection yet.
+    pub(super) async fn http(&self, cache: &ObjectCache) -> Result<Option<HttpService>, ObjectsError> {
+        match &self.objects.http {
+            Some(table) => HttpService::open(table, self.files.clone(), self.served(cache)).await.map(Some),
+            None => Ok(None),
+        }
     }
 
     /// Returns the volumes, if they are configured; their clients wait until the volumes are
@@ -197,6 +214,7 @@ impl Parts {
             let watch = StoreSource::watch(Arc::downgrade(&self.store.backend()), measurements.clone());
             tasks.push(tokio::spawn(watch).abort_handle());
         }
+        tasks.extend(self.http.as_ref().map(HttpService::renew));
         tasks.extend(self.volumes.as_ref().and_then(VolumeService::serve));
         tasks
     }

@@ -5,12 +5,13 @@
 pub use cached_config::ShutdownError;
 
 use super::ObjectsError;
+use super::http::HttpService;
 use super::open::{ObjectListener, ObjectSockets, OpenObjects, Parts, ReloadObjects};
 use super::volumes::VolumeService;
 use blocker::executor::block_on;
 use blocker::metrics::Collect;
 use cached_admin::AdminServer;
-use cached_admin::sources::{ObjectsSource, Shown, StoreSource, SynapseSource};
+use cached_admin::sources::{ObjectHttpSource, ObjectsSource, Shown, StoreSource, SynapseSource};
 use cached_config::{Store, close_stored_journal, flush_all, store_all};
 use cached_core::object::WeakObjectCache;
 use cached_memcached::{ObjectHandOver, ObjectStatistics};
@@ -106,15 +107,16 @@ impl ObjectThread {
         }
     }
 
-    /// Makes the listener accept connections once the cache's runtime runs.
+    /// Makes the listeners accept connections once the cache's runtime runs.
     pub(super) fn listen(&self, open: &OpenObjects) -> Result<(), ObjectsError> {
         let _inside = open.control.enter();
+        open.parts.http.as_ref().map_or(Ok(()), HttpService::listen)?;
         open.parts.listener.as_ref().map_or(Ok(()), |listener| listener.listen(self.control.listening()))
     }
 
     /// Shows the open cache in statistics and, until the result is dropped, on the admin listener.
     pub(super) fn show(&self, parts: &Parts) -> Vec<Shown> {
-        let Parts { cache, store, listener, volumes, name, measurements, .. } = parts;
+        let Parts { cache, store, listener, http, volumes, name, measurements, .. } = parts;
         self.statistics.set(cache, listener.as_ref().map(ObjectListener::metrics));
         let live = self.reload.opening().live(cache, store, listener.as_ref(), &self.flush_max);
         self.reload.set(Some(live));
@@ -127,6 +129,7 @@ impl ObjectThread {
             let addresses = self.control.listening().addresses();
             shown.push(SynapseSource::show(&admin, &listener.server, addresses));
         }
+        shown.extend(http.as_ref().map(|http| ObjectHttpSource::show(&admin, &http.server)));
         shown.extend(volumes.as_ref().map(|volumes| volumes.show(&admin)));
         shown
     }
@@ -145,11 +148,11 @@ impl ObjectThread {
             tasks.iter().for_each(AbortHandle::abort);
             closed
         });
-        let Parts { cache, store, listener, volumes, .. } = parts;
+        let Parts { cache, store, listener, http, volumes, .. } = parts;
         let left = cache.downgrade();
         // The shown sources hold handles of the cache, and so do the aborted tasks until their
         // runtime ends.
-        drop((cache, listener, volumes, shown));
+        drop((cache, listener, http, volumes, shown));
         control.shutdown_timeout(STEP_TIMEOUT);
         if let Closed::End(result) = closed {
             return Closed::End(close_store(result, store));
@@ -203,11 +206,16 @@ impl ObjectThread {
     /// # Errors
     /// The volumes that could not be released, as a part of a line.
     async fn end_listeners(&self, parts: &mut Parts) -> Result<(), String> {
-        let (listener, volumes) = (parts.listener.take(), parts.volumes.take());
+        let (listener, http, volumes) = (parts.listener.take(), parts.http.take(), parts.volumes.take());
         let drain_timeout = self.drain_timeout.get();
         let objects = async {
             if let Some(listener) = listener {
                 listener.end(drain_timeout).await;
+            }
+        };
+        let http = async {
+            if let Some(http) = http {
+                http.end(drain_timeout).await;
             }
         };
         let volumes = async {
@@ -216,7 +224,7 @@ impl ObjectThread {
                 None => Ok(()),
             }
         };
-        tokio::join!(objects, volumes).1
+        tokio::join!(objects, http, volumes).2
     }
 }
 
@@ -248,8 +256,8 @@ fn wait_until_unused(cache: &WeakObjectCache, store: &Weak<dyn Collect>) {
 // 1. Dirty data is stored while clients are served. If the store does not accept it, nothing
 //    changes.
 // 2. The listeners end: they answer the requests in flight, and volumes are released. The sockets
-//    of the synapse listener stay open, and clients that connect wait. The sockets of volumes are
-//    closed, and clients retry until they can reconnect.
+//    of the synapse listener stay open, and clients that connect wait. The sockets of volumes and of
+//    the HTTP listener are closed, and clients retry until they can reconnect.
 // 3. Data that has become dirty since is stored. If the store does not accept it, the cache
 //    continues unchanged, with new listeners, which clients cannot distinguish from the old ones.
 // 4. The journal is closed with nothing to replay, and the store's record states that this instance
@@ -288,11 +296,16 @@ impl ObjectThread {
                 Ok(listener) => parts.listener = listener,
                 Err(error) => tracing::error!(cause = %error, "object clients are no longer served"),
             }
+            match self.http_again(parts).await {
+                Ok(http) => parts.http = http,
+                Err(error) => tracing::error!(cause = %error, "HTTP clients are no longer served"),
+            }
             match self.reload.opening().volumes(&parts.cache, &Handle::current(), kept).await {
                 Ok(volumes) => parts.volumes = volumes,
                 Err(error) => tracing::error!(cause = %error, "volumes are no longer served"),
             }
-            // The returned task runs as long as the runtime does.
+            // The returned tasks run as long as the runtime does.
+            parts.http.iter().for_each(|http| drop(http.renew()));
             parts.volumes.iter().for_each(|volumes| drop(volumes.serve()));
             *shown = self.show(parts);
             return Err(why);
@@ -302,6 +315,13 @@ impl ObjectThread {
             parts.store.record_end(instance, Some(&parts.cache)).await;
         }
         Ok(())
+    }
+
+    /// Returns an HTTP listener that accepts connections.
+    async fn http_again(&self, parts: &Parts) -> Result<Option<HttpService>, ObjectsError> {
+        let http = self.reload.opening().http(&parts.cache).await?;
+        http.iter().try_for_each(HttpService::listen)?;
+        Ok(http)
     }
 
     /// Returns a listener that continues the instance of an earlier listener.

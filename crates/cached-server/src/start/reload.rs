@@ -34,6 +34,9 @@ const SERVER_LIVE_KEYS: [&str; 15] = [
     "s3.buckets",
 ];
 
+/// The configuration key that names the file of keys.
+const HTTP_KEYS: &str = "objects.http.keys_file";
+
 /// The `cached` program, as far as its configuration can change.
 pub struct Cached {
     arguments: Vec<OsString>,
@@ -50,6 +53,8 @@ pub struct LiveParts {
     pub server: LiveServer,
     /// The object cache, if there is one.
     pub objects: Option<ReloadObjects>,
+    /// The keys of the HTTP listener for objects.
+    pub http_keys: Option<object_http::Keys>,
     /// The tokens of the admin listener.
     pub tokens: Option<Tokens>,
     /// The tracer, whose sampling rate can change.
@@ -125,6 +130,8 @@ impl Program for Cached {
         // nothing does.
         let tokens = self.parts.tokens.as_ref().map(Tokens::read_again).transpose()?;
         let sidecar_secrets = self.parts.sidecar_secrets.read_again()?;
+        let http_keys = self.parts.http_keys.as_ref().map(object_http::Keys::read_again).transpose();
+        let http_keys = http_keys.map_err(|error| format!("{HTTP_KEYS}: {error}"))?;
         let mut files = server.refresh_files(|| match &self.parts.objects {
             None => Ok(Vec::new()),
             Some(live) => live.change(objects, after.synapse.as_ref(), secrets).map_err(line),
@@ -138,6 +145,10 @@ impl Program for Cached {
         }
         let descriptors = after.synapse.as_ref().map_or(0, |table| table.connections_max as usize);
         files.extend(sidecar_secrets.put_in_force().into_iter().map(String::from));
+        if let Some(put_in_force) = http_keys {
+            put_in_force();
+            files.push(HTTP_KEYS.into());
+        }
         server.change(&settings, descriptors.saturating_sub(self.descriptors_at_start));
         if let (Some(tracer), Some(table)) = (tracer, &after.tracing) {
             tracer.set_ratio(table.sample_ratio);
@@ -208,6 +219,7 @@ mod tests {
             "insight.",
             "objects.backend.",
             "objects.journal.",
+            "objects.http.",
             "shared_memory.",
             "volumes.",
             "nbd.",

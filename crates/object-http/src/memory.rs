@@ -1,0 +1,321 @@
+//! The bodies that a connection holds, counted against the budget of all connections from before
+//! they exist until they are freed; and how fast the client sends and receives them.
+
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use blocker::{Clock, Segments, SystemClock};
+use connection::{Grant, Turn};
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio::time::{Instant, Sleep, sleep_until};
+
+/// The memory of a connection. Its part of the budget is returned when the last charge and the
+/// connection are gone.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    state: Mutex<State>,
+    /// Notified when a response has been sent.
+    sent: Notify,
+}
+
+#[derive(Debug)]
+struct State {
+    grant: Grant,
+    /// The bytes of all charges.
+    held_bytes: u64,
+    /// The bytes of the body that the client is sending.
+    receiving_bytes: u64,
+    /// The bytes of responses that have not been sent.
+    sending_bytes: u64,
+    /// The part of the present response that is not on its way to the socket yet.
+    unsent: Option<Arc<Mutex<Segments>>>,
+}
+
+/// Bytes that count against the budget until this is dropped, after the bytes themselves.
+#[derive(Debug)]
+pub(crate) struct Charge {
+    memory: Arc<Memory>,
+    bytes: u64,
+    is_response: bool,
+}
+
+/// Marks the time in which the client sends a body.
+pub(crate) struct Receiving<'a>(&'a Memory);
+
+impl Memory {
+    pub(crate) fn new(grant: Grant) -> Arc<Memory> {
+        let state = State { grant, held_bytes: 0, receiving_bytes: 0, sending_bytes: 0, unsent: None };
+        Arc::new(Memory { state: Mutex::new(state), sent: Notify::new() })
+    }
+
+    /// Waits until nothing of earlier responses is left, so that one request at a time needs memory.
+    pub(crate) async fn until_sent(&self) {
+        loop {
+            let sent = self.sent.notified();
+            if self.state.lock().sending_bytes == 0 {
+                return;
+            }
+            sent.await;
+        }
+    }
+
+    /// Waits for memory for `bytes` more, at most that of the largest request in all.
+    ///
+    /// # Cancel safety
+    /// Dropping the future leaves the bytes to others.
+    pub(crate) async fn charge(self: &Arc<Self>, bytes: u64) -> Charge {
+        poll_fn(|cx| self.poll_charge(bytes, cx)).await;
+        Charge { memory: Arc::clone(self), bytes, is_response: false }
+    }
+
+    fn poll_charge(&self, bytes: u64, cx: &mut Context<'_>) -> Poll<()> {
+        let mut state = self.state.lock();
+        let wanted = state.held_bytes + bytes;
+        if wanted > state.grant.bytes() {
+            state.grant.demand(wanted);
+            // The bytes may be available at once. They are then used before they can be taken back.
+            while wanted > state.grant.bytes() {
+                let held_bytes = state.held_bytes;
+                let Some(granted) = state.grant.take_change(cx.waker()) else {
+                    state.grant.register(cx.waker());
+                    return Poll::Pending;
+                };
+                // The accepted value is the announced one, so this cannot fail.
+                let _ = state.grant.accept(granted, held_bytes);
+            }
+        }
+        state.held_bytes = wanted;
+        Poll::Ready(())
+    }
+
+    /// Marks the time until the result is dropped, in which the client sends a body of `bytes`.
+    pub(crate) fn receiving(&self, bytes: u64) -> Receiving<'_> {
+        self.state.lock().receiving_bytes = bytes;
+        Receiving(self)
+    }
+
+    /// Records that the connection takes no more requests; its charges still count.
+    pub(crate) fn retire(&self) {
+        let mut state = self.state.lock();
+        let held_bytes = state.held_bytes;
+        state.grant.retire(held_bytes);
+    }
+
+    /// Applies changes of the grant, and returns to the budget what the connection no longer needs.
+    /// To be called after each step of the connection. `waker` is woken at the next change.
+    pub(crate) fn follow(&self, waker: &Waker) {
+        let mut state = self.state.lock();
+        let held_bytes = state.held_bytes;
+        state.grant.follow(waker, held_bytes);
+    }
+
+    /// Registers `waker` to be woken when the grant changes.
+    pub(crate) fn register(&self, waker: &Waker) {
+        self.state.lock().grant.register(waker);
+    }
+
+    /// Returns the bytes that wait for the client.
+    fn client_bytes(&self) -> u64 {
+        let state = self.state.lock();
+        state.receiving_bytes + state.sending_bytes
+    }
+
+    /// Copies what a slow client has not received: the response would otherwise keep a cache from
+    /// evicting its data.
+    fn unpin(&self) {
+        let unsent = self.state.lock().unsent.clone();
+        if let Some(unsent) = unsent {
+            let mut unsent = unsent.lock();
+            if unsent.iter().any(|segment| segment.pin().is_some()) {
+                *unsent = Segments::from(unsent.to_bytes());
+            }
+        }
+    }
+}
+
+impl Charge {
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Waits until this counts `bytes`, if these are more.
+    ///
+    /// # Cancel safety
+    /// As [`Memory::charge`].
+    pub(crate) async fn grow(&mut self, bytes: u64) {
+        let more = bytes.saturating_sub(self.bytes);
+        if more > 0 {
+            poll_fn(|cx| self.memory.poll_charge(more, cx)).await;
+            self.bytes += more;
+        }
+    }
+
+    /// Returns the bytes beyond `bytes` to the budget.
+    pub(crate) fn shrink(&mut self, bytes: u64) {
+        let freed = self.bytes.saturating_sub(bytes);
+        self.bytes -= freed;
+        self.memory.free(freed, false);
+    }
+
+    /// Makes this the memory of a response, of which `unsent` is not on its way to the socket yet.
+    pub(crate) fn of_response(&mut self, unsent: &Arc<Mutex<Segments>>) {
+        let mut state = self.memory.state.lock();
+        state.sending_bytes += self.bytes;
+        state.unsent = Some(Arc::clone(unsent));
+        self.is_response = true;
+    }
+}
+
+impl Memory {
+    fn free(&self, bytes: u64, is_response: bool) {
+        let mut state = self.state.lock();
+        state.held_bytes -= bytes;
+        if is_response {
+            state.sending_bytes -= bytes;
+            state.unsent = None;
+        }
+        drop(state);
+        if is_response {
+            self.sent.notify_waiters();
+        }
+    }
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        self.memory.free(self.bytes, self.is_response);
+    }
+}
+
+impl Drop for Receiving<'_> {
+    fn drop(&mut self) {
+        self.0.state.lock().receiving_bytes = 0;
+    }
+}
+
+/// The interval for checking a client that the server waits for.
+const LOOK_TIME: Duration = Duration::from_secs(1);
+
+/// Observes how fast a client sends and receives.
+pub(crate) struct Watch {
+    memory: Arc<Memory>,
+    /// The bytes that have passed the socket, in both directions.
+    moved_bytes: Arc<AtomicU64>,
+    seen_bytes: u64,
+    turn: Option<Turn>,
+    timer: Pin<Box<Sleep>>,
+}
+
+impl Watch {
+    pub(crate) fn new(memory: Arc<Memory>, moved_bytes: Arc<AtomicU64>) -> Watch {
+        let timer = Box::pin(sleep_until(Instant::now()));
+        Watch { memory, moved_bytes, seen_bytes: 0, turn: None, timer }
+    }
+
+    /// Is ready once the connection must be closed, because others need the memory that it holds
+    /// for its client, which is the slowest.
+    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let client_bytes = self.memory.client_bytes();
+        if client_bytes == 0 {
+            if self.turn.take().is_some() {
+                self.memory.state.lock().grant.end_turn();
+            }
+            return Poll::Pending;
+        }
+        let turn = self.turn.get_or_insert_with(|| {
+            self.seen_bytes = self.moved_bytes.load(Ordering::Relaxed);
+            self.timer.as_mut().reset(Instant::now() + LOOK_TIME);
+            Turn::begin(SystemClock.now(), client_bytes)
+        });
+        while self.timer.as_mut().poll(cx).is_ready() {
+            let moved_bytes = self.moved_bytes.load(Ordering::Relaxed);
+            turn.note_moved(moved_bytes - self.seen_bytes);
+            self.seen_bytes = moved_bytes;
+            let waiting = turn.waiting(SystemClock.now(), client_bytes);
+            if waiting >= LOOK_TIME {
+                self.memory.unpin();
+            }
+            if self.memory.state.lock().grant.is_slowest(waiting, client_bytes) {
+                return Poll::Ready(());
+            }
+            self.timer.as_mut().reset(Instant::now() + LOOK_TIME);
+        }
+        Poll::Pending
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ServerConfig;
+    use std::pin::pin;
+
+    /// 16 connections, whose shares are 64 KiB, and a pool of two of the largest requests.
+    fn budget() -> Arc<connection::Budget> {
+        let mut config = ServerConfig { connections_max: 16, ..ServerConfig::default() };
+        config.bytes_max = (16 << 16) + (8 << 20);
+        config.budget(4 << 20).unwrap()
+    }
+
+    fn member(budget: &Arc<connection::Budget>) -> Arc<Memory> {
+        Memory::new(budget.join(0, false).unwrap())
+    }
+
+    #[test]
+    fn a_body_waits_until_others_are_freed() {
+        let budget = budget();
+        let members: Vec<_> = (0..3).map(|_| member(&budget)).collect();
+        let mut cx = Context::from_waker(Waker::noop());
+        let mut charge = |memory: &Arc<Memory>| match pin!(memory.charge(4 << 20)).poll(&mut cx) {
+            Poll::Ready(charge) => Some(charge),
+            Poll::Pending => None,
+        };
+        let first = charge(&members[0]).expect("there is memory");
+        let second = charge(&members[1]);
+        // The grants of idle members follow the budget.
+        members.iter().for_each(|memory| memory.follow(Waker::noop()));
+        let second = second.or_else(|| charge(&members[1])).expect("there is memory for two");
+        assert!(charge(&members[2]).is_none(), "and for no third one");
+        drop(first);
+        members.iter().for_each(|memory| memory.follow(Waker::noop()));
+        assert!(charge(&members[2]).is_some());
+        drop(second);
+    }
+
+    #[test]
+    fn small_bodies_always_have_memory() {
+        let budget = budget();
+        let large: Vec<_> = (0..2).map(|_| member(&budget)).collect();
+        let mut cx = Context::from_waker(Waker::noop());
+        for memory in &large {
+            std::mem::forget(pin!(memory.charge(4 << 20)).poll(&mut cx));
+            large.iter().for_each(|memory| memory.follow(Waker::noop()));
+        }
+        for _ in 0..14 {
+            let memory = member(&budget);
+            assert!(pin!(memory.charge(64 << 10)).poll(&mut cx).is_ready());
+            std::mem::forget(memory);
+        }
+    }
+
+    #[test]
+    fn the_next_request_waits_until_the_response_is_sent() {
+        let budget = budget();
+        let memory = member(&budget);
+        let mut cx = Context::from_waker(Waker::noop());
+        let Poll::Ready(mut charge) = pin!(memory.charge(10)).poll(&mut cx) else { panic!("10 bytes") };
+        assert!(pin!(memory.until_sent()).poll(&mut cx).is_ready());
+        charge.of_response(&Arc::default());
+        let mut sent = pin!(memory.until_sent());
+        assert!(sent.as_mut().poll(&mut cx).is_pending());
+        assert_eq!(memory.client_bytes(), 10);
+        drop(charge);
+        assert!(sent.poll(&mut cx).is_ready());
+        assert_eq!(memory.client_bytes(), 0);
+    }
+}

@@ -1,0 +1,40 @@
+//! The listener for HTTP requests for objects, which uses the cache in front of the backend.
+
+use std::io;
+use std::sync::Arc;
+
+use blocker::Blocker;
+use cached_config::{ConfigError, HttpTable};
+use cached_process::Failure;
+use cached_tls::ServerTls;
+use object_http::{Keys, Server};
+
+use crate::serve::{Worker, refused};
+
+/// The listener, and the threads that serve its connections.
+pub(crate) struct HttpListener {
+    pub(crate) server: Arc<Server>,
+    _workers: Vec<Worker>,
+}
+
+impl HttpListener {
+    /// Listens, and renews keys and certificates, in the current runtime.
+    pub(crate) async fn open(
+        table: &HttpTable,
+        (keys, tls): (Option<Keys>, Option<Arc<ServerTls>>),
+        objects: Arc<dyn Blocker>,
+        of_file: impl Fn(ConfigError) -> Failure,
+        failed: impl Fn(io::Error) -> Failure,
+    ) -> Result<HttpListener, Failure> {
+        let mut config = table.server(keys, tls);
+        let workers = (0..table.threads).map(|index| Worker::start("http", index));
+        let workers: Vec<Worker> = workers.collect::<io::Result<_>>().map_err(failed)?;
+        config.workers = workers.iter().map(|worker| worker.handle.clone()).collect();
+        let server = Server::new(objects, config).map_err(|error| of_file(HttpTable::error(&error)))?;
+        table.bind(&server).await.map_err(refused)?;
+        server.serve().map_err(refused)?;
+        // Ends with the runtime.
+        tokio::spawn(server.renew());
+        Ok(HttpListener { server: Arc::new(server), _workers: workers })
+    }
+}
