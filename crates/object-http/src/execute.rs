@@ -318,7 +318,12 @@ impl Connection {
             let condition = if is_new { Condition::Absent } else { Condition::Present };
             match self.change(&change, operand.clone(), condition, Some(Arc::clone(&charge))).await {
                 Err(Error::Exists) if is_new => {}
-                Err(Error::Missing) if !is_new => {}
+                Err(Error::Missing) if !is_new => {
+                    // Either the object or the source of a copy is missing.
+                    if let Operand::Copy { from, .. } = &operand {
+                        self.info(from).await?;
+                    }
+                }
                 reply => return Ok((reply?, is_new)),
             }
         }

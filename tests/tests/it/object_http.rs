@@ -195,10 +195,12 @@ fn curl_uses_objects_and_cachectl_sees_the_same_bytes() {
         let got = node.cachectl(&["get", "vm/disks/a b"]);
         assert!(got.status.success() && got.stdout == content, "{}", String::from_utf8_lossy(&got.stderr));
         // What `cachectl` writes is seen at once.
-        let from = node.cachectl(&["put", "vm/disks/a b", "--from", &file]);
-        if from.status.success() {
-            assert_eq!(node.curl(&[path]).1, content);
-        }
+        let changed = node.daemon.path("changed");
+        write(&changed, &content[1..], 0o600);
+        let put = node.cachectl(&["put", "vm/disks/a b", &changed.display().to_string()]);
+        assert!(put.status.success(), "{}", text(&put));
+        assert_eq!(node.curl(&[path]), (200, content[1..].to_vec()));
+        assert_eq!(node.curl(&["-T", &file, path]).0, 204);
         let (status, head) = node.curl(&["--head", path]);
         let head = String::from_utf8(head).expect("text").to_lowercase();
         assert!(status == 200 && head.contains("content-length: 300001\r\n"), "{head}");
@@ -220,7 +222,7 @@ fn curl_uses_objects_and_cachectl_sees_the_same_bytes() {
 fn objects_have_versions_ranges_conditions_and_listings() {
     let node = Node::start("cached", "", |_| String::new(), "");
     let content = pattern(100_000);
-    let put = node.put("/ns/x", &content);
+    let put = node.ask("PUT /ns/x", "Durability: stored\r\n", &content);
     assert_eq!((put.status, put.header("durability")), (201, Some("stored")), "{put:?}");
     let etag = put.etag();
     let get = node.get("/ns/x");
@@ -243,13 +245,13 @@ fn objects_have_versions_ranges_conditions_and_listings() {
     let beyond = ask("GET /ns/x", "Range: bytes=100000-\r\n");
     assert_eq!((beyond.status, beyond.header("content-range")), (416, Some("bytes */100000")));
     assert_eq!(ask("GET /ns/x", &format!("If-None-Match: {etag}\r\n")).status, 304);
-    assert_eq!(ask("GET /ns/x", "If-Match: \"1\"\r\n").status, 412);
+    assert_eq!(ask("GET /ns/x", "If-Match: \"0\"\r\n").status, 412);
     let head = ask("HEAD /ns/x", "");
     assert_eq!((head.status, head.header("content-length")), (200, Some("100000")));
     // A change whose condition fails changes nothing.
     let change = |line: &str, headers: &str| node.ask(line, headers, b"new").status;
     assert_eq!(change("PUT /ns/x", "If-None-Match: *\r\n"), 412);
-    assert_eq!(change("PUT /ns/x", "If-Match: \"1\"\r\n"), 412);
+    assert_eq!(change("PUT /ns/x", "If-Match: \"0\"\r\n"), 412);
     assert_eq!(change("PUT /ns/missing", "If-Match: *\r\n"), 412);
     assert!(node.get("/ns/x").body == content);
     let replaced = node.ask("PUT /ns/x", &format!("If-Match: {etag}\r\n"), b"new");
@@ -261,6 +263,7 @@ fn objects_have_versions_ranges_conditions_and_listings() {
     assert_eq!(ask("DELETE /ns/x", &format!("If-Match: {}\r\n", replaced.etag())).status, 204);
     assert_eq!(ask("COPY /ns/x", "Destination: /ns/y\r\n").status, 404);
     assert_eq!(node.put("/ns/empty", b"").status, 201);
+    assert_eq!(ask("COPY /ns/x", "Destination: /ns/empty\r\n").status, 404);
     assert_eq!(node.get("/ns/empty").body, b"");
     assert_eq!(ask("GET /ns/empty", "Range: bytes=0-\r\n").status, 416);
 
@@ -353,7 +356,7 @@ fn a_response_states_the_durability_that_was_reached() {
         ("/safe/x", "Durability: stored\r\n", "stored"),
         ("/fast/x", "", "cached"),
         ("/fast/x", "Durability: journaled\r\n", "journaled"),
-        ("/through/x", "", "stored"),
+        ("/through/x", "Durability: stored\r\n", "stored"),
     ] {
         for line in ["PUT", "COPY", "DELETE"] {
             let headers = match line {
@@ -362,9 +365,16 @@ fn a_response_states_the_durability_that_was_reached() {
             };
             let answer = node.ask(&format!("{line} {path}"), &headers, b"");
             assert!([201, 204].contains(&answer.status), "{answer:?}");
-            assert_eq!(answer.header("durability"), Some(reached), "{line} {path} {requested}");
+            let found = answer.header("durability").unwrap_or_default();
+            // A copy and a removal may be written through.
+            let is_right = found == reached || line != "PUT" && rank(found) > rank(reached);
+            assert!(is_right, "{line} {path} {requested}: {found}");
         }
     }
+}
+
+fn rank(durability: &str) -> Option<usize> {
+    ["cached", "journaled", "stored"].iter().position(|name| *name == durability)
 }
 
 const KEYS: &str = r#"
@@ -421,7 +431,7 @@ fn keys_decide_what_a_client_may_do() {
     assert_eq!(refused.status, 401);
     assert!(refused.header("www-authenticate").is_some_and(|value| value.starts_with("Basic ")));
     assert!(
-        node.daemon.metric("synapsed_object_http_requests_denied_total").is_some_and(|count| count > 9.0)
+        node.daemon.metric("cached_object_http_requests_denied_total").is_some_and(|count| count > 9.0)
     );
 
     // New keys are in force after SIGHUP; a file with a mistake changes nothing.
@@ -460,7 +470,7 @@ fn requests_that_two_readers_could_understand_differently_are_refused() {
         assert!(client.is_closed(), "{head}");
     }
     // Bodies that are not framed as they must be.
-    for (body, is_whole) in [
+    let bodies = [
         ("3\r\nabc\r\n0\r\n\r\n", true),
         ("3;x=y\r\nabc\r\n0\r\nTrailer: x\r\n\r\n", true),
         ("x\r\nabc\r\n0\r\n\r\n", false),
@@ -468,8 +478,9 @@ fn requests_that_two_readers_could_understand_differently_are_refused() {
         ("3\r\nabcd\r\n0\r\n\r\n", false),
         ("fffffffffffffffff\r\nabc", false),
         ("3\nabc\r\n0\r\n\r\n", false),
-    ] {
-        let path = format!("/chunks/{}", body.len());
+    ];
+    for (number, (body, is_whole)) in bodies.into_iter().enumerate() {
+        let path = format!("/chunks/{number}");
         let mut client = node.connect();
         let head = format!("PUT {path} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n");
         client.send(head.as_bytes());
@@ -486,8 +497,12 @@ fn requests_that_two_readers_could_understand_differently_are_refused() {
     let status = client.answer(false).map(|answer| answer.status);
     assert!(status.is_none_or(|status| status == 400), "{status:?}");
     assert_eq!(node.get("/cut/x").status, 404);
+    let mut client = node.connect();
     let long = "x".repeat(20 << 10);
-    assert_eq!(node.ask("GET /b/k", &format!("X-Long: {long}\r\n"), b"").status, 431);
+    client.send(format!("GET /b/k HTTP/1.1\r\nHost: localhost\r\nX-Long: {long}\r\n\r\n").as_bytes());
+    // The rest of the head may end the connection before the response is read.
+    let status = client.answer(false).map(|answer| answer.status);
+    assert!(status.is_none_or(|status| status == 431), "{status:?}");
     let many: String = (0..70).map(|number| format!("X-{number}: a\r\n")).collect();
     assert_eq!(node.ask("GET /b/k", &many, b"").status, 431);
     // Requests on one connection are answered in order, however they arrive.
@@ -504,10 +519,16 @@ fn bodies_have_limits() {
     let node = Node::start(
         "cached",
         "",
-        // The shares of 16 connections, and little more than two of the largest requests.
-        |_| "connections_max = 16\nbytes_max = \"5 MiB\"\nstall_timeout_ms = 3000".into(),
+        // The shares of 16 connections, and two of the largest requests.
+        |_| {
+            "connections_max = 16\npeer_connections_max = 16\nbytes_max = \"5 MiB\"\nstall_timeout_ms = 4000"
+                .into()
+        },
         "",
     );
+    // A head that never ends.
+    let mut endless = node.connect();
+    endless.send(b"GET /big/most HTTP/1.1\r\nHost: loc");
     let limit = 1 << 20;
     assert_eq!(node.put("/big/most", &pattern(limit)).status, 201);
     assert!(node.get("/big/most").body == pattern(limit));
@@ -531,21 +552,18 @@ fn bodies_have_limits() {
     let get = b"GET /big/most HTTP/1.1\r\nHost: localhost\r\n\r\n".repeat(8);
     let mut deaf: Vec<Client> = (0..3).map(|_| node.connect()).collect();
     deaf.iter_mut().for_each(|client| client.send(&get));
-    assert!(node.get("/big/most").body == pattern(limit), "served nevertheless");
-    assert_eq!(node.put("/big/other", &pattern(limit)).status, 201);
     // Small objects never wait.
     assert_eq!(node.put("/small/x", b"small").status, 201);
+    assert!(node.get("/big/most").body == pattern(limit), "served nevertheless");
+    assert_eq!(node.put("/big/other", &pattern(limit)).status, 201);
+    let stalled = node.daemon.metric("cached_object_http_connections_stalled_total");
+    assert!(stalled.is_some_and(|count| count >= 1.0), "{stalled:?}");
     for client in &mut idle {
         let status = client.answer(false).map(|answer| answer.status);
         assert!(status.is_none_or(|status| status == 408), "{status:?}");
         assert!(client.is_closed());
     }
-    let stalled = || node.daemon.metric("cached_object_http_connections_stalled_total");
-    assert!(stalled().is_some(), "counted");
     drop(deaf);
     assert_eq!(node.get("/big/slow").status, 404);
-    // A head that never ends.
-    let mut client = node.connect();
-    client.send(b"GET /big/most HTTP/1.1\r\nHost: loc");
-    assert!(client.is_closed());
+    assert!(endless.is_closed());
 }
