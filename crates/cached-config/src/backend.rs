@@ -15,7 +15,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::config_file::{ConfigError, read, require};
 use crate::config_keys;
-use crate::keys::Size;
+use crate::quantity::Size;
 use crate::s3_table::S3Table;
 use serde::de::Error as _;
 

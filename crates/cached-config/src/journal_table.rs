@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config_file::{ConfigError, invalid, require, within};
 use crate::config_keys;
-use crate::keys::Size;
+use crate::quantity::Size;
 use crate::lifecycle::{StartError, Waiting};
 use crate::objects::ObjectsTable;
 

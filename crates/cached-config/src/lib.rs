@@ -31,6 +31,7 @@ mod keys;
 mod lifecycle;
 mod listeners;
 mod objects;
+mod quantity;
 mod running;
 mod s3_table;
 mod store;
@@ -43,13 +44,14 @@ pub use config_file::{
 };
 pub use http_table::HttpTable;
 pub use journal_table::{DurabilityName, JournalTable};
-pub use keys::{Size, units};
+pub use keys::units;
 pub use lifecycle::{
     ShutdownError, StartError, Waiting, begin_recovery, close_stored_journal, flush_all, log_events,
     log_recovery, store_all,
 };
 pub use listeners::{Listening, SynapseTable, check_addresses, exposure, restrict_socket, unix_mode};
 pub use objects::{NamespaceTable, ObjectsTable};
+pub use quantity::Size;
 pub use running::{LIVE_KEYS, LiveObjects, Secrets, raise_descriptor_limit};
 pub use s3_table::S3Table;
 pub use store::{OpenOptions, Store, SweepCounts};

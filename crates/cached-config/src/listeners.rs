@@ -13,7 +13,7 @@ use synapse::{Address, AddressError, PORT_DEFAULT, Secret, ServerConfig, Setting
 
 use crate::config_file::{ConfigError, invalid, secret, secret_warning};
 use crate::config_keys;
-use crate::keys::Size;
+use crate::quantity::Size;
 
 /// Returns the beginning of a line that states that other machines can reach an address, if they
 /// can. `address` is `host:port`, or `unix:` and a path. Names are not resolved: any name except

@@ -5,7 +5,7 @@ use crate::config_file::{ConfigError, eviction_policy, invalid, require};
 use crate::config_keys;
 use crate::http_table::HttpTable;
 use crate::journal_table::{DurabilityName, JournalTable, check_durability};
-use crate::keys::Size;
+use crate::quantity::Size;
 use crate::lifecycle::{StartError, Waiting};
 use blocker::{Blocker, Capabilities, NAME_BYTES_MAX, Namespace, NamespaceKey, NamespaceSettings, WriteMode};
 use cached_core::arena::MemoryRange;

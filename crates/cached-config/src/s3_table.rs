@@ -8,7 +8,7 @@ use blocker_s3::S3Config;
 
 use crate::config_file::{ConfigError, require};
 use crate::config_keys;
-use crate::keys::Size;
+use crate::quantity::Size;
 
 config_keys! {
     /// The keys of `kind = "s3"`. An empty text means the default. The defaults are those of
@@ -90,7 +90,7 @@ impl S3Table {
 mod store {
     use super::S3Table;
     use crate::config_file::ConfigError;
-    use crate::keys::Size;
+    use crate::quantity::Size;
     use blocker_s3::S3Config;
     use cached_process::Exit;
     use std::str::FromStr;
