@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use blocker::faulty::FaultPlan;
 use blocker::{Blocker, Error, Faulty, Result, SystemClock};
-use cached_config::{BackendTable, OpenOptions, StartError, Store};
+use cached_config::{BackendTable, OpenOptions, StartError, Store, parse_number};
 use synapse::Secret;
 
 /// A backend as written on the command line: a store, optionally with fault injection over it.
@@ -63,7 +63,7 @@ fn plan(keys: &str) -> std::result::Result<FaultPlan, String> {
     let mut plan = FaultPlan::benign(1);
     for pair in keys.split(',').filter(|pair| !pair.is_empty()) {
         let (key, value) = pair.split_once('=').ok_or(format!("{pair:?} is not KEY=NUMBER"))?;
-        let number: u64 = value.parse().map_err(|_| format!("{value:?} is not a number"))?;
+        let number = parse_number(key, value).map_err(|why| format!("{key}: {why}"))?;
         let permille = u32::try_from(number).ok().filter(|permille| *permille <= 1000);
         let permille = permille.ok_or(format!("{key}={number}: must be at most 1000"));
         match key {

@@ -51,8 +51,9 @@ struct Arguments {
     #[arg(short, long, default_value = "default")]
     namespace: String,
 
-    /// The maximum duration of a request, in seconds, including the transfer; 0 for no limit.
-    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    /// The maximum duration of a request, including the transfer: seconds, or with a unit, as in 5min;
+    /// 0 for no limit.
+    #[arg(long, value_name = "DURATION", default_value_t = 60, value_parser = command::seconds)]
     timeout: u64,
 
     #[command(flatten)]

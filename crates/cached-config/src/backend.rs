@@ -15,7 +15,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::config_file::{ConfigError, read, require};
 use crate::config_keys;
-use crate::quantity::Size;
+use crate::quantity::{Size, parse_quantity};
 use crate::s3_table::S3Table;
 use serde::de::Error as _;
 
@@ -325,8 +325,8 @@ impl FromStr for BackendTable {
             Some(("memory", _)) => Err("memory: allows nothing after the colon".into()),
             Some(("file", "")) => Err("file: needs a directory".into()),
             Some(("file", dir)) => Ok(Self::File(FileTable { path: dir.into(), ..FileTable::default() })),
-            Some(("rados", rest)) => rados(rest).map(Self::Rados),
-            Some(("s3", rest)) => s3(rest).map(Self::S3),
+            Some(("rados", rest)) => rados(&with_plain_numbers(rest)?).map(Self::Rados),
+            Some(("s3", rest)) => s3(&with_plain_numbers(rest)?).map(Self::S3),
             Some(("synapse", "")) => Err("synapse: needs an address".into()),
             Some(("synapse", address)) => {
                 Ok(Self::Synapse(RemoteTable { address: address.into(), ..RemoteTable::default() }))
@@ -337,6 +337,21 @@ impl FromStr for BackendTable {
             )),
         }
     }
+}
+
+/// Returns `NAME[,KEY=VALUE]...` with plain numbers for sizes and durations that have units: the
+/// stores themselves read only numbers.
+fn with_plain_numbers(text: &str) -> Result<String, String> {
+    let parts = text.split(',').map(|part| {
+        let Some((key, value)) = part.split_once('=') else { return Ok(part.to_owned()) };
+        // A key with a dot is passed to librados.
+        match parse_quantity(key, value).filter(|_| !key.contains('.')) {
+            Some(Ok(number)) => Ok(format!("{key}={number}")),
+            Some(Err(why)) => Err(format!("{key}: {why}")),
+            None => Ok(part.to_owned()),
+        }
+    });
+    Ok(parts.collect::<Result<Vec<_>, String>>()?.join(","))
 }
 
 /// Writes the kind and the location in one line, without the other keys.
@@ -412,12 +427,12 @@ mod backend_text_tests {
     #[test]
     fn rados_takes_its_keys_behind_the_pool() {
         let Ok(BackendTable::Rados(table)) =
-            "rados:vm,id=u,keyring=/k,op_timeout_secs=5,librados.a=b,object_bytes_max=8192".parse()
+            "rados:vm,id=u,keyring=/k,op_timeout_secs=5 s,librados.a_secs=b,object_bytes_max=8KiB".parse()
         else {
             panic!("not taken for RADOS")
         };
         assert_eq!((table.pool.as_str(), table.user.as_str(), table.op_timeout_secs), ("vm", "u", 5));
         assert_eq!(table.store(1 << 20).object_bytes_max, 8192);
-        assert_eq!(table.librados["a"], "b");
+        assert_eq!(table.librados["a_secs"], "b");
     }
 }

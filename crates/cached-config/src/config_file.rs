@@ -15,6 +15,8 @@ use synapse::Secret;
 use toml::Spanned;
 use toml::de::{DeArray, DeTable, DeValue};
 
+use crate::quantity::TimeUnit;
+
 /// The reason why a configuration cannot be used, as a single line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigError {
@@ -174,24 +176,90 @@ pub fn parse_config<T: DeserializeOwned>(path: &Path, text: &str) -> Result<T, C
     };
     // Parsed from a JSON tree, because TOML's own deserializer generates three copies of the code
     // of each table.
-    let values: Value =
+    let mut values: Value =
         toml::from_str(text).map_err(|error| at(error.span(), String::new(), error.message()))?;
+    let span = |path: &[Step<'_>]| DeTable::parse(text).ok().map(|root| span_of(&root, path));
+    {
+        let mut path = Vec::new();
+        if let Err(why) = convert_durations(&mut values, &mut path) {
+            return Err(at(span(&path), shown(&path), &why));
+        }
+    }
     serde_path_to_error::deserialize(values).map_err(|error| {
-        let span = DeTable::parse(text).ok().map(|root| span_of(&root, error.path()));
+        let path: Vec<Step<'_>> = error.path().iter().map_while(Step::of).collect();
         let key = error.path().to_string();
-        at(span, if key == "." { String::new() } else { key }, &error.inner().to_string())
+        at(span(&path), if key == "." { String::new() } else { key }, &error.inner().to_string())
     })
 }
 
+/// A step on the path from the root of a file to a value.
+#[derive(Clone, Copy)]
+enum Step<'a> {
+    Key(&'a str),
+    Index(usize),
+}
+
+impl<'a> Step<'a> {
+    fn of(segment: &'a Segment) -> Option<Self> {
+        match segment {
+            Segment::Map { key } => Some(Self::Key(key)),
+            Segment::Seq { index } => Some(Self::Index(*index)),
+            Segment::Enum { .. } | Segment::Unknown => None,
+        }
+    }
+}
+
+/// Formats a path like the paths of errors in values: `objects.namespaces[0].name`.
+fn shown(path: &[Step<'_>]) -> String {
+    path.iter().fold(String::new(), |shown, step| match step {
+        Step::Index(index) => format!("{shown}[{index}]"),
+        Step::Key(key) if shown.is_empty() => (*key).to_owned(),
+        Step::Key(key) => format!("{shown}.{key}"),
+    })
+}
+
+/// Replaces each duration that has a unit, as in `commit_timeout_secs = "2 min"`, by the number of
+/// the unit with which its key ends. Done here for all tables, so that no table needs a type for
+/// durations. Other texts stay, for example `fresh_secs = "immutable"`.
+///
+/// # Errors
+/// The problem with a duration, whose location is then `path`.
+fn convert_durations<'a>(value: &'a mut Value, path: &mut Vec<Step<'a>>) -> Result<(), String> {
+    match value {
+        // These settings are passed to librados as text.
+        Value::Object(_) if matches!(path.last(), Some(Step::Key("librados"))) => {}
+        Value::Object(table) => {
+            for (key, value) in table {
+                path.push(Step::Key(key));
+                match (TimeUnit::of_key(key), &*value) {
+                    (Some(unit), Value::String(text)) if text.starts_with(|first: char| first.is_ascii_digit()) => {
+                        *value = unit.parse(text)?.into();
+                    }
+                    _ => convert_durations(value, path)?,
+                }
+                path.pop();
+            }
+        }
+        Value::Array(values) => {
+            for (index, value) in values.iter_mut().enumerate() {
+                path.push(Step::Index(index));
+                convert_durations(value, path)?;
+                path.pop();
+            }
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
 /// Returns the location of the value at the end of `path`: the innermost value that exists.
-fn span_of(root: &Spanned<DeTable<'_>>, path: &serde_path_to_error::Path) -> Range<usize> {
+fn span_of(root: &Spanned<DeTable<'_>>, path: &[Step<'_>]) -> Range<usize> {
     let (mut span, mut values) = (root.span(), Some(root.get_ref()));
     let mut array = None;
-    for segment in path.iter() {
-        let found = match segment {
-            Segment::Map { key } => values.and_then(|table| table.get(key.as_str())),
-            Segment::Seq { index } => array.and_then(|array: &DeArray<'_>| array.get(*index)),
-            Segment::Enum { .. } | Segment::Unknown => None,
+    for step in path {
+        let found = match step {
+            Step::Key(key) => values.and_then(|table| table.get(*key)),
+            Step::Index(index) => array.and_then(|array: &DeArray<'_>| array.get(*index)),
         };
         let Some(found) = found else { break };
         span = found.span();
@@ -202,4 +270,30 @@ fn span_of(root: &Spanned<DeTable<'_>>, path: &serde_path_to_error::Path) -> Ran
         };
     }
     span
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+
+    #[test]
+    fn durations_with_units_are_numbers_of_the_keys_units() {
+        let parse = |text: &str| {
+            parse_config::<Value>("f".as_ref(), text).map_err(|error| error.to_string())
+        };
+        let text = "stall_secs = \"2 min\"\nfresh_secs = \"immutable\"\nname = \"5 min\"\nidle_ms = 7\n\
+                    [backend.librados]\nrados_osd_op_timeout_secs = \"5\"\n[[all]]\ndirty_age_ms_max = \"1 s\"\n";
+        let right = serde_json::json!({
+            "stall_secs": 120, "fresh_secs": "immutable", "name": "5 min", "idle_ms": 7,
+            "backend": { "librados": { "rados_osd_op_timeout_secs": "5" } }, "all": [{ "dirty_age_ms_max": 1000 }],
+        });
+        assert_eq!(parse(text), Ok(right));
+        let text = "[[all]]\n[[all]]\n\nflush_secs = \"1500 ms\"\n";
+        let error = parse(text).unwrap_err();
+        assert_eq!(error, "f:4: all[1].flush_secs: \"1500 ms\" is not a whole number of seconds");
+        // A table of another type gets the same values.
+        let secs: BTreeMap<String, u64> = parse_config("f".as_ref(), "a_secs = \"1 h\"").unwrap();
+        assert_eq!(secs["a_secs"], 3600);
+    }
 }

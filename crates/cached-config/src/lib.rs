@@ -51,7 +51,7 @@ pub use lifecycle::{
 };
 pub use listeners::{Listening, SynapseTable, check_addresses, exposure, restrict_socket, unix_mode};
 pub use objects::{NamespaceTable, ObjectsTable};
-pub use quantity::Size;
+pub use quantity::{Size, TimeUnit, parse_number};
 pub use running::{LIVE_KEYS, LiveObjects, Secrets, raise_descriptor_limit};
 pub use s3_table::S3Table;
 pub use store::{OpenOptions, Store, SweepCounts};

@@ -11,11 +11,13 @@ mod store;
 mod top;
 mod volume;
 
+use std::ops::RangeInclusive;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use blocker::{Durability, Name, Namespace, ObjectId, WriteMode};
+use cached_config::{Size, TimeUnit};
 use clap::Subcommand;
 use named_file::{Kinds, NamedFile};
 use synapse::Secret;
@@ -287,6 +289,27 @@ impl Call<'_> {
         // The backend is closed in order even after a failure; the first failure is reported.
         let closed = opened.close();
         done.and(closed.map_err(Into::into))
+    }
+}
+
+/// Parses a size, which is a number of bytes or has a unit.
+pub(crate) fn size(text: &str) -> Result<u64, String> {
+    text.parse().map(|Size(bytes)| bytes)
+}
+
+/// Parses a duration, which is a number of seconds or has a unit.
+pub(crate) fn seconds(text: &str) -> Result<u64, String> {
+    TimeUnit::Secs.parse(text)
+}
+
+/// Returns a parser that accepts the values of `parse` within `range`.
+fn within(
+    parse: fn(&str) -> Result<u64, String>,
+    range: RangeInclusive<u64>,
+) -> impl Fn(&str) -> Result<u64, String> + Clone + Send + Sync {
+    move |text| match parse(text)? {
+        value if range.contains(&value) => Ok(value),
+        _ => Err(format!("{text} is not within {} and {}", range.start(), range.end())),
     }
 }
 

@@ -7,7 +7,7 @@ use blocker::executor::block_on;
 use blocker::{
     Blocker, Control, DirtyData, Error, Namespace, NamespaceKey, NamespaceSettings, NamespaceState, WriteMode,
 };
-use cached_config::Size;
+use cached_config::parse_number;
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
@@ -68,7 +68,7 @@ pub(crate) struct Set {
     #[arg(long, required_unless_present = "settings")]
     write: Option<WriteMode>,
 
-    /// Settings, each with its value: a number, a size (64MiB), or none.
+    /// Settings, each with its value: a number, a size (64MiB), a duration (200ms), or none.
     #[arg(value_name = "KEY=VALUE", value_parser = setting)]
     settings: Vec<(NamespaceKey, Option<u64>)>,
 }
@@ -80,10 +80,7 @@ fn setting(text: &str) -> Result<(NamespaceKey, Option<u64>), String> {
     if value == "none" {
         return Ok((key, None));
     }
-    let number = value.parse::<u64>().ok();
-    let size = || value.parse::<Size>().ok().filter(|_| key.is_bytes()).map(|size| size.0);
-    let kind = if key.is_bytes() { "a number of bytes, a size as in 64MiB," } else { "a whole number" };
-    let value = number.or_else(size).ok_or_else(|| format!("{key} takes {kind} or none, not {value:?}"))?;
+    let value = parse_number(key.name(), value).map_err(|why| format!("{key}: {why}; none removes the setting"))?;
     Ok((key, Some(value)))
 }
 
@@ -346,13 +343,14 @@ mod namespaces_tests {
     }
 
     #[test]
-    fn settings_are_numbers_sizes_or_none() {
+    fn settings_are_numbers_sizes_durations_or_none() {
         assert_eq!(setting("quota_bytes_max=64MiB"), Ok((NamespaceKey::QuotaBytesMax, Some(64 << 20))));
         assert_eq!(setting("quota_bytes_max=4096"), Ok((NamespaceKey::QuotaBytesMax, Some(4096))));
         assert_eq!(setting("store_weight=none"), Ok((NamespaceKey::StoreWeight, None)));
+        assert_eq!(setting("dirty_age_ms_max=5 s"), Ok((NamespaceKey::DirtyAgeMsMax, Some(5000))));
         for (wrong, why) in [
             ("store_weight=64MiB", "a whole number"),
-            ("quota_bytes_max=much", "64MiB"),
+            ("quota_bytes_max=much", "MiB"),
             ("colour=1", "quota_bytes_max"),
             ("store_weight", "KEY=VALUE"),
         ] {

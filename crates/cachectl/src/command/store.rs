@@ -18,7 +18,7 @@ use futures_util::stream::FuturesUnordered;
 use parking_lot::Mutex;
 use serde_json::json;
 
-use crate::command::Context;
+use crate::command::{Context, seconds, size, within};
 use crate::output::{About, Failure, Output, Progress};
 
 /// Exit codes: 0 the store is in order, 1 it is damaged (or, with --repair, has been repaired as
@@ -115,9 +115,10 @@ pub(crate) struct Sweep {
     /// Count the leftovers without removing them.
     #[arg(long)]
     dry_run: bool,
-    /// The minimum age of a leftover to be removed, in seconds, by the server's clock: at least 900,
-    /// unless --alone is given. All programs that use the bucket should have the same age.
-    #[arg(long, value_name = "SECONDS", default_value_t = 3600)]
+    /// The minimum age of a leftover to be removed, by the server's clock, in seconds or with a unit, as
+    /// in 2h: at least 15min, unless --alone is given. All programs that use the bucket should have the
+    /// same age.
+    #[arg(long, value_name = "DURATION", default_value_t = 3600, value_parser = seconds)]
     age: u64,
     /// Allow any --age, because no other program uses the bucket and prefix.
     #[arg(long)]
@@ -176,14 +177,14 @@ const SAMPLES_MAX: usize = 4 << 20;
 
 #[derive(Args)]
 pub(crate) struct Bench {
-    /// The size of a request, in bytes.
-    #[arg(long, default_value_t = 4096, value_parser = clap::value_parser!(u64).range(1..=64 << 20))]
+    /// The size of a request, for example 64KiB.
+    #[arg(long, default_value_t = 4096, value_parser = within(size, 1..=64 << 20))]
     size: u64,
     /// The number of requests in flight.
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..=1024))]
     depth: u64,
-    /// The duration in seconds.
-    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    /// The duration, in seconds or with a unit.
+    #[arg(long, default_value_t = 5, value_parser = within(seconds, 1..=3600))]
     seconds: u64,
     /// The percentage of writes.
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=100))]
@@ -191,8 +192,8 @@ pub(crate) struct Bench {
     /// The number of objects, which are created first and removed afterwards.
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     objects: u64,
-    /// The size of an object, in bytes.
-    #[arg(long, default_value_t = 1 << 20)]
+    /// The size of an object, for example 4MiB.
+    #[arg(long, default_value_t = 1 << 20, value_parser = size)]
     object_size: u64,
     /// The seed of the random offsets.
     #[arg(long, default_value_t = 1)]
@@ -310,8 +311,8 @@ pub(crate) struct Conformance {
     /// The amount of random work.
     #[arg(long, default_value_t = 1)]
     effort: u32,
-    /// The maximum time for a response, in seconds.
-    #[arg(long, default_value_t = 60)]
+    /// The maximum time for a response, in seconds or with a unit.
+    #[arg(long, default_value_t = 60, value_parser = seconds)]
     patience_s: u64,
     /// Also claim everything in the backend, permanently, because the suite is its only user.
     #[arg(long)]

@@ -21,7 +21,7 @@ use clap::Args;
 use serde_json::Value;
 
 use crate::admin::Admin;
-use crate::command::Call;
+use crate::command::{Call, seconds, within};
 use crate::output::{Failure, Output};
 
 /// The maximum wait after a failure, unless figures are requested less often.
@@ -36,9 +36,9 @@ pub(crate) struct Top {
     #[arg(long)]
     once: bool,
 
-    /// The interval between two updates, in seconds.
-    #[arg(long, value_name = "SECONDS", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=3600))]
-    every: u32,
+    /// The interval between two updates, in seconds or with a unit.
+    #[arg(long, value_name = "DURATION", default_value_t = 2, value_parser = within(seconds, 1..=3600))]
+    every: u64,
 }
 
 impl Top {
@@ -51,7 +51,7 @@ impl Top {
             return Err(Failure::usage(text));
         }
         let timeout = call.timeout.map_or(ANSWER_TIMEOUT_MAX, |timeout| timeout.min(ANSWER_TIMEOUT_MAX));
-        screen::watch(Admin::new(call.admin, Some(timeout))?, Duration::from_secs(self.every.into()))
+        screen::watch(Admin::new(call.admin, Some(timeout))?, Duration::from_secs(self.every))
     }
 }
 

@@ -20,8 +20,9 @@ use serde_json::json;
 use volumes::{Error, Volume, Volumes};
 
 use crate::command::object::named;
+use crate::command::size;
 use crate::command::volume::name::{
-    Setting, StoreArguments, TakeOver, ended, made, removed, shown_size, size,
+    Setting, StoreArguments, TakeOver, ended, made, removed, shown_size,
 };
 use crate::command::volume::{Context, Name};
 use crate::output::{About, Failure, Interrupt, Progress};
@@ -37,7 +38,7 @@ pub(crate) struct Import {
     name: Name,
     /// The raw image; standard input if it is `-` or omitted.
     file: Option<PathBuf>,
-    /// Create a volume larger than the image: bytes, or 512M, 20G, 1T. The rest reads as zeros.
+    /// Create a volume larger than the image, for example 20G. The rest reads as zeros.
     #[arg(long, value_parser = size)]
     size: Option<u64>,
     /// A setting of the new volume, as for `volume create`.

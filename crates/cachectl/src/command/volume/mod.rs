@@ -11,10 +11,10 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use clap::{Args, Subcommand};
 use manage::Server;
-use name::{Setting, SnapshotName, Source, shown_size, size, snapshot_name, volume_name};
+use name::{Setting, SnapshotName, Source, shown_size, snapshot_name, volume_name};
 use serde_json::{Value, json};
 
-use super::{Call, Context};
+use super::{Call, Context, size};
 use crate::admin::{line_of, list, plain};
 use crate::output::Failure;
 
@@ -24,7 +24,7 @@ pub(crate) enum Volume {
     Create {
         #[command(flatten)]
         name: Name,
-        /// The size: bytes, or 512M, 20G, 1T.
+        /// The size, for example 20G.
         #[arg(value_parser = size)]
         size: u64,
         /// Settings: is_read_only=true, write=back (through, around), quota_bytes_max=40G,
@@ -51,7 +51,7 @@ pub(crate) enum Volume {
     Resize {
         #[command(flatten)]
         name: Name,
-        /// The new size: bytes, or 512M, 20G, 1T.
+        /// The new size, for example 20G.
         #[arg(value_parser = size)]
         size: u64,
         /// Make the volume smaller: the data beyond the new end are lost.
@@ -64,7 +64,7 @@ pub(crate) enum Volume {
         name: Name,
         /// Settings: is_read_only=true, write=back (through, around, none), quota_bytes_max=40G
         /// (none); store_requests_per_second_max=500, store_bytes_per_second_max=50M,
-        /// store_burst_ms=1000 (none).
+        /// store_burst_ms="1 s" (none).
         #[arg(value_name = "KEY=VALUE", required = true)]
         settings: Vec<Setting>,
     },

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use blocker::executor::block_on;
 use blocker::{WriteMode, WriterId};
-use cached_config::Size;
+use cached_config::{Size, parse_number};
 use clap::Args;
 use serde_json::{Value, json};
 use volumes::{Fencing, OpenOptions, Options, Settings, Volume, Volumes};
@@ -80,23 +80,6 @@ fn part(text: &str, what: &str) -> Result<String, String> {
     Err(format!("the name of a {what} must have 1 to 200 bytes without control characters, \"/\" and \"@\""))
 }
 
-/// Parses a size: a number of bytes, or a number with a unit: `512M`, `20G`, `20GiB`.
-pub(super) fn size(text: &str) -> Result<u64, String> {
-    let digits = text.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(text.len());
-    let (number, unit) = text.split_at(digits);
-    let shift = match unit {
-        "" | "B" => 0,
-        "K" | "KiB" => 10,
-        "M" | "MiB" => 20,
-        "G" | "GiB" => 30,
-        "T" | "TiB" => 40,
-        "P" | "PiB" => 50,
-        _ => return Err(format!("{text:?} is not a size: expected bytes, or 512M, 20G, 1T")),
-    };
-    let bytes = number.parse::<u64>().ok().and_then(|number| number.checked_mul(1 << shift));
-    bytes.ok_or_else(|| format!("{text:?} is not a size: expected bytes, or 512M, 20G, 1T"))
-}
-
 /// Formats a number of bytes for people, in the largest unit that keeps it short.
 pub(super) fn shown_size(bytes: u64) -> String {
     let whole = Size(bytes).to_string();
@@ -135,15 +118,13 @@ impl FromStr for Setting {
         let wrong = |right: &str| format!("{key} must be {right}, not {value:?}");
         let value = match (key, value) {
             ("is_read_only", _) => json!(value.parse::<bool>().map_err(|_| wrong("true or false"))?),
-            ("object_bytes", _) => json!(size(value)?),
-            (_, "none") => Value::Null,
+            (_, "none") if key != "object_bytes" => Value::Null,
             ("write", _) => {
                 let mode = value.parse().ok().filter(|mode: &WriteMode| *mode != WriteMode::ReadOnly);
                 let right = "back, through, around or none (is_read_only=true refuses changes)";
                 json!(mode.ok_or_else(|| wrong(right))?.to_string())
             }
-            ("quota_bytes_max" | "store_bytes_per_second_max", _) => json!(size(value)?),
-            _ => json!(value.parse::<u64>().map_err(|_| wrong("a number or none"))?),
+            _ => json!(parse_number(key, value).map_err(|why| format!("{key}: {why}"))?),
         };
         Ok(Self { key, value })
     }
@@ -303,21 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_whole_numbers_of_a_unit() {
-        for (text, bytes) in [
-            ("4096", 4096),
-            ("512M", 512 << 20),
-            ("20G", 20 << 30),
-            ("20GiB", 20 << 30),
-            ("1T", 1 << 40),
-            ("3K", 3072),
-            ("7B", 7),
-        ] {
-            assert_eq!(size(text), Ok(bytes), "{text}");
-        }
-        for wrong in ["", "G", "1.5G", "-1", "1g", "1 G", "20GB", "99999999999G"] {
-            assert!(size(wrong).is_err(), "{wrong}");
-        }
+    fn sizes_are_shown_in_the_largest_unit_that_keeps_them_short() {
         for (bytes, text) in [
             (0, "0 bytes"),
             (1023, "1023 bytes"),
@@ -360,12 +327,13 @@ mod tests {
         );
         for (wrong, why) in [
             ("write", "KEY=VALUE"),
-            ("store_burst_ms=soon", "a number or none"),
+            ("store_burst_ms=soon", "store_burst_ms: \"soon\" is not a duration"),
+            ("object_bytes=none", "is not a size"),
             ("write=sideways", "through"),
             ("write=read-only", "is_read_only=true"),
             ("is_read_only=1", "true or false"),
             ("colour=1", "store_burst_ms"),
-            ("object_bytes=big", "20G"),
+            ("object_bytes=big", "\"256 MiB\""),
         ] {
             let error = wrong.parse::<Setting>().unwrap_err();
             assert!(error.contains(why), "{wrong}: {error}");
