@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use blocker::Error;
+use cached_config::suggestion;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::Value;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -309,6 +310,12 @@ impl Failure {
             count => format!("{count} problems were found"),
         };
         Self::new("problems", if is_loss { 6 } else { 1 }, line)
+    }
+
+    /// Returns the failure of a filter that no name contains; `what` is what has the names.
+    pub(crate) fn no_match<'a>(what: &str, filter: &str, names: impl Iterator<Item = &'a str>) -> Self {
+        let line = format!("no {what} contains {filter:?}{}", suggestion(filter, names));
+        Self::new("missing", 3, line)
     }
 
     /// Returns the failure for an error of a local file or of the terminal.

@@ -15,6 +15,7 @@ use synapse::Secret;
 use toml::Spanned;
 use toml::de::{DeArray, DeTable, DeValue};
 
+use crate::nearest::with_suggestion;
 use crate::quantity::TimeUnit;
 
 /// The reason why a configuration cannot be used, as a single line.
@@ -188,7 +189,7 @@ pub fn parse_config<T: DeserializeOwned>(path: &Path, text: &str) -> Result<T, C
     serde_path_to_error::deserialize(values).map_err(|error| {
         let path: Vec<Step<'_>> = error.path().iter().map_while(Step::of).collect();
         let key = error.path().to_string();
-        at(span(&path), if key == "." { String::new() } else { key }, &error.inner().to_string())
+        at(span(&path), if key == "." { String::new() } else { key }, &with_suggestion(&error.inner().to_string()))
     })
 }
 

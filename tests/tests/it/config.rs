@@ -101,7 +101,7 @@ fn mistakes_name_file_and_key() {
     for (text, words) in [
         (
             "[memcached]\nthreadz = 1\n",
-            ":2: memcached.threadz: unknown field `threadz`, expected one of `listen`",
+            ":2: memcached.threadz: unknown field `threadz` (did you mean `threads`?), expected one of `listen`",
         ),
         ("[memcached]\nthreads = 0\n", ": memcached.threads: is 0; it must be between 1 and 1024"),
         ("[memcached]\nthreads = \n", ":2: "),

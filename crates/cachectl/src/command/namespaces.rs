@@ -7,7 +7,7 @@ use blocker::executor::block_on;
 use blocker::{
     Blocker, Control, DirtyData, Error, Namespace, NamespaceKey, NamespaceSettings, NamespaceState, WriteMode,
 };
-use cached_config::parse_number;
+use cached_config::{parse_number, suggestion};
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
@@ -76,7 +76,8 @@ pub(crate) struct Set {
 /// Parses a setting of the form `KEY=VALUE`.
 fn setting(text: &str) -> Result<(NamespaceKey, Option<u64>), String> {
     let (key, value) = text.split_once('=').ok_or("expected KEY=VALUE or KEY=none")?;
-    let key: NamespaceKey = key.parse().map_err(|error: blocker::Error| error.to_string())?;
+    let unknown = |error: blocker::Error| error.to_string() + &suggestion(key, NamespaceKey::ALL.map(NamespaceKey::name));
+    let key: NamespaceKey = key.parse().map_err(unknown)?;
     if value == "none" {
         return Ok((key, None));
     }
@@ -352,6 +353,7 @@ mod namespaces_tests {
             ("store_weight=64MiB", "a whole number"),
             ("quota_bytes_max=much", "MiB"),
             ("colour=1", "quota_bytes_max"),
+            ("store_wieght=1", "did you mean store_weight?"),
             ("store_weight", "KEY=VALUE"),
         ] {
             let error = setting(wrong).unwrap_err();

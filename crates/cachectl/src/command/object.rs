@@ -392,6 +392,9 @@ pub(super) fn remove_stripes(context: &Context<'_>, name: &str) -> Result<u64, F
 
 pub(super) fn stats(context: &Context<'_>, filter: &str) -> Result<(), Failure> {
     let mut pairs = render::pairs(&block_on(context.opened.backend.control().metrics())?);
+    if !pairs.iter().any(|pair| pair.name.contains(filter)) && !pairs.is_empty() {
+        return Err(Failure::no_match("metric", filter, pairs.iter().map(|pair| pair.name.as_str())));
+    }
     pairs.retain(|pair| pair.name.contains(filter));
     let width = pairs.iter().map(|pair| pair.name.len()).max().unwrap_or(0);
     let lines: Vec<_> = pairs.iter().map(|pair| format!("{:width$}  {}", pair.name, pair.value)).collect();

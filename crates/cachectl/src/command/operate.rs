@@ -20,6 +20,9 @@ pub(super) fn config(call: &Call<'_>, key: Option<&str>, changed: bool) -> Resul
     let mut answer = call.admin()?.get("/config.json")?;
     if let Some(entries) = answer.get_mut("entries").and_then(Value::as_array_mut) {
         let wanted = key.unwrap_or_default();
+        if !entries.iter().any(|entry| text(&entry["key"]).contains(wanted)) {
+            return Err(Failure::no_match("key", wanted, entries.iter().map(|entry| text(&entry["key"]))));
+        }
         entries.retain(|entry| {
             text(&entry["key"]).contains(wanted) && (!changed || entry["changed"] == Value::Bool(true))
         });

@@ -31,7 +31,7 @@ fn an_error_is_one_line_with_file_key_and_what_would_be_right() {
         ("\n[memcached]\nthreads = 2\nthreads = 3", "cached.toml:4: duplicate key"),
         (
             "\n[memcachd]",
-            "cached.toml:2: memcachd: unknown field `memcachd`, expected one of `process`, `log`, \
+            "cached.toml:2: memcachd: unknown field `memcachd` (did you mean `memcached`?), expected one of `process`, `log`, \
              `memcached`, `insight`, `objects`, `shared_memory`, `synapse`, `volumes`, `nbd`, `s3`, `admin`, `tracing`",
         ),
         (
@@ -46,7 +46,7 @@ fn an_error_is_one_line_with_file_key_and_what_would_be_right() {
         (
             "[memcached]\nmemory_bytes_max = \"64m\"",
             "cached.toml:2: memcached.memory_bytes_max: invalid value: string \"64m\", expected a size: a whole \
-             number of bytes, or of B, KiB, MiB, GiB or TiB in quotes, as in \"256 MiB\"",
+             number of bytes, or of B, KiB, MiB, GiB, TiB or PiB, as in \"256 MiB\"",
         ),
         ("[memcached]\nthreads = 0", "cached.toml: memcached.threads: is 0; it must be between 1 and 1024"),
         (

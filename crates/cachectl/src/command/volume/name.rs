@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use blocker::executor::block_on;
 use blocker::{WriteMode, WriterId};
-use cached_config::{Size, parse_number};
+use cached_config::{Size, parse_number, suggestion};
 use clap::Args;
 use serde_json::{Value, json};
 use volumes::{Fencing, OpenOptions, Options, Settings, Volume, Volumes};
@@ -113,7 +113,8 @@ impl FromStr for Setting {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let (key, value) = text.split_once('=').ok_or("expected KEY=VALUE")?;
-        let unknown = || format!("{key:?} is not a setting; expected one of {}", KEYS.join(", "));
+        let unknown =
+            || format!("{key:?} is not a setting{}; expected one of {}", suggestion(key, KEYS), KEYS.join(", "));
         let key = *KEYS.iter().find(|known| **known == key).ok_or_else(unknown)?;
         let wrong = |right: &str| format!("{key} must be {right}, not {value:?}");
         let value = match (key, value) {
@@ -333,6 +334,7 @@ mod tests {
             ("write=read-only", "is_read_only=true"),
             ("is_read_only=1", "true or false"),
             ("colour=1", "store_burst_ms"),
+            ("quota=1G", "did you mean quota_bytes_max?"),
             ("object_bytes=big", "\"256 MiB\""),
         ] {
             let error = wrong.parse::<Setting>().unwrap_err();
