@@ -10,6 +10,7 @@ use named_file::{Kinds, NamedFile};
 use serde_json::Value;
 
 use crate::output::Failure;
+use crate::servers::{AdminServer, Origin};
 
 /// The maximum size of a response.
 const ANSWER_BYTES_MAX: usize = 16 << 20;
@@ -20,33 +21,30 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// The maximum length of an error text that is shown.
 const REASON_BYTES_MAX: usize = 500;
 
-/// Where the admin listener is, and what authenticates this client.
+/// The options for the admin listener, and for what authenticates both sides.
 #[derive(Args, Clone)]
 pub(crate) struct AdminArguments {
     /// The admin listener of a cached or synapsed: http://HOST:PORT or HOST:PORT, or
-    /// https://HOST:PORT with --admin-ca-file. Default: http://127.0.0.1:9150.
+    /// https://HOST:PORT with --admin-ca-file. See --context for the default.
     #[arg(long = "admin", value_name = "URL", env = "CACHECTL_ADMIN", global = true)]
-    url: Option<String>,
+    pub(crate) url: Option<String>,
 
     /// The file with the token of the admin listener.
     #[arg(long = "admin-token-file", value_name = "FILE", env = "CACHECTL_ADMIN_TOKEN_FILE", global = true)]
-    token_file: Option<PathBuf>,
+    pub(crate) token_file: Option<PathBuf>,
 
     /// For https: the PEM file with the certificates of the authorities that sign the listener's
     /// certificate.
     #[arg(long = "admin-ca-file", value_name = "FILE", env = "CACHECTL_ADMIN_CA_FILE", global = true)]
-    ca_file: Option<PathBuf>,
+    pub(crate) ca_file: Option<PathBuf>,
 }
-
-/// The admin listener that is used unless another one is given.
-const URL_DEFAULT: &str = "http://127.0.0.1:9150";
 
 /// A client of one admin listener. It keeps its connection open between requests.
 pub(crate) struct Admin {
     client: Blocking,
     base: String,
-    /// Whether the listener was named explicitly, rather than being the default.
-    is_named: bool,
+    /// What named the listener.
+    origin: Origin,
     authorization: Option<String>,
 }
 
@@ -56,9 +54,9 @@ impl Admin {
     ///
     /// # Errors
     /// The URL, the token file or the file of authorities cannot be used.
-    pub(crate) fn new(arguments: &AdminArguments, timeout: Option<Duration>) -> Result<Self, Failure> {
-        let base = base_of(arguments.url.as_deref().unwrap_or(URL_DEFAULT))?;
-        let tls = match (base.starts_with("https://"), &arguments.ca_file) {
+    pub(crate) fn new(server: AdminServer, timeout: Option<Duration>) -> Result<Self, Failure> {
+        let base = base_of(&server.url)?;
+        let tls = match (base.starts_with("https://"), &server.ca_file) {
             (true, Some(path)) => cached_tls::client::with_authorities(Some(path))
                 .map_err(|why| Failure::usage(format!("--admin-ca-file {why}")))?,
             (true, None) => {
@@ -70,7 +68,7 @@ impl Admin {
             // The file of authorities may be set in the environment, for all servers.
             (false, _) => cached_tls::client::no_authorities(),
         };
-        let authorization = match &arguments.token_file {
+        let authorization = match &server.token_file {
             Some(path) => {
                 let token = named_file::open(path, Kinds::RegularOrPipe).and_then(NamedFile::text);
                 let token = token.map_err(std::io::Error::other);
@@ -90,12 +88,17 @@ impl Admin {
         let connector = Route::new(CONNECT_TIMEOUT).with_tls(tls, true);
         let client = Blocking::new(connector, concat!("cachectl/", env!("CARGO_PKG_VERSION")), timeout)
             .map_err(Failure::io("starting the HTTP client"))?;
-        Ok(Self { client, base, is_named: arguments.url.is_some(), authorization })
+        Ok(Self { client, base, origin: server.origin, authorization })
     }
 
     /// Returns the address of the listener, as a URL without a path.
     pub(crate) fn url(&self) -> &str {
         &self.base
+    }
+
+    /// Returns what named the listener, for errors.
+    fn asked(&self) -> String {
+        format!("the admin listener is {}", self.origin)
     }
 
     /// Returns the JSON response of `path`.
@@ -113,7 +116,7 @@ impl Admin {
     /// The listener cannot be reached, or its response is not that of a probe.
     pub(crate) fn probe(&self, path: &str) -> Result<Vec<String>, Failure> {
         let url = format!("{}{path}", self.base);
-        let failed = |status, text: String| Failure::admin(&url, status, text);
+        let failed = |status, text: String| Failure::admin(&url, status, text).leaves(self.asked());
         let response = self.client.send(Request::get(&url), Default::default(), ANSWER_BYTES_MAX);
         let (status, body) = whole(response).map_err(|error| failed(None, error))?;
         match status.as_u16() {
@@ -134,20 +137,21 @@ impl Admin {
     }
 
     fn answer(&self, path: &str, request: request::Builder, body: String) -> Result<Value, Failure> {
-        let failed = |status, text: String| Failure::admin(format_args!("{}{path}", self.base), status, text);
+        let failed = |status, text: String| {
+            Failure::admin(format_args!("{}{path}", self.base), status, text).leaves(self.asked())
+        };
         let request = match &self.authorization {
             Some(authorization) => request.header("authorization", authorization),
             None => request,
         };
         let response = self.client.send(request, body.into(), ANSWER_BYTES_MAX);
-        let hint = if self.is_named { "" } else { "; --admin names another admin listener than this one" };
-        let (status, body) = whole(response).map_err(|error| failed(None, format!("{error}{hint}")))?;
+        let (status, body) = whole(response).map_err(|error| failed(None, error))?;
         if !status.is_success() {
             // The response of some routes is only the reason, as JSON.
             let reason = serde_json::from_str::<Value>(&body).ok();
             if let Some(reason) = reason.as_ref().and_then(|reason| reason["error"].as_str()) {
                 let text = line_of(reason);
-                return Err(Failure::refused(&self.base, status.as_u16(), text));
+                return Err(Failure::refused(&self.base, status.as_u16(), text).leaves(self.asked()));
             }
             return Err(failed(Some(status.as_u16()), reason_of(status, &body)));
         }
@@ -205,7 +209,7 @@ fn reason_of(status: StatusCode, body: &str) -> String {
 }
 
 /// Returns the URL that the user has given, without a path.
-fn base_of(given: &str) -> Result<String, Failure> {
+pub(crate) fn base_of(given: &str) -> Result<String, Failure> {
     let wrong = || {
         Failure::usage(format!(
             "--admin {given}: expected http://HOST:PORT or https://HOST:PORT, for example http://127.0.0.1:9150"
@@ -262,9 +266,8 @@ mod tests {
     fn https_needs_the_certificates_of_authorities() {
         let new = |ca_file: Option<&Path>| {
             let ca_file = ca_file.map(Path::to_path_buf);
-            let arguments =
-                AdminArguments { url: Some("https://node1:9150".into()), token_file: None, ca_file };
-            Admin::new(&arguments, None).err().map(|failure| failure.to_string()).unwrap_or_default()
+            let (url, origin) = ("https://node1:9150".into(), Origin::Given("--admin"));
+            Admin::new(AdminServer { url, token_file: None, ca_file, origin }, None).err().map(|failure| failure.to_string()).unwrap_or_default()
         };
         assert!(new(None).contains("--admin-ca-file"));
         let file = tempfile::NamedTempFile::new().expect("a file");

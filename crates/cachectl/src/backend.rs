@@ -1,6 +1,7 @@
 //! `--backend`: the backend that is meant, and opening it. No command depends on the kind of
 //! backend.
 
+use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,6 +17,8 @@ pub(crate) struct BackendSpec {
     store: BackendTable,
     /// The plans of fault injection, the outermost first.
     faults: Vec<FaultPlan>,
+    /// The text on the command line.
+    text: String,
 }
 
 impl BackendSpec {
@@ -27,9 +30,21 @@ impl BackendSpec {
         self
     }
 
+    /// Returns the store.
+    pub(crate) fn table(&self) -> &BackendTable {
+        &self.store
+    }
+
     /// Returns whether the backend is a server.
     pub(crate) fn is_server(&self) -> bool {
         matches!(self.store, BackendTable::Synapse(_))
+    }
+}
+
+/// Writes what was parsed.
+impl fmt::Display for BackendSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
     }
 }
 
@@ -47,7 +62,7 @@ impl FromStr for BackendSpec {
                 BackendTable::Synapse(remote) => drop(remote.client().map_err(|error| error.why)?),
                 _ => {}
             }
-            return Ok(Self { store, faults: Vec::new() });
+            return Ok(Self { store, faults: Vec::new(), text: text.to_owned() });
         };
         let example =
             "faulty: expects keys and a backend, for example faulty:seed=1,error_permille=10:BACKEND";
@@ -55,6 +70,7 @@ impl FromStr for BackendSpec {
         let plan = plan(keys)?;
         let mut spec: Self = below.parse()?;
         spec.faults.insert(0, plan);
+        spec.text = text.to_owned();
         Ok(spec)
     }
 }

@@ -15,6 +15,7 @@ mod admin;
 mod backend;
 mod command;
 mod output;
+mod servers;
 
 use std::time::Duration;
 
@@ -24,6 +25,7 @@ use clap::{CommandFactory, FromArgMatches, Parser};
 use backend::BackendSpec;
 use command::{Call, Command};
 use output::Output;
+use servers::{Given, Servers};
 
 /// Access a storage backend of cached (put, get, copy, list, flush, test it against the contract), or
 /// operate a running cached or synapsed.
@@ -59,6 +61,11 @@ struct Arguments {
     #[command(flatten)]
     admin: admin::AdminArguments,
 
+    /// The context, a server that has a name (see cachectl contexts). It names the server of commands
+    /// for which neither --admin nor --backend does; cachectl use --help states the whole rule.
+    #[arg(long, value_name = "NAME", env = "CACHECTL_CONTEXT", global = true)]
+    context: Option<String>,
+
     /// Write one JSON value per line instead of text.
     #[arg(long, global = true)]
     json: bool,
@@ -73,17 +80,20 @@ fn main() -> std::process::ExitCode {
     }
     let matches = Arguments::command().get_matches();
     let arguments = Arguments::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
-    // A server named by the environment serves objects; a running server is reached through its
-    // admin listener.
-    let is_named = |option| matches.value_source(option) == Some(ValueSource::CommandLine);
-    let names_server = arguments.backend.as_ref().is_some_and(BackendSpec::is_server) && is_named("backend");
+    let is_environment = |option| matches.value_source(option) == Some(ValueSource::EnvVariable);
+    let admin = &arguments.admin;
+    let servers = Servers {
+        admin: Given::of(admin.url.as_deref(), is_environment("url")),
+        token_file: Given::of(admin.token_file.as_deref(), is_environment("token_file")),
+        ca_file: Given::of(admin.ca_file.as_deref(), is_environment("ca_file")),
+        backend: Given::of(arguments.backend.as_ref(), is_environment("backend")),
+        secret_file: Given::of(arguments.secret_file.as_deref(), is_environment("secret_file")),
+        context: Given::of(arguments.context.as_deref(), is_environment("context")),
+    };
     arguments.command.run(&Call {
-        backend: arguments.backend.as_ref(),
-        secret_file: arguments.secret_file.as_deref(),
+        servers: &servers,
         namespace: &arguments.namespace,
         timeout: (arguments.timeout > 0).then(|| Duration::from_secs(arguments.timeout)),
-        admin: &arguments.admin,
-        over_synapse: names_server && !is_named("url"),
         output: &Output::new(arguments.json),
     })
 }

@@ -388,6 +388,14 @@ impl Failure {
         Self { line: format!("{}; {left}", self.line), is_output_closed: false, ..self }
     }
 
+    /// Adds the server that was asked, unless the server has nothing to do with the failure.
+    pub(crate) fn asked(self, server: impl fmt::Display) -> Self {
+        match self.code {
+            2 | INTERRUPTED | OUTPUT_CLOSED => self,
+            _ => self.leaves(server),
+        }
+    }
+
     pub(crate) fn code(&self) -> ExitCode {
         ExitCode::from(self.code)
     }

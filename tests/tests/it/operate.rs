@@ -314,7 +314,7 @@ fn namespaces_are_asked_for_by_the_admin_listener_whatever_backend_the_environme
     assert_eq!(code, 0, "not over synapse, where changes are refused: {set}");
     let backend = format!("synapse:unix:{}", daemon.path("synapse").display());
     let (code, refused) = cachectl(&["-b", &backend, "namespace", "set", "vm", "store_weight=4"]);
-    assert_eq!((code, refused.contains("sent over synapse because of -b")), (4, true), "{refused}");
+    assert_eq!((code, refused.contains("sent over synapse")), (4, true), "{refused}");
 }
 
 /// With TLS on the admin listener, `cachectl` needs https, and a certificate from a known

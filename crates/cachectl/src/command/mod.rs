@@ -1,6 +1,7 @@
 //! The subcommands: on objects of a backend, on a running program, and on the directory of a store
 //! or a journal. The output and the opening of backends are elsewhere.
 
+mod contexts;
 mod insight;
 mod journal;
 mod journal_export;
@@ -19,12 +20,14 @@ use std::time::Duration;
 use blocker::{Durability, Name, Namespace, ObjectId, WriteMode};
 use cached_config::{Size, TimeUnit};
 use clap::Subcommand;
+use contexts::ContextCommand;
 use named_file::{Kinds, NamedFile};
 use synapse::Secret;
 
-use crate::admin::{Admin, AdminArguments};
-use crate::backend::{BackendSpec, Opened};
+use crate::admin::Admin;
+use crate::backend::Opened;
 use crate::output::{Failure, Output};
+use crate::servers::{BackendServer, Origin, Servers};
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
@@ -198,6 +201,20 @@ pub(crate) enum Command {
     Misses,
     /// Show the last slow requests of a running cached or synapsed (--admin).
     Slow,
+    /// List, add or remove contexts: servers that have names, for --context and `cachectl use`.
+    ///
+    /// They are kept in $XDG_CONFIG_HOME/cachectl/contexts.toml, or $HOME/.config/cachectl.
+    Contexts {
+        #[command(subcommand)]
+        command: Option<ContextCommand>,
+    },
+    /// Make a context the one that commands use: cachectl use prod.
+    ///
+    /// A command asks the server that --admin or --backend names; else that of --context; else
+    /// that of CACHECTL_ADMIN or CACHECTL_BACKEND; else that of CACHECTL_CONTEXT; else that of the
+    /// context in use; else the admin listener http://127.0.0.1:9150. There is no default backend.
+    /// If the chosen context names no server of the needed kind, the command fails.
+    Use(contexts::Use),
 }
 
 impl Command {
@@ -238,6 +255,8 @@ impl Command {
             Self::Hot { count } => insight::hot(call, *count),
             Self::Misses => insight::misses(call),
             Self::Slow => insight::slow(call),
+            Self::Contexts { command } => command.as_ref().unwrap_or(&ContextCommand::List).run(call),
+            Self::Use(chosen) => chosen.run(call),
         })
     }
 }
@@ -245,20 +264,21 @@ impl Command {
 /// The options that all commands have, and the output. A command opens its backend, or sends
 /// requests to a server's admin listener.
 pub(crate) struct Call<'a> {
-    pub(crate) backend: Option<&'a BackendSpec>,
-    pub(crate) secret_file: Option<&'a Path>,
+    pub(crate) servers: &'a Servers<'a>,
     pub(crate) namespace: &'a str,
     pub(crate) timeout: Option<Duration>,
-    pub(crate) admin: &'a AdminArguments,
-    /// Whether the command line names a server for objects but no admin listener.
-    pub(crate) over_synapse: bool,
     pub(crate) output: &'a Output,
 }
 
 impl Call<'_> {
     /// Returns a client of the admin listener.
     pub(crate) fn admin(&self) -> Result<Admin, Failure> {
-        Admin::new(self.admin, self.timeout)
+        self.admin_within(self.timeout)
+    }
+
+    /// Returns a client of the admin listener whose requests take at most `timeout`.
+    pub(crate) fn admin_within(&self, timeout: Option<Duration>) -> Result<Admin, Failure> {
+        Admin::new(self.servers.admin()?, timeout)
     }
 
     /// Opens the backend for a command that changes nothing in it, and runs the command.
@@ -280,15 +300,20 @@ impl Call<'_> {
         run: impl FnOnce(&Context<'_>) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
         let namespace = Namespace::copy_from(self.namespace.as_bytes())?;
-        let secret = self.secret_file.map(secret).transpose().map_err(Failure::usage)?;
-        let backend = self
-            .backend
-            .ok_or_else(|| Failure::usage("no backend is given; name one, for example --backend file:DIR"))?;
-        let opened = Opened::open(backend, secret.as_ref(), self.timeout, only_reads)?;
+        let BackendServer { spec, secret_file, origin } = self.servers.backend()?;
+        let secret = secret_file.as_deref().map(secret).transpose().map_err(Failure::usage)?;
+        // The command line itself shows a store that it names.
+        let is_shown = !spec.is_server() && origin == Origin::Given("--backend");
+        let asked = |failure: Failure| match is_shown {
+            true => failure,
+            false => failure.asked(format_args!("the backend {spec} is {origin}")),
+        };
+        let opened = Opened::open(&spec, secret.as_ref(), self.timeout, only_reads);
+        let opened = opened.map_err(|error| asked(error.into()))?;
         let done = run(&Context { opened: &opened, namespace: &namespace, output: self.output });
         // The backend is closed in order even after a failure; the first failure is reported.
         let closed = opened.close();
-        done.and(closed.map_err(Into::into))
+        done.and(closed.map_err(Into::into)).map_err(asked)
     }
 }
 

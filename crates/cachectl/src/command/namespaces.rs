@@ -101,7 +101,7 @@ trait Manager {
 impl Namespaces {
     /// Sends the request to the admin listener, or over synapse if the command line says so.
     pub(crate) fn run(&self, call: &Call<'_>) -> Result<(), Failure> {
-        if call.over_synapse {
+        if call.servers.prefer_synapse()? {
             return call.changes(|context| self.run_on(&*context.opened.backend, call.output));
         }
         self.manage(&ByAdmin { admin: call.admin()?, timeout: call.timeout }, call.output)
@@ -111,7 +111,7 @@ impl Namespaces {
     fn run_on(&self, backend: &dyn Blocker, output: &Output) -> Result<(), Failure> {
         let done = self.manage(&ByBackend(backend.control()), output);
         done.map_err(|failure| {
-            failure.leaves("sent over synapse because of -b; --admin sends it to an admin listener")
+            failure.leaves("sent over synapse, because no admin listener is named; --admin names one")
         })
     }
 

@@ -51,7 +51,7 @@ impl Top {
             return Err(Failure::usage(text));
         }
         let timeout = call.timeout.map_or(ANSWER_TIMEOUT_MAX, |timeout| timeout.min(ANSWER_TIMEOUT_MAX));
-        screen::watch(Admin::new(call.admin, Some(timeout))?, Duration::from_secs(self.every))
+        screen::watch(call.admin_within(Some(timeout))?, Duration::from_secs(self.every))
     }
 }
 
