@@ -11,6 +11,7 @@ mod operate;
 mod store;
 mod top;
 mod volume;
+mod warm;
 
 use std::ops::RangeInclusive;
 use std::path::Path;
@@ -98,6 +99,14 @@ pub(crate) enum Command {
     Journal(journal::Journal),
     /// Test the backend against the storage contract.
     Conformance(store::Conformance),
+    /// Load objects into a server's cache: cachectl -b synapse:HOST:PORT -n vm warm images/, or warm
+    /// --volume disk.
+    ///
+    /// The objects are read through the cache with low priority, so the data cross the network to
+    /// this host; run the command on the server's host if that matters. Ctrl-C ends it at any time;
+    /// what was loaded stays. If something cannot be read, the exit code is that of the first
+    /// failure.
+    Warm(warm::Warm),
     /// Show the metrics of the backend and of its layers.
     Stats {
         /// Show only metrics whose name contains this text.
@@ -237,6 +246,7 @@ impl Command {
             }
             Self::Sweep(sweep) => call.changes(|context| sweep.run(context)),
             Self::Conformance(conformance) => call.changes(|context| conformance.run(context)),
+            Self::Warm(warm) => call.reads(|context| warm.run(context)),
             Self::Stats { filter } => call.reads(|context| object::stats(context, filter)),
             Self::Policy { write } => call.changes(|context| object::policy(context, *write)),
             Self::Lost => call.reads(object::lost),

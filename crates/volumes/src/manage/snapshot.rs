@@ -2,10 +2,10 @@
 
 use std::fmt;
 
-use blocker::{ReadRequest, Scope, Segments};
+use blocker::{ObjectId, ReadRequest, Scope, Segments};
 
 use crate::error::{Error, Result};
-use crate::format::entry::{Kind, VolumeId};
+use crate::format::entry::{Entry, Kind, VolumeId};
 use crate::format::map::Map;
 use crate::format::{Head, Origin};
 use crate::manage::Volumes;
@@ -43,6 +43,21 @@ impl Volumes {
         let snapshot = Snapshot { pool, volume, node: node.id, name, size_bytes, object_bytes, map };
         snapshot.confirm().await?;
         Ok(snapshot)
+    }
+
+    /// Returns the objects with the data of a volume's stored state or, with `snapshot`, of a
+    /// snapshot, in the order of their place in the volume. Objects that are shared with other volumes
+    /// are included.
+    ///
+    /// # Errors
+    /// See [`Volumes`]; `NoSuchVolume`, `NoSuchSnapshot`. Never `InUse`.
+    pub async fn objects(&self, name: &str, snapshot: Option<&str>) -> Result<Vec<ObjectId>> {
+        let map = match snapshot {
+            Some(snapshot) => self.open_snapshot(name, snapshot).await?.map,
+            None => self.live_map(&self.current_head(self.find(name).await?).await?).await?,
+        };
+        let object = |(index, at): (u32, Entry)| self.pool.object(at.volume(), Kind::Data(at.allocation(), index));
+        Ok(map.objects().map(object).collect())
     }
 
     /// Returns a volume's usage. If the volume is not open here, its stored state is used.

@@ -36,8 +36,8 @@ impl FromStr for SnapshotName {
 /// A volume, or a snapshot of it: `VOLUME` or `VOLUME@SNAPSHOT`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Source {
-    pub(super) volume: String,
-    pub(super) snapshot: Option<String>,
+    pub(crate) volume: String,
+    pub(crate) snapshot: Option<String>,
 }
 
 impl FromStr for Source {
@@ -81,7 +81,7 @@ fn part(text: &str, what: &str) -> Result<String, String> {
 }
 
 /// Formats a number of bytes for people, in the largest unit that keeps it short.
-pub(super) fn shown_size(bytes: u64) -> String {
+pub(crate) fn shown_size(bytes: u64) -> String {
     let whole = Size(bytes).to_string();
     if bytes < 1024 || whole.len() <= 8 && whole.ends_with('B') {
         return if bytes < 1024 { format!("{bytes} bytes") } else { whole };
