@@ -115,14 +115,13 @@ impl Admin {
     /// # Errors
     /// The listener cannot be reached, or its response is not that of a probe.
     pub(crate) fn probe(&self, path: &str) -> Result<Vec<String>, Failure> {
-        let url = format!("{}{path}", self.base);
-        let failed = |status, text: String| Failure::admin(&url, status, text).leaves(self.asked());
-        let response = self.client.send(Request::get(&url), Default::default(), ANSWER_BYTES_MAX);
-        let (status, body) = whole(response).map_err(|error| failed(None, error))?;
+        let request = Request::get(format!("{}{path}", self.base));
+        let response = self.client.send(request, Default::default(), ANSWER_BYTES_MAX);
+        let (status, body) = whole(response).map_err(|error| self.failed(path, None, error))?;
         match status.as_u16() {
             200 => Ok(Vec::new()),
             503 => Ok(body.lines().map(line_of).collect()),
-            other => Err(failed(Some(other), reason_of(status, &body))),
+            other => Err(self.failed(path, Some(other), reason_of(status, &body))),
         }
     }
 
@@ -136,16 +135,38 @@ impl Admin {
         self.answer(path, request, body.to_string())
     }
 
+    /// Returns the response of `path` as text.
+    ///
+    /// # Errors
+    /// As for [`get`](Self::get).
+    pub(crate) fn text(&self, path: &str) -> Result<String, Failure> {
+        self.send(path, Request::get(format!("{}{path}", self.base)), String::new()).map(|(_, body)| body)
+    }
+
     fn answer(&self, path: &str, request: request::Builder, body: String) -> Result<Value, Failure> {
-        let failed = |status, text: String| {
-            Failure::admin(format_args!("{}{path}", self.base), status, text).leaves(self.asked())
-        };
+        let (status, body) = self.send(path, request, body)?;
+        serde_json::from_str(&body).map_err(|error| {
+            self.failed(path, Some(status.as_u16()), format!("the response is not JSON: {error}"))
+        })
+    }
+
+    fn failed(&self, path: &str, status: Option<u16>, text: String) -> Failure {
+        Failure::admin(format_args!("{}{path}", self.base), status, text).leaves(self.asked())
+    }
+
+    /// Returns the status and the body of a response that reports success.
+    fn send(
+        &self,
+        path: &str,
+        request: request::Builder,
+        body: String,
+    ) -> Result<(StatusCode, String), Failure> {
         let request = match &self.authorization {
             Some(authorization) => request.header("authorization", authorization),
             None => request,
         };
         let response = self.client.send(request, body.into(), ANSWER_BYTES_MAX);
-        let (status, body) = whole(response).map_err(|error| failed(None, error))?;
+        let (status, body) = whole(response).map_err(|error| self.failed(path, None, error))?;
         if !status.is_success() {
             // The response of some routes is only the reason, as JSON.
             let reason = serde_json::from_str::<Value>(&body).ok();
@@ -153,10 +174,9 @@ impl Admin {
                 let text = line_of(reason);
                 return Err(Failure::refused(&self.base, status.as_u16(), text).leaves(self.asked()));
             }
-            return Err(failed(Some(status.as_u16()), reason_of(status, &body)));
+            return Err(self.failed(path, Some(status.as_u16()), reason_of(status, &body)));
         }
-        serde_json::from_str(&body)
-            .map_err(|error| failed(Some(status.as_u16()), format!("the response is not JSON: {error}")))
+        Ok((status, body))
     }
 }
 
@@ -267,7 +287,10 @@ mod tests {
         let new = |ca_file: Option<&Path>| {
             let ca_file = ca_file.map(Path::to_path_buf);
             let (url, origin) = ("https://node1:9150".into(), Origin::Given("--admin"));
-            Admin::new(AdminServer { url, token_file: None, ca_file, origin }, None).err().map(|failure| failure.to_string()).unwrap_or_default()
+            Admin::new(AdminServer { url, token_file: None, ca_file, origin }, None)
+                .err()
+                .map(|failure| failure.to_string())
+                .unwrap_or_default()
         };
         assert!(new(None).contains("--admin-ca-file"));
         let file = tempfile::NamedTempFile::new().expect("a file");

@@ -53,16 +53,17 @@ struct Arguments {
     #[arg(short, long, default_value = "default")]
     namespace: String,
 
-    /// The maximum duration of a request, including the transfer: seconds, or with a unit, as in 5min;
-    /// 0 for no limit.
+    /// The maximum duration of a request, including the transfer: seconds, or with a unit, as in
+    /// 5min; 0 for no limit.
     #[arg(long, value_name = "DURATION", default_value_t = 60, value_parser = command::seconds)]
     timeout: u64,
 
     #[command(flatten)]
     admin: admin::AdminArguments,
 
-    /// The context, a server that has a name (see cachectl contexts). It names the server of commands
-    /// for which neither --admin nor --backend does; cachectl use --help states the whole rule.
+    /// The context, a server that has a name (see cachectl contexts). It names the server of
+    /// commands for which neither --admin nor --backend does; cachectl use --help states the whole
+    /// rule.
     #[arg(long, value_name = "NAME", env = "CACHECTL_CONTEXT", global = true)]
     context: Option<String>,
 

@@ -1,4 +1,5 @@
-//! Which server a command asks, by one rule, and the file with the contexts: servers that have names.
+//! Which server a command asks, by one rule, and the file with the contexts: servers that have
+//! names.
 //!
 //! A command asks one admin listener, or one backend. The first of these names it:
 //!
@@ -8,8 +9,8 @@
 //! 4. the default: the admin listener on this host. There is no default backend.
 //!
 //! A chosen context alone decides: if it does not name what the command needs, the command fails
-//! instead of asking another server. Token, authorities and secret belong to the address: those of a
-//! context are used only with its address, and those of the environment only with any other one.
+//! instead of asking another server. Token, authorities and secret belong to the address: those of
+//! a context are used only with its address, and those of the environment only with any other one.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -104,8 +105,8 @@ fn choose<T>(
     })
 }
 
-/// Returns the file that belongs to a server: the option's, then that of the server's own context or,
-/// if no context names the server, of the environment.
+/// Returns the file that belongs to a server: the option's, then that of the server's own context
+/// or, if no context names the server, of the environment.
 fn file_of(given: Option<Given<&Path>>, context: Option<&Option<PathBuf>>) -> Option<PathBuf> {
     let given = given.filter(|given| context.is_none() || !given.is_environment);
     given.map(|given| given.value.to_owned()).or_else(|| context.cloned().flatten())
@@ -154,8 +155,8 @@ impl Servers<'_> {
     }
 
     /// Returns whether a command that either side can answer asks the backend, over synapse: if the
-    /// command line names a server as backend, and no admin listener; or if the chosen context names
-    /// only such a backend.
+    /// command line names a server as backend, and no admin listener; or if the chosen context
+    /// names only such a backend.
     pub(crate) fn prefer_synapse(&self) -> Result<bool, Failure> {
         if self.backend.is_some_and(|given| !given.is_environment && given.value.is_server()) {
             return Ok(self.admin.is_none_or(|given| given.is_environment));
@@ -164,7 +165,9 @@ impl Servers<'_> {
         let (_, origin) = choose(self.admin, names, self.context, || Ok(Contexts::read()?.in_use))?;
         let context = self.context_of(&origin)?;
         let is_server = |text: &String| text.starts_with("synapse:");
-        Ok(context.is_some_and(|context| context.admin.is_none() && context.backend.is_some_and(|text| is_server(&text))))
+        Ok(context.is_some_and(|context| {
+            context.admin.is_none() && context.backend.is_some_and(|text| is_server(&text))
+        }))
     }
 
     fn context_of(&self, origin: &Origin) -> Result<Option<Context>, Failure> {
@@ -214,7 +217,9 @@ impl Contexts {
     /// The user has no directory for configurations.
     pub(crate) fn path() -> Result<PathBuf, Failure> {
         Self::path_if_any().ok_or_else(|| {
-            Failure::usage("contexts are kept in $XDG_CONFIG_HOME/cachectl or $HOME/.config/cachectl: set one of these")
+            Failure::usage(
+                "contexts are kept in $XDG_CONFIG_HOME/cachectl or $HOME/.config/cachectl: set one of these",
+            )
         })
     }
 
@@ -238,7 +243,9 @@ impl Contexts {
         let mode = file.metadata.permissions().mode() & 0o777;
         if mode & 0o022 != 0 {
             let path = path.display();
-            return Err(failed(format!("others may change it (mode {mode:03o}); chmod 600 {path} prevents that")));
+            return Err(failed(format!(
+                "others may change it (mode {mode:03o}); chmod 600 {path} prevents that"
+            )));
         }
         let text = NamedFile::text(file).map_err(|error| failed(error.into()))?;
         parse_config(&path, &text).map_err(|error| Failure::usage(error.to_string()))
@@ -310,7 +317,8 @@ mod tests {
     #[test]
     fn a_secret_goes_to_its_own_server_only() {
         let path = |name: &str| Some(PathBuf::from(name));
-        let given = |name: &'static str, is_environment| Some(Given { value: Path::new(name), is_environment });
+        let given =
+            |name: &'static str, is_environment| Some(Given { value: Path::new(name), is_environment });
         for (option, context, right) in [
             (given("o", false), Some(path("c")), path("o")),
             (given("e", true), Some(path("c")), path("c")),

@@ -189,7 +189,11 @@ pub fn parse_config<T: DeserializeOwned>(path: &Path, text: &str) -> Result<T, C
     serde_path_to_error::deserialize(values).map_err(|error| {
         let path: Vec<Step<'_>> = error.path().iter().map_while(Step::of).collect();
         let key = error.path().to_string();
-        at(span(&path), if key == "." { String::new() } else { key }, &with_suggestion(&error.inner().to_string()))
+        at(
+            span(&path),
+            if key == "." { String::new() } else { key },
+            &with_suggestion(&error.inner().to_string()),
+        )
     })
 }
 
@@ -233,7 +237,9 @@ fn convert_durations<'a>(value: &'a mut Value, path: &mut Vec<Step<'a>>) -> Resu
             for (key, value) in table {
                 path.push(Step::Key(key));
                 match (TimeUnit::of_key(key), &*value) {
-                    (Some(unit), Value::String(text)) if text.starts_with(|first: char| first.is_ascii_digit()) => {
+                    (Some(unit), Value::String(text))
+                        if text.starts_with(|first: char| first.is_ascii_digit()) =>
+                    {
                         *value = unit.parse(text)?.into();
                     }
                     _ => convert_durations(value, path)?,
@@ -280,9 +286,7 @@ mod tests {
 
     #[test]
     fn durations_with_units_are_numbers_of_the_keys_units() {
-        let parse = |text: &str| {
-            parse_config::<Value>("f".as_ref(), text).map_err(|error| error.to_string())
-        };
+        let parse = |text: &str| parse_config::<Value>("f".as_ref(), text).map_err(|error| error.to_string());
         let text = "stall_secs = \"2 min\"\nfresh_secs = \"immutable\"\nname = \"5 min\"\nidle_ms = 7\n\
                     [backend.librados]\nrados_osd_op_timeout_secs = \"5\"\n[[all]]\ndirty_age_ms_max = \"1 s\"\n";
         let right = serde_json::json!({

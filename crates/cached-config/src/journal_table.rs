@@ -13,9 +13,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::config_file::{ConfigError, invalid, require, within};
 use crate::config_keys;
-use crate::quantity::Size;
 use crate::lifecycle::{StartError, Waiting};
 use crate::objects::ObjectsTable;
+use crate::quantity::Size;
 
 config_keys! {
     /// The table `[objects.journal]`.

@@ -54,7 +54,8 @@ mod tests {
 
     #[test]
     fn the_nearest_name_is_found() {
-        let known = ["threads", "memory_bytes_max", "memory_file", "idle_timeout_secs", "item_bytes_max", "cas"];
+        let known =
+            ["threads", "memory_bytes_max", "memory_file", "idle_timeout_secs", "item_bytes_max", "cas"];
         for (given, right) in [
             ("threadz", Some("threads")),
             ("thraeds", Some("threads")),
@@ -68,7 +69,10 @@ mod tests {
         ] {
             assert_eq!(nearest(given, known), right, "{given}");
         }
-        assert_eq!(nearest("memcached.threadz", ["memcached.threads", "nbd.threads"]), Some("memcached.threads"));
+        assert_eq!(
+            nearest("memcached.threadz", ["memcached.threads", "nbd.threads"]),
+            Some("memcached.threads")
+        );
         assert_eq!(nearest(&"a".repeat(1 << 20), ["a"]), None);
         assert_eq!(nearest("a", []), None);
     }

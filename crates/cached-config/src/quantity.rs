@@ -33,7 +33,8 @@ const SIZE_UNITS: [(&str, u64); 12] = [
 /// The units with which sizes are printed: those above a byte.
 const PRINTED_UNITS: usize = 5;
 
-const SIZE_EXPECTED: &str = "a size: a whole number of bytes, or of B, KiB, MiB, GiB, TiB or PiB, as in \"256 MiB\"";
+const SIZE_EXPECTED: &str =
+    "a size: a whole number of bytes, or of B, KiB, MiB, GiB, TiB or PiB, as in \"256 MiB\"";
 
 /// The units of a duration in microseconds.
 const TIME_UNITS: [(&str, u64); 6] =
@@ -207,18 +208,8 @@ mod tests {
         assert_eq!(parsed("0 KiB"), Some(0));
         assert_eq!(parsed("12"), Some(12));
         assert_eq!(parsed("20G"), parsed("20 GiB"));
-        let wrong = [
-            "1m",
-            "1 MB",
-            "1.5 GiB",
-            "-1 KiB",
-            "KiB",
-            "",
-            "1 KiB x",
-            "1 kib",
-            "16777216 TiB",
-            " 1 KiB",
-        ];
+        let wrong =
+            ["1m", "1 MB", "1.5 GiB", "-1 KiB", "KiB", "", "1 KiB x", "1 kib", "16777216 TiB", " 1 KiB"];
         for text in wrong {
             assert_eq!(parsed(text), None, "{text}");
         }

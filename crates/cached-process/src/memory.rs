@@ -1,6 +1,8 @@
 //! Memory: compares the machine's memory with a program's maximum, and configures the allocator to
 //! return freed memory to the system.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 #[cfg(target_env = "gnu")]
 use libc::{M_ARENA_MAX, M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, c_int};
 
@@ -11,8 +13,19 @@ fn machine_bytes() -> u64 {
     of(libc::_SC_PHYS_PAGES).saturating_mul(of(libc::_SC_PAGESIZE))
 }
 
-/// Logs a warning if a program that uses up to `bytes` could exceed this machine's memory.
-pub fn warn_beyond_machine(bytes: u64) {
+/// The sum of all limits of this process's memory, in bytes.
+static BYTES_MAX: AtomicU64 = AtomicU64::new(0);
+
+/// Returns the sum of all limits of this process's memory, in bytes; 0 until the start has it.
+#[must_use]
+pub fn bytes_max() -> u64 {
+    BYTES_MAX.load(Ordering::Relaxed)
+}
+
+/// Records the sum of all limits of this process's memory, and logs a warning if that exceeds the
+/// machine's memory.
+pub fn set_bytes_max(bytes: u64) {
+    BYTES_MAX.store(bytes, Ordering::Relaxed);
     let machine = machine_bytes();
     if machine > 0 && bytes > machine {
         tracing::warn!(

@@ -468,7 +468,7 @@ fn announce(
         }
     }
     let _ = writeln!(text, "memory: {limits}");
-    memory::warn_beyond_machine(limits.sum() as u64);
+    memory::set_bytes_max(limits.sum() as u64);
     // Fails if standard output is closed, which is no reason to stop.
     let _ = std::io::stdout().write_all(text.as_bytes());
     all

@@ -24,7 +24,7 @@ mod tests;
 #[cfg(feature = "tokio")]
 mod tokio_listener;
 
-pub use server::ServerTls;
+pub use server::{ServerTls, expiry_of};
 pub use settings::{ClientCertificates, KeyFormat, MinVersion, TlsError, TlsFile, TlsSettings, suite_names};
 #[cfg(feature = "tokio")]
 pub use tokio_listener::{BUSY, TlsStream, accept, renew};

@@ -1,6 +1,8 @@
 //! TLS on the server's side: the configurations for new connections, and their replacement.
 
-use crate::settings::{ClientCertificates, Material, MinVersion, TlsError, TlsFile, TlsSettings, stamps};
+use crate::settings::{
+    ClientCertificates, Material, MinVersion, TlsError, TlsFile, TlsSettings, certificates_of, stamps,
+};
 use named_file::{FileError, Stamp};
 use parking_lot::{Mutex, MutexGuard, RwLock};
 use rustls::client::danger::HandshakeSignatureValid;
@@ -16,6 +18,7 @@ use rustls::{
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::fmt;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -299,6 +302,15 @@ impl ClientCertVerifier for NoAuthorities {
 
 /// A time by which every certificate has expired, since dates have four digits for the year.
 const AFTER_ALL_SECS: u64 = 1 << 40;
+
+/// Returns the earliest expiry of the certificates in a PEM file, in seconds since 1970; `None` if
+/// no date can be read.
+///
+/// # Errors
+/// The file cannot be read, or contains no certificate.
+pub fn expiry_of(path: &Path) -> Result<Option<u64>, FileError> {
+    Ok(expiry(&certificates_of(path)?, &crate::provider()))
+}
 
 /// Returns the earliest expiry of these certificates, in seconds since 1970; `None` if no date can
 /// be read.

@@ -178,5 +178,6 @@ fn the_first_end_in_the_chain_is_known() {
         earliest = earliest.min(end);
         let tls = ServerTls::load(settings(dir.path()), &[]).expect("certificates");
         assert_eq!(tls.expiry(), Some(earliest), "with {year}");
+        assert_eq!(crate::expiry_of(&dir.path().join("chain.pem")), Ok(Some(earliest)), "with {year}");
     }
 }

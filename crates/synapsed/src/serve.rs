@@ -369,7 +369,7 @@ fn announce(
     for url in admin.map(AdminServer::urls).unwrap_or_default() {
         let _ = writeln!(out, "synapsed: admin on {url}");
     }
-    memory::warn_beyond_machine(memory_bytes_max);
+    memory::set_bytes_max(memory_bytes_max);
     let mib = memory_bytes_max >> 20;
     tracing::info!(
         backend = %config.backend,

@@ -106,9 +106,12 @@ impl Add {
         if admin.is_none() && backend.is_none() {
             return Err(Failure::usage("a context names a server: give --admin, --backend or both"));
         }
-        let is_relative = |table: &BackendTable| matches!(table, BackendTable::File(file) if file.path.is_relative());
+        let is_relative =
+            |table: &BackendTable| matches!(table, BackendTable::File(file) if file.path.is_relative());
         if backend.as_ref().is_some_and(|spec| is_relative(spec.table())) {
-            return Err(Failure::usage("--backend: a context needs an absolute path, as in file:/var/lib/cached"));
+            return Err(Failure::usage(
+                "--backend: a context needs an absolute path, as in file:/var/lib/cached",
+            ));
         }
         let context = Context {
             admin,

@@ -2,6 +2,7 @@
 //! or a journal. The output and the opening of backends are elsewhere.
 
 mod contexts;
+mod doctor;
 mod insight;
 mod journal;
 mod journal_export;
@@ -99,8 +100,8 @@ pub(crate) enum Command {
     Journal(journal::Journal),
     /// Test the backend against the storage contract.
     Conformance(store::Conformance),
-    /// Load objects into a server's cache: cachectl -b synapse:HOST:PORT -n vm warm images/, or warm
-    /// --volume disk.
+    /// Load objects into a server's cache: cachectl -b synapse:HOST:PORT -n vm warm images/, or
+    /// cachectl -b synapse:HOST:PORT warm --volume disk.
     ///
     /// The objects are read through the cache with low priority, so the data cross the network to
     /// this host; run the command on the server's host if that matters. Ctrl-C ends it at any time;
@@ -210,6 +211,13 @@ pub(crate) enum Command {
     Misses,
     /// Show the last slow requests of a running cached or synapsed (--admin).
     Slow,
+    /// Check a running cached or synapsed and its host (--admin): clocks, limits, kernel settings,
+    /// disks, versions, certificates; and pack a support bundle.
+    ///
+    /// Each check prints ok, warning or problem, and what to do. The exit code is 1 if there is a
+    /// problem. Checks of the host need to run on the server's host, as root or as the server's
+    /// user.
+    Doctor(doctor::Doctor),
     /// List, add or remove contexts: servers that have names, for --context and `cachectl use`.
     ///
     /// They are kept in $XDG_CONFIG_HOME/cachectl/contexts.toml, or $HOME/.config/cachectl.
@@ -265,6 +273,7 @@ impl Command {
             Self::Hot { count } => insight::hot(call, *count),
             Self::Misses => insight::misses(call),
             Self::Slow => insight::slow(call),
+            Self::Doctor(doctor) => doctor.run(call),
             Self::Contexts { command } => command.as_ref().unwrap_or(&ContextCommand::List).run(call),
             Self::Use(chosen) => chosen.run(call),
         })

@@ -76,12 +76,15 @@ pub(crate) struct Set {
 /// Parses a setting of the form `KEY=VALUE`.
 fn setting(text: &str) -> Result<(NamespaceKey, Option<u64>), String> {
     let (key, value) = text.split_once('=').ok_or("expected KEY=VALUE or KEY=none")?;
-    let unknown = |error: blocker::Error| error.to_string() + &suggestion(key, NamespaceKey::ALL.map(NamespaceKey::name));
+    let unknown = |error: blocker::Error| {
+        error.to_string() + &suggestion(key, NamespaceKey::ALL.map(NamespaceKey::name))
+    };
     let key: NamespaceKey = key.parse().map_err(unknown)?;
     if value == "none" {
         return Ok((key, None));
     }
-    let value = parse_number(key.name(), value).map_err(|why| format!("{key}: {why}; none removes the setting"))?;
+    let value =
+        parse_number(key.name(), value).map_err(|why| format!("{key}: {why}; none removes the setting"))?;
     Ok((key, Some(value)))
 }
 

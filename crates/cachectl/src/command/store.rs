@@ -115,9 +115,9 @@ pub(crate) struct Sweep {
     /// Count the leftovers without removing them.
     #[arg(long)]
     dry_run: bool,
-    /// The minimum age of a leftover to be removed, by the server's clock, in seconds or with a unit, as
-    /// in 2h: at least 15min, unless --alone is given. All programs that use the bucket should have the
-    /// same age.
+    /// The minimum age of a leftover to be removed, by the server's clock, in seconds or with a
+    /// unit, as in 2h: at least 15min, unless --alone is given. All programs that use the bucket
+    /// should have the same age.
     #[arg(long, value_name = "DURATION", default_value_t = 3600, value_parser = seconds)]
     age: u64,
     /// Allow any --age, because no other program uses the bucket and prefix.

@@ -57,7 +57,8 @@ impl Warm {
             block_on(context.opened.backend.control().namespace_state(namespace.clone()))
         };
         if let Err(Error::Unsupported(_)) = state(context.namespace) {
-            let text = "the backend has no cache; name a server that has one, for example -b synapse:HOST:PORT";
+            let text =
+                "the backend has no cache; name a server that has one, for example -b synapse:HOST:PORT";
             return Err(Failure::usage(text));
         }
         let interrupt = Interrupt::watch()?;
@@ -91,7 +92,8 @@ impl Warm {
         let mut queue = Queue::empty(&**backend);
         match &self.volume {
             Some(Source { volume, snapshot }) => {
-                let volumes = Volumes::new(Arc::clone(backend), Options::new(&self.volume_prefix)).about("")?;
+                let volumes =
+                    Volumes::new(Arc::clone(backend), Options::new(&self.volume_prefix)).about("")?;
                 let objects = block_on(volumes.objects(volume, snapshot.as_deref())).about(volume)?;
                 queue.total = Some(objects.len());
                 objects.into_iter().for_each(|object| queue.add(object));
@@ -120,7 +122,9 @@ impl Warm {
         let mut has_more = true;
         loop {
             // The time for which reads must wait to keep the rate.
-            let due = self.rate.map_or(Duration::ZERO, |rate| Duration::from_secs_f64(done.bytes as f64 / rate as f64));
+            let due = self
+                .rate
+                .map_or(Duration::ZERO, |rate| Duration::from_secs_f64(done.bytes as f64 / rate as f64));
             let wait = due.saturating_sub(began.elapsed());
             while has_more && wait.is_zero() && in_flight.len() < self.concurrency as usize {
                 match queue.next(step)? {
@@ -164,7 +168,8 @@ async fn read(
 ) -> (ObjectId, u64, Result<ReadReply>) {
     // Not sequential: the cache would read ahead what is read here anyway, and long sequential
     // reads may bypass it.
-    let request = ReadRequest::new(object.clone(), offset, length).hints(Hints::RANDOM).priority(Priority::Low);
+    let request =
+        ReadRequest::new(object.clone(), offset, length).hints(Hints::RANDOM).priority(Priority::Low);
     (object, offset, backend.read(request).await)
 }
 

@@ -43,6 +43,8 @@ pub struct Document {
     pub health: HealthPart,
     /// The system's counts for the process.
     pub process: Process,
+    /// The sum of all limits of the process's memory, which the start prints; 0 before that.
+    pub memory_bytes_max: u64,
     /// The memory of each owner.
     pub memory: Vec<Memory>,
     /// The memory that moves between items and objects, if they share memory.

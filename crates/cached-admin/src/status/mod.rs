@@ -103,6 +103,7 @@ impl Status {
                 reasons,
             },
             process: Process::read(),
+            memory_bytes_max: cached_process::memory::bytes_max(),
             history: History::new(),
             ..Document::default()
         };

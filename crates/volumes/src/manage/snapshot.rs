@@ -46,8 +46,8 @@ impl Volumes {
     }
 
     /// Returns the objects with the data of a volume's stored state or, with `snapshot`, of a
-    /// snapshot, in the order of their place in the volume. Objects that are shared with other volumes
-    /// are included.
+    /// snapshot, in the order of their place in the volume. Objects that are shared with other
+    /// volumes are included.
     ///
     /// # Errors
     /// See [`Volumes`]; `NoSuchVolume`, `NoSuchSnapshot`. Never `InUse`.
@@ -56,7 +56,8 @@ impl Volumes {
             Some(snapshot) => self.open_snapshot(name, snapshot).await?.map,
             None => self.live_map(&self.current_head(self.find(name).await?).await?).await?,
         };
-        let object = |(index, at): (u32, Entry)| self.pool.object(at.volume(), Kind::Data(at.allocation(), index));
+        let object =
+            |(index, at): (u32, Entry)| self.pool.object(at.volume(), Kind::Data(at.allocation(), index));
         Ok(map.objects().map(object).collect())
     }
 

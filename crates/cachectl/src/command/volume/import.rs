@@ -21,9 +21,7 @@ use volumes::{Error, Volume, Volumes};
 
 use crate::command::object::named;
 use crate::command::size;
-use crate::command::volume::name::{
-    Setting, StoreArguments, TakeOver, ended, made, removed, shown_size,
-};
+use crate::command::volume::name::{Setting, StoreArguments, TakeOver, ended, made, removed, shown_size};
 use crate::command::volume::{Context, Name};
 use crate::output::{About, Failure, Interrupt, Progress};
 

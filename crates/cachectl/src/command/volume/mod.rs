@@ -11,8 +11,8 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use clap::{Args, Subcommand};
 use manage::Server;
-pub(crate) use name::{Source, shown_size};
 use name::{Setting, SnapshotName, snapshot_name, volume_name};
+pub(crate) use name::{Source, shown_size};
 use serde_json::{Value, json};
 
 use super::{Call, Context, size};

@@ -113,8 +113,9 @@ impl FromStr for Setting {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let (key, value) = text.split_once('=').ok_or("expected KEY=VALUE")?;
-        let unknown =
-            || format!("{key:?} is not a setting{}; expected one of {}", suggestion(key, KEYS), KEYS.join(", "));
+        let unknown = || {
+            format!("{key:?} is not a setting{}; expected one of {}", suggestion(key, KEYS), KEYS.join(", "))
+        };
         let key = *KEYS.iter().find(|known| **known == key).ok_or_else(unknown)?;
         let wrong = |right: &str| format!("{key} must be {right}, not {value:?}");
         let value = match (key, value) {

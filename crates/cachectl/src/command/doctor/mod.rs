@@ -1,0 +1,231 @@
+//! `doctor`: checks a server and its host, and packs what a support request needs.
+//!
+//! | module | content |
+//! |---|---|
+//! | `settings` | the configuration of the running server, or of a file |
+//! | `host` | clocks, limits, memory, the kernel's settings, certificates, files of secrets |
+//! | `disks` | the directories of the store and the journal, and their file systems |
+//! | `bundle` | the archive, without secrets |
+//!
+//! Each check is a function of facts that were gathered before it, and yields one line with what to
+//! do. A check of the host is made only if the server runs on it.
+
+mod bundle;
+mod disks;
+mod host;
+mod settings;
+
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use clap::Args;
+use serde_json::{Value, json};
+
+use crate::admin::{line_of, list};
+use crate::command::Call;
+use crate::output::Failure;
+use host::Process;
+use settings::Settings;
+
+#[derive(Args)]
+pub(crate) struct Doctor {
+    /// Check what this configuration file names, for example before the first start; otherwise the
+    /// configuration of the running server is used.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Also write a support bundle: the checks, the configuration without secrets, status and
+    /// metrics. An existing file is not replaced.
+    #[arg(long, value_name = "FILE.tar.gz")]
+    bundle: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Level {
+    Ok,
+    Warning,
+    Problem,
+}
+
+/// The result of a check, in one line.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Check {
+    name: &'static str,
+    level: Level,
+    line: String,
+}
+
+impl Check {
+    fn new(level: Level, name: &'static str, line: impl Into<String>) -> Self {
+        Self { name, level, line: line.into() }
+    }
+
+    fn ok(name: &'static str, line: impl Into<String>) -> Self {
+        Self::new(Level::Ok, name, line)
+    }
+
+    fn warning(name: &'static str, line: impl Into<String>) -> Self {
+        Self::new(Level::Warning, name, line)
+    }
+
+    fn problem(name: &'static str, line: impl Into<String>) -> Self {
+        Self::new(Level::Problem, name, line)
+    }
+
+    fn level(&self) -> &'static str {
+        match self.level {
+            Level::Ok => "ok",
+            Level::Warning => "warning",
+            Level::Problem => "problem",
+        }
+    }
+
+    fn text(&self) -> String {
+        format!("{:<8} {:<13} {}", self.level(), self.name, self.line)
+    }
+
+    fn value(&self) -> Value {
+        json!({ "check": self.name, "result": self.level(), "line": self.line })
+    }
+}
+
+/// The responses of a running server.
+struct Server {
+    status: Value,
+    config: Value,
+    metrics: String,
+    /// The client's clock when the server wrote its status, in milliseconds of Unix time, and the
+    /// error of this time.
+    asked_unix_ms: u64,
+    error_ms: u64,
+}
+
+impl Server {
+    fn ask(call: &Call<'_>) -> Result<Self, Failure> {
+        let admin = call.admin()?;
+        // The connection is made before the clocks are compared.
+        let config = admin.get("/config.json")?;
+        let before = unix_ms();
+        let status = admin.get("/status.json")?;
+        let error_ms = unix_ms().saturating_sub(before) / 2;
+        Ok(Self {
+            status,
+            config,
+            metrics: admin.text("/metrics")?,
+            asked_unix_ms: before + error_ms,
+            error_ms,
+        })
+    }
+
+    fn is_local(&self) -> bool {
+        self.status["host"].as_str() == rustix::system::uname().nodename().to_str().ok()
+    }
+}
+
+fn unix_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+impl Doctor {
+    pub(crate) fn run(&self, call: &Call<'_>) -> Result<(), Failure> {
+        let mut checks = Vec::new();
+        let server = match Server::ask(call) {
+            Ok(server) => {
+                checks.extend(of_server(&server.status));
+                checks.push(host::clock(&server));
+                Some(server)
+            }
+            // Before the first start there is nothing to ask.
+            Err(failure) if self.config.is_some() => {
+                checks.push(Check::warning("server", format!("not asked: {failure}")));
+                None
+            }
+            Err(failure) => {
+                checks.push(Check::problem("server", failure.to_string()));
+                None
+            }
+        };
+        let settings = match (&self.config, &server) {
+            (Some(path), _) => Some(Settings::of_file(path)?),
+            (None, Some(server)) => Some(Settings::of_server(&server.config)),
+            (None, None) => None,
+        };
+        let is_here = server.as_ref().is_none_or(Server::is_local);
+        if is_here {
+            let pid = server.as_ref().and_then(|server| server.status["pid"].as_u64());
+            let process = pid.and_then(Process::read);
+            checks.push(host::synchronised());
+            if let Some(settings) = &settings {
+                checks.extend(host::limits(
+                    settings,
+                    server.as_ref().map(|server| &server.status),
+                    process.as_ref(),
+                ));
+                checks.extend(host::kernel(settings, process.as_ref()));
+                checks.extend(disks::all(settings, process.as_ref()));
+                checks.extend(host::certificates(settings, unix_ms() / 1000));
+                checks.extend(host::secrets(settings));
+            }
+        } else if let Some(server) = &server {
+            let line = format!(
+                "not checked: the server runs on {}; run cachectl doctor there too",
+                line_of(server.status["host"].as_str().unwrap_or("another host"))
+            );
+            checks.push(Check::warning("host", line));
+        }
+        for check in &checks {
+            call.output.write(check.text(), &check.value())?;
+        }
+        if let Some(path) = &self.bundle {
+            bundle::write(path, &checks, settings.as_ref(), server.as_ref())?;
+            let text = format!("the support bundle is {}", path.display());
+            call.output.write(text, &json!({ "bundle": path.to_string_lossy() }))?;
+        }
+        match checks.iter().filter(|check| check.level == Level::Problem).count() as u64 {
+            0 => Ok(()),
+            count => Err(Failure::problems(count, false)),
+        }
+    }
+}
+
+/// Checks what the server states about itself, and its version.
+fn of_server(status: &Value) -> Vec<Check> {
+    let text = |value: &Value| line_of(value.as_str().unwrap_or("unknown"));
+    let (program, version, state) =
+        (text(&status["program"]), text(&status["version"]), text(&status["state"]));
+    let mut checks = vec![match status["health"]["ready"] == true {
+        true => Check::ok("server", format!("{program} is {state}")),
+        false => {
+            let reasons: Vec<String> = list(&status["health"], "reasons").iter().map(text).collect();
+            Check::problem("server", format!("{program} is not ready: {}", reasons.join("; ")))
+        }
+    }];
+    let own = env!("CARGO_PKG_VERSION");
+    checks.push(match version == own {
+        true => Check::ok("versions", format!("cachectl and {program} are {own}")),
+        false => Check::warning(
+            "versions",
+            format!("cachectl is {own}, {program} is {version}: upgrade the older one"),
+        ),
+    });
+    checks
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_that_is_not_ready_and_another_version_are_named() {
+        let own = env!("CARGO_PKG_VERSION");
+        let status = |ready: bool, version: &str| {
+            json!({ "program": "cached", "version": version, "state": "serving",
+                "health": { "ready": ready, "reasons": ["the store is away"] } })
+        };
+        let levels = |status: &Value| of_server(status).iter().map(|check| check.level).collect::<Vec<_>>();
+        assert_eq!(levels(&status(true, own)), [Level::Ok, Level::Ok]);
+        assert_eq!(levels(&status(false, "0.0.1")), [Level::Problem, Level::Warning]);
+        let shown = of_server(&status(false, own))[0].text();
+        assert_eq!(shown, "problem  server        cached is not ready: the store is away");
+    }
+}
