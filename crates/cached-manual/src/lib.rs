@@ -1,13 +1,17 @@
-//! Generates a program's manual pages and shell completions from its [`clap::Command`].
+//! Generates a program's manual pages and shell completions from its [`clap::Command`], and the page
+//! of its configuration file from the comments of the shipped file.
 //!
-//! A program calls [`written_on_request`] first. With the arguments `--generate-manual DIR`, and
-//! with no others, it writes its pages and completions and exits. The option is not shown in any
+//! A program calls [`written_on_request`] first. With the arguments `--generate-manual DIR [FILE]`,
+//! and with no others, it writes its pages and completions and exits. The option is not shown in any
 //! help, because packages are its only users:
 //!
 //! ```text
 //! DIR/man/NAME.1, DIR/man/NAME-SUBCOMMAND.1   manual pages
+//! DIR/man/FILE.5                              the page of a configuration file
 //! DIR/bash/NAME, DIR/zsh/_NAME, DIR/fish/NAME.fish
 //! ```
+
+mod configuration;
 
 use clap::Command;
 use clap_complete::Shell;
@@ -23,22 +27,41 @@ pub const OPTION: &str = "--generate-manual";
 /// `EX_IOERR`: a file could not be written.
 const NOT_WRITTEN: u8 = 74;
 
-/// If the arguments of this process are [`OPTION`] and a directory, writes pages and completions
-/// and returns the exit status. Returns `None` if the program has to run as usual.
+/// If the arguments of this process are [`OPTION`], a directory, and possibly a configuration file,
+/// writes pages and completions and returns the exit status. Returns `None` if the program has to
+/// run as usual.
 pub fn written_on_request(command: impl FnOnce() -> Command) -> Option<ExitCode> {
     let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
-    let [option, directory] = arguments.as_slice() else { return None };
-    if option != OPTION {
-        return None;
-    }
-    match write(command(), Path::new(directory)) {
+    let (directory, file) = match arguments.as_slice() {
+        [option, directory] if option == OPTION => (Path::new(directory), None),
+        [option, directory, file] if option == OPTION => (Path::new(directory), Some(Path::new(file))),
+        _ => return None,
+    };
+    // Before anything is written.
+    let text = file.map(|path| fs::read_to_string(path).map_err(|error| (path, error))).transpose();
+    let written = text.and_then(|text| {
+        let command = command();
+        let page = file.zip(text).map(|(path, text)| configuration_page(&command, path, &text));
+        let all = write(command, directory).and_then(|()| {
+            page.map_or(Ok(()), |(name, page)| fs::write(directory.join("man").join(name), page))
+        });
+        all.map_err(|error| (directory, error))
+    });
+    match written {
         Ok(()) => Some(ExitCode::SUCCESS),
-        Err(error) => {
+        Err((path, error)) => {
             // If nobody reads this, there is still the exit status.
-            let _ = writeln!(io::stderr(), "{OPTION} {}: {error}", Path::new(directory).display());
+            let _ = writeln!(io::stderr(), "{OPTION} {}: {error}", path.display());
             Some(ExitCode::from(NOT_WRITTEN))
         }
     }
+}
+
+/// Returns the name and the text of the page of a program's configuration file.
+fn configuration_page(command: &Command, path: &Path, text: &str) -> (String, String) {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let version = command.get_version().unwrap_or_default();
+    (format!("{name}.5"), configuration::page(command.get_name(), version, &name, text))
 }
 
 /// Writes the manual pages and completions of a program into subdirectories of a directory, which

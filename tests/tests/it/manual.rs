@@ -1,10 +1,11 @@
-//! Manual pages and shell completions, which each program writes with `--generate-manual DIR`: they
-//! contain exactly the flags of `--help`, and the shells accept them.
+//! Manual pages and shell completions, which each program writes with `--generate-manual DIR [FILE]`:
+//! they contain exactly the flags of `--help` and the keys of the shipped configuration file, and the
+//! shells accept them.
 
 use cached_tests::{outside, program};
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -17,12 +18,22 @@ fn output(command: &mut Command) -> String {
     String::from_utf8(output.stdout).expect("UTF-8")
 }
 
+/// The programs with a configuration file.
+const SERVERS: [&str; 2] = ["cached", "synapsed"];
+
+/// Returns the path of a server's shipped configuration file.
+fn shipped_file(server: &str) -> PathBuf {
+    program::repository().join(format!("deploy/{server}.toml"))
+}
+
 /// Returns a directory with the files of all programs.
 fn generated() -> tempfile::TempDir {
     let dir = tempfile::tempdir().expect("a temporary directory");
     for name in PROGRAMS {
         let mut command = Command::new(program::workspace_programs().join(name));
-        let text = output(command.arg("--generate-manual").arg(dir.path()));
+        command.arg("--generate-manual").arg(dir.path());
+        let file = SERVERS.contains(&name).then(|| shipped_file(name));
+        let text = output(command.args(file));
         assert_eq!(text, "");
     }
     dir
@@ -110,8 +121,43 @@ fn pages_and_completions_have_the_flags_of_the_help() {
         }
     }
     let written = fs::read_dir(dir.path().join("man")).expect("pages").count();
-    assert_eq!(written, pages, "each page belongs to a program or to a subcommand in its help");
+    assert_eq!(
+        written,
+        pages + SERVERS.len(),
+        "each page belongs to a program, a subcommand in its help, or a configuration file"
+    );
     assert!(pages > 10);
+}
+
+/// Returns what a manual page shows, without its markup.
+fn plain(page: &str) -> String {
+    let mut text = page.replace("\\fB", "").replace("\\fR", "").replace("\\&", "").replace("\\*(Aq", "'");
+    text = text.replace("\\-", "-").replace("\\\\", "\\");
+    text
+}
+
+#[test]
+fn the_page_of_a_configuration_file_has_its_keys_and_words() {
+    let dir = generated();
+    for server in SERVERS {
+        let page = fs::read_to_string(dir.path().join(format!("man/{server}.toml.5"))).expect("a page");
+        let page = plain(&page);
+        let lines: BTreeSet<&str> = page.lines().collect();
+        let text = fs::read_to_string(shipped_file(server)).expect("the file");
+        let mut keys = 0;
+        for line in text.lines().filter(|line| !line.is_empty() && !line.starts_with("# ---")) {
+            let table = line.trim_start_matches('#').starts_with('[');
+            let comment = line == "#" || line.starts_with("# ");
+            let wanted = match () {
+                () if table => format!(".SS {line}"),
+                () if comment => line[1..].trim_start().to_owned(),
+                () => line.to_owned(),
+            };
+            keys += usize::from(!table && !comment);
+            assert!(wanted.is_empty() || lines.contains(&wanted[..]), "{server}.toml.5 lacks {wanted:?}");
+        }
+        assert!(keys > 60, "{server}: {keys} keys");
+    }
 }
 
 #[test]
@@ -146,12 +192,16 @@ fn bash_completes_a_flag() {
 }
 
 #[test]
-fn another_argument_beside_the_directory_is_refused() {
+fn further_arguments_are_refused() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     for name in PROGRAMS {
         let mut command = Command::new(program::workspace_programs().join(name));
-        command.arg("--generate-manual").arg(dir.path()).arg("-t");
+        command.arg("--generate-manual").arg(dir.path()).arg("-t").arg("1");
         assert!(!outside::run(&mut command, DEADLINE).status.success(), "{name}");
+        // No such configuration file.
+        let mut command = Command::new(program::workspace_programs().join(name));
+        command.arg("--generate-manual").arg(dir.path()).arg("-t");
+        assert_eq!(outside::run(&mut command, DEADLINE).status.code(), Some(74), "{name}");
     }
     assert_eq!(fs::read_dir(dir.path()).expect("the directory").count(), 0);
 }
