@@ -149,6 +149,32 @@ mod tests {
         assert_eq!(found, Exit::ALL.map(row), "left: docs/configuration.md");
     }
 
+    /// The page about failures has a row for each status with which a start can end.
+    #[test]
+    fn the_page_about_failures_says_where_the_units_retry() {
+        let page = repository("docs/operations/mend.md");
+        let rows = page.lines().filter_map(|line| line.strip_prefix("| start ends with "));
+        let mut found = std::collections::BTreeSet::new();
+        for row in rows {
+            let (statuses, rest) = row.split_once('|').expect("a row has cells");
+            let retries = rest.contains("the units retry");
+            for status in statuses.split(|c: char| !c.is_ascii_digit()).filter_map(|word| word.parse().ok()) {
+                let exit = Exit::ALL.into_iter().find(|exit| exit.status() == status);
+                let exit = exit.unwrap_or_else(|| panic!("{status} is no exit status: {row}"));
+                assert_eq!(
+                    exit.may_pass(),
+                    retries,
+                    "left: the program, right: docs/operations/mend.md: {row}"
+                );
+                found.insert(status);
+            }
+        }
+        // The others end a running program.
+        let at_start = Exit::ALL.map(Exit::status).into_iter();
+        let at_start = at_start.filter(|status| ![70, 74].contains(status));
+        assert_eq!(found, at_start.collect(), "left: docs/operations/mend.md");
+    }
+
     #[test]
     fn the_units_start_the_programs_again_where_that_may_help() {
         let never: Vec<String> = Exit::ALL

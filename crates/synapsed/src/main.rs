@@ -42,7 +42,16 @@ fn main() -> ExitCode {
         return code;
     }
     memory::configure_allocator();
-    match run(&Arguments::parse()) {
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(text) => {
+            let exit = if text.use_stderr() { Exit::Usage.into() } else { ExitCode::SUCCESS };
+            // Fails if the stream is closed: then nobody reads it.
+            let _ = text.print();
+            return exit;
+        }
+    };
+    match run(&arguments) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             eprintln!("synapsed: {failure}");
